@@ -282,8 +282,8 @@ def table(name: str, count: int, seed: int) -> str:
         "",
     ]
     if told["deviations"]:
-        lines += ["Where it is not the draft's word:", ""]
-        lines += [f"- {d['section']} says {d['says']}. Here: {d['here']}." for d in told["deviations"]]
+        lines += ["Deviations from the draft:", ""]
+        lines += [f"- Draft, {d['section']}: {d['says']}. llmtap: {d['here']}." for d in told["deviations"]]
         lines.append("")
     return "\n".join(lines)
 

@@ -58,11 +58,11 @@ def _deviation(section: str, says: str, here: str) -> dict[str, str]:
 _DEVIATIONS: Final = (
     _deviation(
         "4.3.2.4", "output lognormal(4.0, 1.5) without bounds",
-        "at least 1 and at most 2,048 tokens, the cap of 4.3.2.2: it cuts 0.8 % of them",
+        "at least 1 and at most 2,048 tokens, the cap of 4.3.2.2, which limits 0.8 % of the lengths",
     ),
     _deviation(
-        "A.4.2", "nothing on whether the prefix is part of the input length",
-        "its tokens come on top of the message's",
+        "A.4.2", "does not define whether the prefix is part of the input length",
+        "the tokens of the prefix are added to those of the message",
     ),
 )  # fmt: skip
 _ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.4 and A.4"}
@@ -75,9 +75,9 @@ CODE_COMPLETION: Final = Composed(
             _deviation(
                 "A.4.1",
                 "The Stack (Python, JavaScript, TypeScript), function-level completions",
-                "without a file of it, lengths have the percentiles of the code part of Azure's LLM"
-                " inference trace 2023 (its first 6,000 rows; CC-BY-4.0, Patel et al., Splitwise, ISCA 2024),"
-                " and texts are generated functions in these languages; code-completion:FILE takes a file's",
+                "lengths have the percentiles of the code part of Azure's LLM inference trace 2023 (its first"
+                " 6,000 rows; CC-BY-4.0, Patel et al., Splitwise, ISCA 2024), and texts are generated"
+                " functions in these languages; code-completion:FILE uses the data set in FILE instead",
             ),
             *_DEVIATIONS,
         ],
@@ -95,7 +95,7 @@ def code_completion_of(path: Path, place: str) -> RecordedDataset:
             "deviations": [
                 _deviation(
                     "A.4.1", "function-level completions",
-                    "the output's length is 4.3.2.4's lognormal, and not that of the function's body",
+                    "the output length is the lognormal of 4.3.2.4, not the length of the function",
                 ),
                 *_DEVIATIONS,
             ],
@@ -107,8 +107,8 @@ _CHAT_SHARING: Final = Sharing(fraction=0.5, tokens=200)
 _CHAT_INPUT: Final = Percentiles(points=((50, 156), (95, 892), (99, 2_134)), max=8_192)
 _CHAT_OUTPUT: Final = Percentiles(points=((50, 234), (95, 789), (99, 1_567)), max=4_096)
 _SYSTEM_PROMPT: Final = _deviation(
-    "A.3.2, 4.3.2.3", "nothing on whether input tokens include the system prompt",
-    "they do not: more than half of the documented lengths are below its 200 tokens",
+    "A.3.2, 4.3.2.3", "does not define whether input tokens include the system prompt",
+    "they do not, because more than half of the documented lengths are below its 200 tokens",
 )  # fmt: skip
 _CHAT_ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.3 and A.3"}
 
@@ -119,14 +119,14 @@ CONVERSATION: Final = Composed(
         "deviations": [
             _deviation(
                 "A.3.1", "ShareGPT, vicuna_cleaned subset of 2023-04-12",
-                "without a file of it, lengths have the percentiles of A.3.2 and texts are words"
-                " without meaning; conversation:FILE takes a file's",
+                "lengths have the percentiles of A.3.2, and texts are random words;"
+                " conversation:FILE uses the data set in FILE instead",
             ),
             _deviation(
                 "A.3.2", "P50, P95 and P99",
-                "the quantile function passes through all three; between them, and beyond, the"
-                " length's logarithm is linear in the normal score: one lognormal through P50 and P95 misses"
-                " P99. At most 8,192 tokens of input and 4,096 of output",
+                "the quantile function has all three values. Between and beyond them, the logarithm of the"
+                " length is linear in the normal score, because one lognormal through P50 and P95 has another"
+                " P99. Limits: 8,192 input tokens and 4,096 output tokens",
             ),
             _SYSTEM_PROMPT,
         ],
@@ -148,8 +148,8 @@ def conversation_of(path: Path, place: str) -> RecordedDataset:
 TARGETS: Final = (8_192, 16_384, 32_768, 65_536, 131_072)
 _QUESTION: Final = _deviation(
     "A.5.1", "document of the target length minus 100 tokens, question of ~100 tokens",
-    "the question has 100 tokens with the blank line before it, by the project's tokenizer; by"
-    " another one the whole prompt has the target length, and the document what the question leaves",
+    "the question has 100 tokens in the default tokenizer, with the blank line before it. With another"
+    " tokenizer, the document has the tokens that the question leaves",
 )  # fmt: skip
 
 
@@ -165,7 +165,8 @@ LONG_CONTEXT: Final = _long_context(
         "deviations": [
             _deviation(
                 "4.3.2.5", "input Uniform(8192, 32768)",
-                "A.5.1's five target lengths, each as likely; long-context-uniform has the section's",
+                "the five target lengths of A.5.1 with equal probability; long-context-uniform has the"
+                " uniform distribution",
             ),
             _QUESTION,
         ],
@@ -178,7 +179,7 @@ LONG_CONTEXT_UNIFORM: Final = _long_context(
         "deviations": [
             _deviation(
                 "A.5.1", "uniform over five target lengths up to 131,072",
-                "4.3.2.5's Uniform(8192, 32768)",
+                "Uniform(8192, 32768) of 4.3.2.5",
             ),
             _QUESTION,
         ],
@@ -311,16 +312,16 @@ SKEWED: Final = SyntheticWorkload(
         "deviations": [
             _deviation(
                 "A.2", "no generation method",
-                "A.1.4's, with lognormvariate, rounded, for the two lengths",
+                "the method of A.1.4, with rounded values of lognormvariate for the two lengths",
             ),
             _deviation(
-                "4.3.2.2", "caps, and no floors",
-                "A.2's floors of 32 and 16 as well",
+                "4.3.2.2", "upper limits, but no lower limits",
+                "also the lower limits 32 and 16 of A.2",
             ),
             _deviation(
                 "A.2.1", "mean ~405",
-                "403.4 is the mean before floor and cap, 399.6 after: lengths beyond them are cut"
-                " to them, not drawn anew",
+                "the mean is 403.4 before the limits and 399.6 after them: a length beyond a limit is set to"
+                " the limit, not drawn again",
             ),
         ],
     },

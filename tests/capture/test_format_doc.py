@@ -171,12 +171,12 @@ def test_conversations(capture: list[Exchange]) -> None:
 
 def test_what_a_prefix_cache_could_hit(capture: list[Exchange]) -> None:
     # 1 and 2 are shared by all, and the third block of the first two exchanges is one of them.
-    assert query("What a prefix cache could hit (DuckDB)") == [("c1", "bytes", 2_048, 15, 10)]
+    assert query("Maximum hits of a prefix cache (DuckDB)") == [("c1", "bytes", 2_048, 15, 10)]
 
 
 def test_how_answers_were_cut(capture: list[Exchange]) -> None:
     words = sum(x.tokens.output or 0 for x in capture)
-    assert query("How answers were cut (DuckDB)") == [(words + 5, 1.0, 1.0, 1.0, 0)]
+    assert query("Tokens per chunk (DuckDB)") == [(words + 5, 1.0, 1.0, 1.0, 0)]
 
 
 def told_by(x: Exchange, tokens: list[int], total: int | None, source: TokenSource, **more: Any) -> Exchange:
@@ -211,7 +211,7 @@ def test_chunks_have_the_tokens_that_the_report_says(
         summary.add(xs[-1])
     write_capture(tmp_path / "capture" / "llmtap-1.parquet", xs)
     monkeypatch.chdir(tmp_path)
-    ((events, per_read, per_chunk, single, untold),) = query("How answers were cut (DuckDB)")
+    ((events, per_read, per_chunk, single, untold),) = query("Tokens per chunk (DuckDB)")
     told: Any = summary.to_dict({}, 1.0)["chunking"]
     assert (events, per_read) == (told["events"], told["events_per_read"])
     assert per_chunk == pytest.approx(told["tokens_per_chunk_mean"])
@@ -224,7 +224,7 @@ def test_beside_traces_and_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     xs = [streamed(1, trace_parent=parent), streamed(2), streamed(3, request_id="req-3", at_ms=5)]
     write_capture(tmp_path / "capture" / "llmtap-1.parquet", xs)
     monkeypatch.chdir(tmp_path)
-    rows = query("Beside traces and logs (DuckDB)")
+    rows = query("Join with traces and logs (DuckDB)")
     assert [row[:4] for row in rows] == [
         ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331", None, "run.0.1-1"),
         (None, None, "req-3", "run.0.1-3"),
