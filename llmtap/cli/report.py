@@ -77,6 +77,8 @@ Examples:
 
   llmtap report bench-results/today --html page.html
 
+  llmtap report before.json --compare after.json
+
   llmtap report results/a --compare results/b --compare results/c --html page.html"""
 
 
@@ -119,8 +121,8 @@ def report(
         list[str] | None,
         option(
             "RESULTS",
-            "Benchmark results to compare with the first; may be repeated. If the "
-            "loads differ, no statistical test is run and the exit code is 1.",
+            "Results of benchmarks or replays to compare with the first; may be repeated. If "
+            "the loads differ, the exit code is 1, and benchmarks are not tested.",
         ),
     ] = None,
 ) -> None:
@@ -430,6 +432,39 @@ def _compare(
         )
     outputs = Outputs(json=json, html=html, markdown=markdown)
     need_extra("--compare", "scipy", "bench")
+    results = {place: load_result(place) for place in (places[0], *others)}
+    if any(result is not None for result in results.values()):
+        _compare_replays([places[0], *others], results, outputs)
+        return
     from llmtap.cli.bench import compare_folders
 
     compare_folders(Path(places[0]), [Path(other) for other in others], outputs)
+
+
+def _compare_replays(
+    places: Sequence[str], results: Mapping[str, dict[str, Any] | None], outputs: Outputs
+) -> None:
+    from llmtap.load.replay.comparison import compare_replays
+    from llmtap.report.replay_compare import (
+        compare_replays_html,
+        compare_replays_markdown,
+        render_replay_comparison,
+    )
+
+    if missing := [place for place, result in results.items() if result is None]:
+        hint = "results of llmtap replay --json are compared with each other only"
+        raise ConfigError("--compare", f"{missing[0]} is not a result of llmtap replay", hint)
+    if len(results) < len(places):
+        raise ConfigError("--compare", "a result is named twice")
+    names = [Path(place).stem for place in places]
+    labels = names if len(set(names)) == len(names) else places
+    told = compare_replays(
+        {label: found for label, place in zip(labels, places, strict=True) if (found := results[place])}
+    )
+    texts = {
+        "--json": lambda: json_text(told), "--html": lambda: compare_replays_html(told),
+        "--markdown": lambda: compare_replays_markdown(told),
+    }  # fmt: skip
+    outputs.tell(texts, lambda: print_rich(render_replay_comparison(told)))
+    if any(row["load"] for one in told["comparisons"] for row in one["set_up"]):
+        raise typer.Exit(FAILED)
