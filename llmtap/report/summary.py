@@ -15,6 +15,7 @@ from llmtap.report.values import (
     METRIC_TITLES,
     at,
     counted,
+    figure_text,
     figures_text,
     is_marked,
     joined,
@@ -70,7 +71,7 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
                 rows.append([f"{title} ({option})" if option else title, *figures_text(figures, shown)])
     yield Table(("ms", "n", *shown.values()), rows, nowrap=True)
     yield from map(Note, _lines(summary))
-    if is_marked(rows):
+    if is_marked(rows) or at(summary, "uncertainties", "marks"):
         yield Note(FEW, "yellow")
 
 
@@ -82,7 +83,8 @@ def _headline(summary: _Json) -> str:
     said.append(f"ITL option {at(summary, 'metrics', 'itl', 'option') or '-'}")
     said.append(f"tokens by {', '.join(at(summary, 'tokens', 'source') or ()) or '-'}")
     if stamps := at(summary, "uncertainties", "n") and summary["uncertainties"]:
-        said.append(f"uncertainty p50 {milliseconds(stamps['p50'])}, p99 {milliseconds(stamps['p99'])} ms")
+        p50, p99 = (figure_text(stamps, name) for name in ("p50", "p99"))
+        said.append(f"uncertainty p50 {p50}, p99 {p99} ms")
     return " · ".join(said)
 
 

@@ -209,8 +209,6 @@ def _goodput(goodput: Any) -> str:
     if at(goodput, "attainment") is None:
         return "goodput - (no objectives met or missed)"
     said = shown(goodput["objectives"], _OBJECTIVES_CHARS)
-    if said.startswith("several"):
-        said = "the objectives of their class"
     met = f"{goodput['met']:,} of {goodput['counted']:,} met {said}"
     return f"goodput {number(goodput['requests_per_second'], 3)} req/s ({met})"
 
