@@ -15,9 +15,9 @@ import typer
 from llmtap.cli.main import app
 from llmtap.cli.shared import (
     FAILED,
-    STDOUT,
     Alpha,
     IdleCost,
+    Json,
     Outputs,
     Percentiles,
     ReaderGrace,
@@ -69,7 +69,7 @@ Examples:
 
   llmtap report captures/ --config llmtap.toml
 
-  llmtap report s3://bucket/captures --json > summary.json
+  llmtap report s3://bucket/captures --json=summary.json
 
   llmtap report captures/ --integrity || echo "something is missing"
 
@@ -89,7 +89,7 @@ def report(
     places: Annotated[
         list[str], argument("CAPTURE...", "Captures, or one trace, results folder or replay result.")
     ],
-    as_json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
+    json: Json = None,
     integrity: Annotated[
         bool, flag("--integrity", "List missing exchanges; exit code 1 if the reason of some is unknown.")
     ] = False,
@@ -127,12 +127,11 @@ def report(
     ] = None,
 ) -> None:
     """Summarize a capture: latencies, workload, conversations, missing exchanges; or print stored results."""
-    stdout = STDOUT if as_json else None
     if compare:
-        _compare(places, compare, stdout, html, markdown)
+        _compare(places, compare, json, html, markdown)
         return
     if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
-        _show_bench(Path(places[0]), Outputs(json=stdout, html=html, markdown=markdown))
+        _show_bench(Path(places[0]), Outputs(json=json, html=html, markdown=markdown))
         return
     _refuse_bench(places)
     result = load_result(places[0]) if len(places) == 1 else None
@@ -150,7 +149,7 @@ def report(
         ):  # fmt: skip
             if refused:
                 raise ConfigError(option, "applies to captures only, not to the result of a replay")
-        tell_replay(Outputs(json=stdout, html=html, markdown=markdown), result)
+        tell_replay(Outputs(json=json, html=html, markdown=markdown), result)
         return
     for option, given in (("--html", html), ("--markdown", markdown)):
         if given is not None:
@@ -177,7 +176,7 @@ def report(
             raise ConfigError("--integrity", "applies to captures of llmtap only")
         told = _of_trace(places[0], options)
         told["slo"] = _judged(classes, told)
-        print_json(told) if as_json else print_rich(render_capture(told))
+        print_json(told) if json is not None else print_rich(render_capture(told))
         return
     try:
         capture = read(places, skip_broken=skip_broken)
@@ -188,7 +187,7 @@ def report(
     checked = capture.integrity()
     if integrity:
         told = checked.to_dict()
-        print_json(told) if as_json else print_rich(render_integrity(told))
+        print_json(told) if json is not None else print_rich(render_integrity(told))
         raise typer.Exit(0 if checked.ok else FAILED)
     with _progress(len(capture)) as progress:
         told = describe([f.info for f in capture.files], capture.batches(), progress=progress, **options)
@@ -203,8 +202,8 @@ def report(
     verdicts = dict(verdicts_beside(places))
     if verdicts:
         told["replays"] = verdicts
-    if as_json:
-        print_json(told)
+    if json is not None:
+        print_json(told, json)
         return
     print_rich(render_capture(told))
     if verdicts:
