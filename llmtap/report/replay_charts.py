@@ -213,7 +213,7 @@ _POINTS_MAX: Final = 4_000
 _ROWS_MAX: Final = 60
 _HEADINGS: Final = {
     "host": ("This host over time", "Of the sender's processes, the server's where it runs here, and all."),
-    "server": ("The server over time", "As it said of itself, on its /metrics."),
+    "server": ("The server over time", "As the server reports on its /metrics."),
     "gpu": ("GPUs over time", "Of this host, whoever used them."),
 }
 _FORMS: Final[dict[tuple[str, bool], tuple[str, str, float]]] = {

@@ -39,9 +39,15 @@ _SERIES_FIGURES: Final = ("mean", "p50", "p95", "max")
 _SERIES_TITLES: Final = {
     "sender_cpu": "sender, CPU", "sender_memory": "sender, memory", "server_cpu": "server, CPU",
     "server_memory": "server, memory", "host_cpu": "host, CPU", "host_stolen": "host, stolen",
-    "host_memory": "host, memory", "kv_use": "KV use", "prefix_hit_share": "prefix hits",
+    "host_memory": "host, memory", "kv_use": "KV cache use", "prefix_hit_share": "prefix cache hit rate",
     "prompt_tokens": "prompt tokens", "generation_tokens": "output tokens",
-    "ttft_mean": "its mean TTFT", "itl_mean": "its mean ITL",
+    "ttft_mean": "mean TTFT by the server", "itl_mean": "mean ITL by the server",
+    "running": "requests running", "waiting": "requests waiting",
+    "preempted": "requests preempted", "recovered": "requests completed after preemption",
+    "preempted_tokens": "tokens discarded by preemption", "swapped_tokens": "tokens swapped",
+    "swapped": "requests swapped out", "prefix_queries": "prefix cache, tokens looked up",
+    "prefix_hits": "prefix cache, tokens found", "ttft_seconds": "TTFT, sum",
+    "ttft_values": "TTFT, count", "itl_seconds": "ITL, sum", "itl_values": "ITL, count",
 }  # fmt: skip
 """Of those whose name does not say it."""
 _UNTOLD: Final = frozenset(

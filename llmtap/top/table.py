@@ -267,11 +267,11 @@ def firing(summary: Mapping[str, Any]) -> list[str]:
 
 
 def silent_relays(summary: Mapping[str, Any]) -> str | None:
-    """What is wrong where nothing is being measured now; None where a relay speaks."""
+    """Return the problem if no relay reports to the meter, so that nothing is measured; else None."""
     relays = summary.get("relays")
     if not isinstance(relays, Mapping):
         return None
     ages = [at(relay, "status_age") for relay in relays.values() if at(relay, "connected")]
     if any(isinstance(age, int | float) and age <= SILENT_S for age in ages):
         return None
-    return "NO RELAY SPEAKS: what passes now is not measured"
+    return "NO RELAY REPORTS to the meter: requests are not measured. Hint: is the proxy running? See its log"

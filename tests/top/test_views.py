@@ -195,7 +195,7 @@ def test_facts_flow_into_lines_and_are_never_torn() -> None:
 
 def test_relays_that_are_silent_or_gone_are_told_of() -> None:
     assert silent_relays(recorded()["summary"]) is None
-    assert "NO RELAY SPEAKS" in (silent_relays(recorded(relay=False)["summary"]) or "")
+    assert "NO RELAY REPORTS" in (silent_relays(recorded(relay=False)["summary"]) or "")
     gone = recorded()["summary"]
     gone["relays"]["r0"]["status_age"] = 60.0
     assert silent_relays(gone) is not None

@@ -87,7 +87,7 @@ ROUTES: Final = (
     ApiRoute(
         path="/readyz", name="readiness", text="A relay is connected and spoke lately.",
         answers={"text/plain": TEXT}, probe=True,
-        errors={503: "No relay speaks to the meter, or the upstream that it needs is away."},
+        errors={503: "No relay reports to the meter, or the upstream that it needs accepts no connection."},
     ),
     ApiRoute(
         path="/metrics", name="metrics", text="The Prometheus exposition, as Accept asks for it.",
