@@ -94,7 +94,7 @@ def test_prefix_hits_are_a_share_of_each_period() -> None:
         "prefix_hits": ("tokens", "counter", [0.0, 4.0, 4.0, 5.0]),
     }
     (line,) = lines_of(told(columns, [0.0, 1.0, 2.0, 3.0])).values()
-    assert line["name"] == "prefix hits"
+    assert line["name"] == "prefix cache hit rate"
     assert line["y"] == [None, 0.4, None, 0.05]
 
 
