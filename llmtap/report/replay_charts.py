@@ -1,4 +1,4 @@
-"""Charts of a replay: latency distributions, and the run over time.
+"""Turn the JSON of a replay into charts: latency distributions, and the run over time.
 
 Distributions are drawn from `quantiles` of the public JSON, each as a whole and as the share of requests that
 exceed a latency. Parts of too few samples (IETF draft, 5.1.4.3) are dotted. Of very many samples over time

@@ -1,4 +1,4 @@
-"""Comparison of replays (public JSON of `compare_replays`) as a document for terminal, Markdown and page."""
+"""Turn the JSON of `compare_replays` into a report for a terminal, as Markdown and as an HTML page."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final

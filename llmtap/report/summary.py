@@ -1,4 +1,4 @@
-"""Tables of a Summary and of the resources of a run, for a terminal.
+"""Turn the JSON of a Summary, and of the resources of a run, into tables for a terminal.
 
 Takes the public JSON (`Summary.to_dict`, `/api/v1/summary`, `TimeSeries.summary`).
 """

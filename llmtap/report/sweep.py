@@ -1,4 +1,4 @@
-"""Table and curves of a sweep: the axis that varies, and the lines along it.
+"""Turn the JSON of simulated runs into a table and curves: the axis that varies, lines along it.
 
 A run is the public JSON of one result. Of all its settings, those that differ between runs are dimensions.
 The axis is the numeric one with the most values. What it and the scheduler do not decide tells the lines

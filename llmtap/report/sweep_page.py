@@ -1,4 +1,4 @@
-"""HTML page of a sweep of simulated runs: curves and tables, with the basis of their figures.
+"""Turn the JSON of simulated runs into an HTML page: curves, tables, and the basis of their figures.
 
 A chart has a panel for each quantity, and in it one curve for each line of the sweep. Quantities that no run
 has are left out. Lines differ by colour, dash and marker. Names of schedulers and files are users' text:

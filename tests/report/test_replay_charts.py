@@ -105,7 +105,7 @@ def test_samples_outside_of_the_run_are_left_out() -> None:
         "kv_use": ("share", "interval", [0.9, 0.1, 0.2, 0.3, 0.9]),
     }
     lines = lines_of(told(columns, t, end=1.5))
-    assert lines["over-time-server/running, requests/running"]["y"] == [1.0, 2.0]
+    assert lines["over-time-server/requests running, requests/requests running"]["y"] == [1.0, 2.0]
     # An average is of the time before it: the run ended within.
     assert lines["over-time-server/KV use/KV use"]["y"] == [0.1, 0.2, 0.3]
 
