@@ -387,7 +387,7 @@ def _panel_title(title: str, unit: str, lines: Sequence[TimeLine]) -> str:
     """A panel of one line has its name."""
     if len(lines) > 1:
         return title
-    return lines[0].name if unit == "share" else f"{lines[0].name}, {unit}"
+    return lines[0].name if unit == "share" or unit in lines[0].name else f"{lines[0].name}, {unit}"
 
 
 def _who(part: str, name: str) -> str:
