@@ -444,7 +444,7 @@ def _compare_replays(
     places: Sequence[str], results: Mapping[str, dict[str, Any] | None], outputs: Outputs
 ) -> None:
     from llmtap.load.replay.comparison import compare_replays
-    from llmtap.report.replay_compare import (
+    from llmtap.load.replay.comparison_report import (
         compare_replays_html,
         compare_replays_markdown,
         render_replay_comparison,
