@@ -27,7 +27,7 @@ def _tap_now() -> tuple[Panel, ...]:
         ),
         stat(
             "Upstreams",
-            "1: the upstream accepted the latest connection of each relay.",
+            "1: the upstream accepted the latest connection of each relay. Responses do not count.",
             (f"min by (upstream) (llmtap_relay_upstream_up{{{JOB}}})", "{{upstream}}"),
             width=3,
             steps=[("red", None), ("green", 1)],

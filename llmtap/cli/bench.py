@@ -17,6 +17,7 @@ from llmtap.cli.shared import (
     ApiKeyEnv,
     Heard,
     IdleCost,
+    Json,
     NoSelftest,
     Outputs,
     ReaderGrace,
@@ -149,7 +150,7 @@ def _run(
     idle_cost: IdleCost = None,
     reader_grace: ReaderGrace = None,
     no_selftest: NoSelftest = False,
-    json: Annotated[str | None, option("FILE", "File for the report as JSON; - is stdout.")] = None,
+    json: Json = None,
     html: Annotated[
         str | None,
         option("FILE", "File for an HTML report with charts and the compliance matrix; - is stdout."),

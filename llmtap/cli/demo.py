@@ -27,6 +27,7 @@ from llmtap.cli.main import app
 from llmtap.cli.shared import (
     Alpha,
     IdleCost,
+    Json,
     ReaderGrace,
     ReaderSpeed,
     SourceFormat,
@@ -108,7 +109,7 @@ def demo(
             "Keep the engine and the proxy running after the report, and repeat the load, until Ctrl-C.",
         ),
     ] = False,
-    as_json: Annotated[bool, flag("--json", "Print the summary as JSON.")] = False,
+    json: Json = None,
 ) -> None:
     """Start the simulated engine and a proxy, send requests, and show what the proxy measured."""
     if not 0 < speed <= 1e6:
@@ -119,7 +120,7 @@ def demo(
     reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
-            one = _Demo(Path(folder), trace, from_format, seconds_ns, requests, speed, reader, keep, as_json)
+            one = _Demo(Path(folder), trace, from_format, seconds_ns, requests, speed, reader, keep, json)
             code = asyncio.run(one.run())
     except Stopped as exc:
         raise typer.Exit(exc.code) from None
@@ -142,7 +143,7 @@ class _Demo:
     speed: float
     reader: Benefit
     keep: bool
-    as_json: bool
+    json: str | None
     _console: "Console" = field(init=False)
     _sent: "LatestProgress" = field(init=False)
     _tenants: set[str] = field(default_factory=set)
@@ -345,9 +346,9 @@ class _Demo:
         from llmtap.report.values import joined
 
         outcomes = result["outcomes"]
-        if self.as_json:
+        if self.json is not None:
             clients = {"n": result["n"], "outcomes": outcomes, "metrics": result["metrics"]}
-            print_json({**summary, "experiment": experiment, "clients": clients})
+            print_json({**summary, "experiment": experiment, "clients": clients}, self.json)
             return
         console = Console(highlight=False, width=None if sys.stdout.isatty() else COLUMNS)
         console.print(terminal(demo_blocks(summary, experiment, exchanges)))

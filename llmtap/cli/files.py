@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from llmtap.cli.main import app
-from llmtap.cli.shared import argument, flag, option, print_json, print_table
+from llmtap.cli.shared import Json, argument, flag, option, print_json, print_table
 from llmtap.errors import ConfigError
 from llmtap.report.document import Table
 
@@ -68,7 +68,7 @@ def convert(
             "re:PATTERN; may be repeated (default: text is copied unmodified).",
         ),
     ] = None,
-    as_json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
+    json: Json = None,
     force: Annotated[bool, flag("--force", "Overwrite OUT if it exists.")] = False,
     show_list: Annotated[
         bool, flag("--list", "List the formats; with a format name as IN, describe that format.")
@@ -77,7 +77,7 @@ def convert(
     """Convert a trace, a dataset or a capture, and report which fields were kept or lost, and why."""
     if show_list:
         with _quiet_pipe():
-            _show_formats(source, as_json=as_json)
+            _show_formats(source, json=json)
         return
     if not source or not target:
         raise ConfigError("IN OUT" if not source else "OUT", "is missing", "llmtap convert --help")
@@ -92,7 +92,7 @@ def convert(
         )  # fmt: skip
     # What was asked for goes to standard output; where that is the trace itself, the report goes beside it.
     with _quiet_pipe():
-        _show_report(report, as_json=as_json, beside=target == "-")
+        _show_report(report, json=json, beside=target == "-")
 
 
 def _rules(given: list[str]) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _show_formats(name: str, *, as_json: bool) -> None:
+def _show_formats(name: str, *, json: str | None) -> None:
     """The formats, or the one of that name."""
     from llmtap.traces.format import ASPECTS, FormatError
     from llmtap.traces.registry import FORMATS, by_name
@@ -167,8 +167,8 @@ def _show_formats(name: str, *, as_json: bool) -> None:
         }
         for f in formats
     ]  # fmt: skip
-    if as_json:
-        print_json({"formats": listed})
+    if json is not None:
+        print_json({"formats": listed}, json)
         return
     if name:
         _show_format(listed[0])
@@ -198,12 +198,12 @@ def _cell(value: Any) -> str:
     return "everything" if len(value) == len(ASPECTS) else ", ".join(value) or "-"
 
 
-def _show_report(report: Any, *, as_json: bool, beside: bool) -> None:
+def _show_report(report: Any, *, json: str | None, beside: bool) -> None:
     from llmtap.units import format_bytes
 
     out = sys.stderr if beside else sys.stdout
-    if as_json:
-        print_json(report.to_dict(), out)
+    if json is not None:
+        print_json(report.to_dict(), json, out)
         return
     rate = report.rows_read / report.seconds if report.seconds else 0
     print(
@@ -247,7 +247,7 @@ Examples:
 @app.command(short_help="Explain a saved response, event by event.", epilog=_INSPECT_EPILOG)
 def inspect(
     file: Annotated[str, argument("FILE", "File with a saved response; - is standard input.")],
-    as_json: Annotated[bool, flag("--json", "Print the exchange as JSON, with its events.")] = False,
+    json: Json = None,
     path: Annotated[
         str, option(None, "Path of the request, if the file does not contain it; used to identify the API.")
     ] = "/",
@@ -270,7 +270,7 @@ def inspect(
     if is_packet_file(data):
         found = _exchanges_in(name, data)
         if entry is None:
-            _list(found, as_json=as_json)
+            _list(found, json=json)
             return
         if entry >= len(found):
             raise ConfigError("--entry", f"there are {len(found)} exchanges, counted from 0")
@@ -284,8 +284,8 @@ def inspect(
     explained = explain(saved)
     if measured is not None:
         explained = Explained(measured, explained.events, timed=True)
-    if as_json:
-        print_json(explained_to_dict(saved, explained, text=text))
+    if json is not None:
+        print_json(explained_to_dict(saved, explained, text=text), json)
     else:
         _show(saved, explained, text=text)
 
@@ -327,13 +327,13 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
     return found
 
 
-def _list(found: "list[tuple[Exchange, bytes]]", *, as_json: bool) -> None:
+def _list(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
     """List the exchanges of a packet capture."""
     from llmtap.metrics.latency import chunking_of, measure, metrics_of
     from llmtap.report.values import harmless, milliseconds
 
-    if as_json:
-        print_json([x.to_dict(metrics_of(x), chunking_of(x)) for x, _ in found])
+    if json is not None:
+        print_json([x.to_dict(metrics_of(x), chunking_of(x)) for x, _ in found], json)
         return
     began_ns = min((x.timeline.arrival_ns for x, _ in found), default=0)
     rows = []

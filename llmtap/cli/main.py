@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
@@ -19,9 +19,23 @@ _COMMANDS: Final = (
     "bench", "slo",
 )  # fmt: skip
 """In the order of the help text."""
+_READING: Final = ("convert", "demo", "inspect", "report", "top", "watch")
 
 
 class _Group(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read `--json` without a file as `--json=-`.
+
+        Commands that read a file or a place take a file name only with `=`: the next word is their argument.
+        """
+        read = args[:1] and args[0] in _READING
+        last = args.index("--") if "--" in args else len(args)
+        for i, arg in enumerate(args[:last]):
+            after = args[i + 1] if i + 1 < last else "--"
+            if arg == "--json" and (read or (after.startswith("-") and after != "-")):
+                args[i] = "--json=-"
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: object) -> list[str]:
         """Return the names in one order, whichever module was imported first."""
         return sorted(self.commands, key=_COMMANDS.index)

@@ -1,4 +1,4 @@
-"""Progress of a replay: a bar with live figures on a terminal, otherwise log lines."""
+"""Show the progress of replays and benchmarks: a bar with live figures on a terminal, else log lines."""
 
 import asyncio
 import os

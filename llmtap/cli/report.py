@@ -15,9 +15,9 @@ import typer
 from llmtap.cli.main import app
 from llmtap.cli.shared import (
     FAILED,
-    STDOUT,
     Alpha,
     IdleCost,
+    Json,
     Outputs,
     Percentiles,
     ReaderGrace,
@@ -69,13 +69,15 @@ Examples:
 
   llmtap report captures/ --config llmtap.toml
 
-  llmtap report s3://bucket/captures --json > summary.json
+  llmtap report s3://bucket/captures --json=summary.json
 
   llmtap report captures/ --integrity || echo "something is missing"
 
   llmtap report replayed.json --markdown replayed.md
 
   llmtap report bench-results/today --html page.html
+
+  llmtap report before.json --compare after.json
 
   llmtap report results/a --compare results/b --compare results/c --html page.html"""
 
@@ -87,7 +89,7 @@ def report(
     places: Annotated[
         list[str], argument("CAPTURE...", "Captures, or one trace, results folder or replay result.")
     ],
-    as_json: Annotated[bool, flag("--json", "Print the report as JSON.")] = False,
+    json: Json = None,
     integrity: Annotated[
         bool, flag("--integrity", "List missing exchanges; exit code 1 if the reason of some is unknown.")
     ] = False,
@@ -119,18 +121,17 @@ def report(
         list[str] | None,
         option(
             "RESULTS",
-            "Benchmark results to compare with the first; may be repeated. If the "
-            "loads differ, no statistical test is run and the exit code is 1.",
+            "Results of benchmarks or replays to compare with the first; may be repeated. If "
+            "the loads differ, the exit code is 1, and benchmarks are not tested.",
         ),
     ] = None,
 ) -> None:
     """Summarize a capture: latencies, workload, conversations, missing exchanges; or print stored results."""
-    stdout = STDOUT if as_json else None
     if compare:
-        _compare(places, compare, stdout, html, markdown)
+        _compare(places, compare, json, html, markdown)
         return
     if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
-        _show_bench(Path(places[0]), Outputs(json=stdout, html=html, markdown=markdown))
+        _show_bench(Path(places[0]), Outputs(json=json, html=html, markdown=markdown))
         return
     _refuse_bench(places)
     result = load_result(places[0]) if len(places) == 1 else None
@@ -148,7 +149,7 @@ def report(
         ):  # fmt: skip
             if refused:
                 raise ConfigError(option, "applies to captures only, not to the result of a replay")
-        tell_replay(Outputs(json=stdout, html=html, markdown=markdown), result)
+        tell_replay(Outputs(json=json, html=html, markdown=markdown), result)
         return
     for option, given in (("--html", html), ("--markdown", markdown)):
         if given is not None:
@@ -175,7 +176,7 @@ def report(
             raise ConfigError("--integrity", "applies to captures of llmtap only")
         told = _of_trace(places[0], options)
         told["slo"] = _judged(classes, told)
-        print_json(told) if as_json else print_rich(render_capture(told))
+        print_json(told) if json is not None else print_rich(render_capture(told))
         return
     try:
         capture = read(places, skip_broken=skip_broken)
@@ -186,7 +187,7 @@ def report(
     checked = capture.integrity()
     if integrity:
         told = checked.to_dict()
-        print_json(told) if as_json else print_rich(render_integrity(told))
+        print_json(told) if json is not None else print_rich(render_integrity(told))
         raise typer.Exit(0 if checked.ok else FAILED)
     with _progress(len(capture)) as progress:
         told = describe([f.info for f in capture.files], capture.batches(), progress=progress, **options)
@@ -201,8 +202,8 @@ def report(
     verdicts = dict(verdicts_beside(places))
     if verdicts:
         told["replays"] = verdicts
-    if as_json:
-        print_json(told)
+    if json is not None:
+        print_json(told, json)
         return
     print_rich(render_capture(told))
     if verdicts:
@@ -430,6 +431,39 @@ def _compare(
         )
     outputs = Outputs(json=json, html=html, markdown=markdown)
     need_extra("--compare", "scipy", "bench")
+    results = {place: load_result(place) for place in (places[0], *others)}
+    if any(result is not None for result in results.values()):
+        _compare_replays([places[0], *others], results, outputs)
+        return
     from llmtap.cli.bench import compare_folders
 
     compare_folders(Path(places[0]), [Path(other) for other in others], outputs)
+
+
+def _compare_replays(
+    places: Sequence[str], results: Mapping[str, dict[str, Any] | None], outputs: Outputs
+) -> None:
+    from llmtap.load.replay.comparison import compare_replays
+    from llmtap.load.replay.comparison_report import (
+        compare_replays_html,
+        compare_replays_markdown,
+        render_replay_comparison,
+    )
+
+    if missing := [place for place, result in results.items() if result is None]:
+        hint = "results of llmtap replay --json are compared with each other only"
+        raise ConfigError("--compare", f"{missing[0]} is not a result of llmtap replay", hint)
+    if len(results) < len(places):
+        raise ConfigError("--compare", "a result is named twice")
+    names = [Path(place).stem for place in places]
+    labels = names if len(set(names)) == len(names) else places
+    told = compare_replays(
+        {label: found for label, place in zip(labels, places, strict=True) if (found := results[place])}
+    )
+    texts = {
+        "--json": lambda: json_text(told), "--html": lambda: compare_replays_html(told),
+        "--markdown": lambda: compare_replays_markdown(told),
+    }  # fmt: skip
+    outputs.tell(texts, lambda: print_rich(render_replay_comparison(told)))
+    if any(row["load"] for one in told["comparisons"] for row in one["set_up"]):
+        raise typer.Exit(FAILED)

@@ -110,8 +110,12 @@ def json_text(value: object) -> str:
     return msgspec.json.format(msgspec.json.encode(value)).decode()
 
 
-def print_json(value: object, out: Any = None) -> None:
-    print(json_text(value), file=out or sys.stdout)
+def print_json(value: object, to: str = STDOUT, out: Any = None) -> None:
+    """Write a value to the file of --json, or print it to `out` (default: stdout). Raises ConfigError."""
+    if to == STDOUT:
+        print(json_text(value), file=out or sys.stdout)
+    else:
+        write_output("--json", Path(to), json_text(value))
 
 
 def print_rich(shown: "RenderableType") -> None:
@@ -431,4 +435,5 @@ NoSelftest = Annotated[
         "--no-selftest", "Skip the self-test, which reports the error of llmtap's own times at the same load."
     ),
 ]
-Json = Annotated[str | None, option("FILE", "File for the result as JSON; - is stdout.")]
+Json = Annotated[str | None, option("[=FILE]", "Print the result as JSON, or write it to FILE.")]
+"""The file is optional: `llmtap.cli.main` adds the default."""

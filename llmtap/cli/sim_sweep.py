@@ -1,4 +1,4 @@
-"""Sweeps on the command line: axes from options, and progress.
+"""Turn the options of `llmtap sim run` into the axes of a sweep, run it, and show progress.
 
 Progress is a bar in a terminal, else a line for each job that is done. A job is named by its scheduler, its
 size, what the sweep varies, and what else differs from its default.

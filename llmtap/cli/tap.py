@@ -14,6 +14,7 @@ from llmtap.cli.shared import (
     CaptureTo,
     CheckOnly,
     ConfigFile,
+    Json,
     SetKeys,
     flag,
     need_extra,
@@ -263,9 +264,7 @@ def top(
     window: Annotated[str, option("10s|1m|5m|1h|all", "Rolling window of the metrics.")] = "1m",
     interval: Annotated[str, option("TIME", "Pause between two updates.")] = "1s",
     once: Annotated[bool, flag("--once", "Print one screen as plain tables.")] = False,
-    as_json: Annotated[
-        bool, flag("--json", "Print one screen as JSON, as the admin port returned it.")
-    ] = False,
+    json: Json = None,
 ) -> None:
     """Show the tenants, models, arms, live streams, exchanges and state of a running llmtap."""
     from llmtap.top.client import TopOptions, read_token
@@ -276,18 +275,18 @@ def top(
     )  # fmt: skip
     if options.in_clear():
         print("llmtap: the token travels in clear text: https keeps it to those two", file=sys.stderr)
-    if once or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        _print(options, as_json=as_json)
+    if once or json is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        _print(options, json=json)
     else:
         _watch(options)
 
 
-def _print(options: "TopOptions", *, as_json: bool) -> None:
+def _print(options: "TopOptions", *, json: str | None) -> None:
     from llmtap.top.plain import fetched, print_once
 
     documents = fetched(options)
-    if as_json:
-        print_json(documents)
+    if json is not None:
+        print_json(documents, json)
     else:
         print_once(documents, terminal=sys.stdout.isatty())
 

@@ -14,8 +14,8 @@ from llmtap.cli.shared import (
     CaptureTo,
     CheckOnly,
     ConfigFile,
+    Json,
     SetKeys,
-    flag,
     option,
     print_json,
     print_rich,
@@ -83,7 +83,7 @@ def watch(
     capture: CaptureTo = None,
     config: ConfigFile = None,
     assign: SetKeys = None,
-    as_json: Annotated[bool, flag("--json", "Print the summary of --read as JSON.")] = False,
+    json: Json = None,
     check: CheckOnly = False,
 ) -> None:
     """Measure plaintext HTTP/1.1 from the packets of a network interface or a packet capture file."""
@@ -110,9 +110,9 @@ def watch(
         if check:
             print(f"ok (config {fingerprint(settings)})")
         else:
-            _read(settings, read, as_json=as_json)
+            _read(settings, read, json=json)
         return
-    if as_json:
+    if json is not None:
         raise ConfigError("--json", "requires --read", "a running llmtap has /api/v1/summary")
     problems = [watching_problems(settings), packet_problems(settings)]
     if check:
@@ -138,7 +138,7 @@ def _ports(texts: list[str]) -> list[int]:
 # ---------------------------------------------------------------- a file
 
 
-def _read(settings: "Settings", name: str, *, as_json: bool) -> None:
+def _read(settings: "Settings", name: str, *, json: str | None) -> None:
     from llmtap.meter.offline import OfflineMeter
     from llmtap.report.summary import render_summary
     from llmtap.supervisor.run import fresh_meter_setup
@@ -150,8 +150,8 @@ def _read(settings: "Settings", name: str, *, as_json: bool) -> None:
         heard.instead = vantage.stop
         read_packets(vantage, name)
     told = meter.finish(vantage.status())
-    if as_json:
-        print_json(told)
+    if json is not None:
+        print_json(told, json)
     else:
         print_rich(render_summary(told))
     if vantage.truncated:

@@ -300,7 +300,7 @@ class Goodput:
         if not counts:
             return None
         return {
-            "objectives": next(iter(counts)) if len(counts) == 1 else "several, see by",
+            "objectives": next(iter(counts)) if len(counts) == 1 else "those of each class",
             **self.total().to_dict(seconds),
             "by": {name: count.to_dict(seconds) for name, count in sorted(counts.items())},
         }

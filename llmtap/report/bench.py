@@ -1,4 +1,4 @@
-"""Reports of benchmarks and comparisons, from their public JSON, for terminal, Markdown and HTML."""
+"""Turn the JSON of benchmarks and comparisons into reports for terminal, Markdown and HTML."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -241,7 +241,10 @@ def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
     measured = [(metric, share) for metric in ("ttft", "tpot", "e2e") for share in ("p50", "p99")]
     heads = ["load", "n", "requests/s", "output tok/s"]
     heads += [f"{METRIC_TITLES[metric]} {share}" for metric, share in measured]
-    yield Note("As its requests were measured, in ms. Each is a folder of the results.")
+    yield Note(
+        "In ms. Each load is a folder of the results. Percentiles here are of histograms (error at most"
+        " 0.1 %); those in the tables of the tests are exact."
+    )
     for report in reports:
         rows = []
         for step in report.get("steps") or ():

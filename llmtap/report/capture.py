@@ -1,4 +1,4 @@
-"""Report of a capture for a terminal: its Summary, its workload and what is missing.
+"""Turn the JSON of a capture (summary, workload, integrity) into tables for a terminal.
 
 Takes the public JSON (`llmtap report --json`, `--integrity --json`).
 """

@@ -1,4 +1,4 @@
-"""Result of an experiment in lines: its state, its split, and the differences that are significant.
+"""Turn the JSON of an experiment into lines: state, sample ratio, and significant differences.
 
 Takes the public JSON of `/api/v1/experiment`. A difference is reported if its p, which is valid at every
 look, is below the risk divided by the number of comparisons. The result of the demo begins with a sentence of

@@ -1,4 +1,4 @@
-"""Charts as plotly reads them, from declarations in public JSON, with the same figures as tables.
+"""Turn chart declarations in public JSON into plotly charts, and tables with the same figures.
 
 A chart is `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` where there
 are intervals), `marks` (places on the x axis that have a name), `log_x`, `log_y`. Series differ by colour and

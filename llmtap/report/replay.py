@@ -1,4 +1,4 @@
-"""Report of a replay, for a terminal, as Markdown and as a page.
+"""Turn the JSON of a replay into a report for a terminal, as Markdown and as an HTML page.
 
 Takes the public JSON (`llmtap replay --json`); parts that are missing are left out. Every chart has a table
 of its figures, and a caption that states their basis.

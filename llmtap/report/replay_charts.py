@@ -1,4 +1,4 @@
-"""Charts of a replay: latency distributions, and the run over time.
+"""Turn the JSON of a replay into charts: latency distributions, and the run over time.
 
 Distributions are drawn from `quantiles` of the public JSON, each as a whole and as the share of requests that
 exceed a latency. Parts of too few samples (IETF draft, 5.1.4.3) are dotted. Of very many samples over time
@@ -213,7 +213,7 @@ _POINTS_MAX: Final = 4_000
 _ROWS_MAX: Final = 60
 _HEADINGS: Final = {
     "host": ("This host over time", "Of the sender's processes, the server's where it runs here, and all."),
-    "server": ("The server over time", "As it said of itself, on its /metrics."),
+    "server": ("The server over time", "As the server reports on its /metrics."),
     "gpu": ("GPUs over time", "Of this host, whoever used them."),
 }
 _FORMS: Final[dict[tuple[str, bool], tuple[str, str, float]]] = {
@@ -387,7 +387,7 @@ def _panel_title(title: str, unit: str, lines: Sequence[TimeLine]) -> str:
     """A panel of one line has its name."""
     if len(lines) > 1:
         return title
-    return lines[0].name if unit == "share" else f"{lines[0].name}, {unit}"
+    return lines[0].name if unit == "share" or unit in lines[0].name else f"{lines[0].name}, {unit}"
 
 
 def _who(part: str, name: str) -> str:

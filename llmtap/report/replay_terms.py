@@ -1,4 +1,4 @@
-"""Basis of a replay's figures as sentences: plan, load, window, counting, sender."""
+"""Turn the JSON of a replay into sentences on the basis of its figures: plan, load, window, sender."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Report of one saved answer: its Exchange and every event, as JSON and as lines.
+"""Turn a saved answer, explained, into JSON and into lines: its Exchange and every event.
 
 A saved answer has no times, so every duration is null; a HAR file gives totals, and they are named as such.
 An exchange of a packet capture has the times of its packets.

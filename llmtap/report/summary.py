@@ -1,4 +1,4 @@
-"""Tables of a Summary and of the resources of a run, for a terminal.
+"""Turn the JSON of a Summary, and of the resources of a run, into tables for a terminal.
 
 Takes the public JSON (`Summary.to_dict`, `/api/v1/summary`, `TimeSeries.summary`).
 """
@@ -15,6 +15,7 @@ from llmtap.report.values import (
     METRIC_TITLES,
     at,
     counted,
+    figure_text,
     figures_text,
     is_marked,
     joined,
@@ -38,9 +39,15 @@ _SERIES_FIGURES: Final = ("mean", "p50", "p95", "max")
 _SERIES_TITLES: Final = {
     "sender_cpu": "sender, CPU", "sender_memory": "sender, memory", "server_cpu": "server, CPU",
     "server_memory": "server, memory", "host_cpu": "host, CPU", "host_stolen": "host, stolen",
-    "host_memory": "host, memory", "kv_use": "KV use", "prefix_hit_share": "prefix hits",
+    "host_memory": "host, memory", "kv_use": "KV cache use", "prefix_hit_share": "prefix cache hit rate",
     "prompt_tokens": "prompt tokens", "generation_tokens": "output tokens",
-    "ttft_mean": "its mean TTFT", "itl_mean": "its mean ITL",
+    "ttft_mean": "mean TTFT by the server", "itl_mean": "mean ITL by the server",
+    "running": "requests running", "waiting": "requests waiting",
+    "preempted": "requests preempted", "recovered": "requests completed after preemption",
+    "preempted_tokens": "tokens discarded by preemption", "swapped_tokens": "tokens swapped",
+    "swapped": "requests swapped out", "prefix_queries": "prefix cache, tokens looked up",
+    "prefix_hits": "prefix cache, tokens found", "ttft_seconds": "TTFT, sum",
+    "ttft_values": "TTFT, count", "itl_seconds": "ITL, sum", "itl_values": "ITL, count",
 }  # fmt: skip
 """Of those whose name does not say it."""
 _UNTOLD: Final = frozenset(
@@ -70,7 +77,7 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
                 rows.append([f"{title} ({option})" if option else title, *figures_text(figures, shown)])
     yield Table(("ms", "n", *shown.values()), rows, nowrap=True)
     yield from map(Note, _lines(summary))
-    if is_marked(rows):
+    if is_marked(rows) or at(summary, "uncertainties", "marks"):
         yield Note(FEW, "yellow")
 
 
@@ -82,7 +89,8 @@ def _headline(summary: _Json) -> str:
     said.append(f"ITL option {at(summary, 'metrics', 'itl', 'option') or '-'}")
     said.append(f"tokens by {', '.join(at(summary, 'tokens', 'source') or ()) or '-'}")
     if stamps := at(summary, "uncertainties", "n") and summary["uncertainties"]:
-        said.append(f"uncertainty p50 {milliseconds(stamps['p50'])}, p99 {milliseconds(stamps['p99'])} ms")
+        p50, p99 = (figure_text(stamps, name) for name in ("p50", "p99"))
+        said.append(f"uncertainty p50 {p50}, p99 {p99} ms")
     return " · ".join(said)
 
 

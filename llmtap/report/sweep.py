@@ -1,4 +1,4 @@
-"""Table and curves of a sweep: the axis that varies, and the lines along it.
+"""Turn the JSON of simulated runs into a table and curves: the axis that varies, lines along it.
 
 A run is the public JSON of one result. Of all its settings, those that differ between runs are dimensions.
 The axis is the numeric one with the most values. What it and the scheduler do not decide tells the lines
@@ -23,6 +23,7 @@ from typing import Any, Final
 from llmtap.metrics.statistics import SAMPLES_MIN, t_quantile
 from llmtap.report.document import Table
 from llmtap.report.values import (
+    MARK,
     TIMES,
     at,
     is_number,
@@ -259,7 +260,10 @@ class _Column:
 
 
 def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
-    """Return a row for each run, with its best figures marked. `sla`: with requests outside their SLA."""
+    """Return a row for each run, with its best figures marked, then mean, min and max over seeds.
+
+    `sla`: with requests outside their SLA.
+    """
     columns = [_Column("scheduler", lambda told: str(told["scheduler"])), *_varying(results)]
     keys = len(columns)
     columns += _figure_columns(results, sla=sla)
@@ -270,7 +274,28 @@ def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
         return BEST * ((row, i) in marked) + columns[i].text(results[row])
 
     rows = [[cell(row, i) for i in range(len(columns))] for row in range(len(results))]
+    rows += _over_seeds(results, columns)
     return Table([column.title for column in columns], rows, keys=keys, nowrap=True)
+
+
+def _over_seeds(results: Sequence[Result], columns: Sequence[_Column]) -> Iterator[list[str]]:
+    """Yield mean, min and max of the runs that differ by their seed alone."""
+    for group in _repeats(results):
+        for rows in group.values():
+            runs = [results[row] for row in rows.values()]
+            if len(runs) < 2:
+                continue
+            for name, combine in (("mean", mean), ("min", min), ("max", max)):
+                combined = _combined(runs, combine)
+                yield [name if column.title == "seed" else column.text(combined) for column in columns]
+
+
+def _combined(values: Sequence[Any], combine: Callable[[Sequence[float]], float]) -> Any:
+    """Combine JSON values of one shape number by number; of others the first is kept."""
+    if all(isinstance(value, Mapping) for value in values):
+        names = [name for name in values[0] if all(name in value for value in values)]
+        return {name: _combined([value[name] for value in values], combine) for name in names}
+    return combine(values) if all(map(is_number, values)) else values[0]
 
 
 def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column]:
@@ -286,7 +311,7 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
     if any(at(told, "metrics", "ttft") for told in results):
         yield _ms("TTFT p50", "metrics", "ttft", "p50")
         yield _ms("TTFT p99", "metrics", "ttft", "p99")
-        yield _ms("TBT p99", "metrics", "itl", "p99")
+        yield _ms("ITL p99", "metrics", "itl", "p99")
         yield _ms("idle p99", "metrics", "user_idle", "p99")
         yield _rate("smooth tok/s", "smooth goodput", 1, "smooth_goodput", "tokens_per_second")
     yield _ms("queue p50", "queueing", "p50")
@@ -427,7 +452,7 @@ def unreliable_said(results: Sequence[Result]) -> Iterator[str]:
     if few := [told["n"] for told in results if told["n"] < least]:
         names = "p99 and goodput" if any(told.get("goodput") for told in results) else "p99"
         needed = f"at least {least:,} are needed (--requests)"
-        yield f"not reliable: {names} of {values_text(few)} requests; {needed}"
+        yield f"{MARK} not reliable: {names} of {values_text(few)} requests; {needed}"
     for told in results:
         allowed = at(told, "capacity", "allowed")
         if allowed is None or told["n"] * allowed >= _OUTSIDE_MIN:
@@ -553,7 +578,13 @@ def _all(results: Sequence[Result], text: Callable[[Result], str]) -> str:
 
 
 def _ms(title: str, *path: str) -> _Column:
-    return _Column(title, lambda told: milliseconds(at(told, *path)), path, -1)
+    def text(told: Result) -> str:
+        marks = at(told, *path[:-1], "marks")
+        few = "p99" in marks if marks is not None else told["n"] < SAMPLES_MIN["p99"]
+        few = few and path[-1] == "p99" and at(told, *path) is not None
+        return milliseconds(at(told, *path)) + MARK * few
+
+    return _Column(title, text, path, -1)
 
 
 def _share(title: str, *path: str, digits: int = 2, better: int = 0) -> _Column:

@@ -1,4 +1,4 @@
-"""HTML page of a sweep of simulated runs: curves and tables, with the basis of their figures.
+"""Turn the JSON of simulated runs into an HTML page: curves, tables, and the basis of their figures.
 
 A chart has a panel for each quantity, and in it one curve for each line of the sweep. Quantities that no run
 has are left out. Lines differ by colour, dash and marker. Names of schedulers and files are users' text:
@@ -125,8 +125,8 @@ _CHARTS: Final = (
                   ("smooth_goodput", "n")))),
     SweepChart("first-token", "Time to first token", "", _of_times("TTFT", "ttft", "p50", "p99")),
     SweepChart("between-tokens", "Time between tokens",
-        "TBT is each gap between two tokens of an answer, TPOT an answer's mean gap.",
-        (*_of_times("TBT", "itl", "p99"), *_of_times("TPOT", "tpot", "p50", "p99"))),
+        "ITL is each time between two tokens of an answer, TPOT an answer's mean.",
+        (*_of_times("ITL", "itl", "p99"), *_of_times("TPOT", "tpot", "p50", "p99"))),
     SweepChart("user-idle", "User idle latency", "How long a reader waits with nothing to read.",
         _of_times("User idle", "user_idle", "p50", "p99")),
     SweepChart("end-to-end", "End to end latency", "From arrival to completion, of completed requests.",

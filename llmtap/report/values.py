@@ -1,4 +1,4 @@
-"""Format numbers, times and texts of others for all reports; titles of the metrics."""
+"""Turn numbers, times and foreign texts into cells of reports; titles of the metrics."""
 
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping

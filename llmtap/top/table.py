@@ -206,8 +206,6 @@ def _goodput(goodput: Any) -> str:
     if at(goodput, "attainment") is None:
         return "goodput - (no objectives met or missed)"
     said = shown(goodput["objectives"], _OBJECTIVES_CHARS)
-    if said.startswith("several"):
-        said = "the objectives of their class"
     met = f"{goodput['met']:,} of {goodput['counted']:,} met {said}"
     return f"goodput {number(goodput['requests_per_second'], 3)} req/s ({met})"
 
@@ -273,4 +271,4 @@ def silent_relays(summary: Mapping[str, Any]) -> str | None:
     ages = [at(relay, "status_age") for relay in relays.values() if at(relay, "connected")]
     if any(isinstance(age, int | float) and age <= SILENT_S for age in ages):
         return None
-    return "NO RELAY REPORTS: current traffic is not measured"
+    return "NO RELAY REPORTS: requests are not measured. Hint: is the proxy running? See its log"

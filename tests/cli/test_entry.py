@@ -156,3 +156,28 @@ def test_the_goodput_of_vllm_is_in_milliseconds_and_percentiles_can_be_chosen(
     _, out, _ = call(*args)
     (heads,) = (line.split() for line in out.splitlines() if line.startswith("ms "))
     assert heads == ["ms", "n", "mean", "p25", "p50", "p75", "p90", "p99", "p99.5", "max"]
+
+
+@pytest.mark.parametrize(
+    ("args", "to_file"),
+    [
+        (["report", "x.json", "--json"], False),
+        (["report", "--json", "x.json"], False),
+        (["report", "--json=out.json", "x.json"], True),
+        (["sim", "run", "t.csv", "--jobs", "1", "--scheduler", "static_fifo", "--json"], False),
+        (["sim", "run", "t.csv", "--json", "--jobs", "1", "--scheduler", "static_fifo"], False),
+        (["sim", "run", "t.csv", "--json", "-", "--jobs", "1", "--scheduler", "static_fifo"], False),
+        (["sim", "run", "t.csv", "--json", "out.json", "--jobs", "1", "--scheduler", "static_fifo"], True),
+    ],
+)
+def test_json_is_printed_or_written_to_a_file(
+    args: list[str], to_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = Path(__file__).parents[1] / "data"
+    for name, source in (("x.json", "replay.json"), ("t.csv", "trace.csv")):
+        (tmp_path / name).write_bytes((data / source).read_bytes())
+    code, out, _ = call(*args)
+    assert code == 0
+    assert (tmp_path / "out.json").exists() is to_file
+    json.loads((tmp_path / "out.json").read_text() if to_file else out)

@@ -13,6 +13,7 @@ from llmtap.errors import ConfigError
 from tests.cli.traces import Call
 from tests.support.data import TRACES
 from tests.support.results.bench_results import results_folder
+from tests.support.results.replay_results import replay_result
 from tests.support.storage.captures import ledger, write_capture
 from tests.support.storage.stores import append, store
 from tests.support.traffic.exchanges import streamed
@@ -187,3 +188,19 @@ def test_a_folder_with_results_of_one_benchmark_names_them(tmp_path: Path, call:
     (tmp_path / "one/a/bench.json").write_text("{}")
     code, _, err = call("report", tmp_path / "one")
     assert (code, err.endswith(f"hint: llmtap report {tmp_path}/one/a\n")) == (2, True)
+
+
+def test_results_of_replays_are_compared_and_other_loads_are_exit_1(tmp_path: Path, call: Call) -> None:
+    for name, n, target in (("a", 400, "http://a"), ("b", 400, "http://b"), ("c", 200, "http://a")):
+        result = replay_result(n)
+        result["plan"]["target"] = target
+        (tmp_path / f"{name}.json").write_text(json.dumps(result))
+    a, b, c = (tmp_path / f"{name}.json" for name in "abc")
+    page = tmp_path / "page.html"
+    code, out, _ = call("report", a, "--compare", b, "--html", page)
+    assert (code, out.splitlines()[-1].split()) == (0, ["target", "http://a", "http://b"])
+    assert "b against a" in page.read_text()
+    code, out, _ = call("report", a, "--compare", c, "--compare", b, "--json")
+    assert (code, [one["b"] for one in json.loads(out)["comparisons"]]) == (1, ["c", "b"])
+    for other in (a, tmp_path / "none.json"):
+        assert call("report", a, "--compare", other)[0] == 2

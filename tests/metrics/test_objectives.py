@@ -256,7 +256,7 @@ def test_each_is_kept_under_its_own_objectives() -> None:
     goodput.merge(tally(FREE, judged(300)))
     out = goodput.to_dict(1.0)
     assert out is not None
-    assert (out["objectives"], out["met"], out["counted"]) == ("several, see by", 2, 3)
+    assert (out["objectives"], out["met"], out["counted"]) == ("those of each class", 2, 3)
     assert isinstance(out["by"], dict)
     assert {name: (c["met"], c["counted"]) for name, c in out["by"].items()} == {
         "ttft:200ms e2e:1s": (1, 2), "ttft:900ms": (1, 1),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from llmtap.metrics import histogram as module
 from llmtap.metrics.fairness import jain, starvation
-from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
+from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram, hdr_values
 from llmtap.metrics.statistics import (
     marks,
     percentile,
@@ -181,6 +181,12 @@ def test_the_hdr_encoding_is_that_of_the_library() -> None:
     encoded = Histogram([0, 1, 2, 5, 5, 5, 1_000]).to_hdr()
     assert b64decode(encoded)[:4] == b64decode(BY_LIBRARY)[:4] == bytes.fromhex("1c849314")
     assert payload(encoded) == payload(BY_LIBRARY)
+
+
+@given(st.lists(st.integers(0, 80_000 * 10**9), max_size=600))
+def test_the_values_of_an_hdr_encoding_are_read_again_within_its_error(values: list[int]) -> None:
+    found = [value for value, n in hdr_values(Histogram(values).to_hdr()) for _ in range(n)]
+    assert found == pytest.approx(sorted(values), rel=0.0025, abs=1)
 
 
 @given(st.lists(st.integers(-5, 10**15), max_size=60), st.lists(st.integers(0, 10**14), max_size=60))

@@ -94,7 +94,7 @@ def test_prefix_hits_are_a_share_of_each_period() -> None:
         "prefix_hits": ("tokens", "counter", [0.0, 4.0, 4.0, 5.0]),
     }
     (line,) = lines_of(told(columns, [0.0, 1.0, 2.0, 3.0])).values()
-    assert line["name"] == "prefix hits"
+    assert line["name"] == "prefix cache hit rate"
     assert line["y"] == [None, 0.4, None, 0.05]
 
 
@@ -105,9 +105,9 @@ def test_samples_outside_of_the_run_are_left_out() -> None:
         "kv_use": ("share", "interval", [0.9, 0.1, 0.2, 0.3, 0.9]),
     }
     lines = lines_of(told(columns, t, end=1.5))
-    assert lines["over-time-server/running, requests/running"]["y"] == [1.0, 2.0]
+    assert lines["over-time-server/requests running/requests running"]["y"] == [1.0, 2.0]
     # An average is of the time before it: the run ended within.
-    assert lines["over-time-server/KV use/KV use"]["y"] == [0.1, 0.2, 0.3]
+    assert lines["over-time-server/KV cache use/KV cache use"]["y"] == [0.1, 0.2, 0.3]
 
 
 def test_of_very_many_samples_no_peak_is_lost() -> None:

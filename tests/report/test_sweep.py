@@ -187,3 +187,21 @@ def test_what_is_of_too_few_requests_is_said(
     found = {} if allowed is None else {"capacity": {"allowed": allowed, "rps": 1.0, "by": {"request": 1.0}}}
     said = " ".join(unreliable_said([run("a", 1, n=n, **found)]))
     assert (f"p99 of {n:,} requests" in said, "the capacity of a" in said) == (few, capacity)
+
+
+def test_runs_of_several_seeds_have_mean_least_and_greatest() -> None:
+    runs = [
+        run(name, 1, seed=s, throughput_rps=s * x) for s in (1, 2, 6) for name, x in (("a", 1.0), ("b", 2.0))
+    ]
+    table = sweep_table(runs)
+    assert [row[:3] for row in table.rows[len(runs) :]] == [
+        ["a", "mean", "3"], ["a", "min", "1"], ["a", "max", "6"],
+        ["b", "mean", "6"], ["b", "min", "2"], ["b", "max", "12"],
+    ]  # fmt: skip
+    assert len(sweep_table(runs[:2]).rows) == 2
+
+
+def test_a_p99_of_few_requests_is_marked_in_the_table() -> None:
+    for n, mark in ((999, "*"), (1_000, "")):
+        (row,) = sweep_table([run("a", 1, n=n)]).rows
+        assert [cell.endswith("*") for cell in row].count(True) == len(mark)

@@ -37,7 +37,7 @@ PLOTS: list[tuple[str, str, Figure]] = [
     ("goodput-1", "Smooth goodput, tokens/s", lambda r: r["smooth_goodput"]["tokens_per_second"]),
     ("first-token-0", "TTFT p50, s", stat("ttft", "p50")),
     ("first-token-1", "TTFT p99, s", stat("ttft", "p99")),
-    ("between-tokens-0", "TBT p99, s", stat("itl", "p99")),
+    ("between-tokens-0", "ITL p99, s", stat("itl", "p99")),
     ("between-tokens-1", "TPOT p50, s", stat("tpot", "p50")),
     ("between-tokens-2", "TPOT p99, s", stat("tpot", "p99")),
     ("user-idle-0", "User idle p50, s", stat("user_idle", "p50")),

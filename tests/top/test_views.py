@@ -178,12 +178,6 @@ def test_the_header_has_every_figure_with_what_it_rests_on() -> None:
     assert any(one == "TTFT -" for one in facts(recorded()["summary"]))
 
 
-def test_several_objectives_are_those_of_their_class() -> None:
-    summary = {**some()["summary"]}
-    summary["goodput"] = {**summary["goodput"], "objectives": "several, see by"}
-    assert any(one.endswith("met the objectives of their class)") for one in facts(summary))
-
-
 def test_facts_flow_into_lines_and_are_never_torn() -> None:
     said = ["one", "two three", "four", "a fact longer than the line"]
     assert flowed(said, 15) == ["one · two three", "four", "a fact longer than the line"]

@@ -200,13 +200,15 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "relay_unsettled_exchanges": SelfMetric(_G, "Neither measured nor dropped yet", _RELAY),
     "relay_tap_pending_bytes": SelfMetric(_G, "Bytes waiting to go to the meter", _RELAY),
     "relay_rss_bytes": SelfMetric(_G, "Resident memory of the relay", _RELAY),
-    "relay_up": SelfMetric(_G, "1 while the relay speaks to the meter", _RELAY),
+    "relay_up": SelfMetric(_G, "1 while the relay reports to the meter", _RELAY),
     "relay_upstream_up": SelfMetric(
-        _G, "1 if the upstream accepted the latest connection of the relay", ("relay", "upstream")
+        _G,
+        "1 if the upstream accepted the latest connection of the relay; its responses do not count",
+        ("relay", "upstream"),
     ),
     "relay_info": SelfMetric(
         _G,
-        "Implementation of the parts that can be compiled of each relay that speaks to the meter",
+        "Implementation of the parts that can be compiled of each relay that reports to the meter",
         ("relay", "implementation"),
     ),
     "tap_dropped_exchanges": SelfMetric(_C, "Exchanges that passed unmeasured", ("relay", "reason")),

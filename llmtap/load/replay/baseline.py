@@ -23,6 +23,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from llmtap import __version__
+from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import TokenSource
@@ -55,10 +57,13 @@ LENGTHS_APART: Final = 0.05
 """Relative difference beyond which output lengths are not similar."""
 PAIRS_APART: Final = 0.05
 """Share of dissimilar pairs beyond which E2E is not comparable at p5 and p95."""
+MODELS_MAX: Final = 5
+"""Names of models kept for each side."""
 _KEPT: Final = ("ttft", "tpot", "tbc_max", "e2e", "elapsed", "output", "uncertainty")
 _NONE: Final = -1
 _SENT, _WELL = 1, 2
 _MICROSECOND: Final = 1_000
+_NO_INFO: Final = CaptureInfo()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -108,6 +113,7 @@ class Baseline:
         self._lengths = {"n": 0, "equal": 0, "near": 0, "then": 0, "now": 0}
         self.summary = Summary(objectives, reader)
         """Summary of the recorded rows, however they ended."""
+        self._models: dict[str, set[str]] = {"then": set(), "now": set()}
         self._first_ns: int | None = None
         self._last_ns: int | None = None
         self._scheduled = self._unknown = self._sure = self._ends = 0
@@ -116,6 +122,7 @@ class Baseline:
         if row >= len(self._state):
             self._again += 1
             return
+        self._add_model("now", x)
         self._state[row] = _SENT | (_WELL if x.outcome in ENDED_WELL else 0)
         for name, value in _figures(x).items():
             if value is not None:
@@ -132,6 +139,7 @@ class Baseline:
     def add_then(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
         """Add the recorded row. `outcome`, `uncertainty`: whether the source states them."""
         self._found += 1
+        self._add_model("then", x)
         self.summary.add(x)
         self._place(x)
         self._unknown += not outcome
@@ -155,9 +163,8 @@ class Baseline:
             if then["output"] == now["output"]:
                 self._pair("e2e_same_length", then["e2e"], now["e2e"])
 
-    def to_dict(self, *, dated: bool = True) -> dict[str, object] | None:
-        """Return public JSON in seconds; None if no row has answer times. `dated`: the source's arrivals are
-        dates."""
+    def to_dict(self, info: CaptureInfo = _NO_INFO) -> dict[str, object] | None:
+        """Return public JSON in seconds; None if no row has answer times. `info`: of the source."""
         if not self._told:
             return None
         sent = sum(map(bool, self._state))
@@ -173,9 +180,13 @@ class Baseline:
             "output_tokens": {**self._lengths, "comparable": comparable},
             "uncertainty": summarise_ns(self._uncertainty) if self._uncertainty.n else None,
             "quantiles": self._quantile_figures(),
-            "then": self._then(dated=dated),
-            "notes": self._notes(sent, comparable=comparable),
+            "then": self._then(dated=info.arrivals == "wall"),
+            "notes": [*self._notes(sent, comparable=comparable), *self._place_notes(info)],
         }  # fmt: skip
+
+    def _add_model(self, side: str, x: Exchange) -> None:
+        if x.model and len(self._models[side]) < MODELS_MAX:
+            self._models[side].add(x.model)
 
     def _pair(self, name: str, then_ns: int | None, now_ns: int | None) -> None:
         if then_ns is None or now_ns is None:
@@ -259,11 +270,23 @@ class Baseline:
             notes.append("whether answers are as long as they were is not known: E2E may not be comparable")
         return notes
 
+    def _place_notes(self, info: CaptureInfo) -> list[str]:
+        """Return how the places of then and now differ, as far as the source states its own."""
+        then, now = (", ".join(sorted(self._models[side])) for side in ("then", "now"))
+        notes = [f"the model was {then} then, and is {now} now"] if then and now and then != now else []
+        if info.tap_version not in ("", __version__):
+            notes.append(f"then measured by llmtap {info.tap_version}, now by {__version__}")
+        notes.append(
+            "server, network and machine of then are not recorded: if they are not those of now, differences"
+            " are theirs, too"
+        )
+        return notes
+
 
 def read_then(
     baseline: Baseline, requests: Requests, progress: Callable[[int, int | None], None] | None = None
-) -> bool:
-    """Read the sent rows from the source; return whether it has dates.
+) -> CaptureInfo:
+    """Read the sent rows from the source; return its metadata.
 
     A row with other lengths (where it has any) is another row and counts as not found. Raises ConfigError if
     the source cannot be read, ValueError for an unknown enumeration value.
@@ -296,7 +319,7 @@ def read_then(
             begin = end
             if done == len(order):
                 break
-        return trace.source.info.arrivals == "wall"
+        return trace.source.info
 
 
 def _figures(x: Exchange) -> dict[str, int | None]:

@@ -338,13 +338,13 @@ class Replay:
     def _compared(self, baseline: Baseline) -> dict[str, object] | None:
         """Compare with the capture; a source that cannot be read any more costs only the comparison."""
         try:
-            dated = read_then(baseline, self.plan.requests, self.audience.comparing)
+            info = read_then(baseline, self.plan.requests, self.audience.comparing)
         except (LlmtapError, ValueError) as exc:
             # Without the place: a URL may hold keys.
             why = exc.problem if isinstance(exc, ConfigError) else exc
             self.notes.append(f"no comparison with what was captured: {why}")
             return None
-        told = baseline.to_dict(dated=dated)
+        told = baseline.to_dict(info)
         if told is None:
             why = "tells when its answer came" if baseline.found else "was found again"
             self.notes.append(f"no comparison with what was captured: no row that was sent {why}")

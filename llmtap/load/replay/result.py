@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from llmtap import __version__
 from llmtap.clock import WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
@@ -339,6 +340,7 @@ def _sender(outcome: LoadResult, clock: str, seconds: float) -> dict[str, object
     output = _dict(tokens).get("output") or 0
     return {
         "clock": clock,
+        "llmtap": __version__,
         "processes": [
             {
                 "cpu_seconds": d.cpu_ns / NS_PER_S,

@@ -189,7 +189,7 @@ class _Admin:
     async def readyz(self, request: web.Request) -> web.Response:
         if self._pipeline.relays.ready(self._pipeline.clock.mono_ns()):
             return web.Response(text="ready\n")
-        reason = "no relay speaks to the meter, or the upstream that it needs is away\n"
+        reason = "no relay reports to the meter, or the upstream that it needs accepts no connection\n"
         return web.Response(status=503, text=reason)
 
     async def metrics(self, request: web.Request) -> web.Response:

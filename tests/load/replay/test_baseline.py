@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap import __version__
 from llmtap.capture.read.reader import read
+from llmtap.capture.schema import CaptureInfo
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.replay.baseline import FIGURES, SHARES, Baseline, read_then, recorded_of
@@ -83,7 +85,7 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
     for row, n in enumerate(plan.requests.input):
         # Later by as much as only this row is.
         baseline.add_now(row, answer(n - 10, 60 + n, n - 7))
-    assert read_then(baseline, plan.requests)
+    assert read_then(baseline, plan.requests).arrivals == "wall"
     result = told(baseline)
     more = [(60 + place + 10 - 20) / 1e3 for place in places]
     assert list(result["pairs"]["ttft"]["difference"].values()) == close_to(shares_of(more))
@@ -92,6 +94,21 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
         "compared": len(places), "not_found": 0, "repeated": len(plan.requests) - len(places),
     }  # fmt: skip
     assert result["output_tokens"]["equal"] == result["output_tokens"]["n"] == len(places)
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "notes"), [("tiny", __version__, 1), ("large", __version__, 2), ("tiny", "0.0.1", 2)]
+)
+def test_notes_say_what_differs_between_the_places(model: str, version: str, notes: int) -> None:
+    then, now = answer(0, 20), answer(0, 60)
+    then.model = model
+    baseline = both([(then, now)])
+    result = baseline.to_dict(CaptureInfo(tap_version=version))
+    assert result is not None
+    found = result["notes"]
+    assert isinstance(found, list)
+    assert len(found) == notes
+    assert (model in found[0], version in found[0]) == (model == "large", version == "0.0.1")
 
 
 def test_a_row_that_has_other_lengths_is_another_one(tmp_path: Path) -> None:
@@ -108,7 +125,7 @@ def test_a_row_that_has_other_lengths_is_another_one(tmp_path: Path) -> None:
     read_then(baseline, changed)
     result = told(baseline)
     assert result["requests"] == {"compared": 7, "not_found": 3, "repeated": 0}
-    assert result["notes"] == ["3 rows were not found again: the source has changed meanwhile"]
+    assert result["notes"][:-1] == ["3 rows were not found again: the source has changed meanwhile"]
 
 
 # ---------------------------------------------------------------- what is made of them
@@ -205,8 +222,7 @@ def compared(plan: ReplayPlan, answers: Sequence[Exchange]) -> dict[str, Any]:
     baseline = Baseline(plan.baseline)
     for row, x in enumerate(answers):
         baseline.add_now(row, x)
-    dated = read_then(baseline, plan.requests)
-    result = baseline.to_dict(dated=dated)
+    result = baseline.to_dict(read_then(baseline, plan.requests))
     assert result is not None
     return result
 
@@ -225,8 +241,9 @@ def test_who_tells_how_long_an_answer_took_but_not_when_it_was_submitted_has_ela
     assert result["ended_well"] == {"both": 2, "then": 0, "now": 1, "neither": 0}
     assert result["uncertainty"] is result["then"]["uncertainty"] is None
     assert result["then"]["window"]["start"] is None, "its zero is its own"
-    assert result["notes"] == [
-        "the source does not say when requests were submitted: elapsed counts from arrival"
+    assert result["notes"][:-1] == [
+        "the source does not say when requests were submitted: elapsed counts from arrival",
+        "the model was m then, and is tiny now",
     ]
 
 

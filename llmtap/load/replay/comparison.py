@@ -1,0 +1,164 @@
+"""Compare results of replays: figures with the interval of each difference, and how the set-ups differ.
+
+A difference is b - a. Its interval of 95 % joins the intervals of both figures: order statistics of a
+quantile, Wilson's score of a share. It covers the requests of two runs, not how much runs differ.
+
+Source: Zou and Donner 2008 (MOVER); for shares Newcombe 1998, method 10.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import hypot
+from typing import Any, Final
+
+from llmtap.metrics.histogram import hdr_values
+from llmtap.metrics.intervals import Interval, is_enough, quantile_interval, share_interval
+from llmtap.report.values import at, leaves
+from llmtap.units import NS_PER_S
+
+__all__ = ["compare_replays", "difference_interval"]
+
+_QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
+_METRICS: Final = ("ttft", "tpot", "itl", "tbc_max", "e2e")
+_GAPS: Final = frozenset({"itl"})
+"""Of these a request has several values. They depend on each other, so there is no interval."""
+_RATES: Final = {
+    ("load", "offered_rps"): ("requests sent", "req/s"),
+    ("load", "achieved_rps"): ("requests ended", "req/s"),
+    ("tokens", "output_per_second"): ("output", "tokens/s"),
+    ("goodput", "requests_per_second"): ("goodput", "req/s"),
+}
+_SHARES: Final = {
+    "answers complete": (("outcomes", "complete"), ("n",)),
+    "objectives met": (("goodput", "met"), ("goodput", "counted")),
+}
+_LOAD: Final = (
+    "arrivals", "body", "conversations", "data", "requests", "rows", "seed", "trace", "window", "workload",
+)  # fmt: skip
+"""Parts of a plan that decide which requests are sent, and when."""
+_NOT_LOAD: Final = frozenset({"body.endpoint", "body.model", "body.server", "arrivals.recorded_rps"})
+_UNCOMPARED: Final = ("notes", "prompts")
+_NAMES: Final = frozenset({"name", "arrivals", "rate_rps", "scale"})
+"""Of a part that only one plan has, what is listed."""
+
+
+def compare_replays(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Compare results of `llmtap replay --json` with the first; by label.
+
+    Public JSON: `results` (`label`, `target`, `start`, `verdict`), `comparisons` (`a`, `b`: labels;
+    `figures`: `name`, `figure`, `unit`, `n_a`, `a`, `n_b`, `b`, `few_a`, `few_b`, `difference`, `low`,
+    `high`, `share`; `set_up`: `name`, `a`, `b`, `load`). Times are in seconds. `few_a`, `few_b`: too few
+    samples (IETF 5.1.4.3). An end of an interval is null where too few samples determine it. `load`: the
+    requests or their times differ.
+    """
+    (first, base), *others = results.items()
+    return {
+        "results": [
+            {
+                "label": label, "target": at(result, "plan", "target"),
+                "start": at(result, "window", "start"), "verdict": result["verdict"],
+            }
+            for label, result in results.items()
+        ],
+        "comparisons": [
+            {
+                "a": first, "b": label, "figures": list(_figures(base, other)),
+                "set_up": list(_set_up(base, other)),
+            }
+            for label, other in others
+        ],
+    }  # fmt: skip
+
+
+def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float | None]:
+    """Return the ends of the interval of b - a of independent samples; None for an open end."""
+    difference = b.value - a.value
+    low = difference - hypot(b.value - b.low, a.high - a.value)
+    high = difference + hypot(b.high - b.value, a.value - a.low)
+    return (
+        None if b.open_below or a.open_above else low,
+        None if b.open_above or a.open_below else high,
+    )
+
+
+def _figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for metric in _METRICS:
+        values = [_values(result, metric) for result in (a, b)]
+        counts = [at(result, "metrics", metric, "n") or 0 for result in (a, b)]
+        for figure, share in _QUANTILES.items():
+            sides = [at(result, "metrics", metric, figure) for result in (a, b)]
+            found = [quantile_interval(ordered, share) for ordered in values]
+            yield from _row(metric, figure, "s", counts, sides, found)
+    for name, (part, whole) in _SHARES.items():
+        pairs = [(at(result, *part) or 0, at(result, *whole) or 0) for result in (a, b)]
+        intervals = [share_interval(k, n) for k, n in pairs]
+        shares = [None if one is None else one.value for one in intervals]
+        yield from _row(name, "share", "share", [n for _, n in pairs], shares, intervals)
+    for path, (name, unit) in _RATES.items():
+        rates = [at(result, *path) for result in (a, b)]
+        yield from _row(name, "rate", unit, [result["n"] for result in (a, b)], rates, [None, None])
+
+
+def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
+    """Return the values of a metric, ascending in seconds, to 0.1 %; none in results of older versions."""
+    encoded = at(result, "hdr_histograms", metric)
+    if encoded is None or metric in _GAPS:
+        return []
+    ordered: list[float] = []
+    for value_ns, count in hdr_values(encoded):
+        ordered += [value_ns / NS_PER_S] * count
+    return ordered
+
+
+def _row(
+    name: str, figure: str, unit: str, counts: Sequence[int], sides: Sequence[float | None],
+    intervals: Sequence[Interval | None],
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    a, b = sides
+    if a is None or b is None:
+        return
+    few = [figure in _QUANTILES and not is_enough(n, _QUANTILES[figure]) for n in counts]
+    ends: tuple[float | None, float | None] = (None, None)
+    if intervals[0] is not None and intervals[1] is not None:
+        # The histogram rounds by 0.1 %: the ends are moved to the exact figures.
+        moved = b - a - (intervals[1].value - intervals[0].value)
+        low, high = difference_interval(intervals[0], intervals[1])
+        ends = (None if low is None else low + moved, None if high is None else high + moved)
+    yield {
+        "name": name, "figure": figure, "unit": unit, "n_a": counts[0], "a": a, "n_b": counts[1], "b": b,
+        "few_a": few[0], "few_b": few[1],
+        "difference": b - a, "low": ends[0], "high": ends[1], "share": (b - a) / a if a else None,
+    }  # fmt: skip
+
+
+def _set_up(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the values of the plan, the sender and the server that differ; those of the load first."""
+    ours, theirs = dict(_settings(a)), dict(_settings(b))
+    parts = [{name.partition(".")[0] for name in side} for side in (ours, theirs)]
+    rows = [
+        {"name": name, "a": ours.get(name), "b": theirs.get(name), "load": _is_load(name)}
+        for name in dict.fromkeys((*ours, *theirs))
+        if ours.get(name) != theirs.get(name)
+        and (
+            name.partition(".")[0] in parts[0] & parts[1]
+            or name.rpartition(".")[2] in _NAMES
+            or "." not in name
+        )
+    ]
+    yield from sorted(rows, key=lambda row: not row["load"])
+
+
+def _settings(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from leaves({k: v for k, v in (result.get("plan") or {}).items() if k not in _UNCOMPARED})
+    sender = result.get("sender") or {}
+    yield "sender.llmtap", sender.get("llmtap")
+    yield "sender.hosts", sorted({clock["host"] for clock in sender.get("clocks") or ()})
+    yield "sender.processes", len(sender.get("processes") or ())
+    yield "sender.clock", sender.get("clock")
+    yield "warm-up.requests", at(result, "warmup", "requests")
+    yield "objectives", at(result, "goodput", "objectives")
+    yield "gpu", at(result, "system", "summary", "gpu", "devices")
+    yield "stopped", at(result, "load", "stopped")
+
+
+def _is_load(name: str) -> bool:
+    return name == "stopped" or (name.partition(".")[0] in _LOAD and name not in _NOT_LOAD)

@@ -1,0 +1,81 @@
+"""Comparison of two results of replays: differences, their intervals, and what differs in the set-up."""
+
+import json
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+
+from llmtap.load.replay.comparison import compare_replays, difference_interval
+from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
+from tests.support.results.replay_results import replay_result
+
+
+def figures(told: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    json.dumps(told, allow_nan=False)
+    return {(row["name"], row["figure"]): row for row in told["comparisons"][0]["figures"]}
+
+
+def test_the_interval_of_two_shares_is_that_of_newcombes_example() -> None:
+    a, b = share_interval(48, 80), share_interval(56, 70)
+    assert a is not None
+    assert b is not None
+    assert difference_interval(a, b) == (pytest.approx(0.0524, abs=5e-5), pytest.approx(0.3339, abs=5e-5))
+
+
+def test_the_interval_of_medians_is_near_the_normal_approximation_of_uniform_samples() -> None:
+    n = 10_000
+    found = quantile_interval([i / n for i in range(n)], 0.5)
+    assert found is not None
+    low, high = difference_interval(found, found)
+    reach = NormalDist().inv_cdf(0.975) * (2 * 0.25 / n) ** 0.5  # the variance of a median: 1 / (4 n f^2)
+    assert (low, high) == (pytest.approx(-reach, rel=0.03), pytest.approx(reach, rel=0.03))
+
+
+def test_an_end_that_is_open_on_either_side_is_open_in_the_difference() -> None:
+    closed, low, high = (
+        Interval(1, 0, 2, 9, 0.95, "", open_below=below, open_above=above)
+        for below, above in ((False, False), (True, False), (False, True))
+    )
+    ends = [
+        difference_interval(*pair) for pair in ((closed, low), (low, closed), (closed, high), (high, closed))
+    ]
+    assert [(start is None, end is None) for start, end in ends] == [
+        (True, False), (False, True), (False, True), (True, False)
+    ]  # fmt: skip
+
+
+def test_a_slower_server_is_a_difference_with_an_interval_and_the_same_load() -> None:
+    base, slow = replay_result(400), replay_result(400)
+    slow["metrics"]["e2e"] |= {"p50": 0.5}
+    slow["plan"]["target"] = "http://other:8000"
+    slow["sender"]["llmtap"] = "0.0.1"
+    told = compare_replays({"a": base, "b": slow})
+    row = figures(told)["e2e", "p50"]
+    assert row["difference"] == 0.5 - base["metrics"]["e2e"]["p50"]
+    assert row["low"] < row["difference"] < row["high"]
+    assert (row["n_a"], row["few_a"], figures(told)["ttft", "p99"]["few_a"]) == (400, False, True)
+    assert figures(told)["itl", "p50"]["low"] is None
+    differing = {row["name"]: row["load"] for row in told["comparisons"][0]["set_up"]}
+    assert differing == {"target": False, "sender.llmtap": False}
+
+
+def test_another_load_is_named() -> None:
+    told = compare_replays(
+        {"a": replay_result(400), "b": replay_result(200, failed=20), "c": replay_result(9)}
+    )
+    set_up = told["comparisons"][0]["set_up"]
+    assert [(row["name"], row["a"], row["b"]) for row in set_up if row["load"]] == [
+        ("rows", 400, 200), ("requests", 400, 200)
+    ]  # fmt: skip
+    ended = figures(told)["answers complete", "share"]
+    assert (ended["a"], ended["b"], ended["n_b"]) == (1, 0.9, 200)
+    assert ended["low"] < -0.1 < ended["high"] < 0
+    assert [(one["a"], one["b"]) for one in told["comparisons"]] == [("a", "b"), ("a", "c")]
+
+
+def test_results_of_older_versions_have_differences_without_intervals() -> None:
+    older = replay_result(400)
+    del older["hdr_histograms"], older["sender"]["llmtap"]
+    row = figures(compare_replays({"a": older, "b": replay_result(400)}))["e2e", "p50"]
+    assert (row["difference"], row["low"], row["high"]) == (0, None, None)
