@@ -192,7 +192,7 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     packets: dict[str, int] = {}
     """Of a passive vantage: packets `captured`, and those that the kernel `lost` for lack of room."""
     watched: dict[str, int] = {}
-    """Connections with a request: `followed`, `joined` in the middle; those that cannot be measured, by kind."""
+    """Connections with a request: `followed`, `joined` in the middle; not measurable, by kind."""
     missing_bytes: int = 0
     side: str = ""
     """Place of the vantage: `client`, `server`, `host` (both ends), `middle`, `mixed`."""

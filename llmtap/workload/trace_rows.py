@@ -9,7 +9,8 @@
 - A row without arrival in a session (AIPerf writes only a delay) arrives its think time after the answer
   before it.
 
-An answer ends at `delivered_us`, else `response_end_us`, else `last_token_us`.
+An answer ends at `delivered_us`, else `response_end_us`, else `last_token_us`. The module is long because
+the rows' columns, their links and their times are computed together.
 """
 
 from array import array

@@ -58,8 +58,8 @@ class Measurement:
     """`COLUMNS`, a row per request by time of submission. `sent_ns`, `scheduled_ns`, `end_ns`: from the
     load's start; `gaps_ns`: times between events with tokens; `server_gaps_ns`: the same by the server's
     clock (option C); `chunk_tokens`: tokens of each event; `met`: whether all objectives of the load were
-    met, null if the request does not count (`Objectives.meets`); `smooth_benefit`: eq. 7 of the smooth goodput
-    paper. Unknown values are null."""
+    met, null if the request does not count (`Objectives.meets`); `smooth_benefit`: eq. 7 of the smooth
+    goodput paper. Unknown values are null."""
     cached: bool = False
     """Whether it was read from the results folder."""
 
