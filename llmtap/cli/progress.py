@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
 EVERY_NS: Final = 10_000_000_000
+WARM_UP_AUTO: Final = "100 requests or more, 10,000 tokens or more, until latency is stable"
 
 
 class ReplayLines:
@@ -38,7 +39,8 @@ class ReplayLines:
 
     def warming(self, how: str) -> None:
         if how != "none":
-            print("llmtap: warming the server up", file=sys.stderr)
+            how = f"{WARM_UP_AUTO} (shorter: --warmup 8)" if how == "auto" else f"{how} requests"
+            print(f"llmtap: warming the server up: {how}", file=sys.stderr)
 
     def sending(self, progress: Progress, planned: int) -> None:
         self._under_way = progress.under_way
@@ -125,7 +127,7 @@ class Bars(ReplayLines):
 
     def warming(self, how: str) -> None:
         if how != "none":
-            self._show("warming up", 0, None)
+            self._show("warming up", 0, None, WARM_UP_AUTO if how == "auto" else "")
 
     def sending(self, progress: Progress, planned: int) -> None:
         self._under_way = progress.under_way
