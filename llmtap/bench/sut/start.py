@@ -53,8 +53,6 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Of the first request that succeeded."""
     failed_before: int
     """Requests that failed before it."""
-    listening_before: bool
-    """Whether a server listened at the address before the start: then nothing is a cold start."""
 
 
 @asynccontextmanager
@@ -67,8 +65,7 @@ async def started(
     """
     if protocol_of(target.url) != "http":
         raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}")
-    listening = await round_trip_ns(target.url, clock) is not None
-    if listening:
+    if await round_trip_ns(target.url, clock) is not None:
         raise ConfigError(_KEY, f"a server already listens at {target.url}", "stop it, or remove the key")
     began_ns = clock.mono_ns()
     with log.open("wb") as out:
@@ -108,7 +105,6 @@ async def started(
             port_open=to_seconds(open_ns - began_ns), ready=to_seconds(ready_ns - began_ns),
             first_token=to_seconds(x.timeline.first_token_ns - began_ns),
             ttft=None if ttft_ns is None else to_seconds(ttft_ns), failed_before=failed,
-            listening_before=listening,
         )  # fmt: skip
     finally:
         await _stop(process)
