@@ -74,7 +74,7 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
         "chunking": ["No exchange has ended in this window (1m)", "No kept exchange was refused"],
         "experiment": ["No experiment is configured", "--config config/experiment.toml", "aa = true"],
         "tap": [
-            "no exchange has begun since they started",
+            "no exchange has begun since the start",
             "No exchange was dropped",
             "No capture is running",
             "r0",
@@ -310,7 +310,7 @@ def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
         await page.open(url)
         await reads(page, "No relay is connected to the meter, so nothing is measured.")
         await view(page, "tap")
-        await reads(page, "No relay is connected: nothing is measured.")
+        await reads(page, "No vantage is connected: nothing is measured.")
         await reads(page, "No relay has connected to this meter.")
         assert page.problems == []
 
