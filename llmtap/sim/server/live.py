@@ -1,7 +1,7 @@
-"""Driver of the simulated engine (`engine.py`) in real time, for the simulated server.
+"""Driver of the simulated engine (`sim/engine.py`) in real time, for the simulated server.
 
 `reception.py` creates a `LiveEngine`; `delivery.py` submits each choice of an answer as a `Ticket` and hears
-of its tokens through a `TokenListener`. The driver in virtual time is `run_virtual` of `engine.py`.
+of its tokens through a `TokenListener`. The driver in virtual time is `run_virtual` of `sim/engine.py`.
 
 The engine's clock is exact whatever the machine's load: a run ends when it was to end, not when somebody
 looked, and a request arrives when it was accepted. So the times of tokens depend on arrivals (and departures)
