@@ -1,1 +1,1 @@
-"""Load generator: sends requests on a schedule and records an Exchange of each."""
+"""Load generator: sends requests on a schedule, from several processes, and records an Exchange of each."""

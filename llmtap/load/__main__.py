@@ -1,4 +1,4 @@
-"""Entry point of a process that sends load (`python -m llmtap.load`)."""
+"""Entry point of a process that sends load (`python -m llmtap.load`): calls `workers/worker.py`."""
 
 import sys
 

@@ -1,5 +1,9 @@
 """HTTP/1.1 load sender: sends each request at once, reads its answer, and retries if allowed.
 
+`LoadSender.send` takes a finished body; a `Call` carries the request through its attempts and calls back once
+with its Exchange. Connections are kept and reused. `run.py` decides when to send; the sender of WebSocket and
+gRPC targets is `sessions/prompt_sender.py`.
+
 Long because `Call` and `LoadSender` share state on the time-critical path. Timestamps are the kernel's where
 available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
 

@@ -1,4 +1,8 @@
-"""Send the rows of a workload on schedule, in an open or closed loop, until all have ended.
+"""Send the rows of one sending process on schedule, in an open or closed loop, until all have ended.
+
+`LoadRun` takes row numbers with their times (`Schedule`), gives each body to a sender (`http.py`, or
+`sessions/prompt_sender.py`) when it is due, and hears of its end. It stops early after too many errors
+(`StopErrors`). `workers/worker.py` runs it.
 
 Open loop: a row is sent at its arrival; later turns of a conversation wait for the answer before them and the
 think time, and are dropped after a failed turn. Closed loop: a number of slots, each sending its next request

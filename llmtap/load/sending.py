@@ -1,7 +1,9 @@
-"""Shared parts of all load senders: deferred work, lateness of the event loop, and the interface to a run.
+"""The interface of all load senders, and what they share: deferred work, lateness of the event loop.
 
-Sending and reading come first; parsing is deferred and done in slices. With kernel timestamps and many
-streams, the loop sleeps for up to 1 ms to read several pieces at once.
+`Sending` is the interface. The senders are `http.py` and `sessions/prompt_sender.py`; `run.py` calls them.
+`Later` defers parsing and does it in slices, because sending and reading come first. With kernel timestamps
+and many streams, it lets the loop sleep for up to 1 ms to read several pieces at once. `Lateness` measures
+how long a byte may have waited unread.
 """
 
 import asyncio

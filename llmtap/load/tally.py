@@ -1,7 +1,8 @@
-"""Counts of a load run: a Summary of its exchanges, dispatch lateness, and corrected latencies.
+"""Counts of a load run, fed exchange by exchange: a Summary, dispatch lateness, and corrected latencies.
 
-Latency counts from `submit`, corrected latency from the scheduled time, which avoids coordinated omission
-(Tene; the IETF draft, 4.3.1).
+Each sending process has a `LoadTally`; the parent merges those of all processes and hosts (`merge_bytes`),
+and `replay/result.py` reads the sum. Latency counts from `submit`, corrected latency from the scheduled time,
+which avoids coordinated omission (Tene; the IETF draft, 4.3.1).
 """
 
 from array import array

@@ -1,4 +1,8 @@
-"""Target of a load: protocol and parts of its URL, and the head of its HTTP requests."""
+"""The target of a load, read from its URL: protocol, address and path; and the head of its HTTP requests.
+
+`parse_target` checks the URL, endpoint and header fields of `--target` and `--header`, and returns a
+`LoadTarget`, which writes the head of each request. `shown_url` removes secrets from a URL for reports.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

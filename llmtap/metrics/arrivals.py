@@ -1,5 +1,8 @@
 """Statistics of arrival times: rate, burstiness, ties; comparison with a plan or with a Poisson process.
 
+`figures` takes times in ns, `compare` planned and actual send times; the result of a replay has both
+(`load/replay/result.py`). Arrivals are generated in `workload/arrivals.py`.
+
 The gaps of a Poisson process are exponential and independent: coefficient of variation 1, small
 Kolmogorov-Smirnov distance and autocorrelations. Each figure comes with its limit under pure chance.
 """

@@ -1,9 +1,11 @@
 """Statistical tests of two samples of latencies, with the size of the difference and its interval.
 
-`compare_paired`: the same requests sent to both. `compare_unpaired`: different requests, one run each.
-`compare_quantile`: either. `compare_runs`: at least three runs of each (IETF 6.3). `a` is the base; a
-difference is b - a. `adjusted` corrects p-values of many comparisons. The Hodges-Lehmann shift is found by
-counting differences, not listing them: 10,000 values have 50 to 100 million.
+For `llmtap bench`: functions from two sequences of values to a `Comparison`. `compare_paired`: the same
+requests sent to both. `compare_unpaired`: different requests, one run each. `compare_quantile`: either.
+`compare_runs`: at least three runs of each (IETF 6.3). `a` is the base; a difference is b - a. `adjusted`
+corrects p-values of many comparisons. Also simple ratios of two figures (`reduction`, `increase`,
+`cache_hit_rate`). Arms of a running experiment are compared in `experiment.py`. The Hodges-Lehmann shift is
+found by counting differences, not listing them: 10,000 values have 50 to 100 million.
 
 Source: IETF draft, 5.7.4, 5.10.4 and 6.3; Hodges and Lehmann 1963; Hollander, Wolfe and Chicken 2014, 3.2,
 3.3 and 4.2; Brunner and Munzel 2000.

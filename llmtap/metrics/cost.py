@@ -1,7 +1,9 @@
 """Cost of answers by a configured price, and energy from samples of power.
 
-GPU time is the whole window times the number of GPUs. Power is interpolated between samples (trapezoids) up
-to `GAP_NS_MAX` apart; time without a sample is left out and reported.
+`cost_of` takes a `Price`, a window and its tokens; `energy_of` takes times and W, and returns joules.
+Summaries, monitoring and benchmarks call them. GPU time is the whole window times the number of GPUs. Power
+is interpolated between samples (trapezoids) up to `GAP_NS_MAX` apart; time without a sample is left out and
+reported.
 
 Source: chapter on SLO metrics; IETF draft, 5.2.4.2 and 6.2; exo-bench's methodology, "System Metrics".
 """

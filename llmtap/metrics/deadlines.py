@@ -1,5 +1,9 @@
 """Model of a reader who waits for tokens: deadlines, user idle latency (total wait), benefit of an answer.
 
+`user_idle_ns` takes the times of the tokens; `Benefit` holds the reader's speed and the other parameters, and
+turns output tokens and wait into a value in tokens. `latency.py` calls both for each exchange. The latency
+bounds of an SLO are in `objectives.py`.
+
 The paper does not say from where deadlines count: `origin_ns` (submit, or the first token's timestamp) and
 `grace_tokens` do. The default, submit and 0, is the time that a simulated reader has nothing to read;
 `grace_tokens=1` is the paper's V i. V is the ns that the reader needs for a token.

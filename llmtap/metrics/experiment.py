@@ -1,4 +1,8 @@
-"""Statistics of an A/B experiment: figures of each arm, and differences between arms.
+"""Collect the values of each arm of a running A/B experiment, and compute figures and differences from them.
+
+`meter/experiments.py` feeds an `ArmSample` with each exchange while traffic runs: a histogram and sums over
+units for each metric (`Figure`), in bounded memory. From figures, the `_interval` functions return the
+interval of one arm, the `_difference` functions a `Difference` between an arm and the control.
 
 Units (request, conversation, tenant) are assigned to arms independently; values within a unit are similar. So
 a mean is a ratio of sums over units, and intervals of quantiles are widened by the design effect. Intervals

@@ -1,5 +1,7 @@
 """Fairness between classes of requests: Jain's index, growth of latency by sharing, starvation.
 
+Functions from latencies or waits by class to figures, for the fairness test of `llmtap bench`.
+
 Source: IETF draft, 5.6.4.
 """
 

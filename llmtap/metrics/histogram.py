@@ -1,4 +1,7 @@
-"""Mergeable log-linear histogram of durations with a fixed relative error.
+"""Mergeable log-linear histogram of durations with a fixed relative error, fed value by value.
+
+`Histogram` returns count, sum, mean, extremes and percentiles, merges with others, and packs itself to bytes
+or to the HdrHistogram format. Summaries, experiments and load tallies hold one for each metric.
 
 A bucket is the upper 18 bits of the value's 32-bit float: 512 buckets for every power of two, an error of at
 most 0.1 % (`RELATIVE_ERROR`); whole numbers below 1,024 are exact. `n`, `total`, `min` and `max` are exact.

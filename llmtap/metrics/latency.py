@@ -1,9 +1,10 @@
 """Latency metrics of one exchange (TTFT, TPOT, ITL, ...) as pure functions, and bursts of events.
 
-Values are ns, None where a term does not apply. DEFINITIONS.md defines each term. A burst is at least
-`EVENTS_MIN` events with output within `SPREAD_NS`, the first of them after a hold: a gap of at least
-`HOLD_NS` and `HOLD_MEDIANS` times the median gap of the answer. These numbers are ours: no source defines the
-term.
+`measure` takes an Exchange and returns all terms (`Measured`), which the meter, the load generator and
+reports use; many exchanges are summed up in `summary.py`. Values are ns, None where a term does not apply.
+DEFINITIONS.md defines each term. A burst is at least `EVENTS_MIN` events with output within `SPREAD_NS`, the
+first of them after a hold: a gap of at least `HOLD_NS` and `HOLD_MEDIANS` times the median gap of the answer.
+These numbers are ours: no source defines the term.
 """
 
 from bisect import bisect_right

@@ -1,5 +1,6 @@
 """Shape of a distribution of latencies: number and position of modes, and the tail (IETF draft, 5.4.4.3).
 
+`dip_test`, `modes` and `tail` take a sequence of values; the ITL test of `llmtap bench` calls them.
 Hartigans' dip is the least distance between the sample's distribution function and a unimodal one: from 1 /
 (2 n) to 1/4. p is for the uniform distribution. Values are taken as independent. Own code, because the
 available packages are under the GPL.

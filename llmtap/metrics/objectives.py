@@ -1,5 +1,8 @@
 """Latency objectives of an exchange (request and response): parse them, judge exchanges, count goodput.
 
+`Objectives` holds the bounds; `Goodput` is fed exchange by exchange (by a `Summary`) and can be merged. The
+share of good exchanges that a service promises (SLO) is in `slo.py`.
+
 Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: an exchange that breaks one bound is
 bad, however well it kept the others. A bound holds when the figure is at most the bound (`<=`).
 

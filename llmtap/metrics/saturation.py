@@ -1,7 +1,9 @@
 """Find the load at which a server saturates, and fit the growth of latency with context length.
 
-Levels are in ascending order of offered load; every rule gives its own answer. The exponent k of TTFT ~ L^k
-is fitted by least squares of ln TTFT on ln L, beside linear and quadratic fits.
+For `llmtap bench`: each rule (`knee`, `saturation_point`, ...) takes the measurements at several offered
+loads (`SaturationLevel`), in ascending order, and gives its own answer. The `fit_` functions take lengths and
+latencies; the exponent k of TTFT ~ L^k is fitted by least squares of ln TTFT on ln L, beside linear and
+quadratic fits.
 
 Source: IETF draft, 5.2.3.1, 5.3.4, 5.5.3, 5.9.4.
 """

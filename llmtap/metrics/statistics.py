@@ -1,4 +1,7 @@
-"""Summary statistics of a distribution, marks for figures with too few samples, and sequential tests.
+"""Basic statistics: percentiles and means, marks for too few samples, Student's t, sequential tests.
+
+Functions of lists of values or of a `Histogram`, used by the meter, benchmarks and reports. Tests of two
+samples are in `comparison.py`, intervals of one run in `intervals.py`, experiments in `experiment.py`.
 
 Percentiles interpolate linearly at rank (n - 1) p (numpy's default) everywhere. The summary of nothing is
 None. A confidence sequence (interval valid at every look) is wrong at any moment with probability alpha at

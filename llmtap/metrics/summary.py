@@ -1,4 +1,8 @@
-"""Mergeable summary of many exchanges: metrics with sample counts, windows and uncertainty.
+"""Mergeable summary of many exchanges, fed one by one: metrics with sample counts, windows and uncertainty.
+
+`Summary.add` takes an Exchange; `to_dict` returns public JSON, `to_bytes` a packed form that other processes
+merge. The meter, the load generator, reports of captures and simulations each keep their own. The metrics of
+one exchange are in `latency.py`.
 
 TTFT and the like, TPOT, TBC, ITL, pauses, jitter, user idle and smooth goodput are of streamed answers,
 whatever their outcome; `ttfb` of every answer; `e2e` of answers that ended well. `itl` is `B-even` where the

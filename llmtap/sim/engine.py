@@ -1,13 +1,14 @@
-"""The simulated engine, and its driver in virtual time. No clock, no IO, no randomness.
+"""The simulated inference engine, the interface of its schedulers, and a driver in virtual time.
 
-A driver reports events to an `Engine` in order of time (`arrive`, `done`, `leave`, `close`) and gets the runs
-that they start, each with the time at which the driver must report `done`. `run_virtual` jumps from one run's
-end to the next; the driver in real time (`server/live.py`) sleeps until then.
+A driver reports events to an `Engine` in order of time (`arrive`, `done`, `leave`, `close`). Each call
+returns a `Step`: the tokens made, the requests given up, and the runs that start, each with the time at which
+the driver must report `done`. `run_virtual` serves a whole workload (`Requests`): it jumps from one run's end
+to the next and returns the times of all requests (`RunRecord`). The driver in real time is `server/live.py`.
 
 A run is a whole batch, or one iteration of a scheduler that composes a batch per iteration. The engine calls
 the scheduler's `form` when a server is free and something changed. At the end of a run the scheduler reports
 the tokens made, when each leaves, and the finished requests. Times are whole ns of any clock; requests are
-numbers.
+numbers. There is no clock, no IO and no randomness here; the schedulers are in `schedulers/`.
 """
 
 from array import array

@@ -1,11 +1,14 @@
 """Latency models of the simulated engine: duration of a whole batch and of one iteration.
 
+A `LatencyModel` takes the size of a batch and the longest answer, an `IterationModel` the prompt tokens, the
+decoding requests and their context of an iteration; both return ns. The schedulers call them.
+`sweep/fitting.py` fits both to measurements.
+
 A batch of b requests, the longest of L tokens: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b
 (multi-bin paper). alpha is a constant per batch, beta the time per token of a batch of one, beta h(b) the
 time between two tokens. The default constants are the paper's (4.2: Qwen3-1.7B in FP16 on an RTX 4080).
-
 T is computed in double precision and rounded once to whole ns, so that starts and ends of batches add up
-exactly. `sweep/fitting.py` fits the models to measurements.
+exactly.
 """
 
 from dataclasses import dataclass

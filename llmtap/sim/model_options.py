@@ -1,5 +1,10 @@
 """Options of the simulated engine: open choices of the multi-bin paper, serving limits, length predictors.
 
+`read_model_options` and `read_serving` turn texts of the command line into `ModelOptions` and `Serving`,
+which the schedulers read; the `explain_` functions list all options for help. `predict` returns the predicted
+output tokens of each request, for schedulers that need them. Options of the simulated server alone are in
+`server/options.py`.
+
 The paper leaves two dozen points open, and the choices decide which scheduler is best; all can be run. The
 defaults of `Serving` are those of the servers that the schedulers are named after, and of the paper's GPU:
 7 GB of KV memory at 0.1875 MB a token.

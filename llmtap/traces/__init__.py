@@ -1,1 +1,1 @@
-"""Trace formats of other tools, and the conversion between them."""
+"""Trace formats of llmtap and of other tools: reading, writing, and the conversion between them."""

@@ -1,4 +1,8 @@
-"""Shared code of trace formats with text: request bodies, answers and prompts.
+"""Shared code of trace formats with text: request bodies, large JSON arrays, and files of prompts.
+
+A request body is read into the columns of a capture (`asked_columns`), into messages (`messages_of`) or into
+one prompt (`prompt_of`). `read_elements` streams the elements of a JSON array. `write_prompts` writes JSON
+Lines of prompts. Answers are read by the formats themselves. Lines, CSV and numbers are in `text.py`.
 
 Source: openai/openai-openapi openapi.yaml (chat, completions, responses); Anthropic's messages API.
 """

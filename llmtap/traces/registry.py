@@ -1,4 +1,7 @@
-"""Find a trace format by its name, by the beginning of a file, or by a file name."""
+"""The list of all trace formats: find one by its name, by the beginning of a file, or by a file name.
+
+`by_name`, `detect` (for reading) and `for_target` (for writing) return a `TraceFormat` of `formats/`.
+"""
 
 import difflib
 from typing import Final

@@ -1,6 +1,8 @@
 """External sort in bounded memory: rows by an integer column, and records grouped by a key.
 
-Rows beyond RUN_BYTES are sorted in runs, which go to one temporary file in small pieces and are merged.
+The writers of trace formats use it: `sorted_by` takes and yields Arrow batches, `grouped` bytes with a key,
+such as the turns of a session. Rows beyond RUN_BYTES are sorted in runs, which go to one temporary file in
+small pieces and are merged.
 """
 
 import os

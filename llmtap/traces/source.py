@@ -1,4 +1,8 @@
-"""Open a trace or capture: a file, standard input, a folder, a pattern or a URL."""
+"""Open a trace or capture for reading: a file, standard input, a folder, a pattern or a URL.
+
+`open_trace` finds the format (`registry.py`) unless it is given, and yields an `OpenedTrace`: batches of
+rows, format, and bytes read. Conversions, replays, simulations and fits read traces by it.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -1,5 +1,9 @@
 """Arrival processes: from a text such as `gamma:cv=2`, a mean rate and a seed to offsets in ns.
 
+`parse_arrivals` returns an `Arrivals`, which yields the offset of each request; replays, benchmarks and
+workload files use it. Processes whose rate changes with time (bursts, ramps, day curves) are computed in
+`intensity.py`.
+
 - The offset of a row depends on seed and row alone; each sending process iterates over all rows.
 - Random processes begin with a gap; even ones (`uniform`, `spacing=even`) begin at 0.
 - Offsets are sums of exact gaps, rounded down once.

@@ -1,6 +1,7 @@
-"""Load a user's workload from a TOML file; `config/workload.toml` shows every key.
+"""Load a user's workload from a TOML file as a `Composed` workload; `config/workload.toml` shows every key.
 
-Errors name key and file, with the nearest known key. Relative paths start at the file's folder.
+`registry.py` calls `load_workload` for a name that is a TOML file. Errors name key and file, with the nearest
+known key. Relative paths start at the file's folder.
 """
 
 import difflib

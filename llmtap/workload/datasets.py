@@ -1,7 +1,9 @@
 """Local data sets as workloads: ShareGPT-shaped conversations, and source files as in The Stack.
 
-Items are shuffled by the seed, and repeat if more are wanted than there are. Of a source file, the text up to
-a function's body is a prompt, and the body its completion.
+`read_sharegpt` and `read_stack` read a file into a `DataSet` (pairs of prompt and answer); `RecordedDataset`
+makes it a workload with requests and prompts. `registry.py` and `ietf.py` call them. Items are shuffled by
+the seed, and repeat if more are wanted than there are. Of a source file, the text up to a function's body is
+a prompt, and the body its completion.
 """
 
 import hashlib

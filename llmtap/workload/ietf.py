@@ -1,4 +1,4 @@
-"""Reference workloads of the IETF draft (4.3.2 and appendix A).
+"""Reference workloads of the IETF draft (4.3.2 and appendix A), each as a `Workload` for `registry.py`.
 
 Where section and appendix differ, the appendix is followed; `describe()["deviations"]` reports the section.
 Without a file of the draft's data sets, lengths follow the documented percentiles and texts are generated.

@@ -1,5 +1,8 @@
 """Arrival times of a process whose rate changes with time, such as bursts, ramps and day curves.
 
+`arrivals.py` builds an `Intensity` from pieces (`Slope`, `Wave`) and passes gaps of mean 1 (`evenly`,
+`exponential`); `moments` yields the times in ns.
+
 L(t) is the integral of the rate r(t). If u_0 < u_1 < ... is a Poisson stream of rate 1, the times at which L
 reaches u_k are one of rate r(t) (time change: Cinlar 1975, "Introduction to Stochastic Processes", 4.7). With
 u_k = k the times are as even as the rate allows. Time is divided into pieces with L in closed form.

@@ -1,6 +1,8 @@
-"""Distributions of prompt and answer lengths in tokens, given by their quantile functions.
+"""Distributions of prompt and answer lengths in tokens, from fixed to lognormal, given by their quantiles.
 
-A length is the quantile of one uniform number, in whole tokens within bounds.
+`drawn` draws a length, `mean_of` gives the mean, `described` the parameters for reports. A length is the
+quantile of one uniform number, in whole tokens within bounds. Workloads hold one distribution for prompts and
+one for answers.
 
 Source: IETF draft, 4.3.1 (type, parameters, unit; fixed, uniform, normal, empirical) and its lognormal
 workloads.

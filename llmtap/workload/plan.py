@@ -1,5 +1,10 @@
 """Plan the requests of a workload (shared contexts, conversations, think times), and write their prompts.
 
+A workload passes the drawn lengths of each turn (`PlannedTurn`) to `assemble`, which returns a `WorkloadPlan`
+with the requests as columns. `Speaker` writes the prompt of a row from the texts of a `ConversationScript`.
+Also here: the options of sharing (`Sharing`), conversations and think times. Arrivals are in `arrivals.py`;
+the plan of a replay is `load/replay/plan.py`.
+
 A row is the same however many are requested. Answers in a prompt's history are text of the planned length,
 not what a server answered, so prompts are the same in each run.
 """

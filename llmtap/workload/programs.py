@@ -1,6 +1,7 @@
-"""Generate source code as prompts: functions in Python, JavaScript and TypeScript.
+"""Generate source code of an exact length as prompts: functions in Python, JavaScript and TypeScript.
 
-A file begins with a comment unique to its key, and is cut at its length, mostly within a function.
+`Code` is the content of code workloads (`ietf.py`, `custom.py`), as `prompts/prose.py` is of those of English
+text. A file begins with a comment unique to its key, and is cut at its length, mostly within a function.
 """
 
 import functools

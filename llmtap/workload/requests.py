@@ -1,4 +1,8 @@
-"""Requests of a workload as columns: arrivals, lengths, turns, prefix blocks, bodies, tenants."""
+"""Requests of a workload as columns: arrivals, lengths, turns, prefix blocks, bodies, tenants.
+
+`Requests` is what workloads and traces return, and what the load generator and the simulated engine take.
+Prompts are made later, row by row (`prompts/prompt.py`).
+"""
 
 from array import array
 from collections.abc import Iterable

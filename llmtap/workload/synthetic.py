@@ -1,4 +1,8 @@
-"""Built-in workloads of `llmtap sim run`: lognormal lengths, exponential or gamma gaps between arrivals."""
+"""Built-in workloads of `llmtap sim run`: lognormal lengths, exponential or gamma gaps between arrivals.
+
+`draw` returns requests with arrivals; `Simulated` is the same as a `Workload` without them, for
+`registry.py`.
+"""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,5 +1,8 @@
 """A trace or capture as a workload: any number of rows, a window or a share of it, at any rate.
 
+`load_trace` reads a file, folder or URL into a `Trace` (`trace_rows.py` reads the rows and links the turns);
+replays and the simulation take its requests at a scale (`requests_at`).
+
 - A trace that is too short repeats, one mean gap after its last arrival.
 - Scaling by S divides all distances from the first arrival by S, so bursts stay bursts; think times stay.
 - Rows with equal arrivals stay together, which a note reports.

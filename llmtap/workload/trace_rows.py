@@ -1,5 +1,7 @@
 """Read the rows of a trace as `Requests`, and link the turns of its conversations.
 
+`TraceRows` takes the batches of an opened trace and returns all rows in the order of arrival, for `trace.py`.
+
 - A row follows its named parent, else the row of its session with the nearest smaller turn, else the latest
   row of the session.
 - Think time is the trace's `think_us`, else from the end of the answer before to this arrival, at least 0.

@@ -1,8 +1,9 @@
-"""Read the GPUs of this host through NVML (package nvidia-ml-py).
+"""Read the GPUs of this host through NVML (package nvidia-ml-py): utilization, memory, power and energy.
 
-A value that a device does not report is None. Utilization is the share of the last sample period (up to 1 s)
-in which any kernel ran. Power is an average over up to 1 s, on some models of a quarter of the time (arXiv
-2312.02741), so the energy counter is read as well.
+`open_gpus` returns the GPUs or why there are none; `Gpus.read` returns a reading of each. `system.py` calls
+it for every sample. A value that a device does not report is None. Utilization is the share of the last
+sample period (up to 1 s) in which any kernel ran. Power is an average over up to 1 s, on some models of a
+quarter of the time (arXiv 2312.02741), so the energy counter is read as well.
 """
 
 import contextlib

@@ -1,5 +1,8 @@
 """Sample this host during a run, in a thread: CPU and memory of sender, server and host, and the GPUs.
 
+`SystemSampler` fills `Columns` (`timeseries.py`) from `start` to `close`; `watch.py` starts it. The processes
+of the server are found by the listening socket of the target (`listeners`), if it is on this host.
+
 Samples that cannot be taken in time are skipped and counted. `<side>_cpu` (1: one busy CPU) and
 `<side>_memory` (RSS) are of sender or server with their descendants; `host_cpu` and `host_stolen` are shares
 of the time of all CPUs. CPU times have a resolution of 10 ms.

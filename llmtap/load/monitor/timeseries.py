@@ -1,7 +1,8 @@
 """Time series sampled during a load run, from the host and from the server's metrics, and their figures.
 
-Samples keep their own monotonic times. Seconds in the JSON count from the start of the run; earlier samples
-have negative times.
+The samplers (`system.py`, `watch.py`) add samples to `Columns`. `TimeSeries` returns them as JSON arrays, and
+means, growth of counters and energy of a window as figures (`summary`). Samples keep their own monotonic
+times. Seconds in the JSON count from the start of the run; earlier samples have negative times.
 """
 
 from array import array

@@ -1,8 +1,9 @@
 """Monitor a load run: sample this host, and scrape the server's `/metrics` once per second.
 
-A scrape is stamped with the middle of its request; a failed one is counted. Without an explicit URL
-(`optional`), a target that answers without known metrics is asked only once: it may be a relay, whose capture
-would contain the further requests.
+`Replay` (and `llmtap bench exo`) starts `Watch` before the load and gets `TimeSeries` at its end; the samples
+of the host are taken in `system.py`. A scrape is stamped with the middle of its request; a failed one is
+counted. Without an explicit URL (`optional`), a target that answers without known metrics is asked only once:
+it may be a relay, whose capture would contain the further requests.
 """
 
 import asyncio

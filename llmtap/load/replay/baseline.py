@@ -1,4 +1,8 @@
-"""Compare replayed rows with the same rows at their capture.
+"""Compare the answers of a replay with the recorded answers to the same requests.
+
+`Baseline` is fed twice after the run: with the exchanges of the replay (`add_now`), then with the rows of the
+source (`add_then`, by `read_then`). `to_dict` returns the differences as public JSON, the `baseline` of the
+result. Two replays are compared in `comparison.py`.
 
 - A source with answer times is read again after the run, up to the last row sent; a repeated row counts once.
 - A pair needs the figure on both sides, and both rows ended well. TTFT, TPOT and the longest pause are those

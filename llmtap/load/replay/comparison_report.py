@@ -1,4 +1,7 @@
-"""Turn the JSON of `compare_replays` into a report for a terminal, as Markdown and as an HTML page."""
+"""Turn the JSON of `compare_replays` into a report for a terminal, as Markdown and as an HTML page.
+
+For `llmtap report --compare`; the JSON comes from `comparison.py`.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final

@@ -1,4 +1,8 @@
-"""Options of a replay, and what depends on the protocol of its target.
+"""Options of a replay, and what depends on whether its target speaks HTTP, WebSocket or gRPC.
+
+`llmtap replay` and `llmtap bench` build `ReplayOptions`; `perform.py` reads them. By the protocol of the
+target: which options are refused, who makes the bodies (`maker_for`), notes for the report, where models and
+metrics are found (`http_beside`).
 
 Requests besides the load (models, metrics) have USER_AGENT as `User-Agent`, so that a recording on the way
 can tell them from the load, which has none unless `--header` gives one.

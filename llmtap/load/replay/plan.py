@@ -1,4 +1,7 @@
-"""Requests of a replay: a trace, or a workload with arrivals; and other prompts for the warm-up.
+"""Make the plan of a replay: requests of a trace or of a workload with arrivals, and where prompts come from.
+
+`make_plan` takes the wanted source and arrangement (`ReplayQuestion`) and returns a `ReplayPlan`, which
+`perform.py` sends. `other_words` returns a plan with other prompts for the warm-up.
 
 A trace has its own arrivals; a rate scales them, so bursts stay bursts, and `--arrivals` replaces them. A
 workload has only lengths and needs a rate, an arrival process (default: Poisson) or a closed loop.

@@ -1,5 +1,8 @@
 """Result of a replay as public JSON: Summary, plan, timeliness, and the senders.
 
+`perform.py` adds every exchange to `RunObservations` after the run, and calls `result_of`, which joins them
+with the totals of the sending processes (`LoadResult`).
+
 Beside the names of a Summary: `plan` (all that makes the load again), `dispatch_lateness`, `corrected`
 (latencies from the scheduled time), `quantiles`, `timeline`, `lengths` (by the server's count), `tasks` (of
 conversations), `error_statuses`, `sender`, `verdict`, and where known `warmup`, `system`, `baseline`.

@@ -1,7 +1,8 @@
 """Durations of tasks and latencies by turn, of a load with conversations.
 
-A task is a conversation: each of its requests waits for the answer before it. Its duration is from its first
-submit to its last end, if all its requests ended well.
+`TaskTimes` is fed with each exchange of a replay (by `result.py`) and returns public JSON. A task is a
+conversation: each of its requests waits for the answer before it. Its duration is from its first submit to
+its last end, if all its requests ended well.
 
 Source: IETF draft 4.1.3 (compound systems are measured end to end).
 """

@@ -1,8 +1,8 @@
-"""Decide whether the figures of a run are valid.
+"""Decide whether the figures of a replay are valid, from its result as public JSON.
 
-A load generator that cannot keep up measures itself. Each finding names figure, limit and remedy; one that
-`invalidates` means that the load was not the requested one. Pure: takes the result as public JSON. The limits
-are ours unless a document is named.
+A load generator that cannot keep up measures itself. `findings` returns `Finding`s, the most serious first;
+each names figure, limit and remedy, and one that `invalidates` means that the load was not the requested one.
+Pure; `result.py` stores them as `verdict`. The limits are ours unless a document is named.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
 """Client of vLLM's engine service over gRPC, as a target of the load generator.
 
-gRPC exposes no sockets: messages are stamped when they reach this process, and the delay of gRPC's own
-threads is not measured. T_submit is when gRPC accepted the request message; T_first is the first message with
-a token (IETF draft, B.1.2).
+`prompt_sender.py` gives it prompts (`ask`) and gets an Exchange of each. gRPC exposes no sockets: messages
+are stamped when they reach this process, and the delay of gRPC's own threads is not measured. T_submit is
+when gRPC accepted the request message; T_first is the first message with a token (IETF draft, B.1.2).
 """
 
 import asyncio

@@ -1,6 +1,8 @@
 """Load sender for targets that take prompts instead of HTTP bodies: WebSocket (Responses, Realtime) and gRPC.
 
-The target builds the message from the prompt. Each request is a task, cancelled by its id.
+`PromptMaker` encodes prompts before the run, as `load/bodies.py` does for HTTP. `Asking` is the sender (the
+counterpart of `load/http.py`): each request is a task, cancelled by its id, and ends with its Exchange. The
+target (`PromptTarget`: `websocket.py`, `grpc_target.py`) builds the message from the prompt and sends it.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
 """Client of OpenAI's Responses and Realtime APIs over WebSocket, as a target of the load generator.
 
-Long because target and session are one subject. A request is one `response.create` with its whole input and
-outside any conversation, so sessions can be reused, one per tenant at a time. Its last byte is T_submit (IETF
-draft, B.1.1); connecting counts only as dispatch lateness.
+`prompt_sender.py` gives prompts to `WebSocketTarget` (`ask`) and gets an Exchange of each; a
+`WebSocketSession` is one connection. Long because target and session are one subject. A request is one
+`response.create` with its whole input and outside any conversation, so sessions can be reused, one per tenant
+at a time. Its last byte is T_submit (IETF draft, B.1.1); connecting counts only as dispatch lateness.
 
 Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
 events.

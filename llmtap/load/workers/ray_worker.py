@@ -1,7 +1,9 @@
 """Run a sending process on a node of a Ray cluster, by an actor that forwards commands and output.
 
-Each node gets the bodies of its own rows; exchanges come back after the run. A lost actor ends its process
-and is not restarted. Ray encrypts no prompts or keys unless RAY_USE_TLS is set.
+`RayMember` is the parent's side, used by `worker_pool.py` like a local process; `RemoteProcess` is the actor
+on the node, which starts `worker.py` there. Each node gets the bodies of its own rows; exchanges come back
+after the run. A lost actor ends its process and is not restarted. Ray encrypts no prompts or keys unless
+RAY_USE_TLS is set.
 """
 
 import asyncio

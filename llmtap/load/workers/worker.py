@@ -1,6 +1,8 @@
 """Main function of a process that sends load (`python -m llmtap.load`), controlled through stdin.
 
-It sends, reads and counts. The parent reads the exchanges from a file after the run.
+It reads its setup, its rows and commands from the parent, sends the rows (`load/run.py`), and reports
+progress and the final counts (`LoadTally`) through a pipe. Exchanges go to a file that the parent reads after
+the run. The parent's side is `worker_handle.py` and `worker_pool.py`.
 """
 
 import asyncio

@@ -1,7 +1,9 @@
 """Start the sending processes of a run, assign rows to them, and merge their results.
 
-Conversations are assigned in turn. A row's time depends on the plan alone, so any number of processes sends
-the same schedule. Times of hosts with another clock are converted to ours (`HostClock`).
+`WorkerPool.run` returns a `LoadResult` with the merged counts; `exchanges` yields every row's Exchange after
+the run. `replay/perform.py` and `load/warmup.py` use it. Conversations are assigned in turn. A row's time
+depends on the plan alone, so any number of processes sends the same schedule. Times of hosts with another
+clock are converted to ours (`HostClock`).
 """
 
 import asyncio

@@ -1,6 +1,9 @@
 """Schedulers of the multi-bin paper, which serve whole batches: fixed or controlled sizes, one queue or bins.
 
-All requests of a batch start together and end together, when the longest one ends.
+The engine (`sim/engine.py`) tells them of arriving requests and asks for the next `Batch` of a free server
+(`form`). All requests of a batch start together and end together, when the longest one ends. Also here: the
+bins of predicted lengths (`equal_mass`) and the controller of the batch size (`BatchSize`). Schedulers that
+compose a batch at every iteration are in `iterating.py`.
 """
 
 from bisect import bisect_right

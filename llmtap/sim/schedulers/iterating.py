@@ -1,6 +1,8 @@
 """Schedulers that compose a new batch at every iteration: continuous batching, chunked prefill and variants.
 
-They decide what an iteration processes; the `Roster` keeps the requests and their memory.
+The engine (`sim/engine.py`) tells them of arriving requests and asks for the next `Iteration` of a free
+server (`form`). They decide which prompts and which answers an iteration processes; the `Roster`
+(`roster.py`) keeps the requests and their KV memory. Schedulers of whole batches are in `batching.py`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,11 @@
 """State of one simulated server: its waiting, running and preempted requests and their KV memory.
 
-Shared by the schedulers that compose a batch per iteration. A request takes the memory of its prompt when it
-is admitted ("seated"), and one block more whenever its next token begins one; the blocks of the next step
-stay free for running requests. If the memory is full all the same, the request admitted last is preempted:
-its KV is recomputed later, or swapped out and in. The first one is never preempted, so all are served in the
-end. A request larger than the memory is rejected on arrival.
+The schedulers of `iterating.py` call it: to admit requests, to get memory for the next tokens, and to make
+and end an `Iteration`. It also keeps the deadlines of requests that are given up when late. A request takes
+the memory of its prompt when it is admitted ("seated"), and one block more whenever its next token begins
+one; the blocks of the next step stay free for running requests. If the memory is full all the same, the
+request admitted last is preempted: its KV is recomputed later, or swapped out and in. The first one is never
+preempted, so all are served in the end. A request larger than the memory is rejected on arrival.
 
 Every iteration that decodes includes all decoding requests. So the steps of a request's last token and of its
 next block are known when it begins to decode, and a step costs nothing per request.

@@ -2,9 +2,10 @@
 
     made by the engine -> input filter -> output filter -> chunks -> faults -> coalescing -> keep-alives
 
-The stages of one answer are a `Delivery`. It is told of each token when it is made (`made`) and returns what
-is due (`take`), so it need not know when the next token will be made. Times are ns of any clock. No stage
-reads a clock: what is written, and when it is due, does not depend on how late anybody asks.
+The stages of one answer are a `Delivery`. A source tells it of each token when it is made (`made`); the
+sender (`sender.py`) asks for what is due (`take`) and gets `Write`s: which tokens of which choice, not bytes.
+Times are ns of any clock. No stage reads a clock: what is written, and when it is due, does not depend on how
+late anybody asks.
 
 Tokens come from a `PlanSource`, which reports to the delivery all that was made until a moment: a schedule
 known when the request is accepted (`PlannedSource`), or an engine (`EngineSource`, `live.py`).

@@ -1,11 +1,13 @@
 """vLLM's and SGLang's engine services over gRPC (method Generate), served by the simulated engine.
 
-The metadata of a call stands for headers: `x-sim-*` change the options. gRPC's own threads write to the wire;
-the truth log has the time at which a message was given to the coroutine that passes it on to them.
+`server.py` starts it beside the HTTP server. Calls come in, go through the same `Reception` as HTTP requests,
+and get a stream of messages, whose content is in `shapes/grpc_inference.py`. The metadata of a call stands
+for headers: `x-sim-*` change the options. gRPC's own threads write to the wire; the truth log has the time at
+which a message was given to the coroutine that passes it on to gRPC.
 
-Faults: a rejected request gets a status and no message. gRPC lets nobody reset or cut a connection, so a call
-ends by the status that its client would make of that: `reset` UNAVAILABLE, `truncate` DATA_LOSS, `error`
-INTERNAL. `unfinished` ends well, without a finish reason or usage.
+Faults: a rejected request gets a status and no message. gRPC does not let the server reset or cut a
+connection, so a call ends by the status that its client would make of that: `reset` UNAVAILABLE, `truncate`
+DATA_LOSS, `error` INTERNAL. `unfinished` ends well, without a finish reason or usage.
 """
 
 import asyncio

@@ -1,14 +1,16 @@
-"""Real-time driver of the engine in `engine.py`.
+"""Driver of the simulated engine (`sim/engine.py`) in real time, for the simulated server.
+
+`reception.py` creates a `LiveEngine`; `delivery.py` submits each choice of an answer as a `Ticket` and hears
+of its tokens through a `TokenListener`. The driver in virtual time is `run_virtual` of `sim/engine.py`.
 
 The engine's clock is exact whatever the machine's load: a run ends when it was to end, not when somebody
 looked, and a request arrives when it was accepted. So the times of tokens depend on arrivals (and departures)
 alone, and the virtual driver, given the same arrivals, has the same to the ns. Only the sending is late.
 
 No clock is read here: the caller passes the time, and `alarm` asks for a call of `advance` at a moment. All
-that was due before an event is done before it.
-
-A server runs for days, so requests that are over are forgotten (`ServedRequests`). Their numbers are not
-reused: schedulers serve equals in the order of their numbers.
+that was due before an event is done before it. A server runs for days, so requests that are over are
+forgotten (`ServedRequests`). Their numbers are not reused: schedulers serve equals in the order of their
+numbers.
 """
 
 from array import array

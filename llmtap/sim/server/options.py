@@ -1,8 +1,11 @@
-"""Options of the simulated server. A request may override most of them by header.
+"""Options of the simulated server: of its answers (`SimOptions`) and of its engine (`EngineOptions`).
+
+`load_options` and `load_engine` read and check the texts of the command line;
+`for_request` applies the headers of one request, which may override most options of answers.
 
 An option NAME of an answer is the header `x-sim-NAME` with dashes for underscores: `x-sim-output-hold: 8`.
 Times there may also be plain milliseconds under a name that ends in `-ms`: `x-sim-ttft-ms: 200`.
-`llmtap sim serve --keys` lists all of them.
+`llmtap sim serve --keys` lists all of them (`keys`).
 """
 
 import difflib

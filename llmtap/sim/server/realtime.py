@@ -1,6 +1,8 @@
-"""A session of OpenAI's Realtime over WebSocket, text only: one response at a time.
+"""A session of OpenAI's Realtime API over WebSocket on the simulated server, with text only.
 
-A request has the id of its `response.create` event or, without one, of its response.
+Reads the client's events, keeps the settings and items of the session, and writes the events of one response
+at a time. The connection itself is handled by `websocket.py`; `server.py` starts a session. A request has the
+id of its `response.create` event or, without one, of its response.
 
 Source: OpenAI's Realtime API reference; openai/openai-python types/realtime.
 """

@@ -1,7 +1,9 @@
 """Turn a request of any API into a job of the simulated server, and record how it ended.
 
-A request's faults and answer are drawn (`answers.py`), and its tokens are scheduled or asked of the engine
-(`delivery.py`, `live.py`). A protocol's own code carries the resulting `ServerJob` out and hands it back.
+`Reception` gets a `SimulatedRequest` from the code of a protocol (`server.py`, `websocket.py`,
+`grpc_service.py`), draws its faults and answer (`answers.py`), schedules its tokens or asks the engine for
+them (`delivery.py`, `live.py`), and returns a `ServerJob`. The protocol's code sends the answer with the
+sender of the job and hands the job back at the end, which adds it to the truth log and the metrics.
 """
 
 import random

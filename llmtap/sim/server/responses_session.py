@@ -1,4 +1,7 @@
-"""A session of OpenAI's Responses API over WebSocket: the events of its stream, each in a message.
+"""A session of OpenAI's Responses API over WebSocket on the simulated server: each event is a message.
+
+Reads the client's events (`response.create`, `response.steer`) and writes the events of the responses. The
+connection itself is handled by `websocket.py`; `server.py` starts a session.
 
 Requests with the same `stream_id`, or without one, are answered one after the other; different streams at the
 same time. A `previous_response_id` puts that response and its input before the new input. Of a session's

@@ -1,4 +1,8 @@
-"""A running request and its answer: writes bytes to the connection at the scheduled times.
+"""A running request (`ServerJob`) and its answer: write the bytes to the connection at the scheduled times.
+
+`ResponseSender` streams: it takes the due writes of a `Delivery`, gets their bytes from the API's `Shape`,
+writes them to the transport and records the time of each token. `Gatherer` waits until an answer that is not
+streamed is complete. `reception.py` creates both; one `Pacer` wakes them.
 
 A response of aiohttp takes a coroutine and two more calls per write, too slow for ten thousand tokens a
 second on one core. So aiohttp reads the request, writes the head and ends the body, and the rest is written

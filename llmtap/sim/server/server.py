@@ -1,9 +1,11 @@
 """Simulated server with the APIs of OpenAI, Anthropic and Ollama, whose sends have exact scheduled times.
 
-A request is read by its endpoint and accepted by the reception (`reception.py`), which decides the answer and
-its schedule; it is delivered (`delivery.py`, `sender.py`) by one pacer for all. The real send times are kept
-(`truth.py`) for comparison with a measurement: `SimServer.sent`, `GET /sim/truth?since=N`, and a file.
-Headers `x-sim-*` change the options of one request (`options.py`).
+`SimServer` has the aiohttp application with all its routes, and starts the WebSocket sessions and the gRPC
+services; `llmtap sim serve` and the self-test run it. A request is read by its endpoint and accepted by the
+reception (`reception.py`), which decides the answer and its schedule; it is delivered (`delivery.py`,
+`sender.py`) by one pacer for all. The real send times are kept (`truth.py`) for comparison with a
+measurement: `SimServer.sent`, `GET /sim/truth?since=N`, and a file. Headers `x-sim-*` change the options of
+one request (`options.py`).
 
 With a fixed schedule the head of a stream is sent at once. With an engine it leaves with the first write, so
 that the status can report a request that the engine gives up before.

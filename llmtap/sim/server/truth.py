@@ -1,6 +1,8 @@
-"""Truth log for comparison with measurements: when each token was due, and when it was sent.
+"""Truth log of the simulated server: when each token was made, due and sent, to check measurements.
 
-All stamps are ns of the monotonic clock; the anchor converts them to wall-clock time.
+`sender.py` adds the send times and `reception.py` the finished request (`Truth`). The log keeps the newest
+requests for `GET /sim/truth` and the self-test, and appends all as JSON lines to a file if one is named. All
+stamps are ns of the monotonic clock; the anchor converts them to wall-clock time.
 """
 
 import itertools

@@ -1,7 +1,9 @@
-"""WebSocket session in which a client asks for responses, one after the other on each lane.
+"""WebSocket session of the simulated server in which a client asks for responses: the base of both APIs.
 
-aiohttp opens the session, reads its messages and answers pings; what is due is written directly to the
-connection by a `ResponseSender`, as frames between whole frames of aiohttp's.
+`realtime.py` and `responses_session.py` derive from `SimulatedSession` and say what a client's message means.
+Responses of one lane (one stream of requests) are sent one after the other. aiohttp opens the session, reads
+its messages and answers pings; a `ResponseSender` writes what is due directly to the connection, as frames
+between whole frames of aiohttp's.
 
 The client's headers (`x-sim-*`) hold for every response of the session. Faults: a rejected request gets an
 error event and no response; `reset` and `truncate` end the session as they end a stream, and `unfinished`

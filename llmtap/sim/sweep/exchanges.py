@@ -1,9 +1,12 @@
-"""Convert simulated requests to Exchanges, as a relay would record them; summarise and capture them.
+"""Convert simulated requests to Exchanges, as a relay would record them, and write or summarise them.
+
+`ExchangeMaker` makes the Exchange of a request from its token times. `VirtualMeter` gets each request that
+ends in `run_virtual`, and adds its Exchange to a `Summary` and, if wanted, to a capture (`run_writer`).
+Called by `simulate.py`.
 
 Timestamps are exact virtual ns (`uncertainty_ns` 0). Arrival, end of request, submit and `scheduled` are one
 moment; head, first byte and first token are another. There is one event per token, without bytes. The relay
 is called `sim-<scheduler>`, its rows count from 1, and the arm is the scheduler (`report --by arm`).
-
 A request that the scheduler gave up without a token has status 503 (`upstream_error`); later it is
 `truncated`. Both miss all objectives, and `error` holds the reason.
 """

@@ -1,5 +1,9 @@
 """Fit a `LatencyModel` to a grid of batches, and an `IterationModel` to a capture or trace with token times.
 
+A grid is a CSV file of batch size, length and time (`load_grid`), as `llmtap bench grid` measures it.
+`llmtap sim run --latency` calls both; the results are the constants of `sim/latency.py`, with the R^2 of each
+part.
+
 All traffic of the engine must be captured: the number of running requests follows from the rows. Two parts
 are fitted by least squares, each with its own R^2:
 

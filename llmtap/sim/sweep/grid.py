@@ -1,8 +1,9 @@
-"""Grid of a sweep: combinations of option values as jobs, and presets of them.
+"""Grid of a sweep: combinations of option values become jobs (`SweepJob`), and presets of such combinations.
 
-Order of the points: sizes, loads, seeds, servers, options as given, schedulers. Points that differ only in
-options that their scheduler does not read are one job. An option on the command line replaces a preset's axis
-of that name; what a variant sets is fixed.
+`llmtap sim run` calls it with the values of the command line; `runner.py` runs the jobs. Order of the points:
+sizes, loads, seeds, servers, options as given, schedulers. Points that differ only in options that their
+scheduler does not read are one job. An option on the command line replaces a preset's axis of that name; what
+a variant of a preset sets is fixed.
 
 The load is one of three: `scale`, a factor on the rate of arrivals; `rate`, the mean rate; `share` of the
 throughput of `Preset.share_of`, which is run first.

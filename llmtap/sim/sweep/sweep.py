@@ -1,6 +1,9 @@
-"""One job of a sweep: all options that decide a run, its id, and its execution.
+"""One job of a sweep (`SweepJob`): all options that decide a run, its id, and its execution.
 
-The id is a hash of the options and of a digest of the trace's rows, so equal ids have equal figures.
+`attempt` runs a job on a trace and returns a `SweepAttempt`: the public JSON of `simulate.py`, or the error;
+it also completes the folder of the job's capture. `grid.py` makes the jobs; `runner.py` distributes them over
+processes. The id is a hash of the options and of a digest of the trace's rows, so equal ids have equal
+figures.
 """
 
 import hashlib

@@ -1,5 +1,8 @@
 """Write the runs of a sweep as a flat table, CSV or Parquet, with the columns of the multi-bin paper.
 
+For `llmtap sim run --table`: one row for each run, whose figures are read from its public JSON
+(`simulate.py`).
+
 Source: multi-bin paper, 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4 (files).
 """
 

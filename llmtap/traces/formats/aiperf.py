@@ -1,9 +1,9 @@
 """The trace formats `aiperf` (AIPerf's `mooncake_trace`) and `aiperf-inputs` (its `inputs_json`).
 
-`aiperf`: JSON Lines with exactly one of `input_length`, `payload` (a whole request body), `messages` (with
-`tools`) and `text_input`; optional `output_length`, `hash_ids` (512-token blocks, only with a length),
-`timestamp` and `delay` in ms, `session_id`, and `extra`, merged into the body. A row with a body is written
-as `payload`, others with their length; a session has one kind only.
+Both are read and written. `aiperf`: JSON Lines with exactly one of `input_length`, `payload` (a whole request
+body), `messages` (with `tools`) and `text_input`; optional `output_length`, `hash_ids` (512-token blocks,
+only with a length), `timestamp` and `delay` in ms, `session_id`, and `extra`, merged into the body. A row
+with a body is written as `payload`, others with their length; a session has one kind only.
 
 `aiperf-inputs`: `{"data": [{"session_id": str, "payloads": [body, ...]}, ...]}`, without times.
 

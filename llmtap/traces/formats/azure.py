@@ -1,8 +1,9 @@
-"""The trace formats `azure` (Azure's LLM inference traces, CSV) and `inference-perf` (its trace replay).
+"""The trace formats `azure` (Azure's LLM inference traces) and `inference-perf` (its trace replay).
 
-Dates: `2023-11-16 18:15:46.6805900` in 2023, six digits and `+00:00` in 2024; dates without a zone are UTC.
-The traces of 2025 have another column, `NumImages`. inference-perf reads the first three columns by position,
-six digits of a second, and the first row as time zero.
+Both are CSV files of arrival, input tokens and output tokens, read and written; they differ in dates and ends
+of lines. Dates: `2023-11-16 18:15:46.6805900` in 2023, six digits and `+00:00` in 2024; dates without a zone
+are UTC. The traces of 2025 have another column, `NumImages`. inference-perf reads the first three columns by
+position, six digits of a second, and the first row as time zero.
 
 Source: Azure/AzurePublicDataset (CC-BY-4.0); inference-perf 0.7.0.
 """

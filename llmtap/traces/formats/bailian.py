@@ -1,8 +1,9 @@
 """The trace format `bailian`: Qwen-Bailian's traces, JSON Lines of chats that name their parents. Read only.
 
-`chat_id, parent_chat_id (-1: the first of its conversation), timestamp (seconds), input_length,
-output_length, type (text, search, image or file), turn (from 1), hash_ids` (of 16-token blocks). `chat_id` is
-`id`, its parent `parent`, the chat at the root `session`, `turn` counts from 0, and `type` is `route`.
+The fields of a line are `chat_id, parent_chat_id (-1: the first of its conversation), timestamp (seconds),
+input_length, output_length, type (text, search, image or file), turn (from 1), hash_ids` (of 16-token
+blocks). In the columns of a capture, `chat_id` is `id`, its parent `parent`, the chat at the root `session`,
+`turn` counts from 0, and `type` is `route`.
 
 Source: alibaba-edu/qwen-bailian-usagetraces-anon, README (Apache-2.0).
 """

@@ -1,6 +1,6 @@
-"""The trace format `burstgpt`: CSV of seconds, model, token counts and the kind of log.
+"""The trace format `burstgpt`: CSV of seconds, model, token counts and the kind of log. Read and written.
 
-Files 1 and 2 have six columns, file 3 has eight; all eight are written.
+Files 1 and 2 have six columns, file 3 has eight; all eight are written. Fields and columns of a capture:
 
 - `Timestamp`: `arrival_ns`, from the trace's own zero. `Elapsed time`: `response_end_us`.
 - `Session ID`: `session`; empty on `API log` rows. `Log Type`: `route`.

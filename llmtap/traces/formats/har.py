@@ -1,6 +1,7 @@
 """The trace format `har`: HTTP Archive 1.2, as browsers and debugging proxies save HTTP. Read only.
 
-Entries that are LLM calls become rows; their answers pass through the observer, as live traffic does.
+Entries that are LLM calls become rows of a capture, with request body, answer, usage and times; other entries
+are skipped and counted. The answers are read by the observer, as those of live traffic are.
 `startedDateTime` is the arrival, the end of `wait` the first byte, that of `receive` the end. Headers,
 cookies and queries are not read, but for the answer's X-Request-Id.
 

@@ -1,6 +1,7 @@
-"""The trace format `openai-batch`: requests of OpenAI's Batch API, JSON Lines without times.
+"""The trace format `openai-batch`: requests of OpenAI's Batch API, without times. Read and written.
 
-`{"custom_id": str, "method": "POST", "url": "/v1/chat/completions", "body": {...}}` a line.
+JSON Lines, one request a line: `{"custom_id": str, "method": "POST", "url": "/v1/chat/completions", "body":
+{...}}`.
 
 Source: OpenAI, reference of the Batch API.
 """

@@ -1,7 +1,8 @@
-"""The trace format `llmtap`: captures as Parquet in the columns of `capture/schema.py`, one file or many.
+"""The trace format `llmtap`: captures as Parquet in the columns of `capture/schema.py`, read and written.
 
-A written file has one ledger: rows of several captures, or of a format without a ledger, are written without
-one and without the names of their relays, which the integrity check needs.
+Reads one file or a stream, or with `read_many` a whole capture: a folder, a pattern or a URL. A written file
+has one ledger: rows of several captures, or of a format without a ledger, are written without one and without
+the names of their relays, which the integrity check needs.
 """
 
 import shutil

@@ -1,7 +1,8 @@
 """The trace format `sharegpt`: JSON conversations as arrays of turns, without times and token counts.
 
-`[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`. Each answer
-becomes a row whose request has all turns before it. Written is one conversation for each session.
+`[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`. Read, each
+answer becomes a row whose request has all turns before it. Written, each session becomes one conversation;
+where a session branches, the branches become conversations of their own.
 
 Source: vLLM's benchmark reads `conversations[0].value` and `[1].value`.
 """

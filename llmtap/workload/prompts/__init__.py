@@ -1,1 +1,1 @@
-"""Prompts of exact lengths in tokens."""
+"""Prompts of exact lengths in tokens: texts, tokenizers, and fitting of texts to a length."""

@@ -1,5 +1,9 @@
 """Make prompts of an exact number of tokens by any tokenizer, with few counts.
 
+`fit` takes drafts and a `TokenCounter` and returns a prompt and its real length for each. `RowPrompts` makes
+the prompts of traces without text, `ElasticPrompts` fits the texts of a workload; the bodies of a replay are
+made from both.
+
 The counts so far give the tokens per word for the next guess; the rest is filled with a repeated word. A
 prompt that cannot be fitted (the template is longer) comes as near as possible and reports the difference.
 

@@ -1,4 +1,8 @@
-"""Prompts, the interfaces of their sources, and random token ids."""
+"""What a prompt is (`Prompt`), the interfaces of workloads and of their prompts, and random token ids.
+
+`Workload` is what `workload/registry.py` returns for a name; `PromptSource` and `ElasticSource` make the
+prompt of a row. `random_ids` draws ids for prompts that are sent as tokens.
+"""
 
 import sys
 from array import array

@@ -1,5 +1,8 @@
 """Reproducible texts of n tokens, and the vocabulary and tokenizer of the simulated engine.
 
+`Numbers` and `RowText` give the bytes of a block or row, `Words` turns them into words, for prompts that are
+made for a trace; `say` writes the answers of the simulated engine, and `count_tokens` counts its prompts.
+
 A text is a string of bytes, each a word of a table of 256 words that are one token at any position. The bytes
 of number x begin with a unique name: NAME_BYTES of x times an odd constant modulo 2^72. So consecutive
 numbers differ in the first words, and no prefix is shared by accident. SHAKE128 continues.

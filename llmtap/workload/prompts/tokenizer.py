@@ -1,7 +1,9 @@
 """Tokenizers, chat templates, and counters of the tokens of whole prompts.
 
-A tokenizer is `tiktoken:NAME`, a `tokenizer.json`, a model's folder, or `sim` for the simulated engine's own.
-All are local; the packages come with the extra `tokenizers`.
+`open_tokenizer` and `load_counter` take the text of `--tokenizer`: `tiktoken:NAME`, a `tokenizer.json`, a
+model's folder, or `sim` for the simulated engine's own (`text.py`). A `TokenCounter` counts a `Prompt` as the
+server does, with the chat template if there is one. All are local; the packages come with the extra
+`tokenizers`.
 """
 
 import json

@@ -1,1 +1,1 @@
-"""Requests and answers on the wire, one module for each family of APIs. Pure."""
+"""Read requests and write answers of the simulated server, one module for each family of APIs. Pure."""

@@ -1,4 +1,7 @@
-"""Anthropic's Messages: blocks that start, grow and stop; `ping` for silence; the input counted at the start.
+"""Anthropic's Messages API on the simulated server: read requests, write streams, whole answers and errors.
+
+`read` returns a `SimulatedRequest`; `AnthropicShape` returns the bytes of an answer. A stream has content
+blocks that start, grow and stop; `ping` events are the keep-alive; the input tokens are counted at the start.
 
 Source: anthropics/anthropic-sdk-python types; docs/dialects.md.
 """

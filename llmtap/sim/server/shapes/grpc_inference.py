@@ -1,6 +1,8 @@
-"""Answers of vLLM's and SGLang's engine services over gRPC (`llmtap/protocol/vllm_grpc.py`).
+"""Requests and answers of vLLM's and SGLang's engine services over gRPC, as the simulated server has them.
 
-Messages are preceded by their length as on the wire, because several may be written together.
+`read` decodes a request; `GrpcInference` returns the messages of an answer. The fields are in
+`llmtap/protocol/vllm_grpc.py`; calls and connections are in `server/grpc_service.py`. Messages are preceded
+by their length as on the wire, because several may be written together.
 
 Source: gRPC over HTTP2, "Length-Prefixed-Message".
 """

@@ -1,6 +1,7 @@
-"""Ollama's own chat and generate: a line of JSON for each piece, the last with the counts and times in ns.
+"""Ollama's chat and generate APIs on the simulated server: read requests, write streams, answers and errors.
 
-It streams unless told not to. It has no keep-alive and no reason for a refusal, which ends as `stop`.
+A stream is a line of JSON for each piece; the last has the counts and the times in ns. Ollama streams unless
+the request says otherwise. It has no keep-alive and no finish reason for a refusal, which ends as `stop`.
 
 Source: ollama/ollama docs/api.md; docs/dialects.md.
 """

@@ -1,8 +1,12 @@
-"""Requests and answers of OpenAI's chat completions, completions and Responses, and of vLLM's variants.
+"""OpenAI's chat completions, completions and Responses APIs on the simulated server, with vLLM's variants.
+
+The `read_` functions turn the body of a request into a `SimulatedRequest`; the shapes return the bytes of
+streams and whole answers; `openai_error` is the body of an error.
 
 OpenAI sends the role first and the finish reason last, each in a chunk of its own; vLLM puts the finish
 reason on the last tokens. Usage on every chunk, with the counts so far, is vLLM's `continuous_usage_stats`.
-Responses are named events that count up, with the whole answer again at the end, and no end marker.
+The stream of Responses is named events with sequence numbers, with the whole answer again at the end, and no
+end marker.
 
 Source: openai/openai-openapi; openai/openai-python types/responses; vllm entrypoints/openai;
 docs/dialects.md.

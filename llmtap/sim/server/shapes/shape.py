@@ -1,4 +1,9 @@
-"""Requests and answers independent of the API, and the interface that each API's module fills."""
+"""Requests and answers of the simulated server independent of an API, and the base class of API writers.
+
+`SimulatedRequest` is what a module of an API reads; `Answer` is what it writes; `Shape` is the interface that
+turns an answer into bytes. Also helpers of these modules: decode a body, take the text of a message, write a
+server-sent event.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
