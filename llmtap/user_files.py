@@ -1,4 +1,9 @@
-"""Read TOML and JSON files of users with limits on size and nesting."""
+"""Read TOML files with limits on size and nesting, find the lines of their keys, and decode JSON of users.
+
+`read_toml` returns a dict and raises ConfigError with file and line. `key_lines` gives the line of each key,
+for error messages. `decode_json` decodes bytes that were read elsewhere; JSON that is nested too deeply is an
+error like any other.
+"""
 
 import re
 import tomllib

@@ -1,1 +1,1 @@
-"""The ten tests of the IETF draft and the parts that only they use."""
+"""The ten tests of the IETF draft, a module each, and what two or more of them share (`mixes`, `paired`)."""
