@@ -1,4 +1,9 @@
-"""Show the progress of replays and benchmarks: a bar with live figures on a terminal, else log lines."""
+"""Show the progress of replays and benchmarks: a bar with live figures on a terminal, else log lines.
+
+The commands pass one of these listeners to a replay (`watching_replay`) or a benchmark (`watching_bench`),
+which calls its methods. `LatestProgress` keeps the figures for `llmtap demo`. `Answering` handles Ctrl-C
+during a replay.
+"""
 
 import asyncio
 import os

@@ -1,5 +1,7 @@
 """Turn a saved answer, explained, into JSON and into lines: its Exchange and every event.
 
+For `llmtap inspect`. Input: the `Saved` and `Explained` of `exchange/saved.py`. Output: public JSON
+(`explained_to_dict`), or a headline, the rows of a table of events, and facts on the whole answer (`story`).
 A saved answer has no times, so every duration is null; a HAR file gives totals, and they are named as such.
 An exchange of a packet capture has the times of its packets.
 """
