@@ -1,4 +1,4 @@
-"""Read the settings of the proxy, the meter and the watcher from all their sources, and check them.
+"""Read the settings of `llmtap proxy`, `meter` and `watch` from all their sources, and check them.
 
 Sources, each before those that it overrides: flags, `LLMTAP_` environment variables, the TOML file, two
 `OTEL_` variables, defaults. The file has a table for each field of `Settings` (`[relay]`, `[tenants]`) and

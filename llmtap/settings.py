@@ -1,8 +1,9 @@
 """Convert `NAME=VALUE` texts to the fields of a struct, and list its fields with their meaning.
 
 `read_options` and `explained` are for options that are fields of a msgspec struct, such as `--reading` and
-`--serving` of `llmtap sim run`, the `x-sim-` headers of the simulated engine, and the parameters that `llmtap
-bench list` prints. The settings of the configuration file are in `config.py`.
+`--serving` of `llmtap sim run`, and for the list of parameters that `llmtap bench list` prints. `read_value`
+reads one value, for example of a header of the simulated engine. The settings of the configuration file are
+in `config.py`.
 """
 
 import difflib

@@ -1,4 +1,6 @@
-"""Benchmarks of LLM servers, by the IETF draft (its ten tests) and by exo-bench, and the self-test.
+"""Benchmarks of LLM servers: the ten tests of the IETF draft, exo-bench's grid, and the self-test.
 
-Has the bench file, the tests and their runs, reports, comparisons, and compliance with the draft.
+Subpackages: bench file (`sut`), tests and their runs (`tests`, `run`), reports and comparison (`report`),
+compliance with the draft (`compliance`), exo-bench (`exo`). `selftest.py` measures the error of llmtap's own
+times.
 """

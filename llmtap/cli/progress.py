@@ -1,8 +1,8 @@
 """Show the progress of replays and benchmarks: a bar with live figures on a terminal, else log lines.
 
-The commands pass one of these listeners to a replay (`watching_replay`) or a benchmark (`watching_bench`),
-which calls its methods. `LatestProgress` keeps the figures for `llmtap demo`. `Answering` handles Ctrl-C
-during a replay.
+`watching_replay` and `watching_bench` give a command the listener that it passes to a replay or a benchmark,
+which calls the listener's methods. `LatestProgress` keeps the figures for `llmtap demo`. `Answering` handles
+Ctrl-C during a replay.
 """
 
 import asyncio

@@ -5,7 +5,8 @@ Configurations are arms of the bench file: `baseline`, and any of `input_filter`
 `paired.py` calculates the figures; this module has parameters, loads, Tables 13 and 14 and charts. An
 overhead is the mean over repeats of the shift of pairs (Hodges and Lehmann), with Student's interval (6.3);
 of a percentile, the difference of percentiles (5.10.4) with an interval by pairs. p-values are Holm's over
-all configurations and loads. `search` finds each configuration's maximum (Table 14).
+all configurations and loads. The parameter `search` adds the maximum throughput of each configuration (Table
+14).
 """
 
 import difflib

@@ -1,7 +1,8 @@
 """Inter-Token Latency Distribution (IETF draft, 5.4): gaps between tokens at several shares of saturation.
 
-`run` sends an open loop at each share of a known saturation rate, and returns percentiles, a test for several
-modes, tables and charts by level. TTFT is not included, nor are responses of fewer than 50 tokens.
+`run` sends an open loop at each share of the saturation rate, which is given or the throughput test's result,
+and returns percentiles, a test for several modes, tables and charts by level. TTFT is not included, nor are
+responses of fewer than 50 tokens.
 
 The gap is the time between events with output: ITL if nearly all have one token (B.2.1), else time between
 chunks (TBC, option A of 4.6.3); with option C, by the server's timestamps. Option B (all tokens of a chunk at

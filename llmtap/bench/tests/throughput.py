@@ -1,10 +1,11 @@
 """Output Token Throughput (IETF draft, 5.2): the highest sustained load, and its token rate.
 
-`run` sends open loops at rising rates or closed loops of rising concurrency, and returns all levels, the
-latency at the maximum (Table 4) and charts. Other tests use the result as the capacity; `seek` is the search,
-also for the tradeoff test. It doubles the load until it is not sustained, then bisects down to one increment.
-A load is not sustained if its queue grows (open loop), if fewer than 90 % of its arrivals complete, or if it
-breaks the SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50 (5.2.3.1).
+`run` sends open loops at rising rates or closed loops of rising concurrency, and returns the maximum (Table
+3), the latency there (Table 4), all levels, and charts. Other tests use the result as the capacity; `seek` is
+the search, also for the tradeoff test. It doubles the load until it is not sustained, then bisects down to
+one increment. A load is not sustained if its queue grows (open loop), if fewer than 90 % of its arrivals
+complete, or if it breaks the SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50
+(5.2.3.1).
 """
 
 from collections.abc import Mapping
