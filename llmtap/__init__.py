@@ -1,6 +1,7 @@
-"""Measure LLM traffic with a transparent proxy. ARCHITECTURE.md describes the packages.
+"""llmtap measures LLM traffic (proxy, middleware, packets), and generates, simulates and benchmarks it.
 
-`llmtap.read(path_or_url)` gives a Capture: its rows as an Arrow table or as Exchanges.
+The root of the package has the version and the API for captures: `llmtap.read(path_or_url)` returns a
+Capture, whose rows are available as an Arrow table or as Exchanges. ARCHITECTURE.md describes the packages.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
-"""Read the clocks of this machine; no other module does, except `native/reading.c`.
+"""Clocks for measurements: real ones (`SystemClock`, `AdapterClock`) and one for tests (`ManualClock`).
 
-Durations are measured with monotonic time: integer nanoseconds of CLOCK_MONOTONIC, which all processes of a
-host share. Wall time is for dates. Only a WallAnchor converts between them.
+All code that measures reads time from these classes; only `native/reading.c` reads a clock itself. Durations
+are measured with monotonic time: integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
+Wall time is for dates. Only a WallAnchor converts between them.
 """
 
 import time

@@ -1,8 +1,11 @@
-"""Load all settings from defaults, a TOML file, environment variables and flags, and check them.
+"""Read the settings of `llmtap proxy`, `meter` and `watch` from all their sources, and check them.
 
-The file has a table for each package (`[relay]`, `[meter]`, `[log]`) and for each class of tenants
-(`[slo.NAME]`). Every key is also an environment variable: `relay.idle_timeout` is
-`LLMTAP_RELAY_IDLE_TIMEOUT`, `slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`.
+Sources, each before those that it overrides: flags, `LLMTAP_` environment variables, the TOML file, two
+`OTEL_` variables, defaults. The file has a table for each field of `Settings` (`[relay]`, `[tenants]`) and
+for each class of tenants (`[slo.NAME]`). `relay.idle_timeout` is also `LLMTAP_RELAY_IDLE_TIMEOUT`,
+`slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`. The result is a `Settings`, or a ConfigError with all mistakes
+and their places. `llmtap slo generate` and `llmtap report --config` use the objectives of the same file. The
+other commands (`replay`, `sim`, `bench`) have options of their own.
 """
 
 import difflib

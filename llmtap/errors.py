@@ -1,8 +1,9 @@
-"""Exceptions of llmtap.
+"""Exceptions of llmtap, and helpers to collect several ConfigErrors and to name a missing package.
 
 A ConfigError is a mistake of the user, such as an invalid option or an unreadable file: a sentence that names
-the place, with a hint, and exit code 2. A PeerProtocolError is a fault of a client or server, and becomes the
-outcome of one exchange. A bug in llmtap is an `assert`.
+the place, with a hint, and exit code 2. Another LlmtapError ends a command with exit code 1 (`cli/main.py`).
+A PeerProtocolError is a fault of a client or server, and becomes the outcome of one exchange. A bug in llmtap
+is an `assert`.
 """
 
 from collections.abc import Callable, Iterable, Iterator

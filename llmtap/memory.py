@@ -1,4 +1,4 @@
-"""Read the resident memory of this process."""
+"""Read the resident memory of this process in bytes, for the status that relays and the meter report."""
 
 import resource
 

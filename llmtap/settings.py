@@ -1,4 +1,10 @@
-"""Read `NAME=VALUE` options of the command line into a struct, and list its options with their meaning."""
+"""Convert `NAME=VALUE` texts to the fields of a struct, and list its fields with their meaning.
+
+`read_options` and `explained` are for options that are fields of a msgspec struct, such as `--reading` and
+`--serving` of `llmtap sim run`, and for the list of parameters that `llmtap bench list` prints. `read_value`
+reads one value, for example of a header of the simulated engine. The settings of the configuration file are
+in `config.py`.
+"""
 
 import difflib
 import types

@@ -1,4 +1,9 @@
-"""Read TOML and JSON files of users with limits on size and nesting."""
+"""Read TOML files with limits on size and nesting, find the lines of their keys, and decode JSON.
+
+`read_toml` returns a dict and raises ConfigError with file and line. `key_lines` gives the line of each key,
+for error messages. `decode_json` decodes bytes that the caller has read, and raises msgspec.DecodeError also
+for JSON that is nested too deeply.
+"""
 
 import re
 import tomllib

@@ -2,7 +2,8 @@
 
 The server in this process responds to the load generator's processes and logs the time of every write by the
 same clock. The true ITL is the time between two writes, the true TTFT the time from the complete request at
-the server to the first write; the network time of the request counts as error. Source: IETF draft, 4.7.
+the server to the first write; the network time of the request counts as error. Used by `llmtap selftest`, and
+after `llmtap replay` and each test of `llmtap bench` at a load as dense as theirs. Source: IETF draft, 4.7.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""Commands: one file per command; they parse options, call packages and render results."""
+"""Commands of `llmtap`: parse options, call the other packages, print results; `main.py` loads them."""

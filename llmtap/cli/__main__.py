@@ -1,7 +1,8 @@
 """Entry point of the `llmtap` command, and of `python -m llmtap.cli`.
 
 Python needs half a second to import the commands. A Ctrl-C in that time would print a traceback, or be lost
-in code that swallows exceptions. So the process simply exits on Ctrl-C until the imports are done.
+in code that swallows exceptions. So the process simply exits on Ctrl-C until the imports are done; then it
+calls `main` of `cli/main.py`.
 """
 
 import os

@@ -1,4 +1,9 @@
-"""`llmtap bench`: the ten tests of the IETF draft, the bench file, and the list of requirements."""
+"""`llmtap bench`: the ten tests of the IETF draft, the bench file, and the list of requirements.
+
+Defines a command for each test, `all`, `list`, `init` and `compliance`. A run of tests is
+`bench/run/perform.py`; this module reads its options and writes and prints the reports. `llmtap report` uses
+`compare_folders` and `bench_texts`. `llmtap bench exo` and `grid` are in `bench_exo.py`.
+"""
 
 import asyncio
 import shlex

@@ -1,4 +1,7 @@
-"""`llmtap bench exo` (rates over a grid, as defined by exo-bench) and `llmtap bench grid` (batch times)."""
+"""`llmtap bench exo` (rates over a grid, as defined by exo-bench) and `llmtap bench grid` (batch times).
+
+Both run an `ExoBench` (`bench/exo/mode.py`) and print a table with notes, or write JSON or CSV.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence

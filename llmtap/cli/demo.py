@@ -1,4 +1,8 @@
-"""`llmtap demo`: simulated engine, proxy and load in one command."""
+"""`llmtap demo`: simulated engine, proxy and load in one command.
+
+Sends a replay through the proxy, shows the proxy's figures meanwhile, and prints its comparison of the
+requests with and without a guardrail. `demo_stage.py` starts the processes and plans the load.
+"""
 
 import asyncio
 import signal

@@ -1,6 +1,8 @@
-"""Processes of the demo: the simulated engine with a guardrail, and the proxy in front of it.
+"""Load and processes of the demo: plan of the requests, the simulated engine, and the proxy in front of it.
 
-They run in their own session, so that Ctrl-C in the terminal reaches only the demo, which then ends them.
+`demo.py` uses `demo_plan` and the context `DemoStage`. The proxy runs an experiment, one arm of which has a
+guardrail that the engine simulates. The processes run in their own sessions, so that Ctrl-C in the terminal
+reaches only the demo, which then ends them.
 """
 
 import asyncio

@@ -1,4 +1,8 @@
-"""`llmtap convert` and `llmtap inspect`: convert traces, and explain one saved answer."""
+"""`llmtap convert` and `llmtap inspect`: convert traces, and explain one saved answer.
+
+`convert` also lists the formats (`traces/`). `inspect` also lists the exchanges of a packet capture and
+explains one of them.
+"""
 
 import io
 import os

@@ -1,4 +1,9 @@
-"""The `llmtap` command: shared code of the subcommands, and the handling of errors."""
+"""The `llmtap` command: the typer `app`, loading of the command modules, and exit codes.
+
+Each module in `_MODULES` adds its commands to `app`. Also here: `--version`, the order of commands in the
+help, the meaning of `--json` without a file, and the output of errors. Helpers of the commands are in
+`cli/shared.py`.
+"""
 
 import importlib
 import sys

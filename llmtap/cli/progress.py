@@ -1,4 +1,9 @@
-"""Show the progress of replays and benchmarks: a bar with live figures on a terminal, else log lines."""
+"""Show the progress of replays and benchmarks: a bar with live figures on a terminal, else log lines.
+
+`watching_replay` and `watching_bench` give a command the listener that it passes to a replay or a benchmark,
+which calls the listener's methods. `LatestProgress` keeps the figures for `llmtap demo`. `Answering` handles
+Ctrl-C during a replay.
+"""
 
 import asyncio
 import os

@@ -1,4 +1,8 @@
-"""`llmtap report`: summarise a capture, a trace, a replay or a benchmark."""
+"""`llmtap report`: summarise a capture or a trace, or show or compare results of replays and benchmarks.
+
+Captures and traces are summarised by `capture/read/describe.py`; stored results are rendered again. `llmtap
+replay` uses `tell_replay` and `write_beside` for its own result.
+"""
 
 import re
 import shlex

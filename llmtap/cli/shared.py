@@ -1,4 +1,8 @@
-"""Shared code of commands: options, output files, texts and signals."""
+"""Shared code of commands: declarations and checks of options, output files, printing, and signals.
+
+`Outputs` writes `--json`, `--html`, `--markdown` and `--csv`; `stoppable` handles Ctrl-C and SIGTERM; names
+such as `Headers` declare options that several commands have.
+"""
 
 import difflib
 import math

@@ -1,7 +1,9 @@
 """Turn the options of `llmtap sim run` into the axes of a sweep, run it, and show progress.
 
-Progress is a bar in a terminal, else a line for each job that is done. A job is named by its scheduler, its
-size, what the sweep varies, and what else differs from its default.
+For `cli/sim.py`: `AxesRead` checks and collects the axes, `run_sweep` returns the summaries of all runs. Also
+prints the lists of `--readings` and `--presets`. Progress is a bar in a terminal, else a line for each job
+that is done. A job is named by its scheduler, its size, what the sweep varies, and what else differs from its
+default.
 """
 
 import sys

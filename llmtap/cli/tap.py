@@ -1,4 +1,9 @@
-"""Commands of the tap: `llmtap proxy`, `llmtap meter`, `llmtap top` and `llmtap slo`."""
+"""Commands `llmtap proxy` and `llmtap meter` (measure live traffic), `llmtap top`, `llmtap slo generate`.
+
+They read the configuration (`config.py`) and start the processes (`supervisor/`), the terminal view (`top/`),
+or the generation of alert rules (`export/rules`). `llmtap watch` is in `watch.py` and uses `announce` from
+here.
+"""
 
 import os
 import sys

@@ -1,4 +1,8 @@
-"""`llmtap watch`: measure traffic from its packets, without a proxy."""
+"""`llmtap watch`: measure traffic from its packets, without a proxy.
+
+Packets come from a network interface (`supervisor/watching.py`), or from a file with `--read`, whose summary
+is printed.
+"""
 
 import os
 import sys

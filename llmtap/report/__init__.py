@@ -1,1 +1,5 @@
-"""Reports: documents made of public JSON, and their renderers for a terminal, Markdown and HTML."""
+"""Reports for a terminal, as Markdown and as HTML pages, made of the public JSON of results.
+
+Modules named after a result (`replay`, `capture`, `bench`, `sweep`) turn JSON into blocks of text, tables and
+charts (`document`); `render` and `page` output these.
+"""

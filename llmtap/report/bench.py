@@ -1,4 +1,9 @@
-"""Turn the JSON of benchmarks and comparisons into reports for terminal, Markdown and HTML."""
+"""Render benchmarks for a terminal and as HTML, and comparisons of systems also as Markdown.
+
+Input: the JSON of `bench/report/report.py` (`render_bench`, `bench_html`) and of `bench/report/compare.py`
+(`render_compare`, `compare_html`, `compare_markdown`). The Markdown of a benchmark is in
+`bench/report/texts.py`, which uses the sentences on compliance, deviations and findings from here.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,8 @@
-"""Turn the JSON of a capture (summary, workload, integrity) into tables for a terminal.
+"""Turn the JSON of a capture into tables for a terminal: its summary, or its integrity.
 
-Takes the public JSON (`llmtap report --json`, `--integrity --json`).
+`llmtap report` calls `render_capture` (latencies, SLO classes, workload, groups) and `render_integrity`
+(exchanges present and missing, by capture and relay) with the public JSON that it prints with `--json` and
+`--integrity --json`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,9 @@
-"""Document model of reports: sections of notes, tables, charts and lists.
+"""Document model of reports: blocks such as notes, tables and charts, sections, and a whole document.
 
-A command makes a document of the public JSON; `render.py` renders it for a terminal and as Markdown,
-`page.py` as HTML. All texts are plain: renderers escape them.
+Modules that report on a result (`replay.py`, `bench.py`, `sweep_page.py` and others) make them of public
+JSON. `render.py` renders notes and tables for a terminal and documents as Markdown, `page.py` renders
+documents as HTML. Texts are plain, and renderers escape them, except texts for plotly (`Panel`), which are
+escaped before.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,7 @@
 """Render a document as one HTML file that loads nothing: plotly is in it, and its policy forbids requests.
 
-The template escapes every text; texts for plotly are escaped before, since it reads tags in them.
+`page_html` takes a `ReportDocument` and fills the template `page.html`; replay, benchmark and sweep reports
+call it. The template escapes every text; texts for plotly are escaped before, since it reads tags in them.
 """
 
 from collections.abc import Mapping

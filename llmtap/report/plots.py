@@ -1,5 +1,9 @@
 """Turn chart declarations in public JSON into plotly charts, and tables with the same figures.
 
+For benchmarks and comparisons: `chart_figure` returns a `FigureBlock` of `document.py`, `chart_table` a
+`Table`. Charts of replays and sweeps are made in `replay_charts.py` and `sweep_page.py`, with the dashes and
+symbols from here.
+
 A chart is `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` where there
 are intervals), `marks` (places on the x axis that have a name), `log_x`, `log_y`. Series differ by colour and
 by dash or pattern, for readers who cannot tell colours apart. Names were given by others, and plotly reads

@@ -1,4 +1,7 @@
-"""Render documents for a terminal and as Markdown."""
+"""Render notes and tables for a terminal (with rich), and documents as Markdown.
+
+Input: blocks or a `ReportDocument` of `document.py`. Control characters are escaped. `page.py` renders HTML.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace

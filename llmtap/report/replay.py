@@ -1,7 +1,8 @@
 """Turn the JSON of a replay into a report for a terminal, as Markdown and as an HTML page.
 
 Takes the public JSON (`llmtap replay --json`); parts that are missing are left out. Every chart has a table
-of its figures, and a caption that states their basis.
+of its figures, and a caption that states their basis; `replay_charts.py` makes the charts, `replay_terms.py`
+the captions. Also renders the result of `llmtap selftest`, and the verdicts of replays beside a capture.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,9 @@
-"""Turn the JSON of a replay into charts: latency distributions, and the run over time.
+"""Turn the JSON of a replay into data of charts: latency distributions, and the run over time.
 
-Distributions are drawn from `quantiles` of the public JSON, each as a whole and as the share of requests that
-exceed a latency. Parts of too few samples (IETF draft, 5.1.4.3) are dotted. Of very many samples over time
-the lowest and the highest of each stretch are drawn.
+`replay.py` puts the result into its page: `Distribution` and `TimeChart` have the `Panel`s (for plotly) and
+tables of `document.py`; `page.py` renders them. Distributions are made of `quantiles` of the public JSON,
+each as a whole and as the share of requests that exceed a latency. Parts of too few samples (IETF draft,
+5.1.4.3) are dotted. Of very many samples over time only the lowest and the highest of each stretch are kept.
 """
 
 from bisect import bisect_left, bisect_right

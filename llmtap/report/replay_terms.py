@@ -1,4 +1,8 @@
-"""Turn the JSON of a replay into sentences on the basis of its figures: plan, load, window, sender."""
+"""Turn the JSON of a replay into sentences on the basis of its figures: plan, load, window, sender.
+
+For `replay.py`: `plan_rows` gives the rows of the settings, `rests_on` the caption of a chart, functions with
+`_said` one sentence each. The report of a benchmark uses the sentence on the self-test.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final

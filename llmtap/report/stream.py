@@ -1,7 +1,9 @@
-"""Turn a saved answer, explained, into JSON and into lines: its Exchange and every event.
+"""Turn a response that was read from a file into JSON and lines: its Exchange and every event.
 
-A saved answer has no times, so every duration is null; a HAR file gives totals, and they are named as such.
-An exchange of a packet capture has the times of its packets.
+For `llmtap inspect`. Input: the `Saved` and `Explained` of `exchange/saved.py`. Output: public JSON
+(`explained_to_dict`), or a headline, the rows of a table of events, and facts on the whole response
+(`story`). A saved response has no times, so every duration is null; a HAR file gives totals, and they are
+named as such. An exchange of a packet capture has the times of its packets.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,9 @@
 """Turn the JSON of a Summary, and of the resources of a run, into tables for a terminal.
 
-Takes the public JSON (`Summary.to_dict`, `/api/v1/summary`, `TimeSeries.summary`).
+Takes the public JSON (`Summary.to_dict` of `metrics/summary.py`, `/api/v1/summary`, `TimeSeries.summary`).
+`llmtap watch --read` prints `render_summary`; the reports of replays and captures contain `summary_blocks`
+(latencies, outcomes, tokens, relays), those of replays also `system_blocks` (CPU, memory, GPUs, server
+metrics).
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,11 @@
-"""Turn the JSON of simulated runs into a table and curves: the axis that varies, lines along it.
+"""Turn the JSON of simulated runs (`llmtap sim run`) into a table, notes on it, and the order of its curves.
 
-A run is the public JSON of one result. Of all its settings, those that differ between runs are dimensions.
-The axis is the numeric one with the most values. What it and the scheduler do not decide tells the lines
-apart; what they do decide (a fixed time makes more requests at a higher rate) runs along the axis.
+A run is the public JSON of one result. `sweep_table` and `sweep_lines` are the output on a terminal;
+`read_sweep` finds the axis and the lines along it, which `sweep_page.py` draws.
+
+Of all settings, those that differ between runs are dimensions. The axis is the numeric one with the most
+values. What it and the scheduler do not decide tells the lines apart; what they do decide (a fixed time makes
+more requests at a higher rate) runs along the axis.
 
 An option that a run's scheduler does not read is None among its `readings` and `serving`. Along such an axis
 the run is the same everywhere: a level line.

@@ -1,8 +1,9 @@
 """Turn the JSON of simulated runs into an HTML page: curves, tables, and the basis of their figures.
 
-A chart has a panel for each quantity, and in it one curve for each line of the sweep. Quantities that no run
-has are left out. Lines differ by colour, dash and marker. Names of schedulers and files are users' text:
-escaped for plotly, which reads tags.
+`llmtap sim run --html` calls `sweep_html`; `sweep.py` finds the axis, the lines and the table. A chart has a
+panel for each quantity, and in it one curve for each line of the sweep. Quantities that no run has are left
+out. Lines differ by colour, dash and marker. Names of schedulers and files are users' text: escaped for
+plotly, which reads tags.
 
 Source: smooth goodput paper, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth
 goodput); multi-bin paper, sections 7 and 9.

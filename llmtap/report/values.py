@@ -1,4 +1,8 @@
-"""Turn numbers, times and foreign texts into cells of reports; titles of the metrics."""
+"""Turn numbers, times and texts from outside into cells of reports; titles of the metrics.
+
+Shared by the modules of `report` and by `llmtap top`: rounding, units, the mark for too few samples, escape
+of control characters, texts of simulator options, and access to JSON by path (`at`, `leaves`).
+"""
 
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping

@@ -1,1 +1,1 @@
-"""Requirements of the IETF draft, and the check of a benchmark report against each of them."""
+"""Requirements of the IETF draft (`requirements.csv`), and the check of a report against each of them."""

@@ -1,6 +1,7 @@
 """Checks of the IETF draft's requirements on comparisons of systems (section 6) and on testers (section 7).
 
-The input is a comparison (`bench/report/compare.py`) with the `reports` of one test on each system.
+Most checks get a comparison (`bench/report/compare.py`) with the `reports` of one test on each system; those
+on testers get one report. `ROWS` has the requirements with their checks, for `judge.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,9 @@
 """Types and helpers of compliance checks: requirement, verdict, and access to parts of a benchmark report.
 
-REQUIRED and SHALL are MUST, RECOMMENDED is SHOULD (BCP 14). A requirement without a key word has level
-`procedure` and does not affect compliance. A missing part of a report is None, not an error. Source: IETF
-draft, 2.
+The checks are in `preparation.py`, `procedures.py` and `comparison.py`: functions of a report's JSON that
+return a `ComplianceVerdict`. `requirements` connects them with the rows of `requirements.csv`. REQUIRED and
+SHALL are MUST, RECOMMENDED is SHOULD (BCP 14). A requirement without a key word has level `procedure` and
+does not affect compliance. A missing part of a report is None, not an error. Source: IETF draft, 2.
 """
 
 import csv

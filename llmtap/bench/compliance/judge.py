@@ -1,7 +1,10 @@
 """Check a benchmark report, or a comparison, against every requirement of the IETF draft that applies to it.
 
+Input: the JSON of a report (`judge`) or of a comparison (`judge_comparison`). Output: a `Matrix` with the
+verdict and evidence of each requirement. The checks themselves are in the modules beside this one.
 Unconditional compliance: every MUST and SHOULD is satisfied. Conditional: every MUST is (section 2). Missing
-evidence counts as not satisfied. A procedure that was not followed is a deviation. Source: IETF draft, 2, 6.
+evidence counts as not satisfied. A procedure that was not followed is a deviation. `listing` is the table of
+`llmtap bench compliance`. Source: IETF draft, 2, 6.
 """
 
 from collections.abc import Mapping, Sequence

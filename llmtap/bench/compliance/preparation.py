@@ -1,6 +1,8 @@
 """Checks of the IETF draft's section 4: load generator, workloads, tokens, warm-up, clocks, guardrails.
 
-An ability that no load of the test used is not applicable. Long because section 4 is one table.
+A check gets the JSON of one test's report and returns a verdict. `ROWS` has the requirements with their
+checks, for `judge.py`. An ability that no load of the test used is not applicable. Long because section 4 is
+one table.
 """
 
 import re

@@ -1,4 +1,8 @@
-"""Checks of the IETF draft's section 5: the ten tests. Long because section 5 is one table."""
+"""Checks of the IETF draft's section 5: set-up, procedure and report of each of the ten tests.
+
+A check gets the JSON of one test's report and returns a verdict. `ROWS` has the requirements with their
+checks, for `judge.py`. Long because section 5 is one table.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

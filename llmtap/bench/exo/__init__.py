@@ -1,1 +1,1 @@
-"""The benchmark of exo (exo-bench): prefill and generation rates over a grid."""
+"""`llmtap bench exo` (rates over a grid, as exo-bench measures them) and `bench grid` (batch times)."""

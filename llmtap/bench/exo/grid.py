@@ -1,4 +1,7 @@
-"""Batch times of a measured grid, from the runs of an `ExoBench` with distinct prompts.
+"""Batch times of a measured grid, and the latency model that is fitted to them, for `llmtap bench grid`.
+
+Input: the runs of an `ExoBench` with distinct prompts. Output: a `MeasuredGrid`; its `to_csv` is the file
+that `llmtap sim run --latency` reads.
 
 The time of a batch is from the first byte of its first request to the end of its last response; its step is
 the median over its requests of (last token - first token) / (tokens - 1). A cell is valid if in each measured
@@ -6,7 +9,7 @@ batch every request completed with the tokens that were asked for, and all gener
 last first token came before the first response ended. A server that runs fewer requests at a time, or queues
 some, fails the last condition.
 
-Source: multi-bin batching paper, 3.2 (the file), 4.1 and 4.2 (T = alpha + beta L h(b), fitted to it).
+Source: multi-bin batching paper, 3.2 (the CSV file), 4.1 and 4.2 (the model T = alpha + beta L h(b)).
 """
 
 import csv

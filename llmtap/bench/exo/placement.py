@@ -1,8 +1,10 @@
 """Place a model on the nodes of an exo cluster for a benchmark, and remove the instance afterwards.
 
-The order is exo-bench's: previews, download on each node, instance, runners ready. The first placement that
-fits is used; other instances remain. Source: exo-bench's methodology, "Reproducing Results"; exo's
-bench/harness.py.
+`mode.py` calls `place` before its measurements and `remove` after them. The order is exo-bench's: previews,
+download on each node, instance, runners ready. Of the previews that fit the options (`PlacementWish`), the
+one whose instance type, sharding (by name) and number of nodes sort last is used. Other instances remain.
+
+Source: exo-bench's methodology, "Reproducing Results"; exo's bench/harness.py.
 """
 
 import asyncio

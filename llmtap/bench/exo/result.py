@@ -1,5 +1,8 @@
 """Results of an exo benchmark: rates, batches and energy, as JSON with the keys of exo-bench's output.
 
+`mode.py` keeps the exchanges of each batch in a `Sent`; `Telling` converts them to runs. `rows_of` summarises
+the repeats for the table of `llmtap bench exo`.
+
 A run is one request. Prefill rate: prompt tokens / prefill time. Generation rate: gaps / time from the first
 to the last token. `timing` names the clock: the server's if it reports both times, else the client's, whose
 prefill time is TTFT and contains network and queue. `agg_gen_tps` is the rate of the fastest request times

@@ -1,8 +1,9 @@
 """Detect the type of a server, and the fields and endpoints that an exo benchmark can use with it.
 
-The benchmark needs responses that ignore EOS and prompts that no cache has. exo has an endpoint for both,
-llama.cpp has a field for each; vLLM, SGLang and the simulated engine have fields for the first. An exo
-cluster is also asked for its nodes and, once a second, their state.
+`mode.py` calls `ask_served` before it sends anything, and gets an `ExoServed`. The benchmark needs responses
+that ignore EOS and prompts that no cache has. exo has an endpoint for both, llama.cpp has a field for each;
+vLLM, SGLang and the simulated engine have fields for the first. An exo cluster is also asked for its nodes
+and, once a second, their power and load (`NodeMetrics`).
 
 Source: exo-bench's methodology, "Bench Endpoint", "System Metrics"; exo's src/exo/api/types and
 src/exo/shared/types; llama.cpp tools/server/README.md (`ignore_eos`, `cache_prompt`).

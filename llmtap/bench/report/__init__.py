@@ -1,1 +1,4 @@
-"""Reports of benchmarks: JSON, minimum and full text, and comparison of systems."""
+"""Reports of the ten tests as JSON, as minimum and full text, and comparison of systems.
+
+`llmtap/report/bench.py` renders the same JSON for terminal and HTML.
+"""

@@ -1,5 +1,8 @@
 """Compare results folders of several systems, or of one system with itself, by section 6 of the IETF draft.
 
+Input: folders of `llmtap bench`. Output: public JSON (`compare_results`) for `llmtap report --compare` and
+`llmtap bench --against`; `compare_tables.py` adds tables and charts, `llmtap/report/bench.py` renders it.
+
 The samples are runs, at least three of each system (6.3), since requests of one run share the state of the
 machine. With fewer runs, the samples are the requests of the first runs. Figures of loads that differ are not
 tested. p-values of a test's main figures are corrected by Holm's method, and their intervals are simultaneous

@@ -1,4 +1,8 @@
-"""Tables and charts of a comparison of systems: differences, and distributions of loads."""
+"""Tables and charts of a comparison of systems: differences from the first one, distributions of loads.
+
+Input: the compared figures and the measurements of `compare.py`. Output: the `ReportTable` and `ChartSpec`
+objects that it puts into its JSON.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final

@@ -1,11 +1,15 @@
 """Build the public JSON of a benchmark: a report for each test, and one document of all tests.
 
+`bench/run/perform.py` calls `report_of` after each test and `document_of` at the end; `load_document` builds
+the document from a results folder. Compliance is judged here; `texts.py` and `llmtap/report/bench.py` render
+it.
+
 A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
 `requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
-`deviations`, `itl_option`, `round_trip` (seconds), `exact_requests`, `forfeits`, `verdict` and `compliance`.
-The document has what the reports share, `tests` (reports of first runs), `repeats` (short forms of the
-reports of further runs), `not_run` and a verdict over all.
+`deviations`, `itl_option`, `round_trip` (seconds), `model_load`, `selftest`, `exact_requests`, `forfeits`,
+`verdict` and `compliance`. The document has what the reports share, `tests` (reports of first runs),
+`repeats` (short forms of the reports of further runs), `not_run` and a verdict over all.
 """
 
 import os

@@ -1,8 +1,9 @@
 """Render a benchmark's document as text: the minimum report (IETF draft, C.1) and the full report (C.2).
 
-The minimum report shows one load: that of the TTFT test, else of the first test. A test's main load is the
-highest level that held, the highest share, the mix of classes, or the baseline of configurations.
-The full report ends with the data of its charts as tables, streams excepted.
+Input: the JSON document of `report.py`. Output: plain text (`minimum_text`) and Markdown (`full_markdown`)
+for `llmtap bench` and `llmtap report`. The minimum report shows one load: that of the TTFT test, else of the
+first test. A test's main load is the highest level that held, the highest share, the mix of classes, or the
+baseline of configurations. The full report ends with the data of its charts as tables, streams excepted.
 """
 
 import re

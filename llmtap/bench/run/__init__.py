@@ -1,1 +1,1 @@
-"""Running of benchmark tests: sessions, loads, measurements, results folders."""
+"""Runs of benchmark tests: order and resumption, sessions that send loads, measurements, results folders."""

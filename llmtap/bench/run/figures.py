@@ -1,6 +1,8 @@
 """Percentiles with confidence intervals for benchmark results, and their table cells and chart series.
 
-Measurements are public JSON in seconds. Cells and charts are in milliseconds.
+Used by the ten tests and by comparisons. Input: measured values in seconds. Output: figures as public JSON in
+seconds (`latency_row`), cells and tables, and chart series in milliseconds. `metrics/intervals.py` calculates
+the intervals.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,13 +1,15 @@
-"""The results folder of a benchmark, from which an interrupted run is resumed.
+"""The results folder of a benchmark (`Folder`): its files, and the steps from which a run is resumed.
 
     RESULTS/
       bench.json            SUT, target, parameters, seeds, versions (no keys)
+      server.log            output of the server, if llmtap started it
       TEST/asked.json       parameters of the test's runs, to recognise other ones
       TEST/result.json      report of the test
-      TEST/steps/NAME/      one load: step.json, requests.parquet, capture/ (the raw exchanges)
+      TEST/steps/NAME/      one load: step.json, requests.jsonl.gz (bodies), requests.parquet, capture/
       TEST/run-2/           the second run of a test (`--runs`)
 
-A load is written to a folder beside its place and renamed when it is complete.
+A load is written to a folder beside its place and renamed when it is complete. `perform.py`, `session.py` and
+the reports use this class to read and write; `cli/bench.py` adds `report.md` and `minimum.txt`.
 """
 
 import os

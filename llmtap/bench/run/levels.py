@@ -1,8 +1,10 @@
-"""Load levels of benchmark tests: latency bounds, loads, figures as JSON, and the search for capacity.
+"""Shared parts of tests that measure several load levels: SLO bounds, loads, figures, capacity.
 
-Every load has its own seed, from the session's seed and the load's name, so that a prefix cache has no hits.
-A share of load is a share of the workload's capacity: the throughput test's result, else the concurrency of
-closed loops is doubled until the output rate no longer grows. Source: IETF draft, 5.2.3.2.
+`level_load` makes the load of a level, with a seed of its own so that a prefix cache has no hits, and
+`measure_closed` sends a closed loop. `Bounds` judges a level; the functions beside it make its JSON, tables
+and charts. The capacity, of which other levels are shares, is the throughput test's result (`capacity_told`),
+or is measured: the concurrency of closed loops is doubled until the output rate no longer grows
+(`find_capacity`). Source: IETF draft, 5.2.3.2.
 """
 
 import re

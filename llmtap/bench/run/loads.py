@@ -1,8 +1,9 @@
 """A load of a benchmark test: its requests, their rate or concurrency, and the file of exact requests.
 
-`requests.jsonl.gz` has a line for each request (IETF 4.3.3): `row`, `arrival` (seconds, or null), `after`
-(row whose response it waits for, or null) and `body`, byte for byte. Above `BYTES_MAX` only the digest is
-stored.
+`make_load` makes a `Load` of a workload for the tests; `session.py` sends it, and calls `write_requests`. The
+file `requests.jsonl.gz` has a line for each request (IETF 4.3.3): `row`, `arrival` (seconds, or null),
+`after` (row whose response it waits for, or null) and `body`, byte for byte. Above `BYTES_MAX` only the
+digest is stored.
 """
 
 import gzip

@@ -1,9 +1,10 @@
 """The result of one load: a table with a row for each request, and its steady part without the ramp-up.
 
-Every figure of a test is computed from this table, which is stored as Parquet. The steady part begins after a
-tenth of the time, ends with the last request sent, and is divided into five equal parts. The tokens of a
-response are spread evenly between its first token and its end. A difference counts if it exceeds two standard
-deviations of independent arrivals and departures.
+A `MeasurementRecorder` gets each exchange while the load runs (`session.py`). The table (`Measurement`) is
+stored as Parquet, and every figure of a test is computed from it. The steady part (`steady_of`) begins after
+a tenth of the time, ends with the last request sent or at the planned end, and is divided into five equal
+parts. The tokens of a response are spread evenly between its first token and its end. A difference counts if
+it exceeds two standard deviations of independent arrivals and departures.
 
 Source: IETF draft, 5.2.3.1 and 5.2.3.2, which define neither "growing" nor "stable".
 """

@@ -1,8 +1,11 @@
 """Run benchmark tests one by one: check parameters, resume or refuse earlier results, measure, and report.
 
-Parameters, workloads, arrivals and servers are checked before anything is sent. If several tests are chosen,
-one that cannot run is skipped and checked again in its turn, since an earlier test may find what it lacks.
-Results with equal parameters are resumed; results with other parameters are replaced only with `--again`.
+`cli/bench.py` calls `Bench.run` with the names of tests; it starts the server if the bench file has a
+command, runs the tests and their self-tests, and returns the JSON document of all reports; each report is
+also stored in the results folder. Parameters, workloads, arrivals and servers are checked before anything is
+sent. If several tests are chosen, one that cannot run is skipped and checked again in its turn, since an
+earlier test may find what it lacks. Results with equal parameters are resumed; results with other parameters
+are replaced only with `--again`.
 
 Long because a run is one sequence: check, refuse or resume, measure, report.
 """

@@ -1,7 +1,9 @@
-"""Search for the highest level that holds: double until one fails, then bisect.
+"""Choose the levels of a search for the highest level that holds: double until one fails, then bisect.
 
-Levels are whole numbers above 0: concurrencies, or multiples of a step in rate. The next level depends on the
-verdicts alone, so an interrupted search that gets the same verdicts asks for the same levels.
+The throughput and capacity tests send each level that `RateSearch.next` names, and tell it whether the level
+holds (meets the test's criteria). Levels are whole numbers above 0: concurrencies, or multiples of a step in
+rate. The next level depends on the verdicts alone, so an interrupted search that gets the same verdicts asks
+for the same levels.
 
 Source: IETF draft, 5.2.3 (4) and 5.5.3 (4).
 """

@@ -1,7 +1,8 @@
 """Send the loads of a benchmark test and return their results, or read results measured before.
 
-The server is switched to the load's configuration (arm) and warmed up in it once (4.5) before the load is
-sent.
+A test calls `BenchSession.measure` with a `Load` and gets a `Measurement`. The server is first switched to
+the load's configuration (arm) and warmed up in it once (4.5); then `load/replay` sends the load. Requests,
+result and capture are stored in the results folder. A `SessionWatcher` gets the progress.
 """
 
 import asyncio

@@ -1,6 +1,8 @@
 """Declaration of a benchmark test (`BenchTest`), its result with tables and charts, and the list of tests.
 
-The module of a test is imported on demand. `llmtap bench list` prints `tests_said`.
+Each module of `bench/tests` has one `BenchTest`, and its `run` returns a `TestResult`. `TESTS` has names,
+sections and titles; `test_named` imports a test's module on demand. `tests_said` gives the lines of `llmtap
+bench list`: parameters with defaults and meanings.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""System under test: bench file, detection, validation, starter file."""
+"""System under test: bench file and its validation, detection, starter file, and start of the server."""

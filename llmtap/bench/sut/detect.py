@@ -1,7 +1,10 @@
 """Detect model, server and settings of a system under test, with a few small requests.
 
-The requests are `/v1/models`, endpoints of vLLM, SGLang, LiteLLM and `llmtap sim serve`, `/metrics`, and one
-short stream for the tokens per chunk. Response headers and a status 404 are used, too.
+`llmtap bench init` calls `detect` with a target and gets the values of bench-file keys that it found, each
+with its source, and hints and notes for the rest (`Detected`). The requests are `/v1/models`, endpoints of
+vLLM, SGLang, LiteLLM and `llmtap sim serve`, `/metrics`, and one short stream for the tokens per chunk.
+Response headers and a status 404 are used, too. `round_trip_ns` measures the network round trip, also for a
+run's loads.
 """
 
 import asyncio

@@ -5,7 +5,9 @@
     [arms.NAME]     a configuration of it that a test compares with another
     [tests.NAME]    setup parameters of a test
 
-Priority: flags, the file, `--quick`, the test's defaults. An unknown key or a wrong value is a ConfigError.
+`llmtap bench` calls `load_bench` with the file and its flags and gets a `BenchFile`. Priority: flags, the
+file, `--quick`, the test's defaults. An unknown key or a wrong value is a ConfigError. `without_keys` and
+`params_told` give the same contents as JSON for reports, without secrets.
 """
 
 import difflib

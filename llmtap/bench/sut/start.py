@@ -1,8 +1,10 @@
-"""Start the server under test by its command, and measure its model load (IETF draft, 4.5.3).
+"""Start the server under test by its command, measure its model load (IETF draft, 4.5.3), and stop it.
 
-Times count from just before the process is created: until its port accepts a connection, until `GET
-/v1/models` is answered without a server error, and until the first token of the first request that succeeds.
-Polling adds up to `POLL_S` to the first two, and up to `RETRY_S` to the last if an earlier request failed.
+`bench/run/perform.py` runs all tests inside the context `started`, if the bench file has `sut.start`. The
+times in the `ModelLoad` count from just before the process is created: until its port accepts a connection,
+until `GET /v1/models` is answered without a server error, and until the first token of the first request that
+succeeds. Polling adds up to `POLL_S` to the first two, and up to `RETRY_S` to the last if an earlier request
+failed.
 """
 
 import asyncio

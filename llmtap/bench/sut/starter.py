@@ -1,6 +1,8 @@
 """Write a bench file with the detected facts of a server, and comments for missing declarations.
 
-A declaration is required if, without it, a MUST is not met or cannot be judged by the requirements' checks.
+Input: what `detect.py` found. Output: the TOML text of `llmtap bench init` (`starter_text`), and the
+declarations that are still open. A declaration is required if, without it, a MUST is not met or cannot be
+judged by the requirements' checks (`bench/compliance`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,6 +1,8 @@
-"""Contents of a bench file: the target server, and declarations about the system under test (SUT).
+"""Structs of a bench file's tables: target server, system under test (SUT), and its configurations (arms).
 
-Source: IETF draft, 4.1, 4.4, 4.6 to 4.8.
+They have the keys of `[target]`, `[sut]` with its subtables, and `[arms.NAME]`, with their types and
+descriptions; `file.py` reads them. The parameters of `[tests.NAME]` are in the tests' own modules. Source:
+IETF draft, 4.1, 4.4, 4.6 to 4.8.
 """
 
 from typing import Annotated, Any, Literal

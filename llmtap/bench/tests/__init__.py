@@ -1,1 +1,5 @@
-"""The ten tests of the IETF draft and the parts that only they use."""
+"""The ten tests of the IETF draft, a module each, and what two or more of them share (`mixes`, `paired`).
+
+Each module of a test declares it as `TEST`; `bench/run/perform.py` calls its `check` and `run` with a
+session, which sends the loads, and the parameters.
+"""

@@ -1,7 +1,9 @@
 """Concurrent Request Capacity (IETF draft, 5.5): the highest number of concurrent requests within the SLO.
 
-A closed loop without a ramp-up. A level lasts for 100 completions per slot or 60 s, whichever is longer. The
-number of requests follows from the previous level; a level that ended too soon is sent again with more.
+`run` sends closed loops without a ramp-up, doubles and then bisects the concurrency, and returns Table 7, the
+maximum with its throughput, and charts. The SLO is a P99 of TTFT, a share of completions, and no
+out-of-memory errors. A level lasts for 100 completions per slot or 60 s, whichever is longer. The number of
+requests follows from the previous level; a level that ended too soon is sent again with more.
 """
 
 from collections.abc import Mapping, Sequence

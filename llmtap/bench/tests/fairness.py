@@ -1,6 +1,7 @@
 """Scheduling Fairness (IETF draft, 5.6): whether short and long requests slow each other down.
 
-Each class is measured alone, then in the mix. Readings of the draft:
+`run` measures each class of requests alone, then in the mix, and returns by class the latencies, their
+increase and starvation, Jain's index, tables and charts. Readings of the draft:
 
 - Synthetic-Skewed and classes: see `mixes.py`.
 - Isolation "at same total load": the same tokens per second.

@@ -1,8 +1,12 @@
 """Inter-Token Latency Distribution (IETF draft, 5.4): gaps between tokens at several shares of saturation.
 
+`run` sends an open loop at each share of the saturation rate, which is given or the throughput test's result,
+and returns percentiles, a test for several modes, tables and charts by level. TTFT is not included, nor are
+responses of fewer than 50 tokens.
+
 The gap is the time between events with output: ITL if nearly all have one token (B.2.1), else time between
 chunks (TBC, option A of 4.6.3); with option C, by the server's timestamps. Option B (all tokens of a chunk at
-one time) must be chosen, since it understates the variance. TTFT is not included.
+one time) must be chosen, since it understates the variance.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,11 @@
 """Memory Pressure Behavior (IETF draft, 5.8): more requests than memory has room for.
 
-A closed loop at capacity, then above it. The test warns beforehand (7.4), waits after each level until every
-response has ended, and checks at the end whether the system has recovered. Preemptions are the server's
-counters: vLLM and SGLang count events, which bound the share of requests; the simulated engine also counts
-requests, recoveries and tokens. A figure that the server does not count is not measurable, not 0.
+`run` sends a closed loop at capacity (given, or the capacity test's result), then above it, and returns
+failures, preemptions and slowdown by level (Table 11) and charts. The test warns beforehand (7.4), waits
+after each level until every response has ended, and checks at the end whether the system has recovered.
+Preemptions are the server's counters: vLLM and SGLang count events, which bound the share of requests; the
+simulated engine also counts requests, recoveries and tokens. A figure that the server does not count is not
+measurable, not 0.
 """
 
 from collections.abc import Mapping, Sequence

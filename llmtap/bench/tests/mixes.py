@@ -1,5 +1,8 @@
 """Random loads of two tests: requests of several length classes (fairness), shared prefixes (prefix cache).
 
+`open_mix` and `closed_mix` make a `Load` of a `ClassMix`; `prefixes_of` makes a `Prefixes`, whose methods
+make loads with shared prefixes and the load that fills a cache with them.
+
 Classes: 5.6.2 asks for Synthetic-Skewed and for classes whose ranges and ratio contradict it. Here ratio and
 ranges hold; lengths within a range follow the log-normals. Prefixes: `texts` is the seed of the words, and
 the other seed that of lengths, arrivals and sharing. A row does not depend on the number of rows.

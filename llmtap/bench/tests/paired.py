@@ -1,8 +1,10 @@
 """Compare configurations of one system request by request: figures of the prefix cache and guardrail tests.
 
-Configurations are sent in blocks of random order, so that drift becomes noise. All configurations of a repeat
-get the same rows, and each row is compared with itself. Repeats have rows of their own and are independent
-runs (IETF draft, 6.1 and 6.3). All figures are public JSON.
+Input: measurements of each configuration, sent by `prefix_cache.py` and `guardrail_overhead.py`. Output:
+figures as public JSON (`prefix_figures`, `guardrail_figures`). `blocks` draws the random order in which the
+guardrail test sends its configurations, so that drift becomes noise. The fairness test uses `quantile_ratio`.
+All configurations of a repeat get the same rows, and each row is compared with itself. Repeats have rows of
+their own and are independent runs (IETF draft, 6.1 and 6.3).
 """
 
 from collections.abc import Iterable, Mapping, Sequence

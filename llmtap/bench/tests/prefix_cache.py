@@ -1,6 +1,8 @@
 """Prefix Cache Effectiveness (IETF draft, 5.7): the effect of a cache of shared prefixes.
 
-A repeat sends the same work three times:
+`run` compares the arms `cache_off` and `cache_on` of the bench file. `mixes.py` makes the loads, `paired.py`
+calculates the figures; this module has parameters, order, Table 10 and charts. A repeat measures three
+states:
 
 - Off: with the cache off, the requests of cold. Cold comes first if both are one address.
 - Cold: with an empty cache: words of prompts and warm-ups are new each time (`texts` sets their seed).

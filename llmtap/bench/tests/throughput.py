@@ -1,8 +1,11 @@
 """Output Token Throughput (IETF draft, 5.2): the highest sustained load, and its token rate.
 
-The search doubles the load until it is not sustained, then bisects down to one increment. A load is not
-sustained if the system is saturated (5.2.3.1) or the SLO is not met. With an SLO the first two signs of
-saturation count as well; in a closed loop no queue can grow, so failures and the tail remain.
+`run` sends open loops at rising rates or closed loops of rising concurrency, and returns the maximum (Table
+3), the latency there (Table 4), all levels, and charts. Other tests use the result as the capacity; `seek` is
+the search, also for the tradeoff test. It doubles the load until it is not sustained, then bisects down to
+one increment. A load is not sustained if its queue grows (open loop), if fewer than 90 % of its arrivals
+complete, or if it breaks the SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50
+(5.2.3.1).
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,9 @@
 """Throughput-Latency Tradeoff (IETF draft, 5.3): latency and throughput at 10 to 120 % of capacity.
 
-Open loop only. The draft has two readings of saturation, and both are reported: the first level that achieves
-less than the one before it (5.3.4), and the level of the highest throughput (example in 5.3.5).
+`run` sends an open loop at each percentage of the capacity, which is given, the throughput test's result, or
+found by a short search. It returns Table 5, points of the curve (knee, saturation, operating point) and
+charts. The draft has two readings of saturation, and both are reported: the first level that achieves less
+than the one before it (5.3.4), and the level of the highest throughput (example in 5.3.5).
 """
 
 from collections.abc import Mapping, Sequence

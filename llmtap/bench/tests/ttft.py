@@ -1,7 +1,8 @@
 """Time to First Token (IETF draft, 5.1): its distribution at a given load.
 
-TTFT is the time from the last byte of the request to the first content token that is not empty or white space
-(5.1.3.1, B.1.1). The time to a token of any kind is reported beside it.
+`run` sends one load, in an open or a closed loop, and returns percentiles of TTFT, also by input length
+(Tables 1 and 2), and charts. TTFT is the time from the last byte of the request to the first content token
+that is not empty or white space (5.1.3.1, B.1.1). The time to a token of any kind is reported beside it.
 """
 
 from collections.abc import Mapping
