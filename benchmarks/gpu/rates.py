@@ -84,7 +84,9 @@ def main() -> int:
     parser.add_argument("--rates", default="1,2,4,6,8,10,12,16,20,24", help="requests/s")
     parser.add_argument("--requests", type=int, default=1000, help="of each run; P99 needs 1,000 (5.1.4.3)")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--workload", default=str(HERE / "uniform.toml"), help="file, or name of a built-in one")
+    parser.add_argument(
+        "--workload", default=str(HERE / "uniform.toml"), help="file, or name of a built-in one"
+    )
     parser.add_argument("--slo", default="ttft:1s tpot:100ms")
     parser.add_argument("--tests", default=",".join(TESTS), help="of llmtap bench; empty: none")
     parser.add_argument("--grid", default="", help="batch sizes of llmtap bench grid; empty: none")

@@ -197,7 +197,8 @@ class _ExchangeLog:
         if self._log.isEnabledFor(logging.INFO):
             self._log.info(
                 "event=exchange id=%s tenant=%r model=%r path=%r status=%s outcome=%s ttft_ms=%s e2e_ms=%s",
-                x.id, x.tenant, x.model, x.path, x.status, x.outcome.value, _ms(m.ttft_ns), _ms(m.e2e_ns),
+                x.id, x.tenant, x.model, x.path, x.status, x.outcome.value,
+                _ms(m.ttft_ns if x.stream else None), _ms(m.e2e_ns),
             )  # fmt: skip
 
 

@@ -50,6 +50,7 @@ class Emitter(Reporter):
         self.closed = False
         self._path = path
         self._missing: asyncio.TimerHandle | None = None
+        self._had_meter = False
         self._failures: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -92,6 +93,9 @@ class Emitter(Reporter):
 
     def _on_report(self) -> None:
         self._timer = self._loop.call_later(STATUS_S, self._on_report)
+        if self._had_meter and not self.tap.connected:
+            self._missing = self._loop.call_later(NO_METER_S, self._warn_without_meter)
+        self._had_meter = self.tap.connected
         try:
             self.report()
         except Exception as exc:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import logging
 import re
@@ -91,6 +92,10 @@ def test_one_line_for_each_exchange_at_info(caplog: pytest.LogCaptureFixture) ->
     line = record.getMessage()
     assert line.startswith("event=exchange id=r-1 tenant='default' model='a b\\n' ")
     assert "outcome=truncated ttft_ms=100.000" in line
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        t.ended(dataclasses.replace(streamed(100, 140), stream=False))
+    assert "ttft_ms=- e2e_ms=" in caplog.records[0].getMessage()
 
 
 def test_every_sink_gets_each_exchange_once_and_its_errors_are_counted() -> None:

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +170,7 @@ emitter.NO_METER_S = emitter.STATUS_S = 0.01
 async def run():
     emitters = emitter.Emitters(sys.argv[1], 1 << 20)
     emitters.here()
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(0.8)
     await emitters.close()
 os.seteuid(int(sys.argv[2]))
 asyncio.run(run())
@@ -178,7 +180,8 @@ asyncio.run(run())
 def warning_without_a_meter(path: Path, uid: int) -> str:
     args = [sys.executable, "-c", WITHOUT_A_METER, str(path), str(uid)]
     done = subprocess.run(args, capture_output=True, text=True, timeout=60)
-    (line,) = done.stderr.splitlines()
+    *lost, line = done.stderr.splitlines()
+    assert lost in ([], ["event=meter_lost unmeasured=0"])
     told = re.match(r"llmtap \d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} WARNING event=(\w+) ", line)
     assert told is not None, line
     assert f"socket={path} " in line
@@ -187,6 +190,24 @@ def warning_without_a_meter(path: Path, uid: int) -> str:
 
 def test_a_missing_meter_is_reported_once_with_prefix_and_time() -> None:
     assert warning_without_a_meter(Path("/nowhere/tap.sock"), os.geteuid()) == "no_meter"
+
+
+def test_a_meter_that_leaves_is_reported_once() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "tap.sock"
+        with listen_on(str(path)) as listener:
+            listener.setblocking(True)
+
+            def leave_later() -> None:
+                connection, _ = listener.accept()
+                time.sleep(0.1)  # after the first look for a meter
+                path.unlink()
+                connection.close()
+
+            leave = threading.Thread(target=leave_later)
+            leave.start()
+            assert warning_without_a_meter(path, os.geteuid()) == "no_meter"
+            leave.join()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
