@@ -1,4 +1,8 @@
-"""Options of the OpenTelemetry exporter (`[otlp]`), with their descriptions."""
+"""Options of the OpenTelemetry exporter (`[otlp]`), with their descriptions and the variables they replace.
+
+`config.py` reads them. A key that is not set is left to OpenTelemetry's SDK, which reads its own `OTEL_*`
+variables.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal
