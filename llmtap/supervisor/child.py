@@ -1,6 +1,7 @@
-"""Start, signal and stop one child process of the supervisor.
+"""Start, signal, restart and stop a child process of the supervisor (relay, meter or watcher).
 
-A child reads its setup as one line of JSON from stdin, and answers `ready` on stdout.
+A child reads its setup as one line of JSON from stdin, and answers `ready` on stdout. `back_off` is the pause
+after a child died.
 """
 
 import asyncio
