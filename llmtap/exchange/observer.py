@@ -1,4 +1,4 @@
-"""Build an Exchange from timestamped bytes (sans-IO), for live relays, the load generator and saved files.
+"""Build an Exchange from timestamped bytes (sans-IO), for the meter, the load generator and saved files.
 
 The caller passes request and response, read by read, to an `Observer`, and gets the Exchange from `finish`.
 Every event has the stamp of the read that completed it. Bad bytes never raise: if a body cannot be read only

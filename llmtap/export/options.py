@@ -1,6 +1,6 @@
-"""Options of the OpenTelemetry exporter (`[otlp]`), with their descriptions and the variables they replace.
+"""Options of the OpenTelemetry exporter (`[otlp]`), and the `OTEL_*` variables that set the same keys.
 
-`config.py` reads them. A key that is not set is left to OpenTelemetry's SDK, which reads its own `OTEL_*`
+`config.py` reads both. A key that is None is left to OpenTelemetry's SDK, which reads all other `OTEL_*`
 variables.
 """
 

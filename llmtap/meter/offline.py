@@ -1,8 +1,8 @@
-"""Run a meter inside this process on frames from a file (`OfflineMeter`, for `llmtap watch --read`).
+"""Run a meter inside this process on frames from a file (`llmtap watch --read`, `inspect`).
 
-`digest` takes batches of frames, whose newest timestamp is the meter's clock; no socket, no admin port. The
-same pipeline as of a meter process measures, captures (if configured) and hands each exchange to a callback;
-`finish` returns the summary of the whole file.
+`OfflineMeter.digest` takes batches of frames, whose newest timestamp is the meter's clock; no socket, no
+admin port. The same pipeline as of a meter process measures, captures (if configured) and hands each exchange
+to a callback; `finish` returns the summary of the whole file.
 """
 
 import time

@@ -101,7 +101,7 @@ class _Idle:
 
 
 class Pool:
-    """The connections of one relay to its upstream."""
+    """The connections of one process (relay or load generator) to one upstream."""
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 llhttp (httptools) tokenises heads; the rules of framing are here. An ambiguous message raises
 PeerProtocolError and is never forwarded. Scanners (relay, load generator) find the end of a body without
-keeping payload; `ChunkedDecoder` returns the payload to `exchange/observer.py`. Long because heads decide the
-framing of bodies.
+keeping payload; `ChunkedDecoder` returns the payload to `exchange/`. Long because heads decide the framing of
+bodies.
 
 Source: RFC 9110, RFC 9112; sections beside the rules.
 """

@@ -1,7 +1,7 @@
 """Run `llmtap meter`: one process that measures applications with the middleware, without relays.
 
-Checks the settings, opens the unix socket for the applications and the admin port, and calls `serve` of
-`meter/process.py`.
+`alone_problems` checks the settings. `run_meter` opens the unix socket for the applications and the admin
+port, and calls `serve` of `meter/process.py`.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""Start, signal, restart and stop a child process of the supervisor (relay, meter or watcher).
+"""Start, signal and stop one child process of the supervisor (relay, meter or watcher).
 
-A child reads its setup as one line of JSON from stdin, and answers `ready` on stdout. `back_off` is the pause
-after a child died.
+A child reads its setup as one line of JSON from stdin, and answers `ready` on stdout. `Child.adopt` takes
+over a process that was started before a hot restart; `back_off` waits after a child died, before the caller
+starts the next one.
 """
 
 import asyncio
