@@ -1,7 +1,9 @@
-"""Write Parquet files of captures: a batch of rows in one file, or all exchanges of a run (`RunWriter`).
+"""Write Parquet files of captures: given rows in one file, or all exchanges of a run (`RunWriter`).
 
 `finisher.py` makes files of the meter's spools with `write_parquet`. Replays, benchmarks and simulations add
-their exchanges to a `RunWriter`. Measured with streams of 200 tokens about 20 ms apart (jitter 1 to 2 ms),
+their exchanges to a `RunWriter`.
+
+The encodings are chosen by measurements with streams of 200 tokens about 20 ms apart (jitter 1 to 2 ms),
 8,000 exchanges in one row group, zstd level 3, bytes per event:
 
     column         PLAIN   dictionary   DELTA_BINARY_PACKED   BYTE_STREAM_SPLIT
