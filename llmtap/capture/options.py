@@ -1,4 +1,8 @@
-"""Options of the capture, with the descriptions that flags, configuration and reference show."""
+"""Options of the capture (`[capture]`), with the descriptions that flags, configuration and reference show.
+
+`config.py` reads them; the meter's recorder uses them (place, privacy level, limits), and `llmtap convert`
+the redaction.
+"""
 
 import difflib
 import re

@@ -1,6 +1,9 @@
-"""Columns of a capture: one row per Exchange (request and response). FORMAT.md describes each.
+"""Format of a capture: columns (one row per Exchange, a request and its response), metadata, and versions.
 
-Columns are flat, because every reader can filter on them; offsets are whole microseconds from `arrival`.
+`SCHEMA` is the Arrow schema, `CaptureInfo` the metadata of a file with the counts of relays
+(`CaptureLedger`), and `migrate` brings the rows of an older version to the present columns. `store/rows.py`
+fills the columns. FORMAT.md describes each one. Columns are flat, because every reader can filter on them;
+offsets are whole microseconds from `arrival`.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,9 @@
-"""Load a local tokenizer, which counts tokens if neither usage nor the stream reports them (optional).
+"""Load a local tokenizer: a function from text to token ids (optional, `meter.tokenizer`).
 
-Nothing is downloaded: a `tokenizer.json` is read from a path, and tiktoken's encodings from the folder in
-TIKTOKEN_CACHE_DIR. The packages come with the extra `tokenizers` and are imported only when configured.
+The meter counts tokens with it if neither usage nor the stream reports them, and cuts prompts into blocks of
+tokens; `workload/prompts/tokenizer.py` opens the same files. Nothing is downloaded: a `tokenizer.json` is
+read from a path, and tiktoken's encodings from the folder in TIKTOKEN_CACHE_DIR. The packages come with the
+extra `tokenizers` and are imported only when configured.
 """
 
 import hashlib

@@ -1,1 +1,1 @@
-"""Transport of observations from a relay to the meter: frames, the bounded channel, experiment assignment."""
+"""Transport of observations from vantage to meter: frames, the bounded channel, experiment assignment."""

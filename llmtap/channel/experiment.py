@@ -1,7 +1,8 @@
-"""Options of an A/B experiment, assignment of requests to its arms, and state shared by relays and meter.
+"""A/B experiments: options (`[experiment]`), assignment of requests to arms, and the on/off switch word.
 
-`resolve` turns the options into the Experiment that every process is given. A control word on the channel's
-socket, among the acknowledgements, turns a running experiment on and off.
+`resolve` turns the options into the Experiment that every process is given. Relays assign with an `Assigner`;
+the meter compares the arms (`meter/experiments.py`). A control word on the channel's socket, among the
+acknowledgements, turns a running experiment on and off.
 
 A keyed hash (BLAKE2b, RFC 7693) of the experiment's name and the unit (request, conversation or tenant) gives
 128 bits. The upper half, as a number in [0, 1), selects the arm by the cumulated weights; the lower half is

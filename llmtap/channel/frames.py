@@ -1,6 +1,8 @@
-"""Binary format of the frames (observations) that a relay sends to the meter, packed in batches by column.
+"""Binary format of the frames (observations) that a vantage sends to the meter, packed in batches by column.
 
-By columns, the relay packs a thousand frames with a handful of C calls:
+`channel.py` writes batches with `FrameRows`, the meter reads them with `BatchReader`. The structs of the
+frames' data (Hello, RelayStatus, Closing, Assigned) are here, too. By columns, the relay packs a thousand
+frames with a handful of C calls:
 
     +--------+--------+---------+----------+----------+-----------+-------------+---------+
     | magic  | frames | payload | batch_no | kind u8  | seq i64   | t_ns i64    | ...     |

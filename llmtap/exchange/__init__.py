@@ -1,1 +1,5 @@
-"""The Exchange, and the sans-IO observer that builds one from timestamped bytes."""
+"""The Exchange (record of one request and its answer), and the sans-IO code that builds one from bytes.
+
+`exchange.py` is the record; `observer.py` builds it from timestamped bytes, with `request.py`, `answer.py`,
+`refusal.py` and `verdict.py` for its parts.
+"""

@@ -1,7 +1,8 @@
-"""Decode the body of an answer: payload bytes to Deltas.
+"""Decode the body of an answer, read by read: payload bytes (without HTTP framing) to Deltas.
 
-Content type and first bytes decide the kind of body, never the request. Of a kind that is not known only
-the reads are timed.
+`observer.py` feeds `AnswerReader`. Content type and first bytes decide the kind of body (event stream, lines,
+JSON, binary stream, WebSocket), never the request; a parser of `protocol/` cuts it, and the dialect reads
+each event. If the kind is not known only the reads are timed.
 
 Source: docs/dialects.md; RFC 6455.
 """

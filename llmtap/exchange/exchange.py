@@ -1,7 +1,9 @@
-"""The Exchange: one request and its answer, with the timeline of events.
+"""The Exchange: the record of one request and its answer, with the timeline of events.
 
-Timestamps are ns of the host's monotonic clock, None where a point was never reached; `to_dict` has
-seconds.
+`observer.py` builds it from bytes, in the meter, in the load generator and for saved responses; the simulator
+and the gRPC client fill it directly, and `capture/store/rows.py` restores it from a capture. Timestamps are
+ns of the host's monotonic clock, None where a point was never reached. `to_dict` is the public JSON: seconds
+since arrival, and the metrics that the caller passes.
 """
 
 from array import array

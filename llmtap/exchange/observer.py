@@ -1,7 +1,8 @@
-"""Build an Exchange from timestamped bytes (sans-IO), for live relays and saved files.
+"""Build an Exchange from timestamped bytes (sans-IO), for the meter, the load generator and saved files.
 
-Every event has the stamp of the read that completed it. Bad bytes never raise: of a body that cannot be
-read only the reads are timed. Long because its methods change the state of one exchange.
+The caller passes request and response, read by read, to an `Observer`, and gets the Exchange from `finish`.
+Every event has the stamp of the read that completed it. Bad bytes never raise: if a body cannot be read only
+the reads are timed. Long because its methods change the state of one exchange.
 
 Source: docs/dialects.md.
 """

@@ -1,4 +1,4 @@
-"""Outcomes of an exchange (closed set)."""
+"""Outcomes of an exchange (`Outcome`, a closed set), and whether an HTTP status is an error of the client."""
 
 from enum import StrEnum
 from typing import Final

@@ -1,7 +1,9 @@
-"""Remove secrets and personal data from the path of a request.
+"""Remove secrets and personal data from paths of requests, and detect keys in names of models and tenants.
 
-A segment stays only if it reads like words: API words, versions, names of models. All else becomes `*`.
-Plain letters stay (`/pass/swordfish/`), unless the segment before says what they are (`/key/swordfish/`).
+Of a path (`clean_path`) a segment stays only if it reads like words: API words, versions, names of models.
+All else becomes `*`. Plain letters stay (`/pass/swordfish/`), unless the segment before says what they are
+(`/key/swordfish/`). `clean_name` and `holds_key` do the same for a name; KEY_PATTERN, the forms of keys, also
+serves the redaction of captures.
 
 Source: the forms of keys are those that their issuers publish for secret scanning.
 """

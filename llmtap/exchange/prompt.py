@@ -1,8 +1,9 @@
-"""Parse prompts: the messages of a request body, in one form for all endpoints, and its parameters.
+"""Parse prompts: from a request's body to messages, in one form for all endpoints, and parameters.
 
-A message is a role and parts: text, token ids, and marks for what has no length (a picture). Reasoning that
-a client sends back stands apart, because clients drop it between turns. Nothing raises. The text is for
-hashing and counting.
+For the capture: the meter's recorder calls `read_prompt`; block hashes and sessions are made from the result.
+`request.py` reads the fields that every exchange needs. A message is a role and parts: text, token ids, and
+marks for what has no length (a picture). Reasoning that a client sends back stands apart, because clients
+drop it between turns. Nothing raises. The text is for hashing and counting.
 
 Source: each provider's reference.
 """

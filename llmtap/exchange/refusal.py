@@ -1,7 +1,9 @@
 """Determine refusals: combines the verdicts of an exchange's events, its status, headers and first words.
 
-What acts goes before what flags, the first before the later, signs before words. A flag alone is no
-refusal. An intervention behind tokens that the client already has is marked `late`.
+`observer.py` passes each verdict of an event (`protocol/verdicts.py` finds them) to `Interventions`; `judge`
+writes the result into the Exchange at its end. A verdict that acts (blocks, replaces) goes before one that
+flags, the first before the later, signs before words. A flag alone is no refusal. An intervention behind
+tokens that the client already has is marked `late`.
 
 Source: docs/dialects.md.
 """

@@ -1,6 +1,7 @@
-"""Parse a request: its head, and the fields of its body that an exchange needs.
+"""Parse a request: its head, and the fields of its body that an exchange needs, into an Exchange.
 
-The tenant comes from a function that is passed in. Bodies of requests to MCP servers are not read.
+`observer.py` feeds `RequestReader` with the body, read by read. The tenant comes from a function that is
+passed in. Bodies of requests to MCP servers are not read. `prompt.py` parses the messages, for captures only.
 
 Source: docs/dialects.md; W3C Trace Context; llm-d's request headers for objectives; modelcontextprotocol.io
 SEP-2243 and streamable HTTP; a2a-protocol.org.

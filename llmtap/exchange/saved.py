@@ -1,7 +1,7 @@
-"""Build an Exchange from a saved answer, with every event and its place in the body.
+"""Build an Exchange from a saved answer, with every event and its place in the body (`llmtap inspect`).
 
-Accepts an HTTP response (as `curl -i` writes it), a HAR file or entry, and a bare event stream, NDJSON or
-JSON. All timestamps are 0.
+`read_saved` accepts an HTTP response (as `curl -i` writes it), a HAR file or entry, and a bare event stream,
+NDJSON or JSON; `explain` returns the exchange and its events. All timestamps are 0.
 
 Source: RFC 9112, HAR 1.2, docs/dialects.md.
 """

@@ -1,9 +1,10 @@
-"""Close an exchange: its outcome, token counts, usage, and the server's own times.
+"""Close an exchange: its outcome, token counts, usage, and the server's own times, without impossible values.
 
-Of texts from outside only figures and single words are kept. Durations and counts that cannot be true are
-removed and counted by reason (`KINDS`): `server_time_negative`, `server_time_not_finite`,
-`server_time_too_long` (longer than the exchange) and `token_count` (negative, not whole, above
-`USAGE_TOKENS_MAX`, no number).
+`observer.py` feeds `TokenLadder` and `ServerTiming` with each event, and calls `judge` and
+`remove_implausible` at the end. Texts of the server are not kept, except single words. Durations and counts
+that cannot be true are removed and counted by reason (`KINDS`): `server_time_negative`,
+`server_time_not_finite`, `server_time_too_long` (longer than the exchange) and `token_count` (negative, not
+whole, above `USAGE_TOKENS_MAX`, no number).
 
 Source: IETF draft, 4.4 and 4.6.3; docs/dialects.md.
 """

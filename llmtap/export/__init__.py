@@ -1,1 +1,1 @@
-"""Exports of metrics and spans to other systems: Prometheus and OpenTelemetry."""
+"""Exports to other systems: metrics for Prometheus, metrics and spans for OpenTelemetry, alert rules."""

@@ -1,7 +1,9 @@
-"""Histogram buckets with fixed edges, for Prometheus and OpenTelemetry.
+"""Histogram buckets for Prometheus and OpenTelemetry: fixed edges, exponential ones, or both in one.
 
-Values of an exchange are counted together (0.1 us a value instead of 0.7 us with prometheus_client). A bucket
-holds every value up to and including its edge.
+`Buckets`, `ExponentialBuckets` and `DualBuckets` count integers (ns, tokens); the default edges of each kind
+of histogram are here, too, and `check_edges` checks those that an operator sets. Values of an exchange are
+counted together (0.1 us a value instead of 0.7 us with prometheus_client). A bucket holds every value up to
+and including its edge.
 """
 
 import math

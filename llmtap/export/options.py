@@ -1,4 +1,8 @@
-"""Options of the OpenTelemetry exporter (`[otlp]`), with their descriptions."""
+"""Options of the OpenTelemetry exporter (`[otlp]`), and the `OTEL_*` variables that set the same keys.
+
+`config.py` reads both. A key that is None is left to OpenTelemetry's SDK, which reads all other `OTEL_*`
+variables.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal

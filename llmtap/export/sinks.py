@@ -1,4 +1,9 @@
-"""Interface of consumers of finished exchanges (`ExchangeSink`), and the state that a capture reports."""
+"""Interface of consumers of finished exchanges (`ExchangeSink`), and the states that the consumers report.
+
+The meter's pipeline calls `ended` of each sink with exchange, metrics and `SeriesKey` (tenant, model, arm,
+class). `ExporterState` and `CaptureState` are the counts of the OTLP exporter and of the capture for
+`/metrics`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

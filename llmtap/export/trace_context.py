@@ -1,4 +1,4 @@
-"""Parse W3C Trace Context (`traceparent`).
+"""Parse the header `traceparent` (W3C Trace Context) to trace id, span id and flags, for spans and exemplars.
 
 Source: https://www.w3.org/TR/trace-context/, sections 3.2 and 3.2.2.
 """

@@ -1,8 +1,10 @@
-"""Count and compare the results of a running A/B experiment, and turn it on and off.
+"""Sample, compare and report the arms of a running A/B experiment, and turn it on and off (`Experiments`).
 
-Relays assign requests to arms; the meter compares the arms with the control, and sends the switch word to
-every relay. A restarted meter learns the state from a relay. Every exchange counts in the arm that it was
-assigned to, even if the arm's change could not be made or failed: exclusions would bias the comparison.
+Relays assign requests to arms. The pipeline feeds it assignments (`assigned`) and finished exchanges
+(`ended`); `results()` compares each arm with the control as JSON for the admin API, with the statistics of
+`metrics/experiment.py`. `switch` sends the switch word to every relay. A restarted meter learns the state
+from a relay. Every exchange counts in the arm that it was assigned to, even if the arm's change could not be
+made or failed: exclusions would bias the comparison.
 """
 
 import logging

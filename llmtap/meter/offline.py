@@ -1,4 +1,9 @@
-"""Measure frames from a file in this process, by the clock of the file (`llmtap watch --read`)."""
+"""Run a meter inside this process on frames from a file (`llmtap watch --read`, `inspect`).
+
+`OfflineMeter.digest` takes batches of frames, whose newest timestamp is the meter's clock; no socket, no
+admin port. The same pipeline as of a meter process measures, captures (if configured) and hands each exchange
+to a callback; `finish` returns the summary of the whole file.
+"""
 
 import time
 from collections.abc import Callable, Sequence

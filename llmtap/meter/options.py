@@ -1,4 +1,8 @@
-"""Options of the meter, with the descriptions that flags, configuration and reference show."""
+"""Options of the meter (`[meter]`), of tenant rules (`[tenants]`) and of token prices (`[cost]`).
+
+Structs with validation, and the descriptions that flags, configuration and reference show. `config.py` reads
+the values, and `setup.py` carries them to the meter process.
+"""
 
 import re
 from collections.abc import Iterator

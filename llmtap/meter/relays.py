@@ -1,4 +1,9 @@
-"""Registry of the relays connected to a meter: identity, last status, disconnects, lost exchanges."""
+"""Registry of the relays connected to a meter: identity, last status, disconnects, lost exchanges.
+
+The receiver and the pipeline feed `RelayBook` (`join`, `say`, `leave`); the admin port reads it for
+`/readyz`, `/metrics` and summaries. `Reckoning` keeps the counts of one relay current between two reports,
+for the assembler, in case the relay dies.
+"""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

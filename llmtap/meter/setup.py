@@ -1,6 +1,8 @@
 """Parameters of a meter process (one line of JSON at its start), and control messages on its stdin.
 
-Does not import the meter, which saves 19 MB in the supervisor.
+The supervisor writes a `MeterSetup` and the messages, `process.py` and `shutdown.py` read them.
+`need_no_meter` checks that no other meter listens on a socket. Does not import the meter, which saves 19 MB
+in the supervisor.
 """
 
 import os

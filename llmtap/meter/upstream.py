@@ -1,6 +1,7 @@
-"""Scrape the `/metrics` of the inference server (vLLM, SGLang, TGI) behind the proxy, for the API.
+"""Scrape the `/metrics` of the inference server (vLLM, SGLang, TGI) every 5 s, for API and `/metrics`.
 
-Counters restart with the upstream. After a failed scrape no value is reported.
+`UpstreamLoad` keeps the values of the last scrape; `net/server_metrics.py` parses them. After a failed scrape
+there are no values. Counters restart with the upstream.
 """
 
 import asyncio

@@ -1,1 +1,4 @@
-"""Public import path of the middleware: `llmtap.middleware.asgi` and `llmtap.middleware.aiohttp`."""
+"""Public import path of the middlewares: `llmtap.middleware.asgi` and `llmtap.middleware.aiohttp`.
+
+They measure requests inside an application; the code is in `llmtap/vantage/middleware/`.
+"""

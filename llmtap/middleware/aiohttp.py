@@ -1,4 +1,4 @@
-"""Middleware for aiohttp. Its code is in `llmtap/vantage/middleware/aiohttp.py`."""
+"""Public import path of `setup` for aiohttp.web; code in `llmtap/vantage/middleware/aiohttp.py`."""
 
 from llmtap.vantage.middleware.aiohttp import setup
 

@@ -1,4 +1,4 @@
-"""ASGI middleware. Its code is in `llmtap/vantage/middleware/asgi.py`."""
+"""Public import path of `LlmtapMiddleware` for ASGI; code in `llmtap/vantage/middleware/asgi.py`."""
 
 from llmtap.vantage.middleware.asgi import LlmtapMiddleware
 

@@ -1,4 +1,7 @@
-"""Connect to a Ray cluster for `--ray`, or start a local one."""
+"""Connect to a Ray cluster, or start a local one, for `--ray` of `llmtap replay` and `llmtap sim run`.
+
+`ray_cluster` yields the connected module `ray`; the callers run their tasks on it.
+"""
 
 import os
 import secrets

@@ -1,4 +1,8 @@
-"""Describe a failed connection (refused, unknown name, TLS error) in a few words for reports and errors."""
+"""Describe a failed connection (refused, unknown name, TLS error) in a few words, for reports and errors.
+
+`failure_said` takes an exception and returns the text; `is_own_shortage` tells a lack of file descriptors or
+memory on this host from a fault of the other side.
+"""
 
 import errno
 import os

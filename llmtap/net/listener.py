@@ -1,7 +1,8 @@
-"""Open listening TCP sockets, and accept connections from them.
+"""Open listening TCP sockets, accept connections from them, and parse and print addresses (HOST:PORT).
 
-The supervisor opens the sockets and relay processes inherit them. While a relay restarts, new connections
-wait in the kernel's queue.
+The supervisor opens the sockets (`bind`) and relay processes inherit them, and accept (`Listener`). While a
+relay restarts, new connections wait in the kernel's queue. Simulated server and admin port open theirs here,
+too.
 """
 
 import asyncio

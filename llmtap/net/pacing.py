@@ -1,5 +1,6 @@
-"""Precise timers for servers that send at planned times: one heap, and one kernel timer for all streams.
+"""Precise timers for sending at planned times: one heap, and one kernel timer for all callbacks of a `Pacer`.
 
+The load generator waits with it for the time of each request, the simulated server for that of each token.
 The event loop's own timers count whole milliseconds, so the kernel's `timerfd_create(2)` (Linux) is used. No
 callback is early; a late one follows at once.
 """

@@ -1,8 +1,10 @@
 """Pool of connections to an upstream server: opened when needed, kept while idle, checked before reuse.
 
-An idle connection leaves the pool as soon as the upstream closes it or sends anything. Two races remain. The
-upstream may close the connection while a request is on its way; the relay decides whether to send it again.
-Or it may send an unsolicited answer after the check, which HTTP/1.1 cannot tell from the right one.
+Relay and load generator take connections (`Pool.take`, `Pool.connect`) and give them back. `parse_origin`
+reads the upstream's URL. An idle connection leaves the pool as soon as the upstream closes it or sends
+anything. Two races remain. The upstream may close the connection while a request is on its way; the relay
+decides whether to send it again. Or it may send an unsolicited answer after the check, which HTTP/1.1 cannot
+tell from the right one.
 """
 
 import asyncio
@@ -99,7 +101,7 @@ class _Idle:
 
 
 class Pool:
-    """The connections of one relay to its upstream."""
+    """The connections of one process (relay or load generator) to one upstream."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""Pure parsers: HTTP/1 framing, content encodings, SSE, dialects. No socket, clock, file or log."""
+"""Pure parsers: HTTP/1 framing, encodings, SSE, WebSocket, dialects. No socket, clock, file or log."""

@@ -1,6 +1,8 @@
 """Delta: the meaning of one event of an answer, in terms that all dialects share.
 
-Nothing in a Delta is specific to a provider, except `usage`, which is kept as sent.
+Dialects (`dialects/`) return Deltas; `exchange/observer.py` adds them to an Exchange. The parts are here,
+too: event class, token counts and their source, verdict of a guardrail, duration told by the server. Nothing
+in a Delta is specific to a provider, except `usage`, which is kept as sent.
 
 Source: docs/dialects.md.
 """

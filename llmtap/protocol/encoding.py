@@ -1,7 +1,7 @@
-"""Content-encodings of measured copies: gzip, deflate, br, zstd, incremental and bounded.
+"""Decode content-encodings of measured copies of bodies: gzip, deflate, br, zstd, incremental and bounded.
 
-Decoded read by read, so that flushed output has the time of its read. Total output and its ratio to the
-input are bounded.
+`Decoder` takes a body read by read, so that flushed output has the time of its read. Total output and its
+ratio to the input are bounded. Forwarded bodies are never decoded.
 
 Source: RFC 9110 8.4.1, RFC 1952 2.2 (members), RFC 9659 (zstd window).
 """

@@ -1,6 +1,7 @@
-"""Binary event streams (`application/vnd.amazon.eventstream`), and JSON arrays that are streamed.
+"""Parse binary event streams (`application/vnd.amazon.eventstream`), and JSON arrays that are streamed.
 
-Both parsers report SseEvents. A wrong checksum ends the parsing of a binary stream.
+`exchange/answer.py` feeds the two parsers with bytes cut at any place; both return SseEvents, as `sse.py`
+does. A wrong checksum ends the parsing of a binary stream.
 
 Source: smithy.io amazon-eventstream; botocore/eventstream.py; ai.google.dev streamGenerateContent.
 """

@@ -1,4 +1,7 @@
-"""Read an HTTP/1 response from bytes that are cut at any place. No IO."""
+"""Find the head of an HTTP/1 response, and the end of its body, in bytes that are cut at any place. No IO.
+
+For all that read responses from a connection: relay, passive vantage, load generator. Built on `http1.py`.
+"""
 
 from llmtap.errors import PeerProtocolError
 from llmtap.protocol.http1 import (

@@ -1,7 +1,8 @@
-"""Find thinking inside the content of a chat: `<think>...</think>` at the start, markers cut at any place.
+"""Separate thinking from the content of a chat: `<think>...</think>` at the start, markers cut at any place.
 
-Servers without a reasoning parser (llama.cpp, MLX) and Gemini's compatible form (`<thought>`) send it. A
-marker that comes later is text.
+`dialects/openai_chat.py` feeds each piece of content, and gets its reasoning and content. Servers without a
+reasoning parser (llama.cpp, MLX) and Gemini's compatible form (`<thought>`) send it. A marker that comes
+later is text.
 """
 
 from typing import Final

@@ -1,12 +1,14 @@
-"""Recognise events that differ from the previous event only in their text.
+"""Recognise events that differ from the previous event only in their text, so that they need no parsing.
+
+`exchange/answer.py` looks for such an event (`RepetitionFinder`); `exchange/observer.py` then offers each
+read to a `TokenRun`, which collects the events and returns them as columns, to be logged together. It has a
+compiled and a Python implementation.
 
 An event with the same bytes before and behind one JSON string says the same with that string as its text:
 replacing the value of a member changes nothing else. A probe with a text of our own verifies that the value
-is the text, and the dialect states that its reader remembers nothing of a text (`Delta.repeatable`).
-
-Up to LOOSE_MAX values at the top of the object that no reader reads (id, date, padding) may differ too;
-each is checked to be one string or one whole number. Recognised events are collected in a `TokenRun`, which
-has a compiled and a Python implementation, and logged together.
+is the text, and the dialect states that its reader remembers nothing of a text (`Delta.repeatable`). Up to
+LOOSE_MAX values at the top of the object that no reader reads (id, date, padding) may differ too; each is
+checked to be one string or one whole number.
 """
 
 import json

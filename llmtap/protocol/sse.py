@@ -1,8 +1,9 @@
-"""Parse server-sent events and newline-delimited JSON from bytes that are cut at any place.
+"""Parse server-sent events and newline-delimited JSON from bytes that are cut at any place, to SseEvents.
 
-A *block* is a run of non-empty lines closed by an empty one; comments alone are a block too. Only CR, LF
-and CR LF end a line. Some servers put a single newline between events: a data line that ends in `}` before
-one that begins with `{` or `[` ends an event, and from there on every whole JSON line is one.
+`exchange/answer.py` feeds the parsers with the payload of a body; the dialects read the events. A *block* is
+a run of non-empty lines closed by an empty one; comments alone are a block too. Only CR, LF and CR LF end a
+line. Some servers put a single newline between events: a data line that ends in `}` before one that begins
+with `{` or `[` ends an event, and from there on every whole JSON line is one.
 
 Source: WHATWG HTML, "Parsing an event stream"; ndjson.org; docs/dialects.md.
 """

@@ -1,8 +1,9 @@
-"""Signs of interventions in an event: finish reasons, errors, fields of filters, rails and hooks.
+"""Read signs of refusals and guardrails in an event: finish reasons, errors, fields of filters and hooks.
 
-Each function reads one place and returns a Verdict or None. Verdicts hold only words of closed sets and
-single words; texts are searched for phrases and never kept. `exchange/refusal.py` renames the signals of
-errors (`error.code`, ...) by status and kind of body.
+The dialects call a function for each place; it takes the decoded value and returns a Verdict or None.
+`exchange/refusal.py` combines the verdicts of an exchange, and renames the signals of errors (`error.code`,
+...) by status and kind of body. Verdicts hold only words of closed sets and single words; texts are searched
+for phrases and never kept.
 
 Source: docs/dialects.md.
 """

@@ -1,7 +1,8 @@
-"""WebSocket: messages from bytes that are cut at any place, and frames to send.
+"""Parse WebSocket messages from bytes that are cut at any place, and make frames to send. No IO.
 
-The parser serves measured copies: it answers nothing and checks only framing. Compressed messages
-(permessage-deflate) are inflated up to a bound.
+`MessageParser` serves measured copies and the load generator: it answers nothing and checks only framing.
+Compressed messages (permessage-deflate) are inflated up to a bound. `frame` is for the load generator and the
+simulated server, which send; `accept_key` checks a handshake.
 
 Source: RFC 6455 sections 4.2.2 and 5; RFC 7692 section 7.2.2.
 """

@@ -1,4 +1,8 @@
-"""Run `llmtap meter`: one process that measures applications with the middleware, without relays."""
+"""Run `llmtap meter`: one process that measures applications with the middleware, without relays.
+
+`alone_problems` checks the settings. `run_meter` opens the unix socket for the applications and the admin
+port, and calls `serve` of `meter/process.py`.
+"""
 
 import os
 import socket

@@ -1,4 +1,8 @@
-"""Check a configuration against the system (files, addresses, certificates) before anything starts."""
+"""Check a configuration against the system (files, addresses, certificates) before anything starts.
+
+`check_settings` raises one ConfigError with all problems of a proxy's settings; `warnings_of` yields probable
+mistakes. `alone.py` and `watching.py` check their commands with the part for the meter.
+"""
 
 import os
 from collections.abc import Iterator

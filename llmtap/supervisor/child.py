@@ -1,6 +1,8 @@
-"""Start, signal and stop one child process of the supervisor.
+"""Start, signal and stop one child process of the supervisor (relay, meter or watcher).
 
-A child reads its setup as one line of JSON from stdin, and answers `ready` on stdout.
+A child reads its setup as one line of JSON from stdin, and answers `ready` on stdout. `Child.adopt` takes
+over a process that was started before a hot restart; `back_off` waits after a child died, before the caller
+starts the next one.
 """
 
 import asyncio

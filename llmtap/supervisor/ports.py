@@ -2,8 +2,8 @@
 
 They outlive all other processes, so connections wait in them while a relay restarts. Sockets from systemd
 keep their addresses; sockets of the supervisor move when the configuration names another address. A socket
-with FileDescriptorName=admin is for the admin port, all others are for clients. Sources: sd_listen_fds(3),
-sd_notify(3).
+with FileDescriptorName=admin is for the admin port, all others are for clients. `notify` tells systemd the
+state. Sources: sd_listen_fds(3), sd_notify(3).
 """
 
 import errno

@@ -1,6 +1,8 @@
 """State of one run of a proxy that outlives its processes (names, keys, capture id), and their setups.
 
-The state continues across a hot restart, so that captures, experiment arms and relay names stay consistent.
+`ProxyRun` makes the RelaySetup and the MeterSetup that the children get. The state continues across a hot
+restart, so that captures, experiment arms and relay names stay consistent. `fresh_meter_setup` is for a meter
+without relays.
 """
 
 import logging

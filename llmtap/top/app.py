@@ -1,6 +1,7 @@
 """`llmtap top`: the terminal application (textual) with header, tabs, table and keys.
 
-Everything shown by colour is also shown by a word; textual handles NO_COLOR.
+`TopApp` shows the tables of `views.py`, filled from the answers that `feed.py` polls; screens above them are
+in `screens.py`. Everything shown by colour is also shown by a word; textual handles NO_COLOR.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""HTTP client of the admin API, and the checked options of `llmtap top`.
+"""HTTP client of the admin API (`Admin`), and the checked options of `llmtap top` (`TopOptions`).
 
-The token comes from a variable or a file: a flag's value would be visible in the process list and in the
-shell's history, a URL in logs.
+`Admin.get` returns the JSON of a path, or raises `Trouble` with the reason and a hint. The token comes from a
+variable or a file: a flag's value would be visible in the process list and in the shell's history, a URL in
+logs.
 """
 
 import os

@@ -1,6 +1,8 @@
-"""Table of one exchange's events: time, deadline and wait of the reader for each event.
+"""Make the table of one exchange's events: time, deadline and wait of the reader for each event.
 
-The waits add up to the user idle latency (smooth goodput paper, eq. 4 and 6).
+The input is the JSON of an exchange (`/api/v1/exchanges`, `inspected`) or of one that still runs
+(`/api/v1/streams`, `watched`); the output is a `ViewTable`, and lines about the exchange (`story`).
+`screens.py` shows them. The waits add up to the user idle latency (smooth goodput paper, eq. 4 and 6).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

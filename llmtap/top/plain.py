@@ -1,4 +1,8 @@
-"""Print all views once as plain tables (`llmtap top --once`), for scripts and simple terminals."""
+"""Fetch all views once and print plain tables (`llmtap top --once`), for scripts and simple terminals.
+
+`fetched` also runs before the interactive view starts, to report an admin port that does not answer. The
+tables are those of `views.py`; no textual is needed.
+"""
 
 import asyncio
 from collections.abc import Iterable, Iterator

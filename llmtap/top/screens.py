@@ -1,4 +1,4 @@
-"""Screens of `llmtap top` above the views: help, and the events of one exchange."""
+"""Screens of `llmtap top` above the views: help, and the events of one exchange (from `inspector.py`)."""
 
 import asyncio
 from typing import ClassVar, Final

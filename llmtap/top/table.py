@@ -1,6 +1,8 @@
-"""Data model of the tables and the header of `llmtap top`: columns, rows, cells, sort keys. Draws nothing.
+"""Data model of the tables of `llmtap top` (columns, rows, cells, sort keys), and the texts of its header.
 
-Names come from traffic: `shown` escapes them.
+`views.py` and `inspector.py` make `ViewTable`s with it; `text_table.py` and `plain.py` draw them. The texts
+(`facts`, `firing`, `silent_relays`) come from the JSON of a summary. Names come from traffic: `shown` escapes
+them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Table widget: shows a ViewTable in textual's DataTable and keeps the cursor on its row."""
+"""Table widget: shows a ViewTable in textual's DataTable, sorted and filtered; the cursor keeps its row."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Final

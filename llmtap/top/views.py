@@ -1,4 +1,8 @@
-"""Views of `llmtap top` in the order of their tabs: the API documents that they need, and their tables."""
+"""Views of `llmtap top` in the order of their tabs (`VIEWS`): the API documents and the table of each.
+
+Functions such as `streams_table` take the JSON documents and a width, and return a `ViewTable` (`table.py`).
+Both the application (`app.py`, `feed.py`) and `plain.py` use them.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""Vantages are the places that observe traffic: the relay, the middleware, and network packets."""
+"""Vantages, which observe traffic and send frames to a meter: relay, middleware, network packets."""

@@ -1,7 +1,7 @@
-"""Report the state of a vantage to the meter: its name, clocks, event-loop lag and counters.
+"""Connect a vantage to the meter, and report its state twice a second: clocks, event-loop lag, counters.
 
-A relay process and a watcher have one Reporter each, and an application with the middleware has one for each
-event loop.
+A `Reporter` holds the channel (`Tap`) of one event loop, on which the vantage sends its frames. A relay
+process and a watcher have one each, and an application with the middleware has one for each event loop.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""Privacy of a capture: block hashes of prompts, sessions, redaction."""
+"""Privacy of a capture: block hashes of prompts, sessions, coarse sizes and times, redaction."""

@@ -1,9 +1,11 @@
 """Hash the blocks of a prompt, so that captures show what prompts share without storing text.
 
-The id of a block is a keyed BLAKE2b of the block and of the id before it: two prompts have the same first n
-ids exactly when their first n blocks agree in text, roles, pictures and tools. Roles and other marks
-(`exchange/prompt.py`) are hashed with the block that begins at or after them. With tokens as unit, each
-message is tokenised alone, so that a longer conversation keeps the ids of its beginning.
+The meter's recorder passes parsed prompts to `BlockHasher`; the ids become a column of the capture. `chain`,
+the digests of a conversation up to each message, serves `sessions.py`. The id of a block is a keyed BLAKE2b
+of the block and of the id before it: two prompts have the same first n ids exactly when their first n blocks
+agree in text, roles, pictures and tools. Roles and other marks (`exchange/prompt.py`) are hashed with the
+block that begins at or after them. With tokens as unit, each message is tokenised alone, so that a longer
+conversation keeps the ids of its beginning.
 
 Source: Mooncake's trace (a hash id stands for a block and all before it); RFC 7693.
 """

@@ -1,6 +1,7 @@
 """Round the sizes and times of capture rows at the level `coarse`, so that they reveal less of the text.
 
-An attacker can guess text by the lengths of tokens or by the times of keystrokes.
+`store/rows.py` passes the columns of new rows to `coarsen`. An attacker can guess text by the lengths of
+tokens or by the times of keystrokes.
 
 - Offsets and think times are rounded down to steps of `time_us`, arrivals to steps of `arrival_us`.
 - Sizes and token counts are rounded up to a multiple of half of their power of two, and of `bytes` or

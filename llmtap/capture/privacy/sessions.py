@@ -1,8 +1,9 @@
 """Find the conversation that a request belongs to, its parent request, and the think time between them.
 
-A conversation is `explicit` if the request names it, in a header or a field of its body; or `prefix` if the
-request's first k messages are all the messages of an earlier one, for the longest such k. Tenants are never
-mixed. A request without messages and name has no session.
+The meter's recorder asks `Sessions` for the turn of each exchange at its end. A conversation is `explicit` if
+the request names it, in a header or a field of its body; or `prefix` if the request's first k messages are
+all the messages of an earlier one, for the longest such k. Tenants are never mixed. A request without
+messages and name has no session.
 
 - A branch (the same request again, or with another last message) stays in the session of its parent. The
   number of a turn is its depth in the conversation, not a count. A first message that is sent again opens

@@ -1,1 +1,1 @@
-"""Read captures: rows, streams, integrity, workload."""
+"""Read captures: rows or Exchanges, what is missing, statistics. Also plain files with compression."""

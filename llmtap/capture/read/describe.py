@@ -1,4 +1,9 @@
-"""Summarise a capture: Summary of its exchanges and shape of its workload, as public JSON."""
+"""Summarise a capture (`llmtap report`): Summary of its exchanges and shape of its workload, as public JSON.
+
+`describe` takes the metadata of the files and batches of rows. The Summary has the figures of
+`metrics/summary.py`, split by a label if wanted and judged by class of tenants; `CapturedWorkload` counts
+arrivals, lengths, turns and shared blocks. `cli/report.py` calls it, also for traces of other formats.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

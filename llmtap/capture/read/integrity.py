@@ -1,7 +1,7 @@
 """Find the exchanges that a capture lacks, from its row numbers and the counts of its relays.
 
-Each relay (process that forwards traffic) numbers its exchanges from 1 and reports its counts
-(`schema.CaptureLedger`). From these:
+`reader.py` calls `check` with the metadata and rows of all files. Each relay (process that forwards traffic)
+numbers its exchanges from 1 and reports its counts (`schema.CaptureLedger`). From these:
 
 - Missing: numbers from 1 to the highest known one that no row has, without those still running.
 - Running: exchanges under way at the last report of a capture that is not closed.

@@ -1,5 +1,8 @@
 """Read captures: files, folders, patterns and URLs as a table or a stream of rows or Exchanges.
 
+`read` returns a `Capture`, which `llmtap report`, the trace format of captures and users of the package
+iterate over.
+
 - Rows come in the order of the files' names, which sort by time.
 - Of a folder, files named `llmtap-*.parquet` are read, and where there is none, all named `*.parquet`; what
   is hidden (begins with `.` or `_`, folders too) is not.

@@ -1,6 +1,8 @@
-"""Read and write files, plain or compressed (`.gz`, `.zst`); a written file appears only when it is complete.
+"""Read and write any file, plain or compressed (`.gz`, `.zst`); a written file appears only when complete.
 
-A new file is readable by its owner alone; one that replaces a file keeps its mode.
+Bytes only, of any format: the readers of traces and data sets use it, and `llmtap convert` writes with it.
+Captures are read by `reader.py`. A new file is readable by its owner alone; one that replaces a file keeps
+its mode.
 """
 
 import io

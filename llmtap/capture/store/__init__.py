@@ -1,1 +1,1 @@
-"""Write exchanges: spool, Parquet files, object stores."""
+"""Write a capture: rows, spool (crash-safe file), Parquet files, folders and object stores."""

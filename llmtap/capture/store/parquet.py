@@ -1,7 +1,10 @@
-"""Encode Parquet files of captures; write the capture of a run (replay, bench, simulation).
+"""Write Parquet files of captures: given rows in one file, or all exchanges of a run (`RunWriter`).
 
-Measured with streams of 200 tokens about 20 ms apart (jitter 1 to 2 ms), 8,000 exchanges in one row group,
-zstd level 3, bytes per event:
+`finisher.py` makes files of the meter's spools with `write_parquet`. Replays, benchmarks and simulations add
+their exchanges to a `RunWriter`.
+
+The encodings are chosen by measurements with streams of 200 tokens about 20 ms apart (jitter 1 to 2 ms),
+8,000 exchanges in one row group, zstd level 3, bytes per event:
 
     column         PLAIN   dictionary   DELTA_BINARY_PACKED   BYTE_STREAM_SPLIT
     event_us       2.32    2.50         2.71                  2.14

@@ -1,6 +1,8 @@
 """Destinations of finished files: a local folder, or an object store that `pyarrow.fs` supports.
 
-URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log line has them.
+`open_place` turns a path or a URL into a `Place`, whose `put` stores a file; also the names of files
+(`file_stem`). URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log line has them
+(`redacted`).
 """
 
 import errno

@@ -1,7 +1,8 @@
 """Convert Exchanges to rows of a capture (Arrow record batches), and back.
 
-The meter's encoder thread runs it for every exchange, so C functions gather the values and Arrow computes the
-columns: the event logs of a batch are joined as bytes.
+`to_batch` is called by the meter's recorder, in its thread, and by `parquet.py` for the exchanges of a run;
+`exchanges_of` by readers. `to_batch` runs for every exchange, so C functions gather the values and Arrow
+computes the columns: the event logs of a batch are joined as bytes.
 
 - Offsets and durations are whole microseconds, rounded down; `uncertainty_us` is a bound and rounded up.
 - No input can stop a row: invalid Unicode is replaced, a number that does not fit its column becomes null.

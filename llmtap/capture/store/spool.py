@@ -1,6 +1,7 @@
 """Crash-safe, append-only file (spool) that holds rows until they are in a Parquet file.
 
-A spool is a sequence of frames:
+`store.py` writes with `SpoolWriter`; `finisher.py` and `read/reader.py` (for the newest rows) call
+`read_spool`. A spool is a sequence of frames:
 
     magic "LTSP" | kind u8, 0 | version u16 | batches before u32 | rows u32
     length u32 | unpacked length u32 | crc32 u32 | payload of `length` bytes

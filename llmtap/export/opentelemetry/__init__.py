@@ -1,1 +1,1 @@
-"""OpenTelemetry: spans of exchanges and metrics, sent by OTLP."""
+"""OpenTelemetry: one span for each exchange, and metrics, sent by OTLP."""

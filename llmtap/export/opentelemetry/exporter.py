@@ -1,8 +1,9 @@
 """Export finished exchanges to an OpenTelemetry receiver: one span each, and metrics.
 
-The SDK makes, batches and sends spans, and reads all `OTEL_*` variables. Metrics are counted by `metrics.py`,
-because the SDK's instruments take 9 us a value. Each span that no receiver took is counted by reason
-(`state().dropped`), which the SDK's exporters (1.45) do not do.
+`OtlpExporter` is a sink of the meter's pipeline. The SDK makes, batches and sends spans, and reads all
+`OTEL_*` variables. Metrics are counted by `metrics.py`, because the SDK's instruments take 9 us a value. Each
+span that no receiver took is counted by reason (`state().dropped`), which the SDK's exporters (1.45) do not
+do.
 """
 
 import logging

@@ -1,7 +1,8 @@
-"""Histograms and counters for OpenTelemetry, exported by the SDK as finished points.
+"""Count exchanges in histograms and counters for OpenTelemetry, and convert the totals to points of the SDK.
 
-An exchange is counted at once when it ends (the SDK's instruments take 10 us a value). The sending thread
-takes the table of new counts as a whole, so no thread waits for the other.
+`exporter.py` feeds `MetricRecorder` with each exchange when it ends. Its sending thread takes the table of
+new counts as a whole, so no thread waits for the other, adds it to `Totals`, and sends the result of
+`metrics_of`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

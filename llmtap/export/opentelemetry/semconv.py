@@ -1,8 +1,9 @@
 """Names of OpenTelemetry metrics and attributes, by version of the GenAI semantic conventions.
 
-The version `off` has only llmtap's own names. A metric is listed only if our measure is exactly its
-definition. Source: open-telemetry/semantic-conventions v1.41.0 and open-telemetry/semantic-conventions-genai
-v0.1.0, docs/gen-ai.
+`VERSIONS` has a table (`Semconv`) for each version; `off` has only llmtap's own names. A metric is listed
+only if our measure is exactly its definition. Also the standard names of operation and provider
+(`operation_of`, `provider_of`). Source: open-telemetry/semantic-conventions v1.41.0 and
+open-telemetry/semantic-conventions-genai v0.1.0, docs/gen-ai.
 """
 
 from collections.abc import Mapping

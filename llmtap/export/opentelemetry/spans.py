@@ -1,7 +1,8 @@
 """Make one OpenTelemetry span for each finished exchange, without any text of prompt or answer.
 
-The caller's `traceparent` passes the relay unchanged, so our span is its child, beside the spans of the
-gateway behind us.
+`exporter.py` calls it. `terms_of` collects the values that span and metrics share (`Terms`), `start_span`
+makes the span in the names of a version of `semconv.py`. The caller's `traceparent` passes the relay
+unchanged, so our span is its child, beside the spans of the gateway behind us.
 """
 
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""Exposition of metrics in the formats of Prometheus."""
+"""Exposition of the meter's metrics on `/metrics`: names, counts, and the formats of Prometheus."""

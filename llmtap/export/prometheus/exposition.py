@@ -1,7 +1,8 @@
 """Count finished exchanges for `/metrics`, and render the counts in a format of Prometheus.
 
-An exchange is counted once, at its end. A scrape copies the counts on the recording thread
-(`Exposition.freeze`) and renders the copy in a worker thread (`Frozen.render`), which may take seconds.
+`Exposition` is a sink of the meter's pipeline: an exchange is counted once, at its end, in a `Series`
+(`series.py`). A scrape copies the counts on the recording thread (`Exposition.freeze`) and renders the copy
+in a worker thread (`Frozen.render`, with `text.py` or `protobuf.py`), which may take seconds.
 """
 
 import platform

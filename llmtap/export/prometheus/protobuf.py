@@ -1,7 +1,8 @@
-"""Write Prometheus' protobuf exposition, the only format with native histograms.
+"""Write Prometheus' protobuf exposition, the only format with native histograms (`ProtobufWriter`).
 
-`prometheus_client` 0.26 cannot write it. Source: prometheus/client_model, `metrics.proto`; Prometheus,
-"Native histograms", "Exposition formats".
+`exposition.py` uses it if a scrape's Accept header prefers it (`is_preferred`); the formats in text are in
+`text.py`. `prometheus_client` 0.26 cannot write it. Source: prometheus/client_model, `metrics.proto`;
+Prometheus, "Native histograms", "Exposition formats".
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """Histograms and counters of one combination of tenant, model and arm, updated once by each exchange.
 
-A histogram exists once it has a value.
+`exposition.py` makes a `Series` for each combination, feeds it, and renders its copies. A histogram exists
+once it has a value. `families_for` adds an edge to the histograms at each objective of an operator.
 """
 
 from collections.abc import Mapping, Sequence

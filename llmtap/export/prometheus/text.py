@@ -1,6 +1,7 @@
-"""Render the text of many series: classic text (0.0.4) and OpenMetrics 1.0, which has exemplars.
+"""Write histograms and counters of exchanges as text: Prometheus 0.0.4, or OpenMetrics 1.0 (with exemplars).
 
-A histogram is one format string per series (0.2 us a line; prometheus_client takes 8 us). Empty labels are
+`exposition.py` fills a `TextWriter`. prometheus_client writes the other metrics, those of llmtap itself. A
+histogram is one format string per series (0.2 us a line; prometheus_client takes 8 us). Empty labels are
 omitted.
 """
 

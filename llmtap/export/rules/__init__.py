@@ -1,1 +1,1 @@
-"""Recording rules and alerts for Prometheus, generated from the configured objectives."""
+"""Recording rules and alerts for Prometheus, made from the configured objectives (`llmtap slo generate`)."""

@@ -1,5 +1,6 @@
 """Generate Prometheus rules: burn-rate recordings and alerts of SLO classes, and alerts about llmtap itself.
 
+`render` takes the classes of the configuration and returns the YAML file that `llmtap slo generate` writes.
 Recordings have the names of Sloth. Unlike Sloth, windows of a day and longer sum the 5-minute rates of all
 tenants, and an alarm needs a minimum number of exchanges in its long window, so that one bad exchange cannot
 raise it. Source: SRE Workbook, chapter 5; `metrics/slo.py` has the arithmetic.

@@ -1,1 +1,1 @@
-"""Admin port: API, dashboard, access control."""
+"""Admin port of the meter: `/metrics`, health checks, JSON API, live events, dashboard, access control."""

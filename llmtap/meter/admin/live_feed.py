@@ -1,8 +1,9 @@
 """Serve `/api/v1/live`: server-sent events with each finished exchange and one summary per second.
 
-Events: `exchange`, `summary`, and `missed` (number of exchanges that a slow subscriber did not get). The
-meter never waits for a subscriber. JSON is written in a worker thread. Source: WHATWG HTML, "Server-sent
-events".
+`LiveFeed` is a sink of `pipeline/pipeline.py`: its `ended` gets each exchange, and puts it in the queue of
+each subscriber (an HTTP client). Events: `exchange`, `summary`, and `missed` (number of exchanges that a slow
+subscriber did not get). The meter never waits for a subscriber. JSON is written in a worker thread. Source:
+WHATWG HTML, "Server-sent events".
 """
 
 import asyncio

@@ -1,6 +1,7 @@
-"""OpenAPI description of the admin API (`/api/v1/openapi.json`), from one table of routes.
+"""OpenAPI description of the admin API (`/api/v1/openapi.json`): table of routes, and the document.
 
-Source: OpenAPI 3.1.0, whose schemas are JSON Schema 2020-12.
+Description only: `server.py`, `live_feed.py` and `pipeline/open_streams.py` handle the requests. The schemas
+of answers are in `schemas.py`. Source: OpenAPI 3.1.0, whose schemas are JSON Schema 2020-12.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
-"""JSON Schemas (2020-12) of the answers of the admin API.
+"""JSON Schemas (2020-12) of the answers of the admin API, by name (`SCHEMAS`), for `openapi.py`.
 
-Durations are seconds. Objects may gain names in later versions; none listed here goes away.
+They describe the answers; nothing is validated with them while the meter runs. Durations are seconds. Objects
+may gain names in later versions; none listed here goes away.
 """
 
 from typing import Any, Final

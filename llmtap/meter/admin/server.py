@@ -1,7 +1,9 @@
 """Admin port of the meter: HTTP server with `/metrics`, health checks, the JSON API, and access control.
 
-Work that takes long (merging windows, rendering metrics, writing many exchanges) runs in a worker thread on a
-copy, so that neither frames nor `/healthz` wait for it.
+`admin_app` makes the aiohttp application, `AdminTls` the TLS context, renewed when the files change. The data
+come from `views.py` and the pipeline; the dashboard and the live feed add their own routes (`page.py`,
+`live_feed.py`). Work that takes long (merging windows, rendering metrics, writing many exchanges) runs in a
+worker thread on a copy, so that neither frames nor `/healthz` wait for it.
 """
 
 import asyncio

@@ -1,4 +1,10 @@
-"""Data for the admin port (metrics, summaries), copied on the meter's loop and rendered in worker threads."""
+"""Data that the admin port shows, from the state of the pipeline: metrics, summaries, latency histograms.
+
+`metrics_of`, `histograms_of` and `summary_of` take an ExchangePipeline, copy what they need on the meter's
+loop, and return the rest as work for a worker thread. `server.py` calls them, `live_feed.py` for its summary
+each second, `meter/offline.py` for the summary of a file. The values of the metrics of llmtap itself are set
+here.
+"""
 
 import resource
 from collections.abc import Callable, Collection, Sequence

@@ -1,1 +1,1 @@
-"""From frames to finished exchanges, and to windows, captures, exports and live views."""
+"""Path of an exchange in the meter: frames, assembled and measured, then windows, recent list, capture."""

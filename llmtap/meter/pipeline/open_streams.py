@@ -1,7 +1,8 @@
 """Answer `/api/v1/streams`: list the responses that are still running, newest first.
 
-Their observers are copied a few at a time. Frames come every 10 ms (`channel/channel.py`), so `since_last` is
-up to that much too long.
+The source is the open observers of each assembler that joined (`Streams.join`), copied a few at a time.
+Finished exchanges are in `recent_exchanges.py`. Frames come every 10 ms (`channel/channel.py`), so
+`since_last` is up to that much too long.
 """
 
 import asyncio

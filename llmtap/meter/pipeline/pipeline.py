@@ -1,6 +1,10 @@
-"""Measure each finished exchange once and pass it to every consumer: windows, metrics, exports, capture.
+"""State of the meter: makes observers, measures each finished exchange once, passes it to the sinks.
 
-`ExchangePipeline` also holds the state of the meter, which `admin/views.py` reads.
+`ExchangePipeline` is the `Sink` of `assembler.py`: it makes an Observer for each opened exchange (`observe`),
+and gets each finished one (`ended`). It names tenant and labels, computes the metrics (`metrics/latency.py`),
+judges the objectives, and passes all to each ExchangeSink: windows, Prometheus, recent exchanges, experiment,
+log, live feed, OTLP, capture. It also takes the status of relays and counts errors. `admin/views.py` reads
+its state.
 """
 
 import logging

@@ -1,7 +1,8 @@
-"""Receive batches of frames from relays on a local socket, and acknowledge each one that was processed.
+"""Receive batches of frames on a local socket, pass them to an Assembler, and acknowledge each processed one.
 
-Each connection is one relay. If a relay hangs up with exchanges open, it has died, and they end as
-`tap_error`. A meter that hands over to this one sends only hello and status of its relays.
+Each connection is one vantage: a relay, a passive one, or an app with the middleware (`channel/` sends). If
+it hangs up with exchanges open, it has died, and they end as `tap_error`. A meter that hands over to this one
+sends only hello and status of its relays.
 """
 
 import asyncio

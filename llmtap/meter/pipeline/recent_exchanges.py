@@ -1,4 +1,9 @@
-"""Keep the newest finished exchanges in memory (bounded by number and bytes) for `/api/v1/exchanges`."""
+"""Keep the newest finished exchanges in memory, and answer queries of `/api/v1/exchanges` from them.
+
+`RecentExchanges` is a sink of the pipeline, bounded by number and bytes. `Query` parses filters, limits and
+cursors of a request; the readers of single query parameters (`read_*`, `FILTERS`, `BadQuery`) are used by the
+other routes of the admin API, too.
+"""
 
 import re
 from collections import deque

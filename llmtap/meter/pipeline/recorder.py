@@ -1,8 +1,9 @@
 """Record finished exchanges in the capture: the meter's loop queues them, a thread writes them to disk.
 
-The memory that may wait is bounded: beyond it exchanges are measured and not captured, counted by reason. An
-exchange is on disk (in the spool) at most `capture.flush` and one turn of the thread (0.6 s by default) after
-its end.
+`Recorder` is a sink of the pipeline. It adds block hashes, session and redacted text (`capture/privacy`) as
+far as the level allows, and notes the relays' counts; `capture/store` makes the files. The memory that may
+wait is bounded: beyond it exchanges are measured and not captured, counted by reason. An exchange is on disk
+(in the spool) at most `capture.flush` and one turn of the thread (0.6 s by default) after its end.
 """
 
 import logging

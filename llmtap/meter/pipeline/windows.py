@@ -1,7 +1,9 @@
 """Rolling windows of the meter: Summaries of the last 10 s, minute, 5 minutes, hour, and since the start.
 
-A slice (short part of a window) holds one Summary for each series. Older slices are merged and packed into
-bytes. A reader takes the slices of a window and merges them in a thread of its own.
+`Windows` is a sink of the pipeline; `freeze` returns one window at one moment for the admin API. A slice
+(short part of a window) holds one Summary for each series. Older slices are merged and packed into bytes. A
+reader takes the slices of a window and merges them in a thread of its own. `Slices`, the part without
+Summaries, serves `meter/slo.py`, too.
 """
 
 from collections import defaultdict

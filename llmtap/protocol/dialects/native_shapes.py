@@ -1,4 +1,7 @@
-"""Decode flat JSON events leniently, and build the Delta of what one says; for the native dialects.
+"""Shared code of dialects other than OpenAI's chat and completions: decode JSON events, build their Delta.
+
+`ObjectReader` is the base of their readers, `Fields` decodes leniently: a field of a wrong type costs that
+field alone. `gather` puts the pieces of output of one event together.
 
 Source: docs/dialects.md.
 """

@@ -1,7 +1,8 @@
-"""Read a chunk of chat or completions as a Delta: base of both readers, and all that is beside choices.
+"""Base of the readers of OpenAI's chat and completions: a chunk as a Delta, with all beside its choices.
 
-Errors, filters, guardrail fields, hook results and server durations beside the choices are decoded in a
-second pass, where they may occur.
+`openai_chat.py` and `openai_completions.py` extend `ChoicesReader` by the choices of their chunks. Errors,
+filters, guardrail fields, hook results and server durations beside the choices are decoded in a second pass,
+where they may occur.
 
 Source: docs/dialects.md.
 """

@@ -1,4 +1,7 @@
-"""Read usage, errors and running counts of OpenAI-like chunks, and merge a chunk's choices into a Delta.
+"""Shared code of all dialects: lenient JSON, events without JSON, usage, errors, counts of tokens.
+
+Also, for chunks as OpenAI's: running counts (`RunningCount`), llama.cpp's `timings`, and `Findings`, which
+merges the choices of a chunk into one Delta.
 
 Source: docs/dialects.md.
 """

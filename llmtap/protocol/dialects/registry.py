@@ -1,6 +1,8 @@
 """Choose the dialect of an answer by its content; the request's path breaks ties.
 
-Nothing is configured, because one gateway speaks several dialects and knows it better than its operator.
+`exchange/answer.py` passes all events to `Undecided`: the first JSON decides, and the chosen reader of
+`DIALECTS` gets this event and the later ones. Nothing is configured, because one gateway speaks several
+dialects and knows it better than its operator.
 """
 
 from typing import Any, Final, Protocol

@@ -1,7 +1,9 @@
 """Convert the HTTP/1.1 requests and responses of one connection to the frames of a relay. No IO.
 
-Differences from a relay: every time is that of a packet, `added` is always 0, SUBMIT has the time of the
-packet with the request's last byte, and CLOSE that of the packet with the response's last byte.
+`connection.py` feeds a `Conversation` with the ordered bytes of both directions; the frames go to a
+`FrameSink`, the channel to the meter (`watcher.py`) or `file_vantage.py`. Differences from a relay: every
+time is that of a packet, `added` is always 0, SUBMIT has the time of the packet with the request's last byte,
+and CLOSE that of the packet with the response's last byte.
 """
 
 import re

@@ -1,6 +1,8 @@
-"""Read a packet capture file into frames, with the code for live packets.
+"""Convert the packets of a pcap or pcapng file to frames, with the code for live packets (`FileVantage`).
 
-Wall time and monotonic time are the same here: a frame has the time that the file gives its packet.
+`llmtap watch --read` and `llmtap inspect` call `read`; the frames go, batch by batch, to a function, the
+`digest` of `meter/offline.py`. Wall time and monotonic time are the same here: a frame has the time that the
+file gives its packet.
 """
 
 from collections.abc import Callable, Sequence

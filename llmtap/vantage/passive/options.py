@@ -1,4 +1,4 @@
-"""Options of the passive vantage: the `[watch]` table of the config file."""
+"""Options of the passive vantage (`[watch]`): interfaces, ports and hosts of packets, skipped requests."""
 
 from typing import Annotated, Literal
 

@@ -1,6 +1,7 @@
 """Read packets from pcap and pcapng files: any byte order, microseconds or nanoseconds, several interfaces.
 
-Source: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng.
+A `PacketFile` yields wall time, link type and frame of each packet; `segments.py` parses the frame. Source:
+draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng.
 """
 
 import struct

@@ -1,9 +1,10 @@
 """Capture live packets from a ring buffer that is shared with the kernel (packet(7), TPACKET_V3).
 
-Reading a packet needs no system call. The socket is opened with CAP_NET_RAW and may be passed to a process
-without it. Its packets begin with the IP header (SOCK_DGRAM), so all interfaces look alike and VLAN tags are
-removed. A filter in the kernel passes TCP segments of the given ports that hold data, begin or end a
-connection, or close the receive window.
+The supervisor opens the socket with CAP_NET_RAW (`open_ring`), and passes it to the watcher process, which
+has no privileges and reads packets and their timestamps with `PacketRing`. Reading a packet needs no system
+call. Packets begin with the IP header (SOCK_DGRAM), so all interfaces look alike and VLAN tags are removed. A
+filter in the kernel passes TCP segments of the given ports that hold data, begin or end a connection, or
+close the receive window. `open_adapter_clock` makes the network card stamp packets.
 """
 
 import ctypes

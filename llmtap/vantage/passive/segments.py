@@ -1,6 +1,6 @@
-"""Parse IP packets to TCP segments (headers only, pure). Checksums are not checked.
+"""Parse packet headers (pure): place of the IP header in a frame, and TCP segment of an IP packet.
 
-Source: RFC 791, RFC 8200, RFC 9293; link types: tcpdump.org/linktypes.html.
+Checksums are not checked. Source: RFC 791, RFC 8200, RFC 9293; link types: tcpdump.org/linktypes.html.
 """
 
 import struct

@@ -1,4 +1,9 @@
-"""Table of the TCP connections on one interface or in one file: assigns each packet to its connection."""
+"""Table of the TCP connections on one interface or in one file: assigns each packet to its connection.
+
+`watcher.py` and `file_vantage.py` pass IP packets to a `ConnectionTable`; a `Connection` (`connection.py`)
+for each TCP connection to the server turns them into frames. The number of connections is bounded; silent
+ones are forgotten.
+"""
 
 import socket
 from collections import OrderedDict

@@ -1,8 +1,9 @@
 """One client connection of the relay: reads requests one after another, and refuses malformed heads.
 
-Bodies go to the exchange that is running. Bytes that a client sends before its response is complete
-(pipelining) are kept up to a bound. The connection is also read during a response, so that the relay notices
-at once when the client leaves.
+`relay.py` makes a `ClientConnection` for each accepted socket; it starts a Flow (`flow.py`) for each request,
+and passes it the body. Bytes that a client sends before its response is complete (pipelining) are kept up to
+a bound. The connection is also read during a response, so that the relay notices at once when the client
+leaves.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Write the HTTP head that goes to the next hop, from the parsed fields in their order and spelling.
+"""Write HTTP heads: those forwarded to upstream or client, and the relay's own error answers.
 
-Only hop-by-hop fields (RFC 9110 7.6.1) are removed, and only fields that the options ask for are added.
-Framing fields stay, because the body passes with its framing.
+Forwarded fields keep order and spelling. Only hop-by-hop fields (RFC 9110 7.6.1) are removed, and only fields
+that the options ask for are added. Framing fields stay, because the body passes with its framing.
 """
 
 import os

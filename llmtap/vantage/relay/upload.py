@@ -1,7 +1,8 @@
-"""Send one request to the upstream, on a kept or a new connection, and report its frames.
+"""Send one request of a client to the upstream, on a kept or a new connection, and report its frames.
 
-A request is sent again once at most, and only if a kept-alive connection was closed before it returned a
-byte, and if either no byte of the request had left this process, or its method is idempotent (RFC 9110
+A Flow (`flow.py`), which handles the response, has one `Upload` and passes it the head and each read of the
+body. A request is sent again once at most, and only if a kept-alive connection was closed before it returned
+a byte, and if either no byte of the request had left this process, or its method is idempotent (RFC 9110
 9.2.2) and all of it is in memory. A POST that the upstream may have read is never repeated.
 """
 
