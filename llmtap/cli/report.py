@@ -455,6 +455,8 @@ def _compare_replays(
     )
 
     if missing := [place for place, result in results.items() if result is None]:
+        if not Path(missing[0]).exists():
+            raise ConfigError("--compare", f"there is no file {missing[0]}")
         hint = "results of llmtap replay --json are compared with each other only"
         raise ConfigError("--compare", f"{missing[0]} is not a result of llmtap replay", hint)
     if len(results) < len(places):
@@ -469,5 +471,6 @@ def _compare_replays(
         "--markdown": lambda: compare_replays_markdown(told),
     }  # fmt: skip
     outputs.tell(texts, lambda: print_rich(render_replay_comparison(told)))
-    if any(row["load"] for one in told["comparisons"] for row in one["set_up"]):
+    invalid = any(not result["verdict"]["valid"] for result in told["results"])
+    if invalid or any(row["load"] for one in told["comparisons"] for row in one["set_up"]):
         raise typer.Exit(FAILED)

@@ -29,7 +29,7 @@ from llmtap.sim.model_options import (
     settled,
 )
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
-from llmtap.sim.sweep.fitting import GridError, fit_batches, fit_capture, load_grid
+from llmtap.sim.sweep.fitting import GridError, fit_batches, fit_capture, length_counted, load_grid
 from llmtap.sim.sweep.grid import LOADS, PRESETS, READINGS, SERVING, GridSource, SweepGrid, points, read_at
 from llmtap.sim.sweep.runner import Results, SweepRunner
 from llmtap.sim.sweep.sweep import CAPACITY_BY, SweepAttempt, SweepJob
@@ -286,13 +286,15 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
         r2 = min(found.prefill.r2, found.decode.r2)
         return {"iterations": found.model, "fit": {"capture": place, "r2": r2, **found.to_dict()}}
     try:
-        fitted = fit_batches(load_grid(place))
+        fitted, counted = fit_batches(load_grid(place)), length_counted(place)
     except GridError as exc:
         raise ConfigError("--latency", f"{place}: {exc}") from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError("--latency", f"cannot read {place}: {getattr(exc, 'strerror', exc)}") from None
     part = fitted.part
     told = {"grid": place, "r2": part.r2, "points": part.points, "error_max": part.error_max}
+    if counted is not None:
+        told["length"] = counted
     return {"model": fitted.model, "fit": told}
 
 

@@ -124,8 +124,10 @@ def _lines(summary: _Json) -> Iterator[str]:
     chunking = summary.get("chunking") or {}
     if chunking.get("events"):
         said = [f"{chunking['content_events']:,} of {chunking['events']:,} events carry output"]
-        if chunking.get("tokens_per_chunk_mean") is not None:
-            said.append(f"{chunking['tokens_per_chunk_mean']:.3g} tokens a chunk")
+        known = chunking.get("chunks_with_known_tokens") or 0
+        if chunking.get("tokens_per_chunk_mean") is not None and known >= chunking["content_events"] / 2:
+            of = "" if known == chunking["content_events"] else f" (of {known:,} with a known count)"
+            said.append(f"{chunking['tokens_per_chunk_mean']:.3g} tokens a chunk{of}")
             said.append(f"{chunking['single_token_share']:.1%} single")
         yield "chunking   " + " · ".join(said)
     if at(summary, "refusals", "n"):

@@ -204,3 +204,7 @@ def test_results_of_replays_are_compared_and_other_loads_are_exit_1(tmp_path: Pa
     assert (code, [one["b"] for one in json.loads(out)["comparisons"]]) == (1, ["c", "b"])
     for other in (a, tmp_path / "none.json"):
         assert call("report", a, "--compare", other)[0] == 2
+    doubtful = replay_result(400)
+    doubtful["verdict"]["valid"] = False
+    b.write_text(json.dumps(doubtful))
+    assert call("report", a, "--compare", b)[0] == 1

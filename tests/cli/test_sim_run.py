@@ -48,6 +48,19 @@ def test_a_grid_is_fitted_and_told(trace: Path, tmp_path: Path, call: Call) -> N
     assert "alpha 20 ms, beta 1 ms/token, gamma 0.5; R^2 1.00000 on 4 points" in out
 
 
+def test_a_grid_with_another_length_is_refused(trace: Path, tmp_path: Path, call: Call) -> None:
+    grid = tmp_path / "grid.csv"
+    rows = [(b, n, 0.02 + 0.001 * n * b, 128, n) for b in (1, 4) for n in (100, 900)]
+    grid.write_text(
+        "batch_size,max_seq_len,mean_latency_sec,prompt_tokens,output_tokens\n"
+        + "".join(",".join(map(str, row)) + "\n" for row in rows)
+    )
+    options = ("sim", "run", trace, "--scheduler", "static_fifo", "--latency", grid)
+    code, _, err = call(*options)
+    assert (code, err.splitlines()[-1]) == (2, "hint: --reading length=output")
+    assert call(*options, "--reading", "length=output")[0] == 0
+
+
 def test_the_capacity_is_searched(trace: Path, call: Call) -> None:
     options = ("--capacity", 0.1, "--scheduler", "static_fifo", "--requests", 500)
     _, out, _ = call("sim", "run", trace, *options, "--json", "-")

@@ -162,6 +162,24 @@ def load_grid(path: str | Path) -> list[GridPoint]:
         return list(_grid_points(file))
 
 
+def length_counted(path: str | Path) -> str | None:
+    """Return which tokens the lengths of a grid count, as in `ModelOptions.length`; None if it does not say.
+
+    A grid says it by the columns `prompt_tokens` and `output_tokens`, as `llmtap bench grid` writes them.
+    """
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        try:
+            counts = [
+                (int(row["max_seq_len"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
+                for row in csv.DictReader(file)
+            ]
+        except (KeyError, TypeError, ValueError):
+            return None
+    if all(length == output for length, _, output in counts):
+        return "output"
+    return "prompt+output" if all(length == p + output for length, p, output in counts) else None
+
+
 def _grid_points(lines: Iterable[str]) -> Iterable[GridPoint]:
     reader = csv.reader(lines)
     header = [name.strip().lower() for name in next(reader, [])]

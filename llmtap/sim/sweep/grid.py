@@ -221,6 +221,15 @@ class SweepGrid:
                 f"prefix_cache has no effect: {self.source.name} does not tell which prompts begin alike"
             )
         readings, serving = _options({k: v for k, v in point.items() if k in reads})
+        fit = self.common.get("fit") or {}
+        counted = fit.get("length")
+        if counted is not None and "length" in reads and readings.length != counted:
+            raise ConfigError(
+                "--latency",
+                f"{fit['grid']} has the length of batches in {counted} tokens, the simulation in"
+                f" {readings.length} tokens",
+                f"--reading length={counted}",
+            )
         drawn = self.source.drawn or ("predictor" in reads and readings.predictor in SEEDED)
         return SweepJob(
             trace=self.source.name, rows=digest, count=count, scheduler=name,
