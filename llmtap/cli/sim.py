@@ -1,7 +1,7 @@
 """`llmtap sim`: the simulated engine as a server, and schedulers in virtual time.
 
 Defines `sim serve` (`sim/server`), `sim run` (`sim/sweep`) and `sim tokenizer`, which writes the engine's
-tokenizer. `sim_sweep.py` converts the options of `sim run`.
+tokenizer. `sim_sweep.py` converts the options of `sim run`, runs the sweep and shows its progress.
 
 Long because the options of its commands stand in their signatures.
 """

@@ -1,8 +1,8 @@
 """Interface of consumers of finished exchanges (`ExchangeSink`), and the states that the consumers report.
 
-The meter's pipeline calls `ended` of each sink with exchange, metrics and `SeriesKey` (tenant, model, arm,
-class). `ExporterState` and `CaptureState` are the counts of the OTLP exporter and of the capture for
-`/metrics`.
+The meter's pipeline calls `ended` of each sink with the exchange, its metrics, its `SeriesKey` (tenant,
+model, arm, class) and whether it met its objectives. `ExporterState` and `CaptureState` are the counts of the
+OTLP exporter and of the capture, for `/metrics` and the summary.
 """
 
 from collections.abc import Mapping

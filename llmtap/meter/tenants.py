@@ -1,9 +1,9 @@
 """Determine the tenant (customer or user) of a request, and bound the label values of all exchanges.
 
 `Tenants.identify` applies the operator's rules in order: the first that finds a value names the tenant.
-Values come from clients: they are shortened, and characters that cannot be shown are removed. Of an API key
-only a keyed hash (32 bits of BLAKE2b) leaves this module. `Labels` bounds the number of tenants, models and
-series: names beyond it become `other`.
+Values come from clients: characters that cannot be shown become `_`, and long values end in `~` and a hash.
+Of an API key only a keyed hash (32 bits of BLAKE2b) leaves this module. `Labels` bounds the number of
+tenants, models and series: names beyond it become `other`.
 """
 
 import hmac

@@ -1,8 +1,9 @@
 """Decide by method and path whether a request asks a model for output; vantages only count the others.
 
-Each vantage has `SkipRules`, made from its option `skip`. A rule is a method (`GET`; streams and WebSockets
-are excepted) or a path with all below it: `/health` holds `/health/live`, not `/healthz`. Paths are decoded
-and without the query.
+Each vantage has `SkipRules`, made from its option `skip`, which replaces the default rules `NOT_INFERENCE`
+(GET, HEAD, `/tokenize` and others); with an empty list all requests are measured. A rule is a method (`GET`;
+streams and WebSockets are excepted) or a path with all below it: `/health` holds `/health/live`, not
+`/healthz`. Paths are decoded and without the query.
 """
 
 import re

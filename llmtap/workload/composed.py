@@ -1,9 +1,9 @@
 """A workload composed of distributions of lengths, contents, shared contexts and conversations.
 
-`Composed` is built by `custom.py`, `ietf.py` and `synthetic.py`. It returns requests without arrivals
-(`requests`) and the source of their prompts (`prompts`); `plan.py` computes both. `PlannedWorkload` is the
-base class of this one and of the data sets (`datasets.py`). Each column has its own random generator, so
-changing one distribution leaves the other columns as they were.
+`Composed` is built by `custom.py` (a user's file) and `ietf.py`. It draws the requests without arrivals with
+the functions of `plan.py`, and makes their prompts: words, or random token ids. `PlannedWorkload`, defined
+here, is the base class of `Composed`, of `Simulated` (`synthetic.py`) and of the data sets (`datasets.py`).
+Each column has its own random generator, so changing one distribution leaves the other columns as they were.
 """
 
 from collections.abc import Iterator, Mapping

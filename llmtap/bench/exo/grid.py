@@ -1,7 +1,7 @@
 """Batch times of a measured grid, and the latency model that is fitted to them, for `llmtap bench grid`.
 
-Input: the runs of an `ExoBench` with distinct prompts. Output: a `MeasuredGrid`; its `to_csv` is the file
-that `llmtap sim run --latency` reads.
+Input: the runs of an `ExoBench` with distinct prompts. Output: a `MeasuredGrid` with the fit of
+`sim/sweep/fitting.py`; its `to_csv` is the file that `llmtap sim run --latency` reads.
 
 The time of a batch is from the first byte of its first request to the end of its last response; its step is
 the median over its requests of (last token - first token) / (tokens - 1). A cell is valid if in each measured

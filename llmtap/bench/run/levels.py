@@ -2,9 +2,9 @@
 
 `level_load` makes the load of a level, with a seed of its own so that a prefix cache has no hits, and
 `measure_closed` sends a closed loop. `Bounds` judges a level; the functions beside it make its JSON, tables
-and charts. The capacity, of which other levels are shares, is the throughput test's result (`capacity_told`),
-or is measured: the concurrency of closed loops is doubled until the output rate no longer grows
-(`find_capacity`). Source: IETF draft, 5.2.3.2.
+and charts. The capacity, of which other levels are shares, is the parameter `max_rate` or the throughput
+test's result with the same workload (`capacity_told`), or is measured: the concurrency of closed loops is
+doubled until the output rate no longer grows (`find_capacity`). Source: IETF draft, 5.2.3.2.
 """
 
 import re

@@ -1,12 +1,12 @@
 """Guardrail Overhead (IETF draft, 5.10): what safety systems cost in latency and throughput.
 
 Configurations are arms of the bench file: `baseline`, and any of `input_filter`, `output_filter` and `full`.
-`run` sends all of them the same rows at every load, in blocks of random order, and the baseline twice (A/A).
-`paired.py` calculates the figures; this module has parameters, loads, Tables 13 and 14 and charts. An
+At each load and repeat, `run` sends the same rows to all of them in random order, and twice to the baseline
+(A/A). `paired.py` calculates the figures; this module has parameters, loads, Tables 13 and 14 and charts. An
 overhead is the mean over repeats of the shift of pairs (Hodges and Lehmann), with Student's interval (6.3);
-of a percentile, the difference of percentiles (5.10.4) with an interval by pairs. p-values are Holm's over
-all configurations and loads. The parameter `search` adds the maximum throughput of each configuration (Table
-14).
+of a percentile, the difference of percentiles (5.10.4) with an interval by pairs. p-values are Holm's, for
+each metric over all configurations and loads. The parameter `search` adds the maximum throughput of each
+configuration (Table 14).
 """
 
 import difflib

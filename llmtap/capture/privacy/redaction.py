@@ -8,15 +8,15 @@ Rules:
 - `card`: 13 to 19 digits, in groups or not, that satisfy Luhn's check and begin like a card (not with 0, 1 or
   7). Not: cards with a digit missing or with dots between, expiry dates and security codes.
 - `phone`: +49 30 123456 and other international forms; (415) 555-2671, 415-555-2671, 415.555.2671; national
-  numbers in groups behind a 0; others behind a word such as "call" or "tel". Not: numbers in one piece, or in
-  groups by spaces, without a leading 0 or such a word: they are as likely quantities.
+  numbers in groups behind a 0; others behind a word such as "call" or "tel". Not: numbers in one piece
+  without + or such a word, and groups by spaces without 0 or such a word: they are as likely quantities.
 - `key`: the forms that issuers publish (exchange/paths.py), private keys in PEM, Authorization and Cookie
   fields, credentials in URLs, what is assigned to a name such as password or api_key, and members of a JSON
   body with such a name. Not: a secret without form and without name; a plain word behind "password: ", which
   is prose as often.
 
-Media in base64 becomes `[media]`. Patterns are bounded or possessive where they repeat, so time is linear in
-the text; an operator's own pattern (`re:PATTERN`) is not checked for that.
+Media in base64 of 4,096 characters or more becomes `[media]`. Patterns are bounded or possessive where they
+repeat, so time is linear in the text; an operator's own pattern (`re:PATTERN`) is not checked for that.
 
 Source: ITU-T E.164 (at most 15 digits), ISO/IEC 7812-1 (card numbers, Luhn), RFC 7468 (PEM), RFC 2397 (data
 URLs).

@@ -1,7 +1,8 @@
 """Sample this host during a run, in a thread: CPU and memory of sender, server and host, and the GPUs.
 
-`SystemSampler` fills `Columns` (`timeseries.py`) from `start` to `close`; `watch.py` starts it. The processes
-of the server are found by the listening socket of the target (`listeners`), if it is on this host.
+`SystemSampler` fills `Columns` (`timeseries.py`) from `start` to `close`; `watch.py` starts it. If no
+processes of the server are named, they are found by the listening socket of a target with a loopback address
+(`listeners`).
 
 Samples that cannot be taken in time are skipped and counted. `<side>_cpu` (1: one busy CPU) and
 `<side>_memory` (RSS) are of sender or server with their descendants; `host_cpu` and `host_stolen` are shares

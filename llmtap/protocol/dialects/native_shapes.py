@@ -1,4 +1,6 @@
-"""Shared code of dialects other than OpenAI's chat and completions: decode JSON events, build their Delta.
+"""Shared code of all dialects but OpenAI's chat and completions: decode JSON events, build their Delta.
+
+OpenAI's Responses and Realtime use it, too.
 
 `ObjectReader` is the base of their readers, `Fields` decodes leniently: a field of a wrong type costs that
 field alone. `gather` puts the pieces of output of one event together.

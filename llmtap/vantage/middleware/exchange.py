@@ -1,10 +1,10 @@
 """Report one request and its response inside an application as the frames of a relay (`AppExchange`).
 
 The two middlewares call it with heads and body bytes; it sends frames through the `Emitter`. `arrival` is the
-time of the call of the app; `request_end` and `submit` are the times of the last request bytes that the app
-received. So TTFT includes the work of the app and its upstream, but no network. `added` is the time that the
-middleware itself needed before it forwarded a message. Heads have no Transfer-Encoding, because bodies have
-no chunks here.
+time of the call of the app, `request_end` that at which the server had the last request bytes, `submit` that
+at which the app received them. So TTFT includes the work of the app and its upstream, but no network. `added`
+is the time that the middleware itself needed since the message before. Heads have no Transfer-Encoding,
+because bodies have no chunks here.
 """
 
 from collections.abc import Iterable

@@ -2,7 +2,7 @@
 
 Early segments are kept, within bounds, until the bytes before them arrive. Bytes that arrive twice are used
 once. If the copies differ, nobody knows which one the receiver got, and LostSyncError is raised. A copy is
-compared with the last piece that was returned and with pieces that are kept.
+compared with the last piece that was returned. More early bytes than the bounds allow raise it, too.
 """
 
 from dataclasses import dataclass
