@@ -71,17 +71,18 @@ Test parameters are read from a file (`llmtap bench init` writes one, config/ben
 
 TEST_EPILOG = """The results folder contains the requests, exchanges and result of every load. The same
 command with --results resumes an interrupted run; measured loads are not sent again. Other tests can use the
-same folder. A test that the folder contains with other parameters (test, target, seed, warm-up, --quick) is
-rejected; --again replaces its results.
+same folder. If the folder has results of the same test with other parameters (test, target, seed, warm-up,
+--quick), the command stops. --again replaces them.
 
 Exit codes: 0 ok; 1 a result is invalid (the report says which), or a test failed; 2 invalid option or missing
 parameter; 130 stopped by Ctrl-C, 143 by SIGTERM; completed loads are kept."""
 
 bench = typer.Typer(
     name="bench", no_args_is_help=True, rich_markup_mode=None, epilog=GROUP_EPILOG,
-    help="Measure a server with the ten tests of the IETF draft, and report which requirements were met.",
+    help="Measure a server with the ten tests of the IETF draft on LLM benchmarking, and report which "
+    "requirements were met.",
 )  # fmt: skip
-app.add_typer(bench, short_help="Run the ten tests of the IETF draft.")
+app.add_typer(bench, short_help="Run the ten tests of the IETF draft on LLM benchmarking.")
 
 
 def _run(
@@ -99,8 +100,8 @@ def _run(
         Path | None,
         option(
             "DIR",
-            "Results folder. An existing results folder is resumed, unless "
-            "one of the tests was measured with other parameters.",
+            "Results folder. An existing results folder is resumed. If it has results of one of the tests "
+            "with other parameters, the command stops.",
         ),
     ] = None,
     again: Annotated[
@@ -118,7 +119,7 @@ def _run(
         bool,
         flag(
             "--quick",
-            "Run a shorter version; the report lists the requirements that are not met as a result.",
+            "Run a shorter version; the report lists the requirements that the short version cannot meet.",
         ),
     ] = False,
     assign: Annotated[
@@ -146,7 +147,7 @@ def _run(
         option(
             "auto|none|N",
             "Warm-up before the measurement. auto: at least 100 requests and "
-            "10,000 output tokens, then until latency is stable (IETF 4.5). N: N "
+            "10,000 output tokens, then until latency is stable (IETF draft, 4.5). N: N "
             "requests, without a stability check. none: cold start.",
         ),
     ] = "auto",
@@ -161,7 +162,8 @@ def _run(
         option("FILE", "File for an HTML report with charts and the compliance matrix; - is stdout."),
     ] = None,
     markdown: Annotated[
-        str | None, option("FILE", "File for the full report (C.2) as Markdown; - is stdout.")
+        str | None,
+        option("FILE", "File for the full report (IETF draft, appendix C.2) as Markdown; - is stdout."),
     ] = None,
 ) -> None:
     need_extra("llmtap bench", "scipy", "bench")
@@ -229,13 +231,48 @@ def _run(
         raise typer.Exit(FAILED)
 
 
+_ABOUT: Final = {
+    "ttft":
+        "Sends requests at a rate, or with a fixed concurrency. Reports percentiles and the distribution of"
+        " TTFT.",
+    "throughput":
+        "Raises the load until the server no longer sustains it. Reports the highest sustained load and its"
+        " output tokens per second.",
+    "tradeoff":
+        "Measures the capacity, then sends loads of 10 to 120 % of it. Reports latency and throughput of each"
+        " load.",
+    "itl":
+        "Sends loads of 25 to 90 % of the maximum request rate. Reports the distribution of the gaps between"
+        " tokens, and the jitter, of each load.",
+    "capacity":
+        "Raises the number of concurrent requests. Reports the highest number at which enough requests"
+        " complete and the P99 of TTFT is within its limit.",
+    "fairness":
+        "Sends short and long requests: each class alone, then both together. Reports how much each class"
+        " slows the other, and fairness indexes.",
+    "prefix-cache":
+        "Sends prompts with shared prefixes with the cache off, empty and filled. Reports how much the cache"
+        " reduces TTFT and raises throughput, and the hit rate.",
+    "memory-pressure":
+        "Sends 100 to 150 % of the concurrent requests that the server has capacity for. Reports latency,"
+        " failures, preemptions and recovery.",
+    "long-context":
+        "Sends prompts of 1,024 to 131,072 tokens. Reports TTFT and throughput by length, and the function"
+        " that fits the growth of TTFT best.",
+    "guardrail-overhead":
+        "Sends the same requests to the server without and with guardrails. Reports the latency that each"
+        " guardrail adds, and the throughput that it costs.",
+}  # fmt: skip
+"""What each test sends and reports, with the default parameters."""
+
 for _name, (_section, _title) in TESTS.items():
     bench.command(
-        _name, help=f"{_title} (IETF {_section}).", short_help=f"{_section} {_title}", epilog=TEST_EPILOG
-    )(_run)
+        _name, help=f"{_title} (IETF draft, {_section}).\n\n{_ABOUT[_name]}",
+        short_help=f"{_section} {_title}", epilog=TEST_EPILOG,
+    )(_run)  # fmt: skip
 bench.command(
     _ALL, help="Run all ten tests in order of their dependencies, and list the tests that could not run.",
-    epilog=TEST_EPILOG,
+    short_help="Run all ten tests, in order of their dependencies.", epilog=TEST_EPILOG,
 )(_run)  # fmt: skip
 
 
@@ -251,7 +288,10 @@ def show_tests(
         print(line)
 
 
-@bench.command(epilog="Example:\n\n  llmtap bench init --target http://127.0.0.1:8000 bench.toml")
+@bench.command(
+    short_help="Query a server and write a bench file.",
+    epilog="Example:\n\n  llmtap bench init --target http://127.0.0.1:8000 bench.toml",
+)
 def init(
     file: Annotated[Path, argument("FILE", "Output file; - is stdout.")] = Path("bench.toml"),
     target: Annotated[str, option("URL", "URL of the server to query.")] = "",
@@ -261,7 +301,10 @@ def init(
     ] = None,
     force: Annotated[bool, flag("--force", "Overwrite FILE if it exists.")] = False,
 ) -> None:
-    """Query a server and write a bench file with its properties and placeholders for missing declarations."""
+    """Query a server, and write a bench file with its properties.
+
+    The file has placeholders for what you must declare yourself.
+    """
     if not target:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
     to_stdout = str(file) == "-"
@@ -288,7 +331,7 @@ def init(
     print(f"llmtap: {still}")
 
 
-@bench.command()
+@bench.command(short_help="List the requirements of the draft, and their tests.")
 def compliance() -> None:
     """List the requirements of the draft (MUST, SHOULD, RECOMMENDED) and the tests that each applies to."""
     from llmtap.bench.compliance.judge import listing

@@ -59,9 +59,10 @@ Examples:
 Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid option; 130 stopped by Ctrl-C,
 143 by SIGTERM, with the results of the completed part."""
 
-GRID_EPILOG = """For each cell of the grid --batch x --pp x --tg, equal requests with different texts are sent
-at the same instant, --repeat times after --warmup unmeasured batches. A cell is not valid, and is left out of
-the file, if a request failed, an answer had other than --tg tokens, or not all requests ran at the same time.
+GRID_EPILOG = """For each cell of the grid --batch x --pp x --tg, requests of equal length, each with its own
+text, are sent at the same instant, --repeat times after --warmup unmeasured batches. A cell is not valid, and
+is left out of the file, if a request failed, an answer did not have exactly --tg tokens, or not all requests
+ran at the same time.
 
 Example:
 
@@ -91,11 +92,14 @@ TokenizerName = Annotated[
     ),
 ]
 PromptSeed = Annotated[
-    int | None, option("N", "Random seed of the first words of the prompts (default: random).", min=0)
+    int | None,
+    option("N", "Seed for the random first words of the prompts (default: a new seed in each run).", min=0),
 ]
 
 
-@bench.command(epilog=EPILOG, cls=SeveralValues)
+@bench.command(
+    short_help="Measure prefill and generation rates, like exo-bench.", epilog=EPILOG, cls=SeveralValues
+)
 def exo(
     target: Target = "",
     pp: PromptLengths = "",
@@ -187,7 +191,9 @@ def exo(
         raise typer.Exit(FAILED)
 
 
-@bench.command(epilog=GRID_EPILOG, cls=SeveralValues)
+@bench.command(
+    short_help="Measure batch times, and fit the simulator's model.", epilog=GRID_EPILOG, cls=SeveralValues
+)
 def grid(
     target: Target = "",
     batch: Annotated[str, option("N...", "Batch sizes: numbers of requests sent at the same instant.")] = "",
@@ -195,14 +201,15 @@ def grid(
     tg: ResponseLengths = "",
     repeat: Annotated[int, option("N", "Number of measured batches of each cell.", min=1, max=10_000)] = 5,
     warmup: Annotated[
-        int, option("N", "Number of unmeasured batches before those of each cell.", min=0, max=100)
+        int,
+        option("N", "Number of unmeasured batches before the measured ones of each cell.", min=0, max=100),
     ] = 1,
     length: Annotated[
         str,
         option(
             "output|prompt+output",
-            "Tokens that count as the length of a batch in the file; "
-            "llmtap sim run --reading length=... has to have the same.",
+            "Tokens that the length column of the file counts. Use the same value in `llmtap sim run "
+            "--reading length=...`.",
         ),
     ] = "output",
     model: ModelName = None,

@@ -75,6 +75,8 @@ by SIGTERM, with a summary of the completed part."""
 
 DRAIN_S: Final = 15
 TIMEOUT_S: Final = 120
+_SPEED: Final = 10.0
+"""Default of --speed."""
 FIRST_LOOK_S: Final = 0.25
 LOOK_S: Final = 1.0
 LINE_NS: Final = 5 * NS_PER_S
@@ -99,8 +101,13 @@ def demo(
     seconds: Annotated[str, option("TIME", "Duration of the load.")] = "30s",
     requests: Annotated[int | None, option("N", "Maximum number of requests.", min=1, max=1_000_000)] = None,
     speed: Annotated[
-        float, option("X", f"Speed factor; a workload has {RATE_RPS} requests/s times X.")
-    ] = 10.0,
+        float,
+        option(
+            "X",
+            f"Speed factor. The default workload sends {RATE_RPS} x X requests/s "
+            f"({RATE_RPS * _SPEED:.3g}/s at the default).",
+        ),
+    ] = _SPEED,
     from_format: SourceFormat = None,
     reader_speed: ReaderSpeed = None,
     alpha: Alpha = None,
@@ -206,7 +213,8 @@ class _Demo:
         self._say(f"proxy      {stage.proxy}   llmtap, forwards and measures (OpenAI's API, model: sim)")
         self._say(f"dashboard  {stage.admin}/  or in a terminal: llmtap top --admin {stage.admin}")
         load = "bursts of chat requests" if not self.source else Path(self.source).name
-        self._say(f"load       {load}; half of them pass a guardrail ({GUARDRAIL})")
+        self._say(f"load       {load}; half of them go through a guardrail")
+        self._say(f"guardrail  {GUARDRAIL}")
         # Prompts are drawn while the processes start.
         made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy, plan), stage.ready(session))
         self._replay = (await self._unless_over(made))[0]

@@ -102,7 +102,7 @@ SAID_CHARS_MAX: Final = 2_000
 TENANT_HEADER: Final = "x-llm-d-inference-fairness-id"
 OBJECTIVES: Final = "ttft:500ms tpot:50ms"
 ENGINE: Final = "150 ms to the first token, then 20 ms per token, +-30 %"
-GUARDRAIL: Final = "+40 ms, refuses 5 %, holds text back"
+GUARDRAIL: Final = "simulated: adds 40 ms, refuses 5 %, delays text until a block of 8 tokens is complete"
 
 _CONFIG: Final = f"""
 [relay]

@@ -67,9 +67,8 @@ def convert(
         list[str] | None,
         option(
             "RULE",
-            "Redaction rule for request and response bodies, as in "
-            "capture.redact: email, card, phone, key (comma-separated), or "
-            "re:PATTERN; may be repeated (default: text is copied unmodified).",
+            "Redaction of bodies. RULE: email, card, phone, key (comma-separated) or re:PATTERN, as in "
+            "capture.redact; may be repeated (default: text is copied unmodified).",
         ),
     ] = None,
     json: Json = None,

@@ -60,7 +60,8 @@ __all__ = ["replay", "selftest"]
 
 EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a workload (--workloads
 lists them). Requests are sent at their scheduled times, independent of earlier responses (open loop), unless
---closed sets a concurrency. The dispatch lateness is always reported.
+--closed sets a concurrency. Later turns of a conversation wait for the previous response, unless
+--as-recorded. The dispatch lateness is always reported.
 
 Examples:
 
@@ -117,11 +118,16 @@ def replay(
         float | None, option("SHARE", "Fraction of the trace to send, such as 0.1; conversations stay whole.")
     ] = None,
     speed: Annotated[
-        float | None, option("X", "Factor by which the trace is sent faster; the shape of bursts is kept.")
+        float | None,
+        option("X", "Factor by which the trace is sent faster; all gaps shrink by the same factor."),
     ] = None,
     rate: Annotated[
         float | None,
-        option("RPS", "Mean request rate to scale the trace to; of conversations, the rate of first turns."),
+        option(
+            "RPS",
+            "Mean request rate to scale the trace to. For conversations, this is the rate of new "
+            "conversations.",
+        ),
     ] = None,
     arrivals: Annotated[
         str | None,
@@ -187,7 +193,7 @@ def replay(
         option(
             "auto|none|N",
             "Warm-up before the measurement. auto: at least 100 requests and 10,000 output tokens, "
-            "then until latency is stable (IETF 4.5). N: N requests. none: cold start. Warm-up "
+            "then until latency is stable (IETF draft, 4.5). N: N requests. none: cold start. Warm-up "
             "requests have the lengths of the first requests of the load, with different text.",
         ),
     ] = "none",
@@ -214,20 +220,25 @@ def replay(
         int,
         option(
             "N",
-            "Maximum number of retries after a refused request; retries are counted.",
+            "Maximum number of retries of a request: after status 429 or 503, or if the connection is "
+            "refused, or closed before a response. Retries are counted.",
             min=0,
             max=100,
         ),
     ] = 0,
     retry_wait: Annotated[
-        str, option("TIME", "Maximum Retry-After; a request with a longer one is not retried.")
+        str,
+        option(
+            "TIME",
+            "Longest wait before a retry. If the server's Retry-After is longer, the request is not retried.",
+        ),
     ] = RETRY_WAIT,
     stop_errors: Annotated[
         str | None,
         option(
             "SHARE[/N]",
-            "Fraction of failures among the latest N requests "
-            "(default: 100) that stops the replay, for example 50%.",
+            "Largest fraction of failures among the latest N requests (default: 100); above it, the replay "
+            "stops. Example: 50%/200.",
         ),
     ] = None,
     limit_in_flight: Annotated[
@@ -249,7 +260,7 @@ def replay(
         option(
             "URL|none",
             "URL of the server's metrics, or none (default: /metrics of the server, if "
-            "available). llmtap's own requests have the User-Agent llmtap-replay/VERSION.",
+            "available). Scrapes and the model look-up have the User-Agent llmtap-replay/VERSION.",
         ),
     ] = None,
     reader_speed: ReaderSpeed = None,
@@ -371,7 +382,7 @@ async def _run(one: "Replay", audience: "ReplayLines", heard: Heard, *, selftest
 
 
 @app.command(
-    short_help="Measure the error of llmtap's own TTFT and ITL on this host.",
+    short_help="Measure how accurate llmtap's TTFT and ITL are on this host.",
     epilog="Example:\n\n  llmtap selftest --streams 64 --itl 10ms",
 )
 def selftest(
@@ -381,9 +392,10 @@ def selftest(
     processes: Annotated[int, option("N", "Number of sending processes.", min=1, max=256)] = 1,
     json: Json = None,
 ) -> None:
-    """Read streams with known send times from an embedded server, and report the error of llmtap's times.
+    """Measure how accurate llmtap's TTFT and ITL measurements are on this host.
 
-    The error is the difference between a measured time and the time in the log of the server.
+    The command reads streams from an embedded server that logs its send times. The error is the difference
+    between a measured time and the time in this log.
     """
     from llmtap.bench.selftest import SelftestLoad, run_selftest
     from llmtap.report.replay import render_selftest

@@ -57,15 +57,16 @@ BESIDE: Final = "replay-*.json"
 
 EPILOG = """CAPTURE is one of:
 
-  a file, folder, file pattern or URL (s3://bucket/prefix) of captures, also of a running capture
+  a file, folder, file pattern or URL (s3://bucket/prefix) of captures; a capture may still be running
 
   one trace file of another tool, in any format listed by `llmtap convert --list`
 
   a results folder of `llmtap bench`
 
-  a result of `llmtap replay --json`; the report is the one that the replay printed, with its verdict
+  a result of `llmtap replay --json`: prints the report of that replay again, with its verdict
 
-Of a running capture at a URL only the uploaded part is read; add its spool folder to include the rest.
+If a capture at a URL is still running, only its uploaded part is read; add its spool folder to include the
+rest.
 
 Examples:
 
@@ -91,7 +92,10 @@ Examples:
 )
 def report(
     places: Annotated[
-        list[str], argument("CAPTURE...", "Captures, or one trace, results folder or replay result.")
+        list[str],
+        argument(
+            "CAPTURE...", "One or more captures; or one trace, one results folder, or one replay result."
+        ),
     ],
     json: Json = None,
     integrity: Annotated[
@@ -105,7 +109,7 @@ def report(
     goodput: VllmGoodput = None,
     config: Annotated[
         Path | None,
-        option("FILE", "Configuration with objectives by class of tenants ([slo.NAME]), as of the proxy."),
+        option("FILE", "Configuration file of the proxy, with objectives by class of tenants ([slo.NAME])."),
     ] = None,
     percentiles: Percentiles = None,
     skip_broken: Annotated[
@@ -125,8 +129,8 @@ def report(
         list[str] | None,
         option(
             "RESULTS",
-            "Results of benchmarks or replays to compare with the first; may be repeated. If "
-            "the loads differ, the exit code is 1, and benchmarks are not tested.",
+            "Results of benchmarks or replays to compare with CAPTURE; may be repeated. If the loads differ, "
+            "the exit code is 1, and no significance test is made for benchmarks.",
         ),
     ] = None,
 ) -> None:

@@ -340,7 +340,9 @@ AdminAddress = Annotated[
 CaptureTo = Annotated[
     str | None,
     option(
-        "DIR|URL", "Folder or URL for a Parquet capture of every exchange, without its text. [capture.to]"
+        "DIR|URL",
+        "Folder or URL for a Parquet capture of every exchange (a request with its response), by default "
+        "without prompts and answers. [capture.to]",
     ),
 ]
 ConfigFile = Annotated[
@@ -392,21 +394,21 @@ Alpha = Annotated[
     float | None,
     option(
         "NUMBER",
-        "Penalty of smooth goodput, in tokens for each unit (--idle-cost) that the reader waits; default 5.",
+        "Smooth goodput: number of tokens subtracted for each unit of waiting (see --idle-cost); default 5.",
     ),
 ]
 IdleCost = Annotated[
     str | None,
     option(
         "seconds|tokens",
-        "Unit of user idle latency: seconds, or tokens that the reader could have read in that time.",
+        "Unit of user idle latency: seconds, or tokens that the reader could have read while waiting.",
     ),
 ]
 ReaderGrace = Annotated[
     int | None,
     option(
         "TOKENS",
-        "Extra time before a token counts as late, in tokens of reading time; default 0.",
+        "Allowed delay of a token before it counts as late. Unit: the time to read one token; default 0.",
     ),
 ]
 
@@ -436,7 +438,8 @@ Seed = Annotated[int, option("N", "Random seed.", min=0)]
 NoSelftest = Annotated[
     bool,
     flag(
-        "--no-selftest", "Skip the self-test, which reports the error of llmtap's own times at the same load."
+        "--no-selftest",
+        "Skip the self-test, which measures how accurate llmtap's TTFT and ITL are at the same load.",
     ),
 ]
 Json = Annotated[str | None, option("[=FILE]", "Print the result as JSON, or write it to FILE.")]

@@ -65,7 +65,7 @@ Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket)
 /v1/models /v1/messages /api/chat /api/generate /metrics /health /sim/truth?since=N"""
 
 
-@sim.command(epilog=_SERVE_EPILOG)
+@sim.command(short_help="Serve simulated tokens with the APIs of OpenAI and others.", epilog=_SERVE_EPILOG)
 def serve(
     listen: Annotated[str, option(None, "HOST:PORT to listen on.")] = "127.0.0.1:8000",
     grpc: Annotated[
@@ -102,8 +102,8 @@ def serve(
         str,
         option(
             None,
-            "Scheduler of the engine, or fixed for a fixed schedule without an engine; "
-            "--servings lists them. multi_bin_dynamic requires --reading bin_edges=...",
+            "Scheduler of the engine; --servings lists them. fixed: tokens at the times of --ttft and --itl, "
+            "without a scheduler. multi_bin_dynamic requires --reading bin_edges=...",
         ),
     ] = "fixed",
     serving: Annotated[
@@ -129,7 +129,11 @@ def serve(
     ] = 1,
     truth: Annotated[
         Path | None,
-        option(None, "File to append the schedule and the send times of every request to, as JSON lines."),
+        option(
+            None,
+            "File to which the planned and the actual send times of every request are appended, as JSON "
+            "lines.",
+        ),
     ] = None,
     assign: Annotated[
         list[str] | None,
@@ -262,7 +266,10 @@ def _list_servings() -> None:
         print(f"{words}: {', '.join(n for n, kind in SCHEDULERS.items() if kind.iterates == iterates)}")
 
 
-@sim.command(epilog="Example:\n\n  llmtap sim tokenizer tokenizer.json")
+@sim.command(
+    short_help="Write the tokenizer of `sim serve` as a tokenizer.json.",
+    epilog="Example:\n\n  llmtap sim tokenizer tokenizer.json",
+)
 def tokenizer(
     file: Annotated[Path, argument("FILE", "Output file; - is stdout.")],
 ) -> None:
@@ -282,11 +289,13 @@ def tokenizer(
 
 
 _RUN_EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a synthetic workload
-(--presets lists them). Results come from a latency model of a GPU: that of the multi-bin batching paper,
-unless --latency fits another one. The paper leaves several choices open, and the ranking of schedulers
-depends on them; --readings lists the choices.
+(--presets lists them). A latency model of a GPU gives the times. Default: the model of the multi-bin batching
+paper; --latency fits another. The paper leaves several choices open, and the ranking of schedulers depends on
+them; --readings lists the choices.
 
-Every combination of the given values is run. The runs are distributed over processes, or over a Ray cluster:
+Every combination of the given values is run. The runs are distributed over processes, or over a Ray cluster.
+
+Examples:
 
   llmtap sim run trace.csv --scheduler static_fifo,dynamic_no_bins,multi_bin_dynamic --scale 100
 
@@ -299,7 +308,7 @@ Every combination of the given values is run. The runs are distributed over proc
   llmtap sim run trace.csv --preset methods --results runs.jsonl --ray local"""
 
 
-@sim.command(epilog=_RUN_EPILOG)
+@sim.command(short_help="Simulate a trace with several schedulers in virtual time.", epilog=_RUN_EPILOG)
 def run(
     trace: Annotated[str, argument("TRACE", "Trace, capture or workload to simulate.")] = "",
     source_format: SourceFormat = None,
@@ -307,7 +316,8 @@ def run(
         str | None, option("NAME,...", "Schedulers (default: the three of the multi-bin batching paper).")
     ] = None,
     scale: Annotated[
-        str | None, option("X,...", "Factors that multiply the arrival rate; the shape of bursts is kept.")
+        str | None,
+        option("X,...", "Factors that multiply the arrival rate; all gaps shrink by the same factor."),
     ] = None,
     rate: Annotated[
         str | None,
@@ -320,15 +330,28 @@ def run(
     servers: Annotated[str | None, option("N,...", "Numbers of GPUs; default 1.")] = None,
     bins: Annotated[
         str | None,
-        option("K|EDGE,...", "Number of bins (4), or the lower edge of each bin (0,64,256)."),
+        option(
+            "K|EDGE,...",
+            "Number of bins, for example 4, or the lower edge of each bin, for example 0,64,256.",
+        ),
     ] = None,
-    eps: Annotated[str | None, option(None, "Half width of the band around the token SLA.")] = None,
+    eps: Annotated[
+        str | None,
+        option(
+            None,
+            "Tolerance around the token SLA. The schedulers adjust the batch size only if the time per token "
+            "is outside it.",
+        ),
+    ] = None,
     predictor: Annotated[
         str | None, option("perfect|prompt|noisy|shuffled", "Predictor of output lengths.")
     ] = None,
     reading: Annotated[
         list[str] | None,
-        option("NAME=VALUE", "Model option (--readings lists them); may be repeated."),
+        option(
+            "NAME=VALUE",
+            "Reading of a choice that the paper leaves open (--readings lists them); may be repeated.",
+        ),
     ] = None,
     serving: Annotated[
         list[str] | None, option("NAME=VALUE", "Option of the iteration-level schedulers; may be repeated.")
@@ -364,12 +387,17 @@ def run(
         float | None,
         option(
             "SHARE",
-            "Maximum fraction of requests outside their bounds. The highest request rate that keeps to it is"
-            " reported, too.",
+            "Allowed fraction of requests that miss their bounds. The highest request rate at which no more "
+            "requests miss them is also reported.",
         ),
     ] = None,
     capacity_by: Annotated[
-        str, option("BOUNDS,...", "Bounds of --capacity: request (SLA), token (SLA), or slo (--slo).")
+        str,
+        option(
+            "BOUNDS,...",
+            "Bounds that --capacity uses: request (SLA per request), token (SLA per token), or slo "
+            "(objectives of --slo).",
+        ),
     ] = "request",
     slo: Annotated[
         str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:1s tbc_max:200ms'.")
@@ -389,7 +417,9 @@ def run(
     ] = None,
     follow: Annotated[
         int | None,
-        option("ROW", "Request whose token times are reported, by its row; 0: the longest answer.", min=0),
+        option(
+            "ROW", "Row of the request whose token times are reported; 0 selects the longest answer.", min=0
+        ),
     ] = None,
     capture: Annotated[str | None, option("DIR", "Folder for a capture of each run's exchanges.")] = None,
     seed: Annotated[

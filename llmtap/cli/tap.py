@@ -48,8 +48,8 @@ _PROXY_EPILOG = """Examples:
 
   llmtap proxy --config /etc/llmtap.toml --set relay.idle_timeout=120s
 
-SIGTERM drains the streams in flight. SIGHUP reloads the configuration without losing a connection. SIGUSR2,
-after an upgrade, replaces the running program with the installed one, also without losing a connection."""
+SIGTERM drains the streams in flight. SIGHUP reloads the configuration without losing a connection. After you
+install a new version, SIGUSR2 switches to it, also without losing a connection."""
 
 
 @app.command(short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
@@ -186,7 +186,8 @@ _SLO_EPILOG = """Examples:
 
   llmtap slo generate --config config/slo.toml --job serving/llmtap --runbooks https://wiki.example/llmtap
 
-If the target of a class is too low for an alert to fire, the alert is left out, with a message on stderr."""
+If even 100 % bad exchanges could not reach an alert's burn rate (the target is too low), the alert is left
+out, with a message on stderr."""
 
 
 @slo_app.command(epilog=_SLO_EPILOG)
@@ -239,7 +240,7 @@ Keys: 1 to 8 or tab select a view, s and S sort, / filters, w changes the window
 enter shows the events of an exchange, finished or in flight, ? lists all keys, q quits.
 
 An admin port that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the
-variable named by --token-env, or from --token-file, never from a flag or a URL.
+variable named by --token-env, or from --token-file. The token itself cannot be given in a flag or a URL.
 
 Examples:
 

@@ -107,7 +107,7 @@ _DEMO_ROWS: Final = (
     ("ttft", "p50", "time to first token", "request sent until the first text"),
     ("ttft", "p95", "the same, p95", "95 of 100 responses begin earlier"),
     ("tbc_max", "p50", "longest pause", "longest wait between two chunks"),
-    ("tpot", "p50", "time per output token", "mean after the first token"),
+    ("tpot", "p50", "time per output token", "mean; low if tokens arrive together"),
     ("e2e", "p50", "end to end", "request sent until the last byte"),
 )  # fmt: skip
 """Metric, statistic, title and meaning."""
@@ -145,14 +145,15 @@ def _demo_verdict(experiment: _Json, arm: str) -> str:
     difference, *ends = (_ms(abs(one)) for one in (ttft["difference"], *sorted((low, high), key=abs)))
     does = f"adds {difference} ms to" if low > 0 else f"saves {difference} ms of"
     level = f"{100 * (1 - experiment.get('alpha', 0.05)):g} %"
-    return f"The guardrail {does} the median time to first token ({level}: {ends[0]} to {ends[1]})."
+    interval = f"{level} confidence: {ends[0]} to {ends[1]} ms"
+    return f"The guardrail {does} the median time to first token ({interval})."
 
 
 def _demo_counts(arms: _Json, *names: str) -> Iterator[list[str]]:
     def row(title: str, of: Callable[[_Json], int], meaning: str) -> list[str]:
         return [title, *(f"{of(arms[name]):,}" for name in names), "-", meaning]
 
-    yield row("requests", lambda arm: arm["ended"], "each goes to a random arm")
+    yield row("requests", lambda arm: arm["ended"], f"{' or '.join(names)}, chosen at random")
     yield row("refused", lambda arm: sum(arm["refusals"].values()), "by the guardrail, before the model")
 
 
@@ -169,7 +170,7 @@ def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[st
 
 def _demo_grouping(arms: _Json, *names: str) -> list[str]:
     a_read = [number(at(arms[name], "chunking", "events_per_read"), 2) for name in names]
-    return ["chunks at a time", *a_read, "-", "the output filter holds text back"]
+    return ["chunks arriving together", *a_read, "-", "the output filter delays text"]
 
 
 def _about_the_tap(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:

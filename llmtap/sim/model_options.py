@@ -42,7 +42,7 @@ def doc(text: str, **bounds: Any) -> Meta:
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Open choices of the multi-bin paper. The number in each description is that in the list of choices."""
 
-    eps: Annotated[Duration, doc("1: half width of the band around the token SLA")] = Duration(5 * _MS)
+    eps: Annotated[Duration, doc("1: tolerance around the token SLA")] = Duration(5 * _MS)
     token_sla: Annotated[Duration, doc("2: maximum time between tokens")] = Duration(10 * _MS)
     request_sla: Annotated[Duration, doc("2: maximum time from arrival to completion")] = Duration(20 * _S)
     predictor: Annotated[

@@ -149,7 +149,7 @@ def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
     """Yield lines with the parameters of tests: defaults, meanings, and values with `--quick`."""
     for name in TESTS if names is None else names:
         test = test_named(name)
-        yield f"{test.name}: {test.title} (IETF {test.section})"
+        yield f"{test.name}: {test.title} (IETF draft, {test.section})"
         if test.arms:
             needed = " and ".join(f"[arms.{arm}]" for arm in test.arms)
             optional = ", ".join(f"[arms.{arm}]" for arm in test.arms_any)

@@ -21,7 +21,10 @@ class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = ()
     upstream_hosts: Annotated[
         tuple[str, ...],
-        Meta(description="IP addresses of the servers; needed only if clients use the same ports."),
+        Meta(
+            description="IP addresses of the servers; needed only if clients may use one of `ports` as their "
+            "source port."
+        ),
     ] = ()
     timestamps: Annotated[
         Literal["kernel", "adapter"],
