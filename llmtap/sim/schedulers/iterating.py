@@ -2,8 +2,8 @@
 
 The engine (`sim/engine.py`) tells them of arriving requests and asks for the next `Iteration` of a free
 server (`form`). They decide which prompts and which answers an iteration processes; the `Roster`
-(`roster.py`) keeps the requests and their KV memory. `OutputDelay` wraps such a scheduler and delays its tokens.
-Schedulers of whole batches are in `batching.py`.
+(`roster.py`) keeps the requests and their KV memory. `OutputDelay` wraps such a scheduler and delays its
+tokens. Schedulers of whole batches are in `batching.py`.
 """
 
 from collections.abc import Mapping, Sequence
