@@ -26,7 +26,10 @@ from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
 from llmtap.workload.requests import Requests
 
-__all__ = ["ErrorWatch", "LoadRun", "Schedule", "StopErrors", "parse_stop_errors"]
+__all__ = ["TIME_UP", "ErrorWatch", "LoadRun", "Schedule", "StopErrors", "parse_stop_errors"]
+
+TIME_UP: Final = "the time was up"
+"""Why a run stopped that has a maximum duration."""
 
 
 LATEST = 100
@@ -228,7 +231,7 @@ class LoadRun:
         ending: asyncio.TimerHandle | None = None
         if self._last_ns != NEVER:
             delay_s = max(0, self._last_ns - mono_ns()) / NS_PER_S
-            ending = self._sender.loop.call_later(delay_s, self.stop, "the time was up")
+            ending = self._sender.loop.call_later(delay_s, self.stop, TIME_UP)
         self._settle()
         try:
             await self._over

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from llmtap.load.replay.verdict import LIMITS, findings
+from llmtap.load.run import TIME_UP
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -41,6 +42,13 @@ def test_a_stopped_run_is_partial_and_estimated_lengths_are_a_caution() -> None:
     assert (found.what, found.figure, found.partial, found.invalidates) == ("stopped", 0.83, True, False)
     [found] = findings(result(plan__rows=30, plan__rows_estimated=30))
     assert (found.what, found.share, found.partial, found.invalidates) == ("estimated", 1.0, False, False)
+
+
+def test_a_generated_load_that_ends_with_its_duration_is_as_planned() -> None:
+    ended = {"planned": 58, "unsent": 55, "stopped": TIME_UP, "sent_share": None}
+    assert list(findings(result(load=ended))) == []
+    [found] = findings(result(load=ended, plan__trace="a.csv"))
+    assert found.what == "stopped"
 
 
 def clock(rtt: float, *, shared: bool = False) -> dict[str, Any]:
