@@ -1,8 +1,9 @@
 """Hot restart (SIGUSR2): replace the running supervisor by the installed version, in the same process.
 
-The state for the new program is in a memfd, whose descriptor an environment variable names, because the state
-contains keys and salts. Listening sockets and the stdin of the children stay open across execve(2). Signals
-are blocked from just before execve until the new program handles them.
+`supervisor.py` calls the steps. The new program first runs with `--check` (`try_out`); if it fails, the old
+one stays. The state for the new program is in a memfd, whose descriptor an environment variable names,
+because the state contains keys and salts. Listening sockets and the stdin of the children stay open across
+execve(2). Signals are blocked from just before execve until the new program handles them.
 """
 
 import asyncio

@@ -1,7 +1,9 @@
 """Reference workloads of the IETF draft (4.3.2 and appendix A), each as a `Workload` for `registry.py`.
 
-Where section and appendix differ, the appendix is followed; `describe()["deviations"]` reports the section.
-Without a file of the draft's data sets, lengths follow the documented percentiles and texts are generated.
+Where section and appendix differ, the appendix is followed, but for `long-context-uniform`.
+`describe()["deviations"]` lists all differences and choices. Without a file of the draft's data sets, lengths
+follow the documented percentiles (the inputs of code completion: those of Azure's trace of 2023) and texts
+are generated.
 
 The synthetic workloads draw each request's input length, output length and ids from one `random.Random(seed)`
 (A.1.4). A row needs all rows before it, so the generator's state is kept at every 64th row.

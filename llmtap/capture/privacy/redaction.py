@@ -1,8 +1,8 @@
 """Redaction of e-mail addresses, cards, phone numbers, keys and an operator's own patterns.
 
 A `Redactor` takes a text or a JSON body, and returns it with a mark in place of each hit. The meter's
-recorder and `llmtap convert` use it. Only the level `full` has text, and none of it is written unredacted.
-Rules:
+recorder and `llmtap convert` use it. Only the level `full` has text. It is written with the rules of
+`capture.redact`; if that is empty, only media is removed. Rules:
 
 - `email`: name@host.tld. Not: hosts without a dot, addresses spelled out ("ann at example dot com").
 - `card`: 13 to 19 digits, in groups or not, that satisfy Luhn's check and begin like a card (not with 0, 1 or

@@ -2,8 +2,9 @@
 
 `prompt_sender.py` gives prompts to `WebSocketTarget` (`ask`) and gets an Exchange of each; a
 `WebSocketSession` is one connection. Long because target and session are one subject. A request is one
-`response.create` with its whole input and outside any conversation, so sessions can be reused, one per tenant
-at a time. Its last byte is T_submit (IETF draft, B.1.1); connecting counts only as dispatch lateness.
+`response.create` with its whole input and outside any conversation, so sessions can be reused. A session
+belongs to one tenant and serves one request at a time. The last byte of a request is T_submit (IETF draft,
+B.1.1); connecting comes before it and is only in the latencies that are corrected for lateness.
 
 Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
 events.

@@ -1,9 +1,10 @@
 """Turn a request of any API into a job of the simulated server, and record how it ended.
 
 `Reception` gets a `SimulatedRequest` from the code of a protocol (`server.py`, `websocket.py`,
-`grpc_service.py`), draws its faults and answer (`answers.py`), schedules its tokens or asks the engine for
-them (`delivery.py`, `live.py`), and returns a `ServerJob`. The protocol's code sends the answer with the
-sender of the job and hands the job back at the end, which adds it to the truth log and the metrics.
+`grpc_service.py`), draws its faults and answer (`answers.py`), plans its tokens (`delivery.py`), and returns
+a `ServerJob` (`sender.py`). `ask` then submits the job to the engine (`live.py`), if there is one. The
+protocol's code sends the answer with the sender of the job and hands the job back at the end, which adds it
+to the truth log and the metrics.
 """
 
 import random

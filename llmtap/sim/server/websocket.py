@@ -2,8 +2,8 @@
 
 `realtime.py` and `responses_session.py` derive from `SimulatedSession` and say what a client's message means.
 Responses of one lane (one stream of requests) are sent one after the other. aiohttp opens the session, reads
-its messages and answers pings; a `ResponseSender` writes what is due directly to the connection, as frames
-between whole frames of aiohttp's.
+its messages and answers pings. The `ResponseSender` of `sender.py` writes what is due directly to the
+connection, between whole frames of aiohttp's; the derived classes make its frames.
 
 The client's headers (`x-sim-*`) hold for every response of the session. Faults: a rejected request gets an
 error event and no response; `reset` and `truncate` end the session as they end a stream, and `unfinished`

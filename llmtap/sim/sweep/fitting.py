@@ -1,8 +1,8 @@
 """Fit a `LatencyModel` to a grid of batches, and an `IterationModel` to a capture or trace with token times.
 
 A grid is a CSV file of batch size, length and time (`load_grid`), as `llmtap bench grid` measures it.
-`llmtap sim run --latency` calls both; the results are the constants of `sim/latency.py`, with the R^2 of each
-part.
+`llmtap sim run --latency` calls both, and `bench/exo/grid.py` fits its grid; the results are the constants of
+`sim/latency.py`, with the R^2 of each part.
 
 All traffic of the engine must be captured: the number of running requests follows from the rows. Two parts
 are fitted by least squares, each with its own R^2:
@@ -12,7 +12,8 @@ are fitted by least squares, each with its own R^2:
 - **Decode.** Gaps between tokens that began when no request waited or was in prefill: an iteration of d
   requests with c tokens in memory takes beta + beta gamma (d - 1) / d + context c.
 
-If the load never rests, whole answers from first token to last are used instead: with n tokens at means of d
+For a part that cannot be fitted so, because the load never rests, whole answers from first token to last are
+used: with n tokens at means of d
 and c, and P prompt tokens processed meanwhile, an answer took
 
     (n - 1) (beta + beta gamma mean((d - 1) / d) + context mean(c)) + prefill P
