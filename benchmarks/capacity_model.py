@@ -127,18 +127,18 @@ def needs(scenario: Scenario, inputs: Inputs, streams_max: int = RelayOptions().
 _NAMES = tuple(field.name for field in fields(Inputs))
 _FORMULAS = {
     "events/s": ("streams x events/s of each", 0),
-    "relay cores, filled": ("events/s x relay CPU per event", 0),
-    "meter cores, filled": ("events/s x meter CPU per event", 0),
+    "relay cores at 100 % load": ("events/s x relay CPU per event", 0),
+    "meter cores at 100 % load": ("events/s x meter CPU per event", 0),
     "workers": ("the larger of relay cores / busy, and streams / relay.streams", 0),
-    "workers to a meter": ("relay CPU per event / meter CPU per event, rounded down, at least 1", 0),
-    "proxies, a meter each": ("workers / workers to a meter, rounded up", 0),
+    "workers per meter": ("relay CPU per event / meter CPU per event, rounded down, at least 1", 0),
+    "proxies, each with one meter": ("workers / workers per meter, rounded up", 0),
     "cores": ("(relay cores + meter cores) / busy", 0),
-    "memory, GiB": ("streams x (relay + meter KiB) + empty proxies and further relays", 0),
+    "memory, GiB": ("streams x (KiB in relay + KiB in meter) + base memory of all processes", 0),
     "open files": ("2 for each stream", 0),
     "source addresses": ("streams / 28,232 ports, for each upstream address", 0),
-    "network in, and as much out, Gbit/s": ("events/s x (event + 72 bytes) x 8", 1),
-    "series to scrape": ("proxies x pairs of tenant and model x series of a pair", 0),
-    "series after recording rules": ("pairs x series of a pair: what is summed over proxies", 0),
+    "network, each direction, Gbit/s": ("events/s x (event + 72 bytes) x 8", 1),
+    "series to scrape": ("proxies x pairs of tenant and model x series per pair", 0),
+    "series after recording rules": ("pairs x series per pair, summed over proxies", 0),
 }
 
 
@@ -153,16 +153,16 @@ def _needs(s: Scenario, of: Mapping[str, float], streams_max: int) -> dict[str, 
     memory_kib = s.streams * (of["relay_kib"] + of["meter_kib"]) + empty_mib * 1024
     return {
         "events/s": events,
-        "relay cores, filled": relay_cores,
-        "meter cores, filled": meter_cores,
+        "relay cores at 100 % load": relay_cores,
+        "meter cores at 100 % load": meter_cores,
         "workers": workers,
-        "workers to a meter": to_a_meter,
-        "proxies, a meter each": proxies,
+        "workers per meter": to_a_meter,
+        "proxies, each with one meter": proxies,
         "cores": (relay_cores + meter_cores) / s.busy,
         "memory, GiB": memory_kib / KIB_OF_A_GIB,
         "open files": s.streams * FILES_OF_A_STREAM,
         "source addresses": math.ceil(s.streams / PORTS),
-        "network in, and as much out, Gbit/s": events * (of["event_bytes"] + WIRE_BYTES) * 8 / 1e9,
+        "network, each direction, Gbit/s": events * (of["event_bytes"] + WIRE_BYTES) * 8 / 1e9,
         "series to scrape": proxies * s.pairs * of["series"],
         "series after recording rules": s.pairs * of["series"],
     }
@@ -259,7 +259,7 @@ def main() -> int:
     for name in _NAMES:
         one: Figure = getattr(inputs, name)
         print(f"| {name} | {one.mid:.4g} ({one.low:.4g} to {one.high:.4g}) | {one.source}, {one.date} |")
-    print("\n| needed | | how |\n|---|---:|---|")
+    print("\n| resource | amount | calculation |\n|---|---:|---|")
     for need in found:
         print(f"| {need.what} | {need.text()} | {need.formula} |")
     if arguments.json:

@@ -30,16 +30,16 @@ def test_a_worked_example() -> None:
     mids = {what: one.mid for what, one in found.items()}
     assert mids == {
         "events/s": 1_000_000,
-        "relay cores, filled": 40,
-        "meter cores, filled": 15,
+        "relay cores at 100 % load": 40,
+        "meter cores at 100 % load": 15,
         "workers": 80,
-        "workers to a meter": 2,
-        "proxies, a meter each": 40,
+        "workers per meter": 2,
+        "proxies, each with one meter": 40,
         "cores": 110,
         "memory, GiB": pytest.approx((100_000 * 10 + (40 * 128 + 40 * 32) * 1024) / 1024**2),
         "open files": 200_000,
         "source addresses": 4,  # of 28,232 ports
-        "network in, and as much out, Gbit/s": 2.0,  # 250 bytes a time
+        "network, each direction, Gbit/s": 2.0,  # 250 bytes a time
         "series to scrape": 40 * 5 * 400,
         "series after recording rules": 2_000,
     }
@@ -57,9 +57,9 @@ def test_the_interval_holds_the_middle_and_both_ends() -> None:
         needs(Scenario(), inputs(relay_us=(30, 40, 50), meter_us=(10, 15, 20)), streams_max=10_000)
     )
     assert all(one.low <= one.mid <= one.high for one in found.values())
-    assert (found["relay cores, filled"].low, found["relay cores, filled"].high) == (600, 1_000)
-    # 3 workers to a meter at best, 2 in the middle and at worst.
-    assert (found["workers to a meter"].low, found["workers to a meter"].high) == (2, 3)
+    assert (found["relay cores at 100 % load"].low, found["relay cores at 100 % load"].high) == (600, 1_000)
+    # 3 workers per meter at best, 2 in the middle and at worst.
+    assert (found["workers per meter"].low, found["workers per meter"].high) == (2, 3)
 
 
 @pytest.mark.parametrize(
