@@ -241,7 +241,10 @@ _SUMMARY: Final[dict[str, Schema]] = {
             "input_per_second": _MAYBE, "output_per_second": _MAYBE,
             "source": _map(COUNT),
             "cancelled": _MAYBE_COUNT,
-            "after_cancel": _MAYBE_COUNT,
+            "after_cancel": _about(
+                "Read after the client left. Only the middleware sees them: 0 or near 0 through a relay.",
+                _MAYBE_COUNT,
+            ),
         }
     ),
     "goodput": _or_null(
