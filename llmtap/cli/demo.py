@@ -233,7 +233,8 @@ class _Demo:
         newest = await _get(session, f"{stage.admin}/api/v1/exchanges?limit={EXCHANGES_MAX}")
         self._show(summary, experiment, newest["exchanges"], result)
         if others["n"]:
-            self._say(f"{others['n']:,} exchanges were sent by other clients; the figures contain them")
+            sent = "1 exchange was" if others["n"] == 1 else f"{others['n']:,} exchanges were"
+            self._say(f"{sent} sent by other clients; the figures contain them")
         problems = _problems(summary, others, result)
         for problem in problems:
             self._say(f"failed: {problem}")

@@ -214,9 +214,9 @@ class Exchange:
     resent: int = 0
     """Times that the relay sent the request again, on a fresh connection."""
     no_token_reason: str | None = None
-    """Why a stream never brought a token: `guardrail`, `refusal`, `error`, `cancelled`, `rejected`, `empty`
-    (keep-alives and an end marker at most) or `only_metadata`. None where one came, and for an answer in one
-    piece."""
+    """Why a stream never brought a token: `guardrail`, `refusal`, `error`, `client_error`, `cancelled`,
+    `rejected`, `empty` (keep-alives and an end marker at most) or `only_metadata`. None where one came, and
+    for an answer in one piece."""
     tokens: Tokens = field(default_factory=Tokens)
     usage: dict[str, object] | None = None
     server_timing: list[dict[str, object]] | None = None

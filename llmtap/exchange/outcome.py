@@ -5,7 +5,7 @@ from typing import Final
 
 from llmtap.protocol.delta import EventClass, TokenSource
 
-__all__ = ["EventClass", "Outcome", "TokenSource", "is_client_error"]
+__all__ = ["FAILED", "EventClass", "Outcome", "TokenSource", "is_client_error"]
 
 
 class Outcome(StrEnum):
@@ -28,6 +28,12 @@ class Outcome(StrEnum):
     """The relay died: what had passed until then is known, and not what came of it."""
 
 
+FAILED: Final = frozenset({
+    Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT, Outcome.TRUNCATED,
+    Outcome.REJECTED, Outcome.TAP_ERROR,
+})  # fmt: skip
+"""Outcomes that are a failure of the upstream or of llmtap. A refusal, a disconnect of the client and an
+error of the client are not failures."""
 _NOT_SERVED: Final = frozenset({408, 425, 429})
 """Statuses from 400 to 499 that a right request can get."""
 

@@ -68,6 +68,8 @@ def no_token_reason(x: Exchange) -> str:
             return "refusal" if kind in (None, MODEL_REFUSAL) else "guardrail"
         case Outcome.CLIENT_CANCELLED:
             return "cancelled"
+        case Outcome.CLIENT_ERROR:
+            return "client_error"
         case Outcome.REJECTED:
             return "rejected"
         case _:

@@ -49,6 +49,10 @@ RATIO_ALPHA: Final = 0.001
 """Of the sample-ratio alarm, which is watched all the time and invalidates the data: so it must be rare."""
 RATIO_EVERY: Final = 64
 WORSE_EVERY: Final = 64
+BURSTY: Final = 2.0
+"""Multiple of the control's events per read from which an arm has a caution."""
+FLATTERED: Final = ("tpot", "tbc", "itl")
+"""Metrics of gaps between chunks: of chunks that arrive together most gaps are 0."""
 UNITS_MAX: Final = 100_000
 """Units (conversations or tenants) counted one by one for the ratio: 10 MB. Later ones are not counted."""
 
@@ -284,6 +288,7 @@ def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool)
         # Of many p-values some are small by chance: Bonferroni's bound.
         "comparisons": comparisons,
         "findings": findings,
+        "cautions": list(_cautions(e.control, arms)),
         "sample_ratio": {
             "units": units, "expected": e.shares, "p": ratio_p, "alpha": RATIO_ALPHA,
             "alarm": ratio_p <= RATIO_ALPHA, "capped": capped,
@@ -293,6 +298,22 @@ def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool)
             "requests_refused": sum(sum(arm.refusals.values()) for arm in arms.values()),
         },
     }  # fmt: skip
+
+
+def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, object]]:
+    """Yield the arms whose chunks arrive several at once: differences of FLATTERED are misleading."""
+    usual = _events_per_read(arms[control])
+    for name, arm in arms.items():
+        n = _events_per_read(arm)
+        if usual and n and n >= BURSTY * usual:
+            yield {
+                "arm": name, "metrics": FLATTERED, "events_per_read": n, "control_events_per_read": usual,
+            }  # fmt: skip
+
+
+def _events_per_read(arm: _Arm) -> float | None:
+    c = arm.chunking
+    return c["events"] / c["reads"] if c.get("reads") else None
 
 
 def _arm(e: Experiment, name: str, weight: float, changes: dict[str, object], arm: _Arm) -> dict[str, object]:
@@ -328,7 +349,7 @@ def _arm(e: Experiment, name: str, weight: float, changes: dict[str, object], ar
         "refusals": arm.refusals,
         "chunking": {
             **{name: c.get(name, 0) for name in ("events", "output_events", "reads")},
-            "events_per_read": c["events"] / c["reads"] if c.get("reads") else None,
+            "events_per_read": _events_per_read(arm),
             "tokens_per_chunk_mean": arm.figures["tokens_per_chunk"].mean,
             "single_token_share": c["single_token_chunks"] / sized if sized else None,
         },

@@ -35,15 +35,18 @@ __all__ = [
 ]  # fmt: skip
 
 
-NO_TOKEN_REASONS: Final = ("refusal", "guardrail", "error", "cancelled", "rejected", "empty", "only_metadata")
+NO_TOKEN_REASONS: Final = (
+    "refusal", "guardrail", "error", "client_error", "cancelled", "rejected", "empty", "only_metadata",
+)  # fmt: skip
 
 
 def no_token_reason(x: Exchange, m: Measured) -> str | None:
     """Return why the exchange has no token; None if it has one, need not have one, or if it is unknown.
 
     `guardrail`, `refusal`: blocked by a filter or by the model. `error`: the upstream failed or was cut off.
-    `cancelled`: the client left first. `rejected`: llmtap refused it. `empty`: the stream ended well without
-    output; `only_metadata`: without generated output. A complete answer in one piece needs no token.
+    `client_error`: the request was wrong. `cancelled`: the client left first. `rejected`: llmtap refused it.
+    `empty`: the stream ended well without output; `only_metadata`: without generated output. A complete
+    answer in one piece needs no token.
     """
     if m.output_events or x.outcome is Outcome.TAP_ERROR or (not x.stream and x.outcome is Outcome.COMPLETE):
         return None

@@ -22,16 +22,18 @@ _SHARES: Final = {"refused": "share refused", "failed": "share failed", "cancell
 _TITLES: Final = {
     **METRIC_TITLES, "ttft_any": "TTFT of any token", "user_idle": "user idle latency", **_COUNTS, **_SHARES,
 }  # fmt: skip
-_BURSTY: Final = 2.0
-"""From this multiple of the control's chunks in a read, bursts are reported."""
+_P_MIN: Final = 1e-16
 _Json = Mapping[str, Any]
 
 
 def experiment_lines(told: _Json) -> list[str]:
-    """The first line says what runs, the last whether more has to be seen."""
+    """The first line says what runs. Cautions come before the figures that they apply to."""
     if told.get("state") in (None, "none"):
         return ["no experiment is configured"]
-    return [_heading(told), *_stopped(told), _split(told), *_findings(told), *_bursts(told)]
+    split = _split(told)
+    alarm = [split] if at(told, "sample_ratio", "alarm") else []
+    rest = [] if alarm else [split]
+    return [_heading(told), *alarm, *_cautions(told), *_stopped(told), *rest, *_findings(told)]
 
 
 def _heading(told: _Json) -> str:
@@ -69,16 +71,14 @@ def _findings(told: _Json) -> Iterator[str]:
         yield f"no difference stands in {told.get('comparisons')} comparisons so far"
 
 
-def _bursts(told: _Json) -> Iterator[str]:
+def _cautions(told: _Json) -> Iterator[str]:
     """Arms whose chunks come several at once: a wait for the first one, and none for the others."""
-    a_read = {name: arm["chunking"].get("events_per_read") for name, arm in (told.get("arms") or {}).items()}
-    usual = a_read.get(told.get("control"))
-    for name, n in a_read.items():
-        if usual and n and n >= _BURSTY * usual:
-            yield (
-                f"{name}: chunks come {number(n, 3)} at a time ({told['control']}: {number(usual, 3)}),"
-                " so most gaps are 0: its TBC, ITL and TPOT flatter it, its TTFT and longest pause do not"
-            )
+    for one in told.get("cautions") or ():
+        n, usual = number(one["events_per_read"], 3), number(one["control_events_per_read"], 3)
+        yield (
+            f"caution: {one['arm']}: chunks come {n} at a time ({told['control']}: {usual}), so most gaps"
+            " are 0: its TBC, ITL and TPOT flatter it, its TTFT and longest pause do not"
+        )
 
 
 def _finding(told: _Json, one: _Json) -> str:
@@ -91,7 +91,12 @@ def _finding(told: _Json, one: _Json) -> str:
     if by.get("anytime_interval") is not None:
         low, high = (_signed(metric, end) for end in by["anytime_interval"])
         said += f" ({100 * (1 - told.get('alpha', 0.05)):g} %: {low} to {high})"
-    return f"{said}, p {one['p']:.1g} at every look"
+    return f"{said}, p {_p_text(one['p'])} at every look"
+
+
+def _p_text(p: float) -> str:
+    """A p that is 0 as a float is below the smallest difference from 1."""
+    return f"{p:.1g}" if p >= _P_MIN else f"< {_P_MIN:g}"
 
 
 def _signed(metric: str, value: float | None) -> str:
@@ -129,6 +134,7 @@ def demo_blocks(summary: _Json, experiment: _Json, exchanges: Sequence[_Json]) -
         _demo_grouping(arms, control, other),
     ]
     yield Table(["median, ms", control, other, "difference (95 %)", "meaning"], rows)
+    yield from (Note(line, "yellow") for line in _demo_cautions(experiment, other))
     yield from map(Note, _about_the_tap(summary, exchanges))
     if any(MARK in cell for row in rows for cell in row):
         yield Note(f"{MARK} needs more samples: a p99 needs {SAMPLES_MIN['p99']:,}", "yellow")
@@ -171,6 +177,14 @@ def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[st
 def _demo_grouping(arms: _Json, *names: str) -> list[str]:
     a_read = [number(at(arms[name], "chunking", "events_per_read"), 2) for name in names]
     return ["chunks arriving together", *a_read, "-", "the output filter delays text"]
+
+
+def _demo_cautions(experiment: _Json, other: str) -> Iterator[str]:
+    for one in experiment.get("cautions") or ():
+        if one["arm"] == other and "tpot" in one["metrics"]:
+            n = number(one["events_per_read"], 2)
+            yield f"caution: {other}: {n} chunks come at a time, so its time per token looks too short."
+            yield "         Compare the time to first token and the longest pause."
 
 
 def _about_the_tap(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:

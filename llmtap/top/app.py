@@ -34,6 +34,11 @@ _OF_TABS: Final = frozenset(
 )
 _LETTERS: Final = frozenset({"leave", "filter", "sort", "turn", "window", "pause", "ask", "help"})
 CELLS_MIN: Final = 60, 15
+NOTES_MIN: Final = 5
+"""Lines of notes that may be shown above a table of any length."""
+_BARS: Final = 3
+"""Lines of the tabs and the footer."""
+_TITLE_LINES: Final = 2
 _MARKED: Final = {
     FeedLink.DISCONNECTED: "reverse bold",
     FeedLink.STALE: "reverse",
@@ -54,7 +59,7 @@ class TopApp(App[None]):
     CSS = """
     #head { height: auto; max-height: 8; padding: 0 1; }
     #tabs { height: 2; }
-    #notes { height: auto; max-height: 5; padding: 0 1; }
+    #notes { height: auto; padding: 0 1; }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
     #filter.open { display: block; }
     Screen { layers: below above; }
@@ -187,7 +192,19 @@ class TopApp(App[None]):
             said.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
         if not of and self.feed.trouble is None:
             said.append("no data in this window yet" if self._answered is self.view else "requesting data")
-        self._notes.update(Text("\n".join(flowed(said, self.size.width - 2))))
+        width = self.size.width - 2
+        text = Text("\n".join(flowed(said, width)))
+        lines, room = text.wrap(self.console, max(1, width)), self._notes_max()
+        if len(lines) > room:
+            more = Text(f"... {len(lines) - room + 1} more lines of notes: use a larger terminal")
+            text = Text("\n").join([*lines[: room - 1], more])
+        self._notes.update(text)
+
+    def _notes_max(self) -> int:
+        """Return the number of lines that header, tabs, table and footer leave free, at least NOTES_MIN."""
+        table = _TITLE_LINES + len(self.grid.table.rows)
+        others = self._head.outer_size.height + _BARS + self.query_one("#filter").outer_size.height
+        return max(NOTES_MIN, self.size.height - others - table)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable keys of the tabs below another screen, and letters while text is typed."""

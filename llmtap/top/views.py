@@ -11,6 +11,7 @@ from functools import partial
 from math import ceil
 from typing import Any, Final
 
+from llmtap.exchange.outcome import FAILED
 from llmtap.report.experiment import experiment_lines
 from llmtap.report.values import milliseconds, number
 from llmtap.top.client import Document
@@ -58,8 +59,6 @@ class View:
 
 
 EXPERIMENT: Final = "experiment"
-FINE: Final = frozenset({"complete", "refused", "client_cancelled", "client_error"})
-"""Outcomes that are no failure; all others are failures of the upstream or of llmtap."""
 _FIGURES: Final = (
     Column("n", "\nn"), Column("rps", "\nreq/s"),
     Column("ttft_p50", "TTFT\np50"), Column("ttft_p99", "TTFT\np99"),
@@ -107,7 +106,7 @@ def _cells(part: object) -> tuple[Cell, ...]:
     outcomes = at(part, "outcomes")
     failed = None
     if isinstance(outcomes, Mapping):
-        failed = sum(n for name, n in outcomes.items() if name not in FINE and isinstance(n, int))
+        failed = sum(n for name, n in outcomes.items() if name in FAILED and isinstance(n, int))
     return (
         count_cell(at(part, "n")), number_cell(at(part, "load", "achieved_rps")),
         figure_cell(at(part, "metrics", "ttft"), "p50"), figure_cell(at(part, "metrics", "ttft"), "p99"),

@@ -94,6 +94,23 @@ def test_every_metric_and_share_is_there_with_its_statistics() -> None:
     assert out["comparisons"] == len(METRICS) + len(SHARES)
 
 
+def test_an_arm_whose_chunks_arrive_together_has_a_caution() -> None:
+    view = viewed()
+    for i in range(4):
+        x = streamed(*range(100, 180, 10))
+        if i % 2:
+            x.reads = 2
+        ended(view, x, "ab"[i % 2], str(i))
+    out = said(view)
+    assert out["cautions"] == [
+        {
+            "arm": "b", "metrics": ["tpot", "tbc", "itl"],
+            "events_per_read": 4.0, "control_events_per_read": 1.0,
+        }
+    ]  # fmt: skip
+    assert set(out["cautions"][0]["metrics"]) <= set(METRICS)
+
+
 def test_a_slower_arm_is_found_and_a_refusing_one() -> None:
     view = viewed()
     r = random.Random(2)

@@ -319,6 +319,7 @@ def reason(x: Exchange) -> str | None:
         (Outcome.REFUSED, "input_guardrail", "guardrail"),
         (Outcome.REFUSED, "output_guardrail", "guardrail"),
         (Outcome.REFUSED, "gateway_policy", "guardrail"),
+        (Outcome.CLIENT_ERROR, None, "client_error"),
         (Outcome.UPSTREAM_ERROR, None, "error"),
         (Outcome.UPSTREAM_RESET, None, "error"),
         (Outcome.UPSTREAM_TIMEOUT, None, "error"),

@@ -124,10 +124,15 @@ def integrity() -> Iterator[str]:
     yield from (shown(render_integrity(told), 200) for told in INTEGRITIES)
 
 
+CAUTION: Json = {
+    "arm": "marked", "metrics": ["tpot", "tbc", "itl"],
+    "events_per_read": 8.0, "control_events_per_read": 1.05,
+}  # fmt: skip
+
+
 def experiments() -> Iterator[str]:
     bursts, broken = experiment(60), experiment(60)
-    bursts["arms"]["control"]["chunking"]["events_per_read"] = 1.05
-    bursts["arms"]["marked"]["chunking"]["events_per_read"] = 8.0
+    bursts["cautions"] = [CAUTION]
     broken["sample_ratio"] |= {"alarm": True, "p": 1e-9}
     found = (
         {"state": "none"}, {}, experiment(10, slower_ms=300), experiment(200, slower_ms=300), experiment(200),
@@ -142,7 +147,8 @@ def demos() -> Iterator[str]:
     goodput = {"met": 119, "counted": 120, "objectives": "ttft:500ms"}
     of_tap = told | {"added": {"first_chunk": {"n": 120, "p50": 0.0001845}}, "goodput": goodput}
     exchanges = [{"uncertainty": i / 1e5} for i in range(100)]
-    for told in (experiment(10), experiment(60, slower_ms=179, refused=5), experiment(200)):
+    bursts = experiment(60) | {"cautions": [CAUTION]}
+    for told in (experiment(10), experiment(60, slower_ms=179, refused=5), experiment(200), bursts):
         yield terminal_text(demo_blocks(of_tap, told, exchanges), 100)
 
 

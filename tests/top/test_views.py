@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import FAILED, Outcome
 from llmtap.top.table import ViewTable, facts, firing, flowed, silent_relays
 from llmtap.top.views import LEVELS, SILENT, VIEWS, Shown, sparkline, streams_table
 from tests.support.servers.fake_admin import a_stream, recorded
@@ -47,6 +47,12 @@ def test_tenants_and_models_have_their_figures() -> None:
     assert (acme["n"], acme["ttft_p50"], acme["ttft_p99"], acme["failed"]) == ("2", "99.0", "99.0*", "0")
     assert acme["good"] == "50.0%", "80 ms between tokens is above tpot:50ms"
     assert (tenants["globex"]["failed"], tenants["globex"]["refused"]) == ("1", "1")
+
+
+def test_a_client_that_left_or_sent_a_wrong_request_is_no_failure() -> None:
+    rows = [streamed(i, 3, tenant=outcome.value, outcome=outcome) for i, outcome in enumerate(Outcome, 1)]
+    found = cells(table("tenants", recorded(rows)))
+    assert {name for name, row in found.items() if row["failed"] != "0"} == {o.value for o in FAILED}
 
 
 def test_arms_are_told_with_the_experiment() -> None:

@@ -242,7 +242,10 @@ _SUMMARY: Final[dict[str, Schema]] = {
             "input_per_second": _MAYBE, "output_per_second": _MAYBE,
             "source": _map(COUNT),
             "cancelled": _MAYBE_COUNT,
-            "after_cancel": _MAYBE_COUNT,
+            "after_cancel": _about(
+                "Read after the client left. Only the middleware sees them: 0 or near 0 through a relay.",
+                _MAYBE_COUNT,
+            ),
         }
     ),
     "goodput": _or_null(
@@ -453,13 +456,25 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "unit": TEXT, "aa": FLAG, "control": TEXT, "key_fingerprint": TEXT, "alpha": NUMBER,
             "covariate": TEXT, "stop_worse": _list(TEXT), "stopped": _ANYTHING,
             "arms": _map(_ANYTHING), "differences": _map(_ANYTHING), "comparisons": COUNT,
-            "findings": _list(_ANYTHING), "sample_ratio": _ANYTHING, "disclosure": _ANYTHING,
+            "findings": _list(_ANYTHING),
+            "cautions": _about(
+                "Arms whose chunks arrive several at once: findings of these metrics are misleading.",
+                _list(
+                    _object(
+                        {
+                            "arm": TEXT, "metrics": _list(TEXT),
+                            "events_per_read": NUMBER, "control_events_per_read": NUMBER,
+                        }
+                    )
+                ),
+            ),
+            "sample_ratio": _ANYTHING, "disclosure": _ANYTHING,
         },
         "With `state` none there are no other fields.",
         optional=(
             "name", "enabled", "switched_by", "since", "until", "unit", "aa", "control", "key_fingerprint",
             "alpha", "covariate", "stop_worse", "stopped", "arms", "differences", "comparisons", "findings",
-            "sample_ratio", "disclosure",
+            "cautions", "sample_ratio", "disclosure",
         ),
     ),
     "Error": _object(

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from llmtap.exchange.outcome import FAILED, Outcome
+
 STATIC = Path(__file__).parents[3] / "llmtap" / "meter" / "admin" / "static"
 SCRIPTS = sorted(STATIC.glob("*.js"))
 IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";", re.M)
@@ -33,6 +35,13 @@ def test_every_import_is_exported_there_and_used_here(script: Path) -> None:
             assert re.search(rf"\b{name}\b", rest), f"{name} of {module} is not used"
     told = [name for wanted, _ in found for name in names(wanted)]
     assert len(told) == len(set(told)), "imported twice"
+
+
+def test_the_page_and_the_package_agree_which_outcomes_are_failures() -> None:
+    found = re.search(r"FAILED = new Set\(\[(.*?)\]\)", (STATIC / "format.js").read_text("utf-8"), re.S)
+    assert found and set(re.findall(r'"(\w+)"', found[1])) == {outcome.value for outcome in FAILED}
+    fine = {Outcome.COMPLETE, Outcome.REFUSED, Outcome.CLIENT_CANCELLED, Outcome.CLIENT_ERROR}
+    assert fine == set(Outcome) - FAILED
 
 
 def test_what_a_module_declares_somebody_uses() -> None:

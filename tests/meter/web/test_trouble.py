@@ -71,6 +71,57 @@ def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
     play(scene, tally)
 
 
+def test_a_failure_is_one_of_the_upstream_or_of_llmtap_and_a_disconnect_is_none() -> None:
+    tally = an_empty_tally()
+    ended = [Outcome.TRUNCATED] * 3 + [Outcome.CLIENT_CANCELLED] * 2 + [Outcome.CLIENT_ERROR] * 2
+    for seq, outcome in enumerate(ended, 1):
+        x = streamed(100, 120, seq=seq, outcome=outcome)
+        if outcome is Outcome.CLIENT_ERROR:
+            x.timeline.events = EventLog()
+        tally.opened()
+        tally.ended(x)
+    red = "[...document.querySelectorAll('main .outcomes .bad')].map((one) => one.textContent)"
+    rows = (
+        "[...document.querySelectorAll('main > div:not([hidden]) tbody td.bad')]"
+        ".map((one) => one.textContent)"
+    )
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "3 of 7 exchanges failed (42.9 %)")
+        assert await page.look(red) == ["truncated 3 (42.9 %)"]
+        await page.open(url + "#exchanges")
+        await page.until(f"{rows}.length === 3")
+        assert set(await page.look(rows)) == {"truncated"}
+        await page.open(url + "#chunking")
+        await reads(page, "4 tokens generated before, \u2013 after the client disconnected")
+        await reads(page, "client_error 2")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_the_overview_points_to_times_that_are_unreliable() -> None:
+    tally = an_empty_tally()
+    for seq in range(1, 11):
+        x = streamed(100, 120, seq=seq)
+        x.uncertainty_ns = 20_000_000 if seq == 1 else 1_000
+        tally.opened()
+        tally.ended(x)
+
+    async def scene(page: Page, url: str) -> None:
+        words = "10.0 % of the exchanges have an uncertainty above 10"
+        await page.open(url)
+        await reads(page, words)
+        await reads(page, "their times are unreliable. See Tap")
+        await page.look("document.querySelector('main .banner a[href=\"#tap\"]').click()")
+        await reads(page, "llmtap gets too little CPU.")
+        assert words in await shown(page)
+        assert page.problems == []
+
+    play(scene, tally)
+
+
 def test_the_live_feed_is_asked_anew_when_another_question_was_answered() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)

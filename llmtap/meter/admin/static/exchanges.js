@@ -1,7 +1,7 @@
 // What has ended, the newest first, and one of it, or one that is under way, in the inspector.
 
 import { el, refill, say, section, sendOne } from "./dom.js";
-import { ENDED_WELL, NONE, clock, count, iso, seconds, tokenTime, zone } from "./format.js";
+import { FAILED, NONE, clock, count, iso, seconds, tokenTime, zone } from "./format.js";
 import { Inspector } from "./inspector.js";
 import { Table, matching } from "./table.js";
 
@@ -217,7 +217,8 @@ const COLUMNS = [
   },
   {
     id: "outcome", head: "outcome", kind: "text",
-    text: (x) => x.outcome, value: (x) => x.outcome, tip: (x) => x.error ?? "", state: (x) => (ENDED_WELL.has(x.outcome) ? "" : "bad"),
+    text: (x) => x.outcome, value: (x) => x.outcome, tip: (x) => x.error ?? "",
+    state: (x) => (FAILED.has(x.outcome) ? "bad" : ""),
   },
   {
     id: "ttft", head: "TTFT", title: "– if the answer came in one piece",

@@ -7,9 +7,9 @@ import { Table } from "./table.js";
 const PERIOD_MS = 5000;
 const TOKENS = new Set(["tokens_per_chunk", "output_tokens"]);
 const SHARES = new Set(["refused", "failed", "cancelled"]);
+/** A p that is 0 as a float is below this. */
+const P_MIN = 1e-16;
 const FIGURES = ["mean", "p50", "p95", "p99"];
-/** Times the chunks a read that the control has, from where on it is said: as in report/experiment.py. */
-const BURSTY = 2;
 const STATES = { off: "is off: all traffic goes to the control", running: "runs", ended: "has ended" };
 const SWITCH = "curl -X POST localhost:9464/api/v1/experiment"
   + " -H 'Content-Type: application/json' -d '{\"enabled\":true}'";
@@ -199,20 +199,17 @@ function switchedOff() {
 function ratio(told) {
   if (told.alarm) {
     return el("p", { class: "banner bad", role: "alert" },
-      `Sample ratio mismatch (p ${told.p.toExponential(1)}): the split is not what was configured,`
+      `Sample ratio mismatch (p ${pValue(told.p)}): the split is not what was configured,`
       + ` so no comparison below can be trusted. Units: ${units(told)}.`);
   }
-  const words = `Sample ratio as configured (p ${number(told.p)}, alarm at ${told.alpha}): ${units(told)}.`;
+  const words = `Sample ratio as configured (p ${pValue(told.p)}, alarm at ${told.alpha}): ${units(told)}.`;
   return el("p", { class: "soft" }, words);
 }
 
 /** Arms whose chunks come several at once: most of their gaps are 0, which flatters them. */
 function bursts(e) {
-  const aRead = (arm) => arm?.chunking.events_per_read ?? 0;
-  const usual = aRead(e.arms[e.control]);
-  const found = Object.entries(e.arms).filter(([, arm]) => usual && aRead(arm) >= BURSTY * usual);
-  return found.map(([name, arm]) => el("p", { class: "banner" },
-    `${name}: ${number(aRead(arm))} chunks arrive together (${e.control}: ${number(usual)}), so most gaps are 0.`
+  return e.cautions.map(({ arm, events_per_read: n, control_events_per_read: usual }) => el("p", { class: "banner" },
+    `${arm}: ${number(n)} chunks arrive together (${e.control}: ${number(usual)}), so most gaps are 0.`
     + " Its TBC, ITL and TPOT look too good; compare TTFT and the longest pause."));
 }
 
@@ -248,6 +245,7 @@ function units(told) {
 
 function pValue(p) {
   if (p === undefined) return NONE;
+  if (p < P_MIN) return `< ${P_MIN}`;
   return p < 0.001 ? p.toExponential(1) : number(p, 3);
 }
 

@@ -1,8 +1,10 @@
 // Figures as text. Unknown is a dash, never 0.
 
 export const NONE = "–";
-/** Outcomes that are no failure of the service. */
-export const ENDED_WELL = new Set(["complete", "refused", "client_error"]);
+/** Outcomes that are a failure of the upstream or of llmtap: FAILED of exchange/outcome.py. */
+export const FAILED = new Set([
+  "upstream_error", "upstream_reset", "upstream_timeout", "truncated", "rejected", "tap_error",
+]);
 
 function digits(value) {
   const size = Math.abs(value);

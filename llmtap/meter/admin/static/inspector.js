@@ -3,7 +3,7 @@
 
 import { colour, draw, layout, legend } from "./charts.js";
 import { el, emptyState, refill, say, section } from "./dom.js";
-import { NONE, bytes, clock, count, number, seconds, share, tokenTime, zone } from "./format.js";
+import { FAILED, NONE, bytes, clock, count, number, seconds, share, tokenTime, zone } from "./format.js";
 import { follow } from "./reader.js";
 import { Table } from "./table.js";
 
@@ -82,7 +82,8 @@ export class Inspector {
     if (this.running) this.app.say(`Ended: ${x.outcome}`);
     this.reset();
     this.exchange = x;
-    refill(this.problem, x.outcome === "complete" ? null : el("p", { class: "banner bad" }, ending(x)));
+    const banner = FAILED.has(x.outcome) ? "banner bad" : "banner";
+    refill(this.problem, x.outcome === "complete" ? null : el("p", { class: banner }, ending(x)));
     this.submit = x.timeline.submit ?? 0;
     const seen = this.seen = follow(x.events, this.submit, 1 / this.speed, x.tokens.output);
     this.renderFacts(x);

@@ -4,13 +4,11 @@ import { ALARMS, alarmsOf, ringing } from "./alarms.js";
 import { History, colour, draw, layout, legend } from "./charts.js";
 import { card, el, emptyState, refill, say, section, sendOne } from "./dom.js";
 import {
-  ENDED_WELL, NONE, basis, clock, count, number, ranked, rate, seconds, share, width,
+  FAILED, NONE, basis, clock, count, number, ranked, rate, seconds, share, width,
 } from "./format.js";
 import { ALL_TRAFFIC, Table, matching } from "./table.js";
-import { losses } from "./tap.js";
+import { losses, uncertain } from "./tap.js";
 
-/** Outcomes that blame the upstream. */
-const UPSTREAM = ["upstream_error", "upstream_timeout", "upstream_reset"];
 const FAILED_MIN = 3;
 const BY = ["tenant", "model", "arm", "class"];
 const PERIODS = { "10s": 2000, "1m": 2000, "5m": 5000, "1h": 15000, all: 15000 };
@@ -131,13 +129,13 @@ export class Overview {
     const s = this.summary;
     if (!s) return;
     this.renderAlarms(alarmsOf(s.slo));
-    refill(this.notes, failing(s), begun(s.window), unmeasured(s.relays));
+    refill(this.notes, failing(s), begun(s.window), unmeasured(s.relays), unreliable(s));
     refill(this.empty, this.nothing(s));
     say(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderCards(s);
     const outcomes = ranked(s.outcomes);
     refill(this.outcomes, outcomes.length ? "Outcomes: " : null, outcomes.map(([name, n]) => {
-      const about = { class: ENDED_WELL.has(name) ? "outcome" : "outcome bad" };
+      const about = { class: FAILED.has(name) ? "outcome bad" : "outcome" };
       return el("span", about, `${name} ${count(n)} (${share(n / s.n)})`);
     }));
     const rows = this.rows(s);
@@ -279,7 +277,7 @@ export class Overview {
         text: (row) => share(row.part.refusals.share), value: (row) => row.part.refusals.share,
       },
       {
-        id: "failed", head: "failed", title: "neither complete nor refused",
+        id: "failed", head: "failed", title: "share that failed by a fault of the upstream or of llmtap",
         text: (row) => share(failures(row.part)), value: (row) => failures(row.part),
         state: (row) => (failures(row.part) ? "bad" : ""),
       },
@@ -342,12 +340,12 @@ function begun(window) {
   return el("p", { class: "soft" }, words);
 }
 
-/** A banner if a tenth of the window's exchanges failed at the upstream, and at least FAILED_MIN. */
+/** A banner if a tenth of the window's exchanges failed, and at least FAILED_MIN. */
 function failing(s) {
-  const n = UPSTREAM.reduce((sum, name) => sum + (s.outcomes[name] ?? 0), 0);
+  const n = failed(s.outcomes);
   if (n < FAILED_MIN || n < s.n / 10) return null;
   return el("p", { class: "banner bad" },
-    `${count(n)} of ${count(s.n)} exchanges failed at the upstream (${share(n / s.n)}). Each one's error: `,
+    `${count(n)} of ${count(s.n)} exchanges failed (${share(n / s.n)}). Each one's error: `,
     el("a", { href: "#exchanges" }, "exchanges"));
 }
 
@@ -355,8 +353,15 @@ function failing(s) {
 function unmeasured(relays) {
   const n = losses(relays).reduce((sum, [, lost]) => sum + lost, 0);
   if (!n) return null;
-  const words = `${count(n)} exchanges were not measured since the relays started: `;
+  const words = `${n === 1 ? "1 exchange was" : `${count(n)} exchanges were`} not measured since the relays started: `;
   return el("p", { class: "soft" }, words, el("a", { href: "#tap" }, "why"));
+}
+
+/** A banner under the condition of the Tap view. */
+function unreliable(s) {
+  const words = uncertain(s);
+  return words && el("p", { class: "banner bad" }, `${words}: their times are unreliable. See `,
+    el("a", { href: "#tap" }, "Tap"));
 }
 
 function goodput(good, window, classes) {
@@ -384,10 +389,12 @@ function pair(title, figures, wide, window, about = null, formula = null) {
       el("small", { class: "soft" }, `${basis(figures.n, window)} · ${wide}`)));
 }
 
-/** The share that ended neither complete nor refused. */
+function failed(outcomes) {
+  return [...FAILED].reduce((sum, name) => sum + (outcomes[name] ?? 0), 0);
+}
+
 function failures(part) {
-  const bad = Object.entries(part.outcomes).filter(([name]) => !ENDED_WELL.has(name));
-  return bad.reduce((sum, [, n]) => sum + n, 0) / (part.n || 1);
+  return failed(part.outcomes) / (part.n || 1);
 }
 
 function afterComma(text) {

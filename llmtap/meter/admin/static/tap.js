@@ -135,13 +135,16 @@ function complaints(s, relays, lost) {
     bad.push("The meter had errors; see its log.");
   }
   bad.push(...captureComplaints(s.capture));
-  const wide = s.n ? s.uncertain.n / s.n : 0;
-  if (wide > UNCERTAIN_MAX) {
-    const limit = seconds(s.uncertain.limit);
-    const words = `${share(wide)} of the exchanges have an uncertainty above ${limit}`;
-    bad.push(`${words}: llmtap gets too little CPU.`);
-  }
+  const words = uncertain(s);
+  if (words) bad.push(`${words}: llmtap gets too little CPU.`);
   return bad;
+}
+
+/** A sentence without its end if too many exchanges of the window are uncertain; else null. */
+export function uncertain(s) {
+  const wide = s.n ? s.uncertain.n / s.n : 0;
+  if (wide <= UNCERTAIN_MAX) return null;
+  return `${share(wide)} of the exchanges have an uncertainty above ${seconds(s.uncertain.limit)}`;
 }
 
 function captureComplaints(capture) {
