@@ -172,6 +172,31 @@ def test_the_body_of_an_error_is_an_error_in_whatever_shape(path: str, body: Any
     assert not reader.streamed
 
 
+def thinking(total: int, **counts: int) -> dict[str, Any]:
+    return {
+        "usageMetadata": {"promptTokenCount": 9, "thoughtsTokenCount": 8, "totalTokenCount": total, **counts}
+    }
+
+
+@pytest.mark.parametrize(
+    ("events", "output"),
+    [
+        ([part(text="A", thought=True) | thinking(17)], None),
+        ([part(text="A", thought=True), {"candidates": [{"finishReason": "MAX_TOKENS"}]} | thinking(17)], 0),
+        ([part(text="A"), {"candidates": [{"finishReason": "STOP"}]} | thinking(17)], None),
+        ([{"candidates": [{"finishReason": "STOP"}]} | thinking(19)], None),
+        ([{"candidates": [{"finishReason": "STOP"}]} | thinking(19, candidatesTokenCount=2)], 2),
+    ],
+)
+def test_gemini_leaves_out_the_count_of_an_answer_of_thoughts_only(
+    events: list[Any], output: int | None
+) -> None:
+    *_, last = AnswerReader(b"text/event-stream", GEMINI).feed(
+        b"".join(b"data: %b\n\n" % encode(e) for e in events)
+    )
+    assert last.counts is not None and (last.counts.output, last.counts.reasoning) == (output, 8)
+
+
 @pytest.mark.parametrize(("trace", "said"), [({}, "guardrail"), (MASKED, "guardrail:no*")])
 def test_a_whole_answer_of_a_guardrail_is_content_only_where_it_masked(trace: Any, said: str) -> None:
     message = {"type": "message", "content": [{"type": "text", "text": "no"}], "stop_reason": "end_turn"}
