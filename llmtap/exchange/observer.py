@@ -399,6 +399,8 @@ class Observer:
                         self._interventions.read(delta.text)
                     if self._texts is not None:
                         self._keep_text(delta.text)
+            else:
+                self._tokens.textless += len(delta.choices)
         elif delta.choices:
             self._tokens.chunks += len(delta.choices)  # a marker: no text, and yet generated
         if delta.finish_reason is not None:

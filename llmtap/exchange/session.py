@@ -18,6 +18,7 @@ from llmtap.exchange.bounds import bounded
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.verdict import no_token_reason
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 __all__ = ["RESPONSES_MAX", "SESSION_ENDPOINTS", "Session"]
@@ -52,7 +53,7 @@ _decode: Final = msgspec.json.Decoder(_Message).decode
 
 
 class _Response:
-    __slots__ = ("began", "bytes", "cancelled", "event_id", "id", "observer", "request_bytes", "stream")
+    __slots__ = ("began", "bytes", "event_id", "id", "observer", "request_bytes", "stream")
 
     def __init__(self, observer: Observer, stream: str, event_id: str, request_bytes: int) -> None:
         self.observer = observer
@@ -63,7 +64,6 @@ class _Response:
         self.bytes = 0
         self.id = ""
         self.began = False
-        self.cancelled = False
 
 
 class Session:
@@ -114,10 +114,6 @@ class Session:
                 steered = _text(said.previous_response_id)
                 stream = next((r.stream for r in self._open if steered and r.id == steered), stream)
                 self._note(stream, t_ns, added_ns, message.payload)
-            elif said.type == "response.cancel":
-                response = self._of(said, stream)
-                if response is not None:
-                    response.cancelled = True
 
     def received(self, data: bytes, t_ns: int, added_ns: int) -> None:
         for message in () if self._lost else self._down.feed(data):
@@ -240,8 +236,11 @@ class Session:
         )
         if x.model is None and self._model is not None:
             x.model = bounded("model", self._model)
-        if response.cancelled and x.finish_reason == "cancelled":
+        if x.finish_reason == "cancelled" and x.outcome is not Outcome.UPSTREAM_ERROR:
+            # By `response.cancel`, or by a user who began to speak (`turn_detected`).
             x.outcome = Outcome.CLIENT_CANCELLED
+            if x.no_token_reason is not None:
+                x.no_token_reason = no_token_reason(x)
         if failed and x.outcome in (Outcome.COMPLETE, Outcome.TRUNCATED):
             x.outcome, x.error = Outcome.UPSTREAM_ERROR, "upstream sent an error in place of a response"
         self._ended(x)

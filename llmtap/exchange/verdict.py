@@ -209,10 +209,15 @@ class TokenLadder:
     """Token count of one answer by its best source (IETF draft, 4.4). `tokenizer` counts the tokens in a
     text."""
 
-    __slots__ = ("_counted", "_counts", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks")
+    __slots__ = (
+        "_counted", "_counts", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks", "textless",
+    )  # fmt: skip
 
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
         self.chunks = 0
+        self.textless = 0
+        """Chunks of output without a text or a count: audio, the name of a call, arguments as an object. They
+        stand in for `chunks` where there are none: beside a transcript or the arguments they add nothing."""
         self._counts = UsageCounts()
         self._total = False
         self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
@@ -230,7 +235,8 @@ class TokenLadder:
 
     @property
     def so_far(self) -> int:
-        return next((n for n in self._declared.values() if n), 0) or self._counted or self.chunks
+        declared = next((n for n in self._declared.values() if n), 0)
+        return declared or self._counted or self.chunks or self.textless
 
     def add(self, delta: Delta) -> int:
         """Count an event that declares tokens, or has a text; return its tokens, -1 if they are unknown."""
@@ -270,7 +276,7 @@ class TokenLadder:
         for source, n in (
             *self._declared.items(),
             (TokenSource.TOKENIZER, self._counted if stream else 0),
-            (TokenSource.CHUNKS, self.chunks if stream else 0),
+            (TokenSource.CHUNKS, (self.chunks or self.textless) if stream else 0),
         ):
             if n:
                 tokens.output, tokens.source = n, source

@@ -134,7 +134,14 @@ USAGE = sse({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4
         (running(1) + running(2, index=1) + running(4) + running(3, "stop", 1), 7, TokenSource.RUNNING_USAGE),
         (running(1) + running(4) + USAGE, 40, TokenSource.USAGE),
         (ROLE + chunk({"content": "a"}) + chunk({"content": "b"}), 2, TokenSource.CHUNKS),
-        (ROLE + chunk({"tool_calls": [{"function": {"name": "f"}}]}), None, TokenSource.NONE),
+        # What has no text counts where nothing else does: a name, audio.
+        (ROLE + chunk({"tool_calls": [{"function": {"name": "f"}}]}), 1, TokenSource.CHUNKS),
+        (ROLE + 3 * chunk({"audio": {"data": "AAAA"}}), 3, TokenSource.CHUNKS),
+        (
+            ROLE + chunk({"audio": {"data": "AA"}}) + chunk({"audio": {"transcript": "a"}}),
+            1,
+            TokenSource.CHUNKS,
+        ),
         (ROLE + DONE, None, TokenSource.NONE),
     ],
 )

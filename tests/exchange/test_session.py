@@ -155,6 +155,48 @@ def test_audio_that_is_committed_begins_a_realtime_response() -> None:
     assert {(x.dialect, x.model) for x in found} == {("openai.realtime", "gpt-realtime")}
 
 
+def test_a_user_who_interrupts_cancels_the_response() -> None:
+    def done(name: str, t_ns: int, status: str) -> Step:
+        response = {"id": name, "status": status, "usage": {"input_tokens": 9, "output_tokens": 3}}
+        if status == "cancelled":
+            response["status_details"] = {"type": "cancelled", "reason": "turn_detected"}
+        return down(t_ns, "response.done", response=response)
+
+    spoken, silent, answered = play(
+        up(100, "input_audio_buffer.commit"), down(102, "input_audio_buffer.committed", item_id="i"),
+        down(104, "response.created", response={"id": "r1"}),
+        down(110, "response.output_audio.delta", response_id="r1", delta="AAAA"),
+        down(115, "input_audio_buffer.speech_started", item_id="j"), done("r1", 118, "cancelled"),
+        down(140, "input_audio_buffer.speech_stopped", item_id="j"),
+        down(143, "response.created", response={"id": "r2"}), done("r2", 150, "cancelled"),
+        up(200, "response.create"), down(204, "response.created", response={"id": "r3"}),
+        down(210, "response.output_audio.delta", response_id="r3", delta="AAAA"),
+        done("r3", 220, "completed"),
+        path=b"/v1/realtime?model=gpt-realtime",
+    )  # fmt: skip
+    assert [(x.outcome, x.no_token_reason, x.tokens.output) for x in (spoken, silent, answered)] == [
+        (Outcome.CLIENT_CANCELLED, None, 3), (Outcome.CLIENT_CANCELLED, "cancelled", 3),
+        (Outcome.COMPLETE, None, 3),
+    ]  # fmt: skip
+
+
+def test_a_cancelled_response_is_cancelled_without_the_message_that_did_it() -> None:
+    (x,) = play(
+        up(100, "response.create", model="m", input="x"), *answer(110, "resp_1", 7, "cancelled")
+    )  # fmt: skip
+    assert (x.outcome, x.finish_reason, x.tokens.output) == (Outcome.CLIENT_CANCELLED, "cancelled", 7)
+
+
+def test_audio_without_a_count_is_estimated_by_its_chunks() -> None:
+    audio = {"response_id": "r1", "delta": "AAAA"}
+    (x,) = play(
+        up(100, "response.create"), down(102, "response.created", response={"id": "r1"}),
+        down(110, "response.output_audio.delta", **audio), down(112, "response.output_audio.delta", **audio),
+        path=b"/v1/realtime", outcome="upstream_reset", live=1,
+    )  # fmt: skip
+    assert (x.timeline.first_token_ns, x.tokens.output, x.tokens.source) == (110, 2, TokenSource.CHUNKS)
+
+
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [("previous_response_not_found", Outcome.UPSTREAM_ERROR), ("content_filter", Outcome.REFUSED)],

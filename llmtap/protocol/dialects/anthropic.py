@@ -26,7 +26,7 @@ from llmtap.protocol.dialects.native_shapes import (
 from llmtap.protocol.dialects.openai_shapes import read_json, unknown
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import of_guardrail_action, word
+from llmtap.protocol.verdicts import word
 
 __all__ = ["Anthropic"]
 
@@ -43,7 +43,6 @@ class _Event(msgspec.Struct, gc=False):
     model: Any = None
     stop_details: Any = None
     guardrail_action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
-    trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
     invocation: Any = msgspec.field(default=None, name="amazon-bedrock-invocationMetrics")
 
 
@@ -96,7 +95,9 @@ class Anthropic(ObjectReader):
     def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
         match kind_of(said.type, event):
             case "content_block_delta":
-                return self._read_delta(said.delta)
+                delta = self._read_delta(said.delta)
+                delta.repeatable &= said.guardrail_action is None
+                return delta
             case "content_block_start":
                 return self._read_block(said.content_block)
             case "content_block_stop":
@@ -176,10 +177,7 @@ class Anthropic(ObjectReader):
     def _close(self, said: _Event, reason: Any, details: Any, pieces: list[Piece]) -> Delta:
         counts = _counts(said.usage)
         beside = () if counts is None else (EventClass.USAGE,)
-        verdict = of_guardrail_action(said.guardrail_action, said.trace)
-        if verdict is not None and verdict.substituted:
-            pieces = []  # the guardrail's text stands in place of the answer
-        delta = gather(pieces, beside, reason=reason, signal="stop_reason", verdict=verdict)
+        delta = gather(pieces, beside, reason=reason, signal="stop_reason")
         if delta.verdict is not None and isinstance(details, dict):
             delta.verdict.category = word(details.get("category"))
         self._stopped |= delta.finish_reason is not None
@@ -195,9 +193,7 @@ class Anthropic(ObjectReader):
         return delta
 
     def _read_stop(self, said: _Event) -> Delta:
-        verdict = of_guardrail_action(said.guardrail_action, said.trace)
-        delta = gather((), (EventClass.DONE,), verdict=verdict)
-        delta.done = True
+        delta = Delta(EventClass.DONE, done=True)
         if self._so_far is not None and not self._total:
             delta.usage, delta.counts = self._so_far.usage, self._so_far.counts
         invoked = said.invocation

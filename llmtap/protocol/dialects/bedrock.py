@@ -1,7 +1,8 @@
 """Read Bedrock's ConverseStream and Converse, and the texts of InvokeModel, as Deltas.
 
 InvokeModel's texts are those of Titan, Llama and Mistral. Nova streams the events of Converse; chunks of
-other models are events of their own dialect.
+other models are events of their own dialect. In each of them the action of a guardrail may stand at the top
+of any event: `add_guardrail` reads it for all dialects.
 
 Source: botocore data/bedrock-runtime/2023-09-30; docs.aws.amazon.com bedrock userguide, model-parameters.
 """
@@ -28,9 +29,16 @@ from llmtap.protocol.dialects.native_shapes import (
 from llmtap.protocol.dialects.openai_shapes import PIECES_MAX, RunningCount, count, read_json, unknown
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import INPUT, OUTPUT, of_finish_reason, of_guardrail_action, phase_of_trace
+from llmtap.protocol.verdicts import (
+    INPUT,
+    OUTPUT,
+    PASSED_ON,
+    of_finish_reason,
+    of_guardrail_action,
+    phase_of_trace,
+)
 
-__all__ = ["BedrockConverse", "BedrockText"]
+__all__ = ["GUARDRAIL_ACTION", "BedrockConverse", "BedrockText", "add_guardrail"]
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -163,8 +171,6 @@ class _Text(msgspec.Struct, gc=False):
     prompt_token_count: Any = None
     generation_token_count: Any = None
     outputs: Any = None
-    guardrail_action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
-    trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
     invocation: Any = msgspec.field(default=None, name="amazon-bedrock-invocationMetrics")
 
 
@@ -180,7 +186,7 @@ class BedrockText(ObjectReader):
 
     def __init__(self) -> None:
         super().__init__()
-        self._input: Any = None
+        self._input: dict[str, Any] = {}
         """Tokens of the prompt, which only the first event counts."""
         self._running = RunningCount()
 
@@ -196,9 +202,7 @@ class BedrockText(ObjectReader):
         if said.output_text is None and said.generation is None and parts is None:
             return failure_in(read_json(data), event.event)
         text = text_of(said.output_text or said.generation or part.get("text") or part.get("outputText"))
-        verdict = of_guardrail_action(said.guardrail_action, said.trace)
-        replaced = verdict is not None and verdict.substituted
-        pieces = [(EventClass.CONTENT, text)] if text and not replaced else []
+        pieces = [(EventClass.CONTENT, text)] if text else []
         told = (
             said.completion_reason,
             said.stop_reason,
@@ -206,22 +210,70 @@ class BedrockText(ObjectReader):
             part.get("completionReason"),
         )
         reason = next((r for r in told if r), None)
-        delta = gather(pieces, reason=reason, signal="stop_reason", verdict=verdict)
+        delta = gather(pieces, reason=reason, signal="stop_reason")
         added = self._running.step(0, count(said.generation_token_count) or 0)
         if added:
             delta.output, delta.choices = True, FIRST
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
         invoked = said.invocation if isinstance(said.invocation, dict) else {}
-        self._input = said.input_count or said.prompt_token_count or self._input
+        of_input = {
+            "inputTextTokenCount": said.input_count, "prompt_token_count": said.prompt_token_count,
+        }  # fmt: skip
+        of_output = {
+            "totalOutputTextTokenCount": said.output_count,
+            "generation_token_count": said.generation_token_count, "tokenCount": part.get("tokenCount"),
+        }  # fmt: skip
+        self._input |= _told(of_input)
         counts = counted(
-            invoked.get("inputTokenCount", self._input),
-            invoked.get("outputTokenCount", said.output_count or said.generation_token_count),
+            invoked.get("inputTokenCount", _first(self._input)),
+            invoked.get("outputTokenCount", _first(of_output)),
         )
         if counts is not None and counts.output:
-            add_counts(delta, counts, invoked)
+            add_counts(delta, counts, invoked or self._input | _told(of_output))
         delta.usage_running = reason is None
         delta.server_times = object_times("amazon-bedrock-invocationMetrics", said.invocation)
         return delta
 
     def read_body(self, body: bytes) -> Delta:
         return self.read_event(SseEvent(0, len(body), body))
+
+
+def _told(counts: dict[str, Any]) -> dict[str, Any]:
+    return {name: n for name, n in counts.items() if n}
+
+
+def _first(counts: dict[str, Any]) -> Any:
+    return next((n for n in counts.values() if n), None)
+
+
+class _Guarded(msgspec.Struct, gc=False):
+    action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
+    trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
+
+
+GUARDRAIL_ACTION: Final = b'"amazon-bedrock-guardrailAction"'
+"""In the bytes of every event for which `add_guardrail` has something to do."""
+_guarded: Final = Fields(_Guarded)
+_GENERATED: Final = frozenset({EventClass.CONTENT, EventClass.TOOL_CALL, EventClass.REASONING})
+
+
+def add_guardrail(delta: Delta, data: bytes) -> None:
+    """Add the action of a guardrail to the Delta of the event, or body, that has it. It says more than a
+    finish reason does, unless nobody knows what was assessed. A text in the same event stands in place of the
+    answer and is no output."""
+    said = _guarded.read(data)
+    verdict = None if said is None else of_guardrail_action(said.action, said.trace)
+    if verdict is None:
+        return
+    standing = delta.verdict
+    acts = verdict.confidence == "high" and verdict.action not in PASSED_ON
+    if standing is None or acts or standing.confidence != "high" or standing.action in PASSED_ON:
+        delta.verdict = verdict
+    kept = [c for c in (delta.event_class, *delta.also) if c is not EventClass.GUARDRAIL]
+    if verdict.substituted:
+        kept = [c for c in kept if c not in _GENERATED]
+        delta.output = delta.content = delta.blank = delta.reasoning = delta.tool_call = False
+        delta.text, delta.choices, delta.tokens, delta.token_source = "", (), -1, TokenSource.NONE
+    elif delta.event_class > EventClass.CONTENT:
+        delta.text = ""  # beside a guardrail the text is the content
+    delta.event_class, delta.also = EventClass.GUARDRAIL, tuple(c for c in kept if c < EventClass.METADATA)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.delta import Delta, EventClass, UsageCounts
 from llmtap.protocol.dialects.native_shapes import (
     FIRST,
     Fields,
@@ -43,10 +43,11 @@ class Gemini(ObjectReader):
     name = "gemini"
     fields = Fields(_Event)
 
-    __slots__ = ("_spoken",)
+    __slots__ = ("_answered", "_spoken")
 
     def __init__(self) -> None:
         super().__init__()
+        self._answered = False
         self._spoken = False
 
     @staticmethod
@@ -113,10 +114,20 @@ class Gemini(ObjectReader):
             signal="finishReason",
             verdict=verdict,
         )
+        self._answered |= delta.content or delta.blank or delta.tool_call
         if counts is not None:
+            if delta.finish_reason is not None and not self._answered and _only_thought(usage, counts):
+                counts.output = 0
             delta.usage, delta.counts = usage, counts  # totals so far: the last one counts
         self._name(delta, said.model)
         return delta
+
+
+def _only_thought(usage: dict[str, Any], counts: UsageCounts) -> bool:
+    """Return whether the total leaves no room for an answer, whose count is then missing."""
+    if counts.output is not None or not counts.reasoning:
+        return False
+    return (counts.input or 0) + counts.reasoning == usage.get("totalTokenCount")
 
 
 def _parts(parts: Any) -> Iterator[Piece]:

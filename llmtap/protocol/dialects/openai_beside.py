@@ -37,7 +37,6 @@ from llmtap.protocol.verdicts import (
     OUTPUT,
     of_block_reason,
     of_error,
-    of_guardrail_action,
     of_hook_results,
     of_moderation,
     of_prompt_filter_results,
@@ -81,7 +80,6 @@ class Beside(msgspec.Struct, gc=False):
     prompt_annotations: Any = None
     prompt_feedback: Any = msgspec.field(default=None, name="promptFeedback")
     guardrail_action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
-    trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
     guardrails_data: Any = None
     guardrails: Any = None
     status: Any = None
@@ -111,10 +109,9 @@ class Beside(msgspec.Struct, gc=False):
         return self.type == "error" or (self.code is not None and self.code not in _FINE)
 
     def replaced(self) -> Verdict | None:
-        return (
-            of_guardrail_action(self.guardrail_action, self.trace)
-            or of_rails(self.guardrails_data, "guardrails_data", self.status)
-            or of_rails(self.guardrails, "guardrails", self.status)
+        """Return NeMo's verdict. Bedrock's is that of `bedrock.add_guardrail`."""
+        return of_rails(self.guardrails_data, "guardrails_data", self.status) or of_rails(
+            self.guardrails, "guardrails", self.status
         )
 
     @property

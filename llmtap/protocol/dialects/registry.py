@@ -9,7 +9,12 @@ from typing import Any, Final, Protocol
 
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.anthropic import Anthropic
-from llmtap.protocol.dialects.bedrock import BedrockConverse, BedrockText
+from llmtap.protocol.dialects.bedrock import (
+    GUARDRAIL_ACTION,
+    BedrockConverse,
+    BedrockText,
+    add_guardrail,
+)
 from llmtap.protocol.dialects.cohere import Cohere
 from llmtap.protocol.dialects.gemini import Gemini
 from llmtap.protocol.dialects.generate import SGLang, Tgi
@@ -96,8 +101,14 @@ class Undecided:
         return None if found is None else found.encode("utf-8", "surrogatepass")
 
     def read_event(self, event: SseEvent) -> Delta:
-        if self.chosen is not None:
-            return self.chosen.read_event(event)
+        chosen = self.chosen
+        delta = self._read_first(event) if chosen is None else chosen.read_event(event)
+        # Events that may come again have no such member: `is_alone`, `Anthropic._read`.
+        if not delta.repeatable and event.data is not None and GUARDRAIL_ACTION in event.data:
+            add_guardrail(delta, event.data)
+        return delta
+
+    def _read_first(self, event: SseEvent) -> Delta:
         data = event.data
         if data is None or not data.lstrip().startswith(b"{"):
             return read_frame(event)
@@ -108,6 +119,12 @@ class Undecided:
         return _read_unknown(value, event.event)
 
     def read_body(self, body: bytes) -> Delta:
+        delta = self._read_whole(body)
+        if GUARDRAIL_ACTION in body:
+            add_guardrail(delta, body)
+        return delta
+
+    def _read_whole(self, body: bytes) -> Delta:
         value = read_json(body)
         self.chosen = choose(value, self._path)
         if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and "error" in value[0]:

@@ -151,8 +151,6 @@ def test_bedrock_tells_how_long_it_took() -> None:
     assert alone.counts is not None and (alone.counts.input, alone.counts.output) == (8, 3)
     *_, last = read(end("end_turn", usage=USED), stop)
     assert (last.counts, last.also) == (None, ()), "the message had counted"
-    (acted,) = read({"type": "message_stop", "amazon-bedrock-guardrailAction": "INTERVENED"})
-    assert told(acted)["is"] == "guardrail"
 
 
 def test_a_whole_message() -> None:

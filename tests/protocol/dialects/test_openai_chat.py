@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts, Verdict
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
+from llmtap.protocol.dialects.registry import Undecided
 from tests.protocol.dialects.events import event
 
 UNTIMED = settings(deadline=None)  # a busy machine is no failure
@@ -187,12 +188,14 @@ def test_the_only_text_in_the_block_of_the_verdict_stands_in_for_the_answer(reas
 def test_bedrocks_action_takes_the_text_with_it() -> None:
     value = chunk({"content": "canned"}, finish_reason="stop", **{INTERVENED: "INTERVENED"})
     whole = {**value, "choices": [{"message": {"content": "canned"}, "finish_reason": "stop"}]}
-    for delta in (read(value), OpenAIChat().read_body(json.dumps(whole).encode())):
+    reader = Undecided("/v1/chat/completions")
+    for delta in (reader.read_event(event(value)), reader.read_body(json.dumps(whole).encode())):
         assert (delta.event_class, delta.output) == (C.GUARDRAIL, False)
         assert delta.verdict is not None
         assert (delta.verdict.signal, delta.verdict.path) == ("body_field", INTERVENED)
         assert (delta.verdict.action, delta.verdict.value) == ("replaced", "INTERVENED")
-    assert read(chunk({"content": "a"}, finish_reason="stop", **{INTERVENED: "NONE"})).verdict is None
+    none = chunk({"content": "a"}, finish_reason="stop", **{INTERVENED: "NONE"})
+    assert reader.read_event(event(none)).verdict is None
 
 
 SAFE = {"hate": {"filtered": False, "severity": "safe"}}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmtap.exchange.answer import AnswerReader
-from llmtap.protocol.delta import Delta
+from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.openai_completions import OpenAICompletions
 from tests.protocol.dialects.events import encode
 
@@ -54,10 +54,12 @@ def part(**content: Any) -> dict[str, Any]:
 ROLE = chunk({"role": "assistant", "content": ""})
 A, B, END = chunk({"content": "A"}), chunk({"content": "B"}), chunk({}, "stop")
 INTERVENED = {"amazon-bedrock-guardrailAction": "INTERVENED"}
+NONE = {"amazon-bedrock-guardrailAction": "NONE"}
 MARKED = chunk({"content": "A", "extra_content": {"google": {"thought": True}}})
 BY_GEMINI = {"model": "google/gemini-3-pro"}
 MASKED = {"guardrail": {"outputAssessments": {"g": [{"sensitiveInformationPolicy": {"regexes": [
     {"name": "email", "action": "ANONYMIZED"}]}}]}}}  # fmt: skip
+BLOCKED = {"guardrail": {"input": {"g": {"wordPolicy": {"customWords": [{"action": "BLOCKED"}]}}}}}
 METRICS = "amazon-bedrock-invocationMetrics"
 LLAMA = {"prompt_token_count": None, "stop_reason": None}
 
@@ -119,6 +121,22 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
          "content:A=1* metadata=1*"),
         (INVOKE, [{"outputs": [{"text": "A", "stop_reason": None}]}, {"outputText": "x", **INTERVENED}],
          "content:A* guardrail"),
+        # A guardrail's action in any of their events.
+        (INVOKE, [{"messageStart": {}}, {"messageStop": {"stopReason": "guardrail_intervened"}},
+                  {"metadata": {"usage": {"outputTokens": 3}}, **INTERVENED}],
+         "role guardrail guardrail"),
+        (INVOKE, [{"messageStart": {}}, {"messageStop": {"stopReason": "end_turn"}, **INTERVENED}],
+         "role guardrail"),
+        (INVOKE, [{"messageStart": {}}, {"contentBlockDelta": {"delta": {"text": "A"}}, **INTERVENED}],
+         "role guardrail"),
+        (INVOKE, [{"messageStart": {}}, {"contentBlockDelta": {"delta": {"text": "A"}}, **INTERVENED,
+                                         "amazon-bedrock-trace": MASKED}],
+         "role guardrail:A*"),
+        (INVOKE, [{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "A"}, **INTERVENED},
+                  {"type": "message_stop", **INTERVENED}, {"type": "message_stop", **NONE}],
+         "guardrail guardrail done"),
+        (INVOKE, [{"type": "completion", "completion": "A", **INTERVENED}], "guardrail"),
+        (INVOKE, [{**LLAMA, "generation": "A", "generation_token_count": 2, **INTERVENED}], "guardrail"),
         (INVOKE, [{"choices": [{"text": "A", "stop_reason": None}]},
                   {"choices": [{"text": "", "stop_reason": "stop"}], METRICS: {"outputTokenCount": 2}}],
          "content:A* usage"),
@@ -170,6 +188,83 @@ def test_the_body_of_an_error_is_an_error_in_whatever_shape(path: str, body: Any
         "error"
     ]
     assert not reader.streamed
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/model/x/invoke", {"output": {"message": {"content": [{"text": "no"}]}}, "stopReason": "end_turn"}),
+        ("/model/x/invoke", {"type": "completion", "completion": "no", "stop_reason": "stop_sequence"}),
+        ("/model/x/invoke", {"outputs": [{"text": "no", "stop_reason": "stop"}]}),
+        ("/model/x/invoke", {"generations": [{"text": "no", "finish_reason": "COMPLETE"}]}),
+    ],
+)
+def test_a_guardrail_acts_in_the_whole_answer_of_any_model(path: str, body: dict[str, Any]) -> None:
+    reader = AnswerReader(b"application/json", path)
+    (delta,) = [*reader.feed(encode({**body, **INTERVENED})), *reader.close(whole=True)]
+    assert (delta.event_class, delta.output, delta.text) == (EventClass.GUARDRAIL, False, "")
+    assert delta.verdict is not None
+    assert (delta.verdict.signal, delta.verdict.substituted) == ("body_field", True)
+
+
+@pytest.mark.parametrize(
+    ("reason", "trace", "signal"),
+    [("content_filter", {}, "finish_reason"), ("content_filter", BLOCKED, "body_field"),
+     ("content_filter", MASKED, "finish_reason"), ("guardrail_intervened", {}, "body_field"),
+     ("guardrail_intervened", MASKED, "body_field")],
+)  # fmt: skip
+def test_the_surer_sign_of_a_guardrail_counts(reason: str, trace: Any, signal: str) -> None:
+    body = {**chunk({}, reason), **INTERVENED, "amazon-bedrock-trace": trace}
+    (delta,) = AnswerReader(b"text/event-stream", CHAT).feed(b"data: %b\n\n" % encode(body))
+    assert delta.verdict is not None and delta.verdict.signal == signal
+
+
+@pytest.mark.parametrize(
+    ("events", "usage"),
+    [
+        ([{"generation": "A", "prompt_token_count": 4, "generation_token_count": 1},
+          {**LLAMA, "generation": "", "generation_token_count": 3, "stop_reason": "stop"}],
+         {"prompt_token_count": 4, "generation_token_count": 3}),
+        ([{"outputText": "A", "inputTextTokenCount": 3},
+          {"outputText": "B", "completionReason": "FINISH", "totalOutputTextTokenCount": 2}],
+         {"inputTextTokenCount": 3, "totalOutputTextTokenCount": 2}),
+        ([{"inputTextTokenCount": 3, "results": [{"outputText": "A", "tokenCount": 2}]}],
+         {"inputTextTokenCount": 3, "tokenCount": 2}),
+        ([{"outputText": "A", "totalOutputTextTokenCount": 2, METRICS: {"outputTokenCount": 2}}],
+         {"outputTokenCount": 2}),
+    ],
+)  # fmt: skip
+def test_the_counts_of_llama_and_titan_are_a_usage(events: list[Any], usage: dict[str, int]) -> None:
+    *_, last = AnswerReader(b"text/event-stream", INVOKE).feed(
+        b"".join(b"data: %b\n\n" % encode(e) for e in events)
+    )
+    assert last.usage == usage
+    assert last.counts is not None and last.counts.output == list(usage.values())[-1]
+
+
+def thinking(total: int, **counts: int) -> dict[str, Any]:
+    return {
+        "usageMetadata": {"promptTokenCount": 9, "thoughtsTokenCount": 8, "totalTokenCount": total, **counts}
+    }
+
+
+@pytest.mark.parametrize(
+    ("events", "output"),
+    [
+        ([part(text="A", thought=True) | thinking(17)], None),
+        ([part(text="A", thought=True), {"candidates": [{"finishReason": "MAX_TOKENS"}]} | thinking(17)], 0),
+        ([part(text="A"), {"candidates": [{"finishReason": "STOP"}]} | thinking(17)], None),
+        ([{"candidates": [{"finishReason": "STOP"}]} | thinking(19)], None),
+        ([{"candidates": [{"finishReason": "STOP"}]} | thinking(19, candidatesTokenCount=2)], 2),
+    ],
+)
+def test_gemini_leaves_out_the_count_of_an_answer_of_thoughts_only(
+    events: list[Any], output: int | None
+) -> None:
+    *_, last = AnswerReader(b"text/event-stream", GEMINI).feed(
+        b"".join(b"data: %b\n\n" % encode(e) for e in events)
+    )
+    assert last.counts is not None and (last.counts.output, last.counts.reasoning) == (output, 8)
 
 
 @pytest.mark.parametrize(("trace", "said"), [({}, "guardrail"), (MASKED, "guardrail:no*")])
