@@ -49,6 +49,7 @@ class _Event(msgspec.Struct, gc=False):
     usage: Any = None
     metrics: Any = None
     trace: Any = None
+    invoked_trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
 
 
 _EVENTS: Final = frozenset(
@@ -104,7 +105,10 @@ class BedrockConverse(ObjectReader):
             return failure_in(value)
         blocks = message.get("content")
         pieces = [p for b in (blocks if isinstance(blocks, list) else [])[:PIECES_MAX] for p in _block(b)]
-        verdict = _traced(said.trace) or of_finish_reason(text_of(said.stop_reason), "stopReason")
+        # A text that was only masked is the answer, whatever the stop reason says.
+        verdict = _traced(said.trace or said.invoked_trace) or of_finish_reason(
+            text_of(said.stop_reason), "stopReason"
+        )
         if verdict is not None and verdict.substituted:
             pieces = []
         return _read_end(said, pieces, reason=said.stop_reason, verdict=verdict)

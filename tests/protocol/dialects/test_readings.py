@@ -274,6 +274,10 @@ def test_a_whole_answer_of_a_guardrail_is_content_only_where_it_masked(trace: An
     reader = AnswerReader(b"application/json", "/v1/messages")
     (delta,) = [*reader.feed(body), *reader.close(whole=True)]
     assert word(delta) == said
+    nova = {"output": {"message": {"content": [{"text": "no"}]}}, "stopReason": "guardrail_intervened"}
+    reader = AnswerReader(b"application/json", "/model/x/invoke")
+    whole = reader.feed(encode({**nova, **INTERVENED, "amazon-bedrock-trace": trace}))
+    assert [word(d) for d in [*whole, *reader.close(whole=True)]] == [said]
 
 
 def test_a_whole_completion() -> None:
