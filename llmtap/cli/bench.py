@@ -71,8 +71,8 @@ Test parameters are read from a file (`llmtap bench init` writes one, config/ben
 
 TEST_EPILOG = """The results folder contains the requests, exchanges and result of every load. The same
 command with --results resumes an interrupted run; measured loads are not sent again. Other tests can use the
-same folder. If the folder has results of the same test with other parameters (test, target, seed, warm-up,
---quick), the command stops. --again replaces them.
+same folder. If the folder has results of the same test that were measured with different settings (test
+parameters, target, seed, warm-up or --quick), the command stops. --again replaces these results.
 
 Exit codes: 0 ok; 1 a result is invalid (the report says which), or a test failed; 2 invalid option or missing
 parameter; 130 stopped by Ctrl-C, 143 by SIGTERM; completed loads are kept."""
@@ -100,8 +100,8 @@ def _run(
         Path | None,
         option(
             "DIR",
-            "Results folder. An existing results folder is resumed. If it has results of one of the tests "
-            "with other parameters, the command stops.",
+            "Results folder. An existing results folder is resumed. The command stops if the folder has "
+            "results of a selected test that were measured with different settings.",
         ),
     ] = None,
     again: Annotated[
@@ -112,7 +112,7 @@ def _run(
         option(
             "FILE",
             "Bench file of a second system: both are tested in turn, at least 3 runs each, and the "
-            "report compares them. The results folder has a folder of each system.",
+            "report compares them. The results folder then contains a subfolder for each system.",
         ),
     ] = None,
     quick: Annotated[
@@ -126,8 +126,8 @@ def _run(
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Test parameter (rate=10, ttft.requests=10000) or key of "
-            "the file (target.model=NAME); may be repeated.",
+            "Test parameter (rate=10, ttft.requests=10000) or key of the "
+            "bench file (target.model=NAME); may be repeated.",
             "--set",
         ),
     ] = None,
@@ -251,10 +251,10 @@ _ABOUT: Final = {
         "Sends short and long requests: each class alone, then both together. Reports how much each class"
         " slows the other, and fairness indexes.",
     "prefix-cache":
-        "Sends prompts with shared prefixes with the cache off, empty and filled. Reports how much the cache"
-        " reduces TTFT and raises throughput, and the hit rate.",
+        "Sends prompts that share prefixes: with the cache off, with an empty cache, and with a filled cache."
+        " Reports the hit rate, and how much the cache reduces TTFT and raises throughput.",
     "memory-pressure":
-        "Sends 100 to 150 % of the concurrent requests that the server has capacity for. Reports latency,"
+        "Sends loads of 100 to 150 % of the server's maximum number of concurrent requests. Reports latency,"
         " failures, preemptions and recovery.",
     "long-context":
         "Sends prompts of 1,024 to 131,072 tokens. Reports TTFT and throughput by length, and the function"

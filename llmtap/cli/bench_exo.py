@@ -59,8 +59,9 @@ Examples:
 Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid option; 130 stopped by Ctrl-C,
 143 by SIGTERM, with the results of the completed part."""
 
-GRID_EPILOG = """For each cell of the grid --batch x --pp x --tg, requests of equal length, each with its own
-text, are sent at the same instant, --repeat times after --warmup unmeasured batches. A cell is not valid, and
+GRID_EPILOG = """The grid is --batch x --pp x --tg. In each cell, --warmup unmeasured batches are sent, then
+--repeat measured batches. All requests of a batch have the same length and different text, and are sent at
+the same instant. A cell is not valid, and
 is left out of the file, if a request failed, an answer did not have exactly --tg tokens, or not all requests
 ran at the same time.
 
@@ -208,8 +209,8 @@ def grid(
         str,
         option(
             "output|prompt+output",
-            "Tokens that the length column of the file counts. Use the same value in `llmtap sim run "
-            "--reading length=...`.",
+            "What the length column of the CSV file counts: output tokens, or prompt and output tokens. Use "
+            "the same value in `llmtap sim run --reading length=...`.",
         ),
     ] = "output",
     model: ModelName = None,
@@ -227,7 +228,7 @@ def grid(
     ] = None,
     json: Json = None,
 ) -> None:
-    """Measure the time of a batch over a grid of batch sizes and lengths, and fit the simulator's model."""
+    """Measure batch times over a grid of batch sizes and lengths, and fit the simulator's latency model."""
     outputs = Outputs(json=json, csv=csv)
     from llmtap.bench.exo.grid import LENGTHS, measured_grid
     from llmtap.bench.exo.mode import ExoGrid

@@ -104,8 +104,8 @@ def demo(
         float,
         option(
             "X",
-            f"Speed factor. The default workload sends {RATE_RPS} x X requests/s "
-            f"({RATE_RPS * _SPEED:.3g}/s at the default).",
+            f"Speed factor. Without TRACE, the load is {RATE_RPS} requests/s multiplied by this factor: "
+            f"{RATE_RPS * _SPEED:.3g} requests/s at factor {_SPEED:g}.",
         ),
     ] = _SPEED,
     from_format: SourceFormat = None,

@@ -237,8 +237,8 @@ def replay(
         str | None,
         option(
             "SHARE[/N]",
-            "Largest fraction of failures among the latest N requests (default: 100); above it, the replay "
-            "stops. Example: 50%/200.",
+            "Share of failures among the latest N requests above which the replay stops; N is 100 if "
+            "omitted. Example: 50%/200.",
         ),
     ] = None,
     limit_in_flight: Annotated[

@@ -99,11 +99,11 @@ def report(
     ],
     json: Json = None,
     integrity: Annotated[
-        bool, flag("--integrity", "List missing exchanges; exit code 1 if the reason of some is unknown.")
+        bool, flag("--integrity", "List missing exchanges; exit code 1 if the reason for any is unknown.")
     ] = False,
     by: Annotated[
         list[str] | None,
-        option("tenant|model|arm|session", "Label to break the report down by; may be repeated."),
+        option("tenant|model|arm|session", "Label by which the report is grouped; may be repeated."),
     ] = None,
     slo: Slo = None,
     goodput: VllmGoodput = None,
@@ -130,7 +130,7 @@ def report(
         option(
             "RESULTS",
             "Results of benchmarks or replays to compare with CAPTURE; may be repeated. If the loads differ, "
-            "the exit code is 1, and no significance test is made for benchmarks.",
+            "the exit code is 1, and benchmarks are compared without a significance test.",
         ),
     ] = None,
 ) -> None:

@@ -131,8 +131,8 @@ def serve(
         Path | None,
         option(
             None,
-            "File to which the planned and the actual send times of every request are appended, as JSON "
-            "lines.",
+            "File to which the planned and the actual send times of the tokens are appended, one JSON line "
+            "for each request.",
         ),
     ] = None,
     assign: Annotated[
@@ -289,9 +289,9 @@ def tokenizer(
 
 
 _RUN_EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a synthetic workload
-(--presets lists them). A latency model of a GPU gives the times. Default: the model of the multi-bin batching
-paper; --latency fits another. The paper leaves several choices open, and the ranking of schedulers depends on
-them; --readings lists the choices.
+(--presets lists them). A latency model of a GPU calculates how long each batch takes. Default: the model of
+the multi-bin batching paper. With --latency, a model is fitted to your data. The paper leaves several choices
+open, and the ranking of schedulers depends on them; --readings lists the choices.
 
 Every combination of the given values is run. The runs are distributed over processes, or over a Ray cluster.
 
@@ -350,7 +350,8 @@ def run(
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Reading of a choice that the paper leaves open (--readings lists them); may be repeated.",
+            "Interpretation of a point that the paper does not specify (--readings lists the points and "
+            "their values); may be repeated.",
         ),
     ] = None,
     serving: Annotated[
@@ -360,12 +361,14 @@ def run(
         list[str] | None,
         option(
             "NAME=V,V,...",
-            "Several values of an option of --reading or --serving, "
-            "separated by | if they contain commas; may be repeated.",
+            "Several values of one option of --reading or --serving, separated by commas (by | if a value "
+            "contains a comma); may be repeated.",
         ),
     ] = None,
     readings: Annotated[bool, flag("--readings", "List the options of --reading and --serving.")] = False,
-    preset: Annotated[str | None, option("NAME", "Predefined sweep; options replace its axes.")] = None,
+    preset: Annotated[
+        str | None, option("NAME", "Predefined sweep. An option on the command line replaces its values.")
+    ] = None,
     presets: Annotated[bool, flag("--presets", "List the presets and workloads.")] = False,
     latency: Annotated[
         str | None,
@@ -387,8 +390,8 @@ def run(
         float | None,
         option(
             "SHARE",
-            "Allowed fraction of requests that miss their bounds. The highest request rate at which no more "
-            "requests miss them is also reported.",
+            "Search for the highest request rate at which at most this fraction of the requests misses its "
+            "bounds (--capacity-by selects the bounds).",
         ),
     ] = None,
     capacity_by: Annotated[
@@ -410,8 +413,8 @@ def run(
         bool | None,
         option(
             None,
-            "All metrics of live traffic, or only those of the multi-bin batching paper "
-            "(default: all for iteration-level schedulers).",
+            "All metrics of live traffic, or only those of the multi-bin batching paper. Default: all for "
+            "iteration-level schedulers, and with --slo, --capture or --follow; otherwise the paper's.",
             "--measure/--no-measure",
         ),
     ] = None,

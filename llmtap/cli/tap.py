@@ -186,8 +186,8 @@ _SLO_EPILOG = """Examples:
 
   llmtap slo generate --config config/slo.toml --job serving/llmtap --runbooks https://wiki.example/llmtap
 
-If even 100 % bad exchanges could not reach an alert's burn rate (the target is too low), the alert is left
-out, with a message on stderr."""
+If the target of an objective is low, an alert's burn rate can be impossible to reach, even when all exchanges
+are bad. Such an alert is left out, with a message on stderr."""
 
 
 @slo_app.command(epilog=_SLO_EPILOG)

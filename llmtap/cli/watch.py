@@ -66,8 +66,8 @@ def watch(
         list[str] | None,
         option(
             "IP",
-            "IP address of the server; may be repeated. Needed only if clients may use a --port number as "
-            "their source port. [watch.upstream_hosts]",
+            "IP address of the server; may be repeated. Needed only if the source port of a client can "
+            "be one of the --port numbers. [watch.upstream_hosts]",
         ),
     ] = None,
     read: Annotated[

@@ -110,7 +110,7 @@ def _signed(metric: str, value: float | None) -> str:
 
 _DEMO_ROWS: Final = (
     ("ttft", "p50", "time to first token", "request sent until the first text"),
-    ("ttft", "p95", "the same, p95", "95 of 100 responses begin earlier"),
+    ("ttft", "p95", "the same, p95", "95 of 100 begin within this time"),
     ("tbc_max", "p50", "longest pause", "longest wait between two chunks"),
     ("tpot", "p50", "time per output token", "mean; low if tokens arrive together"),
     ("e2e", "p50", "end to end", "request sent until the last byte"),
