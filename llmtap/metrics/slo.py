@@ -212,6 +212,9 @@ TENANTS_CACHED: Final = 10_000
 """Tenants whose class is remembered."""
 
 
+_WILDCARDS: Final = "*?["
+
+
 class TenantClasses:
     """Finds the class of a tenant: by name, else by pattern, else the one without tenants."""
 
@@ -222,7 +225,7 @@ class TenantClasses:
         self._of: dict[str, SloClass | None] = {}
         for slo in classes:
             for tenant in slo.tenants:
-                if any(sign in tenant for sign in "*?["):
+                if any(sign in tenant for sign in _WILDCARDS):
                     self._patterns.append((re.compile(fnmatch.translate(tenant)).match, slo))
                 else:
                     self.named[tenant] = slo
@@ -254,6 +257,7 @@ def check_slos(classes: dict[str, SloOptions]) -> None:
 def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
     default: str | None = None
     owner: dict[str, str] = {}
+    all_others: str | None = None
     for name, slo in classes.items():
         place = f"slo.{name}"
         if not _CLASS.fullmatch(name):
@@ -277,3 +281,11 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
         for tenant in slo.tenants:
             if owner.setdefault(tenant, name) != name:
                 yield ConfigError(f"{place}.tenants", f"{tenant!r} is in slo.{owner[tenant]} already")
+            elif all_others not in (None, name) and any(sign in tenant for sign in _WILDCARDS):
+                yield ConfigError(
+                    f"{place}.tenants",
+                    f"{tenant!r} never applies: slo.{all_others}.tenants has '*', and comes first",
+                    f"move [slo.{all_others}] to the end",
+                )
+        if "*" in slo.tenants:
+            all_others = all_others or name

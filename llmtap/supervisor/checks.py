@@ -38,6 +38,8 @@ def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[C
     listen = None
     try:
         listen = parse_address(relay.listen, "relay.listen")
+        if listen[1] and listen == parse_address(settings.meter.admin, "meter.admin"):
+            yield ConfigError("meter.admin", "is the address of the proxy (relay.listen)", "use another port")
     except ConfigError as exc:
         yield exc
     urls = {"relay.upstream": relay.upstream} | {
@@ -103,6 +105,9 @@ def measuring_problems(settings: Settings, supervisor: int | None = None) -> Ite
         yield from failures(check_socket_path, meter.socket)
     if settings.cost.gpu_hour and not settings.cost.gpus:
         yield ConfigError("cost.gpus", "is 0, but cost.gpu_hour has a price", "set the number of GPUs")
+    if settings.capture.level == "full" and settings.capture.to is None:
+        hint = "--capture DIR, or capture.to"
+        yield ConfigError("capture.to", "is not set, but capture.level is full: nothing is captured", hint)
     if meter.tokenizer is not None:
         yield from failures(load_tokenizer, meter.tokenizer)
     if settings.capture.to is not None:

@@ -52,6 +52,15 @@ def test_a_check_tells_of_the_spool_of_a_url_and_shows_no_key(tmp_path: Path) ->
     assert "planted" not in done.output.lower()
 
 
+def test_a_check_tells_of_one_address_twice_and_of_a_capture_without_a_place(tmp_path: Path) -> None:
+    config = tmp_path / "wrong.toml"
+    config.write_text('[capture]\nlevel = "full"\nfull_tenants = ["acme"]\n')
+    done = run("--check", "--config", str(config), "--listen", "127.0.0.1:9464", "--admin", "127.0.0.1:9464")
+    told = str(done.exception)
+    assert "meter.admin (command line): is the address of the proxy" in told
+    assert "is not set, but capture.level is full: nothing is captured" in told
+
+
 def test_a_check_tells_of_an_alarm_that_can_never_ring(tmp_path: Path) -> None:
     config = tmp_path / "llmtap.toml"
     config.write_text('[slo.batch]\nobjectives = "e2e:9s"\ntarget = 0.9\n')

@@ -199,6 +199,7 @@ def test_burn_rates_of_ones_own() -> None:
         ({"gold": slo(burn={"3d": 1.0})}, "slo.gold.burn", "no alarm"),
         ({"a": slo(), "b": slo()}, "slo.b.tenants", "slo.a"),
         ({"a": slo(tenants=("x",)), "b": slo(tenants=("x",))}, "slo.b.tenants", "slo.a already"),
+        ({"a": slo(tenants=("*",)), "b": slo(tenants=("chat-*",))}, "slo.b.tenants", "never applies"),
         ({"so so": slo()}, "slo.so so", "no name"),
     ],
 )
