@@ -48,8 +48,8 @@ _PROXY_EPILOG = """Examples:
 
   llmtap proxy --config /etc/llmtap.toml --set relay.idle_timeout=120s
 
-SIGTERM drains the streams in flight. SIGHUP reloads the configuration without losing a connection. After you
-install a new version, SIGUSR2 switches to it, also without losing a connection."""
+SIGTERM drains the streams in flight. SIGHUP reloads the configuration. After you install a new version,
+SIGUSR2 switches to it. No connection is refused; streams may run for relay.drain_timeout more."""
 
 
 @app.command(short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)

@@ -85,9 +85,9 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ready_needs_upstream: Annotated[
         bool, _help("/readyz answers 503 while the upstream accepts no connection; it is asked every 2 s")
     ] = False
-    drain_timeout: Annotated[Duration, _help("maximum time for streams to finish after SIGTERM")] = Duration(
-        30 * S
-    )
+    drain_timeout: Annotated[
+        Duration, _help("maximum time for streams to finish after SIGTERM, SIGHUP or SIGUSR2")
+    ] = Duration(30 * S)
 
     tap_bytes: Annotated[Bytes, _help("maximum bytes of frames waiting for the meter, per worker")] = Bytes(
         32 << 20
