@@ -46,7 +46,7 @@ ASKED: Final = 6
 GRPC: Final = "127.0.0.1:8001"
 PLACES: Final = {"https://tap.example.com:9464": "http://127.0.0.1:9464", "/run/llmtap": "{folder}/run"}
 """What stands in a page for a reader's own, and what there is in place of it here."""
-MAY_DOUBT: Final = (" replay ", " bench ")
+MAY_DOUBT: Final = (" replay ", " bench ", " --compare ")
 """Commands that exit 1 where the machine was too busy for their figures: no fault of the page."""
 DIRECT: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _SIOCGIFFLAGS: Final = 0x8913
