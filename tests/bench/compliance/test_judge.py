@@ -3,6 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,10 +23,12 @@ from llmtap.bench.compliance.evidence import (
 )
 from llmtap.bench.compliance.judge import (
     COMPARISON,
+    REQUIREMENTS,
     Judged,
     Matrix,
     judge,
     judge_comparison,
+    listing,
 )
 from llmtap.bench.report.texts import full_markdown, minimum_text
 from llmtap.bench.run.test import TESTS
@@ -88,6 +91,13 @@ def test_a_report_by_the_book_is_unconditionally_compliant(test: str) -> None:
     assert not found.deviations
 
 
+@pytest.mark.parametrize("test", TESTS)
+def test_every_demand_that_binds_a_test_is_judged(test: str) -> None:
+    found = [one.requirement for one in judge(report_of_test(test)).rows]
+    wanted = [one for one in REQUIREMENTS if one.subject != COMPARISON and test in (one.binds or TESTS)]
+    assert found == wanted
+
+
 def test_a_quick_run_forfeits_what_its_figures_say() -> None:
     quick = changed(
         report_of_test("ttft"),
@@ -118,6 +128,22 @@ def test_what_is_missing_stands_in_the_way_by_its_level() -> None:
     assert both.why == ("5.1.2-1h", "5.1.5-1b")
 
 
+def test_a_matrix_is_public_json() -> None:
+    told = judge(report_of_test("ttft")).to_dict()
+    assert msgspec.json.decode(msgspec.json.encode(told)) == told
+    assert told["level"] == "conditionally compliant"
+    assert told["why"] == ["4.6.1-2"]
+    assert told["should"]["n"] - told["should"]["satisfied"] == 1
+    assert {"id", "level", "says", "status", "evidence"} <= told["rows"][0].keys()
+
+
+def test_the_listing_has_all_demands() -> None:
+    table = listing()
+    assert [cells[0] for cells in table.rows] == [one.id for one in REQUIREMENTS]
+    of = {cells[0]: cells[2] for cells in table.rows}
+    assert (of["4.1-1"], of["5.3.2-1"], of["6.1-1a"]) == ("all tests", "tradeoff", "comparisons")
+
+
 CLASSES = ClassMix((SHORT, LONG)).describe()
 WITHOUT_FILE = {
     name: workload_named(name, "tests").describe() for name in ("conversation", "code-completion")
@@ -136,7 +162,13 @@ NA = "not applicable"
         ("ttft", {f"{W}.input.max": 128}, "4.3.2.1-1"),  # a file of one's own with a standard name
         ("itl", {"params.output_tokens": 64}, "5.4.2-1"),
         ("long-context", {f"{W}.output.tokens": 16}, "5.9.2-1"),
+        ("ttft", {"steps.*.result.plan.body.stream": False}, "4.2.2-1"),
+        ("ttft", {"warmups.0.requests": 10}, "4.5.1-1b"),
+        ("ttft", {"steps.*.result.plan.arrivals.arrivals": "uniform"}, "5.1.2.2-1"),
         ("tradeoff", {"steps.*.result.load.mode": "closed"}, "5.3.2-1"),
+        ("fairness", {"measurements.classes.long.sent": 12}, "5.6.2-p2"),
+        ("capacity", {"sut.tokenizer.name": None}, "4.4.1-1a"),
+        ("memory-pressure", {"params.levels": [50, 100]}, "5.8.2-p1"),
     ],
 )
 def test_a_planted_violation_is_not_met_and_stands_in_both_reports(
