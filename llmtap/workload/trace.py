@@ -6,7 +6,7 @@ replays and the simulation take its requests at a scale (`requests_at`).
 - A trace that is too short repeats, one mean gap after its last arrival.
 - Scaling by S divides all distances from the first arrival by S, so bursts stay bursts; think times stay.
 - Rows with equal arrivals stay together, which a note reports.
-- Later turns of conversations wait for the answer before and the think time, whatever their arrival.
+- Later turns of conversations wait for the answer before and the think time; their arrival is ignored.
 """
 
 from array import array

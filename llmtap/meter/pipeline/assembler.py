@@ -378,9 +378,9 @@ CPU_EVERY_NS: Final = 1_000_000
 class CooperativeYield:
     """Offers the CPU to the relays between short turns of work, and measures the CPU time of long frames.
 
-    On the same CPU, Linux (EEVDF) may run a relay only at the next tick, up to 4 ms later, whatever the
-    meter's nice value. So the meter calls `sched_yield` between frames. If it waited long itself, or is
-    behind, it does not yield for a while.
+    On the same CPU, Linux (EEVDF) may run a relay only at the next tick, up to 4 ms later. A nice value of
+    the meter does not change this. So the meter calls `sched_yield` between frames. If it waited long
+    itself, or is behind, it does not yield for a while.
     """
 
     __slots__ = (

@@ -105,7 +105,7 @@ class BedrockConverse(ObjectReader):
             return failure_in(value)
         blocks = message.get("content")
         pieces = [p for b in (blocks if isinstance(blocks, list) else [])[:PIECES_MAX] for p in _block(b)]
-        # A text that was only masked is the answer, whatever the stop reason says.
+        # A text that was only masked is the answer, also if the stop reason names the guardrail.
         verdict = _traced(said.trace or said.invoked_trace) or of_finish_reason(
             text_of(said.stop_reason), "stopReason"
         )

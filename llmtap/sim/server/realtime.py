@@ -291,11 +291,6 @@ class SimulatedRealtimeSession(SimulatedSession):
             said = [{"type": "output_text", "text": shape.said}]
             self._items.append(Item(id=shape.item_id, role="assistant", content=said))
 
-    async def _respond(self, turn: SessionTurn) -> None:
-        try:
-            await super()._respond(turn)
-        except asyncio.CancelledError:
-            if not turn.cancelled:
-                raise
-            assert isinstance(turn.job.shape, OpenAIRealtimeShape)
-            self._write(turn.job.shape.cancelled())
+    def _cut(self, turn: SessionTurn) -> None:
+        assert isinstance(turn.job.shape, OpenAIRealtimeShape)
+        self._write(turn.job.shape.cancelled())

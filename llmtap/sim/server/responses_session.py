@@ -12,7 +12,6 @@ Source: developers.openai.com api/docs/guides/websocket-mode, steering; openai/o
 types/responses/responses_client_event.py, responses_server_event.py.
 """
 
-import asyncio
 from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, Final
@@ -111,15 +110,10 @@ class SimulatedResponsesSession(SimulatedSession):
         turn.cancelled = True
         task.cancel()
 
-    async def _respond(self, turn: SessionTurn) -> None:
-        try:
-            await super()._respond(turn)
-        except asyncio.CancelledError:
-            if not turn.cancelled:
-                raise
-            assert isinstance(turn.job.shape, _MessagesShape)
-            self._write(turn.job.shape.steered())
-            self._remember(turn)
+    def _cut(self, turn: SessionTurn) -> None:
+        assert isinstance(turn.job.shape, _MessagesShape)
+        self._write(turn.job.shape.steered())
+        self._remember(turn)
 
     def _plan(self, event: _ClientEvent) -> Plan:
         asked, before = read_responses(event.body), event.previous_response_id

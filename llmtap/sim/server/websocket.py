@@ -104,6 +104,10 @@ class SimulatedSession:
     def _remember(self, turn: SessionTurn) -> None:
         """Keep what later requests may refer to."""
 
+    def _cut(self, turn: SessionTurn) -> None:
+        """Write the end of a response that a message of the client stopped."""
+        raise NotImplementedError
+
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
@@ -148,6 +152,14 @@ class SimulatedSession:
         self._next(lane, self._reception.clock.mono_ns())
 
     async def _respond(self, turn: SessionTurn) -> None:
+        try:
+            await self._answer(turn)
+        except asyncio.CancelledError:
+            if not turn.cancelled:
+                raise
+            self._cut(turn)
+
+    async def _answer(self, turn: SessionTurn) -> None:
         job, reception = turn.job, self._reception
         if (status := job.door) is not None:
             if status == 400:

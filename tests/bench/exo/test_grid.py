@@ -114,7 +114,7 @@ def test_a_grid_of_one_size_has_no_model() -> None:
 
 @measures
 def test_a_server_of_known_cost_is_measured() -> None:
-    """80 ms to the first token and 8 ms to each other one, whatever the batch."""
+    """80 ms to the first token and 8 ms to each other one, for every batch size."""
 
     async def measured() -> tuple[MeasuredGrid, MeasuredGrid]:
         grid = ExoGrid(pp=[40], tg=[8, 32], concurrency=[1, 3], repeat=3, distinct_prompts=True)
