@@ -63,7 +63,7 @@ _DEVIATIONS: Final = (
         "at least 1 and at most 2,048 tokens, the cap of 4.3.2.2, which limits 0.8 % of the lengths",
     ),
     _deviation(
-        "A.4.2", "does not define whether the prefix is part of the input length",
+        "A.4.2", "no rule whether the prefix is part of the input length",
         "the tokens of the prefix are added to those of the message",
     ),
 )  # fmt: skip
@@ -109,7 +109,7 @@ _CHAT_SHARING: Final = Sharing(fraction=0.5, tokens=200)
 _CHAT_INPUT: Final = Percentiles(points=((50, 156), (95, 892), (99, 2_134)), max=8_192)
 _CHAT_OUTPUT: Final = Percentiles(points=((50, 234), (95, 789), (99, 1_567)), max=4_096)
 _SYSTEM_PROMPT: Final = _deviation(
-    "A.3.2, 4.3.2.3", "does not define whether input tokens include the system prompt",
+    "A.3.2, 4.3.2.3", "no rule whether input tokens include the system prompt",
     "they do not, because more than half of the documented lengths are below its 200 tokens",
 )  # fmt: skip
 _CHAT_ABOUT: Final[dict[str, Any]] = {"source": "IETF draft, 4.3.2.3 and A.3"}
