@@ -67,20 +67,21 @@ GROUP_EPILOG = """Examples:
   llmtap bench ttft --config a.toml --against b.toml --results results/ab
 
 Test parameters are read from a file (`llmtap bench init` writes one, config/bench.toml explains it) and from
---set; `llmtap bench list` shows the parameters of every test."""
+--set; `llmtap bench list` shows the parameters of every test. Numbers such as 5.1 are sections of the IETF
+draft."""
 
 TEST_EPILOG = """The results folder contains the requests, exchanges and result of every load. The same
 command with --results resumes an interrupted run; measured loads are not sent again. Other tests can use the
 same folder. If the folder has results of the same test that were measured with different settings (test
-parameters, target, seed, warm-up or --quick), the command stops. --again replaces these results.
+parameters, target, seed, warm-up or --quick), the command ends with an error. --again replaces these results.
 
 Exit codes: 0 ok; 1 a result is invalid (the report says which), or a test failed; 2 invalid option or missing
 parameter; 130 stopped by Ctrl-C, 143 by SIGTERM; completed loads are kept."""
 
 bench = typer.Typer(
     name="bench", no_args_is_help=True, rich_markup_mode=None, epilog=GROUP_EPILOG,
-    help="Measure a server with the ten tests of the IETF draft on LLM benchmarking, and report which "
-    "requirements were met.",
+    help="Measure a server with the ten tests of the IETF draft \"LLM Benchmarking Methodology\" (January "
+    "2026), and report which of its requirements were met.",
 )  # fmt: skip
 app.add_typer(bench, short_help="Run the ten tests of the IETF draft on LLM benchmarking.")
 
@@ -88,20 +89,26 @@ app.add_typer(bench, short_help="Run the ten tests of the IETF draft on LLM benc
 def _run(
     context: typer.Context,
     target: Annotated[
-        str | None, option("URL", "URL of the server: http://host:port[/prefix], ws:// or grpc://.")
+        str | None,
+        option(
+            "URL",
+            "URL of the server: http://host:port[/prefix], ws:// or grpc://. Default: target.url of the "
+            "bench file.",
+        ),
     ] = None,
     config: Annotated[
         Path | None,
         option(
-            "FILE", "TOML file with the system under test and test parameters; example: config/bench.toml."
+            "FILE",
+            "Bench file: TOML file with the system under test and test parameters; example: "
+            "config/bench.toml.",
         ),
     ] = None,
     results: Annotated[
         Path | None,
         option(
             "DIR",
-            "Results folder. An existing results folder is resumed. The command stops if the folder has "
-            "results of a selected test that were measured with different settings.",
+            "Results folder; an existing one is resumed. Default: a new folder in bench-results/.",
         ),
     ] = None,
     again: Annotated[
@@ -111,8 +118,9 @@ def _run(
         Path | None,
         option(
             "FILE",
-            "Bench file of a second system: both are tested in turn, at least 3 runs each, and the "
-            "report compares them. The results folder then contains a subfolder for each system.",
+            "Bench file of a second system. Both systems are tested in turn, with at least 3 runs each even "
+            "if --runs is lower, and the report compares them. The results folder then contains a subfolder "
+            "for each system.",
         ),
     ] = None,
     quick: Annotated[
@@ -126,8 +134,8 @@ def _run(
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Test parameter (rate=10, ttft.requests=10000) or key of the "
-            "bench file (target.model=NAME); may be repeated.",
+            "Test parameter: rate=10 for every selected test that has it, or ttft.requests=10000 for one "
+            "test. Or a key of the bench file, such as target.model=NAME. May be repeated.",
             "--set",
         ),
     ] = None,
@@ -239,8 +247,8 @@ _ABOUT: Final = {
         "Raises the load until the server no longer sustains it. Reports the highest sustained load and its"
         " output tokens per second.",
     "tradeoff":
-        "Measures the capacity, then sends loads of 10 to 120 % of it. Reports latency and throughput of each"
-        " load.",
+        "Measures the maximum request rate, then sends loads of 10 to 120 % of it. Reports latency and"
+        " throughput of each load.",
     "itl":
         "Sends loads of 25 to 90 % of the maximum request rate. Reports the distribution of the gaps between"
         " tokens, and the jitter, of each load.",
@@ -331,9 +339,9 @@ def init(
     print(f"llmtap: {still}")
 
 
-@bench.command(short_help="List the requirements of the draft, and their tests.")
+@bench.command(short_help="List the requirements of the IETF draft, and their tests.")
 def compliance() -> None:
-    """List the requirements of the draft (MUST, SHOULD, RECOMMENDED) and the tests that each applies to."""
+    """List the requirements of the IETF draft (MUST, SHOULD, RECOMMENDED), and the tests of each one."""
     from llmtap.bench.compliance.judge import listing
 
     table = listing()

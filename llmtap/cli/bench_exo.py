@@ -45,6 +45,9 @@ EPILOG = """Each point of the grid --pp x --tg x --concurrency is measured --rep
 sent at the same instant. Rates use the timings that the server reports (exo, llama.cpp), otherwise the
 client's clock; each run reports which.
 
+--instance-meta, --sharding, --min-nodes and --max-nodes are for exo servers. With any of them, exo loads the
+model as a new instance, which is removed at the end. Other instances remain.
+
 Examples:
 
   llmtap bench exo --target http://127.0.0.1:8000 --pp 512 4096 --tg 128 --repeat 3 --warmup 1
@@ -54,18 +57,18 @@ Examples:
   --repeat 3 --warmup 1
 
   llmtap bench exo --target http://127.0.0.1:52415 --model NAME --tokenizer models/mine --pp 1000,5000
-  --tg 128 --concurrency 1,4 --use-prefix-cache --json result.json
+  --tg 128 --concurrency 1,4 --use-prefix-cache --json=result.json
 
 Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid option; 130 stopped by Ctrl-C,
 143 by SIGTERM, with the results of the completed part."""
 
 GRID_EPILOG = """The grid is --batch x --pp x --tg. In each cell, --warmup unmeasured batches are sent, then
 --repeat measured batches. All requests of a batch have the same length and different text, and are sent at
-the same instant. A cell is not valid, and
-is left out of the file, if a request failed, an answer did not have exactly --tg tokens, or not all requests
-ran at the same time.
+the same instant. A cell is not valid, and is left out of the file, if a request failed, an answer did not
+have exactly --tg tokens, or not all requests ran at the same time. The latency model is fitted to the valid
+cells, and its constants are printed. `llmtap sim run --latency` fits the same model to the CSV file.
 
-Example:
+Examples:
 
   llmtap bench grid --target http://127.0.0.1:8000 --batch 1 2 4 8 16 --pp 128 --tg 64 128 256 --csv grid.csv
 
@@ -89,7 +92,8 @@ TokenizerName = Annotated[
     option(
         "FOLDER|FILE|tiktoken:NAME",
         "Tokenizer for exact prompt lengths: model folder (its chat template is applied), "
-        "tokenizer.json or tiktoken name (default: the tokenizer of `llmtap sim serve`).",
+        "tokenizer.json or tiktoken name. Default: the tokenizer of `llmtap sim serve`; with another "
+        "server, it gives only approximate lengths.",
     ),
 ]
 PromptSeed = Annotated[
@@ -120,28 +124,36 @@ def exo(
         bool,
         flag(
             "--use-prefix-cache",
-            "Allow hits in the server's prefix cache. This saves time, but the prefill "
-            "rates of hits are approximate (default: every prompt is computed).",
+            "Use the server's prefix cache. This saves time, but the prefill rates of hits are approximate. "
+            "Default: the cache of exo and llama.cpp is off; with other servers, each batch has a new "
+            "prompt.",
         ),
     ] = False,
     distinct_prompts: Annotated[
         bool,
         flag(
             "--distinct-prompts",
-            "Use a different prompt for each request of a batch (default: one prompt for the whole batch).",
+            "Use a different prompt for each request of a batch. Default: one prompt for the whole batch, "
+            "which a server with a cache may compute only once. No effect on exo and llama.cpp, and with "
+            "--use-prefix-cache.",
         ),
     ] = False,
     instance_meta: Annotated[
-        str | None, option("ring|jaccl|both", "exo only: place the model again, with this kind of instance.")
+        str | None,
+        option("ring|jaccl|both", "Kind of the new instance (exo only; default: both, which allows either)."),
     ] = None,
     sharding: Annotated[
-        str | None, option("pipeline|tensor|both", "exo only: place the model again, with this sharding.")
+        str | None,
+        option(
+            "pipeline|tensor|both",
+            "Sharding of the new instance (exo only; default: both, which allows either).",
+        ),
     ] = None,
     min_nodes: Annotated[
-        int | None, option("N", "exo only: place the model again, on at least N nodes (default: 1).", min=1)
+        int | None, option("N", "Minimum number of nodes of the new instance (exo only; default: 1).", min=1)
     ] = None,
     max_nodes: Annotated[
-        int | None, option("N", "exo only: place the model again, on at most N nodes (default: 4).", min=1)
+        int | None, option("N", "Maximum number of nodes of the new instance (exo only; default: 4).", min=1)
     ] = None,
     model: ModelName = None,
     server: ServerType = "auto",

@@ -96,7 +96,7 @@ T = TypeVar("T")
 @app.command(short_help="Run a simulated engine, a proxy and a load in one command.", epilog=EPILOG)
 def demo(
     trace: Annotated[
-        str, argument("[TRACE]", "Trace, capture or workload to send (default: a synthetic workload).")
+        str, argument("TRACE", "Trace, capture or workload to send (default: a synthetic workload).")
     ] = "",
     seconds: Annotated[str, option("TIME", "Duration of the load.")] = "30s",
     requests: Annotated[int | None, option("N", "Maximum number of requests.", min=1, max=1_000_000)] = None,
@@ -104,8 +104,8 @@ def demo(
         float,
         option(
             "X",
-            f"Speed factor. Without TRACE, the load is {RATE_RPS} requests/s multiplied by this factor: "
-            f"{RATE_RPS * _SPEED:.3g} requests/s at factor {_SPEED:g}.",
+            f"Factor by which TRACE is sent faster. Without TRACE, it multiplies the mean rate of "
+            f"{RATE_RPS} requests/s. These requests arrive in bursts: at factor 10, 169 in the first 30 s.",
         ),
     ] = _SPEED,
     from_format: SourceFormat = None,

@@ -102,7 +102,7 @@ SAID_CHARS_MAX: Final = 2_000
 TENANT_HEADER: Final = "x-llm-d-inference-fairness-id"
 OBJECTIVES: Final = "ttft:500ms tpot:50ms"
 ENGINE: Final = "150 ms to the first token, then 20 ms per token, +-30 %"
-GUARDRAIL: Final = "simulated: adds 40 ms, refuses 5 %, delays text until a block of 8 tokens is complete"
+GUARDRAIL: Final = "simulated: checks the prompt (40 ms) and each block of 8 tokens (20 ms), refuses 5 %"
 
 _CONFIG: Final = f"""
 [relay]

@@ -27,8 +27,9 @@ __all__ = ["convert", "inspect"]
 
 _CONVERT_EPILOG = """\
 IN is a file, a capture folder, a pattern of capture files, or - for standard input; OUT is a file
-or -. Files that end in .gz or .zst are compressed. Formats are detected from content and name; --list shows
-them. A new file is readable only by its owner (mode 0600); an overwritten file keeps its mode.
+or -. Input whose name ends in .gz or .zst is decompressed; output with such a name is compressed. Formats are
+detected from content and name; --list shows them. A new file is readable only by its owner (mode 0600); an
+overwritten file keeps its mode.
 
 Examples:
 
@@ -74,7 +75,7 @@ def convert(
     json: Json = None,
     force: Annotated[bool, flag("--force", "Overwrite OUT if it exists.")] = False,
     show_list: Annotated[
-        bool, flag("--list", "List the formats; with a format name as IN, describe that format.")
+        bool, flag("--list", "List the formats. `convert --list NAME` describes one format.")
     ] = False,
 ) -> None:
     """Convert a trace, a dataset or a capture, and report which fields were kept or lost, and why."""
@@ -258,7 +259,12 @@ def inspect(
         str, option("JSON|@FILE", "JSON body of the request, or @FILE; used for the model name.")
     ] = "",
     entry: Annotated[
-        int | None, option(None, "Index of the entry in a HAR file or a packet capture.", min=0)
+        int | None,
+        option(
+            None,
+            "Number of the entry in a HAR file, or of the exchange in a packet capture; the first is 0.",
+            min=0,
+        ),
     ] = None,
     text: Annotated[bool, flag("--text/--no-text", "Show the text of the events.")] = True,
 ) -> None:

@@ -53,7 +53,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Measure LLM traffic: forward every byte unmodified, timestamp every token.",
+    help="Measure LLM traffic: forward bodies unchanged, timestamp every chunk of a response.",
 )
 
 

@@ -61,11 +61,13 @@ __all__ = ["replay", "selftest"]
 EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a workload (--workloads
 lists them). Requests are sent at their scheduled times, independent of earlier responses (open loop), unless
 --closed sets a concurrency. Later turns of a conversation wait for the previous response, unless
---as-recorded. The dispatch lateness is always reported.
+--as-recorded. The report always shows how late the requests were sent.
+
+llmtap's own requests for metrics and for the list of models have the User-Agent llmtap-replay/VERSION.
 
 Examples:
 
-  llmtap replay captures/ --target http://127.0.0.1:8000 --speed 2 --json result.json
+  llmtap replay captures/ --target http://127.0.0.1:8000 --speed 2 --json=result.json
 
   llmtap replay azure.csv --target http://127.0.0.1:8000 --rate 10 --requests 1000 --slo "ttft:500ms"
 
@@ -112,7 +114,10 @@ def replay(
     ] = None,
     window: Annotated[
         str | None,
-        option("FROM[+FOR]", "Time range of the trace to send: start and length, for example 10m+5m."),
+        option(
+            "FROM[+FOR]",
+            "Part of the trace to send: start and length, for example 10m+5m (default length: to the end).",
+        ),
     ] = None,
     share: Annotated[
         float | None, option("SHARE", "Fraction of the trace to send, such as 0.1; conversations stay whole.")
@@ -133,14 +138,19 @@ def replay(
         str | None,
         option(
             "PROCESS",
-            "Arrival process that replaces the times of the trace: poisson, uniform, gamma:cv=2, "
-            "onoff:..., ramp:..., steps:..., diurnal:..., at-once (default for a workload: poisson).",
+            "Arrival process that replaces the times of the trace: poisson, uniform, at-once, gamma:cv=2, "
+            "onoff:on=2s,off=8s, ramp:from=1,to=50,over=60s, steps:10x30s,20x30s or "
+            "diurnal:amplitude=0.8,period=24h. Rates are in requests/s (default for a workload: poisson).",
         ),
     ] = None,
     closed: Annotated[
         int | None,
         option(
-            "N", "Concurrency of a closed loop; the first N requests are sent together.", min=1, max=100_000
+            "N",
+            "Number of requests in flight (closed loop): N requests are sent at the start, then one for each "
+            "response that ends.",
+            min=1,
+            max=100_000,
         ),
     ] = None,
     as_recorded: Annotated[
@@ -175,16 +185,17 @@ def replay(
         option(
             "FOLDER|FILE|tiktoken:NAME",
             "Tokenizer for exact prompt lengths: model folder (its chat template is applied), "
-            "tokenizer.json or tiktoken name (default: the tokenizer of `llmtap sim serve`).",
+            "tokenizer.json or tiktoken name. Default: the tokenizer of `llmtap sim serve`; with another "
+            "server, it gives only approximate lengths.",
         ),
     ] = None,
     header: Headers = None,
     header_file: Annotated[
-        Path | None, option("FILE", "File with header fields, one 'NAME: VALUE' a line; for secrets.")
+        Path | None, option("FILE", "File with header fields, one 'NAME: VALUE' per line; for secrets.")
     ] = None,
     api_key_env: ApiKeyEnv = None,
     tenant_header: Annotated[
-        str | None, option("NAME", "Header field that carries the tenant of each row.")
+        str | None, option("NAME", "Header field in which the tenant of each row is sent.")
     ] = None,
     body_field: BodyFields = None,
     no_stream: Annotated[bool, flag("--no-stream", "Request responses without streaming.")] = False,
@@ -193,7 +204,7 @@ def replay(
         option(
             "auto|none|N",
             "Warm-up before the measurement. auto: at least 100 requests and 10,000 output tokens, "
-            "then until latency is stable (IETF draft, 4.5). N: N requests. none: cold start. Warm-up "
+            "then until latency is stable. N: N requests. none: cold start. Warm-up "
             "requests have the lengths of the first requests of the load, with different text.",
         ),
     ] = "none",
@@ -204,8 +215,9 @@ def replay(
         str | None,
         option(
             "ADDRESS",
-            "Ray cluster that runs the sending processes: auto, HOST:6379, "
-            "ray://HOST:10001, or local. Prompts and API keys are sent to the cluster.",
+            "Ray cluster that runs the sending processes: auto (a cluster that already runs on this host), "
+            "HOST:6379, ray://HOST:10001, or local (a new cluster on this host). Prompts and API keys are "
+            "sent to the cluster.",
         ),
     ] = None,
     realtime: Annotated[
@@ -220,8 +232,9 @@ def replay(
         int,
         option(
             "N",
-            "Maximum number of retries of a request: after status 429 or 503, or if the connection is "
-            "refused, or closed before a response. Retries are counted.",
+            "Maximum number of retries of a request. A request is retried after status 429 or 503, after a "
+            "refused connection, and after a connection that was closed without a response. The report shows "
+            "the number of retries.",
             min=0,
             max=100,
         ),
@@ -237,19 +250,20 @@ def replay(
         str | None,
         option(
             "SHARE[/N]",
-            "Share of failures among the latest N requests above which the replay stops; N is 100 if "
-            "omitted. Example: 50%/200.",
+            "Limit of failures: the replay stops if more than SHARE of the latest N requests failed. Default "
+            "of N: 100. Example: 50%/200.",
         ),
     ] = None,
     limit_in_flight: Annotated[
         int | None,
         option(
             "N",
-            "Maximum number of requests in flight. A request above it is skipped and counted, not delayed.",
+            "Maximum number of requests in flight. A request above this number is skipped and counted, not "
+            "delayed.",
             min=1,
         ),
     ] = None,
-    no_request_ids: Annotated[bool, flag("--no-request-ids", "Send no X-Request-Id.")] = False,
+    no_request_ids: Annotated[bool, flag("--no-request-ids", "Send no X-Request-Id header.")] = False,
     ca: CaFile = None,
     insecure: Annotated[bool, flag("--insecure", "Do not verify the server's certificate.")] = False,
     slo: Slo = None,
@@ -259,8 +273,7 @@ def replay(
         str | None,
         option(
             "URL|none",
-            "URL of the server's metrics, or none (default: /metrics of the server, if "
-            "available). Scrapes and the model look-up have the User-Agent llmtap-replay/VERSION.",
+            "URL of the server's metrics, or none (default: /metrics of the server, if available).",
         ),
     ] = None,
     reader_speed: ReaderSpeed = None,

@@ -63,7 +63,8 @@ EPILOG = """CAPTURE is one of:
 
   a results folder of `llmtap bench`
 
-  a result of `llmtap replay --json`: prints the report of that replay again, with its verdict
+  a result of `llmtap replay --json`: prints the report of that replay again, and whether
+  the result is valid
 
 If a capture at a URL is still running, only its uploaded part is read; add its spool folder to include the
 rest.
@@ -76,7 +77,7 @@ Examples:
 
   llmtap report s3://bucket/captures --json=summary.json
 
-  llmtap report captures/ --integrity || echo "something is missing"
+  llmtap report captures/ --integrity
 
   llmtap report replayed.json --markdown replayed.md
 
@@ -99,7 +100,12 @@ def report(
     ],
     json: Json = None,
     integrity: Annotated[
-        bool, flag("--integrity", "List missing exchanges; exit code 1 if the reason for any is unknown.")
+        bool,
+        flag(
+            "--integrity",
+            "List missing exchanges, with the reason. Exit code 1 if an exchange is missing without a known "
+            "reason, an exchange is stored twice, or a file cannot be read.",
+        ),
     ] = False,
     by: Annotated[
         list[str] | None,
@@ -184,7 +190,7 @@ def report(
             raise ConfigError("--integrity", "applies to captures of llmtap only")
         told = _of_trace(places[0], options)
         told["slo"] = _judged(classes, told)
-        print_json(told) if json is not None else print_rich(render_capture(told))
+        print_json(told, json) if json is not None else print_rich(render_capture(told))
         return
     try:
         capture = read(places, skip_broken=skip_broken)
@@ -195,7 +201,7 @@ def report(
     checked = capture.integrity()
     if integrity:
         told = checked.to_dict()
-        print_json(told) if json is not None else print_rich(render_integrity(told))
+        print_json(told, json) if json is not None else print_rich(render_integrity(told))
         raise typer.Exit(0 if checked.ok else FAILED)
     with _progress(len(capture)) as progress:
         told = describe([f.info for f in capture.files], capture.batches(), progress=progress, **options)

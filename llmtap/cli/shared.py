@@ -335,19 +335,24 @@ def argument(metavar: str, text: str) -> Any:
 
 AdminAddress = Annotated[
     str | None,
-    option(None, "HOST:PORT of the admin port with /metrics; default 127.0.0.1:9464. [meter.admin]"),
+    option(None, "HOST:PORT of the admin port with /metrics; default 127.0.0.1:9464. [key: meter.admin]"),
 ]
 CaptureTo = Annotated[
     str | None,
     option(
         "DIR|URL",
         "Folder or URL for a Parquet capture of every exchange (a request with its response), by default "
-        "without prompts and answers. [capture.to]",
+        "without prompts and answers. [key: capture.to]",
     ),
 ]
 ConfigFile = Annotated[
     Path | None,
-    option(None, "TOML configuration file; `llmtap proxy --keys` lists every key.", envvar="LLMTAP_CONFIG"),
+    option(
+        None,
+        "TOML configuration file. An option with [key: NAME] sets that key; `llmtap proxy --keys` lists all "
+        "keys.",
+        envvar="LLMTAP_CONFIG",
+    ),
 ]
 CheckOnly = Annotated[bool, flag("--check", "Check the configuration and start nothing.")]
 SetKeys = Annotated[
@@ -360,7 +365,12 @@ SetKeys = Annotated[
 ]
 CaFile = Annotated[str | None, option("FILE", "PEM file of the CA to trust instead of the system's CAs.")]
 SourceFormat = Annotated[
-    str | None, option("NAME", "Format of TRACE (default: detected from its content).", "--from")
+    str | None,
+    option(
+        "NAME",
+        "Format of TRACE, from `llmtap convert --list` (default: detected from its content).",
+        "--from",
+    ),
 ]
 ModelName = Annotated[
     str | None,
@@ -377,10 +387,15 @@ BodyFields = Annotated[
     option("NAME=JSON", "Field to add to every request body, for example top_p=0.9; may be repeated."),
 ]
 AnswerTimeout = Annotated[str, option("TIME", "Maximum duration of a complete response.")]
-Slo = Annotated[str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:500ms tpot:50ms'.")]
+Slo = Annotated[
+    str | None,
+    option(
+        "BOUNDS", "Limits that a request must meet to count as goodput, for example 'ttft:500ms tpot:50ms'."
+    ),
+]
 VllmGoodput = Annotated[
     str | None,
-    option("NAME:MS...", "Objectives in vLLM's form, in ms, for example ttft:200 tpot:50 e2el:30000."),
+    option("NAME:MS...", "The same limits in vLLM's form, in ms, for example ttft:200 tpot:50 e2el:30000."),
 ]
 Percentiles = Annotated[
     str | None,
@@ -394,21 +409,24 @@ Alpha = Annotated[
     float | None,
     option(
         "NUMBER",
-        "Smooth goodput: number of tokens subtracted for each unit of waiting (see --idle-cost); default 5.",
+        "Number of tokens that smooth goodput subtracts for each unit of waiting (see --idle-cost); default "
+        "5.",
     ),
 ]
 IdleCost = Annotated[
     str | None,
     option(
         "seconds|tokens",
-        "Unit of user idle latency: seconds, or tokens that the reader could have read while waiting.",
+        "Unit in which --alpha counts waiting: seconds, or the tokens that could have been read in that "
+        "time. Default: seconds.",
     ),
 ]
 ReaderGrace = Annotated[
     int | None,
     option(
         "TOKENS",
-        "Allowed delay of a token before it counts as late. Unit: the time to read one token; default 0.",
+        "Delay up to which a token is not late, in reading times of one token: 1 means 50 ms at 20 tokens/s. "
+        "Default 0.",
     ),
 ]
 
@@ -442,5 +460,7 @@ NoSelftest = Annotated[
         "Skip the self-test, which measures how accurate llmtap's TTFT and ITL are at the same load.",
     ),
 ]
-Json = Annotated[str | None, option("[=FILE]", "Print the result as JSON, or write it to FILE.")]
+Json = Annotated[
+    str | None, option("[=FILE]", "Result as JSON: on stdout with --json, in FILE with --json=FILE.")
+]
 """The file is optional: `llmtap.cli.main` adds the default."""

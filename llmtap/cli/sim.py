@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,6 +20,7 @@ from llmtap.cli.shared import (
     FAILED,
     Alpha,
     IdleCost,
+    Json,
     Outputs,
     ReaderGrace,
     ReaderSpeed,
@@ -42,8 +43,16 @@ if TYPE_CHECKING:
 
 __all__ = ["run", "serve", "tokenizer"]
 
-sim = typer.Typer(no_args_is_help=True, help="Run the simulated engine.")
-app.add_typer(sim, name="sim")
+sim = typer.Typer(
+    no_args_is_help=True,
+    help="Run the simulated engine as a server, or simulate schedulers in virtual time.",
+)
+app.add_typer(sim, name="sim", short_help="Run the simulated engine, or simulate schedulers.")
+
+_PREDICTORS: Final = (
+    "perfect: the true length. prompt: 1.5 x (prompt tokens)^0.7. noisy: the same with random noise of about "
+    "10 %."
+)
 
 _SERVE_EPILOG = """Examples:
 
@@ -59,8 +68,12 @@ _SERVE_EPILOG = """Examples:
 
   llmtap sim serve --scheduler multi_bin_dynamic --reading bin_edges=1,30,117 --servers 2
 
+Iteration-level schedulers form a new batch for each token; the others serve whole batches, as in the
+multi-bin batching paper.
+
 Request headers override most keys, for example x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset;
 --keys shows the header of each key.
+
 Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket) /v1/realtime (a WebSocket)
 /v1/models /v1/messages /api/chat /api/generate /metrics /health /sim/truth?since=N"""
 
@@ -86,17 +99,25 @@ def serve(
         int | None, option(None, "Tokens per response, unless max_tokens is less; default 40.")
     ] = None,
     spread: Annotated[
-        float | None, option(None, "Maximum relative variation of TTFT and ITL between responses; default 0.")
+        float | None,
+        option(
+            None,
+            "Maximum relative variation of TTFT and ITL between responses, such as 0.3 for +-30 %; default "
+            "0.",
+        ),
     ] = None,
     seed: Annotated[int | None, option(None, "Random seed; default 0.")] = None,
     dialect: Annotated[
         str | None, option(None, "Dialect of the API: openai or vllm; default openai.")
     ] = None,
     tokens_per_chunk: Annotated[
-        int | None, option(None, "Tokens per event; default 1. [pacing.tokens_per_chunk]")
+        int | None, option(None, "Tokens per event; default 1. [key: pacing.tokens_per_chunk]")
     ] = None,
     jitter: Annotated[
-        float | None, option(None, "Sigma of a lognormal factor on every gap between tokens. [pacing.jitter]")
+        float | None,
+        option(
+            None, "Sigma of a lognormal factor on every gap between tokens; default 0. [key: pacing.jitter]"
+        ),
     ] = None,
     scheduler: Annotated[
         str,
@@ -107,25 +128,35 @@ def serve(
         ),
     ] = "fixed",
     serving: Annotated[
-        list[str] | None, option("NAME=VALUE", "Option of an iteration-level scheduler; may be repeated.")
+        list[str] | None,
+        option(
+            "NAME=VALUE", "Option of an iteration-level scheduler (--servings lists them); may be repeated."
+        ),
     ] = None,
     servings: Annotated[
-        bool, flag("--servings", "List the options of --serving and the schedulers.")
+        bool, flag("--servings", "List the options of --serving, and the schedulers of both kinds.")
     ] = False,
     reading: Annotated[
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Option of a scheduler that serves whole batches; may be "
-            "repeated. For example, bin_edges=1,30,117 sets the lower edge of each bin "
-            "of multi_bin_dynamic. `llmtap sim run --readings` lists the options.",
+            "Choice for a detail that the multi-bin batching paper leaves open; may be repeated. For "
+            "example, bin_edges=1,30,117 sets the lower edge of each bin of multi_bin_dynamic. `llmtap sim "
+            "run --readings` lists the details and their values.",
         ),
     ] = None,
     predictor: Annotated[
-        str | None, option("perfect|prompt|noisy", "Predictor of output lengths for the engine.")
+        str | None,
+        option("perfect|prompt|noisy", f"Predictor of output lengths. {_PREDICTORS} Default: perfect."),
     ] = None,
     servers: Annotated[
-        int, option(None, "Number of GPUs, for schedulers that serve whole batches.", min=1, max=10_000)
+        int,
+        option(
+            None,
+            "Number of simulated servers with one GPU each, for schedulers of whole batches.",
+            min=1,
+            max=10_000,
+        ),
     ] = 1,
     truth: Annotated[
         Path | None,
@@ -137,7 +168,11 @@ def serve(
     ] = None,
     assign: Annotated[
         list[str] | None,
-        option("KEY=VALUE", "Value of any key, for example pacing.jitter=0.3; may be repeated.", "--set"),
+        option(
+            "KEY=VALUE",
+            "Value of any key that --keys lists, for example pacing.jitter=0.3; may be repeated.",
+            "--set",
+        ),
     ] = None,
     list_keys: Annotated[
         bool, flag("--keys", "List every key with its default and its request header.")
@@ -262,7 +297,7 @@ def _list_servings() -> None:
 
     for name, default, text in explain_serving():
         print(f"{name:14} {default:10} {text}")
-    for words, iterates in (("\nschedulers that iterate", True), ("of whole batches", False)):
+    for words, iterates in (("\niteration-level schedulers", True), ("schedulers of whole batches", False)):
         print(f"{words}: {', '.join(n for n, kind in SCHEDULERS.items() if kind.iterates == iterates)}")
 
 
@@ -290,8 +325,11 @@ def tokenizer(
 
 _RUN_EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a synthetic workload
 (--presets lists them). A latency model of a GPU calculates how long each batch takes. Default: the model of
-the multi-bin batching paper. With --latency, a model is fitted to your data. The paper leaves several choices
-open, and the ranking of schedulers depends on them; --readings lists the choices.
+the multi-bin batching paper. With --latency, the model is fitted to your data.
+
+Iteration-level schedulers, such as continuous_batching, form a new batch for each token. The schedulers of
+the multi-bin batching paper serve whole batches. The paper leaves several details open, and the ranking of
+schedulers depends on them; --readings lists the details and their values.
 
 Every combination of the given values is run. The runs are distributed over processes, or over a Ray cluster.
 
@@ -313,61 +351,83 @@ def run(
     trace: Annotated[str, argument("TRACE", "Trace, capture or workload to simulate.")] = "",
     source_format: SourceFormat = None,
     scheduler: Annotated[
-        str | None, option("NAME,...", "Schedulers (default: the three of the multi-bin batching paper).")
+        str | None,
+        option(
+            "NAME,...",
+            "Schedulers; `llmtap sim serve --servings` lists them (default: static_fifo, dynamic_no_bins and "
+            "multi_bin_dynamic, the three of the multi-bin batching paper).",
+        ),
     ] = None,
     scale: Annotated[
         str | None,
-        option("X,...", "Factors that multiply the arrival rate; all gaps shrink by the same factor."),
+        option("X,...", "Factors that multiply the arrival rate; default 1."),
     ] = None,
     rate: Annotated[
         str | None,
-        option("RPS,...", "Mean arrival rates to scale the trace to, as an alternative to --scale."),
+        option(
+            "RPS,...", "Mean arrival rates in requests/s to scale the trace to, as an alternative to --scale."
+        ),
     ] = None,
     requests: Annotated[
         str | None,
         option("N,...", "Numbers of requests: the first N rows of the trace, repeated if it is shorter."),
     ] = None,
-    servers: Annotated[str | None, option("N,...", "Numbers of GPUs; default 1.")] = None,
+    servers: Annotated[
+        str | None, option("N,...", "Numbers of simulated servers with one GPU each; default 1.")
+    ] = None,
     bins: Annotated[
         str | None,
         option(
             "K|EDGE,...",
-            "Number of bins, for example 4, or the lower edge of each bin, for example 0,64,256.",
+            "Number of output-length bins, for example 4, or the lower edge of each bin in tokens, for "
+            "example 0,64,256; default 8.",
         ),
     ] = None,
     eps: Annotated[
         str | None,
         option(
             None,
-            "Tolerance around the token SLA. The schedulers adjust the batch size only if the time per token "
-            "is outside it.",
+            "Tolerance around the SLA per token (--reading token_sla=10ms); default 5ms. The schedulers "
+            "adjust the batch size only if the time per token is outside SLA +- eps.",
         ),
     ] = None,
     predictor: Annotated[
-        str | None, option("perfect|prompt|noisy|shuffled", "Predictor of output lengths.")
+        str | None,
+        option(
+            "perfect|prompt|noisy|shuffled",
+            f"Predictor of output lengths. {_PREDICTORS} shuffled: the true lengths in random order. "
+            "Default: perfect.",
+        ),
     ] = None,
     reading: Annotated[
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Interpretation of a point that the paper does not specify (--readings lists the points and "
-            "their values); may be repeated.",
+            "Choice for a detail that the multi-bin batching paper leaves open; --readings lists the details "
+            "and their values. May be repeated.",
         ),
     ] = None,
     serving: Annotated[
-        list[str] | None, option("NAME=VALUE", "Option of the iteration-level schedulers; may be repeated.")
+        list[str] | None,
+        option(
+            "NAME=VALUE", "Option of the iteration-level schedulers (--readings lists them); may be repeated."
+        ),
     ] = None,
     vary: Annotated[
         list[str] | None,
         option(
             "NAME=V,V,...",
-            "Several values of one option of --reading or --serving, separated by commas (by | if a value "
-            "contains a comma); may be repeated.",
+            "Several values of one option of --reading or --serving, separated by commas, or by | if a value "
+            "contains a comma. May be repeated.",
         ),
     ] = None,
     readings: Annotated[bool, flag("--readings", "List the options of --reading and --serving.")] = False,
     preset: Annotated[
-        str | None, option("NAME", "Predefined sweep. An option on the command line replaces its values.")
+        str | None,
+        option(
+            "NAME",
+            "Predefined sweep; --presets lists them. An option on the command line replaces its values.",
+        ),
     ] = None,
     presets: Annotated[bool, flag("--presets", "List the presets and workloads.")] = False,
     latency: Annotated[
@@ -390,20 +450,24 @@ def run(
         float | None,
         option(
             "SHARE",
-            "Search for the highest request rate at which at most this fraction of the requests misses its "
-            "bounds (--capacity-by selects the bounds).",
+            "Search for the highest request rate at which at most this fraction of the requests is over a "
+            "limit (--capacity-by selects the limit).",
         ),
     ] = None,
     capacity_by: Annotated[
         str,
         option(
-            "BOUNDS,...",
-            "Bounds that --capacity uses: request (SLA per request), token (SLA per token), or slo "
-            "(objectives of --slo).",
+            "LIMIT,...",
+            "Limits that --capacity uses: request (--reading request_sla, default 20s), token (--reading "
+            "token_sla, default 10ms) or slo (those of --slo).",
         ),
     ] = "request",
     slo: Annotated[
-        str | None, option("BOUNDS", "Objectives for goodput, for example 'ttft:1s tbc_max:200ms'.")
+        str | None,
+        option(
+            "BOUNDS",
+            "Limits that a request must meet to count as goodput, for example 'ttft:1s tbc_max:200ms'.",
+        ),
     ] = None,
     reader_speed: ReaderSpeed = None,
     alpha: Alpha = None,
@@ -413,15 +477,19 @@ def run(
         bool | None,
         option(
             None,
-            "All metrics of live traffic, or only those of the multi-bin batching paper. Default: all for "
-            "iteration-level schedulers, and with --slo, --capture or --follow; otherwise the paper's.",
+            "All metrics that llmtap has for live traffic, or, with --no-measure, only those of the "
+            "multi-bin batching paper. Default: --measure for iteration-level schedulers, and with --slo, "
+            "--capture or --follow.",
             "--measure/--no-measure",
         ),
     ] = None,
     follow: Annotated[
         int | None,
         option(
-            "ROW", "Row of the request whose token times are reported; 0 selects the longest answer.", min=0
+            "ROW",
+            "Row of the request whose token times are reported. The first row is 1; 0 selects the longest "
+            "response.",
+            min=0,
         ),
     ] = None,
     capture: Annotated[str | None, option("DIR", "Folder for a capture of each run's exchanges.")] = None,
@@ -437,11 +505,14 @@ def run(
         str | None,
         option(
             "ADDRESS",
-            "Address of a Ray cluster that runs the simulations; local starts a cluster on this host.",
+            "Ray cluster that runs the simulations: auto (a cluster that already runs on this host), "
+            "HOST:6379, ray://HOST:10001, or local (a new cluster on this host).",
         ),
     ] = None,
-    table: Annotated[Path | None, option("FILE", "File for a row of each run: .csv or .parquet.")] = None,
-    json: Annotated[str | None, option("FILE", "File for the summaries as JSON; - is stdout.")] = None,
+    table: Annotated[
+        Path | None, option("FILE", "Table with one row per run; the file name ends in .csv or .parquet.")
+    ] = None,
+    json: Json = None,
     html: Annotated[str | None, option("FILE", "File for an HTML report with curves; - is stdout.")] = None,
 ) -> None:
     """Simulate a trace with several schedulers in virtual time, and compare them."""

@@ -48,19 +48,21 @@ _PROXY_EPILOG = """Examples:
 
   llmtap proxy --config /etc/llmtap.toml --set relay.idle_timeout=120s
 
-SIGTERM drains the streams in flight. SIGHUP reloads the configuration. After you install a new version,
-SIGUSR2 switches to it. No connection is refused; streams may run for relay.drain_timeout more."""
+SIGTERM stops the proxy, SIGHUP reloads the configuration, and SIGUSR2 switches to a newly installed version.
+Streams that are already running have up to relay.drain_timeout to finish. SIGHUP and SIGUSR2 refuse no
+connection."""
 
 
 @app.command(short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
 def proxy(
-    upstream: Annotated[str | None, option(None, "URL of the gateway. [relay.upstream]")] = None,
+    upstream: Annotated[str | None, option(None, "URL of the gateway. [key: relay.upstream]")] = None,
     listen: Annotated[
-        str | None, option(None, "HOST:PORT that clients connect to; default 127.0.0.1:8080. [relay.listen]")
+        str | None,
+        option(None, "HOST:PORT that clients connect to; default 127.0.0.1:8080. [key: relay.listen]"),
     ] = None,
     admin: AdminAddress = None,
     workers: Annotated[
-        int | None, option(None, "Number of relay processes; default 1. [relay.workers]")
+        int | None, option(None, "Number of relay processes; default 1. [key: relay.workers]")
     ] = None,
     capture: CaptureTo = None,
     config: ConfigFile = None,
@@ -68,7 +70,7 @@ def proxy(
     check: CheckOnly = False,
     list_keys: Annotated[bool, flag("--keys", "List every key of the configuration.")] = False,
 ) -> None:
-    """Forward traffic to a gateway unmodified, and measure the time of every token."""
+    """Forward requests and responses with unchanged bodies, and timestamp every chunk of a response."""
     from llmtap.config import fingerprint, keys, load_settings, read_settings
 
     if list_keys:
@@ -148,14 +150,15 @@ _METER_EPILOG = """Examples:
   llmtap meter --listen-socket ./tap.sock --admin 127.0.0.1:9464 --capture ./capture
 
 In the application: app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock"). Any number of
-processes of this user may connect to one socket. SIGTERM stops the meter at once: the applications continue
-and count the exchanges that are not measured."""
+processes of the user who runs the meter may connect to one socket. SIGTERM stops the meter at once: the
+applications continue, and count the exchanges that are not measured."""
 
 
 @app.command(short_help="Measure applications that use the middleware.", epilog=_METER_EPILOG)
 def meter(
     listen_socket: Annotated[
-        str | None, option("PATH", "Path of the Unix socket that applications connect to. [meter.socket]")
+        str | None,
+        option("PATH", "Path of the Unix socket that applications connect to. [key: meter.socket]"),
     ] = None,
     admin: AdminAddress = None,
     capture: CaptureTo = None,
@@ -186,8 +189,9 @@ _SLO_EPILOG = """Examples:
 
   llmtap slo generate --config config/slo.toml --job serving/llmtap --runbooks https://wiki.example/llmtap
 
-If the target of an objective is low, an alert's burn rate can be impossible to reach, even when all exchanges
-are bad. Such an alert is left out, with a message on stderr."""
+If the target of an objective is low, the burn rate of a built-in alert can be impossible to reach, even when
+all exchanges are bad. Such an alert is left out, with a message on stderr. A burn rate of the configuration
+that cannot be reached is an error."""
 
 
 @slo_app.command(epilog=_SLO_EPILOG)
@@ -206,8 +210,8 @@ def generate(
         str,
         option(
             "URL",
-            "Base URL of the pages in deploy/runbooks/. Each alert links to "
-            "URL/ALERT.md; if the URL contains {alert}, the alert name replaces it.",
+            "Base URL of the pages in deploy/runbooks/. Each alert links to URL/ALERT.md; if the URL "
+            "contains {alert}, the alert name replaces it. The default is a path in llmtap's repository.",
         ),
     ] = "deploy/runbooks",
 ) -> None:
@@ -236,11 +240,11 @@ def generate(
 
 
 _TOP_EPILOG = """\
-Keys: 1 to 8 or tab select a view, s and S sort, / filters, w changes the window, p pauses,
+Keyboard: 1 to 8 or tab select a view, s and S sort, / filters, w changes the window, p pauses,
 enter shows the events of an exchange, finished or in flight, ? lists all keys, q quits.
 
 An admin port that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the
-variable named by --token-env, or from --token-file. The token itself cannot be given in a flag or a URL.
+variable named by --token-env, or from --token-file. An option or a URL cannot contain the token itself.
 
 Examples:
 
@@ -253,15 +257,18 @@ Examples:
 Without a terminal, or with --once, one screen is printed as plain tables.
 
 Exit codes: 0 the metrics were printed, or the user quit (q, Ctrl-C); 1 the admin port stopped responding
-during --once; 2 invalid option, or at the start the address is unreachable, rejects the token or is not an
-admin port."""
+during --once; 2 invalid option; or, at the start, the admin port was not reachable, rejected the token, or is
+another service."""
 
 
 @app.command(short_help="Show a running llmtap in the terminal.", epilog=_TOP_EPILOG)
 def top(
     admin: Annotated[str, option("URL", "URL of the admin port, http or https.")] = "http://127.0.0.1:9464",
     token_env: Annotated[
-        str | None, option("NAME", "Environment variable with the token (default: LLMTAP_ADMIN_TOKEN).")
+        str | None,
+        option(
+            "NAME", "Environment variable with the token of the admin port (default: LLMTAP_ADMIN_TOKEN)."
+        ),
     ] = None,
     token_file: Annotated[
         Path | None, option("FILE", "File with the token, as an alternative to --token-env.")
@@ -272,7 +279,7 @@ def top(
     once: Annotated[bool, flag("--once", "Print one screen as plain tables.")] = False,
     json: Json = None,
 ) -> None:
-    """Show the tenants, models, arms, live streams, exchanges and state of a running llmtap."""
+    """Show the tenants, models, experiments, live streams, exchanges and state of a running llmtap."""
     from llmtap.top.client import TopOptions, read_token
 
     options = TopOptions(

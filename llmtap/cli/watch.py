@@ -45,9 +45,9 @@ _EPILOG = """Examples:
 
   ssh gpu-7 tcpdump -i any -s 0 -U -w - tcp port 8000 | llmtap watch --read -
 
-Live capture requires root or CAP_NET_RAW; the privilege is dropped after the packet sockets are open. Only
-HTTP/1.1 without TLS is measured; TLS and HTTP/2 connections are counted. An exchange with a missing packet is
-dropped and counted.
+Without --read, the command runs until Ctrl-C. It requires root or CAP_NET_RAW, and drops this privilege when
+the packet sockets are open. Only HTTP/1.1 without TLS is measured; TLS and HTTP/2 connections are counted. An
+exchange with a missing packet is dropped and counted. --json requires --read.
 
 Exit codes: 0 stopped by a signal, or the file was read; 1 the file is damaged, and the packets before the
 damage were measured; 2 invalid option, missing permission, or not a packet capture."""
@@ -57,17 +57,26 @@ damage were measured; 2 invalid option, missing permission, or not a packet capt
 def watch(
     interface: Annotated[
         list[str] | None,
-        option("IF", "Network interface, or `any`; may be repeated. [watch.interfaces]"),
+        option(
+            "IF",
+            "Network interface, or `any`; may be repeated. Required without --read. [key: watch.interfaces]",
+        ),
     ] = None,
     port: Annotated[
-        list[str] | None, option("N[,N]", "TCP port of the server; may be repeated. [watch.ports]")
+        list[str] | None,
+        option(
+            "N[,N]",
+            "TCP port of the server; may be repeated. Required without --read; default with --read: all "
+            "ports. [key: watch.ports]",
+        ),
     ] = None,
     upstream_host: Annotated[
         list[str] | None,
         option(
             "IP",
-            "IP address of the server; may be repeated. Needed only if the source port of a client can "
-            "be one of the --port numbers. [watch.upstream_hosts]",
+            "IP address of the server; may be repeated. Needed only if a client can use one of the --port "
+            "numbers as its own source port, because the server is then not recognised by its port. "
+            "[key: watch.upstream_hosts]",
         ),
     ] = None,
     read: Annotated[
@@ -80,7 +89,8 @@ def watch(
         str | None,
         option(
             "kernel|adapter",
-            "Clock that stamps received packets: kernel (default) or network card. [watch.timestamps]",
+            "Clock that stamps received packets: of the kernel (default), or of the network adapter. "
+            "[key: watch.timestamps]",
         ),
     ] = None,
     admin: AdminAddress = None,
