@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from llmtap import native
 from llmtap.channel.frames import FrameKind
 from llmtap.clock import Clock, SystemClock
 from llmtap.exchange.exchange import Exchange
@@ -430,6 +431,7 @@ async def test_dates_follow_the_clock_and_durations_do_not(
     step_ns: int, clock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks = SettableClock()
+    monkeypatch.setattr(native, "compiled", None)  # which takes the kernel's stamps as they are
     monkeypatch.setattr("llmtap.net.stream._TIMESPEC", KernelStamps(clocks))
     async with stage(clock=clock, clocks=clocks) as (up, tap):
         half = asyncio.Event()
@@ -455,6 +457,7 @@ async def test_dates_follow_the_clock_and_durations_do_not(
         await half.wait()
         await asyncio.sleep(0.03)  # what the relay has seen so far is on its way to the meter
         clocks.ahead_ns = step_ns
+        await wait_until(lambda: any(f.kind is FrameKind.ANCHOR for f in tap.meter.frames))
         go_on.set()
         second_wall = clocks.wall_ns()
         assert (await (await tap.client()).get(up.on(answers(b"after")))).data == b"after"
