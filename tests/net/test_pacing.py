@@ -14,7 +14,7 @@ from tests.support.servers.peer import scene
 MS = 1_000_000
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(-5, 30), min_size=1, max_size=40))
 def test_nobody_is_called_early_and_the_earlier_go_first(offsets: list[int]) -> None:
     async def run() -> None:
