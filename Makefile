@@ -103,7 +103,6 @@ e2e: $(STAMP)  ## test with a real engine, gateway, clients, Prometheus, browser
 	$(BIN)/python tests/e2e/run.py
 	$(BIN)/python tests/e2e/packets.py
 	$(BIN)/python tests/e2e/replay.py
-	$(BIN)/python tests/e2e/live_streams.py
 
 wheel:  ## build a wheel into dist/, and test its installation without a compiler (see tests/e2e/README.md)
 	$(PYTHON) tests/e2e/wheel.py

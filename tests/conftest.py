@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # How long an example takes says something about the machine, and here nobody asks.
-settings.register_profile("llmtap", deadline=None)
+settings.register_profile("llmtap", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("llmtap")
 
 # A shell starts what runs in its background with Ctrl-C ignored, and so would be all that tests start.

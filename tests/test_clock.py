@@ -72,5 +72,6 @@ def test_an_anchor_is_the_tightest_of_its_readings() -> None:
 def test_an_anchor_of_the_machines_clocks_is_right_within_its_width() -> None:
     clock = SystemClock()
     anchor = WallAnchor.sample(clock)
-    assert 0 <= anchor.width_ns < 1_000_000_000
-    assert abs(anchor.to_wall_ns(clock.mono_ns()) - clock.wall_ns()) < 50_000_000
+    before_ns, now_ns, after_ns = clock.wall_ns(), clock.mono_ns(), clock.wall_ns()
+    slack_ns = anchor.width_ns + (now_ns - anchor.mono_ns) // 1_000  # a clock is corrected by 0.05 % at most
+    assert before_ns - slack_ns <= anchor.to_wall_ns(now_ns) <= after_ns + slack_ns

@@ -180,7 +180,7 @@ def configure(admin: int, rules: Path | None, native: Mapping[str, object] | Non
 def native_setting(binary: Path) -> dict[str, object]:
     """The key of a job that asks for native histograms: from 3.8 on; before, there is a feature flag only."""
     said = subprocess.run([str(binary), "--version"], capture_output=True, text=True)
-    major, minor = map(int, re.search(r"version (\d+)\.(\d+)", said.stdout + said.stderr).groups())  # type: ignore[union-attr]
+    major, minor = map(int, re.search(r"version (\d+)\.(\d+)", said.stdout + said.stderr).groups())
     return {"scrape_native_histograms": True} if (major, minor) >= (3, 8) else {}
 
 

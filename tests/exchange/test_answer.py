@@ -3,14 +3,12 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.exchange import answer
 from llmtap.exchange.answer import AnswerReader, BodyKind
 from llmtap.protocol.delta import Delta, EventClass
-
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 CHAT = "/v1/chat/completions"
 SSE, JSON = b"text/event-stream; charset=utf-8", b"application/json"
@@ -72,7 +70,6 @@ def read(reader: AnswerReader, body: bytes, edges: list[int], *, whole: bool = T
         (JSON, b"", BodyKind.UNDECIDED, []),
     ],
 )
-@UNTIMED
 @given(edges=st.lists(st.integers(0, 300), max_size=6))
 def test_the_body_tells_what_it_is(
     content_type: bytes | None, body: bytes, kind: BodyKind, classes: list[str], edges: list[int]

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.bench.exo.result import generation_tps, timing_of
@@ -20,7 +20,6 @@ from llmtap.metrics.summary import Summary, clock_disagreement
 from llmtap.protocol import server_times
 from llmtap.protocol.delta import USAGE_TOKENS_MAX
 
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 MS = 1_000_000
 SUBMIT_NS, HEAD_NS, STEP_NS, END_NS = 5 * MS, 10 * MS, 20 * MS, 205 * MS
 WORDS = ("one", " two", " three", " four")
@@ -314,7 +313,6 @@ def test_an_answer_before_the_end_of_its_request_is_bounded_from_its_arrival() -
 numbers = st.floats() | st.integers() | st.floats(0, 1_000) | st.integers(0, 300)
 
 
-@UNTIMED
 @given(st.data())
 def test_no_number_makes_a_duration_longer_than_its_exchange(data: st.DataObject) -> None:
     place, fields = data.draw(st.sampled_from(sorted(server_times._OBJECTS.items(), key=lambda kv: kv[0])))

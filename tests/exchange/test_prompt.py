@@ -297,7 +297,7 @@ _ENDPOINTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.dictionaries(_KEYS, _JSON, max_size=6), _ENDPOINTS)
 def test_any_json_under_any_endpoint_is_read_or_none(body: Any, endpoint: str | None) -> None:
     prompt = read_prompt(json.dumps(body).encode(), endpoint)

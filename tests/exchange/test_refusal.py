@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.exchange.exchange import Exchange
@@ -15,8 +15,6 @@ from llmtap.exchange.outcome import EventClass, Outcome
 from llmtap.exchange.refusal import TEXT_PATTERNS
 from llmtap.exchange.verdict import ServerTiming, figures_of, is_word
 from llmtap.protocol.delta import Delta, ServerTime
-
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 ROLE = {"role": "assistant", "content": ""}
 HOOKS = "hook_results"
@@ -236,7 +234,6 @@ def test_words_are_configured() -> None:
     assert x.refusal["detail"] == {"value": "nope, .*"}, "a pattern without `said` is told by its own text"
 
 
-@UNTIMED
 @given(st.text(max_size=80), st.lists(st.integers(0, 80), max_size=4))
 def test_no_words_of_an_answer_are_kept(words: str, edges: list[int]) -> None:
     secret = f"I'm sorry, but I can't help {words} SECRET"
@@ -263,9 +260,6 @@ def test_of_a_usage_figures_and_words_are_kept() -> None:
 def test_words_are_short_and_of_one_piece() -> None:
     assert is_word("content_filter") and is_word("a" * 64)
     assert not any(map(is_word, ("", "a b", "a" * 65, "a\n")))
-
-
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 
 def told(*times: ServerTime, clock_ns: int = -1, tokens: int = -1) -> Delta:
@@ -304,7 +298,6 @@ def test_gaps_are_bounded_however_many_tokens_events_declare() -> None:
     assert list(server.gaps_ns() or ()) == [1] * (1 << 18)
 
 
-@UNTIMED
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(1, 9)), min_size=2, max_size=20))
 def test_gaps_add_up(steps: list[tuple[int, int]]) -> None:
     server = ServerTiming()
@@ -318,7 +311,6 @@ def test_gaps_add_up(steps: list[tuple[int, int]]) -> None:
     assert len(gaps) == sum(tokens for _, tokens in steps[1:])
 
 
-@UNTIMED
 @given(st.lists(st.text(max_size=4), max_size=200))
 def test_a_talkative_server_is_cut_short(names: list[str]) -> None:
     server = ServerTiming()

@@ -67,7 +67,7 @@ events = st.one_of(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     st.lists(
         st.one_of(

@@ -144,7 +144,7 @@ def test_few_values_say_nothing() -> None:
     st.lists(st.integers(0, 9), min_size=10, max_size=25),
     st.lists(st.integers(0, 9), min_size=10, max_size=25),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_exchanging_the_samples_changes_the_sign_only(a: list[int], b: list[int]) -> None:
     one, other = known(compare_unpaired(a, b)), known(compare_unpaired(b, a))
     assert one.difference == -other.difference
@@ -240,7 +240,7 @@ def walsh(values: list[float]) -> list[float]:
 
 
 @given(st.lists(WHOLE, min_size=6, max_size=40))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_paired_shifts_are_order_statistics_of_averages(values: list[int]) -> None:
     found = paired_shift(np.array(values, dtype=float), 0.95)
     assert found is not None
@@ -250,7 +250,7 @@ def test_paired_shifts_are_order_statistics_of_averages(values: list[int]) -> No
 
 
 @given(st.lists(WHOLE, min_size=2, max_size=30), st.lists(WHOLE, min_size=2, max_size=30))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_unpaired_shifts_are_the_median_of_all_steps(a: list[int], b: list[int]) -> None:
     found = unpaired_shift(np.array(a, dtype=float), np.array(b, dtype=float), 0.95)
     steps = [float(y - x) for x, y in product(a, b)]

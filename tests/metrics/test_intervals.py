@@ -91,7 +91,7 @@ def test_of_nothing_there_is_nothing_and_of_one_value_both_ends_are_open() -> No
 
 
 @given(LATENCIES, st.sampled_from([0.1, 0.5, 0.9, 0.99]), st.sampled_from([0.8, 0.95, 0.99]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_figure_lies_within_its_interval_in_any_unit(values: list[float], p: float, level: float) -> None:
     ordered = sorted(values)
     found = quantile_interval(ordered, p, level)
@@ -142,7 +142,7 @@ def test_a_share_of_nothing_is_unknown_and_a_full_one_ends_at_1() -> None:
     st.sampled_from([0.0, 0.3, 0.5, 0.99, 1.0]),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_pool_of_groups_counted_several_times_has_the_quantile_of_that_list(
     groups: list[list[int]], p: float, random: Random
 ) -> None:

@@ -128,7 +128,7 @@ def test_places_of_little() -> None:
 
 
 @given(st.lists(st.floats(0, 1e3, allow_nan=False, allow_subnormal=False), min_size=1, max_size=60))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_modes_lie_within_the_values(values: list[float]) -> None:
     found = modes(values)
     assert found == sorted(found)
@@ -245,7 +245,7 @@ def test_small_samples_have_the_published_dip(values: list[float], expected: flo
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=11))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_with_ties_it_is_what_the_definition_says(values: list[int]) -> None:
     assert dip([float(v) for v in values]) == pytest.approx(
         by_definition([float(v) for v in values]), abs=1e-7
@@ -262,7 +262,7 @@ def test_without_ties_it_is_what_the_definition_says(seed: int) -> None:
 
 
 @given(st.lists(st.floats(-100, 100).map(lambda x: round(x, 6)), min_size=1, max_size=80))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_it_is_the_same_mirrored_and_in_any_unit_and_has_its_bounds(values: list[float]) -> None:
     found = dip(values)
     assert 1 / (2 * len(values)) <= found + 1e-12

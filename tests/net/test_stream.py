@@ -12,6 +12,7 @@ from llmtap import native
 from llmtap.clock import SystemClock
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import CompiledStream, KernelStream, PlainStream, Timebase, open_stream
+from tests.support.clocks import kernel_stamps
 from tests.support.servers.peer import Ending, Peer, scene, wait_still, wait_until
 
 IMPLEMENTATIONS = [None] if native.compiled is None else [native.compiled, None]
@@ -71,20 +72,8 @@ async def pair(clock: str = "mono") -> AsyncIterator[tuple[PlainStream, Notes, P
         peer.close()
 
 
-async def stamped(notes: Notes, peer: Peer, timebase: Timebase) -> None:
-    """Returns once the kernel stamps what this pair reads, and forgets what was said until then.
-
-    Linux switches its stamping on a moment after the first socket of the machine asks for it.
-    """
-    while not sum(timebase.lag.buckets):
-        count = len(notes.data)
-        await peer.send(b"warm")
-        await wait_until(lambda n=count: len(notes.data) > n)
-    for seen in (notes.data, notes.stamps, notes.read_at):
-        seen.clear()
-
-
 @CLOCKS
+@kernel_stamps()
 @scene
 async def test_bytes_come_with_a_stamp_between_send_and_read(clock: str) -> None:
     async with pair(clock) as (stream, notes, peer, timebase):
@@ -92,9 +81,6 @@ async def test_bytes_come_with_a_stamp_between_send_and_read(clock: str) -> None
             assert isinstance(stream, CompiledStream)
         else:
             assert isinstance(stream, KernelStream) == (clock == "kernel")
-        if clock == "kernel":
-            await stamped(notes, peer, timebase)
-        noted = sum(timebase.lag.buckets)
         for i in range(20):
             before = SystemClock.mono_ns()
             await peer.send(b"event %d" % i)
@@ -102,16 +88,15 @@ async def test_bytes_come_with_a_stamp_between_send_and_read(clock: str) -> None
             assert before - MARGIN_NS <= notes.stamps[i] <= notes.read_at[i] + MARGIN_NS
         assert notes.data == [b"event %d" % i for i in range(20)]
         assert notes.stamps == sorted(notes.stamps)
-        assert sum(timebase.lag.buckets) - noted == (20 if clock == "kernel" else 0)
+        assert sum(timebase.lag.buckets) == (20 if clock == "kernel" else 0)
 
 
 @CLOCKS
+@kernel_stamps()
 @scene
 async def test_a_busy_loop_is_in_the_stamp_of_mono_and_not_in_the_kernels(clock: str) -> None:
     held_ns = 60_000_000
     async with pair(clock) as (_, notes, peer, timebase):
-        if clock == "kernel":
-            await stamped(notes, peer, timebase)
         peer.sock.send(b"waits")
         sent = SystemClock.mono_ns()
         while SystemClock.mono_ns() - sent < held_ns:
@@ -125,10 +110,10 @@ async def test_a_busy_loop_is_in_the_stamp_of_mono_and_not_in_the_kernels(clock:
             assert late >= held_ns - MARGIN_NS
 
 
+@kernel_stamps()
 @scene
 async def test_a_stepped_wall_clock_falls_back_to_the_read_and_samples_again() -> None:
     async with pair("kernel") as (_, notes, peer, timebase):
-        await stamped(notes, peer, timebase)
         for step in (3_600_000_000_000, -3_600_000_000_000):
             timebase.offset_ns += step
             before = SystemClock.mono_ns()

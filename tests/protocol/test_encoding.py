@@ -9,12 +9,10 @@ from itertools import pairwise
 import brotli
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.encoding import DecodeError, Decoder
-
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 Coder = Callable[[bytes], bytes]
 
@@ -48,7 +46,6 @@ def decode_cut(encoding: bytes | None, coded: bytes, cuts: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("name", CODERS)
-@UNTIMED
 @given(data=st.binary(max_size=4000), cuts=st.lists(st.integers(0, 10_000), max_size=8))
 def test_every_cut_gives_the_plain_bytes_back(name: str, data: bytes, cuts: list[int]) -> None:
     encoding, code = CODERS[name]

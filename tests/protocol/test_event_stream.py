@@ -22,7 +22,7 @@ STREAMS = sorted(
     for path in CORPUS.glob("bedrock_*.json")
     if json.loads(path.read_text(encoding="utf-8"))["body"]["framing"] == "eventstream"
 )
-UNTIMED = settings(deadline=None, max_examples=200)
+UNTIMED = settings(max_examples=200)
 
 
 def fed(parser: ArrayParser | MessageStreamParser, body: bytes, edges: list[int]) -> list[SseEvent]:

@@ -229,7 +229,7 @@ def test_a_recorded_answer_says_what_it_should_however_it_is_cut(name: str, chun
         check(name, x, doc, chunked=chunked)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.sampled_from(NAMES or [""]), st.booleans(), st.data())
 def test_any_cut_of_a_recorded_answer_says_the_same(name: str, chunked: bool, data: st.DataObject) -> None:
     doc, body = load(name)

@@ -3,12 +3,10 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.inline_thinking import InlineThinking
-
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 
 def taken_apart(*pieces: str) -> tuple[str, str]:
@@ -47,14 +45,12 @@ pieces = st.lists(
 ).map("".join)
 
 
-@UNTIMED
 @given(pieces, st.lists(st.integers(0, 60), max_size=8))
 def test_every_cut_gives_the_same(text: str, edges: list[int]) -> None:
     cuts = [0, *sorted(min(e, len(text)) for e in edges), len(text)]
     assert taken_apart(*(text[a:b] for a, b in pairwise(cuts))) == taken_apart(text)
 
 
-@UNTIMED
 @given(pieces)
 def test_what_is_held_back_is_shorter_than_a_marker(text: str) -> None:
     thinking = InlineThinking()

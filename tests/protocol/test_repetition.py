@@ -19,8 +19,6 @@ from llmtap.protocol.dialects.openai_responses import OpenAIResponses
 from llmtap.protocol.repetition import BLOCK_BYTES_MAX, PythonTokenRun, Repetition, find_repetition
 from llmtap.protocol.sse import SseEvent, SseParser
 
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
-
 
 def sse(value: Any, **how: Any) -> bytes:
     return b"data: %b\n\n" % json.dumps(value, **how).encode()
@@ -223,7 +221,6 @@ insides = st.lists(
 ).map(b"".join)  # fmt: skip
 
 
-@UNTIMED
 @given(st.sampled_from(sorted(REPEATED)), insides, st.integers(0), st.binary(max_size=2))
 def test_any_block_that_is_known_says_what_its_reader_would_say(
     name: str, inside: bytes, at: int, other: bytes
@@ -428,7 +425,7 @@ hostile = st.one_of(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     st.sampled_from(sorted(LOOSE)), st.lists(hostile, min_size=3, max_size=3), hostile, st.integers(0),
     st.binary(max_size=2), st.lists(st.integers(0, 7), max_size=3),
@@ -468,7 +465,7 @@ names = st.sampled_from(
 members = st.lists(st.tuples(names, scalars), max_size=5)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(members, members, members, st.booleans(), st.lists(st.booleans(), min_size=3, max_size=3))
 def test_whatever_two_events_were_a_third_one_that_is_known_says_what_its_reader_would_say(
     first: list[tuple[str, Any]],

@@ -5,12 +5,10 @@ import re
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmtap.protocol.sse import LineParser, SseEvent, SseParser
-
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 PIECES = [
     b"data: x", b"data:y", b"data:  two spaces", b"data", b"data:", b"data: [DONE]", b'data: {"a":1}',
@@ -59,7 +57,6 @@ def fields(block: list[bytes]) -> tuple[bytes | None, bytes | None, bool]:
     return (b"\n".join(data) if data else None), event or None, not data and not other
 
 
-@UNTIMED
 @given(bodies, st.lists(st.integers(0, 400), max_size=12))
 @example(b"data: x\r\n\r\ndata: y\r\n\r\n", [8])
 @example(b"data: x\r\n\r\n", [10])
@@ -83,7 +80,6 @@ def test_every_cut_of_every_short_body_gives_the_same_events() -> None:
             assert play(body, [edge]) == whole, (body, edge)
 
 
-@UNTIMED
 @given(bodies, st.lists(st.integers(0, 400), max_size=12), st.integers(1, 40))
 def test_every_cut_skips_the_same_events(body: bytes, edges: list[int], event_bytes_max: int) -> None:
     whole = play(body, [], event_bytes_max=event_bytes_max)
@@ -91,7 +87,6 @@ def test_every_cut_skips_the_same_events(body: bytes, edges: list[int], event_by
     assert play(body, list(range(len(body))), event_bytes_max=event_bytes_max) == whole
 
 
-@UNTIMED
 @given(bodies)
 @example(b"data: x\n\r\ndata: y\r\n\r\r\n")
 @example(b"\xef\xbb")
@@ -102,7 +97,6 @@ def test_events_are_those_of_the_standard(body: bytes) -> None:
     assert [(e.data, e.event, e.comment) for e in play(body, [])] == standard(body)
 
 
-@UNTIMED
 @given(bodies, st.lists(st.integers(0, 400), max_size=4))
 def test_events_lie_one_after_the_other_in_the_body(body: bytes, edges: list[int]) -> None:
     at = 0

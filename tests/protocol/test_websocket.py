@@ -4,7 +4,7 @@ import zlib
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage, accept_key, frame
@@ -76,7 +76,6 @@ def test_control_frames_come_between_the_parts_of_a_message() -> None:
 messages = st.lists(st.tuples(st.binary(max_size=300), st.integers(1, 4), st.booleans()), max_size=6)
 
 
-@settings(deadline=None)
 @given(messages, st.booleans(), st.booleans(), st.lists(st.integers(0, 4_000), max_size=8))
 def test_every_cut_and_framing_gives_the_same_messages(
     sent: list[tuple[bytes, int, bool]], masked: bool, compressed: bool, edges: list[int]

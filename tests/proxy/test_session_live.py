@@ -80,7 +80,8 @@ async def talk(port: int) -> list[int]:
 
 
 async def through_a_tap() -> tuple[list[int], list[int], list[dict[str, Any]]]:
-    async with upstream() as (url, waited_ns), live_proxy(url) as proxy:
+    # The server and the client read the monotonic clock, so the tap does, too.
+    async with upstream() as (url, waited_ns), live_proxy(url, "relay.clock=mono") as proxy:
         took_ns = await talk(proxy.listen)
         await proxy.measured(len(TOKENS))
         told = await proxy.told("/api/v1/exchanges?events=1")

@@ -34,6 +34,8 @@ from tests.supervisor.running import (
 from tests.support.servers.peer import scene, wait_until
 from tests.support.servers.upstream import answers, upstream
 
+STREAMS = 100
+
 
 class Newcomers:
     """Number of requests of clients that come, ask once, and go, one after the other."""
@@ -71,7 +73,7 @@ async def test_a_hot_restart_breaks_no_stream_refuses_nobody_and_keeps_every_exc
     kept, log = tmp_path / "kept", tmp_path / "log"
     async with upstream() as up, proxy(up, *PATIENT, "--capture", str(kept), log=log, workers=2) as tap:
         relays, meters = tap.relays(), tap.meters()
-        held, asking = await under_way(tap, up, 40)
+        held, asking = await under_way(tap, up, STREAMS)
         async with newcomers(tap, up.on(answers(b"here"))) as come:
             await come.more(20)
             os.kill(tap.pid, signal.SIGUSR2)
@@ -84,7 +86,7 @@ async def test_a_hot_restart_breaks_no_stream_refuses_nobody_and_keeps_every_exc
             await all_whole(asking)
             await gone(relays + meters)
             await come.more(20)
-        asked = 40 + come.answered
+        asked = STREAMS + come.answered
         assert len(tap.relays()) == 2
         assert len(tap.meters()) == 1
         told = (await accounted(tap, asked))["relays"].values()

@@ -17,7 +17,20 @@ from llmtap.errors import ConfigError
 from llmtap.net.listener import bind
 from llmtap.supervisor import ports as systemd
 from llmtap.supervisor.ports import Ports, notify, take_sockets
-from tests.supervisor.running import CLEAN, LONG_S, READY_S, ROOT, STARTER, Proxy, gone, restarted, until
+from tests.supervisor.running import (
+    CLEAN,
+    LONG_S,
+    PATIENT,
+    READY_S,
+    ROOT,
+    STARTER,
+    Proxy,
+    all_whole,
+    gone,
+    restarted,
+    under_way,
+    until,
+)
 from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import scene
 from tests.support.servers.raw_client import RawClient, request
@@ -194,6 +207,30 @@ async def test_a_proxy_serves_the_sockets_it_was_handed_and_says_when(tmp_path: 
                     assert await told() == b"STOPPING=1"
                     assert await proxy.ended() == 0
                 finally:
+                    if proxy.process.returncode is None:
+                        proxy.process.kill()
+                        await proxy.process.wait()
+
+
+@scene
+async def test_the_next_proxy_takes_the_sockets_while_the_streams_of_the_first_one_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as clients, socket.create_server(("127.0.0.1", 0)) as admin:
+        async with upstream() as up:
+            args = ("--upstream", up.url, *PATIENT)
+            first = await handed(clients, admin, *args)
+            await first.ready()
+            held, asking = await under_way(first, up, 20)
+            first.process.terminate()
+            second = await handed(clients, admin, *args)
+            try:
+                assert await second.get(up.on(answers(b"here"))) == b"here"
+                held.go.set()
+                await all_whole(asking)
+                assert await first.ended() == 0
+                second.process.terminate()
+                assert await second.ended() == 0
+            finally:
+                for proxy in (first, second):
                     if proxy.process.returncode is None:
                         proxy.process.kill()
                         await proxy.process.wait()

@@ -1,11 +1,16 @@
 """Clocks whose wall time a test can set."""
 
+import socket
 import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from llmtap.clock import SystemClock
+from llmtap.net.stream import SO_TIMESTAMPNS
 
-__all__ = ["HOUR_NS", "STEPS_NS", "KernelStamps", "SettableClock"]
+__all__ = ["HOUR_NS", "STEPS_NS", "KernelStamps", "SettableClock", "kernel_stamps"]
 
 MS = 1_000_000
 HOUR_NS = 3_600_000_000_000
@@ -35,3 +40,23 @@ class KernelStamps:
     def unpack(self, data: bytes) -> tuple[int, int]:
         seconds, ns = struct.unpack("@ll", data)
         return divmod(seconds * 1_000_000_000 + ns + self._clock.ahead_ns, 1_000_000_000)
+
+
+@contextmanager
+def kernel_stamps() -> Iterator[None]:
+    """Wait until the kernel stamps what arrives: Linux begins a moment after the first socket asks for it.
+
+    Until then, and after the last such socket is closed, a packet gets the time at which it is read.
+    """
+    with socket.socket(type=socket.SOCK_DGRAM) as near, socket.socket(type=socket.SOCK_DGRAM) as far:
+        near.bind(("127.0.0.1", 0))
+        near.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        stamp_ns, sent_ns = 1, 0
+        while stamp_ns > sent_ns:
+            far.sendto(b"x", near.getsockname())
+            sent_ns = time.time_ns()
+            time.sleep(0.001)
+            ((_, _, data),) = near.recvmsg(1, 64)[1]
+            seconds, ns = struct.unpack("@ll", data)
+            stamp_ns = seconds * 1_000_000_000 + ns
+        yield

@@ -26,7 +26,7 @@ MANY = {
 }
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.sampled_from(sorted(MANY)), st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 60), st.randoms()
 )

@@ -109,7 +109,7 @@ def test_it_is_the_oracles() -> None:
     assert sum(requests.output) == known["golden_sum_output_len_1000"]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 139), min_size=1, max_size=8), st.sampled_from([UNIFORM, SKEWED]))
 def test_rows_may_be_asked_for_in_any_order(order: list[int], workload: SyntheticWorkload) -> None:
     requests = workload.requests(140, 5)

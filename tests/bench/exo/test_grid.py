@@ -7,17 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtap.bench.exo.grid import GridCell, MeasuredGrid, measured_grid
-from llmtap.bench.exo.mode import ExoGrid
+from llmtap.bench.exo.grid import measured_grid
 from llmtap.bench.exo.result import ExoBatch, ExoRun, Stats
 from llmtap.sim.latency import LatencyModel
-from llmtap.sim.server.options import SimOptions
 from llmtap.sim.sweep.fitting import fit_batches, load_grid
-from llmtap.units import Duration
-from tests.bench.exo.exo import LIMIT_S, bench
-from tests.support.busy_machine import measures
-from tests.support.servers.peer import play
-from tests.support.servers.sim_engine import engine
 
 MS = 1_000_000
 MODEL = LatencyModel(alpha_ns=60 * MS, beta_ns=5 * MS, gamma=0.3)
@@ -110,35 +103,3 @@ def test_a_grid_of_one_size_has_no_model() -> None:
     grid = measured_grid([one for one in planted() if one.concurrency == 2], warmup=1, length="output")
     assert (grid.fit, len(grid.to_csv().splitlines())) == (None, 3)
     assert grid.to_dict()["fit_problem"]
-
-
-@measures
-def test_a_server_of_known_cost_is_measured() -> None:
-    """80 ms to the first token and 8 ms to each other one, for every batch size."""
-
-    async def measured() -> tuple[MeasuredGrid, MeasuredGrid]:
-        grid = ExoGrid(pp=[40], tg=[8, 32], concurrency=[1, 3], repeat=3, distinct_prompts=True)
-        async with engine(SimOptions(ttft=Duration(80 * MS), itl=Duration(8 * MS))) as e:
-            runs = (await bench(e.url, grid)).runs
-        return (
-            measured_grid(runs, warmup=1, length="output"),
-            measured_grid(runs, warmup=0, length="output"),
-        )
-
-    found, with_warmup = play(measured(), LIMIT_S)
-    assert [(c.batch, c.prompt_tokens, c.length, c.n, c.problem) for c in found.cells] == [
-        (b, 40, n, 2, None) for n in (8, 32) for b in (1, 3)
-    ]
-    assert {cell.n for cell in with_warmup.cells} == {3}
-    for cell in found.cells:
-        assert_near(cell, 0.08 + (cell.length - 1) * 0.008)
-    assert found.fit is not None
-    assert found.fit.model.beta_ns == pytest.approx(8 * MS, rel=0.25)
-
-
-def assert_near(cell: GridCell, seconds: float) -> None:
-    assert cell.min_s is not None and cell.max_s is not None
-    assert cell.uncertainty_s is not None and cell.step_s is not None
-    assert cell.min_s >= seconds - cell.uncertainty_s
-    assert cell.max_s <= seconds * 1.25 + cell.uncertainty_s
-    assert cell.step_s == pytest.approx(0.008, rel=0.25)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.privacy.redaction import BODY_BYTES_MAX, BUILT_IN, Redactor
@@ -120,7 +120,6 @@ _TREES = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(
     _TREES,
     _NOISE,
@@ -146,7 +145,6 @@ def test_a_secret_goes_at_any_depth_of_a_body(
     assert ALL.body(text.encode())[0] is not None
 
 
-@settings(deadline=None)
 @given(_TREES)
 def test_a_body_that_hides_nothing_keeps_its_value(tree: Any) -> None:
     raw = json.dumps(tree).encode()
@@ -155,7 +153,6 @@ def test_a_body_that_hides_nothing_keeps_its_value(tree: Any) -> None:
         assert text is not None and json.loads(text) == json.loads(raw)
 
 
-@settings(deadline=None)
 @given(st.text(st.sampled_from("a1@.:=-+ ()[]key'\"\\/"), max_size=60))
 def test_what_was_redacted_once_stays_as_it_is(text: str) -> None:
     once, hits = ALL.text(text)

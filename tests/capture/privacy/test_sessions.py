@@ -353,7 +353,7 @@ def test_nothing_that_was_said_is_in_memory_or_in_what_is_told() -> None:
     assert "planted" not in repr(client.keys(user("planted words"), header="planted id"))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.booleans())
 def test_any_interleaving_of_different_conversations_links_each_to_itself(
     seed: int, people: int, named: bool

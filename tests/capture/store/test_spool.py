@@ -161,7 +161,7 @@ def test_without_its_head_a_spool_of_this_version_still_gives_its_rows(tmp_path)
     assert contents.damaged == {"batches": 0, "bytes": ends[0]}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_damage_leaves_only_batches_that_were_written(tmp_path_factory, data):
     folder = tmp_path_factory.getbasetemp()

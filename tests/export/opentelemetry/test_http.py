@@ -63,7 +63,7 @@ def server() -> Iterator[Server]:
 def export(server: Server, **options: object) -> ExporterState:
     url = f"http://127.0.0.1:{server.server_address[1]}/prefix/"
     e = OtlpExporter(
-        OtlpOptions(endpoint=url, protocol="http/protobuf", timeout=200_000_000, **options),  # type: ignore[arg-type]
+        OtlpOptions(endpoint=url, protocol="http/protobuf", timeout=200_000_000, **options),
         ManualClock(now_ns=1),
         "1",
     )

@@ -162,15 +162,15 @@ def test_who_does_not_count_natively_offers_text() -> None:
     assert exposition().freeze().render("text/plain")[1].startswith("text/plain")
 
 
+PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;"
+
+
 @pytest.mark.parametrize(
     ("accept", "preferred"),
     [
         (PROMETHEUS, True),
-        (
-            "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.3",
-            True,
-        ),
-        ("application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=text", False),
+        (f"{PROTOBUF}encoding=delimited;q=0.3", True),
+        (f"{PROTOBUF} encoding=text", False),
         ("text/plain, application/vnd.google.protobuf;encoding=delimited;q=0.9", False),
         ("application/vnd.google.protobuf;encoding=delimited;q=x", False),
         ("", False),

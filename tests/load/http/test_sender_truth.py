@@ -10,6 +10,7 @@ import pytest
 from llmtap.clock import SystemClock
 from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.latency import measure
+from tests.support.clocks import kernel_stamps
 from tests.support.servers.loading import sender_to, streamed_answer
 from tests.support.servers.peer import scene
 from tests.support.servers.upstream import Call, upstream
@@ -98,10 +99,10 @@ def test_a_loop_that_stalls_says_so(clock: str, shared: bool) -> None:
         await call.say(*chunks[1:])
         return None
 
+    @kernel_stamps()
     @scene
     async def play() -> None:
         async with upstream() as server, sender_to(server.url + server.on(script), clock=clock) as to:
-            await asyncio.sleep(0.05)  # the kernel takes a moment to begin with its stamps
             x = await to.ask()
             first_ns = x.timeline.first_token_ns
             assert first_ns is not None

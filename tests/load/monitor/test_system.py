@@ -152,9 +152,10 @@ class Slow(FakeNvml):
 
     def __init__(self) -> None:
         super().__init__(FakeGpu())
-        self.let = threading.Event()
+        self.asked, self.let = threading.Event(), threading.Event()
 
     def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Any:
+        self.asked.set()
         self.let.wait(20)
         return super().nvmlDeviceGetUtilizationRates(handle)
 
@@ -163,6 +164,7 @@ def test_samples_that_a_slow_driver_held_up_are_left_out_and_counted() -> None:
     nvml = Slow()
     watch = sampler(nvml=nvml)
     watch.start()
+    assert nvml.asked.wait(60)
     time.sleep(5 * QUICK_NS / 1e9)
     assert len(watch.columns) == 0
     nvml.let.set()

@@ -143,7 +143,7 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
             assert filled > 10
             await wait_until(lambda: len(server.calls) == n)
             await asyncio.sleep(0.02)  # and more of its own are lost meanwhile
-            mine = [message for message in parent.of(Progress) if message.sent == -1]  # type: ignore[union-attr]
+            mine = [message for message in parent.of(Progress) if message.sent == -1]
             assert len(mine) == filled, "all are whole"
             reading = asyncio.get_running_loop().run_in_executor(None, _until_done, parent)
             go.set()

@@ -7,14 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, TokenSource
 from llmtap.protocol.dialects.registry import DIALECTS, Undecided, choose
 from tests.protocol.dialects.events import encode, event
-
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 USAGE = {
     "input_tokens": 3, "output_tokens": 4, "cache_read_input_tokens": 1, "total_tokens": 7,
@@ -214,7 +212,6 @@ json_values = st.recursive(
 )
 
 
-@UNTIMED
 @given(st.data())
 def test_arbitrary_json_in_any_place_raises_nothing(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(SAMPLES)))

@@ -8,15 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts, Verdict
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.registry import Undecided
 from tests.protocol.dialects.events import event
-
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 C = EventClass
 
@@ -413,7 +411,6 @@ besides = st.fixed_dictionaries(
 )
 
 
-@UNTIMED
 @given(deltas, besides, st.integers(0, 2), st.booleans(), st.booleans())
 def test_the_short_way_and_the_long_way_agree(
     delta: dict[str, Any], beside: dict[str, Any], index: int, spoken: bool, running: bool

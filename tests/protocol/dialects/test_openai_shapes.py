@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts, Verdict
@@ -29,8 +29,6 @@ from llmtap.protocol.dialects.openai_shapes import (
 )
 from llmtap.protocol.sse import SseEvent
 from tests.protocol.dialects.events import told
-
-UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -99,7 +97,6 @@ def test_what_is_no_json_is_none(data: bytes) -> None:
     assert read_json(data) is None
 
 
-@UNTIMED
 @given(anything)
 def test_json_is_read_as_written(value: Any) -> None:
     assert repr(read_json(json.dumps(value).encode())) == repr(json.loads(json.dumps(value)))
@@ -143,7 +140,6 @@ def test_a_count_steps_for_each_choice() -> None:
     assert count.step(CHOICES_MAX + 7, 4) == 4, "beyond the bound nothing is remembered"
 
 
-@UNTIMED
 @given(anything)
 def test_no_timings_raise(timings: Any) -> None:
     add_timings(Delta(EventClass.CONTENT), timings, (0,), RunningCount())
@@ -281,7 +277,6 @@ values = st.recursive(
 )
 
 
-@UNTIMED
 @given(values | st.binary(max_size=20), st.sampled_from([None, b"error", b"x"]), st.booleans())
 def test_nothing_beside_raises(value: Any, name: bytes | None, finished: bool) -> None:
     data = value if isinstance(value, bytes) else json.dumps(value).encode()

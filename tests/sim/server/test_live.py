@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.sim.engine import Engine, run_virtual
@@ -183,7 +183,6 @@ def _apart(groups: list[Group]) -> list[Group]:
     return kept
 
 
-@settings(deadline=None)
 @given(_GROUPS, st.sampled_from(ITERATIONS), _SERVING, _READINGS, _LOOKS)
 def test_iterations_in_real_time_are_those_in_virtual_time(
     groups: list[Group], scheduler: str, serving: dict[str, str], readings: dict[str, str], looks: list[int]
@@ -194,7 +193,6 @@ def test_iterations_in_real_time_are_those_in_virtual_time(
     assert len(live) == 0
 
 
-@settings(deadline=None)
 @given(_GROUPS, st.sampled_from(BATCHES), _READINGS, _LOOKS, st.integers(1, 3))
 def test_whole_batches_in_real_time_are_those_in_virtual_time(
     groups: list[Group], scheduler: str, readings: dict[str, str], looks: list[int], servers: int
@@ -206,7 +204,6 @@ def test_whole_batches_in_real_time_are_those_in_virtual_time(
     assert len(live) == 0
 
 
-@settings(deadline=None)
 @given(
     _GROUPS, st.sampled_from([*ITERATIONS, *BATCHES]), _SERVING, _LOOKS,
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 400 * MS)), max_size=9),

@@ -167,10 +167,17 @@ WITHOUT_A_METER = """
 import asyncio, os, sys
 from llmtap.vantage.middleware import emitter
 emitter.NO_METER_S = emitter.STATUS_S = 0.01
+write, told = sys.stderr.write, asyncio.Event()
+def note(text):
+    if "WARNING" in text:
+        told.set()
+    return write(text)
+sys.stderr.write = note
 async def run():
     emitters = emitter.Emitters(sys.argv[1], 1 << 20)
     emitters.here()
-    await asyncio.sleep(0.8)
+    await told.wait()
+    await asyncio.sleep(0.1)
     await emitters.close()
 os.seteuid(int(sys.argv[2]))
 asyncio.run(run())

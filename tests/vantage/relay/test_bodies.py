@@ -107,7 +107,7 @@ async def test_a_request_of_any_framing_and_size(framing: str, size: int, clock:
         assert recorded.closing.request_bytes == len(raw)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     data=st.binary(max_size=3_000),
     up_cuts=st.lists(st.integers(0), max_size=5),
@@ -162,7 +162,7 @@ def test_random_bodies_cut_at_random_places(
     play(one())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     bodies=st.lists(st.binary(max_size=200), min_size=2, max_size=6),
     cuts=st.lists(st.integers(0), max_size=8),

@@ -305,7 +305,7 @@ async def test_a_head_that_has_begun_to_arrive_is_waited_for() -> None:
         raw = request("GET", up.on(answers(b"in time")))
         client = await tap.client()
         await client.send(raw[:10])
-        await asyncio.sleep(0.02)
+        await client.taken()
         drain = draining(tap)
         await asyncio.sleep(0.02)
         await client.send(raw[10:])

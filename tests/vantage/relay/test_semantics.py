@@ -255,7 +255,7 @@ async def test_an_http10_upstream(head: bytes, kept: bool) -> None:
         answer = await client.get(path)
         assert (answer.data, answer.whole) == (b"ok", True)
         assert answer.head.line == b"HTTP/1.1 200 OK", "RFC 9110 6.2: the version is the sender's own"
-        await asyncio.sleep(0.02)
+        await wait_until(lambda: not tap.relay.flows)
         assert tap.relay.pool.idle == (1 if kept else 0)
 
 
@@ -315,7 +315,7 @@ async def test_each_pipelined_request_is_stamped_when_it_was_read() -> None:
     async with stage(clock="mono") as (up, tap):
 
         async def slow(call: Call) -> None:
-            await asyncio.sleep(0.06)
+            await asyncio.sleep(0.01)
             await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
         path = up.on(slow)
@@ -324,7 +324,7 @@ async def test_each_pipelined_request_is_stamped_when_it_was_read() -> None:
         for _ in range(4):
             await client.answer()
         opened = [(await tap.meter.closed(seq)).one(FrameKind.OPEN).t_ns for seq in range(1, 5)]
-        assert max(opened) - min(opened) < 30_000_000, [t - opened[0] for t in opened]
+        assert len(set(opened)) == 1, "one read brought them all"
 
 
 @pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 100 Continue\r\n\r\n"])

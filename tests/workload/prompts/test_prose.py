@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
@@ -15,7 +15,6 @@ WRITERS: list[ProseWriter] = [ProseWords(), Document(), Code()]
 TEXT = st.text(alphabet="the and AZ09 ,.'\n\té漢😀#-", max_size=80)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(WRITERS), st.integers(0, 1_500), st.text(max_size=6))
 def test_a_message_has_exactly_its_tokens(writer: ProseWriter, tokens: int, key: str) -> None:
     text = writer.text(tokens, key, "topic")
