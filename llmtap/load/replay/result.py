@@ -291,7 +291,7 @@ def result_of(
     result["plan"] = dict(plan)
     result["sender"] = _sender(outcome, clock, seconds)
     result.update(beside)
-    found = findings(result)
+    found = findings(result, lateness=tally.lateness, uncertainties=tally.summary.histogram("uncertainties"))
     valid = not any(finding.invalidates for finding in found)
     partial = any(finding.partial for finding in found)
     told = [finding.to_dict() for finding in found]
