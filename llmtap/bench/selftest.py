@@ -1,9 +1,10 @@
 """Measure the error of llmtap's own TTFT and ITL on this host, with an embedded server of known send times.
 
 The server in this process responds to the load generator's processes and logs the time of every write by the
-same clock. The true ITL is the time between two writes, the true TTFT the time from the complete request at
-the server to the first write; the network time of the request counts as error. Used by `llmtap selftest`, and
-after `llmtap replay` and each test of `llmtap bench` at a load as dense as theirs. Source: IETF draft, 4.7.
+same clock. The true ITL is the time between two writes, the true TTFT the time from the submission of the
+request to the first write; until the server has read the request, a client waits. The server shows only the
+latest time of the submission: that of its read. Used by `llmtap selftest`, and after `llmtap replay` and each
+test of `llmtap bench` at a load as dense as theirs. Source: IETF draft, 4.7.
 """
 
 import math
@@ -123,7 +124,8 @@ def measurement_errors(exchanges: Iterable[Exchange], truths: Iterable[Truth]) -
         if truth is None or measured is None or len(truth.sent_ns[0]) != len(times):
             continue
         sent = truth.sent_ns[0]
-        ttft.append(abs(measured - (sent[0] - truth.accepted_ns)))
+        submitted_ns = min(x.timeline.submit_ns or x.timeline.arrival_ns, truth.accepted_ns)
+        ttft.append(abs(measured - (sent[0] - submitted_ns)))
         itl += (abs(got - true) for got, true in zip(tbc_ns(times), tbc_ns(sent), strict=True))
     return {"n": n, "unmatched": n - len(ttft), "ttft": _error(ttft), "itl": _error(itl)}
 

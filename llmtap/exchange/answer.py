@@ -136,6 +136,11 @@ class AnswerReader:
         between two events and would stay there."""
         return self._repeats.repetition if self._parser.idle else None
 
+    @property
+    def idle(self) -> bool:
+        """False if a part of a further SSE event has been read."""
+        return self._parser.idle
+
     def passed(self, payload_bytes: int) -> None:
         self._parser.offset += payload_bytes
 

@@ -229,7 +229,7 @@ class Exchange:
     """What went wrong, in one sentence that names the side; never text of a body."""
     added: Added = field(default_factory=Added)
     uncertainty_ns: int = 0
-    """Worst time a byte may have waited unread in this exchange: the width of every stamp."""
+    """Largest error of the times of output events, of the submission and of the end."""
     uncertain: bool = False
     """`uncertainty_ns` exceeds the operator's limit."""
     clock: str = "mono"

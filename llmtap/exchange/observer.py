@@ -40,10 +40,10 @@ __all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer", "UnderWay"]
 
 EVENTS_MAX: Final = 1 << 18
 """Events logged one by one: 40 bytes each, 10 MB an exchange. Later ones still move the points."""
-UNSEEN_NS: Final = 11_100_000
-"""Stalls of the loop below this are not noticed (timers are probed every 10 ms, with a grain of 1.1 ms). A
-kernel's stamp is that of the read's last piece: of events that share a read all but the last may have waited
-this long."""
+UNSEEN_NS: Final = 3_100_000
+"""Part of a stall of the event loop that its probes can miss: every 2 ms, with a grain of 1.1 ms."""
+READ_BYTES_MAX: Final = 1 << 16
+"""Length of a read that may have left bytes in the socket."""
 _TEXT_CHARS_MAX: Final = BOUNDS["said.response_text"].chars
 _USAGE_BYTES_MAX: Final = 1 << 16
 """Of an event whose usage object is kept as sent until the end; of a longer one only the figures are kept."""
@@ -97,7 +97,10 @@ class Observer:
         count_tokens: Callable[[str], int] | None = None,
         hear: Hear | None = None,
         bodies: Budget | None = None,
+        waited: Callable[[int, int], int] | None = None,
     ) -> None:
+        """`waited` returns the longest time that a byte of a read may have waited, from the time of the read
+        before and its own timestamp."""
         self._t = Timeline(arrival_ns)
         self._x = Exchange(
             bounded("relay", relay), seq, arrival_wall_ns, self._t, clock=bounded("clock", clock)
@@ -115,7 +118,14 @@ class Observer:
         self._lines_left = LINES_FREE
         self._lost: str | None = None
         self._closed = False
-        self._shared = False
+        self._waited = waited
+        self._shared_ns = 0
+        """Longest time that an output event may have waited for the last byte of its read, which has the
+        kernel's stamp."""
+        self._emptied_ns: int | None = None
+        """Time of the last read that left nothing in the socket: what is read next arrived later."""
+        self._crowded = False
+        """A read may have left bytes in the socket, which then wait for more than a turn of the loop."""
         self._last_read_ns = arrival_ns
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
@@ -185,6 +195,7 @@ class Observer:
                     self._log_run()
                 return
             self._expect_nothing()
+        size = len(data)
         if self._dechunk is not None:
             try:
                 data = self._dechunk.feed(data)
@@ -208,6 +219,12 @@ class Observer:
         if answer is None:
             answer = self._answer = AnswerReader(None, "", self._share)
         self._add_all(answer.feed(data), t_ns)
+        if self._t.last_token_ns == t_ns and not answer.idle:
+            self._share_read(t_ns)
+        if size < READ_BYTES_MAX:
+            self._emptied_ns = t_ns
+        else:
+            self._crowded = True
         repetition = answer.repetition
         if repetition is not None and self._decoder is None:
             self._expect(repetition)
@@ -215,6 +232,8 @@ class Observer:
     def response_end(self, t_ns: int) -> None:
         self._t.response_end_ns = t_ns
         self._close(whole=True)
+        if self._dechunk is not None and self._t.last_token_ns == t_ns:
+            self._share_read(t_ns)
 
     def upgraded(self, t_ns: int) -> None:
         """The connection is a tunnel from `t_ns` on (the 101 went before, by `response_head`)."""
@@ -234,10 +253,13 @@ class Observer:
         self._answer = AnswerReader.of_response(self._x.path.rstrip("/"))
 
     def message(self, message: WebSocketMessage, t_ns: int, added_ns: int) -> None:
+        if t_ns > self._last_read_ns:
+            self._emptied_ns = self._last_read_ns
+        elif self._t.last_token_ns == t_ns:
+            self._share_read(t_ns)
         self._count_read(t_ns, added_ns)
         answer = self._answer
         if answer is not None and self._lost is None:
-            self._shared |= self._t.last_token_ns == t_ns
             self._add(answer.read_message(message), t_ns)
 
     def tunnel(self, data_up: bytes | None, data_down: bytes | None, t_ns: int, added_ns: int) -> None:
@@ -265,7 +287,8 @@ class Observer:
             outcome: as the relay saw it, a value of `Outcome`; the events refine it.
             status: that the client got; None: that of the head, if any.
             paused_ns: how long back-pressure held the stream.
-            lag_ns: worst time a byte may have waited unread, as far as it was seen (`UNSEEN_NS`).
+            lag_ns: error of a timestamp that belongs to one event; without `waited` the longest time that a
+                byte waited unread, as far as the probes of the loop show (`UNSEEN_NS`).
             request_bytes, response_bytes: heads included.
         """
         x, t = self._x, self._t
@@ -274,7 +297,12 @@ class Observer:
         self._share.close()
         t.delivered_ns = delivered_ns
         t.paused_ns = paused_ns
-        x.uncertainty_ns = max(lag_ns, UNSEEN_NS) if self._shared and x.clock == "kernel" else lag_ns
+        x.uncertainty_ns = lag_ns
+        if x.clock == "kernel":
+            wait_ns = self._shared_ns
+            if self._waited is None and not self._crowded and not paused_ns:
+                wait_ns = min(wait_ns, lag_ns + UNSEEN_NS)
+            x.uncertainty_ns = max(lag_ns, wait_ns)
         x.request_bytes = request_bytes
         x.response_bytes = response_bytes
         if status is not None:
@@ -357,12 +385,19 @@ class Observer:
             added.chunks_ns.append(added_ns)
 
     def _add_all(self, deltas: list[Delta], t_ns: int) -> None:
-        outputs = 0
         for delta in deltas:
             self._add(delta, t_ns)
-            outputs += delta.output
-        if outputs > 1:
-            self._shared = True
+        if any(delta.output for delta in deltas[:-1]):
+            self._share_read(t_ns)
+
+    def _share_read(self, t_ns: int) -> None:
+        """Bytes follow an output event in its read. The event arrived after the read before, and waited no
+        longer than the loop was away from its sockets."""
+        since_ns = self._emptied_ns or self._t.submit_ns or self._t.arrival_ns
+        wait_ns = t_ns - since_ns
+        if self._waited is not None and not self._crowded:
+            wait_ns = min(wait_ns, self._waited(since_ns, t_ns))
+        self._shared_ns = max(self._shared_ns, wait_ns)
 
     def _add(self, delta: Delta, t_ns: int) -> None:
         t = self._t
@@ -464,7 +499,7 @@ class Observer:
             added.chunk_max_ns = longest_ns
         added.chunks_ns.extend(added_ns[: max(0, EVENTS_MAX - x.reads)])
         x.reads += n
-        self._last_read_ns = t.last_token_ns = times[-1]
+        self._last_read_ns = self._emptied_ns = t.last_token_ns = times[-1]
         self._tokens.chunks += n
         answer.passed(sum(sizes))
         flags = blanks.translate(_FLAGS) if delta.event_class is _CONTENT else bytes((OUTPUT,)) * n

@@ -249,9 +249,9 @@ class Call:
     __slots__ = (
         "_accepted", "_again", "_answer_began", "_attempt", "_done", "_early", "_head_bytes_left",
         "_head_part", "_held", "_keep", "_lag_ns", "_observer", "_on_answer", "_quiet_ns", "_request",
-        "_rest", "_scanner", "_sender", "_seq", "_stream", "_submit_ns", "_submit_width_ns", "_timer",
-        "_unobserved", "_verdict", "began_ns", "connect_ns", "first_ns", "last_ns", "over", "request_bytes",
-        "response_bytes", "retries", "row", "scheduled_ns",
+        "_rest", "_scanner", "_sender", "_seq", "_stamped", "_stream", "_submit_ns", "_submit_width_ns",
+        "_timer", "_unobserved", "_verdict", "began_ns", "connect_ns", "first_ns", "last_ns", "over",
+        "request_bytes", "response_bytes", "retries", "row", "scheduled_ns",
     )  # fmt: skip
 
     def __init__(
@@ -272,7 +272,9 @@ class Call:
         self._held = b""
         self._rest = b""
         self._lag_ns = 0
-        """Longest time a byte of the answer may have waited unread."""
+        """Error of the timestamps whose read ends with their event."""
+        self._stamped = False
+        """The answer has the timestamps of its packets, if they are the kernel's."""
         self._verdict: tuple[Outcome, str | None] | None = None
         self._again: tuple[str, int] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -349,6 +351,7 @@ class Call:
         observer = self._observer = Observer(
             sender.options.name, self._seq, now_ns, sender.timebase.anchor.to_wall_ns(now_ns), request[:end],
             sender.clock, hear=(lambda x, head, body: True) if sender.options.texts else None,
+            waited=sender.lateness.longest_wait,
         )  # fmt: skip
         observer.request_data(sender.told or request[end:], now_ns)
         observer.request_end(now_ns)
@@ -471,9 +474,10 @@ class Call:
         elif len(data) > end:
             observer.response_data(data[end:], t_ns, 0)
 
-    def _complete(self, data: bytes, t_ns: int) -> None:
+    def _complete(self, data: bytes, t_ns: int, *, stamped: bool = True) -> None:
         stream, self._stream = self._stream, None
         assert stream is not None and self._observer is not None
+        self._stamped = stamped and not stream.out_of_order
         if self._keep and not stream.pending:
             self._sender.pool.give_back(stream, t_ns)
         else:
@@ -494,7 +498,7 @@ class Call:
         self.over = True
         self.last_ns, self._rest = t_ns, data
         sender = self._sender
-        self._lag_ns = sender.lateness.worst_since(self.began_ns)
+        self._lag_ns = self._error_ns()
         sender.calls.pop(self, None)
         if self._on_answer is not None:
             self._on_answer(self, t_ns)
@@ -515,7 +519,7 @@ class Call:
         if self.over:
             return
         if isinstance(self._scanner, CloseScanner):
-            self._complete(b"", mono_ns())
+            self._complete(b"", mono_ns(), stamped=False)
         else:
             self.on_lost(None)
 
@@ -622,9 +626,13 @@ class Call:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._lag_ns = self._sender.lateness.worst_since(self.began_ns)
+        self._lag_ns = self._error_ns()
         self._sender.calls.pop(self, None)
         self._finish(outcome, error)
+
+    def _error_ns(self) -> int:
+        lateness = self._sender.lateness
+        return (lateness.error_since if self._stamped else lateness.worst_since)(self.began_ns)
 
     def _finish(self, outcome: Outcome, error: str | None) -> None:
         sender, observer = self._sender, self._observer

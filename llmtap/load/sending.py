@@ -17,7 +17,7 @@ from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.pacing import Pacer
-from llmtap.net.stream import Timebase
+from llmtap.net.stream import KERNEL_FLOOR_NS, Timebase
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
@@ -129,12 +129,14 @@ class Later:
             time.sleep(wait_ns / NS_PER_S)  # the loop has nothing to do that could not wait so long
 
 
-PROBE_NS: Final = 10_000_000
+PROBE_NS: Final = 2_000_000
 GRAIN_NS: Final = 1_100_000
 """Grain of the loop's timers: only what exceeds it counts as lateness."""
-KERNEL_FLOOR_NS: Final = 50_000
-"""Accuracy of the mapping from the kernel's clock to ours."""
-CHECKS: Final = 5
+PROBES_MAX: Final = 1_000
+"""Times of the last probes that are kept: 2 s."""
+CALLS: Final = 5
+"""Probes between two calls of `each`: 10 ms."""
+CHECKS: Final = 25
 """Probes between two readings of the wall clock: 50 ms."""
 
 
@@ -148,14 +150,11 @@ class Lateness:
         self._loop = loop
         self._kernel = kernel
         self._each = each
-        blind_ns = PROBE_NS + GRAIN_NS
-        self.meter = (
-            make_lag_meter(KERNEL_FLOOR_NS, blind_ns=blind_ns, blind_from_ns=blind_ns)
-            if kernel
-            else make_lag_meter(GRAIN_NS, blind_ns=blind_ns, turns=2)
-        )
+        floor_ns, turns = (KERNEL_FLOOR_NS, 1) if kernel else (GRAIN_NS, 2)
+        self.meter = make_lag_meter(floor_ns, blind_ns=PROBE_NS + GRAIN_NS, turns=turns)
         self.timebase = Timebase(SystemClock(), self.meter)
         self._count = 0
+        self._probes: deque[int] = deque(maxlen=PROBES_MAX)
         self._start()
 
     def worst_since(self, t_ns: int) -> int:
@@ -166,6 +165,24 @@ class Lateness:
         if late_ns > 0:
             self.meter.note(now_ns, late_ns)
         return self.meter.worst_since(t_ns)
+
+    def longest_wait(self, since_ns: int, t_ns: int) -> int:
+        """Return the longest time that a byte which arrived after `since_ns` waited for another byte of its
+        read, which has the timestamp `t_ns`.
+
+        Between two probes the loop reads all its sockets: the byte arrived after the second to last of the
+        probes before `t_ns`.
+        """
+        turns = (probe_ns for probe_ns in reversed(self._probes) if probe_ns <= t_ns)
+        next(turns, None)
+        return min(self.worst_since(since_ns), t_ns - next(turns, since_ns))
+
+    def error_since(self, t_ns: int) -> int:
+        """Return the largest error of a timestamp since `t_ns` whose read ends with its event.
+
+        The kernel's does not depend on the time of the read.
+        """
+        return self.timebase.error_since(t_ns) if self._kernel else self.worst_since(t_ns)
 
     def close(self) -> None:
         self._timer.cancel()
@@ -180,9 +197,10 @@ class Lateness:
         if not self._kernel or late_ns > GRAIN_NS:
             self.meter.note(now_ns, max(0, late_ns - GRAIN_NS))
         self._count += 1
+        self._probes.append(now_ns)
         if self._count % CHECKS == 0:
             self.timebase.resample()
-        if self._each is not None:
+        if self._each is not None and self._count % CALLS == 0:
             self._each(now_ns)
         self._start()
 

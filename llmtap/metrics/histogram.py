@@ -207,6 +207,12 @@ class Histogram:
         self.fold()
         return self._open()[_BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED]
 
+    def above(self, value: float) -> int:
+        """Return the number of values in higher buckets than that of `value`, which is not negative."""
+        self.fold()
+        edge = _BITS.unpack(_FLOAT.pack(value))[0] >> _DROPPED
+        return sum(n for index, n in self._open().items() if index > edge)
+
     def percentile(self, p: float) -> float | None:
         """Return the value below which the share `p` (0 to 1) lies; None if nothing was recorded."""
         return self.percentiles((p,))[0]

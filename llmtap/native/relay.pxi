@@ -41,14 +41,14 @@ cdef class LagMeter:
     """Twin of `PythonLagMeter` in net/lag.py."""
 
     cdef readonly int64_t floor_ns, sum_ns, max_ns
-    cdef int64_t blind_ns, blind_from_ns, turns
+    cdef int64_t blind_ns, turns
     cdef int64_t counts[LAG_BUCKETS]
     cdef Peak *peaks  # a ring; from the first on they fall
     cdef Py_ssize_t first, n
 
-    def __cinit__(self, int64_t floor_ns, *, int64_t blind_ns=0, int64_t blind_from_ns=0, int64_t turns=1):
+    def __cinit__(self, int64_t floor_ns, *, int64_t blind_ns=0, int64_t turns=1):
         self.floor_ns = floor_ns
-        self.blind_ns, self.blind_from_ns, self.turns = blind_ns, blind_from_ns, turns
+        self.blind_ns, self.turns = blind_ns, turns
         self.peaks = <Peak *> PyMem_Calloc(PEAKS_MAX, sizeof(Peak))
         if self.peaks == NULL:
             raise MemoryError
@@ -95,7 +95,7 @@ cdef class LagMeter:
             else:
                 high = middle
         cdef int64_t worst = self.peak(low).lag_ns * self.turns if low < self.n else self.floor_ns
-        return worst + self.blind_ns if worst >= self.blind_from_ns else worst
+        return worst + self.blind_ns
 
     def forget_before(self, int64_t t_ns):
         while self.n > 1 and self.peak(0).t_ns < t_ns:

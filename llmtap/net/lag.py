@@ -1,7 +1,7 @@
 """Measure event-loop lag: the time that bytes may wait in the kernel before this process reads them.
 
 A LagMeter gets the lateness of a timer and, with the kernel's timestamps, the waiting time of each read. The
-worst lag during an exchange becomes the `uncertainty` of its timestamps. `make_lag_meter` chooses the
+worst lag during an exchange bounds the error of its timestamps. `make_lag_meter` chooses the
 compiled implementation or the Python one.
 """
 
@@ -50,13 +50,12 @@ class PythonLagMeter:
     """LagMeter in Python: the reference of the compiled one."""
 
     __slots__ = (
-        "_blind_from_ns", "_blind_ns", "_floor_ns", "_peaks", "_turns", "buckets", "max_ns", "sum_ns",
+        "_blind_ns", "_floor_ns", "_peaks", "_turns", "buckets", "max_ns", "sum_ns",
     )  # fmt: skip
 
-    def __init__(self, floor_ns: int, *, blind_ns: int = 0, blind_from_ns: int = 0, turns: int = 1) -> None:
+    def __init__(self, floor_ns: int, *, blind_ns: int = 0, turns: int = 1) -> None:
         self._turns = turns
         self._blind_ns = blind_ns
-        self._blind_from_ns = blind_from_ns
         self._floor_ns = floor_ns
         self.buckets = [0] * (len(LAG_EDGES_NS) + 1)
         self.sum_ns = 0
@@ -88,7 +87,7 @@ class PythonLagMeter:
             else:
                 hi = mid
         worst = peaks[lo][1] * self._turns if lo < len(peaks) else self._floor_ns
-        return worst + self._blind_ns if worst >= self._blind_from_ns else worst
+        return worst + self._blind_ns
 
     def forget_before(self, t_ns: int) -> None:
         peaks = self._peaks
@@ -100,15 +99,15 @@ class PythonLagMeter:
         return worst
 
 
-def make_lag_meter(floor_ns: int, *, blind_ns: int = 0, blind_from_ns: int = 0, turns: int = 1) -> LagMeter:
+def make_lag_meter(floor_ns: int, *, blind_ns: int = 0, turns: int = 1) -> LagMeter:
     """Make a meter for one process.
 
     Args:
         floor_ns: minimum lag (a timer's resolution, the error of a clock's mapping).
-        blind_ns: part of a stall that two probes can miss; added to each worst lag from `blind_from_ns` on.
+        blind_ns: part of a stall that two probes can miss; added to each worst lag.
         turns: factor for a byte that waits for more turns of the loop than the timer: it comes as one turn
             begins, and is read last in the next.
     """
     kind = PythonLagMeter if native.compiled is None else native.compiled.LagMeter
-    meter: LagMeter = kind(floor_ns, blind_ns=blind_ns, blind_from_ns=blind_from_ns, turns=turns)
+    meter: LagMeter = kind(floor_ns, blind_ns=blind_ns, turns=turns)
     return meter

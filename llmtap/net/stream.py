@@ -13,11 +13,11 @@ from typing import Any, Final, Protocol
 
 from llmtap import native
 from llmtap.clock import Clock, SystemClock, WallAnchor
-from llmtap.net.lag import LagMeter
+from llmtap.net.lag import LagMeter, PythonLagMeter
 
 __all__ = [
     "CompiledStream", "Handler", "KernelStream", "PlainStream", "Stream", "Timebase", "acked_bytes_of",
-    "keep_stamps_on", "open_stream",
+    "keep_stamps_on", "open_stream", "out_of_order",
 ]  # fmt: skip
 
 READ_BYTES_MAX: Final = 65_536
@@ -29,6 +29,10 @@ LAG_ABSURD_NS: Final = 60_000_000_000
 LAG_DOUBT_NS: Final = 10_000_000
 """From this lag on, check whether the wall clock was set."""
 MAPPING_NS: Final = 1_000_000
+KERNEL_FLOOR_NS: Final = 50_000
+"""Least error of a mapped timestamp: twice the drift of the wall clock in 50 ms at the 500 ppm of NTP."""
+SAMPLE_NS_MAX: Final = 1_000_000_000
+"""Longest regular time between two samples of the clocks."""
 STEP_NS: Final = 1_000_000
 """A clock that moves by more against the monotonic one was set, not slewed; also the bound of an anchor."""
 _ANCILLARY_BYTES: Final = 64
@@ -37,6 +41,8 @@ _TCP_LEFT: Final = frozenset({7, 8, 9})
 """tcp_states.h: CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the peer's FIN came)."""
 _TCPI_BYTES_ACKED: Final = struct.Struct("=120xQ")
 """tcp_info of Linux linux/tcp.h, up to and with tcpi_bytes_acked."""
+_TCPI_RCV_OOOPACK: Final = struct.Struct("=224xI")
+"""As before, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
 mono_ns = SystemClock.mono_ns
@@ -49,6 +55,18 @@ def acked_bytes_of(sock: socket.socket) -> int:
         return int(_TCPI_BYTES_ACKED.unpack(info)[0])
     except (OSError, struct.error):
         return 0
+
+
+def out_of_order(sock: socket.socket) -> bool:
+    """Whether a packet of this connection arrived before an earlier one, or this is unknown.
+
+    A read then has the timestamp of its last packet, which is earlier than that of the packet it waited for.
+    """
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_RCV_OOOPACK.size)
+        return bool(_TCPI_RCV_OOOPACK.unpack(info)[0])
+    except (OSError, struct.error):
+        return True
 
 
 def keep_stamps_on() -> socket.socket:
@@ -99,6 +117,11 @@ class Stream(Protocol):
         """Bytes that the peer's kernel has acknowledged; they grow while the peer reads."""
         ...
 
+    @property
+    def out_of_order(self) -> bool:
+        """Whether the kernel's timestamps of this connection may be too early."""
+        ...
+
     def write(self, data: bytes) -> bool:
         """True when the kernel took all of it; raises OSError when the connection is broken."""
         ...
@@ -118,8 +141,8 @@ class Timebase:
     """Converts kernel timestamps (wall clock) to monotonic time; records lag, detects clock steps."""
 
     __slots__ = (
-        "_checked_ns", "_clock", "_noticed_ns", "_offset_before_ns", "anchor", "lag", "offset_ns", "since_ns",
-        "steps", "width_ns",
+        "_checked_ns", "_clock", "_errors", "_noticed_ns", "_offset_before_ns", "anchor", "lag", "offset_ns",
+        "since_ns", "steps", "width_ns",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, lag: LagMeter) -> None:
@@ -138,6 +161,11 @@ class Timebase:
         self._checked_ns = self.anchor.mono_ns
         self._noticed_ns = 0
         self._offset_before_ns = self.offset_ns
+        self._errors = PythonLagMeter(KERNEL_FLOOR_NS)
+
+    def error_since(self, t_ns: int) -> int:
+        """Return the largest error of a mapped timestamp since `t_ns`, as measured by two samples."""
+        return self._errors.worst_since(t_ns - SAMPLE_NS_MAX)
 
     def check(self) -> None:
         """Check whether the wall clock was set; about 1 us, so once a batch, not once a chunk."""
@@ -165,6 +193,7 @@ class Timebase:
             self.width_ns += drift_ns
             if abs(offset_ns - (self.anchor.mono_ns - self.anchor.wall_ns)) > tolerance_ns:
                 self.anchor = fresh  # drifted there in small moves
+            self._errors.note(fresh.mono_ns, self.width_ns)
         self.offset_ns = offset_ns
         self._checked_ns = fresh.mono_ns
 
@@ -284,6 +313,10 @@ class PlainStream:
     @property
     def acked_bytes(self) -> int:
         return acked_bytes_of(self._sock)
+
+    @property
+    def out_of_order(self) -> bool:
+        return out_of_order(self._sock)
 
     def pause(self) -> None:
         if self._reading:

@@ -67,6 +67,10 @@ class TlsStream(asyncio.Protocol):
     def acked_bytes(self) -> int:
         return acked_bytes_of(self._transport.get_extra_info("socket")) if self._transport else 0
 
+    @property
+    def out_of_order(self) -> bool:
+        return False  # its timestamps are taken on reading
+
     def write(self, data: bytes) -> bool:
         if self.closed or self._transport is None or self._transport.is_closing():
             raise ConnectionResetError("connection is closed")

@@ -166,6 +166,8 @@ def _load(load: _Json) -> str:
         said.append(f"{number(load['offered_rps'])} req/s sent")
     if load.get("achieved_rps") is not None:
         said.append(f"{number(load['achieved_rps'])} req/s ended over the window")
+    if load.get("sending_rps") is not None:
+        said.append(f"{number(load['sending_rps'])} req/s in the {number(load['sending'])} s of sending")
     return ", ".join(said)
 
 

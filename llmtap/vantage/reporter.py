@@ -25,7 +25,9 @@ __all__ = ["PROBE_GRAIN_NS", "PROBE_NS", "STATUS_S", "Reporter"]
 
 STATUS_S: Final = 0.5
 PROBE_NS: Final = 10_000_000
-"""Time between two probes of the loop's lag while exchanges run."""
+"""Time between two probes of the loop's lag while exchanges run, in a loop that others share."""
+SAMPLE_NS: Final = 50_000_000
+"""Time between two samples of the clocks while exchanges run."""
 PROBE_GRAIN_NS: Final = 1_000_000
 """Resolution of uvloop's timers, which may also fire early by as much: only more than this is lag."""
 
@@ -40,6 +42,7 @@ class Reporter:
         vantage: kind of vantage, as in Hello.
         counters: returns the fields of RelayStatus that only this kind of vantage has.
         on_word: called with the words that the meter sends.
+        probe_ns: time between two probes of the loop's lag while exchanges run.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Reporter:
         guest: bool = False,
         counters: Callable[[], dict[str, Any]] = dict,
         on_word: Callable[[int], None] | None = None,
+        probe_ns: int = PROBE_NS,
     ) -> None:
         self.name = name
         self.lag = lag
@@ -74,6 +78,8 @@ class Reporter:
         self.turns = 0
         """Grows while exchanges run and the loop turns."""
         self._loop = loop
+        self._probe_ns = probe_ns
+        self._sample_due_ns = 0
         self._clock_name = clock_name
         self._vantage = vantage
         self._listen = listen
@@ -128,13 +134,19 @@ class Reporter:
             **self._counters(),
         )
 
+    def uncertainty_since(self, t_ns: int) -> int:
+        """Return the longest time that a byte waited unread since `t_ns`, as far as the probes show, or the
+        error of the kernel's timestamps if that is larger."""
+        lag_ns = self.lag.worst_since(t_ns)
+        return max(lag_ns, self.timebase.error_since(t_ns)) if self._clock_name == "kernel" else lag_ns
+
     # ---------------------------------------------------------------- the loop's lag
 
     def start_probe(self) -> None:
-        """Probe the loop's lag in PROBE_NS, and again while exchanges run."""
+        """Probe the loop's lag after the time between two probes, and again while exchanges run."""
         if self._probe is None:
-            self._probe_due_ns = self.now_ns() + PROBE_NS
-            self._probe = self._loop.call_later(PROBE_NS / 1e9, self._on_probe)
+            self._probe_due_ns = self.now_ns() + self._probe_ns
+            self._probe = self._loop.call_later(self._probe_ns / 1e9, self._on_probe)
 
     def stop_probe(self) -> None:
         if self._probe is not None:
@@ -147,6 +159,9 @@ class Reporter:
         # With kernel stamps the reads note their own lag, and a probe in time says nothing.
         if late_ns or self._clock_name == "mono":
             self.lag.note(now_ns, late_ns)
+        if self._clock_name == "kernel" and now_ns >= self._sample_due_ns:
+            self._sample_due_ns = now_ns + SAMPLE_NS
+            self.timebase.resample()
         self._probe = None
         if self.arrivals:
             self.start_probe()

@@ -23,14 +23,15 @@ def truth(name: str, accepted_ms: int, *sent_ms: int) -> Truth:
     )  # fmt: skip
 
 
-def test_errors_are_the_differences_to_the_times_of_the_server() -> None:
-    # In ms: submitted at 1, received at 100, 120, 140. The server read the request at 4 and sent at 98, 121,
-    # 138: TTFT 99 against 94, gaps 20 and 20 against 23 and 17.
+@pytest.mark.parametrize(("read_ms", "ttft_s"), [(4, 0.002), (0, 0.001)])
+def test_errors_are_the_differences_to_the_times_of_the_server(read_ms: int, ttft_s: float) -> None:
+    # In ms: submitted at 1, received at 100, 120, 140. The server sent at 98, 121, 138: TTFT 99 against 97,
+    # gaps 20 and 20 against 23 and 17. If it read the request at 0, the true TTFT is 98 or more.
     exchanges = [streamed(request_id="a"), streamed(request_id="b", words=2)]
-    told = measurement_errors(exchanges, [truth(name, 4, 98, 121, 138) for name in "ab"])
+    told = measurement_errors(exchanges, [truth(name, read_ms, 98, 121, 138) for name in "ab"])
     assert told == {
         "n": 2, "unmatched": 1,
-        "ttft": {"n": 1, "p50": 0.005, "p99": 0.005, "max": 0.005},
+        "ttft": {"n": 1, "p50": ttft_s, "p99": ttft_s, "max": ttft_s},
         "itl": {"n": 2, "p50": 0.003, "p99": 0.003, "max": 0.003},
     }  # fmt: skip
 

@@ -35,6 +35,7 @@ def observe(
     end_ns: int | None = 900,
     status: int | None = None,
     error: str | None = None,
+    paused_ns: int = 11,
     **options: Any,
 ) -> Exchange:
     """The exchange of a response that was read so; stamps are small numbers of ns."""
@@ -48,7 +49,7 @@ def observe(
         o.response_data(data, t_ns, t_ns // 10)
     if end_ns is not None:
         o.response_end(end_ns)
-    return o.finish(950, outcome, status, error, 11, 12, 13, 14)
+    return o.finish(950, outcome, status, error, paused_ns, 12, 13, 14)
 
 
 def framed(body: bytes, size: int) -> bytes:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from llmtap.exchange import observer
 from llmtap.exchange.exchange import BLANK, OUTPUT, Exchange
-from llmtap.exchange.observer import UNSEEN_NS, Observer
+from llmtap.exchange.observer import READ_BYTES_MAX, UNSEEN_NS, Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import TOKENS_MAX
 from tests.exchange.streams import DONE, OK, REQUEST, ROLE, STOP, chunk, framed, observe, sse
@@ -441,13 +441,45 @@ def test_a_stream_that_was_announced_and_never_said_a_byte_is_a_stream(outcome: 
     assert (x.stream, x.no_token_reason) == (True, reason)
 
 
+A, B = chunk({"content": "a"}), chunk({"content": "b"})
+LONG = chunk({"content": "c" * READ_BYTES_MAX})
+LATER_NS = 50 + 10 * UNSEEN_NS
+
+
 @pytest.mark.parametrize(
-    ("clock", "together", "uncertainty_ns"),
-    [("kernel", True, UNSEEN_NS), ("kernel", False, 12), ("mono", True, 12)],
+    ("reads", "uncertainty_ns"),
+    [
+        ([(50, A), (60, B), (70, DONE)], 12),  # each event has a timestamp of its own
+        ([(50, ROLE + A), (60, B)], 12),  # the token ends its read
+        ([(65, A + B)], 65 - 30),  # not before the request was submitted
+        ([(50, A), (90, B + STOP + DONE)], 90 - 50),
+        ([(50, A), (90, B + A[:9]), (95, A[9:])], 90 - 50),
+        ([(50, A), (LATER_NS, A + B)], 12 + UNSEEN_NS),
+        # The socket was not empty after the first half: a byte waits for more than a turn.
+        (
+            [(50, A), (60, LONG[:READ_BYTES_MAX]), (LATER_NS, LONG[READ_BYTES_MAX:] + B)],
+            10 * UNSEEN_NS,
+        ),
+    ],
 )
-def test_events_that_share_a_kernel_s_stamp_may_have_waited_unseen(
-    clock: str, together: bool, uncertainty_ns: int
+def test_a_token_may_have_waited_for_what_shares_its_read(
+    reads: list[tuple[int, bytes]], uncertainty_ns: int
 ) -> None:
-    one, two = chunk({"content": "a"}), chunk({"content": "b"})
-    reads = [(50, one + two)] if together else [(50, one), (60, two)]
-    assert observe(*reads, clock=clock).uncertainty_ns == uncertainty_ns
+    assert observe(*reads, clock="kernel", paused_ns=0).uncertainty_ns == uncertainty_ns
+    assert observe(*reads, clock="mono").uncertainty_ns == 12
+
+
+def test_no_bound_by_the_loop_s_turns_holds_while_reading_was_paused() -> None:
+    reads = [(50, A), (LATER_NS, A + B)]
+    assert observe(*reads, clock="kernel", paused_ns=11).uncertainty_ns == 10 * UNSEEN_NS
+
+
+def test_the_sender_knows_how_long_a_byte_of_a_read_waited() -> None:
+    asked = []
+
+    def waited(since_ns: int, t_ns: int) -> int:
+        asked.append((since_ns, t_ns))
+        return 15
+
+    x = observe((50, A), (90, A + B), (100, B), (200, A + B), clock="kernel", waited=waited)
+    assert (asked, x.uncertainty_ns) == ([(50, 90), (100, 200)], 15)

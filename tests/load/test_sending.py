@@ -199,6 +199,21 @@ async def test_a_stall_is_told_before_its_probe_has_come(kernel: bool) -> None:
 
 
 @scene
+async def test_a_byte_waits_no_longer_than_since_the_probe_before_the_last() -> None:
+    lateness = Lateness(asyncio.get_running_loop(), kernel=True)
+    lateness.close()
+    now_ns = SystemClock.mono_ns()
+    lateness._due_ns = NEVER
+    lateness._probes.extend(now_ns + ms * MS for ms in (1, 3, 50))
+    assert lateness.longest_wait(now_ns, now_ns + 52 * MS) == KERNEL_FLOOR_NS + PROBE_NS + GRAIN_NS
+    lateness.meter.note(now_ns + 50 * MS, 45 * MS)
+    assert lateness.longest_wait(now_ns, now_ns + 49 * MS) == 48 * MS
+    assert lateness.longest_wait(now_ns, now_ns + 60 * MS) == 45 * MS + PROBE_NS + GRAIN_NS
+    assert lateness.longest_wait(now_ns, now_ns + 2 * MS) == 2 * MS, "one probe says nothing"
+    assert lateness.error_since(now_ns) == KERNEL_FLOOR_NS, "a stall does not move the kernel's timestamps"
+
+
+@scene
 async def test_whoever_wants_it_is_called_at_each_probe_until_it_is_closed() -> None:
     seen: list[int] = []
     lateness = Lateness(asyncio.get_running_loop(), kernel=True, each=seen.append)

@@ -203,3 +203,8 @@ def test_the_library_reads_and_merges_what_we_encode(ours: list[int], theirs: li
     for percent in (1, 50, 90, 100):
         expected = recorded.get_value_at_percentile(percent)
         assert merged.get_value_at_percentile(percent) == pytest.approx(expected, rel=0.0025, abs=1)
+
+
+@given(st.lists(st.integers(0, 1_023)), st.integers(0, 1_023))
+def test_values_above_a_limit_are_counted(values: list[int], limit: int) -> None:
+    assert Histogram(values).above(limit) == sum(value > limit for value in values)

@@ -12,11 +12,21 @@ from hypothesis import strategies as st
 
 from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.clock import ManualClock, SystemClock
+from llmtap.exchange import observer
 from llmtap.exchange.observer import UNSEEN_NS
 from llmtap.load import sending
 from llmtap.net.lag import PEAKS_MAX, LagMeter, PythonLagMeter, make_lag_meter
-from llmtap.net.stream import LAG_ABSURD_NS, STEP_NS, KernelStream, Timebase
+from llmtap.net.stream import (
+    KERNEL_FLOOR_NS,
+    LAG_ABSURD_NS,
+    READ_BYTES_MAX,
+    STEP_NS,
+    KernelStream,
+    Timebase,
+    out_of_order,
+)
 from llmtap.vantage import reporter
+from llmtap.vantage.relay import relay
 from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock, kernel_stamps
 from tests.support.servers.peer import Peer, scene, wait_until
 
@@ -52,6 +62,27 @@ def test_a_clock_that_is_set_is_noticed_at_the_next_look(step_ns: int) -> None:
     clock.advance(500 * MS)
     base.resample()
     assert base.steps == 2, "the sampling of twice a second notices, too"
+
+
+def test_drift_between_two_samples_is_an_error_of_the_timestamps() -> None:
+    clock = ManualClock(now_ns=S)
+    base = timebase(clock)
+    clock.advance(500 * MS)
+    clock.wall_offset_ns += 250_000  # at the 500 ppm at which NTP slews
+    base.resample()
+    began_ns = clock.now_ns - 20 * MS
+    clock.advance(50 * MS)
+    base.resample()
+    assert base.error_since(began_ns) == 250_000
+    assert base.error_since(began_ns + 2 * S) == KERNEL_FLOOR_NS
+
+
+def test_packets_out_of_order_are_known_of_a_connection_that_is_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        assert not out_of_order(sock)
+        sock.close()
+    assert out_of_order(sock), "unknown"
 
 
 def test_drift_renews_the_anchor_and_is_no_step() -> None:
@@ -261,5 +292,6 @@ def test_a_byte_may_wait_for_two_turns_of_which_a_timer_sees_one(make: Make) -> 
 
 
 def test_no_stall_that_goes_unseen_is_longer_than_exchanges_allow_for() -> None:
-    assert reporter.PROBE_NS + reporter.PROBE_GRAIN_NS <= UNSEEN_NS
+    assert relay.PROBE_NS + reporter.PROBE_GRAIN_NS <= UNSEEN_NS
     assert sending.PROBE_NS + sending.GRAIN_NS <= UNSEEN_NS
+    assert observer.READ_BYTES_MAX == READ_BYTES_MAX

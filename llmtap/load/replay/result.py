@@ -19,6 +19,7 @@ are of requests that wait for no answer.
 | `load.offered_rps` | of these, sent by then: what latencies are told at; `sent_share` is offered / planned |
 | | closed loop: what was sent / the window |
 | `load.achieved_rps` | exchanges that ended / the window, which is over with the last answer |
+| `load.sending_rps` | exchanges that ended until the last dispatch / `load.sending`, the time until then |
 
 `load.due` counts what of the plan was due until it ended or was stopped, `load.in_time` what of that was sent
 by then; `sent_share` is in_time / due.
@@ -291,7 +292,7 @@ def result_of(
     result["plan"] = dict(plan)
     result["sender"] = _sender(outcome, clock, seconds)
     result.update(beside)
-    found = findings(result)
+    found = findings(result, lateness=tally.lateness, uncertainties=tally.summary.histogram("uncertainties"))
     valid = not any(finding.invalidates for finding in found)
     partial = any(finding.partial for finding in found)
     told = [finding.to_dict() for finding in found]
@@ -306,6 +307,11 @@ def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int])
     """
     told: dict[str, object] = dict.fromkeys(("stopped", "planned_rps", "sent_share", "due", "in_time"))
     told["stopped"] = outcome.stopped
+    last_sent_ns = max(seen.sent_ns, default=outcome.began_ns)
+    sending_ns = last_sent_ns - outcome.began_ns
+    if sending_ns > 0:
+        told["sending"] = sending_ns / NS_PER_S
+        told["sending_rps"] = sum(t_ns <= last_sent_ns for t_ns in seen.ended_ns) / sending_ns * NS_PER_S
     if outcome.stopped is not None:
         # What was planned until somebody stopped it.
         last_ns = seen.last_sent_ns(outcome.began_ns)

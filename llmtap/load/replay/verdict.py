@@ -7,12 +7,12 @@ Pure; `result.py` stores them as `verdict`. The limits are ours unless a documen
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from math import floor
+from functools import partial
 from typing import Any, Final
 
 from llmtap.load.run import TIME_UP
-from llmtap.metrics.statistics import SHARES
-from llmtap.units import SHARE_OF_MIN, format_share
+from llmtap.metrics.histogram import Histogram
+from llmtap.units import NS_PER_S, SHARE_OF_MIN, format_share
 
 __all__ = ["LIMITS", "Finding", "findings"]
 
@@ -40,7 +40,7 @@ prefill another load than planned."""
 
 
 CAUTION_SHARE: Final = 0.07
-"""Up to this share of late stamps or requests a finding is a caution: 5 % as a p95 of few values shows it."""
+"""Up to this share of late stamps or requests a finding is a caution."""
 CPU_SECONDS_MIN: Final = 5.0
 """A shorter run consists mostly of its sender's start."""
 _SERVERS_OWN: Final = frozenset({408, 425, 429})
@@ -58,7 +58,7 @@ class Finding:
     invalidates: bool = True
     """The load was not the requested one; otherwise the finding is a caution."""
     share: float | None = None
-    """Largest share of the requests or exchanges that a stamp or dispatch beyond the limit concerns."""
+    """Share of the requests or exchanges that a stamp or dispatch beyond the limit concerns."""
     partial: bool = False
     """The load was only a part of the requested one."""
 
@@ -66,9 +66,15 @@ class Finding:
         return asdict(self)
 
 
-def findings(result: Mapping[str, Any]) -> list[Finding]:
-    """Return the findings of a result, the most serious first."""
-    rules = (_lost, _left_out, _silent, _late, _slow, _busy, _unsure, _failed, _apart, _miscounted)
+def findings(
+    result: Mapping[str, Any], *, lateness: Histogram | None = None, uncertainties: Histogram | None = None
+) -> list[Finding]:
+    """Return the findings of a result, the most serious first.
+
+    `lateness`, `uncertainties`: all values of `dispatch_lateness` and `uncertainties`, in ns.
+    """
+    late, unsure = partial(_late, values=lateness), partial(_unsure, values=uncertainties)
+    rules = (_lost, _left_out, _silent, late, _slow, _busy, unsure, _failed, _apart, _miscounted)
     return [finding for rule in rules for finding in rule(result)]
 
 
@@ -125,7 +131,7 @@ def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _late(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _late(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
     lateness = result.get("dispatch_lateness") or {}
     p99, ttft = lateness.get("p99"), _ttft(result)
     if p99 is None:
@@ -133,11 +139,11 @@ def _late(result: Mapping[str, Any]) -> Iterator[Finding]:
     by_ttft = min(LIMITS["lateness_most"], LIMITS["lateness_of_ttft"] * (ttft or 0))
     limit = max(LIMITS["lateness_p99"], by_ttft)
     if p99 > limit:
-        share = _share_beyond(lateness, limit)
+        beyond, share = _beyond(values, lateness["n"], limit)
         yield Finding(
             "dispatch_lateness", p99, limit,
-            f"the p99 of the lateness of {lateness['n']:,} requests is {_ms(p99)}, and up to {share:.0%} of"
-            f" them left later than {_ms(limit)}; send from a machine with free CPUs, or with more"
+            f"the p99 of the lateness of {lateness['n']:,} requests is {_ms(p99)}, and {beyond:,} of them"
+            f" left later than {_ms(limit)}; send from a machine with free CPUs, or with more"
             " --processes",
             invalidates=share > CAUTION_SHARE, share=share,
         )  # fmt: skip
@@ -169,7 +175,7 @@ def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _unsure(result: Mapping[str, Any]) -> Iterator[Finding]:
+def _unsure(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
     """Kernel timestamps are correct however late data is read, but data read together gets one timestamp."""
     uncertainties = result.get("uncertainties") or {}
     p99 = uncertainties.get("p99")
@@ -180,14 +186,14 @@ def _unsure(result: Mapping[str, Any]) -> Iterator[Finding]:
     figure = result["metrics"][name]["p50"]
     limit = LIMITS[share] * (figure or 0)
     if limit and p99 > limit:
-        beyond = _share_beyond(uncertainties, limit)
+        beyond, of_all = _beyond(values, uncertainties["n"], limit)
         what = "several chunks may have got one timestamp" if kernel else "a byte may have waited unstamped"
         yield Finding(
             "uncertainty", p99, limit,
-            f"{what}: the p99 of this error over {uncertainties['n']:,} exchanges is {_ms(p99)}, and up to"
-            f" {beyond:.0%} of them have one above {_ms(limit)}, the limit by the {name.upper()} p50;"
+            f"{what}: the p99 of this error over {uncertainties['n']:,} exchanges is {_ms(p99)}, and"
+            f" {beyond:,} of them have one above {_ms(limit)}, the limit by the {name.upper()} p50;"
             " send from a machine with free CPUs",
-            invalidates=beyond > CAUTION_SHARE, share=beyond,
+            invalidates=of_all > CAUTION_SHARE, share=of_all,
         )  # fmt: skip
 
 
@@ -254,15 +260,10 @@ def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _share_beyond(figures: Mapping[str, Any], limit: float) -> float:
-    """Return the smallest share that is known to hold all values beyond a limit."""
-    last: int = figures["n"] - 1
-    ranks = [
-        floor(last * p)
-        for name, p in SHARES.items()
-        if (value := figures.get(name)) is not None and value <= limit
-    ]
-    return (last - max(ranks, default=-1)) / max(1, last + 1)
+def _beyond(values: Histogram | None, n: int, limit: float) -> tuple[int, float]:
+    """Return the number and share of `n` values above a limit in seconds; all of them if they are unknown."""
+    beyond = n if values is None else values.above(limit * NS_PER_S)
+    return beyond, beyond / n
 
 
 def _ttft(result: Mapping[str, Any]) -> float | None:

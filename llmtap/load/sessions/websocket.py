@@ -425,7 +425,7 @@ class WebSocketTarget:
             session.send(data)
         observer = Observer(
             self._name, seq, began_ns, self.lateness.timebase.anchor.to_wall_ns(began_ns),
-            session.upgrade, self.clock,
+            session.upgrade, self.clock, waited=self.lateness.longest_wait,
         )  # fmt: skip
         observer.request_end(began_ns)
         answer = ResponseWait(observer, request_id)

@@ -483,7 +483,7 @@ class Flow(FlowState):
         if self.tapped:
             closing = Closing(
                 outcome=self._outcome, status=self.status, error=self._error, paused_ns=self.paused_ns,
-                lag_ns=reporter.lag.worst_since(self.arrival_ns), connect_ns=upload.connect_ns,
+                lag_ns=reporter.uncertainty_since(self.arrival_ns), connect_ns=upload.connect_ns,
                 request_bytes=upload.bytes, response_bytes=self.response_bytes, retries=upload.retries,
             )  # fmt: skip
             if assignment is not None:

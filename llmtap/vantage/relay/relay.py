@@ -26,14 +26,14 @@ from llmtap.net.failures import failure_said
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.listener import Listener, bound_url
 from llmtap.net.pool import Origin, Pool, Route, parse_origin
-from llmtap.net.stream import Stream, keep_stamps_on, open_stream
+from llmtap.net.stream import KERNEL_FLOOR_NS, Stream, keep_stamps_on, open_stream
 from llmtap.net.tls import TlsStream, client_context, server_context
 from llmtap.units import decode_special
 from llmtap.vantage.relay.connection import ClientConnection
 from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.experiment_router import ExperimentRouter
 from llmtap.vantage.relay.options import RelayOptions
-from llmtap.vantage.reporter import PROBE_GRAIN_NS, PROBE_NS, STATUS_S, Reporter
+from llmtap.vantage.reporter import PROBE_GRAIN_NS, STATUS_S, Reporter
 
 __all__ = ["Relay", "RelaySetup", "main"]
 
@@ -42,8 +42,8 @@ ASK_S = 2.0
 """Time between two checks of the upstream, where readiness depends on it."""
 SWEEP_SLICE = 256
 """Connections checked in one go: a sweep over ten thousand must not hold the loop for milliseconds."""
-KERNEL_FLOOR_NS = 50_000
-"""Maximum error of a kernel stamp and its mapping to the monotonic clock (measured: 13 to 18 us)."""
+PROBE_NS = 2_000_000
+"""Time between two probes of the loop's lag while exchanges run."""
 BRIEFING_S = 0.5
 """How long a fresh relay waits to hear whether the experiment is on; the meter answers in milliseconds."""
 ORPHAN_DRAIN_S = 20.0
@@ -100,17 +100,17 @@ class Relay:
     ) -> None:
         self.loop = loop
         self.options = options
-        # A stall between two probes goes unseen up to their distance. With kernel stamps it does not move a
-        # stamp, unless it is so long that two events wait in one socket and share the later one's.
-        blind_ns = PROBE_NS + PROBE_GRAIN_NS
+        # A stall between two probes goes unseen up to their distance. It moves a kernel's timestamp only if
+        # two events wait in one socket; the meter sees that, and adds UNSEEN_NS (`exchange/observer.py`).
         if options.clock == "kernel":
-            lag = make_lag_meter(KERNEL_FLOOR_NS, blind_ns=blind_ns, blind_from_ns=blind_ns)
+            lag = make_lag_meter(KERNEL_FLOOR_NS)
         else:
-            lag = make_lag_meter(PROBE_GRAIN_NS, blind_ns=blind_ns, turns=2)
+            lag = make_lag_meter(PROBE_GRAIN_NS, blind_ns=PROBE_NS + PROBE_GRAIN_NS, turns=2)
         self._stamped = keep_stamps_on() if options.clock == "kernel" else None
         self.reporter = reporter = Reporter(
             loop, tap_path, options.tap_bytes, lag, clock or SystemClock(), name=name,
             clock_name=options.clock, listen=listen, counters=self._counters, on_word=self._on_word,
+            probe_ns=PROBE_NS,
         )  # fmt: skip
         self.tap = reporter.tap
         self._pools: list[Pool] = []

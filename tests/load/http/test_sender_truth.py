@@ -107,11 +107,9 @@ def test_a_loop_that_stalls_says_so(clock: str, shared: bool) -> None:
             first_ns = x.timeline.first_token_ns
             assert first_ns is not None
             late_ns = first_ns - sent_ns[0]
-            assert x.uncertainty_ns >= 85_000_000, "it was read that late, less the time between two probes"
-            assert -x.uncertainty_ns <= late_ns <= x.uncertainty_ns
             if clock == "kernel" and not shared:
-                assert late_ns < 50_000_000, "and still it has the right stamp"
+                assert late_ns < 50_000_000, "it was read late, and has the right stamp"
             else:
-                assert late_ns >= 95_000_000
+                assert 95_000_000 <= late_ns <= x.uncertainty_ns
 
     play()

@@ -55,6 +55,8 @@ def test_rates_are_what_they_are_said_to_be() -> None:
     assert load["sent_share"] == pytest.approx(50 / 60)
     assert (load["due"], load["in_time"]) == (60, 50)
     assert load["achieved_rps"] == pytest.approx(60 / 3.95)
+    # The last request was sent at 3.45 s, and answers take 0.12 s or more: three came later.
+    assert load["sending_rps"] == pytest.approx(57 / 3.45)
     assert arrivals["planned"]["rate_rps"] == arrivals["sent"]["rate_rps"] == pytest.approx(20)
     assert arrivals["punctuality"]["rate_ratio"] == 1
     assert arrivals["punctuality"]["lateness"]["p50"] == 0.5
