@@ -258,6 +258,8 @@ def test_one_thing_is_under_way_at_a_time() -> None:
     assert shown(place) == [("preparing prompts", 3, 9)]
     bars.warming("auto")
     assert shown(place) == [("warming up", 0, None)]
+    bars.warming("auto", 40, 100)
+    assert shown(place) == [("warming up", 40, 100)]
     bars.sending(progress(4), 14)
     assert shown(place) == [("sending", 5, 14)]
     # The next load begins where this one did.
