@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from math import floor, isfinite, log10
 from typing import Any, Final
 
-from llmtap.metrics.statistics import SAMPLES_MIN, SHARES
+from llmtap.metrics.statistics import SHARES, samples_needed
 
 __all__ = [
     "FEW", "MARK", "METRIC_TITLES", "TIMES", "at", "counted", "figure_text", "figures_text", "harmless",
@@ -20,9 +20,8 @@ __all__ = [
 _PERCENTILE: Final = re.compile(r"p\d+")
 MARK: Final = "*"
 """Beside a percentile of too few samples."""
-FEW: Final = (
-    f"{MARK} p99 of fewer than {SAMPLES_MIN['p99']:,} samples, or p99.9 of fewer than"
-    f" {SAMPLES_MIN['p999']:,} (IETF 5.1.4.3)"
+FEW: Final = f"{MARK} too few samples (IETF 5.1.4.3); needed: " + ", ".join(
+    f"p{p * 100:g} {samples_needed(p):,}" for p in SHARES.values()
 )
 """The meaning of a marked cell."""
 METRIC_TITLES: Final = {

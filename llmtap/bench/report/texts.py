@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from llmtap.bench.compliance.evidence import MODEL_LOAD, Report, Step, at, measured, name_of
-from llmtap.metrics.statistics import SAMPLES_MIN
+from llmtap.metrics.statistics import samples_needed
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.report.bench import compliance_said, deviations_said, findings_said
 from llmtap.report.document import (
@@ -236,8 +236,8 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
         name = f"{report['section']} {report['title']}, load {step['name']}{arm}"
         yield f"Configuration, TTFT and TPOT are of {name}"
         figures = (step["result"].get("metrics") or {}).get("ttft") or {}
-        if figures.get("n") and figures["n"] < SAMPLES_MIN["p99"]:
-            least = SAMPLES_MIN["p99"]
+        least = samples_needed(0.99)
+        if figures.get("n") and figures["n"] < least:
             yield f"P99 rests on {figures['n']:,} samples; {least:,} are needed for 10 % accuracy (5.1.4.3)"
     deviations = deviations_said(document)
     yield from deviations
