@@ -401,7 +401,8 @@ IdleCost = Annotated[
     str | None,
     option(
         "seconds|tokens",
-        "Unit of user idle latency: seconds, or tokens that the reader could have read while waiting.",
+        "Unit of user idle latency: seconds (the default), or tokens that the reader could have read while "
+        "waiting.",
     ),
 ]
 ReaderGrace = Annotated[
