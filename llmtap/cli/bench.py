@@ -369,8 +369,9 @@ def _alternate(
     from llmtap.bench.run.session import Interrupted
 
     for run in range(1, runs + 1):
-        for label in sorted(systems, reverse=run % 2 == 0):
-            watcher.left(f"run {run} of {runs}, system {label}")
+        for i, label in enumerate(sorted(systems, reverse=run % 2 == 0), 1):
+            number = f"{(run - 1) * len(systems) + i} of {runs * len(systems)}"
+            watcher.left(f"{number}: run {run} of {runs}, system {label}")
             one = Bench(
                 systems[label], Folder(place / label), watcher, runs=run, first_run=run,
                 again=again and run == 1, **how,

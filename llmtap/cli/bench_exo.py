@@ -52,8 +52,8 @@ Examples:
 
   llmtap bench exo --target http://127.0.0.1:8000 --pp 512 4096 --tg 128 --repeat 3 --warmup 1
 
-  llmtap bench exo --target http://127.0.0.1:52415 --model mlx-community/Qwen3.5-27B-4bit
-  --instance-meta jaccl --sharding tensor --min-nodes 2 --max-nodes 2 --pp 512 4096 --tg 128
+  llmtap bench exo --model mlx-community/Qwen3.5-27B-4bit --target http://127.0.0.1:52415
+  --instance-meta jaccl --sharding tensor --pp 512 4096 --tg 128 --min-nodes 2 --max-nodes 2
   --repeat 3 --warmup 1
 
   llmtap bench exo --target http://127.0.0.1:52415 --model NAME --tokenizer models/mine --pp 1000,5000
@@ -84,7 +84,7 @@ ServerType = Annotated[
     str,
     option(
         "auto|openai|vllm|sglang|llamacpp|exo",
-        "Server type; decides which vendor-specific fields are sent (default: detected).",
+        "Server type; decides which vendor-specific fields are sent; auto detects it.",
     ),
 ]
 TokenizerName = Annotated[

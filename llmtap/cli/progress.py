@@ -42,16 +42,26 @@ class ReplayLines:
     def preparing(self, done: int, of: int) -> None:
         pass
 
-    def warming(self, how: str) -> None:
-        if how != "none":
+    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
+        if how == "none":
+            return
+        if of is None:
             how = f"{WARM_UP_AUTO} (shorter: --warmup 8)" if how == "auto" else f"{how} requests"
             print(f"llmtap: warming the server up: {how}", file=sys.stderr)
+            self._told_ns = SystemClock.mono_ns()
+        elif self._is_due():
+            print(f"llmtap: warming the server up: {_warmed(done, of, what)}", file=sys.stderr)
+
+    def _is_due(self) -> bool:
+        now_ns = SystemClock.mono_ns()
+        if now_ns - self._told_ns < EVERY_NS:
+            return False
+        self._told_ns = now_ns
+        return True
 
     def sending(self, progress: Progress, planned: int) -> None:
         self._under_way = progress.under_way
-        now_ns = SystemClock.mono_ns()
-        if now_ns - self._told_ns >= EVERY_NS or not (progress.left or progress.under_way):
-            self._told_ns = now_ns
+        if self._is_due() or not (progress.left or progress.under_way):
             print(f"llmtap: {figures(progress, planned)}{self._left(progress, planned)}", file=sys.stderr)
 
     def _left(self, progress: Progress, planned: int) -> str:
@@ -96,7 +106,7 @@ class LatestProgress(ReplayLines):
         super().__init__()
         self.progress: Progress | None = None
 
-    def warming(self, how: str) -> None:
+    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
         pass
 
     def sending(self, progress: Progress, planned: int) -> None:
@@ -130,9 +140,10 @@ class Bars(ReplayLines):
     def preparing(self, done: int, of: int) -> None:
         self._show("preparing prompts", done, of)
 
-    def warming(self, how: str) -> None:
+    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
         if how != "none":
-            self._show("warming up", 0, None, WARM_UP_AUTO if how == "auto" else "")
+            what = "warming up" if what == "requests" else "warming up: probes"
+            self._show(what, done, of, WARM_UP_AUTO if how == "auto" else "")
 
     def sending(self, progress: Progress, planned: int) -> None:
         self._under_way = progress.under_way
@@ -147,6 +158,10 @@ class Bars(ReplayLines):
 
     def _say(self, words: str) -> None:
         self._bar.console.print(f"llmtap: {words}", markup=False, highlight=False)
+
+
+def _warmed(done: int, of: int, what: str) -> str:
+    return f"{done:,} of {'at most ' * (what == 'probes')}{of:,} {what}"
 
 
 def figures(p: Progress, planned: int | None) -> str:

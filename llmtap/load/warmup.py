@@ -14,6 +14,7 @@ import math
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -21,16 +22,18 @@ import msgspec
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.workers.worker_handle import WorkerSetup
+from llmtap.load.workers.worker_handle import Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import WorkerPool
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NEVER, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["Probe", "WarmUp", "WarmUpOptions", "warm_up"]
+__all__ = ["Probe", "WarmUp", "WarmUpOptions", "WarmUpProgress", "warm_up"]
 
-_Send = Callable[[Sequence[int], int], Awaitable[list[Exchange]]]
+_Send = Callable[..., Awaitable[list[Exchange]]]
+WarmUpProgress = Callable[[int, int, str], None]
+"""Function of the number done, the number wanted, and what is counted (`requests` or `probes`)."""
 IN_A_ROW: Final = 3
 ROUNDS_MAX: Final = 8
 """Each round sends what was missing after the one before."""
@@ -105,6 +108,7 @@ async def warm_up(
     body_begins: "array[int]",
     body_ends: "array[int]",
     options: WarmUpOptions | None = None,
+    progress: WarmUpProgress = lambda done, of, what: None,
 ) -> WarmUp:
     """Send rows of `requests` in turn, without their times and turns; the probe is row 0. Raises as
     `WorkerPool.run`."""
@@ -114,8 +118,10 @@ async def warm_up(
     if not len(requests):
         return WarmUp(skipped="there is nothing to send")
 
-    async def send(rows: Sequence[int], slots: int) -> list[Exchange]:
-        return await _exchanges(setup, requests, (body_begins, body_ends), rows, slots)
+    async def send(
+        rows: Sequence[int], slots: int, listener: Callable[[Progress], None] | None = None
+    ) -> list[Exchange]:
+        return await _exchanges(setup, requests, (body_begins, body_ends), rows, slots, listener)
 
     found = WarmUp()
     if options.probe:
@@ -126,7 +132,8 @@ async def warm_up(
         if n <= 0:
             break
         began_ns = SystemClock.mono_ns()
-        for x in await send([number % len(body_begins) for number in range(sent, sent + n)], options.slots):
+        rows = [number % len(body_begins) for number in range(sent, sent + n)]
+        for x in await send(rows, options.slots, partial(_round, progress, sent, sent + n)):
             if x.outcome in ENDED_WELL:
                 found.requests += 1
                 found.tokens += x.tokens.output or 0
@@ -146,7 +153,7 @@ async def warm_up(
             f"{options.tokens} after {sent} requests"
         )
     if options.probe:
-        await _settle(send, found, options)
+        await _settle(send, found, options, progress)
         if not found.stable and found.problem is None:
             found.problem = f"latency still varies after {len(found.probes)} probes"
     return found
@@ -162,8 +169,13 @@ def _missing(found: WarmUp, options: WarmUpOptions) -> int:
     return max(by_requests, 1, math.ceil(left / each) if each else options.requests)
 
 
-async def _settle(send: _Send, found: WarmUp, options: WarmUpOptions) -> None:
+def _round(listener: WarmUpProgress, before: int, of: int, progress: Progress) -> None:
+    listener(before + progress.ended, of, "requests")
+
+
+async def _settle(send: _Send, found: WarmUp, options: WarmUpOptions, progress: WarmUpProgress) -> None:
     while len(found.probes) < options.probes_max:
+        progress(len(found.probes), options.probes_max, "probes")
         for probe in await _probe(send, min(IN_A_ROW, options.probes_max - len(found.probes))):
             found.probes.append(probe)
             latest = found.probes[-IN_A_ROW:]
@@ -194,7 +206,7 @@ async def _probe(send: _Send, n: int) -> list[Probe]:
 
 async def _exchanges(
     setup: WorkerSetup, requests: Requests, places: "tuple[array[int], array[int]]", rows: Sequence[int],
-    slots: int,
+    slots: int, listener: Callable[[Progress], None] | None,
 ) -> list[Exchange]:  # fmt: skip
     """Send these rows in turn, `slots` at a time; `places`: range of each row's body."""
     setup = msgspec.structs.replace(
@@ -206,7 +218,7 @@ async def _exchanges(
     plan = Requests(array("q", [0] * len(rows)), tenants=tenants)
     begins, ends = (array("q", [column[row] for row in rows]) for column in places)
     with WorkerPool(setup, plan, begins, ends, keep=True) as crew:
-        out = await crew.run()
+        out = await crew.run(listener)
         if out.lost:
             raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")
         return [x for _, x in crew.exchanges()]

@@ -1,7 +1,7 @@
 """Confidence intervals of quantiles, means and shares of one run, for other requests of the same kind.
 
-Functions from all values of a run, or counts, to an `Interval`, for benchmarks and comparisons of replays;
-`samples_needed` says how many values a percentile needs. Values are taken as independent;
+Functions from all values of a run, or counts, to an `Interval`, for benchmarks and comparisons of replays.
+Values are taken as independent;
 `clustered_quantile_interval` draws whole requests. No interval here covers the difference between runs
 (`comparison.compare_runs`). Intervals that are updated while traffic runs are in `experiment.py`.
 
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil
 from typing import Final
 
 import numpy as np
@@ -22,15 +21,12 @@ from scipy import stats
 from llmtap.metrics.statistics import percentile
 
 __all__ = [
-    "Interval", "clustered_quantile_interval", "is_enough", "mean_interval",
-    "quantile_interval", "samples_needed", "share_interval",
+    "Interval", "clustered_quantile_interval", "mean_interval",
+    "quantile_interval", "share_interval",
 ]  # fmt: skip
 
 Values = NDArray[np.float64]
 
-BEYOND_MIN: Final = 10
-"""Samples required beyond a percentile: 1,000 in all for P99, 10,000 for P99.9, as in the draft; by the same
-rule 20 for P50 and 100 for P90, for which it has no number."""
 RANKS_ABOUT: Final = 3
 """Ranks to either side of those of equal tails among which the interval's ends are chosen."""
 TAIL_MAX: Final = 0.8
@@ -178,15 +174,3 @@ class _Pool:
         inside = np.cumsum(times[self._owner[start:end]])
         place = np.searchsorted(inside, rank - reached[piece], side="right")
         return float(self.values[start + place])
-
-
-def samples_needed(p: float) -> int:
-    """Return the samples that a report of the p-th percentile needs: 1,000 for P99 (IETF draft, 5.1.4.3)."""
-    assert 0 < p < 1
-    # 1 - 0.99 is a little less than 0.01 in binary.
-    return ceil(round(BEYOND_MIN / (1 - p), 6))
-
-
-def is_enough(n: int, p: float) -> bool:
-    """Whether n samples are as many as the p-th percentile needs."""
-    return n >= samples_needed(p)

@@ -23,14 +23,15 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.histogram import Histogram
 
 __all__ = [
-    "PERCENTILE_RULES", "SAMPLES_MIN", "SHARES", "Interval", "anytime_p", "count_range", "deviation", "marks",
+    "PERCENTILE_RULES", "SHARES", "Interval", "anytime_p", "count_range", "deviation", "is_enough", "marks",
     "mean", "mixture_e_log", "mixture_width", "multinomial_e_log", "parse_percentiles", "percentile",
-    "percentile_by", "summarise_ns", "t_quantile", "t_tail", "tail_ratio",
+    "percentile_by", "samples_needed", "summarise_ns", "t_quantile", "t_tail", "tail_ratio",
 ]  # fmt: skip
 
 SHARES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p999": 0.999}
-SAMPLES_MIN: Final = {"p99": 1_000, "p999": 10_000}
-"""Samples that a percentile needs to be right within 10 % at 95 % confidence (IETF draft, 5.1.4.3)."""
+BEYOND_MIN: Final = 10
+"""Samples required beyond a percentile: 1,000 in all for P99, 10,000 for P99.9, as in the draft (5.1.4.3); by
+the same rule 20 for P50 and 100 for P90, for which it has no number."""
 
 
 def percentile(ordered: Sequence[float], p: float) -> float | None:
@@ -101,9 +102,21 @@ def tail_ratio(p50: float | None, p99: float | None) -> float | None:
     return None if p99 is None or not p50 else p99 / p50
 
 
-def marks(n: int) -> list[str]:
-    """Return the names of the percentiles that `n` samples are too few for (IETF draft, 5.1.4.3)."""
-    return [name for name, least in SAMPLES_MIN.items() if n < least]
+def samples_needed(p: float) -> int:
+    """Return the samples that a report of the p-th percentile needs: 1,000 for P99 (IETF draft, 5.1.4.3)."""
+    assert 0 < p < 1
+    # 1 - 0.99 is a little less than 0.01 in binary.
+    return ceil(round(BEYOND_MIN / (1 - p), 6))
+
+
+def is_enough(n: int, p: float) -> bool:
+    """Whether n samples are as many as the p-th percentile needs."""
+    return n >= samples_needed(p)
+
+
+def marks(n: int, shares: Mapping[str, float] = SHARES) -> list[str]:
+    """Return the names of the percentiles that `n` samples are too few for."""
+    return [name for name, p in shares.items() if not is_enough(n, p)]
 
 
 def parse_percentiles(text: str, place: str) -> dict[str, float]:
@@ -132,7 +145,7 @@ def summarise_ns(histogram: Histogram, more: Mapping[str, float] | None = None) 
     figures = {"mean": histogram.mean, "min": histogram.min, "max": histogram.max}
     figures.update(zip(shares, values, strict=True))
     seconds = {name: None if value is None else value / 1e9 for name, value in figures.items()}
-    return {"n": n, **seconds, "marks": marks(n) if n else []}
+    return {"n": n, **seconds, "marks": marks(n, shares) if n else []}
 
 
 Interval = tuple[float, float]

@@ -31,7 +31,19 @@ from llmtap.report.document import (
 from llmtap.report.page import page_html
 from llmtap.report.plots import chart_figure
 from llmtap.report.render import markdown, terminal
-from llmtap.report.values import METRIC_TITLES, at, counted, leaves, milliseconds, number, plain_text
+from llmtap.report.values import (
+    FEW,
+    HISTOGRAM_ERROR,
+    METRIC_TITLES,
+    at,
+    counted,
+    figure_text,
+    is_marked,
+    leaves,
+    milliseconds,
+    number,
+    plain_text,
+)
 
 __all__ = [
     "bench_html", "compare_html", "compare_markdown", "compliance_said", "deviations_said",
@@ -247,8 +259,8 @@ def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
     heads = ["load", "n", "requests/s", "output tok/s"]
     heads += [f"{METRIC_TITLES[metric]} {share}" for metric, share in measured]
     yield Note(
-        "In ms. Each load is a folder of the results. Percentiles here are of histograms (error at most"
-        " 0.1 %); those in the tables of the tests are exact."
+        f"In ms. Each load is a folder of the results. {HISTOGRAM_ERROR}; those in the tables of the tests"
+        " are exact."
     )
     for report in reports:
         rows = []
@@ -260,10 +272,13 @@ def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
                 f"{step['name']} ({step['arm']})" if step.get("arm") else step["name"],
                 f"{result.get('n', 0):,}", number(at(result, "load", "offered_rps")),
                 number(at(result, "tokens", "output_per_second")),
-                *(milliseconds(at(result, "metrics", metric, share)) for metric, share in measured),
+                *(figure_text(at(result, "metrics", metric) or {}, share) for metric, share in measured),
                 f"{well / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
             ])  # fmt: skip
-        yield Table([*heads, "ended well", "late p99"], rows, f"{report['section']} {report['title']}")
+        yield Table(
+            [*heads, "ended well", "late p99"], rows, f"{report['section']} {report['title']}",
+            footnote=FEW if is_marked(rows) else "",
+        )  # fmt: skip
 
 
 def _compliance(reports: Sequence[_Json]) -> list[Block]:
@@ -353,7 +368,7 @@ def compare_html(told: _Json) -> str:
 
 def _compare_summary(told: _Json) -> list[Block]:
     fair = not any(test.get("invalid") or _unmet_rows(test) for test in told["tests"])
-    items = [f"{test['title']}: {' '.join((*_objections(test), _fairness(test)))}" for test in told["tests"]]
+    items = [f"{test['title']}: {'; '.join((*_objections(test), _fairness(test)))}" for test in told["tests"]]
     tiles = []
     for test in told["tests"]:
         for other in test["systems"][1:]:
@@ -437,8 +452,8 @@ def _objections(test: _Json) -> list[str]:
     """Return which runs are not valid, and how loads differ."""
     said = list(test.get("invalid") or ())
     if test["unlike"]:
-        said.append("loads differ, and figures of them are not tested:")
-        said += [f"  {one}" for one in test["unlike"]]
+        said.append("loads differ, and figures of them are not tested")
+        said += test["unlike"]
     return said
 
 

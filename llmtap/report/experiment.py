@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llmtap.metrics.experiment import FIRST_LOOK
-from llmtap.metrics.statistics import SAMPLES_MIN, percentile
+from llmtap.metrics.statistics import percentile
 from llmtap.report.document import Note, Table
-from llmtap.report.values import MARK, METRIC_TITLES, at, figure_text, joined, milliseconds, number
+from llmtap.report.values import FEW, MARK, METRIC_TITLES, at, figure_text, joined, milliseconds, number
 
 __all__ = ["demo_blocks", "experiment_lines"]
 
@@ -137,7 +137,7 @@ def demo_blocks(summary: _Json, experiment: _Json, exchanges: Sequence[_Json]) -
     yield from (Note(line, "yellow") for line in _demo_cautions(experiment, other))
     yield from map(Note, _about_the_tap(summary, exchanges))
     if any(MARK in cell for row in rows for cell in row):
-        yield Note(f"{MARK} needs more samples: a p99 needs {SAMPLES_MIN['p99']:,}", "yellow")
+        yield Note(FEW, "yellow")
 
 
 def _demo_verdict(experiment: _Json, arm: str) -> str:

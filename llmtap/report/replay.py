@@ -280,11 +280,13 @@ def _tiles(result: _Json) -> Iterator[Tile]:
         figures = at(result, *place) or {}
         if figures.get("n"):
             in_s = figures["p99"] >= 1
-            p50, p99 = (number(figures[p] * (1 if in_s else 1e3), 3) for p in ("p50", "p99"))
-            mark = MARK if "p99" in (figures.get("marks") or ()) else ""
+            marks = figures.get("marks") or ()
+            p50, p99 = (
+                number(figures[p] * (1 if in_s else 1e3), 3) + MARK * (p in marks) for p in ("p50", "p99")
+            )
             option = f", option {figures['option']}" if figures.get("option") else ""
             about = f"p50 / p99 of {figures['n']:,}{option}"
-            yield Tile(title, f"{p50} / {p99}{mark} {'s' if in_s else 'ms'}", about)
+            yield Tile(title, f"{p50} / {p99} {'s' if in_s else 'ms'}", about)
     tokens = result.get("tokens") or {}
     if tokens.get("output_per_second") is not None:
         sources = ", ".join(tokens.get("source") or ())

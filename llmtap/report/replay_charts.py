@@ -13,7 +13,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any, Final
 
-from llmtap.metrics.statistics import SAMPLES_MIN, SHARES
+from llmtap.metrics.statistics import SHARES, is_enough
 from llmtap.report.document import LegendKey, Panel, Table
 from llmtap.report.page import COLOURS
 from llmtap.report.plots import DASHES
@@ -166,7 +166,7 @@ def baseline_distributions(baseline: _Json) -> Iterator[Distribution]:
 
 def _is_doubtful(n: int, share: float) -> bool:
     """Whether `n` samples are too few for a percentile; the largest value needs but one."""
-    return any(SHARES[name] <= share < 1 and n < least for name, least in SAMPLES_MIN.items())
+    return 0 < share < 1 and not is_enough(n, share)
 
 
 def _traces(

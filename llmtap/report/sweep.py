@@ -23,12 +23,13 @@ from operator import itemgetter
 from statistics import mean, median, stdev
 from typing import Any, Final
 
-from llmtap.metrics.statistics import SAMPLES_MIN, t_quantile
+from llmtap.metrics.statistics import SHARES, marks, samples_needed, t_quantile
 from llmtap.report.document import Table
 from llmtap.report.values import (
     MARK,
     TIMES,
     at,
+    figure_text,
     is_number,
     milliseconds,
     number,
@@ -245,6 +246,8 @@ _UNSERVED_SAID: Final = {
 }
 _SAID_OTHERWISE: Final = frozenset({_SCHEDULER, "trace", "objectives"})
 BEST: Final = "\N{BLACK STAR}"
+_PERCENTILES: Final = ("p50", "p95", "p99")
+"""Columns of the table."""
 _OUTSIDE_MIN: Final = 10
 """Requests outside their bounds that a reliable share needs: as many as 1,000 samples have above p99."""
 SEEDS_MIN: Final = 3
@@ -307,7 +310,7 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
             yield _Column(title, partial(_unserved_text, reasons))
     yield _rate("req/s", "throughput", 1, "throughput_rps")
     yield _rate("in+out tok/s", "tokens per second, prompts and answers", 1, "throughput_tps")
-    yield from (_ms(f"E2E {name}", "latency", name) for name in ("p50", "p95", "p99"))
+    yield from (_ms(f"E2E {name}", "latency", name) for name in _PERCENTILES)
     if sla:
         yield _share("late", "request_sla_violation", better=-1)
         yield _share("slow", "token_sla_violation", better=-1)
@@ -451,11 +454,12 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
 
 def unreliable_said(results: Sequence[Result]) -> Iterator[str]:
     """Say which figures are of too few requests: p99, goodput, and capacities (IETF draft, 5.1.4.3)."""
-    least = SAMPLES_MIN["p99"]
+    least = samples_needed(SHARES["p99"])
     if few := [told["n"] for told in results if told["n"] < least]:
-        names = "p99 and goodput" if any(told.get("goodput") for told in results) else "p99"
+        names = [name for name in marks(min(few)) if name in _PERCENTILES]
+        names += ["goodput"] if any(told.get("goodput") for told in results) else []
         needed = f"at least {least:,} are needed (--requests)"
-        yield f"{MARK} not reliable: {names} of {values_text(few)} requests; {needed}"
+        yield f"{MARK} not reliable: {', '.join(names)} of {values_text(few)} requests; {needed}"
     for told in results:
         allowed = at(told, "capacity", "allowed")
         if allowed is None or told["n"] * allowed >= _OUTSIDE_MIN:
@@ -582,10 +586,8 @@ def _all(results: Sequence[Result], text: Callable[[Result], str]) -> str:
 
 def _ms(title: str, *path: str) -> _Column:
     def text(told: Result) -> str:
-        marks = at(told, *path[:-1], "marks")
-        few = "p99" in marks if marks is not None else told["n"] < SAMPLES_MIN["p99"]
-        few = few and path[-1] == "p99" and at(told, *path) is not None
-        return milliseconds(at(told, *path)) + MARK * few
+        # Latencies over requests have no marks of their own.
+        return figure_text({"marks": marks(told["n"]), **(at(told, *path[:-1]) or {})}, path[-1])
 
     return _Column(title, text, path, -1)
 

@@ -18,7 +18,6 @@ from itertools import pairwise
 from math import log
 from typing import Any, Final
 
-from llmtap.metrics.statistics import SAMPLES_MIN
 from llmtap.report.document import (
     Block,
     DetailsBlock,
@@ -45,7 +44,7 @@ from llmtap.report.sweep import (
     sweep_table,
     unreliable_said,
 )  # fmt: skip
-from llmtap.report.values import MARK, at, counted, number, option_text, values_text
+from llmtap.report.values import FEW, MARK, at, counted, number, option_text, values_text
 
 __all__ = ["NOT_MEASURED", "Defaults", "sweep_html"]
 
@@ -53,7 +52,7 @@ Defaults = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """By scheduler: options as public JSON by their group, `readings` and `serving`, as they are by default."""
 NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was measured."
 _SLA: Final = frozenset({"request_sla_violation", "token_sla_violation"})
-_FEW: Final = f"{MARK} p99 of fewer than {SAMPLES_MIN['p99']:,} samples (IETF 5.1.4.3); hollow in curves."
+_FEW: Final = f"{FEW}; hollow in curves."
 _LINES_SHOWN: Final = 16
 """As many lines as a reader can tell apart; of more, the page begins with a choice."""
 _TICKS_MAX: Final = 8

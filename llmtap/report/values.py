@@ -9,22 +9,23 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from math import floor, isfinite, log10
 from typing import Any, Final
 
-from llmtap.metrics.statistics import SAMPLES_MIN, SHARES
+from llmtap.metrics.statistics import SHARES, samples_needed
 
 __all__ = [
-    "FEW", "MARK", "METRIC_TITLES", "TIMES", "at", "counted", "figure_text", "figures_text", "harmless",
-    "is_marked", "is_number", "is_words", "joined", "leaves", "milliseconds", "number", "option_text",
-    "ordered", "percentile_titles", "plain_text", "setting_text", "setting_value", "values_text",
+    "FEW", "HISTOGRAM_ERROR", "MARK", "METRIC_TITLES", "TIMES", "at", "counted", "figure_text",
+    "figures_text", "harmless", "is_marked", "is_number", "is_words", "joined", "leaves", "milliseconds",
+    "number", "option_text", "ordered", "percentile_titles", "plain_text",
+    "setting_text", "setting_value", "values_text",
 ]  # fmt: skip
 
 _PERCENTILE: Final = re.compile(r"p\d+")
 MARK: Final = "*"
 """Beside a percentile of too few samples."""
-FEW: Final = (
-    f"{MARK} p99 of fewer than {SAMPLES_MIN['p99']:,} samples, or p99.9 of fewer than"
-    f" {SAMPLES_MIN['p999']:,} (IETF 5.1.4.3)"
+FEW: Final = f"{MARK} too few samples (IETF 5.1.4.3); needed: " + ", ".join(
+    f"p{p * 100:g} {samples_needed(p):,}" for p in SHARES.values()
 )
 """The meaning of a marked cell."""
+HISTOGRAM_ERROR: Final = "Percentiles here are of histograms (error at most 0.1 %)"
 METRIC_TITLES: Final = {
     "ttft": "TTFT", "ttft_any": "TTFT, any token", "ttft_reasoning": "TTFT, reasoning",
     "ttft_tool_call": "TTFT, tool call", "ttfb": "TTFB", "tbc": "TBC", "itl": "ITL",

@@ -36,7 +36,7 @@ q, ctrl+c     quit
 LIVE          figures of the time beside it
 STALE         no answer lately: the figures are old
 DISCONNECTED  the last request failed, with reason; the last figures stay
-*             after a p99: fewer than 1,000 samples
+*             after a percentile: fewer than ten samples beyond it
 -             unknown or not applicable
 ~1            number of tokens unknown: counts as one
 ·             in tokens over time: no token"""

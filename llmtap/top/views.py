@@ -93,7 +93,7 @@ def caption(summary: Mapping[str, Any]) -> str:
     window = at(summary, "window", "name")
     return (
         f"ms, window {shown(window)}; ITL ({shown(option)}); idle: reader of {reader(summary)};"
-        " * p99 of < 1,000 samples"
+        " * fewer than ten samples beyond it"
     )
 
 

@@ -101,9 +101,7 @@ def test_runs_of_two_systems_alternate_and_are_compared(tmp_path: Path) -> None:
     assert done.returncode == bool(told["tests"][0]["invalid"]), done.stderr  # it may be too busy here
     turns = [line.rpartition("to do: ")[2] for line in done.stderr.splitlines() if "system" in line]
     assert turns == [
-        f"run {run} of 3, system {label}"
-        for run, order in enumerate(("ab", "ba", "ab"), 1)
-        for label in order
+        f"{i + 1} of 6: run {i // 2 + 1} of 3, system {label}" for i, label in enumerate("abbaab")
     ]
     assert [system["label"] for system in told["systems"]] == ["a", "b"]
     (p50,) = (
@@ -259,6 +257,8 @@ def test_one_thing_is_under_way_at_a_time() -> None:
     assert shown(place) == [("preparing prompts", 3, 9)]
     bars.warming("auto")
     assert shown(place) == [("warming up", 0, None)]
+    bars.warming("auto", 40, 100)
+    assert shown(place) == [("warming up", 40, 100)]
     bars.sending(progress(4), 14)
     assert shown(place) == [("sending", 5, 14)]
     # The next load begins where this one did.

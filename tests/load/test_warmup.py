@@ -10,7 +10,15 @@ import pytest
 
 from llmtap.clock import SystemClock
 from llmtap.load.http import SenderOptions
-from llmtap.load.warmup import IN_A_ROW, Probe, WarmUp, WarmUpOptions, _missing, warm_up
+from llmtap.load.warmup import (
+    IN_A_ROW,
+    Probe,
+    WarmUp,
+    WarmUpOptions,
+    WarmUpProgress,
+    _missing,
+    warm_up,
+)
 from llmtap.workload.requests import Requests
 from tests.support.servers.loading import bodies, streamed_answer
 from tests.support.servers.peer import play
@@ -45,16 +53,20 @@ class Timed:
         return None
 
 
-def warmed(script: Script, options: WarmUpOptions, rows: int = 4) -> tuple[WarmUp, Upstream]:
+def warmed(
+    script: Script, options: WarmUpOptions, progress: WarmUpProgress = lambda done, of, what: None
+) -> tuple[WarmUp, Upstream]:
     """The server waits on the monotonic clock, so the sender measures on it, too. The kernel's timestamps are
     on the wall clock, whose rate may differ by 0.05 % while it is corrected."""
+
+    rows = 4
 
     async def work() -> tuple[WarmUp, Upstream]:
         sender = SenderOptions(clock="mono")
         async with upstream() as server:
             with bodies(server.url + server.on(script), rows, sender=sender) as (setup, begins, ends):
                 r = Requests(array("q", [3_600_000_000_000] * rows), tenants=["t"] * rows)
-                return await warm_up(setup, r, begins, ends, options), server
+                return await warm_up(setup, r, begins, ends, options, progress), server
 
     found: tuple[WarmUp, Upstream] = play(work(), 60)
     return found
@@ -102,7 +114,11 @@ def test_a_server_that_gets_faster_is_waited_for() -> None:
 
 
 def test_a_server_that_never_settles_is_given_up() -> None:
-    found, _ = warmed(Timed(lambda n: (1, 300)[n % 2]), quick(probes_max=4))
+    told: list[tuple[int, int, str]] = []
+    script = Timed(lambda n: (1, 300)[n % 2])
+    found, _ = warmed(script, quick(probes_max=4), lambda *step: told.append(step))
+    assert [step for step in told if step[2] == "probes"] == [(0, 4, "probes"), (3, 4, "probes")]
+    assert told[-3] == (10, 10, "requests")
     assert (found.enough, found.stable, len(found.probes)) == (True, False, 4)
     assert found.problem == "latency still varies after 4 probes"
     assert found.variation_ttft is not None

@@ -25,11 +25,17 @@ def test_the_nearest_rank_is_not_moved_by_rounding() -> None:
 
 @pytest.mark.parametrize(
     ("n", "expected"),
-    [(1, ["p99", "p999"]), (999, ["p99", "p999"]), (1_000, ["p999"]), (9_999, ["p999"]), (10_000, [])],
-)
+    [
+        (1, ["p50", "p90", "p95", "p99", "p999"]), (19, ["p50", "p90", "p95", "p99", "p999"]),
+        (20, ["p90", "p95", "p99", "p999"]), (100, ["p95", "p99", "p999"]), (199, ["p95", "p99", "p999"]),
+        (200, ["p99", "p999"]), (999, ["p99", "p999"]), (1_000, ["p999"]), (9_999, ["p999"]), (10_000, []),
+    ],
+)  # fmt: skip
 def test_percentiles_from_too_few_samples_are_marked(n: int, expected: list[str]) -> None:
     assert marks(n) == expected
     assert summarise_ns(Histogram([5] * n))["marks"] == expected
+    more = summarise_ns(Histogram([5] * n), {"p75": 0.75})["marks"]
+    assert more == expected + ["p75"] * (n < 40)
 
 
 def test_a_summary_is_in_seconds() -> None:
@@ -37,7 +43,7 @@ def test_a_summary_is_in_seconds() -> None:
     assert summary == {
         "n": 2, "mean": 2.0, "min": 1.0, "max": 3.0, "p50": 2.0, "p90": pytest.approx(2.8),
         "p95": pytest.approx(2.9), "p99": pytest.approx(2.98), "p999": pytest.approx(2.998),
-        "marks": ["p99", "p999"],
+        "marks": ["p50", "p90", "p95", "p99", "p999"],
     }  # fmt: skip
 
 

@@ -71,9 +71,9 @@ def test_tasks_and_their_turns() -> None:
     result = GOOD | {"tasks": times.to_dict()}
     made = page(result)
     assert [row[:4] for row in made.tables["figures-table"] if row[0].startswith("task")] == [
-        ["task, whole conversation", "2", "640", "640"]
+        ["task, whole conversation", "2", "640", "640*"]
     ]
-    turns = [["1", "2", "99.0", "99.0*", "140", "140*"], ["2", "1", "99.0", "99.0*", "140", "140*"]]
+    turns = [["1", "2", "99.0*", "99.0*", "140*", "140*"], ["2", "1", "99.0*", "99.0*", "140*", "140*"]]
     assert made.tables["figures-table"][-2:] == turns
     for text in (shown(result), replay_markdown(result).replace("|", "").replace("\\", "")):
         lines = [line.split() for line in text.splitlines()]

@@ -19,7 +19,7 @@ def drawn(n: int, seconds: list[float], panel: int = 0) -> list[dict[str, Any]]:
     return Distribution("k", "h", "a", [curve]).panels[panel].data
 
 
-@pytest.mark.parametrize(("n", "solid_until"), [(999, 0.98), (1_000, 0.995), (10_000, 1.0)])
+@pytest.mark.parametrize(("n", "solid_until"), [(999, 0.98), (1_000, 0.99), (10_000, 0.999), (20_000, 1.0)])
 def test_what_rests_on_too_few_is_dotted(n: int, solid_until: float) -> None:
     solid, *dotted = drawn(n, [s + 1 for s in SHARES])
     assert solid["line"]["dash"] == "solid"

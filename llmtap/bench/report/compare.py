@@ -31,8 +31,7 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.test import TESTS
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import Comparison, adjusted, compare_quantile, compare_runs
-from llmtap.metrics.intervals import is_enough
-from llmtap.metrics.statistics import percentile
+from llmtap.metrics.statistics import is_enough, percentile
 
 __all__ = ["ComparedRun", "System", "compare", "compare_results", "read_system"]
 

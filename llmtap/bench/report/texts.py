@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from llmtap.bench.compliance.evidence import MODEL_LOAD, Report, Step, at, measured, name_of
-from llmtap.metrics.statistics import SAMPLES_MIN
+from llmtap.metrics.statistics import samples_needed
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.report.bench import compliance_said, deviations_said, findings_said
 from llmtap.report.document import (
@@ -27,7 +27,15 @@ from llmtap.report.document import (
 )
 from llmtap.report.plots import chart_table
 from llmtap.report.render import markdown
-from llmtap.report.values import milliseconds, number, plain_text
+from llmtap.report.values import (
+    FEW,
+    HISTOGRAM_ERROR,
+    figure_text,
+    is_marked,
+    milliseconds,
+    number,
+    plain_text,
+)
 
 __all__ = [
     "full_markdown", "guardrails_said", "hardware_said", "load_said", "main_load", "minimum_text",
@@ -235,9 +243,10 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
         arm = f" ({step['arm']})" if step["arm"] else ""
         name = f"{report['section']} {report['title']}, load {step['name']}{arm}"
         yield f"Configuration, TTFT and TPOT are of {name}"
+        yield HISTOGRAM_ERROR
         figures = (step["result"].get("metrics") or {}).get("ttft") or {}
-        if figures.get("n") and figures["n"] < SAMPLES_MIN["p99"]:
-            least = SAMPLES_MIN["p99"]
+        least = samples_needed(0.99)
+        if figures.get("n") and figures["n"] < least:
             yield f"P99 rests on {figures['n']:,} samples; {least:,} are needed for 10 % accuracy (5.1.4.3)"
     deviations = deviations_said(document)
     yield from deviations
@@ -351,7 +360,7 @@ def _results(document: Mapping[str, Any]) -> Iterator[Block]:
             outcomes = result.get("outcomes") or {}
             well, n = sum(outcomes.get(name, 0) for name in ENDED_WELL), sum(outcomes.values())
             figures = [
-                milliseconds(((result.get("metrics") or {}).get(metric) or {}).get(share))
+                figure_text((result.get("metrics") or {}).get(metric) or {}, share)
                 for metric in _METRICS
                 for share in ("p50", "p99")
             ]
@@ -363,8 +372,11 @@ def _results(document: Mapping[str, Any]) -> Iterator[Block]:
             ])  # fmt: skip
     latencies = [f"{title} {share} (ms)" for title in _METRICS.values() for share in ("P50", "P99")]
     heads = ["Test", "Load", "Arm", "Workload", "Load model", "n", *latencies, "Output tok/s", "Success"]
-    yield Note("Each load, as its requests were measured:")
-    yield Table(heads, rows)
+    yield Note(
+        f"Each load, as its requests were measured. {HISTOGRAM_ERROR}; those in the tables of the tests are"
+        " exact:"
+    )
+    yield Table(heads, rows, footnote=FEW if is_marked(rows) else "")
     yield Note("The minimum report (C.1):")
     yield Preformatted(minimum_text(document).rstrip("\n"))
 

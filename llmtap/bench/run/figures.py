@@ -15,11 +15,10 @@ from llmtap.bench.run.test import ChartSeries, ReportTable
 from llmtap.metrics.intervals import (
     Interval,
     clustered_quantile_interval,
-    is_enough,
     quantile_interval,
 )
-from llmtap.metrics.statistics import SHARES, mean, percentile
-from llmtap.report.values import MARK
+from llmtap.metrics.statistics import SHARES, is_enough, mean, percentile
+from llmtap.report.values import FEW, MARK
 
 __all__ = [
     "DOUBT", "KEY_SHARES", "METRICS", "SPANS", "Cell", "cdf_series", "clustered_row", "figure",
@@ -33,9 +32,7 @@ MS: Final = 1e3
 _ABSENT: Final = "-"
 Cell = Callable[[Any], str]
 """Function from a row to the text of a cell."""
-DOUBT: Final = (
-    f"{MARK} fewer than ten samples lie beyond it: 5.1.4.3 asks for 1,000 in all for P99, 10,000 for P99.9"
-)
+DOUBT: Final = FEW
 SPANS: Final = "in brackets after a figure: its interval of 95 %, where it has one"
 _LEVEL: Final = 0.95
 _ENDS: Final = ("value", "low", "high")

@@ -57,7 +57,7 @@ from llmtap.bench.tests.paired import (
     guardrail_figures,
 )
 from llmtap.errors import ConfigError
-from llmtap.metrics.intervals import is_enough
+from llmtap.metrics.statistics import is_enough
 
 __all__ = ["TEST", "GuardrailParams"]
 

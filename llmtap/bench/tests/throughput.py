@@ -231,7 +231,7 @@ async def run(session: BenchSession, params: ThroughputParams) -> TestResult:
         table_of(
             "All load levels, without their first 10 %",
             [{**level, "load": tried.level, "tried": tried} for tried, level in levels],
-            {f"Load ({params.unit})": text("load", "g"), **LEVEL_COLUMNS},
+            {f"Planned load ({params.unit})": text("load", "g"), **LEVEL_COLUMNS},
         )
     )
     found.charts = _charts(params, sought)
@@ -240,7 +240,8 @@ async def run(session: BenchSession, params: ThroughputParams) -> TestResult:
 
 
 LEVEL_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Completed (req/s)": lambda level: number(level["completed_rps"]),
+    "Sent (req/s)": lambda level: f"{number(level['arrival_rps'])} (n {level['arrivals']:,})",
+    "Completed (req/s)": lambda level: f"{number(level['completed_rps'])} (n {level['completed']:,})",
     "Output (tok/s)": lambda level: number(level["output_tps"]),
     **latency_columns("ttft p99", "tpot p99"),
     "Success": lambda level: share(level["success"]),
@@ -272,13 +273,14 @@ def _configuration(params: ThroughputParams) -> dict[str, str]:
 
 def _measurements(session: BenchSession, params: ThroughputParams, sought: Sought) -> dict[str, Any]:
     best = sought.best
-    unit = "offered_rps" if params.mode == "open" else "concurrency"
+    unit = "planned_rps" if params.mode == "open" else "concurrency"
     told: dict[str, Any] = {
         "load_model": params.mode,
         "constraint": params.bounds.to_dict(),
         "sustainable_load_rps": None, "sustainable_concurrency": None, "limit": sought.limit,
         "max_output_tps": None, "max_request_rps": None, "max_input_tps": None,
         "tokens_per_gpu_second": None, "batch_utilization": None, "latency": None, "steady": None,
+        "sent_rps": None, "sent": None, "completed": None,
         "levels": [{unit: t.level, **level_json(t)} for t in sought.tried],
     }  # fmt: skip
     if best is None:
@@ -298,20 +300,28 @@ def _measurements(session: BenchSession, params: ThroughputParams, sought: Sough
         "batch_utilization": None if running is None or batch is None else running / batch,
         "latency": latency_rows(steady.sent),
         "steady": steady.is_steady,
-    }
+        "sent_rps": steady.arrival_rps, "sent": steady.arrivals, "completed": steady.completed,
+    }  # fmt: skip
+
+
+_RATES: Final = ("sustainable_load_rps", "sent_rps", "max_request_rps")
 
 
 def _summary(told: Mapping[str, Any]) -> ReportTable:
-    sustained = number(told["sustainable_load_rps"], "req/s")
+    sustained, sent, completed = (number(told[name], "req/s") for name in _RATES)
+    if told["sent"] is not None:
+        sent += f" (n {told['sent']:,})"
+        completed += f" (n {told['completed']:,})"
     if told["sustainable_concurrency"] is not None:
         sustained = f"{told['sustainable_concurrency']} at a time ({sustained})"
     return metric_table(
         "Table 3: Throughput Summary",
         {
             "Max Output Throughput": number(told["max_output_tps"], "tok/s"),
-            "Max Request Throughput": number(told["max_request_rps"], "req/s"),
+            "Max Request Throughput": completed,
             "Max Input Throughput": number(told["max_input_tps"], "tok/s"),
             "Sustainable Load": sustained,
+            "Sent at This Load": sent,
             "Tokens per GPU-second": number(told["tokens_per_gpu_second"], "tok/s/GPU"),
             "Batch Utilization": share(told["batch_utilization"]),
         },
@@ -322,7 +332,7 @@ def _charts(params: ThroughputParams, sought: Sought) -> list[ChartSpec]:
     last = {t.level: t for t in sought.tried}
     xs = sorted(last)
     levels = [last[level] for level in xs]
-    x_title = "offered load (requests/s)" if params.mode == "open" else "requests at a time"
+    x_title = "planned load (requests/s)" if params.mode == "open" else "requests at a time"
     best = sought.best
     marks = [] if best is None else [Mark(best.level, "highest that is sustained")]
     rows = [latency_rows(t.steady.sent) for t in levels]
@@ -347,6 +357,11 @@ def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None
         notes.append(
             f"the limit lies between {best.level:g} and {sought.limit:g} {params.unit}, the increment of the"
             " search"
+        )
+    if best is not None:
+        notes.append(
+            "rates have no confidence interval: each level was sent once, and its requests depend on each"
+            " other; --runs repeats the search"
         )
     if best is not None and not best.steady.is_steady:
         notes.append("at the highest load that was sustained the throughput was not steady: measure longer")

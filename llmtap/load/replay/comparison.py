@@ -13,7 +13,8 @@ from math import hypot
 from typing import Any, Final
 
 from llmtap.metrics.histogram import hdr_values
-from llmtap.metrics.intervals import Interval, is_enough, quantile_interval, share_interval
+from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
+from llmtap.metrics.statistics import is_enough
 from llmtap.report.values import at, leaves
 from llmtap.units import NS_PER_S
 

@@ -62,7 +62,9 @@ HOLD_NS: Final = 2_000_000_000
 class ProgressListener(Protocol):
     def preparing(self, done: int, of: int) -> None: ...
 
-    def warming(self, how: str) -> None: ...
+    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
+        """`how`: option `--warmup`; `what`: `requests` or `probes`, of which `done` of at most `of` ended."""
+        ...
 
     def sending(self, progress: Progress, planned: int) -> None: ...
 
@@ -327,7 +329,10 @@ class Replay:
                 )
             setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
             # By one process of this host: what is warmed up is the server.
-            found = await warm_up(setup, plan.requests, prepared.begins, prepared.ends, chosen)
+            found = await warm_up(
+                setup, plan.requests, prepared.begins, prepared.ends, chosen,
+                progress=partial(self.audience.warming, kind),
+            )  # fmt: skip
         return found.to_dict()
 
     def _baseline(self) -> Baseline | None:

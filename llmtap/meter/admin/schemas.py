@@ -243,7 +243,7 @@ _SUMMARY: Final[dict[str, Schema]] = {
             "source": _map(COUNT),
             "cancelled": _MAYBE_COUNT,
             "after_cancel": _about(
-                "Read after the client left. Only the middleware sees them: 0 or near 0 through a relay.",
+                "Read after the client left. Only the middleware sees them: null through a relay.",
                 _MAYBE_COUNT,
             ),
         }

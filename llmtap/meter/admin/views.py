@@ -8,7 +8,7 @@ here.
 
 import resource
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
+from typing import Any, Final
 
 from llmtap import __version__, native
 from llmtap.channel.frames import LAG_EDGES_NS
@@ -213,6 +213,13 @@ def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callabl
     return work
 
 
+def _clear_after_cancel(summary: Any) -> None:
+    """Set tokens after a disconnect to null: only the middleware reads them."""
+    parts = [part for parts in summary.get("by", {}).values() for part in parts.values()]
+    for one in (summary, *parts):
+        one["tokens"]["after_cancel"] = None
+
+
 def summary_of(
     p: ExchangePipeline,
     window: str | None = None,
@@ -227,7 +234,7 @@ def summary_of(
     """
     frozen = p.windows.freeze(p.options.window_name if window is None else window)
     slos = p.slos.freeze()
-    relays = p.relays.to_dict(p.clock.mono_ns())
+    relays: dict[str, Any] = p.relays.to_dict(p.clock.mono_ns())
     errors = dict(p.errors)
     capture = None if p.recorder is None else p.recorder.state().to_dict()
     upstream = None if p.upstream is None else p.upstream.to_dict()
@@ -235,6 +242,8 @@ def summary_of(
     def work() -> dict[str, object]:
         out = frozen.to_dict(by, certain=certain, price=p.price)
         out["uncertain"]["limit"] = p.options.uncertainty_limit / 1e9  # type: ignore[index]
+        if {one["vantage"] for one in relays.values()} != {"middleware"}:
+            _clear_after_cancel(out)
         return out | {
             "slo": slos.to_dict(),
             "relays": relays,

@@ -79,7 +79,11 @@ def test_without_a_constraint_the_limit_is_where_the_queue_grows(tmp_path: Path)
     assert told["steady"] is True
     assert told["latency"]["e2e"]["p99"]["value"] == pytest.approx(1.0, abs=0.01)
     summary, latency, levels = found.tables
-    assert dict(row for row in summary.rows)["Sustainable Load"] == "8.00 req/s"
+    shown = dict(row for row in summary.rows)
+    assert shown["Sustainable Load"] == "8.00 req/s"
+    # Arrivals at 1/8 s, 2/8 s ... of 60 s: 432 are sent from 6 s on.
+    assert (told["sent"], shown["Sent at This Load"]) == (432, "8.00 req/s (n 432)")
+    assert levels.rows[3][:2] == ["8", "8.00 (n 432)"]
     assert [row[0] for row in latency.rows] == ["TTFT", "TPOT", "End-to-End"]
     assert [row[0] for row in levels.rows] == ["1", "2", "4", "8", "9", "10", "12", "16"], "ascending"
     assert [row[-2] for row in levels.rows] == ["Pass"] * 4 + ["Fail"] * 4

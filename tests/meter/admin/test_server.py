@@ -17,6 +17,7 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.channel.experiment import switch_word
 from llmtap.channel.frames import Hello
 from llmtap.clock import SystemClock
+from llmtap.exchange.outcome import Outcome
 from llmtap.export.prometheus.exposition import Frozen
 from llmtap.meter.admin import server
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
@@ -83,6 +84,28 @@ def test_the_summary_is_of_the_window_or_of_everything() -> None:
             "version": __version__, "implementation": native.NAME,
             "implementation_reason": native.REASON or None,
         }  # fmt: skip
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("vantages", "after"),
+    [(["middleware"], 2), (["relay"], None), (["middleware", "relay"], None), ([], None)],
+)
+def test_tokens_after_a_disconnect_are_known_to_the_middleware_alone(
+    vantages: list[str], after: int | None
+) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        for name in vantages:
+            hello = Hello(relay=name, pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0, vantage=name)
+            tally.relays.join(hello)
+        x = streamed(100, 140, 180)
+        x.outcome = Outcome.CLIENT_CANCELLED
+        x.timeline.delivered_ns = x.timeline.arrival_ns + S // 8
+        tally.ended(x)
+        _, out = await get(client, "/api/v1/summary?window=all")
+        parts = (out, out["by"]["tenant"]["default"])
+        assert [part["tokens"]["after_cancel"] for part in parts] == [after, after]
 
     play(scene)
 

@@ -65,7 +65,7 @@ def test_every_figure_by_hand() -> None:
     # 3, 4.25, 4.25, 6.25 and 1.75 s.
     assert (latency["n"], latency["mean"], latency["min"], latency["max"]) == (5, 3.9, 1.75, 6.25)
     assert (latency["p50"], latency["p90"]) == (4.25, pytest.approx(4.25 + 0.6 * 2))
-    assert latency["marks"] == ["p99", "p999"]
+    assert latency["marks"] == ["p50", "p90", "p95", "p99", "p999"]
     assert told["request_sla_violation"] == 1 / 5
     assert told["token_sla_violation"] == 2 / 5  # 0.125 s between tokens, in the batch of two
     assert told["utilization"] == 1.0

@@ -101,7 +101,7 @@ export class Chunking {
   renderRefusals(s, rests) {
     const named = (counts) => ranked(counts).map(([name, n]) => `${name} ${count(n)}`).join(", ");
     const made = `${count(s.tokens.cancelled)} tokens generated before`;
-    const wasted = `${count(afterCancel(s))} after the client disconnected`;
+    const wasted = `${count(s.tokens.after_cancel)} after the client disconnected`;
     const reasons = named(s.no_token.reasons) || "every stream had a token";
     refill(this.refusals, [
       card("Refused", share(s.refusals.share), named(s.refusals.kinds) || "none", rests),
@@ -120,12 +120,6 @@ export class Chunking {
       : "No kept exchange was refused.";
     refill(this.none, rows.length ? null : el("p", { class: "soft" }, words));
   }
-}
-
-/** Tokens generated after clients disconnected; null where a vantage cannot see them: only the middleware can. */
-function afterCancel(s) {
-  const vantages = Object.values(s.relays);
-  return vantages.length && vantages.every(({ vantage }) => vantage === "middleware") ? s.tokens.after_cancel : null;
 }
 
 const COLUMNS = [

@@ -223,8 +223,13 @@ export class Overview {
   }
 
   columns() {
-    const of = (pick) => ({ text: (row) => seconds(pick(row.part)), value: (row) => pick(row.part) });
-    const few = (pick) => ({ mark: (row) => (pick(row.part).marks.includes("p99") ? "few" : "") });
+    const figure = (metric, name) => {
+      const of = (row) => row.part.metrics[metric];
+      return {
+        text: (row) => seconds(of(row)[name]), value: (row) => of(row)[name],
+        mark: (row) => fewMark(of(row), name),
+      };
+    };
     const burn = (window) => {
       const burnt = (row) => row.burn?.[window]?.burn_rate;
       return {
@@ -244,24 +249,15 @@ export class Overview {
         id: "rps", head: "req/s",
         text: (row) => number(row.part.load.achieved_rps), value: (row) => row.part.load.achieved_rps,
       },
-      { id: "ttft50", head: "TTFT p50", ...of((part) => part.metrics.ttft.p50) },
-      {
-        id: "ttft99", head: "p99", title: "TTFT p99",
-        ...of((part) => part.metrics.ttft.p99), ...few((part) => part.metrics.ttft),
-      },
-      { id: "itl50", head: "ITL p50", ...of((part) => part.metrics.itl.p50) },
-      {
-        id: "itl99", head: "p99", title: "ITL p99",
-        ...of((part) => part.metrics.itl.p99), ...few((part) => part.metrics.itl),
-      },
+      { id: "ttft50", head: "TTFT p50", ...figure("ttft", "p50") },
+      { id: "ttft99", head: "p99", title: "TTFT p99", ...figure("ttft", "p99") },
+      { id: "itl50", head: "ITL p50", ...figure("itl", "p50") },
+      { id: "itl99", head: "p99", title: "ITL p99", ...figure("itl", "p99") },
       {
         id: "option", head: "option", title: `option of ITL. ${ITL_OPTIONS}`,
         text: (row) => row.part.metrics.itl.option ?? NONE,
       },
-      {
-        id: "idle99", head: "idle p99", title: "user idle p99",
-        ...of((part) => part.metrics.user_idle.p99), ...few((part) => part.metrics.user_idle),
-      },
+      { id: "idle99", head: "idle p99", title: "user idle p99", ...figure("user_idle", "p99") },
       {
         id: "met", head: "met", title: `share of the counted exchanges that met every objective. ${NOT_COUNTED}`,
         text: (row) => share(row.part.goodput?.attainment),
@@ -375,16 +371,17 @@ function goodput(good, window, classes) {
     basis(good.counted, window), NOT_COUNTED);
 }
 
+/** The mark of a percentile with too few samples. */
+const fewMark = (figures, name) => (figures.marks.includes(name) ? "few" : "");
+
 /** p50 and p99 of a latency with their basis; `formula` is the tooltip. */
 function pair(title, figures, wide, window, about = null, formula = null) {
-  const few = figures.marks.includes("p99")
-    ? el("span", { class: "few", title: "fewer than 1,000 samples" }, "few")
-    : null;
+  const shown = ["p50", "p99"].map((name) => el("span", {}, el("i", {}, name),
+    el("b", { class: "value" }, seconds(figures[name])),
+    el("span", { class: "few", title: "fewer than ten samples beyond it" }, fewMark(figures, name))));
   return el("div", { class: "card", title: formula }, el("dt", { class: formula ? "has-tip" : null }, title),
     el("dd", {},
-      el("span", { class: "two" },
-        el("span", {}, el("i", {}, "p50"), el("b", { class: "value" }, seconds(figures.p50))),
-        el("span", {}, el("i", {}, "p99"), el("b", { class: "value" }, seconds(figures.p99)), few)),
+      el("span", { class: "two" }, ...shown),
       about && el("small", {}, about),
       el("small", { class: "soft" }, `${basis(figures.n, window)} · ${wide}`)));
 }

@@ -207,8 +207,8 @@ function captured(capture) {
 }
 
 function added(title, figures, window) {
-  const few = figures.marks.includes("p99") ? ", few samples" : "";
-  const words = `p50; p99 ${seconds(figures.p99)}${few}; at most ${seconds(figures.max)}`;
+  const few = (name) => (figures.marks.includes(name) ? ", few samples" : "");
+  const words = `p50${few("p50")}; p99 ${seconds(figures.p99)}${few("p99")}; at most ${seconds(figures.max)}`;
   return card(title, seconds(figures.p50), words, basis(figures.n, window));
 }
 
