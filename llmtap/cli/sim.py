@@ -532,7 +532,7 @@ def run(
         run_sweep,
         scheduler_names,
     )
-    from llmtap.sim.sweep.table import SUFFIXES, write_runs
+    from llmtap.sim.sweep.sweep import SUFFIXES, write_runs
 
     given = AxesRead()
     given.schedulers(scheduler)

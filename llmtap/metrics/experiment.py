@@ -24,16 +24,8 @@ from math import ceil, floor, sqrt
 from random import Random
 from typing import Final
 
+from llmtap.metrics import statistics
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
-from llmtap.metrics.statistics import (
-    Interval,
-    anytime_p,
-    count_range,
-    mixture_e_log,
-    mixture_width,
-    multinomial_e_log,
-    t_quantile,
-)  # fmt: skip
 
 __all__ = [
     "FIRST_LOOK", "ArmSample", "Difference", "Figure", "mean_difference", "mean_interval",
@@ -246,8 +238,8 @@ class Difference:
     """Difference of an arm from the control: the arm's figure minus the control's."""
 
     estimate: float
-    interval: Interval | None
-    anytime: Interval | None
+    interval: statistics.Interval | None
+    anytime: statistics.Interval | None
     """At 1 - alpha for all looks together."""
     p: float | None = None
     """p-value of "there is no difference", valid at every look."""
@@ -257,12 +249,12 @@ class Difference:
     """Share of the estimate's variance that the covariate does not explain."""
 
 
-def mean_interval(figure: Figure, alpha: float) -> Interval | None:
+def mean_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
     """Return the mean's interval for one look; None below two units."""
     error, mean = figure.error(), figure.mean
     if error is None or mean is None:
         return None
-    reach = t_quantile(alpha, figure.units - 1) * error
+    reach = statistics.t_quantile(alpha, figure.units - 1) * error
     return mean - reach, mean + reach
 
 
@@ -289,20 +281,20 @@ def mean_difference(arm: Figure, control: Figure, alpha: float, *, adjust: bool 
         return Difference(estimate, None, None, None, unadjusted, left)
     # Welch and Satterthwaite.
     df = (va + vc) ** 2 / (va**2 / (arm.units - 1) + vc**2 / (control.units - 1))
-    reach = t_quantile(alpha, df) * error
+    reach = statistics.t_quantile(alpha, df) * error
     z = estimate / error
     anytime = p = None
     if min(arm.units, control.units) >= FIRST_LOOK:
         n = arm.units + control.units
-        far = mixture_width(n, alpha) * error
+        far = statistics.mixture_width(n, alpha) * error
         anytime = (estimate - far, estimate + far)
-        p = anytime_p(mixture_e_log(z, n, alpha))
+        p = statistics.anytime_p(statistics.mixture_e_log(z, n, alpha))
     return Difference(estimate, (estimate - reach, estimate + reach), anytime, p, unadjusted, left)
 
 
 def quantile_interval(
     figure: Figure, share: float, alpha: float, *, anytime: bool = False
-) -> Interval | None:
+) -> statistics.Interval | None:
     """Return the interval of a quantile by order statistics; None if a rank lies outside the sample.
 
     For one look by Student's t and the design effect, for all looks by `count_range` of n / d independent
@@ -314,13 +306,13 @@ def quantile_interval(
         return None
     d = figure.design_effect(value)
     if anytime:
-        below, upto = (d * count for count in count_range(n / d, share, alpha))
+        below, upto = (d * count for count in statistics.count_range(n / d, share, alpha))
         # With k values up to the quantile it lies between the k-th value and the next.
         first, last = (ceil(below) - 1) / (n - 1), floor(upto) / (n - 1)
         if first < 0 or last > 1:
             return None
     else:
-        reach = t_quantile(alpha, units - 1) * sqrt(d * share * (1 - share) / n)
+        reach = statistics.t_quantile(alpha, units - 1) * sqrt(d * share * (1 - share) / n)
         first, last = share - reach, share + reach
         if first <= 0 or last >= 1:
             return None
@@ -349,7 +341,7 @@ def quantile_difference(arm: Figure, control: Figure, share: float, alpha: float
     return Difference(a - c, interval, anytime)
 
 
-def share_interval(figure: Figure, alpha: float) -> Interval | None:
+def share_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
     """Return the interval of a share (values are 0 and 1), Wilson's score; None below two units.
 
     For similar values within a unit, n becomes the number of independent values with the same variance.
@@ -362,7 +354,7 @@ def share_interval(figure: Figure, alpha: float) -> Interval | None:
         n = figure.units  # no variance to be seen
     elif error > 0:
         n = min(n, p * (1 - p) / error**2)
-    z2 = t_quantile(alpha, figure.units - 1) ** 2
+    z2 = statistics.t_quantile(alpha, figure.units - 1) ** 2
     middle = (p + z2 / (2 * n)) / (1 + z2 / n)
     reach = sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
     return max(0.0, middle - reach), min(1.0, middle + reach)
@@ -383,14 +375,16 @@ def share_difference(
     interval = None if one[0] is None or one[1] is None else _mover(a, one[0], c, one[1])
     total = sum(weights)
     counts = (arm.units_with, control.units_with)
-    p = anytime_p(multinomial_e_log(counts, [w / total for w in weights]))
+    p = statistics.anytime_p(statistics.multinomial_e_log(counts, [w / total for w in weights]))
     by_mean = mean_difference(arm, control, alpha)
     enough = sum(counts) >= EVENTS_MIN and by_mean is not None
     anytime = by_mean.anytime if enough and by_mean is not None else None
     return Difference(a - c, interval, anytime, p)
 
 
-def _mover(a: float, around_a: Interval, c: float, around_c: Interval) -> Interval:
+def _mover(
+    a: float, around_a: statistics.Interval, c: float, around_c: statistics.Interval
+) -> statistics.Interval:
     """Return the interval of a - c from the intervals of each (Zou and Donner 2008)."""
     low = a - c - sqrt((a - around_a[0]) ** 2 + (around_c[1] - c) ** 2)
     high = a - c + sqrt((around_a[1] - a) ** 2 + (c - around_c[0]) ** 2)

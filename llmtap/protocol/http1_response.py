@@ -4,24 +4,17 @@ For all that read responses from a connection: relay, passive vantage, load gene
 """
 
 from llmtap.errors import PeerProtocolError
-from llmtap.protocol.http1 import (
-    FRAMING_TRAILERS,
-    BodyScanner,
-    Framing,
-    ResponseHead,
-    parse_response_head,
-    scanner_for,
-)
+from llmtap.protocol import http1
 
 __all__ = ["begin_response_body", "next_response_head"]
 
 # By name: each would be looked up in its class for every response.
-NONE, LENGTH = Framing.NONE, Framing.LENGTH
+NONE, LENGTH = http1.Framing.NONE, http1.Framing.LENGTH
 
 
 def next_response_head(
     data: bytes, method: bytes, *, bytes_max: int, fields_max: int
-) -> tuple[ResponseHead, int] | None:
+) -> tuple[http1.ResponseHead, int] | None:
     """Return the head (1xx, too) at the start of `data` and its end; None if it is incomplete. `method` is
     the request's. Raises PeerProtocolError."""
     end = data.find(b"\r\n\r\n") + 4
@@ -29,19 +22,21 @@ def next_response_head(
         if len(data) > bytes_max or not data.startswith(b"HTTP/1."[: len(data)]):
             raise PeerProtocolError("the response head is malformed or too long", 502)
         return None
-    head = parse_response_head(data[:end], method)
+    head = http1.parse_response_head(data[:end], method)
     if len(head.headers) > fields_max:
         raise PeerProtocolError("the response head has too many fields", 502)
     return head, end
 
 
-def begin_response_body(head: ResponseHead, data: bytes, start: int) -> tuple[int, BodyScanner | None]:
+def begin_response_body(
+    head: http1.ResponseHead, data: bytes, start: int
+) -> tuple[int, http1.BodyScanner | None]:
     """Return where the body at `start` of `data` ends, or -1 and the scanner that reads on. Raises
     PeerProtocolError."""
     if head.framing is NONE:
         return start, None
     if head.framing is LENGTH and len(data) - start >= head.length:
         return start + head.length, None
-    scanner = scanner_for(head.framing, head.length, refused_trailers=FRAMING_TRAILERS)
+    scanner = http1.scanner_for(head.framing, head.length, refused_trailers=http1.FRAMING_TRAILERS)
     found = scanner.feed(data[start:]) if len(data) > start else -1
     return (start + found if found >= 0 else -1), scanner

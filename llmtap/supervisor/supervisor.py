@@ -24,17 +24,9 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.log import set_up
 from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, need_no_meter
 from llmtap.net.listener import name_of
+from llmtap.supervisor import handover
 from llmtap.supervisor.checks import check_settings
 from llmtap.supervisor.child import Child, back_off, encode_setup, is_ready, log_not_started, start_at_last
-from llmtap.supervisor.handover import (
-    Handover,
-    become,
-    command,
-    hold_signals,
-    let_signals_in,
-    take_handover,
-    try_out,
-)
 from llmtap.supervisor.ports import Ports, notify
 from llmtap.supervisor.run import ProxyRun
 
@@ -93,7 +85,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Run until SIGTERM or SIGINT; return 0, or 1 after an internal error. Raises ConfigError."""
-        left = take_handover(os.environ, os.getpid())
+        left = handover.take_handover(os.environ, os.getpid())
         if left is None:
             if self._settings.meter.socket is not None:
                 need_no_meter(self._settings.meter.socket)
@@ -125,7 +117,7 @@ class Supervisor:
                 os.unlink(self._run.tap_path(self._settings) + ASIDE)
         return 1 if self._failed else 0
 
-    def _inherit(self, left: Handover) -> None:
+    def _inherit(self, left: handover.Handover) -> None:
         """Take over sockets and children of the previous program; its children work until ours are ready."""
         self._ports = Ports.take(left.ports)
         self._run = left.run
@@ -148,7 +140,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_stop)
         loop.add_signal_handler(signal.SIGHUP, self._asked.set)
         loop.add_signal_handler(signal.SIGUSR2, self._on_restart)
-        let_signals_in()
+        handover.let_signals_in()
 
     def _on_stop(self) -> None:
         if self._stopping.is_set():  # asked twice: now means now
@@ -381,30 +373,30 @@ class Supervisor:
 
     async def _restart(self) -> None:
         """Replace this program by the installed one, if that passes its check."""
-        argv = command()
+        argv = handover.command()
         log.info("event=restart_asked pid=%d", os.getpid())
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
-        problem = await try_out(self._to_leave(), argv)
+        problem = await handover.try_out(self._to_leave(), argv)
         if problem is None:
             async with self._starting:
-                hold_signals()
+                handover.hold_signals()
                 await asyncio.sleep(HEARD_S)  # earlier signals arrive
                 if self._stopping.is_set():
-                    let_signals_in()
+                    handover.let_signals_in()
                     return
                 for child in self._children:
                     if not child.is_ready:  # its report would be lost
                         child.signal(signal.SIGKILL)
                 try:
-                    become(self._to_leave(), argv)
+                    handover.become(self._to_leave(), argv)
                 except OSError as exc:
                     problem = f"{argv[0]} cannot be run: {exc.strerror}"
-                let_signals_in()
+                handover.let_signals_in()
         log.error("event=restart_refused error=%r", problem)
         notify("READY=1")
 
-    def _to_leave(self) -> Handover:
-        return Handover(
+    def _to_leave(self) -> handover.Handover:
+        return handover.Handover(
             pid=os.getpid(),
             run=self._run,
             tap_path=self._run.tap_path(self._settings),
@@ -413,7 +405,7 @@ class Supervisor:
             children=[child.to_hand() for child in self._children],
         )
 
-    async def _take_over(self, left: Handover) -> None:
+    async def _take_over(self, left: handover.Handover) -> None:
         """Start a meter and relays of this program; the old ones go once ours are ready."""
         with suppress(FileNotFoundError):
             os.rename(left.tap_path, left.tap_path + ASIDE)
@@ -458,7 +450,7 @@ class Supervisor:
         now_s = time.monotonic()
         return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
 
-    async def _fall_back(self, left: Handover, failed: Child | None) -> None:
+    async def _fall_back(self, left: handover.Handover, failed: Child | None) -> None:
         """Return to the old children, because the new ones failed to start."""
         log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
         if failed is not None:

@@ -2,7 +2,8 @@
 
 The input is the JSON of an exchange (`/api/v1/exchanges`, `inspected`) or of one that still runs
 (`/api/v1/streams`, `watched`); the output is a `ViewTable`, and lines about the exchange (`story`).
-`screens.py` shows them. The waits add up to the user idle latency (smooth goodput paper, eq. 4 and 6).
+`EventScreen` of `app.py` shows them. The waits add up to the user idle latency (smooth goodput paper, eq. 4
+and 6).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

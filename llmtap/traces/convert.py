@@ -17,16 +17,7 @@ from llmtap.capture.privacy.redaction import Redactor
 from llmtap.capture.read.streams import STANDARD, new_file
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.traces import registry
-from llmtap.traces.format import (
-    ASPECTS,
-    FormatError,
-    TraceFormat,
-    TraceWriter,
-    WriteOptions,
-    replaced,
-    telling,
-)  # fmt: skip
+from llmtap.traces import format, registry
 from llmtap.traces.formats import parquet_capture
 from llmtap.traces.source import URL, open_trace, plain_name, reason_of, shown_name
 
@@ -71,13 +62,13 @@ class _Counted:
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = batches
         self.rows = 0
-        self.told = dict.fromkeys(ASPECTS, 0)
+        self.told = dict.fromkeys(format.ASPECTS, 0)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for batch in self._batches:
             self.rows += batch.num_rows
-            for aspect in ASPECTS:
-                self.told[aspect] += telling(batch, aspect)
+            for aspect in format.ASPECTS:
+                self.told[aspect] += format.telling(batch, aspect)
             yield batch
 
 
@@ -106,7 +97,7 @@ def convert(
     """
     began_ns = SystemClock.mono_ns()
     wanted = _target_format(target, target_format)
-    options = WriteOptions(model, override_model)
+    options = format.WriteOptions(model, override_model)
     with open_trace(source, source_format=source_format, progress=progress) as trace:
         rows, given = trace.source, trace.format
         needs = wanted.needs - ({"model"} if model is not None else set())
@@ -124,7 +115,7 @@ def convert(
             if isinstance(exc, BrokenPipeError) and target == STANDARD:
                 raise
             raise ConfigError(report.target, f"cannot be written: {reason_of(exc)}") from None
-        except FormatError as exc:
+        except format.FormatError as exc:
             raise ConfigError(report.target, str(exc)) from None
         report.bytes_in = trace.bytes
     report.rows_read, report.rows_written = counted.rows, written.rows
@@ -139,25 +130,25 @@ def convert(
 # ---------------------------------------------------------------- what was asked for
 
 
-def _target_format(target: str, name: str | None) -> TraceFormat:
+def _target_format(target: str, name: str | None) -> format.TraceFormat:
     if URL in target:
         raise ConfigError(target, "is a URL", "write a local file, and copy that")
     try:
         if name is not None:
             return registry.by_name(name, writing=True)
-    except FormatError as exc:
+    except format.FormatError as exc:
         raise ConfigError("--to", str(exc)) from None
     if target == STANDARD:
         raise ConfigError("--to", "is required if the output is standard output")
     try:
         return registry.for_target(plain_name(target))
-    except FormatError as exc:
+    except format.FormatError as exc:
         raise ConfigError(target, str(exc)) from None
 
 
-def _check_could(given: TraceFormat, wanted: TraceFormat, needs: frozenset[str]) -> None:
+def _check_could(given: format.TraceFormat, wanted: format.TraceFormat, needs: frozenset[str]) -> None:
     """Raise ConfigError, before a row is read, if the source's format cannot hold what the target needs."""
-    for aspect in ASPECTS:
+    for aspect in format.ASPECTS:
         if aspect in needs and aspect not in given.holds:
             raise ConfigError("--to", f"{wanted.name} requires {aspect}, which {given.name} does not contain")
 
@@ -174,14 +165,14 @@ _HINTS: Final = {
 
 
 def _check_did(
-    counted: _Counted, written: TraceWriter, given: TraceFormat, needs: frozenset[str], report: Report,
-    *, own: bool,
+    counted: _Counted, written: format.TraceWriter, given: format.TraceFormat, needs: frozenset[str],
+    report: Report, *, own: bool,
 ) -> None:  # fmt: skip
     """Raise ConfigError, before the target appears, if no row could be written. `own`: the rows came from the
     target's format."""
     if not counted.rows or (own and written.rows):
         return
-    for aspect in ASPECTS:
+    for aspect in format.ASPECTS:
         if aspect in needs and not counted.told[aspect] and not written.told.get(aspect):
             hint = _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
             raise ConfigError(
@@ -192,11 +183,11 @@ def _check_did(
         raise ConfigError("--to", f"{written.name} can hold no row of {report.source}: {reasons}")
 
 
-def _reasons(written: TraceWriter) -> str:
+def _reasons(written: format.TraceWriter) -> str:
     return ", ".join(f"{reason} ({n:,})" for reason, n in written.dropped.items())
 
 
-def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWriter) -> Aspect:
+def _aspect(name: str, rows: int, wanted: format.TraceFormat, written: format.TraceWriter) -> Aspect:
     if not rows:
         return Aspect(name, 0, 0, "absent")
     why = wanted.why.get(name)
@@ -217,7 +208,7 @@ def _aspect(name: str, rows: int, wanted: TraceFormat, written: TraceWriter) -> 
     return Aspect(name, rows, there, fate, why, keep)
 
 
-def _formats_with(aspect: str, wanted: TraceFormat) -> str | None:
+def _formats_with(aspect: str, wanted: format.TraceFormat) -> str | None:
     names = [f.name for f in registry.FORMATS if f.writes and aspect in f.holds and f is not wanted]
     return f"--to {' or '.join(names[:_NAMED_MAX])}" if names else None
 
@@ -265,10 +256,10 @@ class _Redacted:
             # A row without text has nothing that could be redacted.
             rows.append((found, said, marks if body is text is None else (marks or 0) + more + again))
         for name, values in zip(names, zip(*rows, strict=True), strict=True):
-            batch = replaced(batch, name, pa.array(values, batch.schema.field(name).type))
+            batch = format.replaced(batch, name, pa.array(values, batch.schema.field(name).type))
         return batch
 
-    def report(self, written: TraceWriter) -> None:
+    def report(self, written: format.TraceWriter) -> None:
         if self.marks:
             how = f"{self.marks:,} marks in {self.rows:,} rows stand for what --redact found"
             written.changed |= dict.fromkeys(_ASPECTS, how)

@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from llmtap.workload import datasets
 from llmtap.workload.composed import (
     TOKENIZER,
     Composed,
@@ -23,13 +24,6 @@ from llmtap.workload.composed import (
     check_rows,
     description,
 )  # fmt: skip
-from llmtap.workload.datasets import (
-    SHAREGPT_CONTENT,
-    STACK_CONTENT,
-    RecordedDataset,
-    read_sharegpt,
-    read_stack,
-)
 from llmtap.workload.lengths import Empirical, Fixed, LogNormal, Percentiles, UniformLengths, described
 from llmtap.workload.plan import NO_CONTEXT, Sharing, WorkloadPlan
 from llmtap.workload.programs import Code
@@ -87,11 +81,11 @@ CODE_COMPLETION: Final = Composed(
 )  # fmt: skip
 
 
-def code_completion_of(path: Path, place: str) -> RecordedDataset:
+def code_completion_of(path: Path, place: str) -> datasets.RecordedDataset:
     """Return the workload with functions and contexts of a Stack-shaped file. Raises ConfigError of the
     place."""
-    return RecordedDataset(
-        "code-completion", read_stack(path, place), STACK_CONTENT, _OUTPUT, _SHARING,
+    return datasets.RecordedDataset(
+        "code-completion", datasets.read_stack(path, place), datasets.STACK_CONTENT, _OUTPUT, _SHARING,
         about=_ABOUT | {
             "about": f"functions of {path.name} to complete; 80 % share one of 10 contexts, Zipf s=1.5",
             "deviations": [
@@ -136,10 +130,10 @@ CONVERSATION: Final = Composed(
 )  # fmt: skip
 
 
-def conversation_of(path: Path, place: str) -> RecordedDataset:
+def conversation_of(path: Path, place: str) -> datasets.RecordedDataset:
     """Return the workload with texts of a ShareGPT-shaped file. Raises ConfigError of the place."""
-    return RecordedDataset(
-        "conversation", read_sharegpt(path, place), SHAREGPT_CONTENT, sharing=_CHAT_SHARING,
+    return datasets.RecordedDataset(
+        "conversation", datasets.read_sharegpt(path, place), datasets.SHAREGPT_CONTENT, sharing=_CHAT_SHARING,
         about=_CHAT_ABOUT | {
             "about": f"chats of {path.name}; half share a system prompt of 200 tokens",
             "deviations": [_SYSTEM_PROMPT],

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from llmtap.metrics.arrivals import figures
 from llmtap.units import NS_PER_S as S
-from llmtap.workload.arrivals import Arrivals, parse_arrivals
-from llmtap.workload.intensity import Intensity, Slope, Wave, evenly
+from llmtap.workload.arrivals import Arrivals, Intensity, Slope, Wave, evenly, parse_arrivals
 from tests.support.workloads.arrival_theory import (
     KS_999,
     Z_999,

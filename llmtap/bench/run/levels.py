@@ -4,7 +4,11 @@
 `measure_closed` sends a closed loop. `Bounds` judges a level; the functions beside it make its JSON, tables
 and charts. The capacity, of which other levels are shares, is the parameter `max_rate` or the throughput
 test's result with the same workload (`capacity_told`), or is measured: the concurrency of closed loops is
-doubled until the output rate no longer grows (`find_capacity`). Source: IETF draft, 5.2.3.2.
+doubled until the output rate no longer grows (`find_capacity`). `RateSearch` chooses the levels of a search
+for the highest level that holds: it doubles until one fails, then bisects. Its choice depends on the verdicts
+alone, so an interrupted search can be resumed.
+
+Source: IETF draft, 5.2.3 (4), 5.2.3.2 and 5.5.3 (4).
 """
 
 import re
@@ -29,12 +33,11 @@ from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import Duration, to_seconds
 
 __all__ = [
-    "WARM_TOKENS", "Bounds", "Capacity", "Tried", "capacity_told", "check_duration", "endings",
-    "find_capacity", "is_long", "lasts", "latency_rows", "latency_table",
-    "level_json", "level_load", "measure_closed", "memory_errors", "number", "overload", "p99_chart",
-    "rows_for", "saturation_level", "server_mean", "server_total", "share", "throughput_chart",
+    "WARM_TOKENS", "Bounds", "Capacity", "RateSearch", "Tried", "capacity_told", "check_duration",
+    "endings", "find_capacity", "is_long", "lasts", "latency_rows", "latency_table", "level_json",
+    "level_load", "measure_closed", "memory_errors", "number", "overload", "p99_chart", "rows_for",
+    "saturation_level", "server_mean", "server_total", "share", "throughput_chart",
 ]  # fmt: skip
-
 
 COLUMNS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 FAILED_MAX: Final = 0.01
@@ -415,3 +418,70 @@ def _at(told: Any, *names: str) -> Any:
     for name in names:
         told = told.get(name) if isinstance(told, dict) else None
     return told
+
+
+@dataclass(slots=True)
+class RateSearch:
+    low: int
+    high: int
+    start: int
+    resolution: int = 1
+    """Difference of `best` and `limit` at which the search ends."""
+    best: int | None = None
+    """Highest level that holds, or None."""
+    limit: int | None = None
+    """Lowest level that does not hold, or None."""
+
+    def __post_init__(self) -> None:
+        assert 0 < self.low <= self.start <= self.high
+        assert self.resolution > 0
+
+    def tell(self, level: int, holds: bool) -> None:
+        if holds:
+            self.best = level
+        else:
+            self.limit = level
+
+    @property
+    def next(self) -> int | None:
+        """Next level to try; None at the end of the search."""
+        if self.limit is not None:
+            near = self.limit - self._floor <= self._nearest
+            return None if near else (self._floor + self.limit) // 2
+        if self.best is None:
+            return self.start
+        return min(self.high, 2 * self.best) if self.best < self.high else None
+
+    @property
+    def left(self) -> int:
+        """Largest possible number of further tries."""
+        if self.limit is not None:
+            return _halvings(self.limit - self._floor, self._nearest)
+        steps, worst, best = 0, 0, self.best
+        if best is None:
+            steps, best = 1, self.start
+            worst = 1 + _halvings(self.start - self.low + 1, 1)
+        while best < self.high:
+            following = min(self.high, 2 * best)
+            steps += 1
+            worst = max(worst, steps + _halvings(following - best, self.resolution))
+            best = following
+        return max(worst, steps)
+
+    @property
+    def _floor(self) -> int:
+        """Highest level known to hold, or the level below the lowest."""
+        return self.low - 1 if self.best is None else self.best
+
+    @property
+    def _nearest(self) -> int:
+        # If no level holds, the lowest one is tried at any resolution.
+        return 1 if self.best is None else self.resolution
+
+
+def _halvings(gap: int, resolution: int) -> int:
+    steps = 0
+    while gap > resolution:
+        gap -= gap // 2
+        steps += 1
+    return steps

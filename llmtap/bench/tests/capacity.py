@@ -14,19 +14,9 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import (
-    DOUBT,
-    SPANS,
-    Cell,
-    latency_columns,
-    line_series,
-    marked,
-    metric_table,
-    ms,
-    table_of,
-    text,
-)
+from llmtap.bench.run import figures
 from llmtap.bench.run.levels import (
+    RateSearch,
     Tried,
     check_duration,
     endings,
@@ -43,7 +33,6 @@ from llmtap.bench.run.levels import (
     throughput_chart,
 )
 from llmtap.bench.run.measurement import Measurement, steady_of
-from llmtap.bench.run.search import RateSearch
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, TestResult
 from llmtap.bench.tests.throughput import DURATION_MIN
@@ -168,7 +157,7 @@ def _broken(params: CapacityParams, measured: Measurement) -> list[str]:
         found.append(f"{share(completed)} completed, {share(params.completion)} needed")
     p99 = percentile(measured.values("ttft_ns"), 0.99)
     if p99 is None or p99 > bound:
-        found.append(f"TTFT P99 {ms(p99)} > {ms(bound)}")
+        found.append(f"TTFT P99 {figures.ms(p99)} > {figures.ms(bound)}")
     if errors := memory_errors(measured):
         found.append(f"{errors} out-of-memory errors")
     return found
@@ -188,7 +177,7 @@ def _found(params: CapacityParams, search: RateSearch, levels: _Levels) -> TestR
             "Concurrency": f"from {params.initial} to at most {params.maximum}, told to {params.resolution}",
             "Test duration": f"per level {seconds:g} s or {params.per_slot} completions per slot, whichever"
             " is longer",
-            "Success criteria": f"{share(params.completion)} complete, TTFT P99 <= {ms(bound)}, no"
+            "Success criteria": f"{share(params.completion)} complete, TTFT P99 <= {figures.ms(bound)}, no"
             " out-of-memory errors",
         }
     )  # fmt: skip
@@ -196,8 +185,8 @@ def _found(params: CapacityParams, search: RateSearch, levels: _Levels) -> TestR
     at_best = next((t for t in reversed(levels.tried) if t.holds and t.level == best), None)
     told = found.measurements = _measurements(params, search, levels, at_best)
     found.tables = [
-        table_of("Table 7: Capacity Search Results", told["levels"], TABLE_7),
-        metric_table(
+        figures.table_of("Table 7: Capacity Search Results", told["levels"], TABLE_7),
+        figures.metric_table(
             "Capacity (5.5.4)",
             {
                 "Maximum concurrent requests": "-" if best is None else f"{best}",
@@ -205,7 +194,7 @@ def _found(params: CapacityParams, search: RateSearch, levels: _Levels) -> TestR
                 "Tokens in flight at maximum (approximately)": number(told["tokens_in_flight"]),
             },
         ),
-        table_of("Each level, and what decided it", told["levels"], WHY_COLUMNS),
+        figures.table_of("Each level, and what decided it", told["levels"], WHY_COLUMNS),
     ]
     if at_best is not None:
         found.tables.append(latency_table("Latency at maximum concurrency", at_best.measured))
@@ -214,20 +203,20 @@ def _found(params: CapacityParams, search: RateSearch, levels: _Levels) -> TestR
     return found
 
 
-TABLE_7: Final[Mapping[str, Cell]] = {
-    "Concurrency": text("concurrency"),
+TABLE_7: Final[Mapping[str, figures.Cell]] = {
+    "Concurrency": figures.text("concurrency"),
     "Completion": lambda level: share(1 - level["failed"] / level["requests"] if level["requests"] else 0.0),
-    **latency_columns("ttft p99", "tpot p99"),
-    "Errors": text("failed"),
+    **figures.latency_columns("ttft p99", "tpot p99"),
+    "Errors": figures.text("failed"),
     "Status": lambda level: "Pass" if level["holds"] else "Fail",
 }
-WHY_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Concurrency": text("concurrency"),
-    "Requests": text("requests"),
+WHY_COLUMNS: Final[Mapping[str, figures.Cell]] = {
+    "Concurrency": figures.text("concurrency"),
+    "Requests": figures.text("requests"),
     "Time": lambda level: f"{level['window']['to']:.1f} s",
     "Completed (req/s)": lambda level: number(level["completed_rps"]),
     "Output (tok/s)": lambda level: number(level["output_tps"]),
-    "Why": text("why"),
+    "Why": figures.text("why"),
 }
 
 
@@ -280,7 +269,7 @@ def _charts(params: CapacityParams, tried: Sequence[Tried], best: int | None) ->
     marks = [] if best is None else [Mark(best, "capacity")]
     x_title = "requests at a time"
     bound = ChartSeries("threshold", xs, [to_seconds(params.ttft_p99) * 1e3] * len(xs))
-    ttft = line_series("TTFT P99", xs, [latency_rows(t.measured)["ttft"]["p99"] for t in levels])
+    ttft = figures.line_series("TTFT P99", xs, [latency_rows(t.measured)["ttft"]["p99"] for t in levels])
     return [
         ChartSpec(
             "TTFT P99 by concurrency", "line", x_title, "ms", [ttft, bound], marks, log_x=True, log_y=True
@@ -304,9 +293,9 @@ def _remark(
         " come, from their lengths: what waits in the server's queue is among them"
     )
     notes.append("out-of-memory errors are those that an answer's error tells")
-    notes.append(SPANS)
-    if marked(found.measurements["levels"], "ttft", "tpot", share="p99"):
-        notes.append(DOUBT)
+    notes.append(figures.SPANS)
+    if figures.marked(found.measurements["levels"], "ttft", "tpot", share="p99"):
+        notes.append(figures.DOUBT)
     uneven = at_best is not None and len(set(at_best.measured.values("output_tokens"))) > 1
     if uneven:
         notes.append(

@@ -20,35 +20,12 @@ from msgspec import Meta
 from numpy.typing import NDArray
 from scipy import stats
 
-from llmtap.bench.run.figures import (
-    DOUBT,
-    KEY_SHARES,
-    SPANS,
-    Cell,
-    cdf_series,
-    figure,
-    latency_columns,
-    load_lines,
-    marked,
-    metric_table,
-    ms_of,
-    table_of,
-    text,
-    with_interval,
-)
+from llmtap.bench.run import figures
 from llmtap.bench.run.levels import Capacity, capacity_told, find_capacity, latency_rows, overload
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, SlotsMax, TestResult
-from llmtap.bench.tests.mixes import (
-    LONG,
-    SHORT,
-    ClassMix,
-    RequestClass,
-    check_classes,
-    closed_mix,
-    open_mix,
-)
+from llmtap.bench.tests import mixes
 from llmtap.bench.tests.paired import quantile_ratio
 from llmtap.metrics.fairness import STARVED_MEDIANS, UNFAIR_BELOW, jain_readings, starvation
 from llmtap.metrics.intervals import share_interval
@@ -67,9 +44,9 @@ _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     classes: Annotated[
-        tuple[RequestClass, ...],
+        tuple[mixes.RequestClass, ...],
         Meta(description="classes: name, fraction, ranges of input and output tokens"),
-    ] = (SHORT, LONG)
+    ] = (mixes.SHORT, mixes.LONG)
     rate: Annotated[
         Rate | None,
         Meta(description="rate, requests/s; default: `share` of max_rate"),
@@ -90,7 +67,7 @@ class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def check(session: BenchSession, params: FairnessParams) -> None:
-    check_classes(params.classes)
+    mixes.check_classes(params.classes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +80,7 @@ class _Class:
 
 async def run(session: BenchSession, params: FairnessParams) -> TestResult:
     mix = _mix(session, params)
-    warm = closed_mix(
+    warm = mixes.closed_mix(
         mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], **session.target.counting
     )
     capacity = None if params.rate is not None else await _capacity(session, params, mix, warm)
@@ -120,13 +97,13 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
         session.watcher.left(f"{len(mix.classes) - i} classes alone, then the mix")
         single = mix.alone(one.name)
         own = rate * mix.mean_tokens() / single.mean_tokens()
-        load = open_mix(single, rate_rps=own, seed=session.seed + _SEEDS["alone"] + i, **plain)
+        load = mixes.open_mix(single, rate_rps=own, seed=session.seed + _SEEDS["alone"] + i, **plain)
         alone[one.name] = (await session.measure(f"alone/{one.name}", load, warm_by=warm), own)
     session.watcher.left("the mix")
-    load = open_mix(mix, rate_rps=rate, seed=session.seed, **plain)
+    load = mixes.open_mix(mix, rate_rps=rate, seed=session.seed, **plain)
     mixed = await session.measure("mix", load, warm_by=warm)
     classes = [_Class(one.name, mixed.of_class(one.name), *alone[one.name]) for one in mix.classes]
-    found = TestResult(configuration=load_lines(load, mixed))
+    found = TestResult(configuration=figures.load_lines(load, mixed))
     found.measurements = {
         "rate_rps": rate,
         "capacity": None if capacity is None else msgspec.to_builtins(capacity),
@@ -143,20 +120,22 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
     return found
 
 
-def _mix(session: BenchSession, params: FairnessParams) -> ClassMix:
+def _mix(session: BenchSession, params: FairnessParams) -> mixes.ClassMix:
     content: Literal["ids", "words"] = "ids" if session.target.endpoint == "completions" else "words"
     vocabulary = min(CL100K_IDS, session.sut.tokenizer.vocabulary or CL100K_IDS)
-    return ClassMix(params.classes, content, vocabulary)
+    return mixes.ClassMix(params.classes, content, vocabulary)
 
 
-async def _capacity(session: BenchSession, params: FairnessParams, mix: ClassMix, warm: Any) -> Capacity:
+async def _capacity(
+    session: BenchSession, params: FairnessParams, mix: mixes.ClassMix, warm: Any
+) -> Capacity:
     """Return the capacity for the mix."""
     told = capacity_told(session, params.max_rate)
     if told is not None:
         return told
     return await find_capacity(
         session,
-        lambda slots, requests: closed_mix(
+        lambda slots, requests: mixes.closed_mix(
             mix, slots=slots, requests=requests, seed=session.seed + _SEEDS["capacity"] + slots,
             **session.target.counting,
         ),
@@ -170,7 +149,7 @@ def _figures(one: _Class) -> dict[str, Any]:
     waits = starvation(ttft)
     rate = None if waits is None else share_interval(waits.starved, waits.n)
     inflation: dict[str, Any] = {
-        name: quantile_ratio(before, ttft, p, paired=False) for name, p in KEY_SHARES.items()
+        name: quantile_ratio(before, ttft, p, paired=False) for name, p in figures.KEY_SHARES.items()
     }
     ours, theirs = mean(ttft), mean(before)
     inflation["mean"] = None if ours is None or not theirs else ours / theirs
@@ -199,7 +178,7 @@ def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
     count = sum(map(len, latencies.values()))
     method = "bootstrap of each class's requests, percentiles"
     told = {
-        name: figure(getattr(read, name), low, high, count, method=method, reading=name)
+        name: figures.figure(getattr(read, name), low, high, count, method=method, reading=name)
         for name, (low, high) in intervals.items()
     }
     return {
@@ -263,37 +242,41 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     jain = told["jain"]
     metrics = {"Jain's Fairness Index": "-" if jain is None else f"{jain['headline']['value']:.2f}"}
     metrics["Jain's index of class means"] = "-" if jain is None else f"{jain['per_class']:.2f}"
-    metrics |= {f"{one['name']} Class Starvation": with_interval(one["starvation"], ".1%") for one in classes}
+    metrics |= {
+        f"{one['name']} Class Starvation": figures.with_interval(one["starvation"], ".1%") for one in classes
+    }
     against = [
-        [f"{one['name']}, {how}", *map(cell, KEY_SHARES)] for one in classes for how, cell in _compared(one)
+        [f"{one['name']}, {how}", *map(cell, figures.KEY_SHARES)]
+        for one in classes
+        for how, cell in _compared(one)
     ]
     heads = ["Class", "TTFT P50", "TTFT P95", "TTFT P99"]
     return [
-        table_of("Table 8: Per-Class Results", classes, TABLE_8),
-        metric_table("Table 9: Fairness Metrics", metrics),
+        figures.table_of("Table 8: Per-Class Results", classes, TABLE_8),
+        figures.metric_table("Table 9: Fairness Metrics", metrics),
         ReportTable("TTFT alone and in the mix, and latency inflation (5.6.4)", heads, against),
         *([] if jain is None else [_readings(jain)]),
     ]
 
 
-TABLE_8: Final[Mapping[str, Cell]] = {
-    "Class": text("name"),
+TABLE_8: Final[Mapping[str, figures.Cell]] = {
+    "Class": figures.text("name"),
     "Count": lambda one: f"{one['ttft']['n']}",
-    **latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
+    **figures.latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
 }
 
 
 def _compared(one: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[str], str]]]:
-    yield "alone", lambda share: ms_of(one["alone"]["ttft"], share)
-    yield "mixed", lambda share: ms_of(one["ttft"], share)
-    yield "inflation", lambda share: with_interval(one["inflation"][share], ".2f")
+    yield "alone", lambda share: figures.ms_of(one["alone"]["ttft"], share)
+    yield "mixed", lambda share: figures.ms_of(one["ttft"], share)
+    yield "inflation", lambda share: figures.with_interval(one["inflation"][share], ".2f")
 
 
 def _readings(jain: Mapping[str, Any]) -> ReportTable:
     slowdown = ", ".join(f"{name} {x:.2f}" for name, x in jain["slowdown"].items())
     rows = [
-        ["by request: TTFT / median of its class alone", with_interval(jain["headline"], ".3f")],
-        [f"by class: mean TTFT / median alone ({slowdown})", with_interval(jain["by_class"], ".3f")],
+        ["by request: TTFT / median of its class alone", figures.with_interval(jain["headline"], ".3f")],
+        [f"by class: mean TTFT / median alone ({slowdown})", figures.with_interval(jain["by_class"], ".3f")],
         ["by request: TTFT as it is", f"{jain['raw']:.3f}"],
     ]
     return ReportTable("Jain's index by what normalized latency may mean", ["x", "Index"], rows)
@@ -301,7 +284,7 @@ def _readings(jain: Mapping[str, Any]) -> ReportTable:
 
 def _charts(classes: Sequence[_Class]) -> list[ChartSpec]:
     series = [
-        cdf_series(f"{one.name}, {how}", values)
+        figures.cdf_series(f"{one.name}, {how}", values)
         for one in classes
         for how, values in (("mixed", one.mixed.values("ttft_ns")), ("alone", one.alone.values("ttft_ns")))
         if values
@@ -327,11 +310,11 @@ def _remark(
             " much as the other"
         ),
         f"starved: a TTFT of more than {STARVED_MEDIANS:g} medians of the class in the mix",
-        SPANS,
+        figures.SPANS,
         "intervals take requests for independent; those of a queue are not quite, so they are rather narrow",
     ]
-    if marked(told["classes"].values(), "ttft", "tpot"):
-        found.notes.append(DOUBT)
+    if figures.marked(told["classes"].values(), "ttft", "tpot"):
+        found.notes.append(figures.DOUBT)
     if capacity is not None:
         found.notes.append(f"saturation: {capacity.rps:.4g} requests/s of the mix ({capacity.how})")
         if not capacity.saturated:

@@ -16,33 +16,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import (
-    DOUBT,
-    KEY_SHARES,
-    SPANS,
-    Cell,
-    cdf_series,
-    latency_columns,
-    line_series,
-    load_lines,
-    marked,
-    spanned,
-    table_of,
-    text,
-)
+from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import (
-    ArrivalProcess,
-    BenchTest,
-    ChartSpec,
-    OutputTokens,
-    Rate,
-    ReportTable,
-    SlotsMax,
-    TestResult,
-)
 from llmtap.bench.tests.paired import (
     AGAIN,
     ARMS,
@@ -75,12 +52,12 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     workload: Annotated[str, Meta(description="benign workload; conversation is recommended")] = (
         "conversation"
     )
-    output_tokens: OutputTokens = None
+    output_tokens: test.OutputTokens = None
     levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads in % of max_rate")] = (
         25.0, 50.0, 75.0,
     )  # fmt: skip
     max_rate: Annotated[
-        Rate | None,
+        test.Rate | None,
         Meta(
             description="capacity of the baseline, requests/s; default: as measured",
         ),
@@ -91,9 +68,9 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     repeats: Annotated[
         int, Meta(ge=1, description="blocks of each configuration and load; 6.3 demands 3")
     ] = 5
-    arrivals: ArrivalProcess = "poisson"
+    arrivals: test.ArrivalProcess = "poisson"
     search: Annotated[bool, Meta(description="measurement of maximum throughputs (Table 14)")] = True
-    slots_max: SlotsMax = 128
+    slots_max: test.SlotsMax = 128
 
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
@@ -114,7 +91,7 @@ def check(session: BenchSession, params: GuardrailParams) -> None:
         raise ConfigError(named, problem, hint)
 
 
-async def run(session: BenchSession, params: GuardrailParams) -> TestResult:
+async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult:
     longer = msgspec.structs.replace(params, output_tokens=WARM_TOKENS)
     warm_by = _closed(session, longer, slots=8, requests=32, seed=session.seed - 1)
     capacity = capacity_told(
@@ -137,7 +114,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> TestResult:
         )  # fmt: skip
     assert last is not None
     peaks = await _peaks(session, params, capacity, warm_by) if params.search else None
-    found = TestResult(configuration=load_lines(last, session.steps[-1]))
+    found = test.TestResult(configuration=figures.load_lines(last, session.steps[-1]))
     found.measurements = guardrail_figures(cells, arms, levels, capacity, peaks)
     found.configuration |= _configuration(session, params, found.measurements, order, arms, switches)
     found.tables = _tables(found.measurements)
@@ -226,14 +203,14 @@ def _overheads(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {**row, "metric": says, **row["overhead"][metric]}
 
 
-def _at(share: str) -> Cell:
+def _at(share: str) -> figures.Cell:
     """Return the cell of an overhead at a percentile, or a dash if it has no interval."""
 
     def cell(row: Mapping[str, Any]) -> str:
         figure = row[share]
         if figure is None or figure["low"] is None:
             return "-"
-        return spanned(figure, doubtful=not is_enough(figure["n"], KEY_SHARES[share]))
+        return figures.spanned(figure, doubtful=not is_enough(figure["n"], figures.KEY_SHARES[share]))
 
     return cell
 
@@ -245,42 +222,42 @@ def _p(row: Mapping[str, Any]) -> str:
     return f"{overall['p_adjusted']:.2g}" if "p_adjusted" in overall else f"{overall['p']:.2g} (unadjusted)"
 
 
-TABLE_13: Final[Mapping[str, Cell]] = {
-    "Configuration": text("name"),
-    **latency_columns("ttft p50", "ttft p99", "e2e p50", "e2e p99"),
+TABLE_13: Final[Mapping[str, figures.Cell]] = {
+    "Configuration": figures.text("name"),
+    **figures.latency_columns("ttft p50", "ttft p99", "e2e p50", "e2e p99"),
 }
-OVERHEAD_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Load": text("load"),
-    "Configuration": text("name"),
-    "Metric": text("metric"),
-    "Overhead": lambda row: spanned(row["overall"]),
-    **{f"at {share.upper()}": _at(share) for share in KEY_SHARES},
+OVERHEAD_COLUMNS: Final[Mapping[str, figures.Cell]] = {
+    "Load": figures.text("load"),
+    "Configuration": figures.text("name"),
+    "Metric": figures.text("metric"),
+    "Overhead": lambda row: figures.spanned(row["overall"]),
+    **{f"at {share.upper()}": _at(share) for share in figures.KEY_SHARES},
     "p (Holm)": _p,
 }
-TABLE_14: Final[Mapping[str, Cell]] = {
-    "Configuration": text("name"),
+TABLE_14: Final[Mapping[str, figures.Cell]] = {
+    "Configuration": figures.text("name"),
     "Max Throughput": lambda one: (
         f"{one['rps']:.3g} req/s" if one["tps"] is None else f"{one['tps']:.0f} tok/s"
     ),
     "Reduction": lambda one: _change(one["reduction"]),
 }
-ANSWER_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Load": text("load"),
-    "Configuration": text("name"),
-    **latency_columns("ttft p95", "e2e p95"),
-    "Sent": text("sent", ","),
-    "Complete": text("complete", ","),
-    "Refused": text("refused", ","),
+ANSWER_COLUMNS: Final[Mapping[str, figures.Cell]] = {
+    "Load": figures.text("load"),
+    "Configuration": figures.text("name"),
+    **figures.latency_columns("ttft p95", "e2e p95"),
+    "Sent": figures.text("sent", ","),
+    "Complete": figures.text("complete", ","),
+    "Refused": figures.text("refused", ","),
 }
 
 
-def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
+def _tables(told: Mapping[str, Any]) -> list[test.ReportTable]:
     levels, peaks = told["levels"], told["max_throughput"]
     rows = [] if peaks is None else [{"name": NAMES[arm], **one} for arm, one in peaks.items()]
     return [
         # One Table 13 per load.
         *(
-            table_of(
+            figures.table_of(
                 f"Table 13: Guardrail Overhead at {one['level']:g} % of capacity"
                 f" ({one['rate_rps']:.3g} requests/s)",
                 _rows([one]),
@@ -288,29 +265,29 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
             )
             for one in levels
         ),
-        table_of(
+        figures.table_of(
             "Overhead against the baseline, with 95 % intervals (5.10.4)", _overheads(levels),
             OVERHEAD_COLUMNS,
         ),
-        *([table_of("Table 14: Throughput Impact", rows, TABLE_14)] if rows else []),
-        table_of("Answers of each configuration, and P95 (5.10.4)", _rows(levels), ANSWER_COLUMNS),
+        *([figures.table_of("Table 14: Throughput Impact", rows, TABLE_14)] if rows else []),
+        figures.table_of("Answers of each configuration, and P95 (5.10.4)", _rows(levels), ANSWER_COLUMNS),
     ]  # fmt: skip
 
 
-def _charts(cells: Cells, told: Mapping[str, Any]) -> list[ChartSpec]:
+def _charts(cells: Cells, told: Mapping[str, Any]) -> list[test.ChartSpec]:
     charts, levels = [], told["levels"]
     highest = max(level for _, level in cells)
     for metric, says in METRICS.items():
         curves = [
-            cdf_series(NAMES[arm], values)
+            figures.cdf_series(NAMES[arm], values)
             for (arm, level), cell in cells.items()
             if level == highest and (values := cell.values(f"{metric}_ns"))
         ]
         if curves:
             title = f"{says} of each configuration at {highest:g} % of capacity"
-            charts.append(ChartSpec(title, "cdf", f"{says} (ms)", "share of requests", curves))
+            charts.append(test.ChartSpec(title, "cdf", f"{says} (ms)", "share of requests", curves))
         lines = [
-            line_series(
+            figures.line_series(
                 NAMES[arm],
                 [one["level"] for one in levels],
                 [one["arms"][arm]["overhead"][metric]["overall"] for one in levels],
@@ -320,11 +297,11 @@ def _charts(cells: Cells, told: Mapping[str, Any]) -> list[ChartSpec]:
         ]
         title = f"Overhead of {says} by load, with 95 % intervals"
         y_title = f"{says} over the baseline's (ms)"
-        charts.append(ChartSpec(title, "points", "load (% of capacity)", y_title, lines))
+        charts.append(test.ChartSpec(title, "points", "load (% of capacity)", y_title, lines))
     return charts
 
 
-def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, cells: Cells) -> None:
+def _remark(found: test.TestResult, session: BenchSession, params: GuardrailParams, cells: Cells) -> None:
     told = found.measurements
     capacity = told["capacity"]
     found.notes.append(f"capacity of the baseline: {capacity['rps']:.4g} requests/s ({capacity['how']})")
@@ -335,7 +312,7 @@ def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, c
         "input filter overhead is of TTFT; total guardrail overhead is of E2E, in the full configuration",
         "the baseline was measured twice (A/A): what the two differ by is found where there is no difference",
         'intervals of "Overhead" hold what changes from block to block; those at P50 only these requests',
-        SPANS,
+        figures.SPANS,
         *_refusals(told),
     ]
     rows = list(_rows(told["levels"]))
@@ -344,8 +321,8 @@ def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, c
             "an overhead at a percentile is a dash where it has no interval: fewer than five pairs lie beyond"
         )
     found.deviations += _lacks(told, params)
-    if marked(rows, *METRICS):
-        found.notes.append(DOUBT)
+    if figures.marked(rows, *METRICS):
+        found.notes.append(figures.DOUBT)
     if not params.search:
         found.notes.append("maximum throughput was not measured (search = false): Table 14 is left out")
     cached = cached_share(cells)
@@ -358,7 +335,9 @@ def _remark(found: TestResult, session: BenchSession, params: GuardrailParams, c
 
 def _lacks_interval(row: Mapping[str, Any]) -> bool:
     overheads = (row["overhead"] or {}).values()
-    return any(one[name] is None or one[name]["low"] is None for one in overheads for name in KEY_SHARES)
+    return any(
+        one[name] is None or one[name]["low"] is None for one in overheads for name in figures.KEY_SHARES
+    )
 
 
 def _refusals(told: Mapping[str, Any]) -> Iterator[str]:
@@ -393,7 +372,7 @@ def _change(share: float | None) -> str:
     return "-" if share is None else f"{-share:+.1%}"
 
 
-TEST: Final = BenchTest(
+TEST: Final = test.BenchTest(
     name="guardrail-overhead",
     params=GuardrailParams,
     run=run,

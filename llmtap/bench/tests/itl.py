@@ -18,35 +18,11 @@ import msgspec
 from msgspec import Meta
 
 from llmtap.bench.compliance.evidence import several
-from llmtap.bench.run.figures import (
-    DOUBT,
-    KEY_SHARES,
-    Cell,
-    cdf_series,
-    clustered_row,
-    histogram_series,
-    latency_row,
-    line_series,
-    load_lines,
-    marked,
-    ms,
-    ms_of,
-    table_of,
-    text,
-)
+from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import (
-    ArrivalProcess,
-    BenchTest,
-    ChartSpec,
-    Rate,
-    ReportTable,
-    TestResult,
-    Workload,
-)
 from llmtap.errors import ConfigError
 from llmtap.metrics.latency import itl_ns
 from llmtap.metrics.modality import dip_test, modes, tail
@@ -76,7 +52,7 @@ Level = Annotated[float, Meta(gt=0, le=200)]
 
 
 class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    workload: Workload = "synthetic-uniform"
+    workload: test.Workload = "synthetic-uniform"
     output_tokens: Annotated[
         Annotated[int, Meta(ge=OUTPUT_MIN)] | None,
         Meta(description="tokens of each response; default: the workload's lengths, if at least 50"),
@@ -85,13 +61,13 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         REQUESTS_MIN
     )
     max_rate: Annotated[
-        Rate | None,
+        test.Rate | None,
         Meta(description="saturation rate, requests/s; default: from the throughput test"),
     ] = None
     levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads in % of max_rate")] = (
         25.0, 50.0, 75.0, 90.0,
     )  # fmt: skip
-    arrivals: ArrivalProcess = "poisson"
+    arrivals: test.ArrivalProcess = "poisson"
     option: Annotated[
         Literal["auto", "A", "B", "C"],
         Meta(
@@ -112,9 +88,9 @@ def check(session: BenchSession, params: ItlParams) -> None:
         )  # fmt: skip
 
 
-async def run(session: BenchSession, params: ItlParams) -> TestResult:
+async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
     capacity = _capacity(session, params)
-    found = TestResult()
+    found = test.TestResult()
     told: list[dict[str, Any]] = []
     samples: list[list[list[float]]] = []
     measured: Measurement | None = None
@@ -127,7 +103,7 @@ async def run(session: BenchSession, params: ItlParams) -> TestResult:
         gaps, told_level = _level(measured, params.option)
         samples.append(gaps)
         told.append({"level": level, "rate_rps": rate, **told_level})
-        found.configuration = load_lines(load, measured)
+        found.configuration = figures.load_lines(load, measured)
     assert measured is not None
     rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in told)
     found.configuration |= {
@@ -181,7 +157,7 @@ def _level(
     else:
         groups = [[ns / 1e9 for ns in row[column]] for row in chosen if row[column]]
     gaps = [gap for group in groups for gap in group]
-    itl = clustered_row(groups)
+    itl = figures.clustered_row(groups)
     chunking = measured.result.get("chunking") or {}
     load = measured.result.get("load") or {}
     jitters = [value for group in groups if len(group) > 1 and (value := deviation(group)) is not None]
@@ -194,8 +170,8 @@ def _level(
         "term": "ITL" if option == "B" or server or direct else "TBC",
         "itl": itl,
         "std": deviation(gaps),
-        "jitter": latency_row(jitters, KEY_SHARES),
-        "max_pause": latency_row([max(group) for group in groups], KEY_SHARES),
+        "jitter": figures.latency_row(jitters, figures.KEY_SHARES),
+        "max_pause": figures.latency_row([max(group) for group in groups], figures.KEY_SHARES),
         "p99_p50": _ratio(itl),
         "zero_share": gaps.count(0.0) / len(gaps) if gaps else None,
         "modality": _modality(gaps),
@@ -235,26 +211,26 @@ def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
     return None if dip is None else {**asdict(dip), "modes": [] if dip.unimodal else modes(gaps)}
 
 
-def _tables(told: Sequence[dict[str, Any]]) -> list[ReportTable]:
+def _tables(told: Sequence[dict[str, Any]]) -> list[test.ReportTable]:
     loads = [f"{_name(one)} ({one['rate_rps']:.3g}/s)" for one in told]
     terms = "/".join(dict.fromkeys(one["term"] for one in told))
     rows = [[name, *cells] for name, *cells in zip(_RESULTS, *map(_results, told), strict=True)]
     heads = ["Metric", *loads] if len(loads) > 1 else ["Metric", "Value"]
     at_load = "" if len(loads) > 1 else f" at {loads[0]}"
     return [
-        ReportTable(f"Table 6: {terms} Results{at_load}, load in % of saturation", heads, rows),
-        table_of("Per-request statistics (5.4.4.2)", told, REQUEST_COLUMNS),
-        table_of("Distribution shape (5.4.4.3)", told, SHAPE_COLUMNS),
+        test.ReportTable(f"Table 6: {terms} Results{at_load}, load in % of saturation", heads, rows),
+        figures.table_of("Per-request statistics (5.4.4.2)", told, REQUEST_COLUMNS),
+        figures.table_of("Distribution shape (5.4.4.3)", told, SHAPE_COLUMNS),
     ]
 
 
 def _results(one: dict[str, Any]) -> list[str]:
     itl = one["itl"]
-    figures = [ms_of(itl, key) for key in (*_ROWS, "mean")]
-    return [f"{itl['n']}", *figures, ms(one["std"]), _number(one["p99_p50"])]
+    cells = [figures.ms_of(itl, key) for key in (*_ROWS, "mean")]
+    return [f"{itl['n']}", *cells, figures.ms(one["std"]), _number(one["p99_p50"])]
 
 
-def _of_dip(cell: Cell) -> Cell:
+def _of_dip(cell: figures.Cell) -> figures.Cell:
     """Return a cell of the dip test, or `-` without one."""
     return lambda one: "-" if one["modality"] is None else cell(one["modality"])
 
@@ -267,31 +243,31 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _percentile(what: str, share: str) -> Cell:
-    return lambda one: ms_of(one[what], share)
+def _percentile(what: str, share: str) -> figures.Cell:
+    return lambda one: figures.ms_of(one[what], share)
 
 
-REQUEST_COLUMNS: Final[Mapping[str, Cell]] = {
+REQUEST_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": _name,
-    "Answers": text("answers"),
+    "Answers": figures.text("answers"),
     **{
         f"{head} {share.upper()}": _percentile(what, share)
         for what, head in (("jitter", "Jitter"), ("max_pause", "Max Pause"))
-        for share in KEY_SHARES
+        for share in figures.KEY_SHARES
     },
 }
-SHAPE_COLUMNS: Final[Mapping[str, Cell]] = {
+SHAPE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": _name,
     "Modality": _of_dip(lambda found: "unimodal" if found["unimodal"] else "multimodal"),
-    "Dip": _of_dip(text("dip", ".4f")),
-    "p": _of_dip(text("p", ".3g")),
-    "Modes": _of_dip(lambda found: ", ".join(map(ms, found["modes"])) or "-"),
+    "Dip": _of_dip(figures.text("dip", ".4f")),
+    "p": _of_dip(figures.text("p", ".3g")),
+    "Modes": _of_dip(lambda found: ", ".join(map(figures.ms, found["modes"])) or "-"),
     "Tail": lambda one: one["tail"]["kind"] or "-",
     "P99/P50 Ratio": lambda one: _number(one["p99_p50"]),
 }
 
 
-def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) -> list[ChartSpec]:
+def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) -> list[test.ChartSpec]:
     everything = sorted(gap for gaps in samples for gap in gaps)
     most = percentile(everything, _HISTOGRAM_TO)
     if most is None:
@@ -299,21 +275,21 @@ def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) 
     term = " and ".join(dict.fromkeys(one["term"] for one in told))
     named = [(_name(one), gaps) for one, gaps in zip(told, samples, strict=True) if gaps]
     levels: list[float | str] = [one["level"] for one in told]
-    x_title, cdfs = f"{term} (ms)", [cdf_series(name, gaps) for name, gaps in named]
-    histograms = [histogram_series(name, gaps, span=(everything[0], most)) for name, gaps in named]
+    x_title, cdfs = f"{term} (ms)", [figures.cdf_series(name, gaps) for name, gaps in named]
+    histograms = [figures.histogram_series(name, gaps, span=(everything[0], most)) for name, gaps in named]
     lines = [
-        line_series(_ROWS[share], levels, [one["itl"][share] for one in told])
+        figures.line_series(_ROWS[share], levels, [one["itl"][share] for one in told])
         for share in ("p50", "p90", "p95", "p99")
     ]
     often = f"{term}: how often which (without the longest 0.5 %)"
     return [
-        ChartSpec(f"{term} at each load", "cdf", x_title, "share of gaps", cdfs),
-        ChartSpec(often, "histogram", x_title, "share of gaps", histograms),
-        ChartSpec(f"{term} against load", "line", "load (% of saturation)", x_title, lines),
+        test.ChartSpec(f"{term} at each load", "cdf", x_title, "share of gaps", cdfs),
+        test.ChartSpec(often, "histogram", x_title, "share of gaps", histograms),
+        test.ChartSpec(f"{term} against load", "line", "load (% of saturation)", x_title, lines),
     ]
 
 
-def _remark(found: TestResult, told: Sequence[dict[str, Any]]) -> None:
+def _remark(found: test.TestResult, told: Sequence[dict[str, Any]]) -> None:
     notes = found.notes
     notes.append("the time before an answer's first token is in no figure (5.4.3)")
     notes.append(f"saturation: {found.measurements['max_rate_from']}")
@@ -321,8 +297,8 @@ def _remark(found: TestResult, told: Sequence[dict[str, Any]]) -> None:
         "intervals, in brackets, are of 95 % and take an answer's gaps together, since they are alike; jitter"
         " is the standard deviation of an answer's gaps, its longest pause the greatest of them"
     )
-    if marked(told, "itl", "jitter", "max_pause"):
-        notes.append(DOUBT)
+    if figures.marked(told, "itl", "jitter", "max_pause"):
+        notes.append(figures.DOUBT)
     for one in told:
         chunks = one["chunking"]
         if one["term"] == "TBC":
@@ -352,7 +328,7 @@ def _remark(found: TestResult, told: Sequence[dict[str, Any]]) -> None:
             )
 
 
-TEST: Final = BenchTest(
+TEST: Final = test.BenchTest(
     name="itl",
     params=ItlParams,
     run=run,

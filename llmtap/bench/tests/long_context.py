@@ -17,36 +17,14 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import (
-    DOUBT,
-    SPANS,
-    Cell,
-    figure,
-    latency_columns,
-    latency_row,
-    line_series,
-    load_lines,
-    marked,
-    ms,
-    ms_of,
-    spanned,
-    table_of,
-    text,
-)
+from llmtap.bench.run import figures
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, ReportTable, TestResult
 from llmtap.errors import ConfigError
+from llmtap.metrics import saturation
 from llmtap.metrics.intervals import mean_interval
-from llmtap.metrics.saturation import (
-    fit_linear,
-    fit_power,
-    fit_quadratic,
-    local_exponents,
-    per_thousand_tokens,
-    r_squared,
-)
 from llmtap.metrics.statistics import mean
 
 __all__ = ["TEST", "LongContextParams"]
@@ -125,7 +103,7 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
             throughput.append(_throughput(together, slots))
         told.append(_length(length, measured, throughput))
         points += [(told[-1]["context"], ttft) for ttft in measured.values("ttft_ns")]
-        found.configuration = load_lines(load, measured)
+        found.configuration = figures.load_lines(load, measured)
         if len(measured.ended_well()) < measured.n:
             failed = measured.n - len(measured.ended_well())
             found.notes.append(f"{length} tokens: {failed} of {measured.n} answers did not come whole")
@@ -172,14 +150,14 @@ def _length(length: int, measured: Measurement, throughput: list[dict[str, Any]]
     middle = mean_interval(ttft)
     average = mean(ttft)
     assert average is not None
-    (per_thousand,) = per_thousand_tokens([context], [average])
+    (per_thousand,) = saturation.per_thousand_tokens([context], [average])
     return {
         "length": length,
         "context": context,
         "requests": measured.n,
-        "ttft": latency_row(ttft, _SHARES),
-        "ttft_mean": figure(average, None, None, len(ttft)) if middle is None else middle.to_dict(),
-        "e2e": latency_row(measured.values("e2e_ns"), _SHARES),
+        "ttft": figures.latency_row(ttft, _SHARES),
+        "ttft_mean": figures.figure(average, None, None, len(ttft)) if middle is None else middle.to_dict(),
+        "e2e": figures.latency_row(measured.values("e2e_ns"), _SHARES),
         "seconds_per_1000_tokens": per_thousand,
         "throughput": throughput,
         "throughput_max": max(throughput, key=lambda one: float(one["requests_per_s"])),
@@ -228,10 +206,12 @@ def _fits(told: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float
         # A perfect fit still has the error of a timestamp.
         rss = max(sum((y - at(x)) ** 2 for x, y in points), n * 1e-18)
         bic = n * log(rss / n) + parameters * log(n)
-        return _Fit(name, formula, parameters, r_squared(ys, [at(x) for x in xs]), bic, at, asdict(raw))
+        return _Fit(
+            name, formula, parameters, saturation.r_squared(ys, [at(x) for x in xs]), bic, at, asdict(raw)
+        )
 
-    power = fit_power(xs, ys)
-    line = fit_linear(xs, ys)
+    power = saturation.fit_power(xs, ys)
+    line = saturation.fit_linear(xs, ys)
     fits = [
         fit("Power", f"{power.a * 1e6:.4g} us x L^{power.k:.3f}", 2, lambda x: power.a * x**power.k, power),
         fit(
@@ -240,7 +220,7 @@ def _fits(told: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float
         ),
     ]  # fmt: skip
     if len(xs) > 2:
-        bent = fit_quadratic(xs, ys)
+        bent = saturation.fit_quadratic(xs, ys)
         formula = f"{bent.c0 * 1e3:.4g} ms + {bent.c1 * 1e6:.4g} us x L + {bent.c2 * 1e9:.4g} ns x L^2"
         fits.append(fit("Quadratic", formula, 3, lambda x: bent.c0 + bent.c1 * x + bent.c2 * x * x, bent))
     lowest = min(one.bic for one in fits)
@@ -254,43 +234,43 @@ def _fits_told(fits: Sequence[_Fit], told: Sequence[Mapping[str, Any]]) -> dict[
     low, high = power["k_interval"] or (None, None)
     xs, ys = [one["context"] for one in told], [one["ttft_mean"]["value"] for one in told]
     return {
-        "scaling_exponent": figure(power["k"], low, high, len(told), r2_log=power["r2_log"]),
+        "scaling_exponent": figures.figure(power["k"], low, high, len(told), r2_log=power["r2_log"]),
         "best_fit": fits[0].name.lower(),
         "fits": {one.name.lower(): {**one.told, "r2": one.r2, "bic": one.bic} for one in fits},
-        "local_exponents": local_exponents(xs, ys),
+        "local_exponents": saturation.local_exponents(xs, ys),
     }  # fmt: skip
 
 
 def _best(fits: Sequence[_Fit]) -> str:
     """Format as in 5.9.5: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
     best = fits[0]
-    text = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
+    said = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
     if best.name == "Linear":
-        return f"{text}, ~{best.told['slope'] * 1e6:.3g} microseconds per input token"
-    return f"{text}, TTFT = {best.formula}"
+        return f"{said}, ~{best.told['slope'] * 1e6:.3g} microseconds per input token"
+    return f"{said}, TTFT = {best.formula}"
 
 
-def _most(name: str, form: str) -> Cell:
+def _most(name: str, form: str) -> figures.Cell:
     return lambda one: format(one["throughput_max"][name], form)
 
 
-TABLE_12: Final[Mapping[str, Cell]] = {
-    "Context (tokens)": text("length"),
-    "TTFT Mean": lambda one: spanned(one["ttft_mean"]),
-    **latency_columns("ttft p95"),
-    "ms/1K tokens": lambda one: ms(one["seconds_per_1000_tokens"], unit=False),
+TABLE_12: Final[Mapping[str, figures.Cell]] = {
+    "Context (tokens)": figures.text("length"),
+    "TTFT Mean": lambda one: figures.spanned(one["ttft_mean"]),
+    **figures.latency_columns("ttft p95"),
+    "ms/1K tokens": lambda one: figures.ms(one["seconds_per_1000_tokens"], unit=False),
 }
-THROUGHPUT_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Context (tokens)": text("length"),
-    "Requests": text("requests"),
-    **latency_columns("ttft p50"),
-    "E2E Mean": lambda one: ms_of(one["e2e"], "mean"),
+THROUGHPUT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
+    "Context (tokens)": figures.text("length"),
+    "Requests": figures.text("requests"),
+    **figures.latency_columns("ttft p50"),
+    "E2E Mean": lambda one: figures.ms_of(one["e2e"], "mean"),
     "Requests/s": _most("requests_per_s", ".3g"),
     "Input tok/s": _most("input_tokens_per_s", ".0f"),
     "Output tok/s": _most("output_tokens_per_s", ".0f"),
     "At a time": _most("concurrency", ""),
 }
-FIT_COLUMNS: Final[Mapping[str, Cell]] = {
+FIT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Fit": lambda fit: fit.name,
     "TTFT": lambda fit: fit.formula,
     "R^2": lambda fit: f"{fit.r2:.4f}",
@@ -300,11 +280,11 @@ FIT_COLUMNS: Final[Mapping[str, Cell]] = {
 
 def _tables(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ReportTable]:
     tables = [
-        table_of("Table 12: Long Context Scaling", told, TABLE_12),
-        table_of("Latency and throughput at each length (5.9.4)", told, THROUGHPUT_COLUMNS),
+        figures.table_of("Table 12: Long Context Scaling", told, TABLE_12),
+        figures.table_of("Latency and throughput at each length (5.9.4)", told, THROUGHPUT_COLUMNS),
     ]
     if fits:
-        tables.append(table_of("Scaling of mean TTFT with context length L", fits, FIT_COLUMNS))
+        tables.append(figures.table_of("Scaling of mean TTFT with context length L", fits, FIT_COLUMNS))
     return tables
 
 
@@ -312,7 +292,7 @@ def _charts(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Cha
     if not told:
         return []
     contexts: list[float | str] = [float(one["context"]) for one in told]
-    series = [line_series("mean TTFT", contexts, [one["ttft_mean"] for one in told])]
+    series = [figures.line_series("mean TTFT", contexts, [one["ttft_mean"] for one in told])]
     series += [_curve(one, float(contexts[0]), float(contexts[-1])) for one in fits]
     per_thousand = ChartSeries(
         "TTFT / context", contexts, [one["seconds_per_1000_tokens"] * 1e3 for one in told]
@@ -367,9 +347,9 @@ def _remark(
     ]
     if counts:
         notes.append(f"tokens as the server counted them, on average: {'; '.join(counts)}")
-    notes.append(SPANS)
-    if marked(told, "ttft"):
-        notes.append(DOUBT)
+    notes.append(figures.SPANS)
+    if figures.marked(told, "ttft"):
+        notes.append(figures.DOUBT)
     tried = sorted({t["concurrency"] for one in told for t in one["throughput"]})
     notes.append(
         f"throughput is the highest seen in a closed loop of {' and of '.join(map(str, tried)) or 'none'}: a"

@@ -21,14 +21,7 @@ from llmtap.bench.run.figures import KEY_SHARES, figure, latency_row
 from llmtap.bench.run.levels import Capacity, overload
 from llmtap.bench.run.measurement import Measurement
 from llmtap.exchange.outcome import Outcome
-from llmtap.metrics.comparison import (
-    adjusted,
-    cache_hit_rate,
-    compare_paired,
-    compare_quantile,
-    increase,
-    reduction,
-)
+from llmtap.metrics import comparison
 from llmtap.metrics.intervals import mean_interval
 from llmtap.metrics.statistics import percentile
 from llmtap.workload.plan import NO_CONTEXT
@@ -116,7 +109,7 @@ def quantile_ratio(
         return None
     first, second = percentile(sorted(base), p), percentile(sorted(other), p)
     assert first is not None and second is not None
-    found = compare_quantile([log(x) for x in base], [log(x) for x in other], p, paired=paired)
+    found = comparison.compare_quantile([log(x) for x in base], [log(x) for x in other], p, paired=paired)
     if found is None:
         return figure(second / first, None, None, len(other), method=None)
     return figure(second / first, exp(found.low), exp(found.high), len(other), method=found.method)
@@ -160,7 +153,7 @@ def prefix_figures(
     for state in ("cold", "warm"):
         off, on = pairs(((one.states["off"], one.states[state]) for one in runs), "ttft_ns")
         ratios = {name: quantile_ratio(off, on, p, paired=True) for name, p in KEY_SHARES.items()}
-        shift = compare_paired(off, on)
+        shift = comparison.compare_paired(off, on)
         told["reduction"][state] = {
             **{name: None if ratio is None else _less(ratio) for name, ratio in ratios.items()},
             "pairs": len(off),
@@ -208,7 +201,7 @@ def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
         for row in values_by_row(one.states[state], "e2e_ns"):
             cached += min(int(hits.get(row, 0)), one.prefix(row))
             prefix += one.prefix(row)
-    rate = cache_hit_rate(cached, prefix)
+    rate = comparison.cache_hit_rate(cached, prefix)
     if not told or rate is None:
         return None
     return {"value": rate, "cached_tokens": cached, "prefix_tokens": prefix, "answers_that_tell": told}
@@ -219,7 +212,7 @@ def _improvement(rates: Rates) -> dict[str, Any]:
     known = all(tps is not None for runs in rates.values() for _, tps in runs)
     off, on = ([(tps if known else rps) or 0.0 for rps, tps in rates[state]] for state in ("off", "on"))
     means = [sum(values) / len(values) for values in (off, on)]
-    more = [gain for a, b in zip(off, on, strict=True) if (gain := increase(a, b)) is not None]
+    more = [gain for a, b in zip(off, on, strict=True) if (gain := comparison.increase(a, b)) is not None]
     compared = over_repeats(more) or dict.fromkeys(("low", "high", "p"))
     mean = sum(more) / len(more) if more else None
     return {
@@ -288,7 +281,9 @@ def guardrail_figures(
         "max_throughput": None if peaks is None else {
             arm: {
                 **msgspec.to_builtins(peak),
-                "reduction": None if arm == BASELINE else reduction(_made(peaks[BASELINE]), _made(peak)),
+                "reduction": (
+                    None if arm == BASELINE else comparison.reduction(_made(peaks[BASELINE]), _made(peak))
+                ),
             }
             for arm, peak in peaks.items()
         },
@@ -300,7 +295,7 @@ def guardrail_figures(
             for arm, one in told_level["arms"].items()
             if arm not in (BASELINE, AGAIN) and one["overhead"][metric]["overall"] is not None
         ]
-        for one, p in zip(compared, adjusted([one["p"] for one in compared]), strict=True):
+        for one, p in zip(compared, comparison.adjusted([one["p"] for one in compared]), strict=True):
             one["p_adjusted"] = p
     return told
 
@@ -338,14 +333,14 @@ def _overhead(base: GuardrailCell, other: GuardrailCell, column: str) -> dict[st
     """Return other - base by repeats (by pairs, if fewer than three), by pairs, and by percentile."""
     both = [(base.runs[i], other.runs[i]) for i in sorted(base.runs)]
     ours, theirs = pairs(both, column)
-    shift = compare_paired(ours, theirs)
+    shift = comparison.compare_paired(ours, theirs)
     found = [value for one in both if (value := _shift(*pairs([one], column))) is not None]
     head = over_repeats(found)
     if head is None and shift is not None:
         head = figure(shift.difference, shift.low, shift.high, shift.n, p=shift.p, method=shift.method)
     quantiles: dict[str, Any] = {}
     for name, p in KEY_SHARES.items():
-        compared = compare_quantile(ours, theirs, p, paired=True) if ours else None
+        compared = comparison.compare_quantile(ours, theirs, p, paired=True) if ours else None
         first, second = percentile(sorted(ours), p), percentile(sorted(theirs), p)
         low, high = (None, None) if compared is None else (compared.low, compared.high)
         quantiles[name] = None
@@ -362,7 +357,7 @@ def _overhead(base: GuardrailCell, other: GuardrailCell, column: str) -> dict[st
 
 def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     """Return the shift between two blocks: Hodges and Lehmann's, or the median of very few pairs."""
-    compared = compare_paired(ours, theirs)
+    compared = comparison.compare_paired(ours, theirs)
     if compared is not None:
         return compared.difference
     return percentile(sorted(b - a for a, b in zip(ours, theirs, strict=True)), 0.5)

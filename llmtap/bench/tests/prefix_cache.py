@@ -20,39 +20,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import (
-    DOUBT,
-    KEY_SHARES,
-    SPANS,
-    Cell,
-    cdf_series,
-    latency_columns,
-    load_lines,
-    metric_table,
-    table_of,
-    text,
-    with_interval,
-)
-from llmtap.bench.run.levels import (
-    WARM_TOKENS,
-    Capacity,
-    capacity_told,
-    find_capacity,
-    overload,
-)
+from llmtap.bench.run import figures, levels, test
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import (
-    BenchTest,
-    ChartSpec,
-    Count,
-    OutputTokens,
-    Rate,
-    ReportTable,
-    SlotsMax,
-    TestResult,
-)
 from llmtap.bench.tests.mixes import Prefixes, prefixes_of
 from llmtap.bench.tests.paired import STATES, PrefixRun, hot_firsts, prefix_figures, ttfts
 from llmtap.errors import ConfigError
@@ -80,17 +51,19 @@ class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     prefix_tokens: Annotated[tuple[int, int] | None, Meta(description="range of prefix lengths, tokens")] = (
         None
     )
-    prefixes: Annotated[Count | None, Meta(description="number of different prefixes")] = None
-    output_tokens: OutputTokens = None
+    prefixes: Annotated[test.Count | None, Meta(description="number of different prefixes")] = None
+    output_tokens: test.OutputTokens = None
     requests: Annotated[int, Meta(ge=1, description="requests per run; percentiles are over all repeats")] = (
         400
     )
     repeats: Annotated[
         int, Meta(ge=1, description="independent runs of each configuration; 6.3 demands 3")
     ] = 3
-    rate: Annotated[Rate | None, Meta(description="rate, requests/s; default: `share` of max_rate")] = None
+    rate: Annotated[test.Rate | None, Meta(description="rate, requests/s; default: `share` of max_rate")] = (
+        None
+    )
     max_rate: Annotated[
-        Rate | None,
+        test.Rate | None,
         Meta(
             description="capacity without the cache, requests/s; default: as measured",
         ),
@@ -100,7 +73,7 @@ class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         int, Meta(ge=0, description="concurrent requests in throughput runs; 0: no such runs")
     ] = 16
     throughput_requests: Annotated[int, Meta(ge=1, description="requests per throughput run")] = 200
-    slots_max: SlotsMax = 128
+    slots_max: test.SlotsMax = 128
     texts: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="random seed of the words, to repeat another run's requests; default: random"),
@@ -123,10 +96,10 @@ def check(session: BenchSession, params: PrefixCacheParams) -> None:
     _prefixes(session, params)
 
 
-async def run(session: BenchSession, params: PrefixCacheParams) -> TestResult:
+async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResult:
     work = _prefixes(session, params)
     texts = _Texts(session, params.texts)
-    warm_by = replace(work, output_tokens=WARM_TOKENS).closed(32, session.seed - 1, texts.new(), 8)
+    warm_by = replace(work, output_tokens=levels.WARM_TOKENS).closed(32, session.seed - 1, texts.new(), 8)
     capacity = None if params.rate is not None else await _capacity(session, params, work, texts, warm_by)
     rate = params.rate
     if rate is None:
@@ -155,7 +128,7 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> TestResult:
         last = cold
     assert last is not None
     rates = await _throughput(session, params, work, texts, warm_by, cold_first)
-    found = TestResult(configuration=load_lines(last, runs[-1].states["off"]))
+    found = test.TestResult(configuration=figures.load_lines(last, runs[-1].states["off"]))
     found.measurements = prefix_figures(runs, rate, capacity, rates)
     found.configuration |= _configuration(params, work, runs, found.measurements, texts)
     found.tables = _tables(found.measurements)
@@ -207,9 +180,9 @@ class _Texts:
 
 async def _capacity(
     session: BenchSession, params: PrefixCacheParams, work: Prefixes, texts: _Texts, warm_by: Load
-) -> Capacity:
+) -> levels.Capacity:
     own = params.sharing is None and params.prefix_tokens is None and params.output_tokens is None
-    told = capacity_told(session, params.max_rate, params.workload if own else None)
+    told = levels.capacity_told(session, params.max_rate, params.workload if own else None)
     if told is not None:
         return told
 
@@ -218,7 +191,7 @@ async def _capacity(
         words = texts.of(f"capacity/{slots:04d}-at-a-time", work.closed(requests, seed, 0, slots))
         return work.closed(requests, seed, words, slots)
 
-    return await find_capacity(session, load_of, params.slots_max, arm=OFF, warm_by=warm_by)
+    return await levels.find_capacity(session, load_of, params.slots_max, arm=OFF, warm_by=warm_by)
 
 
 async def _throughput(
@@ -271,7 +244,7 @@ def _configuration(
     }
 
 
-def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
+def _tables(told: Mapping[str, Any]) -> list[test.ReportTable]:
     states = [{"says": says, "ttft": told["ttft"][state]} for state, says in STATES.items()]
     effects = [{"state": state, **told["reduction"][state]} for state in ("cold", "warm")]
     more = {}
@@ -282,42 +255,46 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     if rates is not None:
         for state in ("off", "on"):
             more[f"Throughput, cache {state}"] = f"{rates[state]['mean']:.4g} {rates['unit']}"
-    improved = "not measured" if rates is None else with_interval(rates["improvement"], ".1%")
+    improved = "not measured" if rates is None else figures.with_interval(rates["improvement"], ".1%")
     more["Throughput improvement"] = improved
     return [
-        table_of("Table 10: Cache Effectiveness", states, TABLE_10),
-        table_of("TTFT reduction on identical rows, with 95 % intervals (5.7.4)", effects, REDUCTION_COLUMNS),
-        metric_table("Hit rate and throughput (5.7.4)", more),
+        figures.table_of("Table 10: Cache Effectiveness", states, TABLE_10),
+        figures.table_of(
+            "TTFT reduction on identical rows, with 95 % intervals (5.7.4)", effects, REDUCTION_COLUMNS
+        ),
+        figures.metric_table("Hit rate and throughput (5.7.4)", more),
     ]
 
 
-def _reduction(at: str) -> Cell:
-    return lambda one: with_interval(one[at], ".1%")
+def _reduction(at: str) -> figures.Cell:
+    return lambda one: figures.with_interval(one[at], ".1%")
 
 
-TABLE_10: Final[Mapping[str, Cell]] = {
-    "Configuration": text("says"),
-    **latency_columns("ttft p50", "ttft p95", "ttft p99"),
+TABLE_10: Final[Mapping[str, figures.Cell]] = {
+    "Configuration": figures.text("says"),
+    **figures.latency_columns("ttft p50", "ttft p95", "ttft p99"),
 }
-REDUCTION_COLUMNS: Final[Mapping[str, Cell]] = {
+REDUCTION_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "": lambda one: f"TTFT reduction, {one['state']}",
-    **{f"at {share.upper()}": _reduction(share) for share in KEY_SHARES},
+    **{f"at {share.upper()}": _reduction(share) for share in figures.KEY_SHARES},
     "at P50, over repeats": _reduction("by_repeats"),
 }
 
 
-def _charts(runs: Sequence[PrefixRun]) -> list[ChartSpec]:
-    series = [cdf_series(says, values) for state, says in STATES.items() if (values := ttfts(runs, state))]
+def _charts(runs: Sequence[PrefixRun]) -> list[test.ChartSpec]:
+    series = [
+        figures.cdf_series(says, values) for state, says in STATES.items() if (values := ttfts(runs, state))
+    ]
     title = "TTFT without the cache, with an empty one, and with the prefixes in it"
-    chart = ChartSpec(title, "cdf", "TTFT (ms)", "share of requests", series, log_x=True)
+    chart = test.ChartSpec(title, "cdf", "TTFT (ms)", "share of requests", series, log_x=True)
     return [chart] if series else []
 
 
 def _remark(
-    found: TestResult,
+    found: test.TestResult,
     params: PrefixCacheParams,
     runs: Sequence[PrefixRun],
-    capacity: Capacity | None,
+    capacity: levels.Capacity | None,
     cold_first: Sequence[bool],
 ) -> None:
     told = found.measurements
@@ -331,10 +308,10 @@ def _remark(
             " repeats, it is the mean of what each of them found, with Student's interval"
         ),
         f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats",
-        SPANS,
+        figures.SPANS,
     ]
     if any(row["marks"] for row in told["ttft"].values()):
-        found.notes.append(DOUBT)
+        found.notes.append(figures.DOUBT)
     if told["hit_rate"]["warm"] is None and told["hit_rate"]["cold"] is None:
         found.notes.append("the server does not tell how many tokens came from its cache: no hit rate")
     if told["throughput"] is not None:
@@ -357,7 +334,7 @@ def _remark(
         found.deviations.append(f"6.3: {len(runs)} independent runs of each configuration, {RUNS_MIN} wanted")
     for one in runs:
         for measured in one.states.values():
-            kept = overload(measured)
+            kept = levels.overload(measured)
             if kept is not None:
                 found.deviations.append(
                     f"{measured.name} was above saturation: answers came at {kept:.0%} of the rate of"
@@ -365,7 +342,7 @@ def _remark(
                 )
 
 
-TEST: Final = BenchTest(
+TEST: Final = test.BenchTest(
     name="prefix-cache",
     params=PrefixCacheParams,
     run=run,

@@ -15,19 +15,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import (
-    DOUBT,
-    SPANS,
-    Cell,
-    latency_columns,
-    marked,
-    metric_table,
-    ms,
-    table_of,
-    text,
-)
+from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
     Bounds,
+    RateSearch,
     Tried,
     check_duration,
     lasts,
@@ -43,19 +34,7 @@ from llmtap.bench.run.levels import (
     throughput_chart,
 )
 from llmtap.bench.run.measurement import Measurement, Steady, steady_of, tail_is_heavy
-from llmtap.bench.run.search import RateSearch
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import (
-    ArrivalProcess,
-    BenchTest,
-    ChartSpec,
-    Mark,
-    ReportTable,
-    TestResult,
-    TpotBound,
-    TtftBound,
-    Workload,
-)
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
 from llmtap.metrics.objectives import Objectives
@@ -69,7 +48,7 @@ DURATION_STABLE: Final = Duration(300 * NS_PER_S)
 
 
 class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    workload: Workload = "synthetic-uniform"
+    workload: test.Workload = "synthetic-uniform"
     duration: Annotated[
         Duration, Meta(description="duration of each level; at least 60s, 300s for stable figures (5.2.2.1)")
     ] = DURATION_MIN
@@ -77,15 +56,15 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         Literal["open", "closed"],
         Meta(description="load model: at a rate (open), or with fixed concurrency (closed)"),
     ] = "open"
-    arrivals: ArrivalProcess = "poisson"
+    arrivals: test.ArrivalProcess = "poisson"
     rate_min: Annotated[float, Meta(gt=0, description="open loop: lowest rate, requests/s")] = 1.0
     rate_max: Annotated[float, Meta(gt=0, description="open loop: highest rate")] = 1_024.0
     rate_step: Annotated[float, Meta(gt=0, description="open loop: increment of the rate")] = 1.0
     concurrency_min: Annotated[int, Meta(ge=1, description="closed loop: lowest concurrency")] = 1
     concurrency_max: Annotated[int, Meta(ge=1, description="closed loop: highest concurrency")] = 512
     concurrency_step: Annotated[int, Meta(ge=1, description="closed loop: increment of the concurrency")] = 1
-    ttft_p99: TtftBound = None
-    tpot_p99: TpotBound = None
+    ttft_p99: test.TtftBound = None
+    tpot_p99: test.TpotBound = None
     slo: Annotated[
         str | None,
         Meta(description="SLO: objectives of each request, such as ttft:1s user_idle:2s e2e:20s"),
@@ -215,23 +194,25 @@ def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[st
         return found + params.bounds.broken(steady)
     if steady is not lowest and tail_is_heavy(steady, lowest):
         p99, p50 = steady.latency("e2e_ns", 0.99), lowest.latency("e2e_ns", 0.5)
-        found.append(f"E2E P99 {ms(p99)} exceeds 10 x the P50 of the lowest level ({ms(p50)})")
+        found.append(
+            f"E2E P99 {figures.ms(p99)} exceeds 10 x the P50 of the lowest level ({figures.ms(p50)})"
+        )
     return found
 
 
-async def run(session: BenchSession, params: ThroughputParams) -> TestResult:
+async def run(session: BenchSession, params: ThroughputParams) -> test.TestResult:
     sought = await seek(session, params)
     best, told = sought.best, _measurements(session, params, sought)
-    found = TestResult(told, configuration=_configuration(params))
+    found = test.TestResult(told, configuration=_configuration(params))
     found.tables = [_summary(told)]
     if best is not None:
         found.tables.append(latency_table("Table 4: Latency at Maximum Throughput", best.steady.sent))
     levels = sorted(zip(sought.tried, told["levels"], strict=True), key=lambda both: both[0].level)
     found.tables.append(
-        table_of(
+        figures.table_of(
             "All load levels, without their first 10 %",
             [{**level, "load": tried.level, "tried": tried} for tried, level in levels],
-            {f"Planned load ({params.unit})": text("load", "g"), **LEVEL_COLUMNS},
+            {f"Planned load ({params.unit})": figures.text("load", "g"), **LEVEL_COLUMNS},
         )
     )
     found.charts = _charts(params, sought)
@@ -239,18 +220,18 @@ async def run(session: BenchSession, params: ThroughputParams) -> TestResult:
     return found
 
 
-LEVEL_COLUMNS: Final[Mapping[str, Cell]] = {
+LEVEL_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Sent (req/s)": lambda level: f"{number(level['arrival_rps'])} (n {level['arrivals']:,})",
     "Completed (req/s)": lambda level: f"{number(level['completed_rps'])} (n {level['completed']:,})",
     "Output (tok/s)": lambda level: number(level["output_tps"]),
-    **latency_columns("ttft p99", "tpot p99"),
+    **figures.latency_columns("ttft p99", "tpot p99"),
     "Success": lambda level: share(level["success"]),
     "In flight, first to last fifth": lambda level: (
         f"{level['in_flight'][0]:.1f} to {level['in_flight'][-1]:.1f}"
     ),
     "Steady": lambda level: "yes" if level["tried"].steady.is_steady else "no",
     "Status": lambda level: level["tried"].status,
-    "Why": text("why"),
+    "Why": figures.text("why"),
 }
 
 
@@ -307,14 +288,14 @@ def _measurements(session: BenchSession, params: ThroughputParams, sought: Sough
 _RATES: Final = ("sustainable_load_rps", "sent_rps", "max_request_rps")
 
 
-def _summary(told: Mapping[str, Any]) -> ReportTable:
+def _summary(told: Mapping[str, Any]) -> test.ReportTable:
     sustained, sent, completed = (number(told[name], "req/s") for name in _RATES)
     if told["sent"] is not None:
         sent += f" (n {told['sent']:,})"
         completed += f" (n {told['completed']:,})"
     if told["sustainable_concurrency"] is not None:
         sustained = f"{told['sustainable_concurrency']} at a time ({sustained})"
-    return metric_table(
+    return figures.metric_table(
         "Table 3: Throughput Summary",
         {
             "Max Output Throughput": number(told["max_output_tps"], "tok/s"),
@@ -328,13 +309,13 @@ def _summary(told: Mapping[str, Any]) -> ReportTable:
     )
 
 
-def _charts(params: ThroughputParams, sought: Sought) -> list[ChartSpec]:
+def _charts(params: ThroughputParams, sought: Sought) -> list[test.ChartSpec]:
     last = {t.level: t for t in sought.tried}
     xs = sorted(last)
     levels = [last[level] for level in xs]
     x_title = "planned load (requests/s)" if params.mode == "open" else "requests at a time"
     best = sought.best
-    marks = [] if best is None else [Mark(best.level, "highest that is sustained")]
+    marks = [] if best is None else [test.Mark(best.level, "highest that is sustained")]
     rows = [latency_rows(t.steady.sent) for t in levels]
     return [
         throughput_chart("load", x_title, xs, levels, marks),
@@ -342,7 +323,7 @@ def _charts(params: ThroughputParams, sought: Sought) -> list[ChartSpec]:
     ]
 
 
-def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None:
+def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) -> None:
     told, best, notes = found.measurements, sought.best, found.notes
     constrained = f"with the constraint {params.bounds.says}" if params.bounds else "without constraint"
     notes.append(
@@ -380,9 +361,9 @@ def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None
             "at the lowest level itself P99 exceeds 10 x P50: that rule of 5.2.3.1 says nothing of load and"
             " was not applied"
         )
-    notes.append(SPANS)
-    if marked(told["levels"], "ttft", "tpot", share="p99"):
-        notes.append(DOUBT)
+    notes.append(figures.SPANS)
+    if figures.marked(told["levels"], "ttft", "tpot", share="p99"):
+        notes.append(figures.DOUBT)
     if told["batch_utilization"] is None:
         notes.append("batch utilization needs a server that tells what runs, and sut.max_batch")
     if told["tokens_per_gpu_second"] is None:
@@ -398,7 +379,7 @@ def _remark(found: TestResult, params: ThroughputParams, sought: Sought) -> None
         )
 
 
-TEST: Final = BenchTest(
+TEST: Final = test.BenchTest(
     name="throughput",
     params=ThroughputParams,
     run=run,

@@ -13,17 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import (
-    DOUBT,
-    KEY_SHARES,
-    SPANS,
-    Cell,
-    latency_columns,
-    line_series,
-    marked,
-    table_of,
-    text,
-)
+from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
     Bounds,
     Capacity,
@@ -39,19 +29,6 @@ from llmtap.bench.run.levels import (
 )
 from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import (
-    ArrivalProcess,
-    BenchTest,
-    ChartSeries,
-    ChartSpec,
-    Mark,
-    Rate,
-    ReportTable,
-    TestResult,
-    TpotBound,
-    TtftBound,
-    Workload,
-)
 from llmtap.bench.tests.throughput import DURATION_MIN, ThroughputParams, seek
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point
@@ -72,7 +49,7 @@ _ANY: Final = 1 << 62
 
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    workload: Workload = "synthetic-uniform"
+    workload: test.Workload = "synthetic-uniform"
     duration: Annotated[Duration, Meta(description="duration of a level, at least 60s (5.3.2)")] = (
         DURATION_MIN
     )
@@ -81,7 +58,7 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Meta(description="loads in % of capacity; at least 10, from 10 % to saturation (5.3.2)"),
     ] = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120)
     max_rate: Annotated[
-        Rate | None,
+        test.Rate | None,
         Meta(
             description="capacity, requests/s; default: as measured",
         ),
@@ -90,9 +67,9 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Duration, Meta(description="duration of each level of the search for capacity")
     ] = Duration(20 * NS_PER_S)
     search_from: Annotated[float, Meta(gt=0, description="first rate of that search, requests/s")] = 1.0
-    arrivals: ArrivalProcess = "poisson"
-    ttft_p99: TtftBound = None
-    tpot_p99: TpotBound = None
+    arrivals: test.ArrivalProcess = "poisson"
+    ttft_p99: test.TtftBound = None
+    tpot_p99: test.TpotBound = None
 
     @property
     def bounds(self) -> Bounds:
@@ -113,7 +90,7 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
     parse_arrivals(params.arrivals, rate_rps=1.0, seed=0, place="arrivals")
 
 
-async def run(session: BenchSession, params: TradeoffParams) -> TestResult:
+async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
     capacity = await _capacity(session, params)
     tried = []
     for done, percent in enumerate(params.levels):
@@ -129,29 +106,31 @@ async def run(session: BenchSession, params: TradeoffParams) -> TestResult:
         broken = params.bounds.broken(steady)
         tried.append(Tried(rate_rps, measured, steady, not broken, "; ".join(broken)))
     told = _measurements(params, capacity, tried)
-    found = TestResult(told, configuration=_configuration(params, capacity))
+    found = test.TestResult(told, configuration=_configuration(params, capacity))
     found.tables = [
-        table_of("Table 5: Throughput-Latency Table", told["levels"], TABLE_5),
-        table_of("What else 5.3.4 has recorded at each level", told["levels"], MORE_COLUMNS),
-        ReportTable("Points of the curve (5.3.4)", ["Point", "Load", "By which rule"], _points(params, told)),
+        figures.table_of("Table 5: Throughput-Latency Table", told["levels"], TABLE_5),
+        figures.table_of("What else 5.3.4 has recorded at each level", told["levels"], MORE_COLUMNS),
+        test.ReportTable(
+            "Points of the curve (5.3.4)", ["Point", "Load", "By which rule"], _points(params, told)
+        ),
     ]
     found.charts = _charts(told)
     _remark(found, params, tried)
     return found
 
 
-TABLE_5: Final[Mapping[str, Cell]] = {
+TABLE_5: Final[Mapping[str, figures.Cell]] = {
     "Offered (r/s)": lambda level: number(level["offered_rps"]),
     "Achieved (tok/s)": lambda level: number(level["output_tps"]),
-    **latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
+    **figures.latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
     "Success": lambda level: share(level["success"]),
-    "Queue": text("queue"),
+    "Queue": figures.text("queue"),
 }
-MORE_COLUMNS: Final[Mapping[str, Cell]] = {
+MORE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Of capacity": lambda level: f"{level['percent']:g}%",
     "Offered (r/s)": TABLE_5["Offered (r/s)"],
     "Completed (r/s)": lambda level: number(level["completed_rps"]),
-    **latency_columns("ttft p95", "tpot p95", "e2e p50", "e2e p95", "e2e p99"),
+    **figures.latency_columns("ttft p95", "tpot p95", "e2e p50", "e2e p95", "e2e p99"),
 }
 
 
@@ -254,7 +233,7 @@ def _points(params: TradeoffParams, told: Mapping[str, Any]) -> list[list[str]]:
     return points
 
 
-def _charts(told: Mapping[str, Any]) -> list[ChartSpec]:
+def _charts(told: Mapping[str, Any]) -> list[test.ChartSpec]:
     levels = told["levels"]
     rates: list[float | str] = [level["offered_rps"] for level in levels]
     output: list[float | str] = [level["output_tps"] or 0.0 for level in levels]
@@ -262,23 +241,28 @@ def _charts(told: Mapping[str, Any]) -> list[ChartSpec]:
         "knee_rps": "knee", "saturation_rps": "saturation (throughput falls)",
         "peak_rps": "highest throughput", "operating_point_rps": "operating point",
     }  # fmt: skip
-    marks = [Mark(told[name], says) for name, says in named.items() if told[name] is not None]
+    marks = [test.Mark(told[name], says) for name, says in named.items() if told[name] is not None]
     offered = "offered load (requests/s)"
     charts = []
     for by, x_title, xs, marked_at in (
         ("throughput", "achieved output tokens/s", output, []), ("offered load", offered, rates, marks),
     ):  # fmt: skip
         for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "End-to-end latency")):
-            lines = [line_series(p.upper(), xs, [level[name][p] for level in levels]) for p in KEY_SHARES]
+            lines = [
+                figures.line_series(p.upper(), xs, [level[name][p] for level in levels])
+                for p in figures.KEY_SHARES
+            ]
             charts.append(
-                ChartSpec(f"{title} by {by}", "line", x_title, f"{title} (ms)", lines, marked_at, log_y=True)
+                test.ChartSpec(
+                    f"{title} by {by}", "line", x_title, f"{title} (ms)", lines, marked_at, log_y=True
+                )
             )
-    achieved = ChartSeries("achieved", rates, [level["output_tps"] for level in levels])
+    achieved = test.ChartSeries("achieved", rates, [level["output_tps"] for level in levels])
     title = "Achieved throughput by offered load"
-    return [*charts, ChartSpec(title, "line", offered, "output tokens/s", [achieved], marks)]
+    return [*charts, test.ChartSpec(title, "line", offered, "output tokens/s", [achieved], marks)]
 
 
-def _remark(found: TestResult, params: TradeoffParams, tried: Sequence[Tried]) -> None:
+def _remark(found: test.TestResult, params: TradeoffParams, tried: Sequence[Tried]) -> None:
     told, notes = found.measurements, found.notes
     notes.append(
         "the knee is of TTFT P99, as in the draft's example; throughput is of tokens made in the last 90 % of"
@@ -295,9 +279,9 @@ def _remark(found: TestResult, params: TradeoffParams, tried: Sequence[Tried]) -
         notes.append("no level saturates: capacity was estimated too low, and the curve ends before it")
     if tried[0].steady.queue_grows or tried[0].steady.falls_short:
         notes.append("even the lowest level saturates: capacity was estimated too high")
-    if marked(told["levels"], "ttft"):
-        notes.append(DOUBT)
-    notes.append(SPANS)
+    if figures.marked(told["levels"], "ttft"):
+        notes.append(figures.DOUBT)
+    notes.append(figures.SPANS)
 
 
 def _seconds(session: BenchSession, params: TradeoffParams) -> float:
@@ -306,7 +290,7 @@ def _seconds(session: BenchSession, params: TradeoffParams) -> float:
     return search + len(params.levels) * to_seconds(params.duration)
 
 
-TEST: Final = BenchTest(
+TEST: Final = test.BenchTest(
     name="tradeoff",
     params=TradeoffParams,
     run=run,

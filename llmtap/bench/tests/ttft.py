@@ -13,35 +13,11 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from llmtap.bench.compliance.evidence import several
-from llmtap.bench.run.figures import (
-    DOUBT,
-    KEY_SHARES,
-    Cell,
-    cdf_series,
-    histogram_series,
-    latency_row,
-    load_lines,
-    metric_table,
-    ms,
-    ms_of,
-    table_of,
-    text,
-)
+from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.run.test import (
-    ArrivalProcess,
-    BenchTest,
-    ChartSeries,
-    ChartSpec,
-    Count,
-    Rate,
-    ReportTable,
-    TestResult,
-    Workload,
-)
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
 
@@ -58,11 +34,11 @@ SHARE: Final = 0.5
 class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Setup (5.1.2). Default load: half of the throughput test's sustainable load."""
 
-    workload: Workload = "synthetic-uniform"
+    workload: test.Workload = "synthetic-uniform"
     requests: Annotated[int, Meta(ge=1, description="number; P99 needs 1,000, P99.9 needs 10,000")] = 10_000
-    rate: Annotated[Rate | None, Meta(description="open loop: rate, requests/s")] = None
-    arrivals: ArrivalProcess = "poisson"
-    concurrency: Annotated[Count | None, Meta(description="closed loop: concurrent requests")] = None
+    rate: Annotated[test.Rate | None, Meta(description="open loop: rate, requests/s")] = None
+    arrivals: test.ArrivalProcess = "poisson"
+    concurrency: Annotated[test.Count | None, Meta(description="closed loop: concurrent requests")] = None
 
 
 def check(session: BenchSession, params: TtftParams) -> None:
@@ -76,23 +52,23 @@ def check(session: BenchSession, params: TtftParams) -> None:
         raise ConfigError("concurrency", "cannot be combined with rate")
 
 
-async def run(session: BenchSession, params: TtftParams) -> TestResult:
+async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
     load = _load(session, params)
     measured = await session.measure("load", load)
     ttft = measured.values("ttft_ns")
     told = {
         "requests": measured.n,
         "answered": len(measured.ended_well()),
-        "ttft": latency_row(ttft),
+        "ttft": figures.latency_row(ttft),
         "ttft_by_input": _by_input(measured, load),
         "ttft_any": _any_token(measured),
         "server_queue": _told(measured, "server_queue_ns"),
         "server_prefill": _told(measured, "server_prefill_ns"),
-        "tpot": latency_row(measured.values("tpot_ns")),
-        "e2e": latency_row(measured.values("e2e_ns")),
+        "tpot": figures.latency_row(measured.values("tpot_ns")),
+        "e2e": figures.latency_row(measured.values("e2e_ns")),
         "uncertainty_max": max(measured.values("uncertainty_ns"), default=None),
     }
-    found = TestResult(told, _tables(told), configuration=load_lines(load, measured))
+    found = test.TestResult(told, _tables(told), configuration=figures.load_lines(load, measured))
     found.charts = _charts(ttft, measured, told["ttft_any"] is not None)
     _remark(found)
     return found
@@ -139,7 +115,7 @@ def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
     return [
         {
             "from": EDGES[bucket], "below": EDGES[bucket + 1] if bucket + 1 < len(EDGES) else None,
-            **latency_row(samples[bucket], KEY_SHARES),
+            **figures.latency_row(samples[bucket], figures.KEY_SHARES),
         }
         for bucket in sorted(samples)
     ]  # fmt: skip
@@ -153,22 +129,22 @@ def _any_token(measured: Measurement) -> dict[str, Any] | None:
     if not pc.any(earlier).as_py() and not pc.any(only_other).as_py():
         return None
     sooner = int(pc.sum(earlier).as_py() or 0) + int(pc.sum(only_other).as_py() or 0)
-    return {**latency_row(measured.values("ttft_any_ns")), "answers_with_others_first": sooner}
+    return {**figures.latency_row(measured.values("ttft_any_ns")), "answers_with_others_first": sooner}
 
 
 def _told(measured: Measurement, column: str) -> dict[str, Any] | None:
     """Return a part of TTFT as reported by the server, or None."""
     values = measured.values(column)
-    return latency_row(values) if values else None
+    return figures.latency_row(values) if values else None
 
 
-def _tables(told: dict[str, Any]) -> list[ReportTable]:
+def _tables(told: dict[str, Any]) -> list[test.ReportTable]:
     results = {"Requests": f"{told['requests']}"}
-    results |= {f"TTFT {name}": ms_of(told["ttft"], key) for key, name in _ROWS.items()}
-    results |= {f"TTFT {name.title()}": ms_of(told["ttft"], name) for name in ("mean", "min", "max")}
-    tables = [metric_table("Table 1: TTFT Results", results)]
+    results |= {f"TTFT {name}": figures.ms_of(told["ttft"], key) for key, name in _ROWS.items()}
+    results |= {f"TTFT {name.title()}": figures.ms_of(told["ttft"], name) for name in ("mean", "min", "max")}
+    tables = [figures.metric_table("Table 1: TTFT Results", results)]
     if told["ttft_by_input"] is not None:
-        tables.append(table_of("Table 2: TTFT by Input Length", told["ttft_by_input"], TABLE_2))
+        tables.append(figures.table_of("Table 2: TTFT by Input Length", told["ttft_by_input"], TABLE_2))
     parts = {
         "Time to any token": told["ttft_any"],
         "Queue wait (server)": told["server_queue"],
@@ -176,7 +152,7 @@ def _tables(told: dict[str, Any]) -> list[ReportTable]:
     }
     rows = [{"name": name, **row} for name, row in parts.items() if row is not None]
     if rows:
-        tables.append(table_of("Components of TTFT (5.1.4.2)", rows, COMPONENT_COLUMNS))
+        tables.append(figures.table_of("Components of TTFT (5.1.4.2)", rows, COMPONENT_COLUMNS))
     return tables
 
 
@@ -184,70 +160,70 @@ def _range(row: dict[str, Any]) -> str:
     return f"{row['from']}+" if row["below"] is None else f"{row['from']}-{row['below']}"
 
 
-def _percentile(share: str, *, unit: bool = True) -> Cell:
-    return lambda row: ms_of(row, share, unit=unit)
+def _percentile(share: str, *, unit: bool = True) -> figures.Cell:
+    return lambda row: figures.ms_of(row, share, unit=unit)
 
 
-TABLE_2: Final[Mapping[str, Cell]] = {
+TABLE_2: Final[Mapping[str, figures.Cell]] = {
     "Input Tokens": _range,
-    **{f"{share.upper()} (ms)": _percentile(share, unit=False) for share in KEY_SHARES},
+    **{f"{share.upper()} (ms)": _percentile(share, unit=False) for share in figures.KEY_SHARES},
 }
-COMPONENT_COLUMNS: Final[Mapping[str, Cell]] = {
-    "Component": text("name"),
-    "Samples": text("n"),
+COMPONENT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
+    "Component": figures.text("name"),
+    "Samples": figures.text("n"),
     "Mean": _percentile("mean"),
     **{name: _percentile(share) for share, name in _ROWS.items()},
 }
 
 
-def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[ChartSpec]:
+def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[test.ChartSpec]:
     if not ttft:
         return []
-    curves: list[ChartSeries] = [cdf_series("TTFT (first content token)", ttft)]
+    curves: list[test.ChartSeries] = [figures.cdf_series("TTFT (first content token)", ttft)]
     if others:
-        curves.append(cdf_series("time to any token", measured.values("ttft_any_ns")))
+        curves.append(figures.cdf_series("time to any token", measured.values("ttft_any_ns")))
     most = percentile(ttft, _HISTOGRAM_TO)
     assert most is not None
-    histogram = histogram_series("TTFT", ttft, span=(ttft[0], most))
+    histogram = figures.histogram_series("TTFT", ttft, span=(ttft[0], most))
     cdf, often = "TTFT: share of requests that had their first token by then", "TTFT: how often which"
     return [
-        ChartSpec(cdf, "cdf", "TTFT (ms)", "share of requests", curves),
-        ChartSpec(
+        test.ChartSpec(cdf, "cdf", "TTFT (ms)", "share of requests", curves),
+        test.ChartSpec(
             f"{often} (without the slowest 0.5 %)", "histogram", "TTFT (ms)", "share of requests", [histogram]
         ),
     ]
 
 
-def _remark(found: TestResult) -> None:
-    figures = found.measurements
-    row = figures["ttft"]
+def _remark(found: test.TestResult) -> None:
+    told = found.measurements
+    row = told["ttft"]
     found.notes.append(
         f"TTFT of {several(row['n'], 'answer')}; intervals, in brackets, are of 95 %, by order statistics"
     )
     if row["marks"]:
-        found.notes.append(DOUBT)
-    if figures["ttft_any"] is None:
+        found.notes.append(figures.DOUBT)
+    if told["ttft_any"] is None:
         found.notes.append("TTFT is to the first content token; no answer had a token of another kind before")
     else:
-        share = figures["ttft_any"]["answers_with_others_first"] / max(1, figures["answered"])
+        share = told["ttft_any"]["answers_with_others_first"] / max(1, told["answered"])
         found.notes.append(
             f"TTFT is to the first content token; {share:.0%} of answers had tokens of another kind before it"
-            f" (reasoning, tool calls), the first after {ms_of(figures['ttft_any'], 'mean')} on average"
+            f" (reasoning, tool calls), the first after {figures.ms_of(told['ttft_any'], 'mean')} on average"
         )
-    buckets = figures["ttft_by_input"]
+    buckets = told["ttft_by_input"]
     if buckets is not None:
         counts = ", ".join(f"{_range(bucket)}: {bucket['n']:,}" for bucket in buckets)
         found.notes.append(f"requests by input tokens: {counts}")
-    if figures["server_queue"] is None and figures["server_prefill"] is None:
+    if told["server_queue"] is None and told["server_prefill"] is None:
         found.notes.append("the server tells neither queue wait nor prefill: TTFT is not taken apart")
-    if figures["answered"] < figures["requests"]:
-        failed = figures["requests"] - figures["answered"]
-        found.notes.append(f"{failed:,} of {figures['requests']:,} answers did not come whole: not in TTFT")
-    if figures["uncertainty_max"] is not None:
-        found.notes.append(f"a stamp may be late by {ms(figures['uncertainty_max'])} at the worst")
+    if told["answered"] < told["requests"]:
+        failed = told["requests"] - told["answered"]
+        found.notes.append(f"{failed:,} of {told['requests']:,} answers did not come whole: not in TTFT")
+    if told["uncertainty_max"] is not None:
+        found.notes.append(f"a stamp may be late by {figures.ms(told['uncertainty_max'])} at the worst")
 
 
-TEST: Final = BenchTest(
+TEST: Final = test.BenchTest(
     name="ttft",
     params=TtftParams,
     run=run,

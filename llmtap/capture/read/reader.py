@@ -27,17 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from llmtap.capture import schema
 from llmtap.capture.options import LEVELS
 from llmtap.capture.read import integrity
-from llmtap.capture.schema import (
-    SCHEMA,
-    VERSION,
-    CaptureInfo,
-    CaptureVersionError,
-    info_of,
-    migrate,
-    with_info,
-)
 from llmtap.capture.store.places import redacted
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
@@ -71,7 +63,7 @@ class CaptureFile:
     name: str
     rows: int
     bytes: int
-    info: CaptureInfo
+    info: schema.CaptureInfo
     path: str
     store: Any
     contents: SpoolContents | None = field(default=None, repr=False)
@@ -135,13 +127,13 @@ class Capture:
         return f"<Capture {', '.join(said)}>"
 
     @property
-    def info(self) -> CaptureInfo:
+    def info(self) -> schema.CaptureInfo:
         """Metadata of all files: highest level, first beginning, total damage, last ledger, shared values."""
         return _merged([file.info for file in self.files])
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all rows, with these columns or all. Raises CaptureError."""
-        wanted = SCHEMA if columns is None else _schema_of(columns)
+        wanted = schema.SCHEMA if columns is None else _schema_of(columns)
         for file in self.files:
             try:
                 yield from self._spooled(file, wanted) if file.spool else _batches(file, wanted)
@@ -152,9 +144,9 @@ class Capture:
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows as an Arrow table with the metadata of the files."""
-        wanted = SCHEMA if columns is None else _schema_of(columns)
+        wanted = schema.SCHEMA if columns is None else _schema_of(columns)
         table = pa.Table.from_batches(self.batches(columns), wanted)
-        return table.cast(with_info(wanted, self.info))
+        return table.cast(schema.with_info(wanted, self.info))
 
     def exchanges(self) -> Iterator[Exchange]:
         """Yield all rows as Exchanges (`rows.exchanges_of`)."""
@@ -178,7 +170,7 @@ class Capture:
             later = _finished(Path(file.path).stem, self._places)
             if later is None:
                 raise FileNotFoundError(file.path) from None
-            first, batches = None, _batches(_opened(later), SCHEMA)  # all rows, in the same order
+            first, batches = None, _batches(_opened(later), schema.SCHEMA)  # all rows, in the same order
         left = file.rows
         for batch in chain([] if first is None else [first], batches):
             yield batch.select(wanted.names).cast(wanted).slice(0, left)
@@ -360,7 +352,7 @@ def _opened(found: _Found) -> CaptureFile:
         return _opened_spool(found)
     try:
         with store.open_input_file(path) as source, pq.ParquetFile(source) as file:
-            info = info_of(file.schema_arrow)
+            info = schema.info_of(file.schema_arrow)
             rows = file.metadata.num_rows
     except FileNotFoundError:
         raise
@@ -370,8 +362,8 @@ def _opened(found: _Found) -> CaptureFile:
         raise CaptureError(name, f"what it says of itself is not as it should be: {exc}") from None
     if info is None:
         raise CaptureError(name, "is Parquet, but no capture of llmtap's", _CONVERT)
-    if info.schema_version > VERSION:
-        raise CaptureVersionError(name, info.schema_version)
+    if info.schema_version > schema.VERSION:
+        raise schema.CaptureVersionError(name, info.schema_version)
     return CaptureFile(name, rows, size, info, path, store)
 
 
@@ -391,7 +383,7 @@ def _opened_spool(found: _Found) -> CaptureFile:
         raise CaptureError(found.name, f"cannot be read as a spool: {_first_line(exc)}") from None
     # As in the metadata of the file that will be made of it.
     info = msgspec.structs.replace(
-        contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
+        contents.info, schema_version=schema.VERSION, ledger=contents.ledger, damaged=contents.damaged
     )
     return CaptureFile(found.name, contents.rows, found.size, info, found.path, found.store, contents)
 
@@ -406,12 +398,12 @@ def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
     ):
         version = file.info.schema_version
         names = None  # a step of migration may need any column
-        if version == VERSION:
+        if version == schema.VERSION:
             names = [name for name in wanted.names if name in parquet.schema_arrow.names]
         for batch in parquet.iter_batches(batch_size=_rows_at_once(parquet.metadata), columns=names):
             if names is None:
-                batch = migrate(batch, version, where=file.name).select(wanted.names)
-            yield migrate(batch, VERSION, schema=wanted, where=file.name).cast(wanted)
+                batch = schema.migrate(batch, version, where=file.name).select(wanted.names)
+            yield schema.migrate(batch, schema.VERSION, schema=wanted, where=file.name).cast(wanted)
 
 
 def _rows_at_once(metadata: Any) -> int:
@@ -426,20 +418,20 @@ def _rows_at_once(metadata: Any) -> int:
 
 def _schema_of(columns: Sequence[str]) -> pa.Schema:
     for name in columns:
-        if name not in SCHEMA.names:
+        if name not in schema.SCHEMA.names:
             raise CaptureError(
                 f"column {name}", "is not a column of captures", "capture/FORMAT.md lists them"
             )
-    return pa.schema([SCHEMA.field(name) for name in columns])
+    return pa.schema([schema.SCHEMA.field(name) for name in columns])
 
 
-def _merged(infos: Sequence[CaptureInfo]) -> CaptureInfo:
+def _merged(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
     if len(infos) < 2:
-        return infos[0] if infos else CaptureInfo()
+        return infos[0] if infos else schema.CaptureInfo()
     first = infos[0]
     same = {
         name: getattr(first, name)
-        for name in CaptureInfo.__struct_fields__
+        for name in schema.CaptureInfo.__struct_fields__
         if all(getattr(info, name) == getattr(first, name) for info in infos)
     }
     for name in ("arrivals", "blocks"):  # they have a default that says something
@@ -454,7 +446,7 @@ def _merged(infos: Sequence[CaptureInfo]) -> CaptureInfo:
         "ledger": integrity.latest_ledger(infos),
         "damaged": damaged,
     }
-    return CaptureInfo(**same)
+    return schema.CaptureInfo(**same)
 
 
 def _first_line(exc: BaseException) -> str:

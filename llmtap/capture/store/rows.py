@@ -24,16 +24,7 @@ import pyarrow.compute as pc
 
 from llmtap.capture.privacy.coarse import coarsen, floor_divide
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
-from llmtap.exchange.exchange import (
-    Added,
-    CapturedText,
-    EventLog,
-    Exchange,
-    RequestShape,
-    Timeline,
-    Tokens,
-    Turn,
-)
+from llmtap.exchange import exchange
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
 from llmtap.exchange.paths import clean_path
 
@@ -73,8 +64,8 @@ _plain_of: Final = attrgetter(*_PLAIN.values())
 _times_of: Final = attrgetter("timeline.arrival_ns", *_STAMPS.values(), *_DURATIONS.values())
 _asked_of: Final = attrgetter(*_ASKED, *_BLOCKS, "tokens")
 
-_NO_ASKED: Final = RequestShape()
-_NO_TURN: Final = Turn("", "", -1)
+_NO_ASKED: Final = exchange.RequestShape()
+_NO_TURN: Final = exchange.Turn("", "", -1)
 _NO_REFUSAL: Final[dict[str, object]] = {}
 _LONG: Final = pa.int64() if array("l").itemsize == 8 else pa.int32()
 _NAMES: Final = pa.array(EVENT_CLASS_NAMES, pa.string())
@@ -96,13 +87,13 @@ _clean: Final = lru_cache(4_096)(clean_path)
 
 
 def to_batch(
-    exchanges: Sequence[Exchange], *, capture: str, level: str
+    exchanges: Sequence[exchange.Exchange], *, capture: str, level: str
 ) -> tuple[pa.RecordBatch, list[Exception]]:
     """Return the exchanges as rows in SCHEMA, and the errors of those that could not be converted."""
     try:
         return _encode(exchanges, capture, level), []
     except Exception:  # one of them must not cost the others
-        good: list[Exchange] = []
+        good: list[exchange.Exchange] = []
         failed: list[Exception] = []
         for x in exchanges:
             try:
@@ -113,7 +104,7 @@ def to_batch(
         return _encode(good, capture, level), failed
 
 
-def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
+def _encode(xs: Sequence[exchange.Exchange], capture: str, level: str) -> pa.RecordBatch:
     n = len(xs)
     if not n:
         return pa.RecordBatch.from_pylist([], SCHEMA)
@@ -138,7 +129,7 @@ def _encode(xs: Sequence[Exchange], capture: str, level: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=SCHEMA)
 
 
-def _times(xs: Sequence[Exchange], columns: dict[str, Any]) -> pa.Array:
+def _times(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> pa.Array:
     """Compute all points and durations as one long column; return the monotonic arrivals."""
     n = len(xs)
     arrived, *rest = zip(*map(_times_of, xs), strict=True)
@@ -154,7 +145,9 @@ def _times(xs: Sequence[Exchange], columns: dict[str, Any]) -> pa.Array:
     return arrivals
 
 
-def _event_lists(xs: Sequence[Exchange], arrivals: pa.Array, columns: dict[str, Any], *, sizes: bool) -> None:
+def _event_lists(
+    xs: Sequence[exchange.Exchange], arrivals: pa.Array, columns: dict[str, Any], *, sizes: bool
+) -> None:
     """Add the event logs; `sizes`: with the bytes of each event."""
     logs = [x.timeline.events for x in xs]
     lengths = list(map(len, logs))
@@ -181,7 +174,7 @@ def _event_lists(xs: Sequence[Exchange], arrivals: pa.Array, columns: dict[str, 
         )
 
 
-def _request(xs: Sequence[Exchange], columns: dict[str, Any], *, shape: bool) -> None:
+def _request(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, shape: bool) -> None:
     asked = [x.asked or _NO_ASKED for x in xs]
     names = (*_ASKED, *_BLOCKS, "counted")
     columns.update(zip(names, zip(*map(_asked_of, asked), strict=True), strict=True))
@@ -206,7 +199,7 @@ def _request(xs: Sequence[Exchange], columns: dict[str, Any], *, shape: bool) ->
     columns["blocks"] = _lists_of_ints([None if a.block_size is None else a.blocks for a in asked])
 
 
-def _turns(xs: Sequence[Exchange], columns: dict[str, Any], *, shape: bool) -> None:
+def _turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, shape: bool) -> None:
     """Add the turns. A session recognised by its messages is part of the shape."""
     turns = [x.turn or _NO_TURN for x in xs]
     if not shape:
@@ -219,7 +212,7 @@ def _turns(xs: Sequence[Exchange], columns: dict[str, Any], *, shape: bool) -> N
     columns["turn_by"] = [turn.by for turn in turns]
 
 
-def _answer(xs: Sequence[Exchange], columns: dict[str, Any]) -> None:
+def _answer(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> None:
     refusals = [x.refusal or _NO_REFUSAL for x in xs]
     if any(refusals):
         for name in _REFUSAL:
@@ -322,14 +315,14 @@ def _wordy(value: Any, depth: int) -> Any:
 # ---------------------------------------------------------------- and back
 
 
-def _set_part(x: Exchange, name: str) -> None:
+def _set_part(x: exchange.Exchange, name: str) -> None:
     """Set the numbers of a response of a session, from its id."""
     seq, _, part = name.removeprefix(f"{x.relay}-").partition(".")
     if x.relay and seq.isdecimal() and part.isdecimal():
         x.seq, x.part = int(seq), int(part)
 
 
-def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
+def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
     """Yield the rows of a batch in SCHEMA as Exchanges, stamped by the wall clock; unknown turns are -1."""
     n = batch.num_rows
     skipped = {*_STAMPS, *_EVENTS, "server_gap_us", "blocks", "message_bytes", "arrival", "capture"}
@@ -344,8 +337,8 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
     for i in range(n):
         row = {name: values[i] for name, values in rows.items()}
         arrival_ns = row["arrival_ns"] or 0
-        t = Timeline(arrival_ns, paused_ns=(row["paused_us"] or 0) * 1_000, events=next(logs))
-        x = Exchange(row["relay"] or "", row["seq"] or 0, arrival_ns, t)
+        t = exchange.Timeline(arrival_ns, paused_ns=(row["paused_us"] or 0) * 1_000, events=next(logs))
+        x = exchange.Exchange(row["relay"] or "", row["seq"] or 0, arrival_ns, t)
         _set_part(x, row["id"] or "")
         x.scheduled_ns, x.server_gaps_ns = points[0][i], gaps[i]
         for point, column in zip(_POINTS, points[1:], strict=True):
@@ -355,7 +348,7 @@ def exchanges_of(batch: pa.RecordBatch) -> Iterator[Exchange]:
         yield x
 
 
-def _fill(x: Exchange, row: dict[str, Any]) -> None:
+def _fill(x: exchange.Exchange, row: dict[str, Any]) -> None:
     """Set what is in one column each."""
     for name, attribute in _PLAIN.items():
         if "." not in attribute and row[name] is not None:
@@ -367,11 +360,11 @@ def _fill(x: Exchange, row: dict[str, Any]) -> None:
     x.uncertainty_ns = (row["uncertainty_us"] or 0) * 1_000
     x.dispatch_late_ns = _ns(row["dispatch_late_us"])
     x.slo_ttft_ns, x.slo_tpot_ns = _ns(row["slo_ttft_us"]), _ns(row["slo_tpot_us"])
-    x.added = Added(
+    x.added = exchange.Added(
         _ns(row["added_request_us"]), _ns(row["added_first_chunk_us"]), _ns(row["added_chunk_max_us"]),
         connect_ns=_ns(row["connect_us"]),
     )  # fmt: skip
-    x.tokens = Tokens(
+    x.tokens = exchange.Tokens(
         None if row["input_token_source"] == "tokenizer" else row["input_tokens"],
         row["output_tokens"], row["reasoning_tokens"], row["cached_tokens"],
         TokenSource(row["token_source"] or "none"),
@@ -386,18 +379,18 @@ def _fill(x: Exchange, row: dict[str, Any]) -> None:
         }  # fmt: skip
     if row["session"] is not None:
         number = -1 if row["turn"] is None else row["turn"]
-        x.turn = Turn(
+        x.turn = exchange.Turn(
             row["session"], row["session_source"] or "", number, row["parent"], _ns(row["think_us"]),
             row["turn_by"],
         )  # fmt: skip
     if row["request_body"] is not None or row["response_text"] is not None or row["level"] == "full":
-        x.said = CapturedText(row["request_body"], row["response_text"], row["redactions"] or 0)
+        x.said = exchange.CapturedText(row["request_body"], row["response_text"], row["redactions"] or 0)
 
 
 def _asked(
     row: dict[str, Any], blocks: "array[int] | None", sizes: "array[int] | None"
-) -> RequestShape | None:
-    asked = RequestShape(
+) -> exchange.RequestShape | None:
+    asked = exchange.RequestShape(
         block_size=row["block_size"], block_unit=row["block_unit"], roles=row["message_roles"] or []
     )
     for name in _ASKED:
@@ -410,7 +403,7 @@ def _asked(
     return None if asked == _NO_ASKED and row["message_roles"] is None else asked
 
 
-def _logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[EventLog]:
+def _logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[exchange.EventLog]:
     column = batch.column("event_us")
     rows = pc.list_parent_indices(column)
     t_ns = _cut(column, "q", lambda flat: pc.add(pc.multiply(flat, 1_000), arrivals.take(rows)))
@@ -420,10 +413,10 @@ def _logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[EventLog]:
     flags = _cut(batch.column("event_flags"), "B", lambda flat: pc.fill_null(flat, 0))
     for times, kinds, size, counted, flag in zip(t_ns, classes, sizes, tokens, flags, strict=True):
         if times is None:
-            yield EventLog()
+            yield exchange.EventLog()
             continue
         n = len(times)
-        yield EventLog(
+        yield exchange.EventLog(
             times,
             bytearray([EventClass.METADATA] * n if kinds is None else kinds),
             array("l", [0]) * n if size is None else size,

@@ -16,18 +16,7 @@ from opentelemetry.sdk.metrics import export as sdk
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.buckets import Buckets, ExponentialBuckets
-from llmtap.export.opentelemetry.semconv import (
-    ARM,
-    ERROR_TYPE,
-    OUTCOME,
-    OVERFLOW,
-    SERVER_ADDRESS,
-    SERVER_PORT,
-    TENANT,
-    Measure,
-    Semconv,
-    SemconvQuantity,
-)
+from llmtap.export.opentelemetry import semconv
 from llmtap.export.opentelemetry.spans import TEXT_MAX, Terms
 from llmtap.metrics.latency import Measured
 
@@ -44,7 +33,7 @@ Key = tuple[str | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    measure: Measure
+    measure: semconv.Measure
     attributes: list[tuple[str, str | bool | int]]
     cell: Buckets | ExponentialBuckets
     start_ns: int
@@ -54,13 +43,13 @@ class Point:
 class MetricRecorder:
     """Counter of exchanges, on the thread where they end."""
 
-    def __init__(self, names: Semconv, series_max: int, *, exponential: bool = False) -> None:
+    def __init__(self, names: semconv.Semconv, series_max: int, *, exponential: bool = False) -> None:
         self.names: Final = (
-            names.operation, names.provider, names.request_model, names.response_model, TENANT, ARM,
-            ERROR_TYPE, OUTCOME,
+            names.operation, names.provider, names.request_model, names.response_model,
+            semconv.TENANT, semconv.ARM, semconv.ERROR_TYPE, semconv.OUTCOME,
         )  # fmt: skip
-        self.measures: list[Measure] = []
-        self._of: dict[SemconvQuantity, tuple[int, ...]] = {}
+        self.measures: list[semconv.Measure] = []
+        self._of: dict[semconv.SemconvQuantity, tuple[int, ...]] = {}
         for quantity, measures in names.measures.items():
             first = len(self.measures)
             self.measures += measures
@@ -87,39 +76,39 @@ class MetricRecorder:
             terms.operation, terms.provider, terms.model, terms.response_model, x.tenant[:TEXT_MAX], x.arm
         )  # fmt: skip
         key = (*base, None, None)
-        add(SemconvQuantity.EXCHANGES, (*base, terms.error_type, x.outcome.value), 1)
+        add(semconv.SemconvQuantity.EXCHANGES, (*base, terms.error_type, x.outcome.value), 1)
         if terms.operation is None:
             return
         # Only durations have the error's type: the other terms belong to answers.
         of_error = key if terms.error_type is None else (*base, terms.error_type, None)
         if terms.operation == "embeddings":
-            add(SemconvQuantity.EMBEDDINGS_DURATION, of_error, terms.duration_ns)
-            add(SemconvQuantity.EMBEDDINGS_TOKENS, key, x.tokens.input)
+            add(semconv.SemconvQuantity.EMBEDDINGS_DURATION, of_error, terms.duration_ns)
+            add(semconv.SemconvQuantity.EMBEDDINGS_TOKENS, key, x.tokens.input)
         else:
-            add(SemconvQuantity.DURATION, of_error, terms.duration_ns)
-            add(SemconvQuantity.INPUT_TOKENS, key, x.tokens.input)
-            add(SemconvQuantity.OUTPUT_TOKENS, key, terms.output_tokens)
-            add(SemconvQuantity.CACHED_TOKENS, key, x.tokens.cached)
-            add(SemconvQuantity.CACHE_WRITE_TOKENS, key, terms.cache_write_tokens)
-            add(SemconvQuantity.REASONING_TOKENS, key, x.tokens.reasoning)
-        add(SemconvQuantity.SERVER_DURATION, of_error, terms.server_duration_ns)
+            add(semconv.SemconvQuantity.DURATION, of_error, terms.duration_ns)
+            add(semconv.SemconvQuantity.INPUT_TOKENS, key, x.tokens.input)
+            add(semconv.SemconvQuantity.OUTPUT_TOKENS, key, terms.output_tokens)
+            add(semconv.SemconvQuantity.CACHED_TOKENS, key, x.tokens.cached)
+            add(semconv.SemconvQuantity.CACHE_WRITE_TOKENS, key, terms.cache_write_tokens)
+            add(semconv.SemconvQuantity.REASONING_TOKENS, key, x.tokens.reasoning)
+        add(semconv.SemconvQuantity.SERVER_DURATION, of_error, terms.server_duration_ns)
         if not x.stream:
             return
         times = terms.chunk_times_ns
-        add(SemconvQuantity.FIRST_CHUNK, key, terms.first_chunk_ns)
-        add(SemconvQuantity.SERVER_FIRST_TOKEN, key, terms.server_first_token_ns)
-        add(SemconvQuantity.SERVER_PER_TOKEN, key, terms.server_per_token_ns)
-        add(SemconvQuantity.FIRST_CONTENT, key, m.ttft_ns)
-        add(SemconvQuantity.USER_IDLE, key, m.user_idle_ns)
-        self._add_many(SemconvQuantity.CHUNK_GAP, key, list(map(sub, times[1:], times)))
-        self._add_many(SemconvQuantity.TBC, key, m.tbc_ns)
+        add(semconv.SemconvQuantity.FIRST_CHUNK, key, terms.first_chunk_ns)
+        add(semconv.SemconvQuantity.SERVER_FIRST_TOKEN, key, terms.server_first_token_ns)
+        add(semconv.SemconvQuantity.SERVER_PER_TOKEN, key, terms.server_per_token_ns)
+        add(semconv.SemconvQuantity.FIRST_CONTENT, key, m.ttft_ns)
+        add(semconv.SemconvQuantity.USER_IDLE, key, m.user_idle_ns)
+        self._add_many(semconv.SemconvQuantity.CHUNK_GAP, key, list(map(sub, times[1:], times)))
+        self._add_many(semconv.SemconvQuantity.TBC, key, m.tbc_ns)
 
-    def _add(self, quantity: SemconvQuantity, key: Key, value: int | None) -> None:
+    def _add(self, quantity: semconv.SemconvQuantity, key: Key, value: int | None) -> None:
         if value is not None:
             for i in self._of.get(quantity, ()):
                 self._cell(i, key).record(value)
 
-    def _add_many(self, quantity: SemconvQuantity, key: Key, values: Sequence[int]) -> None:
+    def _add_many(self, quantity: semconv.SemconvQuantity, key: Key, values: Sequence[int]) -> None:
         if values:
             for i in self._of.get(quantity, ()):
                 self._cell(i, key).record_many(values)
@@ -147,7 +136,7 @@ class Totals:
         """`servers` names the upstream's host and port by arm, under "" for all others."""
         self._recorder = recorder
         self._servers = servers
-        self._arm = recorder.names.index(ARM)
+        self._arm = recorder.names.index(semconv.ARM)
         self._cells: dict[tuple[int, Key], tuple[int, Buckets | ExponentialBuckets]] = {}
         self._start_ns = self._gathered_ns = start_ns
 
@@ -170,16 +159,16 @@ class Totals:
         for point in points:
             del self._cells[point.place]
 
-    def _attributes(self, measure: Measure, key: Key) -> list[tuple[str, str | bool | int]]:
+    def _attributes(self, measure: semconv.Measure, key: Key) -> list[tuple[str, str | bool | int]]:
         if not key:
-            return [*measure.attributes, (OVERFLOW, True)]
+            return [*measure.attributes, (semconv.OVERFLOW, True)]
         out: list[tuple[str, str | bool | int]] = list(measure.attributes)
         for name, value in zip(self._recorder.names, key, strict=True):
             if value is not None:
                 out.append((name, value))
         server = self._servers.get(key[self._arm] or "", self._servers.get(""))
         if server is not None:
-            out += ((SERVER_ADDRESS, server[0]), (SERVER_PORT, server[1]))
+            out += ((semconv.SERVER_ADDRESS, server[0]), (semconv.SERVER_PORT, server[1]))
         return out
 
 

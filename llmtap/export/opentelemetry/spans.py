@@ -17,26 +17,7 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from llmtap.exchange.exchange import EventLog, Exchange
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.export.opentelemetry.semconv import (
-    ARM,
-    DIALECT,
-    ERROR_TYPE,
-    EXCHANGE_ID,
-    HTTP_METHOD,
-    HTTP_STATUS,
-    OUTCOME,
-    REFUSAL_KIND,
-    REQUEST_ID,
-    SERVER_ADDRESS,
-    SERVER_PORT,
-    TENANT,
-    TOKEN_SOURCE,
-    UNCERTAINTY,
-    URL_PATH,
-    Semconv,
-    operation_of,
-    provider_of,
-)
+from llmtap.export.opentelemetry import semconv
 from llmtap.export.trace_context import TraceParent
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
@@ -94,10 +75,10 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
     # The server's terms are those of an answer that came: from the request's last byte on, and whole.
     server = m.e2e_ns
     first_token = m.ttft_any_ns if x.stream and well else None
-    operation = operation_of(x.endpoint)
+    operation = semconv.operation_of(x.endpoint)
     return Terms(
         operation=operation,
-        provider=None if operation is None else provider or provider_of(host, x.dialect),
+        provider=None if operation is None else provider or semconv.provider_of(host, x.dialect),
         model=_cut(x.model),
         response_model=_cut(x.response_model),
         error_type=error_type(x),
@@ -186,7 +167,7 @@ def start_span(
     tracer: trace.Tracer,
     x: Exchange,
     terms: Terms,
-    names: Semconv,
+    names: semconv.Semconv,
     parent: TraceParent | None,
     server: tuple[str, int] | None,
 ) -> trace.Span:
@@ -239,14 +220,15 @@ def _name(x: Exchange, terms: Terms) -> str:
 
 
 def _attributes(
-    x: Exchange, terms: Terms, names: Semconv, server: tuple[str, int] | None
+    x: Exchange, terms: Terms, names: semconv.Semconv, server: tuple[str, int] | None
 ) -> "list[tuple[str, Value | None]]":
     host, port = server or (None, None)
     out: list[tuple[str, Value | None]] = [
-        (HTTP_METHOD, x.method[:TEXT_MAX] or None), (URL_PATH, x.path[:TEXT_MAX] or None),
-        (HTTP_STATUS, x.status), (SERVER_ADDRESS, host), (SERVER_PORT, port), (ERROR_TYPE, terms.error_type),
-        (EXCHANGE_ID, x.id), (OUTCOME, x.outcome.value), (TENANT, x.tenant[:TEXT_MAX]), (ARM, x.arm),
-        (REQUEST_ID, x.request_id), (UNCERTAINTY, x.uncertainty_ns / 1e9),
+        (semconv.HTTP_METHOD, x.method[:TEXT_MAX] or None), (semconv.URL_PATH, x.path[:TEXT_MAX] or None),
+        (semconv.HTTP_STATUS, x.status), (semconv.SERVER_ADDRESS, host), (semconv.SERVER_PORT, port),
+        (semconv.ERROR_TYPE, terms.error_type), (semconv.EXCHANGE_ID, x.id),
+        (semconv.OUTCOME, x.outcome.value), (semconv.TENANT, x.tenant[:TEXT_MAX]), (semconv.ARM, x.arm),
+        (semconv.REQUEST_ID, x.request_id), (semconv.UNCERTAINTY, x.uncertainty_ns / 1e9),
     ]  # fmt: skip
     if terms.operation is None:
         return out
@@ -261,7 +243,7 @@ def _attributes(
         (names.input_tokens, tokens.input), (names.output_tokens, terms.output_tokens),
         (names.cached_tokens, tokens.cached), (names.cache_write_tokens, terms.cache_write_tokens),
         (names.reasoning_tokens, tokens.reasoning),
-        (DIALECT, x.dialect), (REFUSAL_KIND, None if kind is None else str(kind)),
-        (TOKEN_SOURCE, tokens.source.value),
+        (semconv.DIALECT, x.dialect), (semconv.REFUSAL_KIND, None if kind is None else str(kind)),
+        (semconv.TOKEN_SOURCE, tokens.source.value),
     ]  # fmt: skip
     return out

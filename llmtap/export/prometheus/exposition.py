@@ -2,7 +2,7 @@
 
 `Exposition` is a sink of the meter's pipeline: an exchange is counted once, at its end, in a `Series`
 (`series.py`). A scrape copies the counts on the recording thread (`Exposition.freeze`) and renders the copy
-in a worker thread (`Frozen.render`, with `text.py` or `protobuf.py`), which may take seconds.
+in a worker thread (`Frozen.render`, with `writers.py`), which may take seconds.
 """
 
 import platform
@@ -22,9 +22,8 @@ from llmtap import native
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.buckets import ADDED_EDGES_NS, DURATION_EDGES_NS, Buckets
 from llmtap.export.prometheus.catalogue import ADDED, CALLS, COUNTERS, LAG, HistogramFamily, Value, collect
-from llmtap.export.prometheus.protobuf import CONTENT_TYPE, ProtobufWriter, is_preferred
 from llmtap.export.prometheus.series import FrozenSeries, Series, families_for
-from llmtap.export.prometheus.text import TextWriter
+from llmtap.export.prometheus.writers import CONTENT_TYPE, ProtobufWriter, TextWriter, is_preferred
 from llmtap.export.sinks import SeriesKey
 from llmtap.export.trace_context import TraceParent, parse_trace_parent
 from llmtap.metrics.latency import Measured

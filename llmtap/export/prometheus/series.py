@@ -13,15 +13,9 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.buckets import Buckets, DualBuckets, ExponentialBuckets, edges_as
 from llmtap.export.prometheus.catalogue import HISTOGRAMS, HistogramFamily
+from llmtap.metrics import summary
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Fluidity
-from llmtap.metrics.summary import (
-    ENDED_WELL,
-    NO_TOKEN_REASONS,
-    clock_disagreement,
-    no_token_reason,
-    tokens_after_cancel,
-)
 
 __all__ = ["FrozenSeries", "Series", "families_for"]
 
@@ -34,7 +28,7 @@ GUARDRAILS_MAX: Final = 32
 """Combinations of kind and source in a series; further ones are `other`."""
 _FROM_THE_START: Final = (
     *((("exchanges", (outcome.value,))) for outcome in Outcome),
-    *((("no_token", (reason,))) for reason in NO_TOKEN_REASONS),
+    *((("no_token", (reason,))) for reason in summary.NO_TOKEN_REASONS),
 )  # fmt: skip
 
 Key = tuple[str, tuple[str, ...]]
@@ -83,9 +77,9 @@ class Series:
             self._count("cached", tokens.cached)
         if tokens.reasoning is not None:
             self._count("reasoning", tokens.reasoning)
-        if x.outcome is Outcome.CLIENT_CANCELLED and (after := tokens_after_cancel(x, m)):
+        if x.outcome is Outcome.CLIENT_CANCELLED and (after := summary.tokens_after_cancel(x, m)):
             self._count("after_cancel", after)
-        if not m.output_events and (reason := no_token_reason(x, m)) is not None:
+        if not m.output_events and (reason := summary.no_token_reason(x, m)) is not None:
             self._count("no_token", 1, reason)
         if x.refusal is not None or x.guardrail is not None:
             self._count_guardrail(x)
@@ -94,10 +88,10 @@ class Series:
             self._in("headers").record(t.head_ns - t.submit_ns)
         if m.ttfb_ns is not None:
             self._in("ttfb").record(m.ttfb_ns)
-        if m.e2e_ns is not None and x.outcome in ENDED_WELL:
+        if m.e2e_ns is not None and x.outcome in summary.ENDED_WELL:
             self._in("duration").record(m.e2e_ns)
         if x.server_timing:
-            for name, ns in clock_disagreement(x, m).items():
+            for name, ns in summary.clock_disagreement(x, m).items():
                 self._in("clock", name, "ours" if ns >= 0 else "server").record(abs(ns))
         if x.stream:
             self._add_stream(x, m)

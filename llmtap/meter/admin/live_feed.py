@@ -17,15 +17,8 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.admin.views import summary_of
 from llmtap.meter.options import WINDOWS
+from llmtap.meter.pipeline import recent_exchanges
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.recent_exchanges import (
-    BadQuery,
-    Query,
-    encode_with_events,
-    read_fields,
-    read_flag,
-    weight_bytes,
-)
 from llmtap.metrics.latency import Measured, chunking_of
 
 __all__ = ["LiveFeed"]
@@ -63,7 +56,7 @@ class _Subscriber:
         "weight_bytes",
     )  # fmt: skip
 
-    def __init__(self, query: Query, *, summaries: bool, exchanges: bool) -> None:
+    def __init__(self, query: recent_exchanges.Query, *, summaries: bool, exchanges: bool) -> None:
         self.query = query
         self.summaries = summaries
         self.exchanges = exchanges
@@ -119,7 +112,7 @@ class LiveFeed:
         wanted = [one for one in self._subscribers if one.exchanges and one.query.matches(x)]
         if not wanted:
             return
-        weight = weight_bytes(x)
+        weight = recent_exchanges.weight_bytes(x)
         for subscriber in wanted:
             if not subscriber.offer(x, m, weight):
                 self._pipeline.live_missed += 1
@@ -216,21 +209,21 @@ class LiveFeed:
                 task.cancel()
 
 
-def _read_query(request: web.Request) -> tuple[Query, bool, bool]:
-    fields = read_fields(request.query.items())
+def _read_query(request: web.Request) -> tuple[recent_exchanges.Query, bool, bool]:
+    fields = recent_exchanges.read_fields(request.query.items())
     for field in ("limit", "next", "cursor"):
         if field in fields:
-            raise BadQuery(field, "a live stream has no pages")
-    summaries = read_flag("summary", fields.pop("summary", "1"))
-    exchanges = read_flag("exchanges", fields.pop("exchanges", "1"))
-    return Query.parse(fields), summaries, exchanges
+            raise recent_exchanges.BadQuery(field, "a live stream has no pages")
+    summaries = recent_exchanges.read_flag("summary", fields.pop("summary", "1"))
+    exchanges = recent_exchanges.read_flag("exchanges", fields.pop("exchanges", "1"))
+    return recent_exchanges.Query.parse(fields), summaries, exchanges
 
 
 def _events_of(batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
     out = []
     for x, m, _ in batch:
         about = x.to_dict(m.metrics(), chunking_of(x))
-        data = encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
+        data = recent_exchanges.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
         out.append(_framed("exchange", data))
     return b"".join(out)
 

@@ -15,19 +15,10 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.meter.admin.page import ASSETS
 from llmtap.meter.admin.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
 from llmtap.meter.options import WINDOWS
+from llmtap.meter.pipeline import recent_exchanges
 from llmtap.meter.pipeline.open_streams import LIMIT_DEFAULT as STREAMS_DEFAULT
 from llmtap.meter.pipeline.open_streams import LIMIT_MAX as STREAMS_MAX
 from llmtap.meter.pipeline.open_streams import WINDOW_MAX_S
-from llmtap.meter.pipeline.recent_exchanges import (
-    FILTERS,
-    LIMIT_DEFAULT,
-    LIMIT_MAX,
-    PAGE_BYTES_MAX,
-    read_count,
-    read_flag,
-    read_outcome,
-    read_text,
-)
 from llmtap.meter.pipeline.windows import BY
 
 __all__ = ["ROUTES", "ApiRoute", "add_openapi_route", "document"]
@@ -59,11 +50,12 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 _EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)
 _READ: Final[dict[Callable[[str, str], object], Schema]] = {
-    read_text: TEXT, read_count: COUNT, read_flag: FLAG,
-    read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
+    recent_exchanges.read_text: TEXT, recent_exchanges.read_count: COUNT, recent_exchanges.read_flag: FLAG,
+    recent_exchanges.read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
 }  # fmt: skip
 _FILTERS: Final = tuple(
-    Parameter(name, f"only exchanges with this {name}", _READ[read]) for name, read in FILTERS.items()
+    Parameter(name, f"only exchanges with this {name}", _READ[read])
+    for name, read in recent_exchanges.FILTERS.items()
 )
 _CERTAIN: Final = Parameter("certain", "1: without exchanges flagged `uncertain`", FLAG)
 _FORBIDDEN: Final = "The request is from a page of another origin."
@@ -117,13 +109,16 @@ ROUTES: Final = (
         path="/api/v1/exchanges", name="exchanges",
         text=(
             "The newest exchanges that match, newest first. An answer ends after `limit` exchanges or about"
-            f" {PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
+            f" {recent_exchanges.PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
         ),
         answers={JSON: reference("Exchanges")}, errors=_BAD_QUERY,
         query=(
             Parameter(
                 "limit", "maximum number of exchanges",
-                {**COUNT, "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT},
+                {
+                    **COUNT, "minimum": 1, "maximum": recent_exchanges.LIMIT_MAX,
+                    "default": recent_exchanges.LIMIT_DEFAULT,
+                },
             ),
             _EVENTS,
             Parameter("next", "cursor from an earlier answer"),

@@ -11,18 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts
-from llmtap.protocol.dialects.native_shapes import (
-    ID_CHARS_MAX,
-    Fields,
-    ObjectReader,
-    Piece,
-    counted,
-    failure_in,
-    gather,
-    kind_of,
-    piece,
-    text_of,
-)
+from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import read_json, unknown
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
@@ -63,9 +52,9 @@ _CALLS: Final = "tool_use"
 _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 
 
-class Anthropic(ObjectReader):
+class Anthropic(shapes.ObjectReader):
     name = "anthropic"
-    fields = Fields(_Event)
+    fields = shapes.Fields(_Event)
     names_read: Final = frozenset(_Event.__struct_encode_fields__)
 
     __slots__ = ("_id", "_input", "_so_far", "_spoken", "_stopped", "_total")
@@ -93,7 +82,7 @@ class Anthropic(ObjectReader):
         return int("error" in value and path.endswith("/messages"))
 
     def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
-        match kind_of(said.type, event):
+        match shapes.kind_of(said.type, event):
             case "content_block_delta":
                 delta = self._read_delta(said.delta)
                 delta.repeatable &= said.guardrail_action is None
@@ -112,7 +101,7 @@ class Anthropic(ObjectReader):
                 return Delta(EventClass.KEEPALIVE)
             case "completion":
                 return self._read_completion(said)
-        return failure_in(read_json(data), event.event)
+        return shapes.failure_in(read_json(data), event.event)
 
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
@@ -123,7 +112,7 @@ class Anthropic(ObjectReader):
             return self._read_completion(said)
         content = value.get("content")
         if said.type != "message" and not isinstance(content, list):
-            return failure_in(value)
+            return shapes.failure_in(value)
         delta = self._close(said, value.get("stop_reason"), value.get("stop_details"), list(_blocks(content)))
         self._name(delta, said.model)
         return delta
@@ -140,7 +129,7 @@ class Anthropic(ObjectReader):
                     # The arguments of a call begin with an empty piece.
                     return Delta(kind if kind is EventClass.TOOL_CALL else EventClass.METADATA)
                 self._spoken = True
-                delta_of = piece(kind, text)
+                delta_of = shapes.piece(kind, text)
                 delta_of.repeatable = True
                 return delta_of
         return Delta(EventClass.METADATA)
@@ -148,7 +137,7 @@ class Anthropic(ObjectReader):
     def _read_block(self, block: Any) -> Delta:
         pieces = list(_blocks([block]))
         self._spoken |= bool(pieces)
-        delta = gather(pieces)
+        delta = shapes.gather(pieces)
         delta.parsed = isinstance(block, dict)
         return delta
 
@@ -156,8 +145,10 @@ class Anthropic(ObjectReader):
         if not isinstance(message, dict):
             return Delta(EventClass.ROLE)
         counts = _counts(message.get("usage"))
-        delta = gather((), (EventClass.ROLE,) if counts is None else (EventClass.ROLE, EventClass.USAGE))
-        now, model = text_of(message.get("id"))[:ID_CHARS_MAX], self._model
+        delta = shapes.gather(
+            (), (EventClass.ROLE,) if counts is None else (EventClass.ROLE, EventClass.USAGE)
+        )
+        now, model = shapes.text_of(message.get("id"))[: shapes.ID_CHARS_MAX], self._model
         self._name(delta, message.get("model"))
         # A gateway that starts again sends another start behind output (BerriAI/litellm#38153).
         delta.retry = self._spoken and (now != self._id or delta.model not in (None, model))
@@ -174,10 +165,10 @@ class Anthropic(ObjectReader):
         details = end.get("stop_details") or said.stop_details
         return self._close(said, end.get("stop_reason"), details, [])
 
-    def _close(self, said: _Event, reason: Any, details: Any, pieces: list[Piece]) -> Delta:
+    def _close(self, said: _Event, reason: Any, details: Any, pieces: list[shapes.Piece]) -> Delta:
         counts = _counts(said.usage)
         beside = () if counts is None else (EventClass.USAGE,)
-        delta = gather(pieces, beside, reason=reason, signal="stop_reason")
+        delta = shapes.gather(pieces, beside, reason=reason, signal="stop_reason")
         if delta.verdict is not None and isinstance(details, dict):
             delta.verdict.category = word(details.get("category"))
         self._stopped |= delta.finish_reason is not None
@@ -199,7 +190,7 @@ class Anthropic(ObjectReader):
         invoked = said.invocation
         if isinstance(invoked, dict):
             delta.server_times = object_times(_INVOCATION, invoked)
-            counts = counted(
+            counts = shapes.counted(
                 invoked.get("inputTokenCount"),
                 invoked.get("outputTokenCount"),
                 cached=invoked.get("cacheReadInputTokenCount"),
@@ -210,21 +201,21 @@ class Anthropic(ObjectReader):
         return delta
 
     def _read_completion(self, said: _Event) -> Delta:
-        text = text_of(said.completion)
-        delta = gather(
+        text = shapes.text_of(said.completion)
+        delta = shapes.gather(
             [(EventClass.CONTENT, text)] if text else (), reason=said.stop_reason, signal="stop_reason"
         )
         self._name(delta, said.model)
         return delta
 
 
-def _blocks(blocks: Any) -> Iterator[Piece]:
+def _blocks(blocks: Any) -> Iterator[shapes.Piece]:
     for block in blocks if isinstance(blocks, list) else ():
         if not isinstance(block, dict):
             continue
-        kind = text_of(block.get("type"))
+        kind = shapes.text_of(block.get("type"))
         if kind in _BLOCK_TEXTS:
-            text = text_of(block.get(kind))
+            text = shapes.text_of(block.get(kind))
             if text:
                 yield _BLOCK_TEXTS[kind], text
         elif kind.endswith(_CALLS) and block.get("name"):
@@ -237,6 +228,6 @@ def _counts(usage: Any) -> UsageCounts | None:
     details, reasoning = usage.get("output_tokens_details"), None
     if isinstance(details, dict):
         reasoning = details.get("thinking_tokens", details.get("reasoning_tokens"))
-    return counted(
+    return shapes.counted(
         usage.get("input_tokens"), usage.get("output_tokens"), reasoning, usage.get("cache_read_input_tokens")
     )

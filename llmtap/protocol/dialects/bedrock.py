@@ -12,31 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.protocol import verdicts
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, Verdict
-from llmtap.protocol.dialects.native_shapes import (
-    FIRST,
-    Fields,
-    ObjectReader,
-    Piece,
-    add_counts,
-    counted,
-    failure_in,
-    gather,
-    kind_of,
-    piece,
-    text_of,
-)
+from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import PIECES_MAX, RunningCount, count, read_json, unknown
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import (
-    INPUT,
-    OUTPUT,
-    PASSED_ON,
-    of_finish_reason,
-    of_guardrail_action,
-    phase_of_trace,
-)
 
 __all__ = ["GUARDRAIL_ACTION", "BedrockConverse", "BedrockText", "add_guardrail"]
 
@@ -58,9 +39,9 @@ _EVENTS: Final = frozenset(
 _COUNTS: Final = ("inputTokens", "outputTokens", "reasoningTokens", "cacheReadInputTokens")
 
 
-class BedrockConverse(ObjectReader):
+class BedrockConverse(shapes.ObjectReader):
     name = "bedrock.converse"
-    fields = Fields(_Event)
+    fields = shapes.Fields(_Event)
 
     __slots__ = ()
 
@@ -73,27 +54,31 @@ class BedrockConverse(ObjectReader):
         return int(path.endswith("/converse"))
 
     def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
-        kind = kind_of(None, event)
+        kind = shapes.kind_of(None, event)
         value = None if kind else read_json(data)
         if isinstance(value, dict) and (kind := _named(value)):
             said = self.fields.of(value[kind]) or said
         match kind:
             case "contentBlockDelta":
                 pieces = list(_block(said.delta, arguments="input"))
-                return piece(*pieces[0]) if len(pieces) == 1 else gather(pieces, _calling(said.delta))
+                return (
+                    shapes.piece(*pieces[0])
+                    if len(pieces) == 1
+                    else shapes.gather(pieces, _calling(said.delta))
+                )
             case "contentBlockStart":
-                return gather(_block(said.start, arguments=""), _calling(said.start))
+                return shapes.gather(_block(said.start, arguments=""), _calling(said.start))
             case "messageStart":
                 return Delta(EventClass.ROLE)
             case "contentBlockStop":
                 return Delta(EventClass.METADATA)
             case "messageStop":
-                end = gather((), (EventClass.DONE,), reason=said.stop_reason, signal="stopReason")
+                end = shapes.gather((), (EventClass.DONE,), reason=said.stop_reason, signal="stopReason")
                 end.done = True
                 return end
             case "metadata":
                 return _read_end(said, verdict=_traced(said.trace))
-        return failure_in(read_json(data), event.event)
+        return shapes.failure_in(read_json(data), event.event)
 
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
@@ -102,12 +87,12 @@ class BedrockConverse(ObjectReader):
             return unknown()
         message = said.output.get("message") if isinstance(said.output, dict) else None
         if not isinstance(message, dict):
-            return failure_in(value)
+            return shapes.failure_in(value)
         blocks = message.get("content")
         pieces = [p for b in (blocks if isinstance(blocks, list) else [])[:PIECES_MAX] for p in _block(b)]
         # A text that was only masked is the answer, also if the stop reason names the guardrail.
-        verdict = _traced(said.trace or said.invoked_trace) or of_finish_reason(
-            text_of(said.stop_reason), "stopReason"
+        verdict = _traced(said.trace or said.invoked_trace) or verdicts.of_finish_reason(
+            shapes.text_of(said.stop_reason), "stopReason"
         )
         if verdict is not None and verdict.substituted:
             pieces = []
@@ -118,20 +103,20 @@ def _named(value: dict[str, Any]) -> str:
     return next((name for name in value if name in _EVENTS), "")
 
 
-def _block(block: Any, *, arguments: str = "input") -> Iterator[Piece]:
+def _block(block: Any, *, arguments: str = "input") -> Iterator[shapes.Piece]:
     """Yield the output in a block of content, or in a piece of one; tool results and images are none."""
     if not isinstance(block, dict):
         return
-    if text := text_of(block.get("text")):
+    if text := shapes.text_of(block.get("text")):
         yield EventClass.CONTENT, text
     thought = block.get("reasoningContent")
     if isinstance(thought, dict):
         told = thought.get("reasoningText")
-        if text := text_of((told if isinstance(told, dict) else thought).get("text")):
+        if text := shapes.text_of((told if isinstance(told, dict) else thought).get("text")):
             yield EventClass.REASONING, text
     call = block.get("toolUse")
     if isinstance(call, dict) and (call.get("name") or call.get(arguments)):
-        yield EventClass.TOOL_CALL, text_of(call.get(arguments))
+        yield EventClass.TOOL_CALL, shapes.text_of(call.get(arguments))
 
 
 def _calling(block: Any) -> tuple[EventClass, ...]:
@@ -142,22 +127,22 @@ def _calling(block: Any) -> tuple[EventClass, ...]:
 def _traced(trace: Any) -> Verdict | None:
     """Return what a guardrail's trace says; None where nothing in it acted."""
     guardrail = trace.get("guardrail") if isinstance(trace, dict) else None
-    phase, acted = phase_of_trace(guardrail)
+    phase, acted = verdicts.phase_of_trace(guardrail)
     if acted == "redacted":
         return Verdict("trace.guardrail", None, acted, phase or "output", path="trace.guardrail")
     if phase is None or acted is None:
         return None
-    kind = INPUT if phase == "input" else OUTPUT
+    kind = verdicts.INPUT if phase == "input" else verdicts.OUTPUT
     return Verdict("trace.guardrail", kind, "replaced", phase, path="trace.guardrail", substituted=True)
 
 
 def _read_end(
-    said: _Event, pieces: Sequence[Piece] = (), *, reason: Any = None, verdict: Verdict | None
+    said: _Event, pieces: Sequence[shapes.Piece] = (), *, reason: Any = None, verdict: Verdict | None
 ) -> Delta:
     usage = said.usage if isinstance(said.usage, dict) else {}
-    counts = counted(*(usage.get(name) for name in _COUNTS))
+    counts = shapes.counted(*(usage.get(name) for name in _COUNTS))
     beside = () if counts is None else (EventClass.USAGE,)
-    delta = gather(pieces, beside, reason=reason, signal="stopReason", verdict=verdict)
+    delta = shapes.gather(pieces, beside, reason=reason, signal="stopReason", verdict=verdict)
     if counts is not None:
         delta.usage, delta.counts = usage, counts
     delta.server_times = object_times("metrics", said.metrics)
@@ -182,9 +167,9 @@ _METHODS: Final = ("/invoke", "/invoke-with-response-stream")
 _TEXTS: Final = ("outputText", "generation", "outputs", "results")
 
 
-class BedrockText(ObjectReader):
+class BedrockText(shapes.ObjectReader):
     name = "bedrock.invoke"
-    fields = Fields(_Text)
+    fields = shapes.Fields(_Text)
 
     __slots__ = ("_input", "_running")
 
@@ -204,8 +189,10 @@ class BedrockText(ObjectReader):
         parts = said.outputs or said.results
         part = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], dict) else {}
         if said.output_text is None and said.generation is None and parts is None:
-            return failure_in(read_json(data), event.event)
-        text = text_of(said.output_text or said.generation or part.get("text") or part.get("outputText"))
+            return shapes.failure_in(read_json(data), event.event)
+        text = shapes.text_of(
+            said.output_text or said.generation or part.get("text") or part.get("outputText")
+        )
         pieces = [(EventClass.CONTENT, text)] if text else []
         told = (
             said.completion_reason,
@@ -214,10 +201,10 @@ class BedrockText(ObjectReader):
             part.get("completionReason"),
         )
         reason = next((r for r in told if r), None)
-        delta = gather(pieces, reason=reason, signal="stop_reason")
+        delta = shapes.gather(pieces, reason=reason, signal="stop_reason")
         added = self._running.step(0, count(said.generation_token_count) or 0)
         if added:
-            delta.output, delta.choices = True, FIRST
+            delta.output, delta.choices = True, shapes.FIRST
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
         invoked = said.invocation if isinstance(said.invocation, dict) else {}
         of_input = {
@@ -228,12 +215,12 @@ class BedrockText(ObjectReader):
             "generation_token_count": said.generation_token_count, "tokenCount": part.get("tokenCount"),
         }  # fmt: skip
         self._input |= _told(of_input)
-        counts = counted(
+        counts = shapes.counted(
             invoked.get("inputTokenCount", _first(self._input)),
             invoked.get("outputTokenCount", _first(of_output)),
         )
         if counts is not None and counts.output:
-            add_counts(delta, counts, invoked or self._input | _told(of_output))
+            shapes.add_counts(delta, counts, invoked or self._input | _told(of_output))
         delta.usage_running = reason is None
         delta.server_times = object_times("amazon-bedrock-invocationMetrics", said.invocation)
         return delta
@@ -257,7 +244,7 @@ class _Guarded(msgspec.Struct, gc=False):
 
 GUARDRAIL_ACTION: Final = b'"amazon-bedrock-guardrailAction"'
 """In the bytes of every event for which `add_guardrail` has something to do."""
-_guarded: Final = Fields(_Guarded)
+_guarded: Final = shapes.Fields(_Guarded)
 _GENERATED: Final = frozenset({EventClass.CONTENT, EventClass.TOOL_CALL, EventClass.REASONING})
 
 
@@ -266,12 +253,12 @@ def add_guardrail(delta: Delta, data: bytes) -> None:
     finish reason does, unless nobody knows what was assessed. A text in the same event stands in place of the
     answer and is no output."""
     said = _guarded.read(data)
-    verdict = None if said is None else of_guardrail_action(said.action, said.trace)
+    verdict = None if said is None else verdicts.of_guardrail_action(said.action, said.trace)
     if verdict is None:
         return
     standing = delta.verdict
-    acts = verdict.confidence == "high" and verdict.action not in PASSED_ON
-    if standing is None or acts or standing.confidence != "high" or standing.action in PASSED_ON:
+    acts = verdict.confidence == "high" and verdict.action not in verdicts.PASSED_ON
+    if standing is None or acts or standing.confidence != "high" or standing.action in verdicts.PASSED_ON:
         delta.verdict = verdict
     kept = [c for c in (delta.event_class, *delta.also) if c is not EventClass.GUARDRAIL]
     if verdict.substituted:

@@ -11,16 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts
-from llmtap.protocol.dialects.native_shapes import (
-    Fields,
-    ObjectReader,
-    Piece,
-    counted,
-    failure_in,
-    gather,
-    kind_of,
-    text_of,
-)
+from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import read_json, unknown
 from llmtap.protocol.sse import SseEvent
 
@@ -41,9 +32,9 @@ _EVENTS: Final = _PIECES | {
 }  # fmt: skip
 
 
-class Cohere(ObjectReader):
+class Cohere(shapes.ObjectReader):
     name = "cohere.v2"
-    fields = Fields(_Event)
+    fields = shapes.Fields(_Event)
 
     __slots__ = ()
 
@@ -58,7 +49,7 @@ class Cohere(ObjectReader):
         return int(("error" in value or isinstance(message, str)) and path.endswith("/v2/chat"))
 
     def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
-        kind = kind_of(said.type, event)
+        kind = shapes.kind_of(said.type, event)
         delta = said.delta if isinstance(said.delta, dict) else {}
         if kind in _PIECES:
             return _read_pieces(delta, said.logprobs)
@@ -70,7 +61,7 @@ class Cohere(ObjectReader):
             return end
         if kind in _EVENTS or kind == "debug":
             return Delta(EventClass.METADATA)
-        return failure_in(read_json(data), event.event)
+        return shapes.failure_in(read_json(data), event.event)
 
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
@@ -81,7 +72,7 @@ class Cohere(ObjectReader):
             return _close(value, list(_output(message)), ())
         if isinstance(message, str) and "error" not in value:
             return Delta(EventClass.ERROR, error_type="error", error_message=message)
-        return failure_in(value)
+        return shapes.failure_in(value)
 
 
 def _read_pieces(delta: dict[str, Any], logprobs: Any) -> Delta:
@@ -89,16 +80,16 @@ def _read_pieces(delta: dict[str, Any], logprobs: Any) -> Delta:
     if not isinstance(message, dict):
         return Delta(EventClass.METADATA, parsed=False)
     calling = () if message.get("tool_calls") is None else (EventClass.TOOL_CALL,)
-    out = gather(_output(message), calling)
+    out = shapes.gather(_output(message), calling)
     ids = logprobs.get("token_ids") if isinstance(logprobs, dict) else None
     if isinstance(ids, list) and ids:
         out.tokens, out.token_source = len(ids), TokenSource.TOKEN_IDS
     return out
 
 
-def _output(message: dict[str, Any]) -> Iterator[Piece]:
+def _output(message: dict[str, Any]) -> Iterator[shapes.Piece]:
     """The output in a message, or in what is added to one: there, its parts are no lists."""
-    plan = text_of(message.get("tool_plan"))
+    plan = shapes.text_of(message.get("tool_plan"))
     if plan:
         yield EventClass.REASONING, plan
     content = message.get("content")
@@ -107,26 +98,26 @@ def _output(message: dict[str, Any]) -> Iterator[Piece]:
             yield EventClass.CONTENT, part
         elif isinstance(part, dict):
             for key, kind in (("thinking", EventClass.REASONING), ("text", EventClass.CONTENT)):
-                text = text_of(part.get(key))
+                text = shapes.text_of(part.get(key))
                 if text:
                     yield kind, text
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else (calls,):
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and (function.get("name") or function.get("arguments")):
-            yield EventClass.TOOL_CALL, text_of(function.get("arguments"))
+            yield EventClass.TOOL_CALL, shapes.text_of(function.get("arguments"))
 
 
-def _close(end: dict[str, Any], pieces: list[Piece], beside: tuple[EventClass, ...]) -> Delta:
+def _close(end: dict[str, Any], pieces: list[shapes.Piece], beside: tuple[EventClass, ...]) -> Delta:
     usage = end.get("usage")
     counts = _counts(usage)
     if counts is not None:
         beside += (EventClass.USAGE,)
     reason, error = end.get("finish_reason"), end.get("error")
-    delta = gather(pieces, (*beside, EventClass.ERROR) if error else beside, reason=reason)
+    delta = shapes.gather(pieces, (*beside, EventClass.ERROR) if error else beside, reason=reason)
     if error or delta.error_type is not None:
-        delta.error_type = text_of(reason) or "error"
-        delta.error_message = text_of(error) or None
+        delta.error_type = shapes.text_of(reason) or "error"
+        delta.error_message = shapes.text_of(error) or None
     if counts is not None:
         delta.usage, delta.counts = usage, counts
     return delta
@@ -140,4 +131,6 @@ def _counts(usage: Any) -> UsageCounts | None:
         tokens = usage.get("billed_units")
     if not isinstance(tokens, dict):
         return None
-    return counted(tokens.get("input_tokens"), tokens.get("output_tokens"), cached=usage.get("cached_tokens"))
+    return shapes.counted(
+        tokens.get("input_tokens"), tokens.get("output_tokens"), cached=usage.get("cached_tokens")
+    )

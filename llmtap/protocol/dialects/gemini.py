@@ -11,16 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts
-from llmtap.protocol.dialects.native_shapes import (
-    FIRST,
-    Fields,
-    ObjectReader,
-    Piece,
-    counted,
-    failure_in,
-    gather,
-    text_of,
-)
+from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import EVENT_CHOICES_MAX, INDEX_MAX, PIECES_MAX, read_json
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_block_reason, of_finish_reason
@@ -39,9 +30,9 @@ _METHODS: Final = (":streamGenerateContent", ":generateContent")
 _COUNTS: Final = ("promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "cachedContentTokenCount")
 
 
-class Gemini(ObjectReader):
+class Gemini(shapes.ObjectReader):
     name = "gemini"
-    fields = Fields(_Event)
+    fields = shapes.Fields(_Event)
 
     __slots__ = ("_answered", "_spoken")
 
@@ -61,7 +52,7 @@ class Gemini(ObjectReader):
 
     def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
         if said.candidates is None and said.prompt_feedback is None and said.usage is None:
-            return failure_in(read_json(data), event.event)
+            return shapes.failure_in(read_json(data), event.event)
         return self._read_answer(said)
 
     def read_body(self, body: bytes) -> Delta:
@@ -70,7 +61,7 @@ class Gemini(ObjectReader):
         answers = (a for v in values if (a := self.fields.of(v)) is not None)
         said = [a for a in answers if a.candidates or a.prompt_feedback or a.usage]
         if not said:
-            return failure_in(value)
+            return shapes.failure_in(value)
         # The elements of a stream that was read as one value.
         lists = [a.candidates for a in said if isinstance(a.candidates, list)]
         whole = _Event(
@@ -82,7 +73,7 @@ class Gemini(ObjectReader):
         return self._read_answer(whole)
 
     def _read_answer(self, said: _Event) -> Delta:
-        pieces: list[Piece] = []
+        pieces: list[shapes.Piece] = []
         choices: list[int] = []
         reason, role, verdict = None, False, None
         candidates = said.candidates if isinstance(said.candidates, list) else []
@@ -93,7 +84,7 @@ class Gemini(ObjectReader):
             parts = content.get("parts") if isinstance(content, dict) else None
             found = list(_parts(parts))
             role |= isinstance(content, dict) and "role" in content
-            reason = text_of(candidate.get("finishReason")) or reason
+            reason = shapes.text_of(candidate.get("finishReason")) or reason
             verdict = verdict or of_finish_reason(reason or "", "finishReason")
             if found:
                 index = candidate.get("index")
@@ -101,15 +92,15 @@ class Gemini(ObjectReader):
                 pieces += found
         verdict = of_block_reason(said.prompt_feedback, "promptFeedback") or verdict
         usage = said.usage if isinstance(said.usage, dict) else {}
-        counts = counted(*(usage.get(name) for name in _COUNTS))
+        counts = shapes.counted(*(usage.get(name) for name in _COUNTS))
         beside = [EventClass.USAGE] if counts is not None else []
         if role and not (pieces or reason or self._spoken or (counts and counts.output)):
             beside.append(EventClass.ROLE)
         self._spoken |= bool(pieces)
-        delta = gather(
+        delta = shapes.gather(
             pieces,
             beside,
-            choices=tuple(dict.fromkeys(choices)) or FIRST,
+            choices=tuple(dict.fromkeys(choices)) or shapes.FIRST,
             reason=reason,
             signal="finishReason",
             verdict=verdict,
@@ -130,18 +121,22 @@ def _only_thought(usage: dict[str, Any], counts: UsageCounts) -> bool:
     return (counts.input or 0) + counts.reasoning == usage.get("totalTokenCount")
 
 
-def _parts(parts: Any) -> Iterator[Piece]:
+def _parts(parts: Any) -> Iterator[shapes.Piece]:
     """Yield the output in the parts of a content; what a tool returned, and images, are none."""
     for part in parts[:PIECES_MAX] if isinstance(parts, list) else ():
         if not isinstance(part, dict):
             continue
-        text, blob = text_of(part.get("text")), part.get("inlineData")
+        text, blob = shapes.text_of(part.get("text")), part.get("inlineData")
         call, code = part.get("functionCall"), part.get("executableCode")
         if text:
             yield EventClass.REASONING if part.get("thought") is True else EventClass.CONTENT, text
         if isinstance(call, dict) and (call.get("name") or call.get("args") or call.get("partialArgs")):
             yield EventClass.TOOL_CALL, ""
         if isinstance(code, dict) and code.get("code"):
-            yield EventClass.TOOL_CALL, text_of(code["code"])
-        if isinstance(blob, dict) and text_of(blob.get("mimeType")).startswith("audio/") and blob.get("data"):
+            yield EventClass.TOOL_CALL, shapes.text_of(code["code"])
+        if (
+            isinstance(blob, dict)
+            and shapes.text_of(blob.get("mimeType")).startswith("audio/")
+            and blob.get("data")
+        ):
             yield EventClass.CONTENT, ""

@@ -13,27 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts
-from llmtap.protocol.dialects.native_shapes import (
-    FIRST,
-    Fields,
-    ObjectReader,
-    add_counts,
-    counted,
-    failure_in,
-    figures,
-    gather,
-    merged,
-    piece,
-    text_of,
-)
-from llmtap.protocol.dialects.openai_shapes import (
-    CHOICES_MAX,
-    RunningCount,
-    count,
-    read_json,
-    sum_counts,
-    unknown,
-)
+from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
@@ -50,9 +30,9 @@ class _Event(msgspec.Struct, gc=False):
 _ABORTED: Final = "abort"
 
 
-class SGLang(ObjectReader):
+class SGLang(shapes.ObjectReader):
     name = "sglang.native"
-    fields = Fields(_Event)
+    fields = shapes.Fields(_Event)
 
     __slots__ = ("_cumulative", "_running", "_said")
 
@@ -60,7 +40,7 @@ class SGLang(ObjectReader):
         super().__init__()
         self._cumulative = True
         """Every text began with the one before it."""
-        self._running = RunningCount()
+        self._running = openai_shapes.RunningCount()
         self._said: dict[int, tuple[int, int]] = {}
         """Length and hash of the text so far, by choice; the text itself is not kept."""
 
@@ -72,17 +52,17 @@ class SGLang(ObjectReader):
 
     def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
         if not isinstance(said.meta_info, dict):
-            return failure_in(read_json(data), event.event)
+            return shapes.failure_in(openai_shapes.read_json(data), event.event)
         index = said.index if type(said.index) is int else 0
-        return self._read_answer(self._new(index, text_of(said.text)), said.meta_info, index)
+        return self._read_answer(self._new(index, shapes.text_of(said.text)), said.meta_info, index)
 
     def read_body(self, body: bytes) -> Delta:
-        value = read_json(body)
+        value = openai_shapes.read_json(body)
         found = [a for a in self.fields.answers(value) if isinstance(a.meta_info, dict)]
         if not found:
-            return failure_in(value)
-        deltas = [self._read_answer(text_of(a.text), a.meta_info, i) for i, a in enumerate(found)]
-        delta = merged(deltas, tuple(range(len(deltas))))
+            return shapes.failure_in(value)
+        deltas = [self._read_answer(shapes.text_of(a.text), a.meta_info, i) for i, a in enumerate(found)]
+        delta = shapes.merged(deltas, tuple(range(len(deltas))))
         delta.tokens, delta.token_source = -1, TokenSource.NONE
         return delta
 
@@ -92,34 +72,36 @@ class SGLang(ObjectReader):
         self._cumulative = self._cumulative and len(text) >= length and hash(text[:length]) == mark
         if not self._cumulative:
             return text
-        if index in self._said or len(self._said) < CHOICES_MAX:
+        if index in self._said or len(self._said) < openai_shapes.CHOICES_MAX:
             self._said[index] = (len(text), hash(text))
         return text[length:]
 
     def _read_answer(self, text: str, meta: dict[str, Any], index: int) -> Delta:
-        total = count(meta.get("completion_tokens"))
+        total = openai_shapes.count(meta.get("completion_tokens"))
         added = 0 if total is None else self._running.step(index, total)
         finish = meta.get("finish_reason")
         ended: dict[str, Any] = finish if isinstance(finish, dict) else {"type": finish}
-        reason = text_of(ended.get("type"))
+        reason = shapes.text_of(ended.get("type"))
         failed = reason == _ABORTED and bool(ended.get("message"))
         beside = (EventClass.ERROR,) if failed else ()
-        choices = (index,) if index else FIRST
-        delta = gather([(EventClass.CONTENT, text)] if text else (), beside, choices=choices, reason=reason)
+        choices = (index,) if index else shapes.FIRST
+        delta = shapes.gather(
+            [(EventClass.CONTENT, text)] if text else (), beside, choices=choices, reason=reason
+        )
         if added:
             delta.output, delta.choices = True, choices
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
         if failed:
             kind = ended.get("err_type")
             delta.error_type = kind if isinstance(kind, str) else _ABORTED
-            delta.error_message = text_of(ended.get("message"))
+            delta.error_message = shapes.text_of(ended.get("message"))
         if reason:
             delta.server_times = object_times("meta_info", meta)
-            counts = counted(
+            counts = shapes.counted(
                 meta.get("prompt_tokens"), meta.get("completion_tokens"), meta.get("reasoning_tokens"),
                 meta.get("cached_tokens"),
             )  # fmt: skip
-            add_counts(delta, counts, figures(meta))
+            shapes.add_counts(delta, counts, shapes.figures(meta))
             delta.usage_running = counts is not None and self._running.several
         return delta
 
@@ -132,9 +114,9 @@ class _TgiEvent(msgspec.Struct, gc=False):
     error_type: Any = None
 
 
-class Tgi(ObjectReader):
+class Tgi(shapes.ObjectReader):
     name = "tgi.native"
-    fields = Fields(_TgiEvent)
+    fields = shapes.Fields(_TgiEvent)
 
     __slots__ = ()
 
@@ -150,15 +132,15 @@ class Tgi(ObjectReader):
             return _read_failure(data, said, event.event)
         token = said.token
         if isinstance(token, dict):
-            text = "" if token.get("special") is True else text_of(token.get("text"))
+            text = "" if token.get("special") is True else shapes.text_of(token.get("text"))
             if text:
-                delta = piece(EventClass.CONTENT, text)
+                delta = shapes.piece(EventClass.CONTENT, text)
             else:
                 # Generated all the same: a special token, or one that ends no character yet.
-                delta = Delta(EventClass.METADATA, output=True, choices=FIRST)
+                delta = Delta(EventClass.METADATA, output=True, choices=shapes.FIRST)
             delta.tokens, delta.token_source = 1, TokenSource.TOKEN_IDS
         elif said.details is None and said.generated_text is None:
-            return unknown(event.event)
+            return openai_shapes.unknown(event.event)
         else:
             delta = Delta(EventClass.METADATA)
         if isinstance(said.details, dict):
@@ -166,14 +148,14 @@ class Tgi(ObjectReader):
         return delta
 
     def read_body(self, body: bytes) -> Delta:
-        answers = self.fields.answers(read_json(body))
+        answers = self.fields.answers(openai_shapes.read_json(body))
         if not answers:
-            return unknown()
+            return openai_shapes.unknown()
         if answers[0].error:
             return _read_failure(body, answers[0], None)
-        texts = [text_of(a.generated_text) for a in answers]
+        texts = [shapes.text_of(a.generated_text) for a in answers]
         choices = tuple(i for i, text in enumerate(texts) if text)
-        delta = gather(((EventClass.CONTENT, t) for t in texts if t), choices=choices)
+        delta = shapes.gather(((EventClass.CONTENT, t) for t in texts if t), choices=choices)
         delta.parsed = any(a.generated_text is not None for a in answers)
         counts: list[UsageCounts] = []
         for details in (a.details for a in answers if isinstance(a.details, dict)):
@@ -182,20 +164,22 @@ class Tgi(ObjectReader):
             if delta.counts is not None:
                 counts.append(delta.counts)
         if counts:
-            delta.counts = sum_counts(counts)
+            delta.counts = openai_shapes.sum_counts(counts)
         return delta
 
 
 def _add_details(delta: Delta, details: dict[str, Any]) -> None:
-    delta.finish_reason = text_of(details.get("finish_reason")) or None
+    delta.finish_reason = shapes.text_of(details.get("finish_reason")) or None
     of_input = details.get("input_length")
     if of_input is None and isinstance(prefill := details.get("prefill"), list) and prefill:
         of_input = len(prefill)
-    add_counts(delta, counted(of_input, details.get("generated_tokens")), figures(details))
+    shapes.add_counts(
+        delta, shapes.counted(of_input, details.get("generated_tokens")), shapes.figures(details)
+    )
 
 
 def _read_failure(data: bytes, said: _TgiEvent, name: bytes | None) -> Delta:
-    delta = failure_in(read_json(data), name)
+    delta = shapes.failure_in(openai_shapes.read_json(data), name)
     if isinstance(said.error_type, str) and delta.error_type == "error":
         delta.error_type = said.error_type
     return delta

@@ -8,18 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import Delta, EventClass, TokenSource
-from llmtap.protocol.dialects.native_shapes import (
-    FIRST,
-    Fields,
-    ObjectReader,
-    add_counts,
-    counted,
-    failure_in,
-    figures,
-    gather,
-    merged,
-    text_of,
-)
+from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import RunningCount, count, read_json, unknown
 from llmtap.protocol.server_times import clock_ns, object_times
 from llmtap.protocol.sse import SseEvent
@@ -48,9 +37,9 @@ _STOPPED: Final = (("stopped_eos", "eos"), ("stopped_word", "word"), ("stopped_l
 """Fields in which older servers tell why an answer ended."""
 
 
-class LlamaCpp(ObjectReader):
+class LlamaCpp(shapes.ObjectReader):
     name = "llamacpp.native"
-    fields = Fields(_Event)
+    fields = shapes.Fields(_Event)
 
     __slots__ = ("_ids", "_predicted")
 
@@ -71,15 +60,15 @@ class LlamaCpp(ObjectReader):
             return self._read_answer(said)
         if said.prompt_progress is not None and event.event != b"error":
             return Delta(EventClass.METADATA)
-        return failure_in(read_json(data), event.event)
+        return shapes.failure_in(read_json(data), event.event)
 
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
         if isinstance(value, dict) and "content" not in value:
-            return failure_in(value)
+            return shapes.failure_in(value)
         deltas = [self._read_answer(a) for a in self.fields.answers(value) if isinstance(a.content, str)]
         return (
-            merged(deltas, tuple(dict.fromkeys(i for d in deltas for i in d.choices)))
+            shapes.merged(deltas, tuple(dict.fromkeys(i for d in deltas for i in d.choices)))
             if deltas
             else unknown()
         )
@@ -87,7 +76,9 @@ class LlamaCpp(ObjectReader):
     def _read_answer(self, said: _Event) -> Delta:
         text = said.content
         index = said.index if type(said.index) is int else 0
-        delta = gather([(EventClass.CONTENT, text)] if text else (), choices=(index,) if index else FIRST)
+        delta = shapes.gather(
+            [(EventClass.CONTENT, text)] if text else (), choices=(index,) if index else shapes.FIRST
+        )
         self._count(said, delta, index)
         if delta.tokens > 0 and not delta.output:
             delta.output, delta.choices = True, (index,)  # tokens that end no character yet
@@ -117,11 +108,13 @@ class LlamaCpp(ObjectReader):
 
     def _close(self, said: _Event, delta: Delta) -> None:
         older = (name for field, name in _STOPPED if getattr(said, field) is True)
-        delta.finish_reason = text_of(said.stop_type) or next(older, "stop")
+        delta.finish_reason = shapes.text_of(said.stop_type) or next(older, "stop")
         timings = said.timings if isinstance(said.timings, dict) else {}
         names = ("tokens_predicted", "tokens_evaluated")
-        counts = counted(said.tokens_evaluated, said.tokens_predicted, cached=timings.get("cache_n"))
-        add_counts(delta, counts, figures(timings) or {name: getattr(said, name) for name in names})
+        counts = shapes.counted(said.tokens_evaluated, said.tokens_predicted, cached=timings.get("cache_n"))
+        shapes.add_counts(
+            delta, counts, shapes.figures(timings) or {name: getattr(said, name) for name in names}
+        )
         delta.usage_running = counts is not None and self._predicted.several
         # The mean of this object is its sum over its count, which are told as well.
         delta.server_times = tuple(t for t in object_times("timings", timings) if t.name != "mean_itl")

@@ -9,17 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts
-from llmtap.protocol.dialects.native_shapes import (
-    Fields,
-    ObjectReader,
-    Piece,
-    counted,
-    failure_in,
-    gather,
-    kind_of,
-    piece,
-    text_of,
-)
+from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
@@ -42,9 +32,9 @@ _PARTS: Final = {"message": EventClass.CONTENT, "reasoning": EventClass.REASONIN
 _CALLS: Final = ("tool_call.start", "tool_call.name", "tool_call.arguments")
 
 
-class LmStudio(ObjectReader):
+class LmStudio(shapes.ObjectReader):
     name = "lmstudio.native"
-    fields = Fields(_Event)
+    fields = shapes.Fields(_Event)
 
     __slots__ = ()
 
@@ -58,19 +48,21 @@ class LmStudio(ObjectReader):
         return int("error" in value and path.endswith("/api/v1/chat"))
 
     def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
-        kind = kind_of(said.type, event)
+        kind = shapes.kind_of(said.type, event)
         family, _, step = kind.partition(".")
         if step == "delta" and family in _PARTS:
-            text = text_of(said.content)
-            return piece(_PARTS[family], text) if text else Delta(EventClass.METADATA)
+            text = shapes.text_of(said.content)
+            return shapes.piece(_PARTS[family], text) if text else Delta(EventClass.METADATA)
         if "." not in kind:
-            return failure_in(read_json(data), event.event)
+            return shapes.failure_in(read_json(data), event.event)
         if kind == "message.start":
             delta = Delta(EventClass.ROLE)
         elif kind in _CALLS:
             named = said.tool or said.tool_name or said.arguments
-            arguments = text_of(said.arguments)
-            delta = gather([(EventClass.TOOL_CALL, arguments)] if named else (), (EventClass.TOOL_CALL,))
+            arguments = shapes.text_of(said.arguments)
+            delta = shapes.gather(
+                [(EventClass.TOOL_CALL, arguments)] if named else (), (EventClass.TOOL_CALL,)
+            )
         elif kind == "chat.end":
             delta = self._close(said.result if isinstance(said.result, dict) else {}, [], EventClass.DONE)
             delta.done = True
@@ -82,13 +74,13 @@ class LmStudio(ObjectReader):
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
         if not isinstance(value, dict) or not isinstance(value.get("output"), list):
-            return failure_in(value)
+            return shapes.failure_in(value)
         return self._close(value, list(_output(value["output"])))
 
-    def _close(self, result: dict[str, Any], pieces: list[Piece], *beside: EventClass) -> Delta:
+    def _close(self, result: dict[str, Any], pieces: list[shapes.Piece], *beside: EventClass) -> Delta:
         stats = result.get("stats")
         counts = _counts(stats)
-        delta = gather(pieces, beside if counts is None else (*beside, EventClass.USAGE))
+        delta = shapes.gather(pieces, beside if counts is None else (*beside, EventClass.USAGE))
         if counts is not None:
             delta.usage, delta.counts = stats, counts
         delta.server_times = object_times("result.stats", stats)
@@ -99,16 +91,16 @@ class LmStudio(ObjectReader):
 def _counts(stats: Any) -> UsageCounts | None:
     if not isinstance(stats, dict):
         return None
-    return counted(
+    return shapes.counted(
         stats.get("input_tokens"), stats.get("total_output_tokens"), stats.get("reasoning_output_tokens")
     )
 
 
-def _output(items: list[Any]) -> Iterator[Piece]:
+def _output(items: list[Any]) -> Iterator[shapes.Piece]:
     for item in items:
         if not isinstance(item, dict):
             continue
-        kind, text = text_of(item.get("type")), text_of(item.get("content"))
+        kind, text = shapes.text_of(item.get("type")), shapes.text_of(item.get("content"))
         if kind in _PARTS and text:
             yield _PARTS[kind], text
         elif kind == "tool_call" and item.get("tool"):

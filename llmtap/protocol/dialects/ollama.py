@@ -9,16 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import Delta, EventClass, TokenSource
-from llmtap.protocol.dialects.native_shapes import (
-    Fields,
-    ObjectReader,
-    Piece,
-    counted,
-    failure_in,
-    gather,
-    piece,
-    text_of,
-)
+from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import read_json, unknown
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
@@ -48,9 +39,9 @@ _COUNTS: Final = ("prompt_eval_count", "eval_count")
 _DURATIONS: Final = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 
 
-class Ollama(ObjectReader):
+class Ollama(shapes.ObjectReader):
     name = "ollama.native"
-    fields = Fields(_Line)
+    fields = shapes.Fields(_Line)
 
     __slots__ = ()
 
@@ -69,7 +60,7 @@ class Ollama(ObjectReader):
     def _read(self, said: _Line, data: bytes, event: SseEvent | None = None) -> Delta:
         message = said.message
         if said.error or (said.done is None and said.response is None and not isinstance(message, dict)):
-            return failure_in(read_json(data))
+            return shapes.failure_in(read_json(data))
         if isinstance(message, dict):
             pieces = list(_pieces(message.get("content"), message.get("thinking"), message.get("tool_calls")))
         else:
@@ -78,19 +69,19 @@ class Ollama(ObjectReader):
         if said.done is True:
             delta = _close(said, pieces)
         elif len(pieces) == 1:
-            delta = piece(*pieces[0])
+            delta = shapes.piece(*pieces[0])
         else:
-            delta = gather(pieces, (EventClass.ROLE,) if message.get("role") and not pieces else ())
+            delta = shapes.gather(pieces, (EventClass.ROLE,) if message.get("role") and not pieces else ())
         if isinstance(said.logprobs, list) and said.logprobs and delta.output:
             delta.tokens, delta.token_source = len(said.logprobs), TokenSource.LOGPROBS
         self._name(delta, said.model)
         return delta
 
 
-def _close(said: _Line, pieces: list[Piece]) -> Delta:
-    counts = counted(said.prompt_eval_count, said.eval_count)
+def _close(said: _Line, pieces: list[shapes.Piece]) -> Delta:
+    counts = shapes.counted(said.prompt_eval_count, said.eval_count)
     beside = (EventClass.DONE,) if counts is None else (EventClass.DONE, EventClass.USAGE)
-    delta = gather(pieces, beside, reason=said.done_reason)
+    delta = shapes.gather(pieces, beside, reason=said.done_reason)
     delta.done = True
     if counts is not None:
         delta.usage, delta.counts = _told(said, _COUNTS), counts
@@ -103,7 +94,7 @@ def _told(said: _Line, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in values if value is not None}
 
 
-def _pieces(content: Any, thinking: Any, calls: Any) -> Iterator[Piece]:
+def _pieces(content: Any, thinking: Any, calls: Any) -> Iterator[shapes.Piece]:
     if isinstance(thinking, str) and thinking:
         yield EventClass.REASONING, thinking
     if isinstance(content, str) and content:
@@ -112,4 +103,4 @@ def _pieces(content: Any, thinking: Any, calls: Any) -> Iterator[Piece]:
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and (function.get("name") or function.get("arguments")):
             # Arguments come as an object here, in one piece.
-            yield EventClass.TOOL_CALL, text_of(function.get("arguments"))
+            yield EventClass.TOOL_CALL, shapes.text_of(function.get("arguments"))

@@ -12,37 +12,11 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from llmtap.protocol import verdicts
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, ServerTime, Verdict
-from llmtap.protocol.dialects.openai_shapes import (
-    BAD_JSON,
-    EVENT_CHOICES_MAX,
-    INDEX_MAX,
-    NO_RAW,
-    Findings,
-    RunningCount,
-    end_timings,
-    is_object,
-    is_unused,
-    read_error,
-    read_frame,
-    read_json,
-    read_usage,
-    to_raw,
-    unknown,
-)
+from llmtap.protocol.dialects import openai_shapes
 from llmtap.protocol.server_times import object_times, rate_times
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import (
-    INPUT,
-    OUTPUT,
-    of_block_reason,
-    of_error,
-    of_hook_results,
-    of_moderation,
-    of_prompt_filter_results,
-    of_rails,
-    of_warnings,
-)
 
 __all__ = [
     "BESIDE_NAMES", "Beside", "ChoicesReader", "ChunkFields", "add_beside", "build_chunk", "is_alone",
@@ -90,7 +64,7 @@ class Beside(msgspec.Struct, gc=False):
     message: Any = None
     type: Any = None
     code: Any = None
-    choices: msgspec.Raw = NO_RAW
+    choices: msgspec.Raw = openai_shapes.NO_RAW
 
     def failure(self, name: bytes | None = None) -> Any:
         error = self.error or self.errors
@@ -104,13 +78,13 @@ class Beside(msgspec.Struct, gc=False):
 
     @property
     def flat(self) -> bool:
-        if self.choices is not NO_RAW or not self.message:
+        if self.choices is not openai_shapes.NO_RAW or not self.message:
             return False
         return self.type == "error" or (self.code is not None and self.code not in _FINE)
 
     def replaced(self) -> Verdict | None:
         """Return NeMo's verdict. Bedrock's is that of `bedrock.add_guardrail`."""
-        return of_rails(self.guardrails_data, "guardrails_data", self.status) or of_rails(
+        return verdicts.of_rails(self.guardrails_data, "guardrails_data", self.status) or verdicts.of_rails(
             self.guardrails, "guardrails", self.status
         )
 
@@ -143,7 +117,7 @@ class Beside(msgspec.Struct, gc=False):
             if told is not None:
                 out += object_times(place, told)
         if self.generation_stats is not None:
-            counts = read_usage(usage)
+            counts = openai_shapes.read_usage(usage)
             out += rate_times(self.generation_stats, None if counts is None else counts.cached)
         return out
 
@@ -164,8 +138,8 @@ _KNOWN: Final = tuple(
 def read_beside(data: bytes) -> Beside:
     try:
         return _decode_beside(data)
-    except BAD_JSON:
-        value = read_json(data)
+    except openai_shapes.BAD_JSON:
+        value = openai_shapes.read_json(data)
     if not isinstance(value, dict):
         return Beside()
     return _build(value)
@@ -173,35 +147,40 @@ def read_beside(data: bytes) -> Beside:
 
 def _build(value: dict[str, Any]) -> Beside:
     found: dict[str, Any] = {field: value.get(key) for field, key in _BESIDE_NAMES}
-    found["choices"] = to_raw(value.get("choices"))
+    found["choices"] = openai_shapes.to_raw(value.get("choices"))
     return Beside(**found)
 
 
 def add_beside(
-    findings: Findings, beside: Beside, data: bytes, name: bytes | None, *, finished: bool = False
+    findings: openai_shapes.Findings,
+    beside: Beside,
+    data: bytes,
+    name: bytes | None,
+    *,
+    finished: bool = False,
 ) -> None:
     """What stands beside the choices, usage and timings left out. `finished`: the answer had ended."""
     if beside.hook_results is not None:
-        findings.verdict(of_hook_results(beside.hook_results))
+        findings.verdict(verdicts.of_hook_results(beside.hook_results))
     if beside.moderation is not None:
-        findings.verdict(of_moderation(beside.moderation))
+        findings.verdict(verdicts.of_moderation(beside.moderation))
     if beside.warnings is not None:
-        findings.verdict(of_warnings(beside.warnings, beside.detections, answered=findings.chose))
+        findings.verdict(verdicts.of_warnings(beside.warnings, beside.detections, answered=findings.chose))
     findings.verdict(beside.replaced())
     if beside.prompt_feedback is not None:
-        findings.verdict(of_block_reason(beside.prompt_feedback, "promptFeedback"))
+        findings.verdict(verdicts.of_block_reason(beside.prompt_feedback, "promptFeedback"))
     prompts = beside.prompt_filter_results or beside.prompt_annotations
     if prompts is not None:
-        verdict = of_prompt_filter_results(prompts)
+        verdict = verdicts.of_prompt_filter_results(prompts)
         if verdict is not None:
             findings.verdict(verdict, EventClass.GUARDRAIL if verdict.kind is not None else None)
     error = beside.failure(name)
     if error is not None:
-        verdict = of_error(read_json(data)) if len(data) <= _ERROR_BYTES_MAX else None
-        if verdict is None and finished and read_error(error)[0] == "400":
+        verdict = verdicts.of_error(openai_shapes.read_json(data)) if len(data) <= _ERROR_BYTES_MAX else None
+        if verdict is None and finished and openai_shapes.read_error(error)[0] == "400":
             # Nothing about a request can be bad once it was answered: a guardrail at the end of the
             # stream, too late to withhold anything (BerriAI/litellm#39036).
-            verdict = Verdict("error.code", OUTPUT, "blocked", "output", "medium", "400")
+            verdict = Verdict("error.code", verdicts.OUTPUT, "blocked", "output", "medium", "400")
         findings.error(error, verdict)
     times = beside.times()
     if times:
@@ -212,12 +191,12 @@ def read_failure(value: Any, name: bytes | None = None) -> Delta | None:
     """Return an error in an unknown dialect (in an `error` member, a list, or flat in an event that `name` or
     a guardrail's code marks); None if it is none."""
     if not isinstance(value, dict):
-        return unknown(name) if name == b"error" else None
+        return openai_shapes.unknown(name) if name == b"error" else None
     beside = _build(value)
-    error, verdict = beside.failure(name), of_error(value)
+    error, verdict = beside.failure(name), verdicts.of_error(value)
     if error is None or (verdict is None and beside.flat and name != b"error" and beside.object != "error"):
         return None
-    findings = Findings()
+    findings = openai_shapes.Findings()
     findings.error(error, verdict)
     return findings.ranked()
 
@@ -244,14 +223,14 @@ class ChoicesReader:
 
     def __init__(self) -> None:
         self._model: str | None = None
-        self._running = RunningCount()
-        self._predicted = RunningCount()
+        self._running = openai_shapes.RunningCount()
+        self._predicted = openai_shapes.RunningCount()
         self._finished = False
 
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
-        if data is None or not is_object(data):
-            return read_frame(event)
+        if data is None or not openai_shapes.is_object(data):
+            return openai_shapes.read_frame(event)
         return self._read_json(data, event.event, streamed=True)
 
     def read_body(self, body: bytes) -> Delta:
@@ -259,7 +238,9 @@ class ChoicesReader:
 
     def _read_json(self, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
         chunk = self._decoded(data)
-        return unknown(name) if chunk is None else self._read(chunk, data, name, streamed=streamed)
+        return (
+            openai_shapes.unknown(name) if chunk is None else self._read(chunk, data, name, streamed=streamed)
+        )
 
     def _decoded(self, data: bytes) -> Any:
         raise NotImplementedError
@@ -267,7 +248,7 @@ class ChoicesReader:
     def _read(self, chunk: Any, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
         if name == b"ping":
             return Delta(EventClass.KEEPALIVE)
-        findings = Findings()
+        findings = openai_shapes.Findings()
         choices = chunk.choices or ()
         beside = None if is_plain(chunk, name) else read_beside(data)
         if choices:
@@ -277,8 +258,8 @@ class ChoicesReader:
             if verdict is not None and verdict.confidence == "high":
                 findings.verdict(verdict)  # it says more than the finish reason does
             findings.railed = beside is not None and beside.guardrails_data is not None
-            findings.cut = len(choices) > EVENT_CHOICES_MAX
-            for position, choice in enumerate(choices[:EVENT_CHOICES_MAX]):
+            findings.cut = len(choices) > openai_shapes.EVENT_CHOICES_MAX
+            for position, choice in enumerate(choices[: openai_shapes.EVENT_CHOICES_MAX]):
                 self._read_choice(choice, position, findings, streamed=streamed, replaced=replaced)
         usage: Any = chunk.usage
         known = chunk.choices is not None
@@ -289,8 +270,13 @@ class ChoicesReader:
             if not known and beside.type == "ping":
                 return Delta(EventClass.KEEPALIVE)
             verdict = findings.delta.verdict
-            if findings.railed and verdict is not None and verdict.substituted and is_unused(usage):
-                verdict.kind, verdict.phase = INPUT, "input"  # NeMo: no model was asked
+            if (
+                findings.railed
+                and verdict is not None
+                and verdict.substituted
+                and openai_shapes.is_unused(usage)
+            ):
+                verdict.kind, verdict.phase = verdicts.INPUT, "input"  # NeMo: no model was asked
         if findings.delta.finish_reason is not None:
             self._finished = True
         if usage is None and choices:
@@ -300,7 +286,7 @@ class ChoicesReader:
             findings.timings(chunk.timings, self._predicted)
         delta = findings.ranked()
         if streamed and chunk.timings is not None:
-            end_timings(delta, chunk.timings, self._predicted)
+            openai_shapes.end_timings(delta, chunk.timings, self._predicted)
         self._end(delta, chunk, data)
         if chunk.model and chunk.model != self._model:
             self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
@@ -311,7 +297,7 @@ class ChoicesReader:
         """Called before the choices of a chunk are read."""
 
     def _read_choice(
-        self, choice: Any, position: int, findings: Findings, *, streamed: bool, replaced: bool
+        self, choice: Any, position: int, findings: openai_shapes.Findings, *, streamed: bool, replaced: bool
     ) -> None:
         """Add what a choice says; `replaced`: a guardrail's text stands in place of its own."""
         raise NotImplementedError
@@ -371,7 +357,7 @@ def build_chunk(
 def _common(value: dict[str, Any]) -> dict[str, Any]:
     index, reason, ids = value.get("index"), value.get("finish_reason"), value.get("token_ids")
     return {
-        "index": index if type(index) is int and 0 <= index < INDEX_MAX else 0,
+        "index": index if type(index) is int and 0 <= index < openai_shapes.INDEX_MAX else 0,
         "finish_reason": reason if isinstance(reason, str) else None,
         "token_ids": ids if isinstance(ids, list) else None,
     }

@@ -10,13 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.protocol.delta import Delta, EventClass
-from llmtap.protocol.dialects.openai_beside import (
-    BESIDE_NAMES,
-    ChoicesReader,
-    ChunkFields,
-    build_chunk,
-    is_plain,
-)
+from llmtap.protocol.dialects import openai_beside
 from llmtap.protocol.dialects.openai_shapes import BAD_JSON, CHOICES_MAX, Findings, Index, read_json
 
 __all__ = ["OpenAICompletions"]
@@ -37,14 +31,14 @@ class _Choice(msgspec.Struct, gc=False):
     content_filter_results: Any = None
 
 
-class _Chunk(ChunkFields, gc=False):
+class _Chunk(openai_beside.ChunkFields, gc=False):
     choices: list[_Choice] | None = None
 
 
 _decode: Final = msgspec.json.Decoder(_Chunk).decode
 
 
-class OpenAICompletions(ChoicesReader):
+class OpenAICompletions(openai_beside.ChoicesReader):
     name = "openai.completions"
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
 
@@ -68,7 +62,7 @@ class OpenAICompletions(ChoicesReader):
                 for c in choices
             ):
                 return 2
-        elif not any(name in value for name in BESIDE_NAMES):
+        elif not any(name in value for name in openai_beside.BESIDE_NAMES):
             return 0
         return int(path.endswith("/completions") and not path.endswith("/chat/completions"))
 
@@ -77,7 +71,7 @@ class OpenAICompletions(ChoicesReader):
             return _decode(data)
         except BAD_JSON:
             names = ("text", "content_filter_results", "stop_reason")
-            return build_chunk(
+            return openai_beside.build_chunk(
                 read_json(data), _Chunk, _Choice, lambda get: {name: get(name) for name in names}
             )
 
@@ -88,7 +82,7 @@ class OpenAICompletions(ChoicesReader):
         delta = super()._read(chunk, data, name, streamed=streamed)
         delta.repeatable = (
             streamed
-            and is_plain(chunk, name)
+            and openai_beside.is_plain(chunk, name)
             and delta.text != ""
             and delta.tokens < 0
             and delta.finish_reason is None

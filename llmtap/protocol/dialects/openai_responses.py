@@ -17,24 +17,7 @@ from llmtap.protocol.delta import (
     UsageCounts,
     Verdict,
 )
-from llmtap.protocol.dialects.native_shapes import (
-    ID_CHARS_MAX,
-    Fields,
-    ObjectReader,
-    Piece,
-    failure_in,
-    gather,
-    kind_of,
-    piece,
-    text_of,
-)
-from llmtap.protocol.dialects.openai_shapes import (
-    PIECES_MAX,
-    count,
-    read_error,
-    read_json,
-    read_usage,
-)
+from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import OUTPUT, of_content_filters, of_error, of_refusal
 
@@ -83,9 +66,9 @@ _OVER: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
 _KEEPALIVES: Final = ("keepalive", "ping")
 
 
-class OpenAIResponses(ObjectReader):
+class OpenAIResponses(shapes.ObjectReader):
     name = "openai.responses"
-    fields = Fields(ResponseEvent)
+    fields = shapes.Fields(ResponseEvent)
     names_read: Final = frozenset(ResponseEvent.__struct_encode_fields__)
 
     __slots__ = ("_spoken", "answer_id")
@@ -104,7 +87,7 @@ class OpenAIResponses(ObjectReader):
         return int(failed and path.endswith("/responses"))
 
     def _read(self, said: ResponseEvent, data: bytes, event: SseEvent) -> Delta:
-        kind = kind_of(said.type, event)
+        kind = shapes.kind_of(said.type, event)
         delta = read_response_event(kind, said)
         if delta is None:
             return _read_other(kind, data, event)
@@ -115,22 +98,22 @@ class OpenAIResponses(ObjectReader):
             delta.repeatable = kind in _TEXTS and delta.tokens < 0 and delta.verdict is None
         elif isinstance(said.response, dict):
             self._name(delta, said.response.get("model"))
-            now = text_of(said.response.get("id"))[:ID_CHARS_MAX] or None
+            now = shapes.text_of(said.response.get("id"))[: shapes.ID_CHARS_MAX] or None
             delta.retry = kind == "response.created" and self._spoken and now != self.answer_id
             self.answer_id = now or self.answer_id
         return delta
 
     def read_body(self, body: bytes) -> Delta:
-        value = read_json(body)
+        value = openai_shapes.read_json(body)
         if not isinstance(value, dict) or value.get("object") != "response":
-            return failure_in(value)
-        status = text_of(value.get("status"))
+            return shapes.failure_in(value)
+        status = shapes.text_of(value.get("status"))
         pieces = list(_output(value.get("output")))
         delta = read_end(value, status if status in _OVER else "", pieces)
         if delta.refusal and delta.verdict is None:
             delta.verdict = of_refusal("content.refusal")
         self._name(delta, value.get("model"))
-        self.answer_id = text_of(value.get("id"))[:ID_CHARS_MAX] or None
+        self.answer_id = shapes.text_of(value.get("id"))[: shapes.ID_CHARS_MAX] or None
         return delta
 
 
@@ -144,19 +127,19 @@ def read_response_event(kind: str, said: ResponseEvent) -> Delta | None:
     if kind in _SOUNDS:
         if not said.delta:
             return Delta(EventClass.METADATA)
-        spoken = "" if kind.endswith("audio.delta") else text_of(said.delta)
-        return piece(EventClass.CONTENT, spoken, audio=True)
+        spoken = "" if kind.endswith("audio.delta") else shapes.text_of(said.delta)
+        return shapes.piece(EventClass.CONTENT, spoken, audio=True)
     if kind == "response.output_item.added":
         return _read_item(said.item)
     if kind in _ENDS:
         response = said.response if isinstance(said.response, dict) else {}
         status = kind.removeprefix("response.")
         if status == "done":
-            status = text_of(response.get("status")) or "completed"
+            status = shapes.text_of(response.get("status")) or "completed"
         return read_end(response, status, [], done=True)
     if kind == "response.shell_call_command.added":
-        command = text_of(said.command)
-        return piece(EventClass.TOOL_CALL, command) if command else Delta(EventClass.METADATA)
+        command = shapes.text_of(said.command)
+        return shapes.piece(EventClass.TOOL_CALL, command) if command else Delta(EventClass.METADATA)
     if kind.endswith(".delta") and ("_arguments" in kind or ("_call" in kind and "output" not in kind)):
         # What the model writes; the output of a tool is not.
         return _read_text(kind, EventClass.TOOL_CALL, said)
@@ -182,7 +165,7 @@ def _read_text(kind: str, known: EventClass, said: ResponseEvent) -> Delta:
         text = text.get("text")
     if not isinstance(text, str) or not text:
         return Delta(known if known is EventClass.TOOL_CALL else EventClass.METADATA)
-    delta = piece(known, text)
+    delta = shapes.piece(known, text)
     if said.logprobs and isinstance(said.logprobs, list):
         delta.tokens, delta.token_source = len(said.logprobs), TokenSource.LOGPROBS
     if known is EventClass.REFUSAL:
@@ -193,14 +176,14 @@ def _read_text(kind: str, known: EventClass, said: ResponseEvent) -> Delta:
 def _read_item(item: Any) -> Delta:
     if not isinstance(item, dict):
         return Delta(EventClass.METADATA, parsed=False)
-    kind = text_of(item.get("type"))
+    kind = shapes.text_of(item.get("type"))
     if kind == "message":
         return Delta(EventClass.ROLE)
     if not kind.endswith("_call"):
         return Delta(EventClass.METADATA)
     written = _written(item)
     if item.get("name") or written:
-        return piece(EventClass.TOOL_CALL, written)
+        return shapes.piece(EventClass.TOOL_CALL, written)
     return Delta(EventClass.TOOL_CALL)  # a call of a built-in tool has no name
 
 
@@ -210,13 +193,16 @@ def _written(item: dict[str, Any]) -> str:
     commands = action.get("commands", action.get("command")) if isinstance(action, dict) else None
     diff = operation.get("diff") if isinstance(operation, dict) else None
     found = (item.get("arguments"), item.get("input"), item.get("code"), diff)
-    text = next((text for part in found if (text := text_of(part))), "")
+    text = next((text for part in found if (text := shapes.text_of(part))), "")
     return text or "\n".join(
-        text_of(c) for c in (commands if isinstance(commands, list) else [])[:PIECES_MAX]
+        shapes.text_of(c)
+        for c in (commands if isinstance(commands, list) else [])[: openai_shapes.PIECES_MAX]
     )
 
 
-def read_end(response: dict[str, Any], status: str, pieces: list[Piece], *, done: bool = False) -> Delta:
+def read_end(
+    response: dict[str, Any], status: str, pieces: list[shapes.Piece], *, done: bool = False
+) -> Delta:
     """Return the end of a response with its pieces. The finish reason is the status, and behind a colon why
     it is incomplete. `done`: its event ends a stream."""
     beside = [EventClass.DONE] if done else []
@@ -227,7 +213,7 @@ def read_end(response: dict[str, Any], status: str, pieces: list[Piece], *, done
         details = response.get("status_details")  # the Realtime API's name for both
         if isinstance(details, dict) and not error:
             error = details.get("error")
-    reason = text_of(details.get("reason")) if isinstance(details, dict) else ""
+    reason = shapes.text_of(details.get("reason")) if isinstance(details, dict) else ""
     failed = status == "failed" or bool(error)
     if failed:
         beside.append(EventClass.ERROR)
@@ -243,14 +229,14 @@ def read_end(response: dict[str, Any], status: str, pieces: list[Piece], *, done
         elif verdict.signal == "incomplete_details.reason":
             verdict.kind, verdict.phase, verdict.category = found.kind, found.phase, found.category
     usage = response.get("usage")
-    counts = read_usage(usage)
+    counts = openai_shapes.read_usage(usage)
     if counts is not None:
         beside.append(EventClass.USAGE)
-    delta = gather(pieces, beside, verdict=verdict)
+    delta = shapes.gather(pieces, beside, verdict=verdict)
     delta.done = done
     delta.verdict = delta.verdict or found
     if failed:
-        delta.error_type, delta.error_message = read_error(error)
+        delta.error_type, delta.error_message = openai_shapes.read_error(error)
     if counts is not None:
         # Here the details are those of input and output.
         counts.reasoning = _detail(counts, usage, "output_token", "reasoning_tokens", counts.reasoning)
@@ -264,16 +250,16 @@ def read_end(response: dict[str, Any], status: str, pieces: list[Piece], *, done
 def _detail(counts: UsageCounts, usage: Any, part: str, name: str, known: int | None) -> int | None:
     details = usage.get(f"{part}s_details", usage.get(f"{part}_details"))
     told = details.get(name) if isinstance(details, dict) else None
-    found = count(told)
+    found = openai_shapes.count(told)
     counts.refused += told is not None and found is None
     return known if found is None else found
 
 
-def _output(items: Any) -> Iterator[Piece]:
+def _output(items: Any) -> Iterator[shapes.Piece]:
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, dict):
             continue
-        kind = text_of(item.get("type"))
+        kind = shapes.text_of(item.get("type"))
         if kind.endswith("_call") and (item.get("name") or _written(item)):
             yield EventClass.TOOL_CALL, _written(item)
         for key in ("content", "summary"):
@@ -291,9 +277,9 @@ _PARTS: Final = {
 }
 
 
-def _part(part: dict[str, Any]) -> Iterator[Piece]:
-    key, kind = _PARTS.get(text_of(part.get("type")), ("", EventClass.CONTENT))
-    text = text_of(part.get(key))
+def _part(part: dict[str, Any]) -> Iterator[shapes.Piece]:
+    key, kind = _PARTS.get(shapes.text_of(part.get("type")), ("", EventClass.CONTENT))
+    text = shapes.text_of(part.get(key))
     if text:
         yield kind, text
 
@@ -301,7 +287,7 @@ def _part(part: dict[str, Any]) -> Iterator[Piece]:
 def _read_other(kind: str, data: bytes, event: SseEvent) -> Delta:
     if kind in _KEEPALIVES:
         return Delta(EventClass.KEEPALIVE)
-    return failure_in(read_json(data), event.event)
+    return shapes.failure_in(openai_shapes.read_json(data), event.event)
 
 
 class _Event(ResponseEvent, gc=False):
@@ -318,12 +304,12 @@ _FAMILIES: Final = frozenset(
 _RECOVERABLE: Final = "invalid_request_error"
 
 
-class OpenAIRealtime(ObjectReader):
+class OpenAIRealtime(shapes.ObjectReader):
     """Reader of the events of one response of a session. The session survives an `invalid_request_error`, so
     it is no failure of the exchange."""
 
     name = "openai.realtime"
-    fields = Fields(_Event)
+    fields = shapes.Fields(_Event)
 
     __slots__ = ()
 
@@ -339,18 +325,20 @@ class OpenAIRealtime(ObjectReader):
         return 4 if ours and path.endswith("/realtime") else 0
 
     def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
-        kind = kind_of(said.type, event)
+        kind = shapes.kind_of(said.type, event)
         delta = read_response_event(kind, said)
         if delta is None:
             return self._read_other(kind, said.session, data)
         return delta
 
     def read_body(self, body: bytes) -> Delta:
-        return failure_in(read_json(body))  # a JSON answer in place of a session is a failure
+        return shapes.failure_in(
+            openai_shapes.read_json(body)
+        )  # a JSON answer in place of a session is a failure
 
     def _read_other(self, kind: str, session: Any, data: bytes) -> Delta:
         if kind.partition(".")[0] not in _FAMILIES:
-            delta = failure_in(read_json(data))
+            delta = shapes.failure_in(openai_shapes.read_json(data))
             if delta.error_type is not None and _is_recoverable(data):
                 delta.error_type = None
             return delta
@@ -360,6 +348,6 @@ class OpenAIRealtime(ObjectReader):
 
 
 def _is_recoverable(data: bytes) -> bool:
-    value = read_json(data)
+    value = openai_shapes.read_json(data)
     error = value.get("error") if isinstance(value, dict) else None
     return isinstance(error, dict) and error.get("type") == _RECOVERABLE

@@ -8,24 +8,19 @@ dialects and knows it better than its operator.
 from typing import Any, Final, Protocol
 
 from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.dialects import bedrock
 from llmtap.protocol.dialects.anthropic import Anthropic
-from llmtap.protocol.dialects.bedrock import (
-    GUARDRAIL_ACTION,
-    BedrockConverse,
-    BedrockText,
-    add_guardrail,
-)
 from llmtap.protocol.dialects.cohere import Cohere
 from llmtap.protocol.dialects.gemini import Gemini
 from llmtap.protocol.dialects.generate import SGLang, Tgi
 from llmtap.protocol.dialects.llamacpp import LlamaCpp
 from llmtap.protocol.dialects.lmstudio import LmStudio
-from llmtap.protocol.dialects.native_shapes import failure_in
 from llmtap.protocol.dialects.ollama import Ollama
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.openai_completions import OpenAICompletions
 from llmtap.protocol.dialects.openai_responses import OpenAIRealtime, OpenAIResponses
 from llmtap.protocol.dialects.openai_shapes import read_frame, read_json
+from llmtap.protocol.dialects.shapes import failure_in
 from llmtap.protocol.sse import SseEvent
 
 __all__ = ["Dialect", "Undecided", "choose"]
@@ -55,8 +50,8 @@ DIALECTS: Final = (
     Cohere,
     LmStudio,
     Gemini,
-    BedrockConverse,
-    BedrockText,
+    bedrock.BedrockConverse,
+    bedrock.BedrockText,
 )
 """`claim(value, path)` returns how sure a first JSON object makes it: 3 it names itself (4 where others share
 its names and the path decides), 2 its shape fits, 1 only the path, 0 not ours."""
@@ -104,8 +99,8 @@ class Undecided:
         chosen = self.chosen
         delta = self._read_first(event) if chosen is None else chosen.read_event(event)
         # Events that may come again have no such member: `is_alone`, `Anthropic._read`.
-        if not delta.repeatable and event.data is not None and GUARDRAIL_ACTION in event.data:
-            add_guardrail(delta, event.data)
+        if not delta.repeatable and event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
+            bedrock.add_guardrail(delta, event.data)
         return delta
 
     def _read_first(self, event: SseEvent) -> Delta:
@@ -120,8 +115,8 @@ class Undecided:
 
     def read_body(self, body: bytes) -> Delta:
         delta = self._read_whole(body)
-        if GUARDRAIL_ACTION in body:
-            add_guardrail(delta, body)
+        if bedrock.GUARDRAIL_ACTION in body:
+            bedrock.add_guardrail(delta, body)
         return delta
 
     def _read_whole(self, body: bytes) -> Delta:

@@ -9,13 +9,8 @@ from typing import Final, NamedTuple
 
 from llmtap.sim.engine import Iterating, Scheduler
 from llmtap.sim.model_options import ModelOptions, Serving, ServingSetup, settled
+from llmtap.sim.schedulers import iterating
 from llmtap.sim.schedulers.batching import DynamicNoBins, MultiBinDynamic, StaticFifo
-from llmtap.sim.schedulers.iterating import (
-    ChunkedPrefill,
-    ContinuousBatching,
-    DecodePrepone,
-    OutputDelay,
-)
 from llmtap.workload.requests import Requests
 
 __all__ = ["ALL_OPTIONS", "CONDITIONS", "SCHEDULERS", "SchedulerKind", "options_read"]
@@ -76,7 +71,7 @@ def _batches(
 
 def _shortest_predicted_first(requests: Requests, setup: ServingSetup) -> Iterating:
     """Continuous batching, shortest predicted answer first; preempted requests come before all others."""
-    return ContinuousBatching(requests, setup, requests.predicted)
+    return iterating.ContinuousBatching(requests, setup, requests.predicted)
 
 
 def _iterations(
@@ -85,7 +80,7 @@ def _iterations(
     def build(requests: Requests, setup: ServingSetup) -> Iterating:
         gap_ns = settled(setup.serving, name).output_delay
         built = scheduler(requests, setup)
-        return OutputDelay(built, gap_ns) if gap_ns else built
+        return iterating.OutputDelay(built, gap_ns) if gap_ns else built
 
     return SchedulerKind(build, iterates=True, reads=_ITERATIONS | set(own))
 
@@ -97,10 +92,10 @@ SCHEDULERS: Final[dict[str, SchedulerKind]] = {
         "bins", "bin_edges", "edges", "below_first", "bin_choice", "bin_limit", "controller_limit",
         "predictor",
     }),
-    "continuous_batching": _iterations("continuous_batching", ContinuousBatching, "tokens_max"),
-    "chunked_prefill": _iterations("chunked_prefill", ChunkedPrefill, "chunk"),
-    "decode_prepone": _iterations("decode_prepone", DecodePrepone, "tokens_max", "prepone"),
-    "output_delay": _iterations("output_delay", ContinuousBatching, "tokens_max"),
+    "continuous_batching": _iterations("continuous_batching", iterating.ContinuousBatching, "tokens_max"),
+    "chunked_prefill": _iterations("chunked_prefill", iterating.ChunkedPrefill, "chunk"),
+    "decode_prepone": _iterations("decode_prepone", iterating.DecodePrepone, "tokens_max", "prepone"),
+    "output_delay": _iterations("output_delay", iterating.ContinuousBatching, "tokens_max"),
     "shortest_predicted_first": _iterations(
         "shortest_predicted_first", _shortest_predicted_first, "tokens_max", "predictor"
     ),

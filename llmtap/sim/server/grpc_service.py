@@ -1,9 +1,10 @@
 """vLLM's and SGLang's engine services over gRPC (method Generate), served by the simulated engine.
 
 `server.py` starts it beside the HTTP server. Calls come in, go through the same `Reception` as HTTP requests,
-and get a stream of messages, whose content is in `shapes/grpc_inference.py`. The metadata of a call stands
-for headers: `x-sim-*` change the options. gRPC's own threads write to the wire; the truth log has the time at
-which a message was given to the coroutine that passes it on to gRPC.
+and get a stream of messages, which `GrpcInference` makes: each is preceded by its length as on the wire,
+since several may be written together. The metadata of a call stands for headers: `x-sim-*` change the
+options. gRPC's own threads write to the wire; the truth log has the time at which a message was given to the
+coroutine that passes it on to gRPC.
 
 Faults: a rejected request gets a status and no message. gRPC does not let the server reset or cut a
 connection, so a call ends by the status that its client would make of that: `reset` UNAVAILABLE, `truncate`
@@ -11,6 +12,7 @@ DATA_LOSS, `error` INTERNAL. `unfinished` ends well, without a finish reason or 
 """
 
 import asyncio
+import struct
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
@@ -19,11 +21,63 @@ from typing import Any, Final, cast
 import grpc
 import grpc.aio
 
-from llmtap.protocol.vllm_grpc import REQUEST_ID, SERVICE, SGLANG_SERVICE
+from llmtap.protocol.vllm_grpc import (
+    REQUEST_ID,
+    SERVICE,
+    SGLANG_SERVICE,
+    GrpcChunk,
+    GrpcUsage,
+    read_request,
+    write_chunk,
+)
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
-from llmtap.sim.server.shapes.grpc_inference import PREFIX, GrpcInference, read
+from llmtap.sim.server.shapes.shape import Answer, BadRequest, Shape, SimulatedRequest
+from llmtap.workload.prompts.text import token_ids
 
-__all__ = ["GrpcService"]
+__all__ = ["PREFIX", "GrpcInference", "GrpcService", "read"]
+
+PREFIX: Final = struct.Struct("!BI")
+
+
+def read(data: bytes, service: str) -> tuple[SimulatedRequest, str]:
+    """Return a request and its id. Raises BadRequest."""
+    try:
+        r = read_request(data, service)
+    except ValueError as exc:
+        raise BadRequest(str(exc)) from None
+    asked = SimulatedRequest(
+        model="sim", stream=True, prompts=(r.text,), prompt_tokens=len(r.ids) or None,
+        max_tokens=r.max_tokens, min_tokens=r.min_tokens, ignore_eos=r.ignore_eos, stop=tuple(r.stop),
+        seed=r.seed, include_usage=True,
+    )  # fmt: skip
+    return asked, r.request_id
+
+
+class GrpcInference(Shape):
+    """Writes one answer, which has one choice and always streams. gRPC has pings and statuses of its own."""
+
+    media_type = ""
+
+    def __init__(self, answer: Answer, service: str, request_id: str) -> None:
+        super().__init__(answer, "generate-sim")
+        self._service = service
+        self._request_id = request_id or self.id
+
+    def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
+        self._answer.sent[index] = last
+        if first == last:
+            return b""
+        return self._framed(GrpcChunk([token_ids(piece)[0] for piece in self._choice.pieces[first:last]]))
+
+    def ending(self) -> bytes:
+        answer = self._answer
+        usage = GrpcUsage(answer.prompt_tokens, answer.sent[0], answer.cached_tokens or 0)
+        return self._framed(GrpcChunk(finish=self._choice.finish, usage=usage))
+
+    def _framed(self, chunk: GrpcChunk) -> bytes:
+        message = write_chunk(chunk, self._service, self._request_id)
+        return PREFIX.pack(0, len(message)) + message
+
 
 _STATUSES: Final = {
     400: grpc.StatusCode.PERMISSION_DENIED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -18,19 +18,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmtap.traces import format
 from llmtap.traces.blocks import BLOCK_COLUMNS, BlockIds
 from llmtap.traces.bodies import asked_columns, compact, is_object, read_elements, read_object
-from llmtap.traces.format import (
-    LENGTHS,
-    NO_FAILED,
-    FormatError,
-    TraceFormat,
-    TraceSource,
-    TraceWriter,
-    replaced,
-    text_batches,
-    trace_source,
-)  # fmt: skip
 from llmtap.traces.sorting import grouped
 from llmtap.traces.text import (
     BODY_BYTES_MAX,
@@ -82,7 +72,7 @@ class _Row(msgspec.Struct):
 # ---------------------------------------------------------------- mooncake_trace
 
 
-def _open(stream: BinaryIO) -> TraceSource:
+def _open(stream: BinaryIO) -> format.TraceSource:
     lines = JsonLines(stream, _Row, bytes_max=BODY_BYTES_MAX)
     blocks = iter(lines)
     first = next(blocks, ([], []))
@@ -98,8 +88,8 @@ def _open(stream: BinaryIO) -> TraceSource:
         if extras:
             notes.append(f"{extras:,} rows have extra fields of a body that is not there: not kept")
 
-    return trace_source(
-        lambda notes: text_batches(rows(notes)), "aiperf", blocks="trace", block_unit="tokens",
+    return format.trace_source(
+        lambda notes: format.text_batches(rows(notes)), "aiperf", blocks="trace", block_unit="tokens",
         block_size=_SIZE, level="full" if bodies else "shape",
     )  # fmt: skip
 
@@ -107,7 +97,7 @@ def _open(stream: BinaryIO) -> TraceSource:
 def _columns(row: _Row, content: str | None, number: int) -> Json:
     if content is None:
         names = ", ".join(("input_length", *_CONTENTS))
-        raise FormatError(f"line {number}: input_length: exactly one of {names} must be there")
+        raise format.FormatError(f"line {number}: input_length: exactly one of {names} must be there")
     columns: Json = {
         "output_tokens": row.output_length,
         "session": row.session_id,
@@ -133,7 +123,7 @@ def _columns(row: _Row, content: str | None, number: int) -> Json:
     return columns | {"request_body": text, "level": "full", **asked_columns(body)}
 
 
-def _write(writer: TraceWriter) -> None:
+def _write(writer: format.TraceWriter) -> None:
     ids = BlockIds(writer, _SIZE)
     for batch in writer.outgoing((*_WANTED, *BLOCK_COLUMNS), (), reasons=_misfits()):
         bodies = batch.filter(pc.is_valid(batch.column("request_body")))
@@ -166,7 +156,7 @@ def _lengths_only(batch: pa.RecordBatch) -> pa.RecordBatch:
     bare = pc.is_valid(batch.column("request_body"))
     if bare.true_count:
         blocks = pc.if_else(bare, pa.scalar(None, blocks.type), blocks)
-        batch = replaced(batch, "blocks", blocks)
+        batch = format.replaced(batch, "blocks", blocks)
     return batch
 
 
@@ -224,7 +214,7 @@ def _read_inputs(stream: BinaryIO, notes: list[str]) -> Iterator[Json]:
         try:
             session = msgspec.convert(element, _Session)
         except (ValueError, RecursionError) as exc:
-            raise FormatError(f"session {number}: {exc}") from None
+            raise format.FormatError(f"session {number}: {exc}") from None
         bare += not session.payloads
         for turn, payload in enumerate(session.payloads):
             text = compact(payload)
@@ -237,7 +227,7 @@ def _read_inputs(stream: BinaryIO, notes: list[str]) -> Iterator[Json]:
         notes.append(f"{bare:,} sessions have no payloads, and became no row")
 
 
-def _write_inputs(writer: TraceWriter) -> None:
+def _write_inputs(writer: format.TraceWriter) -> None:
     loose, out = 0, writer.out
     columns = ("capture", "session", "id", "request_body")
 
@@ -279,21 +269,21 @@ def _sniff_inputs(head: bytes, name: str) -> bool:
 
 
 FORMATS: Final = (
-    TraceFormat(
+    format.TraceFormat(
         name="aiperf",
         title="AIPerf mooncake_trace (JSON Lines)",
         extensions=(".jsonl",),
-        holds=LENGTHS | {"session and turn", "think time", "prefix blocks", "request body"},
+        holds=format.LENGTHS | {"session and turn", "think time", "prefix blocks", "request body"},
         why={
             "input tokens": "where there is a body, it takes the length from that",
             "prefix blocks": "blocks of 512 tokens, of rows without a body",
-            **NO_FAILED,
+            **format.NO_FAILED,
         },
         sniff=_sniff,
         opens=_open,
         writes=_write,
     ),
-    TraceFormat(
+    format.TraceFormat(
         name="aiperf-inputs",
         title="AIPerf inputs_json (JSON)",
         extensions=(".json",),

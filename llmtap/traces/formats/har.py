@@ -17,12 +17,7 @@ import msgspec
 
 from llmtap.exchange.outcome import EventClass
 from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
-from llmtap.traces.bodies import (
-    asked_columns,
-    compact,
-    read_elements,
-    read_object,
-)  # fmt: skip
+from llmtap.traces import bodies
 from llmtap.traces.format import ASPECTS, FormatError, TraceFormat
 from llmtap.traces.text import start_of
 
@@ -36,7 +31,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     skipped = Counter[str]()
-    for number, entry in enumerate(read_elements(file, ("log", "entries"), floats=True)):
+    for number, entry in enumerate(bodies.read_elements(file, ("log", "entries"), floats=True)):
         if not isinstance(entry, dict):
             raise FormatError(f"entry {number}: expected a JSON object")
         row = _row_of(entry, skipped)
@@ -107,8 +102,8 @@ def _asked(body: bytes) -> dict[str, Any]:
     if not body:
         return {}
     try:
-        asked = read_object(body, "postData")
-        return {"request_body": body.decode(), **asked_columns(asked)}
+        asked = bodies.read_object(body, "postData")
+        return {"request_body": body.decode(), **bodies.asked_columns(asked)}
     except (FormatError, UnicodeDecodeError):
         return {}
 
@@ -135,7 +130,9 @@ def answer_columns(explained: Explained) -> dict[str, Any]:
     x = explained.exchange
     row = {name: getattr(x, name) for name in _ANSWER_PLAIN}
     row |= {f"refusal_{name}": _text((x.refusal or {}).get(name)) for name in _REFUSAL}
-    row |= {name: None if (value := getattr(x, name)) is None else compact(value) for name in _ANSWER_JSON}
+    row |= {
+        name: None if (value := getattr(x, name)) is None else bodies.compact(value) for name in _ANSWER_JSON
+    }
     return row | {
         "outcome": x.outcome.value, "input_tokens": x.tokens.input, "output_tokens": x.tokens.output,
         "input_token_source": None if x.tokens.input is None else "usage",
@@ -165,7 +162,7 @@ def text_said(explained: Explained) -> str | None:
 
 
 def _text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else compact(value)
+    return value if value is None or isinstance(value, str) else bodies.compact(value)
 
 
 def _sniff(head: bytes, name: str) -> bool:

@@ -18,17 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
+from llmtap.traces import format
 from llmtap.traces.blocks import BLOCK_COLUMNS, BlockIds, block_columns
-from llmtap.traces.format import (
-    LENGTHS,
-    NO_FAILED,
-    TraceFormat,
-    TraceSource,
-    TraceWriter,
-    batch_of,
-    replaced,
-    trace_source,
-)  # fmt: skip
 from llmtap.traces.text import Count, Id, JsonLines, Number, decimal_text, first_objects, numbers_ns
 
 __all__ = ["FORMAT", "LengthFields", "looks"]
@@ -63,7 +54,7 @@ class LengthFields:
     blocks_needed: bool = False
     """Its reader makes the prompt of the ids alone: a row without ids would be an empty prompt."""
 
-    def read(self, stream: BinaryIO) -> TraceSource:
+    def read(self, stream: BinaryIO) -> format.TraceSource:
         lines: JsonLines[_Row] = JsonLines(stream, _RowWithDuration if self.durations else _Row)
         blocks = iter(lines)
         first = next(blocks, ([], []))
@@ -87,14 +78,14 @@ class LengthFields:
                     columns["response_end_us"] = [None if ns is None else ns // 1_000 for ns in ends_ns]
                 bare += ids.count(None)
                 broken += sum(not _fits(row, size) for row in rows)
-                yield batch_of(len(rows), columns)
+                yield format.batch_of(len(rows), columns)
             notes += lines.notes()
             if bare:
                 notes.append(f"{bare:,} rows have no hash_ids")
             if broken:
                 notes.append(f"{broken:,} rows have another number of hash_ids than blocks of {size} tokens")
 
-        return trace_source(batches, self.name, blocks="trace", block_unit="tokens", block_size=size)
+        return format.trace_source(batches, self.name, blocks="trace", block_unit="tokens", block_size=size)
 
     def _size_of(self, rows: list[_Row]) -> int:
         return next((size for size in self.sizes if all(_fits(row, size) for row in rows)), self.sizes[0])
@@ -103,7 +94,7 @@ class LengthFields:
         kept = info.block_unit == "tokens" and (self.any_size or info.source == self.name)
         return info.block_size if kept and info.block_size else self.sizes[0]
 
-    def write(self, writer: TraceWriter) -> None:
+    def write(self, writer: format.TraceWriter) -> None:
         """Write a trace: times in seconds exactly, times in milliseconds whole, unless they are its own."""
         needs: tuple[str, ...] = _NEEDS
         if self.blocks_needed:
@@ -137,7 +128,7 @@ def _fits(row: _Row, size: int) -> bool:
 def _empty_as_none(batch: pa.RecordBatch) -> pa.RecordBatch:
     blocks = batch.column("blocks")
     bare = pc.and_(pc.equal(pc.list_value_length(blocks), 0), pc.greater(batch.column("input_tokens"), 0))
-    return replaced(
+    return format.replaced(
         batch, "blocks", pc.if_else(pc.fill_null(bare, False), pa.scalar(None, blocks.type), blocks)
     )
 
@@ -152,17 +143,17 @@ def looks(head: bytes) -> tuple[bool, bool]:
 
 _MOONCAKE: Final = LengthFields(name="mooncake", places=6)
 
-FORMAT: Final = TraceFormat(
+FORMAT: Final = format.TraceFormat(
     name="mooncake",
     title="Mooncake trace (JSON Lines, milliseconds)",
     extensions=(".jsonl",),
-    holds=LENGTHS | {"prefix blocks"},
-    needs=LENGTHS,
+    holds=format.LENGTHS | {"prefix blocks"},
+    needs=format.LENGTHS,
     why={
         "arrival": "in whole milliseconds, from the first one",
         "prefix blocks": "blocks of 512 tokens; the ids of others go over, but readers that count them "
         "(guidellm) reject such rows",
-        **NO_FAILED,
+        **format.NO_FAILED,
         "session and turn": "only shared blocks tell which requests belong together",
     },
     sniff=lambda head, name: looks(head) == (True, False),

@@ -19,21 +19,14 @@ from llmtap import __version__
 from llmtap.capture.read.reader import CaptureError, read
 from llmtap.capture.schema import VERSION, CaptureLedger, CaptureVersionError
 from llmtap.capture.store.parquet import write_parquet
-from llmtap.traces.format import (
-    ASPECTS,
-    FormatError,
-    TraceFormat,
-    TraceSource,
-    TraceWriter,
-    replaced,
-)  # fmt: skip
+from llmtap.traces import format
 
 __all__ = ["FORMAT", "read_many"]
 
 _MAGIC: Final = b"PAR1"
 
 
-def _read(file: BinaryIO) -> TraceSource:
+def _read(file: BinaryIO) -> format.TraceSource:
     """Read a stream by a copy on the disk, because Parquet is read from its end."""
     copy: Any = tempfile.NamedTemporaryFile(suffix=".parquet")  # noqa: SIM115 (closed by its last row)
     shutil.copyfileobj(file, copy)
@@ -55,21 +48,21 @@ def _unnamed() -> Iterator[None]:
     try:
         yield
     except CaptureError as exc:
-        raise FormatError(exc.problem) from None
+        raise format.FormatError(exc.problem) from None
 
 
 def read_many(
     where: str, progress: Callable[[int, int | None], None] | None = None
-) -> tuple[TraceSource, int]:
+) -> tuple[format.TraceSource, int]:
     """Return the rows of a folder, a pattern or a URL as one source, and their bytes. `progress`: called with
     the bytes so far and their total. Raises ConfigError or FormatError."""
     try:
         capture = read(where)
     except CaptureVersionError as exc:
-        raise FormatError(str(exc)) from None
+        raise format.FormatError(str(exc)) from None
     info = capture.info
     if not info.arrivals:
-        raise FormatError(
+        raise format.FormatError(
             "some files count arrivals from 1970, others from a trace's zero: convert them apart"
         )
     size = sum(file.bytes for file in capture.files)
@@ -82,10 +75,10 @@ def read_many(
             if progress is not None:
                 progress(size * rows // max(1, len(capture)), size)
 
-    return TraceSource(info, batches()), size
+    return format.TraceSource(info, batches()), size
 
 
-def _write(writer: TraceWriter) -> None:
+def _write(writer: format.TraceWriter) -> None:
     info, numbered = writer.info, 0
     whole = bool(info.capture)
 
@@ -95,7 +88,7 @@ def _write(writer: TraceWriter) -> None:
             if not whole:
                 known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
                 numbered += known.true_count
-                batch = replaced(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
+                batch = format.replaced(batch, "relay", pa.nulls(batch.num_rows, pa.string()))
             writer.count(batch)
             yield batch
 
@@ -111,11 +104,11 @@ def _write(writer: TraceWriter) -> None:
     )
 
 
-FORMAT: Final = TraceFormat(
+FORMAT: Final = format.TraceFormat(
     name="llmtap",
     title="llmtap capture (Parquet)",
     extensions=(".parquet",),
-    holds=frozenset(ASPECTS),
+    holds=frozenset(format.ASPECTS),
     sniff=lambda head, name: head.startswith(_MAGIC),
     opens=_read,
     writes=_write,

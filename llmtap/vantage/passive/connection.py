@@ -11,8 +11,16 @@ from typing import Final
 
 from llmtap.errors import PeerProtocolError
 from llmtap.vantage.passive.conversation import Conversation, FrameSink, UnfollowableError
-from llmtap.vantage.passive.reassembly import EarlyBytes, LostSyncError, TcpDirection
-from llmtap.vantage.passive.segments import ACK, CUT_OFF, FIN, RST, SYN
+from llmtap.vantage.passive.segments import (
+    ACK,
+    CUT_OFF,
+    FIN,
+    RST,
+    SYN,
+    EarlyBytes,
+    LostSyncError,
+    TcpDirection,
+)
 
 __all__ = ["Connection", "WatchCounts", "begins_request"]
 

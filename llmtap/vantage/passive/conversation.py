@@ -12,15 +12,7 @@ from typing import Final, Protocol
 from llmtap.channel.frames import Closing, FrameKind
 from llmtap.errors import LlmtapError, PeerProtocolError
 from llmtap.exchange.outcome import Outcome
-from llmtap.protocol.http1 import (
-    BodyScanner,
-    CloseScanner,
-    Framing,
-    RequestHead,
-    parse_request_head,
-    parse_response_head,
-    scanner_for,
-)
+from llmtap.protocol import http1
 from llmtap.protocol.http1_response import begin_response_body
 
 __all__ = ["Conversation", "FrameSink", "UnfollowableError"]
@@ -35,7 +27,7 @@ OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DAT
 REQUEST_END, SUBMIT, RESPONSE_HEAD = FrameKind.REQUEST_END, FrameKind.SUBMIT, FrameKind.RESPONSE_HEAD
 RESPONSE_DATA, RESPONSE_END, ANSWER = FrameKind.RESPONSE_DATA, FrameKind.RESPONSE_END, FrameKind.ANSWER
 TUNNEL_UP, TUNNEL_DOWN = FrameKind.TUNNEL_UP, FrameKind.TUNNEL_DOWN
-LENGTH: Final = Framing.LENGTH
+LENGTH: Final = http1.Framing.LENGTH
 
 
 class UnfollowableError(LlmtapError):
@@ -49,7 +41,7 @@ class UnfollowableError(LlmtapError):
 class FrameSink(Protocol):
     """Receiver of frames, in the terms of the channel (`channel/channel.py`)."""
 
-    def skips(self, head: RequestHead) -> bool:
+    def skips(self, head: http1.RequestHead) -> bool:
         """Whether the request is counted only."""
 
     def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = OPEN) -> tuple[int, bool]: ...
@@ -88,10 +80,10 @@ class Conversation:
         self._head = bytearray()  # of a request, as far as it came
         self._head_ns = 0  # its first byte
         self._uploading: _Exchange | None = None
-        self._upload: BodyScanner | None = None  # of its body
+        self._upload: http1.BodyScanner | None = None  # of its body
         self._response_head = bytearray()
         self._answering: _Exchange | None = None
-        self._scanner: BodyScanner | None = None  # of its answer's body
+        self._scanner: http1.BodyScanner | None = None  # of its answer's body
         self._tunnel: _Exchange | None = None
         self._client_left_ns = 0
         self._server_ended = False
@@ -146,7 +138,7 @@ class Conversation:
         whole = bytes(buffer)
         if whole.startswith(b"PRI * HTTP/2"):
             raise self._unexpected(whole)
-        head = parse_request_head(whole[:end])
+        head = http1.parse_request_head(whole[:end])
         if len(self._pending) >= PIPELINED_MAX:
             raise PeerProtocolError("too many pipelined requests")
         buffer.clear()
@@ -157,11 +149,11 @@ class Conversation:
         stop = end
         if head.framing is LENGTH:
             stop += head.length
-        if head.framing is Framing.CHUNKED or stop > len(whole):
+        if head.framing is http1.Framing.CHUNKED or stop > len(whole):
             x.request_bytes = end
             if not skipped:
                 x.seq, x.tapped = self._sink.open(self._head_ns, whole[:end])
-            self._uploading, self._upload = x, scanner_for(head.framing, head.length)
+            self._uploading, self._upload = x, http1.scanner_for(head.framing, head.length)
             return whole[end:]
         x.request_bytes = stop
         if skipped:
@@ -223,7 +215,7 @@ class Conversation:
             return b""
         whole = bytes(buffer)
         buffer.clear()
-        head = parse_response_head(whole[:end], x.method)
+        head = http1.parse_response_head(whole[:end], x.method)
         if head.status < 200 and head.status != 101:
             x.response_bytes += end
             self._offer(x, FrameKind.INTERIM, t_ns, whole[:end])
@@ -274,7 +266,7 @@ class Conversation:
         if by_client:
             return
         self.over = True
-        if isinstance(self._scanner, CloseScanner) and self._answering is not None:
+        if isinstance(self._scanner, http1.CloseScanner) and self._answering is not None:
             self._offer(self._answering, RESPONSE_END, t_ns)
             self._close(self._answering, t_ns, Outcome.COMPLETE)
         self._cut(t_ns, "closed")

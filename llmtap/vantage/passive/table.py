@@ -13,8 +13,17 @@ from typing import Final
 
 from llmtap.vantage.passive.connection import Connection, WatchCounts, begins_request
 from llmtap.vantage.passive.conversation import FrameSink
-from llmtap.vantage.passive.reassembly import EarlyBytes, TcpDirection
-from llmtap.vantage.passive.segments import ACK, CUT_OFF, FIN, RST, SYN, parse_segment, reverse_flow
+from llmtap.vantage.passive.segments import (
+    ACK,
+    CUT_OFF,
+    FIN,
+    RST,
+    SYN,
+    EarlyBytes,
+    TcpDirection,
+    parse_segment,
+    reverse_flow,
+)
 
 __all__ = ["ConnectionTable", "pack_addresses"]
 

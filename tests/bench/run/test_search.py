@@ -4,7 +4,7 @@ says is left is enough; and the same verdicts lead the same way."""
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.bench.run.search import RateSearch
+from llmtap.bench.run.levels import RateSearch
 
 
 def played(search: RateSearch, limit: int) -> list[int]:

@@ -10,7 +10,7 @@ from google.protobuf.message_factory import GetMessageClass
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmtap.export.prometheus.exposition import Exposition
-from llmtap.export.prometheus.protobuf import CONTENT_TYPE, is_preferred
+from llmtap.export.prometheus.writers import CONTENT_TYPE, is_preferred
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
 from tests.export.telemetry import MS, PARENT, TRACE, chat

@@ -16,7 +16,7 @@ from prometheus_client.samples import Exemplar
 
 from llmtap.export.prometheus.catalogue import COUNTERS, HISTOGRAMS, SELF, CounterFamily, HistogramFamily
 from llmtap.export.prometheus.series import families_for
-from llmtap.export.prometheus.text import TextWriter
+from llmtap.export.prometheus.writers import TextWriter
 from llmtap.metrics.objectives import BOUNDS
 
 FAMILY = HistogramFamily("x_seconds", "Some help", (500_000, 1_000_000_000, 2_500_000_000), labels=("b", "a"))

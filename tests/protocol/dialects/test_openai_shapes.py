@@ -9,12 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts, Verdict
-from llmtap.protocol.dialects.native_shapes import (
-    Fields,
-    counted,
-    figures,
-    gather,
-)
 from llmtap.protocol.dialects.openai_beside import Beside, add_beside, read_beside, read_failure
 from llmtap.protocol.dialects.openai_shapes import (
     CHOICES_MAX,
@@ -26,6 +20,12 @@ from llmtap.protocol.dialects.openai_shapes import (
     read_json,
     read_usage,
     to_raw,
+)
+from llmtap.protocol.dialects.shapes import (
+    Fields,
+    counted,
+    figures,
+    gather,
 )
 from llmtap.protocol.sse import SseEvent
 from tests.protocol.dialects.events import told

@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.vantage.passive.reassembly import (
+from llmtap.vantage.passive.segments import (
+    ACK,
     EARLY_BYTES_MAX,
     EARLY_SEGMENTS_MAX,
+    FIN,
+    RST,
+    SYN,
     EarlyBytes,
     LostSyncError,
     TcpDirection,
 )
-from llmtap.vantage.passive.segments import ACK, FIN, RST, SYN
 from llmtap.vantage.passive.table import ConnectionTable
 from tests.vantage.passive.wire import ANSWER, ASK, COMPLETE, PORT, Sink, Wire, counted
 

@@ -8,33 +8,22 @@ Source: anthropics/anthropic-sdk-python types; docs/dialects.md.
 
 from typing import Any
 
-from llmtap.sim.server.shapes.shape import (
-    BROKEN,
-    Answer,
-    CommonRequest,
-    Message,
-    Shape,
-    SimulatedRequest,
-    decode,
-    lines_of,
-    sse,
-    text_of,
-)
+from llmtap.sim.server.shapes import shape
 
 __all__ = ["AnthropicShape", "anthropic_error", "read"]
 
 
-class _Request(CommonRequest, kw_only=True):
-    messages: list[Message]
+class _Request(shape.CommonRequest, kw_only=True):
+    messages: list[shape.Message]
     system: Any = None
     stop_sequences: list[str] | None = None
 
 
-def read(body: bytes) -> SimulatedRequest:
+def read(body: bytes) -> shape.SimulatedRequest:
     """Read a request. Raises BadRequest."""
-    r: _Request = decode(body, _Request)
-    said = [text_of(r.system), *(text_of(m.content) for m in r.messages)]
-    return r.asked("\n".join(filter(None, said)), stop=lines_of(r.stop_sequences))
+    r: _Request = shape.decode(body, _Request)
+    said = [shape.text_of(r.system), *(shape.text_of(m.content) for m in r.messages)]
+    return r.asked("\n".join(filter(None, said)), stop=shape.lines_of(r.stop_sequences))
 
 
 def anthropic_error(status: int, code: str, message: str) -> dict[str, Any]:
@@ -43,12 +32,12 @@ def anthropic_error(status: int, code: str, message: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-class AnthropicShape(Shape):
-    def __init__(self, answer: Answer) -> None:
+class AnthropicShape(shape.Shape):
+    def __init__(self, answer: shape.Answer) -> None:
         super().__init__(answer, "msg_sim")
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return sse({"type": kind, **fields}, kind)
+        return shape.sse({"type": kind, **fields}, kind)
 
     def _message(self, content: list[Any], how: dict[str, Any], output_tokens: int) -> dict[str, Any]:
         usage = {
@@ -95,7 +84,7 @@ class AnthropicShape(Shape):
         return self._event("ping")
 
     def failure(self) -> bytes:
-        return self._event("error", error={"type": "api_error", "message": BROKEN})
+        return self._event("error", error={"type": "api_error", "message": shape.BROKEN})
 
     def whole(self) -> dict[str, Any]:
         content = [{"type": "text", "text": self._choice.text}] if self._choice.pieces else []

@@ -10,53 +10,47 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.sim.server.shapes.shape import (
-    BROKEN,
-    Answer,
-    CommonRequest,
-    Message,
-    Shape,
-    SimulatedRequest,
-    decode,
-    lines_of,
-    text_of,
-)
+from llmtap.sim.server.shapes import shape
 
 __all__ = ["OllamaChat", "OllamaGenerate", "ollama_error", "read_chat", "read_generate"]
 
 _CREATED_AT: Final = "2023-11-14T22:13:20Z"
 
 
-class _Options(CommonRequest, kw_only=True):
+class _Options(shape.CommonRequest, kw_only=True):
     num_predict: int | None = None
     stop: str | list[str] | None = None
 
 
 class _Request(msgspec.Struct):
     model: str = "sim"
-    messages: list[Message] | None = None
+    messages: list[shape.Message] | None = None
     prompt: str | None = None
     system: str | None = None
     stream: bool | None = True
     options: _Options | None = None
 
-    def asked(self, prompt: str) -> SimulatedRequest:
+    def asked(self, prompt: str) -> shape.SimulatedRequest:
         o = self.options or _Options()
         limit = o.num_predict if o.num_predict is not None and o.num_predict >= 0 else None  # -1: no limit
         return o.asked(
-            prompt, model=self.model, stream=self.stream is not False, max_tokens=limit, stop=lines_of(o.stop)
+            prompt,
+            model=self.model,
+            stream=self.stream is not False,
+            max_tokens=limit,
+            stop=shape.lines_of(o.stop),
         )
 
 
-def read_chat(body: bytes) -> SimulatedRequest:
+def read_chat(body: bytes) -> shape.SimulatedRequest:
     """Read a request to `/api/chat`. Raises BadRequest."""
-    r: _Request = decode(body, _Request)
-    return r.asked("\n".join(text_of(m.content) for m in r.messages or ()))
+    r: _Request = shape.decode(body, _Request)
+    return r.asked("\n".join(shape.text_of(m.content) for m in r.messages or ()))
 
 
-def read_generate(body: bytes) -> SimulatedRequest:
+def read_generate(body: bytes) -> shape.SimulatedRequest:
     """Read a request to `/api/generate`. Raises BadRequest."""
-    r: _Request = decode(body, _Request)
+    r: _Request = shape.decode(body, _Request)
     return r.asked("\n".join(filter(None, (r.system, r.prompt))))
 
 
@@ -64,10 +58,10 @@ def ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
     return {"error": message}
 
 
-class OllamaChat(Shape):
+class OllamaChat(shape.Shape):
     media_type = "application/x-ndjson"
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: shape.Answer) -> None:
         super().__init__(answer, "ollama-sim")
 
     def _content(self, text: str) -> dict[str, Any]:
@@ -93,7 +87,7 @@ class OllamaChat(Shape):
         return msgspec.json.encode(self._last_line("")) + b"\n"
 
     def failure(self) -> bytes:
-        return msgspec.json.encode(ollama_error(500, "", BROKEN)) + b"\n"
+        return msgspec.json.encode(ollama_error(500, "", shape.BROKEN)) + b"\n"
 
     def whole(self) -> dict[str, Any]:
         self._answer.sent[0] = len(self._choice.pieces)

@@ -16,21 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.sim.server.shapes.shape import (
-    BROKEN,
-    CREATED,
-    Answer,
-    BadRequest,
-    Choice,
-    CommonRequest,
-    Message,
-    Shape,
-    SimulatedRequest,
-    decode,
-    lines_of,
-    sse,
-    text_of,
-)
+from llmtap.sim.server.shapes import shape
 from llmtap.workload.prompts.text import token_ids
 
 __all__ = [
@@ -56,23 +42,23 @@ class _StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
-class _Completion(CommonRequest, kw_only=True):
+class _Completion(shape.CommonRequest, kw_only=True):
     stop: str | list[str] | None = None
     n: int | None = 1
     stream_options: _StreamOptions | None = None
     return_token_ids: bool | None = False
 
-    def completion(self, *prompts: str, **more: Any) -> SimulatedRequest:
+    def completion(self, *prompts: str, **more: Any) -> shape.SimulatedRequest:
         options = self.stream_options or _StreamOptions()
         return self.asked(
-            *prompts, stop=lines_of(self.stop), n=1 if self.n is None else self.n,
+            *prompts, stop=shape.lines_of(self.stop), n=1 if self.n is None else self.n,
             include_usage=bool(options.include_usage), continuous_usage=bool(options.continuous_usage_stats),
             token_ids=bool(self.return_token_ids), **more,
         )  # fmt: skip
 
 
 class _Chat(_Completion, kw_only=True):
-    messages: list[Message]
+    messages: list[shape.Message]
     max_completion_tokens: int | None = None
 
 
@@ -80,16 +66,16 @@ class _Completions(_Completion, kw_only=True):
     prompt: str | list[Any]
 
 
-def read_chat(body: bytes) -> SimulatedRequest:
+def read_chat(body: bytes) -> shape.SimulatedRequest:
     """Read a request. Raises BadRequest."""
-    r: _Chat = decode(body, _Chat)
+    r: _Chat = shape.decode(body, _Chat)
     limit = r.max_tokens if r.max_completion_tokens is None else r.max_completion_tokens
-    return r.completion("\n".join(text_of(m.content) for m in r.messages), max_tokens=limit)
+    return r.completion("\n".join(shape.text_of(m.content) for m in r.messages), max_tokens=limit)
 
 
-def read_completions(body: bytes) -> SimulatedRequest:
+def read_completions(body: bytes) -> shape.SimulatedRequest:
     """Read a request: for a text, several, or tokens. Raises BadRequest."""
-    r: _Completions = decode(body, _Completions)
+    r: _Completions = shape.decode(body, _Completions)
     match r.prompt:
         case str() as text:
             return r.completion(text)
@@ -99,27 +85,27 @@ def read_completions(body: bytes) -> SimulatedRequest:
             return r.completion(str(tokens), prompt_tokens=len(tokens))
         case [[int(), *_], *_] as lists if all(isinstance(tokens, list) for tokens in lists):
             return r.completion(*map(str, lists), prompt_tokens=sum(map(len, lists)))
-    raise BadRequest("prompt is a text, tokens, or a list of either")
+    raise shape.BadRequest("prompt is a text, tokens, or a list of either")
 
 
-class OpenAIChatShape(Shape):
+class OpenAIChatShape(shape.Shape):
     _prefix = "chatcmpl-sim"
     _object = "chat.completion"
     _chunk_object = "chat.completion.chunk"
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: shape.Answer) -> None:
         super().__init__(answer, self._prefix)
         self._vllm = answer.dialect == "vllm"
         self._continuous = self._vllm and self._asked.include_usage and self._asked.continuous_usage
         self._head = {
-            "id": self.id, "object": self._chunk_object, "created": CREATED, "model": self._asked.model,
+            "id": self.id, "object": self._chunk_object, "created": shape.CREATED, "model": self._asked.model,
         }  # fmt: skip
 
-    def _delta(self, choice: Choice, text: str) -> dict[str, Any]:
+    def _delta(self, choice: shape.Choice, text: str) -> dict[str, Any]:
         """Return the fields of a choice that hold a piece of text."""
         return {"delta": {"refusal" if choice.refused else "content": text} if text else {}}
 
-    def _full(self, choice: Choice) -> dict[str, Any]:
+    def _full(self, choice: shape.Choice) -> dict[str, Any]:
         """Return the fields of a choice that hold the whole text."""
         said, refusal = (None, choice.text) if choice.refused else (choice.text, None)
         return {"message": {"role": "assistant", "content": said, "refusal": refusal}}
@@ -142,7 +128,7 @@ class OpenAIChatShape(Shape):
             frame["usage"] = self._usage(sum(self._answer.sent))
         elif self._asked.include_usage and not self._vllm:
             frame["usage"] = None
-        return sse(frame)
+        return shape.sse(frame)
 
     def opening(self) -> bytes:
         frames = []
@@ -171,7 +157,7 @@ class OpenAIChatShape(Shape):
             frames += self._frame([ended])
         return frames
 
-    def _how(self, choice: Choice) -> dict[str, Any]:
+    def _how(self, choice: shape.Choice) -> dict[str, Any]:
         how: dict[str, Any] = {"finish_reason": choice.finish}
         return {**how, "stop_reason": choice.stop_text} if self._vllm else how
 
@@ -184,9 +170,9 @@ class OpenAIChatShape(Shape):
         return b": keep-alive\n\n"
 
     def failure(self) -> bytes:
-        error = {"message": BROKEN, "type": "InternalServerError", "param": None, "code": 500}
+        error = {"message": shape.BROKEN, "type": "InternalServerError", "param": None, "code": 500}
         # vLLM still sends its end marker.
-        return sse({"error": error}) + (_DONE if self._vllm else b"")
+        return shape.sse({"error": error}) + (_DONE if self._vllm else b"")
 
     def whole(self) -> dict[str, Any]:
         choices = [
@@ -206,31 +192,31 @@ class OpenAICompletionsShape(OpenAIChatShape):
     def opening(self) -> bytes:
         return b""
 
-    def _delta(self, choice: Choice, text: str) -> dict[str, Any]:
+    def _delta(self, choice: shape.Choice, text: str) -> dict[str, Any]:
         return {"text": text}
 
-    def _full(self, choice: Choice) -> dict[str, Any]:
+    def _full(self, choice: shape.Choice) -> dict[str, Any]:
         return {"text": choice.text}
 
 
 # ---------------------------------------------------------------- Responses
 
 
-class _Responses(CommonRequest, kw_only=True):
+class _Responses(shape.CommonRequest, kw_only=True):
     input: str | list[Any]
     instructions: str | None = None
     max_output_tokens: int | None = None
 
 
-def read_responses(body: bytes) -> SimulatedRequest:
-    r: _Responses = decode(body, _Responses)
+def read_responses(body: bytes) -> shape.SimulatedRequest:
+    r: _Responses = shape.decode(body, _Responses)
     items = [r.input] if isinstance(r.input, str) else [i for i in r.input if isinstance(i, dict)]
-    said = [r.instructions, *(i if isinstance(i, str) else text_of(i.get("content")) for i in items)]
+    said = [r.instructions, *(i if isinstance(i, str) else shape.text_of(i.get("content")) for i in items)]
     return r.asked("\n".join(filter(None, said)), max_tokens=r.max_output_tokens)
 
 
-class OpenAIResponsesShape(Shape):
-    def __init__(self, answer: Answer) -> None:
+class OpenAIResponsesShape(shape.Shape):
+    def __init__(self, answer: shape.Answer) -> None:
         super().__init__(answer, "resp_sim")
         self._item_id = f"msg_sim{answer.number}"
         self._sequence = 0
@@ -244,7 +230,7 @@ class OpenAIResponsesShape(Shape):
 
     def _sent_as(self, event: dict[str, Any], kind: str) -> bytes:
         """Return the bytes of an event: server-sent here, a message over WebSocket."""
-        return sse(event, kind)
+        return shape.sse(event, kind)
 
     def _response(self, status: str, reason: str | None = None) -> dict[str, Any]:
         ended = status != "in_progress"
@@ -258,7 +244,7 @@ class OpenAIResponsesShape(Shape):
             "total_tokens": given + sent,
         }  # fmt: skip
         return {
-            "id": self.id, "object": "response", "created_at": CREATED, "status": status, "error": None,
+            "id": self.id, "object": "response", "created_at": shape.CREATED, "status": status, "error": None,
             "incomplete_details": {"reason": reason} if reason else None, "model": self._asked.model,
             "output": [self._item(status)] if ended and sent else [], "parallel_tool_calls": True,
             "tool_choice": "auto", "tools": [], "usage": usage if ended else None,
@@ -311,7 +297,7 @@ class OpenAIResponsesShape(Shape):
         return b": keep-alive\n\n"
 
     def failure(self) -> bytes:
-        error = {"type": "server_error", "code": "server_error", "message": BROKEN, "param": None}
+        error = {"type": "server_error", "code": "server_error", "message": shape.BROKEN, "param": None}
         return self._event("error", error=error)
 
     def whole(self) -> dict[str, Any]:

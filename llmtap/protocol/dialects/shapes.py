@@ -14,17 +14,8 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, UsageCounts, Verdict
+from llmtap.protocol.dialects import openai_shapes
 from llmtap.protocol.dialects.openai_beside import read_failure
-from llmtap.protocol.dialects.openai_shapes import (
-    BAD_JSON,
-    CHOICES_MAX,
-    is_object,
-    read_counts,
-    read_frame,
-    read_json,
-    sum_counts,
-    unknown,
-)
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import FAILED, of_finish_reason, reason_kind
 
@@ -56,8 +47,8 @@ class Fields(Generic[Shape]):
     def read(self, data: bytes) -> Shape | None:
         try:
             return self._decode(data)
-        except BAD_JSON:
-            value = read_json(data)
+        except openai_shapes.BAD_JSON:
+            value = openai_shapes.read_json(data)
         return self.of(value)
 
     def of(self, value: Any) -> Shape | None:
@@ -67,7 +58,7 @@ class Fields(Generic[Shape]):
 
     def answers(self, value: Any) -> list[Shape]:
         """Return the fields of each answer in a body: one object, or a list of them for several prompts."""
-        values = value[:CHOICES_MAX] if isinstance(value, list) else [value]
+        values = value[: openai_shapes.CHOICES_MAX] if isinstance(value, list) else [value]
         return [said for v in values if (said := self.of(v)) is not None]
 
 
@@ -80,10 +71,10 @@ class ObjectReader:
 
     def read_event(self, event: SseEvent) -> Delta:
         data = event.data
-        if data is None or not is_object(data):
-            return read_frame(event)
+        if data is None or not openai_shapes.is_object(data):
+            return openai_shapes.read_frame(event)
         said = self.fields.read(data)
-        return unknown(event.event) if said is None else self._read(said, data, event)
+        return openai_shapes.unknown(event.event) if said is None else self._read(said, data, event)
 
     def _read(self, said: Any, data: bytes, event: SseEvent) -> Delta:
         raise NotImplementedError
@@ -106,7 +97,7 @@ def failure_in(value: Any, name: bytes | None = None) -> Delta:
     an event that is not understood. `name` is that of the event."""
     if isinstance(value, dict) and value.get("type") == "error":
         name = b"error"
-    return read_failure(value, name) or unknown(name)
+    return read_failure(value, name) or openai_shapes.unknown(name)
 
 
 def text_of(value: Any) -> str:
@@ -114,7 +105,7 @@ def text_of(value: Any) -> str:
 
 
 def counted(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
-    counts = read_counts(of_input, of_output, reasoning, cached)
+    counts = openai_shapes.read_counts(of_input, of_output, reasoning, cached)
     return counts if counts.input or counts.output or counts.refused else None
 
 
@@ -197,5 +188,5 @@ def merged(deltas: Sequence[Delta], choices: tuple[int, ...]) -> Delta:
     delta.finish_reason, delta.usage, delta.model = last.finish_reason, last.usage, deltas[0].model
     counts = [d.counts for d in deltas if d.counts is not None]
     if counts:
-        delta.counts = sum_counts(counts)
+        delta.counts = openai_shapes.sum_counts(counts)
     return delta
