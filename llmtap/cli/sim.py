@@ -60,7 +60,7 @@ _SERVE_EPILOG = """Examples:
   llmtap sim serve --scheduler multi_bin_dynamic --reading bin_edges=1,30,117 --servers 2
 
 Request headers override most keys, for example x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset;
---keys shows the header of each key.
+--keys shows the header of each key. Any model name is accepted; tools and tool_choice are ignored.
 Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket) /v1/realtime (a WebSocket)
 /v1/models /v1/messages /api/chat /api/generate /metrics /health /sim/truth?since=N"""
 

@@ -213,7 +213,7 @@ def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
         await page.look("location.hash = '#exchanges/r1-1'")
         await reads(page, "This exchange has run for 4 s")
         assembler.digest(Script().end(1, 100_800, 11).close(1, 100_801).frames())
-        await reads(page, "in total (shaded)")
+        await reads(page, "in total (red line)")
         await hears(page, "Ended: complete")
         text = await shown(page)
         assert "This exchange has run" not in text
