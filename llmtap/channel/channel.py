@@ -14,6 +14,7 @@ not counted here: see `Reckoning` in `meter/relays.py`.
 
 import asyncio
 import logging
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +24,7 @@ import msgspec
 
 from llmtap.channel.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello, RelayStatus, make_frame_rows
 
-__all__ = ["SOCKET_PATH_BYTES_MAX", "Ledger", "Tap"]
+__all__ = ["SOCKET_PATH_BYTES_MAX", "Ledger", "Tap", "replaceable"]
 
 
 class Ledger:
@@ -80,6 +81,15 @@ FLUSH_BYTES: Final = 128 << 10
 RECONNECT_S: Final = 0.1
 SOCKET_PATH_BYTES_MAX: Final = 107
 """unix(7): sun_path has 108 bytes, one of them for the end."""
+
+
+def replaceable(path: str) -> bool:
+    """Return whether other users may write to the directory of a socket, and so put another in its place."""
+    try:
+        return bool(os.stat(os.path.dirname(path) or ".").st_mode & 0o022)
+    except OSError:
+        return False
+
 
 log = logging.getLogger(__name__)
 _json = msgspec.json.Encoder()

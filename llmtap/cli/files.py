@@ -303,6 +303,7 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
     from llmtap.channel.frames import Frame, FrameKind
     from llmtap.config import Settings
     from llmtap.meter.offline import OfflineMeter
+    from llmtap.protocol.inference import SkipRules
     from llmtap.supervisor.run import fresh_meter_setup
     from llmtap.vantage.passive.file_vantage import FileVantage
     from llmtap.vantage.passive.options import WatchOptions
@@ -329,10 +330,14 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
         raise ConfigError(name, str(exc)) from None
     if vantage.damage:
         print(f"llmtap: warning: {name}: {vantage.damage}; the rest is not listed", file=sys.stderr)
+    skips = SkipRules(WatchOptions().skip)
+    others = sum(not x.stream and skips.rule_of(x.method, x.path) is not None for x, _ in found)
     status = vantage.status()
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(status.watched.items())) or "none"
     dropped = "".join(f", {n:,} dropped as {reason}" for reason, n in sorted(status.dropped.items()))
-    print(f"llmtap: connections: {kinds}; exchanges: {len(found):,} measured{dropped}", file=sys.stderr)
+    dropped += f", {others:,} not inference" if others else ""
+    measured = len(found) - others
+    print(f"llmtap: connections: {kinds}; exchanges: {measured:,} measured{dropped}", file=sys.stderr)
     return found
 
 

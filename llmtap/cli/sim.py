@@ -72,7 +72,7 @@ Iteration-level schedulers form a new batch for each token; the others serve who
 multi-bin batching paper.
 
 Request headers override most keys, for example x-sim-itl-ms: 5, x-sim-output-hold: all, x-sim-fault: reset;
---keys shows the header of each key.
+--keys shows the header of each key. Any model name is accepted; tools and tool_choice are ignored.
 
 Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket) /v1/realtime (a WebSocket)
 /v1/models /v1/messages /api/chat /api/generate /metrics /health /sim/truth?since=N"""

@@ -168,8 +168,8 @@ def _read(settings: "Settings", name: str, *, json: str | None) -> None:
         print_json(told, json)
     else:
         print_rich(render_summary(told))
-    if vantage.truncated:
-        print("llmtap: warning: the file ends within a packet", file=sys.stderr)
+    if vantage.cut_at is not None:
+        print(f"llmtap: warning: {name}: ends within a packet, at byte {vantage.cut_at:,}", file=sys.stderr)
     if vantage.damage:
         print(f"llmtap: error: {name}: {vantage.damage}; the rest is not measured", file=sys.stderr)
         raise typer.Exit(1)

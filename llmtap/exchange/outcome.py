@@ -15,7 +15,8 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     CLIENT_CANCELLED = "client_cancelled"
     CLIENT_ERROR = "client_error"
-    """The upstream refused the request as wrong, with a status for which `is_client_error` is true."""
+    """The upstream refused the request as wrong, with a status for which `is_client_error` is true, or the
+    relay refused it as malformed."""
     UPSTREAM_ERROR = "upstream_error"
     """The upstream answered with another status of 400 or above or with an error in its answer, broke its
     protocol, or could not be reached."""
@@ -23,7 +24,7 @@ class Outcome(StrEnum):
     UPSTREAM_TIMEOUT = "upstream_timeout"
     TRUNCATED = "truncated"
     REJECTED = "rejected"
-    """The relay itself refused it: a malformed or oversized request, or a limit reached."""
+    """The relay itself refused it, because of one of its limits."""
     TAP_ERROR = "tap_error"
     """The relay died: what had passed until then is known, and not what came of it."""
 

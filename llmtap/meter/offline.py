@@ -72,7 +72,9 @@ class OfflineMeter:
         pipeline.status(self._hello.relay, status)
         if self._recorder is not None:
             self._recorder.close(CLOSE_S, whole=True)
-        return summary_of(pipeline, "all")()
+        told: dict[str, Any] = summary_of(pipeline, "all")()
+        told["load"]["mode"] = "recorded"
+        return told
 
     def _begin(self) -> None:
         self._pipeline, encode = make_pipeline(self._setup, self._clock)

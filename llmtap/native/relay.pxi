@@ -323,6 +323,7 @@ cdef class Reader:
     cdef LagMeter lag
     cdef int fd
     cdef bint stamped
+    cdef public int64_t doubt_ns  # from this lag on, the stream places the stamp
     cdef public Passage passage
 
     def __cinit__(self, stream, timebase, bint stamped):
@@ -330,6 +331,7 @@ cdef class Reader:
         self.lag = timebase.lag
         self.fd = stream.fileno()
         self.stamped = stamped
+        self.doubt_ns = LAG_DOUBT_NS
 
     def close(self):
         """Read no more: the file descriptor may be another socket's from now on."""
@@ -366,12 +368,14 @@ cdef class Reader:
         """The monotonic stamp for a kernel stamp."""
         cdef int64_t offset_ns = self.timebase.offset_ns
         cdef int64_t lag_ns = now_ns - wall_ns - offset_ns
-        if 0 <= lag_ns < LAG_DOUBT_NS:
+        if 0 <= lag_ns < self.doubt_ns:
             self.lag.add(now_ns, lag_ns)
         elif -MAPPING_NS < lag_ns < 0:
             # Before its own stamp by a hair: the clocks' mapping is that coarse.
             self.lag.add(now_ns, 0)
             return now_ns
         else:
-            return self.timebase.place(now_ns, wall_ns)
+            if self.passage is not None:
+                self.passage.epoch = -1  # so that `offer_data` finds whether the bytes waited for the client
+            return self.stream.place(now_ns, wall_ns)
         return now_ns - lag_ns

@@ -101,6 +101,8 @@ class Stream(Protocol):
 
     handler: Handler
     closed: bool
+    resumed_ns: int
+    """Bytes with an earlier stamp waited while reading was paused, not for the event loop."""
 
     @property
     def paused(self) -> bool:
@@ -197,11 +199,11 @@ class Timebase:
         self.offset_ns = offset_ns
         self._checked_ns = fresh.mono_ns
 
-    def place(self, now_ns: int, wall_ns: int) -> int:
+    def place(self, now_ns: int, wall_ns: int, resumed_ns: int = 0) -> int:
         """Return the monotonic stamp for a kernel stamp that looks very late, or early, at `now_ns`.
 
         It is mapped as now, or, if the wall clock was set between stamp and read, as before. A stamp that
-        fits neither is replaced by `now_ns`.
+        fits neither is replaced by `now_ns`. The lag begins at `resumed_ns`, if that is later than the stamp.
         """
         self.check()
         t_ns = wall_ns + self.offset_ns
@@ -209,9 +211,10 @@ class Timebase:
             t_ns = wall_ns + self._offset_before_ns
             if t_ns > min(now_ns, self._noticed_ns):
                 return now_ns
-        if now_ns - t_ns >= LAG_ABSURD_NS:
+        lag_ns = now_ns - max(t_ns, resumed_ns)
+        if lag_ns >= LAG_ABSURD_NS:
             return now_ns
-        self.lag.note(now_ns, now_ns - t_ns)
+        self.lag.note(now_ns, lag_ns)
         return t_ns
 
 
@@ -220,7 +223,7 @@ class PlainStream:
 
     __slots__ = (
         "_fd", "_loop", "_out", "_reading", "_recv", "_send", "_sock", "_timebase", "closed", "handler",
-        "pending",
+        "pending", "resumed_ns",
     )  # fmt: skip
 
     def __init__(
@@ -236,6 +239,7 @@ class PlainStream:
         self.handler = handler
         self.pending = 0
         self.closed = False
+        self.resumed_ns = 0
         self._reading = True
         self._watch()
 
@@ -326,6 +330,7 @@ class PlainStream:
     def resume(self) -> None:
         if not self._reading and not self.closed:
             self._reading = True
+            self.resumed_ns = mono_ns()
             self._watch()
 
     def shutdown_write(self) -> None:
@@ -348,8 +353,8 @@ class PlainStream:
         callback reads the bytes, and the reset would never be noticed.
         """
         if self._reading and self.peer_left():
-            self.pause()
-            self.resume()
+            self._loop.remove_reader(self._fd)
+            self._watch()
 
     def is_alive(self) -> bool:
         """False when the peer has closed, or sent anything: for an idle connection."""
@@ -428,14 +433,14 @@ class KernelStream(PlainStream):
             timebase = self._timebase
             t_ns = seconds * 1_000_000_000 + ns + timebase.offset_ns
             lag_ns = now_ns - t_ns
-            if 0 <= lag_ns < LAG_DOUBT_NS:
+            if 0 <= lag_ns < LAG_DOUBT_NS and t_ns >= self.resumed_ns:
                 timebase.lag.note(now_ns, lag_ns)
             elif -MAPPING_NS < lag_ns < 0:
                 # Before its own stamp by a hair: the clocks' mapping is that coarse.
                 t_ns = now_ns
                 timebase.lag.note(now_ns, 0)
             else:
-                t_ns = timebase.place(now_ns, seconds * 1_000_000_000 + ns)
+                t_ns = timebase.place(now_ns, seconds * 1_000_000_000 + ns, self.resumed_ns)
         self.handler.on_data(data, t_ns)
 
 
@@ -462,6 +467,17 @@ class CompiledStream(PlainStream):
 
     def _watch(self) -> None:
         self._loop.add_reader(self._fd, self.reader)
+
+    def resume(self) -> None:
+        super().resume()
+        self.reader.doubt_ns = 0  # until `place` finds that the bytes of the pause are read
+
+    def place(self, now_ns: int, wall_ns: int) -> int:
+        """Return the stamp for a read that looks late, or may have waited while reading was paused."""
+        t_ns = self._timebase.place(now_ns, wall_ns, self.resumed_ns)
+        if t_ns >= self.resumed_ns:
+            self.reader.doubt_ns = LAG_DOUBT_NS
+        return t_ns
 
     def is_alive(self) -> bool:
         return bool(self.reader.is_quiet())

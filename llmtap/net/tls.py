@@ -20,11 +20,12 @@ class TlsStream(asyncio.Protocol):
     `write` returns False while asyncio's buffer is above its high-water mark.
     """
 
-    __slots__ = ("_full", "_transport", "closed", "handler")
+    __slots__ = ("_full", "_transport", "closed", "handler", "resumed_ns")
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
         self.closed = False
+        self.resumed_ns = 0  # stamps are taken on reading
         self._full = False
         self._transport: asyncio.Transport | None = None
 

@@ -4,10 +4,12 @@
 port, and calls `serve` of `meter/process.py`.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
 
+from llmtap.channel.channel import replaceable
 from llmtap.config import Settings
 from llmtap.errors import ConfigError
 from llmtap.log import set_up
@@ -20,6 +22,8 @@ from llmtap.supervisor.ports import bind_for
 from llmtap.supervisor.run import fresh_meter_setup
 
 __all__ = ["alone_problems", "run_meter"]
+
+log = logging.getLogger(__name__)
 
 
 def alone_problems(settings: Settings) -> Iterator[ConfigError]:
@@ -47,6 +51,8 @@ def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     address = name_of(admin)
     sock = _listen(path)
     set_up(settings.log)
+    if replaceable(path):
+        log.warning("event=meter_socket_exposed socket=%s hint=%r", path, "chmod 700 its directory")
     serve(fresh_meter_setup(settings, path, admin.detach()), sock, lambda: announce(path, address))
 
 

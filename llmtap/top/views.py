@@ -74,7 +74,8 @@ def arms_table(documents: Shown, width: int) -> ViewTable:
         return table
     told = documents.beside[EXPERIMENT]
     lines = ("this version of llmtap has no experiments",) if told is None else tuple(experiment_lines(told))
-    return ViewTable(table.columns, table.rows, tuple(shown(line, 400) for line in lines) + table.notes)
+    notes = table.notes if table.rows else ()  # units of nothing
+    return ViewTable(table.columns, table.rows, tuple(shown(line, 400) for line in lines) + notes)
 
 
 def _series(documents: Shown, width: int, label: str) -> ViewTable:

@@ -174,6 +174,33 @@ async def test_a_paused_stream_reads_nothing_and_loses_nothing(clock: str) -> No
         assert b"".join(notes.data) == b"held"
 
 
+@scene
+async def test_bytes_that_waited_for_a_paused_stream_are_no_lag() -> None:
+    async with pair("kernel") as (stream, notes, peer, timebase):
+        await stamped(notes, peer, timebase)
+        for held_s in (0.002, 0.05):
+            stream.pause()
+            before_ns = SystemClock.mono_ns()
+            await peer.send(b"held")
+            sent_ns = SystemClock.mono_ns()
+            await asyncio.sleep(held_s)
+            timebase.lag.take_max()
+            resumed_ns = SystemClock.mono_ns()
+            stream.resume()
+            await wait_until(lambda: notes.data)
+            assert before_ns - MARGIN_NS <= notes.stamps[0] <= sent_ns + MARGIN_NS, "the stamp stays"
+            assert timebase.lag.max_ns <= notes.read_at[0] - resumed_ns
+            await stamped(notes, peer, timebase)
+        await peer.send(b"later")
+        await wait_until(lambda: notes.data)
+        sent_ns = SystemClock.mono_ns()
+        peer.sock.send(b"waits")
+        while SystemClock.mono_ns() - sent_ns < 60_000_000:
+            pass  # the loop is busy
+        await wait_until(lambda: len(notes.data) > 1)
+        assert timebase.lag.max_ns >= 59_000_000, "after the bytes of the pause, lag is lag again"
+
+
 @CLOCKS
 @scene
 async def test_the_end_is_told_once_and_writing_still_works(clock: str) -> None:

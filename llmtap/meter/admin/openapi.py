@@ -155,7 +155,7 @@ ROUTES: Final = (
         path="/api/v1/live", name="live",
         text=(
             "Server-sent events: `exchange` (an Exchange) for each that ends and matches, `summary` (a"
-            " LiveSummary) every second, `missed` (a Missed) when the subscriber was too slow."
+            " LiveSummary of all traffic) every second, `missed` (a Missed) when the subscriber was too slow."
         ),
         answers={"text/event-stream": TEXT},
         errors={**_BAD_QUERY, 503: "Too many subscribers."},

@@ -14,7 +14,7 @@ import secrets
 import traceback
 from typing import Final
 
-from llmtap.channel.channel import SOCKET_PATH_BYTES_MAX
+from llmtap.channel.channel import SOCKET_PATH_BYTES_MAX, replaceable
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.net.lag import make_lag_meter
@@ -56,6 +56,8 @@ class Emitter(Reporter):
 
     def start(self) -> None:
         """Connect to the meter as soon as it is there, and begin to report."""
+        if replaceable(self._path):
+            warn("event=meter_socket_exposed socket=%s hint=%r", self._path, "chmod 700 its directory")
         self.tap.connect()
         self._timer = self._loop.call_later(STATUS_S, self._on_report)
         self._missing = self._loop.call_later(NO_METER_S, self._warn_without_meter)

@@ -38,7 +38,8 @@ class FileVantage:
         self.hello = Hello(
             relay=NAME, pid=0, clock="packet", vantage="passive", anchor_mono_ns=0, anchor_wall_ns=0
         )
-        self.truncated = False
+        self.cut_at: int | None = None
+        """Byte at which the file ends within a packet."""
         self.damage = ""
         """What is wrong with the file, and where, if `read` ended at damage behind the first packet."""
         self.stopped = False
@@ -65,7 +66,7 @@ class FileVantage:
             if not self.packets:
                 raise
             self.damage = str(exc)
-        self.truncated = packets.truncated
+        self.cut_at = packets.read_bytes if packets.truncated else None
         self._table.close(self.now_ns)
         self._flush()
 

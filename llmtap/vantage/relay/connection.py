@@ -30,6 +30,8 @@ REJECTED_HEAD_BYTES: Final = 4_096
 """Maximum bytes of a refused head that are reported."""
 _REFUSALS: Final = {431: "head_too_large", 505: "http_version"}
 """Counted reasons of refused heads by status; all others are malformed."""
+_CLIENT_ERRORS: Final = frozenset({"malformed_request", "http_version"})
+"""Reasons that are an error of the client, not a limit of llmtap."""
 
 
 class ConnectionState(IntEnum):
@@ -205,7 +207,8 @@ class ClientConnection:
             self._close()
         else:
             self._linger(t_ns)
-        closing = Closing(outcome=Outcome.REJECTED.value, status=status, error=what, request_bytes=len(raw))
+        outcome = Outcome.CLIENT_ERROR if code in _CLIENT_ERRORS else Outcome.REJECTED
+        closing = Closing(outcome=outcome.value, status=status, error=what, request_bytes=len(raw))
         context.tap.close_exchange(seq, context.now_ns(), closing)
 
     # ---------------------------------------------------------------- what the flow asks for

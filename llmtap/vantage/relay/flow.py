@@ -146,14 +146,17 @@ class Flow(FlowState):
         self.last_ns = t_ns
         self.response_bytes += len(data)
         if self.tapped:
-            self.tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, mono_ns() - t_ns, data)
+            self.offer_data(t_ns, mono_ns() - t_ns, data)
         if end >= 0:
             self._body_complete(t_ns)
         elif not sent:
             self.pause_upstream()
 
     def offer_data(self, t_ns: int, added_ns: int, data: bytes) -> None:
-        """Add a frame of the body, where `Passage` could not."""
+        """Add a frame of the body; `added_ns` is the time from `t_ns` until it was sent."""
+        upstream = self.upload.upstream
+        if upstream is not None and upstream.resumed_ns > t_ns:
+            added_ns -= upstream.resumed_ns - t_ns  # the client's delay, see `paused_ns`
         self.tapped = self._tap.offer(RESPONSE_DATA, self.seq, t_ns, added_ns, data)
 
     def _dechunked(self, body: bytes) -> bytes:
@@ -344,13 +347,17 @@ class Flow(FlowState):
             tunnel.up.on_data(early, t_ns)
 
     def _tunnelled(self, kind: int, data: bytes, t_ns: int) -> None:
+        tunnel = self._tunnel
+        assert tunnel is not None
         self.last_ns = t_ns
+        source = (tunnel.up if kind == FrameKind.TUNNEL_UP else tunnel.down).source
         if kind == FrameKind.TUNNEL_UP:
             self.upload.bytes += len(data)
         else:
             self.response_bytes += len(data)
         if self.tapped:
-            self.tapped = self._tap.offer(kind, self.seq, t_ns, mono_ns() - t_ns, data)
+            added_ns = mono_ns() - max(t_ns, source.resumed_ns)
+            self.tapped = self._tap.offer(kind, self.seq, t_ns, added_ns, data)
 
     def _tunnel_over(self, outcome: Outcome, error: str | None) -> None:
         self._outcome, self._error = outcome, error

@@ -223,7 +223,7 @@ class Upload:
         except PeerProtocolError as exc:
             # The upstream has part of a request that can never be completed: it must not take it for one.
             self.drop_upstream()
-            flow.fail(exc.status, "malformed_request", str(exc), Outcome.REJECTED)
+            flow.fail(exc.status, "malformed_request", str(exc), Outcome.CLIENT_ERROR)
             return b"", b""
         rest = b""
         if end >= 0:

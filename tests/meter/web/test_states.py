@@ -196,7 +196,7 @@ def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
             assert words in text, words
         # The reader waits 0.6 s for the first of ten words, which come faster than he reads; he has read them
         # all at 0.6 + 10 x 0.05 = 1.1 s, and waits again since then: 0.6 + 1.9.
-        assert "waited 2.50 s so far (shaded), and waits now" in text
+        assert "waited 2.50 s so far (red line), and waits now" in text
         assert await page.look(ROWS) == 10
         await page.until("document.querySelector('.plot.tall .main-svg')")
         # Another word at 3.5 s, seen half a second later: what is shown follows.
@@ -208,12 +208,12 @@ def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
         # The stream that waits for its first token has nothing to show but its waiting.
         await page.look("location.hash = '#exchanges/r1-2'")
         await reads(page, "Exchange r1-2")
-        await reads(page, "waited 2 s so far (shaded), and waits now")
+        await reads(page, "waited 2 s so far (red line), and waits now")
         assert await page.look(ROWS) == 0
         await page.look("location.hash = '#exchanges/r1-1'")
         await reads(page, "This exchange has run for 4 s")
         assembler.digest(Script().end(1, 100_800, 11).close(1, 100_801).frames())
-        await reads(page, "in total (shaded)")
+        await reads(page, "in total (red line)")
         await hears(page, "Ended: complete")
         text = await shown(page)
         assert "This exchange has run" not in text

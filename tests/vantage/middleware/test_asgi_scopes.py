@@ -199,6 +199,13 @@ def test_a_missing_meter_is_reported_once_with_prefix_and_time() -> None:
     assert warning_without_a_meter(Path("/nowhere/tap.sock"), os.geteuid()) == "no_meter"
 
 
+def test_a_directory_that_others_may_write_to_is_reported(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    args = [sys.executable, "-c", WITHOUT_A_METER, str(tmp_path / "tap.sock"), str(os.geteuid())]
+    done = subprocess.run(args, capture_output=True, text=True, timeout=60)
+    assert re.findall(r"event=(\w+)", done.stderr) == ["meter_socket_exposed", "no_meter"]
+
+
 def test_a_meter_that_leaves_is_reported_once() -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "tap.sock"

@@ -96,7 +96,7 @@ async def test_a_malformed_start_is_refused(raw: bytes) -> None:
         await refused(tap, raw, 400, 501, 505)
         assert up.connections == 0
         recorded = await tap.meter.closed(1)
-        assert recorded.closing.outcome == "rejected"
+        assert recorded.closing.outcome == "client_error"
         assert recorded.closing.status in (400, 501, 505)
 
 
@@ -165,7 +165,7 @@ async def test_malformed_chunks_never_make_a_complete_request(name: str, late: b
         if late:
             await asyncio.wait_for(cut.wait(), PATIENCE_S)
         assert all(c.payload is None for c in up.calls)
-        assert (await tap.meter.closed(1)).closing.outcome == "rejected"
+        assert (await tap.meter.closed(1)).closing.outcome == "client_error"
 
 
 @scene
@@ -174,6 +174,7 @@ async def test_a_head_beyond_the_limit_is_431() -> None:
         path = up.on(answers())
         assert await refused(tap, request("GET", path, "X: " + "b" * 200_000), 431) == "head_too_large"
         assert await refused(tap, b"GET " + path.encode() + b"?" + b"a" * 5_000, 431) == "head_too_large"
+        assert (await tap.meter.closed(1)).closing.outcome == "rejected"
         assert up.calls == []
         room = 4_096 - len(request("GET", path, "X: "))
         client = await tap.client()

@@ -90,8 +90,8 @@ export class Inspector {
     this.renderChunks(x.events);
     const worst = seen.chunks[seen.worst];
     say(this.words, worst
-      ? `A reader of ${number(this.speed)} tokens/s waits ${seconds(seen.idle)} in total (shaded), for the last`
-        + ` time for chunk ${seen.worst + 1} of ${seen.chunks.length}, at ${seconds(worst.t)}.`
+      ? `A reader of ${number(this.speed)} tokens/s waits ${seconds(seen.idle)} in total (red line), for the`
+        + ` last time for chunk ${worst.index + 1} of ${x.events.length}, at ${seconds(worst.t)}.`
         + " During later pauses the reader still has tokens to read."
       : "No event carried output, so there is no chart.");
     this.reveal();
@@ -124,7 +124,7 @@ export class Inspector {
       ]));
     this.renderChunks(events.map((event) => ({ ...event, class: null })));
     const now = waits ? "waits now" : `has ${seconds(seen.free - told.age)} to read`;
-    say(this.words, `A reader of ${number(this.speed)} tokens/s has waited ${seconds(seen.idle)} so far (shaded),`
+    say(this.words, `A reader of ${number(this.speed)} tokens/s has waited ${seconds(seen.idle)} so far (red line),`
       + ` and ${now}.`);
     this.reveal();
   }
