@@ -52,12 +52,9 @@ Examples:
 
   llmtap bench exo --target http://127.0.0.1:8000 --pp 512 4096 --tg 128 --repeat 3 --warmup 1
 
-  llmtap bench exo --model mlx-community/Qwen3.5-27B-4bit --target http://127.0.0.1:52415
-  --instance-meta jaccl --sharding tensor --pp 512 4096 --tg 128 --min-nodes 2 --max-nodes 2
-  --repeat 3 --warmup 1
+  llmtap bench exo --target http://127.0.0.1:52415 --model NAME --instance-meta jaccl --sharding tensor
 
-  llmtap bench exo --target http://127.0.0.1:52415 --model NAME --tokenizer models/mine --pp 1000,5000
-  --tg 128 --concurrency 1,4 --use-prefix-cache --json=result.json
+  llmtap bench exo --pp 1000 5000 --concurrency 1 4 --use-prefix-cache --tokenizer models/mine --json=out.json
 
 Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid option; 130 stopped by Ctrl-C,
 143 by SIGTERM, with the results of the completed part."""
@@ -134,26 +131,29 @@ def exo(
         flag(
             "--distinct-prompts",
             "Use a different prompt for each request of a batch. Default: one prompt for the whole batch, "
-            "which a server with a cache may compute only once. No effect on exo and llama.cpp, and with "
-            "--use-prefix-cache.",
+            "which a server with a cache may compute only once. Ignored by exo and llama.cpp, and if "
+            "--use-prefix-cache is set.",
         ),
     ] = False,
     instance_meta: Annotated[
         str | None,
-        option("ring|jaccl|both", "Kind of the new instance (exo only; default: both, which allows either)."),
+        option(
+            "ring|jaccl|both",
+            "exo only: kind of the instance of the model; default both (either one).",
+        ),
     ] = None,
     sharding: Annotated[
         str | None,
         option(
             "pipeline|tensor|both",
-            "Sharding of the new instance (exo only; default: both, which allows either).",
+            "exo only: sharding of that instance; default both (either one).",
         ),
     ] = None,
     min_nodes: Annotated[
-        int | None, option("N", "Minimum number of nodes of the new instance (exo only; default: 1).", min=1)
+        int | None, option("N", "exo only: minimum number of nodes of that instance; default 1.", min=1)
     ] = None,
     max_nodes: Annotated[
-        int | None, option("N", "Maximum number of nodes of the new instance (exo only; default: 4).", min=1)
+        int | None, option("N", "exo only: maximum number of nodes of that instance; default 4.", min=1)
     ] = None,
     model: ModelName = None,
     server: ServerType = "auto",

@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 EPILOG = """TRACE is any input of `llmtap replay`: a trace, a capture, or a workload. The default is a
-synthetic workload with the distributions of BurstGPT. An experiment assigns half of the requests to an engine
-with a guardrail; the result of the experiment is printed at the end. Responses have at most 512 tokens;
+synthetic workload with the distributions of BurstGPT. An experiment assigns half of the requests, at random,
+to a simulated guardrail; its result is printed at the end. Responses have at most 512 tokens;
 responses that are incomplete 15 s after the last request are cancelled.
 
 Examples:
@@ -104,8 +104,8 @@ def demo(
         float,
         option(
             "X",
-            f"Factor by which TRACE is sent faster. Without TRACE, it multiplies the mean rate of "
-            f"{RATE_RPS} requests/s. These requests arrive in bursts: at factor 10, 169 in the first 30 s.",
+            f"Factor by which TRACE is sent faster. The default load has a mean of {RATE_RPS} requests/s at "
+            "factor 1; at factor 10, it begins with a burst of 169 requests in 30 s.",
         ),
     ] = _SPEED,
     from_format: SourceFormat = None,

@@ -59,9 +59,9 @@ if TYPE_CHECKING:
 __all__ = ["replay", "selftest"]
 
 EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a workload (--workloads
-lists them). Requests are sent at their scheduled times, independent of earlier responses (open loop), unless
---closed sets a concurrency. Later turns of a conversation wait for the previous response, unless
---as-recorded. The report always shows how late the requests were sent.
+lists them). Requests are sent at their scheduled times, independent of earlier responses (open loop), with
+two exceptions: --closed sets a concurrency; and later turns of a conversation wait for the previous response,
+unless --as-recorded. The report always shows how late the requests were sent.
 
 llmtap's own requests for metrics and for the list of models have the User-Agent llmtap-replay/VERSION.
 
@@ -401,7 +401,9 @@ async def _run(one: "Replay", audience: "ReplayLines", heard: Heard, *, selftest
 def selftest(
     streams: Annotated[int, option("N", "Number of concurrent streams.", min=1, max=10_000)] = 32,
     itl: Annotated[str, option("TIME", "Time between the tokens of a stream (varies by 30 %).")] = "20ms",
-    duration: Annotated[str, option("TIME", "Approximate duration; each answer takes about 1 s.")] = "3s",
+    duration: Annotated[
+        str, option("TIME", "Approximate duration; each stream repeats responses of about 1 s.")
+    ] = "3s",
     processes: Annotated[int, option("N", "Number of sending processes.", min=1, max=256)] = 1,
     json: Json = None,
 ) -> None:

@@ -63,11 +63,10 @@ EPILOG = """CAPTURE is one of:
 
   a results folder of `llmtap bench`
 
-  a result of `llmtap replay --json`: prints the report of that replay again, and whether
-  the result is valid
+  a result of `llmtap replay --json`: prints its report again, and whether the result is valid
 
-If a capture at a URL is still running, only its uploaded part is read; add its spool folder to include the
-rest.
+If a capture at a URL is still running, only its uploaded part is read; name its spool folder as another
+CAPTURE to include the rest.
 
 Examples:
 

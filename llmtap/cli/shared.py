@@ -425,7 +425,7 @@ ReaderGrace = Annotated[
     int | None,
     option(
         "TOKENS",
-        "Delay up to which a token is not late, in reading times of one token: 1 means 50 ms at 20 tokens/s. "
+        "Delay after which a token counts as late, in tokens of reading time (1 is 50 ms at 20 tokens/s). "
         "Default 0.",
     ),
 ]

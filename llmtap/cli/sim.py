@@ -134,7 +134,11 @@ def serve(
         ),
     ] = None,
     servings: Annotated[
-        bool, flag("--servings", "List the options of --serving, and the schedulers of both kinds.")
+        bool,
+        flag(
+            "--servings",
+            "List all schedulers (iteration-level and whole-batch) and the options of --serving.",
+        ),
     ] = False,
     reading: Annotated[
         list[str] | None,
@@ -387,8 +391,8 @@ def run(
         str | None,
         option(
             None,
-            "Tolerance around the SLA per token (--reading token_sla=10ms); default 5ms. The schedulers "
-            "adjust the batch size only if the time per token is outside SLA +- eps.",
+            "Tolerance around the SLA per token, within which the schedulers keep the batch size; default "
+            "5ms. (The SLA is token_sla of --reading, default 10ms.)",
         ),
     ] = None,
     predictor: Annotated[
@@ -417,8 +421,8 @@ def run(
         list[str] | None,
         option(
             "NAME=V,V,...",
-            "Several values of one option of --reading or --serving, separated by commas, or by | if a value "
-            "contains a comma. May be repeated.",
+            "Several values of one option of --reading or --serving, or of bins, separated by commas, or by "
+            "| if a value contains a comma. May be repeated.",
         ),
     ] = None,
     readings: Annotated[bool, flag("--readings", "List the options of --reading and --serving.")] = False,
@@ -450,8 +454,8 @@ def run(
         float | None,
         option(
             "SHARE",
-            "Search for the highest request rate at which at most this fraction of the requests is over a "
-            "limit (--capacity-by selects the limit).",
+            "Search for the highest request rate with no more than this fraction of the requests over a "
+            "limit (see --capacity-by), for example 0.01.",
         ),
     ] = None,
     capacity_by: Annotated[
@@ -477,9 +481,9 @@ def run(
         bool | None,
         option(
             None,
-            "All metrics that llmtap has for live traffic, or, with --no-measure, only those of the "
-            "multi-bin batching paper. Default: --measure for iteration-level schedulers, and with --slo, "
-            "--capture or --follow.",
+            "Report all metrics of live traffic (--measure), or only those of the multi-bin batching paper "
+            "(--no-measure). Default: --measure for iteration-level schedulers, and with --slo, --capture or "
+            "--follow.",
             "--measure/--no-measure",
         ),
     ] = None,

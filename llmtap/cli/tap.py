@@ -49,8 +49,8 @@ _PROXY_EPILOG = """Examples:
   llmtap proxy --config /etc/llmtap.toml --set relay.idle_timeout=120s
 
 SIGTERM stops the proxy, SIGHUP reloads the configuration, and SIGUSR2 switches to a newly installed version.
-Streams that are already running have up to relay.drain_timeout to finish. SIGHUP and SIGUSR2 refuse no
-connection."""
+Streams that are already running have up to relay.drain_timeout to finish. During a reload or a switch, no
+connection is refused."""
 
 
 @app.command(short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
@@ -190,8 +190,8 @@ _SLO_EPILOG = """Examples:
   llmtap slo generate --config config/slo.toml --job serving/llmtap --runbooks https://wiki.example/llmtap
 
 If the target of an objective is low, the burn rate of a built-in alert can be impossible to reach, even when
-all exchanges are bad. Such an alert is left out, with a message on stderr. A burn rate of the configuration
-that cannot be reached is an error."""
+all exchanges are bad. Such an alert is left out, with a message on stderr. If such a
+burn rate is set in the configuration, the command fails."""
 
 
 @slo_app.command(epilog=_SLO_EPILOG)
@@ -240,8 +240,8 @@ def generate(
 
 
 _TOP_EPILOG = """\
-Keyboard: 1 to 8 or tab select a view, s and S sort, / filters, w changes the window, p pauses,
-enter shows the events of an exchange, finished or in flight, ? lists all keys, q quits.
+Keyboard: 1 to 8 or tab: select a view; s and S: sort; /: filter; w: change the window; p: pause; enter: show
+the events of an exchange (finished or in flight); ?: list all keys; q: quit.
 
 An admin port that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the
 variable named by --token-env, or from --token-file. An option or a URL cannot contain the token itself.

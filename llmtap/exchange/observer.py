@@ -300,8 +300,10 @@ class Observer:
         x.uncertainty_ns = lag_ns
         if x.clock == "kernel":
             wait_ns = self._shared_ns
-            if self._waited is None and not self._crowded and not paused_ns:
-                wait_ns = min(wait_ns, lag_ns + UNSEEN_NS)
+            if self._waited is None:
+                wait_ns = max(0, wait_ns - paused_ns)  # the client's delay has a figure of its own
+                if not self._crowded:
+                    wait_ns = min(wait_ns, lag_ns + UNSEEN_NS)
             x.uncertainty_ns = max(lag_ns, wait_ns)
         x.request_bytes = request_bytes
         x.response_bytes = response_bytes

@@ -469,9 +469,11 @@ def test_a_token_may_have_waited_for_what_shares_its_read(
     assert observe(*reads, clock="mono").uncertainty_ns == 12
 
 
-def test_no_bound_by_the_loop_s_turns_holds_while_reading_was_paused() -> None:
-    reads = [(50, A), (LATER_NS, A + B)]
-    assert observe(*reads, clock="kernel", paused_ns=11).uncertainty_ns == 10 * UNSEEN_NS
+@pytest.mark.parametrize("paused_ns", [0, UNSEEN_NS])
+def test_a_pause_for_a_slow_client_is_no_uncertainty(paused_ns: int) -> None:
+    reads = [(60, LONG[:READ_BYTES_MAX]), (LATER_NS, LONG[READ_BYTES_MAX:] + B)]
+    x = observe((50, A), *reads, clock="kernel", paused_ns=paused_ns)
+    assert x.uncertainty_ns == 10 * UNSEEN_NS - paused_ns
 
 
 def test_the_sender_knows_how_long_a_byte_of_a_read_waited() -> None:
