@@ -31,12 +31,22 @@ from llmtap.report.document import (
 from llmtap.report.page import page_html
 from llmtap.report.plots import chart_figure
 from llmtap.report.render import markdown, terminal
-from llmtap.report.values import METRIC_TITLES, at, counted, leaves, milliseconds, number, plain_text
+from llmtap.report.values import (
+    FEW,
+    METRIC_TITLES,
+    at,
+    counted,
+    figure_text,
+    is_marked,
+    leaves,
+    milliseconds,
+    number,
+    plain_text,
+)
 
 __all__ = [
-    "bench_html", "compare_html", "compare_markdown", "compliance_said", "deviations_said",
-    "findings_said", "render_bench",
-    "render_compare",
+    "LOADS_ABOUT", "bench_html", "compare_html", "compare_markdown", "compliance_said", "deviations_said",
+    "findings_said", "render_bench", "render_compare",
 ]  # fmt: skip
 
 UNMET_SHOWN: Final = 6
@@ -242,14 +252,20 @@ def _test_page(report: _Json) -> Iterator[Block]:
         yield DetailsBlock("Set-up of this test", [TermTable(rows)])
 
 
+LOADS_ABOUT: Final = (
+    "Each load is a folder of the results. Figures here are of all its requests over its whole time, the"
+    " first 10 % and the drain included; latencies are in ms, by histograms (error at most 0.1 %). Tables of the"
+    " tests are exact, leave out the first 10 % of each level of a search, and join the blocks of a"
+    " configuration: their figures of the same load differ."
+)
+
+
 def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
     measured = [(metric, share) for metric in ("ttft", "tpot", "e2e") for share in ("p50", "p99")]
     heads = ["load", "n", "requests/s", "output tok/s"]
     heads += [f"{METRIC_TITLES[metric]} {share}" for metric, share in measured]
-    yield Note(
-        "In ms. Each load is a folder of the results. Percentiles here are of histograms (error at most"
-        " 0.1 %); those in the tables of the tests are exact."
-    )
+    yield Note(LOADS_ABOUT)
+    every: list[list[str]] = []
     for report in reports:
         rows = []
         for step in report.get("steps") or ():
@@ -260,10 +276,13 @@ def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
                 f"{step['name']} ({step['arm']})" if step.get("arm") else step["name"],
                 f"{result.get('n', 0):,}", number(at(result, "load", "offered_rps")),
                 number(at(result, "tokens", "output_per_second")),
-                *(milliseconds(at(result, "metrics", metric, share)) for metric, share in measured),
+                *(figure_text(at(result, "metrics", metric) or {}, share) for metric, share in measured),
                 f"{well / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
             ])  # fmt: skip
+        every += rows
         yield Table([*heads, "ended well", "late p99"], rows, f"{report['section']} {report['title']}")
+    if is_marked(every):
+        yield Note(FEW)
 
 
 def _compliance(reports: Sequence[_Json]) -> list[Block]:
