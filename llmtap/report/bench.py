@@ -254,8 +254,8 @@ def _test_page(report: _Json) -> Iterator[Block]:
 
 LOADS_ABOUT: Final = (
     "Each load is a folder of the results. Figures here are of all its requests over its whole time, the"
-    " first 10 % and the drain included; latencies are in ms, by histograms (error at most 0.1 %). Tables of the"
-    " tests are exact, leave out the first 10 % of each level of a search, and join the blocks of a"
+    " first 10 % and the drain included; latencies are in ms, by histograms (error at most 0.1 %). Tables of"
+    " the tests are exact, leave out the first 10 % of each level of a search, and join the blocks of a"
     " configuration: their figures of the same load differ."
 )
 
