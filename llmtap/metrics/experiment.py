@@ -32,6 +32,7 @@ from llmtap.metrics.statistics import (
     mixture_e_log,
     mixture_width,
     multinomial_e_log,
+    share_range,
     t_quantile,
 )  # fmt: skip
 
@@ -362,10 +363,7 @@ def share_interval(figure: Figure, alpha: float) -> Interval | None:
         n = figure.units  # no variance to be seen
     elif error > 0:
         n = min(n, p * (1 - p) / error**2)
-    z2 = t_quantile(alpha, figure.units - 1) ** 2
-    middle = (p + z2 / (2 * n)) / (1 + z2 / n)
-    reach = sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+    return share_range(p, n, t_quantile(alpha, figure.units - 1))
 
 
 def share_difference(
