@@ -339,6 +339,12 @@ def _notes(result: "ExoResult") -> "Iterator[RenderableType]":
         yield Text(f"beware: {line}", style="yellow")
 
 
+_MODEL_ABOUT: Final = (
+    "the model is of the time of whole batches: beta and gamma contain the prefill where it grows with the"
+    " lengths and the batch; the column step is the time between tokens alone"
+)
+
+
 def render_grid(found: "MeasuredGrid", result: "ExoResult") -> "RenderableType":
     """A row for each valid cell, the fitted model, the cells that are not valid, and all notes."""
     from rich.console import Group
@@ -361,6 +367,7 @@ def render_grid(found: "MeasuredGrid", result: "ExoResult") -> "RenderableType":
             f"alpha {model.alpha_ns / 1e6:.4g} ms, beta {model.beta_ns / 1e6:.4g} ms, gamma {model.gamma:.4g}"
         )
         parts.append(Text(f"model: {constants}; R2 {part.r2:.4f}, largest error {part.error_max:.1%}"))
+        parts.append(Text(_MODEL_ABOUT, style="dim"))
     for cell in found.cells:
         if cell.problem is not None:
             name = f"batch {cell.batch:,} pp {cell.prompt_tokens:,} tg {cell.output_tokens:,}"

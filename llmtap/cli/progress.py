@@ -59,24 +59,29 @@ class ReplayLines:
         self._told_ns = now_ns
         return True
 
-    def sending(self, progress: Progress, planned: int) -> None:
+    def sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
         if self._is_due() or not (progress.left or progress.under_way):
             print(f"llmtap: {figures(progress, planned)}{self._left(progress, planned)}", file=sys.stderr)
 
-    def _left(self, progress: Progress, planned: int) -> str:
-        """Format the time left, such as `, 2:05 left`, by the load's time or by the rate of answers."""
+    def _left(self, progress: Progress, planned: int | None) -> str:
+        """Format the time until the last request, by the load's duration or by the rate so far.
+
+        The time after it is unknown: answers differ in length.
+        """
+        if not progress.left or (planned is not None and progress.sent + progress.skipped >= planned):
+            return ", all sent" if progress.under_way else ""
         now_ns = SystemClock.mono_ns()
         if not self._load_ns or not progress.ended:
             self._load_ns = self._load_ns or now_ns
         passed_s = (now_ns - self._load_ns) / NS_PER_S
         if self._load_s is not None:
             left_s = self._load_s - passed_s
-        elif progress.ended:
-            left_s = passed_s * (planned - progress.ended) / progress.ended
+        elif progress.ended and planned is not None:
+            left_s = passed_s * (planned - progress.sent) / progress.sent
         else:
             return ""
-        return f", {left_s // 60:.0f}:{left_s % 60:02.0f} left" if left_s >= 1 else ""
+        return f", {left_s // 60:.0f}:{left_s % 60:02.0f} until the last request" if left_s >= 1 else ""
 
     def writing(self, done: int, of: int) -> None:
         pass
@@ -109,7 +114,7 @@ class LatestProgress(ReplayLines):
     def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
         pass
 
-    def sending(self, progress: Progress, planned: int) -> None:
+    def sending(self, progress: Progress, planned: int | None) -> None:
         self.progress = progress
 
 
@@ -145,7 +150,7 @@ class Bars(ReplayLines):
             what = "warming up" if what == "requests" else "warming up: probes"
             self._show(what, done, of, WARM_UP_AUTO if how == "auto" else "")
 
-    def sending(self, progress: Progress, planned: int) -> None:
+    def sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
         said = figures(progress, None) + self._left(progress, planned)
         self._show("sending", progress.ended, planned, said)

@@ -354,10 +354,7 @@ def share_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
         n = figure.units  # no variance to be seen
     elif error > 0:
         n = min(n, p * (1 - p) / error**2)
-    z2 = statistics.t_quantile(alpha, figure.units - 1) ** 2
-    middle = (p + z2 / (2 * n)) / (1 + z2 / n)
-    reach = sqrt(z2 * (p * (1 - p) / n + z2 / (4 * n * n))) / (1 + z2 / n)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+    return statistics.share_range(p, n, statistics.t_quantile(alpha, figure.units - 1))
 
 
 def share_difference(

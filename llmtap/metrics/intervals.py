@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from llmtap.metrics.statistics import percentile
+from llmtap.metrics.statistics import percentile, share_range
 
 __all__ = [
     "Interval", "clustered_quantile_interval", "mean_interval",
@@ -118,9 +119,9 @@ def share_interval(k: int, n: int, level: float = 0.95) -> Interval | None:
     """Return Wilson's interval of a share of k in n; None for n = 0."""
     if not n:
         return None
-    assert 0 <= k <= n
-    ends = stats.binomtest(k, n).proportion_ci(level, method="wilson")
-    return Interval(k / n, float(ends.low), float(ends.high), n, level, "Wilson's score")
+    return Interval(
+        k / n, *share_range(k / n, n, NormalDist().inv_cdf((1 + level) / 2)), n, level, "Wilson's score"
+    )
 
 
 def clustered_quantile_interval(

@@ -25,7 +25,7 @@ from llmtap.metrics.histogram import Histogram
 __all__ = [
     "PERCENTILE_RULES", "SHARES", "Interval", "anytime_p", "count_range", "deviation", "is_enough", "marks",
     "mean", "mixture_e_log", "mixture_width", "multinomial_e_log", "parse_percentiles", "percentile",
-    "percentile_by", "samples_needed", "summarise_ns", "t_quantile", "t_tail", "tail_ratio",
+    "percentile_by", "samples_needed", "share_range", "summarise_ns", "t_quantile", "t_tail", "tail_ratio",
 ]  # fmt: skip
 
 SHARES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p999": 0.999}
@@ -155,6 +155,14 @@ _COUNT_EXACT: Final = 0.01
 _TINY: Final = 1e-300
 _NEAR: Final = 1e-15
 _STEPS_MAX: Final = 10_000
+
+
+def share_range(p: float, n: float, z: float | None = None) -> Interval:
+    """Return Wilson's interval of a share p of n; z: quantile of the distribution (default: for 95 %)."""
+    z = NormalDist().inv_cdf(0.975) if z is None else z
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z * sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return (middle - reach if p else 0.0), (middle + reach if p < 1 else 1.0)
 
 
 def t_tail(t: float, df: float) -> float:

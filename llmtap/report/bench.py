@@ -33,7 +33,6 @@ from llmtap.report.plots import chart_figure
 from llmtap.report.render import markdown, terminal
 from llmtap.report.values import (
     FEW,
-    HISTOGRAM_ERROR,
     METRIC_TITLES,
     at,
     counted,
@@ -46,9 +45,8 @@ from llmtap.report.values import (
 )
 
 __all__ = [
-    "bench_html", "compare_html", "compare_markdown", "compliance_said", "deviations_said",
-    "findings_said", "render_bench",
-    "render_compare",
+    "LOADS_ABOUT", "bench_html", "compare_html", "compare_markdown", "compliance_said", "deviations_said",
+    "findings_said", "render_bench", "render_compare",
 ]  # fmt: skip
 
 UNMET_SHOWN: Final = 6
@@ -254,14 +252,19 @@ def _test_page(report: _Json) -> Iterator[Block]:
         yield DetailsBlock("Set-up of this test", [TermTable(rows)])
 
 
+LOADS_ABOUT: Final = (
+    "Each load is a folder of the results. Figures here are of all its requests over its whole time, the"
+    " first 10 % and the drain included; latencies are in ms, by histograms (error at most 0.1 %). Tables of"
+    " the tests are exact, leave out the first 10 % of each level of a search, and join the blocks of a"
+    " configuration: their figures of the same load differ."
+)
+
+
 def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
     measured = [(metric, share) for metric in ("ttft", "tpot", "e2e") for share in ("p50", "p99")]
     heads = ["load", "n", "requests/s", "output tok/s"]
     heads += [f"{METRIC_TITLES[metric]} {share}" for metric, share in measured]
-    yield Note(
-        f"In ms. Each load is a folder of the results. {HISTOGRAM_ERROR}; those in the tables of the tests"
-        " are exact."
-    )
+    yield Note(LOADS_ABOUT)
     for report in reports:
         rows = []
         for step in report.get("steps") or ():

@@ -43,7 +43,7 @@ from llmtap.report.replay_terms import (
     selftest_said,
     speed_said,
 )
-from llmtap.report.summary import summary_blocks, system_blocks, system_warnings
+from llmtap.report.summary import goodput_said, summary_blocks, system_blocks, system_warnings
 from llmtap.report.values import (
     FEW,
     MARK,
@@ -224,6 +224,8 @@ def replay_markdown(result: _Json) -> str:
         found.append(("By turn of the conversation, ms", [Table(_TURN_HEADS, turns)]))
     if pairs:
         found.append(("Then and now, ms", [Table(["", *_PAIR_HEADS], pairs), Note(_pairs_said(baseline))]))
+    if goodput := goodput_said(result):
+        found.append(("Goodput", [Note(goodput)]))
     if outcomes:
         heads = ["", "requests", "of those that ended"]
         found.append(("Outcomes", [Table(heads, _outcome_rows(outcomes, sum(outcomes.values())))]))
@@ -293,7 +295,7 @@ def _tiles(result: _Json) -> Iterator[Tile]:
         yield Tile("Output", f"{number(tokens['output_per_second'])}/s", f"tokens, by {sources}")
     goodput = result.get("goodput") or {}
     if goodput.get("attainment") is not None:
-        met = f"{goodput['met']:,} of {goodput['counted']:,} met {goodput['objectives']}"
+        met = goodput_said(result).partition(", ")[2]
         yield Tile("Goodput", f"{number(goodput['requests_per_second'])}/s", met)
     smooth = result.get("smooth_goodput") or {}
     if smooth.get("tokens_per_second") is not None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
+from llmtap.metrics.statistics import share_range
 from llmtap.report.document import Note, Table
 from llmtap.report.render import terminal
 from llmtap.report.values import (
@@ -29,8 +30,8 @@ from llmtap.report.values import (
 from llmtap.units import format_bytes, format_ns
 
 __all__ = [
-    "render_summary", "scraped_said", "series_title", "series_value", "summary_blocks", "system_blocks",
-    "system_warnings",
+    "goodput_said", "render_summary", "scraped_said", "series_title", "series_value", "summary_blocks",
+    "system_blocks", "system_warnings",
 ]  # fmt: skip
 
 _METRICS: Final = (
@@ -114,13 +115,8 @@ def _lines(summary: _Json) -> Iterator[str]:
         if smooth["alpha"] is not None:
             of = f"alpha {smooth['alpha']:g}, reader {smooth['speed_tokens_per_second']:g} tokens/s"
         yield f"smooth     {number(smooth['tokens_per_second'], 3)} tokens/s goodput ({of})"
-    goodput = summary.get("goodput") or {}
-    if goodput.get("attainment") is not None:
-        judged = " (refusals without output are not counted)" if at(summary, "outcomes", "refused") else ""
-        yield (
-            f"goodput    {number(goodput['requests_per_second'], 3)} req/s,"
-            f" {goodput['met']:,} of {goodput['counted']:,} met {goodput['objectives']}{judged}"
-        )
+    if goodput := goodput_said(summary):
+        yield f"goodput    {goodput}"
     chunking = summary.get("chunking") or {}
     if chunking.get("events"):
         said = [f"{chunking['content_events']:,} of {chunking['events']:,} events carry output"]
@@ -141,6 +137,21 @@ def _lines(summary: _Json) -> Iterator[str]:
         yield "upstream   " + (" · ".join(said) or f"not known: {upstream['problem']}")
     for name, relay in (summary.get("relays") or {}).items():
         yield f"relay      {name}: {_relay(relay)}"
+
+
+def goodput_said(summary: _Json) -> str:
+    """Goodput, and the share of requests that met the objectives, with its interval; empty without any."""
+    goodput = summary.get("goodput") or {}
+    if goodput.get("attainment") is None:
+        return ""
+    met, whole = goodput["met"], goodput["counted"]
+    parts = (met / whole, *share_range(met / whole, whole))
+    share, low, high = (number(part * 100, 3) for part in parts)
+    judged = "; refusals without output are not counted" if at(summary, "outcomes", "refused") else ""
+    return (
+        f"{number(goodput['requests_per_second'], 3)} req/s, {met:,} of {whole:,} met"
+        f" {goodput['objectives']} ({share} %, 95 % interval {low} to {high}{judged})"
+    )
 
 
 def _relay(relay: _Json) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from llmtap.metrics.statistics import SHARES, samples_needed
 
 __all__ = [
-    "FEW", "HISTOGRAM_ERROR", "MARK", "METRIC_TITLES", "TIMES", "at", "counted", "figure_text",
+    "FEW", "MARK", "METRIC_TITLES", "TIMES", "at", "counted", "figure_text",
     "figures_text", "harmless", "is_marked", "is_number", "is_words", "joined", "leaves", "milliseconds",
     "number", "option_text", "ordered", "percentile_titles", "plain_text",
     "setting_text", "setting_value", "values_text",
@@ -25,7 +25,6 @@ FEW: Final = f"{MARK} too few samples (IETF 5.1.4.3); needed: " + ", ".join(
     f"p{p * 100:g} {samples_needed(p):,}" for p in SHARES.values()
 )
 """The meaning of a marked cell."""
-HISTOGRAM_ERROR: Final = "Percentiles here are of histograms (error at most 0.1 %)"
 METRIC_TITLES: Final = {
     "ttft": "TTFT", "ttft_any": "TTFT, any token", "ttft_reasoning": "TTFT, reasoning",
     "ttft_tool_call": "TTFT, tool call", "ttfb": "TTFB", "tbc": "TBC", "itl": "ITL",

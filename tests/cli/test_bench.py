@@ -22,7 +22,7 @@ from llmtap.cli import bench_exo
 from llmtap.cli import progress as bench_progress
 from llmtap.cli.bench import _command
 from llmtap.cli.main import app
-from llmtap.cli.progress import Bars, BenchLines, watching_bench
+from llmtap.cli.progress import Bars, BenchLines, ReplayLines, watching_bench
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.sim.sweep.fitting import load_grid
@@ -283,6 +283,18 @@ def test_steps_and_what_is_left_stay_above_it() -> None:
         "load: 8 at a time, 12 requests", "stopping: 2 answers in flight, signal again to cancel them",
         "to do: 2 of 4 levels", "other: measured before",
     ]  # fmt: skip
+
+
+def test_the_time_until_the_last_request_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_ns = 10**9
+    monkeypatch.setattr(bench_progress.SystemClock, "mono_ns", lambda: clock_ns)
+    lines = ReplayLines()
+    assert lines._left(progress(9, ended=0), 18) == ""  # the load begins
+    clock_ns += 60 * 10**9
+    assert lines._left(progress(4), 18) == ", 1:00 until the last request"
+    assert lines._left(progress(4), None) == ""
+    assert lines._left(progress(4), 9) == ", all sent"
+    assert lines._left(progress(0), 9) == ""
 
 
 def test_a_log_has_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from llmtap.bench.compliance.evidence import MODEL_LOAD, Report, Step, at, measured, name_of
 from llmtap.metrics.statistics import samples_needed
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.report.bench import compliance_said, deviations_said, findings_said
+from llmtap.report.bench import LOADS_ABOUT, compliance_said, deviations_said, findings_said
 from llmtap.report.document import (
     Block,
     ItemList,
@@ -27,15 +27,7 @@ from llmtap.report.document import (
 )
 from llmtap.report.plots import chart_table
 from llmtap.report.render import markdown
-from llmtap.report.values import (
-    FEW,
-    HISTOGRAM_ERROR,
-    figure_text,
-    is_marked,
-    milliseconds,
-    number,
-    plain_text,
-)
+from llmtap.report.values import FEW, figure_text, is_marked, milliseconds, number, plain_text
 
 __all__ = [
     "full_markdown", "guardrails_said", "hardware_said", "load_said", "main_load", "minimum_text",
@@ -80,8 +72,8 @@ def _highest_held(report: Report, loads: Sequence[Step]) -> Step | None:
 
 
 def _level(one: Mapping[str, Any]) -> float | None:
-    told: float | None = one.get("offered_rps", one.get("concurrency"))
-    return told
+    names = ("planned_rps", "offered_rps", "concurrency")
+    return next((one[name] for name in names if one.get(name) is not None), None)
 
 
 def _holds(one: Mapping[str, Any]) -> bool:
@@ -149,9 +141,9 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "Key Results:"
     for title, metric in (("TTFT", "ttft"), ("TPOT", "tpot")):
-        figures = (result.get("metrics") or {}).get(metric) or {}
+        row = {} if main is None else _rows_of(*main)[0].get(metric) or {}
         for name in ("p50", "p99"):
-            yield f"- {title} {name.upper()}: {_ms(figures.get(name))}"
+            yield f"- {title} {name.upper()}: {_ms(_figure(row, name))}"
     most, held = _throughputs(document)
     yield f"- Max Throughput: {_tps(most)}"
     yield f"- Throughput at P99 TTFT < 500ms: {_tps(held)}"
@@ -211,6 +203,18 @@ def _main_load(document: Mapping[str, Any]) -> _Found | None:
     return None
 
 
+def _rows_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
+    """Return the latencies of a main load by the tables of its test, and their requests in words."""
+    of_level, arm = name_of(step).partition("/")[0], str(step.get("arm"))
+    for level in at(report, "measurements.levels") or ():
+        if level.get("step") == name_of(step) and "window" in level:
+            return level, "requests, without those of the first 10 % of the load"
+        if arm in (level.get("arms") or {}) and of_level == f"{level['level']:g}-percent":
+            return level["arms"][arm], "requests, of all blocks with this load"
+    of = "requests of this load, percentiles by histograms (error at most 0.1 %)"
+    return at(step, "result.metrics") or {}, of
+
+
 def _throughputs(document: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """Return the highest sustained output rate, and the highest one within C.1's bound of TTFT P99."""
     reports = {report["test"]: report.get("measurements") or {} for report in document.get("tests") or ()}
@@ -242,12 +246,11 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
         report, step = main
         arm = f" ({step['arm']})" if step["arm"] else ""
         name = f"{report['section']} {report['title']}, load {step['name']}{arm}"
-        yield f"Configuration, TTFT and TPOT are of {name}"
-        yield HISTOGRAM_ERROR
-        figures = (step["result"].get("metrics") or {}).get("ttft") or {}
-        least = samples_needed(0.99)
-        if figures.get("n") and figures["n"] < least:
-            yield f"P99 rests on {figures['n']:,} samples; {least:,} are needed for 10 % accuracy (5.1.4.3)"
+        rows, of = _rows_of(report, step)
+        n, least = (rows.get("ttft") or {}).get("n"), samples_needed(0.99)
+        yield f"Configuration, TTFT and TPOT are of {name}" + (f": {n:,} {of}" if n else "")
+        if n and n < least:
+            yield f"P99 rests on {n:,} samples; {least:,} are needed for 10 % accuracy (5.1.4.3)"
     deviations = deviations_said(document)
     yield from deviations
     if reports and not deviations and all(report.get("compliance") for report in reports):
@@ -372,10 +375,7 @@ def _results(document: Mapping[str, Any]) -> Iterator[Block]:
             ])  # fmt: skip
     latencies = [f"{title} {share} (ms)" for title in _METRICS.values() for share in ("P50", "P99")]
     heads = ["Test", "Load", "Arm", "Workload", "Load model", "n", *latencies, "Output tok/s", "Success"]
-    yield Note(
-        f"Each load, as its requests were measured. {HISTOGRAM_ERROR}; those in the tables of the tests are"
-        " exact:"
-    )
+    yield Note(LOADS_ABOUT)
     yield Table(heads, rows, footnote=FEW if is_marked(rows) else "")
     yield Note("The minimum report (C.1):")
     yield Preformatted(minimum_text(document).rstrip("\n"))

@@ -313,7 +313,7 @@ def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
         "complete": counted.get(Outcome.COMPLETE.value, 0),
         "refused": counted.get(Outcome.REFUSED.value, 0),
         "outcomes": counted,
-        **{metric: latency_row(cell.values(f"{metric}_ns"), KEY_SHARES) for metric in METRICS},
+        **{metric: latency_row(cell.values(f"{metric}_ns"), KEY_SHARES) for metric in (*METRICS, "tpot")},
         "overhead": None if arm == BASELINE else {
             metric: _overhead(base, cell, f"{metric}_ns") for metric in METRICS
         },

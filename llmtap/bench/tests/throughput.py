@@ -328,7 +328,8 @@ def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) ->
     constrained = f"with the constraint {params.bounds.says}" if params.bounds else "without constraint"
     notes.append(
         f"throughput {constrained}: output tokens made in the last 90 % of a level's time, by that time; an"
-        " answer's tokens count evenly from its first token to its end"
+        " answer's tokens count evenly from its first token to its end; latencies are of the"
+        " requests sent in that time"
     )
     if best is None:
         notes.append(f"not even the lowest level is sustained: {sought.tried[-1].why}")

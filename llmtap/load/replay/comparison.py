@@ -21,8 +21,8 @@ from llmtap.units import NS_PER_S
 __all__ = ["compare_replays", "difference_interval"]
 
 _QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
-_METRICS: Final = ("ttft", "tpot", "itl", "tbc_max", "e2e")
-_GAPS: Final = frozenset({"itl"})
+_METRICS: Final = ("ttft", "tpot", "tbc", "itl", "tbc_max", "e2e")
+_GAPS: Final = frozenset({"tbc", "itl"})
 """Of these a request has several values. They depend on each other, so there is no interval."""
 _RATES: Final = {
     ("load", "offered_rps"): ("requests sent", "req/s"),
@@ -48,10 +48,11 @@ def compare_replays(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Compare results of `llmtap replay --json` with the first; by label.
 
     Public JSON: `results` (`label`, `target`, `start`, `verdict`), `comparisons` (`a`, `b`: labels;
-    `figures`: `name`, `figure`, `unit`, `n_a`, `a`, `n_b`, `b`, `few_a`, `few_b`, `difference`, `low`,
-    `high`, `share`; `set_up`: `name`, `a`, `b`, `load`). Times are in seconds. `few_a`, `few_b`: too few
-    samples (IETF 5.1.4.3). An end of an interval is null where too few samples determine it. `load`: the
-    requests or their times differ.
+    `figures`: `name`, `option`, `figure`, `unit`, `n_a`, `a`, `n_b`, `b`, `few_a`, `few_b`, `difference`,
+    `low`, `high`, `share`; `set_up`: `name`, `a`, `b`, `load`). Times are in seconds. `option`: that of ITL
+    (IETF 4.6.3); an option has rows of its own, and a mixture of options has no difference. `few_a`,
+    `few_b`: too few samples (IETF 5.1.4.3). `a` or `b` is null if only the other result has the figure. An
+    end of an interval is null where too few samples determine it. `load`: the requests or their times differ.
     """
     (first, base), *others = results.items()
     return {
@@ -85,12 +86,15 @@ def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float |
 
 def _figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for metric in _METRICS:
-        values = [_values(result, metric) for result in (a, b)]
-        counts = [at(result, "metrics", metric, "n") or 0 for result in (a, b)]
-        for figure, share in _QUANTILES.items():
-            sides = [at(result, "metrics", metric, figure) for result in (a, b)]
-            found = [quantile_interval(ordered, share) for ordered in values]
-            yield from _row(metric, figure, "s", counts, sides, found)
+        options = [at(result, "metrics", metric, "option") for result in (a, b)]
+        for option in dict.fromkeys(options):
+            both = [result if one == option else {} for one, result in zip(options, (a, b), strict=True)]
+            values = [_values(result, metric) for result in both]
+            counts = [at(result, "metrics", metric, "n") or 0 for result in both]
+            for figure, share in _QUANTILES.items():
+                sides = [at(result, "metrics", metric, figure) for result in both]
+                found = [quantile_interval(ordered, share) for ordered in values]
+                yield from _row(metric, figure, "s", counts, sides, found, option)
     for name, (part, whole) in _SHARES.items():
         pairs = [(at(result, *part) or 0, at(result, *whole) or 0) for result in (a, b)]
         intervals = [share_interval(k, n) for k, n in pairs]
@@ -114,22 +118,27 @@ def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
 
 def _row(
     name: str, figure: str, unit: str, counts: Sequence[int], sides: Sequence[float | None],
-    intervals: Sequence[Interval | None],
+    intervals: Sequence[Interval | None], option: str | None = None,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     a, b = sides
-    if a is None or b is None:
+    if a is None and b is None:
         return
-    few = [figure in _QUANTILES and not is_enough(n, _QUANTILES[figure]) for n in counts]
+    few = [
+        value is not None and figure in _QUANTILES and not is_enough(n, _QUANTILES[figure])
+        for value, n in zip(sides, counts, strict=True)
+    ]
+    difference = None if a is None or b is None or "+" in (option or "") else b - a
     ends: tuple[float | None, float | None] = (None, None)
-    if intervals[0] is not None and intervals[1] is not None:
+    if difference is not None and intervals[0] is not None and intervals[1] is not None:
         # The histogram rounds by 0.1 %: the ends are moved to the exact figures.
-        moved = b - a - (intervals[1].value - intervals[0].value)
+        moved = difference - (intervals[1].value - intervals[0].value)
         low, high = difference_interval(intervals[0], intervals[1])
         ends = (None if low is None else low + moved, None if high is None else high + moved)
     yield {
-        "name": name, "figure": figure, "unit": unit, "n_a": counts[0], "a": a, "n_b": counts[1], "b": b,
-        "few_a": few[0], "few_b": few[1],
-        "difference": b - a, "low": ends[0], "high": ends[1], "share": (b - a) / a if a else None,
+        "name": name, "option": option, "figure": figure, "unit": unit,
+        "n_a": counts[0], "a": a, "n_b": counts[1], "b": b, "few_a": few[0], "few_b": few[1],
+        "difference": difference, "low": ends[0], "high": ends[1],
+        "share": difference / a if a and difference is not None else None,
     }  # fmt: skip
 
 
@@ -160,6 +169,7 @@ def _settings(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "warm-up.requests", at(result, "warmup", "requests")
     yield "objectives", at(result, "goodput", "objectives")
     yield "gpu", at(result, "system", "summary", "gpu", "devices")
+    yield "ITL option", at(result, "metrics", "itl", "option")
     yield "stopped", at(result, "load", "stopped")
 
 

@@ -17,10 +17,11 @@ __all__ = ["compare_replays_html", "compare_replays_markdown", "render_replay_co
 
 _ABOUT: Final = (
     "Interval: 95 % for each difference by itself; it describes the requests of these two runs. Runs differ"
-    " by more: repeat both, in turn. An end without a number: too few samples. ITL and rates have"
-    " no interval."
+    " by more: repeat both, in turn. An end without a number: too few samples. TBC, ITL and"
+    " rates have no interval."
 )
 _OTHER_LOAD: Final = "The loads differ: differences are those of the load and of the server together."
+_OTHER_OPTION: Final = "ITL is of different options, and not compared; TBC is the same quantity in both."
 _Json = Mapping[str, Any]
 
 
@@ -62,6 +63,8 @@ def _comparison(one: _Json) -> Iterator[Note | Table]:
     set_up = one["set_up"]
     if any(row["load"] for row in set_up):
         yield Note(_OTHER_LOAD, "bold red", lead="warning:")
+    if any(row["name"] == "ITL option" for row in set_up):
+        yield Note(_OTHER_OPTION, lead="warning:")
     rows = [_row(row) for row in one["figures"]]
     heads = ["", "n", one["a"], "n", one["b"], "difference", "95 % interval", "relative"]
     yield Table(heads, rows, nowrap=True, label="Figures")
@@ -87,7 +90,8 @@ def _row(row: _Json) -> list[str]:
         return f"+{text(value)}" if value is not None and value > 0 else text(value)
 
     shown = {"s": "ms", "share": "%"}.get(unit, unit)
-    title = METRIC_TITLES.get(row["name"], row["name"])
+    title = str(METRIC_TITLES.get(row["name"], row["name"]))
+    title += f" ({row['option']})" if row["option"] else ""
     figure = f" {row['figure']}" if unit == "s" else ""
     interval = "-" if ends == (None, None) else " to ".join("…" if e is None else signed(e) for e in ends)
     relative = "-" if row["share"] is None or unit == "share" else f"{row['share'] * 100:+.1f} %"

@@ -66,7 +66,9 @@ class ProgressListener(Protocol):
         """`how`: option `--warmup`; `what`: `requests` or `probes`, of which `done` of at most `of` ended."""
         ...
 
-    def sending(self, progress: Progress, planned: int) -> None: ...
+    def sending(self, progress: Progress, planned: int | None) -> None:
+        """`planned`: requests of the load; None if only its duration is known."""
+        ...
 
     def writing(self, done: int, of: int) -> None: ...
 
@@ -151,7 +153,8 @@ class Replay:
                 self._crew = crew
                 if self._stopped:
                     crew.stop()
-                outcome = await crew.run(lambda p: self.audience.sending(p, len(requests)))
+                planned = planned_within(requests, options.duration, closed=options.closed is not None)
+                outcome = await crew.run(lambda p: self.audience.sending(p, planned))
                 if self._stopped:
                     # Also where nothing was left to send: whoever reads the result is to know of it.
                     outcome.stopped = outcome.stopped or STOPPED
@@ -373,6 +376,13 @@ class Replay:
                 self.audience.writing(rows, of)
         writer.close()
         return rows
+
+
+def planned_within(requests: Requests, duration_ns: int | None, *, closed: bool) -> int | None:
+    """Return the number of requests to send; None if only the load's duration is known."""
+    if duration_ns is None:
+        return len(requests)
+    return None if closed or requests.after else sum(ns < duration_ns for ns in requests.arrival_ns)
 
 
 def describe(x: Exchange, row: int, requests: Requests) -> None:

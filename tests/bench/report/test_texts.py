@@ -109,6 +109,31 @@ def test_throughput_is_what_was_sustained_and_what_was_within_the_bound() -> Non
     assert told["Throughput at P99 TTFT < 500ms"] == "1,900 tok/s"
 
 
+def row(n: int, p50: float) -> dict[str, Any]:
+    return {"n": n, "p50": {"value": p50}, "p99": {"value": 0.9}}
+
+
+@pytest.mark.parametrize(
+    ("test", "name", "level"),
+    [
+        ("throughput", "search/4rps", {"step": "search/4rps", "window": {"from": 0.6, "to": 6}}),
+        ("guardrail-overhead", "75-percent/0/baseline", {"level": 75.0}),
+    ],
+)
+def test_key_results_are_those_of_the_tables_of_the_test(test: str, name: str, level: dict[str, Any]) -> None:
+    """Not those of the load's histograms, which have its first 10 %, and one block of a configuration."""
+    rows = {"ttft": row(18, 0.4), "tpot": row(18, 0.05)}
+    if test == "throughput":
+        level |= {"planned_rps": 4.0, "holds": True, "output_tps": 477.2, **rows}
+    else:
+        level |= {"arms": {"baseline": rows}}
+    step = load_step(name, n=24, arm="" if test == "throughput" else "baseline")
+    document = bench_document(bench_report(test, steps=[step], measurements={"levels": [level]}))
+    told = lines_of(document)
+    assert (told["TTFT P50"], told["TPOT P50"], told["Request Count"]) == ("400 ms", "50.0 ms", "24")
+    assert "P99 rests on 18 samples" in minimum_text(document)
+
+
 def test_without_the_throughput_test_the_curve_says_how_much_was_sustained() -> None:
     levels = [level(1_000.0, 0.2), level(1_200.0, 0.9), level(9_000.0, 0.1, holds=False)]
     told = lines_of(bench_document(bench_report("tradeoff", measurements={"levels": levels})))

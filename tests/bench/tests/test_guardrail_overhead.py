@@ -156,6 +156,7 @@ def test_benign_requests_that_are_refused_are_a_deviation(tmp_path: Path) -> Non
     full = found.measurements["levels"][0]["arms"]["full"]
     assert 0 < full["refused"] < 20
     assert full["refused"] + full["complete"] == 20
+    assert full["tpot"]["n"] == full["ttft"]["n"] == full["complete"]
     assert any(
         f"{full['refused']} benign requests were refused (Full Filter" in one for one in found.deviations
     )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from llmtap.load.replay.comparison import compare_replays, difference_interval
+from llmtap.load.replay.comparison_report import compare_replays_markdown
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
 from tests.support.results.replay_results import replay_result
 
@@ -55,9 +56,30 @@ def test_a_slower_server_is_a_difference_with_an_interval_and_the_same_load() ->
     assert row["difference"] == 0.5 - base["metrics"]["e2e"]["p50"]
     assert row["low"] < row["difference"] < row["high"]
     assert (row["n_a"], row["few_a"], figures(told)["ttft", "p99"]["few_a"]) == (400, False, True)
+    assert figures(told)["itl", "p50"]["difference"] == 0
     assert figures(told)["itl", "p50"]["low"] is None
     differing = {row["name"]: row["load"] for row in told["comparisons"][0]["set_up"]}
     assert differing == {"target": False, "sender.llmtap": False}
+
+
+def test_itl_of_different_options_has_no_difference_and_tbc_has_one() -> None:
+    even, chunks = replay_result(400), replay_result(400)
+    even["metrics"]["itl"]["option"], chunks["metrics"]["itl"]["option"] = "B-even", "A"
+    told = compare_replays({"a": even, "b": chunks})
+    rows = {(row["name"], row["option"]): row for row in told["comparisons"][0]["figures"]}
+    for option, here, there in (("B-even", "a", "b"), ("A", "b", "a")):
+        row = rows["itl", option]
+        assert (row[here], row[there]) == (even["metrics"]["itl"]["p99"], None)
+        assert (row[f"few_{there}"], row["difference"], row["share"]) == (False, None, None)
+    assert rows["tbc", None]["difference"] == 0
+    assert [(row["name"], row["a"], row["b"]) for row in told["comparisons"][0]["set_up"]] == [
+        ("ITL option", "B-even", "A")
+    ]  # fmt: skip
+    text = compare_replays_markdown(told)
+    assert "ITL (B-even) p50, ms" in text
+    assert "ITL is of different options" in text
+    chunks["metrics"]["itl"]["option"] = even["metrics"]["itl"]["option"] = "A+B-even"  # shares may differ
+    assert figures(compare_replays({"a": even, "b": chunks}))["itl", "p50"]["difference"] is None
 
 
 def test_another_load_is_named() -> None:

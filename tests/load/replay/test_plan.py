@@ -11,6 +11,7 @@ import pytest
 
 from llmtap.bench.run.loads import make_load
 from llmtap.errors import ConfigError
+from llmtap.load.replay.perform import planned_within
 from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan, other_words
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens
@@ -181,3 +182,10 @@ def test_turns_wait_for_nobody_and_tenants_stay() -> None:
     )  # fmt: skip
     found = other_words(ReplayPlan(requests, Said([Prompt("a b"), Prompt("c d")]), {})).requests
     assert (list(found.after), found.tenants, list(found.arrival_ns)) == ([], ["a", "b"], [0, 0])
+
+
+def test_a_duration_bounds_the_planned_requests_of_an_open_loop() -> None:
+    requests = Requests(array("q", [0, 5, 10, 15]))
+    assert planned_within(requests, None, closed=True) == 4
+    assert planned_within(requests, 10, closed=False) == 2
+    assert planned_within(requests, 10, closed=True) is None

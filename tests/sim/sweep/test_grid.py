@@ -222,6 +222,8 @@ def test_shares_are_of_what_is_done_when_all_come_at_once(source: GridSource) ->
     assert [j.objectives for j in jobs] == ["ttft:1s"] * 4
     plain = [replace(j, scheduler="", scale=0.0, asked=None) for j in jobs]
     assert (plain[:2], [j.asked for j in jobs]) == (plain[2:], [0.5, 0.5, 1.0, 1.0])
+    few = SweepGrid(source, {}).jobs({"share": (0.5,), "requests": (50,)}, preset, ran)
+    assert ([j.count for j in few], ran.jobs[-1].count) == ([50, 50], 2_000)  # enough for the capacity
 
 
 OWN = {"requests", "seed", "servers", "scheduler", *LOADS}
