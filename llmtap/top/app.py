@@ -22,7 +22,7 @@ from llmtap.top.client import WINDOWS, Admin, TopOptions
 from llmtap.top.feed import Feed, FeedLink
 from llmtap.top.inspector import reader_ns
 from llmtap.top.screens import EventScreen, HelpScreen
-from llmtap.top.table import facts, firing, flowed, shown, silent_relays
+from llmtap.top.table import facts, firing, flowed, shown, troubles
 from llmtap.top.text_table import ROWS_MAX, TextTable
 from llmtap.top.views import VIEWS, View
 
@@ -161,11 +161,8 @@ class TopApp(App[None]):
         head.append(f"llmtap top {shown(self._options.url, 60)}  ")
         head.append(state, style=_MARKED.get(link, "bold"))
         summary = self.feed.shown.summary
-        trouble = silent_relays(summary) if "relays" in summary else None
-        if trouble is not None:
+        for trouble in [*troubles(summary), *firing(summary)]:
             head.append(f"\n{trouble}", style="reverse")
-        for alarm in firing(summary):
-            head.append(f"\n{alarm}", style="reverse")
         for line in flowed(facts(summary), width):
             head.append(f"\n{line}")
         self._head.update(head)

@@ -262,6 +262,7 @@ class Relay:
 
     def _counters(self) -> dict[str, Any]:
         """The fields of RelayStatus that only a relay has."""
+        tried = [check for check in self._checks if check.pool.up is not None]
         return {
             "connections": len(self.connections),
             "upstream_idle": sum(pool.idle for pool in self._pools),
@@ -271,7 +272,8 @@ class Relay:
             "accepted": self._accepted,
             "refused": self.context.refused,
             "upstream_up": bool(self._checks[0].up) if self.options.ready_needs_upstream else None,
-            "upstreams": {check.url: check.pool.up for check in self._checks if check.pool.up is not None},
+            "upstreams": {check.url: check.pool.up for check in tried},
+            "upstreams_tried_ns": {check.url: check.pool.tried_ns for check in tried},
         }
 
     # ---------------------------------------------------------------- accepting
