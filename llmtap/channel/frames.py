@@ -186,6 +186,8 @@ class RelayStatus(msgspec.Struct, kw_only=True):
     """Whether the upstream accepted the connection of the latest check; None: not checked."""
     upstreams: dict[str, bool] = {}
     """By URL, whether an upstream accepted the latest connection."""
+    upstreams_tried_ns: dict[str, int] = {}
+    """By URL, the end of the latest attempt to connect."""
     skipped: dict[str, int] = {}
     """Requests that are not inference, by rule (`protocol/inference.py`): they are not among `opened`."""
     draining: bool = False

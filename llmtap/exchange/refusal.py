@@ -130,7 +130,9 @@ class Interventions:
         nothing_came = x.timeline.first_token_ns is None
         if verdict.signal == "finish_reason" and nothing_came and not verdict.substituted:
             verdict.confidence = "medium"
-            if x.tokens.output == 0 and reason_kind(verdict.value or "") == "content_filter":
+            if x.tokens.output is None:
+                verdict.detail = {"why": "no usage: input or output"}
+            elif x.tokens.output == 0 and reason_kind(verdict.value or "") == "content_filter":
                 verdict.kind, verdict.phase = INPUT, "input"
                 verdict.detail = {"why": "no text and completion_tokens 0"}
         if verdict.phase is None:

@@ -282,13 +282,16 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = None
 
     def __post_init__(self) -> None:
-        rules = (failures(_check_rule, rule, f"tenants.rules[{i}]") for i, rule in enumerate(self.rules))
-        raise_all(chain.from_iterable(rules))
+        raise_all(self._mistakes())
+
+    def _mistakes(self) -> Iterator[ConfigError]:
+        for i, rule in enumerate(self.rules):
+            yield from _rule_mistakes(rule, f"tenants.rules[{i}]")
         if self.salt is not None and not self.salt:
-            raise ConfigError("tenants.salt", "is empty", "try: openssl rand -hex 16, or leave it out")
+            yield ConfigError("tenants.salt", "is empty", "try: openssl rand -hex 16, or leave it out")
         for found, name in self.names.items():
             if not name.strip() or not name.isprintable() or len(name) > TENANT_CHARS_MAX:
-                raise ConfigError(
+                yield ConfigError(
                     f"tenants.names.{found}", f"must have 1 to {TENANT_CHARS_MAX} visible characters"
                 )  # fmt: skip
 
@@ -311,20 +314,21 @@ class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return Price(self.gpus, self.gpu_hour, self.input_million, self.output_million, self.currency)
 
 
-def _check_rule(rule: TenantRule, place: str) -> None:
+def _rule_mistakes(rule: TenantRule, place: str) -> Iterator[ConfigError]:
     given = [key for key in ("header", "api_key", "body", "path") if getattr(rule, key)]
     if len(given) != 1:
-        raise ConfigError(
+        yield ConfigError(
             place, f"has {' and '.join(given) or 'nothing to look at'}", "one of header, api_key, body, path"
         )
     if rule.header is not None and not _HEADER.fullmatch(rule.header):
-        raise ConfigError(f"{place}.header", f"{rule.header!r} is not a header name")
+        yield ConfigError(f"{place}.header", f"{rule.header!r} is not a header name")
     if rule.body is not None and not all(rule.body.split(".")):
-        raise ConfigError(f"{place}.body", f"{rule.body!r} is not a path of names", "such as metadata.team")
+        yield ConfigError(f"{place}.body", f"{rule.body!r} is not a path of names", "such as metadata.team")
     if rule.path is not None:
-        pattern = _check_pattern(rule.path, f"{place}.path")
-        if not pattern.groups and rule.name is None:
-            raise ConfigError(
+        bad = list(failures(_check_pattern, rule.path, f"{place}.path"))
+        yield from bad
+        if not bad and not re.compile(rule.path).groups and rule.name is None:
+            yield ConfigError(
                 f"{place}.path", "has no group to take the tenant from",
                 "such as /teams/([^/]+)/, or give the rule a name",
             )  # fmt: skip

@@ -243,7 +243,10 @@ def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, di
                 for field in _COUNTS
                 if not (is_passive and field in _RELAY_ONLY)
             }
-            if is_passive:
+            if not is_passive:
+                tried_ns = s.upstreams_tried_ns.items()
+                about["upstream_ages"] = {url: (now_ns - t_ns) / 1e9 for url, t_ns in tried_ns}
+            else:
                 about |= {
                     "side": s.side or None, "packets": s.packets, "watched": s.watched,
                     "missing_bytes": s.missing_bytes,

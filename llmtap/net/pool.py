@@ -135,6 +135,8 @@ class Pool:
         self.connects = 0
         self.up: bool | None = None
         """Whether the upstream accepted the latest connection; None before the first attempt."""
+        self.tried_ns = 0
+        """End of the latest attempt to connect."""
         self.reuses = 0
         """Requests on a connection that had served one before."""
         self.unsolicited = 0
@@ -345,13 +347,13 @@ class Attempt:
     def _succeed(self, stream: Stream) -> None:
         self._pool.leave(self)
         self._pool.connects += 1
-        self._pool.up = True
-        self.waiter.on_connected(stream, mono_ns() - self.began_ns)
+        self._pool.up, self._pool.tried_ns = True, mono_ns()
+        self.waiter.on_connected(stream, self._pool.tried_ns - self.began_ns)
 
     def fail(self, error: OSError) -> None:
         self._pool.leave(self)
         if not is_own_shortage(error):
-            self._pool.up = False
+            self._pool.up, self._pool.tried_ns = False, mono_ns()
         self.waiter.on_connect_failed(error)
 
     def cancel(self) -> None:

@@ -136,7 +136,7 @@ def _group_table(label: str, groups: _Json) -> Table:
             *(_figure(summary["metrics"][metric], figure) for _, metric, figure in _GROUP_COLUMNS),
             "-" if output is None else f"{output:,}", "-" if attained is None else f"{attained:.1%}",
         ])  # fmt: skip
-    heads = [label, "n", *(title for title, _, _ in _GROUP_COLUMNS), "out tok", "goodput"]
+    heads = [label, "n", *(title for title, _, _ in _GROUP_COLUMNS), "out tok", "SLO met"]
     return Table(heads, rows, nowrap=True)
 
 

@@ -283,8 +283,8 @@ class Supervisor:
         self._children.discard(child)
 
     def _retire(self, child: Child) -> None:
-        """Let a relay of an older generation drain, within its own limit."""
-        child.signal(signal.SIGTERM)
+        """Let a relay whose sockets others serve drain, within its own limit."""
+        child.signal(signal.SIGUSR1)
         self._await_end(child, child.drain_s + GRACE_S)
 
     def _await_end(self, child: Child, limit_s: float) -> None:
@@ -473,6 +473,9 @@ class Supervisor:
             for task in self._tasks - self._retiring:
                 task.cancel()
         self._ports.close_clients()
+        for child in self._children:
+            if child.kind == "relay" and child.until_s is not None:
+                child.signal(signal.SIGTERM)  # no more time for idle clients
         at_work = sorted((c for c in self._children if c.until_s is None), key=lambda c: c.began_s)
         await asyncio.gather(
             *(c.stop(c.drain_s + GRACE_S) for c in at_work if c.kind == "relay"),

@@ -24,7 +24,7 @@ from llmtap.clock import SystemClock
 from llmtap.top.client import WINDOWS, Admin, TopOptions, Trouble
 from llmtap.top.feed import Feed, FeedLink
 from llmtap.top.inspector import EVENTS_MAX, inspected, reader_ns, story, story_so_far, watched
-from llmtap.top.table import facts, firing, flowed, shown, silent_relays
+from llmtap.top.table import facts, firing, flowed, shown, troubles
 from llmtap.top.text_table import ROWS_MAX, TextTable
 from llmtap.top.views import VIEWS, View
 
@@ -273,11 +273,8 @@ class TopApp(App[None]):
         head.append(f"llmtap top {shown(self._options.url, 60)}  ")
         head.append(state, style=_MARKED.get(link, "bold"))
         summary = self.feed.shown.summary
-        trouble = silent_relays(summary) if "relays" in summary else None
-        if trouble is not None:
+        for trouble in [*troubles(summary), *firing(summary)]:
             head.append(f"\n{trouble}", style="reverse")
-        for alarm in firing(summary):
-            head.append(f"\n{alarm}", style="reverse")
         for line in flowed(facts(summary), width):
             head.append(f"\n{line}")
         self._head.update(head)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.top.client import TOKEN_ENV, Admin, Denied, Document, NotThere, TopOptions, Trouble, Untrusted
-from llmtap.top.table import Column, ViewTable, facts, firing, fitting, flowed, shown, silent_relays
+from llmtap.top.table import Column, ViewTable, facts, firing, fitting, flowed, shown, troubles
 from llmtap.top.views import EXCHANGES, EXPERIMENT, STREAMS, VIEWS, Shown
 
 __all__ = ["fetched", "print_once", "probe", "render_once"]
@@ -77,9 +77,7 @@ def render_once(documents: dict[str, Any], width: int, *, whole: bool = False) -
     beside = {path: documents.get(path) for path in (EXPERIMENT, STREAMS, EXCHANGES)}
     told = Shown(summary, beside)
     parts: list[RenderableType] = [Text(f"llmtap top {shown(documents['admin'], 200)}", style="bold")]
-    trouble = silent_relays(summary)
-    parts += [Text(trouble, style="bold")] if trouble is not None else []
-    parts += [Text(alarm, style="bold") for alarm in firing(summary)]
+    parts += [Text(trouble, style="bold") for trouble in [*troubles(summary), *firing(summary)]]
     parts += _lines(flowed(facts(summary), width))
     for view in VIEWS:
         table = view.table(told, width)

@@ -1,7 +1,7 @@
 """Data model of the tables of `llmtap top` (columns, rows, cells, sort keys), and the texts of its header.
 
 `views.py` and `inspector.py` make `ViewTable`s with it; `text_table.py` and `plain.py` draw them. The texts
-(`facts`, `firing`, `silent_relays`) come from the JSON of a summary. Names come from traffic: `shown` escapes
+(`facts`, `firing`, `troubles`) come from the JSON of a summary. Names come from traffic: `shown` escapes
 them.
 """
 
@@ -37,7 +37,6 @@ __all__ = [
     "ordered",
     "share_cell",
     "shown",
-    "silent_relays",
     "text_cell",
     "unique",
 ]
@@ -265,12 +264,17 @@ def firing(summary: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def silent_relays(summary: Mapping[str, Any]) -> str | None:
-    """Return a warning if nothing is being measured; None if a relay reports."""
+def troubles(summary: Mapping[str, Any]) -> list[str]:
+    """Return a warning if nothing is being measured, and one for each upstream that is down."""
     relays = summary.get("relays")
     if not isinstance(relays, Mapping):
-        return None
-    ages = [at(relay, "status_age") for relay in relays.values() if at(relay, "connected")]
-    if any(isinstance(age, int | float) and age <= SILENT_S for age in ages):
-        return None
-    return "NO RELAY REPORTS: requests are not measured. Hint: is the proxy running? See its log"
+        return []
+    connected = [relay for relay in relays.values() if at(relay, "connected")]
+    found = []
+    if not any(isinstance(age := at(r, "status_age"), int | float) and age <= SILENT_S for r in connected):
+        found.append("NO RELAY REPORTS: requests are not measured. Hint: is the proxy running? See its log")
+    upstreams = [up for up in (at(relay, "upstreams") for relay in connected) if isinstance(up, Mapping)]
+    down = dict.fromkeys(url for of in upstreams for url, up in of.items() if not up)
+    return found + [
+        f"UPSTREAM DOWN: {shown(url)} accepts no connection; clients get 502 or 504" for url in down
+    ]

@@ -352,7 +352,10 @@ def _relay(of: str, relay: object) -> Iterator[Line]:
         why = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items() if n)
         yield of, "dropped", _count(total), why or "no exchange dropped"
     for url, up in _items(at(relay, "upstreams")):
-        yield of, f"upstream {url}", Cell("up" if up else "DOWN", str(up)), "by the latest connection"
+        ages = at(relay, "upstream_ages")
+        age = ages.get(url) if isinstance(ages, Mapping) else None
+        when = f", {age:.0f} s ago" if isinstance(age, int | float) else ""
+        yield of, f"upstream {url}", Cell("up" if up else "DOWN", str(up)), f"at the latest connection{when}"
     if isinstance(skipped := at(relay, "skipped"), Mapping):
         rules = ", ".join(f"{rule} {n:,}" for rule, n in skipped.items())
         yield of, "skipped", _count(sum(skipped.values())), rules or "no request that is not inference"

@@ -85,6 +85,14 @@ BLOCK = {"error": {"message": "Content blocked: keyword", "type": "invalid_reque
             ("output_guardrail", "finish_reason", "medium", "output", "blocked", None),
         ),
         (
+            [chunk({}, "content_filter"), usage(0)],
+            ("input_guardrail", "finish_reason", "medium", "input", "blocked", None),
+        ),
+        (
+            [chunk({}, "content_filter")],
+            ("output_guardrail", "finish_reason", "medium", "output", "blocked", None),
+        ),
+        (
             [text("canned"), chunk({}, "guardrail_intervened")],
             ("output_guardrail", "finish_reason", "medium", "output", "replaced", None),
         ),

@@ -128,6 +128,16 @@ def test_a_rule_that_cannot_be_is_named(rule: dict[str, Any], place: str) -> Non
     assert told.value.place == place
 
 
+def test_all_mistakes_of_the_table_are_reported_at_once() -> None:
+    rules = TenantRule(header="no good", body="a..b"), TenantRule(path="(")
+    with pytest.raises(ConfigError) as told:
+        TenantOptions(rules=rules, names={"key-1": ""}, salt="")
+    assert [one.place for one in told.value.each()] == [
+        "tenants.rules[0]", "tenants.rules[0].header", "tenants.rules[0].body", "tenants.rules[1].path",
+        "tenants.salt", "tenants.names.key-1",
+    ]  # fmt: skip
+
+
 def test_names_and_salt_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"tenants\.names\.key-1"):
         TenantOptions(names={"key-1": "a\nb"})

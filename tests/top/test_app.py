@@ -355,7 +355,7 @@ def test_notes_use_the_free_height_and_cautions_come_before_findings() -> None:
         assert text.index("caution: marked: chunks come 8 at a time") < text.index("p < 1e-16")
         assert "more lines of notes" not in text and "TTFT" in text
 
-    play(screenplay, documents)
+    play(screenplay, documents, (80, 26))
 
 
 def test_notes_without_room_say_how_many_lines_are_missing() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.exchange.outcome import FAILED, Outcome
-from llmtap.top.table import ViewTable, facts, firing, flowed, silent_relays
+from llmtap.top.table import ViewTable, facts, firing, flowed, troubles
 from llmtap.top.views import LEVELS, SILENT, VIEWS, Shown, sparkline, streams_table
 from tests.support.servers.fake_admin import a_stream, recorded
 from tests.support.traffic.exchanges import streamed
@@ -191,13 +191,20 @@ def test_facts_flow_into_lines_and_are_never_torn() -> None:
     assert flowed([], 10) == []
 
 
-def test_relays_that_are_silent_or_gone_are_told_of() -> None:
-    assert silent_relays(recorded()["summary"]) is None
-    assert "NO RELAY REPORTS" in (silent_relays(recorded(relay=False)["summary"]) or "")
-    gone = recorded()["summary"]
-    gone["relays"]["r0"]["status_age"] = 60.0
-    assert silent_relays(gone) is not None
-    assert silent_relays({}) is None
+def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of() -> None:
+    down = "UPSTREAM DOWN: http://gw:8000 accepts no connection; clients get 502 or 504"
+    (silent,) = troubles(recorded(relay=False)["summary"])
+    assert silent.startswith("NO RELAY REPORTS")
+    told = recorded()["summary"]
+    relay = told["relays"]["r0"]
+    assert troubles(told) == [down]
+    told["relays"]["r1"] = relay
+    assert troubles(told) == [down], "once, although both relays say so"
+    relay["status_age"] = 60.0
+    assert troubles(told) == [silent, down]
+    relay["upstreams"] = {"http://gw:8000": True}
+    assert troubles(told) == [silent]
+    assert troubles({}) == []
 
 
 def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:

@@ -4,9 +4,10 @@
 numbers its exchanges from 1 and reports its counts (`schema.CaptureLedger`). From these:
 
 - Missing: numbers from 1 to the highest known one that no row has, without those still running.
-- Running: exchanges under way at the last report of a capture that is not closed.
-- Explained: by counts of drops, exact up to the relay's last report, and by exchanges that were under way
-  then or began later, which may have ended without a row.
+- Explained: first by counts of drops, exact up to the relay's last report; the rest by exchanges that were
+  under way then or began later, which may have ended without a row.
+- Running: exchanges under way at the last report of a capture that is not closed, without those that have a
+  row by now or that drops explain.
 - `unexplained`: the rest, lost with a killed meter, a damaged spool, or a file that was deleted or not read.
 - The tail, begun after the relay's last report and last row, is unknown. A capture that was closed has none.
 """
@@ -38,12 +39,12 @@ class RelayIntegrity:
     duplicates: int
     missing: int
     running: int
-    """Under way at its last report, if the capture is not closed: they are not among the missing."""
+    """`unsettled`, if the capture is not closed: they are not among the missing."""
     ranges: list[tuple[int, int]]
     """First and last number of each range without rows."""
     dropped: dict[str, int]
     unsettled: int
-    """Under way at its last report."""
+    """Under way at its last report, without a row since, and not explained by drops."""
     since: int
     """Missing and begun after its last report."""
     unexplained: int
@@ -232,16 +233,18 @@ def _relay(
     opened = max(count.opened, ordered[-1].as_py() if len(ordered) else 0)
     ranges = list(_gaps(ordered.filter(pc.greater(ordered, count.since)), count.since, opened))
     absent = sum(last - first + 1 for first, last in ranges)
-    running = 0 if closed else min(absent, count.unsettled)
     since = sum(last - max(first, count.opened + 1) + 1 for first, last in ranges if last > count.opened)
     dropped = {reason: n - count.before.get(reason, 0) for reason, n in count.dropped.items()}
     dropped = {reason: n for reason, n in dropped.items() if n > 0}
-    accounted = sum(dropped.values()) + count.unsettled + since
+    # A row that came after the last report settles an exchange, so drops explain missing numbers first.
+    unexplained = max(0, absent - since - sum(dropped.values()))
+    unsettled = min(unexplained, count.unsettled)
+    running = 0 if closed else unsettled
     set_at = [{"seq": seq, "arrival_ns": ns, "anchor": n} for n, (seq, ns) in sorted(anchors.items()) if n]
     return RelayIntegrity(
         relay, opened, len(ordered), len(numbers) - len(ordered), absent - running, running, ranges,
-        dropped, count.unsettled, since, max(0, absent - accounted),
-        not count.unsettled and not since and not count.packets.get("lost"),
+        dropped, unsettled, since, unexplained - unsettled,
+        not unsettled and not since and not count.packets.get("lost"),
         set_at, count.packets, count.watched,
     )  # fmt: skip
 

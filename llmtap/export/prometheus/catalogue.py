@@ -58,6 +58,8 @@ Value = float | Mapping[str, float] | Mapping[tuple[str, str], float]
 _C, _G = CounterMetricFamily, GaugeMetricFamily
 _RELAY, _WINDOW, _EXPORTER = ("relay",), ("window",), ("exporter",)
 
+_SPAN = "; of a younger meter, since its start"
+
 HISTOGRAMS: Final[Mapping[str, HistogramFamily]] = {
     "ttft": HistogramFamily(
         "llmtap_time_to_first_token_seconds",
@@ -185,7 +187,9 @@ SELF: Final[Mapping[str, SelfMetric]] = {
         _G, "Bounds of the objectives, each an edge of the histogram that shows it", ("slo", "objective")
     ),
     "slo_burn_rate": SelfMetric(
-        _G, "How many times faster than allowed the error budget goes, over a window", ("slo", "window")
+        _G,
+        f"How many times faster than allowed the error budget goes, over a window{_SPAN}",
+        ("slo", "window"),
     ),
     "relay_exchanges": SelfMetric(_C, "Exchanges started", _RELAY),
     "tap_measured_exchanges": SelfMetric(_C, "Exchanges whose every frame was acknowledged", _RELAY),
@@ -234,10 +238,10 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "live_subscribers": SelfMetric(_G, "Subscribers of the live feed"),
     "live_missed_exchanges": SelfMetric(_C, "Exchanges that a subscriber of the live feed was too slow for"),
     "smooth_goodput_tokens_per_second": SelfMetric(
-        _G, "Sum of output tokens - alpha x user idle latency, per second", _WINDOW
+        _G, f"Sum of output tokens - alpha x user idle latency, per second{_SPAN}", _WINDOW
     ),
     "goodput_requests_per_second": SelfMetric(
-        _G, "Requests that met all their objectives, per second", _WINDOW
+        _G, f"Requests that met all their objectives, per second{_SPAN}", _WINDOW
     ),
     "upstream_running_requests": SelfMetric(_G, "Requests that the upstream runs, by its own /metrics"),
     "upstream_waiting_requests": SelfMetric(_G, "Requests in the queue of the upstream"),

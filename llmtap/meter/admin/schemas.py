@@ -316,6 +316,7 @@ _RELAY_STATUS: Final[dict[str, Schema]] = {
     "dropped": _map(COUNT, "Exchanges that were not measured, by reason."),
     "skipped": _map(COUNT, "Requests that are not inference, by rule of `relay.skip`; not among `opened`."),
     "upstreams": _map({"type": "boolean"}, "Whether an upstream accepted the latest connection, by URL."),
+    "upstream_ages": _map(NUMBER, "Time since the latest attempt to connect, in seconds, by URL."),
     "refused": _map(COUNT, "Connections and requests that were refused, by limit."),
     "cpu": _about("CPU time in seconds.", NUMBER),
     "lag_max": _about("Worst event-loop lag since its last status, in seconds.", NUMBER),

@@ -154,6 +154,7 @@ class Recorder:
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
         self._left: dict[str, None] = {}
+        self._owes_counts = False  # the last counts written had exchanges under way
         self._after = after
         self._meter = secrets.token_hex(4)
         self._whole = False
@@ -433,6 +434,10 @@ class Recorder:
             self._batch_bytes -= batch.nbytes
             self._batch_rows -= batch.num_rows
             self._kept += batch.num_rows
+            self._owes_counts = not _settled(ledger)
+        if self._owes_counts and _settled(ledger) and not self._rows and not self._inbox:
+            # No row brings these counts to the file while there is no traffic.
+            self._owes_counts = not self._store.append(self._nothing, ledger)
 
     def _give_up(self) -> None:
         """Count what could not be written as lost, in the last ledger."""
@@ -453,6 +458,10 @@ class Recorder:
         self._errors[kind] = seen + 1
         if not seen:
             log.warning("event=capture_error kind=%s further=counted", kind, exc_info=error)
+
+
+def _settled(ledger: CaptureLedger) -> bool:
+    return not any(count.unsettled for count in ledger.relays.values())
 
 
 def _number_of(relay: str) -> int:

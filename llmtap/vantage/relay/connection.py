@@ -24,7 +24,7 @@ __all__ = ["ClientConnection"]
 LINGER_NS: Final = 2_000_000_000
 """Time for a client to read a last answer that came before it had finished sending."""
 FRESH_NS: Final = 500_000_000
-"""Time for the first request of a new connection while the relay drains."""
+"""Minimum time for the first request of a new connection while the relay drains."""
 LINGER_BYTES: Final = 16 << 20
 REJECTED_HEAD_BYTES: Final = 4_096
 """Maximum bytes of a refused head that are reported."""
@@ -238,7 +238,9 @@ class ClientConnection:
         if abort:
             stream.abort()
             self._forget()
-        elif not keep or (self._context.reporter.draining and not self._buffer):
+        elif not keep or (
+            self._context.reporter.draining and not self._buffer and not self._context.last_request_ns
+        ):
             if linger:
                 self._linger(now_ns)
             else:
@@ -292,15 +294,20 @@ class ClientConnection:
                     what = "the request head did not arrive in time"
                     self._reject(408, "head_timeout", what, self._buffer, now_ns)
             elif now_ns - self._since_ns > (
-                FRESH_NS if self._context.reporter.draining else options.keepalive_timeout
+                max(FRESH_NS, self._context.last_request_ns)
+                if self._context.reporter.draining
+                else options.keepalive_timeout
             ):
                 self._close()
 
-    def drain(self) -> None:
-        """Close now if no request is running; a new connection may send its first."""
-        idle = self._flow is None and self._state is HEAD and not self._buffer
+    def drain(self, now_ns: int) -> None:
+        """Close an idle connection, now or after `last_request_ns`; a new one may send its first request."""
+        if self._flow is not None or self._state is not HEAD or self._buffer:
+            return
+        if self._context.last_request_ns:
+            self._since_ns = now_ns
         # A request that is in the socket already is answered.
-        if idle and self._served and self._stream is not None and self._stream.is_alive():
+        elif self._served and self._stream is not None and self._stream.is_alive():
             self._close()
 
     def kill(self) -> None:

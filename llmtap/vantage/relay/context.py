@@ -35,6 +35,8 @@ class RelayContext:
         self.router: ExperimentRouter | None = None
         self.skips = SkipRules(options.skip, "relay.skip")
         self.refused: dict[str, int] = {}
+        self.last_request_ns = 0
+        """While the relay drains: time that an idle client connection has for one more request."""
         self._warned_ns: dict[str, int] = {}
 
     def refuse(self, limit: str) -> None:

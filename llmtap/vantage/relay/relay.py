@@ -1,8 +1,8 @@
 """Main program of a relay process: its listeners, client connections and upstreams, from start to drain.
 
 The supervisor runs it as `python -m llmtap.vantage.relay`. It reads a RelaySetup as JSON from stdin, and
-inherits the listening sockets, so no connection is refused while it restarts. It ends on SIGTERM, or when
-stdin closes because the supervisor is gone.
+inherits the listening sockets, so no connection is refused while it restarts. It ends on SIGTERM, on SIGUSR1
+when other relays have taken over its sockets, or when stdin closes because the supervisor is gone.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -46,6 +47,12 @@ PROBE_NS = 2_000_000
 """Time between two probes of the loop's lag while exchanges run."""
 BRIEFING_S = 0.5
 """How long a fresh relay waits to hear whether the experiment is on; the meter answers in milliseconds."""
+LAST_REQUEST_NS = 5_000_000_000
+"""Time that an idle client has for one more request after new relays have taken over.
+
+Its response says `Connection: close`, so that no request meets a closed connection. 5 s is the keep-alive
+time of uvicorn and Node.js: clients expect that a connection that was idle for longer may be closed.
+"""
 ORPHAN_DRAIN_S = 20.0
 """Maximum drain time once the supervisor has died: after 30 s nothing of it may be left, and the meter ends
 after us."""
@@ -255,6 +262,7 @@ class Relay:
 
     def _counters(self) -> dict[str, Any]:
         """The fields of RelayStatus that only a relay has."""
+        tried = [check for check in self._checks if check.pool.up is not None]
         return {
             "connections": len(self.connections),
             "upstream_idle": sum(pool.idle for pool in self._pools),
@@ -264,7 +272,8 @@ class Relay:
             "accepted": self._accepted,
             "refused": self.context.refused,
             "upstream_up": bool(self._checks[0].up) if self.options.ready_needs_upstream else None,
-            "upstreams": {check.url: check.pool.up for check in self._checks if check.pool.up is not None},
+            "upstreams": {check.url: check.pool.up for check in tried},
+            "upstreams_tried_ns": {check.url: check.pool.tried_ns for check in tried},
         }
 
     # ---------------------------------------------------------------- accepting
@@ -324,6 +333,17 @@ class Relay:
         """End the drain, running or future, at once: exchanges still running are cut."""
         self._drained.set()
 
+    def let_idle_clients_wait(self, wait: bool) -> None:
+        """Set whether idle clients may send one more request in the drain, running or future."""
+        self.context.last_request_ns = LAST_REQUEST_NS if wait else 0
+        if self.reporter.draining:
+            self._drain_connections()
+
+    def _drain_connections(self) -> None:
+        now_ns = self.reporter.now_ns()
+        for connection in list(self.connections):
+            connection.drain(now_ns)
+
     async def drain(self) -> None:
         """Take no more connections, let exchanges finish up to `drain_timeout`, then end."""
         self.reporter.draining = True
@@ -331,8 +351,7 @@ class Relay:
             listener.close()
         self._listeners.clear()
         self.tap.status(self.reporter.status())
-        for connection in list(self.connections):
-            connection.drain()
+        self._drain_connections()
         if self.connections:
             log.info("event=draining relay=%s connections=%d", self.reporter.name, len(self.connections))
             try:
@@ -370,7 +389,7 @@ class RelaySetup(msgspec.Struct, kw_only=True):
 
 
 def main() -> int:
-    """Run until SIGTERM, or until the supervisor is gone: status 0; 1 when the relay broke."""
+    """Run until SIGTERM or SIGUSR1, or until the supervisor is gone: status 0; 1 when the relay broke."""
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelaySetup, dec_hook=decode_special)
     set_up(setup.log)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -399,8 +418,13 @@ async def _run(setup: RelaySetup) -> int:
         loop.call_later(ORPHAN_DRAIN_S, relay.hurry)
         stop.set()
 
+    def end(*, replaced: bool) -> None:
+        relay.let_idle_clients_wait(replaced)
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, partial(end, replaced=False))
+    loop.add_signal_handler(signal.SIGUSR1, partial(end, replaced=True))
     # A hang-up reaches the whole group, as a signal to a service may; the supervisor decides what it means.
     for number in (signal.SIGHUP, signal.SIGUSR2):
         loop.add_signal_handler(number, lambda: None)

@@ -207,6 +207,21 @@ def test_what_a_relay_did_before_the_capture_began_is_not_missing_from_it(tmp_pa
     assert new.ranges == [(1, 2)] and new.unexplained == 0
 
 
+def test_the_end_of_the_last_running_exchange_is_reported_without_traffic(tmp_path: Path) -> None:
+    recorder = recording(tmp_path)
+    recorder.start()
+    recorder.relay_said("r", 2, {}, 1)
+    play(recorder, 1)
+    until(lambda: recorder.state().exchanges == 1)
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert (capture.running, capture.missing) == (1, 0)
+    recorder.relay_said("r", 2, {"meter_lost": 1}, 0)
+    until(lambda: llmtap.read(tmp_path).integrity().captures[0].exact)
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert (capture.running, capture.missing, capture.unexplained) == (0, 1, 0)
+    recorder.close(60)
+
+
 def test_what_is_no_model_traffic_is_neither_missing_nor_dropped(tmp_path: Path) -> None:
     recorder = recording(tmp_path)
     recorder.start()

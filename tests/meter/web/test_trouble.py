@@ -53,6 +53,40 @@ def test_an_alarm_that_rings_stands_above_all_figures() -> None:
     play(scene)
 
 
+def test_an_upstream_that_is_down_stands_above_all_figures() -> None:
+    tally = a_tally()
+    tally.status("r0", relay_status(t_ns=99 * S, opened=1, measured=1, upstreams={"http://gw:8000": False}))
+    alert = "document.querySelector('main > div:not([hidden]) .banner.bad')?.textContent"
+
+    async def scene(page: Page, url: str) -> None:
+        for view in ("overview", "tap"):
+            await page.open(f"{url}#{view}")
+            await page.until(f"{alert} === 'http://gw:8000 accepts no connection: clients get 502 or 504.'")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_view_that_is_shown_again_is_not_stale_while_it_awaits_its_answer() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(f"{url}#overview")
+        await is_live(page)
+        stale = (
+            "import('/assets/polling.js').then(({ Poll }) => { const poll = new Poll('', null, 1000); %s })"
+        )
+        times = (
+            "poll.runs = true; const now = performance.now(); [poll.at, poll.began] = [now - %d, now - %d];"
+        )
+        told = " return [poll.fresh, poll.staleFor() !== null];"
+        for at, began, expected in (
+            (60_000, 500, [False, False]), (60_000, 6_000, [False, True]), (100, 500, [True, False]),
+            (6_000, 60_000, [True, True]),
+        ):  # fmt: skip
+            assert await page.look(stale % (times % (at, began) + told)) == expected
+
+    play(scene)
+
+
 def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
     tally = ExchangePipeline(MeterOptions(), clock := ManualClock(now_ns=40 * S))
     clock.advance(20 * S)

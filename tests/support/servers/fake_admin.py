@@ -44,6 +44,7 @@ def recorded(
             dropped={"overflow": 2},
             lag_ns_max=3_000_000,
             upstreams={"http://gw:8000": False},
+            upstreams_tried_ns={"http://gw:8000": S},
         )
         tally.status("r0", status)
     for x in exchanges:

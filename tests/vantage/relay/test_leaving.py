@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from llmtap.channel.frames import FrameKind
+from llmtap.vantage.relay import relay as relay_module
 from tests.support.servers.peer import PATIENCE_S, Ending, Gone, chunk, chunked, scene, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage, tapped
 from tests.support.servers.raw_client import RawClient, request
@@ -259,6 +260,47 @@ async def test_idle_connections_are_closed_at_once() -> None:
         await asyncio.wait_for(tap.drain(), PATIENCE_S)
         assert await used.to_end() == (b"", Ending.FIN)
         assert await fresh.to_end() == (b"", Ending.FIN)
+
+
+@scene
+async def test_a_relay_that_others_replaced_answers_one_more_request_of_each_client() -> None:
+    """An idle client, one whose running response did not say that it is the last, and a new one."""
+    async with stage(**PATIENT) as (up, tap):
+        path, stream = up.on(answers(b"last")), Stream()
+        idle, busy, fresh = [await tap.client() for _ in range(3)]
+        assert (await idle.get(path)).head.get("connection") is None
+        await busy.send(request("GET", up.on(stream)))
+        assert (await busy.head()).get("connection") is None
+        await wait_until(lambda: len(tap.relay.connections) == 3)
+        tap.relay.let_idle_clients_wait(True)
+        drain = draining(tap)
+        stream.go.set()
+        assert (await busy.chunked_payload()).data.endswith(b"hello")
+        for client in (idle, busy, fresh):
+            answer = await client.get(path)
+            assert (answer.data, answer.head.get("connection")) == (b"last", b"close")
+            assert await client.to_end() == (b"", Ending.FIN)
+        await asyncio.wait_for(drain, PATIENCE_S)
+
+
+@pytest.mark.parametrize("sigterm", [True, False])
+@scene
+async def test_an_idle_client_does_not_hold_a_replaced_relay(
+    sigterm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends after its time, and on SIGTERM at once."""
+    monkeypatch.setattr(relay_module, "LAST_REQUEST_NS", ms(3_600_000 if sigterm else 300))
+    async with stage(**PATIENT) as (up, tap):
+        client = await tap.client()
+        assert (await client.get(up.on(answers()))).status == 200
+        tap.relay.let_idle_clients_wait(True)
+        drain = draining(tap)
+        await asyncio.sleep(0)
+        if sigterm:
+            assert tap.relay.connections
+            tap.relay.let_idle_clients_wait(False)
+        await asyncio.wait_for(drain, PATIENCE_S)
+        assert await client.to_end() == (b"", Ending.FIN)
 
 
 @scene

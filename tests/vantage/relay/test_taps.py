@@ -340,10 +340,14 @@ async def test_an_upstream_that_is_away_is_reported(caplog: pytest.LogCaptureFix
         await wait_until(lambda: tap.relay.reporter.status().upstream_up)
     async with stage() as (up, tap):
         assert tap.relay.reporter.status().upstream_up is None
+        before_ns = tap.relay.reporter.status().t_ns
         assert tap.relay.reporter.status().upstreams == {}, "no connection yet"
         path = up.on(answers(b"{}"))
         await (await tap.client()).get(path)
-        assert tap.relay.reporter.status().upstreams == {tap.relay.options.upstream: True}
+        status = tap.relay.reporter.status()
+        assert status.upstreams == {tap.relay.options.upstream: True}
+        (tried_ns,) = status.upstreams_tried_ns.values()
+        assert before_ns <= tried_ns <= status.t_ns
 
 
 @scene

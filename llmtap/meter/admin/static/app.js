@@ -38,6 +38,7 @@ class App {
   poll(name, ask, period, heard) {
     return new Poll(name, ask, period, (data) => {
       this.feed.answered();
+      this.tell(); // before the view's own words, which are read out then
       heard(data);
     });
   }
@@ -160,7 +161,7 @@ class App {
     const asked = [...this.view.polls, this.feed];
     const failed = asked.find((one) => one.error !== null);
     const stale = asked.map((one) => one.staleFor()).filter((age) => age !== null);
-    const heard = this.view.polls.every((poll) => poll.at !== null || !poll.runs);
+    const heard = this.view.polls.every((poll) => poll.fresh || !poll.runs);
     let state = "live", words = "live", more = "";
     const oldest = stale.length ? seconds(Math.max(...stale)) : null;
     const shown = this.view.polls.some((poll) => poll.at !== null);

@@ -104,7 +104,7 @@ export class Chunking {
     const wasted = `${count(s.tokens.after_cancel)} after the client disconnected`;
     const reasons = named(s.no_token.reasons) || "every stream had a token";
     refill(this.refusals, [
-      card("Refused", share(s.refusals.share), named(s.refusals.kinds) || "none", rests),
+      card("Refusals (all)", share(s.refusals.share), named(s.refusals.kinds) || "none", rests),
       card("No token", count(s.no_token.n), reasons, rests),
       card("Cancelled", count(s.outcomes.client_cancelled ?? 0), `${made}, ${wasted}`, rests),
     ]);
@@ -155,7 +155,7 @@ const COLUMNS = [
     value: (row) => row.part.chunking.bursts.hold_max,
   },
   {
-    id: "refused", head: "refused",
+    id: "refused", head: "refusals", title: "share of all refusals, those found by words included",
     text: (row) => share(row.part.refusals.share), value: (row) => row.part.refusals.share,
   },
   {

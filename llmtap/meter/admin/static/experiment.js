@@ -284,7 +284,12 @@ const DIFFERENCES = [
     id: "anytime", head: "anytime interval", title: "valid however often you look",
     text: (row) => interval(row.metric, row.d.anytime_interval),
   },
-  { id: "p", head: "p", text: (row) => pValue(row.d.p), value: (row) => row.d.p },
+  {
+    id: "p", head: "p",
+    title: "valid however often you look: it belongs to the anytime interval, so it can be large although the"
+      + " interval for one look excludes 0",
+    text: (row) => pValue(row.d.p), value: (row) => row.d.p,
+  },
   {
     id: "said", head: "result", kind: "text",
     text: verdict, state: (row) => (isFinding(row) ? "finding" : ""),

@@ -43,7 +43,7 @@ export function rate(value, unit) {
 
 export function share(value) {
   if (value === null || value === undefined) return NONE;
-  return `${number(value * 100, value > 0 && value < 0.1 ? 2 : 1)} %`;
+  return `${number(value * 100, value !== 0 && Math.abs(value) < 0.1 ? 2 : 1)} %`;
 }
 
 export function count(value) {

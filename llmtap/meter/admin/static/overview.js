@@ -7,7 +7,7 @@ import {
   FAILED, NONE, basis, clock, count, number, ranked, rate, seconds, share, width,
 } from "./format.js";
 import { ALL_TRAFFIC, Table, matching } from "./table.js";
-import { losses, uncertain } from "./tap.js";
+import { losses, uncertain, upstreamsDown } from "./tap.js";
 
 const FAILED_MIN = 3;
 const BY = ["tenant", "model", "arm", "class"];
@@ -105,6 +105,7 @@ export class Overview {
   heard(summary) {
     this.summary = summary;
     this.app.render("overview", () => this.render());
+    this.draw(); // its lines are figures of the cards
   }
 
   /** A second has passed: the live feed's figures of the last 10 s. */
@@ -128,7 +129,7 @@ export class Overview {
   render() {
     const s = this.summary;
     if (!s) return;
-    this.renderAlarms(alarmsOf(s.slo));
+    this.renderAlarms(alarmsOf(s.slo), upstreamsDown(s.relays));
     refill(this.notes, failing(s), begun(s.window), unmeasured(s.relays), unreliable(s));
     refill(this.empty, this.nothing(s));
     say(this.scope, this.app.filter ? ALL_TRAFFIC : "");
@@ -145,8 +146,8 @@ export class Overview {
     refill(this.tableEmpty, fits.length ? null : el("p", { class: "soft" }, why));
   }
 
-  renderAlarms(alarms) {
-    const words = alarms.filter(({ alarm }) => alarm.ringing).map(ringing);
+  renderAlarms(alarms, troubles) {
+    const words = [...troubles, ...alarms.filter(({ alarm }) => alarm.ringing).map(ringing)];
     // Made anew it would be read out again, so only where it differs.
     if (words.join() !== this.rung) {
       this.rung = words.join();

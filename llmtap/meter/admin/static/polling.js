@@ -44,11 +44,16 @@ export class Poll {
     this.turn();
   }
 
-  /** Seconds since the last answer where that is too long ago, else null. */
+  /** Whether an answer came since the start, or since the view is shown again. */
+  get fresh() {
+    return this.at !== null && this.at >= this.began;
+  }
+
+  /** Seconds since the last answer where it has been awaited for too long, else null. */
   staleFor() {
     if (!this.runs) return null;
-    const age = performance.now() - (this.at ?? this.began);
-    return age > 3 * this.period() + 2000 ? age / 1000 : null;
+    const now = performance.now(), awaited = now - (this.fresh ? this.at : this.began);
+    return awaited > 3 * this.period() + 2000 ? (now - (this.at ?? this.began)) / 1000 : null;
   }
 
   async turn() {

@@ -121,9 +121,7 @@ function passed(relays) {
 function complaints(s, relays, lost) {
   const bad = [];
   if (!relays.some(({ relay }) => relay.connected)) bad.push("No vantage is connected: nothing is measured.");
-  const down = relays.flatMap(({ relay }) => Object.entries(relay.connected && relay.upstreams || {})
-    .filter(([, up]) => !up).map(([url]) => url));
-  bad.push(...[...new Set(down)].map((url) => `${url} accepts no connection: clients get 502 or 504.`));
+  bad.push(...upstreamsDown(s.relays));
   if (lost.length) {
     const why = lost.map(([name, n]) => `${count(n)} ${LOST[name] ?? `(${name})`}`).join("; ");
     const forwarded = inPath(s.relays) ? " Their traffic was forwarded." : "";
@@ -138,6 +136,13 @@ function complaints(s, relays, lost) {
   const words = uncertain(s);
   if (words) bad.push(`${words}: llmtap gets too little CPU.`);
   return bad;
+}
+
+/** A sentence for each upstream that refused the latest connection of a relay. */
+export function upstreamsDown(relays) {
+  const down = Object.values(relays).filter((relay) => relay.connected).flatMap(
+    (relay) => Object.entries(relay.upstreams ?? {}).filter(([, up]) => !up).map(([url]) => url));
+  return [...new Set(down)].map((url) => `${url} accepts no connection: clients get 502 or 504.`);
 }
 
 /** A sentence without its end if too many exchanges of the window are uncertain; else null. */
