@@ -145,7 +145,7 @@ def _run(
         option(
             "N",
             "Number of independent runs of each test, each with its own "
-            "seed; llmtap report --compare needs 3 or more.",
+            "seed; 3 or more are needed to compare by runs.",
             min=1,
             max=100,
         ),

@@ -54,7 +54,7 @@ Examples:
 
   llmtap bench exo --target http://127.0.0.1:52415 --model NAME --instance-meta jaccl --sharding tensor
 
-  llmtap bench exo --pp 1000 5000 --concurrency 1 4 --use-prefix-cache --tokenizer models/mine --json=out.json
+  llmtap bench exo --target http://127.0.0.1:8000 --concurrency 1 4 --use-prefix-cache --json=out.json
 
 Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid option; 130 stopped by Ctrl-C,
 143 by SIGTERM, with the results of the completed part."""
@@ -139,14 +139,14 @@ def exo(
         str | None,
         option(
             "ring|jaccl|both",
-            "exo only: kind of the instance of the model; default both (either one).",
+            "exo only: instance type of the model; both (the default) accepts either.",
         ),
     ] = None,
     sharding: Annotated[
         str | None,
         option(
             "pipeline|tensor|both",
-            "exo only: sharding of that instance; default both (either one).",
+            "exo only: sharding of that instance; both (the default) accepts either.",
         ),
     ] = None,
     min_nodes: Annotated[

@@ -104,8 +104,8 @@ def demo(
         float,
         option(
             "X",
-            f"Factor by which TRACE is sent faster. The default load has a mean of {RATE_RPS} requests/s at "
-            "factor 1; at factor 10, it begins with a burst of 169 requests in 30 s.",
+            f"Factor by which TRACE is sent faster. The default load begins with a burst: at factor 10, "
+            f"169 requests in 30 s. Its mean rate is {RATE_RPS} requests/s at factor 1.",
         ),
     ] = _SPEED,
     from_format: SourceFormat = None,

@@ -140,7 +140,8 @@ def replay(
             "PROCESS",
             "Arrival process that replaces the times of the trace: poisson, uniform, at-once, gamma:cv=2, "
             "onoff:on=2s,off=8s, ramp:from=1,to=50,over=60s, steps:10x30s,20x30s or "
-            "diurnal:amplitude=0.8,period=24h. Rates are in requests/s (default for a workload: poisson).",
+            "diurnal:amplitude=0.8,period=24h. Rates are in requests/s. A workload has "
+            "poisson arrivals by default.",
         ),
     ] = None,
     closed: Annotated[
@@ -404,7 +405,7 @@ def selftest(
     duration: Annotated[
         str, option("TIME", "Approximate duration; each stream repeats responses of about 1 s.")
     ] = "3s",
-    processes: Annotated[int, option("N", "Number of sending processes.", min=1, max=256)] = 1,
+    processes: Annotated[int, option("N", "Number of client processes.", min=1, max=256)] = 1,
     json: Json = None,
 ) -> None:
     """Measure how accurate llmtap's TTFT and ITL measurements are on this host.

@@ -135,7 +135,7 @@ def report(
         option(
             "RESULTS",
             "Results of benchmarks or replays to compare with CAPTURE; may be repeated. If the loads differ, "
-            "the exit code is 1, and benchmarks are compared without a significance test.",
+            "the exit code is 1. Only benchmarks with equal loads get a significance test.",
         ),
     ] = None,
 ) -> None:
@@ -150,7 +150,9 @@ def report(
     result = load_result(places[0]) if len(places) == 1 else None
     if len(places) > 1 and (stored := [place for place in places if load_result(place) is not None]):
         raise ConfigError(
-            stored[0], "is a stored result, and a report shows one result only", f"llmtap report {stored[0]}"
+            stored[0],
+            "is a stored result, and a report shows one result only",
+            f"llmtap report {stored[0]}; a file for --json is --json=FILE",
         )
     if result is not None:
         for option, refused in (
@@ -440,7 +442,7 @@ def _compare(
         raise ConfigError(
             "--compare",
             f"{len(places)} results to compare with",
-            "one, then --compare for each of the others",
+            "one, then --compare for each of the others; a file for --json is --json=FILE",
         )
     outputs = Outputs(json=json, html=html, markdown=markdown)
     need_extra("--compare", "scipy", "bench")

@@ -425,8 +425,8 @@ ReaderGrace = Annotated[
     int | None,
     option(
         "TOKENS",
-        "Delay after which a token counts as late, in tokens of reading time (1 is 50 ms at 20 tokens/s). "
-        "Default 0.",
+        "Delay after which a token counts as late, as a multiple of the time to read one token (50 ms at "
+        "20 tokens/s). Default 0.",
     ),
 ]
 

@@ -50,8 +50,8 @@ sim = typer.Typer(
 app.add_typer(sim, name="sim", short_help="Run the simulated engine, or simulate schedulers.")
 
 _PREDICTORS: Final = (
-    "perfect: the true length. prompt: 1.5 x (prompt tokens)^0.7. noisy: the same with random noise of about "
-    "10 %."
+    "perfect: the true length. prompt: 1.5 x (prompt tokens)^0.7. noisy: as prompt, with about 10 % "
+    "random noise."
 )
 
 _SERVE_EPILOG = """Examples:
@@ -96,7 +96,11 @@ def serve(
     ] = None,
     itl: Annotated[str | None, option(None, "Time between tokens; default 20ms.")] = None,
     tokens: Annotated[
-        int | None, option(None, "Tokens per response, unless max_tokens is less; default 40.")
+        int | None,
+        option(
+            None,
+            "Tokens per response; at most max_tokens, and exactly max_tokens with ignore_eos. Default 40.",
+        ),
     ] = None,
     spread: Annotated[
         float | None,
@@ -130,7 +134,8 @@ def serve(
     serving: Annotated[
         list[str] | None,
         option(
-            "NAME=VALUE", "Option of an iteration-level scheduler (--servings lists them); may be repeated."
+            "NAME=VALUE",
+            "Option of an iteration-level scheduler; --servings lists these options. May be repeated.",
         ),
     ] = None,
     servings: Annotated[
@@ -144,7 +149,7 @@ def serve(
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Choice for a detail that the multi-bin batching paper leaves open; may be repeated. For "
+            "Interpretation of a detail that the multi-bin batching paper leaves open; may be repeated. For "
             "example, bin_edges=1,30,117 sets the lower edge of each bin of multi_bin_dynamic. `llmtap sim "
             "run --readings` lists the details and their values.",
         ),
@@ -391,8 +396,8 @@ def run(
         str | None,
         option(
             None,
-            "Tolerance around the SLA per token, within which the schedulers keep the batch size; default "
-            "5ms. (The SLA is token_sla of --reading, default 10ms.)",
+            "Tolerance of the time per token, default 5ms. The schedulers change the batch size only if that "
+            "time differs by more from the SLA per token (--reading token_sla, default 10ms).",
         ),
     ] = None,
     predictor: Annotated[
@@ -407,22 +412,23 @@ def run(
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Choice for a detail that the multi-bin batching paper leaves open; --readings lists the details "
-            "and their values. May be repeated.",
+            "Interpretation of a detail that the multi-bin batching paper leaves open; --readings lists the "
+            "details and their values. May be repeated.",
         ),
     ] = None,
     serving: Annotated[
         list[str] | None,
         option(
-            "NAME=VALUE", "Option of the iteration-level schedulers (--readings lists them); may be repeated."
+            "NAME=VALUE",
+            "Option of the iteration-level schedulers; --readings lists these options. May be repeated.",
         ),
     ] = None,
     vary: Annotated[
         list[str] | None,
         option(
             "NAME=V,V,...",
-            "Several values of one option of --reading or --serving, or of bins, separated by commas, or by "
-            "| if a value contains a comma. May be repeated.",
+            "Several values of one setting: bins, or an option of --reading or --serving. The separator is a "
+            "comma, or | if a value contains a comma. May be repeated.",
         ),
     ] = None,
     readings: Annotated[bool, flag("--readings", "List the options of --reading and --serving.")] = False,
@@ -430,7 +436,8 @@ def run(
         str | None,
         option(
             "NAME",
-            "Predefined sweep; --presets lists them. An option on the command line replaces its values.",
+            "Predefined sweep; --presets lists them. An option on the command line replaces the preset's "
+            "values of that option.",
         ),
     ] = None,
     presets: Annotated[bool, flag("--presets", "List the presets and workloads.")] = False,
@@ -454,8 +461,8 @@ def run(
         float | None,
         option(
             "SHARE",
-            "Search for the highest request rate with no more than this fraction of the requests over a "
-            "limit (see --capacity-by), for example 0.01.",
+            "Search for the highest request rate at which at most SHARE of the requests exceed a limit (see "
+            "--capacity-by), for example 0.01.",
         ),
     ] = None,
     capacity_by: Annotated[
@@ -481,9 +488,9 @@ def run(
         bool | None,
         option(
             None,
-            "Report all metrics of live traffic (--measure), or only those of the multi-bin batching paper "
-            "(--no-measure). Default: --measure for iteration-level schedulers, and with --slo, --capture or "
-            "--follow.",
+            "Report the same metrics as for live traffic (--measure), or only those of the multi-bin "
+            "batching paper (--no-measure). Default: --measure for iteration-level schedulers, and with "
+            "--slo, --capture or --follow.",
             "--measure/--no-measure",
         ),
     ] = None,

@@ -149,9 +149,9 @@ _METER_EPILOG = """Examples:
 
   llmtap meter --listen-socket ./tap.sock --admin 127.0.0.1:9464 --capture ./capture
 
-In the application: app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock"). Any number of
-processes of the user who runs the meter may connect to one socket. SIGTERM stops the meter at once: the
-applications continue, and count the exchanges that are not measured."""
+In the application: app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock"). Only
+processes of the user who runs the meter may connect to the socket; their number is not limited. SIGTERM stops
+the meter at once: the applications continue, and count the exchanges that are not measured."""
 
 
 @app.command(short_help="Measure applications that use the middleware.", epilog=_METER_EPILOG)
@@ -257,8 +257,8 @@ Examples:
 Without a terminal, or with --once, one screen is printed as plain tables.
 
 Exit codes: 0 the metrics were printed, or the user quit (q, Ctrl-C); 1 the admin port stopped responding
-during --once; 2 invalid option; or, at the start, the admin port was not reachable, rejected the token, or is
-another service."""
+during --once; 2 invalid option, or at the start the admin port was not reachable, rejected the token, or
+belongs to another service."""
 
 
 @app.command(short_help="Show a running llmtap in the terminal.", epilog=_TOP_EPILOG)
