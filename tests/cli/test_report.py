@@ -172,8 +172,8 @@ def test_other_loads_are_named_at_the_top_and_are_exit_1(results: Path, tmp_path
     assert done.exit_code == 1
     assert not isinstance(done.exception, ConfigError)
     lines = done.output.splitlines()
-    assert lines[1] == "loads differ, and figures of them are not tested:"
-    assert lines[2].startswith("  rate ")
+    assert lines[1] == "loads differ, and figures of them are not tested"
+    assert lines[2].startswith("rate ")
     assert lines[2].endswith(" 8.0 of d")
     (row,) = [line for line in lines if line.startswith("TTFT P50")]
     assert row.rstrip().endswith("not tested")

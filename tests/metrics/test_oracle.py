@@ -185,7 +185,7 @@ def test_percentiles_by_every_rule(ietf: dict[str, Any]) -> None:
     same(tail_ratio(percentile(values, 0.5), percentile(values, 0.99)), expected["p99_over_p50_linear"])
     nearest = [percentile_by("nearest_rank", values, p) for p in (0.5, 0.99)]
     same(tail_ratio(*nearest), expected["p99_over_p50_nearest_rank"])
-    assert marks(expected["n"]) == ["p99", "p999"]  # adequate for neither
+    assert marks(expected["n"]) == ["p50", "p90", "p95", "p99", "p999"]  # 10 samples are enough for none
     one, two = expected["edge_n1"], expected["edge_n2"]
     assert {percentile_by(rule, one["input"], p) for rule in RULES.values() for p in (0.5, 0.99)} == {42.0}
     assert (deviation(one["input"]), deviation(one["input"], sample=True)) == (0.0, None)

@@ -215,9 +215,10 @@ def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callabl
 
 def _clear_after_cancel(summary: Any) -> None:
     """Set tokens after a disconnect to null: only the middleware reads them."""
-    parts = [part for parts in summary.get("by", {}).values() for part in parts.values()]
-    for one in (summary, *parts):
-        one["tokens"]["after_cancel"] = None
+    for group in summary.get("by", {}).values():
+        for part in group if isinstance(group, list) else group.values():  # `series` is a list
+            part["tokens"]["after_cancel"] = None
+    summary["tokens"]["after_cancel"] = None
 
 
 def summary_of(
