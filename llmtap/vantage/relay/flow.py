@@ -13,15 +13,7 @@ from llmtap.clock import SystemClock
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import CompiledStream, Stream
-from llmtap.protocol.http1 import (
-    BodyScanner,
-    ChunkedScanner,
-    CloseScanner,
-    Framing,
-    Headers,
-    RequestHead,
-    ResponseHead,
-)
+from llmtap.protocol import http1
 from llmtap.protocol.http1_response import begin_response_body, next_response_head
 from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.heads import own_answer, response_lines
@@ -38,7 +30,7 @@ READ_ON_NS: Final = 2_000_000_000
 RESPONSE_DATA: Final = FrameKind.RESPONSE_DATA
 ANSWER: Final = FrameKind.ANSWER
 COMPLETE: Final = Outcome.COMPLETE
-CHUNKED, CLOSE = Framing.CHUNKED, Framing.CLOSE
+CHUNKED, CLOSE = http1.Framing.CHUNKED, http1.Framing.CLOSE
 
 mono_ns = SystemClock.mono_ns
 
@@ -80,8 +72,8 @@ class Flow(FlowState):
         self._stream = stream  # the client's
         self._tap = context.tap
         self.upload = Upload(context, self, client, stream)
-        self._scanner: BodyScanner | None = None
-        self._dechunker: ChunkedScanner | None = None  # a client of HTTP/1.0 is sent no chunks
+        self._scanner: http1.BodyScanner | None = None
+        self._dechunker: http1.ChunkedScanner | None = None  # a client of HTTP/1.0 is sent no chunks
         self._head_part = b""
         self._method = b""
         self._tunnel: Tunnel | None = None
@@ -99,7 +91,7 @@ class Flow(FlowState):
         self.arrival_ns = 0
         self.paused_ns = 0
 
-    def start(self, head: RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
+    def start(self, head: http1.RequestHead, data: bytes, head_end: int, arrival_ns: int, t_ns: int) -> bytes:
         """Forward the request whose head ends at `head_end` of `data`; return the bytes behind its end."""
         self._method = head.method
         self._keep_client = head.keep_alive
@@ -165,7 +157,7 @@ class Flow(FlowState):
         self._dechunker.feed(body, pieces)
         return b"".join(pieces)
 
-    def _pass_body(self, framing: Framing) -> None:
+    def _pass_body(self, framing: http1.Framing) -> None:
         """Let compiled code pass the rest of the body on, if there is any: `on_data` for plain reads."""
         upstream, client = self.upload.upstream, self._stream
         if isinstance(upstream, CompiledStream) and isinstance(client, CompiledStream):
@@ -205,7 +197,7 @@ class Flow(FlowState):
             data = data[end:]
         self._head_part = data
 
-    def _interim(self, head: ResponseHead, raw: bytes, t_ns: int) -> None:
+    def _interim(self, head: http1.ResponseHead, raw: bytes, t_ns: int) -> None:
         # RFC 9110 15.2: 1xx are forwarded, but not to HTTP/1.0, which does not know them.
         if self._client.is_11:
             try:
@@ -217,7 +209,7 @@ class Flow(FlowState):
                 self.pause_upstream()
         self._tap.offer(FrameKind.INTERIM, self.seq, t_ns, 0, raw)
 
-    def _answer(self, head: ResponseHead, data: bytes, head_end: int, t_ns: int) -> None:
+    def _answer(self, head: http1.ResponseHead, data: bytes, head_end: int, t_ns: int) -> None:
         """Forward the final response head and the body bytes that came with it."""
         self.status = head.status
         self._keep_upstream = head.keep_alive
@@ -228,7 +220,7 @@ class Flow(FlowState):
             self._upstream_broke(exc)
             return
         if head.framing is CHUNKED and not is_11:
-            self._dechunker = ChunkedScanner()
+            self._dechunker = http1.ChunkedScanner()
         if self._dechunker is not None or head.framing is CLOSE:
             self._keep_client = False  # only the close tells the client the end
         if end >= 0:
@@ -294,14 +286,14 @@ class Flow(FlowState):
     def on_eof(self) -> None:
         # Where a client of HTTP/1.0 is told the end by a close, the upstream still has its last chunk to
         # send.
-        if isinstance(self._scanner, CloseScanner):
+        if isinstance(self._scanner, http1.CloseScanner):
             self._body_complete(mono_ns())
         else:
             self.on_lost(None)
 
     def _client_sees_close(self) -> bool:
         """Only the end of the connection tells the client that the answer has ended."""
-        return self._dechunker is not None or isinstance(self._scanner, CloseScanner)
+        return self._dechunker is not None or isinstance(self._scanner, http1.CloseScanner)
 
     def on_lost(self, error: OSError | None) -> None:
         self.upload.drop_upstream()
@@ -323,7 +315,7 @@ class Flow(FlowState):
 
     # ---------------------------------------------------------------- after an upgrade
 
-    def _switch(self, head: ResponseHead, raw: bytes, rest: bytes, t_ns: int) -> None:
+    def _switch(self, head: http1.ResponseHead, raw: bytes, rest: bytes, t_ns: int) -> None:
         """Handle status 101: make both connections a tunnel."""
         upstream = self.upload.upstream
         assert upstream is not None
@@ -383,7 +375,7 @@ class Flow(FlowState):
             self._finish()
 
     def fail(
-        self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
+        self, status: int, code: str, what: str, outcome: Outcome, fields: http1.Headers | None = None
     ) -> None:
         """End the exchange with an error response, or cut a response that has begun."""
         if self.over:
