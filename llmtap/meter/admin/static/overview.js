@@ -285,7 +285,7 @@ export class Overview {
       { id: "burn60", head: "burn 1h", title: "burn rate over an hour", ...burn("1h") },
       {
         id: "wide", head: "± p99", title: "uncertainty of the timestamps of 99 % of the exchanges",
-        ...of((part) => part.uncertainties.p99),
+        text: (row) => seconds(row.part.uncertainties.p99), value: (row) => row.part.uncertainties.p99,
       },
     ];
   }
