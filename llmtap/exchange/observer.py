@@ -387,9 +387,12 @@ class Observer:
             added.chunks_ns.append(added_ns)
 
     def _add_all(self, deltas: list[Delta], t_ns: int) -> None:
+        followed = output = False
         for delta in deltas:
+            followed |= output
+            output |= delta.output
             self._add(delta, t_ns)
-        if any(delta.output for delta in deltas[:-1]):
+        if followed:
             self._share_read(t_ns)
 
     def _share_read(self, t_ns: int) -> None:

@@ -21,7 +21,7 @@ from llmtap.metrics.statistics import SHARES, is_enough, mean, percentile
 from llmtap.report.values import FEW, MARK
 
 __all__ = [
-    "DOUBT", "KEY_SHARES", "METRICS", "SPANS", "Cell", "cdf_series", "clustered_row", "figure",
+    "FEW", "KEY_SHARES", "METRICS", "SPANS", "Cell", "cdf_series", "clustered_row", "figure",
     "histogram_series", "latency_columns", "latency_row", "line_series", "load_lines", "marked",
     "metric_table", "ms", "ms_of", "spanned", "table_of", "text", "with_interval",
 ]  # fmt: skip
@@ -32,7 +32,6 @@ MS: Final = 1e3
 _ABSENT: Final = "-"
 Cell = Callable[[Any], str]
 """Function from a row to the text of a cell."""
-DOUBT: Final = FEW
 SPANS: Final = "in brackets after a figure: its interval of 95 %, where it has one"
 _LEVEL: Final = 0.95
 _ENDS: Final = ("value", "low", "high")

@@ -295,7 +295,7 @@ def _remark(
     notes.append("out-of-memory errors are those that an answer's error tells")
     notes.append(figures.SPANS)
     if figures.marked(found.measurements["levels"], "ttft", "tpot", share="p99"):
-        notes.append(figures.DOUBT)
+        notes.append(figures.FEW)
     uneven = at_best is not None and len(set(at_best.measured.values("output_tokens"))) > 1
     if uneven:
         notes.append(

@@ -314,7 +314,7 @@ def _remark(
         "intervals take requests for independent; those of a queue are not quite, so they are rather narrow",
     ]
     if figures.marked(told["classes"].values(), "ttft", "tpot"):
-        found.notes.append(figures.DOUBT)
+        found.notes.append(figures.FEW)
     if capacity is not None:
         found.notes.append(f"saturation: {capacity.rps:.4g} requests/s of the mix ({capacity.how})")
         if not capacity.saturated:

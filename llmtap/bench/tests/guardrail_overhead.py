@@ -322,7 +322,7 @@ def _remark(found: test.TestResult, session: BenchSession, params: GuardrailPara
         )
     found.deviations += _lacks(told, params)
     if figures.marked(rows, *METRICS):
-        found.notes.append(figures.DOUBT)
+        found.notes.append(figures.FEW)
     if not params.search:
         found.notes.append("maximum throughput was not measured (search = false): Table 14 is left out")
     cached = cached_share(cells)

@@ -298,7 +298,7 @@ def _remark(found: test.TestResult, told: Sequence[dict[str, Any]]) -> None:
         " is the standard deviation of an answer's gaps, its longest pause the greatest of them"
     )
     if figures.marked(told, "itl", "jitter", "max_pause"):
-        notes.append(figures.DOUBT)
+        notes.append(figures.FEW)
     for one in told:
         chunks = one["chunking"]
         if one["term"] == "TBC":

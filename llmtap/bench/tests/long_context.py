@@ -349,7 +349,7 @@ def _remark(
         notes.append(f"tokens as the server counted them, on average: {'; '.join(counts)}")
     notes.append(figures.SPANS)
     if figures.marked(told, "ttft"):
-        notes.append(figures.DOUBT)
+        notes.append(figures.FEW)
     tried = sorted({t["concurrency"] for one in told for t in one["throughput"]})
     notes.append(
         f"throughput is the highest seen in a closed loop of {' and of '.join(map(str, tried)) or 'none'}: a"

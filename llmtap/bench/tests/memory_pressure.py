@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import DOUBT, SPANS, Cell, latency_columns, marked, ms, table_of, text
+from llmtap.bench.run.figures import FEW, SPANS, Cell, latency_columns, marked, ms, table_of, text
 from llmtap.bench.run.levels import (
     check_duration,
     endings,
@@ -387,7 +387,7 @@ def _remark(
         )
     notes.append(SPANS)
     if marked(told["levels"], "ttft", "tpot", share="p99"):
-        notes.append(DOUBT)
+        notes.append(FEW)
     known = None if params.capacity is not None else _capacity_found(session)
     if known is not None and known[1] != params.workload:
         found.deviations.append(

@@ -311,7 +311,7 @@ def _remark(
         figures.SPANS,
     ]
     if any(row["marks"] for row in told["ttft"].values()):
-        found.notes.append(figures.DOUBT)
+        found.notes.append(figures.FEW)
     if told["hit_rate"]["warm"] is None and told["hit_rate"]["cold"] is None:
         found.notes.append("the server does not tell how many tokens came from its cache: no hit rate")
     if told["throughput"] is not None:

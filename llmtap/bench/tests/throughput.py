@@ -364,7 +364,7 @@ def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) ->
         )
     notes.append(figures.SPANS)
     if figures.marked(told["levels"], "ttft", "tpot", share="p99"):
-        notes.append(figures.DOUBT)
+        notes.append(figures.FEW)
     if told["batch_utilization"] is None:
         notes.append("batch utilization needs a server that tells what runs, and sut.max_batch")
     if told["tokens_per_gpu_second"] is None:

@@ -280,7 +280,7 @@ def _remark(found: test.TestResult, params: TradeoffParams, tried: Sequence[Trie
     if tried[0].steady.queue_grows or tried[0].steady.falls_short:
         notes.append("even the lowest level saturates: capacity was estimated too high")
     if figures.marked(told["levels"], "ttft"):
-        notes.append(figures.DOUBT)
+        notes.append(figures.FEW)
     notes.append(figures.SPANS)
 
 

@@ -201,7 +201,7 @@ def _remark(found: test.TestResult) -> None:
         f"TTFT of {several(row['n'], 'answer')}; intervals, in brackets, are of 95 %, by order statistics"
     )
     if row["marks"]:
-        found.notes.append(figures.DOUBT)
+        found.notes.append(figures.FEW)
     if told["ttft_any"] is None:
         found.notes.append("TTFT is to the first content token; no answer had a token of another kind before")
     else:
