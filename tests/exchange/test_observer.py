@@ -447,25 +447,28 @@ LATER_NS = 50 + 10 * UNSEEN_NS
 
 
 @pytest.mark.parametrize(
-    ("reads", "uncertainty_ns"),
+    ("reads", "in_relay_ns", "in_sender_ns"),
     [
-        ([(50, A), (60, B), (70, DONE)], 12),  # each event has a timestamp of its own
-        ([(50, ROLE + A), (60, B)], 12),  # the token ends its read
-        ([(65, A + B)], 65 - 30),  # not before the request was submitted
-        ([(50, A), (90, B + STOP + DONE)], 90 - 50),
-        ([(50, A), (90, B + A[:9]), (95, A[9:])], 90 - 50),
-        ([(50, A), (LATER_NS, A + B)], 12 + UNSEEN_NS),
+        ([(50, A), (60, B), (70, DONE)], 12, 12),  # each event has a timestamp of its own
+        ([(50, ROLE + A), (60, B)], 12, 12),  # the token ends its read
+        ([(65, A + B)], 65 - 30, 65 - 30),  # not before the request was submitted
+        ([(50, A), (90, B + STOP + DONE)], 12, 90 - 50),
+        ([(50, A), (90, B + A[:9]), (95, A[9:])], 12, 90 - 50),
+        ([(50, A), (LATER_NS, A + B)], 12 + UNSEEN_NS, 10 * UNSEEN_NS),
         # The socket was not empty after the first half: a byte waits for more than a turn.
         (
             [(50, A), (60, LONG[:READ_BYTES_MAX]), (LATER_NS, LONG[READ_BYTES_MAX:] + B)],
+            10 * UNSEEN_NS,
             10 * UNSEEN_NS,
         ),
     ],
 )
 def test_a_token_may_have_waited_for_what_shares_its_read(
-    reads: list[tuple[int, bytes]], uncertainty_ns: int
+    reads: list[tuple[int, bytes]], in_relay_ns: int, in_sender_ns: int
 ) -> None:
-    assert observe(*reads, clock="kernel", paused_ns=0).uncertainty_ns == uncertainty_ns
+    assert observe(*reads, clock="kernel", paused_ns=0).uncertainty_ns == in_relay_ns
+    sent = observe(*reads, clock="kernel", paused_ns=0, waited=lambda since_ns, t_ns: t_ns - since_ns)
+    assert sent.uncertainty_ns == in_sender_ns
     assert observe(*reads, clock="mono").uncertainty_ns == 12
 
 

@@ -14,7 +14,6 @@ from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.clock import ManualClock, SystemClock
 from llmtap.exchange import observer
 from llmtap.exchange.observer import UNSEEN_NS
-from llmtap.load import sending
 from llmtap.net.lag import PEAKS_MAX, LagMeter, PythonLagMeter, make_lag_meter
 from llmtap.net.stream import (
     KERNEL_FLOOR_NS,
@@ -26,7 +25,6 @@ from llmtap.net.stream import (
     out_of_order,
 )
 from llmtap.vantage import reporter
-from llmtap.vantage.relay import relay
 from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock, kernel_stamps
 from tests.support.servers.peer import Peer, scene, wait_until
 
@@ -292,6 +290,5 @@ def test_a_byte_may_wait_for_two_turns_of_which_a_timer_sees_one(make: Make) -> 
 
 
 def test_no_stall_that_goes_unseen_is_longer_than_exchanges_allow_for() -> None:
-    assert relay.PROBE_NS + reporter.PROBE_GRAIN_NS <= UNSEEN_NS
-    assert sending.PROBE_NS + sending.GRAIN_NS <= UNSEEN_NS
+    assert reporter.PROBE_NS + reporter.PROBE_GRAIN_NS <= UNSEEN_NS
     assert observer.READ_BYTES_MAX == READ_BYTES_MAX

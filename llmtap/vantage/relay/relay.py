@@ -34,7 +34,7 @@ from llmtap.vantage.relay.connection import ClientConnection
 from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.experiment_router import ExperimentRouter
 from llmtap.vantage.relay.options import RelayOptions
-from llmtap.vantage.reporter import PROBE_GRAIN_NS, STATUS_S, Reporter
+from llmtap.vantage.reporter import PROBE_GRAIN_NS, PROBE_NS, STATUS_S, Reporter
 
 __all__ = ["Relay", "RelaySetup", "main"]
 
@@ -43,8 +43,6 @@ ASK_S = 2.0
 """Time between two checks of the upstream, where readiness depends on it."""
 SWEEP_SLICE = 256
 """Connections checked in one go: a sweep over ten thousand must not hold the loop for milliseconds."""
-PROBE_NS = 2_000_000
-"""Time between two probes of the loop's lag while exchanges run."""
 BRIEFING_S = 0.5
 """How long a fresh relay waits to hear whether the experiment is on; the meter answers in milliseconds."""
 LAST_REQUEST_NS = 5_000_000_000
@@ -117,7 +115,6 @@ class Relay:
         self.reporter = reporter = Reporter(
             loop, tap_path, options.tap_bytes, lag, clock or SystemClock(), name=name,
             clock_name=options.clock, listen=listen, counters=self._counters, on_word=self._on_word,
-            probe_ns=PROBE_NS,
         )  # fmt: skip
         self.tap = reporter.tap
         self._pools: list[Pool] = []
