@@ -16,6 +16,7 @@ import asyncio
 import logging
 import os
 import socket
+import stat
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -84,11 +85,15 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 
 
 def replaceable(path: str) -> bool:
-    """Return whether other users may write to the directory of a socket, and so put another in its place."""
+    """Return whether other users may write to the directory of a socket, and so put another in its place.
+
+    In a directory with the sticky bit, such as /tmp, they may not.
+    """
     try:
-        return bool(os.stat(os.path.dirname(path) or ".").st_mode & 0o022)
+        mode = os.stat(os.path.dirname(path) or ".").st_mode
     except OSError:
         return False
+    return bool(mode & 0o022) and not mode & stat.S_ISVTX
 
 
 log = logging.getLogger(__name__)

@@ -6,11 +6,12 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from llmtap.channel.channel import Tap
+from llmtap.channel.channel import Tap, replaceable
 from llmtap.channel.frames import Closing, FrameKind, Hello
 from tests.support.servers.peer import PATIENCE_S, scene, wait_until
 from tests.support.servers.proxy import FakeMeter
@@ -332,3 +333,11 @@ async def test_without_a_file_descriptor_it_looks_for_the_meter_again() -> None:
         async with channel() as (_, meter):
             assert make.call_count == 2
             assert len(meter.hellos) == 1
+
+
+@pytest.mark.parametrize(("mode", "found"), [(0o755, False), (0o775, True), (0o757, True), (0o1777, False)])
+def test_a_socket_is_replaceable_where_others_may_rename_files(
+    tmp_path: Path, mode: int, found: bool
+) -> None:
+    tmp_path.chmod(mode)
+    assert replaceable(str(tmp_path / "tap.sock")) is found
