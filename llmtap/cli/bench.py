@@ -118,8 +118,8 @@ def _run(
         Path | None,
         option(
             "FILE",
-            "Bench file of a second system. Both systems are tested in turn, with at least 3 runs each even "
-            "if --runs is lower, and the report compares them. The results folder then contains a subfolder "
+            "Bench file of a second system. Each run tests both systems, one after the other; at least 3 "
+            "runs are made, even if --runs is lower. The report compares the systems. The results folder then contains a subfolder "
             "for each system.",
         ),
     ] = None,
@@ -144,8 +144,8 @@ def _run(
         int,
         option(
             "N",
-            "Number of independent runs of each test, each with its own "
-            "seed; 3 or more are needed to compare by runs.",
+            "Number of independent runs of each test, each with its own seed. A comparison of two "
+            "systems takes runs as its samples if each system has at least 3, otherwise single requests.",
             min=1,
             max=100,
         ),

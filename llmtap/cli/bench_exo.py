@@ -52,9 +52,9 @@ Examples:
 
   llmtap bench exo --target http://127.0.0.1:8000 --pp 512 4096 --tg 128 --repeat 3 --warmup 1
 
-  llmtap bench exo --target http://127.0.0.1:52415 --model NAME --instance-meta jaccl --sharding tensor
+  llmtap bench exo --target http://127.0.0.1:52415 --model NAME --pp 512 --tg 128 --instance-meta jaccl --sharding tensor
 
-  llmtap bench exo --target http://127.0.0.1:8000 --concurrency 1 4 --use-prefix-cache --json=out.json
+  llmtap bench exo --target http://127.0.0.1:8000 --pp 512 --tg 128 --concurrency 1 4 --use-prefix-cache --json=out.json
 
 Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid option; 130 stopped by Ctrl-C,
 143 by SIGTERM, with the results of the completed part."""
@@ -75,8 +75,10 @@ Exit codes: 0 ok; 1 some cells are not valid; 2 invalid option; 130 stopped by C
 the results of the completed part."""
 
 Target = Annotated[str, option("URL", "URL of the server: http://host:port[/prefix].")]
-PromptLengths = Annotated[str, option("N...", "Prompt lengths in tokens, including the chat template.")]
-ResponseLengths = Annotated[str, option("N...", "Response lengths in tokens, at least 2.")]
+PromptLengths = Annotated[
+    str, option("N...", "Prompt lengths in tokens, including the chat template (required).")
+]
+ResponseLengths = Annotated[str, option("N...", "Response lengths in tokens, at least 2 (required).")]
 ServerType = Annotated[
     str,
     option(
@@ -209,7 +211,9 @@ def exo(
 )
 def grid(
     target: Target = "",
-    batch: Annotated[str, option("N...", "Batch sizes: numbers of requests sent at the same instant.")] = "",
+    batch: Annotated[
+        str, option("N...", "Batch sizes: numbers of requests sent at the same instant (required).")
+    ] = "",
     pp: PromptLengths = "",
     tg: ResponseLengths = "",
     repeat: Annotated[int, option("N", "Number of measured batches of each cell.", min=1, max=10_000)] = 5,

@@ -390,7 +390,9 @@ AnswerTimeout = Annotated[str, option("TIME", "Maximum duration of a complete re
 Slo = Annotated[
     str | None,
     option(
-        "BOUNDS", "Limits that a request must meet to count as goodput, for example 'ttft:500ms tpot:50ms'."
+        "BOUNDS",
+        "Limits that a request must meet to count as goodput, for example 'ttft:500ms tpot:50ms'. Other "
+        "names: ttft_any, ttfb, e2e, user_idle, tbc_max, tbc_p99, jitter.",
     ),
 ]
 VllmGoodput = Annotated[
@@ -399,7 +401,7 @@ VllmGoodput = Annotated[
 ]
 Percentiles = Annotated[
     str | None,
-    option("N...", "Additional percentiles of each metric, for example 25,75,99.5."),
+    option("N,...", "Additional percentiles of each metric, for example 25,75,99.5."),
 ]
 ReaderSpeed = Annotated[
     float | None,

@@ -396,8 +396,9 @@ def run(
         str | None,
         option(
             None,
-            "Tolerance of the time per token, default 5ms. The schedulers change the batch size only if that "
-            "time differs by more from the SLA per token (--reading token_sla, default 10ms).",
+            "Tolerance around the SLA per token (--reading token_sla, default 10ms); default 5ms. The "
+            "schedulers change the batch size only if the time per token is more than this above or below "
+            "the SLA.",
         ),
     ] = None,
     predictor: Annotated[
@@ -470,7 +471,8 @@ def run(
         option(
             "LIMIT,...",
             "Limits that --capacity uses: request (--reading request_sla, default 20s), token (--reading "
-            "token_sla, default 10ms) or slo (those of --slo).",
+            "token_sla, default 10ms) or slo (those of --slo). Each limit gets its own "
+            "search.",
         ),
     ] = "request",
     slo: Annotated[
