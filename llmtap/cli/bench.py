@@ -119,8 +119,8 @@ def _run(
         option(
             "FILE",
             "Bench file of a second system. Each run tests both systems, one after the other; at least 3 "
-            "runs are made, even if --runs is lower. The report compares the systems. The results folder then contains a subfolder "
-            "for each system.",
+            "runs are made, even if --runs is lower. The report compares the systems. The results "
+            "folder then contains a subfolder for each system.",
         ),
     ] = None,
     quick: Annotated[

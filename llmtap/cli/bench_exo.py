@@ -52,9 +52,9 @@ Examples:
 
   llmtap bench exo --target http://127.0.0.1:8000 --pp 512 4096 --tg 128 --repeat 3 --warmup 1
 
-  llmtap bench exo --target http://127.0.0.1:52415 --model NAME --pp 512 --tg 128 --instance-meta jaccl --sharding tensor
+  llmtap bench exo --target http://127.0.0.1:52415 --pp 512 --tg 128 --instance-meta jaccl --sharding tensor
 
-  llmtap bench exo --target http://127.0.0.1:8000 --pp 512 --tg 128 --concurrency 1 4 --use-prefix-cache --json=out.json
+  llmtap bench exo --target http://127.0.0.1:8000 --pp 512 --tg 128 --concurrency 1 4 --use-prefix-cache
 
 Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid option; 130 stopped by Ctrl-C,
 143 by SIGTERM, with the results of the completed part."""

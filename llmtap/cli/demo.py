@@ -104,8 +104,9 @@ def demo(
         float,
         option(
             "X",
-            f"Factor by which TRACE is sent faster. The default load has a mean rate of {RATE_RPS} requests/s at "
-            "factor 1, but begins with a burst: at factor 10, its first 30 s have 169 requests instead of 81.",
+            f"Factor by which TRACE is sent faster. The default load has a mean rate of {RATE_RPS} "
+            "requests/s at factor 1, but begins with a burst: at factor 10, its first 30 s have 169 requests "
+            "instead of 81.",
         ),
     ] = _SPEED,
     from_format: SourceFormat = None,

@@ -479,7 +479,8 @@ def run(
         str | None,
         option(
             "BOUNDS",
-            "Limits that a request must meet to count as goodput, for example 'ttft:1s tbc_max:200ms'.",
+            "Limits that a request must meet to count as goodput, for example 'ttft:1s tbc_max:200ms'. "
+            "Other names: ttft_any, ttfb, tpot, e2e, user_idle, tbc_p99, jitter.",
         ),
     ] = None,
     reader_speed: ReaderSpeed = None,
