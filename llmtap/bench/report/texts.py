@@ -245,7 +245,8 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
     if main is not None:
         report, step = main
         arm = f" ({step['arm']})" if step["arm"] else ""
-        name = f"{report['section']} {report['title']}, load {step['name']}{arm}"
+        load = "" if step["name"] == "load" else f", load {step['name']}"  # a test of one load calls it so
+        name = f"{report['section']} {report['title']}{load}{arm}"
         rows, of = _rows_of(report, step)
         n, least = (rows.get("ttft") or {}).get("n"), samples_needed(0.99)
         yield f"Configuration, TTFT and TPOT are of {name}" + (f": {n:,} {of}" if n else "")
