@@ -323,8 +323,10 @@ class Observer:
         x.server_timing, x.server_gaps_ns = self._server.entries(), self._server.gaps_ns()
         self._interventions.judge(x)
         said = ended = Outcome(outcome)
-        if said is Outcome.CLIENT_CANCELLED and (self._done or x.finish_reason is not None):
-            # Many clients hang up at the end marker, before the last bytes of the framing: they have it all.
+        failed = self._error_type is not None or (x.status is not None and x.status >= 400)
+        if said is Outcome.CLIENT_CANCELLED and (self._done or x.finish_reason is not None or failed):
+            # Many clients close the connection at the end marker or at an error, before the last bytes of
+            # the framing: the upstream had decided the outcome.
             t.response_end_ns = t.response_end_ns or self._last_read_ns
             ended = Outcome.COMPLETE
         remove_implausible(x)

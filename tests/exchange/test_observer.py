@@ -192,9 +192,18 @@ def test_the_events_refine_a_clean_end(stream: bytes, outcome: Outcome, error: s
 )
 def test_an_end_that_the_relay_saw_to_be_unclean_stands(said: str) -> None:
     finished = ROLE + chunk({}, "content_filter") + DONE
-    for stream in (ROLE + CONTENT, ROLE + ERROR, *([] if said == "client_cancelled" else [finished])):
+    for stream in (ROLE + CONTENT, *([] if said == "client_cancelled" else [ROLE + ERROR, finished])):
         x = observe((100, stream), outcome=said, end_ns=None, error="said so")
         assert (x.outcome.value, x.error) == (said, "said so")
+
+
+def test_a_client_that_hangs_up_at_an_error_did_not_cause_it() -> None:
+    # The SDK of OpenAI closes the connection as soon as it has read the error event.
+    x = observe((100, ROLE + CONTENT + ERROR), outcome="client_cancelled", end_ns=None, error="left")
+    assert x.outcome is Outcome.UPSTREAM_ERROR
+    assert x.error is not None and x.error.startswith("upstream sent an error in its answer")
+    x = observe((100, b'{"err'), status=503, outcome="client_cancelled", end_ns=None, error="left")
+    assert (x.outcome, x.error) == (Outcome.UPSTREAM_ERROR, "upstream answered 503")
 
 
 @pytest.mark.parametrize("last", [DONE, chunk({}, "stop")])

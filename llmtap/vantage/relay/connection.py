@@ -141,6 +141,8 @@ class ClientConnection:
                 self._reject(431, "head_too_large", "the request head is too large", data, t_ns)
             elif data[0] <= 0x20 or data[0] >= 0x7F:
                 self._reject(400, "malformed_request", "this is not HTTP", data, t_ns)
+            elif b"\n\n" in data:  # the end of a head for a lenient client, which waits for an answer
+                self._reject(400, "malformed_request", "the request head has bare line feeds", data, t_ns)
             else:
                 self._buffer = data
             return

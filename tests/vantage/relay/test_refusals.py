@@ -88,6 +88,7 @@ async def test_a_request_that_could_be_read_in_two_ways_is_not_forwarded() -> No
         b"GET ftp://a/x HTTP/1.1\r\nHost: a\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello waits for an answer: it gets one
         b"\xff\xff",
+        b"GET /x HTTP/1.1\nHost: a\n\n",  # its sender waits for an answer
     ],
 )
 @scene

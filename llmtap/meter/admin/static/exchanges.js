@@ -200,10 +200,10 @@ export class Exchanges {
   }
 }
 
-/** When the answer ended, in ms since the epoch; null where that is unknown. */
+/** The last that is known of the answer, in ms since the epoch: its end, its last write, or the arrival. */
 function endOf(x) {
-  const { response_end: after } = x.timeline;
-  return after === null ? null : Date.parse(x.arrival) + 1000 * after;
+  const { response_end: end, delivered } = x.timeline;
+  return Date.parse(x.arrival) + 1000 * (end ?? delivered ?? 0);
 }
 
 const COLUMNS = [
