@@ -21,7 +21,6 @@ from llmtap.cli.demo_stage import (
     ENGINE,
     GUARDRAIL,
     OBJECTIVES,
-    RATE_RPS,
     TENANT_HEADER,
     DemoStage,
     burst_workload,
@@ -104,9 +103,7 @@ def demo(
         float,
         option(
             "X",
-            f"Factor by which TRACE is sent faster. The default load has a mean rate of {RATE_RPS} "
-            "requests/s at factor 1, but begins with a burst: at factor 10, its first 30 s have 169 requests "
-            "instead of 81.",
+            "Factor by which TRACE is sent faster. At 10, the default load sends 169 requests in 30 s.",
         ),
     ] = _SPEED,
     from_format: SourceFormat = None,

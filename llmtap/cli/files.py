@@ -239,9 +239,9 @@ packet capture are listed; --entry selects one to explain.
 
 Examples:
 
-  curl -sN http://127.0.0.1:8080/v1/chat/completions -d @ask.json | llmtap inspect -
+  curl -sN http://127.0.0.1:8080/v1/chat/completions --json @ask.json | llmtap inspect -
 
-  curl -siN --raw http://127.0.0.1:8080/v1/chat/completions -d @ask.json > a.http; llmtap inspect a.http
+  curl -siN --raw http://127.0.0.1:8080/v1/chat/completions --json @ask.json > a.http; llmtap inspect a.http
 
   llmtap inspect session.har --entry 3 --json
 

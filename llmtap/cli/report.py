@@ -65,8 +65,8 @@ EPILOG = """CAPTURE is one of:
 
   a result of `llmtap replay --json`: prints its report again, and whether the result is valid
 
-If a capture at a URL is still running, only its uploaded part is read; name its spool folder as another
-CAPTURE to include the rest.
+If a capture at a URL is still running, only its uploaded part is read. To include the rest, name the local
+spool folder of the proxy (its key capture.spool) as another CAPTURE.
 
 Examples:
 

@@ -427,8 +427,8 @@ ReaderGrace = Annotated[
     int | None,
     option(
         "TOKENS",
-        "Delay after which a token counts as late, as a multiple of the time to read one token (50 ms at "
-        "20 tokens/s). Default 0.",
+        "Delay that a reader accepts: a token counts as late if it comes later than this after the "
+        "moment when the reader needs it. In reading times of one token (50 ms at 20 tokens/s); default 0.",
     ),
 ]
 

@@ -396,9 +396,8 @@ def run(
         str | None,
         option(
             None,
-            "Tolerance around the SLA per token (--reading token_sla, default 10ms); default 5ms. The "
-            "schedulers change the batch size only if the time per token is more than this above or below "
-            "the SLA.",
+            "Tolerance around the SLA per token; default 5ms. While the time per token is within it, a "
+            "scheduler that adapts the batch size keeps the size. --reading token_sla sets the SLA.",
         ),
     ] = None,
     predictor: Annotated[

@@ -49,8 +49,8 @@ _PROXY_EPILOG = """Examples:
   llmtap proxy --config /etc/llmtap.toml --set relay.idle_timeout=120s
 
 SIGTERM stops the proxy, SIGHUP reloads the configuration, and SIGUSR2 switches to a newly installed version.
-Streams that are already running have up to relay.drain_timeout to finish. During a reload or a switch, no
-connection is refused."""
+After each of these signals, running streams have up to relay.drain_timeout to finish, and are then closed.
+During a reload or a switch, no connection is refused."""
 
 
 @app.command(short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
