@@ -144,8 +144,9 @@ def _run(
         int,
         option(
             "N",
-            "Number of independent runs of each test, each with its own seed. A comparison of two "
-            "systems takes runs as its samples if each system has at least 3, otherwise single requests.",
+            "Number of independent runs of each test, each with its own seed. When llmtap "
+            "report --compare compares two systems, each run is one sample; with fewer than 3 runs of a "
+            "system, each request is one sample.",
             min=1,
             max=100,
         ),

@@ -427,8 +427,8 @@ ReaderGrace = Annotated[
     int | None,
     option(
         "TOKENS",
-        "Delay that a reader accepts: a token counts as late if it comes later than this after the "
-        "moment when the reader needs it. In reading times of one token (50 ms at 20 tokens/s); default 0.",
+        "Delay that a reader accepts before a token counts as late, in reading times of one token: 2 is "
+        "100 ms at 20 tokens/s. It begins when the reader needs the token; default 0.",
     ),
 ]
 
