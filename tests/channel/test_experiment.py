@@ -1,7 +1,6 @@
 """What can be said about an experiment, and what each mistake is told."""
 
 import asyncio
-import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +9,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +17,6 @@ from llmtap.channel.channel import Tap
 from llmtap.channel.experiment import (
     Arm,
     Assigner,
-    Experiment,
     ExperimentOptions,
     read_switch,
     request_unit,
@@ -166,15 +163,6 @@ def test_the_control_is_the_first_arm_without_a_change() -> None:
     assert an_experiment(B, A, aa=True).control == "b"
 
 
-def test_an_experiment_travels_between_processes() -> None:
-    e = an_experiment(
-        A, {"name": "b", "body": {"deep": {"x": [1, None, "é"]}, "f": 1.5}}, disclosure={"k": [1]}
-    )
-    again = msgspec.json.decode(msgspec.json.encode(e), type=Experiment)
-    assert again == e
-    assert (again.without_key().key, again.without_key().id) == ("", e.id)
-
-
 def test_ids_tell_configurations_apart_and_keys_are_only_fingerprinted() -> None:
     e = an_experiment(A, B)
     assert an_experiment(A, B).id == e.id
@@ -195,15 +183,6 @@ def test_a_switch_word_cannot_be_an_acknowledgement() -> None:
             assert word & CONTROL
             assert word < 1 << 64
             assert read_switch(word) == (number, on)
-
-
-def test_the_example_says_what_it_promises() -> None:
-    file = HOUSE / "config/experiment.toml"
-    said = tomllib.loads(file.read_text())["experiment"]
-    settings = load_settings(file, {}, {"relay.upstream": "http://127.0.0.1:4000"})
-    check_settings(settings)
-    assert settings.experiment.enabled
-    assert [arm.name for arm in settings.experiment.arms] == [arm["name"] for arm in said["arms"]]
 
 
 @given(st.text(), st.text(min_size=1), st.binary(), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))

@@ -159,17 +159,6 @@ async def refused_with(tap: Tapped, status: int) -> dict[str, str | None]:
 # ---------------------------------------------------------------- contexts
 
 
-def test_contexts_say_http11_only_and_verify(papers: Papers) -> None:
-    context = client_context(papers.ca, True)
-    assert context.verify_mode is ssl.CERT_REQUIRED
-    assert context.check_hostname
-    assert len(context.get_ca_certs()) == 1, "the given CA alone"
-    assert len(client_context(None, True).get_ca_certs()) != 1
-    trusting = client_context(None, False)
-    assert trusting.verify_mode is ssl.CERT_NONE
-    assert server_context(papers.certificate, papers.key).verify_mode is ssl.CERT_NONE
-
-
 def test_bad_files_name_their_setting(papers: Papers, tmp_path: Path) -> None:
     nonsense = tmp_path / "nonsense.pem"
     nonsense.write_text("not a certificate")
@@ -194,29 +183,6 @@ def test_bad_files_name_their_setting(papers: Papers, tmp_path: Path) -> None:
 
 
 @scene
-async def test_one_event_in_is_one_event_out_with_tls(papers: Papers) -> None:
-    async with stage(**papers.served) as (up, tap):
-        seen = asyncio.Event()
-
-        async def lockstep(call: Call) -> None:
-            await call.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-            for i in range(20):
-                await call.say(chunk(b"data: %02d\n\n" % i))
-                await seen.wait()
-                seen.clear()
-            await call.say(b"0\r\n\r\n")
-
-        client = await TlsClient.connect(tap.port, papers.ca)
-        client.writer.write(request("GET", up.on(lockstep)))
-        await client.head()
-        for i in range(20):
-            assert await client.reader.readexactly(15) == chunk(b"data: %02d\n\n" % i)
-            seen.set()
-        assert await client.reader.readexactly(5) == b"0\r\n\r\n"
-        client.writer.close()
-
-
-@scene
 async def test_plain_bytes_on_the_tls_port_are_turned_away(papers: Papers) -> None:
     async with stage(**papers.served) as (up, tap):
         path = up.on(answers())
@@ -227,15 +193,6 @@ async def test_plain_bytes_on_the_tls_port_are_turned_away(papers: Papers) -> No
         assert tap.relay.reporter.status().refused == {"tls_handshake": 1}
         assert up.calls == []
         await wait_until(lambda: not tap.relay.connections)
-
-
-@scene
-async def test_a_handshake_that_does_not_come_is_given_up(papers: Papers) -> None:
-    async with stage(**papers.served, head_timeout=ms(150)) as (_, tap):
-        client = await tap.client()
-        await client.to_end()
-        await wait_until(lambda: not tap.relay.connections)
-        assert tap.relay.reporter.status().refused == {"tls_handshake": 1}
 
 
 @pytest.mark.parametrize("end", ["close", "abort"])
@@ -357,12 +314,6 @@ async def test_an_upstream_nobody_vouches_for_is_a_502(papers: Papers, trusted: 
         assert (await tap.meter.closed(1)).closing.outcome == "upstream_error"
 
 
-@scene
-async def test_verification_may_be_switched_off(papers: Papers) -> None:
-    async with secure(papers, says_hello, upstream_verify=False) as (_, tap):
-        assert (await (await tap.client()).get("/")).status == 200
-
-
 @asynccontextmanager
 async def plain_server(says: bytes) -> AsyncIterator[int]:
     """A port that knows nothing of TLS: it says its piece and then waits for the other side to go."""
@@ -431,20 +382,6 @@ async def test_a_tls_answer_to_the_close_that_ends_in_order_is_whole(papers: Pap
         assert (len(answer.data), answer.whole) == (100_000, True)
 
 
-@scene
-async def test_an_idle_tls_connection_that_the_upstream_closes_is_not_used(papers: Papers) -> None:
-    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-
-    async with secure(papers, once) as (up, tap):
-        client = await tap.client()
-        for i in range(4):
-            assert (await client.post("/", b"x")).status == 200
-            await wait_until(lambda: tap.relay.pool.idle == 0)
-            assert up.connections == i + 1
-
-
 # ---------------------------------------------------------------- tunnels
 
 SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
@@ -486,24 +423,6 @@ async def how_it_ended(tap: Tapped) -> tuple[str, str | None]:
 
 SIDES = [(False, False), (True, False), (False, True), (True, True)]
 BY_SIDES = pytest.mark.parametrize(("client_tls", "upstream_tls"), SIDES)
-
-
-@BY_SIDES
-@scene
-async def test_a_tunnel_ends_in_order_when_the_client_closes_first(
-    papers: Papers, client_tls: bool, upstream_tls: bool
-) -> None:
-    heard: list[bytes] = []
-
-    async def hears(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.read())
-
-    async with tunnel(papers, client_tls=client_tls, upstream_tls=upstream_tls, talk=hears) as (client, tap):
-        client.writer.write(b"bye")
-        client.writer.close()
-        assert await how_it_ended(tap) == ("complete", None)
-        await wait_until(lambda: heard)
-        assert heard == [b"bye"]
 
 
 @BY_SIDES

@@ -4,13 +4,10 @@ import asyncio
 import os
 import signal
 import socket
-import ssl
 import sys
 from pathlib import Path
 
 import pytest
-import trustme
-from aiohttp import ClientError, ClientSession, TCPConnector
 
 from llmtap.config import load_settings
 from llmtap.errors import ConfigError
@@ -20,18 +17,13 @@ from llmtap.supervisor.ports import Ports, notify, take_sockets
 from tests.supervisor.running import (
     CLEAN,
     LONG_S,
-    PATIENT,
     READY_S,
     ROOT,
     STARTER,
     Proxy,
-    all_whole,
     gone,
     restarted,
-    under_way,
-    until,
 )
-from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import scene
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import answers, upstream
@@ -213,30 +205,6 @@ async def test_a_proxy_serves_the_sockets_it_was_handed_and_says_when(tmp_path: 
 
 
 @scene
-async def test_the_next_proxy_takes_the_sockets_while_the_streams_of_the_first_one_end() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as clients, socket.create_server(("127.0.0.1", 0)) as admin:
-        async with upstream() as up:
-            args = ("--upstream", up.url, *PATIENT)
-            first = await handed(clients, admin, *args)
-            await first.ready()
-            held, asking = await under_way(first, up, 20)
-            first.process.terminate()
-            second = await handed(clients, admin, *args)
-            try:
-                assert await second.get(up.on(answers(b"here"))) == b"here"
-                held.go.set()
-                await all_whole(asking)
-                assert await first.ended() == 0
-                second.process.terminate()
-                assert await second.ended() == 0
-            finally:
-                for proxy in (first, second):
-                    if proxy.process.returncode is None:
-                        proxy.process.kill()
-                        await proxy.process.wait()
-
-
-@scene
 async def test_a_handed_admin_port_that_others_reach_needs_a_token() -> None:
     clients, admin = socket.create_server(("127.0.0.1", 0)), socket.create_server(("0.0.0.0", 0))
     with clients, admin:
@@ -244,57 +212,3 @@ async def test_a_handed_admin_port_that_others_reach_needs_a_token() -> None:
         _, said = await asyncio.wait_for(proxy.process.communicate(), READY_S)
     assert proxy.process.returncode == 2
     assert b"meter.admin_token" in said
-
-
-SECRET = "a-long-random-token"
-
-
-@scene
-async def test_it_speaks_tls_and_asks_for_the_token(tmp_path: Path) -> None:
-    ca = trustme.CA()
-    issued = ca.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
-    for pem in issued.cert_chain_pems:
-        pem.write_to_path(tmp_path / "cert.pem", append=True)
-    trusting = ssl.create_default_context()
-    ca.configure_trust(trusting)
-    listen, admin = port_free(), port_free()
-    async with upstream() as up:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "llmtap.cli", "proxy", "--upstream", up.url,
-            "--listen", f"127.0.0.1:{listen}", "--admin", f"0.0.0.0:{admin}",
-            "--set", f"meter.admin_tls_certificate={tmp_path / 'cert.pem'}",
-            "--set", f"meter.admin_tls_key={tmp_path / 'key.pem'}",
-            env=CLEAN | {"LLMTAP_METER_ADMIN_TOKEN": SECRET}, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            assert process.stderr is not None
-            said = await asyncio.wait_for(process.stderr.readline(), 60)
-            assert f"metrics: https://0.0.0.0:{admin}/metrics".encode() in said
-            assert SECRET.encode() not in said
-            url = f"https://127.0.0.1:{admin}"
-            async with ClientSession(connector=TCPConnector(ssl=trusting)) as session:
-
-                async def ready() -> bool:
-                    try:
-                        async with session.get(f"{url}/readyz") as answer:
-                            return answer.status == 200
-                    except ClientError:
-                        return False
-
-                await until(ready)
-                async with session.get(f"{url}/metrics") as answer:
-                    assert answer.status == 401
-                about = {"Authorization": f"Bearer {SECRET}"}
-                async with session.get(f"{url}/metrics", headers=about) as answer:
-                    assert answer.status == 200
-                    assert "llmtap_" in await answer.text()
-            async with ClientSession() as plain:
-                with pytest.raises(ClientError):
-                    await plain.get(f"http://127.0.0.1:{admin}/readyz")
-            process.terminate()
-            assert await asyncio.wait_for(process.wait(), 60) == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()

@@ -4,7 +4,6 @@ Invariant: what passes between app and server is what would pass without it, to 
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -133,13 +132,6 @@ async def test_requests_of_other_versions_become_heads_that_can_be_read(
         assert (head.version, hosts[0] if hosts else None) == expected
 
 
-@scene
-async def test_a_path_without_its_raw_form_is_quoted() -> None:
-    async with watched(app_of(answering(*WHOLE))) as of:
-        await of.call(asked(b""), raw_path=None, path="/v1/söme thing")
-        assert parse_request_head((await of.seen()).data(OPEN)).target == b"/v1/s%C3%B6me%20thing"
-
-
 @pytest.mark.parametrize("headers", [[("host", "a")], [("host", "a"), ("content-length", "0")]])
 @scene
 async def test_a_request_without_a_body_is_whole_at_the_call(headers: list[tuple[str, str]]) -> None:
@@ -148,15 +140,6 @@ async def test_a_request_without_a_body_is_whole_at_the_call(headers: list[tuple
         seen = await of.seen()
         assert seen.kinds == [OPEN, END, SUBMIT, HEAD, BODY, OVER, CLOSE]
         assert seen.one(END).t_ns == seen.one(OPEN).t_ns
-
-
-@scene
-async def test_an_app_that_answers_without_reading_has_what_it_answers_to() -> None:
-    async with watched(app_of(answering(*STREAM, reads=False))) as of:
-        await of.call(asked(b"{}"), headers=[("host", "a"), ("content-length", "2")])
-        seen = await of.seen()
-        assert seen.kinds == [OPEN, SUBMIT, HEAD, BODY, BODY, OVER, CLOSE]
-        assert seen.one(SUBMIT).t_ns == seen.one(OPEN).t_ns
 
 
 @scene
@@ -172,14 +155,6 @@ async def test_what_is_read_after_the_answer_began_is_told_and_moves_no_submit()
         seen = await of.seen()
         assert seen.kinds == [OPEN, SUBMIT, HEAD, DATA, DATA, END, BODY, BODY, OVER, CLOSE]
         assert seen.one(SUBMIT).t_ns == seen.one(OPEN).t_ns
-
-
-@scene
-async def test_the_answer_to_head_has_no_body() -> None:
-    async with watched(app_of(answering(*WHOLE, reads=False))) as of:
-        await of.call(asked(), method="HEAD")
-        seen = await of.seen()
-        assert seen.kinds == [OPEN, END, SUBMIT, HEAD, OVER, CLOSE]
 
 
 @scene
@@ -230,16 +205,6 @@ async def test_an_app_that_raises(
         assert (closing.outcome, closing.status, closing.error) == (outcome, status, error)
 
 
-@pytest.mark.parametrize(
-    ("messages", "outcome"), [([], Outcome.UPSTREAM_ERROR), (STREAM[:2], Outcome.TRUNCATED)]
-)
-@scene
-async def test_an_app_that_returns_too_early(messages: list[Message], outcome: Outcome) -> None:
-    async with watched(app_of(answering(*messages))) as of:
-        await of.call(asked(b"{}"))
-        assert (await of.seen()).closing.outcome == outcome
-
-
 @scene
 async def test_an_app_that_is_cancelled() -> None:
     async def tell(receive: Receive, send: Send) -> None:
@@ -285,17 +250,6 @@ async def test_a_client_that_leaves_is_known_from_send() -> None:
         seen = await of.seen()
         assert seen.closing.outcome == Outcome.CLIENT_CANCELLED
         assert seen.data(BODY) == STREAM[1]["body"], "what the server did not take was not delivered"
-
-
-@scene
-async def test_a_disconnect_after_the_end_is_none() -> None:
-    async def tell(receive: Receive, send: Send) -> None:
-        await answering(*STREAM)(receive, send)
-        assert (await receive())["type"] == "http.disconnect"
-
-    async with watched(app_of(tell)) as of:
-        await of.call(asked(b"{}"))
-        assert (await of.seen()).closing.outcome == Outcome.COMPLETE
 
 
 @scene
@@ -373,19 +327,6 @@ async def test_bodies_pass_untouched_wherever_they_are_cut(request: list[bytes],
 
 
 @scene
-async def test_without_a_meter_the_app_goes_on_and_is_counted() -> None:
-    async with watched(app_of(answering(*STREAM)), with_meter=False) as of:
-        for _ in range(5):
-            assert (await of.call(asked(b"{}"))).sent == STREAM
-        assert (of.ledger.opened, of.ledger.dropped) == (5, {"no_meter": 5})
-        await of.meter.start()
-        await wait_until(lambda: of.meter.hellos)
-        await of.call(asked(b"{}"))
-        assert (await of.seen(6)).closing.outcome == Outcome.COMPLETE
-        await wait_until(lambda: of.ledger.measured == 1)
-
-
-@scene
 async def test_a_meter_that_dies_costs_what_ran_and_is_found_again() -> None:
     go_on = asyncio.Event()
 
@@ -414,34 +355,3 @@ async def test_a_meter_that_dies_costs_what_ran_and_is_found_again() -> None:
         assert of.ledger.opened == 5
         assert of.meter.hellos[1].guest, "a meter does not wait for it at its end"
         assert of.meter.hellos[1].implementation == native.NAME
-
-
-@scene
-async def test_a_loop_that_stalls_is_in_the_uncertainty() -> None:
-    async def tell(receive: Receive, send: Send) -> None:
-        await send(STREAM[0])
-        await asyncio.sleep(0.03)
-        time.sleep(0.1)  # noqa: ASYNC251  as a careless handler does
-        await asyncio.sleep(0.03)
-        for message in STREAM[1:]:
-            await send(message)
-
-    async with watched(app_of(tell)) as of:
-        await of.call(asked(b""))
-        assert (await of.seen()).closing.lag_ns >= 50_000_000
-
-
-@scene
-async def test_a_client_that_takes_nothing_for_a_while_is_a_pause() -> None:
-    class Slow(Server):
-        async def send(self, message: Message) -> None:
-            turns = of.emitter.turns
-            if len(self.sent) == 1:  # until the loop was seen to turn, which is 10 ms at least
-                await wait_until(lambda: of.emitter.turns > turns + 1)
-            await super().send(message)
-
-    async with watched(app_of(answering(*STREAM))) as of:
-        server = Slow(asked(b"{}"))
-        await of.app(http_scope(), server.receive, server.send)
-        assert server.sent == STREAM
-        assert (await of.seen()).closing.paused_ns >= 5_000_000

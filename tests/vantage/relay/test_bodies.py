@@ -69,17 +69,6 @@ async def test_an_answer_of_any_framing_and_size(framing: str, size: int, clock:
         assert recorded.closing.response_bytes == len(head + coded)
 
 
-@scene
-async def test_chunk_extensions_pass() -> None:
-    coded = b'5;sig="a b";n=1\r\nhello\r\n0;end\r\n\r\n'
-    async with stage() as (up, tap):
-        path = up.on(says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + coded))
-        client = await tap.client()
-        for _ in range(2):
-            answer = await client.get(path)
-            assert (answer.data, answer.body.raw) == (b"hello", coded)
-
-
 # ---------------------------------------------------------------- requests
 
 
@@ -260,30 +249,6 @@ async def test_one_event_in_is_one_event_out(size: str, framing: str, clock: str
         await stream.listen(await tap.client(), up.on(stream.script))
         reads = (await tap.meter.closed(1)).of(FrameKind.RESPONSE_DATA)
         assert len(reads) >= len(events), "each has a stamp of its own"
-
-
-@scene
-async def test_an_http10_client_gets_each_event_at_once_too() -> None:
-    """Its chunks are taken off; that must not make them wait."""
-    async with stage() as (up, tap):
-        heard = asyncio.Semaphore(0)
-
-        async def script(call: Call) -> None:
-            await call.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-            for i in range(30):
-                await heard.acquire()
-                await call.say(chunk(event(i, 50)))
-            await heard.acquire()
-            await call.say(b"0\r\n\r\n")
-
-        client = await tap.client()
-        await client.send(request("GET", up.on(script), version="1.0"))
-        await client.head()
-        heard.release()
-        for i in range(30):
-            assert await client.exactly(50) == event(i, 50)
-            heard.release()
-        assert (await client.to_end())[0] == b""
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
