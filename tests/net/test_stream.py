@@ -133,15 +133,6 @@ async def test_what_the_kernel_does_not_take_follows_in_order(clock: str) -> Non
         assert await peer.exactly(5) == b"after"
 
 
-@scene
-async def test_an_empty_write_is_nothing() -> None:
-    async with pair() as (stream, notes, peer, _):
-        assert stream.write(b"")
-        assert stream.write(b"x")
-        assert await peer.exactly(1) == b"x"
-        assert notes.drains == 0
-
-
 @CLOCKS
 @scene
 async def test_a_paused_stream_reads_nothing_and_loses_nothing(clock: str) -> None:
@@ -280,14 +271,6 @@ async def test_a_reader_that_is_called_too_late_reads_no_other_socket() -> None:
             os.close(number)
             assert ours.recv(100) == b"of another one"
         assert (notes.data, notes.eofs, notes.lost) == ([], 0, [])
-
-
-@scene
-async def test_abort_is_a_reset() -> None:
-    async with pair() as (stream, notes, peer, _):
-        stream.abort()
-        assert await peer.to_end() == (b"", Ending.RST)
-        assert (stream.closed, notes.lost) == (True, [])
 
 
 @scene

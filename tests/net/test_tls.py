@@ -18,7 +18,7 @@ import trustme
 
 from llmtap.errors import ConfigError
 from llmtap.net.tls import TlsStream, client_context, server_context
-from tests.support.servers.peer import PATIENCE_S, Ending, Head, chunk, scene, wait_still, wait_until
+from tests.support.servers.peer import Ending, Head, scene, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage, tapped
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CLOSE, Call, answers
@@ -201,25 +201,6 @@ def test_what_was_given_up_during_the_handshake_is_closed_behind_it(end: str) ->
     getattr(stream, end)()
     stream.connection_made(transport)
     transport.abort.assert_called_once_with()
-
-
-@scene
-async def test_a_tls_client_that_leaves_closes_the_upstream(papers: Papers) -> None:
-    async with stage(**papers.served) as (up, tap):
-        gone = asyncio.Event()
-
-        async def endless(call: Call) -> str:
-            await call.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", chunk(b"x"))
-            if await call.left():
-                gone.set()
-            return CLOSE
-
-        client = await TlsClient.connect(tap.port, papers.ca)
-        client.writer.write(request("GET", up.on(endless)))
-        await client.head()
-        client.writer.transport.abort()
-        await asyncio.wait_for(gone.wait(), PATIENCE_S)
-        assert (await tap.meter.closed(1)).closing.outcome == "client_cancelled"
 
 
 @scene

@@ -55,16 +55,6 @@ def test_a_second_proxy_does_not_share_the_port_of_the_first() -> None:
                 Ports.open(settings, {}, os.getpid())
 
 
-class Fds:
-    """Descriptors as from 3 on, without touching those of this process."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *sockets: socket.socket) -> None:
-        self.first = 700
-        for i, sock in enumerate(sockets):
-            os.dup2(sock.fileno(), self.first + i)
-        monkeypatch.setattr(systemd, "_FIRST_FD", self.first)
-
-
 def environ(count: int, names: str = "", pid: int | None = None) -> dict[str, str]:
     found = {"LISTEN_PID": str(os.getpid() if pid is None else pid), "LISTEN_FDS": str(count), "HOME": "/x"}
     return found | ({"LISTEN_FDNAMES": names} if names else {})
@@ -79,58 +69,59 @@ def test_what_is_not_meant_for_us_is_left_alone(told: dict[str, str]) -> None:
     assert not {name for name in told if name.startswith("LISTEN_")}, "nor is it for a child of ours"
 
 
+FIRST = 700
+"""Descriptors as from 3 on, without touching those of this process."""
+
+
 @pytest.mark.parametrize(
     ("names", "clients", "admin"),
     [
-        ("", 2, False),
-        ("listen:admin", 1, True),
-        ("admin:listen", 1, True),
-        ("a:b", 2, False),
-        ("admin", 1, True),
+        ("", [0, 1], None), ("listen:admin", [0], 1), ("admin:listen", [1], 0), ("a:b", [0, 1], None),
+        ("admin", [1], 0), ("admin:admin", None, None),
     ],
-)
+)  # fmt: skip
 def test_a_socket_goes_where_its_name_says(
-    monkeypatch: pytest.MonkeyPatch, names: str, clients: int, admin: bool
+    monkeypatch: pytest.MonkeyPatch, names: str, clients: list[int] | None, admin: int | None
 ) -> None:
+    monkeypatch.setattr(systemd, "_FIRST_FD", FIRST)
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        ports = [sock.getsockname()[1] for sock in (one, two)]
-        Fds(monkeypatch, one, two)
+        addresses = [sock.getsockname() for sock in (one, two)]
+        for i, sock in enumerate((one, two)):
+            os.dup2(sock.fileno(), FIRST + i)
         told = environ(2, names)
+        if clients is None:
+            with pytest.raises(ConfigError, match="LISTEN_FDNAMES"):
+                take_sockets(told, os.getpid())
+            return
         handed = take_sockets(told, os.getpid())
         assert told == {"HOME": "/x"}
-        assert len(handed.clients) == clients
-        assert (handed.admin is not None) == admin
-        found = [*handed.clients, *([handed.admin] if handed.admin else [])]
-        assert sorted(sock.getsockname()[1] for sock in found) == sorted(ports)
-        for sock in found:
-            assert not sock.getblocking()
-            assert not sock.get_inheritable()
+        assert [sock.getsockname() for sock in handed.clients] == [addresses[i] for i in clients]
+        assert (handed.admin and handed.admin.getsockname()) == (None if admin is None else addresses[admin])
+        for sock in [*handed.clients, *([handed.admin] if handed.admin else [])]:
+            assert (sock.getblocking(), sock.get_inheritable()) == (False, False)
             sock.close()
 
 
-def test_two_admin_ports_are_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
-        Fds(monkeypatch, one, two)
-        with pytest.raises(ConfigError, match="LISTEN_FDNAMES"):
-            take_sockets(environ(2, "admin:admin"), os.getpid())
-
-
-def test_what_does_not_listen_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with socket.socket() as quiet:
-        Fds(monkeypatch, quiet)
-        with pytest.raises(ConfigError, match="not a listening TCP socket"):
-            take_sockets(environ(1), os.getpid())
-    with socket.socket(socket.AF_UNIX) as local:
-        local.bind(str(tmp_path / "s"))
-        local.listen()
-        Fds(monkeypatch, local)
-        with pytest.raises(ConfigError, match="not a listening TCP socket"):
-            take_sockets(environ(1), os.getpid())
-    read, write = os.pipe()
-    os.dup2(read, 700)
-    with pytest.raises(ConfigError, match=r"700 \(listen\) is not a socket"):
-        take_sockets(environ(1, "listen"), os.getpid())
-    for fd in (read, write, 700):
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("quiet", "not a listening TCP socket"), ("unix", "not a listening TCP socket"),
+        ("pipe", r"700 \(listen\) is not a socket"),
+    ],
+)  # fmt: skip
+def test_what_does_not_listen_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, problem: str
+) -> None:
+    monkeypatch.setattr(systemd, "_FIRST_FD", FIRST)
+    with socket.socket(socket.AF_UNIX if kind == "unix" else socket.AF_INET) as sock:
+        if kind == "unix":
+            sock.bind(str(tmp_path / "s"))
+            sock.listen()
+        read, write = os.pipe()
+        os.dup2(read if kind == "pipe" else sock.fileno(), FIRST)
+        with pytest.raises(ConfigError, match=problem):
+            take_sockets(environ(1, "listen"), os.getpid())
+    for fd in (read, write, FIRST):
         os.close(fd)
 
 

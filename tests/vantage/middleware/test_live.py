@@ -1,4 +1,4 @@
-"""Apps under uvicorn and on aiohttp with the tap in them, a proxy before them, and one meter for both.
+"""An app under uvicorn with the tap in it, a proxy before it, and one meter for both.
 
 Each exchange is then measured twice, at the proxy and at the app's edge, and the two accounts have to agree
 in all that is no time.

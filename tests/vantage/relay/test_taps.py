@@ -1,8 +1,4 @@
-"""What the tap is told of an exchange: everything that passed, in order, with stamps one can measure by.
-
-When the wall clock is set while streams run, dates follow it, durations do not, and each exchange says so.
-Long because all scenarios share the stage with a meter.
-"""
+"""Frames of an exchange: everything that passed, in order, with stamps one can measure by."""
 
 import asyncio
 
@@ -18,12 +14,11 @@ from tests.support.clocks import STEPS_NS, SettableClock
 from tests.support.servers.peer import chunk, chunked, scene, wait_until
 from tests.support.servers.proxy import Recording, stage, tapped
 from tests.support.servers.raw_client import request
-from tests.support.servers.upstream import Call, answers
+from tests.support.servers.upstream import CHUNKED, Call, answers
 
 MARGIN_NS = 1_000_000
 """A kernel stamp, mapped through a wall-clock sample, may be off by 20 us; this is far more."""
 CLOCKS = pytest.mark.parametrize("clock", ["mono", "kernel"])
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def check_order(recorded: Recording) -> None:
@@ -48,12 +43,9 @@ def check_offset(clock: Clock, told_ns: int) -> None:
 
 
 DOWN = {
-    FrameKind.INTERIM,
-    FrameKind.RESPONSE_HEAD,
-    FrameKind.RESPONSE_DATA,
-    FrameKind.RESPONSE_END,
+    FrameKind.INTERIM, FrameKind.RESPONSE_HEAD, FrameKind.RESPONSE_DATA, FrameKind.RESPONSE_END,
     FrameKind.ANSWER,
-}
+}  # fmt: skip
 
 
 @CLOCKS
