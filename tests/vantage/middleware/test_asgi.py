@@ -5,6 +5,7 @@ Invariant: what passes between app and server is what would pass without it, to 
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -50,15 +51,6 @@ def answering(*messages: Message, reads: bool = True) -> Tell:
             await take_all(receive)
         for message in messages:
             await send(message)
-
-    return tell
-
-
-def raising(error: BaseException, *messages: Message) -> Tell:
-    async def tell(receive: Receive, send: Send) -> None:
-        for message in messages:
-            await send(message)
-        raise error
 
     return tell
 
@@ -162,9 +154,7 @@ async def test_background_work_is_no_part_of_the_exchange() -> None:
     go_on = asyncio.Event()
 
     async def tell(receive: Receive, send: Send) -> None:
-        await take_all(receive)
-        for message in STREAM:
-            await send(message)
+        await answering(*STREAM)(receive, send)
         await go_on.wait()
         raise RuntimeError("in the background")
 
@@ -184,72 +174,57 @@ class Oops(Exception):
 
 
 @pytest.mark.parametrize(
-    ("messages", "outcome", "status", "error"),
+    ("messages", "error", "outcome", "status", "told"),
     [
-        ([], Outcome.UPSTREAM_ERROR, 500, "the app raised Oops without an answer"),
-        (STREAM[:2], Outcome.TRUNCATED, 200, "the app raised Oops in the middle of its answer"),
-        (STREAM, Outcome.COMPLETE, 200, None),
+        ([], Oops("sk-secret"), "upstream_error", 500, "the app raised Oops without an answer"),
+        (STREAM[:2], Oops("sk-secret"), "truncated", 200, "the app raised Oops in the middle of its answer"),
+        (
+            STREAM[:1], asyncio.CancelledError(), "truncated", 200,
+            "the app was cancelled in the middle of its answer",
+        ),
+        (STREAM, Oops("sk-secret"), "complete", 200, None),
+        ([], None, "upstream_error", 500, "the app returned without an answer"),
+        (STREAM[:2], None, "truncated", 200, "the app returned in the middle of its answer"),
     ],
-    ids=["before its answer", "in the middle", "after it"],
-)
+)  # fmt: skip
 @scene
-async def test_an_app_that_raises(
-    messages: list[Message], outcome: Outcome, status: int, error: str | None
+async def test_an_app_that_ends_too_early(
+    messages: list[Message], error: BaseException | None, outcome: str, status: int, told: str | None
 ) -> None:
-    planted = Oops("sk-secret")
-    async with watched(app_of(raising(planted, *messages))) as of:
-        with pytest.raises(Oops) as raised:
+    async def tell(receive: Receive, send: Send) -> None:
+        await answering(*messages)(receive, send)
+        if error is not None:
+            raise error
+
+    async with watched(app_of(tell)) as of:
+        try:
             await of.call(asked(b"{}"))
-        assert raised.value is planted
+        except (Oops, asyncio.CancelledError) as raised:
+            assert raised is error
+        else:
+            assert error is None
         closing = (await of.seen()).closing
-        assert (closing.outcome, closing.status, closing.error) == (outcome, status, error)
+        assert (closing.outcome, closing.status, closing.error) == (outcome, status, told)
 
 
+@pytest.mark.parametrize("known_from", ["receive", "send"])
 @scene
-async def test_an_app_that_is_cancelled() -> None:
+async def test_a_client_that_leaves(known_from: str) -> None:
     async def tell(receive: Receive, send: Send) -> None:
-        await send(STREAM[0])
-        await asyncio.Event().wait()
+        await answering(*STREAM[:2])(receive, send)
+        if known_from == "receive":
+            assert (await receive())["type"] == "http.disconnect"
+        await send(STREAM[2])
 
     async with watched(app_of(tell)) as of:
-        task = asyncio.create_task(of.call(asked(b"{}")))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        closing = (await of.seen()).closing
-        assert (closing.outcome, closing.error) == (
-            Outcome.TRUNCATED, "the app was cancelled in the middle of its answer",
-        )  # fmt: skip
-
-
-@scene
-async def test_a_client_that_leaves_is_known_from_receive() -> None:
-    async def tell(receive: Receive, send: Send) -> None:
-        await take_all(receive)
-        await send(STREAM[0])
-        await send(STREAM[1])
-        assert (await receive())["type"] == "http.disconnect"
-        await send(STREAM[2])  # into the void
-
-    async with watched(app_of(tell)) as of:
-        server = Server(asked(b"{}"))
+        server = Server(asked(b"{}"), breaks_after=2 if known_from == "send" else None)
         server.left.set()
-        await of.app(http_scope(), server.receive, server.send)
+        with pytest.raises(OSError, match="has left") if known_from == "send" else nullcontext():
+            await of.app(http_scope(), server.receive, server.send)
         seen = await of.seen()
         assert seen.closing.outcome == Outcome.CLIENT_CANCELLED
-        assert seen.data(BODY) == STREAM[1]["body"]
-        assert server.sent == STREAM[:3], "the app is not kept from anything"
-
-
-@scene
-async def test_a_client_that_leaves_is_known_from_send() -> None:
-    async with watched(app_of(answering(*STREAM))) as of:
-        with pytest.raises(OSError, match="has left"):
-            await of.call(asked(b"{}"), breaks_after=2)
-        seen = await of.seen()
-        assert seen.closing.outcome == Outcome.CLIENT_CANCELLED
-        assert seen.data(BODY) == STREAM[1]["body"], "what the server did not take was not delivered"
+        assert seen.data(BODY) == STREAM[1]["body"], "what was not delivered is not told"
+        assert server.sent == STREAM[: 2 if known_from == "send" else 3], "the app is not kept from anything"
 
 
 @scene
@@ -265,10 +240,8 @@ async def test_an_answer_with_trailers_ends_with_them() -> None:
         await send(answer[2])
 
     async with watched(app_of(tell)) as of:
-        server = await of.call(asked(b"{}"))
-        assert server.sent == answer
-        seen = await of.seen()
-        assert seen.kinds[-4:] == [HEAD, BODY, OVER, CLOSE]
+        assert (await of.call(asked(b"{}"))).sent == answer
+        assert (await of.seen()).kinds[-4:] == [HEAD, BODY, OVER, CLOSE]
 
 
 @pytest.mark.parametrize(
@@ -289,12 +262,10 @@ async def test_a_file_that_the_server_sends_ends_the_answer(message: Message) ->
 @scene
 async def test_other_kinds_of_bytes_are_taken_as_they_are() -> None:
     body = bytearray(b"abc")
-    answer = [
-        WHOLE[0],
-        {"type": "http.response.body", "body": memoryview(b"123"), "more_body": True},
-        {"type": "http.response.body", "body": body},
-    ]
-    async with watched(app_of(answering(*answer))) as of:
+    first: Message = {"type": "http.response.body", "body": memoryview(b"123"), "more_body": True}
+    async with watched(
+        app_of(answering(WHOLE[0], first, {"type": "http.response.body", "body": body}))
+    ) as of:
         await of.call(asked(b"{}"))
         body[:] = b"xyz"
         assert (await of.seen()).data(BODY) == b"123abc"
