@@ -1,5 +1,6 @@
 """A wall clock that is set: noticed, told apart from drift, and never in a duration."""
 
+import asyncio
 import socket
 from bisect import bisect_left
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.channel.frames import LAG_EDGES_NS
-from llmtap.clock import ManualClock
+from llmtap.clock import ManualClock, SystemClock
 from llmtap.exchange import observer
 from llmtap.exchange.observer import UNSEEN_NS
 from llmtap.net.lag import PEAKS_MAX, LagMeter, PythonLagMeter, make_lag_meter
@@ -19,11 +20,13 @@ from llmtap.net.stream import (
     LAG_ABSURD_NS,
     READ_BYTES_MAX,
     STEP_NS,
+    KernelStream,
     Timebase,
     out_of_order,
 )
 from llmtap.vantage import reporter
-from tests.support.clocks import STEPS_NS
+from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock, kernel_stamps
+from tests.support.servers.peer import Peer, scene, wait_until
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -151,6 +154,54 @@ def test_a_stamp_that_cannot_be_is_the_reads_own_moment() -> None:
     for off_ns in (-LAG_ABSURD_NS, -2 * LAG_ABSURD_NS, 10 * MS, S):
         assert base.place(clock.mono_ns(), clock.wall_ns() + off_ns) == clock.mono_ns()
     assert (base.steps, base.lag.max_ns) == (0, 0)
+
+
+class Stamps:
+    """A handler that keeps the stamps of what came, and when it was told."""
+
+    def __init__(self) -> None:
+        self.t_ns: list[int] = []
+        self.read_ns: list[int] = []
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        self.read_ns.append(SystemClock.mono_ns())
+        self.t_ns.append(t_ns)
+
+    def on_eof(self) -> None: ...
+
+    def on_lost(self, error: OSError | None) -> None: ...
+
+    def on_drained(self) -> None: ...
+
+
+@SET_BY
+@kernel_stamps()
+@scene
+async def test_the_kernels_stamps_survive_a_step(step_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SettableClock()
+    monkeypatch.setattr("llmtap.net.stream._TIMESPEC", KernelStamps(clock))
+    base = Timebase(clock, make_lag_meter(1_000))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        near, _ = server.accept()
+    near.setblocking(False)
+    stamps = Stamps()
+    stream = KernelStream(asyncio.get_running_loop(), near, stamps, base)
+    peer = Peer(far)
+    try:
+        clock.ahead_ns = step_ns
+        for _ in range(5):
+            base.lag.take_max()
+            sent = SystemClock.mono_ns()
+            count = len(stamps.t_ns)
+            await peer.send(b"event")
+            await wait_until(lambda n=count: len(stamps.t_ns) > n)
+            assert sent - MS <= stamps.t_ns[-1] <= stamps.read_ns[-1] + MS
+            assert base.lag.max_ns <= stamps.read_ns[-1] - sent + MS, "the step is no lag of ours"
+        assert base.steps == 1
+    finally:
+        stream.close()
+        peer.close()
 
 
 FLOOR_NS = 1_000

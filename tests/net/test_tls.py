@@ -267,8 +267,8 @@ async def test_an_https_upstream_is_verified_called_by_name_and_kept(papers: Pap
         assert up.names == ["localhost"], "SNI (RFC 6066 3), on the one connection"
         assert up.connections == 1
         assert tap.relay.pool.reuses == 2
-        assert (await tap.meter.closed(1)).closing.connect_ns is not None
-        assert (await tap.meter.closed(2)).closing.connect_ns is None
+        assert (await tap.closing()).connect_ns is not None
+        assert (await tap.closing(2)).connect_ns is None
 
 
 @scene
@@ -276,10 +276,10 @@ async def test_the_name_for_sni_and_verification_may_be_set(papers: Papers) -> N
     options = {"upstream_ca": papers.ca, "upstream_server_name": "gateway.test"}
     async with tls_upstream(papers, says_hello) as up:
         async with tapped(f"https://127.0.0.1:{up.port}", **options) as tap:
-            assert (await (await tap.client()).get("/")).status == 200
+            assert (await tap.get("/")).status == 200
         assert up.names == ["gateway.test"]
         async with tapped(f"https://127.0.0.1:{up.port}", upstream_ca=papers.ca) as tap:
-            assert (await (await tap.client()).get("/")).data == b"hello ", "known by its address"
+            assert (await tap.get("/")).data == b"hello ", "known by its address"
         options["upstream_server_name"] = "somebody-else.test"
         async with tapped(f"https://127.0.0.1:{up.port}", **options) as tap:
             await refused_with(tap, 502)
@@ -292,7 +292,7 @@ async def test_an_upstream_nobody_vouches_for_is_a_502(papers: Papers, trusted: 
     async with secure(papers, says_hello, upstream_ca=ca) as (_, tap):
         error = await refused_with(tap, 502)
         assert error["type"] == "api_error"
-        assert (await tap.meter.closed(1)).closing.outcome == "upstream_error"
+        assert (await tap.closing()).outcome == "upstream_error"
 
 
 @asynccontextmanager
@@ -359,7 +359,7 @@ async def test_a_tls_answer_to_the_close_that_ends_in_order_is_whole(papers: Pap
         await writer.drain()
 
     async with secure(papers, say) as (_up, tap):
-        answer = await (await tap.client()).get("/")
+        answer = await tap.get("/")
         assert (len(answer.data), answer.whole) == (100_000, True)
 
 
@@ -397,7 +397,7 @@ async def tunnel(
 
 async def how_it_ended(tap: Tapped) -> tuple[str, str | None]:
     """Without a wait for any limit; and nothing is left behind."""
-    closing = (await tap.meter.closed(1)).closing
+    closing = await tap.closing()
     await wait_until(lambda: not tap.relay.connections)
     return closing.outcome, closing.error
 

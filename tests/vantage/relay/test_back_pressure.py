@@ -104,7 +104,7 @@ async def test_one_that_takes_little_at_a_time_is_not_idle(who: str, monkeypatch
         over.set()
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        closing = (await tap.meter.closed(1)).closing
+        closing = await tap.closing()
         assert closing.outcome == ("client_cancelled" if who == "client" else "upstream_timeout")
 
 
@@ -226,7 +226,7 @@ async def test_an_answer_during_an_upload_reaches_the_client(then: str | None) -
         await wait_until(lambda: not up.open)
         assert tap.relay.pool.idle == 0
         assert len(up.calls_to(path)) == 1
-        assert (await tap.meter.closed(1)).closing.status == 413
+        assert (await tap.closing()).status == 413
 
 
 @scene

@@ -337,8 +337,8 @@ async def test_it_switches_itself_off_at_its_end() -> None:
     for until_ns, takes_part in ((now_ns + 3_600 * 10**9, True), (now_ns - 1, False)):
         experiment = msgspec.structs.replace(an_experiment(), until_wall_ns=until_ns)
         async with stage(experiment=experiment) as (up, tap):
-            assert (await (await tap.client()).post(up.on(answers()), b"{}")).status == 200
-            told = (await tap.meter.closed(1)).closing
+            assert (await tap.post(up.on(answers()), b"{}")).status == 200
+            told = await tap.closing()
             assert (told.arm is not None) is takes_part
             assert is_on(tap) is takes_part
             tap.meter.say(switch_word(experiment.id, True))
@@ -358,4 +358,4 @@ async def test_a_fresh_relay_waits_for_a_word_but_not_for_long() -> None:
         assert not is_on(tap)
     async with stage(experiment=experiment, with_meter=False) as (up, tap):
         await tap.relay.briefed()
-        assert (await (await tap.client()).post(up.on(answers()), b"{}")).status == 200
+        assert (await tap.post(up.on(answers()), b"{}")).status == 200

@@ -189,26 +189,6 @@ async def test_a_request_still_being_sent_is_not_repeated() -> None:
         assert len(up.calls_to(gone)) == 1
 
 
-@THEN
-@scene
-async def test_a_kept_connection_that_the_upstream_closed_costs_no_request(then: str) -> None:
-    async with stage() as (up, tap):
-
-        async def once(call: Call) -> str:
-            await call.body()
-            await call.say(OK)
-            await wait_until(lambda: tap.relay.pool.idle)
-            return then
-
-        path = up.on(once)
-        client = await tap.client()
-        for _ in range(10):
-            assert (await client.post(path, b"abc")).status == 200
-            await wait_until(lambda: not up.open)
-            await asyncio.sleep(0.002)
-        assert len(up.calls_to(path)) == 10
-
-
 # ---------------------------------------------------------------- silence
 
 

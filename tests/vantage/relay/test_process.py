@@ -146,7 +146,7 @@ async def test_what_fails_in_the_sweep_costs_nobody_else_a_time_out(
         client = await tap.client()
         await client.send(b"GET / HT")
         assert check_own(await client.answer(), 408) == "head_timeout"
-        assert (await (await tap.client()).get(up.on(answers(b"ok")))).data == b"ok"
+        assert (await tap.get(up.on(answers(b"ok")))).data == b"ok"
     told = [r for r in caplog.records if "event=check_failed" in r.getMessage()]
     assert all(r.levelno == logging.WARNING and r.exc_info is not None for r in told)
     assert "a mistake of ours" in caplog.text

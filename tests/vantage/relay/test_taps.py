@@ -134,7 +134,7 @@ async def test_a_meter_killed_in_the_middle_of_streams_changes_no_byte() -> None
         )
         tap.meter.stop()
         await wait_until(lambda: not tap.relay.tap.connected)
-        between = await (await tap.client()).get(up.on(answers(b"unmeasured")))
+        between = await tap.get(up.on(answers(b"unmeasured")))
         assert between.data == b"unmeasured"
         go.set()
         for answer in await asyncio.gather(*asking):
@@ -183,7 +183,7 @@ async def test_the_status_counts_what_happened() -> None:
         client = await tap.client()
         for _ in range(4):
             await client.get(path)
-        await (await tap.client()).ask(b"nonsense\r\n\r\n")
+        await tap.ask(b"nonsense\r\n\r\n")
         await wait_until(lambda: tap.relay.tap.ledger.measured == 5)
         status = tap.relay.reporter.status()
         assert (status.opened, status.measured, status.unsettled, status.dropped) == (5, 5, 0, {})
@@ -232,7 +232,7 @@ async def test_an_upstream_that_is_away_is_reported(caplog: pytest.LogCaptureFix
         before_ns = tap.relay.reporter.status().t_ns
         assert tap.relay.reporter.status().upstreams == {}, "no connection yet"
         path = up.on(answers(b"{}"))
-        await (await tap.client()).get(path)
+        await tap.get(path)
         status = tap.relay.reporter.status()
         assert status.upstreams == {tap.relay.options.upstream: True}
         (tried_ns,) = status.upstreams_tried_ns.values()
@@ -246,7 +246,7 @@ async def test_an_upstream_that_a_request_found_down_is_asked_until_it_is_up(
     monkeypatch.setattr(relay_module, "ASK_S", 0.02)
     with keep_port() as away:
         async with tapped(f"http://127.0.0.1:{away.getsockname()[1]}") as tap:
-            assert (await (await tap.client()).get("/v1/models")).status == 502
+            assert (await tap.get("/v1/models")).status == 502
             assert list(tap.relay.reporter.status().upstreams.values()) == [False]
             away.listen()
             await wait_until(lambda: list(tap.relay.reporter.status().upstreams.values()) == [True])
@@ -290,6 +290,6 @@ async def test_a_meter_that_comes_after_the_step_is_told_by_the_hello() -> None:
         hello = tap.meter.hellos[1]
         check_offset(clocks, hello.anchor_wall_ns - hello.anchor_mono_ns)
         path = up.on(answers())
-        await (await tap.client()).get(path)
+        await tap.get(path)
         await tap.meter.closed(1)
         assert sum(f.kind is FrameKind.ANCHOR for f in tap.meter.frames) == 1, "it knows already"
