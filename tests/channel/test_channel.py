@@ -84,20 +84,6 @@ async def test_frames_arrive_in_order_and_are_measured_when_acknowledged() -> No
 
 
 @scene
-async def test_a_meter_that_does_not_acknowledge_has_measured_nothing() -> None:
-    async with channel() as (traffic, meter):
-        meter.acknowledges = False
-        for _ in range(10):
-            traffic.whole()
-        await wait_until(lambda: sum(f.kind is FrameKind.CLOSE for f in meter.frames) == 10)
-        assert (traffic.tap.ledger.measured, traffic.tap.ledger.unsettled) == (0, 10)
-        assert traffic.tap.pending_bytes > 0, "what is not acknowledged counts against the bound"
-        meter.acknowledge()
-        await wait_until(lambda: traffic.tap.ledger.measured == 10)
-        assert traffic.tap.pending_bytes == 0
-
-
-@scene
 async def test_a_slow_meter_costs_whole_exchanges_and_no_memory() -> None:
     bound = 64 << 10
     async with channel(bound) as (traffic, meter):
@@ -135,25 +121,6 @@ async def test_a_slow_meter_costs_whole_exchanges_and_no_memory() -> None:
         assert ledger.measured == closed
         assert traffic.whole() == ledger.opened
         await wait_until(lambda: ledger.measured == closed + 1)
-
-
-@scene
-async def test_an_exchange_that_no_longer_fits_is_taken_back_whole() -> None:
-    async with channel(64 << 10) as (traffic, meter):
-        meter.pause()
-        seq, tapped = traffic.open()
-        assert tapped
-        said = 0
-        while traffic.say(seq, b"x" * 1_000):
-            said += 1
-            assert said < 1_000, "the bound is never hit"
-        assert traffic.tap.ledger.dropped == {"overflow": 1}
-        assert not traffic.say(seq), "once dropped it stays dropped"
-        traffic.close(seq)
-        assert traffic.tap.ledger.dropped == {"overflow": 1}, "and is counted once"
-        meter.resume()
-        await wait_until(lambda: FrameKind.DROP in meter.exchange(seq).kinds)
-        assert meter.exchange(seq).kinds[-1] is FrameKind.DROP
 
 
 @scene
@@ -306,23 +273,6 @@ async def test_status_is_sent_to_a_meter_that_listens_and_kept_from_one_that_doe
         for _ in range(2_000):
             traffic.tap.status(relay_status())
         assert traffic.tap.pending_bytes < (64 << 10) + 2_000
-
-
-@pytest.mark.parametrize("cut", [1, 3, 7])
-@scene
-async def test_acknowledgements_may_come_in_pieces(cut: int) -> None:
-    async with channel() as (traffic, meter):
-        meter.acknowledges = False
-        for _ in range(3):
-            traffic.whole()
-        await wait_until(lambda: sum(f.kind is FrameKind.CLOSE for f in meter.frames) == 3)
-        word = meter.batches[-1].to_bytes(8, "little")
-        (link,) = meter._links
-        link.transport.write(word[:cut])
-        await asyncio.sleep(0.02)
-        assert traffic.tap.ledger.measured == 0
-        link.transport.write(word[cut:])
-        await wait_until(lambda: traffic.tap.ledger.measured == 3)
 
 
 @scene

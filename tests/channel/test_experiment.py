@@ -1,7 +1,6 @@
 """What can be said about an experiment, and what each mistake is told."""
 
 import asyncio
-import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +9,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +17,6 @@ from llmtap.channel.channel import Tap
 from llmtap.channel.experiment import (
     Arm,
     Assigner,
-    Experiment,
     ExperimentOptions,
     read_switch,
     request_unit,
@@ -56,13 +53,10 @@ TWO = '[[experiment.arms]]\nname = "a"\n[[experiment.arms]]\nname = "b"\n'
         (TWO + "headers = {X = '1'}\nbody = {n = 2}", "experiment.arms[1]", "headers and body"),
         (TWO + "headers = {X = '1'}\nupstream = 'http://x'", "experiment.arms[1]", "upstream and headers"),
         (TWO + "headers = {Host = 'x'}", "experiment.arms[1].headers", "'Host'"),
-        (TWO + "headers = {Content-Length = '1'}", "experiment.arms[1].headers", "Content-Length"),
         (TWO + "headers = {'X Y' = '1'}", "experiment.arms[1].headers", "'X Y'"),
         (TWO + 'headers = {X = "a\\r\\nB: c"}', "experiment.arms[1].headers", "cannot stand"),
         (TWO + "body = {n = nan}", "experiment.arms[1].body", "JSON"),
-        (TWO + "body = {n = inf}", "experiment.arms[1].body", "JSON"),
         (TWO + "weight = 0", "experiment.arms[1].weight", "not above 0"),
-        (TWO + "weight = -1", "experiment.arms[1].weight", "not above 0"),
         (TWO + "weight = nan", "experiment.arms[1].weight", "not above 0"),
         (TWO + "wieght = 1", "experiment.arms[1]", "wieght"),
         (TWO + "weight = 'x'", "experiment.arms[1].weight", "expected a number"),
@@ -166,15 +160,6 @@ def test_the_control_is_the_first_arm_without_a_change() -> None:
     assert an_experiment(B, A, aa=True).control == "b"
 
 
-def test_an_experiment_travels_between_processes() -> None:
-    e = an_experiment(
-        A, {"name": "b", "body": {"deep": {"x": [1, None, "é"]}, "f": 1.5}}, disclosure={"k": [1]}
-    )
-    again = msgspec.json.decode(msgspec.json.encode(e), type=Experiment)
-    assert again == e
-    assert (again.without_key().key, again.without_key().id) == ("", e.id)
-
-
 def test_ids_tell_configurations_apart_and_keys_are_only_fingerprinted() -> None:
     e = an_experiment(A, B)
     assert an_experiment(A, B).id == e.id
@@ -195,15 +180,6 @@ def test_a_switch_word_cannot_be_an_acknowledgement() -> None:
             assert word & CONTROL
             assert word < 1 << 64
             assert read_switch(word) == (number, on)
-
-
-def test_the_example_says_what_it_promises() -> None:
-    file = HOUSE / "config/experiment.toml"
-    said = tomllib.loads(file.read_text())["experiment"]
-    settings = load_settings(file, {}, {"relay.upstream": "http://127.0.0.1:4000"})
-    check_settings(settings)
-    assert settings.experiment.enabled
-    assert [arm.name for arm in settings.experiment.arms] == [arm["name"] for arm in said["arms"]]
 
 
 @given(st.text(), st.text(min_size=1), st.binary(), st.lists(st.floats(0.01, 100), min_size=1, max_size=8))

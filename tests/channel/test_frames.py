@@ -53,19 +53,6 @@ def test_every_cut_gives_the_batches_back(batches: list[tuple[int, list[Row]]], 
     assert read_cut(stream, cuts) == batches
 
 
-def test_no_batch_appears_before_its_last_byte() -> None:
-    batch = packed(7, [(8, 1, 2, 3, b"payload")])
-    for end in range(len(batch)):
-        assert list(BatchReader().feed(batch[:end])) == []
-
-
-def test_a_batch_of_a_whole_flush_survives() -> None:
-    rows: list[Row] = [(8, i, i * 1000, i, b"x" * (i % 700)) for i in range(5_000)]
-    ((number, frames),) = BatchReader().feed(packed(1, rows))
-    assert (number, len(frames), frames.last_ns) == (1, 5_000, 4_999_000)
-    assert list(frames) == rows
-
-
 @pytest.mark.parametrize(
     "garbage",
     [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\0" * 64, b"\xff" * 64],
@@ -81,11 +68,6 @@ def test_a_batch_beyond_the_bound_is_refused_before_it_is_read() -> None:
     struct.pack_into("=I", head, 8, BATCH_BYTES_MAX + 1)  # the length of the payload
     with pytest.raises(ValueError, match="not a tap batch"):
         list(BatchReader().feed(bytes(head)))
-
-
-def test_kinds_are_distinct_bytes() -> None:
-    assert len(set(KINDS)) == len(KINDS)
-    assert all(0 < kind < 256 for kind in KINDS)
 
 
 # ---------------------------------------------------------------- the rows of the next batch

@@ -12,75 +12,39 @@ from llmtap import __version__, native
 from llmtap.native import _load
 from llmtap.native.fingerprint import fingerprint
 
-SOURCES = Path(native.__file__).parent
+SOURCES = fingerprint(Path(native.__file__).parent)
 
 
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """An extension that was built from the present sources, and nothing that selects Python."""
+def refuse(name: str) -> ModuleType:
+    raise ImportError(f"{name}: undefined symbol: x")
+
+
+@pytest.mark.parametrize(
+    ("value", "built_of", "reason"),
+    [
+        (None, SOURCES, ""), ("", SOURCES, ""), ("1", SOURCES, ""), ("0", SOURCES, "LLMTAP_NATIVE=0"),
+        ("off", SOURCES, "'off'"), (" 0", SOURCES, "' 0'"), (None, "", "not built"),
+        (None, "0" * 16, "other sources"), (None, None, "other sources"), (None, refuse, "undefined symbol"),
+    ],
+)  # fmt: skip
+def test_the_compiled_code_runs_if_it_was_built_of_these_sources_and_nothing_selects_python(
+    value: str | None, built_of: object, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = ModuleType("llmtap.native._native")
-    module.FINGERPRINT = fingerprint(SOURCES)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delenv("LLMTAP_NATIVE", raising=False)
-    return module
-
-
-def test_the_built_extension_runs(built: ModuleType) -> None:
-    assert _load() == (built, "")
-
-
-def test_the_environment_selects_python(built: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMTAP_NATIVE", "0")
-    assert _load() == (None, "LLMTAP_NATIVE=0")
-
-
-@pytest.mark.parametrize("value", ["maybe", "off", "false", " 0"])
-def test_an_unknown_value_selects_python_and_is_named(
-    value: str, built: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLMTAP_NATIVE", value)
-    found, reason = _load()
-    assert found is None
-    assert repr(value) in reason
-
-
-@pytest.mark.parametrize("value", ["", "1"])
-def test_compiled_code_can_be_asked_for(
-    value: str, built: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLMTAP_NATIVE", value)
-    assert _load() == (built, "")
-
-
-def test_python_runs_without_an_extension(built: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, built.__name__, None)
-    found, reason = _load()
-    assert found is None
-    assert "not built" in reason
-
-
-def test_an_extension_that_cannot_be_loaded_is_not_called_missing(
-    built: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(name: str) -> ModuleType:
-        raise ImportError(f"{name}: undefined symbol: x")
-
-    monkeypatch.setattr("importlib.import_module", refuse)
-    found, reason = _load()
-    assert found is None
-    assert "undefined symbol" in reason
-
-
-@pytest.mark.parametrize("of", ["0" * 16, None])
-def test_an_extension_of_other_sources_does_not_run(built: ModuleType, of: str | None) -> None:
-    built.FINGERPRINT = of  # type: ignore[attr-defined]
-    found, reason = _load()
-    assert found is None
-    assert "other sources" in reason
+    module.FINGERPRINT = built_of  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, None if built_of == "" else module)  # type: ignore[arg-type]
+    if built_of is refuse:
+        monkeypatch.setattr("importlib.import_module", refuse)
+    if value is None:
+        monkeypatch.delenv("LLMTAP_NATIVE", raising=False)
+    else:
+        monkeypatch.setenv("LLMTAP_NATIVE", value)
+    found, told = _load()
+    assert found is (None if reason else module)
+    assert reason in told if reason else told == ""
 
 
 def test_every_source_counts_in_the_fingerprint(tmp_path: Path) -> None:
-    assert fingerprint(tmp_path) == ""
     (tmp_path / "__init__.py").write_text("x = 1\n")
     assert fingerprint(tmp_path) == ""
     seen = {""}

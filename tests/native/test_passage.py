@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 CHUNK = b"100\r\n" + b"x" * 256 + b"\r\n"
-EVENTS = 100_000
+EVENTS = 30_000
 RUNS = 2
 WARM = 20_000
 """Events after which allocators and sockets have what they need."""

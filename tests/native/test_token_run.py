@@ -20,7 +20,7 @@ from llmtap.channel.frames import BatchReader, FrameKind, Hello, PythonFrameBatc
 from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
-from llmtap.meter.pipeline.assembler import CPU_EVERY_NS, Assembler, CooperativeYield
+from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.native import REASON
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.repetition import (
@@ -30,7 +30,6 @@ from llmtap.protocol.repetition import (
     Repetition,
     TokenRun,
 )
-from tests.native.cases import TokenEvents, in_a_chunk
 from tests.support.traffic.corpus import NAMES, Recorded
 from tests.support.traffic.tap_frames import MS, Script
 
@@ -116,25 +115,6 @@ def test_the_same_strings_are_texts() -> None:
     assert n > 1_000
 
 
-@pytest.mark.parametrize("chunked", [False, True])
-def test_the_same_events_are_recognised_whatever_is_changed_in_them(*, chunked: bool) -> None:
-    rng = random.Random(4)
-    heads = [
-        b'data: {"id":"%b","n":%b,"text":"' % (name, number)
-        for name in (b"a", b"", b"\\u00e9", b"\\ud800", b'","n":', b"\xc3")
-        for number in (b"0", b"7", b"10", b"01", b"-1", b"", b"1.5")
-    ]
-    for known, events in (
-        (repetition(), TokenEvents(rng, [b'data: {"text":"'], b'"}\n\n')),
-        (loosened(), TokenEvents(rng, heads, b'","pad":"xx"}\n\n')),
-    ):
-        found = 0
-        for _ in range(20_000):
-            block = events.case()
-            found += added(known, in_a_chunk(rng, block) if chunked else block, chunked=chunked)
-        assert 500 < found < 19_000
-
-
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 255, 256, 257, 4_080, 4_095, 4_096, 4_097, 65_536])
 def test_the_same_sizes_of_blocks_are_recognised(size: int) -> None:
     known = repetition(b'"', b'"}')
@@ -145,16 +125,6 @@ def test_the_same_sizes_of_blocks_are_recognised(size: int) -> None:
         assert added(known, chunk, chunked=True) <= (4 <= size <= BLOCK_BYTES_MAX)
         for at in (len(chunk) - 1, len(chunk) - 2):
             added(known, chunk[:at] + b"\n" + chunk[at + 1 :], chunked=True)
-
-
-def test_a_block_in_which_the_fixed_parts_overlap_is_no_event() -> None:
-    known = repetition(b'{"a":"x"', b'"x"}')
-    for block in (b'{"a":"x"}', b'{"a":"x"x"}', b'{"a":"x""x"}', b'{"a":"x', b'"x"}', b""):
-        assert not added(known, block)
-    loose = loosened()
-    for block in (b'data: {"id":"","n":1,"text":"","pad":""}\n\n', b'data: {"id":"","n":1,"text":"a"}\n\n'):
-        assert not added(loose, block)
-    assert added(loose, b'data: {"id":"","n":1,"text":"a","pad":""}\n\n')
 
 
 def test_a_run_has_room_for_a_bounded_number_of_events() -> None:
@@ -431,50 +401,6 @@ def test_most_events_of_a_stream_never_become_python_frames(monkeypatch: pytest.
     monkeypatch.setattr(AnswerReader, "feed", feed)
     assert 2_970 < compare(monkeypatch, words(3_000)) < 3_000
     assert fed[True] == fed[False] < 8, "those that become frames are not parsed either"
-
-
-def test_a_long_batch_is_passed_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, between in (("a", PASSED_MAX), ("x" * 3_000, 65_536 // 3_000)):
-        exchanges = [words(50, text, seq) for seq in range(1, 31)]
-        openings = [row for rows in exchanges for row in rows[:12]]
-        rest = [row for i in range(12, 50) for rows in exchanges for row in rows[i : i + 1]]
-        passed = compare(monkeypatch, openings + rest, (len(openings),)) - compare(monkeypatch, openings)
-        assert len(rest) // (between + 2) <= len(rest) - passed <= len(rest) // between
-
-
-def test_cpu_time_is_charged_while_token_events_are_passed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "compiled", compiled)
-    now_ns = 0
-
-    def clock() -> int:
-        nonlocal now_ns
-        now_ns += 2 * CPU_EVERY_NS
-        return now_ns
-
-    assembler, reader, charged = Assembler(HELLO, Collector()), BatchReader(), Counter[int]()
-    turns = CooperativeYield(clock, lambda: None, clock)
-    exchanges = [words(60, seq=seq) for seq in range(1, 41)]
-    openings = [row for rows in exchanges for row in rows[:12]]
-    rest = [row for i in range(12, 60) for rows in exchanges for row in rows[i : i + 1]]
-    for batch, charge in zip(
-        packed(openings + rest, (len(openings),)),
-        (None, lambda frame, cpu_ns: charged.update((frame[0],))),
-        strict=True,
-    ):
-        for _, frames in reader.feed(batch):
-            assembler.digest(turns.over(assembler.unrecognised(frames), frames.last_ns, charge))
-    assert len(rest) // (PASSED_MAX + 1) <= charged[FrameKind.RESPONSE_DATA] < len(rest) // 20
-
-
-def test_frames_that_are_not_token_events_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = merged(random.Random(1), [words(40, seq=1), words(40, seq=2)])
-    seen = {}
-    for implementation in (None, compiled):
-        monkeypatch.setattr(native, "compiled", implementation)
-        ((_, frames),) = BatchReader().feed(next(packed(rows, ())))
-        assert (len(frames), frames.last_ns) == (len(rows), rows[-1][2])
-        seen[implementation] = list(frames)
-    assert seen[None] == seen[compiled] == rows
 
 
 def test_a_batch_whose_lengths_are_wrong_reads_no_byte_beyond_it() -> None:

@@ -1,14 +1,11 @@
 """Which Ray is meant; what it does when there is one is in tests/sim/sweep/test_runner.py."""
 
-import os
 import socket
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import llmtap
 from llmtap.errors import ConfigError
 from llmtap.net import cluster
 from llmtap.net.cluster import ray_cluster
@@ -31,12 +28,6 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"--ray: needs Ray\nhint: .*\[ray\]"), ray_cluster("auto", 1):
         pass
-
-
-def test_an_address_where_somebody_listens_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        cluster._reach(f"127.0.0.1:{server.getsockname()[1]}")
-    cluster._reach("auto")
 
 
 class Closed:
@@ -62,12 +53,6 @@ def test_where_nothing_was_found_a_token_is_no_help(monkeypatch: pytest.MonkeyPa
     assert refused.value.hint is None
 
 
-def test_its_processes_import_this_llmtap_first() -> None:
-    first, *rest = cluster._import_path().split(os.pathsep)
-    assert Path(first, "llmtap", "__init__.py").samefile(llmtap.__file__ or "")
-    assert first not in rest
-
-
 class Busy:
     """A module `ray` of a machine so busy that its node is late, so many times."""
 
@@ -83,12 +68,6 @@ class Busy:
 
     def shutdown(self) -> None:
         self.calls.append("shutdown")
-
-
-def test_a_ray_that_is_late_is_started_once_more() -> None:
-    busy = Busy(1)
-    cluster._start(busy, {})
-    assert busy.calls == ["init", "shutdown", "init"]
 
 
 def test_a_ray_that_does_not_start_is_said() -> None:

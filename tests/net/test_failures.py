@@ -12,7 +12,6 @@ import pytest
 import trustme
 
 from llmtap.net.failures import failure_said, is_own_shortage
-from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import scene
 
 REFUSED = "connection refused"
@@ -54,16 +53,6 @@ async def why_not(url: str, tls: ssl.SSLContext | bool = True) -> str:
         with pytest.raises((aiohttp.ClientError, OSError)) as caught:
             await session.get(url, ssl=tls)
     return failure_said(caught.value)
-
-
-@scene
-async def test_nobody_listens() -> None:
-    port = port_free()
-    assert await why_not(f"http://127.0.0.1:{port}") == REFUSED
-    assert await why_not(f"http://localhost:{port}") == REFUSED
-    with pytest.raises(OSError) as caught:
-        await asyncio.open_connection("localhost", port)
-    assert failure_said(caught.value) == REFUSED
 
 
 @scene

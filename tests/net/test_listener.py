@@ -13,7 +13,6 @@ from llmtap.net.listener import (
     bind,
     bound_url,
     is_free,
-    keep_port,
     parse_address,
 )
 from tests.support.servers.peer import play, scene, wait_until
@@ -52,24 +51,6 @@ def test_a_bound_socket_has_a_url(host: str) -> None:
         assert bound_url(sock, tls=True) == f"https://{shown}:{port}"
 
 
-def test_akeep_port_is_given_to_nobody_and_ours_listen_on_it() -> None:
-    with keep_port() as kept, socket.socket() as stranger:
-        with pytest.raises(OSError, match="in use"):
-            stranger.bind(kept.getsockname())
-        bind(*kept.getsockname(), shared=False).close()
-
-
-def test_a_port_in_use_is_refused() -> None:
-    with bind("127.0.0.1", 0, shared=False) as first:
-        port = first.getsockname()[1]
-        with pytest.raises(OSError) as refused:
-            bind("127.0.0.1", port, shared=False)
-        assert refused.value.errno == errno.EADDRINUSE
-        with pytest.raises(OSError):
-            is_free("127.0.0.1", port)
-    is_free("127.0.0.1", port)
-
-
 def test_several_of_us_share_a_port_and_a_stranger_does_not() -> None:
     with bind("127.0.0.1", 0, shared=True) as first:
         port = first.getsockname()[1]
@@ -80,12 +61,6 @@ def test_several_of_us_share_a_port_and_a_stranger_does_not() -> None:
         # A second proxy would share it without a word: that is what is_free is for.
         with pytest.raises(OSError):
             is_free("127.0.0.1", port)
-
-
-def test_a_listening_socket_does_not_block_and_sends_small_writes_at_once() -> None:
-    with bind("127.0.0.1", 0, shared=False) as sock:
-        assert not sock.getblocking()
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def no_shortage(error: OSError) -> None:

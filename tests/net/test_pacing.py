@@ -46,36 +46,6 @@ def test_nobody_is_called_early_and_the_earlier_go_first(offsets: list[int]) -> 
 
 
 @scene
-async def test_who_answers_a_time_is_called_again_then() -> None:
-    pacer = Pacer(SystemClock())
-    began_ns = SystemClock.mono_ns()
-    calls: list[int] = []
-    done = asyncio.Event()
-
-    def act(now_ns: int) -> int:
-        calls.append(SystemClock.mono_ns())
-        if len(calls) < 5:
-            return began_ns + len(calls) * MS
-        done.set()
-        return NEVER
-
-    Waker(pacer, act).sooner(began_ns)
-    await done.wait()
-    pacer.close()
-    assert all(at >= began_ns + i * MS for i, at in enumerate(calls))
-
-
-@scene
-async def test_an_earlier_one_moves_the_alarm_forward() -> None:
-    pacer = Pacer(SystemClock())
-    now_ns = SystemClock.mono_ns()
-    Waker(pacer, lambda now_ns: NEVER).sooner(now_ns + 3_600_000 * MS)
-    await pacer.wait_until(now_ns + MS)
-    assert SystemClock.mono_ns() >= now_ns + MS
-    pacer.close()
-
-
-@scene
 async def test_after_the_end_nobody_is_called() -> None:
     pacer = Pacer(SystemClock())
     called: list[int] = []
@@ -91,30 +61,6 @@ async def test_after_the_end_nobody_is_called() -> None:
     await other.wait_until(SystemClock.mono_ns() + 4 * MS)
     other.close()
     assert called == []
-
-
-@scene
-async def test_who_adds_others_when_called_has_them_called_in_the_same_turn_or_the_next() -> None:
-    pacer = Pacer(SystemClock())
-    now_ns = SystemClock.mono_ns()
-    called: list[int] = []
-    done = asyncio.Event()
-
-    def make(i: int):  # type: ignore[no-untyped-def]
-        def act(at_ns: int) -> int:
-            called.append(i)
-            if i == 3:
-                done.set()
-            else:
-                Waker(pacer, make(i + 1)).sooner(now_ns + i * MS)
-            return NEVER
-
-        return act
-
-    Waker(pacer, make(0)).sooner(now_ns)
-    await done.wait()
-    pacer.close()
-    assert called == [0, 1, 2, 3]
 
 
 @scene

@@ -18,7 +18,7 @@ from llmtap.net.lag import make_lag_meter
 from llmtap.net.pool import Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, Timebase
 from tests.net.test_stream import Notes
-from tests.support.servers.peer import PATIENCE_S, scene, wait_until
+from tests.support.servers.peer import scene, wait_until
 from tests.support.servers.upstream import Upstream, unanswered_port, upstream
 
 CONNECT_NS = 1_000_000_000_000
@@ -202,39 +202,6 @@ async def test_what_is_idle_too_long_is_closed_and_the_rest_stays() -> None:
 
 
 @scene
-async def test_closing_the_pool_closes_every_idle_connection() -> None:
-    async with upstream() as server, pool_of(server) as pool:
-        for stream in [await opened(pool) for _ in range(4)]:
-            keep(pool, stream)
-        await wait_until(lambda: server.open == 4)
-        pool.close()
-        await wait_until(lambda: not server.open)
-
-
-@scene
-async def test_nobody_listening_is_an_oserror() -> None:
-    async with upstream() as server, pool_of(server) as pool:
-        await server.stop()
-        with pytest.raises(ConnectionRefusedError):
-            await opened(pool)
-        assert pool.connects == 0
-        server.start()
-        stream = await opened(pool)
-        assert pool.connects == 1
-        stream.close()
-
-
-@scene
-async def test_a_name_nobody_could_have_is_an_oserror_too() -> None:
-    """The caller turns an OSError into a 502; anything else would leave its client waiting."""
-    for name in ("a..b", "x" * 64 + ".test"):
-        with pytest.raises((OSError, ConfigError)) as told:
-            async with pool_to(f"http://{name}") as pool:
-                await asyncio.wait_for(opened(pool), PATIENCE_S)
-        assert not isinstance(told.value, TimeoutError), "nobody was told anything"
-
-
-@scene
 async def test_every_address_of_a_name_is_tried() -> None:
     async with upstream() as server, pool_of(server) as pool:
         (await opened(pool)).close()  # the name is known now
@@ -368,21 +335,6 @@ async def test_a_look_up_that_fails_fails_all_who_waited_and_nobody_later(
         lookups.error = None
         (await opened(pool)).close()
         assert len(lookups.names) == 2
-
-
-@scene
-async def test_what_one_does_with_its_connection_is_no_others_trouble() -> None:
-    class Fails(Waits):
-        def on_connected(self, stream: Stream, took_ns: int) -> None:
-            stream.close()
-            raise RuntimeError("a mistake of ours")
-
-    faults: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-    async with upstream() as server, pool_of(server) as pool:
-        pool.connect(Fails())
-        (await opened(pool)).close()
-    assert [str(f["exception"]) for f in faults] == ["a mistake of ours"]
 
 
 @scene

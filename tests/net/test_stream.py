@@ -110,23 +110,6 @@ async def test_a_busy_loop_is_in_the_stamp_of_mono_and_not_in_the_kernels(clock:
             assert late >= held_ns - MARGIN_NS
 
 
-@kernel_stamps()
-@scene
-async def test_a_stepped_wall_clock_falls_back_to_the_read_and_samples_again() -> None:
-    async with pair("kernel") as (_, notes, peer, timebase):
-        for step in (3_600_000_000_000, -3_600_000_000_000):
-            timebase.offset_ns += step
-            before = SystemClock.mono_ns()
-            count = len(notes.data)
-            await peer.send(b"x")
-            await wait_until(lambda n=count: len(notes.data) > n)
-            assert before <= notes.stamps[-1] <= notes.read_at[-1]
-            assert abs(timebase.offset_ns - (timebase.anchor.mono_ns - timebase.anchor.wall_ns)) == 0
-            await peer.send(b"y")
-            await wait_until(lambda n=count: len(notes.data) > n + 1)
-            assert before - MARGIN_NS <= notes.stamps[-1] <= notes.read_at[-1] + MARGIN_NS
-
-
 @CLOCKS
 @scene
 async def test_what_the_kernel_does_not_take_follows_in_order(clock: str) -> None:
@@ -148,15 +131,6 @@ async def test_what_the_kernel_does_not_take_follows_in_order(clock: str) -> Non
         assert (notes.drains, stream.pending) == (1, 0)
         assert stream.write(b"after")
         assert await peer.exactly(5) == b"after"
-
-
-@scene
-async def test_an_empty_write_is_nothing() -> None:
-    async with pair() as (stream, notes, peer, _):
-        assert stream.write(b"")
-        assert stream.write(b"x")
-        assert await peer.exactly(1) == b"x"
-        assert notes.drains == 0
 
 
 @CLOCKS
@@ -297,14 +271,6 @@ async def test_a_reader_that_is_called_too_late_reads_no_other_socket() -> None:
             os.close(number)
             assert ours.recv(100) == b"of another one"
         assert (notes.data, notes.eofs, notes.lost) == ([], 0, [])
-
-
-@scene
-async def test_abort_is_a_reset() -> None:
-    async with pair() as (stream, notes, peer, _):
-        stream.abort()
-        assert await peer.to_end() == (b"", Ending.RST)
-        assert (stream.closed, notes.lost) == (True, [])
 
 
 @scene

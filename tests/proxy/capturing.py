@@ -8,8 +8,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from tests.support.servers.peer import Gone
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import Call, Script
 
-__all__ = ["Asked", "Load", "Process", "capturing", "chat_body", "streams"]
+__all__ = ["Asked", "Load", "Process", "chat_body", "streams"]
 
 
 def chat_body(text: str = "hello", **more: object) -> bytes:
@@ -204,15 +202,3 @@ def _is_of(role: str, pid: str) -> bool:
         return f".{role}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-
-
-@asynccontextmanager
-async def capturing(upstream: str, capture: str, *settings: str) -> AsyncIterator[Process]:
-    """A proxy that captures; stopped in order at the end, so that its files are finished."""
-    process = Process(upstream, capture, *settings)
-    try:
-        await process.start()
-        yield process
-        assert await process.stop() == 0, process.log()
-    finally:
-        process.close()

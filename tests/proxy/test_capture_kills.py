@@ -1,7 +1,7 @@
 """SIGKILL of meter, relay and supervisor at random moments of a capture: what is in the files afterwards.
 
 Invariant: an exchange that ended more than a second before a kill is in the files, once; what is missing
-shows as gaps in the relays' numbers, and no file is unreadable. Eight proxies die seven times each.
+shows as gaps in the relays' numbers, and no file is unreadable. Four proxies die seven times each.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ LIMIT_S = 800
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)  # the first one waits for all proxies: a minute or two here
 
 CHAT = "/v1/chat/completions"
-SEEDS = range(8)
+SEEDS = range(4)
 ROLES = ("meter", "meter", "relay", "meter", "meter", "meter", "supervisor")
 AT_ONCE = 4
 WORKERS = 2
@@ -127,8 +127,8 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> list[Trial]:
     return list(play(all_of_them(tmp_path_factory.mktemp("captures")), limit_s=LIMIT_S))
 
 
-def test_there_were_fifty_kills_and_a_load_worth_the_name(trials: list[Trial]) -> None:
-    assert sum(len(trial.away) for trial in trials) >= 50
+def test_every_kill_came_under_a_load_worth_the_name(trials: list[Trial]) -> None:
+    assert [len(trial.away) for trial in trials] == [len(ROLES)] * len(SEEDS)
     assert all(sum(a.whole for a in trial.asked) > 100 for trial in trials)
 
 

@@ -73,47 +73,6 @@ async def test_a_killed_relay_costs_its_own_streams_and_they_end_as_tap_error() 
         assert await tap.get(up.on(answers(b"served again"))) == b"served again"
 
 
-@scene
-async def test_a_stopped_meter_costs_whole_exchanges_and_its_bound_of_memory() -> None:
-    """A relay holds at most `tap_bytes` of frames in rows and batches, and packs at most that much anew.
-
-    To this the cyclic garbage collector adds what it has not yet collected: at most 1 KiB per exchange.
-    The bodies of these exchanges are 20 MB.
-    """
-    bound, before, n = 1 << 20, 60, 400
-    async with upstream() as up, proxy(up, "--set", f"relay.tap_bytes={bound}") as tap:
-        path = up.on(answers(b"d" * 50_000, chunks=20))
-        client = await tap.client()
-
-        async def ask(times: int) -> None:
-            for _ in range(times):
-                assert (await client.get(path)).data == b"d" * 50_000
-
-        await ask(before)  # buffers and code that the relay takes once are no growth
-        await accounted(tap, before)
-        (relay,), (meter,) = tap.relays(), tap.meters()
-        rss_before = rss_bytes(relay)
-        os.kill(meter, signal.SIGSTOP)
-        try:
-            await ask(n)
-            grown = rss_bytes(relay) - rss_before
-        finally:
-            os.kill(meter, signal.SIGCONT)
-        assert grown < 2 * bound + n * 1024
-        told = await accounted(tap, before + n)
-        (about,) = told["relays"].values()
-        assert set(about["dropped"]) == {"overflow"}
-        assert about["measured"] == told["n"] == told["outcomes"]["complete"] < before + n
-        await ask(1)
-        await tap.measured(told["n"] + 1)
-        client.close()
-
-
-def rss_bytes(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def outcomes_of(log: Path) -> list[bool]:
     """Return for each exchange in the log whether it was complete."""
     lines = [line for line in log.read_text().splitlines() if "event=exchange id=" in line]

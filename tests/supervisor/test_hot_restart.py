@@ -18,7 +18,6 @@ from tests.supervisor.running import (
     LONG_S,
     PATIENT,
     READY_S,
-    Held,
     Proxy,
     accounted,
     all_whole,
@@ -26,9 +25,7 @@ from tests.supervisor.running import (
     gone,
     is_alive,
     proxy,
-    replaced,
     restarted,
-    streams,
     under_way,
 )
 from tests.support.servers.peer import scene, wait_until
@@ -103,17 +100,6 @@ async def test_a_hot_restart_breaks_no_stream_refuses_nobody_and_keeps_every_exc
 
 
 @scene
-async def test_the_drain_has_its_limit_across_the_change() -> None:
-    async with upstream() as up, proxy(up, "--set", "relay.drain_timeout=300ms") as tap:
-        _, asking = await under_way(tap, up, 3)
-        before = tap.family()
-        os.kill(tap.pid, signal.SIGUSR2)
-        await gone(before)
-        assert not any(answer.whole for answer in await asyncio.gather(*asking))
-        assert await tap.get(up.on(answers(b"here"))) == b"here"
-
-
-@scene
 async def test_a_signal_to_the_whole_group_changes_the_program_and_nobody_outlives_the_supervisor() -> None:
     async with upstream() as up, proxy(up, *PATIENT) as tap:
         held, asking = await under_way(tap, up, 3)
@@ -155,58 +141,6 @@ async def test_an_upgrade_runs_and_a_broken_one_does_not(tmp_path: Path) -> None
         assert tap.process.returncode is None
         assert tap.family() == family
         assert await tap.get(up.on(answers(b"here"))) == b"here"
-
-
-@scene
-async def test_new_relays_that_fail_leave_the_old_ones_at_work(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    program = OwnProgram(tmp_path / "program")
-    async with upstream() as up, proxy(up, *PATIENT, log=log, program=program.folder) as tap:
-        path = up.on(answers(b"here"))
-        family = tap.family()
-        held, asking = await under_way(tap, up, 5)
-        program.relays_fail()
-        os.kill(tap.pid, signal.SIGUSR2)
-        await wait_until(lambda: b"event=restart_failed" in log.read_bytes(), LONG_S)
-        await wait_until(lambda: tap.family() == family, LONG_S)
-        assert await tap.get(path) == b"here"
-        held.go.set()
-        await all_whole(asking)
-        await tap.measured(6)
-
-        # The new supervisor looks after the old one's children.
-        program.relays_work()
-        for pid in family:
-            os.kill(pid, signal.SIGKILL)
-        assert await tap.get(path) == b"here"
-        await replaced(tap.meters, family)
-        await tap.ready()
-
-        # And what was wrong can be put right.
-        before = tap.relays()
-        os.kill(tap.pid, signal.SIGUSR2)
-        await restarted(tap, before)
-        await gone(before)
-        assert await tap.get(path) == b"here"
-
-
-@scene
-async def test_twice_while_streams_drain() -> None:
-    async with upstream() as up, proxy(up, *PATIENT) as tap:
-        asked, asking, held = 0, [], Held()
-        for n in (10, 20):
-            asking += await streams(tap, up.on(held), n)
-            asked += n
-            await wait_until(lambda asked=asked: held.begun == asked, READY_S)
-            before = tap.relays()
-            os.kill(tap.pid, signal.SIGUSR2)
-            os.kill(tap.pid, signal.SIGUSR2)  # said twice is said once, or done twice: both are right
-            await restarted(tap, before)
-        assert await tap.get(up.on(answers(b"here"))) == b"here"
-        held.go.set()
-        await all_whole(asking)
-        await wait_until(lambda: len(tap.relays()) == len(tap.meters()) == 1, LONG_S)
-        await accounted(tap, asked + 1)
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.8])

@@ -160,26 +160,6 @@ def test_what_a_running_meter_can_be_told_is_told_once_and_also_while_it_starts(
     kept_meter(monkeypatch, scene)
 
 
-def test_a_keeper_that_is_cancelled_while_its_meter_says_that_it_is_ready_starts_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scene(kept: Kept) -> None:
-        kept.meters.is_silent = True
-        kept.meters.may_start.set()
-        await wait_until(lambda: kept.supervisor._meter is not None)
-        await asyncio.sleep(0.01)
-        assert kept.supervisor._meter is not None
-        stdout = kept.supervisor._meter._stdout
-        assert stdout is not None
-        stdout.feed_data(b"ready\n")
-        await asyncio.sleep(0)  # it has been read, and the keeper has not heard of it
-        kept.keeper.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(kept.keeper, 5)
-
-    kept_meter(monkeypatch, scene)
-
-
 def test_a_meter_that_crashes_after_a_reload_while_it_was_away_has_crashed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

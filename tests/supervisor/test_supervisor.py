@@ -1,14 +1,12 @@
 """A proxy that starts, drains, reloads and ends: the signals of its users."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
 import sys
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from tests.supervisor.own_program import OwnProgram
@@ -40,47 +38,6 @@ async def test_sigterm_twice_means_now() -> None:
         assert tap.process.returncode is None
         os.kill(tap.pid, signal.SIGTERM)
         await tap.ended()
-
-
-@scene
-async def test_a_drain_has_a_limit() -> None:
-    async with upstream() as up, proxy(up, "--set", "relay.drain_timeout=300ms") as tap:
-        _, asking = await under_way(tap, up, 1)
-        os.kill(tap.pid, signal.SIGTERM)
-        assert await tap.ended() == 0
-        assert not (await asking[0]).whole
-
-
-@scene
-async def test_a_killed_relay_is_started_again_and_its_port_never_refuses() -> None:
-    async with upstream() as up, proxy(up) as tap:
-        path = up.on(answers(b"here"))
-        before = tap.relays()
-        os.kill(before[0], signal.SIGKILL)
-        # Whoever comes in between waits in the kernel's queue.
-        assert await tap.get(path) == b"here"
-        await replaced(tap.relays, before)
-        assert tap.meters()
-
-
-@scene
-async def test_several_workers_share_the_port_and_the_live_feed_reports_it() -> None:
-    async with (
-        upstream() as up,
-        proxy(up, workers=2) as tap,
-        aiohttp.ClientSession() as session,
-        session.get(f"http://127.0.0.1:{tap.admin}/api/v1/live") as live,
-    ):
-        path = up.on(answers(b"here"))
-        for _ in range(30):
-            assert await tap.get(path) == b"here"
-        await tap.measured(30)
-        async for line in live.content:
-            if line.startswith(b"data: "):
-                assert json.loads(line[6:])["listen"] == f"http://127.0.0.1:{tap.listen}"
-                break
-        else:
-            pytest.fail("the feed ended")
 
 
 @pytest.mark.parametrize("change", [signal.SIGHUP, signal.SIGUSR2], ids=["reload", "upgrade"])

@@ -17,7 +17,7 @@ from llmtap.units import Duration
 from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.relay.relay import Relay
 from tests.support.servers.peer import PATIENCE_S, wait_until
-from tests.support.servers.raw_client import RawClient
+from tests.support.servers.raw_client import Answer, RawClient, request
 from tests.support.servers.upstream import Upstream, upstream
 
 __all__ = ["FakeMeter", "Frame", "Recording", "Tapped", "ms", "spelled_out", "stage", "tapped"]
@@ -222,6 +222,20 @@ class Tapped:
         client = await RawClient.connect(self.port, **buffers)
         self.clients.append(client)
         return client
+
+    async def ask(self, raw: bytes) -> Answer:
+        """Send a request on a new connection, read its answer."""
+        return await (await self.client()).ask(raw)
+
+    async def get(self, path: str, *fields: str) -> Answer:
+        return await self.ask(request("GET", path, *fields))
+
+    async def post(self, path: str, body: bytes, *fields: str) -> Answer:
+        return await self.ask(request("POST", path, *fields, body=body))
+
+    async def closing(self, seq: int = 1) -> Closing:
+        """How an exchange ended, once it has."""
+        return (await self.meter.closed(seq)).closing
 
     async def drain(self) -> None:
         """What SIGTERM does to a relay process."""

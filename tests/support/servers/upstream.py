@@ -9,7 +9,22 @@ from contextlib import asynccontextmanager
 
 from tests.support.servers.peer import Gone, Head, Payload, Peer, chunked, wait_until
 
-__all__ = ["CLOSE", "RESET", "Call", "Script", "Upstream", "answers", "says", "unanswered_port", "upstream"]
+__all__ = [
+    "CHUNKED",
+    "CLOSE",
+    "OK",
+    "RESET",
+    "Call",
+    "Script",
+    "Upstream",
+    "answers",
+    "says",
+    "unanswered_port",
+    "upstream",
+]
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 CLOSE = "close"
 """What a script returns to have its connection closed."""
@@ -60,12 +75,29 @@ class Call:
             return True
 
 
-def says(*pieces: bytes, then: str | None = None) -> Script:
-    """Read the request, send these bytes, each piece in its own write."""
+def says(
+    *pieces: bytes,
+    then: str | None = None,
+    after: Callable[[], Awaitable[object]] | None = None,
+    read: bool = True,
+    taken: bool = False,
+) -> Script:
+    """Read the request, send these bytes, each piece in its own write.
+
+    Args:
+        after: awaited before the first piece.
+        read: read the request's body first.
+        taken: end only when the other side has read all, so that a reset overtakes no byte.
+    """
 
     async def script(call: Call) -> str | None:
-        await call.body()
+        if read:
+            await call.body()
+        if after is not None:
+            await after()
         await call.say(*pieces)
+        if taken:
+            await call.peer.taken()
         return then
 
     return script

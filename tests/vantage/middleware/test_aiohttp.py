@@ -234,25 +234,6 @@ async def test_requests_and_answers_without_a_body(method: str, path: str, kinds
 
 
 @scene
-async def test_a_handler_that_takes_the_stream_itself_has_it() -> None:
-    async with running() as app:
-        answer = await app.ask(request("POST", "/upload", body=b"x" * 1_000))
-        assert json.loads(answer.data) == {"bytes": 1_000}
-        seen = await app.seen()
-        assert seen.data(DATA) == b""
-        assert seen.closing.outcome == Outcome.COMPLETE
-
-
-@scene
-async def test_a_body_that_the_handler_leaves_unread_stays_unread() -> None:
-    async with running() as app:
-        assert (await app.ask(request("POST", "/unread", body=b"{}"))).data == b"no need"
-        seen = await app.seen()
-        assert DATA not in seen.kinds
-        assert SUBMIT in seen.kinds
-
-
-@scene
 async def test_a_compressed_request_is_told_as_the_handler_got_it() -> None:
     async with running() as app:
         zipped = gzip.compress(b'{"model":"m"}')

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 import signal
 import socket
@@ -27,7 +26,7 @@ from llmtap.vantage.passive import ring as rings
 from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.passive.ring import PacketRing, open_adapter_clock, open_ring
 from llmtap.vantage.passive.watcher import LAST_PACKETS_S, Watcher, local_addresses
-from tests.support.clocks import HOUR_NS, SettableClock
+from tests.support.clocks import SettableClock
 from tests.support.servers.live_proxy import READY_S, LiveProxy, live_proxy, port_free
 from tests.support.servers.peer import play, wait_until
 from tests.support.servers.proxy import FakeMeter
@@ -174,28 +173,6 @@ def test_ring_that_overflows_tells_the_packets_and_measures_nothing_wrong() -> N
     play(run(), LIMIT_S)
 
 
-def test_clock_that_is_set_does_not_move_a_stamp_out_of_order() -> None:
-    server = Server(0.02)
-
-    async def run() -> None:
-        clock = SettableClock()
-        async with watched(server, clock=clock) as (port, meter, _):
-            began_ns = SystemClock.mono_ns()
-            asking = asyncio.create_task(ask(port, 3))
-            await wait_until(lambda: len(server.sent_ns) > 5)
-            clock.ahead_ns = HOUR_NS
-            await asking
-            exchange = await meter.closed(3)
-            now_ns = SystemClock.mono_ns()
-        times = [f.t_ns for seq in (1, 2, 3) for f in meter.exchange(seq).frames if f.kind < FrameKind.CLOSE]
-        slack_ns = exchange.closing.lag_ns
-        assert all(began_ns - slack_ns < t_ns < now_ns + slack_ns for t_ns in times)
-        assert times == sorted(times)
-        assert exchange.closing.outcome == "complete"
-
-    play(run(), LIMIT_S)
-
-
 def test_an_interface_without_stamps_of_its_adapter_is_told() -> None:
     with open_ring("lo", [9], 512 << 10) as sock, pytest.raises(ConfigError) as told:
         open_adapter_clock(sock, "lo")
@@ -248,7 +225,7 @@ ROUNDING_US = 2
 WITHIN = 0.99
 """Share of the relay's times that are at most both uncertainties from a packet's; seen: 7,589 of 7,590."""
 CHAT_APP = "tests.vantage.middleware.chat_app:app"
-ROUNDS = 167
+ROUNDS = 40
 AT_ONCE = 20
 HOWS: dict[str, dict[str, Any]] = {
     "stream": {"stream": True}, "plain": {}, "refused": {"how": "refuse"},
@@ -398,16 +375,3 @@ def llmtap(*args: str) -> Any:
     argv = [sys.executable, "-P", "-m", "llmtap.cli", *args]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd=HOUSE, check=True)
     return json.loads(done.stdout)
-
-
-def test_children_that_die_are_started_again(tmp_path: Path) -> None:
-    async def run() -> None:
-        async with served(CHAT_APP) as port, watching(port) as (seen, running):
-            for pid in read(f"/proc/{running.pid}/task/{running.pid}/children").split():
-                if "vantage.passive" in read(f"/proc/{pid}/cmdline"):
-                    os.kill(int(pid), signal.SIGKILL)
-            await seen.measured(await send_all(f"http://127.0.0.1:{port}", 2))
-            running.send_signal(signal.SIGTERM)
-            assert await running.wait() == 0
-
-    play(run(), LIMIT_S)

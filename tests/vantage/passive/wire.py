@@ -26,7 +26,8 @@ def chunk(data: bytes) -> bytes:
 
 EVENTS = [chunk(b'data: {"choices":[{"index":0,"delta":{"content":"w%d "}}]}\n\n' % n) for n in range(5)]
 LAST = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-ANSWER = HEAD + b"".join(EVENTS) + LAST
+PIECES = (HEAD, *EVENTS, LAST)
+ANSWER = b"".join(PIECES)
 COMPLETE = ("complete", 200, 6)
 
 
@@ -130,8 +131,9 @@ class Wire:
     def up(self, data: bytes = b"", flags: int = ACK, **about: int) -> None:
         self.pass_(self.make(0, data, flags, **about))
 
-    def down(self, data: bytes = b"", flags: int = ACK, **about: int) -> None:
-        self.pass_(self.make(1, data, flags, **about))
+    def down(self, *datas: bytes, flags: int = ACK, **about: int) -> None:
+        for data in datas or (b"",):
+            self.pass_(self.make(1, data, flags, **about))
 
     def connect(self) -> None:
         self.up(flags=SYN)
@@ -143,8 +145,18 @@ class Wire:
         self.down(flags=FIN | ACK)
 
     def answer(self) -> None:
-        for data in (HEAD, *EVENTS, LAST):
-            self.down(data)
+        self.down(*PIECES)
+
+    def exchange(self) -> None:
+        self.up(ASK)
+        self.answer()
+
+    def begin(self, *downs: bytes) -> None:
+        """Connect, ask, and answer with these pieces."""
+        self.connect()
+        self.up(ASK)
+        if downs:
+            self.down(*downs)
 
 
 def counted(table: ConnectionTable) -> Counter[str]:

@@ -1,23 +1,30 @@
-"""Things that go wrong in the world: seen by whoever has to know, at once, and paid for by nobody else."""
+"""Faults of the upstream: recognised at once, reported with the right outcome, and never answered twice."""
 
 import asyncio
 import json
 
 import pytest
 
-from tests.support.servers.peer import Ending, Gone, chunk, scene, wait_until
-from tests.support.servers.proxy import ms, stage, tapped
-from tests.support.servers.raw_client import request
-from tests.support.servers.upstream import CLOSE, RESET, Call, answers, unanswered_port
+from tests.support.servers.peer import Ending, chunk, scene, wait_until
+from tests.support.servers.proxy import Tapped, ms, stage, tapped
+from tests.support.servers.raw_client import RawClient, request
+from tests.support.servers.upstream import (
+    CHUNKED,
+    CLOSE,
+    OK,
+    RESET,
+    Call,
+    Upstream,
+    answers,
+    says,
+    unanswered_port,
+)
 
 AT_ONCE_S = 60.0
 """Far more than it takes on the busiest machine, far less than any limit that would end it, too."""
-
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-
+THEN = pytest.mark.parametrize("then", [CLOSE, RESET])
 
 # ---------------------------------------------------------------- answers that are cut
-
 
 CUTS = {
     "a length": b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nonly this",
@@ -33,306 +40,161 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("then", [CLOSE, RESET])
+@THEN
 @pytest.mark.parametrize("name", CUTS)
 @scene
 async def test_a_cut_answer_looks_cut(name: str, then: str) -> None:
     """RFC 9112 8: an incomplete message must be recognisable as one."""
     async with stage() as (up, tap):
-
-        async def script(call: Call) -> str:
-            await call.say(CUTS[name])
-            await call.peer.taken()  # or a reset would overtake the bytes
-            return then
-
-        client = await tap.client()
-        answer = await client.get(up.on(script))
-        assert answer.status == 200
-        assert not answer.whole
+        answer = await tap.get(up.on(says(CUTS[name], then=then, taken=True)))
+        assert (answer.status, answer.whole) == (200, False)
         recorded = await tap.meter.closed(1)
         assert recorded.closing.outcome == ("upstream_reset" if then == RESET else "truncated")
         assert CUTS[name].endswith(recorded.answer[-20:])
 
 
 @pytest.mark.parametrize(
-    "answer", [CHUNKED + chunk(b"x"), CHUNKED + chunk(b"x" * 100_000), b"HTTP/1.1 200 OK\r\n\r\nx"]
+    ("version", "head", "then"),
+    [
+        ("1.1", b"HTTP/1.1 200 OK\r\n\r\nonly this", RESET),
+        ("1.0", CHUNKED + chunk(b"only this"), CLOSE),
+        ("1.0", CHUNKED + chunk(b"only this"), RESET),
+    ],
 )
 @scene
-async def test_a_reset_right_behind_the_bytes_is_seen_at_once(answer: bytes) -> None:
-    """An upstream that is killed: its last words and its reset are there when the loop looks.
+async def test_an_answer_to_the_close_that_is_cut_ends_with_a_reset(
+    version: str, head: bytes, then: str
+) -> None:
+    """An HTTP/1.0 client was promised the end by the close: an orderly one would be a lie."""
+    async with stage() as (up, tap):
+        answer = await tap.ask(request("GET", up.on(says(head, then=then, taken=True)), version=version))
+        assert (answer.data, answer.ending) == (b"only this", Ending.RST)
+        assert (await tap.closing()).outcome == ("upstream_reset" if then == RESET else "truncated")
 
-    libuv stops watching a socket that shows an error (uv__poll_io): whoever reads the bytes then, and waits
-    to be called again for the error, waits for ever.
-    """
+
+@pytest.mark.parametrize("answer", [CHUNKED + chunk(b"x" * 100_000), b"HTTP/1.1 200 OK\r\n\r\nx"])
+@scene
+async def test_a_reset_right_behind_the_bytes_is_seen_at_once(answer: bytes) -> None:
+    """libuv stops watching a socket that shows an error: whoever waits to be called again waits for ever."""
     async with stage() as (up, tap):
 
         async def script(call: Call) -> str:
             call.peer.sock.send(answer)
             return RESET
 
-        client = await tap.client()
-        await client.send(request("GET", up.on(script)))
         async with asyncio.timeout(AT_ONCE_S):
-            seen = await client.answer()
+            seen = await tap.get(up.on(script))
         assert seen.status == 502 or not seen.whole  # the reset may overtake the bytes
-        recorded = await tap.meter.closed(1, AT_ONCE_S)
-        assert recorded.closing.outcome == "upstream_reset"
-
-
-@scene
-async def test_an_answer_to_the_close_that_is_reset_looks_cut() -> None:
-    async with stage() as (up, tap):
-
-        async def script(call: Call) -> str:
-            await call.say(b"HTTP/1.1 200 OK\r\n\r\nonly this")
-            await call.peer.taken()
-            return RESET
-
-        answer = await (await tap.client()).get(up.on(script))
-        assert (answer.data, answer.ending, answer.whole) == (b"only this", Ending.RST, False)
-        assert (await tap.meter.closed(1)).closing.outcome == "upstream_reset"
-
-
-@pytest.mark.parametrize("then", [CLOSE, RESET])
-@scene
-async def test_a_cut_answer_looks_cut_to_an_http10_client(then: str) -> None:
-    """It was promised the end by the close: an orderly one would be a lie."""
-    async with stage() as (up, tap):
-
-        async def script(call: Call) -> str:
-            await call.say(CHUNKED + chunk(b"only this"))
-            await call.peer.taken()
-            return then
-
-        client = await tap.client()
-        answer = await client.ask(request("GET", up.on(script), version="1.0"))
-        assert (answer.data, answer.ending) == (b"only this", Ending.RST)
-
-
-@scene
-async def test_malformed_chunks_in_the_middle_of_an_answer_cut_it() -> None:
-    async with stage() as (up, tap):
-
-        async def script(call: Call) -> str:
-            await call.say(CHUNKED + chunk(b"good"))
-            await call.peer.taken()
-            await call.say(b"zz\r\nbad\r\n0\r\n\r\n")
-            await call.left()
-            return CLOSE
-
-        answer = await (await tap.client()).get(up.on(script))
-        assert (answer.data, answer.whole) == (b"good", False)
-        assert (await tap.meter.closed(1)).closing.outcome == "upstream_error"
-        await wait_until(lambda: not up.open)
+        assert (await tap.closing()).outcome == "upstream_reset"
 
 
 @scene
 async def test_a_slow_client_gets_all_there_was_before_it_sees_the_cut() -> None:
     size = 12_000_000
     async with stage() as (up, tap):
-
-        async def script(call: Call) -> str:
-            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (size + 1))
-            await call.say(b"z" * size)
-            return CLOSE
-
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (size + 1)
         client = await tap.client(receive_buffer=65_536)
-        await client.send(request("GET", up.on(script)))
-        await asyncio.sleep(0.2)
+        await client.send(request("GET", up.on(says(head, b"z" * size, then=CLOSE))))
+        await wait_until(lambda: any(flow._paused_since_ns for flow in tap.relay.flows))
         answer = await client.answer()
         assert (len(answer.data), answer.whole) == (size, False)
-        assert (await tap.meter.closed(1)).closing.outcome == "truncated"
-
-
-@scene
-async def test_an_upstream_that_dies_under_many_streams_and_returns() -> None:
-    async with stage() as (up, tap):
-
-        async def endless(call: Call) -> str:
-            await call.say(CHUNKED)
-            while True:
-                await call.say(chunk(b"hello"))
-                await asyncio.sleep(0.02)
-
-        path, after = up.on(endless), up.on(answers(b"back"))
-        clients = [await tap.client() for _ in range(100)]
-        for client in clients:
-            await client.send(request("GET", path))
-        for client in clients:
-            await client.head()
-        await up.stop()
-        async with asyncio.timeout(AT_ONCE_S):
-            for client in clients:
-                with pytest.raises(Gone):
-                    await client.chunked_payload()
-        assert (await (await tap.client()).get(after)).status == 502
-        up.start()
-        assert (await (await tap.client()).get(after)).data == b"back"
+        assert (await tap.closing()).outcome == "truncated"
 
 
 # ---------------------------------------------------------------- asked once, or once more
 
 
 class Fickle:
-    """Answers the first request of each connection, and ends at the second without a word."""
+    """Answers the first request of each connection, and ends at the second after a few bytes or none."""
 
-    def __init__(self, then: str = CLOSE) -> None:
+    def __init__(self, then: str = CLOSE, begun: bytes = b"", connections: int = 9) -> None:
         self._then = then
+        self._begun = begun
+        self._connections = connections
+        """Number of connections that get an answer."""
         self._seen: set[int] = set()
         self.bodies: list[bytes] = []
 
     async def __call__(self, call: Call) -> str | None:
         self.bodies.append(await call.body())
-        if call.connection in self._seen:
+        if call.connection in self._seen or call.connection > self._connections:
+            if self._begun:
+                await call.say(self._begun)
+                await call.peer.taken()
             return self._then
         self._seen.add(call.connection)
-        await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await call.say(OK)
         return None
 
 
-@pytest.mark.parametrize("then", [CLOSE, RESET])
+async def with_a_kept_connection(up: Upstream, tap: Tapped, fickle: Fickle) -> tuple[RawClient, str]:
+    """A client, and a path whose next request goes out on a connection that answered before."""
+    path, client = up.on(fickle), await tap.client()
+    assert (await client.get(path)).status == 200
+    await wait_until(lambda: tap.relay.pool.idle == 1)
+    return client, path
+
+
+@THEN
 @pytest.mark.parametrize("method", ["POST", "PATCH", "PROPFIND", "LOCK"])
 @scene
 async def test_what_may_not_be_repeated_is_sent_once(method: str, then: str) -> None:
     """RFC 9110 9.2.2: no automatic retry of a request that is not idempotent and may have been read."""
     async with stage() as (up, tap):
         fickle = Fickle(then)
-        path = up.on(fickle)
-        client = await tap.client()
-        assert (await client.get(path)).status == 200
-        await wait_until(lambda: tap.relay.pool.idle == 1)
+        client, path = await with_a_kept_connection(up, tap, fickle)
         answer = await client.ask(request(method, path, body=b'{"charge":1}'))
-        assert answer.status == 502
-        assert answer.head.get("x-llmtap-error") == b"upstream_closed"
+        assert (answer.status, answer.head.get("x-llmtap-error")) == (502, b"upstream_closed")
         assert fickle.bodies == [b"", b'{"charge":1}']
         assert (await client.get(path)).status == 200
-        assert (await tap.meter.closed(2)).closing.retries == 0
+        assert (await tap.closing(2)).retries == 0
 
 
-@pytest.mark.parametrize("then", [CLOSE, RESET])
+@THEN
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"])
 @scene
 async def test_what_may_be_repeated_is_sent_once_more_over_a_fresh_connection(method: str, then: str) -> None:
     async with stage() as (up, tap):
         fickle = Fickle(then)
-        path = up.on(fickle)
-        client = await tap.client()
-        assert (await client.get(path)).status == 200
-        await wait_until(lambda: tap.relay.pool.idle == 1)
+        client, path = await with_a_kept_connection(up, tap, fickle)
         body = b"same bytes" if method == "PUT" else None
         assert (await client.ask(request(method, path, body=body))).status == 200
         assert fickle.bodies == [b"", body or b"", body or b""]
         first, second = up.calls_to(path)[1:]
         assert first.head.raw == second.head.raw
         assert up.connections == 2
-        recorded = await tap.meter.closed(2)
-        assert (recorded.closing.retries, recorded.closing.outcome) == (1, "complete")
+        closing = await tap.closing(2)
+        assert (closing.retries, closing.outcome) == (1, "complete")
 
 
+@pytest.mark.parametrize(
+    ("begun", "calls"),
+    [(b"", 3), (b"H", 2), (b"HTTP/1.1 200 OK\r\n", 2), (b"HTTP/1.1 100 Continue\r\n\r\n", 2)],
+)
 @scene
-async def test_nothing_is_repeated_more_than_once() -> None:
+async def test_no_second_retry_and_none_after_the_first_byte_of_an_answer(begun: bytes, calls: int) -> None:
     async with stage() as (up, tap):
-        count = 0
-
-        async def script(call: Call) -> str | None:
-            nonlocal count
-            count += 1
-            if count > 1:
-                return CLOSE
-            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-            return None
-
-        path = up.on(script)
-        client = await tap.client()
-        assert (await client.get(path)).status == 200
-        await wait_until(lambda: tap.relay.pool.idle == 1)
+        client, path = await with_a_kept_connection(up, tap, Fickle(begun=begun, connections=1))
         assert (await client.get(path)).status == 502
-        assert count == 3
-
-
-@pytest.mark.parametrize("begun", [b"H", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"])
-@scene
-async def test_an_upstream_that_began_to_answer_is_not_asked_again(begun: bytes) -> None:
-    async with stage() as (up, tap):
-        first = True
-
-        async def script(call: Call) -> str | None:
-            nonlocal first
-            if first:
-                first = False
-                await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-                return None
-            await call.say(begun)
-            await asyncio.sleep(0.02)
-            return CLOSE
-
-        path = up.on(script)
-        client = await tap.client()
-        assert (await client.get(path)).status == 200
-        await wait_until(lambda: tap.relay.pool.idle == 1)
-        assert (await client.get(path)).status == 502
-        assert len(up.calls_to(path)) == 2
+        assert len(up.calls_to(path)) == calls
 
 
 @scene
 async def test_a_request_still_being_sent_is_not_repeated() -> None:
     async with stage() as (up, tap):
-        path = up.on(answers())
-
-        async def leaves(call: Call) -> str:
-            return CLOSE
-
-        gone = up.on(leaves)
-        client = await tap.client()
-        assert (await client.get(path)).status == 200
-        await wait_until(lambda: tap.relay.pool.idle == 1)
+        client, _ = await with_a_kept_connection(up, tap, Fickle())
+        gone = up.on(says(then=CLOSE, read=False))
         await client.send(request("PUT", gone, "Content-Length: 10") + b"12345")
         assert (await client.answer()).status == 502
         assert len(up.calls_to(gone)) == 1
 
 
-@pytest.mark.parametrize("how", [CLOSE, RESET])
-@scene
-async def test_a_kept_connection_that_the_upstream_closed_costs_no_request(how: str) -> None:
-    async with stage() as (up, tap):
-
-        async def once(call: Call) -> str:
-            await call.body()
-            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-            # The connection has come back, then its other side goes.
-            await wait_until(lambda: tap.relay.pool.idle)
-            return how
-
-        path = up.on(once)
-        client = await tap.client()
-        for _ in range(20):
-            assert (await client.post(path, b"abc")).status == 200
-            await wait_until(lambda: not up.open)
-            await asyncio.sleep(0.002)
-        assert len(up.calls_to(path)) == 20
-
-
-@scene
-async def test_a_connection_closed_in_a_race_never_doubles_a_post() -> None:
-    async with stage() as (up, tap):
-
-        async def once(call: Call) -> str:
-            await call.body()
-            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-            await asyncio.sleep(len(up.calls) % 4 * 0.0003)
-            return CLOSE
-
-        path = up.on(once)
-        client = await tap.client()
-        for i in range(60):
-            before = len(up.calls)
-            answer = await client.post(f"{path}?{i}", b"abc")
-            assert answer.status in (200, 502)
-            assert len(up.calls) - before <= 1
-            assert (answer.status == 200) == (len(up.calls) - before == 1)
-
-
 # ---------------------------------------------------------------- silence
+
+
+async def deaf(call: Call) -> str:
+    await call.left()
+    return CLOSE
 
 
 def error_of(data: bytes) -> str:
@@ -346,17 +208,16 @@ async def test_an_upstream_that_never_answers_is_a_504() -> None:
 
         async def mute(call: Call) -> str:
             await call.body()
-            await call.left()
-            return CLOSE
+            return await deaf(call)
 
-        path, after = up.on(mute), up.on(answers(b"next"))
+        path = up.on(mute)
         client = await tap.client()
         answer = await client.post(path, b"{}")
         assert (answer.status, error_of(answer.data)) == (504, "upstream_timeout")
-        assert (await client.get(after)).data == b"next"
+        assert (await client.get(up.on(answers(b"next")))).data == b"next"
         assert len(up.calls_to(path)) == 1
         await wait_until(lambda: up.open == 1)
-        assert (await tap.meter.closed(1)).closing.outcome == "upstream_timeout"
+        assert (await tap.closing()).outcome == "upstream_timeout"
 
 
 @pytest.mark.parametrize("framing", [b"Transfer-Encoding: chunked\r\n", b"Content-Length: 100\r\n", b""])
@@ -367,13 +228,12 @@ async def test_an_upstream_that_falls_silent_is_cut_visibly(framing: bytes) -> N
         async def fades(call: Call) -> str:
             await call.say(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n")
             await call.say(chunk(b"hello") if b"chunked" in framing else b"hello")
-            await call.left()
-            return CLOSE
+            return await deaf(call)
 
-        answer = await (await tap.client()).get(up.on(fades))
+        answer = await tap.get(up.on(fades))
         assert (answer.status, answer.data, answer.whole) == (200, b"hello", False)
         await wait_until(lambda: not up.open)
-        assert (await tap.meter.closed(1)).closing.outcome == "upstream_timeout"
+        assert (await tap.closing()).outcome == "upstream_timeout"
 
 
 @scene
@@ -387,8 +247,7 @@ async def test_one_that_speaks_now_and_then_is_not_silent(monkeypatch: pytest.Mo
             for _ in range(3):
                 await go_on.acquire()
                 await call.say(chunk(b"."))
-            await call.left()
-            return CLOSE
+            return await deaf(call)
 
         client = await tap.client()
         await client.send(request("GET", up.on(slow)))
@@ -408,22 +267,16 @@ async def test_one_that_speaks_now_and_then_is_not_silent(monkeypatch: pytest.Mo
 
 @scene
 async def test_an_upstream_that_reads_nothing_of_an_upload_is_the_one_to_blame() -> None:
-    """The client did send: telling it 408 would blame the wrong side (STYLE.md, Errors)."""
     async with stage(idle_timeout=ms(300)) as (up, tap):
-
-        async def deaf(call: Call) -> str:
-            await asyncio.sleep(10)
-            return CLOSE
-
+        reads_nothing = up.on(says(after=lambda: asyncio.sleep(10), read=False, then=CLOSE))
         client = await tap.client()
-        sending = asyncio.ensure_future(
-            client.send(request("POST", up.on(deaf), "Content-Length: 60000000"), *[b"q" * 1_000_000] * 60)
-        )
+        raw = request("POST", reads_nothing, "Content-Length: 60000000")
+        sending = asyncio.ensure_future(client.send(raw, *[b"q" * 1_000_000] * 60))
         answer = await client.answer()
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         assert (answer.status, error_of(answer.data)) == (504, "upstream_timeout")
-        assert (await tap.meter.closed(1)).closing.outcome == "upstream_timeout"
+        assert (await tap.closing()).outcome == "upstream_timeout"
 
 
 @pytest.mark.parametrize(("method", "body"), [("GET", None), ("POST", b"{}")])
@@ -437,11 +290,10 @@ async def test_an_upstream_that_accepts_nobody_is_a_504(method: str, body: bytes
         for _ in range(2):
             answer = await client.ask(request(method, "/x", body=body))
             assert (answer.status, error_of(answer.data)) == (504, "upstream_connect_timeout")
-        assert (await tap.meter.closed(1)).closing.outcome == "upstream_timeout"
+        assert (await tap.closing()).outcome == "upstream_timeout"
 
 
 @scene
 async def test_an_upstream_whose_name_nobody_can_have_does_not_hang_its_clients() -> None:
-    async with tapped("http://a..b:80") as tap:
-        async with asyncio.timeout(AT_ONCE_S):
-            assert (await (await tap.client()).get("/x")).status == 502
+    async with tapped("http://a..b:80") as tap, asyncio.timeout(AT_ONCE_S):
+        assert (await tap.get("/x")).status == 502

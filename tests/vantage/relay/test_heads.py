@@ -11,7 +11,10 @@ from llmtap.vantage.relay.options import RelayOptions
 from tests.support.servers.peer import scene
 from tests.support.servers.proxy import stage
 from tests.support.servers.raw_client import request
-from tests.support.servers.upstream import answers, says, upstream
+from tests.support.servers.upstream import answers, upstream
+
+GATEWAY = b"Host: gw.test:80"
+HTTP10 = b"GET /x HTTP/1.0"
 
 
 def asked(
@@ -37,12 +40,11 @@ def sent_on(
 def answered(
     *lines: bytes,
     first: bytes = b"HTTP/1.1 200 OK",
-    method: bytes = b"GET",
     keep_alive: bool = True,
     client_11: bool = True,
     dechunk: bool = False,
 ) -> list[bytes]:
-    head = parse_response_head(b"\r\n".join([first, *lines, b"", b""]), method)
+    head = parse_response_head(b"\r\n".join([first, *lines, b"", b""]), b"GET")
     raw = response_lines(head, keep_alive=keep_alive, client_11=client_11, dechunk=dechunk)
     assert raw.endswith(b"\r\n\r\n")
     return raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
@@ -50,53 +52,35 @@ def answered(
 
 # ---------------------------------------------------------------- requests
 
-
-def test_an_ordinary_request_changes_in_its_host_only() -> None:
-    head = asked(
-        b"X-b: 2", b"x-A: 1", b"X-b: 3", b"Content-Length: 5", b"X-Empty:", first=b"POST /v1?q HTTP/1.1"
-    )
-    assert sent_on(head) == [
-        b"POST /v1?q HTTP/1.1", b"Host: gw.test:80", b"X-b: 2", b"x-A: 1", b"X-b: 3", b"Content-Length: 5",
-        b"X-Empty: ",
-    ]  # fmt: skip
-
-
-def test_the_clients_host_may_be_kept() -> None:
-    assert sent_on(asked(), authority=None) == [b"GET /x HTTP/1.1", b"Host: a.test"]
+ORDINARY = [b"X-b: 2", b"x-A: 1", b"X-b: 3", b"Content-Length: 5", b"X-Empty: "]
+NEEDED = [b"Content-Length: 5", b"Content-Type: text/plain"]
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "passed"),
     [
-        [b"Connection: close"],
-        [b"Connection: keep-alive", b"Keep-Alive: timeout=5"],
-        [b"keep-alive: timeout=5"],  # whether Connection names it or not
-        [b"Proxy-Connection: keep-alive"],
-        [b"Connection: x-hop", b"X-Hop: 1"],
-        [b"Connection: X-HOP , close", b"x-hop: 1", b"X-Hop: 2"],
-        [b"connection: x-a", b"Connection: x-b", b"X-A: 1", b"X-B: 1"],
-        [b"Connection: upgrade", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk"],
-        [b"Upgrade: websocket"],
-        [b"TE: gzip"],
+        (ORDINARY, ORDINARY),
+        # RFC 9110 7.6.1: fields for this hop, named by Connection or not.
+        ([b"Connection: close"], []),
+        ([b"Connection: keep-alive", b"Keep-Alive: timeout=5"], []),
+        ([b"keep-alive: timeout=5"], []),
+        ([b"Proxy-Connection: keep-alive"], []),
+        ([b"Connection: X-HOP , close", b"x-hop: 1", b"X-Hop: 2"], []),
+        ([b"connection: x-a", b"Connection: x-b", b"X-A: 1", b"X-B: 1"], []),
+        ([b"Connection: upgrade", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk"], []),
+        ([b"Upgrade: websocket"], []),
+        ([b"TE: gzip"], []),
+        # Connection cannot take away what the message needs.
+        ([b"Connection: host, content-length, content-type, transfer-encoding", *NEEDED], NEEDED),
+        # RFC 9110 10.1.4: TE is for one hop, so it is repeated with the Connection option that it needs.
+        ([b"TE: trailers, deflate;q=0.5", b"Connection: TE"], [b"Connection: TE", b"TE: trailers"]),
+        # Names are remembered as sent; those of one message must not change another.
+        ([b"X-Thing: 1", b"Connection: x-thing"], []),
+        ([b"X-Thing: 1"], [b"X-Thing: 1"]),
     ],
-)
-def test_what_is_for_this_hop_stops_here(lines: list[bytes]) -> None:
-    """RFC 9110 7.6.1."""
-    head = asked(*lines, b"X-Stay: 1")
-    assert sent_on(head) == [b"GET /x HTTP/1.1", b"Host: gw.test:80", b"X-Stay: 1"]
-
-
-def test_connection_cannot_take_away_what_the_message_needs() -> None:
-    lines = [b"Content-Length: 5", b"Content-Type: text/plain"]
-    head = asked(b"Connection: host, content-length, content-type, transfer-encoding", *lines)
-    assert sent_on(head)[1:] == [b"Host: gw.test:80", *lines]
-
-
-def test_trailers_are_wanted_of_the_upstream_too() -> None:
-    # RFC 9110 10.1.4: TE is for one hop, so it is said anew, with the Connection option it needs.
-    assert sent_on(asked(b"TE: trailers, deflate;q=0.5", b"Connection: TE"))[2:] == [
-        b"Connection: TE", b"TE: trailers",
-    ]  # fmt: skip
+)  # fmt: skip
+def test_fields_of_a_request(lines: list[bytes], passed: list[bytes]) -> None:
+    assert sent_on(asked(*lines)) == [b"GET /x HTTP/1.1", GATEWAY, *passed]
 
 
 def test_an_upgrade_that_is_wanted_is_said_anew() -> None:
@@ -107,16 +91,28 @@ def test_an_upgrade_that_is_wanted_is_said_anew() -> None:
     assert sent_on(head, upgrade=False)[2:] == [b"Sec-WebSocket-Key: k"]
 
 
-def test_an_http10_request_goes_on_as_http11_with_a_host() -> None:
-    head = asked(b"X: 1", first=b"GET /x HTTP/1.0", host=None)
-    assert sent_on(head) == [b"GET /x HTTP/1.1", b"Host: gw.test:80", b"X: 1"]
-    with_host = asked(b"X: 1", first=b"GET /x HTTP/1.0")
-    assert sent_on(with_host) == [b"GET /x HTTP/1.1", b"Host: gw.test:80", b"X: 1"]
+@pytest.mark.parametrize(
+    ("first", "host", "authority", "expected"),
+    [
+        (b"GET /x HTTP/1.1", b"Host: a.test", None, b"Host: a.test"),
+        (HTTP10, None, b"gw.test:80", GATEWAY),
+        (HTTP10, b"Host: a.test", b"gw.test:80", GATEWAY),
+        # RFC 9112 3.2 and 3.2.2: the authority of an absolute form without its userinfo.
+        (b"GET http://user:pw@real.test:81/x HTTP/1.1", b"Host: a.test", None, b"Host: real.test:81"),
+        (b"GET http://user:pw@real.test:81/x HTTP/1.1", b"Host: a.test", b"gw.test:80", GATEWAY),
+    ],
+)  # fmt: skip
+def test_the_host_of_a_request(
+    first: bytes, host: bytes | None, authority: bytes | None, expected: bytes
+) -> None:
+    assert sent_on(asked(b"X: 1", first=first, host=host), authority=authority) == [
+        b"GET /x HTTP/1.1", expected, b"X: 1",
+    ]  # fmt: skip
 
 
 def test_an_http11_request_always_has_a_host() -> None:
     """RFC 9112 3.2: also when the client's own is kept and an HTTP/1.0 client sent none."""
-    lines = sent_on(asked(first=b"GET /x HTTP/1.0", host=None), authority=None)
+    lines = sent_on(asked(first=HTTP10, host=None), authority=None)
     assert [line for line in lines if line.lower().startswith(b"host:")] != []
 
 
@@ -132,25 +128,19 @@ def test_a_request_id_is_made_where_none_reaches_the_upstream(lines: list[bytes]
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_via_and_forwarded_for_name_the_client(version: bytes) -> None:
-    head = asked(first=b"GET /x HTTP/" + version)
-    fields = added_fields(head, RelayOptions(via=True, forwarded_for=True), b"::1")
-    assert fields == [(b"X-Forwarded-For", b"::1"), (b"Via", version + b" llmtap")]
-
-
-def test_what_the_options_add_stands_at_the_end() -> None:
-    extra = [(b"X-Request-Id", b"r"), (b"X-Forwarded-For", b"::1"), (b"Via", b"1.1 llmtap")]
-    head = asked(b"Via: 1.0 first", b"X-Forwarded-For: 10.0.0.1")
+def test_via_and_forwarded_for_name_the_client_and_stand_at_the_end(version: bytes) -> None:
+    head = asked(b"Via: 1.0 first", b"X-Forwarded-For: 10.0.0.1", first=b"GET /x HTTP/" + version)
+    extra = added_fields(head, RelayOptions(via=True, forwarded_for=True), b"::1")
+    assert extra == [(b"X-Forwarded-For", b"::1"), (b"Via", version + b" llmtap")]
     assert sent_on(head, extra=extra)[2:] == [
-        b"Via: 1.0 first", b"X-Forwarded-For: 10.0.0.1", b"X-Request-Id: r", b"X-Forwarded-For: ::1",
-        b"Via: 1.1 llmtap",
+        b"Via: 1.0 first", b"X-Forwarded-For: 10.0.0.1", b"X-Forwarded-For: ::1",
+        b"Via: %b llmtap" % version,
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("target", "origin_form"),
     [
-        (b"/", b"/"),
         (b"/a//b/../%2F?x=1&&", b"/a//b/../%2F?x=1&&"),
         (b"//double", b"//double"),
         # RFC 9112 3.2.2: the absolute form is understood, where it points to is not followed.
@@ -160,117 +150,72 @@ def test_what_the_options_add_stands_at_the_end() -> None:
         (b"http://other.test?q=/p", b"/?q=/p"),
         (b"http://user:pw@other.test/p", b"/p"),
         (b"ftp://other.test/p", b""),
+        (b"*x", b""),  # RFC 9112 3.2: none of the four forms
+        (b"http:///x", b""),  # RFC 9110 4.2.1: a recipient MUST reject an empty host
     ],
 )
 def test_the_target_in_origin_form(target: bytes, origin_form: bytes) -> None:
-    assert target_of(asked(first=b"GET " + target + b" HTTP/1.1")) == origin_form
-
-
-def test_asterisk_form_is_for_the_whole_server() -> None:
-    head = asked(first=b"OPTIONS * HTTP/1.1")
-    assert sent_on(head, prefix=b"/base")[0] == b"OPTIONS * HTTP/1.1"
-
-
-def test_the_absolute_form_of_a_server_wide_options_becomes_the_asterisk() -> None:
-    """RFC 9112 3.2.4: the last proxy MUST send "*" when the URI has neither path nor query."""
-    assert target_of(asked(first=b"OPTIONS http://a.test HTTP/1.1")) == b"*"
-    assert target_of(asked(first=b"OPTIONS http://a.test/ HTTP/1.1")) == b"/"
-
-
-def test_only_an_asterisk_is_the_asterisk_form() -> None:
-    """RFC 9112 3.2: a target that is none of the four forms is no target."""
-    assert target_of(asked(first=b"GET *x HTTP/1.1")) == b""
-
-
-def test_a_url_without_a_host_is_no_target() -> None:
-    """RFC 9110 4.2.1: a recipient MUST reject an http URI with an empty host."""
     try:
-        head = asked(first=b"GET http:///x HTTP/1.1")
+        head = asked(first=b"GET " + target + b" HTTP/1.1")
     except PeerProtocolError:
+        assert origin_form == b""
         return
-    assert target_of(head) == b""
+    assert target_of(head) == origin_form
 
 
-def test_the_host_of_an_absolute_form_is_its_authority_without_userinfo() -> None:
-    """RFC 9112 3.2 and 3.2.2."""
-    head = asked(first=b"GET http://user:pw@real.test:81/x HTTP/1.1")
-    assert sent_on(head, authority=None)[1] == b"Host: real.test:81"
-    assert sent_on(head)[1] == b"Host: gw.test:80"
-
-
-def test_a_prefix_stands_before_the_path() -> None:
-    assert sent_on(asked(first=b"GET /x?y HTTP/1.1"), prefix=b"/base")[0] == b"GET /base/x?y HTTP/1.1"
-    absolute = asked(first=b"GET http://a.test?y HTTP/1.1")
-    assert sent_on(absolute, prefix=b"/base")[0] == b"GET /base/?y HTTP/1.1"
-
-
-def test_a_spelling_seen_before_is_treated_the_same() -> None:
-    """Names are remembered as sent; what is remembered of one message must not colour another."""
-    for _ in range(2):
-        assert sent_on(asked(b"X-Thing: 1", b"Connection: x-thing"))[2:] == []
-        assert sent_on(asked(b"X-Thing: 1"))[2:] == [b"X-Thing: 1"]
+@pytest.mark.parametrize(
+    ("first", "line"),
+    [
+        (b"OPTIONS * HTTP/1.1", b"OPTIONS * HTTP/1.1"),
+        # RFC 9112 3.2.4: the last proxy MUST send "*" when the URI has neither path nor query.
+        (b"OPTIONS http://a.test HTTP/1.1", b"OPTIONS * HTTP/1.1"),
+        (b"OPTIONS http://a.test/ HTTP/1.1", b"OPTIONS /base/ HTTP/1.1"),
+        (b"GET /x?y HTTP/1.1", b"GET /base/x?y HTTP/1.1"),
+        (b"GET http://a.test?y HTTP/1.1", b"GET /base/?y HTTP/1.1"),
+    ],
+)
+def test_a_prefix_stands_before_the_path_and_before_no_asterisk(first: bytes, line: bytes) -> None:
+    assert sent_on(asked(first=first), prefix=b"/base")[0] == line
 
 
 # ---------------------------------------------------------------- responses
 
-
-def test_an_ordinary_answer_passes_as_it_came() -> None:
-    lines = [b"Content-Length: 5", b"Set-Cookie: a=1", b"x-A: 1", b"set-cookie: b=2", b"Host: odd"]
-    assert answered(*lines) == [b"HTTP/1.1 200 OK", *lines]
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [b"Connection: close"],
-        [b"Connection: keep-alive", b"Keep-Alive: timeout=5, max=9"],
-        [b"Keep-Alive: timeout=5"],
-        [b"Connection: x-hop", b"X-Hop: 1"],
-        [b"Proxy-Connection: close"],
-    ],
-)
-def test_what_the_upstream_says_for_its_hop_stops_here(lines: list[bytes]) -> None:
-    assert answered(*lines, b"Content-Length: 0", b"X-Stay: 1") == [
-        b"HTTP/1.1 200 OK", b"Content-Length: 0", b"X-Stay: 1",
-    ]  # fmt: skip
-
-
-def test_an_http10_answer_becomes_ours() -> None:
-    """RFC 9110 6.2: an intermediary sends its own version."""
-    assert (
-        answered(b"Content-Length: 0", first=b"HTTP/1.0 404 Gone Fishing")[0] == b"HTTP/1.1 404 Gone Fishing"
-    )
+OK = b"HTTP/1.1 200 OK"
+EARLY = b"HTTP/1.1 103 Early Hints"
+SWITCH = b"HTTP/1.1 101 Switching Protocols"
+COOKIES = [b"Content-Length: 5", b"Set-Cookie: a=1", b"x-A: 1", b"set-cookie: b=2", b"Host: odd"]
+CODED = [b"Transfer-Encoding: chunked", b"Trailer: X-T", b"X: 1"]
+STAY = [b"Content-Length: 0", b"X-Stay: 1"]
+CLOSES = b"Connection: close"
 
 
 @pytest.mark.parametrize(
-    ("keep_alive", "client_11", "said"),
+    ("first", "lines", "how", "expected"),
     [
-        (True, True, []),
-        (False, True, [b"Connection: close"]),
-        (True, False, [b"Connection: keep-alive"]),
-        (False, False, [b"Connection: close"]),
+        (OK, COOKIES, {}, [OK, *COOKIES]),
+        (OK, [b"Connection: close", *STAY], {}, [OK, *STAY]),
+        (OK, [b"Connection: keep-alive", b"Keep-Alive: timeout=5, max=9", *STAY], {}, [OK, *STAY]),
+        (OK, [b"Keep-Alive: timeout=5", *STAY], {}, [OK, *STAY]),
+        (OK, [b"Connection: x-hop", b"X-Hop: 1", *STAY], {}, [OK, *STAY]),
+        (OK, [b"Proxy-Connection: close", *STAY], {}, [OK, *STAY]),
+        # RFC 9110 6.2: an intermediary sends its own version.
+        (b"HTTP/1.0 404 Gone  Fishing", STAY, {}, [b"HTTP/1.1 404 Gone  Fishing", *STAY]),
+        # Persistence is said where it is not the version's own.
+        (OK, STAY, {"keep_alive": False}, [OK, *STAY, CLOSES]),
+        (OK, STAY, {"client_11": False}, [OK, *STAY, b"Connection: keep-alive"]),
+        (OK, STAY, {"keep_alive": False, "client_11": False}, [OK, *STAY, CLOSES]),
+        (EARLY, [b"Link: </a>"], {"keep_alive": False}, [EARLY, b"Link: </a>"]),
+        (
+            SWITCH, [b"Upgrade: websocket", b"Connection: upgrade", b"X: 1"], {},
+            [SWITCH, b"Upgrade: websocket", b"X: 1", b"Connection: Upgrade"],
+        ),
+        (OK, CODED, {"dechunk": True, "keep_alive": False}, [OK, b"X: 1", CLOSES]),
     ],
-)
-def test_persistence_is_said_where_it_is_not_the_versions_own(
-    keep_alive: bool, client_11: bool, said: list[bytes]
+)  # fmt: skip
+def test_the_head_of_an_answer(
+    first: bytes, lines: list[bytes], how: dict[str, bool], expected: list[bytes]
 ) -> None:
-    assert answered(b"Content-Length: 0", keep_alive=keep_alive, client_11=client_11)[2:] == said
-
-
-def test_an_interim_answer_says_nothing_of_persistence() -> None:
-    first = b"HTTP/1.1 103 Early Hints"
-    assert answered(b"Link: </a>", first=first, keep_alive=False) == [first, b"Link: </a>"]
-
-
-def test_a_switch_keeps_its_upgrade() -> None:
-    first = b"HTTP/1.1 101 Switching Protocols"
-    lines = answered(b"Upgrade: websocket", b"Connection: upgrade", b"Sec-WebSocket-Accept: x", first=first)
-    assert lines == [first, b"Upgrade: websocket", b"Sec-WebSocket-Accept: x", b"Connection: Upgrade"]
-
-
-def test_an_unchunked_answer_names_no_coding_and_no_trailers() -> None:
-    lines = answered(b"Transfer-Encoding: chunked", b"Trailer: X-T", b"X: 1", dechunk=True, keep_alive=False)
-    assert lines == [b"HTTP/1.1 200 OK", b"X: 1", b"Connection: close"]
+    assert answered(*lines, first=first, **how) == expected
 
 
 def test_426_says_what_to_upgrade_to() -> None:
@@ -280,11 +225,8 @@ def test_426_says_what_to_upgrade_to() -> None:
     assert b"Upgrade: websocket" in lines
 
 
-# ---------------------------------------------------------------- our own answers
-
-
-@pytest.mark.parametrize("status", [400, 405, 408, 431, 501, 502, 503, 504, 505])
-def test_our_own_answer_is_in_openais_form(status: int) -> None:
+@pytest.mark.parametrize(("status", "kind"), [(400, "invalid_request_error"), (503, "api_error")])
+def test_our_own_answer_is_in_openais_form(status: int, kind: str) -> None:
     raw = own_answer(status, "some_code", "what happened", [(b"Retry-After", b"1")], close=True, body=True)
     head, _, body = raw.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
@@ -293,96 +235,50 @@ def test_our_own_answer_is_in_openais_form(status: int) -> None:
         b"Content-Type: application/json", b"Content-Length: %d" % len(body), b"X-Llmtap-Error: some_code",
         b"Retry-After: 1", b"Connection: close",
     ]  # fmt: skip
-    kind = "api_error" if status >= 500 else "invalid_request_error"
     said = {"message": "llmtap: what happened", "type": kind, "param": None, "code": "some_code"}
     assert json.loads(body) == {"error": said}
 
 
 def test_our_own_answer_to_head_has_no_body_but_its_length() -> None:
     raw = own_answer(502, "c", "m", [], close=False, body=False)
-    whole = own_answer(502, "c", "m", [], close=False, body=True)
-    assert raw.endswith(b"\r\n\r\n")
-    assert whole.startswith(raw)
-    assert b"Connection" not in raw
+    assert raw.endswith(b"\r\n\r\n") and b"Connection" not in raw
+    assert own_answer(502, "c", "m", [], close=False, body=True).startswith(raw)
 
 
-# ---------------------------------------------------------------- heads, seen from outside
+# ---------------------------------------------------------------- through a relay
 
 
-@scene
-async def test_an_answers_head_arrives_with_order_case_and_repeats() -> None:
-    async with stage() as (up, tap):
-        head = (
-            b"HTTP/1.1 446 Hooks  Failed\r\nSet-Cookie: a=1\r\nX-b: 1\r\nset-cookie: b=2\r\nContent-Length: 2"
-            b"\r\nX-U: caf\xc3\xa9 \xff\r\nx-A:\r\n\r\n"
-        )
-        answer = await (await tap.client()).get(up.on(says(head + b"{}")))
-        assert answer.head.line == b"HTTP/1.1 446 Hooks  Failed"
-        assert answer.head.fields == [
-            (b"Set-Cookie", b"a=1"), (b"X-b", b"1"), (b"set-cookie", b"b=2"), (b"Content-Length", b"2"),
-            (b"X-U", b"caf\xc3\xa9 \xff"), (b"x-A", b""),
-        ]  # fmt: skip
-
-
+@pytest.mark.parametrize("method", ["PROPFIND", "get", "M-SEARCH"])
 @pytest.mark.parametrize(
-    "tail",
-    [
-        "/%2Fa%20b//c/./d/../e;x=1?q=%7B%22a%22%3A1%7D&y=a+b&z=%e2%82%ac&&",
-        "?", "//", "/..", "/%00", "?a=?b", "?" + "a" * 7_000, "/|^`{}\"<>[]\\",
-    ],
-)  # fmt: skip
+    "tail", ["/%2Fa%20b//c/./d/../e;x=1?q=%7B%22a%22%3A1%7D&y=a+b&&", "?" + "a" * 7_000, '/|^`{}"<>[]\\']
+)
 @scene
-async def test_the_target_arrives_byte_for_byte(tail: str) -> None:
+async def test_method_and_target_arrive_byte_for_byte(tail: str, method: str) -> None:
     async with stage() as (up, tap):
         path = up.on(answers())
-        assert (await (await tap.client()).get(path + tail)).status == 200
-        assert up.call(path).target == (path + tail).encode()
-
-
-@pytest.mark.parametrize("method", ["PROPFIND", "QUERY", "PATCH", "DELETE", "TELEPORT", "get", "M-SEARCH"])
-@scene
-async def test_any_method_passes(method: str) -> None:
-    async with stage() as (up, tap):
-        path = up.on(answers())
-        assert (await (await tap.client()).ask(request(method, path, body=b"b"))).status == 200
+        assert (await tap.ask(request(method, path + tail, body=b"b"))).status == 200
         call = up.call(path)
-        assert call.method == method.encode()
-        assert call.payload is not None
-        assert call.payload.data == b"b"
-
-
-# ---------------------------------------------------------------- where a request goes
+        assert (call.method, call.target) == (method.encode(), (path + tail).encode())
 
 
 @scene
-async def test_the_absolute_form_goes_to_the_upstream_only() -> None:
+async def test_neither_connect_nor_the_absolute_form_leads_elsewhere() -> None:
     async with upstream() as elsewhere, stage() as (up, tap):
-        path = up.on(answers(b"mine"))
-        target = f"http://127.0.0.1:{elsewhere.port}{path}?x=1"
-        answer = await (await tap.client()).ask(request("GET", target, host=f"127.0.0.1:{elsewhere.port}"))
-        assert answer.data == b"mine"
-        assert elsewhere.connections == 0
-        assert up.call(path).target == f"{path}?x=1".encode()
-        assert up.call(path).head.get("host") == b"127.0.0.1:%d" % up.port
-
-
-@scene
-async def test_connect_is_no_tunnel() -> None:
-    async with upstream() as elsewhere, stage() as (up, tap):
-        client = await tap.client()
         target = f"127.0.0.1:{elsewhere.port}"
-        answer = await client.ask(request("CONNECT", target, host=target))
-        assert answer.status == 405
+        client = await tap.client()
+        assert (await client.ask(request("CONNECT", target, host=target))).status == 405
         assert (await client.to_end())[0] == b""
-        assert (elsewhere.connections, up.connections) == (0, 0)
+        path = up.on(answers(b"mine"))
+        assert (await tap.ask(request("GET", f"http://{target}{path}", host=target))).data == b"mine"
+        assert elsewhere.connections == 0
 
 
-@pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "GET"])
 @pytest.mark.parametrize(
-    ("value", "passed"),
+    ("method", "value", "passed"),
     [
-        ("5", "4"), ("1", "0"), ("10 ", "9"), ("0", None), ("00", None), ("\t0", None), ("x", "x"),
-        ("-1", "-1"), ("9" * 5_000, "9" * 5_000),
+        ("OPTIONS", "5", "4"), ("TRACE", "10 ", "9"), ("TRACE", "1", "0"), ("GET", "5", "5"),
+        ("GET", "0", "0"), ("OPTIONS", "0", None), ("TRACE", "00", None), ("TRACE", "\t0", None),
+        ("TRACE", "x", "x"), ("OPTIONS", "-1", "-1"), ("OPTIONS", "9" * 5_000, "9" * 5_000),
     ],
 )  # fmt: skip
 @scene
@@ -392,9 +288,7 @@ async def test_max_forwards_counts_down_to_an_answer_of_our_own(
     """RFC 9110 7.6.2: each intermediary MUST decrement it, for OPTIONS and TRACE."""
     async with stage() as (up, tap):
         path = up.on(answers())
-        answer = await (await tap.client()).ask(request(method, path, f"Max-Forwards: {value}"))
-        if method == "GET":
-            passed = value.strip()
+        answer = await tap.ask(request(method, path, f"Max-Forwards: {value}"))
         if passed is None:
             assert answer.status == (200 if method == "OPTIONS" else 405)
             assert up.calls == []

@@ -1,36 +1,24 @@
-"""What the tap is told of an exchange: everything that passed, in order, with stamps one can measure by.
-
-When the wall clock is set while streams run, dates follow it, durations do not, and each exchange says so.
-Long because all scenarios share the stage with a meter.
-"""
+"""Frames of an exchange: everything that passed, in order, with stamps one can measure by."""
 
 import asyncio
-import gc
-from itertools import pairwise
 
 import pytest
 
-from llmtap import native
 from llmtap.channel.frames import FrameKind
 from llmtap.clock import Clock, SystemClock
-from llmtap.exchange.exchange import Exchange
-from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.metrics.latency import metrics_of
 from llmtap.net.listener import keep_port
 from llmtap.net.stream import PlainStream
 from llmtap.protocol.inference import NOT_INFERENCE
 from llmtap.vantage.relay import relay as relay_module
-from tests.meter.pipeline.test_assembler import Ear
-from tests.support.clocks import STEPS_NS, KernelStamps, SettableClock, kernel_stamps
-from tests.support.servers.peer import Payload, chunk, chunked, scene, wait_until
-from tests.support.servers.proxy import Recording, Tapped, stage, tapped
+from tests.support.clocks import STEPS_NS, SettableClock
+from tests.support.servers.peer import chunk, chunked, scene, wait_until
+from tests.support.servers.proxy import Recording, stage, tapped
 from tests.support.servers.raw_client import request
-from tests.support.servers.upstream import CLOSE, Call, answers, says
+from tests.support.servers.upstream import CHUNKED, Call, answers
 
 MARGIN_NS = 1_000_000
 """A kernel stamp, mapped through a wall-clock sample, may be off by 20 us; this is far more."""
 CLOCKS = pytest.mark.parametrize("clock", ["mono", "kernel"])
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def check_order(recorded: Recording) -> None:
@@ -55,12 +43,9 @@ def check_offset(clock: Clock, told_ns: int) -> None:
 
 
 DOWN = {
-    FrameKind.INTERIM,
-    FrameKind.RESPONSE_HEAD,
-    FrameKind.RESPONSE_DATA,
-    FrameKind.RESPONSE_END,
+    FrameKind.INTERIM, FrameKind.RESPONSE_HEAD, FrameKind.RESPONSE_DATA, FrameKind.RESPONSE_END,
     FrameKind.ANSWER,
-}
+}  # fmt: skip
 
 
 @CLOCKS
@@ -123,102 +108,6 @@ async def test_a_stream_is_told_read_by_read(clock: str) -> None:
         assert closing.paused_ns == 0
 
 
-@CLOCKS
-@scene
-async def test_an_upload_is_told_read_by_read(clock: str) -> None:
-    async with stage(clock=clock) as (up, tap):
-        came: list[bytes] = []
-
-        async def script(call: Call) -> None:
-            while len(came) < len(pieces):
-                came.append(await call.peer.exactly(len(pieces[len(came)])))
-            call.payload = Payload()
-            await call.say(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-
-        client = await tap.client()
-        head = request("POST", up.on(script), "Transfer-Encoding: chunked")
-        pieces = [chunk(b"piece %d" % i) for i in range(5)] + [b"0\r\n\r\n"]
-        await client.send(head)
-        await wait_until(lambda: up.calls)
-        for n, piece in enumerate(pieces):
-            await wait_until(lambda n=n: len(came) == n)  # no two come in one read
-            await asyncio.sleep(0.01)
-            await client.send(piece)
-        await client.answer()
-        recorded = await tap.meter.closed(1)
-        check_order(recorded)
-        assert recorded.one(FrameKind.OPEN).data == head
-        reads = recorded.of(FrameKind.REQUEST_DATA)
-        assert [f.data for f in reads] == pieces
-        assert all(b.t_ns - a.t_ns > 5_000_000 for a, b in pairwise(reads))
-        assert recorded.one(FrameKind.REQUEST_END).t_ns == reads[-1].t_ns
-        assert recorded.one(FrameKind.SUBMIT).t_ns >= reads[-1].t_ns - MARGIN_NS
-
-
-@pytest.mark.parametrize(
-    ("what", "outcome", "status"),
-    [
-        (b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", "complete", 500),
-        (b"HTTP/1.1 429 Slow down\r\nContent-Length: 0\r\n\r\n", "complete", 429),
-        (b"", "upstream_reset", 502),
-        (b"garbage\r\n\r\n", "upstream_error", 502),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncut", "truncated", 200),
-    ],
-)
-@scene
-async def test_how_it_ended_is_told(what: bytes, outcome: str, status: int) -> None:
-    async with stage() as (up, tap):
-        client = await tap.client()
-        await client.get(up.on(says(what, then=CLOSE)))
-        recorded = await tap.meter.closed(1)
-        check_order(recorded)
-        assert (recorded.closing.outcome, recorded.closing.status) == (outcome, status)
-        assert (recorded.closing.error is None) == (outcome == "complete")
-
-
-@scene
-async def test_the_time_a_slow_client_held_the_stream_is_told() -> None:
-    async with stage() as (up, tap):
-        began_ns = SystemClock.mono_ns()
-        client = await tap.client(receive_buffer=65_536)
-        await client.send(request("GET", up.on(answers(b"z" * 20_000_000))))
-        await wait_until(lambda: any(flow._paused_since_ns for flow in tap.relay.flows))
-        await asyncio.sleep(0.3)
-        assert (await client.answer()).whole
-        paused_ns = (await tap.meter.closed(1)).closing.paused_ns
-        assert 100_000_000 < paused_ns < SystemClock.mono_ns() - began_ns
-
-
-@kernel_stamps()
-@scene
-async def test_a_busy_loop_shows_in_the_uncertainty() -> None:
-    held_ns = 80_000_000
-    async with stage(clock="kernel") as (up, tap):
-
-        async def script(call: Call) -> None:
-            await call.say(CHUNKED, chunk(b"a"))
-            await call.peer.taken()
-            await call.say(chunk(b"b"))
-            began = SystemClock.mono_ns()
-            while SystemClock.mono_ns() - began < held_ns:
-                pass  # the relay shares this loop: it cannot read now
-            await asyncio.sleep(
-                0.7
-            )  # statuses go out meanwhile: they may not forget what an open exchange saw
-            await call.say(chunk(b"c"))
-            began = SystemClock.mono_ns()
-            while SystemClock.mono_ns() - began < held_ns / 8:
-                pass
-            await asyncio.sleep(0.7)
-            await call.say(b"0\r\n\r\n")
-
-        await (await tap.client()).get(up.on(script))
-        recorded = await tap.meter.closed(1)
-        assert recorded.closing.lag_ns >= held_ns / 2
-        late = next(f for f in recorded.of(FrameKind.RESPONSE_DATA) if f.data == chunk(b"b"))
-        assert late.extra_ns >= held_ns / 2, "what the client waited for is our doing, and is said"
-
-
 # ---------------------------------------------------------------- a meter in trouble
 
 
@@ -245,7 +134,7 @@ async def test_a_meter_killed_in_the_middle_of_streams_changes_no_byte() -> None
         )
         tap.meter.stop()
         await wait_until(lambda: not tap.relay.tap.connected)
-        between = await (await tap.client()).get(up.on(answers(b"unmeasured")))
+        between = await tap.get(up.on(answers(b"unmeasured")))
         assert between.data == b"unmeasured"
         go.set()
         for answer in await asyncio.gather(*asking):
@@ -294,7 +183,7 @@ async def test_the_status_counts_what_happened() -> None:
         client = await tap.client()
         for _ in range(4):
             await client.get(path)
-        await (await tap.client()).ask(b"nonsense\r\n\r\n")
+        await tap.ask(b"nonsense\r\n\r\n")
         await wait_until(lambda: tap.relay.tap.ledger.measured == 5)
         status = tap.relay.reporter.status()
         assert (status.opened, status.measured, status.unsettled, status.dropped) == (5, 5, 0, {})
@@ -343,7 +232,7 @@ async def test_an_upstream_that_is_away_is_reported(caplog: pytest.LogCaptureFix
         before_ns = tap.relay.reporter.status().t_ns
         assert tap.relay.reporter.status().upstreams == {}, "no connection yet"
         path = up.on(answers(b"{}"))
-        await (await tap.client()).get(path)
+        await tap.get(path)
         status = tap.relay.reporter.status()
         assert status.upstreams == {tap.relay.options.upstream: True}
         (tried_ns,) = status.upstreams_tried_ns.values()
@@ -357,19 +246,10 @@ async def test_an_upstream_that_a_request_found_down_is_asked_until_it_is_up(
     monkeypatch.setattr(relay_module, "ASK_S", 0.02)
     with keep_port() as away:
         async with tapped(f"http://127.0.0.1:{away.getsockname()[1]}") as tap:
-            assert (await (await tap.client()).get("/v1/models")).status == 502
+            assert (await tap.get("/v1/models")).status == 502
             assert list(tap.relay.reporter.status().upstreams.values()) == [False]
             away.listen()
             await wait_until(lambda: list(tap.relay.reporter.status().upstreams.values()) == [True])
-
-
-@scene
-async def test_hello_says_who_speaks_and_by_which_clock() -> None:
-    for clock in ("mono", "kernel"):
-        async with stage(clock=clock) as (_, tap):
-            (hello,) = tap.meter.hellos
-            assert (hello.relay, hello.clock) == ("test.0.1", clock)
-            check_offset(SystemClock(), hello.anchor_wall_ns - hello.anchor_mono_ns)
 
 
 @scene
@@ -396,99 +276,6 @@ async def test_submit_is_stamped_before_the_send_that_completes_the_request(
 
 
 @scene
-async def test_an_exchange_that_is_over_leaves_nothing_to_the_garbage_collector() -> None:
-    async with stage() as (up, tap):
-        client = await tap.client()
-        gc.collect()
-        gc.disable()
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
-            for n in range(1, 11):
-                await client.send(request("POST", up.on(answers(chunks=n % 2 * 3)), body=b"x"))
-                assert (await client.answer()).status == 200
-                await tap.meter.closed(n)
-            gc.collect()
-            left = [one for one in gc.garbage if type(one).__module__.startswith("llmtap.")]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-    assert left == []
-
-
-MS = 1_000_000
-WORDS = 20
-
-
-def exchanges(tap: Tapped) -> dict[int, Exchange]:
-    """What a meter makes of all that came, by number."""
-    ear = Ear()
-    Assembler(tap.meter.hellos[0], ear).digest(tap.meter.frames)
-    assert ear.failures == []
-    return {x.seq: x for x in ear.exchanges}
-
-
-@pytest.mark.parametrize("clock", ["mono", "kernel"])
-@pytest.mark.parametrize("step_ns", STEPS_NS)
-@scene
-async def test_dates_follow_the_clock_and_durations_do_not(
-    step_ns: int, clock: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clocks = SettableClock()
-    monkeypatch.setattr(native, "compiled", None)  # which takes the kernel's stamps as they are
-    monkeypatch.setattr("llmtap.net.stream._TIMESPEC", KernelStamps(clocks))
-    async with stage(clock=clock, clocks=clocks) as (up, tap):
-        half = asyncio.Event()
-        go_on = asyncio.Event()
-        came: list[int] = []
-
-        async def script(call: Call) -> None:
-            await call.body()
-            came.append(clocks.wall_ns())
-            await call.say(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
-            await call.say(b"Transfer-Encoding: chunked\r\n\r\n")
-            for i in range(WORDS):
-                await call.say(chunk(b'data: {"choices":[{"index":0,"delta":{"content":"w"}}]}\n\n'))
-                await asyncio.sleep(0.005)
-                if i == WORDS // 2:
-                    half.set()
-                    await go_on.wait()
-            await call.say(chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n")
-
-        path = up.on(script)
-        first_wall, began_ns = clocks.wall_ns(), clocks.mono_ns()
-        across = asyncio.ensure_future((await tap.client()).ask(request("POST", path, body=b"{}")))
-        await half.wait()
-        await asyncio.sleep(0.03)  # what the relay has seen so far is on its way to the meter
-        clocks.ahead_ns = step_ns
-        await wait_until(lambda: any(f.kind is FrameKind.ANCHOR for f in tap.meter.frames))
-        go_on.set()
-        second_wall = clocks.wall_ns()
-        assert (await (await tap.client()).get(up.on(answers(b"after")))).data == b"after"
-        second_done = clocks.wall_ns()
-        assert (await across).whole
-        took_ns = clocks.mono_ns() - began_ns
-        for seq in (1, 2):
-            await tap.meter.closed(seq)
-        await wait_until(lambda: tap.relay.tap.ledger.measured == 2)
-        (news,) = (f for f in tap.meter.frames if f.kind is FrameKind.ANCHOR)
-        check_offset(clocks, news.extra_ns - news.t_ns)
-        told = exchanges(tap)
-        assert [told[seq].anchor for seq in (1, 2)] == [0, 1]
-        for seq, (asked, answered) in {1: (first_wall, came[0]), 2: (second_wall, second_done)}.items():
-            assert asked - MS <= told[seq].arrival_wall_ns <= answered + MS
-        events = told[1].timeline.events
-        assert len(events) == WORDS + 1
-        assert list(events.t_ns) == sorted(events.t_ns)
-        metrics = metrics_of(told[1])
-        for name in ("ttft", "e2e", "tbc_max"):
-            value = metrics[name]
-            assert value is not None
-            assert 0 <= value * 1e9 <= took_ns + MS, name
-        assert told[1].uncertainty_ns <= took_ns + MS, "a step is no lag"
-
-
-@scene
 async def test_a_meter_that_comes_after_the_step_is_told_by_the_hello() -> None:
     clocks = SettableClock()
     async with stage(clock="mono", clocks=clocks) as (up, tap):
@@ -503,6 +290,6 @@ async def test_a_meter_that_comes_after_the_step_is_told_by_the_hello() -> None:
         hello = tap.meter.hellos[1]
         check_offset(clocks, hello.anchor_wall_ns - hello.anchor_mono_ns)
         path = up.on(answers())
-        await (await tap.client()).get(path)
+        await tap.get(path)
         await tap.meter.closed(1)
         assert sum(f.kind is FrameKind.ANCHOR for f in tap.meter.frames) == 1, "it knows already"
