@@ -20,7 +20,7 @@ from llmtap.cli import bench as bench_command
 from llmtap.cli import bench_exo
 from llmtap.cli import progress as bench_progress
 from llmtap.cli.main import app
-from llmtap.cli.progress import Bars, BenchLines, ReplayLines, watching_bench
+from llmtap.cli.progress import Bars, ReplayLines
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
@@ -264,13 +264,3 @@ def test_the_time_until_the_last_request_ends_with_it(monkeypatch: pytest.Monkey
     assert lines._left(progress(4), None) == ""
     assert lines._left(progress(4), 9) == ", all sent"
     assert lines._left(progress(0), 9) == ""
-
-
-def test_a_log_has_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with watching_bench() as watcher:  # pytest's stderr is no terminal
-        assert type(watcher) is BenchLines
-        watcher.step("load", "8 at a time")
-        watcher.left("")
-        watcher.left("then 2 more")
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(" ", 2)[2] for line in said] == ["load: 8 at a time", "to do: then 2 more"]

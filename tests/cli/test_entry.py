@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from llmtap.cli.shared import Outputs, SeveralValues, option_duration, read_pairs
+from llmtap.cli.shared import Outputs, option_duration, read_pairs
 from llmtap.errors import ConfigError
 from tests.cli.traces import Call
 from tests.support.storage.captures import write_capture
@@ -100,29 +98,6 @@ def test_values_of_options_name_the_option() -> None:
         read_pairs("--set", ["a=1", "a=2"], once=True)
     with pytest.raises(ConfigError, match=r"--drain: .* is longer than 1,000 days"):
         option_duration("--drain", "30000h")
-
-
-app = typer.Typer()
-
-
-@app.command(cls=SeveralValues)
-def command(
-    place: str = "", pp: str = typer.Option(""), goodput: str = typer.Option(""), n: int = typer.Option(0)
-) -> None:
-    print(f"{place} {pp} {goodput} {n}")
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        "--pp 512,4096 --goodput ttft:200,tpot:50 --n 3",
-        "--pp 512 4096 --goodput ttft:200 tpot:50 --n 3",
-        "--pp=512 4096 --n 3 --goodput=ttft:200 tpot:50",
-    ],
-)
-def test_several_values_are_given_with_blanks_or_commas(args: str) -> None:
-    result = CliRunner().invoke(app, args.split())
-    assert result.output.split() == ["512,4096", "ttft:200,tpot:50", "3"], result.output
 
 
 def test_the_goodput_of_vllm_is_in_milliseconds_and_percentiles_can_be_chosen(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.user_files import DEPTH_MAX, TOML_BYTES_MAX
+from llmtap.user_files import DEPTH_MAX, TOML_BYTES_MAX, read_toml
 from tests.cli.traces import Call
 
 MOONCAKE = b"".join(
@@ -92,9 +92,6 @@ def test_ended_by_a_signal_it_leaves_no_part(tmp_path: Path) -> None:
     assert os.listdir(target.parent) == []
 
 
-NAME = "a.sse"
-
-
 def chunk(**choice: Any) -> dict[str, Any]:
     return {"model": "tiny", "choices": [{"index": 0, "delta": {}, "finish_reason": None, **choice}]}
 
@@ -112,13 +109,6 @@ BODY = (
     )
     + b"data: [DONE]\n\n"
 )
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / NAME
-    path.write_bytes(BODY)
-    return path
 
 
 def test_a_har_gives_its_totals(tmp_path: Path, call: Call) -> None:
@@ -206,8 +196,6 @@ def test_a_hostile_file_is_refused_by_its_name(
 
 
 def test_dots_and_brackets_in_texts_and_comments_are_no_nesting(tmp_path: Path) -> None:
-    from llmtap.user_files import read_toml
-
     many = "." * 500 + "[{" * 500
     file = tmp_path / "texts.toml"
     file.write_text(

@@ -63,12 +63,6 @@ def test_what_has_several_values_is_multiplied_out(trace: Path, tmp_path: Path, 
     assert ": static_fifo, 60 requests, scale 100, 2 servers (" in err
 
 
-def test_values_that_hold_commas_are_apart_by_bars(trace: Path, call: Call) -> None:
-    options = ("--scheduler", "multi_bin_dynamic", "--vary", "bin_edges=0,10|0,5,20")
-    _, out, _ = call("sim", "run", trace, *options, "--json", "-")
-    assert [one["bins"] for one in json.loads(out)] == [[[0, 10], [10, None]], [[0, 5], [5, 20], [20, None]]]
-
-
 def test_a_preset_is_listed_and_run_with_what_options_put_in_its_place(
     trace: Path, tmp_path: Path, call: Call
 ) -> None:
@@ -126,23 +120,6 @@ def test_why_requests_were_not_served_is_told(trace: Path, tmp_path: Path, call:
         "refused: the queue was full": told["unserved"]["queue_full"],
         "given up before its first token: late": told["unserved"]["late"],
     }
-
-
-def test_a_workload_is_run_by_its_name(call: Call) -> None:
-    _, out, _ = call("sim", "run", "chat", "--scheduler", "static_fifo", "--requests", 50, "--json", "-")
-    assert [(one["n"], one["trace"]) for one in json.loads(out)] == [(50, "chat")]
-
-
-def test_a_model_is_fitted_to_a_capture(tmp_path: Path, call: Call) -> None:
-    options = ("chat", "--requests", 100, "--rate", 0.7, "--scheduler", "continuous_batching")
-    call("sim", "run", *options, "--capture", tmp_path)
-    [capture] = tmp_path.iterdir()
-    _, out, _ = call("sim", "run", *options, "--latency", capture, "--json", "-")
-    [told] = json.loads(out)
-    assert told["fit"]["capture"] == str(capture)
-    # The seed's, by which the capture was made.
-    assert told["model"]["beta"] == pytest.approx(0.005742, rel=1e-3)
-    assert told["model"]["gamma"] == pytest.approx(0.316, rel=1e-3)
 
 
 JOB = replace(sweeps.job(sweeps.trace(2_000)), seed=None)
@@ -222,18 +199,6 @@ def test_a_place_for_a_capture_is_tried_before_anything_is_run(
     out = tmp_path / "o.json"
     assert call("sim", "run", trace, "--json", out, "--capture", trace)[0] == 2
     assert not out.exists()
-
-
-def test_rows_that_come_at_once_have_no_rate(tmp_path: Path, call: Call) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(HEADER + "1,GPT-4,5,5,10,API log\n" * 2)
-    for args, problem in (
-        (("--rate", 3), "--rate: all rows arrive at once"),
-        (("--requests", 3), "--requests: 3 are more than"),
-        (("--capacity", 0.1), "--capacity: all rows arrive at once"),
-    ):
-        code, _, err = call("sim", "run", path, *args)
-        assert (code, problem in err) == (2, True)
 
 
 def test_one_request_is_followed_through_both_schedulers(tmp_path: Path, call: Call) -> None:

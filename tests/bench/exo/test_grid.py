@@ -97,9 +97,3 @@ def test_a_cell_that_was_no_batch_is_named_and_left_out(changed: dict[str, Any],
     assert grid.fit is not None and grid.fit.part.points == 5
     assert "\n4,64," not in grid.to_csv()
     assert "\n4,16," in grid.to_csv()
-
-
-def test_a_grid_of_one_size_has_no_model() -> None:
-    grid = measured_grid([one for one in planted() if one.concurrency == 2], warmup=1, length="output")
-    assert (grid.fit, len(grid.to_csv().splitlines())) == (None, 3)
-    assert grid.to_dict()["fit_problem"]

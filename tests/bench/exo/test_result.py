@@ -16,7 +16,6 @@ from llmtap.bench.exo.result import (
     prefix_hit,
     rows_of,
     timing_of,
-    total_of,
 )
 from llmtap.exchange.exchange import Exchange, Tokens
 from llmtap.exchange.outcome import Outcome, TokenSource
@@ -165,14 +164,6 @@ def test_energy_is_that_of_the_window() -> None:
     # 100 W for 3 s, and a line from 100 W to 400 W.
     assert found is not None
     assert (found.joules, found.known_ns, found.missing_ns) == (300.0 + 750.0, 3 * S, 0)
-
-
-def test_all_windows_together() -> None:
-    power = Power(sampled(gpu0_power=[100.0, 100.0, 200.0, 200.0]), {})
-    windows = [power.energy(10 * S, 11 * S), None, power.energy(12 * S, 13 * S)]
-    found = total_of(windows)
-    assert found == {"joules": 300.0, "inference_seconds": 2.0, "average_power_w": 150.0}
-    assert total_of([None]) is None
 
 
 def test_nodes_power_has_that_of_their_gpus_in_it() -> None:

@@ -131,26 +131,6 @@ def test_capacity_is_searched_by_any_objective(tmp_path: Path) -> None:
     assert "unknown objective 'patience'" in caught.value.problem
 
 
-def test_a_rule_that_is_not_applied_and_a_short_duration_are_noted(tmp_path: Path) -> None:
-    """5.2.3.1: P99 against the P50 at lower load; 5.2.2.1: 300 s."""
-
-    def heavy(name: str, load: Load) -> Measurement:
-        rows = queued(load, servers=64)
-        for row in rows[::20]:
-            row["e2e_ns"] *= 20
-        return measured(name, rows, load={"stopped": "the time was up"})
-
-    def notes(session: Planted, **params: Any) -> str:
-        return " ".join(perform(TEST, session, arrivals="uniform", rate_max=2.0, **params).notes)
-
-    plain = notes(planted(tmp_path / "a"), duration=Duration(300 * S))
-    assert "10 x" not in plain
-    assert "300 s are recommended" not in plain
-    assert "each level lasted 60 s; 300 s are recommended" in notes(planted(tmp_path / "b"))
-    assert "decides nothing: the SLO" in notes(planted(tmp_path / "c"), ttft_p99=Duration(9 * S))
-    assert "was not applied" in notes(Planted(tmp_path / "d", heavy, "throughput"))
-
-
 def test_failures_end_a_search_and_an_slo(tmp_path: Path) -> None:
     """Every fifth request fails, at any rate: fewer than 90 % complete, which is what saturation is, too."""
     found = perform(TEST, planted(tmp_path / "a", failing=5), arrivals="uniform", duration=Duration(200 * S))
@@ -161,12 +141,6 @@ def test_failures_end_a_search_and_an_slo(tmp_path: Path) -> None:
     few = planted(tmp_path / "b", failing=20)
     found = perform(TEST, few, arrivals="uniform", rate_max=1.0, ttft_p99=Duration(5 * S))
     assert "of the requests failed" in found.measurements["levels"][0]["why"]
-
-
-def test_where_the_highest_holds_it_says_that_it_is_no_limit(tmp_path: Path) -> None:
-    found = perform(TEST, planted(tmp_path), arrivals="uniform", rate_max=4.0)
-    assert (found.measurements["sustainable_load_rps"], found.measurements["limit"]) == (4.0, None)
-    assert any("is no limit" in note for note in found.notes)
 
 
 def test_a_closed_loop_is_sent_again_where_its_requests_were_over(tmp_path: Path) -> None:
