@@ -122,44 +122,6 @@ def test_the_second_time_answers_are_cut(tmp_path: Path) -> None:
     assert code == 128 + signal.SIGTERM
 
 
-def test_while_a_trace_is_read_it_is_broken_off() -> None:
-    """One that never ends."""
-
-    async def work() -> tuple[int | None, str]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-c", READING, "trace.csv", "--target", "http://127.0.0.1:9",
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        assert process.stdout is not None
-        try:
-            assert await asyncio.wait_for(process.stdout.readline(), 120) == b"reading\n"
-            process.send_signal(signal.SIGINT)
-            _, err = await asyncio.wait_for(process.communicate(), 250)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        return process.returncode, err.decode()
-
-    assert play(work(), 280) == (130, "llmtap: stopped\n")
-
-
-READING = """
-import sys, time
-from llmtap.load.replay import plan
-
-def made(asked, progress):
-    print("reading", flush=True)
-    while True:
-        time.sleep(0.05)
-
-plan.make_plan = made
-from llmtap.cli.main import main
-sys.argv.insert(1, "replay")
-main()
-"""
-
-
 def test_once_the_load_is_over_its_report_is_written_first(tmp_path: Path) -> None:
     place = tmp_path / "result.json"
 

@@ -63,31 +63,6 @@ def test_what_has_several_values_is_multiplied_out(trace: Path, tmp_path: Path, 
     assert ": static_fifo, 60 requests, scale 100, 2 servers (" in err
 
 
-def test_a_preset_is_listed_and_run_with_what_options_put_in_its_place(
-    trace: Path, tmp_path: Path, call: Call
-) -> None:
-    _, out, _ = call("sim", "run", "--presets")
-    assert {"grid", "methods", "chat"} <= {line.split("  ")[0] for line in out.splitlines()}
-    place, kept = tmp_path / "out.json", tmp_path / "r.jsonl"
-    options = ("--requests", 60, "--rate", 5, "--results", kept, "--json", place)
-    code, _, err = call("sim", "run", trace, "--preset", "grid", *options)
-    grid = json.loads(place.read_text())
-    assert (code, len(grid), err.count("\n")) == (0, 48, 48)
-    assert ": multi_bin_dynamic, 60 requests, 5 req/s, 1 server, bins 8 (" in err
-    assert [one["load"]["offered_rps"] for one in grid] == [pytest.approx(5)] * 48
-    code, out, err = call("sim", "run", trace, "--preset", "methods", *options)
-    methods = json.loads(place.read_text())
-    assert [one["scheduler"] for one in methods] == [
-        "static_fifo", "dynamic_no_bins", "multi_bin_dynamic", "multi_bin_dynamic",
-    ]  # fmt: skip
-    assert methods[-1] in grid
-    # The grid was there; of the four, two are in it.
-    assert err.splitlines()[:2] == [
-        "llmtap: 48 done before and taken from the results, 0 left",
-        "llmtap: 2 done before and taken from the results, 2 left",
-    ]
-
-
 def test_a_job_that_fails_is_told_and_the_others_go_on(tmp_path: Path, call: Call) -> None:
     path, kept = tmp_path / "a.csv", tmp_path / "r.jsonl"
     path.write_text(HEADER + "1,GPT-4,5,0,5,API log\n" * 2)

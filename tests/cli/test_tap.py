@@ -50,15 +50,6 @@ def test_a_check_tells_of_the_spool_of_a_url_and_shows_no_key(tmp_path: Path) ->
     assert "planted" not in done.output.lower()
 
 
-def test_a_check_tells_of_one_address_twice_and_of_a_capture_without_a_place(tmp_path: Path) -> None:
-    config = tmp_path / "wrong.toml"
-    config.write_text('[capture]\nlevel = "full"\nfull_tenants = ["acme"]\n')
-    done = run("--check", "--config", str(config), "--listen", "127.0.0.1:9464", "--admin", "127.0.0.1:9464")
-    told = str(done.exception)
-    assert "meter.admin (command line): is the address of the proxy" in told
-    assert "is not set, but capture.level is full: nothing is captured" in told
-
-
 @pytest.mark.parametrize("captured", [True, False])
 def test_the_first_line_of_a_proxy_names_the_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: bool

@@ -114,18 +114,10 @@ NA = "not applicable"
     ("test", "violation", "unmet"),
     [
         ("fairness", {W: {**CLASSES, "name": "synthetic-skewed"}}, "5.6.2-1"),
-        ("guardrail-overhead", {W: WITHOUT_FILE["conversation"]}, "4.3.3-4a"),
         ("guardrail-overhead", {W: WITHOUT_FILE["conversation"]}, "5.10.2-1"),
         ("prefix-cache", {W: WITHOUT_FILE["code-completion"]}, "5.7.2-1"),
-        ("ttft", {f"{W}.input.max": 128}, "4.3.2.1-1"),  # a file of one's own with a standard name
-        ("itl", {"params.output_tokens": 64}, "5.4.2-1"),
-        ("long-context", {f"{W}.output.tokens": 16}, "5.9.2-1"),
         ("ttft", {"steps.*.result.plan.body.stream": False}, "4.2.2-1"),
-        ("ttft", {"warmups.0.requests": 10}, "4.5.1-1b"),
-        ("ttft", {"steps.*.result.plan.arrivals.arrivals": "uniform"}, "5.1.2.2-1"),
         ("tradeoff", {"steps.*.result.load.mode": "closed"}, "5.3.2-1"),
-        ("fairness", {"measurements.classes.long.sent": 12}, "5.6.2-p2"),
-        ("capacity", {"sut.tokenizer.name": None}, "4.4.1-1a"),
         ("memory-pressure", {"params.levels": [50, 100]}, "5.8.2-p1"),
     ],
 )

@@ -99,28 +99,3 @@ def test_who_waits_five_medians_is_starved(tmp_path: Path) -> None:
     assert short["threshold"] == 0.5
     assert short["starved"] == round(short["value"] * short["n"])
     assert long["value"] == 0.0
-
-
-def test_a_mix_that_is_too_much_is_a_deviation(tmp_path: Path) -> None:
-    """In the mix a queue grows by a second a second: the load is twice what is served."""
-    quick = served(lambda of, mixed, _: 0.1)
-
-    def answer(name: str, load: Load) -> Measurement:
-        if name != "mix":
-            return quick(name, load)
-        rows = []
-        for row, at_ns in enumerate(load.plan.requests.arrival_ns):
-            at = at_ns / S
-            rows.append(answered(at, 0.1 + at, 0.2 + at, row=row, request_class=load.class_of(row)))
-        return measured(name, rows)
-
-    found = perform(
-        TEST,
-        Planted(tmp_path, answer, "fairness"),
-        rate=10.0,
-        duration=Duration(20 * S),
-        requests_per_class=2,
-    )
-    said = " ".join(found.deviations)
-    assert "the mix was above saturation" in said
-    assert "alone was above" not in said

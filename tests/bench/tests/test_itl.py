@@ -1,6 +1,5 @@
 """ITL as planted: shapes by hand, and servers with a steady pace, with stalls, and with chunks."""
 
-import json
 from collections.abc import Callable
 from math import sqrt
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.itl import TEST
-from llmtap.errors import ConfigError
 from tests.bench.support import Planted, measured, perform
 
 MS = 1_000_000
@@ -139,16 +137,3 @@ def test_answers_that_are_too_short_are_left_out_and_told(tmp_path: Path) -> Non
     assert (one["requests"], one["answers"], one["too_short"], one["itl"]["n"]) == (100, 50, 50, 3_000)
     assert any("fewer than 50 tokens" in note for note in found.notes)
     assert len(found.deviations) == 1  # too few answers, and too few gaps
-
-
-def test_saturation_is_what_the_throughput_test_found(tmp_path: Path) -> None:
-    session = Planted(tmp_path, answers(lambda i: [10.0] * 60), "itl")
-    with pytest.raises(ConfigError) as caught:
-        perform(TEST, session)
-    assert caught.value.place == "max_rate"
-    folder = tmp_path / "throughput"
-    folder.mkdir()
-    told = {"params": {"workload": "synthetic-uniform"}, "measurements": {"sustainable_load_rps": 20.0}}
-    (folder / "result.json").write_text(json.dumps(told))
-    found = perform(TEST, session)
-    assert [one["rate_rps"] for one in found.measurements["levels"]] == [5.0, 10.0, 15.0, 18.0]

@@ -1,9 +1,7 @@
 """Rows keep to their class; a load written anew is the same work in other words."""
 
 from collections import Counter
-from math import exp, log
 from pathlib import Path
-from statistics import NormalDist
 
 import pytest
 from hypothesis import given, settings
@@ -54,21 +52,6 @@ def test_lengths_keep_to_their_class(
     few = mix.requests(30, seed)
     assert list(few.input) == list(mix.requests(100, seed).input)[:30]
     assert list(few.output) == list(mix.requests(100, seed).output)[:30]
-
-
-def test_lengths_are_the_log_normals_of_synthetic_skewed_within_the_ranges() -> None:
-    """Quartiles of a class against the truncated law, worked out here."""
-    found = rows_by_class(MIX, 40_000, 3)
-    for one in (SHORT, LONG):
-        for column, (mu, sigma), (low, high) in (
-            (0, (5.5, 1.0), one.input), (1, (4.5, 1.2), one.output),
-        ):  # fmt: skip
-            law = NormalDist(mu, sigma)
-            a, b = law.cdf(log(low - 0.5)), law.cdf(log(high + 0.5))
-            values = sorted(row[column] for row in found[one.name])
-            for p in (0.25, 0.5, 0.75):
-                expected = exp(law.inv_cdf(a + p * (b - a)))
-                assert values[int(p * len(values))] == pytest.approx(expected, rel=0.03)
 
 
 def test_an_open_mix_is_long_enough_and_has_enough_of_each() -> None:

@@ -11,7 +11,6 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.sut.sut import Hardware, Sut
 from llmtap.bench.tests.throughput import TEST
-from llmtap.errors import ConfigError
 from llmtap.units import Duration
 from tests.bench.support import Planted, answered, measured, perform
 
@@ -104,31 +103,6 @@ def test_with_an_slo_the_limit_is_where_it_is_broken(tmp_path: Path) -> None:
     assert [round(level["concurrency"]) for level in told["levels"]] == [1, 2, 4, 8, 16, 12, 10, 9]
     assert "TTFT P99 1,100 ms > 1,000 ms" in told["levels"][-1]["why"]
     assert any("closed loop" in said for said in found.deviations)
-
-
-def test_capacity_is_searched_by_any_objective(tmp_path: Path) -> None:
-    """Of n at a time on 8 servers of 1 s, the first token comes after n/8 - 0.9 s, a token is lost for each
-    second, and every tenth misses anyway: 90 % are within 1 s up to 8, 97 % of 50 tokens are kept up to 19.
-    """
-
-    def answer(name: str, load: Load) -> Measurement:
-        rows = queued(load)
-        for row in rows:
-            waited_s = row["ttft_ns"] / S
-            row |= {"met": row["row"] % 10 > 0 and waited_s < 1, "smooth_benefit": 50 - waited_s}
-        return measured(name, rows, load={"stopped": "the time was up"})
-
-    def capacity(folder: str, **bounds: Any) -> Any:
-        session = Planted(tmp_path / folder, answer, "throughput")
-        told = perform(TEST, session, mode="closed", concurrency_max=64, **bounds).measurements
-        return told["sustainable_concurrency"], told["constraint"]
-
-    assert capacity("a", slo="ttft:1s", attainment=0.85)[0] == 8
-    assert capacity("b", slo="ttft:1s")[0] is None
-    assert capacity("c", smooth=0.97) == (19, {"ttft_p99": None, "tpot_p99": None, "smooth": 0.97})
-    with pytest.raises(ConfigError) as caught:
-        capacity("d", slo="patience:1s")
-    assert "unknown objective 'patience'" in caught.value.problem
 
 
 def test_failures_end_a_search_and_an_slo(tmp_path: Path) -> None:

@@ -75,16 +75,3 @@ def test_the_points_of_a_planted_curve(tmp_path: Path) -> None:
     assert table.rows[0][2].startswith("111 ms (111 to 111)")
     marks = {mark.says: mark.x for mark in found.charts[3].marks}
     assert marks["knee"] == pytest.approx(12.0)
-
-
-def test_without_it_a_short_search_comes_first(tmp_path: Path) -> None:
-    """20 a second are served: 16 are sustained and 32 not, and then in steps of 16 / 12."""
-    session = planted(tmp_path, table_5)
-    found = perform(TEST, session, arrivals="uniform")
-    assert 20 - 16 / 12 <= found.measurements["capacity_rps"] <= 20 * 1.01
-    names = [name for name, _ in session.asked]
-    assert names[:6] == [f"capacity/rough/{rate}rps" for rate in (1, 2, 4, 8, 16, 32)]
-    assert names[6:9] == [f"capacity/fine/{rate}rps" for rate in (8, 16, 32)]
-    assert len(names) == 6 + 6 + 12
-    assert names[-12:] == [f"levels/{p:03d}.0" for p in range(10, 121, 10)]
-    assert all(load.duration_ns == 20 * S for name, load in session.asked if name.startswith("capacity/"))

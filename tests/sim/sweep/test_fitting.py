@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmtap
-from llmtap.exchange.exchange import EventLog, Exchange, Tokens
+from llmtap.exchange.exchange import EventLog, Exchange
 from llmtap.sim.latency import SEED_MODEL, IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.sweep.exchanges import ExchangeMaker
@@ -116,17 +116,6 @@ def test_a_server_that_tells_of_its_queue_is_believed(tmp_path: Path) -> None:
     assert fit_exchanges(twice).base_ns == told.base_ns, "the engine's word and the gateway's on one wait"
     silent = fit_exchanges([replace(queued(x), server_timing=None) for x in rows])
     assert silent.base_ns == pytest.approx(plain.base_ns + late_ms * 1e6, abs=2_000)
-
-
-def test_what_was_cached_of_a_prompt_takes_no_time(tmp_path: Path) -> None:
-    rows = list(llmtap.read(captured(tmp_path, work(60, 0.05))).exchanges())
-
-    def longer(x: Exchange) -> Exchange:
-        tokens = x.tokens
-        return replace(x, tokens=Tokens((tokens.input or 0) + 900, tokens.output, None, 900, tokens.source))
-
-    plain, cached = fit_exchanges(rows), fit_exchanges([longer(x) for x in rows])
-    assert cached.model.prefill_ns == pytest.approx(plain.model.prefill_ns)
 
 
 def one(at_s: float, given: int | None, *token_s: float) -> Exchange:
