@@ -132,6 +132,8 @@ async def test_who_is_given_up_midway_is_told_in_the_stream(path: str) -> None:
     serving = {"give_up": "late", "tbt": "8ms", "ttft": "10s"}
     async with engine(SimOptions(tokens=30_000), behind=behind(**serving)) as e:
         asked: dict[str, Any] = {**PATHS[path], "stream": True}
+        if "max_tokens" in asked:
+            asked["max_tokens"] = 30_000
         async with e.post(path, asked) as response:
             body = await response.content.readany()
             long = ask_chat(messages=[{"role": "user", "content": "and " * 1_500}], max_tokens=1)
