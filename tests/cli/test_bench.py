@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -20,12 +19,10 @@ from typer.testing import CliRunner
 from llmtap.cli import bench as bench_command
 from llmtap.cli import bench_exo
 from llmtap.cli import progress as bench_progress
-from llmtap.cli.bench import _command
 from llmtap.cli.main import app
-from llmtap.cli.progress import Bars, BenchLines, ReplayLines, watching_bench
+from llmtap.cli.progress import Bars, ReplayLines
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
-from llmtap.sim.sweep.fitting import load_grid
 from llmtap.units import Duration
 from tests.bench.support import sim
 from tests.cli.traces import Call
@@ -52,11 +49,6 @@ def test_help_is_quick_to_come_and_loads_no_room_of_a_benchmark() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=280)
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_the_command_that_goes_on_measures_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["llmtap", "bench", "ttft", "--again", "--results", "my r"])
-    assert _command(Path("my r")) == "llmtap bench ttft --results 'my r'"
 
 
 def test_a_result_is_shown_written_and_gone_on_with(
@@ -212,29 +204,6 @@ def test_a_row_for_each_point_of_the_grid_and_a_run_for_each_request(tmp_path: P
     assert "warm-up" in err and "to do: 8 of 8 batches" in err
 
 
-def test_requests_that_fail_are_told_by_the_exit_code() -> None:
-    args = ("exo", "--pp", "16", "--tg", "4", "--header", "x-sim-fault: 503")
-    code, out, err = asyncio.run(measured(*args))
-    assert code == 1, err
-    assert out.splitlines()[0].split()[-1] == "failed"
-
-
-def test_a_grid_is_printed_and_written_for_the_simulator(tmp_path: Path) -> None:
-    place = tmp_path / "grid.csv"
-    cells_of = ("--batch", "1", "2", "--pp", "16", "--tg", "4", "12", "--repeat", "1")
-    quick = SimOptions(ttft=Duration(40_000_000), itl=Duration(20_000_000))
-    code, out, err = asyncio.run(measured("grid", *cells_of, "--csv", str(place), options=quick))
-    assert code == (1 if "not valid: batch" in out else 0), out + err
-    heads, *lines = out.splitlines()
-    assert heads.split() == ["batch", "pp", "tg", "n", "time", "step", "uncertainty", "model"]
-    cells = [["1", "16", "4", "1"], ["2", "16", "4", "1"], ["1", "16", "12", "1"], ["2", "16", "12", "1"]]
-    # On a busy machine, the two requests of a batch may miss each other.
-    lost = re.findall(r"not valid: batch 2 pp (16) tg (4|12): not all requests ran at the same time", out)
-    cells = [cell for cell in cells if cell[0] == "1" or (cell[1], cell[2]) not in lost]
-    assert [line.split()[:4] for line in lines[: len(cells)]] == cells
-    assert len(load_grid(place)) == len(cells)
-
-
 def progress(under_way: int, ended: int = 5) -> Progress:
     return Progress(9, under_way, ended, 0, 5, 0, None, None, None, None, None)
 
@@ -295,13 +264,3 @@ def test_the_time_until_the_last_request_ends_with_it(monkeypatch: pytest.Monkey
     assert lines._left(progress(4), None) == ""
     assert lines._left(progress(4), 9) == ", all sent"
     assert lines._left(progress(0), 9) == ""
-
-
-def test_a_log_has_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with watching_bench() as watcher:  # pytest's stderr is no terminal
-        assert type(watcher) is BenchLines
-        watcher.step("load", "8 at a time")
-        watcher.left("")
-        watcher.left("then 2 more")
-    said = capsys.readouterr().err.splitlines()
-    assert [line.split(" ", 2)[2] for line in said] == ["load: 8 at a time", "to do: then 2 more"]

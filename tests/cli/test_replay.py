@@ -2,11 +2,7 @@
 
 import asyncio
 import json
-import os
-import shutil
-import signal
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,6 @@ from llmtap.units import Duration
 from tests.cli.traces import Call
 from tests.support.results.pages import Page
 from tests.support.results.replay_results import replay_result
-from tests.support.servers.peer import play, wait_until
 from tests.support.servers.sim_engine import engine
 from tests.support.storage.captures import ledger, write_capture
 from tests.support.traffic.exchanges import streamed
@@ -43,12 +38,6 @@ def test_other_files_are_no_results(content: bytes, tmp_path: Path) -> None:
     assert load_result(path) is None
     assert load_result(tmp_path) is None
     assert load_result(tmp_path / "missing") is None
-
-
-def test_a_result_may_have_its_keys_in_any_order(tmp_path: Path) -> None:
-    path = tmp_path / "sorted.json"
-    path.write_text("\n  " + json.dumps(BAD, sort_keys=True))
-    assert load_result(path) == json.loads(json.dumps(BAD))
 
 
 def test_two_results_are_not_one_report(tmp_path: Path, call: Call) -> None:
@@ -131,60 +120,6 @@ def test_a_replay_is_a_page_of_what_its_json_says(tmp_path: Path) -> None:
     assert f"(n {result['selftest']['itl']['n']:,}); self-test of" in rows["error of our own times"]
     assert "our error  TTFT" in out
     assert rows["plan.workload.sha256"] == result["plan"]["workload"]["sha256"]
-
-
-MS = 1_000_000
-
-
-@pytest.mark.ray
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: make setup")
-@pytest.mark.timeout(900)  # it may have to wait for other modules that start Ray
-def test_stopped_in_a_terminal_it_reports_what_was_sent(tmp_path: Path) -> None:
-    llmtap = shutil.which("llmtap", path=str(Path(sys.executable).parent))
-    assert llmtap is not None
-    place = tmp_path / "result.json"
-
-    async def work() -> tuple[int | None, list[dict[str, Any]], bytes]:
-        async with engine(SimOptions(ttft=Duration(20 * MS), itl=Duration(2 * MS), tokens=7)) as e:
-            proc = await asyncio.create_subprocess_exec(
-                llmtap, "replay", "synthetic-uniform", "--requests", "5000", "--rate", "40",
-                "--target", e.url, "--endpoint", "completions", "--ray", "local", "--processes", "2",
-                "--json", str(place),
-                start_new_session=True, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-            try:
-                log = e.server.reception.truths
-                await wait_until(
-                    lambda: proc.returncode is not None or len(log.since(0)["truths"]) >= 20, 300
-                )
-                if proc.returncode is None:
-                    os.killpg(proc.pid, signal.SIGINT)
-                _, said = await asyncio.wait_for(proc.communicate(), 200)
-            finally:
-                if proc.returncode is None:
-                    os.killpg(proc.pid, signal.SIGKILL)
-                    await proc.wait()
-            return proc.returncode, await e.truths(), said
-
-    status, truths, said = play(work(), 600)
-    if b"Ray did not start on this machine" in said:
-        pytest.skip(f"no time for Ray here: {said.decode()}")
-    assert status == 130, said.decode()
-    result = json.loads(place.read_bytes())
-    ids = [truth["id"] for truth in truths]
-    assert len(set(ids)) == len(ids) == result["load"]["sent"] == result["n"] >= 20
-    assert result["load"]["stopped"] == "somebody stopped it"
-    assert result["load"]["unsent"] == 5_000 - len(ids)
-    assert result["outcomes"] == {"complete": len(ids)}
-    assert (result["sender"]["lost"], len(result["sender"]["processes"])) == ([], 2)
-    assert [clock["shared"] for clock in result["sender"]["clocks"]] == [True, True]
-    assert result["plan"]["ray"] == "local"
-
-
-def test_a_host_without_an_address_is_named(call: Call) -> None:
-    code, _, err = call("replay", "conversation", "--target", "http://gateway.invalid", "--rate", 9)
-    assert (code, "--target: http://gateway.invalid cannot be reached: name " in err) == (2, True)
-    assert "Error" not in err
 
 
 def test_selftest_states_load_count_and_duration(call: Call) -> None:

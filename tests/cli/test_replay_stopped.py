@@ -21,7 +21,6 @@ from tests.support.servers.sim_engine import Engine, engine
 REPLAY = [sys.executable, "-P", "-m", "llmtap.cli", "replay"]
 MS = 1_000_000
 ROWS = 6
-BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 
 
 def progress(under_way: int) -> Progress:
@@ -73,19 +72,6 @@ def test_what_a_signal_does_is_decided_by_how_far_it_is(capfd: pytest.CaptureFix
     assert err.count("signal again to stop before the report is written\n") == 1
 
 
-def test_what_failed_is_broken_off() -> None:
-    one = Played()
-    one.stage = ReplayStage.SENDING
-
-    async def work() -> Answering:
-        return Answering(one, ReplayLines(), asyncio.get_running_loop())  # type: ignore[arg-type]
-
-    loop = asyncio.new_event_loop()
-    answering = loop.run_until_complete(work())
-    loop.close()
-    assert not answering()
-
-
 async def running(e: Engine) -> float:
     found = await e.metrics()
     return sum(value for name, value in found.items() if name.startswith("vllm:num_requests_running"))
@@ -134,58 +120,6 @@ def test_the_second_time_answers_are_cut(tmp_path: Path) -> None:
     assert result["outcomes"] == {"client_cancelled": ROWS}
     assert result["load"]["stopped"] == "somebody stopped it"
     assert code == 128 + signal.SIGTERM
-
-
-def test_where_all_was_sent_the_exit_code_is_the_signal_s_all_the_same(tmp_path: Path) -> None:
-    """Answers take some seconds and are waited for: nothing is missing, but it was interrupted."""
-    place = tmp_path / "result.json"
-    slow = SimOptions(ttft=Duration(1 * MS), itl=Duration(5_000 * MS), tokens=2)
-    code, said = play(replayed(place, slow, lambda p: p.send_signal(signal.SIGINT), 1), 280)
-    assert said.startswith(f"llmtap: stopping: {ROWS} answers in flight"), said
-    result = json.loads(place.read_text())
-    assert result["outcomes"] == {"complete": ROWS}
-    assert (result["load"]["sent"], result["load"]["unsent"]) == (ROWS, 0)
-    assert result["load"]["stopped"] == "somebody stopped it"
-    assert code == 130
-
-
-@BOTH
-def test_while_a_trace_is_read_it_is_broken_off(tmp_path: Path, number: signal.Signals) -> None:
-    """One that never ends."""
-
-    async def work() -> tuple[int | None, str]:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-c", READING, "trace.csv", "--target", "http://127.0.0.1:9",
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        assert process.stdout is not None
-        try:
-            assert await asyncio.wait_for(process.stdout.readline(), 120) == b"reading\n"
-            process.send_signal(number)
-            _, err = await asyncio.wait_for(process.communicate(), 250)
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        return process.returncode, err.decode()
-
-    assert play(work(), 280) == (128 + number, "llmtap: stopped\n")
-
-
-READING = """
-import sys, time
-from llmtap.load.replay import plan
-
-def made(asked, progress):
-    print("reading", flush=True)
-    while True:
-        time.sleep(0.05)
-
-plan.make_plan = made
-from llmtap.cli.main import main
-sys.argv.insert(1, "replay")
-main()
-"""
 
 
 def test_once_the_load_is_over_its_report_is_written_first(tmp_path: Path) -> None:

@@ -95,29 +95,6 @@ def test_a_capture_that_runs_is_summed_up_with_its_spool(tmp_path: Path, call: C
     running.close(30)
 
 
-def test_a_capture_of_a_later_version_is_exit_2(folder: Path, call: Call) -> None:
-    write_capture(folder / "llmtap-3.parquet", [streamed(6)], schema_version=99)
-    code, _, err = call("report", folder)
-    assert code == 2
-    assert "schema version 99" in err
-
-
-def test_a_trace_of_another_tool_is_summed_up(tmp_path: Path, call: Call) -> None:
-    file = tmp_path / "trace.csv"
-    file.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:48.6805900,396,109\n"
-    )
-    code, out, _ = call("report", file, "--json")
-    told = json.loads(out)
-    assert (code, told["n"], told["outcomes"]) == (0, 2, {"unknown": 2})
-    assert told["workload"]["arrivals"]["rate_rps"] == 0.5
-    assert told["workload"]["input_tokens"]["total"] == 770
-    assert told["window"]["start"] == "2023-11-16T18:15:46.680590Z"
-    code, out, _ = call("report", file)
-    assert "2 exchanges · from azure" in out
-
-
 def test_a_slice_of_mooncakes_conversations_has_the_statistics_held_for_it(call: Call) -> None:
     stats = json.loads((TRACES / "mooncake" / "stats.json").read_text())
     held = next(one for one in stats if one["file"].startswith("conversation"))
@@ -150,20 +127,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def said(results: Path, *args: str) -> str:
-    done = CliRunner().invoke(app, ["report", str(results / "a"), "--compare", str(results / "b"), *args])
-    assert done.exit_code == 0, done.exception
-    return done.output
-
-
-def test_of_three_each_is_held_against_the_first(results: Path) -> None:
-    told = json.loads(said(results, "--compare", str(results / "c"), "--json"))
-    (test,) = told["tests"]
-    assert [one["runs"] for one in test["systems"]] == [3, 3, 1]
-    assert {row["b_system"] for row in test["comparisons"]} == {"b", "c"}
-    assert {row["samples"] for row in test["comparisons"] if row["b_system"] == "c"} == {"requests"}
-
-
 def test_other_loads_are_named_at_the_top_and_are_exit_1(results: Path, tmp_path: Path) -> None:
     other = results_folder(tmp_path / "d", changes={"params.rate": 8.0}, place_in_turn=1)
     args = ["report", str(results / "a"), "--compare", str(other)]
@@ -171,23 +134,11 @@ def test_other_loads_are_named_at_the_top_and_are_exit_1(results: Path, tmp_path
     done = CliRunner().invoke(app, [*args, "--html", str(page), "--markdown", str(text)])
     assert done.exit_code == 1
     assert not isinstance(done.exception, ConfigError)
-    lines = done.output.splitlines()
-    assert lines[1] == "loads differ, and figures of them are not tested"
-    assert lines[2].startswith("rate ")
-    assert lines[2].endswith(" 8.0 of d")
-    (row,) = [line for line in lines if line.startswith("TTFT P50")]
-    assert row.rstrip().endswith("not tested")
+    assert done.output.splitlines()[1] == "loads differ, and figures of them are not tested"
     for written in (page, text):
         assert "loads differ" in written.read_text()
     assert CliRunner().invoke(app, [*args, "--json"]).exit_code == 1
     assert CliRunner().invoke(app, [*args, "--html", "-"]).exit_code == 1
-
-
-def test_a_folder_with_results_of_one_benchmark_names_them(tmp_path: Path, call: Call) -> None:
-    (tmp_path / "one/a").mkdir(parents=True)
-    (tmp_path / "one/a/bench.json").write_text("{}")
-    code, _, err = call("report", tmp_path / "one")
-    assert (code, err.endswith(f"hint: llmtap report {tmp_path}/one/a\n")) == (2, True)
 
 
 def test_results_of_replays_are_compared_and_other_loads_are_exit_1(tmp_path: Path, call: Call) -> None:

@@ -2,11 +2,7 @@
 
 import csv
 import json
-import os
-import pty
 import re
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -17,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from llmtap.capture.read.reader import read
-from llmtap.cli.sim_sweep import SweepLabels, SweepLines, axes_of
+from llmtap.cli.sim_sweep import SweepLabels, axes_of
 from llmtap.sim.model_options import read_model_options, read_serving, settled
 from llmtap.sim.sweep.grid import PRESETS
-from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
+from llmtap.sim.sweep.sweep import SweepJob
 from tests.cli.traces import HEADER, Call, small_trace
 from tests.support.workloads import sweeps
 
@@ -28,24 +24,6 @@ from tests.support.workloads import sweeps
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return small_trace(tmp_path / "a.csv")
-
-
-def test_readings_are_set(trace: Path, call: Call) -> None:
-    settings = ("--reading", "window=arrivals", "--reading", "failed=dropped", "--bins", "0,10,20")
-    _, out, _ = call("sim", "run", trace, *settings, "--predictor", "prompt", "--json", "-")
-    told = json.loads(out)[-1]
-    assert (told["n"], told["window"]["name"]) == (58, "first arrival to last arrival")
-    assert (told["readings"]["predictor"], told["bins"]) == ("prompt", [[0, 10], [10, 20], [20, None]])
-
-
-def test_a_grid_is_fitted_and_told(trace: Path, tmp_path: Path, call: Call) -> None:
-    grid = tmp_path / "grid.csv"
-    points = [(b, n, 0.02 + 0.001 * n * (1 + 0.5 * (b - 1) / b)) for b in (1, 4) for n in (100, 900)]
-    grid.write_text(
-        "batch_size,max_seq_len,mean_latency_sec\n" + "".join(f"{b},{n},{s!r}\n" for b, n, s in points)
-    )
-    _, out, _ = call("sim", "run", trace, "--latency", grid)
-    assert "alpha 20 ms, beta 1 ms/token, gamma 0.5; R^2 1.00000 on 4 points" in out
 
 
 def test_a_grid_with_another_length_is_refused(trace: Path, tmp_path: Path, call: Call) -> None:
@@ -59,45 +37,6 @@ def test_a_grid_with_another_length_is_refused(trace: Path, tmp_path: Path, call
     code, _, err = call(*options)
     assert (code, err.splitlines()[-1]) == (2, "hint: --reading length=output")
     assert call(*options, "--reading", "length=output")[0] == 0
-
-
-def test_the_capacity_is_searched(trace: Path, call: Call) -> None:
-    options = ("--capacity", 0.1, "--scheduler", "static_fifo", "--requests", 500)
-    _, out, _ = call("sim", "run", trace, *options, "--json", "-")
-    [told] = json.loads(out)
-    capacity = told["capacity"]
-    assert (capacity["allowed"], told["request_sla_violation"]) == (0.1, 0)
-    for factor, within in ((0.98, True), (1.05, False)):
-        rate = ("--rate", capacity["rps"] * factor, "--requests", 500, "--scheduler", "static_fifo")
-        _, out, _ = call("sim", "run", trace, *rate, "--json", "-")
-        assert (json.loads(out)[0]["request_sla_violation"] <= 0.1) is within
-    _, out, _ = call("sim", "run", trace, *options)
-    assert out.splitlines()[0].endswith("  capacity req/s")
-
-
-@pytest.mark.parametrize("width", [80, 160])
-def test_in_a_terminal_there_is_a_table_and_a_bar(trace: Path, width: int) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "run", str(trace), "--requests", "20000"]
-    with subprocess.Popen(
-        command, stdout=theirs, stderr=theirs, env={**os.environ, "COLUMNS": str(width)}
-    ) as child:
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                data = os.read(ours, 65_536)
-            except OSError:  # the other end is closed
-                break
-            if not data:
-                break
-            seen += data
-    os.close(ours)
-    assert child.returncode == 0
-    for whole in (b"multi_bin_dynamic", b"dynamic_no_bins", b"queue p50"):
-        assert whole in seen
-    assert "\N{HORIZONTAL ELLIPSIS}".encode() not in seen, "something was cut"
-    assert b"\t" not in seen
 
 
 def test_what_has_several_values_is_multiplied_out(trace: Path, tmp_path: Path, call: Call) -> None:
@@ -122,37 +61,6 @@ def test_what_has_several_values_is_multiplied_out(trace: Path, tmp_path: Path, 
     assert "multi_bin_dynamic, 60 requests, scale 100, 1 server, eps 5 ms, bins 4 (" in err
     assert "multi_bin_dynamic, 60 requests, scale 10, 2 servers, eps 1 ms, bins 2 (" in err
     assert ": static_fifo, 60 requests, scale 100, 2 servers (" in err
-
-
-def test_values_that_hold_commas_are_apart_by_bars(trace: Path, call: Call) -> None:
-    options = ("--scheduler", "multi_bin_dynamic", "--vary", "bin_edges=0,10|0,5,20")
-    _, out, _ = call("sim", "run", trace, *options, "--json", "-")
-    assert [one["bins"] for one in json.loads(out)] == [[[0, 10], [10, None]], [[0, 5], [5, 20], [20, None]]]
-
-
-def test_a_preset_is_listed_and_run_with_what_options_put_in_its_place(
-    trace: Path, tmp_path: Path, call: Call
-) -> None:
-    _, out, _ = call("sim", "run", "--presets")
-    assert {"grid", "methods", "chat"} <= {line.split("  ")[0] for line in out.splitlines()}
-    place, kept = tmp_path / "out.json", tmp_path / "r.jsonl"
-    options = ("--requests", 60, "--rate", 5, "--results", kept, "--json", place)
-    code, _, err = call("sim", "run", trace, "--preset", "grid", *options)
-    grid = json.loads(place.read_text())
-    assert (code, len(grid), err.count("\n")) == (0, 48, 48)
-    assert ": multi_bin_dynamic, 60 requests, 5 req/s, 1 server, bins 8 (" in err
-    assert [one["load"]["offered_rps"] for one in grid] == [pytest.approx(5)] * 48
-    code, out, err = call("sim", "run", trace, "--preset", "methods", *options)
-    methods = json.loads(place.read_text())
-    assert [one["scheduler"] for one in methods] == [
-        "static_fifo", "dynamic_no_bins", "multi_bin_dynamic", "multi_bin_dynamic",
-    ]  # fmt: skip
-    assert methods[-1] in grid
-    # The grid was there; of the four, two are in it.
-    assert err.splitlines()[:2] == [
-        "llmtap: 48 done before and taken from the results, 0 left",
-        "llmtap: 2 done before and taken from the results, 2 left",
-    ]
 
 
 def test_a_job_that_fails_is_told_and_the_others_go_on(tmp_path: Path, call: Call) -> None:
@@ -189,38 +97,6 @@ def test_why_requests_were_not_served_is_told(trace: Path, tmp_path: Path, call:
     }
 
 
-def test_what_output_delay_does_by_itself_is_recorded_and_zero_is_zero(trace: Path, call: Call) -> None:
-    def told(*options: str) -> Any:
-        _, out, _ = call("sim", "run", trace, *options, "--json", "-")
-        return json.loads(out)
-
-    own, plain = told("--scheduler", "output_delay,continuous_batching")
-    assert (own["serving"]["output_delay"], plain["serving"]["output_delay"]) == (0.05, 0.0)
-    assert own["metrics"]["itl"]["p50"] == pytest.approx(0.05, rel=0.01)
-    off, _ = told("--scheduler", "output_delay,continuous_batching", "--serving", "output_delay=0")
-    assert off["serving"]["output_delay"] == 0.0
-    assert off["metrics"] == plain["metrics"]
-    _, out, _ = call("sim", "run", "--readings")
-    assert re.search("\noutput_delay +0 ns; 50 ms with output_delay  ", out)
-
-
-def test_a_workload_is_run_by_its_name(call: Call) -> None:
-    _, out, _ = call("sim", "run", "chat", "--scheduler", "static_fifo", "--requests", 50, "--json", "-")
-    assert [(one["n"], one["trace"]) for one in json.loads(out)] == [(50, "chat")]
-
-
-def test_a_model_is_fitted_to_a_capture(tmp_path: Path, call: Call) -> None:
-    options = ("chat", "--requests", 100, "--rate", 0.7, "--scheduler", "continuous_batching")
-    call("sim", "run", *options, "--capture", tmp_path)
-    [capture] = tmp_path.iterdir()
-    _, out, _ = call("sim", "run", *options, "--latency", capture, "--json", "-")
-    [told] = json.loads(out)
-    assert told["fit"]["capture"] == str(capture)
-    # The seed's, by which the capture was made.
-    assert told["model"]["beta"] == pytest.approx(0.005742, rel=1e-3)
-    assert told["model"]["gamma"] == pytest.approx(0.316, rel=1e-3)
-
-
 JOB = replace(sweeps.job(sweeps.trace(2_000)), seed=None)
 
 
@@ -234,25 +110,17 @@ def at(
 CASES = [
     # axes, a job, and what it is called after its scheduler and its size
     ({}, at("static_fifo", {}), ""),
-    ({"scale": (1.0,)}, at("static_fifo", {}), ""),
     ({"scale": (1.0, 100.0)}, at("static_fifo", {}), ", scale 1"),
-    ({"scale": (100.0,)}, at("static_fifo", {}, scale=100.0), ", scale 100"),
     ({"rate": (5.0,)}, at("static_fifo", {}, scale=2.5), ", 5 req/s"),
-    ({"share": (0.5, 1.0)}, at("static_fifo", {}, scale=1.0), ", 2 req/s"),
     ({"share": (0.5, 1.0)}, at("static_fifo", {}, scale=1e12), ", all at once"),
     ({"servers": (1, 4)}, at("static_fifo", {}), ", 1 server"),
-    ({"servers": (4,)}, at("static_fifo", {}, servers=4), ", 4 servers"),
     ({"seed": (42, 43)}, at("multi_bin_dynamic", {"predictor": "noisy"}, seed=42),
      ", seed 42, predictor noisy"),
     ({"seed": (42, 43)}, at("static_fifo", {}, seed=None), ""),
     ({"eps": ("5ms", "1ms")}, at("dynamic_no_bins", {}), ", eps 5 ms"),
-    ({"eps": ("5ms", "1ms")}, at("dynamic_no_bins", {"eps": "0.001"}), ", eps 1 ms"),
-    ({"eps": ("5ms", "1ms")}, at("static_fifo", {}), ""),
     ({"bin_edges": ("0,9",)}, at("multi_bin_dynamic", {"bin_edges": "0,9"}), ", bin_edges 0, 9"),
     ({"prefix_cache": ("true", "false")}, at("chunked_prefill", {}), ", prefix_cache off"),
-    ({"prefix_cache": ("true",)}, at("chunked_prefill", {}, {"prefix_cache": "true"}), ", prefix_cache on"),
     ({"output_delay": ("0", "50ms")}, at("output_delay", {}), ", output_delay 50 ms"),
-    ({}, at("output_delay", {}), ""),
     ({}, at("output_delay", {}, {"output_delay": "0"}), ", output_delay 0 s"),
 ]  # fmt: skip
 
@@ -265,28 +133,10 @@ def test_a_job_is_called_by_what_varies_and_what_is_not_by_default(
     assert label == f"{job.scheduler}, 2,000 requests{said}"
 
 
-def test_where_all_come_at_once_there_is_no_rate() -> None:
-    assert (
-        SweepLabels({"rate": (1.0,)}, lambda job: None).of(JOB) == "static_fifo, 2,000 requests, all at once"
-    )
-
-
 def test_what_a_preset_compares_varies() -> None:
     axes = axes_of({"requests": (1_000,)}, PRESETS["methods"])
     assert SweepLabels(axes, lambda job: None).of(JOB) == "static_fifo, 2,000 requests, 1 server"
     assert axes_of({"bins": ("4",)}, None) == {"bins": ("4",)}
-
-
-def test_a_line_for_each_job(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = SweepLines(SweepLabels({}, lambda job: None))
-    lines.planned([JOB, JOB], 3)
-    lines.ended(JOB, SweepAttempt("ab", seconds=1.234, summary={}))
-    lines.ended(JOB, SweepAttempt("cd", error="no"))
-    assert capsys.readouterr().err.splitlines() == [
-        "llmtap: 3 done before and taken from the results, 2 left",
-        "llmtap: 1 of 2: static_fifo, 2,000 requests (ab): 1.23 s",
-        "llmtap: 2 of 2: static_fifo, 2,000 requests (cd): failed: no",
-    ]
 
 
 def test_runs_are_a_table_with_both_capacities_and_gpus_are_in_the_capture(
@@ -324,18 +174,6 @@ def test_a_place_for_a_capture_is_tried_before_anything_is_run(
     out = tmp_path / "o.json"
     assert call("sim", "run", trace, "--json", out, "--capture", trace)[0] == 2
     assert not out.exists()
-
-
-def test_rows_that_come_at_once_have_no_rate(tmp_path: Path, call: Call) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text(HEADER + "1,GPT-4,5,5,10,API log\n" * 2)
-    for args, problem in (
-        (("--rate", 3), "--rate: all rows arrive at once"),
-        (("--requests", 3), "--requests: 3 are more than"),
-        (("--capacity", 0.1), "--capacity: all rows arrive at once"),
-    ):
-        code, _, err = call("sim", "run", path, *args)
-        assert (code, problem in err) == (2, True)
 
 
 def test_one_request_is_followed_through_both_schedulers(tmp_path: Path, call: Call) -> None:

@@ -16,8 +16,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-import llmtap
-import llmtap.cli.tap
 from llmtap.channel.frames import ACK
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError
@@ -50,25 +48,6 @@ def test_a_check_tells_of_the_spool_of_a_url_and_shows_no_key(tmp_path: Path) ->
     assert to == "capture: s3://***@bucket/x (level none)"
     assert spool.startswith(f"spool: {tmp_path}/llmtap/spool-")
     assert "planted" not in done.output.lower()
-
-
-def test_a_check_tells_of_one_address_twice_and_of_a_capture_without_a_place(tmp_path: Path) -> None:
-    config = tmp_path / "wrong.toml"
-    config.write_text('[capture]\nlevel = "full"\nfull_tenants = ["acme"]\n')
-    done = run("--check", "--config", str(config), "--listen", "127.0.0.1:9464", "--admin", "127.0.0.1:9464")
-    told = str(done.exception)
-    assert "meter.admin (command line): is the address of the proxy" in told
-    assert "is not set, but capture.level is full: nothing is captured" in told
-
-
-def test_a_check_tells_of_an_alarm_that_can_never_ring(tmp_path: Path) -> None:
-    config = tmp_path / "llmtap.toml"
-    config.write_text('[slo.batch]\nobjectives = "e2e:9s"\ntarget = 0.9\n')
-    done = run("--check", "--config", str(config))
-    assert done.exit_code == 0
-    ok, warning = done.stdout.splitlines()
-    assert ok.startswith("ok (config ")
-    assert warning.startswith("warning: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't")
 
 
 @pytest.mark.parametrize("captured", [True, False])
@@ -111,9 +90,10 @@ async def guest(path: Path, name: str, *, running: bool) -> tuple[asyncio.Stream
     return reader, writer
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_it_ends_at_once_and_in_order_whatever_its_guests_do(folder: Path, number: signal.Signals) -> None:
+def test_it_ends_at_once_and_in_order_whatever_its_guests_do(folder: Path) -> None:
     path = folder / "tap.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))  # left by a dead meter: it is replaced
 
     async def run() -> None:
         async with standalone_meter(path) as (seen, process):
@@ -122,26 +102,12 @@ def test_it_ends_at_once_and_in_order_whatever_its_guests_do(folder: Path, numbe
             guests = [await guest(path, f"app-{i}", running=True) for i in range(3)]
             await seen.measured(3)
             assert await seen.told("/readyz") == 200
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(process.wait(), 120) == 0, "guests are not waited for"
             assert not path.exists()
             for reader, writer in guests:
                 assert await reader.read() == b""
                 writer.close()
-
-    play(run(), LIMIT_S)
-
-
-def test_what_a_dead_meter_left_is_replaced(folder: Path) -> None:
-    path = folder / "tap.sock"
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-
-    async def run() -> None:
-        async with standalone_meter(path) as (seen, _):
-            _, writer = await guest(path, "app-1", running=False)
-            await seen.measured(1)
-            writer.close()
 
     play(run(), LIMIT_S)
 
@@ -168,20 +134,6 @@ def test_a_path_that_is_in_use_is_not_taken(folder: Path) -> None:
             _, writer = await guest(path, "app-1", running=False)
             await seen.measured(1)
             writer.close()
-
-    play(run(), LIMIT_S)
-
-
-def test_it_captures(folder: Path) -> None:
-    async def run() -> None:
-        to = folder / "capture"
-        async with standalone_meter(folder / "tap.sock", "--capture", str(to)) as (seen, process):
-            _, writer = await guest(folder / "tap.sock", "app-1", running=False)
-            await seen.measured(1)
-            process.terminate()
-            await process.wait()
-            writer.close()
-        assert llmtap.read(str(to)).table()["relay"].to_pylist() == ["app-1"]
 
     play(run(), LIMIT_S)
 
@@ -215,9 +167,6 @@ def test_a_check_starts_nothing(folder: Path) -> None:
     done = CliRunner().invoke(app, args, env={"LLMTAP_CONFIG": None})
     assert (done.exit_code, done.output.startswith("ok (config ")) == (0, True), done.output
     assert not (folder / "tap.sock").exists()
-
-
-CONFIG = Path(__file__).parents[2] / "config" / "slo.toml"
 
 
 def test_what_can_never_ring_is_warned_of(tmp_path: Path, call: Call) -> None:

@@ -69,11 +69,6 @@ def test_a_check_reads_no_file() -> None:
     assert (done.exit_code, done.stdout[:11]) == (0, "ok (config ")
 
 
-def test_a_file_without_exchanges_says_what_may_be_wrong(file: Path) -> None:
-    done = run("--read", str(file), "--port", "9")
-    assert done.exit_code == 0 and "--port" in done.stderr
-
-
 def refused(*args: str, **environ: str) -> ConfigError:
     done = run(*args, **environ)
     assert isinstance(done.exception, ConfigError), done.output
@@ -121,17 +116,6 @@ def test_packets_before_damage_are_measured(file: Path, command: str) -> None:
         done = CliRunner().invoke(app, ["inspect", str(file), "--json"])
         assert (done.exit_code, len(json.loads(done.stdout))) == (0, 1)
     assert f"{file}: damaged before byte {file.stat().st_size:,}" in done.stderr
-
-
-def test_a_bar_reports_the_bytes_read(file: Path) -> None:
-    from llmtap.vantage.passive import file_vantage
-    from llmtap.vantage.passive.options import WatchOptions
-
-    told: list[int] = []
-    packets = conversation() * 300
-    vantage = file_vantage.FileVantage(WatchOptions(), lambda frames, now_ns: None)
-    vantage.read(io.BytesIO(pcap(packets)), told.append)
-    assert told == sorted(told) and len(told) == len(packets) // file_vantage.TOLD_EVERY
 
 
 def test_inspect_lists_the_exchanges_of_a_file_and_explains_one(file: Path) -> None:

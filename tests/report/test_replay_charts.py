@@ -1,16 +1,11 @@
 """Charts of a replay: what is drawn solid rests on enough samples; rates are of the time before them."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llmtap.report.replay_charts import Curve, Distribution, time_charts_of
-from tests.support.results.replay_results import replay_result
 
-GOOD = replay_result()
 SHARES = [0.0, 0.1, 0.5, 0.9, 0.98, 0.99, 0.995, 0.999, 0.9995, 1.0]
 
 
@@ -29,30 +24,6 @@ def test_what_rests_on_too_few_is_dotted(n: int, solid_until: float) -> None:
         # It goes on where the other ends.
         assert (one["x"][0], one["y"][0]) == (solid["x"][-1], solid["y"][-1])
         assert one["y"][-1] == 1.0
-
-
-@given(st.lists(st.floats(0, 1e3), min_size=len(SHARES), max_size=len(SHARES)), st.integers(1, 20_000))
-def test_the_tail_is_the_same_seen_from_above(values: list[float], n: int) -> None:
-    """Each point of the tail is one of the whole; none is rarer than one sample in all."""
-    seconds = sorted(values)
-    whole = {
-        (x, round(1 - y, 9)) for one in drawn(n, seconds) for x, y in zip(one["x"], one["y"], strict=True)
-    }
-    tail = [(x, y) for one in drawn(n, seconds, 1) for x, y in zip(one["x"], one["y"], strict=True)]
-    assert set(tail) <= whole
-    assert all(y * n > 0.999 for _, y in tail)
-    assert all(a[0] <= b[0] and a[1] >= b[1] for a, b in pairwise(tail))
-
-
-def test_what_is_far_apart_is_drawn_by_its_ratios_and_zeros_are_told() -> None:
-    curve = Curve("gap", 5, SHARES, [0, 0, 0.01, *([0.02] * 6), 0.9], 0, "solid")
-    (panel, _) = Distribution("k", "h", "a", [curve]).panels
-    assert panel.layout["xaxis"]["type"] == "log"
-    assert min(x for one in panel.data for x in one["x"]) > 0
-    assert "10 % at 0, left of the axis" in panel.words
-    (near, _) = Distribution("k", "h", "a", [Curve("x", 5, SHARES, [1.0] * 10, 0, "solid")]).panels
-    assert "type" not in near.layout["xaxis"]
-    assert "left of the axis" not in near.words
 
 
 def lines_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -79,13 +50,6 @@ def test_a_counter_is_drawn_as_its_rate() -> None:
     # It grew by 20 in two seconds; one that fell was started anew.
     assert line["y"] == [None, 10.0, None, None, 10.0, 10.0]
     assert line["line"]["shape"] == "vh"
-
-
-def test_a_last_sample_soon_after_the_one_before_makes_no_peak() -> None:
-    columns = {"generation_tokens": ("tokens", "counter", [0.0, 10.0, 20.0, 50.0])}
-    (line,) = lines_of(told(columns, [0.0, 1.0, 2.0, 2.01])).values()
-    assert list(line["x"]) == [0.0, 1.0, 2.01]
-    assert line["y"] == [None, 10.0, pytest.approx(40 / 1.01)]
 
 
 def test_prefix_hits_are_a_share_of_each_period() -> None:
@@ -129,15 +93,3 @@ def test_of_very_many_samples_no_peak_is_lost() -> None:
 
 def test_what_is_known_of_no_moment_is_no_line() -> None:
     assert not lines_of(told({"running": ("requests", "gauge", [None, None])}, [0.0, 1.0]))
-
-
-def test_a_long_timeline_is_added_up_for_its_table() -> None:
-    n = 130
-    timeline = {"period": 2.0, "t": [2.0 * i for i in range(n)], "asked": None, "sent": list(range(n)),
-                "ended": [1] * n, "in_flight": list(range(n))}  # fmt: skip
-    table = next(time_charts_of(GOOD | {"timeline": timeline})).table
-    assert table is not None
-    assert table.heads == ["6 s from, s", "sent", "ended", "in flight"]
-    assert table.rows[:2] == [["0", "3", "3", "2"], ["6", "12", "3", "5"]]
-    assert len(table.rows) == 44
-    assert sum(int(row[1].replace(",", "")) for row in table.rows) == sum(range(n))

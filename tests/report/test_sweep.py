@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.report.sweep import BEST, best_said, read_sweep, sweep_table, unreliable_said
-from llmtap.report.values import option_text, setting_text, values_text
+from llmtap.report.sweep import BEST, best_said, read_sweep, sweep_table
 from tests.report.simulated_runs import run
 
 Runs = list[dict[str, Any]]
@@ -100,43 +99,12 @@ def test_who_does_not_read_the_axis_is_a_level_line() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [("eps", 0.005, "5 ms"), ("eps", 0.0012345, "1.2345 ms"), ("request_sla", 20.0, "20 s"),
-     ("ttft", 0, "0 s"), ("swap_token", 7.5e-6, "7.5 us"), ("bins", 8, "8"), ("prefix_cache", True, "on"),
-     ("bin_edges", [0, 10], "0, 10"), ("bin_edges", [], "none"), ("window", "arrivals", "arrivals"),
-     ("chunk", None, "-")],
-)  # fmt: skip
-def test_values_of_options_read_alike_everywhere(name: str, value: Any, text: str) -> None:
-    assert (option_text(name, value), setting_text(name, value)) == (text, f"{name} {text}")
-
-
 def test_the_order_of_runs_moves_no_point() -> None:
     runs = [run("a", r, servers=s, n=n) for r in (1, 2, 3) for s in (1, 2) for n in (1_000, 2_000)]
     told = shape(runs)
     for seed in range(5):
         random.Random(seed).shuffle(runs)
         assert shape(runs) == told, f"seed {seed}"
-
-
-def test_a_run_without_a_rate_has_no_place_among_rates() -> None:
-    alone = run("a", 1, load={"mode": "open", "offered_rps": None}, scale=None)
-    sweep = read_sweep([run("a", 2, scale=None), run("a", 1, scale=None), alone])
-    assert [[x for x, _ in line.points] for line in sweep.lines] == [[1, 2]]
-
-
-def test_no_results_are_no_sweep() -> None:
-    with pytest.raises(ValueError, match="no results"):
-        read_sweep([])
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [([], ""), ([None], ""), ([3, 1, 3], "1, 3"), ([5, 4, 3, 2, 1], "1 to 5"), (["b", "a", "b"], "b, a"),
-     ([True, False], "on, off"), ([0.5, None, 2], "0.5, 2")],
-)  # fmt: skip
-def test_values_are_told_once_and_many_numbers_as_a_range(values: list[Any], text: str) -> None:
-    assert values_text(values) == text
 
 
 def starred(runs: Runs) -> set[tuple[str, str]]:
@@ -176,19 +144,6 @@ def test_of_one_seed_no_run_is_the_best_and_the_way_to_find_out_is_said() -> Non
     assert best_said(runs[:1]) == ""
 
 
-@pytest.mark.parametrize(
-    ("n", "allowed", "few", "capacity"),
-    [(999, None, True, False), (1_000, None, False, False), (1_000, 0.01, False, False),
-     (1_000, 0.001, False, True), (999, 0.01, True, True), (5_000, 0.0, False, True)],
-)  # fmt: skip
-def test_what_is_of_too_few_requests_is_said(
-    n: int, allowed: float | None, few: bool, capacity: bool
-) -> None:
-    found = {} if allowed is None else {"capacity": {"allowed": allowed, "rps": 1.0, "by": {"request": 1.0}}}
-    said = " ".join(unreliable_said([run("a", 1, n=n, **found)]))
-    assert (f"p99 of {n:,} requests" in said, "the capacity of a" in said) == (few, capacity)
-
-
 def test_runs_of_several_seeds_have_mean_least_and_greatest() -> None:
     runs = [
         run(name, 1, seed=s, throughput_rps=s * x) for s in (1, 2, 6) for name, x in (("a", 1.0), ("b", 2.0))
@@ -199,9 +154,3 @@ def test_runs_of_several_seeds_have_mean_least_and_greatest() -> None:
         ["b", "mean", "6"], ["b", "min", "2"], ["b", "max", "12"],
     ]  # fmt: skip
     assert len(sweep_table(runs[:2]).rows) == 2
-
-
-def test_a_p99_of_few_requests_is_marked_in_the_table() -> None:
-    for n, mark in ((999, "*"), (1_000, "")):
-        (row,) = sweep_table([run("a", 1, n=n)]).rows
-        assert [cell.endswith("*") for cell in row].count(True) == len(mark)

@@ -14,8 +14,6 @@ from tests.support.results.pages import Page
 Results = list[dict[str, Any]]
 Figure = Callable[[dict[str, Any]], float | None]
 
-RATES = [run(s, r) for s in ("static_fifo", "multi_bin_dynamic") for r in (3, 1, 9)]
-
 
 def page(results: Results, **options: Any) -> Page:
     return Page(sweep_html(results, sla=True, **options))
@@ -85,13 +83,3 @@ def test_lines_look_unlike_each_other_without_colour() -> None:
     assert {look.dash for look in many} == set(DASHES)
     assert {look.symbol for look in many} == set(SYMBOLS)
     assert len({(look.dash, look.symbol) for look in many}) == 20
-
-
-def test_of_many_lines_the_page_begins_with_a_few() -> None:
-    runs = [run("m", 27, scale=1.0, servers=s, bins=b, n=n) for s in (1, 2, 3, 4, 5, 6, 7, 8)
-            for b in (1, 2, 4, 8, 16, 32) for n in (1_000, 10_000, 100_000)]  # fmt: skip
-    made = page(runs)
-    chosen = [given["value"] for tag, given in made.elements if tag == "option" and "selected" in given]
-    assert chosen == ["100,000 requests"]
-    assert len(made.tables["queueing"]) == 1 + len(runs)
-    assert not [given for tag, given in page(RATES).elements if "selected" in given]

@@ -191,12 +191,3 @@ def test_a_queue_is_served_in_the_order_in_which_it_came(
     for queue in {queue_of.get(i, 0) for i in range(len(rows))}:
         own = [starts[i] for i in range(len(rows)) if queue_of.get(i, 0) == queue]
         assert own == sorted(own)
-
-
-def test_progress_is_told_of_arrivals() -> None:
-    requests = workload([(i, 0, 1) for i in range(40_000)])
-    told: list[int] = []
-    run_virtual(
-        requests, Engine(SCHEDULERS["static_fifo"].build(requests, ServingSetup())), progress=told.append
-    )
-    assert told == [16_384, 32_768]

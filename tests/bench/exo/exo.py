@@ -1,12 +1,12 @@
-"""An exo benchmark of a server, as the command runs it."""
+"""An exo benchmark of a server, as the command runs it, and runs that are made up."""
 
 from typing import Any
 
 from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
-from llmtap.bench.exo.result import ExoResult
+from llmtap.bench.exo.result import ExoBatch, ExoResult, ExoRun, Stats
 from tests.bench.support import Silent
 
-__all__ = ["LIMIT_S", "bench"]
+__all__ = ["LIMIT_S", "bench", "exo_run"]
 
 SEED = 11
 LIMIT_S = 280.0
@@ -17,3 +17,22 @@ async def bench(url: str, grid: ExoGrid, *, nvml: Any = None, **more: Any) -> Ex
     """The result; `more` are options."""
     options = ExoOptions(target=url, seed=SEED, metrics="none", **more)
     return await ExoBench(options, grid, Silent(), nvml=nvml).run()
+
+
+def exo_run(
+    generated: int, prompt_tps: float | None, generation_tps: float, batch: ExoBatch, **fields: Any
+) -> ExoRun:
+    """A run that completed; `fields` are more of its fields."""
+    stats = Stats(
+        prompt_tps=prompt_tps, generation_tps=generation_tps, prompt_tokens=64, generation_tokens=generated,
+        peak_memory_usage=None,
+    )  # fmt: skip
+    usual: dict[str, Any] = {
+        "elapsed_s": 1.0, "output_text_preview": None, "model_id": "m", "placement_sharding": None,
+        "placement_instance_meta": None, "placement_nodes": None, "pp_tokens": 64, "pp": 64,
+        "prefix_cache_hit": "none", "cached_tokens": 0, "prompt_tps_stored": False, "timing": "client",
+        "timing_source": "", "ttft_s": None, "dispatch_late_s": 0.0, "uncertainty_s": 0.0,
+        "eos_banned": True, "peak_memory_source": None, "outcome": "complete", "finish_reason": "length",
+        "error": None,
+    }  # fmt: skip
+    return ExoRun(**{**usual, "tg": generated, "stats": stats, "batch": batch, **fields})

@@ -8,36 +8,28 @@ import msgspec
 import pytest
 
 from llmtap.bench.exo.grid import measured_grid
-from llmtap.bench.exo.result import ExoBatch, ExoRun, Stats
+from llmtap.bench.exo.result import ExoBatch, ExoRun
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.sweep.fitting import fit_batches, load_grid
+from tests.bench.exo.exo import exo_run
 
 MS = 1_000_000
 MODEL = LatencyModel(alpha_ns=60 * MS, beta_ns=5 * MS, gamma=0.3)
 LATE_S = 0.001
-_STATS = Stats(
-    prompt_tps=None, generation_tps=None, prompt_tokens=32, generation_tokens=0, peak_memory_usage=None
-)
 _BATCH = ExoBatch(
     start_s=0.0, wall_s=None, per_req_tps=None, agg_gen_tps=None, wall_gen_tps=None, start_spread_s=0.002,
     energy=None, findings=[],
 )  # fmt: skip
+PLACE = {"repeat_index": 0, "concurrency": 1, "concurrent_index": 0}
 
 
-def run(size: int, tokens: int, repeat: int, index: int, seconds: float, **changed: Any) -> ExoRun:
+def run(size: int, tokens: int, repeat: int, index: int, seconds: float) -> ExoRun:
     """A request of a batch that took `seconds` from its first byte, sent 1 ms after the common start."""
-    stats = msgspec.structs.replace(
-        _STATS, generation_tokens=tokens, generation_tps=1e9 / MODEL.step_ns(size)
-    )
-    one = ExoRun(
-        elapsed_s=LATE_S + seconds, output_text_preview=None, stats=stats, model_id="m",
-        placement_sharding=None, placement_instance_meta=None, placement_nodes=None, pp_tokens=32, tg=tokens,
-        repeat_index=repeat, concurrency=size, concurrent_index=index, prefix_cache_hit=None, pp=32,
-        cached_tokens=None, prompt_tps_stored=False, timing="client", timing_source="", ttft_s=0.06,
-        dispatch_late_s=LATE_S, uncertainty_s=0.0005, eos_banned=True, peak_memory_source=None,
-        outcome="complete", finish_reason="length", error=None, batch=_BATCH,
+    return exo_run(
+        tokens, None, 1e9 / MODEL.step_ns(size), _BATCH, repeat_index=repeat, concurrency=size,
+        concurrent_index=index, elapsed_s=LATE_S + seconds, ttft_s=0.06, dispatch_late_s=LATE_S,
+        uncertainty_s=0.0005,
     )  # fmt: skip
-    return msgspec.structs.replace(one, **changed)
 
 
 def planted(changed: Mapping[tuple[int, int], dict[str, Any]] = {}) -> list[ExoRun]:
@@ -74,8 +66,8 @@ def test_the_file_has_the_constants_that_were_planted(tmp_path: Path) -> None:
         pytest.approx(MODEL.gamma, rel=1e-5),
     )  # fmt: skip
     assert [c.length for c in measured_grid(planted(), warmup=1, length="prompt+output").cells][:2] == [
-        48,
-        96,
+        80,
+        128,
     ]
 
 
@@ -83,7 +75,7 @@ def test_the_file_has_the_constants_that_were_planted(tmp_path: Path) -> None:
     ("changed", "problem"),
     [
         ({"outcome": "upstream_reset"}, "1 of 4 requests failed: upstream_reset"),
-        ({"stats": msgspec.structs.replace(_STATS, generation_tokens=9)}, "an answer has 9 of 64 tokens"),
+        ({"stats": exo_run(9, None, 1.0, _BATCH, **PLACE).stats}, "an answer has 9 of 64 tokens"),
         ({"ttft_s": 0.5}, "not all requests ran at the same time"),
         (
             {"ttft_s": None},
@@ -97,9 +89,3 @@ def test_a_cell_that_was_no_batch_is_named_and_left_out(changed: dict[str, Any],
     assert grid.fit is not None and grid.fit.part.points == 5
     assert "\n4,64," not in grid.to_csv()
     assert "\n4,16," in grid.to_csv()
-
-
-def test_a_grid_of_one_size_has_no_model() -> None:
-    grid = measured_grid([one for one in planted() if one.concurrency == 2], warmup=1, length="output")
-    assert (grid.fit, len(grid.to_csv().splitlines())) == (None, 3)
-    assert grid.to_dict()["fit_problem"]

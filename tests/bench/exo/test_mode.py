@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions, Prompts
-from llmtap.bench.exo.result import ExoResult, rows_of
+from llmtap.bench.exo.result import ExoResult
 from llmtap.errors import ConfigError
 from llmtap.sim.server.options import EngineOptions, SimOptions, load_engine
 from llmtap.units import Duration
@@ -94,24 +94,6 @@ def test_rates_are_those_of_the_server_s_truth() -> None:
     assert json.loads(result.to_json()).keys() == {"runs", "cluster", "system_metrics"}
 
 
-def test_without_the_cache_every_prompt_is_computed() -> None:
-    async def measured() -> ExoResult:
-        async with engine(behind=cached()) as e:
-            return await bench(
-                e.url, ExoGrid(pp=[64], tg=[4], concurrency=[1, 2], repeat=2, distinct_prompts=True)
-            )
-
-    result = play(measured(), LIMIT_S)
-    assert {r.prefix_cache_hit for r in result.runs} == {"none"}
-    assert not any(r.prompt_tps_stored for r in result.runs)
-    assert any("words of its own" in note for note in result.cluster["bench"]["notes"])
-    assert (result.cluster["server"], result.cluster["owned_by"]) == ("vllm", "llmtap")
-    assert any(
-        "simulated engine, which knows the fields of vllm" in note
-        for note in result.cluster["bench"]["notes"]
-    )
-
-
 def test_with_the_cache_hits_are_told_and_their_rates_kept() -> None:
     async def measured() -> ExoResult:
         async with engine(behind=cached()) as e:
@@ -140,21 +122,6 @@ def test_a_prompt_shorter_than_the_template_is_refused_before_anything_is_sent(t
     smallest = Prompts(counter, alike=False, seed=0).smallest()
     assert (error.place, error.hint, sent) == ("--pp", f"the smallest possible is {smallest}", 0)
     assert error.problem.startswith("3 is too small")
-
-
-def test_answers_that_fail_are_runs_without_rates() -> None:
-    async def measured() -> ExoResult:
-        async with engine(SimOptions(ttft=Duration(0), itl=Duration(0))) as e:
-            options: dict[str, Any] = {"headers": [("x-sim-fault", "reset"), ("x-sim-fault-after", "3")]}
-            return await bench(e.url, ExoGrid(pp=[16], tg=[8], concurrency=[2]), **options)
-
-    result = play(measured(), LIMIT_S)
-    for one in result.runs:
-        assert one.outcome == "upstream_reset" and one.error
-        assert one.stats.generation_tps is None
-        assert one.batch.agg_gen_tps is one.batch.wall_s is None
-    assert rows_of(result.runs)[0].failed == 2
-    assert result.runs[0].batch.findings, "a run that failed is not to be believed"
 
 
 def test_it_stops_between_batches_and_tells_what_it_has() -> None:
@@ -196,29 +163,9 @@ def test_prompts_have_their_tokens_by_the_chat_template(tmp_path: Path, alike: b
         assert [fitted.tokens for _, fitted in made] == [pp] * 3
 
 
-def test_prompts_that_are_not_alike_differ_from_their_first_word() -> None:
-    counter = load_counter(OWN, chat=True, place="")
-    prompts = Prompts(counter, alike=False, seed=PROMPT_SEED, distinct=True)
-    texts = [prompt.text for _ in range(4) for prompt, _ in prompts.make(64, 50)]
-    in_a_row = counter.words.distinct // 2  # the other half begin blocks of traces
-    assert in_a_row == 128
-    for begin in range(200 - in_a_row):
-        assert len({text.split()[0] for text in texts[begin : begin + in_a_row]}) == in_a_row
-    assert len({tuple(text.split()[:2]) for text in texts}) == 200
-    other = Prompts(counter, alike=False, seed=PROMPT_SEED + 1, distinct=True).make(64, 50)
-    assert not {prompt.text for prompt, _ in other} & set(texts), "another seed, other prompts"
-
-
 def test_the_requests_of_a_batch_share_a_prompt_that_no_other_batch_has() -> None:
     """Seed 003, "Concurrency": "The prompt is built once and shared across all threads."."""
     prompts = Prompts(load_counter(OWN, chat=True, place=""), alike=False, seed=PROMPT_SEED)
     batches = [[prompt.text for prompt, _ in prompts.make(64, 4)] for _ in range(3)]
     assert [len(set(batch)) for batch in batches] == [1, 1, 1]
     assert len({batch[0].split()[0] for batch in batches}) == 3
-
-
-def test_prompts_that_are_alike_are_each_other_s_beginning() -> None:
-    prompts = Prompts(load_counter(OWN, chat=True, place=""), alike=True, seed=PROMPT_SEED)
-    short, again, long = (prompts.make(pp, 1)[0][0].text for pp in (100, 100, 500))
-    assert short == again
-    assert long.startswith(short)

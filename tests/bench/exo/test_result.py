@@ -9,19 +9,18 @@ from llmtap.bench.exo.result import (
     ExoBatch,
     ExoRun,
     Power,
-    Stats,
     batch_of,
     generation_tps,
     prefill_tps,
     prefix_hit,
     rows_of,
     timing_of,
-    total_of,
 )
 from llmtap.exchange.exchange import Exchange, Tokens
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.monitor.timeseries import Columns
 from llmtap.net.server_metrics import MonitorSeries
+from tests.bench.exo.exo import exo_run
 from tests.support.traffic.exchanges import streamed
 
 MS = 1_000_000
@@ -122,18 +121,9 @@ def run(
     repeat: int, prompt_tps: float | None, rate: float, *, stored: bool = False, index: int = 0
 ) -> ExoRun:
     told = batch(answer(20, 1.0, 0.0), answer(20, 1.0, 0.0), rates=[rate, rate])
-    return ExoRun(
-        elapsed_s=1.0, output_text_preview=None,
-        stats=Stats(
-            prompt_tps=prompt_tps, generation_tps=rate, prompt_tokens=64, generation_tokens=20,
-            peak_memory_usage=None,
-        ),
-        model_id="m", placement_sharding=None, placement_instance_meta=None, placement_nodes=None,
-        pp_tokens=64, tg=20, repeat_index=repeat, concurrency=2, concurrent_index=index,
-        prefix_cache_hit="exact" if stored else "none", pp=64, cached_tokens=0, prompt_tps_stored=stored,
-        timing="client", timing_source="", ttft_s=None, dispatch_late_s=0.0, uncertainty_s=0.0,
-        eos_banned=True, peak_memory_source=None, outcome="complete", finish_reason="length", error=None,
-        batch=told,
+    return exo_run(
+        20, prompt_tps, rate, told, repeat_index=repeat, concurrency=2, concurrent_index=index,
+        prefix_cache_hit="exact" if stored else "none", prompt_tps_stored=stored,
     )  # fmt: skip
 
 
@@ -165,14 +155,6 @@ def test_energy_is_that_of_the_window() -> None:
     # 100 W for 3 s, and a line from 100 W to 400 W.
     assert found is not None
     assert (found.joules, found.known_ns, found.missing_ns) == (300.0 + 750.0, 3 * S, 0)
-
-
-def test_all_windows_together() -> None:
-    power = Power(sampled(gpu0_power=[100.0, 100.0, 200.0, 200.0]), {})
-    windows = [power.energy(10 * S, 11 * S), None, power.energy(12 * S, 13 * S)]
-    found = total_of(windows)
-    assert found == {"joules": 300.0, "inference_seconds": 2.0, "average_power_w": 150.0}
-    assert total_of([None]) is None
 
 
 def test_nodes_power_has_that_of_their_gpus_in_it() -> None:

@@ -5,19 +5,17 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import trustme
 from aiohttp import web
 
 from llmtap.bench.exo.mode import ExoGrid
 from llmtap.bench.exo.placement import PlacementWish
 from llmtap.bench.exo.result import ExoResult
 from llmtap.bench.exo.server import Placement, placement_of
-from llmtap.errors import ConfigError, LlmtapError
+from llmtap.errors import LlmtapError
 from tests.bench.exo.exo import LIMIT_S, bench
 from tests.support.servers.peer import play
 
@@ -307,15 +305,6 @@ def test_an_instance_that_fails_is_removed_and_the_reason_told() -> None:
     assert [call for call, _ in cluster.calls] == ["download", "create", "delete"]
 
 
-def test_only_exo_places_models() -> None:
-    async def refused() -> None:
-        async with served(Asked("someone", {})) as server:
-            with pytest.raises(ConfigError, match="--instance-meta: only exo places models"):
-                await bench(server.url, ExoGrid(pp=[60], tg=[9]), model="m/one", placement=WISH)
-
-    play(refused(), LIMIT_S)
-
-
 def test_llama_cpp_is_asked_by_its_own_fields() -> None:
     timings = {"prompt_n": 60, "prompt_ms": 30.0, "predicted_n": 9, "predicted_ms": 160.0}
     server = Asked("llamacpp", whole(0, timings=timings))
@@ -326,44 +315,3 @@ def test_llama_cpp_is_asked_by_its_own_fields() -> None:
     assert one.timing == "server" and one.eos_banned
     assert one.stats.prompt_tps == pytest.approx(2_000.0)
     assert one.stats.generation_tps == pytest.approx(50.0)
-
-
-def test_of_a_server_nobody_knows_it_is_said_that_answers_may_end_early() -> None:
-    server = Asked("someone", whole(0))
-    result = play(against(server), LIMIT_S)
-    assert "ignore_eos" not in server.bodies[0]
-    assert not result.runs[0].eos_banned
-    notes = result.cluster["bench"]["notes"]
-    assert any("end early" in note for note in notes)
-    assert any("own tokenizer" in note for note in notes)
-
-
-def test_which_model_has_to_be_said_where_there_are_several() -> None:
-    async def refused() -> ConfigError:
-        async with served(Asked("exo", {})) as server:
-            with pytest.raises(ConfigError) as caught:
-                await bench(server.url, ExoGrid(pp=[60], tg=[9]))
-            return caught.value
-
-    error = play(refused(), LIMIT_S)
-    assert error.place == "--model" and "m/one, m/two" in error.problem
-
-
-def test_another_ca_is_trusted_for_all_that_is_asked(tmp_path: Path) -> None:
-    ca = trustme.CA()
-    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    ca.issue_cert("127.0.0.1").configure_cert(tls)
-    server = Asked("exo", whole(0, generation_stats=stats("none")))
-
-    async def measured() -> ExoResult:
-        async with served(server, tls):
-            with pytest.raises(ConfigError, match="certificate not trusted"):
-                await bench(server.url, ExoGrid(pp=[60], tg=[9]), model="m/one")
-            return await bench(
-                server.url, ExoGrid(pp=[60], tg=[9]), model="m/one", ca=str(tmp_path / "ca.pem")
-            )
-
-    result = play(measured(), LIMIT_S)
-    assert [one.outcome for one in result.runs] == ["complete"]
-    assert server.nodes_asked and result.system_metrics["nodes"].keys() == {"n1", "n2"}

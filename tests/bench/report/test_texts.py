@@ -46,15 +46,6 @@ def test_of_a_search_it_is_the_highest_level_that_held_below_the_limit() -> None
     assert found("capacity", [load_step("a"), load_step("b")], levels=slots, limit=9) == "a"
 
 
-def test_of_a_curve_without_objectives_it_is_the_highest_level_that_keeps_up() -> None:
-    levels = [
-        {"offered_rps": rate, "step": f"levels/{rate}", "holds": None, "queue": queue}
-        for rate, queue in ((1, "stable"), (2, "stable"), (3, "growing"))
-    ]
-    steps = [load_step(f"levels/{rate}", n=100 * rate) for rate in (1, 2, 3)]
-    assert found("tradeoff", steps, levels=levels) == "levels/2"
-
-
 def test_loads_that_look_for_capacity_stand_for_nothing() -> None:
     pilot = load_step("capacity/0064-at-a-time", n=9_999)
     assert found("fairness", [pilot, load_step("alone/short", n=900), load_step("mix", n=500)]) == "mix"
@@ -132,12 +123,6 @@ def test_key_results_are_those_of_the_tables_of_the_test(test: str, name: str, l
     told = lines_of(document)
     assert (told["TTFT P50"], told["TPOT P50"], told["Request Count"]) == ("400 ms", "50.0 ms", "24")
     assert "P99 rests on 18 samples" in minimum_text(document)
-
-
-def test_without_the_throughput_test_the_curve_says_how_much_was_sustained() -> None:
-    levels = [level(1_000.0, 0.2), level(1_200.0, 0.9), level(9_000.0, 0.1, holds=False)]
-    told = lines_of(bench_document(bench_report("tradeoff", measurements={"levels": levels})))
-    assert (told["Max Throughput"], told["Throughput at P99 TTFT < 500ms"]) == ("1,200 tok/s", "1,000 tok/s")
 
 
 def test_without_objectives_a_level_of_the_curve_is_sustained_while_its_queue_is_stable() -> None:

@@ -13,13 +13,9 @@ from llmtap.bench.run.figures import (
     histogram_series,
     latency_row,
     line_series,
-    load_lines,
-    ms,
     ms_of,
     spanned,
 )
-from llmtap.bench.run.loads import make_load
-from tests.bench.support import measured
 
 _SECONDS = st.lists(st.floats(0, 100), min_size=1, max_size=700)
 
@@ -48,14 +44,6 @@ def test_too_few_samples_are_marked_by_the_rules_of_the_draft(n: int, marks: lis
     assert latency_row([0.001] * n)["marks"] == marks
 
 
-def test_nothing_measured_is_none_and_not_0() -> None:
-    for row in (latency_row([]), clustered_row([])):
-        assert row == {
-            "n": 0, "mean": None, "min": None, "max": None, "p50": None, "p90": None, "p95": None,
-            "p99": None, "p999": None, "marks": [],
-        }  # fmt: skip
-
-
 def test_the_interval_of_groups_is_that_of_so_many_groups() -> None:
     """Gaps of a request are alike: 100 values of each of 20 requests say little more than 20 values."""
     random = Random(3)
@@ -66,26 +54,6 @@ def test_the_interval_of_groups_is_that_of_so_many_groups() -> None:
     assert alike["p50"]["value"] == pytest.approx(apart["p50"]["value"])
     widths = [row["p50"]["high"] - row["p50"]["low"] for row in (alike, apart)]
     assert widths[0] > 2 * widths[1]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.127, "127 ms"), (1.2434, "1,243 ms"), (0.0382, "38.2 ms"), (0.00342, "3.42 ms"), (0.0, "0.00 ms"),
-        (0.09996, "100 ms"), (0.009996, "10.0 ms"), (None, "-"),
-    ],
-)  # fmt: skip
-def test_times_are_ms_with_as_many_digits_as_say_something(seconds: float | None, text: str) -> None:
-    assert ms(seconds) == text
-
-
-def test_what_is_doubtful_is_marked_and_a_unit_may_be_left_out() -> None:
-    assert ms(0.524, doubtful=True) == "524 ms *"
-    assert ms(0.524, doubtful=True, unit=False) == "524 *"
-    assert ms(None, doubtful=True) == "-"
-    row = latency_row([0.1, 0.2, 0.3])
-    assert ms_of(row, "p99") == "298 ms * (298 ms or more)"
-    assert ms_of(row, "mean") == "200 ms"
 
 
 @pytest.mark.parametrize(
@@ -157,16 +125,3 @@ def test_a_line_has_its_intervals_in_ms_and_gaps_where_nothing_is_known() -> Non
     figure = {"value": 0.002, "low": 0.001, "high": None}
     series = line_series("l", [1, 2], [figure, None])
     assert (series.x, series.y, series.low, series.high) == ([1, 2], [2.0, None], [1.0, None], [None, None])
-
-
-def test_the_lines_of_a_load_say_how_it_was_sent() -> None:
-    found = measured("load", [{}, {"outcome": "truncated"}], seconds=2.34)
-    lines = load_lines(make_load("synthetic-uniform", rate_rps=4, seed=7, requests=2), found)
-    assert lines == {
-        "Workload": "synthetic-uniform, seed 7",
-        "Load model": "open loop, 4 requests/s, arrivals poisson",
-        "Request count": "2 sent, 1 answered whole",
-        "Test duration": "2.3 s",
-    }
-    closed = load_lines(make_load("synthetic-uniform", slots=3, seed=7, requests=2), found)
-    assert closed["Load model"] == "closed loop, 3 at a time"

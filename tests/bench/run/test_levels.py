@@ -15,14 +15,11 @@ from llmtap.bench.run.levels import (
     endings,
     find_capacity,
     is_long,
-    lasts,
     memory_errors,
-    number,
     overload,
     rows_for,
     server_mean,
     server_total,
-    share,
 )
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, steady_of
@@ -45,30 +42,6 @@ def rows_of(ttft_ms: list[float], failed: int = 0) -> list[dict[str, Any]]:
         }
         for i, ttft in enumerate(ttft_ms)
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (2847.4, "2,847"),
-        (999.96, "1,000.0"),
-        (18.24, "18.2"),
-        (0.456, "0.46"),
-        (0, "0.00"),
-        (None, "-"),
-    ],
-)
-def test_numbers(value: float | None, says: str) -> None:
-    assert number(value) == says
-    assert number(value, "req/s") == (says if value is None else f"{says} req/s")
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [(1.0, "100%"), (0.998, "99.8%"), (0.99999, "99.9%"), (0.00001, "0.1%"), (0.0, "0%"), (None, "-")],
-)
-def test_what_is_not_all_is_not_called_all(value: float | None, says: str) -> None:
-    assert share(value) == says
 
 
 def test_any_objective_can_bound_a_level() -> None:
@@ -138,11 +111,6 @@ def test_what_a_server_said_of_itself() -> None:
     assert server_total(silent, "preemptions") is None
 
 
-def test_what_is_left_is_told_in_time_too() -> None:
-    assert lasts(7, 60) == "at most 7 levels, 7 min and the time to drain"
-    assert lasts(1, 60) == "at most 1 level, 60 s and the time to drain"
-
-
 def slots_of(limit: int, e2e_s: float = 1.0, tokens: int | None = 10) -> Any:
     """A server that serves `limit` at a time, each in a second; more take turns."""
 
@@ -185,21 +153,6 @@ def test_a_search_that_meets_its_bound_says_so(tmp_path: Path) -> None:
     assert found.tps is None
     # Nothing ends in the first second, of which the ramp-up is 0.6: by answers it is a little less.
     assert found.rps == pytest.approx(24 * 5 / 5.4, rel=0.03)
-
-
-def test_a_gain_of_a_few_percent_is_the_end(tmp_path: Path) -> None:
-    """Above 8 at a time each doubling brings 2 % more, and would for ever."""
-
-    def answer(name: str, load: Load) -> Measurement:
-        assert load.closed is not None
-        found: Measurement = slots_of(8, 1 / 1.02 ** (load.closed / 8))(name, load)
-        return found
-
-    session = Planted(tmp_path, answer)
-    found = asyncio.run(find_capacity(session, closed, 256))
-    assert found.saturated
-    assert [load.closed for _, load in session.asked] == [8, 16]
-    assert found.rps == pytest.approx(8 * 1.02**2, rel=0.06)
 
 
 def test_a_capacity_is_taken_of_the_same_workload_only(tmp_path: Path) -> None:

@@ -46,14 +46,6 @@ def test_each_line_has_a_request_as_it_was_sent(tmp_path: Path) -> None:
     assert told["sha256"] == sha256(b"".join(raw)).hexdigest()
 
 
-def test_the_same_requests_are_the_same_file(tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    for folder in (one, other):
-        folder.mkdir()
-        kept(folder, three())
-    assert (one / FILE).read_bytes() == (other / FILE).read_bytes()
-
-
 def test_too_many_bytes_leave_their_digest(tmp_path: Path) -> None:
     whole, _ = kept(tmp_path, three())
     (tmp_path / FILE).unlink()

@@ -106,16 +106,6 @@ def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_p
     assert load_document(tmp_path)["tests"][0]["measurements"] == report["measurements"]
 
 
-def test_a_missing_parameter_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    place = tmp_path / "results"
-    one = bench(place, NOBODY, "ttft.concurrency=none")
-    with pytest.raises(ConfigError) as caught:
-        run(one)
-    assert caught.value.place == "tests.ttft.rate"
-    assert "--set ttft.rate=VALUE" in (caught.value.hint or "")
-    assert not place.exists()
-
-
 def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path, url: str) -> None:
     one = bench(tmp_path, url, tests=("ttft", "prefix-cache"))
     told = run(one, "prefix-cache", "ttft")
@@ -124,14 +114,6 @@ def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path, url: str)
     assert (left["test"], left["begun"]) == ("prefix-cache", False)
     assert "[arms.cache_off]" in left["why"]
     assert steps(one)[0][0] == "prefix-cache"
-
-
-def test_what_a_load_refuses_is_a_key_of_the_file(tmp_path: Path, url: str) -> None:
-    one = bench(tmp_path, url, "target.endpoint=chat.completions")
-    with pytest.raises(ConfigError) as caught:
-        run(one)
-    assert caught.value.place == "target.endpoint"
-    assert "--" not in (caught.value.hint or "")
 
 
 def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(
@@ -157,14 +139,6 @@ def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(
     assert [said == "measured before" for _, said in steps(more)] == [True, True, True, False]
     assert [one["run"] for one in again["repeats"]] == [2, 3, 4]
     assert [one["run"] for one in load_document(tmp_path)["repeats"]] == [2, 3, 4]
-
-
-def test_what_speaks_against_a_further_run_names_it(tmp_path: Path) -> None:
-    with sim("--set", "faults.reset_rate=1") as url:
-        told = run(bench(tmp_path, url, warmup="none", runs=2))
-    assert not told["verdict"]["valid"]
-    found = {finding["step"] for finding in told["verdict"]["findings"] if finding["what"] == "no_answers"}
-    assert found == {"load", "run-2/load"}
 
 
 def kept(place: Path) -> dict[str, bytes]:
@@ -226,15 +200,6 @@ def test_what_the_sut_is_declared_to_be_is_told_anew_and_measures_nothing(tmp_pa
     assert load == ("load", "measured before")
 
 
-def test_results_of_before_that_was_kept_are_judged_by_their_report(tmp_path: Path, url: str) -> None:
-    run(bench(tmp_path, url))
-    (tmp_path / "ttft/asked.json").unlink()
-    assert "requests 12 there, 9 now" in refused(bench(tmp_path, url, "ttft.requests=9")).problem
-    again = bench(tmp_path, url)
-    run(again)
-    assert steps(again) == [("load", "measured before")]
-
-
 class Impatient(Silent):
     """Stops a benchmark as soon as a step of that name begins."""
 
@@ -278,11 +243,8 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     ("test", "sets", "seconds"),
     [
         ("ttft", ("ttft.rate=4", "ttft.concurrency=none", "ttft.requests=10000"), 2_500),
-        ("ttft", (), None),
         ("throughput", ("throughput.rate_max=4", "throughput.duration=60s"), 4 * 60),  # 1, 2, 4 and 3
         ("tradeoff", ("tradeoff.max_rate=20",), 12 * 60),
-        ("fairness", (), 3 * 300),
-        ("memory-pressure", (), 4 * 120),
     ],
 )
 def test_the_time_of_a_test_is_known_from_its_parameters(
@@ -292,20 +254,6 @@ def test_the_time_of_a_test_is_known_from_its_parameters(
     declared = one_test(test)
     assert declared.seconds is not None
     assert declared.seconds(*one._prepared(declared)) == seconds
-
-
-def test_what_is_measured_anew_and_interrupted_goes_on_without_again(tmp_path: Path, url: str) -> None:
-    levels = ("tradeoff.levels=50,100", "tradeoff.duration=1s", "tradeoff.max_rate=20")
-    more: dict[str, Any] = {"tests": ("tradeoff",), "quick": True}
-    run(bench(tmp_path, url, *levels[:-1], "tradeoff.max_rate=30", **more), "tradeoff")
-    one = bench(tmp_path, url, *levels, again=True, **more)
-    watcher = Impatient("levels/100.0")
-    watcher.stop, one.watcher = one.stop, watcher
-    assert run(one, "tradeoff")["stopped"]
-    assert not (tmp_path / "tradeoff/result.json").exists(), "that was of other parameters"
-    on = bench(tmp_path, url, *levels, **more)
-    run(on, "tradeoff")
-    assert [said == "measured before" for _, said in steps(on)] == [True, False]
 
 
 def test_files_of_others_are_not_written_among(tmp_path: Path) -> None:
@@ -348,23 +296,6 @@ def refused_first(
     return caught.value, watcher
 
 
-def test_a_server_that_is_not_there_is_told_before_a_load_is_begun(tmp_path: Path) -> None:
-    for sets in ((), ("target.model=tiny", "target.server=vllm")):
-        why, watcher = refused_first(tmp_path / "a/b", RATE, *sets)
-        assert (why.place, why.problem) == (
-            "--target", f"{NOBODY} cannot be reached: connection refused",
-        )  # fmt: skip
-        assert (watcher.steps, watcher.lefts) == ([], [])
-        assert list(tmp_path.iterdir()) == [], "folders on the way are ours, too"
-
-
-def test_of_arms_that_has_no_server_is_named(tmp_path: Path) -> None:
-    arms = ("arms.cache_off.about=off", f"arms.cache_on.url={NOBODY}/on")
-    with not_found() as url:
-        why, _ = refused_first(tmp_path / "r", *arms, url=url, tests=("prefix-cache",))
-    assert why.place == "[arms.cache_on] url"
-
-
 def test_a_path_that_the_server_has_not_is_what_it_is_told_by(tmp_path: Path) -> None:
     with not_found() as url:
         why, _ = refused_first(tmp_path / "r", RATE, url=f"{url}/nope")
@@ -384,9 +315,7 @@ def test_a_path_that_the_server_has_not_is_what_it_is_told_by(tmp_path: Path) ->
     ("given", "place", "problem"),
     [
         ("arrivals=foo", "tests.ttft.arrivals", "no arrival process is called 'foo'"),
-        ("arrivals=gamma:cv=x", "tests.ttft.arrivals", "gamma: cv"),
         ("workload=nope", "tests.ttft.workload", "no workload is called 'nope'"),
-        ("workload=nope.toml", "tests.ttft.workload", "there is no file nope.toml"),
     ],
 )
 def test_a_workload_or_arrivals_that_there_are_not(

@@ -9,31 +9,11 @@ from llmtap.metrics.deadlines import Benefit
 from tests.bench.support import session_to, sim, truths
 from tests.support.servers.peer import play
 
-CACHING = ("--scheduler", "continuous_batching", "--serving", "prefix_cache=true")
-
 
 def load_of(folder: Path, tokens: int, output: int, *, requests: int = 6) -> Load:
     file = folder / f"{tokens}-{output}.toml"
     file.write_text(f"input = {tokens}\noutput = {output}\n")
     return make_load(str(file), slots=2, seed=42, requests=requests)
-
-
-def cached_tokens(folder: Path, *, primed: bool) -> int:
-    """Of a load behind a warm-up by requests of its own lengths, by a server that keeps prefixes."""
-    load = load_of(folder, 200, 4)
-    with sim(*CACHING) as url:
-        session = session_to(url, folder / f"results-{primed}", warmup="6")
-        measuring = session.measure("load", load, warm_by=load, prime=load if primed else None)
-        found = play(measuring, limit_s=250)
-        assert len(truths(url)) == (18 if primed else 12), "a number is just as many, without probes"
-    (warmed,) = session.warmups
-    assert (warmed["requests"], warmed["before"], warmed["probes"]) == (6, None, [])
-    return sum(tokens or 0 for tokens in found.table.column("cached_tokens").to_pylist())
-
-
-def test_a_warm_up_leaves_no_measured_prompt_in_a_prefix_cache(tmp_path: Path) -> None:
-    assert cached_tokens(tmp_path, primed=False) == 0
-    assert cached_tokens(tmp_path, primed=True) > 6 * 100, "the server tells what it finds"
 
 
 def test_the_cache_is_primed_after_the_warm_up_and_just_before_the_load(tmp_path: Path) -> None:

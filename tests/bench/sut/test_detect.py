@@ -146,15 +146,6 @@ def test_litellm_is_a_gateway_with_guardrails(tmp_path: Path) -> None:
     assert loaded(detected, tmp_path).sut.guardrails.names == ["pii"]
 
 
-def test_a_server_that_tells_nothing_leaves_comments(tmp_path: Path) -> None:
-    detected = found({}, None)
-    assert set(detected.facts) <= {
-        "sut.clock.placement", "sut.hardware.cpu", "sut.hardware.accelerator", "sut.hardware.count",
-    }  # fmt: skip
-    assert "Server" in detected.hints["sut.software"]
-    assert loaded(detected, tmp_path).sut.boundary is None
-
-
 def marks(text: str) -> dict[str, str]:
     """Of what is commented out, by its table and name: what stands behind it."""
     told, table = {}, ""
@@ -177,15 +168,6 @@ def test_what_the_draft_demands_is_marked_and_counted() -> None:
     assert {key for key, mark in told.items() if mark != "optional"} == set(open_declarations(nothing))
 
 
-def test_what_follows_from_what_is_known_is_demanded_or_not() -> None:
-    here = Detected("http://127.0.0.1:1")
-    here.know("sut.clock.placement", "same machine", "it is")
-    here.know("sut.hardware.accelerator", "none", "it has none")
-    told = open_declarations(here)
-    assert not {"sut.clock.accuracy", "sut.clock.synchronization", "sut.hardware.memory"} & set(told)
-    assert "sut.boundary" in told
-
-
 def test_a_file_with_all_that_is_marked_leaves_no_demand_on_declarations_open(tmp_path: Path) -> None:
     text = starter_text(Detected("http://127.0.0.1:1"))
     file = tmp_path / "bench.toml"
@@ -194,18 +176,6 @@ def test_a_file_with_all_that_is_marked_leaves_no_demand_on_declarations_open(tm
     rows = {one.requirement.id: one.verdict for one in judge({"test": "ttft", "sut": sut}).rows}
     for demand in ("4.1-1", "4.4.1-1a", "4.4.1-1b", "4.4.1-1c", "4.4.3-1a", "4.7.2-3", "4.8-1", "5.1.2-1i"):
         assert rows[demand].status == "met", rows[demand]
-
-
-def test_every_comment_can_be_filled_in(tmp_path: Path) -> None:
-    """A key that stands in a comment is read when the sign before it is taken away."""
-    text = starter_text(Detected("http://127.0.0.1:1", hints={"sut.model": "one of\nmany"}))
-    head, _, _ = text.partition("# Configurations of the server")
-    filled = re.sub(r"^# ([a-z_]+ = )", r"\1", head, flags=re.MULTILINE)
-    assert filled != head
-    file = tmp_path / "bench.toml"
-    file.write_text(filled)
-    told = load_bench(file)
-    assert None not in (told.sut.boundary, told.sut.chunking, told.sut.clock.accuracy, told.target.key_env)
 
 
 @pytest.mark.parametrize(

@@ -71,29 +71,6 @@ def test_capacity_by_ttft(tmp_path: Path) -> None:
     assert found.tables[1].rows[0] == ["Maximum concurrent requests", "19"]
 
 
-def test_each_level_lasts_as_long_as_the_draft_has_it(tmp_path: Path) -> None:
-    """100 completions per slot are 100 s with answers of 1 s."""
-    session = planted(tmp_path, 19)
-    perform(TEST, session, ttft_p99=Duration(S // 2))
-    assert all(len(load.plan.requests) >= 100 * (load.closed or 0) for _, load in session.asked)
-    assert all(step.table["sent_ns"][-1].as_py() > 60 * S for step in session.steps)
-    assert all(set(load.plan.requests.output) == {256} for _, load in session.asked)
-
-
-def test_quick_answers_are_asked_for_longer_once_and_then_it_is_known(tmp_path: Path) -> None:
-    """Answers of 0.1 s: 100 of each slot take 10 s, which is no minute."""
-    session = planted(tmp_path, 5, 0.1)
-    found = perform(TEST, session, ttft_p99=Duration(S // 10), initial=2, maximum=8)
-    names = [name.removeprefix("search/") for name, _ in session.asked]
-    assert names[:2] == ["0002", "0002-longer"]
-    assert not any(name.endswith("-longer") for name in names[2:])
-    assert found.measurements["max_concurrency"] == 5
-    assert found.measurements["levels"][0]["step"] == "search/0002-longer"
-    assert found.deviations == []
-    held = [step for step in session.steps[1:] if len(step.ended_well())]
-    assert all(step.table["sent_ns"][-1].as_py() >= 60 * S for step in held)
-
-
 def test_capacity_by_completion(tmp_path: Path) -> None:
     """Above 10 at a time 2 % of the requests fail: 98 % complete, and 99 % are needed."""
     session = planted(tmp_path, 10, broken=0.02)
@@ -123,9 +100,3 @@ def test_where_nothing_meets_the_criteria_it_goes_down_to_one_and_says_so(tmp_pa
     assert found.measurements["max_concurrency"] is None
     assert found.measurements["output_tps"] is None
     assert "not even one request at a time" in found.notes[0]
-
-
-def test_where_all_meet_them_the_maximum_is_no_limit(tmp_path: Path) -> None:
-    found = perform(TEST, planted(tmp_path, 1_000), ttft_p99=SECOND, initial=8, maximum=20)
-    assert (found.measurements["max_concurrency"], found.measurements["limit"]) == (20, None)
-    assert "is no limit" in found.notes[0]

@@ -10,7 +10,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.sut.sut import TargetArm
 from llmtap.bench.tests.guardrail_overhead import TEST
-from tests.bench.support import Planted, answered, measured, perform, session_to, sim
+from tests.bench.support import Planted, answered, measured, perform
 
 INPUT = {"x-sim-input-filter-ms": "40"}
 OUTPUT = {"x-sim-output-hold": "4", "x-sim-output-filter-ms": "30"}
@@ -77,16 +77,6 @@ def test_the_draft_s_tables(tmp_path: Path) -> None:
     assert line.low[0] - 1 < 40 < line.high[0] + 1
 
 
-def test_an_overhead_at_a_percentile_has_its_interval_and_its_mark(tmp_path: Path) -> None:
-    """600 pairs: six lie beyond P99, which is an interval, and fewer than ten."""
-    found = run(planted(tmp_path), requests=200, levels=[50.0])
-    (table,) = (table for table in found.tables if table.caption.startswith("Overhead against"))
-    for row in table.rows:
-        assert " ms (" in row[4] and " ms (" in row[5]
-        assert " ms * (" in row[6]
-    assert not any("is a dash" in note for note in found.notes)
-
-
 def test_all_arms_of_a_repeat_get_the_same_requests_and_repeats_others(tmp_path: Path) -> None:
     session = planted(tmp_path)
     run(session, requests=8)
@@ -103,16 +93,6 @@ def test_all_arms_of_a_repeat_get_the_same_requests_and_repeats_others(tmp_path:
     # Neither arms nor loads come in one order always.
     arms = [name.rpartition("/")[2] for name, _ in session.asked]
     assert len({tuple(arms[i : i + 5]) for i in range(0, 45, 5)}) > 3
-
-
-def test_arms_that_take_a_command_have_longer_turns(tmp_path: Path) -> None:
-    session = planted(tmp_path, {**ARMS, "full": TargetArm(apply=["true"])})
-    found = run(session, requests=8)
-    arms = [name.rpartition("/")[2] for name, _ in session.asked]
-    for repeat in range(3):
-        of_repeat = arms[repeat * 15 : (repeat + 1) * 15]
-        assert all(len(set(of_repeat[i : i + 3])) == 1 for i in range(0, 15, 3))
-    assert "takes a command" in found.configuration["Order of blocks"]
 
 
 def test_what_there_is_not_is_said(tmp_path: Path) -> None:
@@ -148,16 +128,16 @@ def test_table_14_is_measured_by_default(tmp_path: Path) -> None:
 
 
 def test_benign_requests_that_are_refused_are_a_deviation(tmp_path: Path) -> None:
-    refusing = {"x-sim-refusal-rate": "0.5"}
-    arms = {"baseline": TargetArm(), "full": TargetArm(headers=refusing)}
-    with sim("--ttft", "5ms", "--itl", "1ms", "--tokens", "4") as url:
-        session = session_to(url, tmp_path, "guardrail-overhead", arms=arms, warmup="none")
-        found = perform(TEST, session, max_rate=80.0, levels=[50.0], requests=20, repeats=1, output_tokens=4)
+    def refusing(name: str, load: Load) -> Measurement:
+        rows = answer(name, load).table.to_pylist()
+        for row in rows[::2] if name.endswith("/full") else []:
+            row["outcome"] = "refused"
+        return measured(name, rows)
+
+    session = Planted(tmp_path, refusing, "guardrail-overhead")
+    session.arms = {"baseline": TargetArm(), "full": TargetArm()}
+    found = run(session, levels=[50.0], repeats=1, requests=20)
     full = found.measurements["levels"][0]["arms"]["full"]
-    assert 0 < full["refused"] < 20
-    assert full["refused"] + full["complete"] == 20
-    assert full["tpot"]["n"] == full["ttft"]["n"] == full["complete"]
-    assert any(
-        f"{full['refused']} benign requests were refused (Full Filter" in one for one in found.deviations
-    )
+    assert (full["refused"], full["complete"], full["ttft"]["n"]) == (10, 10, 10)
+    assert any("10 benign requests were refused (Full Filter" in one for one in found.deviations)
     assert any("refused although the content is benign" in note for note in found.notes)

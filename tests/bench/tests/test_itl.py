@@ -1,8 +1,7 @@
 """ITL as planted: shapes by hand, and servers with a steady pace, with stalls, and with chunks."""
 
-import json
 from collections.abc import Callable
-from math import exp, sqrt
+from math import sqrt
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.itl import TEST
-from llmtap.errors import ConfigError
 from tests.bench.support import Planted, measured, perform
 
 MS = 1_000_000
@@ -31,16 +29,6 @@ def answers(gaps: Callable[[int], list[float]], n: int = 100, policy: str = DIRE
         return measured(name, rows, **more)
 
     return answer
-
-
-def lognormal(sigma: float, mean: float, count: int) -> Callable[[int], list[float]]:
-    """Gaps with a lognormal factor whose mean is 1."""
-
-    def gaps(i: int) -> list[float]:
-        random = Random(f"{sigma}/{i}")
-        return [mean * random.lognormvariate(-sigma * sigma / 2, sigma) for _ in range(count)]
-
-    return gaps
 
 
 def test_a_level_has_the_draft_s_figures(tmp_path: Path) -> None:
@@ -75,19 +63,6 @@ def test_a_level_has_the_draft_s_figures(tmp_path: Path) -> None:
     assert found.deviations == []
     assert found.configuration["ITL measurement"].startswith("option A, direct")
     assert found.itl_option == "A (direct)"
-
-
-def test_a_lognormal_pace_is_found_unimodal_with_its_percentiles_inside_the_intervals(tmp_path: Path) -> None:
-    session = Planted(tmp_path, answers(lognormal(0.3, 20.0, 99)), "itl")
-    found = perform(TEST, session, max_rate=8.0, levels=[50.0])
-    (one,) = found.measurements["levels"]
-    for name, z in (("p50", 0.0), ("p90", 1.2816), ("p95", 1.6449), ("p99", 2.3263)):
-        truth = 0.02 * exp(-0.045 + 0.3 * z)
-        assert one["itl"][name]["low"] < truth < one["itl"][name]["high"]
-    assert one["std"] == pytest.approx(0.02 * sqrt(exp(0.09) - 1), rel=0.05)
-    assert one["p99_p50"] == pytest.approx(exp(0.3 * 2.3263), rel=0.1)
-    assert one["modality"]["unimodal"] and one["modality"]["modes"] == []
-    assert found.tables[-1].rows[0][:2] == ["50 %", "unimodal"]
 
 
 def test_stalls_make_a_second_mode(tmp_path: Path) -> None:
@@ -155,15 +130,6 @@ def test_the_server_s_stamps_are_taken_where_it_tells_them(
     assert one["itl"]["p50"]["value"] == p50
 
 
-def test_stamps_of_some_answers_alone_are_not_taken(tmp_path: Path) -> None:
-    def answer(name: str, load: Load) -> Measurement:
-        row = {"gaps_ns": [20 * MS] * 60, "output_tokens": 61, "itl_policy": CHUNKED}
-        return measured(name, [row, {**row, "server_gaps_ns": [5 * MS] * 60}] * 50)
-
-    found = perform(TEST, Planted(tmp_path, answer, "itl"), max_rate=8.0, levels=[50.0])
-    assert found.itl_option == "A"
-
-
 def test_answers_that_are_too_short_are_left_out_and_told(tmp_path: Path) -> None:
     session = Planted(tmp_path, answers(lambda i: [10.0] * (60 if i % 2 else 20)), "itl")
     found = perform(TEST, session, max_rate=8.0, levels=[50.0])
@@ -171,36 +137,3 @@ def test_answers_that_are_too_short_are_left_out_and_told(tmp_path: Path) -> Non
     assert (one["requests"], one["answers"], one["too_short"], one["itl"]["n"]) == (100, 50, 50, 3_000)
     assert any("fewer than 50 tokens" in note for note in found.notes)
     assert len(found.deviations) == 1  # too few answers, and too few gaps
-
-
-def test_tokens_that_came_in_one_read_are_noted(tmp_path: Path) -> None:
-    found = perform(
-        TEST, Planted(tmp_path, answers(lambda i: [0.0, 0.0, 30.0] * 20), "itl"), max_rate=8.0, levels=[50.0]
-    )
-    (one,) = found.measurements["levels"]
-    assert one["zero_share"] == pytest.approx(2 / 3)
-    assert not one["modality"]["unimodal"]
-    assert any("66.7% of gaps are 0" in note for note in found.notes)
-
-
-def test_saturation_is_what_the_throughput_test_found(tmp_path: Path) -> None:
-    session = Planted(tmp_path, answers(lambda i: [10.0] * 60), "itl")
-    with pytest.raises(ConfigError) as caught:
-        perform(TEST, session)
-    assert caught.value.place == "max_rate"
-    folder = tmp_path / "throughput"
-    folder.mkdir()
-    told = {"params": {"workload": "synthetic-uniform"}, "measurements": {"sustainable_load_rps": 20.0}}
-    (folder / "result.json").write_text(json.dumps(told))
-    found = perform(TEST, session)
-    assert [one["rate_rps"] for one in found.measurements["levels"]] == [5.0, 10.0, 15.0, 18.0]
-
-
-def test_a_workload_of_short_answers_needs_another_length(tmp_path: Path) -> None:
-    session = Planted(tmp_path, answers(lambda i: [10.0] * 60), "itl")
-    with pytest.raises(ConfigError) as caught:
-        perform(TEST, session, max_rate=8.0, workload="synthetic-skewed")
-    assert caught.value.place == "output_tokens"
-    found = perform(TEST, session, max_rate=8.0, workload="synthetic-skewed", output_tokens=60)
-    assert set(session.asked[-1][1].plan.requests.output) == {60}
-    assert found.deviations == []

@@ -66,27 +66,15 @@ def test_table_12_has_the_draft_s_columns(tmp_path: Path) -> None:
     assert found.deviations == []
 
 
-def test_a_linear_law_is_found_linear(tmp_path: Path) -> None:
-    session = Planted(tmp_path, served(lambda length: 0.05 + 68e-6 * length), "long-context")
-    found = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
-    told = found.measurements
-    assert told["best_fit"] == "linear"
-    assert told["fits"]["linear"]["slope"] == pytest.approx(68e-6, rel=0.03)
-    assert told["fits"]["linear"]["r2"] > 0.99
-    assert found.notes[0].startswith("Best fit: Linear (R^2 = 0.99") or "1.0000" in found.notes[0]
-    assert "microseconds per input token" in found.notes[0]
-
-
-@pytest.mark.parametrize("k", [0.8, 1.3, 2.0])
-def test_a_power_law_s_exponent_lies_within_its_interval(k: float, tmp_path: Path) -> None:
+def test_a_power_law_s_exponent_lies_within_its_interval(tmp_path: Path) -> None:
+    k = 1.3
     session = Planted(tmp_path, served(lambda length: 2e-5 * length**k), "long-context")
     found = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
     exponent = found.measurements["scaling_exponent"]
     assert exponent["low"] < k < exponent["high"]
     assert exponent["high"] - exponent["low"] < 0.1
     assert found.measurements["local_exponents"] == [pytest.approx(k, abs=0.06)] * (len(LENGTHS) - 1)
-    if k != 2.0:  # which is a parabola, too
-        assert found.measurements["best_fit"] == "power"
+    assert found.measurements["best_fit"] == "power"
 
 
 def test_a_quadratic_law_is_found_quadratic(tmp_path: Path) -> None:
@@ -124,10 +112,3 @@ def test_what_the_sut_refuses_ends_the_test(tmp_path: Path) -> None:
     nothing = perform(TEST, session, lengths=[8_192])
     assert nothing.measurements["scaling_exponent"] is None
     assert nothing.charts == []
-
-
-def test_few_requests_are_a_deviation(tmp_path: Path) -> None:
-    session = Planted(tmp_path, served(lambda length: 1e-4 * length), "long-context")
-    found = perform(TEST, session, lengths=[256], requests=3, output_tokens=8, throughput_concurrency=None)
-    assert len(found.deviations) == 1
-    assert found.measurements["scaling_exponent"] is None  # one length has no slope

@@ -1,19 +1,16 @@
 """5.8 tells what the server counts, and no more: preemptions of an engine whose memory is too small, and what
 becomes of requests that are planted."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.memory_pressure import TEST, WARNING
 from llmtap.errors import ConfigError
-from llmtap.units import Duration
-from tests.bench.support import Planted, Silent, answered, measured, perform, session_to, sim
+from tests.bench.support import Planted, Silent, answered, measured, perform
 
 S = 1_000_000_000
 
@@ -101,14 +98,6 @@ def test_what_the_server_does_not_tell_is_not_measurable_and_not_0(tmp_path: Pat
     ]  # fmt: skip
 
 
-def test_where_nobody_failed_all_that_were_preempted_recovered(tmp_path: Path) -> None:
-    levels: dict[int, Level] = {100: (0.5, 0, 0), 150: (0.6, 0, 7)}
-    found = perform(TEST, planted(tmp_path, levels), capacity=100, levels=[100, 150])
-    rates = [level["preemption_recovery_rate"] for level in found.measurements["levels"]]
-    assert rates == [None, 1.0]
-    assert [row[2] for row in found.tables[1].rows] == ["nothing to recover", "100%"]
-
-
 def test_an_engine_that_tells_of_its_requests_gives_rates_and_losses(tmp_path: Path) -> None:
     """12 of 1,000 requests are preempted in 20 events, of which 9 recover; 600 tokens are computed again."""
     told = {
@@ -128,24 +117,6 @@ def test_an_engine_that_tells_of_its_requests_gives_rates_and_losses(tmp_path: P
     assert found.tables[1].rows[0][1:] == ["20", "75.0%", "30", "0", "not measurable", "10.0 s"]
 
 
-def test_an_engine_with_too_little_memory_preempts(tmp_path: Path) -> None:
-    """Its own counters are what is reported: 8 requests of up to 576 tokens in a memory of 2,048."""
-    engine = ("--scheduler", "continuous_batching", "--serving", "kv_tokens=2048")
-    with sim(*engine) as url:
-        session = session_to(url, tmp_path, "memory-pressure", warmup="none")
-        session.quick = True
-        session.target = msgspec.structs.replace(session.target, metrics=f"{url}/metrics")
-        found = perform(
-            TEST, session, capacity=8, levels=[100, 150], duration=Duration(3 * S), output_tokens=64,
-            workload="synthetic-uniform",
-        )  # fmt: skip
-    for level in found.measurements["levels"]:
-        assert 0 < level["preempted_requests"] <= level["preemption_events"]
-        assert level["preemption_rate_max"] <= level["preempted_requests"] / level["requests"]
-        assert level["preemption_loss_tokens"] > 0
-        assert 0 < level["preemption_recovery_rate"] <= 1
-
-
 @pytest.mark.parametrize("at", ["levels/125", "after"])
 def test_a_system_that_is_lost_is_a_finding(tmp_path: Path, at: str) -> None:
     session = planted(tmp_path, DRAFT, lost_at=at)
@@ -155,22 +126,3 @@ def test_a_system_that_is_lost_is_a_finding(tmp_path: Path, at: str) -> None:
     assert told["recovered"] is False
     assert len(told["levels"]) == (2 if at == "levels/125" else 4)
     assert any("could not be reached" in note for note in found.notes)
-
-
-def test_capacity_is_what_the_capacity_test_found(tmp_path: Path) -> None:
-    result = tmp_path / "capacity" / "result.json"
-    result.parent.mkdir()
-    measurements = {"max_concurrency": 100, "workload": "synthetic-uniform"}
-    result.write_text(json.dumps({"measurements": measurements}))
-    session = planted(tmp_path, DRAFT)
-    found = perform(TEST, session)
-    assert found.measurements["capacity"] == 100
-    assert "5.5" in found.measurements["capacity_source"]
-    assert found.deviations[0].startswith("5.8.3, 1: capacity was determined with synthetic-uniform")
-
-
-def test_slots_are_above_capacity_however_small_it_is(tmp_path: Path) -> None:
-    levels: dict[int, Level] = dict.fromkeys((3, 4, 5), (0.5, 0, 0))
-    session = planted(tmp_path, levels)
-    perform(TEST, session, capacity=3)
-    assert [load.closed for _, load in session.asked[1:-1]] == [3, 4, 4, 5]

@@ -1,10 +1,7 @@
 """Rows keep to their class; a load written anew is the same work in other words."""
 
-from array import array
 from collections import Counter
-from math import exp, log
 from pathlib import Path
-from statistics import NormalDist, fmean
 
 import pytest
 from hypothesis import given, settings
@@ -13,12 +10,10 @@ from hypothesis import strategies as st
 from llmtap.bench.run.loads import Load
 from llmtap.bench.tests.mixes import (
     LONG,
-    PRIMER_TOKENS,
     SHORT,
     ClassMix,
     RequestClass,
     check_classes,
-    closed_mix,
     open_mix,
     prefixes_of,
 )
@@ -59,28 +54,6 @@ def test_lengths_keep_to_their_class(
     assert list(few.output) == list(mix.requests(100, seed).output)[:30]
 
 
-def test_lengths_are_the_log_normals_of_synthetic_skewed_within_the_ranges() -> None:
-    """Quartiles of a class against the truncated law, worked out here."""
-    found = rows_by_class(MIX, 40_000, 3)
-    for one in (SHORT, LONG):
-        for column, (mu, sigma), (low, high) in (
-            (0, (5.5, 1.0), one.input), (1, (4.5, 1.2), one.output),
-        ):  # fmt: skip
-            law = NormalDist(mu, sigma)
-            a, b = law.cdf(log(low - 0.5)), law.cdf(log(high + 0.5))
-            values = sorted(row[column] for row in found[one.name])
-            for p in (0.25, 0.5, 0.75):
-                expected = exp(law.inv_cdf(a + p * (b - a)))
-                assert values[int(p * len(values))] == pytest.approx(expected, rel=0.03)
-
-
-def test_mean_tokens_are_those_of_many_rows() -> None:
-    for mix in (MIX, MIX.alone("long")):
-        requests = mix.requests(40_000, 11)
-        mean = fmean(a + b for a, b in zip(requests.input, requests.output, strict=True))
-        assert mix.mean_tokens() == pytest.approx(mean, rel=0.02)
-
-
 def test_an_open_mix_is_long_enough_and_has_enough_of_each() -> None:
     load = open_mix(MIX, rate_rps=50.0, seed=5, duration_s=4.0, per_class=60)
     requests = load.plan.requests
@@ -93,25 +66,6 @@ def test_an_open_mix_is_long_enough_and_has_enough_of_each() -> None:
         one = {"short": SHORT, "long": LONG}[load.class_of(row) or ""]
         assert one.input[0] <= requests.input[row] <= one.input[1]
     assert load.plan.describe()["arrivals"]["rate_rps"] == 50.0  # type: ignore[index]
-
-
-def test_a_chat_gets_words_of_the_length_and_no_two_begin_alike() -> None:
-    load = closed_mix(MIX, slots=2, requests=40, seed=1)
-    assert load.plan.prompts is not None
-    texts = [load.plan.prompts.prompt(row).text for row in range(40)]
-    assert [count_tokens(text) for text in texts] == list(load.plan.requests.input)
-    assert len({text[:30] for text in texts}) == 40
-
-
-def test_ids_are_below_the_vocabulary() -> None:
-    mix = ClassMix((SHORT, LONG), content="ids", vocabulary=300)
-    load = closed_mix(mix, slots=2, requests=20, seed=1, chat=False)
-    assert load.plan.prompts is not None
-    for row in range(20):
-        ids = load.plan.prompts.prompt(row).ids
-        assert len(ids) == load.plan.requests.input[row]
-        assert max(ids) < 300
-    assert mix.describe()["content"]["kind"] == "ids"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -169,28 +123,6 @@ def test_prefixes_have_their_lengths_and_are_one_text_each() -> None:
     assert len(set(seen.values())) == len(seen) > 3
 
 
-def test_a_primer_has_each_prefix_once_and_no_message_of_the_load() -> None:
-    load, primer = CODE.open(60, 3, 9, 5.0), CODE.primer(3, 9)
-    contexts, lengths = CODE.shared(60, 3)
-    primed = prompts(primer)
-    assert primer.closed == 1
-    assert list(primer.plan.requests.input) == [tokens + PRIMER_TOKENS for tokens in lengths]
-    assert set(primer.plan.requests.output) == {1}
-    of_load = prompts(load)
-    for prompt, context in zip(of_load, contexts, strict=True):
-        if context != NO_CONTEXT:
-            assert primed[context].system == prompt.system
-    assert not {p.text[:20] for p in primed} & {p.text[:20] for p in of_load}
-
-
-def test_sharing_and_lengths_may_be_others() -> None:
-    work = prefixes_of("conversation", fraction=1.0, tokens=(64, 64), contexts=2, output_tokens=5)
-    contexts, lengths = work.shared(50, 1)
-    assert list(lengths) == [64, 64]
-    assert set(contexts) == {0, 1}
-    assert work.open(50, 1, 1, 2.0).plan.requests.output == array("q", [5]) * 50
-
-
 def test_a_workload_of_ones_own_gets_prefixes(tmp_path: Path) -> None:
     file = tmp_path / "plain.toml"
     file.write_text("input = 40\noutput = 8\n")
@@ -199,19 +131,3 @@ def test_a_workload_of_ones_own_gets_prefixes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="share no prefix") as caught:
         prefixes_of(str(file))
     assert caught.value.place == "prefix_tokens"
-
-
-@pytest.mark.parametrize("name", ["synthetic-uniform", "no-such-workload", "trace.csv"])
-def test_texts_that_cannot_be_written_anew_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        prefixes_of(name, tokens=(16, 16))
-    assert caught.value.place == "workload"
-
-
-def test_conversations_are_refused(tmp_path: Path) -> None:
-    file = tmp_path / "talk.toml"
-    file.write_text(
-        'input = 40\noutput = 8\n[conversations]\nturns = { distribution = "fixed", tokens = 3 }\n'
-    )
-    with pytest.raises(ConfigError, match="conversations"):
-        prefixes_of(str(file), tokens=(16, 16))

@@ -1,8 +1,6 @@
 """Blocks, pairs, and planted reductions, hit rates and overheads."""
 
-from itertools import pairwise
 from random import Random
-from statistics import mean
 from typing import Any
 
 import pyarrow.compute as pc
@@ -45,33 +43,6 @@ def test_every_block_comes_once_and_repeats_one_after_the_other(
     assert set(order) == every
     assert [block.repeat for block in order] == sorted(block.repeat for block in order)
     assert order == blocks(arms, loads, repeats, seed, together=together)
-
-
-@given(names, levels, st.integers(0, 1 << 40))
-def test_arms_of_a_level_are_neighbours_and_levels_of_an_arm_that_has_to_be_started(
-    arms: list[str], loads: list[float], seed: int
-) -> None:
-    apart = [block.level for block in blocks(arms, loads, 1, seed)]
-    together = [block.arm for block in blocks(arms, loads, 1, seed, together=True)]
-    assert changes(apart) == len(loads) - 1
-    assert changes(together) == len(arms) - 1
-
-
-def changes(values: list[object]) -> int:
-    return sum(a != b for a, b in pairwise(values))
-
-
-def test_drift_is_no_difference_between_arms() -> None:
-    """A machine that gets 1 ms slower with each block: in turns that cancels out over seeds, one after the
-    other it is 30 ms."""
-    found = []
-    for seed in range(400):
-        order = blocks(["a", "b"], [50.0], 30, seed)
-        at = {arm: mean(i for i, block in enumerate(order) if block.arm == arm) for arm in "ab"}
-        found.append(at["b"] - at["a"])
-    # A pair is one apart, in either direction: a difference of one seed has a deviation of 1 / sqrt(30).
-    assert abs(mean(found)) < 4 / (30 * 400) ** 0.5
-    assert max(map(abs, found)) < 1
 
 
 def test_only_rows_that_both_answered_completely_are_pairs() -> None:
@@ -165,23 +136,6 @@ def test_a_first_request_that_finds_its_prefix_was_not_cold() -> None:
     assert hot_firsts([repeat([96, 192, None, 0, 0, 0]), repeat([0, 192, None, 0, 0, 0])]) == 3
 
 
-def test_an_improvement_has_an_interval_from_three_runs_on() -> None:
-    rates = {
-        "off": [(1.0, 100.0), (1.0, 110.0), (1.0, 90.0)],
-        "on": [(2.0, 150.0), (2.0, 160.0), (2.0, 140.0)],
-    }
-    told = prefix_figures([repeat([None] * 6)], 2.0, None, rates)["throughput"]
-    assert told["unit"] == "output tokens/s"
-    # 150 of 100, 160 of 110, 140 of 90, each repeat against itself.
-    assert told["improvement"]["value"] == pytest.approx((0.5 + 5 / 11 + 5 / 9) / 3)
-    assert told["improvement"]["low"] < 0.5 < told["improvement"]["high"]
-    rates["on"][0] = (2.0, None)  # type: ignore[call-overload]
-    told = prefix_figures([repeat([None] * 6)], 2.0, None, {name: runs[:2] for name, runs in rates.items()})
-    assert told["throughput"]["unit"] == "requests/s"
-    assert told["throughput"]["improvement"]["value"] == 1.0
-    assert told["throughput"]["improvement"]["low"] is None
-
-
 S = 1_000_000_000
 CAPACITY = Capacity(rps=20.0, tps=1_000.0, how="given")
 COSTS_MS = {BASELINE: (0, 0), "input_filter": (40, 40), "output_filter": (16, 90), AGAIN: (0, 0)}
@@ -263,14 +217,6 @@ def test_blocks_that_differ_among_themselves_widen_the_interval() -> None:
     assert found["shift"]["p"] < 1e-6
     assert found["overall"]["p"] > 0.3
     assert found["overall"]["low"] < 0 < found["overall"]["high"]
-
-
-def test_with_fewer_than_three_repeats_there_are_pairs_alone() -> None:
-    both = {(arm, 50.0): GuardrailCell({0: block(arm, 0, 200)}) for arm in (BASELINE, "input_filter")}
-    told = guardrail_figures(both, [BASELINE, "input_filter"], [50.0], CAPACITY, None)
-    found = told["levels"][0]["arms"]["input_filter"]["overhead"]["ttft"]
-    assert found["overall"]["value"] == found["shift"]["difference"]
-    assert found["overall"]["method"] == found["shift"]["method"]
 
 
 def test_p_values_are_adjusted_over_arms_and_loads() -> None:

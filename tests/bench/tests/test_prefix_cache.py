@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.sut.sut import TargetArm
@@ -133,58 +132,12 @@ def test_warm_ups_know_no_prefix_of_the_loads_and_only_warm_is_primed(tmp_path: 
             assert how["prime"].plan.describe()["texts"] == load.plan.describe()["texts"]
 
 
-def test_the_words_of_another_run_can_be_had(tmp_path: Path) -> None:
-    asked = []
-    for _ in range(2):
-        session = planted(tmp_path, by_state)
-        run(session, tmp_path, requests=10, repeats=1, throughput_requests=10, texts=77)
-        asked.append({name: load.fingerprint() for name, load in session.asked})
-    assert asked[0] == asked[1]
-
-
-def test_words_are_kept_for_steps_that_are_whole(tmp_path: Path) -> None:
-    """An interrupted test goes on with them, and takes new ones where a step was broken off."""
-    session = planted(tmp_path, by_state)
-    run(session, tmp_path, requests=10, repeats=1, concurrency=0)
-    first = {name: load.fingerprint() for name, load in session.asked}
-    place = Folder(tmp_path / "prefix-cache" / "steps" / "0" / "cold")
-    place.write_json("step.json", {})
-    session = planted(tmp_path, by_state)
-    run(session, tmp_path, requests=10, repeats=1, concurrency=0)
-    second = {name: load.fingerprint() for name, load in session.asked}
-    assert second["0/cold"] == first["0/cold"] == second["0/off"]
-    assert second["0/warm"] != first["0/warm"]
-
-
-def test_cold_is_first_where_off_may_fill_the_cache(tmp_path: Path) -> None:
-    session = planted(tmp_path, by_state)
-    run(session, tmp_path, requests=10, repeats=6, concurrency=0)
-    for repeat in range(6):
-        names = [name for name, _ in session.asked if name.startswith(f"{repeat}/")]
-        assert names == [f"{repeat}/cold", f"{repeat}/warm", f"{repeat}/off"]
-    # Of two servers either may be first.
-    arms = {"cache_off": TargetArm(url="http://127.0.0.1:8"), "cache_on": TargetArm()}
-    session = planted(tmp_path, by_state, arms)
-    run(session, tmp_path, requests=10, repeats=6, concurrency=0)
-    firsts = {names[0] for names in ([n for n, _ in session.asked if n[0] == str(r)] for r in range(6))}
-    assert {state(name) for name in firsts} == {"cold", "off"}
-
-
 def test_a_cache_that_is_not_off_and_one_that_is_not_cold_are_told(tmp_path: Path) -> None:
     found = run(planted(tmp_path, lambda name, row, random: 960), tmp_path, concurrency=0, repeats=1)
     said = " ".join(found.deviations)
     assert "with the cache disabled, 96.0% of prefix tokens came from it" in said
     assert "1 prefixes were in the cache before the cold run" in said
     assert "1 independent runs" in said
-
-
-def test_a_server_that_tells_nothing_has_no_hit_rate(tmp_path: Path) -> None:
-    found = run(planted(tmp_path, lambda name, row, random: None), tmp_path, concurrency=0)
-    assert found.measurements["hit_rate"] == {"off": None, "cold": None, "warm": None}
-    assert ["Cache hit rate, warm", "not measurable"] in found.tables[2].rows
-    # Nothing is cached, either: no reduction.
-    reduction = found.measurements["reduction"]["warm"]["p50"]
-    assert reduction["low"] < 0 < reduction["high"]
 
 
 def test_throughput_is_of_closed_loops(tmp_path: Path) -> None:

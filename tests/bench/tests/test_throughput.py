@@ -11,7 +11,6 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.sut.sut import Hardware, Sut
 from llmtap.bench.tests.throughput import TEST
-from llmtap.errors import ConfigError
 from llmtap.units import Duration
 from tests.bench.support import Planted, answered, measured, perform
 
@@ -106,51 +105,6 @@ def test_with_an_slo_the_limit_is_where_it_is_broken(tmp_path: Path) -> None:
     assert any("closed loop" in said for said in found.deviations)
 
 
-def test_capacity_is_searched_by_any_objective(tmp_path: Path) -> None:
-    """Of n at a time on 8 servers of 1 s, the first token comes after n/8 - 0.9 s, a token is lost for each
-    second, and every tenth misses anyway: 90 % are within 1 s up to 8, 97 % of 50 tokens are kept up to 19.
-    """
-
-    def answer(name: str, load: Load) -> Measurement:
-        rows = queued(load)
-        for row in rows:
-            waited_s = row["ttft_ns"] / S
-            row |= {"met": row["row"] % 10 > 0 and waited_s < 1, "smooth_benefit": 50 - waited_s}
-        return measured(name, rows, load={"stopped": "the time was up"})
-
-    def capacity(folder: str, **bounds: Any) -> Any:
-        session = Planted(tmp_path / folder, answer, "throughput")
-        told = perform(TEST, session, mode="closed", concurrency_max=64, **bounds).measurements
-        return told["sustainable_concurrency"], told["constraint"]
-
-    assert capacity("a", slo="ttft:1s", attainment=0.85)[0] == 8
-    assert capacity("b", slo="ttft:1s")[0] is None
-    assert capacity("c", smooth=0.97) == (19, {"ttft_p99": None, "tpot_p99": None, "smooth": 0.97})
-    with pytest.raises(ConfigError) as caught:
-        capacity("d", slo="patience:1s")
-    assert "unknown objective 'patience'" in caught.value.problem
-
-
-def test_a_rule_that_is_not_applied_and_a_short_duration_are_noted(tmp_path: Path) -> None:
-    """5.2.3.1: P99 against the P50 at lower load; 5.2.2.1: 300 s."""
-
-    def heavy(name: str, load: Load) -> Measurement:
-        rows = queued(load, servers=64)
-        for row in rows[::20]:
-            row["e2e_ns"] *= 20
-        return measured(name, rows, load={"stopped": "the time was up"})
-
-    def notes(session: Planted, **params: Any) -> str:
-        return " ".join(perform(TEST, session, arrivals="uniform", rate_max=2.0, **params).notes)
-
-    plain = notes(planted(tmp_path / "a"), duration=Duration(300 * S))
-    assert "10 x" not in plain
-    assert "300 s are recommended" not in plain
-    assert "each level lasted 60 s; 300 s are recommended" in notes(planted(tmp_path / "b"))
-    assert "decides nothing: the SLO" in notes(planted(tmp_path / "c"), ttft_p99=Duration(9 * S))
-    assert "was not applied" in notes(Planted(tmp_path / "d", heavy, "throughput"))
-
-
 def test_failures_end_a_search_and_an_slo(tmp_path: Path) -> None:
     """Every fifth request fails, at any rate: fewer than 90 % complete, which is what saturation is, too."""
     found = perform(TEST, planted(tmp_path / "a", failing=5), arrivals="uniform", duration=Duration(200 * S))
@@ -161,12 +115,6 @@ def test_failures_end_a_search_and_an_slo(tmp_path: Path) -> None:
     few = planted(tmp_path / "b", failing=20)
     found = perform(TEST, few, arrivals="uniform", rate_max=1.0, ttft_p99=Duration(5 * S))
     assert "of the requests failed" in found.measurements["levels"][0]["why"]
-
-
-def test_where_the_highest_holds_it_says_that_it_is_no_limit(tmp_path: Path) -> None:
-    found = perform(TEST, planted(tmp_path), arrivals="uniform", rate_max=4.0)
-    assert (found.measurements["sustainable_load_rps"], found.measurements["limit"]) == (4.0, None)
-    assert any("is no limit" in note for note in found.notes)
 
 
 def test_a_closed_loop_is_sent_again_where_its_requests_were_over(tmp_path: Path) -> None:

@@ -75,32 +75,3 @@ def test_the_points_of_a_planted_curve(tmp_path: Path) -> None:
     assert table.rows[0][2].startswith("111 ms (111 to 111)")
     marks = {mark.says: mark.x for mark in found.charts[3].marks}
     assert marks["knee"] == pytest.approx(12.0)
-
-
-def test_both_readings_of_saturation(tmp_path: Path) -> None:
-    """Beyond 20 a second it makes less: the rule fires at 22, where the peak is at 20."""
-    session = planted(tmp_path, lambda rate: (0.1, 30.0 if rate < 21 else 15.0))
-    told = perform(TEST, session, max_rate=20.0, arrivals="uniform").measurements
-    assert (told["saturation_rps"], told["peak_rps"]) == (pytest.approx(22.0), pytest.approx(20.0))
-    assert told["operating_point_rps"] is None, "no SLO was given"
-
-
-def test_a_curve_without_saturation_says_so(tmp_path: Path) -> None:
-    found = perform(TEST, planted(tmp_path, lambda _: (0.1, 1e6)), max_rate=10.0, arrivals="uniform")
-    told = found.measurements
-    assert (told["knee_rps"], told["saturation_rps"]) == (None, None)
-    assert any("capacity was estimated too low" in note for note in found.notes)
-    assert "none of these levels" in found.tables[2].rows[0][1]
-
-
-def test_without_it_a_short_search_comes_first(tmp_path: Path) -> None:
-    """20 a second are served: 16 are sustained and 32 not, and then in steps of 16 / 12."""
-    session = planted(tmp_path, table_5)
-    found = perform(TEST, session, arrivals="uniform")
-    assert 20 - 16 / 12 <= found.measurements["capacity_rps"] <= 20 * 1.01
-    names = [name for name, _ in session.asked]
-    assert names[:6] == [f"capacity/rough/{rate}rps" for rate in (1, 2, 4, 8, 16, 32)]
-    assert names[6:9] == [f"capacity/fine/{rate}rps" for rate in (8, 16, 32)]
-    assert len(names) == 6 + 6 + 12
-    assert names[-12:] == [f"levels/{p:03d}.0" for p in range(10, 121, 10)]
-    assert all(load.duration_ns == 20 * S for name, load in session.asked if name.startswith("capacity/"))

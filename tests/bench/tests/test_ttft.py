@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.tests.ttft import TEST
@@ -63,21 +61,6 @@ def test_the_draft_s_tables_have_what_was_planted(tmp_path: Path) -> None:
     assert found.configuration["Load model"] == "open loop, 10 requests/s, arrivals poisson"
 
 
-def test_a_length_that_the_server_does_not_tell_is_the_plan_s(tmp_path: Path) -> None:
-    session = session_of(tmp_path, [{"row": row, "ttft_ns": MS} for row in range(40)])
-    found = perform(TEST, session, concurrency=2, requests=40)
-    (_, load), *_ = session.asked
-    counts = [sum(low <= n < high for n in load.plan.requests.input) for low, high in ((0, 256), (256, 512))]
-    assert [one["n"] for one in found.measurements["ttft_by_input"]] == counts
-
-
-def test_inputs_of_one_length_have_no_buckets(tmp_path: Path) -> None:
-    rows = [{"ttft_ns": MS, "input_tokens": 100}] * 5
-    found = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=5)
-    assert found.measurements["ttft_by_input"] is None
-    assert [table.caption for table in found.tables] == ["Table 1: TTFT Results"]
-
-
 def test_tokens_before_the_content_are_told_apart(tmp_path: Path) -> None:
     """Three of four think first; one of these never comes to the content."""
     rows = [
@@ -95,26 +78,9 @@ def test_tokens_before_the_content_are_told_apart(tmp_path: Path) -> None:
     assert "Time to any token" in cells(found, "Components")
 
 
-def test_parts_that_the_server_tells_are_told(tmp_path: Path) -> None:
-    rows = [
-        {"ttft_ns": (10 + i) * MS, "server_queue_ns": 4.0 * MS, "server_prefill_ns": i * 1.0 * MS}
-        for i in range(3)
-    ]
-    found = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=3)
-    assert found.measurements["server_queue"]["mean"] == pytest.approx(0.004)
-    assert found.measurements["server_prefill"]["max"] == pytest.approx(0.002)
-    assert list(cells(found, "Components")) == ["Queue wait (server)", "Prefill (server)"]
-
-
 def test_answers_that_did_not_come_whole_are_counted_and_in_no_figure(tmp_path: Path) -> None:
     rows = [{"ttft_ns": MS}, {"ttft_ns": 900 * MS, "outcome": "truncated"}]
     found = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=2)
     assert (found.measurements["requests"], found.measurements["answered"]) == (2, 1)
     assert found.measurements["ttft"]["max"] == 0.001
     assert any("did not come whole" in note for note in found.notes)
-
-
-def test_where_nothing_was_answered_nothing_is_told(tmp_path: Path) -> None:
-    found = perform(TEST, session_of(tmp_path, [{"outcome": "upstream_error"}]), concurrency=2, requests=1)
-    assert cells(found, "Table 1")["TTFT P50"] == ["-"]
-    assert found.charts == []

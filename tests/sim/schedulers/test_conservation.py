@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -22,7 +21,6 @@ from tests.sim.schedulers.iterating import (
     build,
     check_memory,
     check_nobody,
-    serve,
     workload,
 )  # fmt: skip
 
@@ -230,18 +228,3 @@ def test_whoever_leaves_leaves_nothing_behind(
     state = spy._scheduler.state
     assert (state.running, state.waiting, state.kv_used) == (0, 0, 0.0)
     check_nobody(spy._scheduler)
-
-
-@pytest.mark.parametrize("scheduler", _ITERATING)
-def test_a_prefix_cache_brings_first_tokens_forward(scheduler: str) -> None:
-    rows: list[Row] = [(i * 30, 200, 5) for i in range(40)]
-    requests = workload(rows, [tuple(range(8))] * 40, 20)
-    without, cached = (
-        serve(scheduler, requests, kv_tokens="2000", prefix_cache=on) for on in ("false", "true")
-    )
-    waits = [
-        sum(served.token_ns[r][0] - requests.arrival_ns[r] for r in range(40)) for served in (without, cached)
-    ]
-    assert waits[1] < waits[0] / 2
-    # All but the first find 160 of 200 tokens.
-    assert (cached.state.prefix_queries, cached.state.prefix_hits) == (8_000, 39 * 160)

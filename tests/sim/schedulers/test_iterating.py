@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.engine import Engine, EngineOutput, GivenUp, IterationState
+from llmtap.sim.engine import EngineOutput, GivenUp, IterationState
 from llmtap.sim.latency import IterationModel
 from llmtap.sim.schedulers.iterating import OutputDelay
-from tests.sim.schedulers.iterating import MODEL, MS, Row, Spy, build, serve, workload
+from tests.sim.schedulers.iterating import MS, Row, serve, workload
 
 
 @pytest.mark.parametrize(
@@ -174,74 +174,6 @@ def test_who_is_given_up_is_judged_by_when_tokens_leave() -> None:
     assert serve("continuous_batching", rows, give_up="late", tbt="120ms").complete == {1}
 
 
-def test_what_is_planned_is_what_comes() -> None:
-    # Five run, and end one by one; passes take longer the more decode, and the more these have in memory.
-    model = IterationModel(beta_ns=20 * MS, gamma=1.5, prefill_ns=MS, context_ns=10_000)
-    rows: list[Row] = [(0, 10 * i, 2 * i) for i in range(1, 6)]
-    rows += [(500 + 40 * i, 30 + i, i % 3 + 1) for i in range(6)]
-    built = build("decode_prepone", workload(rows), model, prepone="3")
-    spy = Spy(built)
-    engine = Engine(spy)
-    arrivals, run, planned, met = list(enumerate(rows)), None, (0, 0), 0
-    while arrivals or run is not None:
-        if run is None or (arrivals and arrivals[0][1][0] * MS <= run.end_ns):
-            request, row = arrivals.pop(0)
-            step = engine.arrive(row[0] * MS, request)
-        else:
-            if run.work.prefill and built._from_ns:
-                planned, met = (built._whole_ns, built._next_ns), met + 1
-                assert run.end_ns == planned[0]
-            elif run.start_ns == planned[0] and run.work.decode:
-                assert run.end_ns == planned[1]
-            step, run = engine.done(run.end_ns, run), None
-        run = step.started[0] if step.started else run
-    assert met >= 3
-
-
-def left_alone(prompt: int, *, prefix_cache: str) -> Spy:
-    """One decodes and two are seated to be taken in next, of which the first leaves: at 110."""
-    requests = workload([_A, (90, prompt, 1), (95, 80, 1)], [(), (1, 2), (1, 2)], 40)
-    built = build("decode_prepone", requests, MODEL, prefix_cache=prefix_cache)
-    spy = Spy(built)
-    engine = Engine(spy)
-    run = engine.arrive(0, 0).started[0]
-    engine.arrive(90 * MS, 1)
-    engine.arrive(95 * MS, 2)
-    run = engine.done(100 * MS, run).started[0]
-    assert (built.state.running, built.state.waiting) == (3, 0)
-    engine.leave(110 * MS, 1)
-    for _ in range(5):
-        run = engine.done(run.end_ns, run).started[0]
-    engine.leave(run.start_ns, 0)
-    assert built.state.running == 0
-    assert built.state.kv_used == 0
-    return spy
-
-
-def test_if_somebody_leaves_whom_the_tokens_are_made_for_it_begins_again() -> None:
-    spy = left_alone(280, prefix_cache="false")
-    assert [(at // MS, list(work.prefill), list(work.decode)) for at, work in spy.composed[1:6]] == [
-        (100, [], [0]), (120, [], [0]), (140, [], [0]), (160, [(2, 80)], []), (260, [], [0]),
-    ]  # fmt: skip
-    # The first by the plan for both, (100 + 40 + 380 + 20 - 100) / 3. That was said; the next two leave
-    # between it and 280, and not after 260.
-    dues = [(due - 100 * MS) / MS for _, made in spy.made for due in made.due_ns or ()]
-    first = 440 / 3
-    assert dues == pytest.approx([first, first + (180 - first) / 3, 160], abs=1e-5)
-
-
-def test_no_token_leaves_before_the_one_before_it() -> None:
-    # As above, but so much was to be taken in that the first token leaves after the next prefill.
-    spy = left_alone(1_900, prefix_cache="false")
-    dues = [due / MS for _, made in spy.made for due in made.due_ns or ()]
-    assert dues == pytest.approx([100 + 2_060 / 3] * 4, abs=1e-5)
-
-
-def test_what_was_to_be_found_is_not_there_if_its_maker_leaves() -> None:
-    spy = left_alone(280, prefix_cache="true")
-    assert [list(work.prefill) for _, work in spy.composed if work.prefill] == [[(0, 80)], [(2, 80)]]
-
-
 def test_who_waits_is_served_by_prediction_then_as_it_came() -> None:
     rows: list[Row] = [(0, 10, 1), (1, 10, 5), (2, 10, 2), (3, 10, 5), (4, 10, 1)]
     served = serve("shortest_predicted_first", rows, tokens_max="10", seqs_max="1")
@@ -254,16 +186,6 @@ def test_predictions_count_and_not_truth() -> None:
     requests.predicted = array("q", [0, 8, 2])
     served = serve("shortest_predicted_first", requests, tokens_max="10")
     assert [prompts[0][0] for _, _, prompts, _ in served.iterations if prompts] == [0, 2, 1]
-
-
-def test_who_was_preempted_goes_before_shorter_ones() -> None:
-    # As in test_roster: the second is thrown out at 108. A shorter one comes then, for which there is room.
-    rows: list[Row] = [(0, 4, 9), (0, 4, 11), (109, 4, 1)]
-    served = serve("shortest_predicted_first", rows, kv_tokens="16", block="4")
-    assert [prompts for _, _, prompts, _ in served.iterations if prompts] == [
-        [(0, 4), (1, 4)],
-        [(1, 9), (2, 4)],
-    ]
 
 
 class Told:
@@ -336,16 +258,6 @@ def test_a_faster_reader_waits_longer_by_no_more_than_the_difference(
 ) -> None:
     waited = idle(delayed(times, reader + more), reader)
     assert idle(times, reader) <= waited <= idle(times, reader) + (len(times) - 1) * more
-
-
-@pytest.mark.parametrize("scheduler", ["continuous_batching", "chunked_prefill", "shortest_predicted_first"])
-def test_every_scheduler_can_have_it(scheduler: str) -> None:
-    rows: list[Row] = [(0, 80, 12), (170, 280, 6), (175, 40, 3)]
-    plain, paced = serve(scheduler, rows), serve(scheduler, rows, output_delay="50ms")
-    assert paced.iterations == plain.iterations
-    assert paced.tokens == [delayed([int(t) for t in times], 50) for times in plain.tokens]
-    assert paced.state == plain.state
-    assert paced.end_ns == {r: times[-1] * MS for r, times in enumerate(paced.tokens)}
 
 
 def test_tokens_are_told_in_the_order_in_which_they_leave() -> None:

@@ -39,31 +39,6 @@ def test_the_newest_is_swapped_out_and_in_again() -> None:
     )  # fmt: skip
 
 
-def test_two_are_preempted_when_one_is_not_enough() -> None:
-    # Six blocks of two for three prompts of two: full after two tokens each. Then each needs another.
-    served = serve("continuous_batching", [(0, 2, 6), (0, 2, 6), (0, 2, 6)], kv_tokens="12", block="2")
-    times = [(at, prompts, decode) for at, _, prompts, decode in served.iterations]
-    assert times == [
-        (0, [(0, 2), (1, 2), (2, 2)], []),
-        (26, [], [0, 1, 2]),
-        (46, [], [0, 1, 2]),
-        # The third gives two blocks to the first and the second.
-        (66, [], [0, 1]),
-        (86, [], [0, 1]),
-        # They are full again: the second gives its three.
-        (106, [], [0]),
-        (126, [(1, 7)], []),
-        # The second's last token came with what it took in; the third takes in its two and three made.
-        (153, [(2, 5)], []),
-        (178, [], [2]),
-        (198, [], [2]),
-    ]
-    assert served.state == IterationState(
-        kv_peak=1, preemptions=2, preempted=2, recovered=2, preempted_tokens=4 + 6
-    )
-    assert served.complete == {0, 1, 2}
-
-
 def test_nobody_is_seated_who_takes_the_blocks_of_the_next_step() -> None:
     # When the second is there the first has filled its block, and of three two are free: one is the first's.
     served = serve("continuous_batching", [(0, 4, 4), (1, 8, 1)], kv_tokens="12", block="4")
@@ -117,13 +92,6 @@ def test_who_is_late_is_given_up(
     assert served.played.reasons == dict.fromkeys(everybody - complete, GivenUp.LATE)
 
 
-def test_who_was_preempted_may_be_late() -> None:
-    served = serve("continuous_batching", _TWO, **_SMALL, give_up="late", ttft="1s", tbt="60ms")
-    assert served.tokens[1] == [28, 48, 68, 88, 108]
-    assert served.complete == {0}
-    assert served.state.waiting == 0
-
-
 # Blocks of four tokens have names.
 _SHARED = workload([(0, 10, 2), (0, 10, 2), (100, 10, 1), (200, 8, 1)], [(1, 2), (1, 3), (1, 3), (1, 3)], 4)
 
@@ -155,16 +123,6 @@ def test_what_prompts_share_is_taken_in_once(
     )
 
 
-def test_blocks_with_names_may_be_larger_than_those_of_memory() -> None:
-    rows: list[Row] = [(0, 1_100, 1), (2_000, 1_500, 1)]
-    served = serve(
-        "continuous_batching", workload(rows, [(1, 2), (1, 2)], 512), kv_tokens="3200", prefix_cache="true"
-    )
-    assert [prompts for _, _, prompts, _ in served.iterations] == [[(0, 1_100)], [(1, 1_500 - 1_024)]]
-    # 64 of 16 tokens, and 476 tokens in 30; of 200.
-    assert served.spy.states[-1].kv_used == 94 / 200
-
-
 def test_a_preempted_request_finds_its_own_prompt_and_is_not_counted_again() -> None:
     requests = workload(_TWO, [(1,), (2,)], 4)
     served = serve("continuous_batching", requests, **_SMALL, prefix_cache="true")
@@ -179,19 +137,6 @@ def test_a_preempted_request_finds_its_own_prompt_and_is_not_counted_again() -> 
         prefix_queries=8,
         prefix_hits=0,
     )
-
-
-def test_of_a_prompt_that_was_not_whole_only_what_was_taken_in_is_found() -> None:
-    requests = workload([(0, 12, 2), (1, 12, 2)], [(1, 2, 3), (1, 2, 3)], 4)
-    engine = Engine(built := build("chunked_prefill", requests, chunk="9", prefix_cache="true"))
-    run = engine.arrive(0, 0).started[0]
-    run = engine.done(run.end_ns, run).started[0]
-    assert run.work.prefill == [(0, 3)]
-    # Nine tokens of it are in memory, and in them two blocks.
-    engine.leave(run.start_ns, 0)
-    engine.arrive(run.start_ns, 1)
-    assert engine.done(run.end_ns, run).started[0].work.prefill == [(1, 4)]
-    assert built.state.running == 1
 
 
 def test_attention_reads_what_those_that_decode_have_in_memory() -> None:

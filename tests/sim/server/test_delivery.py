@@ -100,18 +100,6 @@ def test_every_token_leaves_once_in_order_and_not_before_it_is_made(
         assert all(write.chunks for write in found)
 
 
-@given(times, options_of, st.sampled_from(sorted(BREAKS)))
-def test_a_break_comes_last_and_nothing_is_sent_from_the_token_on(
-    made: list[int], options: SimOptions, fault: FaultKind
-) -> None:
-    found = writes([made], options, fault)
-    chunks = [chunk for write in found for chunk in write.chunks]
-    assert [chunk.breaks for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
-    after = min(options.faults.fault_after, len(made) - 1)
-    assert len(tokens_of(found, 0)) <= after
-    assert chunks[-1].last > after >= chunks[-1].first
-
-
 @given(times, options_of, st.integers(0, 40))
 def test_what_the_filter_blocks_is_never_sent(made: list[int], options: SimOptions, after: int) -> None:
     found = writes([made], options, block_after=after)
@@ -175,24 +163,6 @@ def test_a_choice_of_a_batch_ends_when_the_batch_is_over() -> None:
     delivery.over(0, 50)
     delivery.over(0, 51)
     assert delivery.take(60) == Write(53, (Chunk(53, 0, 2, 2, True),))
-    assert delivery.ended
-
-
-def test_silence_is_filled_as_long_as_nobody_knows_when_it_ends() -> None:
-    options = SimOptions(pacing=PacingOptions(keepalive=Duration(10)))
-    delivery = Delivery([DeliveredText(1)], options, None, 100)
-    assert delivery.next_ns() == 110
-    assert (delivery.take(109), delivery.take(110), delivery.take(110)) == (None, Write(110, ()), None)
-    delivery.made(0, 120)
-    assert delivery.take(125) == Write(120, (Chunk(120, 0, 0, 1, True),)), "not a comment at the same moment"
-    assert delivery.next_ns() == NEVER
-
-
-def test_an_answer_of_nothing_ends_when_the_filter_has_spoken() -> None:
-    options = SimOptions(guardrails=GuardrailOptions(input_filter=Duration(7)))
-    delivery = Delivery([DeliveredText(0)], options, None, 1_000)
-    assert (delivery.next_ns(), delivery.take(1_006)) == (1_007, None)
-    assert delivery.take(1_007) == Write(1_007, (Chunk(1_007, 0, 0, 0, True),))
     assert delivery.ended
 
 

@@ -54,20 +54,3 @@ def test_an_engine_says_what_runs_and_waits_and_what_its_memory_holds() -> None:
     lines = gauges.text().decode().splitlines()
     assert 'vllm:num_preemptions_total{engine="0",model_name="tiny"} 5.0' in lines
     assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in lines
-
-
-def test_reasons_are_vllms_and_there_from_the_start() -> None:
-    gauges = EngineMetrics("tiny")
-
-    def success() -> dict[str, float]:
-        lines = [line for line in gauges.text().decode().splitlines() if "request_success_total{" in line]
-        return {line.split('finished_reason="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
-
-    assert success() == {"stop": 0, "length": 0, "abort": 0, "error": 0}
-    gauges.began()
-    gauges.ended(2, 5, 9, ["length", "abort"], whole=False)
-    assert success() == {"stop": 0, "length": 1, "abort": 1, "error": 0}
-    assert "e2e_request_latency_seconds_count" in gauges.text().decode()
-    assert (
-        'vllm:e2e_request_latency_seconds_count{engine="0",model_name="tiny"} 0.0' in gauges.text().decode()
-    )

@@ -14,16 +14,11 @@ import pytest
 from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
 from llmtap.sim.model_options import ServingSetup, read_serving
 from llmtap.sim.server.answers import REFUSAL
-from llmtap.sim.server.grpc_service import GrpcService
 from llmtap.sim.server.options import EngineOptions, SimOptions
-from llmtap.sim.server.reception import Reception
-from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
 from tests.support.servers.peer import scene
 from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
 
-MS = 1_000_000
-TIMED = SimOptions(ttft=Duration(4 * MS), itl=Duration(2 * MS), tokens=6)
 Stub = Any
 
 
@@ -36,22 +31,6 @@ async def stub_of(e: GrpcEngine) -> AsyncIterator[Stub]:
 async def answer(stub: Stub, request: GrpcRequest, **metadata: str) -> list[GrpcChunk]:
     pairs = [(name.replace("_", "-"), value) for name, value in metadata.items()]
     return [chunk async for chunk in stub(request, metadata=pairs, timeout=100)]
-
-
-@scene
-async def test_every_message_is_sent_when_it_is_due_and_on_record() -> None:
-    async with grpc_engine(TIMED) as e, stub_of(e) as stub:
-        call = stub(GrpcRequest("mine", "hi"))
-        chunks = [chunk async for chunk in call]
-        assert ("x-request-id", "mine") in tuple(await call.initial_metadata())
-        (truth,) = await e.truths()
-        assert e.server.sent["mine"] == truth.sent_ns[0]
-    assert len(chunks) == 7
-    assert (truth.id, truth.path, truth.model, truth.outcome) == ("mine", METHOD, "sim", "complete")
-    assert truth.finish == ["stop"]
-    due = [truth.accepted_ns + (4 + 2 * i) * MS for i in range(6)]
-    assert truth.due_ns == truth.made_ns == [due]
-    assert all(sent >= at for sent, at in zip(truth.sent_ns[0], due, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -143,34 +122,6 @@ async def test_the_packages_own_client_gets_an_answer(module: str, name: str, li
 
 
 @scene
-async def test_what_is_no_request_is_refused() -> None:
-    async with grpc_engine() as e, grpc.aio.insecure_channel(e.address) as channel:
-        for data, says in (
-            (b"\xff", "no GenerateRequest"),
-            (write_request(GrpcRequest(max_tokens=0)), "be 0"),
-        ):
-            with pytest.raises(grpc.aio.AioRpcError, match=says) as raised:
-                async for _ in channel.unary_stream(METHOD)(data):
-                    pass
-            assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-@scene
-async def test_a_client_that_cancels_leaves_nothing_in_the_engine() -> None:
-    behind = EngineOptions("continuous_batching", ServingSetup(serving=read_serving({"kv_tokens": "60000"})))
-    async with grpc_engine(SimOptions(tokens=50_000), behind) as e, stub_of(e) as stub:
-        call = stub(GrpcRequest(text="hi"))
-        async for chunk in call:
-            assert len(chunk.ids) == 1
-            break
-        call.cancel()
-        (truth,) = await e.truths()
-        assert (truth.outcome, truth.finish) == ("client_left", [None])
-        state = e.server.reception._live
-        assert state is not None and state.state().running == 0
-
-
-@scene
 async def test_who_finds_no_room_in_the_engine_is_told_to_come_back() -> None:
     serving = read_serving({"seqs_max": "1", "queue_max": "1", "kv_tokens": "60000"})
     behind = EngineOptions("continuous_batching", ServingSetup(serving=serving))
@@ -187,12 +138,3 @@ async def test_who_finds_no_room_in_the_engine_is_told_to_come_back() -> None:
         for task in staying:
             task.cancel()
         await asyncio.gather(*staying, return_exceptions=True)
-
-
-@scene
-async def test_a_port_that_is_taken_is_an_oserror() -> None:
-    async with grpc_engine() as e:
-        service = GrpcService(Reception(SimOptions()))
-        with pytest.raises(OSError):
-            await service.start("127.0.0.1", e.server.grpc_port or 0)
-        await service.stop()

@@ -245,27 +245,6 @@ def test_who_left_is_told_nothing_and_all_others_are_served_to_the_end(
             assert len(one.tokens) == ticket.output
 
 
-def simple(scheduler: str, **serving: str) -> tuple[LiveEngine, list[int]]:
-    """An engine, and the moments at which it asked to be looked after."""
-    alarms: list[int] = []
-    return live_of(options_of(scheduler, serving, {}), 0, alarms.append), alarms
-
-
-def test_it_asks_to_be_brought_up_to_date_when_a_run_is_past() -> None:
-    live, alarms = simple("continuous_batching")
-    one = Heard()
-    live.submit(1_000, 1_000, [Ticket(one, 0, 611, 2)])
-    first_ns = 1_000 + 59_653_000  # the seed's alpha for a prompt of 611 tokens
-    assert alarms[-1] == live.next_ns == first_ns + 1
-    live.advance(first_ns)
-    assert one.tokens == [], "who arrives at this very moment would arrive before"
-    live.advance(first_ns + 1)
-    assert one.tokens == [first_ns]
-    assert alarms[-1] == first_ns + 5_742_000 + 1
-    live.advance(first_ns + 99_000_000)
-    assert one.tokens == [first_ns, first_ns + 5_742_000], "the engine was not late, only the look"
-
-
 @pytest.mark.parametrize("predictor", ["perfect", "prompt", "noisy"])
 def test_predictions_are_those_of_the_predictor(predictor: str) -> None:
     setup = ServingSetup(readings=read_model_options({"predictor": predictor}), serving=Serving())

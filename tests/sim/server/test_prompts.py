@@ -1,15 +1,12 @@
 """Prompts as the engine sees them: their lengths, and blocks that are the same as far as prompts are."""
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.sim.server.answers import prefix_blocks, prompt_lengths
 from llmtap.sim.server.shapes.shape import SimulatedRequest
-from llmtap.workload.prompts.text import count_tokens, say
+from llmtap.workload.prompts.text import count_tokens
 
 
 @pytest.mark.parametrize(
@@ -39,10 +36,3 @@ def test_two_prompts_have_the_same_blocks_as_far_as_they_begin_alike(
     shared = sum(a == b for a, b in zip(*blocks, strict=False))
     assert shared == alike // size
     assert blocks[0][:shared] == blocks[1][:shared]
-
-
-def test_blocks_are_the_same_in_another_process() -> None:
-    text = "".join(say(100, "key"))
-    code = f"from llmtap.sim.server.answers import prefix_blocks; print(prefix_blocks({text!r}, 16))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.strip() == str(prefix_blocks(text, 16))

@@ -112,12 +112,3 @@ async def test_what_does_not_fit_is_an_error_event_and_the_session_goes_on(messa
         assert says in error["error"]["message"]
         await client.say("response.create", input="hi")
         assert (await client.hear_until(DONE))[-1]["response"]["status"] == "completed"
-
-
-@scene
-async def test_a_session_has_at_most_64_responses_that_run_or_wait() -> None:
-    slow = SimOptions(ttft=Duration(60_000 * MS))
-    async with engine(slow) as e, session(e, RESPONSES) as client:
-        for _ in range(65):
-            await client.say("response.create", input="hi")
-        assert "at most 64" in (await client.hear())["error"]["message"]

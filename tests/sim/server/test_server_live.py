@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-import aiohttp
 import pytest
 
 from llmtap.exchange.outcome import Outcome
@@ -70,12 +69,6 @@ async def idle(e: Engine) -> dict[str, float]:
     return metrics
 
 
-def reasons(metrics: dict[str, float]) -> dict[str, float]:
-    """How often requests ended in which way, where any did."""
-    counted = {name: n for name, n in metrics.items() if name.startswith("vllm:request_success_total{") and n}
-    return {name.split('finished_reason="')[1].split('"')[0]: n for name, n in counted.items()}
-
-
 @pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
 @scene
 async def test_tokens_are_made_and_sent_when_the_virtual_engine_says(scheduler: str) -> None:
@@ -111,43 +104,6 @@ async def test_tokens_are_made_and_sent_when_the_virtual_engine_says(scheduler: 
         assert truth["ended_ns"] >= over_ns, "of a whole batch, with the longest in it"
 
 
-@pytest.mark.parametrize(("beside", "waits_ns"), [("false", 5 * MS), ("true", 0)])
-@scene
-async def test_the_engine_waits_for_the_input_filter_unless_that_runs_beside_it(
-    beside: str, waits_ns: int
-) -> None:
-    async with engine(TEN, behind=behind()) as e:
-        await e.answer(CHAT, ask_chat(), x_sim_input_filter_ms="5", x_sim_input_beside=beside)
-        (truth,) = await e.truths()
-    assert truth["submitted"][0]["arrival_ns"] == truth["accepted_ns"] + waits_ns
-    # Its first token leaves after the filter's verdict in either case.
-    assert truth["due_ns"][0][0] >= truth["accepted_ns"] + 5 * MS
-
-
-# Who does not stay, and who is not to.
-
-
-@pytest.mark.parametrize(("scheduler", "times"), [("continuous_batching", 3), ("static_fifo", 1)])
-@pytest.mark.parametrize("stream", [True, False])
-@scene
-async def test_a_client_that_leaves_gives_its_memory_back_at_once(
-    scheduler: str, times: int, stream: bool
-) -> None:
-    """A batch goes on without it, for a minute: the next would have to wait."""
-    async with engine(SimOptions(tokens=50_000), behind=behind(scheduler, kv_tokens="60000")) as e:
-        for _ in range(times):
-            asking = asyncio.create_task(e.answer(CHAT, ask_chat(stream=stream)))
-            await e.until("running")
-            asking.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-        truths = await e.ended(times)
-        assert {truth["outcome"] for truth in truths} == {"client_left"}
-        assert [truth["finish"] for truth in truths] == [[None]] * times
-        metrics = await idle(e)
-        assert reasons(metrics) == {"abort": times}
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [True, False])
 @scene
@@ -174,8 +130,10 @@ async def test_who_finds_no_room_to_wait_is_told_when_to_come_back(path: str, st
 async def test_who_is_given_up_midway_is_told_in_the_stream(path: str) -> None:
     """A second prompt is so long that the first request's next token is late."""
     serving = {"give_up": "late", "tbt": "8ms", "ttft": "10s"}
-    async with engine(SimOptions(tokens=3_000), behind=behind(**serving)) as e:
+    async with engine(SimOptions(tokens=30_000), behind=behind(**serving)) as e:
         asked: dict[str, Any] = {**PATHS[path], "stream": True}
+        if "max_tokens" in asked:
+            asked["max_tokens"] = 30_000
         async with e.post(path, asked) as response:
             body = await response.content.readany()
             long = ask_chat(messages=[{"role": "user", "content": "and " * 1_500}], max_tokens=1)
@@ -186,7 +144,7 @@ async def test_who_is_given_up_midway_is_told_in_the_stream(path: str) -> None:
     truth = next(t for t in truths if t["stream"])
     assert (truth["outcome"], truth["status"], truth["finish"]) == ("given_up", 200, [None])
     sent = len(truth["sent_ns"][0])
-    assert 0 < sent == len(truth["made_ns"][0]) < 3_000, "what was made has left"
+    assert 0 < sent == len(truth["made_ns"][0]) < 30_000, "what was made has left"
     assert explained(body, path).exchange.outcome is Outcome.UPSTREAM_ERROR
 
 
@@ -201,34 +159,6 @@ async def test_what_the_memory_can_never_hold_is_refused_as_too_long() -> None:
         assert (await e.answer(CHAT, body))[0] == 200
         (truth,) = await e.truths()
         assert truth["submitted"][0]["number"] == 0, "the engine never heard of the other"
-
-
-# Faults and guardrails.
-
-
-@pytest.mark.parametrize("fault", ["reset", "truncate", "unfinished", "error", "429", "503"])
-@pytest.mark.parametrize("stream", [True, False])
-@scene
-async def test_a_fault_leaves_nothing_in_the_engine(fault: str, stream: bool) -> None:
-    async with engine(TEN, behind=behind()) as e:
-        asked = ask_chat(stream=stream, n=2)
-        try:
-            status, _ = await e.answer(CHAT, asked, x_sim_fault=fault, x_sim_fault_after="4")
-            assert status == (
-                int(fault) if fault.isdigit() else 500 if fault == "error" and not stream else 200
-            )
-        except aiohttp.ClientError:
-            assert fault in ("reset", "truncate")
-        (truth,) = await e.ended()
-        assert truth["outcome"] == fault
-        assert len(truth["submitted"]) == (0 if fault.isdigit() else 2)
-        if stream and not fault.isdigit():
-            assert sum(map(len, truth["sent_ns"])) == 4
-        await idle(e)
-        assert (await e.answer(CHAT, ask_chat()))[0] == 200, "and the next is served"
-
-
-# What it tells of itself.
 
 
 @pytest.mark.parametrize("stream", [True, False])

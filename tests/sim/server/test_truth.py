@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from llmtap.clock import ManualClock
 from llmtap.sim.server.truth import Truth, TruthLog
 
@@ -29,16 +27,6 @@ def test_it_tells_what_ended_since() -> None:
     assert ids(log, 2) == ["c"]
     assert log.since(2)["next"] == 3 == log.since(3)["next"]
     assert log.since(0)["anchor"] == {"mono_ns": 7, "wall_ns": ManualClock(7).wall_ns(), "width_ns": 0}
-
-
-@pytest.mark.parametrize("bound", ["TRUTHS_MAX", "TOKENS_MAX"])
-def test_what_it_remembers_is_bounded(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    monkeypatch.setattr(f"llmtap.sim.server.truth.{bound}", 3)
-    log = TruthLog(ManualClock())
-    for i in range(6):
-        log.begin(f"r{i}")
-        log.end(truth(f"r{i}"))
-    assert list(log.sent) == ids(log) == ["r3", "r4", "r5"]
 
 
 def test_the_file_has_every_request_and_the_anchor_first(tmp_path: Path) -> None:

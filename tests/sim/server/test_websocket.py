@@ -10,8 +10,6 @@ import pytest
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.session import Session
 from llmtap.protocol.websocket import frame
-from llmtap.sim.model_options import ServingSetup, read_serving
-from llmtap.sim.server.options import EngineOptions, SimOptions
 from tests.sim.server.sessions import REALTIME, RESPONSES, session, upgrade
 from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import QUICK, engine
@@ -63,51 +61,6 @@ async def test_a_session_that_breaks_off(path: str, fault: str, code: int) -> No
         truths = await e.ended()
     assert truths[0]["outcome"] == fault and truths[0]["finish"] == [None]
     assert len(truths[0]["sent_ns"][0]) == 3
-
-
-@BOTH
-@pytest.mark.parametrize("asked", [1, 3])
-@scene
-async def test_a_client_that_asks_and_leaves_in_one_breath_leaves_nothing_either(
-    path: str, asked: int
-) -> None:
-    """Its response is cancelled before it has begun, and those that wait behind it never begin."""
-    behind = EngineOptions("continuous_batching", ServingSetup(serving=read_serving({"kv_tokens": "60000"})))
-    async with engine(SimOptions(tokens=50_000), behind=behind) as e:
-        host, port = e.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(upgrade(path))
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(message(CREATE) * asked + bytes((0x88, 0x80, 0, 0, 0, 0)))
-        await reader.read()
-        writer.close()
-        truths = await e.ended()
-        metrics = await e.metrics()
-    assert [truth["outcome"] for truth in truths] == ["client_left"]
-    for name in ("num_requests_running", "num_requests_waiting"):
-        assert metrics[f'vllm:{name}{{engine="0",model_name="sim"}}'] == 0
-
-
-@BOTH
-@scene
-async def test_a_plain_get_is_told_what_the_path_is_for(path: str) -> None:
-    async with engine() as e, e.session.get(e.url + path) as response:
-        assert response.status == 426
-        assert "WebSocket" in (await response.json())["error"]["message"]
-
-
-@scene
-async def test_a_session_is_closed_when_the_server_goes_away() -> None:
-    async with aiohttp.ClientSession() as clients:
-        async with engine() as e:
-            socket = await clients.ws_connect(e.url + RESPONSES)
-            # A session that has answered is known to the server.
-            await socket.send_str("no json")
-            await socket.receive()
-            waiting = asyncio.create_task(socket.receive())
-            await asyncio.sleep(0)
-        assert (await waiting).type is aiohttp.WSMsgType.CLOSE
-        assert socket.close_code == aiohttp.WSCloseCode.GOING_AWAY
 
 
 @BOTH

@@ -13,7 +13,7 @@ from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.metrics.latency import chunking_of, measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.sim.engine import RunRecord
-from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter, relay_name
+from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter
 from llmtap.workload.requests import Requests
 
 MS = 1_000_000
@@ -116,22 +116,6 @@ def test_what_the_prefix_cache_had_is_in_the_usage(found: tuple[int, ...], cache
     assert x.tokens.cached == cached
     details = None if cached is None else {"cached_tokens": cached}
     assert (x.usage or {}).get("prompt_tokens_details") == details
-
-
-def test_its_place_among_others_can_be_told() -> None:
-    two = Requests(column(0, 4), column(1, 1), column(1, 1), column(1, 1), epoch_ns=EPOCH_NS)
-    x = ExchangeMaker("static_fifo", two).exchange(1, (5,), 6, served=True)
-    assert (x.relay, x.seq, x.arm) == (relay_name("static_fifo"), 2, "static_fifo")
-    assert (x.arrival_wall_ns, x.scheduled_ns, x.dispatch_late_ns) == (EPOCH_NS + 4, 4, 0)
-    assert (x.clock, x.uncertainty_ns, x.uncertain) == ("virtual", 0, False)
-    assert x.asked is None
-
-
-def test_blocks_of_prompts_are_part_of_what_was_asked() -> None:
-    shared = requests(given=40, blocks=[(8, 9)], block_tokens=16)
-    asked = ExchangeMaker("x", shared).exchange(0, (5,), 6, served=True).asked
-    assert asked is not None
-    assert (list(asked.blocks), asked.block_size, asked.block_unit) == ([8, 9], 16, "tokens")
 
 
 def three() -> ExchangeMaker:

@@ -4,18 +4,15 @@ import random
 from array import array
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import llmtap
-from llmtap.errors import ConfigError
-from llmtap.exchange.exchange import EventLog, Exchange, Tokens
+from llmtap.exchange.exchange import EventLog, Exchange
 from llmtap.sim.latency import SEED_MODEL, IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
-from llmtap.sim.sweep import fitting
 from llmtap.sim.sweep.exchanges import ExchangeMaker
 from llmtap.sim.sweep.fitting import (
     FitError,
@@ -27,10 +24,8 @@ from llmtap.sim.sweep.fitting import (
     fit_exchanges,
     load_grid,
     nearest,
-    part_of,
 )
 from llmtap.sim.sweep.simulate import simulate
-from llmtap.traces.convert import convert
 from llmtap.workload.requests import Requests
 
 S = 1_000_000_000
@@ -83,14 +78,6 @@ def test_the_constants_come_back_from_a_capture(
     assert fit.decode.points > 5_000
 
 
-def test_a_load_that_never_rests_tells_prompts_by_what_they_cost_others(tmp_path: Path) -> None:
-    fit = fit_capture(str(captured(tmp_path, work(600, 30))))
-    assert_found(fit, 1e-4)
-    assert (fit.prefill.source, fit.decode.source) == (ANSWERS, GAPS)
-    assert fit.base_ns is None
-    assert fit.prefill.r2 > 0.9999
-
-
 def without_events(x: Exchange) -> Exchange:
     """As a trace tells it that has first and last tokens alone."""
     return replace(x, timeline=replace(x.timeline, events=EventLog()))
@@ -131,17 +118,6 @@ def test_a_server_that_tells_of_its_queue_is_believed(tmp_path: Path) -> None:
     assert silent.base_ns == pytest.approx(plain.base_ns + late_ms * 1e6, abs=2_000)
 
 
-def test_what_was_cached_of_a_prompt_takes_no_time(tmp_path: Path) -> None:
-    rows = list(llmtap.read(captured(tmp_path, work(60, 0.05))).exchanges())
-
-    def longer(x: Exchange) -> Exchange:
-        tokens = x.tokens
-        return replace(x, tokens=Tokens((tokens.input or 0) + 900, tokens.output, None, 900, tokens.source))
-
-    plain, cached = fit_exchanges(rows), fit_exchanges([longer(x) for x in rows])
-    assert cached.model.prefill_ns == pytest.approx(plain.model.prefill_ns)
-
-
 def one(at_s: float, given: int | None, *token_s: float) -> Exchange:
     """A request alone on the axis of time, by its tokens' times."""
     columns = (array("q", [round(at_s * S)]), *(array("q", [n or 0]) for n in (given, 0, 0)))
@@ -177,50 +153,6 @@ def test_prompts_of_one_length_do_not_tell_what_a_token_of_them_takes() -> None:
         fit_exchanges([*SAME, *(x for x in pairs for _ in range(2))])
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"), [("lengths.jsonl", "no row has the times of arrival"), ("gone", "cannot be read")]
-)
-def test_a_place_that_tells_nothing_is_named(name: str, problem: str, tmp_path: Path) -> None:
-    captured(tmp_path / "runs", work(20, 5))
-    convert(str(tmp_path / "runs"), str(tmp_path / "lengths.jsonl"), target_format="mooncake")
-    place = str(tmp_path / name)
-    with pytest.raises(ConfigError, match=problem) as caught:
-        fit_capture(place)
-    assert caught.value.place == place
-
-
-def test_rows_without_tokens_load_the_engine_until_they_end() -> None:
-    def alone(*others: Exchange) -> Any:
-        rows = [fitting._row(x) for x in (*SAME[:3], *others)]
-        load = fitting._Load([row for row in rows if row is not None])
-        return [load.alone(row) for row in rows[:3] if row is not None]
-
-    failed = one(10.5, 50)
-    failed.timeline.response_end_ns = 15 * S
-    assert alone() == [True] * 3
-    assert alone(failed) == [True, False, True]
-
-
-def test_means_over_time_by_hand() -> None:
-    # From 1 to 4 s with 4 tokens, and from 2 to 3 s with 2: two of them run in the second of the three.
-    rows = [without_events(one(0, 10, 1, 2, 3, 4)), without_events(one(1, 20, 2, 3))]
-    found = [fitting._row(x) for x in rows]
-    load = fitting._Load([row for row in found if row is not None])
-    # In memory: 10 growing to 13, and 20 growing to 21.
-    first, second = (load.means(row) for row in found if row is not None)
-    assert first == pytest.approx((1 / 3 * 1 / 2, (11.5 * 3 + 20.5) / 3))
-    assert second == pytest.approx((1 / 2, 11.5 + 20.5))
-
-
-def test_means_over_iterations_by_hand() -> None:
-    found = [fitting._row(x) for x in (one(0, 10, 1, 2, 3, 4), one(1, 20, 2, 3, 4))]
-    load = fitting._Load([row for row in found if row is not None])
-    # The first makes its second token alone, with its prompt in memory, and two beside the other.
-    first, second = (load.means(row) for row in found if row is not None)
-    assert first == pytest.approx((2 / 3 * 1 / 2, (10 + (11 + 20) + (12 + 21)) / 3))
-    assert second == pytest.approx((1 / 2, (31 + 33) / 2))
-
-
 RISING = {"one": [1.0] * 4, "up": [0.0, 1.0, 2.0, 3.0], "odd": [0.0, 1.0, 0.0, 1.0]}
 
 
@@ -246,12 +178,6 @@ def test_no_constant_is_below_0_and_those_needed_are_above(
         assert best[0] == pytest.approx(found, abs=1e-9)
         told = [sum(found[name] * RISING[name][i] for name in found) for i in range(4)]
         assert best[1] == pytest.approx(told, abs=1e-9)
-
-
-def test_how_well_it_tells_by_hand() -> None:
-    part = part_of("x", [1.0, 2.0, 3.0], [1.0, 2.5, 3.0])
-    assert (part.points, part.r2, part.error_max) == (3, 1 - 0.25 / 2, 0.25)
-    assert part_of("x", [2.0, 2.0], [2.0, 2.0]).r2 == 1.0
 
 
 GRID = [(b, length) for b in (1, 2, 4, 8, 16, 32) for length in (128, 256, 512, 1024, 2048)]

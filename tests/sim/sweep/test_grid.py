@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
 from llmtap.sim.model_options import Serving, read_model_options, read_serving
@@ -56,21 +54,6 @@ class Ran:
 
 def nothing(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
     raise AssertionError("nothing has to be run first")
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["requests", "scale", "servers", "seed", "bins", "eps", "scheduler"]),
-        st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True).map(tuple),
-    )
-)
-def test_every_combination_is_a_point_once(axes: dict[str, tuple[int, ...]]) -> None:
-    told = [frozenset(point.items()) for point in points(axes)]
-    wanted = 1
-    for values in axes.values():
-        wanted *= len(values)
-    assert len(told) == len(set(told)) == wanted
-    assert all(value in axes[name] for point in told for name, value in point)
 
 
 def test_jobs_have_what_their_points_say(source: GridSource) -> None:
@@ -120,13 +103,6 @@ def test_a_run_is_made_once_over_what_its_scheduler_reads(
     told = [msgspec.to_builtins(j.readings, enc_hook=int) | msgspec.to_builtins(j.serving, enc_hook=int)
             | {"seed": j.seed} for j in jobs]  # fmt: skip
     assert [{name: one[name] for name in want} for one, want in zip(told, expected, strict=True)] == expected
-
-
-def test_what_no_trace_can_show_is_said(source: GridSource) -> None:
-    SweepGrid(source, {}).jobs({"scheduler": ("output_delay",), "prefix_cache": ("true",)}, None, nothing)
-    assert source.notes == [
-        f"prefix_cache has no effect: {source.name} does not tell which prompts begin alike"
-    ]
 
 
 def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
@@ -273,14 +249,3 @@ def test_the_grid_is_the_one_of_the_seed() -> None:
     assert {(j.scheduler, j.scale, j.seed) for j in jobs} == {("multi_bin_dynamic", 100.0, None)}
     of_one_size = SweepGrid(Small("x"), {}).jobs(preset.axes | {"requests": (10_000,)}, preset, instantly)
     assert len(of_one_size) == 48
-
-
-def test_the_methods_are_those_of_the_seed() -> None:
-    """7.1, step 2: 4 methods x 4 sizes. Here a GPU and a bin are as good as any, so that is the best."""
-    preset = PRESETS["methods"]
-    jobs = SweepGrid(Small("x"), {}).jobs(preset.axes, preset, instantly)
-    assert len(jobs) == 16
-    assert [(j.scheduler, j.servers, j.readings.bins) for j in jobs[:4]] == [
-        ("static_fifo", 1, 8), ("dynamic_no_bins", 1, 8), ("multi_bin_dynamic", 1, 8),
-        ("multi_bin_dynamic", 1, 1),
-    ]  # fmt: skip

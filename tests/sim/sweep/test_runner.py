@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -83,13 +82,6 @@ def test_only_one_run_at_a_time_writes_it(tmp_path: Path) -> None:
         Results(path)
     first.close()
     Results(path).close()
-
-
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot open .*: Is a directory"):
-        Results(tmp_path)
-    with pytest.raises(ConfigError, match="/dev/null is no file that could be read again"):
-        Results(Path("/dev/null"))
 
 
 def test_a_disk_that_takes_no_more_is_said_and_costs_only_the_last(tmp_path: Path) -> None:
@@ -188,14 +180,6 @@ def test_processes_and_this_one_agree() -> None:
     assert not multiprocessing.active_children()
     # The tracker that Python keeps beside spawned processes stays until this process ends.
     assert len(children(os.getpid()) - before) <= 1
-
-
-def test_in_this_process_it_is_told_how_far_a_job_is() -> None:
-    seen: list[tuple[str, int]] = []
-    long = trace(40_000)
-    one = job(long)
-    list(in_turn([one], {one.rows: long}, progress=lambda job, arrived: seen.append((job.id, arrived))))
-    assert seen == [(one.id, 16_384), (one.id, 32_768)]
 
 
 def test_a_job_that_its_process_dies_of_is_found_and_the_others_go_on() -> None:
@@ -301,9 +285,3 @@ def test_without_a_cluster_at_the_address_that_is_said() -> None:
         next(on_ray(JOBS, TRACES, "127.0.0.1:1"))
     with pytest.raises(ConfigError, match="expected auto, local, HOST:PORT"):
         next(on_ray(JOBS, TRACES, "somewhere"))
-
-
-def test_without_ray_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"--ray: needs Ray\nhint: .*\[ray\]"):
-        next(on_ray(JOBS, TRACES, "auto"))

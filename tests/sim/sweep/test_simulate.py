@@ -6,12 +6,10 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import llmtap
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import METRICS, Summary
 from llmtap.sim.engine import IterationState
@@ -231,37 +229,6 @@ def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -
     assert told["smooth_goodput"]["n"] == 4
 
 
-@pytest.mark.parametrize(
-    ("asked", "problem"),
-    [
-        ({"servers": 2}, "one server"),
-        ({"measure": False, "objectives": OBJECTIVES}, "measuring is off"),
-        ({"measure": False, "capture": "x"}, "measuring is off"),
-    ],
-)
-def test_what_cannot_be_run_is_refused(asked: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        simulate("continuous_batching", workload(ROWS), ModelOptions(), **asked)
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_a_run_becomes_a_capture_that_tells_the_same(scheduler: str, tmp_path: Path) -> None:
-    rows: list[Row] = [(i / 10, 5 + i, 1 + i % 7) for i in range(100)]
-    result = simulate(scheduler, workload(rows), ModelOptions(), objectives=OBJECTIVES, capture=tmp_path)
-    capture = llmtap.read(tmp_path)
-    assert capture.integrity().ok
-    ends = {x.seq: (x.timeline.response_end_ns, x.tokens.output) for x in capture.exchanges()}
-    assert [ends[i + 1] for i in range(len(rows))] == [
-        (end // 1_000 * 1_000, made)
-        for end, made in zip(result.record.end_ns, result.requests.output, strict=True)
-    ]
-    again = Summary(OBJECTIVES)
-    for x in capture.exchanges():
-        again.add(x)
-    assert result.summary is not None
-    assert again.goodput.to_dict(1.0) == result.summary.goodput.to_dict(1.0)
-
-
 ALONE_ROWS: list[Row] = [(1, 10, 2), (1.5, 20, 3), (2, 30, 1), (8, 40, 2)]
 """Served alone, one after another: 1 to 4, 4 to 8, 8 to 10, 10 to 13 s, with tokens at 3, 4; 6, 7, 8; 10;
 12, 13 s."""
@@ -323,15 +290,6 @@ def test_who_is_given_up_is_an_outcome_and_late_and_no_throughput(
     assert told["engine"]["preemptions"] == 1
 
 
-def test_goodput_counts_who_was_given_up_as_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = scripted(monkeypatch, GIVEN_UP, objectives=Objectives.parse("ttft:10s")).to_dict()
-    assert (told["goodput"]["counted"], told["goodput"]["met"]) == (4, 2)
-    assert told["goodput"]["broken"] == {"ended": 2}
-    # Two tokens each: readers wait 2.95, 5.45 and 2.95 s for the second. Who got none had nothing to read.
-    assert told["smooth_goodput"]["n"] == 3
-    assert told["smooth_goodput"]["tokens_per_second"] == pytest.approx((3 * 2 - 5 * 11.35) / 10)
-
-
 def test_what_the_engine_did_with_its_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     state = IterationState(
         kv_peak=0.9, preemptions=4, preempted=2, recovered=1, preempted_tokens=10, prefix_queries=8,
@@ -343,15 +301,3 @@ def test_what_the_engine_did_with_its_memory_by_hand(monkeypatch: pytest.MonkeyP
         "preemption_loss": 10 / 4, "kv_peak": 0.9, "prefix_queries": 8, "prefix_hits": 2,
         "prefix_hit_rate": 2 / 8,
     }  # fmt: skip
-
-
-def test_when_nobody_is_served_nothing_is_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = scripted(monkeypatch, dict.fromkeys(range(4), 0)).to_dict()
-    assert told["outcomes"] == {"upstream_error": 4}
-    assert told["request_sla_violation"] == 1
-    assert (told["latency"]["n"], told["latency"]["mean"], told["latency"]["p99"]) == (0, None, None)
-    assert (told["throughput_rps"], told["batch_mean"], told["decode_step_mean"]) == (None, None, None)
-    assert (told["seconds_per_output_token"], told["utilization"]) == (None, 0)
-    assert (told["tokens"]["input"], told["tokens"]["output"]) == (0, 0)
-    window = scripted(monkeypatch, dict.fromkeys(range(4), 0), window="arrivals").to_dict()
-    assert window["throughput_rps"] == 0
