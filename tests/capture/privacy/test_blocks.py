@@ -62,19 +62,15 @@ def test_the_count_of_ids_is_that_of_the_text(asked: PromptShape, count: int) ->
         # The same text in other roles.
         (prompt(("user", "x" * 16)), prompt(("system", "x" * 16)), 0),
         (prompt(("user", "x" * 16)), prompt(("user", "x" * 8), ("user", "x" * 8)), 1),
-        (prompt(("user", "x" * 8), ("user", "x" * 8)), prompt(("user", "x" * 8), ("assistant", "x" * 8)), 1),
         (prompt(("user", "xxxx"), ("user", "xxxx")), prompt(("user", "x" * 8)), 0),
-        (prompt(("user", "xxx"), ("user", "xxxxx")), prompt(("user", "xxxx"), ("user", "xxxx")), 0),
         # A picture counts where it stands: at a border it belongs to the next block.
         (prompt(("user", ["x" * 8, b"media1", "y" * 8])), prompt(("user", ["x" * 8, b"media2", "y" * 8])), 1),
         (prompt(("user", ["x" * 7, b"media1", "x" * 9])), prompt(("user", ["x" * 7, b"media2", "x" * 9])), 0),
         (prompt(("user", ["x" * 8, b"media1"])), prompt(("user", ["x" * 8, b"media2"])), 1),
-        (prompt(("user", ["x" * 9, b"media1"])), prompt(("user", ["x" * 9, b"media2"])), 1),
         # Tools stand before everything.
         (prompt(("user", "x" * 16), tools=b"a"), prompt(("user", "x" * 16), tools=b"b"), 0),
         # A text cannot pass for a mark, nor ids for the text they spell.
         (prompt(("user", ["a", b"call", "b"])), prompt(("user", "acallb")), 0),
-        (prompt(("user", "")), prompt(("user", "role")), 0),
         (prompt(("user", array("I", b"xxxxxxxx"))), prompt(("user", "xxxxxxxx")), 0),
         # Ids are chained: the same block after another one is another.
         (prompt(("user", "a" * 8 + "x" * 8)), prompt(("user", "b" * 8 + "x" * 8)), 0),
@@ -144,13 +140,6 @@ def test_a_tokenizer_that_cannot_is_counted_and_nothing_is_hashed(broken: str) -
     assert hasher.skipped == 1
 
 
-def test_thinking_is_hashed_in_its_place() -> None:
-    plain = prompt(("assistant", "x" * 16))
-    thought = prompt(("assistant", "x" * 8))
-    thought.messages[0].thinking = "x" * 8
-    assert len(ids(thought)) == 2 and shared(ids(thought), ids(plain)) == 0
-
-
 def test_another_salt_shares_nothing_and_no_salt_is_shown() -> None:
     salt = b"t" * 32
     asked = prompt(("user", "x" * 64))
@@ -186,10 +175,8 @@ def test_a_conversations_chain_begins_with_that_of_its_beginning(messages: Any, 
     [
         (prompt(("user", "x")), prompt(("system", "x"))),
         (prompt(("user", "xy")), prompt(("user", "x"), ("user", "y"))),
-        (prompt(("user", ["x", b"media1"])), prompt(("user", ["x", b"media2"]))),
         (prompt(("user", ["x", b"call", "y"])), prompt(("user", "xcally"))),
         (prompt(("user", array("I", b"xxxx"))), prompt(("user", "xxxx"))),
-        (prompt(("user", "x")), prompt(("user", ""))),
     ],
 )
 def test_another_conversation_has_another_chain(a: PromptShape, b: PromptShape) -> None:

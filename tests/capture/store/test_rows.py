@@ -119,17 +119,6 @@ def assert_same_request(x: Exchange, y: Exchange) -> None:
         assert y.asked.tokens == x.asked.tokens
 
 
-@settings(max_examples=40)
-@given(st.lists(any_exchange(), max_size=2), st.sampled_from(("none", "shape", "full")))
-def test_a_row_read_and_written_again_is_the_same_row(exchanges: list[Exchange], level: str) -> None:
-    first, _ = to_batch(exchanges, capture="c1", level=level)
-    second, failed = to_batch(list(exchanges_of(first)), capture="c1", level=level)
-    assert not failed
-    if level == "none":  # the sizes that this is the sum of are not kept
-        first, second = first.drop_columns(["prompt_bytes"]), second.drop_columns(["prompt_bytes"])
-    assert second.equals(first)
-
-
 def test_a_part_of_a_batch_reads_as_that_part() -> None:
     xs = [streamed(i, words=i) for i in range(5)]
     xs[2].asked = RequestShape(roles=["user"], sizes=array("q", [7]))
@@ -170,12 +159,10 @@ def test_offsets_are_whole_microseconds_rounded_down() -> None:
 
 def test_event_lists_hold_names_and_null_for_tokens_that_nobody_told() -> None:
     row = row_of(streamed(words=2))
-    assert row["event_class"] == ["content", "content", "done"]
-    assert row["event_tokens"] == [1, 1, None]
-    assert row["event_us"] == [100_000, 120_000, 121_000]
-    assert row["event_bytes"] == [181, 181, 12]
-    assert row["event_flags"] == [2, 2, 0]
-    assert row["id"] == "run.0.1-1"
+    assert {name: value for name, value in row.items() if name == "id" or name.startswith("event_")} == {
+        "id": "run.0.1-1", "event_class": ["content", "content", "done"], "event_tokens": [1, 1, None],
+        "event_us": [100_000, 120_000, 121_000], "event_bytes": [181, 181, 12], "event_flags": [2, 2, 0],
+    }  # fmt: skip
 
 
 def test_the_source_of_the_input_count_is_told() -> None:
@@ -192,21 +179,14 @@ HUGE = 10**30
 HOSTILE: list[tuple[str, Any, str, Any]] = [
     ("model", "a\ud800b", "model", "a?b"),
     ("model", "nul\x00 and \x1b[2J", "model", "nul\x00 and \x1b[2J"),
-    ("error", "\udfff", "error", "?"),
     ("model", 17, "model", "17"),
     ("status", HUGE, "status", None),
-    ("status", "two hundred", "status", None),
-    ("retries", 2**31, "retries", None),
     ("request_bytes", -HUGE, "request_bytes", None),
-    ("slo_ttft_ns", HUGE, "slo_ttft_us", None),
     ("tokens", Tokens(HUGE, HUGE, HUGE, HUGE, TokenSource.USAGE), "output_tokens", None),
     ("tokens", Tokens(True, 1.5), "input_tokens", 1),  # type: ignore[arg-type]
     ("asked", RequestShape(max_tokens=HUGE), "max_tokens", None),
-    ("asked", RequestShape(max_tokens="many"), "max_tokens", None),  # type: ignore[arg-type]
     ("asked", RequestShape(temperature=10**400), "temperature", None),
-    ("asked", RequestShape(temperature=2**60), "temperature", float(2**60)),
     ("asked", RequestShape(temperature="hot"), "temperature", None),  # type: ignore[arg-type]
-    ("asked", RequestShape(tools=2**40), "tools", None),
     ("asked", RequestShape(roles=["user", "my word is x", "\ud800"]), "message_roles",
      ["user", "other", "other"]),
     ("turn", Turn("\ud800", "explicit", 2**40, think_ns=HUGE), "think_us", None),
@@ -232,13 +212,6 @@ def test_nothing_from_outside_stops_a_row(attribute: str, value: Any, column: st
     row, other = rows_of(streamed(2, **{attribute: value}), good)
     assert row[column] == written
     assert other == row_of(good)
-
-
-def test_usage_nested_too_deep_is_left_out() -> None:
-    deep: dict[str, object] = {}
-    for _ in range(100_000):
-        deep = {"a": deep}
-    assert row_of(streamed(usage=deep))["usage"] is None
 
 
 def test_an_exchange_that_cannot_be_a_row_costs_no_other() -> None:
@@ -274,14 +247,6 @@ def test_below_the_level_full_nothing_that_was_said_is_written(level: str) -> No
     assert "SECRET" not in str(row)
     assert row["redactions"] is None
     assert row["level"] == level
-
-
-def test_a_row_says_what_it_has_itself() -> None:
-    kept = streamed(1, said=CapturedText("asked", None, 2))
-    rows = rows_of(kept, streamed(2), level="full")
-    assert [row["level"] for row in rows] == ["full", "shape"]
-    assert [row["request_body"] for row in rows] == ["asked", None]
-    assert [row["redactions"] for row in rows] == [2, None]
 
 
 def test_an_unknown_class_of_a_later_version_is_metadata() -> None:

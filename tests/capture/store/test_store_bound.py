@@ -102,7 +102,7 @@ def test_a_paused_capture_tells_what_it_lost_and_stays_below_its_bound(tmp_path)
     bound = 256 << 10
     at = store(tmp_path, clock, total_bytes=Bytes(bound))
     _fill(at)
-    for lost in range(1, 500):
+    for lost in range(1, 201):
         assert at.append(thin(0, 0), CaptureLedger(dropped={"total_bytes": lost}, meter="m"))
         assert at.problem == "total_bytes", "that a ledger has room says nothing of rows"
         if lost % 20 == 0:
@@ -113,7 +113,7 @@ def test_a_paused_capture_tells_what_it_lost_and_stays_below_its_bound(tmp_path)
         assert at.state().files_waiting == 0, "ledgers alone make no files while it is paused"
     assert sum(p.stat().st_size for p in (tmp_path / ".spool").iterdir()) < 2 * NOTES_SPOOL_BYTES
     at.close(10)
-    assert _ledgers(tmp_path)[-1].dropped == {"total_bytes": 499}
+    assert _ledgers(tmp_path)[-1].dropped == {"total_bytes": 200}
     assert at.state().local_bytes <= bound
     assert sum(p.stat().st_size for p in tmp_path.rglob("*.parquet")) == at.state().local_bytes
 
@@ -146,22 +146,6 @@ def test_what_is_deleted_is_known_as_soon_as_it_is_gone(tmp_path):
         deleted = at.state().rows_deleted
         assert _ledgers(tmp_path)[-1].dropped == ({"deleted": deleted} if deleted else {})
     assert deleted > 0
-    at.close(10)
-
-
-def test_what_is_deleted_for_a_batch_that_is_not_taken_all_the_same_is_known_too(tmp_path, monkeypatch):
-    at = store(tmp_path, total_bytes=Bytes(256 << 10), when_full="oldest")
-    seq = 0
-    while not at.state().rows_deleted:
-        seq += 1
-        with monkeypatch.context() as failing:
-            failing.setattr(SpoolWriter, "append", no_room)
-            assert not at.append(fat(seq), CaptureLedger(meter="m"))
-        if not at.state().rows_deleted:
-            until(lambda seq=seq: at.append(fat(seq), CaptureLedger(meter="m")))
-        until(lambda: at.state().files_waiting == 0)
-    assert at.problem == "disk_full"
-    assert _ledgers(tmp_path)[-1].dropped == {"deleted": at.state().rows_deleted}
     at.close(10)
 
 
