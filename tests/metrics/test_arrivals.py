@@ -104,18 +104,6 @@ def test_the_strongest_autocorrelation_is_that_of_its_definition(gaps: list[int]
     assert abs(found.value) == pytest.approx(max(map(abs, by_lag)), abs=1e-9)
 
 
-def test_gaps_that_come_again_are_found_by_their_lag() -> None:
-    # The delays of four workers with one seed: each comes four times.
-    random = Random(3)
-    gaps = [round(gap) for gap in (random.expovariate(1e-7) for _ in range(500)) for _ in range(4)]
-    found = strongest_autocorrelation(gaps)
-    assert found is not None
-    assert found.lag == 1
-    # Three of four pairs of neighbours are equal.
-    assert found.value == pytest.approx(0.75, abs=0.1)
-    assert found.value > found.limit
-
-
 def test_the_limit_of_the_largest_of_twenty_is_bonferronis() -> None:
     found = strongest_autocorrelation([*range(100)])
     assert isinstance(found, Autocorrelation)
@@ -144,19 +132,6 @@ def test_both_limits_are_exceeded_once_in_twenty_times() -> None:
     for beyond in (given_beyond, own_beyond):
         assert 0.04 - room <= beyond / trials <= 0.05 + room
     assert KS_95 < KS_999
-
-
-def test_who_sends_in_clumps_is_beyond_the_limit() -> None:
-    random, at_ns, times = Random(1), 0, []
-    for _ in range(5_000):
-        at_ns += round(random.expovariate(240e-9))
-        times.append(at_ns)
-    tidy = figures(times, rate_rps=240)
-    clumped = figures([t // 10_000_000 * 10_000_000 for t in times], rate_rps=240)
-    assert tidy.ks is not None
-    assert clumped.ks is not None
-    assert tidy.ks_limit is not None
-    assert tidy.ks <= tidy.ks_limit < clumped.ks
 
 
 def test_a_plan_that_is_kept_has_a_ratio_of_one() -> None:

@@ -23,7 +23,6 @@ from llmtap.metrics.experiment import (
 )
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.statistics import (
-    anytime_p,
     count_range,
     mixture_e_log,
     mixture_width,
@@ -80,13 +79,6 @@ def test_a_unit_that_comes_piece_by_piece_counts_as_one(visits: list[tuple[int, 
         expected.add(unit, values)
     assert (found.n, found.units, found.units_with) == (expected.n, expected.units, expected.units_with)
     assert (found.mean, found.error()) == (expected.mean, expected.error())
-
-
-def test_large_numbers_do_not_cancel() -> None:
-    """A spread of 1 ns around an hour: floats would lose it."""
-    hour = 3_600 * 10**9
-    error = figure_of([hour, hour + 1] * 50).error()
-    assert error == pytest.approx(sqrt(0.25 * 100 / 99 / 100))
 
 
 def test_welch_by_hand() -> None:
@@ -233,10 +225,6 @@ def conversation(r: random.Random) -> list[int]:
     return [round(base * r.lognormvariate(0, 0.2) * 100 * MS) for _ in range(r.randrange(1, 8))]
 
 
-def refusal(r: random.Random) -> list[int]:
-    return [int(r.random() < 0.08)]
-
-
 def watched(
     draw: Callable[[random.Random], list[int]], seed: int, shift: int = 0
 ) -> Iterator[tuple[Figure, Figure]]:
@@ -250,13 +238,12 @@ def watched(
             yield figures
 
 
-@pytest.mark.parametrize("draw", [lognormal, conversation])
-def test_watching_means_of_equal_arms_seldom_raises_an_alarm(draw: Callable[..., list[int]]) -> None:
-    """A/A: 120 experiments, looked at 22 times each."""
-    runs, alarms, naive = 120, 0, 0
+def test_watching_means_of_equal_arms_seldom_raises_an_alarm() -> None:
+    """A/A: 60 experiments, looked at 22 times each."""
+    runs, alarms, naive = 60, 0, 0
     for seed in range(runs):
         rang = single = False
-        for control, arm in watched(draw, seed):
+        for control, arm in watched(conversation, seed):
             d = mean_difference(arm, control, ALPHA)
             assert d is not None and d.p is not None and d.interval is not None
             rang |= d.p <= ALPHA
@@ -294,16 +281,6 @@ def test_intervals_of_quantiles_hold_at_every_look() -> None:
     assert max(widths) < 120 * MS, "and they say something: the median is 100 ms"
 
 
-def test_a_quantile_of_alike_values_holds_at_every_look() -> None:
-    runs, missed, truth = 60, 0, exp(0) * 100 * MS
-    for seed in range(runs):
-        found = [
-            quantile_interval(control, 0.5, ALPHA, anytime=True) for control, _ in watched(conversation, seed)
-        ]
-        missed += any(one is not None and not one[0] <= truth <= one[1] for one in found)
-    assert missed <= ALPHA * runs + 2
-
-
 @given(st.integers(10, 3_000), st.sampled_from([0.5, 0.95, 0.99]), st.sampled_from([0.2, 0.05, 0.001]))
 def test_the_range_of_counts_ends_where_the_e_value_does(n: int, share: float, alpha: float) -> None:
     low, high = count_range(n, share, alpha)
@@ -330,14 +307,6 @@ def prompted(seed: int, shift: int = 0, looks: int = 50) -> Iterator[tuple[Figur
         figures[arm].add(r.getrandbits(64), [time], covariate=length)
         if n > 100 and n % looks == 0:
             yield figures
-
-
-def test_adjusted_means_of_equal_arms_seldom_raise_an_alarm() -> None:
-    runs, alarms = 200, 0
-    for seed in range(runs):
-        ps = [mean_difference(arm, control, ALPHA, adjust=True) for control, arm in prompted(seed)]
-        alarms += any(d is not None and d.p is not None and d.p <= ALPHA for d in ps)
-    assert alarms <= ALPHA * runs
 
 
 def test_a_covariate_narrows_the_interval_and_moves_no_truth() -> None:
@@ -376,21 +345,6 @@ def test_a_unit_that_comes_piece_by_piece_has_one_covariate() -> None:
         for i, value in enumerate(values):
             pieces.add(unit, {"x": [value]}, size + i)
     assert pieces.figures["x"].explained() == whole.figures["x"].explained()
-
-
-def test_watching_refusals_of_equal_arms_seldom_raises_an_alarm() -> None:
-    runs, alarms, naive = 120, 0, 0
-    for seed in range(runs):
-        rang = single = False
-        for control, arm in watched(refusal, seed):
-            d = share_difference(arm, control, (1, 1), ALPHA)
-            assert d is not None and d.p is not None and d.interval is not None
-            rang |= d.p <= ALPHA or (d.anytime is not None and not d.anytime[0] <= 0 <= d.anytime[1])
-            single |= not d.interval[0] <= 0 <= d.interval[1]
-        alarms += rang
-        naive += single
-    assert alarms <= ALPHA * runs
-    assert naive >= 2 * ALPHA * runs
 
 
 def test_a_difference_is_found_while_watching() -> None:
@@ -448,12 +402,6 @@ def compositions(n: int, parts: int) -> list[tuple[int, ...]]:
     if parts == 1:
         return [(n,)]
     return [(i, *rest) for i in range(n + 1) for rest in compositions(n - i, parts - 1)]
-
-
-def test_nothing_seen_says_nothing() -> None:
-    assert anytime_p(multinomial_e_log((0, 0), (0.5, 0.5))) == 1
-    assert anytime_p(-3.0) == 1
-    assert anytime_p(log(20)) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(

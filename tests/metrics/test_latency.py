@@ -217,24 +217,6 @@ class TestMeasured:
         assert m.itl_c_ns == [3 * MS, 4 * MS]
 
 
-@pytest.mark.parametrize(
-    ("times_ms", "expected"),
-    [
-        ([0, 10, 20, 30, 130, 130, 130, 140, 150], Bursts(1, 3, 100 * MS)),
-        ([0, 0, 0, 80, 80, 80, 80, 300, 300, 300], Bursts(2, 7, 220 * MS)),
-        ([0, 12, 24, 36, 48, 60, 120, 120, 120], Bursts(1, 3, 60 * MS)),
-        ([0, 12, 24, 36, 48, 60, 119, 119, 119], NO_BURSTS),
-        ([700] * 40, NO_BURSTS),
-        ([5], NO_BURSTS),
-    ],
-    ids=["one", "two", "5 medians", "less than 5 medians", "no hold", "one event"],
-)
-def test_a_burst_is_events_together_after_a_hold(times_ms: list[int], expected: Bursts) -> None:
-    times = [t * MS for t in times_ms]
-    gaps = tbc_ns(times)
-    assert bursts_of(times, gaps, tbc_max_ns(gaps) or 0) == expected
-
-
 @given(st.lists(st.sampled_from([0.0, 0.4, 1.1, 10.0, 49.9, 50.0, 300.0]), max_size=60))
 def test_equals_the_definition_word_by_word(gaps_ms: list[float]) -> None:
     times = [0]

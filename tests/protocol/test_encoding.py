@@ -52,12 +52,6 @@ def test_every_cut_gives_the_plain_bytes_back(name: str, data: bytes, cuts: list
     assert decode_cut(encoding, code(data), cuts) == data
 
 
-def test_no_field_and_identity_have_nothing_to_undo() -> None:
-    assert Decoder(None).identity
-    assert Decoder(b" identity , ").identity
-    assert not Decoder(b"br").identity
-
-
 @pytest.mark.parametrize(
     "flushed",
     [

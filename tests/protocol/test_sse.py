@@ -97,17 +97,6 @@ def test_events_are_those_of_the_standard(body: bytes) -> None:
     assert [(e.data, e.event, e.comment) for e in play(body, [])] == standard(body)
 
 
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_the_offsets_are_those_of_the_block(end: bytes) -> None:
-    blocks = [b"data: one" + end + end, b": c" + end + end, b"event: e" + end + b"data: two" + end + end]
-    events = play(b"".join(blocks), [])
-    edges = [0, len(blocks[0]), len(blocks[0] + blocks[1]), len(b"".join(blocks))]
-    starts, ends = [e.start for e in events], [e.end for e in events]
-    assert starts == edges[:-1]
-    # Before the first CR LF was seen, a lone CR has to count as the line end; it was seen after one line.
-    assert ends == edges[1:]
-
-
 def test_only_a_cr_lf_is_waited_for() -> None:
     assert SseParser().feed(b"data: x\r\r") == [SseEvent(0, 9, b"x")]
     parser = SseParser()

@@ -43,44 +43,6 @@ def shared(a: Sequence[int], b: Sequence[int]) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))))
 
 
-@pytest.mark.parametrize(
-    ("asked", "count"),
-    [
-        (prompt(), 0), (prompt(("user", "")), 0), (prompt(("user", [b"media1"])), 0),
-        (prompt(("user", "x")), 1), (prompt(("user", "x" * 8)), 1), (prompt(("user", "x" * 9)), 2),
-        (prompt(("user", "xxxx"), ("assistant", "xxxx")), 1), (prompt(("user", "é" * 4)), 1),
-        (prompt(("user", ["x" * 8, b"media1"])), 1), (prompt(("user", array("I", [1, 2]))), 1),
-    ],
-)  # fmt: skip
-def test_the_count_of_ids_is_that_of_the_text(asked: PromptShape, count: int) -> None:
-    assert len(ids(asked)) == count
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "same"),
-    [
-        # The same text in other roles.
-        (prompt(("user", "x" * 16)), prompt(("system", "x" * 16)), 0),
-        (prompt(("user", "x" * 16)), prompt(("user", "x" * 8), ("user", "x" * 8)), 1),
-        (prompt(("user", "xxxx"), ("user", "xxxx")), prompt(("user", "x" * 8)), 0),
-        # A picture counts where it stands: at a border it belongs to the next block.
-        (prompt(("user", ["x" * 8, b"media1", "y" * 8])), prompt(("user", ["x" * 8, b"media2", "y" * 8])), 1),
-        (prompt(("user", ["x" * 7, b"media1", "x" * 9])), prompt(("user", ["x" * 7, b"media2", "x" * 9])), 0),
-        (prompt(("user", ["x" * 8, b"media1"])), prompt(("user", ["x" * 8, b"media2"])), 1),
-        # Tools stand before everything.
-        (prompt(("user", "x" * 16), tools=b"a"), prompt(("user", "x" * 16), tools=b"b"), 0),
-        # A text cannot pass for a mark, nor ids for the text they spell.
-        (prompt(("user", ["a", b"call", "b"])), prompt(("user", "acallb")), 0),
-        (prompt(("user", array("I", b"xxxxxxxx"))), prompt(("user", "xxxxxxxx")), 0),
-        # Ids are chained: the same block after another one is another.
-        (prompt(("user", "a" * 8 + "x" * 8)), prompt(("user", "b" * 8 + "x" * 8)), 0),
-    ],
-)  # fmt: skip
-def test_what_two_prompts_share(a: PromptShape, b: PromptShape, same: int) -> None:
-    assert shared(ids(a), ids(b)) == same
-    assert not set(ids(a)[same:]) & set(ids(b)[same:])
-
-
 _PARTS = st.lists(
     st.text("ab", max_size=20) | st.text(max_size=9) | st.sampled_from([b"media1", b"media2", b"call"])
     | st.lists(st.integers(0, 9), max_size=5).map(lambda x: array("I", x)),

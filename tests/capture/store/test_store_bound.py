@@ -11,7 +11,7 @@ from llmtap.capture.schema import (
     CaptureLedger,
     info_of,
 )
-from llmtap.capture.store.spool import SpoolWriter, read_spool
+from llmtap.capture.store.spool import read_spool
 from llmtap.capture.store.store import (
     LOOK_NOW_AND_THEN_NS,
     NOTES_BYTES,
@@ -25,7 +25,6 @@ from tests.support.storage.stores import (
     fat,
     files_in,
     left_spool,
-    no_room,
     numbers,
     store,
     thin,
@@ -116,26 +115,6 @@ def test_a_paused_capture_tells_what_it_lost_and_stays_below_its_bound(tmp_path)
     assert _ledgers(tmp_path)[-1].dropped == {"total_bytes": 200}
     assert at.state().local_bytes <= bound
     assert sum(p.stat().st_size for p in tmp_path.rglob("*.parquet")) == at.state().local_bytes
-
-
-def test_a_spool_of_ledgers_that_cannot_be_begun_anew_stays(tmp_path, monkeypatch):
-    at = store(tmp_path)
-    lost = 0
-    while at.state().spool_bytes < NOTES_SPOOL_BYTES:
-        lost += 1
-        append(at, thin(0, 0), CaptureLedger(dropped={"memory": lost}, meter="m"))
-    (before,) = (tmp_path / ".spool").glob("*.spool")
-    with monkeypatch.context() as failing:
-        failing.setattr(SpoolWriter, "note", no_room)
-        assert not at.append(thin(0, 0), CaptureLedger(dropped={"memory": 1_000}, meter="m"))
-    assert list((tmp_path / ".spool").glob("*.spool")) == [before]
-    append(at, thin(0, 0), CaptureLedger(dropped={"memory": 1_001}, meter="m"))
-    (after,) = (tmp_path / ".spool").glob("*.spool")
-    assert after != before
-    append(at, thin(1), CaptureLedger(dropped={"memory": 1_001}, meter="m"))
-    at.close(10)
-    assert _ledgers(tmp_path) == [CaptureLedger(dropped={"memory": 1_001}, meter="m")]
-    assert numbers(tmp_path) == [1, 2, 3, 4, 5]
 
 
 def test_what_is_deleted_is_known_as_soon_as_it_is_gone(tmp_path):

@@ -3,7 +3,6 @@
 Long because one table a subject of a dialect with many vendors.
 """
 
-import json
 from typing import Any
 
 import msgspec
@@ -202,18 +201,6 @@ def test_azures_filter() -> None:
     assert read(failed).verdict is None
 
 
-def test_hooks_and_warnings_beside_output_are_seen() -> None:
-    failing = {"after_request_hooks": [{"verdict": True}, {"verdict": False}]}
-    delta = read(ROLE, chunk({"content": "a"}), chunk({"content": "b"}, hook_results=failing))
-    assert (delta.event_class, delta.also, delta.text) == (C.GUARDRAIL, (C.CONTENT,), "b")
-    assert delta.content
-    assert delta.verdict == flagged("hook_results.after_request_hooks[1].verdict")
-    warned = chunk({"content": "b"}, warnings=[{"type": "UNSUITABLE_OUTPUT"}])
-    delta = read(ROLE, chunk({"content": "a"}), warned)
-    assert delta.verdict is not None
-    assert (delta.event_class, delta.verdict.action, delta.verdict.kind) == (C.GUARDRAIL, "flagged", None)
-
-
 def test_an_error_behind_the_end_is_a_guardrail_that_came_too_late() -> None:
     failure = {"error": {"message": "whatever it says", "type": "None", "code": "400"}}
     early, late = read(ROLE, failure), read(ROLE, chunk({"content": "a"}, finish_reason="stop"), failure)
@@ -223,13 +210,6 @@ def test_an_error_behind_the_end_is_a_guardrail_that_came_too_late() -> None:
     assert (late.verdict.kind, late.verdict.confidence) == ("output_guardrail", "medium")
     crash = read(ROLE, chunk({}, finish_reason="stop"), {"error": {"message": "m", "code": 500}})
     assert (crash.event_class, crash.verdict) == (C.ERROR, None)
-
-
-def test_choices_think_for_themselves() -> None:
-    dialect = OpenAIChat()
-    pieces = [(0, "<think>"), (1, "b"), (0, "a"), (1, "<think>"), (0, "</think>c")]
-    deltas = [dialect.read_event(event(chunk({"content": t}, index=i))) for i, t in pieces]
-    assert [d.event_class for d in deltas] == [C.METADATA, C.CONTENT, C.REASONING, C.CONTENT, C.CONTENT]
 
 
 def test_two_choices_in_one_chunk() -> None:
@@ -266,12 +246,6 @@ def kinds(*pieces: str, reason: str | None = "stop") -> list[str]:
 )
 def test_thinking_inside_the_content(pieces: list[str], expected: list[str]) -> None:
     assert kinds(*pieces) == expected
-
-
-def test_a_whole_answer_with_thinking_inside() -> None:
-    body = {"choices": [{"message": {"content": "<think>hm</think>so"}, "finish_reason": "stop"}]}
-    delta = OpenAIChat().read_body(json.dumps(body).encode())
-    assert (delta.event_class, delta.also, delta.text) == (C.CONTENT, (C.REASONING,), "so")
 
 
 # One text, told twice; one answer, begun twice.
@@ -322,28 +296,6 @@ def test_the_model_is_told_once_and_when_it_changes() -> None:
         chunk({"content": "c"}, model="n"),
     )
     assert [read(*s).model for s in ([first], [first, again], [first, again, other])] == ["m", None, "n"]
-
-
-def test_the_last_count_of_a_running_usage_is_the_total_for_a_single_choice_only() -> None:
-    def step(n: int, index: int = 0, reason: str | None = None) -> dict[str, Any]:
-        return chunk({"content": "x"}, index=index, usage={"completion_tokens": n}, finish_reason=reason)
-
-    assert not read(step(1), step(2, reason="stop")).usage_running
-    assert read(step(1), step(1, 1), step(2, reason="stop")).usage_running
-
-
-@pytest.mark.parametrize(
-    ("data", "text"),
-    [
-        (b'{"choices":[{"index":"0","delta":{"content":"a"}}]}', "a"),
-        (b'{"choices":[{"delta":{"content":"a"},"finish_reason":7}],"model":9,"usage":"none"}', "a"),
-        (b'{"choices":[{"delta":{"content":"\\ud83d"},"token_ids":{}}]}', "?"),
-        (b'{"choices":[{"delta":{"content":"a"}},"x",null]}', "a"),
-    ],
-)
-def test_a_chunk_that_does_not_quite_fit_is_read_as_far_as_it_does(data: bytes, text: str) -> None:
-    delta = OpenAIChat().read_event(event(data))
-    assert (delta.event_class, delta.text, delta.parsed) == (C.CONTENT, text, True)
 
 
 deltas = st.fixed_dictionaries(

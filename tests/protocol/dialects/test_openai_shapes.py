@@ -8,25 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.protocol.delta import Delta, EventClass, UsageCounts, Verdict
+from llmtap.protocol.delta import Delta, EventClass, UsageCounts
 from llmtap.protocol.dialects.openai_beside import Beside, add_beside, read_beside, read_failure
 from llmtap.protocol.dialects.openai_shapes import (
     CHOICES_MAX,
     Findings,
     RunningCount,
     add_timings,
-    read_error,
-    read_frame,
-    read_json,
     read_usage,
     to_raw,
 )
 from llmtap.protocol.dialects.shapes import (
     Fields,
-    gather,
 )
-from llmtap.protocol.sse import SseEvent
-from tests.protocol.dialects.events import told
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -60,41 +54,6 @@ anything = st.recursive(
 )
 def test_usage_under_one_set_of_names(usage: Any, counts: UsageCounts | None) -> None:
     assert read_usage(usage) == counts
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        ("boom", ("error", "boom")),
-        ({"message": "m", "type": "t", "code": "c"}, ("c", "m")),
-        ({"message": "m", "type": "t", "code": 500}, ("t", "m")),
-        ({"message": ["m"], "code": 502}, ("502", None)),
-        ([1], ("error", None)),
-    ],
-)
-def test_the_telling_part_of_an_error(error: Any, expected: tuple[str, str | None]) -> None:
-    assert read_error(error) == expected
-
-
-def test_json_that_only_the_standard_library_reads() -> None:
-    assert read_json(b'{"a": 1e999}') == {"a": float("inf")}
-    assert read_json(b'{"a": "\\ud83d"}') == {"a": "?"}
-    assert read_json(b'{"\\ud83d": [{"b": "\\udc00x"}]}') == {"?": [{"b": "?x"}]}
-
-
-@pytest.mark.parametrize(
-    ("event", "delta"),
-    [
-        (SseEvent(0, 9, None, None, True), Delta(EventClass.KEEPALIVE)),
-        (SseEvent(0, 9, None, b"ping"), Delta(EventClass.KEEPALIVE)),
-        (SseEvent(0, 9, None), Delta(EventClass.METADATA)),
-        (SseEvent(0, 9, b" [DONE] "), Delta(EventClass.DONE, done=True)),
-        (SseEvent(0, 9, b"hello"), Delta(EventClass.METADATA, parsed=False)),
-        (SseEvent(0, 9, b"oh", b"error"), Delta(EventClass.ERROR, error_type="error")),
-    ],
-)
-def test_events_that_are_no_json_object(event: SseEvent, delta: Delta) -> None:
-    assert read_frame(event) == delta
 
 
 def test_a_count_steps_for_each_choice() -> None:
@@ -139,19 +98,6 @@ def test_fields_are_read_from_any_bytes(data: bytes, found: Any) -> None:
         assert shape is not None and isinstance(shape.type, float)
     else:
         assert (None if shape is None else (shape.type, shape.odd_name)) == found
-
-
-def test_a_reason_may_be_a_verdict() -> None:
-    assert told(gather(reason="stop")) == {"is": "metadata", "finish_reason": "stop"}
-    assert told(gather(reason=["stop"])) == {"is": "metadata"}
-    filtered, refused = (
-        gather(reason="content_filter", signal="why"),
-        gather((), (C.USAGE,), reason="refusal"),
-    )
-    assert (filtered.event_class, filtered.verdict and filtered.verdict.signal) == (C.GUARDRAIL, "why")
-    assert (refused.event_class, refused.also) == (C.REFUSAL, (C.USAGE,))
-    verdict = Verdict("other")
-    assert gather((), (C.DONE,), reason="content_filter", verdict=verdict).verdict is verdict
 
 
 def beside(value: Any) -> Beside:

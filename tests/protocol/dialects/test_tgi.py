@@ -60,10 +60,3 @@ def test_a_whole_answer() -> None:
         told(Tgi().read_body(b'{"error":"too long","error_type":"validation"}'))["error_type"] == "validation"
     )
     assert [Tgi().read_body(b).parsed for b in (b"[]", b"{}", b"3", b"[3]")] == [False] * 4
-
-
-def test_several_answers_add_up() -> None:
-    one = {"generated_text": "Hi", "details": DETAILS}
-    said = told(Tgi().read_body(encode([one, {"generated_text": "you"}, one])))
-    assert (said["text"], said["choices"]) == ("HiyouHi", (0, 1, 2))
-    assert (said["counts"]["input"], said["counts"]["output"], said["also"]) == (12, 10, ["usage"])
