@@ -69,32 +69,17 @@ def bedrock(stop: dict[str, Any]) -> list[Any]:
     return anthropic({}, stop)
 
 
-def cohere(end: dict[str, Any]) -> list[Any]:
-    said = [{"type": "content-delta", "delta": {"message": {"content": {"text": word}}}} for word in WORDS]
-    return [*said, {"type": "message-end", "delta": {"finish_reason": "COMPLETE", **end}}]
-
-
-def tgi(end: dict[str, Any]) -> list[Any]:
-    said: list[Any] = [{"token": {"id": i, "text": word, "special": False}} for i, word in enumerate(WORDS)]
-    said[-1] |= {"generated_text": "".join(WORDS), "details": {"finish_reason": "length", **end}}
-    return said
-
-
 def llamacpp(end: dict[str, Any]) -> list[Any]:
     said = [{"content": word, "stop": False} for word in WORDS]
     return [*said, {"content": "", "stop": True, "stop_type": "eos", **end}]
 
 
 def ollama(end: dict[str, Any]) -> list[Any]:
-    def line(text: str, done: bool) -> dict[str, Any]:
-        return {
-            "model": "m",
-            "created_at": "d",
-            "message": {"role": "assistant", "content": text},
-            "done": done,
-        }
-
-    return [*(line(word, False) for word in WORDS), {**line("", True), "done_reason": "stop", **end}]
+    said: list[Any] = [
+        {"created_at": "d", "message": {"role": "assistant", "content": word}, "done": False}
+        for word in WORDS
+    ]
+    return [*said, {**said[0], "done": True, "done_reason": "stop", **end}]
 
 
 def sglang(end: dict[str, Any]) -> list[Any]:
@@ -110,8 +95,8 @@ def lmstudio(end: dict[str, Any]) -> list[Any]:
 
 PATHS = {
     chat: "/v1/chat/completions", completions: "/v1/completions", responses: "/v1/responses",
-    anthropic: "/v1/messages", bedrock: "/v1/messages", cohere: "/v2/chat", tgi: "/generate_stream",
-    llamacpp: "/completion", ollama: "/api/chat", sglang: "/generate", lmstudio: "/api/v1/chat",
+    anthropic: "/v1/messages", bedrock: "/v1/messages", llamacpp: "/completion", ollama: "/api/chat",
+    sglang: "/generate", lmstudio: "/api/v1/chat",
 }  # fmt: skip
 DIALECT_OF_PLACE = {
     "": ollama, "meta_info": sglang, "result.stats": lmstudio, "amazon-bedrock-invocationMetrics": bedrock,
@@ -137,8 +122,6 @@ COUNTS: list[tuple[Any, str, str, dict[str, int]]] = [
     (responses, "usage.output_tokens_details", "reasoning_tokens", {}),
     (anthropic, "usage", "cache_read_input_tokens", {"output_tokens": 4}),
     (bedrock, "amazon-bedrock-invocationMetrics", "outputTokenCount", {"inputTokenCount": 9}),
-    (cohere, "usage.tokens", "output_tokens", {"input_tokens": 9}),
-    (tgi, "", "generated_tokens", {"input_length": 9}),
     (llamacpp, "", "tokens_predicted", {"tokens_evaluated": 9}),
     (ollama, "", "prompt_eval_count", {"eval_count": 4}),
     (sglang, "meta_info", "cached_tokens", {"completion_tokens": 4}),

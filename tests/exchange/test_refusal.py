@@ -63,74 +63,49 @@ def observe(
     return observer.finish(99, outcome.value, None, None, 0, 0, 0, 0)
 
 
-def public(x: Exchange) -> tuple[Any, ...]:
-    """Kind, source and confidence; phase, action and whether it came late."""
+def public(x: Exchange) -> str:
+    """Kind, source and confidence; phase, action and whether it came late; `-` for what is not known."""
     refusal, guardrail = x.refusal or {}, x.guardrail or {}
-    return (
-        *(refusal.get(key) for key in ("kind", "source", "confidence")),
-        *(guardrail.get(key) for key in ("phase", "action", "late")),
-    )
+    told = [refusal.get(key) for key in ("kind", "source", "confidence")]
+    told += [guardrail.get(key) for key in ("phase", "action")]
+    return " ".join(str(word or "-") for word in told) + " late" * bool(guardrail.get("late"))
 
 
-NOTHING = (None,) * 6
 BLOCK = {"error": {"message": "Content blocked: keyword", "type": "invalid_request_error", "code": "400"}}
+
+
+DENIED = {HOOKS: {"before_request_hooks": [{"verdict": False}]}}
+FILTERED = chunk({}, choice={"content_filter_results": {"hate": {"filtered": True}}})
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([text("fine"), STOP], NOTHING),
-        (
-            [chunk({}, "content_filter"), usage(7)],
-            ("output_guardrail", "finish_reason", "medium", "output", "blocked", None),
-        ),
-        (
-            [chunk({}, "content_filter"), usage(0)],
-            ("input_guardrail", "finish_reason", "medium", "input", "blocked", None),
-        ),
-        (
-            [chunk({}, "content_filter")],
-            ("output_guardrail", "finish_reason", "medium", "output", "blocked", None),
-        ),
-        (
-            [text("canned"), chunk({}, "guardrail_intervened")],
-            ("output_guardrail", "finish_reason", "medium", "output", "replaced", None),
-        ),
-        (
-            [text("a"), BLOCK],
-            ("output_guardrail", "stream_error.message", "high", "output", "blocked", True),
-        ),
-        (
-            [{"error": {"message": "m", "code": "1301"}}],  # before any text: what was asked
-            ("input_guardrail", "stream_error.code", "high", "input", "blocked", None),
-        ),
-        (
-            [text("a"), {"error": {"message": "m", "code": "1301"}}],
-            ("output_guardrail", "stream_error.code", "high", "output", "blocked", True),
-        ),
-        (
-            [{HOOKS: {"before_request_hooks": [{"verdict": False}]}}, text("a"), STOP],
-            (None, None, None, "input", "flagged", None),
-        ),
-        (
-            [{HOOKS: {"before_request_hooks": [{"verdict": False}]}}, text("a"), chunk({}, "sensitive")],
-            ("output_guardrail", "finish_reason", "high", "output", "blocked", True),
-        ),
-        (
-            [chunk({"refusal": "no"}), chunk({}, "content_filter")],
-            ("model_refusal", "delta.refusal", "high", "output", "blocked", True),
-        ),
-        (
-            [text("a"), chunk({}, choice={"content_filter_results": {"hate": {"filtered": True}}}), STOP],
-            ("output_guardrail", "content_filter_results.filtered", "high", "output", "blocked", True),
-        ),
+        ([text("fine"), STOP], "- - - - -"),
+        ([chunk({}, "content_filter"), usage(7)], "output_guardrail finish_reason medium output blocked"),
+        ([chunk({}, "content_filter"), usage(0)], "input_guardrail finish_reason medium input blocked"),
+        ([chunk({}, "content_filter")], "output_guardrail finish_reason medium output blocked"),
+        ([text("canned"), chunk({}, "guardrail_intervened")],
+         "output_guardrail finish_reason medium output replaced"),
+        ([text("a"), BLOCK], "output_guardrail stream_error.message high output blocked late"),
+        # Before any text: what was asked.
+        ([{"error": {"message": "m", "code": "1301"}}],
+         "input_guardrail stream_error.code high input blocked"),
+        ([text("a"), {"error": {"message": "m", "code": "1301"}}],
+         "output_guardrail stream_error.code high output blocked late"),
+        ([DENIED, text("a"), STOP], "- - - input flagged"),
+        ([DENIED, text("a"), chunk({}, "sensitive")],
+         "output_guardrail finish_reason high output blocked late"),
+        ([chunk({"refusal": "no"}), chunk({}, "content_filter")],
+         "model_refusal delta.refusal high output blocked late"),
+        ([text("a"), FILTERED, STOP],
+         "output_guardrail content_filter_results.filtered high output blocked late"),
     ],
 )  # fmt: skip
-def test_what_a_stream_says(values: list[Any], expected: tuple[Any, ...]) -> None:
+def test_what_a_stream_says(values: list[Any], expected: str) -> None:
     x = observe(chunk(ROLE), *values)
     assert public(x) == expected
-    acted = expected[0] is not None and expected[2] != "low"
-    assert x.outcome is (Outcome.REFUSED if acted else Outcome.COMPLETE)
+    assert x.outcome is (Outcome.COMPLETE if expected.startswith("-") else Outcome.REFUSED)
 
 
 def error(message: str = "m", **fields: Any) -> dict[str, Any]:
@@ -140,35 +115,32 @@ def error(message: str = "m", **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("status", "headers", "body", "expected"),
     [
-        (400, {}, error(code="1301"), ("input_guardrail", "http_status+code", "input")),
+        (400, {}, error(code="1301"), "input_guardrail http_status+code high input"),
         (400, {"x-litellm-applied-guardrails": "presidio"}, error("Violated guardrail policy"),
-         ("input_guardrail", "error.message", "input")),
-        (400, APPLIED, error("Content blocked"), ("output_guardrail", "header+error.message", "output")),
+         "input_guardrail error.message high input"),
+        (400, APPLIED, error("Content blocked"), "output_guardrail header+error.message high output"),
         (403, {}, {"error": "Content violates usage guidelines."},
-         ("input_guardrail", "http_status+message", "input")),
-        (403, {}, error(metadata={"reasons": ["hate"]}),
-         ("input_guardrail", "http_status+metadata", "input")),
-        (446, {}, {"who": "knows"}, ("input_guardrail", "http_status", "input")),
+         "input_guardrail http_status+message high input"),
+        (403, {}, error(metadata={"reasons": ["hate"]}), "input_guardrail http_status+metadata high input"),
+        (446, {}, {"who": "knows"}, "input_guardrail http_status high input"),
         (446, {}, {**error(type="hooks_failed"), HOOKS: {"after_request_hooks": [{"verdict": False}]}},
-         ("output_guardrail", "http_status", "output")),
+         "output_guardrail http_status high output"),
         (422, {}, {"code": "900514", "type": "X", "message": {"action": "GUARDRAIL_INTERVENED",
                                                               "direction": "RESPONSE"}},
-         ("output_guardrail", "error.message", "output")),
-        (400, {}, error(code="context_length_exceeded"), (None, None, None)),
-        (400, APPLIED, error("model not found"), (None, None, None)),
+         "output_guardrail error.message high output"),
+        (400, {}, error(code="context_length_exceeded"), "-"),
+        (400, APPLIED, error("model not found"), "-"),
     ],
 )  # fmt: skip
-def test_what_a_status_and_a_body_say(
-    status: int, headers: dict[str, str], body: dict[str, Any], expected: tuple[Any, ...]
-) -> None:
+def test_what_a_status_and_a_body_say(status: int, headers: dict[str, str], body: Any, expected: str) -> None:
     x = observe(body, status=status, headers=headers, json_body=True)
-    kind, source, _, phase, *_ = public(x)
-    assert (kind, source, phase) == expected
-    wrong = Outcome.CLIENT_ERROR if status >= 400 else Outcome.UPSTREAM_ERROR
-    assert x.outcome is (wrong if kind is None else Outcome.REFUSED)
+    assert public(x).startswith(expected)
+    assert x.outcome is (Outcome.CLIENT_ERROR if expected == "-" else Outcome.REFUSED)
     if x.refusal is not None:
-        assert x.refusal["detail"].get("http_status") == (status if status >= 400 else None)
-        assert ("header" in x.refusal["detail"]) == (headers == APPLIED or bool(headers))
+        assert (x.refusal["detail"].get("http_status"), "header" in x.refusal["detail"]) == (
+            status,
+            bool(headers),
+        )
 
 
 def test_a_hook_that_failed_and_did_not_deny() -> None:
