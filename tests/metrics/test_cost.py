@@ -115,7 +115,6 @@ def test_energy_of_a_window(
     if joules is None:
         assert found is None
     else:
-        assert found is not None
         assert found.joules == pytest.approx(joules)
         assert (found.known_ns, found.missing_ns) == (round(known_s * S), round(missing_s * S))
 

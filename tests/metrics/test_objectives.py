@@ -223,7 +223,6 @@ def test_good_ones_count_by_the_request_and_by_the_token() -> None:
         judged(50, tokens=40, outcome=Outcome.UPSTREAM_RESET), judged(1, outcome=Outcome.REJECTED),
     )  # fmt: skip
     out = goodput.to_dict(2.0)
-    assert out is not None
     assert out == {
         "objectives": "ttft:200ms e2e:1s", "met": 1, "counted": 4, "attainment": 0.25,
         "requests_per_second": 0.5, "tokens_per_second": 5.0, "token_attainment": 0.1,
@@ -247,7 +246,6 @@ def test_each_is_kept_under_its_own_objectives() -> None:
     goodput = tally(GOLD, judged(100), judged(300))
     goodput.merge(tally(FREE, judged(300)))
     out = goodput.to_dict(1.0)
-    assert out is not None
     assert (out["objectives"], out["met"], out["counted"]) == ("those of each class", 2, 3)
     assert isinstance(out["by"], dict)
     assert {name: (c["met"], c["counted"]) for name, c in out["by"].items()} == {
@@ -270,7 +268,6 @@ STALL_AFTER_2_MS = (100, 120, 1120, 1140, 1160, 1180, 1200, 1220, 1240, 1260)
 def test_fluidity_carries_slack_over_and_a_late_token_loses_it() -> None:
     # Gaps 10, 30, 30, 60 at a bound of 20: the first leaves 10, which the second uses up.
     counted = fluidity([10, 40, 70, 130], 0, 20, 20)
-    assert counted is not None
     assert (counted.in_time, counted.missed) == (2, 1 + 3)
     assert fluidity([], 0, 1, 1) is None
 
@@ -290,7 +287,6 @@ class TestOfAnExchange:
     def test_takes_its_bounds_from_the_objectives(self) -> None:
         x = exchange(*STALL_AFTER_2_MS)
         experience = experience_of(x, measure(x), self.objectives)
-        assert experience is not None
         assert experience.fluidity.code == 0.5625
         assert experience.qoe_area_step == pytest.approx(0.390476190476, abs=1e-12)
         x.timeline.submit_ns = None
@@ -299,7 +295,6 @@ class TestOfAnExchange:
     def test_counts_the_tokens_of_a_chunk(self) -> None:
         x = exchange(100, 200, tokens=3)
         experience = experience_of(x, measure(x), self.objectives)
-        assert experience is not None
         assert (experience.fluidity.tokens, experience.fluidity.in_time) == (6, 6)
 
     @pytest.mark.parametrize("text", ["ttft:1s", "tpot:1s", "tbc_max:1s e2e:1s"])

@@ -134,6 +134,9 @@ def test_with_the_deadlines_of_equation_4_a_reader_waits_less_by_the_time_of_a_t
     out: Any = summary.to_dict(WINDOW, 1.0)
     assert out["metrics"]["user_idle"]["p50"] == pytest.approx(0.120)
     assert out["smooth_goodput"]["idle"].startswith("max(t_i - submit - V i), f(l)")
+    other = Summary()
+    other.merge_bytes(summary.to_bytes())
+    assert other.to_dict(WINDOW, 1.0) == out
 
 
 def test_smooth_goodput_says_for_which_reader() -> None:

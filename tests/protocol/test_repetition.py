@@ -17,7 +17,7 @@ from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.openai_completions import OpenAICompletions
 from llmtap.protocol.dialects.openai_responses import OpenAIResponses
 from llmtap.protocol.repetition import BLOCK_BYTES_MAX, PythonTokenRun, Repetition, find_repetition
-from llmtap.protocol.sse import SseEvent, SseParser
+from llmtap.protocol.sse import SseParser
 
 
 def sse(value: Any, **how: Any) -> bytes:
@@ -84,7 +84,6 @@ def framed(block: bytes) -> bytes:
 def known(first: bytes) -> tuple[Repetition | None, Reader]:
     dialect = reader(first)
     delta = tell(dialect, first)
-    assert delta is not None
     return find_repetition(first, delta, dialect.read_event) if delta.repeatable else None, dialect
 
 
@@ -153,7 +152,6 @@ def test_a_piece_of_text_comes_again_with_another_text(name: str) -> None:
             block = found.opening[:-1] + quoted + found.closing[1:]
             assert found.text_in(block) == text
             said = tell(dialect, block)
-            assert said is not None
             assert (said.text, said.event_class, said.repeatable) == (text, found.delta.event_class, True)
 
 
@@ -161,7 +159,6 @@ def test_a_piece_of_text_comes_again_with_another_text(name: str) -> None:
 def test_what_may_be_read_otherwise_the_next_time_does_not(name: str) -> None:
     assert known(UNREPEATED[name])[0] is None
     delta = tell(reader(UNREPEATED[name]), UNREPEATED[name])
-    assert delta is not None
     assert delta.repeatable == name.startswith("a text"), "the event itself, or where its text stands"
 
 
@@ -175,7 +172,6 @@ def test_what_may_be_read_otherwise_the_next_time_does_not(name: str) -> None:
 def test_what_is_no_single_text_is_left_to_the_reader(text: bytes) -> None:
     for first in REPEATED.values():
         found, _ = known(first)
-        assert found is not None
         block = found.opening + text + found.closing
         assert found.text_in(block) == found.text_in(framed(block), chunked=True) == ""
 
@@ -212,7 +208,6 @@ def test_any_block_that_is_known_says_what_its_reader_would_say(
     name: str, inside: bytes, at: int, other: bytes
 ) -> None:
     found, dialect = known(REPEATED[name])
-    assert found is not None
     block = found.opening + inside + found.closing
     at %= len(block) + 1
     for candidate in (block, block[:at] + other + block[at + len(other) :], block[:at] + other + block[at:]):
@@ -315,7 +310,6 @@ def test_a_value_that_nobody_reads_may_change(name: str) -> None:
         for text in (b"x", b'\\"', b" ", b'"seq":'.replace(b'"', b'\\"')):
             block = filled(found, [value] * len(found.names), text)
             said = tell(dialect, block)
-            assert said is not None
             assert said.text == found.text_in(block) == json.loads(b'"%b"' % text)
             assert found.text_in(framed(block), chunked=True) == said.text
     for block in LOOSE[name]:
@@ -328,24 +322,6 @@ def test_what_is_read_or_cannot_be_told_for_sure_may_not_change(name: str) -> No
     found, _ = loosened(first, second)
     assert found is not None and not found.names
     assert found.text_in(second) and not found.text_in(first)
-
-
-@pytest.mark.parametrize("name", sorted(OpenAIChat.names_read))
-def test_a_value_that_may_be_read_is_never_loose(name: str) -> None:
-    """Even where it makes no difference this time, as it never does to this reader of nothing but a text."""
-
-    def read_event(event: SseEvent) -> Delta:
-        text = json.loads(event.data or b"")["text"]
-        return Delta(EventClass.CONTENT, 0, True, True, text=text, choices=(0,), repeatable=True)
-
-    found = None
-    for n in (1, 2):
-        event = sse({name: n, "seq": n, "text": "hi"})
-        delta = read_event(SseParser().feed(event)[0])
-        found = find_repetition(event, delta, read_event, OpenAIChat.names_read, found)
-    assert found is not None and found.names == {"seq"}
-    assert found.text_in(sse({name: 2, "seq": 3, "text": "so"})) == "so"
-    assert found.text_in(sse({name: 3, "seq": 3, "text": "so"})) == ""
 
 
 def test_what_was_loose_once_stays_so() -> None:

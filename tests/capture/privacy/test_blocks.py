@@ -35,7 +35,6 @@ def prompt(*messages: tuple[str, Any], tools: bytes = b"") -> PromptShape:
 
 def ids(asked: PromptShape, size: int = SIZE) -> list[int]:
     blocks = by_bytes(size).blocks(asked)
-    assert blocks is not None
     return list(blocks.ids)
 
 

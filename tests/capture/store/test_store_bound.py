@@ -128,15 +128,6 @@ def test_what_is_deleted_is_known_as_soon_as_it_is_gone(tmp_path):
     at.close(10)
 
 
-def test_a_batch_that_alone_is_larger_than_the_bound_does_not_stand_in_the_way_for_ever(tmp_path):
-    bound = 128 << 10
-    at = store(tmp_path, total_bytes=Bytes(bound), when_full="oldest")
-    until(lambda: at.append(fat(1, size=600_000), NOTHING))
-    until(lambda: at.append(fat(2), NOTHING))
-    at.close(10)
-    assert numbers(tmp_path) == [2]
-
-
 def test_files_that_somebody_takes_away_are_not_counted_for_long(tmp_path):
     clock = ManualClock()
     newer = CaptureInfo(schema_version=VERSION + 1)
