@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.protocol.delta import Delta, EventClass, UsageCounts, Verdict
+from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts, Verdict
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from tests.protocol.dialects.events import event
 
@@ -154,6 +154,11 @@ def content(text: str, *also: EventClass, choices: tuple[int, ...] = (0,)) -> De
 def test_what_a_chunk_says(value: Any, delta: Delta) -> None:
     assert read(value) == delta, "as the first of its stream"
     assert read(ROLE, ROLE, value) == delta, "after others"
+
+
+def test_token_ids_count_behind_other_text() -> None:
+    delta = read(ROLE, chunk({"content": "a"}), chunk({"content": "hi"}, token_ids=[5, 6]))
+    assert (delta.text, delta.tokens, delta.token_source) == ("hi", 2, TokenSource.TOKEN_IDS)
 
 
 def test_the_only_text_in_the_block_of_the_verdict_stands_in_for_the_answer() -> None:
