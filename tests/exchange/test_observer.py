@@ -5,7 +5,6 @@ Long because one helper plays all these answers.
 """
 
 import gzip
-import json
 from itertools import pairwise
 from typing import Any
 
@@ -19,16 +18,6 @@ from llmtap.exchange.observer import READ_BYTES_MAX, UNSEEN_NS, Observer
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import TOKENS_MAX
 from tests.exchange.streams import DONE, OK, REQUEST, ROLE, STOP, chunk, framed, observe, sse
-
-
-def test_a_key_in_place_of_a_model_is_in_no_exchange() -> None:
-    key = "sk-proj-4aBcD9eFgH1jKlMnOpQrStUv"
-    body = json.dumps({"model": key, "messages": []}).encode()
-    request = REQUEST.replace(b"Content-Length: 9", b"Content-Length: %d" % len(body))
-    x = observe((50, chunk({"content": "a"}, model=key)), request=request, body=body)
-    assert (x.model, x.response_model) == ("*", "*")
-    x = observe((50, chunk({"content": "a"}, model="gpt-4o-2024-08-06")))
-    assert (x.model, x.response_model) == ("gpt-4o-2024-08-06", "gpt-4o-2024-08-06")
 
 
 def names(x: Exchange) -> list[str]:
@@ -123,22 +112,15 @@ USAGE = sse({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4
     ("stream", "output", "source"),
     [
         (ROLE + with_ids("a b", 1, 2) + with_ids("c", 3) + USAGE, 40, TokenSource.USAGE),
-        (ROLE + with_ids("a b", 1, 2) + with_ids("c", 3), 3, TokenSource.TOKEN_IDS),
         (ROLE + with_logprobs("a b", 2) + with_ids("c", 3), 1, TokenSource.TOKEN_IDS),
         (ROLE + with_logprobs("a b", 2) + with_logprobs("c", 1), 3, TokenSource.LOGPROBS),
         (running(1) + running(4) + running(6), 6, TokenSource.RUNNING_USAGE),
         (running(1) + running(4) + running(6, "stop"), 6, TokenSource.USAGE),
         (running(1) + running(2, index=1) + running(4) + running(3, "stop", 1), 7, TokenSource.RUNNING_USAGE),
-        (running(1) + running(4) + USAGE, 40, TokenSource.USAGE),
         (ROLE + chunk({"content": "a"}) + chunk({"content": "b"}), 2, TokenSource.CHUNKS),
         # What has no text counts where nothing else does: a name, audio.
         (ROLE + chunk({"tool_calls": [{"function": {"name": "f"}}]}), 1, TokenSource.CHUNKS),
         (ROLE + 3 * chunk({"audio": {"data": "AAAA"}}), 3, TokenSource.CHUNKS),
-        (
-            ROLE + chunk({"audio": {"data": "AA"}}) + chunk({"audio": {"transcript": "a"}}),
-            1,
-            TokenSource.CHUNKS,
-        ),
         (ROLE + DONE, None, TokenSource.NONE),
     ],
 )
@@ -156,40 +138,25 @@ ERROR = sse({"error": {"message": "secret text", "type": "server_error", "code":
 @pytest.mark.parametrize(
     ("stream", "outcome", "error"),
     [
-        (ROLE + CONTENT + STOP + DONE, Outcome.COMPLETE, None),
-        (ROLE + CONTENT + STOP, Outcome.COMPLETE, None),
-        (ROLE + CONTENT + DONE, Outcome.COMPLETE, None),
-        (ROLE + CONTENT + b"data: [DONE]", Outcome.COMPLETE, None),
-        (
-            ROLE + CONTENT,
-            Outcome.TRUNCATED,
-            "upstream ended the stream without a finish reason or an end marker",
-        ),
-        (
-            ROLE + CONTENT + ERROR + DONE,
-            Outcome.UPSTREAM_ERROR,
-            "upstream sent an error in its answer (server_error)",
-        ),
-        (ERROR, Outcome.UPSTREAM_ERROR, "upstream sent an error in its answer (server_error)"),
-        (sse({"error": "secret"}), Outcome.UPSTREAM_ERROR, "upstream sent an error in its answer (error)"),
+        (ROLE + CONTENT + STOP, Outcome.COMPLETE, ""),
+        (ROLE + CONTENT + b"data: [DONE]", Outcome.COMPLETE, ""),
+        (ROLE + CONTENT, Outcome.TRUNCATED, "without a finish reason or an end marker"),
+        (ROLE + CONTENT + ERROR + DONE, Outcome.UPSTREAM_ERROR, "an error in its answer (server_error)"),
         (
             sse({"error": {"type": "not a word, but a text"}}),
             Outcome.UPSTREAM_ERROR,
-            "upstream sent an error in its answer",
+            "an error in its answer",
         ),
-        (ROLE + CONTENT + chunk({}, "content_filter") + DONE, Outcome.REFUSED, None),
-        (sse({"type": "acme_start"}), Outcome.COMPLETE, None),
-        (b": k\n\n", Outcome.COMPLETE, None),
+        (ROLE + CONTENT + chunk({}, "content_filter") + DONE, Outcome.REFUSED, ""),
+        (sse({"type": "acme_start"}), Outcome.COMPLETE, ""),
     ],
 )
-def test_the_events_refine_a_clean_end(stream: bytes, outcome: Outcome, error: str | None) -> None:
+def test_the_events_refine_a_clean_end(stream: bytes, outcome: Outcome, error: str) -> None:
     x = observe((100, stream))
-    assert (x.outcome, x.error) == (outcome, error)
+    assert (x.outcome, bool(x.error), (x.error or "").endswith(error)) == (outcome, bool(error), True)
 
 
-@pytest.mark.parametrize(
-    "said", ["client_cancelled", "upstream_reset", "upstream_timeout", "truncated", "rejected"]
-)
+@pytest.mark.parametrize("said", ["client_cancelled", "upstream_reset"])
 def test_an_end_that_the_relay_saw_to_be_unclean_stands(said: str) -> None:
     finished = ROLE + chunk({}, "content_filter") + DONE
     for stream in (ROLE + CONTENT, *([] if said == "client_cancelled" else [ROLE + ERROR, finished])):
@@ -215,32 +182,38 @@ def test_a_client_that_hangs_up_at_the_end_marker_has_it_all(last: bytes) -> Non
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "error"),
+    ("status", "body", "outcome", "word"),
     [
-        (
-            429,
-            b'{"error":{"message":"m","type":"tokens","code":"rate_limit"}}',
-            "upstream answered 429 (rate_limit)",
-        ),
-        (500, b"<html>oops</html>", "upstream answered 500"),
-        (503, b"", "upstream answered 503"),
-        (404, b"", "upstream answered 404"),
-        (408, b"", "upstream answered 408"),
-        (400, b'data: {"error":{"code":"bad"}}\n\ndata: [DONE]\n\n', "upstream answered 400 (bad)"),
+        (429, b'{"error":{"message":"m","code":"rate_limit"}}', Outcome.UPSTREAM_ERROR, " (rate_limit)"),
+        (500, b"<html>oops</html>", Outcome.UPSTREAM_ERROR, ""),
+        (408, b"", Outcome.UPSTREAM_ERROR, ""),
+        (404, b"", Outcome.CLIENT_ERROR, ""),
+        (400, b'data: {"error":{"code":"bad"}}\n\ndata: [DONE]\n\n', Outcome.CLIENT_ERROR, " (bad)"),
     ],
 )
-def test_an_error_status_is_the_clients_or_the_upstreams_error(status: int, body: bytes, error: str) -> None:
-    head = b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
-    x = observe((100, body), head=head)
-    expected = Outcome.CLIENT_ERROR if status in (400, 404) else Outcome.UPSTREAM_ERROR
-    assert (x.outcome, x.error, x.status) == (expected, error, status)
+def test_an_error_status_is_the_clients_or_the_upstreams_error(
+    status: int, body: bytes, outcome: Outcome, word: str
+) -> None:
+    x = observe((100, body), head=b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
+    assert (x.outcome, x.error, x.status) == (outcome, f"upstream answered {status}{word}", status)
 
 
-def test_an_answer_the_relay_made_itself_has_the_status_it_gave() -> None:
-    x = observe(head=b"", outcome="upstream_error", status=502, error="no upstream", end_ns=None)
-    assert (x.status, x.outcome, x.error) == (502, Outcome.UPSTREAM_ERROR, "no upstream")
-    assert x.timeline.head_ns is None
-    assert x.timeline.response_end_ns is None
+@pytest.mark.parametrize(
+    ("beside", "expected"),
+    [
+        ({"head": b"", "outcome": "upstream_error", "status": 502, "end_ns": None},
+         ("POST", 502, Outcome.UPSTREAM_ERROR)),
+        ({"request": b"\x00\x01\r\n\r\n", "head": b"", "outcome": "rejected", "status": 400, "end_ns": None},
+         ("", 400, Outcome.REJECTED)),
+        ({"request": b"HEAD /v1/chat/completions HTTP/1.1\r\nHost: g\r\n\r\n"},
+         ("HEAD", 200, Outcome.COMPLETE)),
+    ],
+    ids=["made by the relay", "malformed request", "HEAD"],
+)  # fmt: skip
+def test_an_answer_without_a_body(beside: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    x = observe(**beside)
+    assert (x.method, x.status, x.outcome) == expected
+    assert (x.timeline.first_byte_ns, names(x)) == (None, [])
 
 
 # What cannot be understood.
@@ -266,33 +239,18 @@ def test_a_body_that_cannot_be_followed_is_timed_by_its_reads(head: bytes, reads
     assert list(t.events.t_ns) == [100, 110]
     assert list(t.events.sizes) == [len(r) for r in reads]
     assert (x.unparsed_events, x.reads, x.outcome) == (2, 2, Outcome.COMPLETE)
-    assert x.error is not None
     assert x.error.startswith("upstream sent a body that cannot be read")
     assert observe((1, reads[0]), head=head, error="the relay's own").error == "the relay's own"
-
-
-def test_a_stream_that_breaks_keeps_what_it_said_before() -> None:
-    head = OK % b"Transfer-Encoding: chunked\r\n"
-    wire = b"%x\r\n%b\r\n" % (len(ROLE + CONTENT), ROLE + CONTENT)
-    x = observe((100, wire), (110, b"oops\r\n"), (120, b"more"), head=head)
-    assert names(x) == ["role", "content", "metadata", "metadata"]
-    assert (x.unparsed_events, x.tokens.output, x.stream, x.dialect) == (2, 1, True, "openai.chat")
 
 
 def test_other_peoples_answers_are_not_counted_as_unparsed() -> None:
     get = b"GET /v1/models HTTP/1.1\r\nHost: g\r\n\r\n"
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
-    x = observe((100, b'{"object":"list","data":[]}'), head=head, request=get)
-    assert (names(x), x.unparsed_events, x.dialect, x.outcome) == (["metadata"], 0, None, Outcome.COMPLETE)
-    x = observe((100, b'{"object":"list","data":[]}'), head=head)
-    assert x.unparsed_events == 1
+    read = (100, b'{"object":"list","data":[]}')
+    found = observe(read, head=head, request=get), observe(read, head=head)
+    assert [x.unparsed_events for x in found] == [0, 1]
     x = observe((100, sse({"type": "acme_start"})), request=get)
     assert x.unparsed_events == 1, "an event stream is expected to be understood"
-
-
-def test_a_malformed_request_leaves_an_exchange_without_a_path() -> None:
-    x = observe(request=b"\x00\x01\r\n\r\n", head=b"", outcome="rejected", status=400, end_ns=None)
-    assert (x.method, x.path, x.outcome, x.status) == ("", "", Outcome.REJECTED, 400)
 
 
 def test_interim_heads_are_passed_over() -> None:
@@ -303,11 +261,6 @@ def test_interim_heads_are_passed_over() -> None:
     o.response_end(60)
     x = o.finish(70, "complete", None, None, 0, 0, 0, 0)
     assert (x.status, x.timeline.head_ns, x.outcome) == (200, 50, Outcome.COMPLETE)
-
-
-def test_a_head_request_has_no_body_to_understand() -> None:
-    x = observe(request=b"HEAD /v1/chat/completions HTTP/1.1\r\nHost: g\r\n\r\n")
-    assert (x.outcome, x.timeline.first_byte_ns, names(x)) == (Outcome.COMPLETE, None, [])
 
 
 def test_a_tunnel_is_timed_by_what_comes_down() -> None:
@@ -336,11 +289,6 @@ def test_a_log_has_an_end_and_the_points_go_on(monkeypatch: pytest.MonkeyPatch) 
     assert (x.timeline.last_token_ns, x.tokens.output, x.outcome) == (114, 5, Outcome.COMPLETE)
 
 
-def test_an_event_that_is_too_long_is_counted_as_unparsed() -> None:
-    x = observe((100, ROLE + b"data: " + b"x" * (17 << 20) + b"\n\n" + DONE))
-    assert (names(x), x.unparsed_events) == (["role", "done"], 1)
-
-
 def test_tokens_by_a_tokenizer_where_the_stream_declares_none() -> None:
     def words(text: str) -> int:
         return len(text.split())
@@ -351,12 +299,8 @@ def test_tokens_by_a_tokenizer_where_the_stream_declares_none() -> None:
     assert list(x.timeline.events.tokens) == [-1, 2, 3, -1, -1]
     padded = chunk({"content": "one"}, obfuscation="pad ding", p="abc def")
     assert observe((100, padded + STOP + DONE), count_tokens=words).tokens.output == 1
-    usage = sse({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 9}})
-    x = observe((100, stream + usage), count_tokens=words)
-    assert (x.tokens.output, x.tokens.source) == (9, TokenSource.USAGE)
-    ids = sse({"choices": [{"delta": {"content": "a b c"}, "token_ids": [1]}]})
-    x = observe((100, ROLE + ids + ids + STOP), count_tokens=words)
-    assert (x.tokens.output, x.tokens.source) == (2, TokenSource.TOKEN_IDS)
+    for declared, source in ((USAGE, TokenSource.USAGE), (with_ids("a b c", 1), TokenSource.TOKEN_IDS)):
+        assert observe((100, ROLE + declared + STOP), count_tokens=words).tokens.source is source
 
 
 def test_a_tokenizer_that_fails_is_given_up() -> None:
@@ -373,9 +317,6 @@ def test_a_tokenizer_that_fails_is_given_up() -> None:
 
 
 def test_more_tokens_than_any_answer_has_are_not_believed() -> None:
-    def running(n: int) -> bytes:
-        return chunk({"content": "a"}, usage={"prompt_tokens": 1, "completion_tokens": n})
-
     x = observe((100, running(1) + running(10**30) + running(2 + 2**30) + running(2**39) + DONE))
     assert sum(n for n in x.timeline.events.tokens if n > 0) <= TOKENS_MAX
 
@@ -414,13 +355,11 @@ FILTERED = chunk({}, "content_filter")
     [
         ([ROLE, chunk({"content": "a"}), STOP, DONE], {}, None),
         ([DONE], {}, "empty"),
-        ([b": ping\n\n", DONE], {}, "empty"),
         ([ROLE, STOP, DONE], {}, "only_metadata"),
         ([ROLE, FILTERED, DONE], {}, "guardrail"),
         ([ROLE, sse({"error": {"message": "m"}})], {}, "error"),
         ([ROLE], {}, "error"),
         ([ROLE], {"outcome": "client_cancelled", "end_ns": None}, "cancelled"),
-        ([ROLE], {"outcome": "upstream_reset", "end_ns": None}, "error"),
     ],
 )
 def test_why_a_stream_brought_no_token(
@@ -443,11 +382,10 @@ def test_no_bytes_raise(reads: list[bytes], fields: bytes, other: bytes) -> None
     observe(*((100, r) for r in reads), head=other, request=other)
 
 
-@pytest.mark.parametrize(("outcome", "reason"), [("complete", "empty"), ("client_cancelled", "cancelled")])
-def test_a_stream_that_was_announced_and_never_said_a_byte_is_a_stream(outcome: str, reason: str) -> None:
+def test_a_stream_that_was_announced_and_never_said_a_byte_is_a_stream() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 0\r\n\r\n"
-    x = observe(head=head, outcome=outcome)
-    assert (x.stream, x.no_token_reason) == (True, reason)
+    x = observe(head=head)
+    assert (x.stream, x.no_token_reason) == (True, "empty")
 
 
 A, B = chunk({"content": "a"}), chunk({"content": "b"})

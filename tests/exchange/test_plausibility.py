@@ -27,13 +27,11 @@ VALUE = "VALUE"
 """Stands for a hostile value in an answer; hostile values are no JSON that `json.dumps` would write."""
 
 NEVER_A_DURATION = {
-    "-1": NEGATIVE, "-1e300": NEGATIVE, "1e300": TOO_LONG, "9.9e9": TOO_LONG, str(2**63): TOO_LONG,
-    "1e400": NOT_FINITE, "-1e400": NOT_FINITE, "1" + "0" * 400: NOT_FINITE, "NaN": NOT_FINITE,
-    "Infinity": NOT_FINITE,
+    "-1": NEGATIVE, "9.9e9": TOO_LONG,
+    "1e400": NOT_FINITE, "1" + "0" * 400: NOT_FINITE, "NaN": NOT_FINITE,
 }  # fmt: skip
 NEVER_A_COUNT = [
-    "-1", "-1e308", "1e308", "1e400", str(-(2**63)), str(2**63), str(USAGE_TOKENS_MAX + 1), "0.5", "NaN",
-    "Infinity", "true", '"12"',
+    "-1", "1e400", str(USAGE_TOKENS_MAX + 1), "0.5", "NaN", "true", chr(34) + "12" + chr(34),
 ]  # fmt: skip
 
 
@@ -71,32 +69,17 @@ def bedrock(stop: dict[str, Any]) -> list[Any]:
     return anthropic({}, stop)
 
 
-def cohere(end: dict[str, Any]) -> list[Any]:
-    said = [{"type": "content-delta", "delta": {"message": {"content": {"text": word}}}} for word in WORDS]
-    return [*said, {"type": "message-end", "delta": {"finish_reason": "COMPLETE", **end}}]
-
-
-def tgi(end: dict[str, Any]) -> list[Any]:
-    said: list[Any] = [{"token": {"id": i, "text": word, "special": False}} for i, word in enumerate(WORDS)]
-    said[-1] |= {"generated_text": "".join(WORDS), "details": {"finish_reason": "length", **end}}
-    return said
-
-
 def llamacpp(end: dict[str, Any]) -> list[Any]:
     said = [{"content": word, "stop": False} for word in WORDS]
     return [*said, {"content": "", "stop": True, "stop_type": "eos", **end}]
 
 
 def ollama(end: dict[str, Any]) -> list[Any]:
-    def line(text: str, done: bool) -> dict[str, Any]:
-        return {
-            "model": "m",
-            "created_at": "d",
-            "message": {"role": "assistant", "content": text},
-            "done": done,
-        }
-
-    return [*(line(word, False) for word in WORDS), {**line("", True), "done_reason": "stop", **end}]
+    said: list[Any] = [
+        {"created_at": "d", "message": {"role": "assistant", "content": word}, "done": False}
+        for word in WORDS
+    ]
+    return [*said, {**said[0], "done": True, "done_reason": "stop", **end}]
 
 
 def sglang(end: dict[str, Any]) -> list[Any]:
@@ -112,8 +95,8 @@ def lmstudio(end: dict[str, Any]) -> list[Any]:
 
 PATHS = {
     chat: "/v1/chat/completions", completions: "/v1/completions", responses: "/v1/responses",
-    anthropic: "/v1/messages", bedrock: "/v1/messages", cohere: "/v2/chat", tgi: "/generate_stream",
-    llamacpp: "/completion", ollama: "/api/chat", sglang: "/generate", lmstudio: "/api/v1/chat",
+    anthropic: "/v1/messages", bedrock: "/v1/messages", llamacpp: "/completion", ollama: "/api/chat",
+    sglang: "/generate", lmstudio: "/api/v1/chat",
 }  # fmt: skip
 DIALECT_OF_PLACE = {
     "": ollama, "meta_info": sglang, "result.stats": lmstudio, "amazon-bedrock-invocationMetrics": bedrock,
@@ -134,28 +117,13 @@ def times() -> Iterator[Any]:
 
 COUNTS: list[tuple[Any, str, str, dict[str, int]]] = [
     (chat, "usage", "completion_tokens", {"prompt_tokens": 9}),
-    (chat, "usage", "prompt_tokens", {"completion_tokens": 4}),
     (chat, "usage", "prompt_cache_hit_tokens", {"completion_tokens": 4}),
-    (chat, "usage", "reasoning_tokens", {"completion_tokens": 4}),
-    (chat, "usage", "completion_tokens", {}),
-    (completions, "usage", "completion_tokens", {"prompt_tokens": 9}),
-    (responses, "usage", "output_tokens", {"input_tokens": 9}),
-    (responses, "usage", "input_tokens", {"output_tokens": 4}),
+    (completions, "usage", "completion_tokens", {}),
     (responses, "usage.output_tokens_details", "reasoning_tokens", {}),
-    (responses, "usage.input_tokens_details", "cached_tokens", {}),
-    (anthropic, "usage", "output_tokens", {"input_tokens": 9}),
-    (anthropic, "usage", "input_tokens", {"output_tokens": 4}),
     (anthropic, "usage", "cache_read_input_tokens", {"output_tokens": 4}),
-    (anthropic, "usage.output_tokens_details", "thinking_tokens", {}),
     (bedrock, "amazon-bedrock-invocationMetrics", "outputTokenCount", {"inputTokenCount": 9}),
-    (cohere, "usage.tokens", "output_tokens", {"input_tokens": 9}),
-    (tgi, "", "generated_tokens", {"input_length": 9}),
-    (tgi, "", "input_length", {"generated_tokens": 4}),
     (llamacpp, "", "tokens_predicted", {"tokens_evaluated": 9}),
-    (llamacpp, "", "tokens_evaluated", {"tokens_predicted": 4}),
-    (ollama, "", "eval_count", {"prompt_eval_count": 9}),
     (ollama, "", "prompt_eval_count", {"eval_count": 4}),
-    (sglang, "meta_info", "completion_tokens", {"prompt_tokens": 9}),
     (sglang, "meta_info", "cached_tokens", {"completion_tokens": 4}),
     (lmstudio, "result.stats", "total_output_tokens", {"input_tokens": 9}),
 ]
@@ -202,12 +170,6 @@ def other(key: str) -> str:
     return "?" * len(key)
 
 
-def test_times_and_counts_that_can_be_true_are_used() -> None:
-    assert HONEST.invalid_values is None
-    assert (HONEST.tokens.input, HONEST.tokens.output) == (9, 4)
-    assert clock_disagreement(HONEST, measure(HONEST)).keys() == {"ttft", "decode", "itl", "e2e"}
-
-
 @pytest.mark.parametrize(("value", "reason"), list(NEVER_A_DURATION.items()))
 @pytest.mark.parametrize(("dialect", "place", "key"), list(times()))
 def test_a_duration_that_cannot_be_true_changes_no_figure(
@@ -220,7 +182,7 @@ def test_a_duration_that_cannot_be_true_changes_no_figure(
     assert told.invalid_values == {reason: 1}
 
 
-@pytest.mark.parametrize("value", ["-1", "1e308", "1e999", "NaN", "Infinity", "-inf", "9.9e9"])
+@pytest.mark.parametrize("value", ["-1", "NaN", "9.9e9"])
 @pytest.mark.parametrize("name", [*server_times._HEADERS, b"server-timing"])
 def test_a_header_that_cannot_be_true_changes_no_figure(name: bytes, value: str) -> None:
     text = f"decode;dur={value}" if name == b"server-timing" else value
@@ -255,21 +217,6 @@ def test_a_sum_of_counts_is_bounded_too() -> None:
     assert (x.tokens.output, x.tokens.input, x.invalid_values) == (None, 6, {TOKEN_COUNT: 1})
 
 
-@pytest.mark.parametrize(
-    ("ms", "lag_ns", "kept"),
-    [
-        (200.0, 0, True),
-        (200.0 + ROUNDING_NS / MS, 0, True),
-        (201.1, 0, False),
-        (201.1, MS, True),
-        (0.0, 0, True),
-    ],
-)
-def test_the_tolerance_is_a_millisecond_and_the_uncertainty(ms: float, lag_ns: int, kept: bool) -> None:
-    x = observe(chat, chat({"metrics": {"generation_time_ms": ms}}), lag_ns=lag_ns)
-    assert (x.server_timing is not None) == kept == (x.invalid_values is None)
-
-
 def test_parts_that_do_not_fit_together_are_all_removed() -> None:
     fits = {"prefill_wait_time_ms": 60, "prefill_time_ms": 60}
     x = observe(chat, chat({"nvext": {"timing": fits}, "metrics": {"generation_time_ms": 80}}))
@@ -297,17 +244,24 @@ def test_a_server_clock_that_runs_ahead_gives_no_gaps() -> None:
     assert summed(true, ahead)["metrics"]["itl_server"] == summed(true)["metrics"]["itl_server"]
 
 
-def test_an_answer_without_an_end_is_bounded_by_its_last_event() -> None:
-    for ms, invalid in ((105.0, None), (107.0, {TOO_LONG: 1})):
-        events = chat({"metrics": {"generation_time_ms": ms}})[:5]
-        x = observe(chat, events, end_ns=None, outcome="upstream_reset")
-        assert x.invalid_values == invalid
-
-
-def test_an_answer_before_the_end_of_its_request_is_bounded_from_its_arrival() -> None:
-    for ms, invalid in ((205.0, None), (207.0, {TOO_LONG: 1})):
-        x = observe(chat, chat({"metrics": {"generation_time_ms": ms}}), submit_ns=300 * MS)
-        assert x.invalid_values == invalid
+@pytest.mark.parametrize(
+    ("ms", "shown", "beside", "kept"),
+    [
+        (105.0, 5, {"end_ns": None, "outcome": "upstream_reset"}, True),
+        (107.0, 5, {"end_ns": None, "outcome": "upstream_reset"}, False),
+        (205.0, 6, {"submit_ns": 300 * MS}, True),
+        (207.0, 6, {"submit_ns": 300 * MS}, False),
+        (200.0 + ROUNDING_NS / MS, 6, {}, True),
+        (201.1, 6, {}, False),
+        (201.1, 6, {"lag_ns": MS}, True),
+    ],
+)
+def test_a_duration_is_bounded_by_what_was_seen_and_the_uncertainty(
+    ms: float, shown: int, beside: dict[str, Any], kept: bool
+) -> None:
+    """Without an end by the last event; before the end of the request from its arrival."""
+    x = observe(chat, chat({"metrics": {"generation_time_ms": ms}})[:shown], **beside)
+    assert (x.server_timing is not None) == kept == (x.invalid_values is None)
 
 
 numbers = st.floats() | st.integers() | st.floats(0, 1_000) | st.integers(0, 300)

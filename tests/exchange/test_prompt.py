@@ -40,7 +40,6 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "tide", "arguments"
         (CHAT, {"messages": [{"role": "user", "content": "hi"}]}, USER_HI),
         (CHAT, {"messages": [{"role": "user", "content": [part("text", text="h"), part("text", text="i")]}]},
          USER_HI),
-        (CHAT, {"messages": [{"role": "user", "content": ["h", "i"]}]}, USER_HI),
         (CHAT, {"messages": [{"role": "user", "content": part("text", text="hi")}]}, USER_HI),
         (CHAT, {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": None}]},
          [("system", "s"), ("user", "")]),
@@ -50,11 +49,9 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "tide", "arguments"
                              {"role": "function", "name": "f", "content": "3"}]},
          [("assistant", "f{}"), ("function", "3")]),
         (CHAT, {"messages": [{"role": "assistant", "refusal": "no"}]}, [("assistant", "no")]),
-        (CHAT, {"messages": ["hi"]}, [("other", "hi")]),
         ("completions", {"prompt": "a"}, [("prompt", "a")]),
         ("completions", {"prompt": ["a", "b"]}, [("prompt", "a"), ("prompt", "b")]),
         ("completions", {"prompt": "a", "suffix": "z"}, [("prompt", "a"), ("suffix", "z")]),
-        ("responses", {"input": "hi"}, USER_HI),
         ("responses", {"instructions": "s", "input": [{"role": "user", "content": "hi"}]},
          [("system", "s"), *USER_HI]),
         ("responses", {"input": [part("message", role="user", content=[part("input_text", text="hi")]),
@@ -77,10 +74,8 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "tide", "arguments"
             {"function": {"name": "tide", "arguments": {"at": "Brest"}}}]}]},
          [("assistant", 'tide{"at":"Brest"}')]),
         ("ollama.generate", {"system": "s", "prompt": "hi"}, [("system", "s"), ("prompt", "hi")]),
-        ("tgi.generate_stream", {"inputs": "hi"}, [("prompt", "hi")]),
         ("generate", {"inputs": "hi"}, [("prompt", "hi")]),
         ("generate", {"text": "hi"}, [("prompt", "hi")]),
-        ("generate", {"text": ["a", "b"]}, [("prompt", "a"), ("prompt", "b")]),
         ("llamacpp.completion", {"prompt": "hi"}, [("prompt", "hi")]),
         ("llamacpp.completion", {"prompt": {"prompt_string": "hi", "multimodal_data": ["x"]}},
          [("prompt", "hi")]),
@@ -90,9 +85,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "tide", "arguments"
         ("lmstudio.chat", {"system_prompt": "s", "input": [part("text", content="hi"),
                                                            part("image", data_url="data:x")]},
          [("system", "s"), *USER_HI, ("user", "")]),
-        ("embeddings", {"input": ["a", "b"]}, [("prompt", "a"), ("prompt", "b")]),
         (None, {"messages": [{"role": "user", "content": "hi"}]}, USER_HI),
-        (None, {"prompt": "a"}, [("prompt", "a")]),
         (None, {"input": "hi"}, USER_HI),
         # Another form than the endpoint's.
         ("completions", {"messages": [{"role": "user", "content": "hi"}]}, USER_HI),
@@ -123,26 +116,20 @@ def test_what_asks_nothing_that_we_know_is_none(body: bytes) -> None:
         ({"max_completion_tokens": 7, "max_tokens": 5}, {"max_tokens": 7}),
         ({"max_output_tokens": 9.0}, {"max_tokens": 9}),
         ({"options": {"num_predict": 3, "temperature": 0.5}}, {"max_tokens": 3, "temperature": 0.5}),
-        ({"options": {"num_predict": -1}}, {"max_tokens": None}),
         ({"parameters": {"max_new_tokens": 3, "top_p": 0.9}}, {"max_tokens": 3, "top_p": 0.9}),
         ({"sampling_params": {"max_new_tokens": 3, "n": 2}}, {"max_tokens": 3, "n": 2}),
-        ({"n_predict": 4}, {"max_tokens": 4}),
         ({"max_tokens": "5", "temperature": True, "n": 1.5, "top_p": None},
          {"max_tokens": None, "temperature": None, "n": None, "top_p": None}),
         ({"max_tokens": 10**30, "n": 10**12, "temperature": 1e300},
          {"max_tokens": None, "n": None, "temperature": None}),
         ({"tools": [{}, {}]}, {"tools": 2}),
-        ({"tools": []}, {"tools": 0}),
-        ({"functions": [{}]}, {"tools": 1}),
         ({"tools": "many"}, {"tools": None}),
         ({"response_format": {"type": "json_schema", "json_schema": {"a": 1}}},
          {"response_format": "json_schema"}),
         ({"response_format": {"type": "my secret words"}}, {"response_format": "other"}),
         ({"response_format": {"type": "sk-live-51H8secret"}}, {"response_format": "other"}),
-        ({"text": {"format": {"type": "json_object"}}}, {"response_format": "json_object"}),
         ({"format": "json"}, {"response_format": "json"}),
         ({"format": {"type": "object"}}, {"response_format": "json_schema"}),
-        ({"response_format": 3}, {"response_format": None}),
     ],
 )  # fmt: skip
 def test_parameters_are_found_where_each_dialect_has_them(body: Any, asked: dict[str, Any]) -> None:
@@ -176,10 +163,15 @@ def test_token_ids_stay_ids_and_count_four_bytes(prompt: Any, parts: list[Any], 
     assert sum(got.asked.sizes) == size
 
 
-def test_numbers_that_are_no_ids_are_a_mark() -> None:
+def test_what_is_no_text_is_a_mark_that_tells_it_apart() -> None:
     for prompt in ([-1, 5], [1 << 40], [1.5], [None], [{"a": 1}, "b"]):
         for message in read({"prompt": prompt}, "completions").messages:
             assert all(isinstance(p, bytes | str) for p in message.parts)
+    call = read({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}).messages[0]
+    text = read({"messages": [{"role": "assistant", "content": call.text}]}).messages[0]
+    assert call.text == text.text and call != text
+    tools = [read({"messages": [], "tools": tools}).tools for tools in ([], [{"name": "a"}], [{"name": "b"}])]
+    assert tools[0] == b"" and tools[1] and tools[1] != tools[2]
 
 
 def test_media_count_no_bytes_and_differ() -> None:
@@ -223,29 +215,13 @@ def test_reasoning_stands_apart() -> None:
     ("message", "result"),
     [
         ({"role": "tool", "content": "3 m"}, True),
-        ({"role": "function", "content": "3 m"}, True),
         ({"role": "user", "content": [part("tool_result", content="3 m")]}, True),
         ({"role": "user", "content": [part("tool_result", content="3 m"), part("text", text="and?")]}, False),
         ({"role": "user", "content": []}, False),
-        ({"role": "user", "content": "tool_result"}, False),
     ],
 )
 def test_results_of_tools_are_known(message: Any, result: bool) -> None:
     assert read({"messages": [message]}).messages[0].result is result
-
-
-def test_a_call_is_not_the_text_it_is_made_of() -> None:
-    call = read({"messages": [{"role": "assistant", "tool_calls": [CALL]}]}).messages[0]
-    text = read({"messages": [{"role": "assistant", "content": call.text}]}).messages[0]
-    assert call.text == text.text and call != text
-
-
-def test_other_tools_are_another_prompt() -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    none, a, b = (
-        read({"messages": messages, "tools": tools}).tools for tools in ([], [{"name": "a"}], [{"name": "b"}])
-    )
-    assert none == b"" and a and a != b
 
 
 def test_a_conversation_has_an_end() -> None:
@@ -258,7 +234,6 @@ def test_a_conversation_has_an_end() -> None:
     "body",
     [
         b'{"messages":' + b"[" * 100_000,
-        b'{"messages":[{"content":' + b"[" * 900 + b"]" * 900 + b"}]}",
         b'{"messages":[{"content":'
         + b'[{"type":"tool_result","content":' * 300
         + b'"x"'
@@ -266,17 +241,15 @@ def test_a_conversation_has_an_end() -> None:
         + b"}]}",
         b'{"messages":[{"content":[{"type":"thinking","thinking":' + b"[" * 900 + b"]" * 900 + b"}]}]}",
         b'{"messages":[{"content":"' + b"x" * (4 << 20) + b'"}]}',
-        b'{"messages":[{"content":"\xff"}]}',
         b'{"messages":[{"content":"\\ud800"}]}',
-        b'{"messages":[{"content":"\\u0000","role":"\\u0000"}]}',
         b'{"messages":{"a":1},"tools":' + b"[" * 900 + b"]" * 900 + b"}",
     ],
-    ids=range(9),
+    ids=range(6),
 )
-@pytest.mark.parametrize("endpoint", [CHAT, "responses", None])
-def test_bodies_made_to_hurt_do_not(body: bytes, endpoint: str | None) -> None:
-    prompt = read_prompt(body, endpoint)
-    assert prompt is None or len(prompt.asked.sizes) == len(prompt.messages)
+def test_bodies_made_to_hurt_do_not(body: bytes) -> None:
+    for endpoint in (CHAT, "responses", None):
+        prompt = read_prompt(body, endpoint)
+        assert prompt is None or len(prompt.asked.sizes) == len(prompt.messages)
 
 
 _KEYS = st.sampled_from(
@@ -297,7 +270,7 @@ _ENDPOINTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.dictionaries(_KEYS, _JSON, max_size=6), _ENDPOINTS)
 def test_any_json_under_any_endpoint_is_read_or_none(body: Any, endpoint: str | None) -> None:
     prompt = read_prompt(json.dumps(body).encode(), endpoint)

@@ -13,7 +13,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import EventClass, Outcome
 from llmtap.exchange.refusal import TEXT_PATTERNS
-from llmtap.exchange.verdict import ServerTiming, figures_of, is_word
+from llmtap.exchange.verdict import ServerTiming, figures_of
 from llmtap.protocol.delta import Delta, ServerTime
 
 ROLE = {"role": "assistant", "content": ""}
@@ -63,74 +63,49 @@ def observe(
     return observer.finish(99, outcome.value, None, None, 0, 0, 0, 0)
 
 
-def public(x: Exchange) -> tuple[Any, ...]:
-    """Kind, source and confidence; phase, action and whether it came late."""
+def public(x: Exchange) -> str:
+    """Kind, source and confidence; phase, action and whether it came late; `-` for what is not known."""
     refusal, guardrail = x.refusal or {}, x.guardrail or {}
-    return (
-        *(refusal.get(key) for key in ("kind", "source", "confidence")),
-        *(guardrail.get(key) for key in ("phase", "action", "late")),
-    )
+    told = [refusal.get(key) for key in ("kind", "source", "confidence")]
+    told += [guardrail.get(key) for key in ("phase", "action")]
+    return " ".join(str(word or "-") for word in told) + " late" * bool(guardrail.get("late"))
 
 
-NOTHING = (None,) * 6
 BLOCK = {"error": {"message": "Content blocked: keyword", "type": "invalid_request_error", "code": "400"}}
+
+
+DENIED = {HOOKS: {"before_request_hooks": [{"verdict": False}]}}
+FILTERED = chunk({}, choice={"content_filter_results": {"hate": {"filtered": True}}})
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([text("fine"), STOP], NOTHING),
-        (
-            [chunk({}, "content_filter"), usage(7)],
-            ("output_guardrail", "finish_reason", "medium", "output", "blocked", None),
-        ),
-        (
-            [chunk({}, "content_filter"), usage(0)],
-            ("input_guardrail", "finish_reason", "medium", "input", "blocked", None),
-        ),
-        (
-            [chunk({}, "content_filter")],
-            ("output_guardrail", "finish_reason", "medium", "output", "blocked", None),
-        ),
-        (
-            [text("canned"), chunk({}, "guardrail_intervened")],
-            ("output_guardrail", "finish_reason", "medium", "output", "replaced", None),
-        ),
-        (
-            [text("a"), BLOCK],
-            ("output_guardrail", "stream_error.message", "high", "output", "blocked", True),
-        ),
-        (
-            [{"error": {"message": "m", "code": "1301"}}],  # before any text: what was asked
-            ("input_guardrail", "stream_error.code", "high", "input", "blocked", None),
-        ),
-        (
-            [text("a"), {"error": {"message": "m", "code": "1301"}}],
-            ("output_guardrail", "stream_error.code", "high", "output", "blocked", True),
-        ),
-        (
-            [{HOOKS: {"before_request_hooks": [{"verdict": False}]}}, text("a"), STOP],
-            (None, None, None, "input", "flagged", None),
-        ),
-        (
-            [{HOOKS: {"before_request_hooks": [{"verdict": False}]}}, text("a"), chunk({}, "sensitive")],
-            ("output_guardrail", "finish_reason", "high", "output", "blocked", True),
-        ),
-        (
-            [chunk({"refusal": "no"}), chunk({}, "content_filter")],
-            ("model_refusal", "delta.refusal", "high", "output", "blocked", True),
-        ),
-        (
-            [text("a"), chunk({}, choice={"content_filter_results": {"hate": {"filtered": True}}}), STOP],
-            ("output_guardrail", "content_filter_results.filtered", "high", "output", "blocked", True),
-        ),
+        ([text("fine"), STOP], "- - - - -"),
+        ([chunk({}, "content_filter"), usage(7)], "output_guardrail finish_reason medium output blocked"),
+        ([chunk({}, "content_filter"), usage(0)], "input_guardrail finish_reason medium input blocked"),
+        ([chunk({}, "content_filter")], "output_guardrail finish_reason medium output blocked"),
+        ([text("canned"), chunk({}, "guardrail_intervened")],
+         "output_guardrail finish_reason medium output replaced"),
+        ([text("a"), BLOCK], "output_guardrail stream_error.message high output blocked late"),
+        # Before any text: what was asked.
+        ([{"error": {"message": "m", "code": "1301"}}],
+         "input_guardrail stream_error.code high input blocked"),
+        ([text("a"), {"error": {"message": "m", "code": "1301"}}],
+         "output_guardrail stream_error.code high output blocked late"),
+        ([DENIED, text("a"), STOP], "- - - input flagged"),
+        ([DENIED, text("a"), chunk({}, "sensitive")],
+         "output_guardrail finish_reason high output blocked late"),
+        ([chunk({"refusal": "no"}), chunk({}, "content_filter")],
+         "model_refusal delta.refusal high output blocked late"),
+        ([text("a"), FILTERED, STOP],
+         "output_guardrail content_filter_results.filtered high output blocked late"),
     ],
 )  # fmt: skip
-def test_what_a_stream_says(values: list[Any], expected: tuple[Any, ...]) -> None:
+def test_what_a_stream_says(values: list[Any], expected: str) -> None:
     x = observe(chunk(ROLE), *values)
     assert public(x) == expected
-    acted = expected[0] is not None and expected[2] != "low"
-    assert x.outcome is (Outcome.REFUSED if acted else Outcome.COMPLETE)
+    assert x.outcome is (Outcome.COMPLETE if expected.startswith("-") else Outcome.REFUSED)
 
 
 def error(message: str = "m", **fields: Any) -> dict[str, Any]:
@@ -140,37 +115,32 @@ def error(message: str = "m", **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("status", "headers", "body", "expected"),
     [
-        (400, {}, error(code="1301"), ("input_guardrail", "http_status+code", "input")),
+        (400, {}, error(code="1301"), "input_guardrail http_status+code high input"),
         (400, {"x-litellm-applied-guardrails": "presidio"}, error("Violated guardrail policy"),
-         ("input_guardrail", "error.message", "input")),
-        (400, APPLIED, error("Content blocked"), ("output_guardrail", "header+error.message", "output")),
+         "input_guardrail error.message high input"),
+        (400, APPLIED, error("Content blocked"), "output_guardrail header+error.message high output"),
         (403, {}, {"error": "Content violates usage guidelines."},
-         ("input_guardrail", "http_status+message", "input")),
-        (403, {}, error(metadata={"reasons": ["hate"]}),
-         ("input_guardrail", "http_status+metadata", "input")),
-        (446, {}, {"who": "knows"}, ("input_guardrail", "http_status", "input")),
+         "input_guardrail http_status+message high input"),
+        (403, {}, error(metadata={"reasons": ["hate"]}), "input_guardrail http_status+metadata high input"),
+        (446, {}, {"who": "knows"}, "input_guardrail http_status high input"),
         (446, {}, {**error(type="hooks_failed"), HOOKS: {"after_request_hooks": [{"verdict": False}]}},
-         ("output_guardrail", "http_status", "output")),
+         "output_guardrail http_status high output"),
         (422, {}, {"code": "900514", "type": "X", "message": {"action": "GUARDRAIL_INTERVENED",
                                                               "direction": "RESPONSE"}},
-         ("output_guardrail", "error.message", "output")),
-        (200, {}, error(code=2017), ("output_guardrail", "error.code", "output")),
-        (400, {}, error(code="context_length_exceeded"), (None, None, None)),
-        (400, APPLIED, error("model not found"), (None, None, None)),
-        (403, {}, error(code="permission_denied"), (None, None, None)),
+         "output_guardrail error.message high output"),
+        (400, {}, error(code="context_length_exceeded"), "-"),
+        (400, APPLIED, error("model not found"), "-"),
     ],
 )  # fmt: skip
-def test_what_a_status_and_a_body_say(
-    status: int, headers: dict[str, str], body: dict[str, Any], expected: tuple[Any, ...]
-) -> None:
+def test_what_a_status_and_a_body_say(status: int, headers: dict[str, str], body: Any, expected: str) -> None:
     x = observe(body, status=status, headers=headers, json_body=True)
-    kind, source, _, phase, *_ = public(x)
-    assert (kind, source, phase) == expected
-    wrong = Outcome.CLIENT_ERROR if status >= 400 else Outcome.UPSTREAM_ERROR
-    assert x.outcome is (wrong if kind is None else Outcome.REFUSED)
+    assert public(x).startswith(expected)
+    assert x.outcome is (Outcome.CLIENT_ERROR if expected == "-" else Outcome.REFUSED)
     if x.refusal is not None:
-        assert x.refusal["detail"].get("http_status") == (status if status >= 400 else None)
-        assert ("header" in x.refusal["detail"]) == (headers == APPLIED or bool(headers))
+        assert (x.refusal["detail"].get("http_status"), "header" in x.refusal["detail"]) == (
+            status,
+            bool(headers),
+        )
 
 
 def test_a_hook_that_failed_and_did_not_deny() -> None:
@@ -190,13 +160,7 @@ def test_an_intervention_says_how_much_had_gone_out() -> None:
     }  # fmt: skip
     ids = {"choice": {"token_ids": [1, 2, 3]}}
     x = observe(chunk({"content": "a"}, **ids), chunk({"content": "b"}, **ids), chunk({}, "sensitive"))
-    assert x.guardrail is not None
     assert x.guardrail["tokens_before"] == 6
-
-
-def test_an_end_by_the_network_stands_beside_the_refusal() -> None:
-    x = observe(text("a"), chunk({}, "content_filter"), outcome=Outcome.UPSTREAM_RESET)
-    assert (x.outcome, x.refusal is not None) == (Outcome.UPSTREAM_RESET, True)
 
 
 # Words.
@@ -206,14 +170,10 @@ def test_an_end_by_the_network_stands_beside_the_refusal() -> None:
     ("words", "said"),
     [
         ("I'm sorry, but I can't help with that.", "I'm sorry, but I can't help"),
-        ("  I am unable to do so", "I am unable"),
         ("I\u2019m sorry, I can\u2019t respond to that.", "I\u2019m sorry, I can\u2019t respond to that"),
         ("Sorry, the model cannot answer this question.", "Sorry, the model cannot answer this question"),
-        ("Sorry, no.", "Sorry,"),
         ("As an assistant, I cannot comply with it.", "I cannot comply"),
-        ("Content blocked by policy.", "Content blocked"),
         ("This violates the acceptable use policy.", r"violates [^\n]{0,80}\b(?:policy|guidelines)\b"),
-        ("Here you are: I'm sorry is an apology.", None),
         ("I cannot find a bug in it.", None),
         ("x" * 200 + " I can't help with that", None),
     ],
@@ -236,10 +196,8 @@ def test_words_count_only_where_the_answer_ended_by_itself() -> None:
 
 def test_words_are_configured() -> None:
     assert observe(text("I can't help you"), STOP, patterns=()).refusal is None
-    ours = (re.compile("nope, .*"),)
-    x = observe(text("nope, my secret"), STOP, patterns=ours)
-    assert x.refusal is not None
-    assert x.refusal["detail"] == {"value": "nope, .*"}, "a pattern without `said` is told by its own text"
+    x = observe(text("nope, my secret"), STOP, patterns=(re.compile("nope, .*"),))
+    assert x.refusal is not None and x.refusal["detail"] == {"value": "nope, .*"}
 
 
 @given(st.text(max_size=80), st.lists(st.integers(0, 80), max_size=4))
@@ -252,22 +210,11 @@ def test_no_words_of_an_answer_are_kept(words: str, edges: list[int]) -> None:
 
 
 def test_of_a_usage_figures_and_words_are_kept() -> None:
-    usage = {
-        "prompt_tokens": 9, "share": 0.5, "tier": "default", "none": None, "note": "a text of several words",
-        "not a name": 1, "huge": 1 << 60, "nan": float("nan"), "list": [1],
-        "a": {"b": {"c": {"d": 1, "n": 2}, "n": 1}},
-    }  # fmt: skip
-    assert figures_of(usage) == {
-        "prompt_tokens": 9, "share": 0.5, "tier": "default", "none": None,
-        "a": {"b": {"c": {"d": 1, "n": 2}, "n": 1}},
-    }  # fmt: skip
+    kept = {"prompt_tokens": 9, "share": 0.5, "tier": "default", "none": None, "a": {"b": {"c": {"d": 1}}}}
+    dropped = {"note": "a text of several words", "not a name": 1, "huge": 1 << 60, "nan": float("nan")}
+    assert figures_of({**kept, **dropped, "list": [1]}) == kept
     assert figures_of({"a": {"b": {"c": {"d": {"e": 1}}}}}) == {"a": {"b": {"c": {}}}}
     assert len(figures_of({f"n{i}": i for i in range(100)})) == 64
-
-
-def test_words_are_short_and_of_one_piece() -> None:
-    assert is_word("content_filter") and is_word("a" * 64)
-    assert not any(map(is_word, ("", "a b", "a" * 65, "a\n")))
 
 
 def told(*times: ServerTime, clock_ns: int = -1, tokens: int = -1) -> Delta:
@@ -291,32 +238,21 @@ def test_the_last_of_the_same_counts_and_all_places_are_kept() -> None:
     ]  # fmt: skip
 
 
-def test_gaps_by_the_servers_clock() -> None:
+@pytest.mark.parametrize(
+    ("steps", "gaps"),
+    [
+        # The clock that went back was set anew, and a thousand million tokens are no gap to share.
+        ([(20, 1), (50, 1), (-1, -1), (91, 4), (91, -1), (5, 1), (6, 1), (7, 1 << 40)],
+         [30, 10, 10, 10, 11, 0, 1]),
+        ([(i * 1_024, 1_024) for i in range(300)], [1] * (1 << 18)),
+    ],
+    ids=["a clock set anew", "too many"],
+)  # fmt: skip
+def test_gaps_by_the_servers_clock(steps: list[tuple[int, int]], gaps: list[int]) -> None:
     server = ServerTiming()
-    for clock_ns, tokens in ((20, 1), (50, 1), (-1, -1), (91, 4), (91, -1), (5, 1), (6, 1), (7, 1 << 40)):
+    for clock_ns, tokens in steps:
         server.read_event(0, told(clock_ns=clock_ns, tokens=tokens))
-    # The clock that went back was set anew, and a thousand million tokens are no gap to share.
-    assert list(server.gaps_ns() or ()) == [30, 10, 10, 10, 11, 0, 1]
-
-
-def test_gaps_are_bounded_however_many_tokens_events_declare() -> None:
-    server = ServerTiming()
-    for clock_ns in range(0, 300 * 1_024, 1_024):
-        server.read_event(0, told(clock_ns=clock_ns, tokens=1_024))
-    assert list(server.gaps_ns() or ()) == [1] * (1 << 18)
-
-
-@given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(1, 9)), min_size=2, max_size=20))
-def test_gaps_add_up(steps: list[tuple[int, int]]) -> None:
-    server = ServerTiming()
-    clock_ns = 0
-    for gap_ns, tokens in steps:
-        clock_ns += gap_ns
-        server.read_event(0, told(clock_ns=clock_ns, tokens=tokens))
-    gaps = server.gaps_ns()
-    assert gaps is not None
-    assert sum(gaps) == sum(gap_ns for gap_ns, _ in steps[1:])
-    assert len(gaps) == sum(tokens for _, tokens in steps[1:])
+    assert list(server.gaps_ns() or ()) == gaps
 
 
 @given(st.lists(st.text(max_size=4), max_size=200))

@@ -5,7 +5,6 @@ import gzip
 import json
 from typing import Any
 
-import brotli
 import pytest
 import zstandard
 from hypothesis import given
@@ -75,13 +74,10 @@ def entry(content: dict[str, Any], **about: Any) -> dict[str, Any]:
     [
         (BODY, "event stream"),
         (gzip.compress(BODY, mtime=0), "event stream"),
-        (brotli.compress(BODY), "event stream"),
         (http("", BODY), "HTTP response"),
         (http("Transfer-Encoding: chunked\r\n", chunked(*EVENTS)), "HTTP response"),
-        (http("Transfer-Encoding: chunked\r\n", chunked(BODY[:7], BODY[7:])), "HTTP response"),
         (http(f"Content-Length: {len(BODY)}\r\n", BODY + b"and more"), "HTTP response"),
         (http("Content-Encoding: gzip\r\n", gzip.compress(BODY, mtime=0)), "HTTP response"),
-        (http("Content-Encoding: br\r\n", brotli.compress(BODY)), "HTTP response"),
         (http("Content-Encoding: zstd\r\n", zstandard.compress(BODY)), "HTTP response"),
         (
             http(
@@ -148,30 +144,19 @@ def test_one_of_several_entries_is_picked_by_its_number() -> None:
             read_saved(data, entry=wrong)
 
 
-def test_the_request_is_told_where_the_file_does_not() -> None:
-    x = explain(
-        read_saved(BODY, path="v1/chat/completions?x=1", request_body=b'{"model":"asked-for"}')
-    ).exchange
-    assert (x.model, x.response_model, x.path) == ("asked-for", "tiny", "/v1/chat/completions")
-    assert x.status is None, "a bare body has none"
-
-
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
         (b"", "empty"),
-        (b" \r\n\n", "empty"),
         (b"hello there\n", "neither an event stream"),
         (b"\x00\x01\x02" * 40, "neither an event stream"),
         (b'{"a": 1', "cut off"),
         (b'{"a": 1}\nhello\n{"a": 2}\n', "neither an event stream"),
         (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n", "head does not end"),
-        (b"HTTP/1.1 abc OK\r\n\r\n", "valid status line"),
         (b"HTTP/1.1 200 OK\r\nno colon\r\n\r\ndata: x\n\n", "malformed response head"),
         (http("Content-Encoding: gzip\r\n", b"\x00\x01garbage"), "not valid gzip"),
         (http("Content-Encoding: rot13\r\n", b"\x00\x01garbage"), "unknown content coding"),
         (har(), "no entry with a response"),
-        (har(entry({"text": ""})), "no content text"),
         (har(entry({"text": "???", "encoding": "base64"})), "not valid base64"),
     ],
 )

@@ -180,23 +180,6 @@ def test_a_user_who_interrupts_cancels_the_response() -> None:
     ]  # fmt: skip
 
 
-def test_a_cancelled_response_is_cancelled_without_the_message_that_did_it() -> None:
-    (x,) = play(
-        up(100, "response.create", model="m", input="x"), *answer(110, "resp_1", 7, "cancelled")
-    )  # fmt: skip
-    assert (x.outcome, x.finish_reason, x.tokens.output) == (Outcome.CLIENT_CANCELLED, "cancelled", 7)
-
-
-def test_audio_without_a_count_is_estimated_by_its_chunks() -> None:
-    audio = {"response_id": "r1", "delta": "AAAA"}
-    (x,) = play(
-        up(100, "response.create"), down(102, "response.created", response={"id": "r1"}),
-        down(110, "response.output_audio.delta", **audio), down(112, "response.output_audio.delta", **audio),
-        path=b"/v1/realtime", outcome="upstream_reset", live=1,
-    )  # fmt: skip
-    assert (x.timeline.first_token_ns, x.tokens.output, x.tokens.source) == (110, 2, TokenSource.CHUNKS)
-
-
 @pytest.mark.parametrize(
     ("code", "outcome"),
     [("previous_response_not_found", Outcome.UPSTREAM_ERROR), ("content_filter", Outcome.REFUSED)],

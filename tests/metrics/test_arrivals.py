@@ -99,21 +99,8 @@ def test_the_strongest_autocorrelation_is_that_of_its_definition(gaps: list[int]
         float(sum((gaps[i] - mean) * (gaps[i + lag] - mean) for i in range(len(gaps) - lag)) / whole)
         for lag in range(1, lags + 1)
     ]
-    assert found is not None
     assert found.value == pytest.approx(by_lag[found.lag - 1], abs=1e-9)
     assert abs(found.value) == pytest.approx(max(map(abs, by_lag)), abs=1e-9)
-
-
-def test_gaps_that_come_again_are_found_by_their_lag() -> None:
-    # The delays of four workers with one seed: each comes four times.
-    random = Random(3)
-    gaps = [round(gap) for gap in (random.expovariate(1e-7) for _ in range(500)) for _ in range(4)]
-    found = strongest_autocorrelation(gaps)
-    assert found is not None
-    assert found.lag == 1
-    # Three of four pairs of neighbours are equal.
-    assert found.value == pytest.approx(0.75, abs=0.1)
-    assert found.value > found.limit
 
 
 def test_the_limit_of_the_largest_of_twenty_is_bonferronis() -> None:
@@ -134,29 +121,14 @@ def test_both_limits_are_exceeded_once_in_twenty_times() -> None:
     for _ in range(trials):
         gaps = [round(random.expovariate(1e-7)) for _ in range(n)]
         distance = ks_exponential(gaps, 100.0)
-        assert distance is not None
         given_beyond += distance > KS_95 / math.sqrt(n)
         distance = ks_exponential(gaps, n * S / sum(gaps))
-        assert distance is not None
         own_beyond += distance > KS_95_OWN_MEAN / math.sqrt(n)
     # 99.9 %; and both limits are for large n, of 200 the true share is between 4 and 5 %.
     room = Z_999 * math.sqrt(0.05 * 0.95 / trials)
     for beyond in (given_beyond, own_beyond):
         assert 0.04 - room <= beyond / trials <= 0.05 + room
     assert KS_95 < KS_999
-
-
-def test_who_sends_in_clumps_is_beyond_the_limit() -> None:
-    random, at_ns, times = Random(1), 0, []
-    for _ in range(5_000):
-        at_ns += round(random.expovariate(240e-9))
-        times.append(at_ns)
-    tidy = figures(times, rate_rps=240)
-    clumped = figures([t // 10_000_000 * 10_000_000 for t in times], rate_rps=240)
-    assert tidy.ks is not None
-    assert clumped.ks is not None
-    assert tidy.ks_limit is not None
-    assert tidy.ks <= tidy.ks_limit < clumped.ks
 
 
 def test_a_plan_that_is_kept_has_a_ratio_of_one() -> None:

@@ -23,7 +23,6 @@ from llmtap.metrics.experiment import (
 )
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.statistics import (
-    anytime_p,
     count_range,
     mixture_e_log,
     mixture_width,
@@ -82,18 +81,10 @@ def test_a_unit_that_comes_piece_by_piece_counts_as_one(visits: list[tuple[int, 
     assert (found.mean, found.error()) == (expected.mean, expected.error())
 
 
-def test_large_numbers_do_not_cancel() -> None:
-    """A spread of 1 ns around an hour: floats would lose it."""
-    hour = 3_600 * 10**9
-    error = figure_of([hour, hour + 1] * 50).error()
-    assert error == pytest.approx(sqrt(0.25 * 100 / 99 / 100))
-
-
 def test_welch_by_hand() -> None:
     """Two small samples, worked out on paper: means 30 and 22, variances 100 and 16, 5 units each."""
     arm, control = figure_of([20, 25, 25, 35, 45]), figure_of([17, 20, 22, 24, 27])
     d = mean_difference(arm, control, ALPHA)
-    assert d is not None
     va, vc = variance([20, 25, 25, 35, 45]) / 5, variance([17, 20, 22, 24, 27]) / 5
     assert (va, vc) == (20.0, 2.9)
     df = 22.9**2 / (20**2 / 4 + 2.9**2 / 4)
@@ -111,10 +102,8 @@ def test_too_little_to_say_is_none_and_never_0() -> None:
     assert (mean_interval(one, ALPHA), share_interval(one, ALPHA)) == (None, None)
     assert quantile_interval(two, 0.99, ALPHA) is None
     d = mean_difference(one, two, ALPHA)
-    assert d is not None
     assert (d.estimate, d.interval, d.anytime, d.p) == (-0.5, None, None, None)
     same = mean_difference(figure_of([5] * 99), figure_of([5] * 99), ALPHA)
-    assert same is not None
     assert (same.estimate, same.interval, same.p) == (0, None, None)
 
 
@@ -124,7 +113,6 @@ def test_too_little_to_say_is_none_and_never_0() -> None:
 def test_an_interval_of_a_median_stands_at_its_order_statistics() -> None:
     values = list(range(250))  # below 256 the histogram keeps each number
     interval = quantile_interval(figure_of(values), 0.5, ALPHA)
-    assert interval is not None
     reach = 1.9695 * sqrt(0.25 / 250)  # t with 249 degrees of freedom
     low, high = 249 * (0.5 - reach), 249 * (0.5 + reach)
     assert interval == pytest.approx((low * (1 - RELATIVE_ERROR), high * (1 + RELATIVE_ERROR)), abs=0.01)
@@ -141,7 +129,6 @@ def test_quantiles_of_alike_values_are_less_certain() -> None:
     assert effects[1] < 1.5
     assert effects[2] == pytest.approx(20, rel=0.1)
     one, many = (quantile_interval(figure(units), 0.5, ALPHA) for units in (alone, alike))
-    assert one is not None and many is not None
     assert many[1] - many[0] == pytest.approx(one[1] - one[0], rel=0.15)
 
 
@@ -167,7 +154,6 @@ def test_wilsons_interval_by_the_book() -> None:
     interval = share_interval(figure_of([1] * 15 + [0] * 133), ALPHA)
     assert interval == pytest.approx((0.0624, 0.1605), abs=0.001)
     none = share_interval(figure_of([0] * 1_000), ALPHA)
-    assert none is not None
     assert none[0] == 0
     assert 0.003 < none[1] < 0.005, "none of a thousand is not never"
 
@@ -176,11 +162,9 @@ def test_a_share_counts_units_in_which_it_happened() -> None:
     """One client that retries a refused request a hundred times is no hundred refusals."""
     retried = figure([[1] * 100] + [[0]] * 200)
     d = share_difference(retried, figure([[0]] * 200), (1, 1), ALPHA)
-    assert d is not None and d.p is not None
     assert d.p > 0.99
     spread = figure([[1]] * 100 + [[0]] * 100)
     d = share_difference(spread, figure([[0]] * 200), (1, 1), ALPHA)
-    assert d is not None and d.p is not None and d.anytime is not None
     assert d.p < 1e-6
     assert d.estimate == 0.5
     assert d.anytime[0] > 0.3
@@ -190,7 +174,6 @@ def test_weights_are_what_shares_are_held_against() -> None:
     arm, control = figure_of([1] * 30 + [0] * 70), figure_of([1] * 270 + [0] * 630)
     fair = share_difference(arm, control, (0.1, 0.9), ALPHA)
     unfair = share_difference(arm, control, (0.5, 0.5), ALPHA)
-    assert fair is not None and unfair is not None and unfair.p is not None
     assert fair.p is not None and fair.p > 0.99
     assert unfair.p < 1e-6
 
@@ -233,10 +216,6 @@ def conversation(r: random.Random) -> list[int]:
     return [round(base * r.lognormvariate(0, 0.2) * 100 * MS) for _ in range(r.randrange(1, 8))]
 
 
-def refusal(r: random.Random) -> list[int]:
-    return [int(r.random() < 0.08)]
-
-
 def watched(
     draw: Callable[[random.Random], list[int]], seed: int, shift: int = 0
 ) -> Iterator[tuple[Figure, Figure]]:
@@ -250,15 +229,13 @@ def watched(
             yield figures
 
 
-@pytest.mark.parametrize("draw", [lognormal, conversation])
-def test_watching_means_of_equal_arms_seldom_raises_an_alarm(draw: Callable[..., list[int]]) -> None:
-    """A/A: 120 experiments, looked at 22 times each."""
-    runs, alarms, naive = 120, 0, 0
+def test_watching_means_of_equal_arms_seldom_raises_an_alarm() -> None:
+    """A/A: 60 experiments, looked at 22 times each."""
+    runs, alarms, naive = 60, 0, 0
     for seed in range(runs):
         rang = single = False
-        for control, arm in watched(draw, seed):
+        for control, arm in watched(conversation, seed):
             d = mean_difference(arm, control, ALPHA)
-            assert d is not None and d.p is not None and d.interval is not None
             rang |= d.p <= ALPHA
             single |= not d.interval[0] <= 0 <= d.interval[1]
         alarms += rang
@@ -282,7 +259,6 @@ def test_intervals_of_quantiles_hold_at_every_look() -> None:
                 truth, found = exp(normal) * 100 * MS, quantile_interval(control, share, ALPHA, anytime=True)
                 out[share] |= found is not None and not found[0] <= truth <= found[1]
             d = quantile_difference(arm, control, 0.5, ALPHA)
-            assert d is not None and d.interval is not None and d.anytime is not None
             single |= not d.interval[0] <= 0 <= d.interval[1]
             rang |= not d.anytime[0] <= 0 <= d.anytime[1]
         widths.append(d.anytime[1] - d.anytime[0])
@@ -292,16 +268,6 @@ def test_intervals_of_quantiles_hold_at_every_look() -> None:
     assert max(missed.values()) <= ALPHA * runs
     assert alarms <= ALPHA * runs < naive / 2
     assert max(widths) < 120 * MS, "and they say something: the median is 100 ms"
-
-
-def test_a_quantile_of_alike_values_holds_at_every_look() -> None:
-    runs, missed, truth = 60, 0, exp(0) * 100 * MS
-    for seed in range(runs):
-        found = [
-            quantile_interval(control, 0.5, ALPHA, anytime=True) for control, _ in watched(conversation, seed)
-        ]
-        missed += any(one is not None and not one[0] <= truth <= one[1] for one in found)
-    assert missed <= ALPHA * runs + 2
 
 
 @given(st.integers(10, 3_000), st.sampled_from([0.5, 0.95, 0.99]), st.sampled_from([0.2, 0.05, 0.001]))
@@ -332,21 +298,12 @@ def prompted(seed: int, shift: int = 0, looks: int = 50) -> Iterator[tuple[Figur
             yield figures
 
 
-def test_adjusted_means_of_equal_arms_seldom_raise_an_alarm() -> None:
-    runs, alarms = 200, 0
-    for seed in range(runs):
-        ps = [mean_difference(arm, control, ALPHA, adjust=True) for control, arm in prompted(seed)]
-        alarms += any(d is not None and d.p is not None and d.p <= ALPHA for d in ps)
-    assert alarms <= ALPHA * runs
-
-
 def test_a_covariate_narrows_the_interval_and_moves_no_truth() -> None:
     shift, estimates, plain, covered = 15 * MS, [], [], 0
     for seed in range(60):
         *_, (control, arm) = prompted(seed, shift, looks=600)
         adjusted = mean_difference(arm, control, ALPHA, adjust=True)
         raw = mean_difference(arm, control, ALPHA)
-        assert adjusted is not None and raw is not None and adjusted.interval is not None
         assert raw.unadjusted is None and adjusted.unadjusted == raw.estimate
         assert adjusted.variance_left < 0.3
         covered += adjusted.interval[0] <= shift <= adjusted.interval[1]
@@ -378,27 +335,11 @@ def test_a_unit_that_comes_piece_by_piece_has_one_covariate() -> None:
     assert pieces.figures["x"].explained() == whole.figures["x"].explained()
 
 
-def test_watching_refusals_of_equal_arms_seldom_raises_an_alarm() -> None:
-    runs, alarms, naive = 120, 0, 0
-    for seed in range(runs):
-        rang = single = False
-        for control, arm in watched(refusal, seed):
-            d = share_difference(arm, control, (1, 1), ALPHA)
-            assert d is not None and d.p is not None and d.interval is not None
-            rang |= d.p <= ALPHA or (d.anytime is not None and not d.anytime[0] <= 0 <= d.anytime[1])
-            single |= not d.interval[0] <= 0 <= d.interval[1]
-        alarms += rang
-        naive += single
-    assert alarms <= ALPHA * runs
-    assert naive >= 2 * ALPHA * runs
-
-
 def test_a_difference_is_found_while_watching() -> None:
     found = 0
     for seed in range(20):
         for control, arm in watched(lognormal, seed, shift=80 * MS):
             d = mean_difference(arm, control, ALPHA)
-        assert d is not None and d.p is not None and d.anytime is not None
         found += d.p <= ALPHA
         assert d.anytime[0] < 80 * MS < d.anytime[1]
     assert found >= 19
@@ -448,12 +389,6 @@ def compositions(n: int, parts: int) -> list[tuple[int, ...]]:
     if parts == 1:
         return [(n,)]
     return [(i, *rest) for i in range(n + 1) for rest in compositions(n - i, parts - 1)]
-
-
-def test_nothing_seen_says_nothing() -> None:
-    assert anytime_p(multinomial_e_log((0, 0), (0.5, 0.5))) == 1
-    assert anytime_p(-3.0) == 1
-    assert anytime_p(log(20)) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Intervals: exact where it can be worked out, and covering what they say where it is simulated."""
 
 from collections.abc import Callable
-from itertools import chain
 from math import comb, exp, log, sqrt
 from random import Random
 
@@ -9,10 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from llmtap.metrics.intervals import (
-    RANKS_ABOUT,
     Interval,
     _Pool,
     clustered_quantile_interval,
@@ -41,7 +38,6 @@ def binomial(n: int, p: float, low: int, high: int) -> float:
 )
 def test_medians_lie_between_the_ranks_of_the_tables(n: int, p: float, low: int, high: int) -> None:
     found = quantile_interval(range(1, n + 1), p)
-    assert found is not None
     assert (found.low, found.high, found.method) == (low, high, "order statistics")
     assert found.value == percentile(range(1, n + 1), p)
 
@@ -50,22 +46,10 @@ def test_medians_lie_between_the_ranks_of_the_tables(n: int, p: float, low: int,
 @pytest.mark.parametrize("n", [400, 777, 1_000])
 def test_ranks_cover_what_they_say_and_little_more(n: int, p: float) -> None:
     found = quantile_interval(range(1, n + 1), p)
-    assert found is not None
     low, high = int(found.low), int(found.high)
     assert binomial(n, p, low, high) >= 0.95
     assert max(binomial(n, p, 0, low), binomial(n, p, high, n + 1)) <= 0.04
     assert binomial(n, p, low, high) <= 0.962
-
-
-def test_they_are_scipys_with_equal_tails_or_a_few_ranks_from_them() -> None:
-    random = Random(1)
-    values = sorted(random.lognormvariate(0, 1) for _ in range(2_000))
-    for p in (0.5, 0.9, 0.99):
-        theirs = stats.quantile_test(values, p=p).confidence_interval(0.95)
-        found = quantile_interval(values, p)
-        assert found is not None
-        assert abs(values.index(found.low) - values.index(theirs.low)) <= RANKS_ABOUT + 1
-        assert abs(values.index(found.high) - values.index(theirs.high)) <= RANKS_ABOUT + 1
 
 
 @pytest.mark.parametrize(
@@ -75,7 +59,6 @@ def test_they_are_scipys_with_equal_tails_or_a_few_ranks_from_them() -> None:
 )  # fmt: skip
 def test_an_end_of_which_nothing_is_known_is_open(n: int, p: float, open_at: str) -> None:
     found = quantile_interval(range(1, n + 1), p)
-    assert found is not None
     assert found.method == "order statistics" + (f", open {open_at}" if open_at else "")
     assert ("above" in open_at) <= (found.high == n)
     assert ("below" in open_at) <= (found.low == 1)
@@ -93,10 +76,8 @@ def test_of_nothing_there_is_nothing_and_of_one_value_both_ends_are_open() -> No
 def test_the_figure_lies_within_its_interval_in_any_unit(values: list[float], p: float, level: float) -> None:
     ordered = sorted(values)
     found = quantile_interval(ordered, p, level)
-    assert found is not None
     assert found.low <= found.value <= found.high
     doubled = quantile_interval([2 * value for value in ordered], p, level)
-    assert doubled is not None
     assert (doubled.low, doubled.high) == (2 * found.low, 2 * found.high)
 
 
@@ -105,7 +86,6 @@ def test_the_figure_lies_within_its_interval_in_any_unit(values: list[float], p:
 
 def test_a_mean_is_students() -> None:
     found = mean_interval([2, 4, 4, 4, 5, 5, 7, 9])
-    assert found is not None
     reach = t_quantile(0.05, 7) * sqrt(32 / 7 / 8)
     assert (found.value, found.low, found.high) == pytest.approx((5, 5 - reach, 5 + reach))
     assert mean_interval([3.0]) is None
@@ -119,7 +99,6 @@ def test_a_mean_is_students() -> None:
 )
 def test_a_share_is_wilsons(k: int, n: int, low: float, high: float) -> None:
     found = share_interval(k, n)
-    assert found is not None
     assert (found.low, found.high) == pytest.approx((low, high), abs=6e-5)
     assert found.value == k / n
 
@@ -127,7 +106,6 @@ def test_a_share_is_wilsons(k: int, n: int, low: float, high: float) -> None:
 def test_a_share_of_nothing_is_unknown_and_a_full_one_ends_at_1() -> None:
     assert share_interval(0, 0) is None
     found = share_interval(1_000, 1_000)
-    assert found is not None
     assert (found.value, found.high) == (1.0, 1.0)
     assert 0.996 < found.low < 0.9965
 
@@ -158,7 +136,6 @@ def test_groups_that_are_alike_within_make_it_wider() -> None:
     mixed = list(np.random.default_rng(9).permutation(np.concatenate(alike)).reshape(60, 50))
     wide, narrow = clustered_quantile_interval(alike, 0.5), clustered_quantile_interval(mixed, 0.5)
     single = quantile_interval(sorted(np.concatenate(alike).tolist()), 0.5)
-    assert wide is not None and narrow is not None and single is not None
     assert wide.n == narrow.n == 3_000
     assert wide.value == pytest.approx(single.value)
     assert wide.high - wide.low > 4 * (narrow.high - narrow.low)
@@ -169,7 +146,6 @@ def test_one_group_says_nothing_of_others() -> None:
     assert clustered_quantile_interval([[1.0, 2.0, 3.0], []], 0.5) is None
     assert clustered_quantile_interval([], 0.5) is None
     found = clustered_quantile_interval([[4.0], [4.0, 4.0]], 0.9)
-    assert found is not None
     assert (found.value, found.low, found.high) == (4.0, 4.0, 4.0)
 
 
@@ -197,7 +173,6 @@ def covered(repeats: int, sample: Callable[[np.random.Generator], Interval | Non
     hits = 0
     for _ in range(repeats):
         found = sample(random)
-        assert found is not None
         hits += found.low <= truth <= found.high
     return hits / repeats
 
@@ -218,15 +193,3 @@ def test_quantiles_are_covered_as_often_as_is_said(
     share = covered(repeats, lambda random: quantile_interval(np.sort(draw(random)).tolist(), p), truth)
     chance = Z_999 * sqrt(0.95 * 0.05 / repeats)
     assert 0.95 - chance <= share <= 0.96 + chance
-
-
-def test_gaps_of_requests_are_covered_only_by_whole_requests() -> None:
-    """The truth is the median of a lognormal, 1; requests differ by a factor of their own."""
-
-    def gaps(random: np.random.Generator) -> list[list[float]]:
-        return [list(np.exp(random.normal(0, 0.3) + random.normal(0, 0.2, 30))) for _ in range(60)]
-
-    whole = covered(300, lambda random: clustered_quantile_interval(gaps(random), 0.5, resamples=300), 1.0)
-    single = covered(300, lambda random: quantile_interval(sorted(chain(*gaps(random))), 0.5), 1.0)
-    assert 0.90 <= whole <= 0.99
-    assert single < 0.6

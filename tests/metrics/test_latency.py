@@ -99,16 +99,11 @@ class TestGaps:
 
     @pytest.mark.parametrize("times", [[], [5]])
     def test_fewer_than_two_events_have_no_gap(self, times: list[int]) -> None:
-        assert tbc_ns(times) == []
-        assert tbc_max_ns(tbc_ns(times)) is None
-        assert jitter_ns(tbc_ns(times)) is None
+        gaps = tbc_ns(times)
+        assert (gaps, tbc_max_ns(gaps), jitter_ns(gaps)) == ([], None, None)
 
-    def test_even_spread_loses_no_nanosecond(self) -> None:
-        shares = itl_even_ns([0, 100], [1, 7])
-        assert sum(shares) == 100
-        assert max(shares) - min(shares) == 1
-
-    def test_a_chunk_without_tokens_leaves_its_gap_to_the_next(self) -> None:
+    def test_a_gap_belongs_to_the_tokens_that_come_after_it(self) -> None:
+        assert itl_even_ns([0, 100], [1, 7]) == [14, 14, 14, 14, 14, 15, 15]
         assert itl_even_ns([0, 100, 160], [1, 0, 2]) == [80, 80]
         assert itl_ns([0, 100, 160], [1, 0, 2]) == [160, 0]
 
@@ -121,35 +116,28 @@ class TestTpot:
         t = exchange([*content(100, 120, 200), (900, EventClass.USAGE, -1)]).timeline
         assert tpot_ns(t, 11) == 10 * MS
 
-    @pytest.mark.parametrize("tokens", [None, 0, 1])
-    def test_needs_two_tokens(self, tokens: int | None) -> None:
-        assert tpot_ns(exchange(content(100, 120)).timeline, tokens) is None
-
-    def test_of_one_event_with_many_tokens_is_none(self) -> None:
-        assert tpot_ns(exchange(content(100)).timeline, 50) is None
+    @pytest.mark.parametrize(("times", "tokens"), [((100, 120), None), ((100, 120), 1), ((100,), 50)])
+    def test_needs_two_tokens_at_two_times(self, times: tuple[int, ...], tokens: int | None) -> None:
+        assert tpot_ns(exchange(content(*times)).timeline, tokens) is None
 
 
-class TestTokensPerChunk:
-    def test_declared_ones_win(self) -> None:
-        assert tokens_per_chunk(exchange(content(1, 2, tokens=3), output=99)) == [3, 3]
-
-    def test_one_event_that_does_not_declare_leaves_it_unknown(self) -> None:
-        assert tokens_per_chunk(exchange(content(1, tokens=3) + content(2), output=99)) is None
-
-    def test_as_many_tokens_as_events_means_one_each(self) -> None:
-        assert tokens_per_chunk(exchange(content(1, 2, 3), output=3)) == [1, 1, 1]
-
-    def test_a_count_of_chunks_is_no_knowledge_of_tokens(self) -> None:
-        assert tokens_per_chunk(exchange(content(1, 2, 3), output=3, source=TokenSource.CHUNKS)) is None
-
-    def test_hidden_reasoning_is_no_part_of_the_chunks(self) -> None:
-        assert tokens_per_chunk(exchange(content(1, 2, 3), output=10, reasoning=7)) == [1, 1, 1]
-        seen = [(0, EventClass.REASONING, -1), *content(1, 2, 3)]
-        assert tokens_per_chunk(exchange(seen, output=8, reasoning=4)) is None
-
-    def test_no_output_has_no_chunks(self) -> None:
-        assert tokens_per_chunk(exchange([(1, EventClass.KEEPALIVE, -1)], output=0)) is None
-        assert tokens_per_chunk(exchange(content(1, 2, tokens=0), output=2)) is None
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [
+        (exchange(content(1, 2, tokens=3), output=99), [3, 3]),
+        (exchange(content(1, tokens=3) + content(2), output=99), None),
+        (exchange(content(1, 2, 3), output=3), [1, 1, 1]),
+        (exchange(content(1, 2, 3), output=3, source=TokenSource.CHUNKS), None),
+        (exchange(content(1, 2, 3), output=10, reasoning=7), [1, 1, 1]),
+        (exchange([(0, EventClass.REASONING, -1), *content(1, 2, 3)], output=8, reasoning=4), None),
+        (exchange([(1, EventClass.KEEPALIVE, -1)], output=0), None),
+        (exchange(content(1, 2, tokens=0), output=2), None),
+    ],
+    ids=["declared", "partly declared", "one each", "counted chunks", "hidden reasoning", "visible reasoning",
+         "no output", "declared none"],
+)  # fmt: skip
+def test_tokens_per_chunk(x: Exchange, expected: list[int] | None) -> None:
+    assert tokens_per_chunk(x) == expected
 
 
 class TestMeasured:
@@ -187,10 +175,8 @@ class TestMeasured:
             "bytes_per_event_mean": 100.0, "tokens_per_chunk_mean": 2.5, "single_token_share": 0.5,
             "bursts": 0, "burst_events": 0, "burst_hold_max": None,
         }  # fmt: skip
-
-    def test_a_mean_comes_from_the_total_and_a_share_does_not(self) -> None:
-        chunking = chunking_of(exchange(content(1, 2, 3, 4), output=10))
-        assert (chunking["tokens_per_chunk_mean"], chunking["single_token_share"]) == (2.5, None)
+        of_a_total = chunking_of(exchange(content(1, 2, 3, 4), output=10))
+        assert (of_a_total["tokens_per_chunk_mean"], of_a_total["single_token_share"]) == (2.5, None)
 
     @given(
         st.lists(st.tuples(st.integers(0, 2_000), st.integers(-1, 3)), min_size=1, max_size=12),
@@ -210,71 +196,25 @@ class TestMeasured:
         assert m.user_idle_ns == user_idle_ns(times, submit_ns, pace)
         assert m.user_idle_from_first_token_ns == user_idle_ns(times, times[0], pace)
 
-    def test_the_servers_own_gaps_are_option_c(self) -> None:
-        x = exchange(content(1, 2), output=2)
-        assert itl_c_ns(x) is None
-        x.server_gaps_ns = array("q", [3 * MS, 4 * MS])
-        assert measure(x).itl_c_ns == [3 * MS, 4 * MS]
-
     @pytest.mark.parametrize(
         ("events", "output", "policy"),
         [
-            (content(1, 2), 2, "direct (single-token chunks); tokens by usage"),
-            (content(1, 2), 9, "A (time between chunks); tokens by usage"),
-            (
-                content(1, 2, tokens=3),
-                9,
-                "B-even (gaps spread over the tokens of a chunk); tokens by usage",
-            ),
+            (content(1, 2), 2, "direct (single-token chunks)"),
+            (content(1, 2), 9, "A (time between chunks)"),
+            (content(1, 2, tokens=3), 9, "B-even (gaps spread over the tokens of a chunk)"),
             # 10 of 11 single: above 90 %, and so direct (IETF B.2.1).
-            (
-                [*content(*range(10), tokens=1), *content(11, tokens=2)],
-                12,
-                "direct (single-token chunks); tokens by usage",
-            ),
+            ([*content(*range(10), tokens=1), *content(11, tokens=2)], 12, "direct (single-token chunks)"),
         ],
     )
     def test_each_itl_says_how_it_is_to_be_read(
         self, events: list[tuple[int, EventClass, int]], output: int, policy: str
     ) -> None:
         x = exchange(events, output=output)
-        assert measure(x).itl_policy == policy
-        x.server_gaps_ns = array("q", [1])
-        assert measure(x).itl_policy == f"C (the server's stamps) beside {policy}"
-
-
-def bursts(times_ms: list[float]) -> Bursts:
-    times = [round(t * MS) for t in times_ms]
-    gaps = tbc_ns(times)
-    return bursts_of(times, gaps, tbc_max_ns(gaps) or 0)
-
-
-@pytest.mark.parametrize(
-    ("times_ms", "expected"),
-    [
-        # A steady stream, and a slow but steady one.
-        ([0, 10, 20, 30, 40], NO_BURSTS),
-        ([0, 100, 200, 300, 400], NO_BURSTS),
-        # Three in one read after a hold, once and twice.
-        ([0, 10, 20, 30, 130, 130, 130, 140, 150], Bursts(1, 3, 100 * MS)),
-        ([0, 0, 0, 80, 80, 80, 80, 300, 300, 300], Bursts(2, 7, 220 * MS)),
-        # Only two together; three, but 1.1 ms apart; and just 1 ms apart.
-        ([0, 10, 20, 30, 130, 130, 140, 150], NO_BURSTS),
-        ([0, 10, 20, 30, 130, 130.5, 131.1, 140], NO_BURSTS),
-        ([0, 10, 20, 30, 130, 130.5, 131, 140], Bursts(1, 3, 100 * MS)),
-        # A hold just long enough, and just too short: by itself, and against the median of 12 ms.
-        ([0, 1, 2, 3, 53, 53, 53], Bursts(1, 3, 50 * MS)),
-        ([0, 1, 2, 3, 52.9, 52.9, 52.9], NO_BURSTS),
-        ([0, 12, 24, 36, 48, 60, 120, 120, 120], Bursts(1, 3, 60 * MS)),
-        ([0, 12, 24, 36, 48, 60, 119, 119, 119], NO_BURSTS),
-        # All at once: no hold was seen.
-        ([700] * 40, NO_BURSTS),
-        ([], NO_BURSTS),
-        ([5], NO_BURSTS),
-    ],
-)
-def test_a_burst_is_events_together_after_a_hold(times_ms: list[float], expected: Bursts) -> None:
-    assert bursts(times_ms) == expected
+        assert (measure(x).itl_policy, itl_c_ns(x)) == (f"{policy}; tokens by usage", None)
+        x.server_gaps_ns = array("q", [3 * MS, 4 * MS])
+        m = measure(x)
+        assert m.itl_policy == f"C (the server's stamps) beside {policy}; tokens by usage"
+        assert m.itl_c_ns == [3 * MS, 4 * MS]
 
 
 @given(st.lists(st.sampled_from([0.0, 0.4, 1.1, 10.0, 49.9, 50.0, 300.0]), max_size=60))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from math import log
-from random import Random
 
 import numpy as np
 import pytest
@@ -32,51 +31,42 @@ def decoding(random: np.random.Generator, n: int, share: float = 0.2) -> "np.nda
 
 
 @pytest.mark.parametrize("draw", ONE_MODE.values(), ids=ONE_MODE)
-@pytest.mark.parametrize("n", [100, 2_000, 30_000])
+@pytest.mark.parametrize("n", [100, 30_000])
 def test_one_mode_is_one_mode(draw: Draw, n: int) -> None:
     found = dip_test(draw(np.random.default_rng(n), n))
-    assert found is not None
-    assert found.unimodal
-    assert found.n == min(n, 20_000)
+    assert (found.unimodal, found.n) == (True, min(n, 20_000))
 
 
 @pytest.mark.parametrize(("n", "share"), [(100, 0.5), (400, 0.2), (5_000, 0.05)])
 def test_two_planted_modes_are_found(n: int, share: float) -> None:
     found = dip_test(decoding(np.random.default_rng(3), n, share))
-    assert found is not None
     assert not found.unimodal
     assert found.p < 0.05
 
 
-def test_few_values_say_nothing_and_equal_ones_have_one_mode() -> None:
+def test_few_values_say_nothing_and_equal_ones_are_modes() -> None:
     assert dip_test([1.0, 2.0, 3.0]) is None
-    found = dip_test([0.02] * 500)
-    assert found is not None
-    assert (found.dip, found.p, found.unimodal) == (0.001, 1.0, True)
-
-
-def test_two_paces_are_two_modes() -> None:
-    """Equal gaps are not jittered away: an engine in virtual time has no others."""
-    found = dip_test([0.020] * 900 + [0.035] * 100)
-    assert found is not None
-    assert not found.unimodal
+    one = dip_test([0.02] * 500)
+    assert one is not None and (one.dip, one.p, one.unimodal) == (0.001, 1.0, True)
+    # An engine in virtual time has no gaps but equal ones.
+    two = dip_test([0.020] * 900 + [0.035] * 100)
+    assert two is not None and not two.unimodal
 
 
 def test_a_coarse_clock_makes_modes_unless_its_grain_is_told() -> None:
     exact = np.random.default_rng(6).normal(0.040, 0.002, 5_000)
-    rounded = np.round(exact, 3)
-    found, fair, before = dip_test(rounded), dip_test(rounded, grain=0.001), dip_test(exact)
-    assert found is not None and fair is not None and before is not None
-    assert (found.unimodal, fair.unimodal, before.unimodal) == (False, True, True)
-    still = dip_test(np.round(decoding(np.random.default_rng(7), 2_000)), grain=1.0)
-    assert still is not None
-    assert not still.unimodal
+    two = np.round(decoding(np.random.default_rng(7), 2_000))
+    found = [
+        dip_test(np.round(exact, 3)),
+        dip_test(np.round(exact, 3), grain=0.001),
+        dip_test(two, grain=1.0),
+    ]
+    assert [one is not None and one.unimodal for one in found] == [False, True, False]
 
 
 def test_of_many_values_some_are_drawn_and_the_same_again() -> None:
     values = decoding(np.random.default_rng(8), 3_000).tolist()
     one = dip_test(values, n_max=500, seed=1)
-    assert one is not None
     assert one.n == 500
     assert one == dip_test(values, n_max=500, seed=1)
     assert one != dip_test(values, n_max=500, seed=2)
@@ -86,10 +76,9 @@ def test_of_many_values_some_are_drawn_and_the_same_again() -> None:
 
 
 @pytest.mark.parametrize("draw", ONE_MODE.values(), ids=ONE_MODE)
-@pytest.mark.parametrize("n", [60, 1_000, 20_000])
-def test_one_mode_is_in_one_place(draw: Draw, n: int) -> None:
-    for seed in range(5):
-        assert len(modes(draw(np.random.default_rng(seed), n))) == 1
+def test_one_mode_is_in_one_place(draw: Draw) -> None:
+    for seed in range(3):
+        assert len(modes(draw(np.random.default_rng(seed), 1_000))) == 1
 
 
 @pytest.mark.parametrize("share", [0.5, 0.2, 0.05])
@@ -115,16 +104,8 @@ def test_gaps_of_nothing_are_a_place_of_their_own() -> None:
     random = np.random.default_rng(10)
     values = [0.0] * 500 + list(random.normal(0.040, 0.002, 1_500))
     assert modes(values) == [0.0, pytest.approx(0.040, abs=0.001)]
-    wide = [0.0] * 500 + list(random.lognormal(-3, 0.9, 1_500))
-    assert len(modes(wide)) == 2
-    assert modes(wide)[0] == 0.0
-
-
-def test_places_of_little() -> None:
-    assert modes([]) == []
-    assert modes([3.0]) == [3.0]
-    assert modes([3.0, 3.0, 3.0]) == [3.0]
-    assert modes([0.0] * 20) == [0.0]
+    found = [modes(values) for values in ([], [3.0], [3.0, 3.0, 3.0], [0.0] * 20)]
+    assert found == [[], [3.0], [3.0], [0.0]]
 
 
 @given(st.lists(st.floats(0, 1e3, allow_nan=False, allow_subnormal=False), min_size=1, max_size=60))
@@ -153,37 +134,24 @@ def test_modes_lie_within_the_values(values: list[float]) -> None:
 def test_tails_of_known_laws(kind: str, draw: Draw) -> None:
     found = tail(draw(np.random.default_rng(1), 10_000))
     assert found.kind == kind
-    assert found.shape is not None and found.low is not None and found.high is not None
     assert found.low < found.shape < found.high
     assert found.n == 1_000
 
 
-def test_the_shape_of_a_power_law_is_its_exponents_inverse() -> None:
-    found = tail((1 + np.random.default_rng(2).pareto(2, 20_000)).tolist())
-    assert found.shape == pytest.approx(0.5, abs=0.08)
-    assert found.n == 2_000
-
-
-def test_the_ratio_is_the_drafts() -> None:
-    found = tail(np.random.default_rng(3).exponential(1, 200_000))
-    assert found.ratio == pytest.approx(log(100) / log(2), rel=0.02)
-    shifted = tail(100 + np.random.default_rng(3).exponential(1, 20_000))
-    assert shifted.ratio is not None
-    assert shifted.ratio < 1.05
-    assert shifted.kind == "exponential"
+def test_shape_and_ratio_of_known_tails() -> None:
+    power = tail((1 + np.random.default_rng(2).pareto(2, 20_000)).tolist())
+    assert (power.shape, power.n) == (pytest.approx(0.5, abs=0.08), 2_000)  # the exponent's inverse
+    exponential = tail(np.random.default_rng(3).exponential(1, 200_000))
+    assert exponential.ratio == pytest.approx(log(100) / log(2), rel=0.02)
+    constant = tail([0.02] * 1_000)
+    assert (constant.kind, constant.ratio, constant.shape) == ("light", 1.0, None)
 
 
 def test_too_few_values_have_a_ratio_and_no_kind() -> None:
     found = tail([1.0, 2.0, 3.0])
-    assert (found.kind, found.shape) == (None, None)
-    assert found.ratio == pytest.approx(1.49)
+    assert (found.kind, found.shape, found.ratio) == (None, None, pytest.approx(1.49))
     assert tail([]) == Tail(None, None, None, None, None, None, 0)
     assert tail([0.0] * 600).ratio is None
-
-
-def test_a_constant_has_a_tail_that_ends() -> None:
-    found = tail([0.02] * 1_000)
-    assert (found.kind, found.ratio, found.shape) == ("light", 1.0, None)
 
 
 def by_definition(values: list[float]) -> float:
@@ -250,15 +218,6 @@ def test_with_ties_it_is_what_the_definition_says(values: list[int]) -> None:
     assert dip([float(v) for v in values]) == pytest.approx(
         by_definition([float(v) for v in values]), abs=1e-7
     )
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_without_ties_it_is_what_the_definition_says(seed: int) -> None:
-    random = Random(seed)
-    values = [
-        random.choice((random.gauss(0, 1), random.gauss(4, 1), random.expovariate(1))) for _ in range(16)
-    ]
-    assert dip(values) == pytest.approx(by_definition(values), abs=1e-7)
 
 
 @given(st.lists(st.floats(-100, 100).map(lambda x: round(x, 6)), min_size=1, max_size=80))

@@ -6,15 +6,11 @@ were cut does not.
 
 import json
 import random
-from array import array
 from functools import cache
-from itertools import pairwise
 from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
@@ -229,22 +225,6 @@ def test_a_recorded_answer_says_what_it_should_however_it_is_cut(name: str, chun
         check(name, x, doc, chunked=chunked)
 
 
-@settings(max_examples=200)
-@given(st.sampled_from(NAMES or [""]), st.booleans(), st.data())
-def test_any_cut_of_a_recorded_answer_says_the_same(name: str, chunked: bool, data: st.DataObject) -> None:
-    doc, body = load(name)
-    cut = []
-    for t_ns, read in reads_of(doc, body):
-        edges = data.draw(st.lists(st.integers(0, len(read)), max_size=6))
-        ends = [0, *sorted(edges), len(read)]
-        cut += [(t_ns, read[a:b]) for a, b in pairwise(ends)]
-    whole, pieces = (play(doc, reads, chunked=chunked) for reads in (reads_of(doc, body), cut))
-    for x in (whole, pieces):
-        x.reads = 0
-        x.added.chunks_ns = array("q")
-    assert whole == pieces
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recorded_answer_is_the_same_whether_or_not_its_events_are_known_again(name: str) -> None:
     doc, body = load(name)
@@ -292,14 +272,6 @@ def test_reasoning_is_counted_beside_the_output_where_the_total_says_so(name: st
     span_ns = (t.last_token_ns or 0) - (t.first_token_ns or 0)
     tpot_ns = measure(x).tpot_ns
     assert tpot_ns == pytest.approx(span_ns / (written - 1), abs=1)
-
-
-@pytest.mark.parametrize(
-    ("name", "answer_id"), [("azure_responses_filtered", b"resp_7a"), ("openai_chat_basic", None)]
-)
-def test_an_answer_that_may_be_named_later_has_its_id(name: str, answer_id: bytes | None) -> None:
-    doc, body = load(name)
-    assert play(doc, reads_of(doc, body), chunked=False).answer_id == answer_id
 
 
 def test_a_streamed_array_read_as_one_value_says_the_same() -> None:

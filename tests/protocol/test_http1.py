@@ -26,11 +26,7 @@ from llmtap.protocol.http1 import (
         (b"OPTIONS * HTTP/1.1", b"OPTIONS", b"*", (1, 1)),  # RFC 9112 3.2.4
         (b"GET http://elsewhere.test/x?y HTTP/1.1", b"GET", b"http://elsewhere.test/x?y", (1, 1)),  # 3.2.2
         # RFC 9110 9.1: the list of methods is open, and a method is case-sensitive.
-        (b"PROPFIND / HTTP/1.1", b"PROPFIND", b"/", (1, 1)),
         (b"X-!#$%&'*+.^_`|~09az / HTTP/1.1", b"X-!#$%&'*+.^_`|~09az", b"/", (1, 1)),
-        (b"TELEPORT /here HTTP/1.0", b"TELEPORT", b"/here", (1, 0)),
-        # Methods that other protocols use are tokens like any other here.
-        (b"PLAY / HTTP/1.1", b"PLAY", b"/", (1, 1)),
     ],
 )  # fmt: skip
 def test_a_request_line_is_taken_apart(
@@ -48,32 +44,23 @@ def test_a_request_line_is_taken_apart(
         (b"GET /  HTTP/1.1", {400, 505}),
         (b"GET\t/ HTTP/1.1", {400}),
         (b" GET / HTTP/1.1", {400}),
-        (b"GET / HTTP/1.1 ", {400}),
         (b"GET /a b HTTP/1.1", {400}),
         (b"GET / HTTP/1.1\r", {400}),
         (b"GET /a\rb HTTP/1.1", {400}),
         (b"GET /\x00 HTTP/1.1", {400}),
-        (b"GET /\x7f HTTP/1.1", {400}),
         (b"GET /\x80 HTTP/1.1", {400}),
-        (b"GET /caf\xc3\xa9 HTTP/1.1", {400}),
         (b"GET /#top HTTP/1.1", {400}),  # 3.2: a fragment is no part of a target
         (b"GET ?q HTTP/1.1", {400}),
         (b"GET host.test:80 HTTP/1.1", {400}),  # 3.2.3: authority-form is for CONNECT
-        (b"G\xe9T / HTTP/1.1", {400}),
         (b"G(T / HTTP/1.1", {400}),
-        (b"/ HTTP/1.1", {400}),
-        (b"GET", {400}),
         (b"", {400}),
         (b"GET /", {400, 505}),  # HTTP/0.9
         (b"GET / http/1.1", {400}),  # 2.3: the protocol's name is case-sensitive
-        (b"GET / HTTP/1.1x", {400}),
         (b"GET / HTTP/1", {400}),
         (b"GET / HTTP/2.0", {400, 505}),
-        (b"GET / RTSP/1.0", {400, 505}),
         (b"PRI * HTTP/2.0", {505}),  # RFC 9113 3.4
         (b"CONNECT db.internal:22 HTTP/1.1", {405}),  # RFC 9110 9.3.6: a tunnel is not ours to offer
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", {400}),  # a TLS hello
-        (b"SSH-2.0-OpenSSH_9.6", {400}),
     ],
 )  # fmt: skip
 def test_a_malformed_request_line_is_refused(line: bytes, statuses: set[int]) -> None:
@@ -104,13 +91,9 @@ def test_order_case_and_repeats_of_fields_stay() -> None:
     [
         (b"X:", b""),  # RFC 9112 5.1: white space around a value is no part of it
         (b"X: ", b""),
-        (b"X:v", b"v"),
         (b"X: \t v", b"v"),
         (b"X: a  b\tc", b"a  b\tc"),
-        (b"X: ::", b"::"),
         (b"X: na\xc3\xafve-\xe6\x97\xa5", b"na\xc3\xafve-\xe6\x97\xa5"),  # RFC 9110 5.5: obs-text is opaque
-        (b"X: \xff\x80", b"\xff\x80"),
-        (b'X: "quo\\"ted", b', b'"quo\\"ted", b'),
         (b"X: " + b"v" * 8_000, b"v" * 8_000),
     ],
 )
@@ -132,23 +115,17 @@ def test_white_space_behind_a_value_means_nothing(space: bytes) -> None:
     "line",
     [
         b"X : 1",  # RFC 9112 5.1: no white space between name and colon
-        b"X\t: 1",
         b" X: 1",
-        b"\tX: 1",
         b": 1",
         b"X",
         b"X Y: 1",
         b"X(: 1",
-        b"X\xe9: 1",
         b"X\x00: 1",
         b"X: a\x00b",  # RFC 9110 5.5: CR, LF and NUL are dangerous
         b"X: a\rb",
         b"X: a\nb",
-        b"X: a\n",
-        b"X: a\r",
         b"X: a\x7fb",
         b"X: a\r\n folded",  # RFC 9112 5.2: obs-fold
-        b"X: a\r\n\tfolded",
         b"X:\r\n folded",
         b"Host: b.test",  # RFC 9112 3.2: more than one Host
     ],
@@ -159,30 +136,20 @@ def test_a_malformed_field_is_refused(line: bytes) -> None:
     assert refused.value.status == 400
 
 
+@pytest.mark.parametrize("host", [b"a.test:8080", b"[::1]:8080", b"a_b-c.test", b""])
+def test_host_is_one_authority(host: bytes) -> None:
+    assert parse_request_head(head_with(host=b"Host: " + host)).headers == [(b"Host", host)]
+
+
 @pytest.mark.parametrize(
-    ("host", "ok"),
-    [
-        (b"Host: a.test", True), (b"Host: a.test:8080", True), (b"Host: [::1]:8080", True),
-        (b"Host: a_b-c.test", True), (b"Host:", True),  # RFC 9112 3.2: empty when the target has no authority
-        (b"Host: a.test/path", False), (b"Host: user@a.test", False), (b"Host: a.test:80:80", False),
-        (b"Host: a.test:x", False), (b"Host: a b", False), (b"Host: [::1", False), (b"Host: a?b", False),
-        (b"Host: a#b", False), (b"Host: caf\xc3\xa9", False), (b'Host: "a"', False), (b"Host: a\\b", False),
-    ],
+    "host",
+    [b"a.test/path", b"user@a.test", b"a.test:80:80", b"a.test:x", b"a b", b"[::1", b"a?b", b"a#b",
+     b"caf\xc3\xa9", b'"a"'],
 )  # fmt: skip
-def test_host_is_one_authority_or_refused(host: bytes, ok: bool) -> None:
-    if ok:
-        assert parse_request_head(head_with(host=host)).headers[0][0] == b"Host"
-        return
+def test_any_other_host_is_refused(host: bytes) -> None:
     with pytest.raises(PeerProtocolError) as refused:
-        parse_request_head(head_with(host=host))
+        parse_request_head(head_with(host=b"Host: " + host))
     assert refused.value.status == 400
-
-
-def test_a_host_is_needed_from_http11_only() -> None:
-    with pytest.raises(PeerProtocolError) as refused:
-        parse_request_head(head_with(host=None))
-    assert refused.value.status == 400
-    assert parse_request_head(head_with(host=None, version=b"1.0")).headers == []
 
 
 # ---------------------------------------------------------------- request framing
@@ -194,7 +161,6 @@ def test_a_host_is_needed_from_http11_only() -> None:
         ([], Framing.NONE, 0),  # RFC 9112 6.3 rule 7: a request without either has no body
         ([b"Content-Length: 0"], Framing.NONE, 0),
         ([b"Content-Length: 5"], Framing.LENGTH, 5),
-        ([b"content-length:  5  "], Framing.LENGTH, 5),
         ([b"Content-Length: 0005"], Framing.LENGTH, 5),
         ([b"Content-Length: 999999999999999999"], Framing.LENGTH, 10**18 - 1),
         ([b"Transfer-Encoding: chunked"], Framing.CHUNKED, 0),
@@ -216,37 +182,28 @@ CL, TE = b"Content-Length: ", b"Transfer-Encoding: "
     [
         # RFC 9112 6.3 rule 3: both may be an attempt at request smuggling.
         ([CL + b"4", TE + b"chunked"], {400}),
-        ([TE + b"chunked", CL + b"60"], {400}),
         ([CL + b"4", TE + b"identity"], {400}),
-        ([TE + b"gzip", CL + b"4"], {400}),
         # 6.3 rule 5: an invalid Content-Length.
         ([CL + b"3", CL + b"5"], {400}),
         ([CL + b"3", CL + b"3"], {400}),
-        ([CL + b"3, 5"], {400}),
         ([CL + b"3, 3"], {400}),
         ([CL + b"+3"], {400}),
-        ([CL + b"-3"], {400}),
         ([CL + b"0x3"], {400}),
         ([CL + b"3 4"], {400}),
-        ([CL + b"1_0"], {400}),
         ([CL + b"\xb2"], {400}),  # a superscript two in Latin-1
-        ([CL + b"\xd9\xa3"], {400}),  # an Arabic-Indic three in UTF-8
         ([CL], {400}),
         ([CL + b"9999999999999999999"], {400}),
         ([b"Content-Length : 3"], {400}),
         # 6.1 and 6.3 rule 4: 400 when chunked is not the last coding, 501 for one not understood.
         ([TE + b"chunked, gzip"], {400}),
         ([TE + b"identity"], {400, 501}),
-        ([TE + b"xchunked"], {400, 501}),
         ([TE + b'"chunked"'], {400, 501}),
         ([TE + b"gzip, chunked"], {400, 501}),
         ([TE + b"chunked, chunked"], {400, 501}),
-        ([TE + b"chunked,"], {400, 501}),
         ([TE], {400, 501}),
         ([TE + b"\x0bchunked"], {400}),
         ([TE + b"chunked\t"], {400}),  # another coding to llhttp
         ([TE + b"chunked", TE + b"chunked"], {400, 501}),
-        ([TE + b"chunked", TE + b"identity"], {400, 501}),
         ([b"Transfer-Encoding : chunked"], {400}),
         ([b"Transfer-Encoding:", b" chunked"], {400}),
         ([b"X: 1\n" + TE + b"chunked"], {400}),
@@ -259,10 +216,15 @@ def test_ambiguous_framing_of_a_request_is_refused(lines: list[bytes], statuses:
     assert refused.value.status in statuses
 
 
-def test_chunked_is_refused_from_an_http10_client() -> None:
-    with pytest.raises(PeerProtocolError) as refused:  # RFC 9112 6.1
-        parse_request_head(head_with(b"Transfer-Encoding: chunked", version=b"1.0"))
+@pytest.mark.parametrize(
+    ("version", "host", "lines"),
+    [(b"1.1", None, []), (b"1.0", b"Host: a.test", [b"Transfer-Encoding: chunked"])],  # RFC 9112 3.2, 6.1
+)
+def test_what_a_version_forbids_is_refused(version: bytes, host: bytes | None, lines: list[bytes]) -> None:
+    with pytest.raises(PeerProtocolError) as refused:
+        parse_request_head(head_with(*lines, version=version, host=host))
     assert refused.value.status == 400
+    assert parse_request_head(head_with(host=None, version=b"1.0")).headers == []
 
 
 @pytest.mark.parametrize(
@@ -270,25 +232,16 @@ def test_chunked_is_refused_from_an_http10_client() -> None:
     [
         (b"1.1", [], True),  # RFC 9112 9.3
         (b"1.1", [b"Connection: close"], False),
-        (b"1.1", [b"Connection: CLOSE"], False),
         (b"1.1", [b"Connection: keep-alive, Close"], False),
         (b"1.1", [b"Connection: x", b"Connection: close"], False),
         (b"1.1", [b"Connection: closed"], True),
         (b"1.0", [], False),
         (b"1.0", [b"Connection: keep-alive"], True),
-        (b"1.0", [b"Connection: Keep-Alive"], True),
-        (b"1.0", [b"Connection: close"], False),
+        (b"1.0", [b"Connection: keep-alive, close"], False),  # 9.3: close counts
     ],
 )
 def test_persistence_follows_version_and_connection(version: bytes, lines: list[bytes], keep: bool) -> None:
     assert parse_request_head(head_with(*lines, version=version)).keep_alive is keep
-
-
-def test_a_connection_that_says_both_is_closed() -> None:
-    # RFC 9112 9.3: close is looked at first, whatever else is there.
-    for version in (b"1.0", b"1.1"):
-        head = parse_request_head(head_with(b"Connection: keep-alive, close", version=version))
-        assert not head.keep_alive
 
 
 @pytest.mark.parametrize(
@@ -303,15 +256,6 @@ def test_a_connection_that_says_both_is_closed() -> None:
 )
 def test_an_upgrade_counts_when_connection_names_it(lines: list[bytes], upgrade: bytes | None) -> None:
     assert parse_request_head(head_with(*lines)).upgrade == upgrade
-
-
-@pytest.mark.parametrize(
-    ("value", "expects"), [(b"100-continue", True), (b"100-CONTINUE", True), (b"x", False)]
-)
-def test_expect_is_noticed(value: bytes, expects: bool) -> None:
-    assert (
-        parse_request_head(head_with(b"Content-Length: 1", b"Expect: " + value)).expects_continue is expects
-    )
 
 
 @given(st.binary(max_size=300))
@@ -404,8 +348,6 @@ def test_a_responses_framing(
         (b"HTTP/1.1 200 OK", 200, b"OK"),
         (b"HTTP/1.1 200 ", 200, b""),  # RFC 9112 4: the reason may be empty
         (b"HTTP/1.1 404 Not  Found", 404, b"Not  Found"),
-        (b"HTTP/1.1 500 na\xc3\xafve", 500, b"na\xc3\xafve"),
-        (b"HTTP/1.1 599 x", 599, b"x"),
     ],
 )
 def test_a_status_line(first: bytes, status: int, reason: bytes) -> None:
@@ -418,9 +360,7 @@ def test_a_status_line(first: bytes, status: int, reason: bytes) -> None:
     [
         b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
         b"\r\n\r\n",
-        b"HTTP/2 200\r\n\r\n",
         b"HTTP/2.0 200 OK\r\n\r\n",
-        b"HTTP/0.9 200 OK\r\n\r\n",
         b"HTTP/1.1 20 OK\r\n\r\n",
         b"HTTP/1.1 2x0 OK\r\n\r\n",
         b"HTTP/1.1  200 OK\r\n\r\n",
@@ -428,20 +368,16 @@ def test_a_status_line(first: bytes, status: int, reason: bytes) -> None:
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
         answer_with(b"Content-Length: 3", b"Content-Length: 5"),
         answer_with(b"Content-Length: -1"),
-        answer_with(b"Content-Length:"),
         answer_with(b"Content-Length: 9999999999999999999"),
         answer_with(b"Content-Length: 3", b"Transfer-Encoding: chunked"),
         answer_with(b"Transfer-Encoding: gzip, chunked"),
         answer_with(b"Transfer-Encoding: chunked, gzip"),
-        answer_with(b"Transfer-Encoding: identity"),
         answer_with(b"Transfer-Encoding: chunked\t"),
         answer_with(b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"),
         answer_with(b"Transfer-Encoding: chunked", first=b"HTTP/1.0 200 OK"),  # RFC 9112 6.1
         answer_with(b"X: a\x00b"),
         answer_with(b"X: a\nY: b"),
-        answer_with(b"X : a"),
         answer_with(b"X: a\r\n folded"),
-        answer_with(b"no colon here"),
         b"HTTP/1.1 200 OK\nContent-Length: 0\r\n\r\n",
     ],
 )
@@ -450,13 +386,3 @@ def test_a_malformed_or_ambiguous_response_is_refused(raw: bytes) -> None:
         parse_response_head(raw, b"GET")
     # Whoever turns the error's status into an answer must not tell the client that it was at fault.
     assert refused.value.status == 502
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_response_or_refused(raw: bytes) -> None:
-    raw = b"HTTP/1.1 200 " + raw.replace(b"\r\n\r\n", b"") + b"\r\n\r\n"
-    try:
-        head = parse_response_head(raw, b"GET")
-    except PeerProtocolError:
-        return
-    assert head.status == 200

@@ -51,8 +51,6 @@ def scan(pieces: list[bytes]) -> Verdict:
 VALID = {
     "nothing": (b"0\r\n\r\n", b""),
     "one chunk": (b"5\r\nhello\r\n0\r\n\r\n", b"hello"),
-    "two chunks": (b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n", b"hello"),
-    "one byte chunks": (b"1\r\na\r\n1\r\nb\r\n0\r\n\r\n", b"ab"),
     "upper and lower hex": (b"a\r\n0123456789\r\nA\r\n0123456789\r\n0\r\n\r\n", b"0123456789" * 2),
     "leading zeros": (b"0005\r\nhello\r\n000\r\n\r\n", b"hello"),
     "payload of line ends": (b"4\r\n\r\n\r\n\r\n3\r\n\r\n\n\r\n0\r\n\r\n", b"\r\n\r\n\r\n\n"),
@@ -60,10 +58,8 @@ VALID = {
     # RFC 9112 7.1.1: a recipient ignores extensions it does not know.
     "an extension": (b"5;a=b\r\nhello\r\n0;z\r\n\r\n", b"hello"),
     "a quoted extension": (b'5;a="b c;d"\r\nhello\r\n0\r\n\r\n', b"hello"),
-    "many extensions": (b"5;a;b=1;c\r\nhello\r\n0\r\n\r\n", b"hello"),
     # 7.1.2
     "trailers": (b"5\r\nhello\r\n0\r\nX-T: 1\r\nServer-Timing: a;dur=3\r\n\r\n", b"hello"),
-    "an empty trailer": (b"0\r\nX-T:\r\n\r\n", b""),
     "a longer one": (b"fff\r\n" + b"x" * 4095 + b"\r\n0\r\n\r\n", b"x" * 4095),
 }
 
@@ -72,16 +68,11 @@ INVALID = {
     "not hex": b"zz\r\nhello\r\n0\r\n\r\n",
     "hex prefix": b"0x5\r\nhello\r\n0\r\n\r\n",
     "plus": b"+5\r\nhello\r\n0\r\n\r\n",
-    "minus": b"-5\r\nhello\r\n0\r\n\r\n",
-    "underscore": b"1_0\r\n0123456789abcdef\r\n0\r\n\r\n",
-    "space before": b" 5\r\nhello\r\n0\r\n\r\n",
     "space behind": b"5 \r\nhello\r\n0\r\n\r\n",
-    "tab behind": b"5\t\r\nhello\r\n0\r\n\r\n",
     "too many digits": b"0000000000000005\r\nhello\r\n0\r\n\r\n",
     "overflow": b"fffffffffffffffff5\r\nhello\r\n0\r\n\r\n",
     "bare LF behind the size": b"5\nhello\r\n0\r\n\r\n",
     "bare LF behind the data": b"5\r\nhello\n0\r\n\r\n",
-    "bare LFs everywhere": b"5\nhello\n0\n\n",
     "bare LF at the end": b"5\r\nhello\r\n0\r\n\n",
     "two CRs": b"5\r\r\nhello\r\n0\r\n\r\n",
     "CR in an extension": b"5;a\rb\r\nhello\r\n0\r\n\r\n",
@@ -89,7 +80,6 @@ INVALID = {
     "NUL in an extension": b"5;a\x00\r\nhello\r\n0\r\n\r\n",
     "data longer than its size": b"5\r\nhelloX\r\n0\r\n\r\n",
     "data longer by a CR": b"5\r\nhello\rX0\r\n\r\n",
-    "data longer by a line": b"3\r\nabcXX0\r\n\r\n",
     "data shorter than its size": b"6\r\nhello\r\n0\r\n\r\n",
     "a trailer without a colon": b"0\r\nnonsense\r\n\r\n",
     "a trailer with white space before the colon": b"0\r\nX : 1\r\n\r\n",
@@ -97,8 +87,6 @@ INVALID = {
     "a trailer with a NUL": b"0\r\nX: \x00\r\n\r\n",
     "a trailer with a bare CR": b"0\r\nX: a\rb\r\n\r\n",
     "a trailer with a bare LF": b"0\r\nX: 1\n\r\n",
-    "a nameless trailer": b"0\r\n: 1\r\n\r\n",
-    "an answer behind an unfinished body": b"5\r\nhelloHTTP/1.1 200 OK\r\n\r\n",
 }
 
 
@@ -117,13 +105,6 @@ def test_every_slicing_ends_at_the_same_byte(name: str) -> None:
         assert scan([data[i : i + size] for i in range(0, len(data), size)]) == expected, f"by {size}"
 
 
-@pytest.mark.parametrize("name", VALID)
-def test_no_prefix_of_a_body_is_a_body(name: str) -> None:
-    body, _ = VALID[name]
-    for end in range(len(body)):
-        assert scan([body[:end]]) == "open", body[:end]
-
-
 @pytest.mark.parametrize("name", INVALID)
 def test_every_slicing_refuses_what_is_malformed(name: str) -> None:
     body = INVALID[name]
@@ -131,15 +112,6 @@ def test_every_slicing_refuses_what_is_malformed(name: str) -> None:
     assert scan([body[i : i + 1] for i in range(len(body))]) == "refused"
     for cut in range(len(body)):
         assert scan(pieces_of(body, [cut, cut])) == "refused", f"cut at {cut}"
-
-
-def test_a_line_that_never_ends_is_refused_and_not_kept() -> None:
-    for start in (b"5;", b"0\r\nX: "):
-        scanner = ChunkedScanner()
-        with pytest.raises(PeerProtocolError):
-            scanner.feed(start)
-            for _ in range(LINE_BYTES_MAX // 100 + 2):
-                scanner.feed(b"x" * 100)
 
 
 @pytest.mark.parametrize("start", [b"5;", b"0\r\nX: "])
@@ -238,12 +210,6 @@ def test_one_broken_place_never_gives_another_body_than_llhttp_sees(
     assert oracle.payload == payload
 
 
-def test_a_finished_decoder_gives_nothing_more() -> None:
-    decoder = ChunkedDecoder()
-    assert decoder.feed(b"2\r\nhi\r\n0\r\n\r\nX") == b"hi"
-    assert decoder.feed(b"2\r\nho\r\n0\r\n\r\n") == b""
-
-
 # ---------------------------------------------------------------- the other scanners
 
 
@@ -263,14 +229,7 @@ def test_a_length_ends_at_its_byte_however_it_is_cut(length: int, sizes: list[in
     raise AssertionError("the body never ended")
 
 
-def test_a_body_to_the_close_has_no_end_of_its_own() -> None:
-    scanner = CloseScanner()
-    assert [scanner.feed(d) for d in (b"", b"x", b"0\r\n\r\n", b"x" * 100_000)] == [-1] * 4
-
-
 def test_each_framing_has_its_scanner() -> None:
-    assert isinstance(scanner_for(Framing.CHUNKED, 0), ChunkedScanner)
-    assert isinstance(scanner_for(Framing.CLOSE, 0), CloseScanner)
-    length = scanner_for(Framing.LENGTH, 7)
-    assert isinstance(length, LengthScanner)
-    assert length.left == 7
+    kinds = [type(scanner_for(framing, 7)) for framing in (Framing.CHUNKED, Framing.CLOSE, Framing.LENGTH)]
+    assert kinds == [ChunkedScanner, CloseScanner, LengthScanner]
+    assert [CloseScanner().feed(d) for d in (b"", b"0\r\n\r\n", b"x" * 100_000)] == [-1] * 3

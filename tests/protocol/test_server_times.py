@@ -7,10 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.protocol import server_times
-from llmtap.protocol.delta import ServerTime
 from llmtap.protocol.server_times import (
-    SERVER_TIMES,
     clock_ns,
     header_times,
     object_times,
@@ -44,9 +41,7 @@ def test_objects(place: str, value: Any, expected: str) -> None:
         (b"OpenAI-Processing-Ms", b"142", "total 142.0 ms openai-processing-ms"),
         (b"fireworks-server-time-to-first-token", b"0.121",
          "ttft 121.0 s fireworks-server-time-to-first-token"),
-        (b"x-queue-time", b" 35 ", "queue 35.0 ms x-queue-time"),
         (b"x-queue-time", b"long", ""),
-        (b"x-compute-time", b"1.2", ""),
         (b"Server-Timing", b'queue;dur=3.5, cache;desc="hit", gfet4t7; dur=901, ttft;desc="x";dur="7"',
          "queue 3.5 ms server-timing, unnamed 901.0 ms server-timing, ttft 7.0 ms server-timing"),
         (b"server-timing", b"a;dur=1e999, b;dur=, c;dur=-4, ;",
@@ -63,11 +58,7 @@ def test_headers(name: bytes, value: bytes, expected: str) -> None:
     ("timings", "clock"),
     [
         ({"predicted_ms": 31.02}, 31_020_000),
-        ({"predicted_ms": 0}, 0),
-        ({}, -1),
         (None, -1),
-        ([1], -1),
-        ({"predicted_ms": -2}, -1),
         ({"predicted_ms": math.nan}, -1),
         ({"predicted_ms": 10**400}, -1),
         ({"predicted_ms": 1e10}, 10**16),
@@ -76,12 +67,6 @@ def test_headers(name: bytes, value: bytes, expected: str) -> None:
 )
 def test_the_clock_of_llamacpp(timings: Any, clock: int) -> None:
     assert clock_ns(timings) == clock
-
-
-def test_every_name_is_a_known_one() -> None:
-    named = {field[1] for fields in server_times._FIELDS.values() for field in fields}
-    named |= {name for name, _ in server_times._HEADERS.values()}
-    assert named <= set(SERVER_TIMES)
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"server-timing", b"x-queue-time"]), st.binary(max_size=60))))
@@ -97,13 +82,10 @@ STATS = {"prompt_tps": 200.0, "generation_tps": 40.0, "prompt_tokens": 60, "gene
     ("more", "cached", "expected"),
     [
         ({}, None, {"prefill": 300.0, "decode": 200.0}),
-        ({"prefix_cache_hit": "none"}, 0, {"prefill": 300.0, "decode": 200.0}),
         ({"prefix_cache_hit": "partial"}, 20, {"prefill": 200.0, "decode": 200.0}),
         ({"prefix_cache_hit": "partial"}, None, {"decode": 200.0}),
-        ({"prefix_cache_hit": "exact"}, 60, {"decode": 200.0}),
         ({"prefix_cache_hit": ["none"]}, 0, {"decode": 200.0}),
         ({"generation_tokens": 1}, 0, {"prefill": 300.0}),
-        ({"prompt_tps": 0, "generation_tps": float("nan")}, 0, {}),
         ({"prompt_tps": True, "generation_tokens": "9"}, 0, {}),
         ({"prompt_tokens": 10**400, "generation_tps": 1e-300}, 0, {"decode": pytest.approx(8e303)}),
     ],
@@ -112,11 +94,3 @@ def test_rates_are_told_as_the_times_behind_them(
     more: dict[str, Any], cached: int | None, expected: dict[str, float]
 ) -> None:
     assert {t.name: t.ms for t in rate_times({**STATS, **more}, cached)} == expected
-
-
-def test_of_a_rate_it_is_said_where_it_stood() -> None:
-    prefill, _ = rate_times(STATS, 0)
-    assert prefill == ServerTime(
-        "prefill", 300.0, "generation_stats", "generation_stats.prompt_tps", "tokens/s"
-    )
-    assert rate_times("none", 0) == rate_times(None, 0) == ()

@@ -97,68 +97,28 @@ def test_events_are_those_of_the_standard(body: bytes) -> None:
     assert [(e.data, e.event, e.comment) for e in play(body, [])] == standard(body)
 
 
-@given(bodies, st.lists(st.integers(0, 400), max_size=4))
-def test_events_lie_one_after_the_other_in_the_body(body: bytes, edges: list[int]) -> None:
-    at = 0
-    for event in play(body, edges):
-        assert at <= event.start < event.end <= len(body)
-        at = event.end
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_the_offsets_are_those_of_the_block(end: bytes) -> None:
-    blocks = [b"data: one" + end + end, b": c" + end + end, b"event: e" + end + b"data: two" + end + end]
-    events = play(b"".join(blocks), [])
-    edges = [0, len(blocks[0]), len(blocks[0] + blocks[1]), len(b"".join(blocks))]
-    starts, ends = [e.start for e in events], [e.end for e in events]
-    assert starts == edges[:-1]
-    # Before the first CR LF was seen, a lone CR has to count as the line end; it was seen after one line.
-    assert ends == edges[1:]
-
-
-def test_a_block_that_ends_in_cr_does_not_wait_for_more() -> None:
+def test_only_a_cr_lf_is_waited_for() -> None:
     assert SseParser().feed(b"data: x\r\r") == [SseEvent(0, 9, b"x")]
-
-
-def test_where_lines_end_in_cr_lf_the_lf_is_waited_for() -> None:
     parser = SseParser()
     assert parser.feed(b"data: x\r\n\r") == []
     assert parser.feed(b"\n") == [SseEvent(0, 11, b"x")]
-
-
-def test_only_cr_and_lf_end_a_line() -> None:
-    text = 'data: "a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"\n\n'.encode()
-    assert play(text, []) == [SseEvent(0, len(text), text[6:-2])]
-    assert play(b": k\n\n" + text, [3])[1].data == text[6:-2]
 
 
 @pytest.mark.parametrize(
     ("body", "event"),
     [
         (b"data: a\ndata: b\n\n", SseEvent(0, 17, b"a\nb")),
-        (b"data:a\n\n", SseEvent(0, 8, b"a")),
         (b"data\n\n", SseEvent(0, 6, b"")),
-        (b"data: \n\n", SseEvent(0, 8, b"")),
-        (b"event: ping\ndata: {}\n\n", SseEvent(0, 22, b"{}", b"ping")),
         (b"event: a\nevent: b\n\n", SseEvent(0, 19, None, b"b")),
         (b"event: a\nevent\n\n", SseEvent(0, 16, None, None)),
         (b": x\n: y\n\n", SseEvent(0, 9, None, None, True)),
         (b": x\nid: 1\n\n", SseEvent(0, 11, None)),
-        (b": x\ndata: a\n\n", SseEvent(0, 13, b"a")),
         (b"\n\n\ndata: a\n\n", SseEvent(3, 12, b"a")),
         (b"error: {}\nerror:x\n\n", SseEvent(0, 19, b"{}\nx", b"error")),
-        (b"database: a\n\n", SseEvent(0, 13, None)),
     ],
 )
 def test_what_a_block_says(body: bytes, event: SseEvent) -> None:
     assert play(body, []) == play(body, list(range(len(body)))) == [event]
-
-
-@pytest.mark.parametrize(
-    "tail", [b'data: {"a":1}', b'data: {"a":1}\n', b"data: [DON", b": comment\n", b"event: x"]
-)
-def test_anything_else_unfinished_does_not(tail: bytes) -> None:
-    assert len(play(b"data: a\n\n" + tail, [12])) == 1
 
 
 def test_one_newline_between_events_is_understood() -> None:
@@ -176,22 +136,14 @@ def test_one_newline_between_events_is_understood() -> None:
 
 
 def test_an_event_that_is_too_long_is_counted_and_not_kept() -> None:
-    body = b"data: " + b"x" * 100 + b"\n\ndata: ok\n\n"
-    for edges in ([], list(range(len(body))), [50, 106, 107]):
-        parser = SseParser(event_bytes_max=64)
-        out = []
-        for a, b in zip([0, *edges], [*edges, len(body)], strict=True):
-            out += parser.feed(body[a:b])
-        assert out == [SseEvent(108, 118, b"ok")]
+    """The bound is on the block, not on a line."""
+    body = b"data: 0123456789\n" * 8 + b"\ndata: ok\n\n"
+    for edges in ([], list(range(len(body))), [50, 136, 137]):
+        parser = SseParser(event_bytes_max=136)
+        cuts = [0, *edges, len(body)]
+        assert [e for a, b in pairwise(cuts) for e in parser.feed(body[a:b])] == [SseEvent(137, 147, b"ok")]
         assert parser.skipped == 1
-
-
-def test_the_bound_is_on_the_block_not_on_a_line() -> None:
-    body = b"data: 0123456789\n" * 8 + b"\n"
-    assert play(body, [20, 90], event_bytes_max=len(body)) == [
-        SseEvent(0, len(body), b"\n".join([b"0123456789"] * 8))
-    ]
-    assert play(body, [20, 90], event_bytes_max=len(body) - 1) == []
+    assert len(play(body, [20, 90], event_bytes_max=137)) == 2
 
 
 def parse(
@@ -208,10 +160,8 @@ def parse(
     ("body", "lines"),
     [
         (b"", []),
-        (b"{}\n", [(0, 3, b"{}")]),
         (b"{}\n[1]", [(0, 3, b"{}"), (3, 6, b"[1]")]),
         (b"{}\r\n{}\r\n", [(0, 4, b"{}"), (4, 8, b"{}")]),
-        (b"\n{}\n", [(0, 1, b""), (1, 4, b"{}")]),
         ('{"a":"\u2028\u0085"}\n'.encode(), [(0, 14, '{"a":"\u2028\u0085"}'.encode())]),
         (b"a\rb\n", [(0, 4, b"a\rb")]),
     ],

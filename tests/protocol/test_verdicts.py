@@ -19,7 +19,6 @@ from llmtap.protocol.verdicts import (
     of_moderation,
     of_prompt_filter_results,
     of_warnings,
-    word,
 )
 
 
@@ -36,7 +35,6 @@ from llmtap.protocol.verdicts import (
 )  # fmt: skip
 def test_finish_reasons_that_refuse(reason: str, action: str, confidence: str) -> None:
     verdict = of_finish_reason(reason)
-    assert verdict is not None
     assert (verdict.signal, verdict.kind, verdict.phase) == ("finish_reason", "output_guardrail", "output")
     assert (verdict.action, verdict.confidence, verdict.value) == (action, confidence, reason)
     assert verdict.substituted == (action == "replaced")
@@ -120,13 +118,9 @@ def test_errors_that_are_a_guardrails(value: dict[str, Any], said: str) -> None:
     "value",
     [
         error(message="Rate limit reached", type="tokens", code="rate_limit_exceeded"),
-        error(code="permission_denied", message="no access"),
         error(code=403, metadata={"provider_name": "p"}, message="m"),
-        error(),
         {"error": None},
-        {},
         {"error": "upstream closed"},
-        None,
         [],
     ],
 )
@@ -144,7 +138,6 @@ def test_filters() -> None:
         "content_filter_results.detected", None, "flagged", "output", category="a"
     )
     strange = of_filter_results({"words of somebody": {"filtered": True}})
-    assert strange is not None
     assert strange.category is None
     prompts = [{"content_filter_results": noting}, {"content_filter_results": acting}]
     assert of_prompt_filter_results(prompts) == Verdict(
@@ -183,7 +176,6 @@ def test_hooks_moderation_and_feedback() -> None:
     assert of_block_reason({"block_reason": "BLOCK_REASON_UNSPECIFIED"}, "p") is None
     assert of_guardrail_action("NONE") is None
     acted = of_guardrail_action("GUARDRAIL_INTERVENED")
-    assert acted is not None
     assert acted.substituted
 
 
@@ -195,16 +187,7 @@ def test_warnings() -> None:
         path="warnings[1].type",
     )  # fmt: skip
     flag = of_warnings([{"type": "UNSUITABLE_INPUT"}], detections, answered=True)
-    assert flag is not None
     assert (flag.kind, flag.action, flag.phase, flag.category) == (None, "flagged", "input", None)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [("a_b-1", "a_b-1"), (1301, "1301"), ("two words", None), ("x" * 65, None), (True, None), (None, None)],
-)
-def test_words(value: Any, expected: str | None) -> None:
-    assert word(value) == expected
 
 
 NAMES = [

@@ -64,14 +64,11 @@ def test_ordinary_prose_stays_as_it_is(line: str) -> None:
 
 
 @pytest.mark.parametrize(("mark", "secret"), CASES)
-@pytest.mark.parametrize(
-    "around", ["{}", "It is {}.", "({})", '"{}"', "a, {}, b", "x\n{}\ny", "é {} é", "my: {};"]
-)
-def test_a_secret_goes_wherever_it_stands(mark: str, secret: str, around: str) -> None:
-    text, hits = ALL.text(around.format(secret))
-    cut_off = secret.endswith("cut off")
-    assert hits == 1
-    assert text == (around.format(mark) if not cut_off else around.split("{}")[0] + mark)
+def test_a_secret_goes_wherever_it_stands(mark: str, secret: str) -> None:
+    for around in ("{}", "It is {}.", '"{}"', "a, {}, b", "x\n{}\ny", "é {} é", "my: {};"):
+        text, hits = ALL.text(around.format(secret))
+        rest = around.split("{}")[0] + mark if secret.endswith("cut off") else around.format(mark)
+        assert (text, hits) == (rest, 1)
 
 
 @pytest.mark.parametrize(
@@ -79,29 +76,21 @@ def test_a_secret_goes_wherever_it_stands(mark: str, secret: str, around: str) -
     [
         ("Authorization: Bearer abc.def-123456 next", "Authorization: Bearer [key] next"),
         ('{"authorization": "Basic dXNlcjpwYXNz"}', '{"authorization": "Basic [key]"}'),
-        ("proxy-authorization=abcdef", "proxy-authorization=[key]"),
         ("use bearer abcdef123456xyz here", "use bearer [key] here"),
         ("Cookie: sid=abc; theme=dark\nnext", "Cookie: [key]\nnext"),
-        ("set-cookie: sid=abc", "set-cookie: [key]"),
         ("https://user:pa55@host.example/x", "https://[key]@host.example/x"),
-        ("postgres://u:p@db/x", "postgres://[key]@db/x"),
         ("https://x.example/?key=abcd1234&x=1", "https://x.example/?key=[key]&x=1"),
         ("curl -H 'x-api-key: abc123def'", "curl -H 'x-api-key: [key]'"),
         ("password=swordfish", "password=[key]"),
-        ("PASSWORD: hunter2!", "PASSWORD: [key]"),
         ("password is hunter2", "password is [key]"),
         ('api_key: "zzz-yyy"', 'api_key: "[key]"'),
         ("export OPENAI_API_KEY=foo-bar-baz", "export OPENAI_API_KEY=[key]"),
         ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "AWS_SECRET_ACCESS_KEY=[key]"),
-        ("dbPassword=letmein", "dbPassword=[key]"),
         ("clientSecret => 'abc def'", "clientSecret => '[key]'"),
         ('{\\"password\\": \\"hunter2\\"}', '{\\"password\\": \\"[key]\\"}'),
-        ("token: 12345678", "token: [key]"),
         ("order 2024 4111111111111111", "order 2024 [card]"),
-        ("4111 1111 1111 1111, 12/26, 123", "[card], 12/26, 123"),
         ("4111 1111 1111 1112", "4111 1111 1111 1112"),
         ("call me at 555 123 4567", "call me at [phone]"),
-        ("tel: 030-123456", "tel: [phone]"),
         ("phone 4155552671", "phone [phone]"),
         ("a@b.cc,c@d.ee;<e@f.gg>", "[email],[email];<[email]>"),
     ],
@@ -145,14 +134,6 @@ def test_a_secret_goes_at_any_depth_of_a_body(
     assert ALL.body(text.encode())[0] is not None
 
 
-@given(_TREES)
-def test_a_body_that_hides_nothing_keeps_its_value(tree: Any) -> None:
-    raw = json.dumps(tree).encode()
-    text, hits = ALL.body(raw)
-    if hits == 0:
-        assert text is not None and json.loads(text) == json.loads(raw)
-
-
 @given(st.text(st.sampled_from("a1@.:=-+ ()[]key'\"\\/"), max_size=60))
 def test_what_was_redacted_once_stays_as_it_is(text: str) -> None:
     once, hits = ALL.text(text)
@@ -162,14 +143,13 @@ def test_what_was_redacted_once_stays_as_it_is(text: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["api_key", "apikey", "API-Key", "x-api-key", "Authorization", "password", "userPassword", "token",
-     "access_token", "client_secret", "secret", "Cookie", "set-cookie", "aws_secret_access_key",
-     "private_key"],
+    ["api_key", "API-Key", "x-api-key", "Authorization", "userPassword", "access_token", "client_secret",
+     "secret", "set-cookie", "aws_secret_access_key", "private_key"],
 )  # fmt: skip
-@pytest.mark.parametrize("value", ["plain", 7, ["plain"], {"a": "plain"}])
-def test_a_member_whose_name_says_secret_loses_its_value(name: str, value: Any) -> None:
-    text, hits = ALL.body(json.dumps({"a": [{name: value}]}).encode())
-    assert (json.loads(text or ""), hits) == ({"a": [{name: "[key]"}]}, 1)
+def test_a_member_whose_name_says_secret_loses_its_value(name: str) -> None:
+    for value in ("plain", 7, ["plain"], {"a": "plain"}):
+        text, hits = ALL.body(json.dumps({"a": [{name: value}]}).encode())
+        assert (json.loads(text or ""), hits) == ({"a": [{name: "[key]"}]}, 1)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "tokenizer", "keys", "prompt_tokens", "monkey", "secretary"])
@@ -191,21 +171,16 @@ def test_a_tools_parameter_called_password_keeps_its_type_and_loses_its_default(
     }
 
 
-def test_a_list_of_header_fields_loses_the_values_of_secret_ones() -> None:
-    text, _ = ALL.body(b'[{"name":"Authorization","value":"abc"},{"name":"Accept","value":"abc"}]')
-    assert text == '[{"name":"Authorization","value":"[key]"},{"name":"Accept","value":"abc"}]'
-
-
-def test_names_of_members_are_redacted_and_none_is_lost() -> None:
+def test_other_places_of_a_body() -> None:
+    """Header fields in a list, a card as a number; names of members, of which none is lost."""
+    for body, redacted in (
+        ('[{"name":"Authorization","value":"abc"},{"name":"Accept","value":"abc"}]',
+         '[{"name":"Authorization","value":"[key]"},{"name":"Accept","value":"abc"}]'),
+        ('{"n":4111111111111111,"m":4111111111111112}', '{"n":"[card]","m":4111111111111112}'),
+    ):  # fmt: skip
+        assert ALL.body(body.encode()) == (redacted, 1)
     text, hits = ALL.body(b'{"a@b.cc":1,"c@d.ee":2}')
     assert hits == 2 and sorted(json.loads(text or "").values()) == [1, 2] and "@" not in (text or "")
-
-
-def test_a_card_as_a_number_goes() -> None:
-    assert ALL.body(b'{"n":4111111111111111,"m":4111111111111112}') == (
-        '{"n":"[card]","m":4111111111111112}',
-        1,
-    )
 
 
 def test_only_the_rules_that_were_asked_for_apply() -> None:
@@ -243,23 +218,12 @@ def test_what_is_no_json_that_we_keep_is_none(body: bytes) -> None:
     assert ALL.body(body) == (None, 0)
 
 
-def test_a_deep_body_is_redacted_or_none() -> None:
-    for depth in (100, 300, 900):
-        text, _ = ALL.body(b'{"a":' * depth + b'"ann@example.com"' + b"}" * depth)
-        assert text is None or "ann@" not in text
-
-
 @pytest.mark.parametrize(
     "unit",
-    ["1", "4", "1-", "44 ", "4444 ", "-", "a@", "a", "a.", "@", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----",
-     "eyJ-", "hf_", "sk-", "token ", "password:   ", "://", "://a:", "cookie: a=", "bearer ", "data:a/a;",
-     "'",
-     "\\", " ", "+1 ", "(415) ", "01 ", "call ", "call.:#- ", "0030 12 ", "authorization: bearer ", "?key=",
-     "&", "é"],
+    ["1", "1-", "4444 ", "-", "a@", "a.", "-----BEGIN ", "-----BEGIN PRIVATE KEY-----", "eyJ-", "sk-",
+     "password:   ", "://a:", "cookie: a=", "bearer ", "data:a/a;", "+1 ", "(415) ", "0030 12 ", "é"],
 )  # fmt: skip
 def test_a_long_text_made_to_hurt_is_worked_through(unit: str) -> None:
     """A pattern that backtracks takes hours for these: the test's time limit is the assertion."""
-    text, hits = ALL.text(unit * (MIB // 4 // len(unit)))
+    text, hits = ALL.text(unit * (MIB // 8 // len(unit)))
     assert len(text) > 0 and hits >= 0
-    if unit in ("a", "-", "@", " ", "\\", "'", "a@", "é", "1", "token ", "://"):
-        assert hits == 0

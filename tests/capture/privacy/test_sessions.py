@@ -138,14 +138,11 @@ def test_a_previous_response_id_names_the_parent() -> None:
 
 
 def test_the_longest_beginning_is_the_parent() -> None:
-    client = Client()
-    client.send(0, 1, HELLO)
-    client.send(2, 3, *LATER)
-    assert client.send(4, 5, *LATEST).parent == "r0-2"
-    # And where the turn between was not seen, the one before it.
-    other = Client()
-    other.send(0, 1, HELLO)
-    assert other.send(4, 5, *LATEST).parent == "r0-1"
+    seen, unseen = Client(), Client()
+    for client in (seen, unseen):
+        client.send(0, 1, HELLO)
+    seen.send(2, 3, *LATER)
+    assert (seen.send(4, 5, *LATEST).parent, unseen.send(4, 5, *LATEST).parent) == ("r0-2", "r0-1")
 
 
 @pytest.mark.parametrize("again", [LATER, (*LATER[:2], user("What is lead?"))], ids=["regenerate", "edit"])
@@ -161,15 +158,14 @@ def test_people_with_the_same_opening_are_told_apart_as_soon_as_they_differ() ->
     client = Client()
     people: dict[str, list[Message]] = {name: [HELLO] for name in ("ann", "bob", "eve")}
     sessions: dict[str, list[str]] = {name: [] for name in people}
-    for turn in range(4):
+    for turn in range(3):
         for i, (name, said) in enumerate(people.items()):
-            at_s = turn * 10 + i
-            sessions[name].append(client.send(at_s, at_s + 0.5, *said).session)
+            sessions[name].append(client.send(turn * 10 + i, turn * 10 + i + 0.5, *said).session)
             said += [bot("Hi!"), user(f"{name} says {turn}")]
     opened = {found[0] for found in sessions.values()}
     later = [set(found[1:]) for found in sessions.values()]
-    assert all(len(found) == 1 for found in later), "one conversation, one session"
-    assert set.union(*later) == opened and len(opened) == 3, "each goes on from one of the openings"
+    assert [len(found) for found in (opened, *later)] == [3, 1, 1, 1], "one conversation, one session"
+    assert set.union(*later) == opened, "each goes on from one of the openings"
 
 
 def test_of_equals_the_answered_unfollowed_latest_is_taken() -> None:
@@ -198,14 +194,8 @@ def test_tenants_never_meet() -> None:
     [
         ([user("x")], "human"),
         ([user("x"), bot("y"), {"role": "tool", "content": "3"}], "tool"),
-        ([user("x"), bot("y"), {"role": "tool", "content": "3"}, {"role": "tool", "content": "4"}], "tool"),
         ([user("x"), bot("y"), {"role": "tool", "content": "3"}, user("stop")], "human"),
         ([user("x"), bot("y"), {"role": "tool", "content": "3"}, {"role": "system", "content": "!"}], "tool"),
-        (
-            [user("x"), bot("y"), {"role": "user", "content": [{"type": "tool_result", "content": "3"}]}],
-            "tool",
-        ),
-        ([user("x"), bot("y")], "human"),
         ([{"role": "system", "content": "!"}], "human"),
     ],
 )
@@ -222,11 +212,6 @@ def test_an_explicit_id_names_its_session_by_a_keyed_hash() -> None:
     assert Client().send(9, 9, header="conversation-7").session == one.session, "the same salt, the same name"
     unnamed = [Client(named=False).send(0, 1, HELLO, header="conversation-7").session for _ in range(2)]
     assert len({one.session, *unnamed}) == 3, "at the level none it tells nothing"
-
-
-def test_an_unnamed_explicit_session_keeps_its_random_name() -> None:
-    client = Client(named=False)
-    assert client.send(0, 1, HELLO, header="x").session == client.send(2, 3, *LATER, header="x").session
 
 
 @pytest.mark.parametrize(
@@ -268,43 +253,24 @@ def test_without_messages_there_is_no_session_unless_it_is_named() -> None:
     assert client.send(2, 3, header="x", body={"prompt": "Once upon"}).number == 1
 
 
-def test_think_time_needs_an_end_that_came_before() -> None:
-    client = Client()
-    client.send(0, None, HELLO)
-    assert client.send(5, 6, *LATER).think_ns is None
-    late = Client()
-    late.send(0, 10, HELLO)
-    turn = late.send(5, 12, *LATER)
-    assert (turn.parent, turn.think_ns) == ("r0-1", None)
-
-
-def test_a_parent_that_its_client_left_is_linked_from_its_last_token() -> None:
-    client = Client()
-    left = client.exchange(0, 2)
-    left.timeline.delivered_ns = left.timeline.response_end_ns = None
-    client.sessions.turn(left, client.keys(HELLO))
-    assert client.send(3, 4, *LATER).think_ns == S
-
-
 @pytest.mark.parametrize(
     ("token_s", "end_s", "delivered_s", "arrival_s", "think_ns"),
     [
         (2.0, 2.0, 2.5, 2.5, 0),  # at the very end
-        (2.0, 2.0, 2.5, 2.25, 0),  # our write has not returned yet
-        (2.0, 2.0, 2.5, 2.0, 0),
+        (2.0, 2.0, 2.5, 2.0, 0),  # our write has not returned yet
         (1.5, 2.0, 2.5, 1.75, 0),  # the usage, or the end of the body, is still to come
         (None, 2.0, 2.5, 2.25, 0),  # an answer of no token
         (None, 2.0, 2.5, 1.75, None),
         (1.5, 2.0, 2.5, 1.25, None),  # while tokens come: not of this answer
-        (1.5, 2.0, None, 1.75, 0),
         (1.5, None, 2.5, 1.75, None),  # it broke off
+        (2.0, None, None, 3.0, S),  # its client left
+        (None, None, None, 5.0, None),
         (1.5, 2.0, 2.5, 2.75, S // 4),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("relay", ["r0", "r1"])
 def test_who_asks_before_the_end_was_stamped_but_has_the_answer_took_no_time_to_think(
     token_s: float | None, end_s: float | None, delivered_s: float | None, arrival_s: float,
-    think_ns: int | None, relay: str,
+    think_ns: int | None,
 ) -> None:  # fmt: skip
     client = Client()
     x = client.exchange(0, None)
@@ -313,7 +279,7 @@ def test_who_asks_before_the_end_was_stamped_but_has_the_answer_took_no_time_to_
         None if at_s is None else t.arrival_ns + int(at_s * S) for at_s in (token_s, end_s, delivered_s)
     )
     assert client.sessions.turn(x, client.keys(HELLO)) is not None
-    turn = client.send(arrival_s, 9, *LATER, relay=relay)
+    turn = client.send(arrival_s, 9, *LATER)
     assert (turn.number, turn.parent, turn.think_ns) == (1, "r0-1", think_ns)
 
 

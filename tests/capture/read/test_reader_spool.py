@@ -18,7 +18,6 @@ from llmtap.capture.store.rows import to_batch
 from llmtap.capture.store.spool import SpoolWriter
 from llmtap.capture.store.store import Store
 from tests.support.storage import capture_rows
-from tests.support.storage.captures import write_capture
 from tests.support.storage.stores import INFO, append, store, until
 from tests.support.traffic.exchanges import streamed
 
@@ -158,30 +157,12 @@ def test_spools_and_their_folder_may_be_named_themselves(tmp_path: Path) -> None
     assert seqs(read([tmp_path / "cap", elsewhere])) == [1, 2, 3, 4, 5, 6]
 
 
-def test_captures_in_folders_below_are_read_with_their_spools(tmp_path: Path) -> None:
-    lay(tmp_path / "a" / ".spool", 1, 1)
-    lay(tmp_path / "b" / ".spool", 1, 4)
-    lay(tmp_path / "_old" / ".spool", 1, 7)
-    (tmp_path / "c").mkdir()
-    write_capture(tmp_path / "c" / "somebody-else.parquet", [streamed(9)])
-    assert seqs(read(tmp_path)) == [1, 2, 3, 4, 5, 6]
-    assert seqs(read(str(tmp_path / "?"))) == [1, 2, 3, 4, 5, 6, 9]
-
-
 def test_of_a_torn_spool_all_that_is_whole_is_read_and_the_rest_is_counted(tmp_path: Path) -> None:
     spool = lay(tmp_path / ".spool", 1, 1, 4)
     spool.write_bytes(spool.read_bytes()[:-3])
     capture = read(tmp_path)
     assert seqs(capture) == [1, 2, 3]
     assert capture.info.damaged["batches"] == 1
-
-
-def test_damage_that_is_met_later_is_named(tmp_path: Path) -> None:
-    spool = lay(tmp_path / ".spool", 1, 1, 4)
-    capture = read(tmp_path)
-    spool.write_bytes(spool.read_bytes()[:-3])
-    with pytest.raises(CaptureError, match=r"\.spool: is damaged: .*not whole any more"):
-        seqs(capture)
 
 
 def test_while_spools_become_files_no_row_is_missed_or_there_twice(tmp_path: Path) -> None:

@@ -50,14 +50,6 @@ def test_a_pipe_is_read_from_its_beginning(ending: str, tmp_path: Path) -> None:
     feeder.join()
 
 
-@pytest.mark.parametrize("data", [b"", b"a", b"\x1f", b"\x28\xb5\x2f"])
-def test_short_files_are_what_they_are(data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "short"
-    path.write_bytes(data)
-    with opened(str(path), 100) as file:
-        assert (file.head, file.stream.read()) == (data, data)
-
-
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 def test_a_stream_that_was_cut_off_is_an_error(ending: str, tmp_path: Path) -> None:
     path = tmp_path / "cut"

@@ -48,16 +48,9 @@ def test_a_file_that_comes_while_somebody_looks_is_counted_once(folder, monkeypa
     assert files.bytes == 17
 
 
-def test_a_folder_that_is_gone_holds_nothing(tmp_path):
-    files = LocalFiles(tmp_path / "gone", "c1")
+@pytest.mark.parametrize("there", [True, False], ids=["gone", "remote"])
+def test_without_a_local_folder_there_are_no_files(tmp_path, there):
+    files = LocalFiles(tmp_path / "gone" if there else None, "c1")
     files.add(OLD, 5)
     files.look()
-    assert files.bytes == 0
-
-
-def test_a_remote_place_has_no_local_files():
-    files = LocalFiles(None, "c1")
-    files.add(OLD, 5)
-    files.look()
-    assert files.bytes == 0
-    assert not files.delete_oldest()
+    assert (files.bytes, files.delete_oldest()) == (0, False)

@@ -1,14 +1,10 @@
 """Files are small, and every reader gets from them what was written."""
 
-import errno
-import io
-
 import duckdb
 import polars
 import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
-import pytest
 
 from llmtap.capture.schema import SCHEMA, CaptureInfo, CaptureLedger, info_of
 from llmtap.capture.store import parquet
@@ -50,23 +46,6 @@ def test_pyarrow_reads_equal_rows_columns_and_the_files_own_words(tmp_path):
     assert table.schema.equals(SCHEMA)
     assert info_of(pq.read_schema(path)) == _INFO
     assert info_of(pa.dataset.dataset(path).schema) == _INFO
-
-
-def test_duckdb_reads_equal_rows(tmp_path):
-    path = tmp_path / "a.parquet"
-    batches = [*_batches(5, 7), _full()]
-    write_parquet(path, _INFO, batches)
-    with duckdb.connect() as db:
-        # Everything but the moment itself, which comes back in the session's time zone.
-        got = db.sql(
-            "SELECT * EXCLUDE (arrival), epoch_us(arrival) AS arrival FROM read_parquet(?)",
-            params=[str(path)],
-        ).to_arrow_table()
-    sent = pa.Table.from_batches(batches)
-    sent = sent.set_column(
-        sent.schema.get_field_index("arrival"), "arrival", sent["arrival"].cast(pa.int64())
-    )
-    assert got.select(sent.schema.names).to_pylist() == sent.to_pylist()
 
 
 def test_no_column_has_a_type_or_an_encoding_that_older_readers_lack(tmp_path):
@@ -122,18 +101,6 @@ def test_a_file_without_rows_still_says_what_it_knows(tmp_path):
     with duckdb.connect() as db:
         assert db.execute("SELECT count(*) FROM read_parquet(?)", [str(path)]).fetchone() == (0,)
     assert polars.read_parquet(path).height == 0
-
-
-def test_a_disk_that_is_full_raises_its_own_error():
-    class Full(io.BytesIO):
-        def write(self, data):
-            if self.tell() > 3_000:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            return super().write(data)
-
-    with pytest.raises(OSError, match="No space left") as caught:
-        write_parquet(Full(), _INFO, _batches(50, tokens=50))
-    assert caught.value.errno == errno.ENOSPC
 
 
 def test_events_take_three_bytes_and_exchanges_four_hundred_beside_them(tmp_path):

@@ -1,5 +1,4 @@
 import os
-import stat
 
 import pytest
 
@@ -15,7 +14,6 @@ _KEY, _SECRET = "AKIAPLANTED", "wJalr/XU+tn=FEMI"
         ("captures", "captures"),
         ("/var/lib/a@b", "/var/lib/a@b"),
         ("s3://bucket/prefix", "s3://bucket/prefix"),
-        (f"s3://{_KEY}:secret@bucket/p", "s3://***@bucket/p"),
         (f"s3://{_KEY}:{_SECRET}@bucket/p", "s3://***@bucket/p"),
         ("s3://a:b@c@bucket/p", "s3://***@bucket/p"),
         (
@@ -50,31 +48,16 @@ def test_a_local_file_is_moved_to_its_name_and_takes_the_place_of_an_older_try(t
     assert os.listdir(tmp_path) == ["x.parquet"]
 
 
-def test_a_folder_that_does_not_take_it_is_one_sentence(tmp_path):
-    made = tmp_path / "made"
-    made.write_bytes(b"x")
-    with pytest.raises(PlaceError, match=r"gone/x\.parquet: No such file or directory"):
-        LocalPlace(tmp_path / "gone").put(made, "x.parquet")
-    assert stat.S_ISREG(made.stat().st_mode), "the file is still there for another try"
-
-
 @pytest.mark.parametrize(
-    "url, problem",
-    [
-        ("s3://", "names no bucket"),
-        (f"s3://{_KEY}:{_SECRET}@/p", "names no bucket"),
-        (f"s3://{_KEY}:{_SECRET}@b ad/p", "names no bucket"),
-        (f"s3://{_KEY}:{_SECRET}@b/p?regoin=x", "unknown 'regoin'"),
-        (f"nosuch://{_KEY}:secret@host/p", "capture.to"),
-        ("gs://", "capture.to"),
-    ],
-)
-def test_a_url_that_cannot_be_is_told_without_its_secrets(url, problem):
+    "url",
+    ["s3://", f"s3://{_KEY}:{_SECRET}@b ad/p", f"s3://{_KEY}:{_SECRET}@b/p?regoin=x",
+     f"nosuch://{_KEY}:secret@host/p", "gs://"],
+)  # fmt: skip
+def test_a_url_that_cannot_be_is_told_without_its_secrets(url):
     with pytest.raises(ConfigError) as caught:
         open_place(url)
     text = str(caught.value)
     assert text.startswith("capture.to: ")
-    assert problem in text
     assert not any(secret in text for secret in (_KEY, _SECRET, "secret@", "wJalr"))
 
 
@@ -82,12 +65,8 @@ def test_a_url_that_cannot_be_is_told_without_its_secrets(url, problem):
     "to, meant",
     [
         ("s3:/bucket/x", "s3://bucket/x"),
-        ("s3:bucket/x", "s3://bucket/x"),
         (f"s3:/{_KEY}:{_SECRET}@bucket/x", "s3://***@bucket/x"),
-        ("gs:/bucket", "gs://bucket"),
-        ("hdfs:/host/x", "hdfs://host/x"),
         ("file:/var/x", "file:///var/x"),
-        ("file:x", "file:///x"),
         ("minio:/bucket/x", "minio://bucket/x"),
     ],
 )
@@ -104,20 +83,20 @@ def test_a_colon_is_no_url(to):
     assert isinstance(open_place(to), LocalPlace)
 
 
-def test_a_store_that_is_away_is_one_sentence_without_secrets(tmp_path):
+def test_a_place_that_does_not_take_a_file_is_one_sentence_without_secrets(tmp_path):
     made = tmp_path / "made"
     made.write_bytes(b"x")
     url = f"s3://{_KEY}:{_SECRET}@bucket/p?endpoint_override=127.0.0.1:1&scheme=http&region=us-east-1"
-    place = open_place(url)
-    assert isinstance(place, RemotePlace)
-    with pytest.raises(PlaceError) as caught:
-        place.put(made, "x.parquet")
-    text = str(caught.value)
-    assert text.startswith("x.parquet to s3://***@bucket/p")
-    assert "\n" not in text
-    assert _KEY not in text
-    assert "wJalr" not in text
-    assert made.exists()
+    for place, named in (
+        (open_place(url), "x.parquet to s3://***@bucket/p"),
+        (LocalPlace(tmp_path / "gone"), f"{tmp_path}/gone/x.parquet: No such file or directory"),
+    ):
+        with pytest.raises(PlaceError) as caught:
+            place.put(made, "x.parquet")
+        text = str(caught.value)
+        assert text.startswith(named)
+        assert not any(part in text for part in ("\n", _KEY, "wJalr"))
+        assert made.exists(), "for another try"
 
 
 def test_a_store_that_pyarrow_knows_by_itself_takes_files_too(tmp_path):

@@ -3,6 +3,7 @@ that comes from outside can stop a row.
 """
 
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,8 +26,8 @@ SAME = (
     "relay", "seq", "arrival_wall_ns", "outcome", "method", "path", "endpoint", "dialect", "model",
     "response_model", "tenant", "route", "arm", "unit", "excluded", "trace_parent", "request_id", "status",
     "stream", "finish_reason", "refusal", "guardrail", "retries", "no_token_reason", "usage", "server_timing",
-    "error", "uncertain", "clock", "anchor", "turn_without_think", "reads", "request_bytes", "response_bytes",
-    "unparsed_events", "unlogged_events",
+    "error", "uncertain", "clock", "anchor", "reads", "request_bytes", "response_bytes", "unparsed_events",
+    "unlogged_events", "said",
 )  # fmt: skip
 
 
@@ -44,22 +45,31 @@ def row_of(x: Exchange, level: str = "shape") -> dict[str, Any]:
     return row
 
 
-def again(*exchanges: Exchange, level: str = "full") -> list[Exchange]:
-    batch, failed = to_batch(exchanges, capture="c1", level=level)
-    assert not failed
-    return list(exchanges_of(batch))
+def kept(x: Exchange) -> dict[str, Any]:
+    """What a row keeps of an exchange: times in whole us, since the arrival."""
+    t, log, asked, turn = x.timeline, x.timeline.events, x.asked, x.turn
 
+    def us(ns: int | None) -> int | None:
+        return None if ns is None else ns // US
 
-def us(ns: int | None) -> int | None:
-    return None if ns is None else ns // US
+    def since(ns: int | None) -> int | None:
+        return None if ns is None else (ns - t.arrival_ns) // US
 
-
-def told(x: Exchange, name: str) -> Any:
-    if name != "turn_without_think":
-        return getattr(x, name)
-    return (
-        None if x.turn is None else (x.turn.session, x.turn.source, x.turn.number, x.turn.parent, x.turn.by)
-    )
+    by_tokenizer = None if asked is None else asked.tokens
+    return {
+        **{name: getattr(x, name) for name in SAME},
+        **{name: since(getattr(t, name)) for name in POINTS},
+        **{name: us(getattr(x.added, name)) for name in ("request_ns", "first_chunk_ns", "chunk_max_ns")},
+        **{name: us(getattr(x, name)) for name in ("slo_ttft_ns", "slo_tpot_ns", "dispatch_late_ns")},
+        "scheduled": since(x.scheduled_ns),
+        "paused": us(t.paused_ns),
+        "uncertainty": -(-x.uncertainty_ns // US),
+        "events": ([since(ns) for ns in log.t_ns], log.classes, log.sizes, log.tokens, log.flags),
+        "gaps": None if x.server_gaps_ns is None else [us(ns) for ns in x.server_gaps_ns],
+        "tokens": replace(x.tokens, input=by_tokenizer if x.tokens.input is None else x.tokens.input),
+        "asked": None if asked is None else replace(asked, tokens=None),
+        "turn": None if turn is None else replace(turn, think_ns=us(turn.think_ns)),
+    }
 
 
 # ---------------------------------------------------------------- there and back
@@ -68,66 +78,12 @@ def told(x: Exchange, name: str) -> Any:
 @settings(max_examples=40)
 @given(st.lists(any_exchange(), max_size=3))
 def test_what_is_read_back_is_what_was_written(exchanges: list[Exchange]) -> None:
-    found = again(*exchanges)
-    assert len(found) == len(exchanges)
-    for x, y in zip(exchanges, found, strict=True):
-        for name in SAME:
-            assert told(y, name) == told(x, name), name
-        a, b = x.timeline, y.timeline
-        assert b.arrival_ns == x.arrival_wall_ns
-        for name in POINTS:
-            since = None if getattr(a, name) is None else getattr(a, name) - a.arrival_ns
-            back = None if getattr(b, name) is None else getattr(b, name) - b.arrival_ns
-            assert us(back) == us(since), name
-        assert b.paused_ns == a.paused_ns // US * US
-        assert [t - b.arrival_ns for t in b.events.t_ns] == [
-            (t - a.arrival_ns) // US * US for t in a.events.t_ns
-        ]
-        for name in ("classes", "sizes", "tokens", "flags"):
-            assert getattr(b.events, name) == getattr(a.events, name), name
-        assert y.tokens.output == x.tokens.output
-        assert y.tokens.source is x.tokens.source
-        assert (y.tokens.reasoning, y.tokens.cached) == (x.tokens.reasoning, x.tokens.cached)
-        if x.tokens.input is not None:
-            assert y.tokens.input == x.tokens.input
-        for name in ("request_ns", "first_chunk_ns", "chunk_max_ns"):
-            assert us(getattr(y.added, name)) == us(getattr(x.added, name))
-        for name in ("slo_ttft_ns", "slo_tpot_ns", "dispatch_late_ns"):
-            assert us(getattr(y, name)) == us(getattr(x, name))
-        assert (y.scheduled_ns is None) == (x.scheduled_ns is None)
-        if x.scheduled_ns is not None and y.scheduled_ns is not None:
-            assert us(y.scheduled_ns - b.arrival_ns) == us(x.scheduled_ns - a.arrival_ns)
-        assert 0 <= y.uncertainty_ns - x.uncertainty_ns < US
-        gaps = None if x.server_gaps_ns is None else [ns // US * US for ns in x.server_gaps_ns]
-        assert (None if y.server_gaps_ns is None else list(y.server_gaps_ns)) == gaps
-        assert us(y.turn and y.turn.think_ns) == us(x.turn and x.turn.think_ns)
-        assert y.said == x.said
-        assert_same_request(x, y)
-
-
-def assert_same_request(x: Exchange, y: Exchange) -> None:
-    if x.asked is None:
-        assert y.asked is None
-        return
-    assert y.asked is not None
-    for name in (
-        "max_tokens", "temperature", "top_p", "n", "tools", "images", "response_format", "roles", "sizes",
-        "blocks", "block_size", "block_unit",
-    ):  # fmt: skip
-        assert getattr(y.asked, name) == getattr(x.asked, name), name
-    if x.tokens.input is None:
-        assert y.asked.tokens == x.asked.tokens
-
-
-@settings(max_examples=40)
-@given(st.lists(any_exchange(), max_size=2), st.sampled_from(("none", "shape", "full")))
-def test_a_row_read_and_written_again_is_the_same_row(exchanges: list[Exchange], level: str) -> None:
-    first, _ = to_batch(exchanges, capture="c1", level=level)
-    second, failed = to_batch(list(exchanges_of(first)), capture="c1", level=level)
+    batch, failed = to_batch(exchanges, capture="c1", level="full")
     assert not failed
-    if level == "none":  # the sizes that this is the sum of are not kept
-        first, second = first.drop_columns(["prompt_bytes"]), second.drop_columns(["prompt_bytes"])
-    assert second.equals(first)
+    found = list(exchanges_of(batch))
+    assert [y.timeline.arrival_ns for y in found] == [x.arrival_wall_ns for x in exchanges]
+    # An input count has no source of its own in an exchange: it is the usage's or the tokenizer's.
+    assert [kept(y) for y in found] == [kept(x) for x in exchanges]
 
 
 def test_a_part_of_a_batch_reads_as_that_part() -> None:
@@ -138,7 +94,6 @@ def test_a_part_of_a_batch_reads_as_that_part() -> None:
     assert [x.seq for x in part] == [2, 3]
     assert part[1].timeline.events.t_ns[0] - part[1].timeline.arrival_ns == 100_000 * US
     assert [len(x.timeline.events) for x in part] == [3, 4]
-    assert part[0].asked is not None
     assert part[0].asked.sizes == array("q", [7])
 
 
@@ -170,12 +125,10 @@ def test_offsets_are_whole_microseconds_rounded_down() -> None:
 
 def test_event_lists_hold_names_and_null_for_tokens_that_nobody_told() -> None:
     row = row_of(streamed(words=2))
-    assert row["event_class"] == ["content", "content", "done"]
-    assert row["event_tokens"] == [1, 1, None]
-    assert row["event_us"] == [100_000, 120_000, 121_000]
-    assert row["event_bytes"] == [181, 181, 12]
-    assert row["event_flags"] == [2, 2, 0]
-    assert row["id"] == "run.0.1-1"
+    assert {name: value for name, value in row.items() if name == "id" or name.startswith("event_")} == {
+        "id": "run.0.1-1", "event_class": ["content", "content", "done"], "event_tokens": [1, 1, None],
+        "event_us": [100_000, 120_000, 121_000], "event_bytes": [181, 181, 12], "event_flags": [2, 2, 0],
+    }  # fmt: skip
 
 
 def test_the_source_of_the_input_count_is_told() -> None:
@@ -192,21 +145,14 @@ HUGE = 10**30
 HOSTILE: list[tuple[str, Any, str, Any]] = [
     ("model", "a\ud800b", "model", "a?b"),
     ("model", "nul\x00 and \x1b[2J", "model", "nul\x00 and \x1b[2J"),
-    ("error", "\udfff", "error", "?"),
     ("model", 17, "model", "17"),
     ("status", HUGE, "status", None),
-    ("status", "two hundred", "status", None),
-    ("retries", 2**31, "retries", None),
     ("request_bytes", -HUGE, "request_bytes", None),
-    ("slo_ttft_ns", HUGE, "slo_ttft_us", None),
     ("tokens", Tokens(HUGE, HUGE, HUGE, HUGE, TokenSource.USAGE), "output_tokens", None),
     ("tokens", Tokens(True, 1.5), "input_tokens", 1),  # type: ignore[arg-type]
     ("asked", RequestShape(max_tokens=HUGE), "max_tokens", None),
-    ("asked", RequestShape(max_tokens="many"), "max_tokens", None),  # type: ignore[arg-type]
     ("asked", RequestShape(temperature=10**400), "temperature", None),
-    ("asked", RequestShape(temperature=2**60), "temperature", float(2**60)),
     ("asked", RequestShape(temperature="hot"), "temperature", None),  # type: ignore[arg-type]
-    ("asked", RequestShape(tools=2**40), "tools", None),
     ("asked", RequestShape(roles=["user", "my word is x", "\ud800"]), "message_roles",
      ["user", "other", "other"]),
     ("turn", Turn("\ud800", "explicit", 2**40, think_ns=HUGE), "think_us", None),
@@ -232,13 +178,6 @@ def test_nothing_from_outside_stops_a_row(attribute: str, value: Any, column: st
     row, other = rows_of(streamed(2, **{attribute: value}), good)
     assert row[column] == written
     assert other == row_of(good)
-
-
-def test_usage_nested_too_deep_is_left_out() -> None:
-    deep: dict[str, object] = {}
-    for _ in range(100_000):
-        deep = {"a": deep}
-    assert row_of(streamed(usage=deep))["usage"] is None
 
 
 def test_an_exchange_that_cannot_be_a_row_costs_no_other() -> None:
@@ -274,14 +213,6 @@ def test_below_the_level_full_nothing_that_was_said_is_written(level: str) -> No
     assert "SECRET" not in str(row)
     assert row["redactions"] is None
     assert row["level"] == level
-
-
-def test_a_row_says_what_it_has_itself() -> None:
-    kept = streamed(1, said=CapturedText("asked", None, 2))
-    rows = rows_of(kept, streamed(2), level="full")
-    assert [row["level"] for row in rows] == ["full", "shape"]
-    assert [row["request_body"] for row in rows] == ["asked", None]
-    assert [row["redactions"] for row in rows] == [2, None]
 
 
 def test_an_unknown_class_of_a_later_version_is_metadata() -> None:

@@ -48,8 +48,7 @@ def test_rows_become_a_file_that_says_whose_it_is(tmp_path):
     ledger = CaptureLedger({"r0": RelayCount(12, {"overflow": 2})}, {"memory": 1}, "m")
     append(at, thin(1), CaptureLedger({"r0": RelayCount(5)}))
     append(at, thin(6), ledger)
-    assert at.state().rows_written == 10
-    assert numbers(tmp_path / "cap") == []
+    assert (at.state().rows_written, numbers(tmp_path / "cap")) == (10, [])
     at.close(10)
     (path,) = files_in(tmp_path / "cap")
     assert path.name.startswith("llmtap-20231114T221320000Z-c1-0001-")
@@ -59,9 +58,8 @@ def test_rows_become_a_file_that_says_whose_it_is(tmp_path):
     assert os.listdir(tmp_path / "cap" / ".spool") == ["llmtap.lock"]
     state = at.state()
     assert (state.files, state.files_waiting, state.spool_bytes, state.failures) == (1, 0, 0, 0)
-    assert at.state().problem is None
-    assert state.local_bytes == path.stat().st_size
     assert (state.problem, state.files_problem, state.recovered) == (None, None, 0)
+    assert state.local_bytes == path.stat().st_size
 
 
 def test_nobody_else_may_read_files_and_folders_that_we_made(tmp_path):
@@ -104,17 +102,15 @@ def test_names_are_sorted_by_time_and_never_used_twice(tmp_path):
     clock = ManualClock()
     names = []
     for run in range(2):
-        for step in range(2):
-            at = store(tmp_path, clock)
-            append(at, thin(100 * run + 10 * step))
-            at.rotate()
-            append(at, thin(100 * run + 10 * step + 5))
-            at.close(10)
-            names += [p.name for p in files_in(tmp_path) if p.name not in names]
+        at = store(tmp_path, clock)
+        append(at, thin(10 * run))
+        at.rotate()
+        append(at, thin(10 * run + 5))
+        at.close(10)
+        names += [p.name for p in files_in(tmp_path) if p.name not in names]
         clock.advance(10_000_000)
-    assert len(names) == 8
     times = [name.split("-")[1] for name in names]
-    assert times == sorted(times)
+    assert (len(names), times) == (4, sorted(times))
 
 
 def test_a_kill_between_the_file_and_the_end_of_its_spool_leaves_each_row_once(tmp_path):
@@ -130,27 +126,15 @@ def test_a_kill_between_the_file_and_the_end_of_its_spool_leaves_each_row_once(t
     assert numbers(tmp_path) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(
-    "damage, rows, batches", [("torn", 5, 1), ("garbage", 10, 1), ("flipped", 5, 1), ("none", 10, 0)]
-)
-def test_a_damaged_spool_gives_what_is_whole_and_its_file_says_what_is_not(tmp_path, damage, rows, batches):
+def test_a_damaged_spool_gives_what_is_whole_and_its_file_says_what_is_not(tmp_path):
     path = left_spool(tmp_path, "llmtap-20230101T000000000Z-c0-0001-0001.spool", [thin(1), thin(6)])
-    data = bytearray(path.read_bytes())
-    match damage:
-        case "torn":
-            del data[-7:]
-        case "garbage":
-            data += b"\x17" * 999
-        case "flipped":
-            data[-100] ^= 4
-    path.write_bytes(data)
+    path.write_bytes(path.read_bytes()[:-7])
     at = store(tmp_path)
     at.close(10)
     (file,) = files_in(tmp_path)
-    assert numbers([file]) == list(range(1, rows + 1))
-    assert info_of(pq.read_schema(file)).damaged.get("batches", 0) == batches == at.state().damaged
-    assert at.state().recovered == rows
-    assert not path.exists()
+    assert numbers([file]) == list(range(1, 6))
+    assert info_of(pq.read_schema(file)).damaged.get("batches", 0) == 1 == at.state().damaged
+    assert (at.state().recovered, path.exists()) == (5, False)
 
 
 def test_a_spool_of_a_newer_tap_stays_and_the_others_are_finished(tmp_path, caplog):
@@ -190,16 +174,6 @@ def test_a_ledger_without_rows_is_kept_where_it_tells_of_exchanges(tmp_path):
     assert numbers([file]) == []
 
 
-def test_each_file_has_the_ledger_even_where_it_has_not_changed(tmp_path):
-    told = CaptureLedger({"r0": RelayCount(7)}, meter="m")
-    at = store(tmp_path)
-    for start in (1, 6):
-        append(at, thin(start), told)
-        at.rotate()
-    at.close(10)
-    assert [info_of(pq.read_schema(p)).ledger for p in files_in(tmp_path)] == [told, told]
-
-
 @pytest.mark.parametrize("policy, syncs", [("batch", 3 + 1), ("rotate", 1), ("never", 0)])
 def test_the_disk_is_asked_as_often_as_the_policy_says(tmp_path, monkeypatch, policy, syncs):
     asked = []
@@ -224,10 +198,12 @@ def test_the_disk_is_asked_as_often_as_the_policy_says(tmp_path, monkeypatch, po
 
 def test_a_second_store_on_the_same_spool_is_told_and_may_follow(tmp_path):
     first = store(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
     second = Store(options(tmp_path), INFO, SystemClock())
     for refused in (second.open, lambda: check(options(tmp_path))):
         with pytest.raises(ConfigError, match=r"capture\.to: another llmtap captures in .*\.spool"):
             refused()
+    assert sorted(tmp_path.rglob("*")) == before
     append(first, thin(1))
     first.close(10)
     check(options(tmp_path))
@@ -253,15 +229,6 @@ def test_a_supervisor_may_look_at_settings_anew_while_its_own_meter_captures(tmp
         meter.communicate(timeout=120)
     assert meter.returncode == 0
     store(tmp_path).close(10)
-
-
-def test_a_check_leaves_nothing_behind(tmp_path):
-    check(options(tmp_path / "not" / "there"))
-    assert list(tmp_path.iterdir()) == []
-    store(tmp_path).close(10)
-    before = sorted(tmp_path.rglob("*"))
-    check(options(tmp_path))
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("key", ["to", "spool"])

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import threading
 
 import pyarrow.parquet as pq
 import pytest
@@ -103,29 +102,6 @@ def test_a_disk_that_we_fill_pauses_capture_and_every_row_taken_is_in_the_files(
     _whole(folder)
     assert numbers([*folder.glob("*.parquet"), *elsewhere.iterdir()]) == list(range(1, seq + 1))
     assert at.state().files_waiting == 0
-
-
-def test_a_disk_that_we_fill_before_any_spool_is_a_file_still_has_room_to_make_them(disk, monkeypatch):
-    monkeypatch.setattr(finisher, "BACK_OFF_S_MAX", 0.1)
-    may_go = threading.Event()
-    real = finisher.Finisher._make
-
-    def later(self, contents, name):
-        may_go.wait(30)
-        return real(self, contents, name)
-
-    monkeypatch.setattr(finisher.Finisher, "_make", later)
-    at = store(disk / "cap", rotate_bytes=Bytes(_MIB))
-    seq = 1
-    while at.append(fat(seq, size=200_000), NOTHING):
-        seq += 1
-    assert at.problem == "disk_full"
-    assert at.state().files == 0
-    assert seq > 40
-    may_go.set()
-    until(lambda: at.state().files_waiting == 0)
-    at.close(10)
-    assert numbers(disk / "cap") == list(range(1, seq))
 
 
 def test_a_full_disk_at_the_start_is_no_error_of_the_user(disk):

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from llmtap.capture.schema import SCHEMA
 from tests.support.storage.stores import store
 
-_KILLS = 24
+_KILLS = 12
 _SEED = 20
 _ROOT = Path(__file__).resolve().parents[3]
 _FORKS = """

@@ -29,9 +29,7 @@ COUNTS = {"input": 11, "output": 7, "reasoning": None, "cached": None}
         (chat("Hi", thinking="hm"), TEXT | {"also": ["reasoning"], "reasoning": True}),
         (chat("", tool_calls=[{"function": {"name": "tide", "arguments": {"port": "Brest"}}}]), CALL),
         (chat(), {"is": "role"}),
-        ({"message": {"content": ""}, "done": False}, {"is": "metadata"}),
         ({"response": "Hi", "done": False}, TEXT),
-        ({"response": "", "thinking": "hm", "done": False}, THOUGHT),
         ({"response": "", "done": False}, {"is": "metadata"}),
         (
             chat("Hi") | {"logprobs": [{"token": "H"}, {"token": "i"}]},
@@ -51,7 +49,6 @@ COUNTS = {"input": 11, "output": 7, "reasoning": None, "cached": None}
          {"is": "done", "done": True, "finish_reason": "load", "model": "m"}),
         ({"error": "it broke"}, {"is": "error", "error_type": "error", "error_message": "it broke"}),
         ({"status": "pulling"}, {"is": "metadata", "parsed": False}),
-        (b"", {"is": "keepalive"}),
         (b"{", {"is": "metadata", "parsed": False}),
     ],
 )  # fmt: skip

@@ -11,7 +11,6 @@ import pytest
 
 from llmtap.exchange.answer import AnswerReader
 from llmtap.protocol.delta import Delta, EventClass
-from llmtap.protocol.dialects.openai_completions import OpenAICompletions
 from tests.protocol.dialects.events import encode
 
 CHAT, INVOKE = "/v1/chat/completions", "/model/x/invoke-with-response-stream"
@@ -203,14 +202,12 @@ def test_a_guardrail_acts_in_the_whole_answer_of_any_model(path: str, body: dict
     reader = AnswerReader(b"application/json", path)
     (delta,) = [*reader.feed(encode({**body, **INTERVENED})), *reader.close(whole=True)]
     assert (delta.event_class, delta.output, delta.text) == (EventClass.GUARDRAIL, False, "")
-    assert delta.verdict is not None
     assert (delta.verdict.signal, delta.verdict.substituted) == ("body_field", True)
 
 
 @pytest.mark.parametrize(
     ("reason", "trace", "signal"),
     [("content_filter", {}, "finish_reason"), ("content_filter", BLOCKED, "body_field"),
-     ("content_filter", MASKED, "finish_reason"), ("guardrail_intervened", {}, "body_field"),
      ("guardrail_intervened", MASKED, "body_field")],
 )  # fmt: skip
 def test_the_surer_sign_of_a_guardrail_counts(reason: str, trace: Any, signal: str) -> None:
@@ -278,20 +275,6 @@ def test_a_whole_answer_of_a_guardrail_is_content_only_where_it_masked(trace: An
     reader = AnswerReader(b"application/json", "/model/x/invoke")
     whole = reader.feed(encode({**nova, **INTERVENED, "amazon-bedrock-trace": trace}))
     assert [word(d) for d in [*whole, *reader.close(whole=True)]] == [said]
-
-
-def test_a_whole_completion() -> None:
-    body = text("hi there", finish_reason="stop") | {"usage": {"completion_tokens": 2}, "model": "m"}
-    delta = OpenAICompletions().read_body(encode(body))
-    assert (word(delta), delta.model, delta.finish_reason) == ("content:hi there*", "m", "stop")
-    assert (delta.counts and delta.counts.output, delta.usage_running) == (2, False)
-
-
-def test_the_last_of_geminis_totals_counts_where_a_stream_is_cut() -> None:
-    usage = {"usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 7}}
-    reader = AnswerReader(b"text/event-stream", GEMINI)
-    (delta,) = reader.feed(b"data: %b\n\n" % json.dumps(part(text="A") | usage).encode())
-    assert (delta.counts and delta.counts.output, delta.usage_running) == (7, False)
 
 
 def test_the_output_counted_last_is_that_of_a_message_whose_end_counts_none() -> None:
