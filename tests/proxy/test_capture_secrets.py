@@ -6,6 +6,7 @@ Invariant: authorization, cookies and keys appear nowhere at any level; no text 
 
 import asyncio
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,3 +165,13 @@ def test_at_full_what_the_rules_cover_is_not_written(written: dict[str, Written]
     for row in said:
         assert PROMPT in row["request_body"] and row["response_text"] == f"{ANSWER} [email] [key]"
         assert row["redactions"] >= 6
+
+
+def test_hashes_of_two_captures_cannot_be_compared(written: dict[str, Written]) -> None:
+    """The same requests were sent in both."""
+    found = []
+    for level in ("shape", "full"):
+        rows = written[level].rows
+        found.append({block for row in rows for block in row["blocks"] or ()})
+        assert re.fullmatch(r"\d{8}T\d{6}-[0-9a-f]{6}", rows[0]["capture"])
+    assert found[0] and found[1] and not found[0] & found[1]

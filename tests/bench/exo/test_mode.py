@@ -169,3 +169,21 @@ def test_the_requests_of_a_batch_share_a_prompt_that_no_other_batch_has() -> Non
     batches = [[prompt.text for prompt, _ in prompts.make(64, 4)] for _ in range(3)]
     assert [len(set(batch)) for batch in batches] == [1, 1, 1]
     assert len({batch[0].split()[0] for batch in batches}) == 3
+
+
+def test_without_the_cache_every_prompt_is_computed() -> None:
+    async def measured() -> ExoResult:
+        async with engine(behind=cached()) as e:
+            return await bench(
+                e.url, ExoGrid(pp=[64], tg=[4], concurrency=[1, 2], repeat=2, distinct_prompts=True)
+            )
+
+    result = play(measured(), LIMIT_S)
+    assert {r.prefix_cache_hit for r in result.runs} == {"none"}
+    assert not any(r.prompt_tps_stored for r in result.runs)
+    assert any("words of its own" in note for note in result.cluster["bench"]["notes"])
+    assert (result.cluster["server"], result.cluster["owned_by"]) == ("vllm", "llmtap")
+    assert any(
+        "simulated engine, which knows the fields of vllm" in note
+        for note in result.cluster["bench"]["notes"]
+    )

@@ -15,7 +15,7 @@ from llmtap.bench.exo.mode import ExoGrid
 from llmtap.bench.exo.placement import PlacementWish
 from llmtap.bench.exo.result import ExoResult
 from llmtap.bench.exo.server import Placement, placement_of
-from llmtap.errors import LlmtapError
+from llmtap.errors import ConfigError, LlmtapError
 from tests.bench.exo.exo import LIMIT_S, bench
 from tests.support.servers.peer import play
 
@@ -315,3 +315,14 @@ def test_llama_cpp_is_asked_by_its_own_fields() -> None:
     assert one.timing == "server" and one.eos_banned
     assert one.stats.prompt_tps == pytest.approx(2_000.0)
     assert one.stats.generation_tps == pytest.approx(50.0)
+
+
+def test_which_model_has_to_be_said_where_there_are_several() -> None:
+    async def refused() -> ConfigError:
+        async with served(Asked("exo", {})) as server:
+            with pytest.raises(ConfigError) as caught:
+                await bench(server.url, ExoGrid(pp=[60], tg=[9]))
+            return caught.value
+
+    error = play(refused(), LIMIT_S)
+    assert error.place == "--model" and "m/one, m/two" in error.problem

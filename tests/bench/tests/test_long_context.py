@@ -112,3 +112,14 @@ def test_what_the_sut_refuses_ends_the_test(tmp_path: Path) -> None:
     nothing = perform(TEST, session, lengths=[8_192])
     assert nothing.measurements["scaling_exponent"] is None
     assert nothing.charts == []
+
+
+def test_a_linear_law_is_found_linear(tmp_path: Path) -> None:
+    session = Planted(tmp_path, served(lambda length: 0.05 + 68e-6 * length), "long-context")
+    found = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
+    told = found.measurements
+    assert told["best_fit"] == "linear"
+    assert told["fits"]["linear"]["slope"] == pytest.approx(68e-6, rel=0.03)
+    assert told["fits"]["linear"]["r2"] > 0.99
+    assert found.notes[0].startswith("Best fit: Linear (R^2 = 0.99") or "1.0000" in found.notes[0]
+    assert "microseconds per input token" in found.notes[0]

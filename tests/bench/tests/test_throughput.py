@@ -11,6 +11,7 @@ from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.sut.sut import Hardware, Sut
 from llmtap.bench.tests.throughput import TEST
+from llmtap.errors import ConfigError
 from llmtap.units import Duration
 from tests.bench.support import Planted, answered, measured, perform
 
@@ -126,3 +127,28 @@ def test_a_closed_loop_is_sent_again_where_its_requests_were_over(tmp_path: Path
     assert "search/2slots-longer" not in names, "by then it was known"
     found = session.steps[-1]
     assert found.table["sent_ns"][-1].as_py() > 59 * S
+
+
+def test_capacity_is_searched_by_any_objective(tmp_path: Path) -> None:
+    """Of n at a time on 8 servers of 1 s, the first token comes after n/8 - 0.9 s, a token is lost for each
+    second, and every tenth misses anyway: 90 % are within 1 s up to 8, 97 % of 50 tokens are kept up to 19.
+    """
+
+    def answer(name: str, load: Load) -> Measurement:
+        rows = queued(load)
+        for row in rows:
+            waited_s = row["ttft_ns"] / S
+            row |= {"met": row["row"] % 10 > 0 and waited_s < 1, "smooth_benefit": 50 - waited_s}
+        return measured(name, rows, load={"stopped": "the time was up"})
+
+    def capacity(folder: str, **bounds: Any) -> Any:
+        session = Planted(tmp_path / folder, answer, "throughput")
+        told = perform(TEST, session, mode="closed", concurrency_max=64, **bounds).measurements
+        return told["sustainable_concurrency"], told["constraint"]
+
+    assert capacity("a", slo="ttft:1s", attainment=0.85)[0] == 8
+    assert capacity("b", slo="ttft:1s")[0] is None
+    assert capacity("c", smooth=0.97) == (19, {"ttft_p99": None, "tpot_p99": None, "smooth": 0.97})
+    with pytest.raises(ConfigError) as caught:
+        capacity("d", slo="patience:1s")
+    assert "unknown objective 'patience'" in caught.value.problem

@@ -249,3 +249,14 @@ def test_the_grid_is_the_one_of_the_seed() -> None:
     assert {(j.scheduler, j.scale, j.seed) for j in jobs} == {("multi_bin_dynamic", 100.0, None)}
     of_one_size = SweepGrid(Small("x"), {}).jobs(preset.axes | {"requests": (10_000,)}, preset, instantly)
     assert len(of_one_size) == 48
+
+
+def test_the_methods_are_those_of_the_seed() -> None:
+    """7.1, step 2: 4 methods x 4 sizes. Here a GPU and a bin are as good as any, so that is the best."""
+    preset = PRESETS["methods"]
+    jobs = SweepGrid(Small("x"), {}).jobs(preset.axes, preset, instantly)
+    assert len(jobs) == 16
+    assert [(j.scheduler, j.servers, j.readings.bins) for j in jobs[:4]] == [
+        ("static_fifo", 1, 8), ("dynamic_no_bins", 1, 8), ("multi_bin_dynamic", 1, 8),
+        ("multi_bin_dynamic", 1, 1),
+    ]  # fmt: skip

@@ -165,3 +165,24 @@ async def test_the_answer_is_the_recorded_one(case: Case) -> None:
 
 def test_the_page_about_peers_shows_the_record() -> None:
     assert "\n".join(table(ANSWERS)) in PEERS.read_text()
+
+
+@pytest.mark.parametrize("together", [True, False])
+@scene
+async def test_an_answer_too_many_is_never_the_next_clients(together: bool) -> None:
+    """RFC 9112 9.2: bytes behind an answer are no answer to a later request on that connection."""
+    async with stage() as (up, tap):
+        right = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nright"
+        wrong = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong"
+        path, after = (
+            up.on(says(*([right + wrong] if together else [right, wrong]))),
+            up.on(answers(b"after")),
+        )
+        client, other = await tap.client(), await tap.client()
+        for _ in range(30):
+            await client.send(request("GET", path))
+            answer = await client.answer()
+            assert answer.data == b"right"
+            # As soon as can be: the wrong answer may have come just now.
+            assert (await other.get(after)).data == b"after"
+        await wait_until(lambda: tap.relay.reporter.status().upstream_unsolicited == 30)
