@@ -39,8 +39,7 @@ class Clocked:
         return None
 
 
-@pytest.mark.parametrize("streams", [1, 8])
-@pytest.mark.parametrize("clock", ["kernel", "mono"])
+@pytest.mark.parametrize(("clock", "streams"), [("kernel", 8), ("mono", 1)])
 def test_every_stamp_is_true_within_its_uncertainty(clock: str, streams: int) -> None:
     @scene
     async def play() -> None:
