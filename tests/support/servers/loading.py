@@ -16,7 +16,9 @@ from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import Duration
 from tests.support.servers.peer import chunk, wait_until
 
-__all__ = ["BODY", "Sending", "bodies", "body_of", "events", "sender_to", "sockets", "streamed_answer"]
+__all__ = [
+    "BODY", "Sending", "alive", "bodies", "body_of", "events", "sender_to", "sockets", "streamed_answer",
+]  # fmt: skip
 
 BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}'
 
@@ -56,6 +58,14 @@ def sockets(port: int) -> int:
             fields = line.split()
             n += int(fields[2].rpartition(":")[2], 16) == port and fields[9] != "0"
     return n
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 class Sending:
