@@ -27,9 +27,6 @@ def taken(schedule: Schedule, now_ns: int) -> list[tuple[int, int | None]]:
     return out
 
 
-# ---------------------------------------------------------------- open loop
-
-
 @pytest.mark.parametrize("served", [True, False])
 def test_a_row_that_joins_others_waits_for_the_last_of_their_ends(served: bool) -> None:
     # 0 starts 1 - 2 and 3; 4 follows 0 and joins 2 and 3.
@@ -47,12 +44,6 @@ def test_a_row_that_joins_others_waits_for_the_last_of_their_ends(served: bool) 
         schedule.ended(2, 30, served=False)
     assert (taken(schedule, 36), taken(schedule, 37)) == ([], [(4, 37)])
     assert (schedule.left, schedule.dropped) == (0, 0 if served else 1)
-
-
-# ---------------------------------------------------------------- closed loop
-
-
-# ---------------------------------------------------------------- any plan
 
 
 @st.composite

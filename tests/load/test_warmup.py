@@ -94,8 +94,6 @@ def test_a_server_that_gets_faster_is_waited_for() -> None:
     assert (found.requests, found.failed, found.tokens, found.enough) == (10, 0, 30, True)
     assert max(script.under_way[2:12]) <= 2
     assert max(script.under_way[12:]) == 1, "probes are alone: the queue was drained before"
-    assert found.before is not None
-    assert found.before.ttft_ns is not None
     assert found.before.ttft_ns >= script.took_ns[0]
     # The first window of probes that vary by less than 10 % ends it, however long they took on this machine.
     windows = [found.probes[end - IN_A_ROW : end] for end in range(IN_A_ROW, len(found.probes) + 1)]
@@ -121,7 +119,6 @@ def test_a_server_that_never_settles_is_given_up() -> None:
     assert told[-3] == (10, 10, "requests")
     assert (found.enough, found.stable, len(found.probes)) == (True, False, 4)
     assert found.problem == "latency still varies after 4 probes"
-    assert found.variation_ttft is not None
     assert found.variation_ttft > 0.1
 
 
@@ -152,7 +149,6 @@ def test_a_server_that_cannot_be_warmed(
     assert found.to_dict()["skipped"] == ("cold start" if options.cold else None)
     assert len(server.calls) == calls
     if found.failed:
-        assert found.before is not None
         assert (found.before.outcome, found.before.ttft_ns) == ("upstream_error", None)
 
 

@@ -63,9 +63,6 @@ def test_what_makes_no_sense_is_not_kept() -> None:
     assert asked_columns({"max_tokens": None, "max_completion_tokens": 8})["max_tokens"] == 8
 
 
-# ---------------------------------------------------------------- answers
-
-
 def played(*events: object, path: str = "/v1/chat/completions") -> tuple[dict[str, object], str | None]:
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
     head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
@@ -90,8 +87,6 @@ def test_a_refusal_is_what_was_said_and_reasoning_is_not() -> None:
     assert text == "I won't"
     assert (row["outcome"], row["refusal_kind"]) == ("refused", "model_refusal")
 
-
-# ---------------------------------------------------------------- arrays
 
 ENTRIES = ("log", "entries")
 CASES: list[tuple[str, bytes, tuple[str, ...], list[Any]]] = [

@@ -33,9 +33,6 @@ def test_lines_are_numbered_as_an_editor_does() -> None:
         list(read_lines(io.BytesIO(b"a\n" + b"x" * 3_000_000), 1 << 20))
 
 
-# ---------------------------------------------------------------- decimal numbers
-
-
 @pytest.mark.parametrize(
     ("units", "places", "point", "text"),
     [(5_000, 3, False, "5"), (5_250, 3, False, "5.25"), (5_000, 3, True, "5.0"), (250, 3, True, "0.25")],
@@ -53,9 +50,6 @@ def test_nanoseconds_survive(ns: int, point: bool) -> None:
 def test_a_number_that_fits_no_column_is_refused(text: str) -> None:
     with pytest.raises(FormatError, match="line 1: t: is no number of this size"):
         number_ns(Decimal(text), 9, 1, "t")
-
-
-# ---------------------------------------------------------------- JSON Lines
 
 
 class Row(msgspec.Struct):
@@ -97,8 +91,6 @@ def test_the_first_objects_are_those_of_whole_lines() -> None:
     assert first_objects(b'{"a": 1}\n[2]\n') == []
     assert first_objects(b"") == []
 
-
-# ---------------------------------------------------------------- CSV
 
 COLUMNS = (CsvColumn("n", COUNT, "n"), CsvColumn("text", TEXT, "text", required=False),
            CsvColumn("t", SECONDS, "t", required=False, empty=True))  # fmt: skip

@@ -171,9 +171,6 @@ def test_what_has_dates_begins_at_its_first(scale: float, tmp_path: Path) -> Non
     assert load_trace(str(undated)).requests_at(count=2).epoch_ns == 0
 
 
-# ---------------------------------------------------------------- parts of a trace
-
-
 def talk(*rows: tuple[float, int]) -> Trace:
     """Rows of an arrival and whom it follows (-1: nobody), each with its number as its length."""
     times = array("q", (round(t * S) for t, _ in rows))

@@ -42,7 +42,6 @@ class BusyChild:
         return self._tell("say")
 
     def _tell(self, word: str) -> int:
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(word + "\n")
         self._process.stdin.flush()
         return int(self._process.stdout.readline())

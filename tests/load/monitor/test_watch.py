@@ -262,7 +262,6 @@ async def hangs(request: web.Request) -> web.Response:
 
 
 async def leaves(request: web.Request) -> web.Response:
-    assert request.transport is not None
     request.transport.close()
     return web.Response()
 

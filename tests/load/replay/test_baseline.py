@@ -70,7 +70,6 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
 ) -> None:
     place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
     plan = make_plan(ReplayQuestion(source=place, **asked))
-    assert plan.baseline is not None
     places = list(plan.baseline.places)
     # Each row's prompt has a length of its own.
     assert places == [n - 10 for n in plan.requests.input][: len(places)]
@@ -99,7 +98,6 @@ def test_notes_say_what_differs_between_the_places(model: str, version: str, not
     then.model = model
     baseline = both([(then, now)])
     result = baseline.to_dict(CaptureInfo(tap_version=version))
-    assert result is not None
     found = result["notes"]
     assert isinstance(found, list)
     assert len(found) == notes

@@ -126,7 +126,6 @@ def shared(one: str, other: str) -> int:
 def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str) -> None:
     plan = make_load(workload, slots=2, seed=7, requests=8).plan
     warm = other_words(plan)
-    assert plan.prompts is not None and warm.prompts is not None
     measured = [plan.prompts.prompt(row) for row in range(8)]
     for row in range(8):
         sent = warm.prompts.prompt(row)
@@ -143,7 +142,6 @@ def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str
 def test_token_ids_are_the_same_ones_in_another_order() -> None:
     plan = make_load("synthetic-uniform", slots=2, seed=7, requests=4).plan
     warm = other_words(plan)
-    assert plan.prompts is not None and warm.prompts is not None
     for row in range(4):
         own, sent = plan.prompts.prompt(row).ids, warm.prompts.prompt(row).ids
         assert Counter(own) == Counter(sent)
@@ -159,7 +157,6 @@ def test_turns_wait_for_nobody_tenants_stay_and_every_part_has_other_words() -> 
     warm = other_words(ReplayPlan(requests, Said([prompt, Prompt("c d")]), {}))
     found = warm.requests
     assert (list(found.after), found.tenants, list(found.arrival_ns)) == ([], ["a", "b"], [0, 0])
-    assert warm.prompts is not None
     sent = warm.prompts.prompt(0)
     ((role, said),) = sent.history
     assert role == "user"

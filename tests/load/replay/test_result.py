@@ -127,7 +127,6 @@ def test_a_task_is_measured_from_its_first_submit_to_its_last_end() -> None:
         if row == 3:
             x.outcome = Outcome.TRUNCATED
         seen.add(row, x)
-    assert seen.tasks is not None
     told: dict[str, Any] = seen.tasks.to_dict()
     # `streamed` submits after 1 ms, has its first word after 100 ms, and ends 1 ms after its last word.
     last_ms = 500 + 100 + 3 * 10 + 1

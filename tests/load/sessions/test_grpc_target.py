@@ -72,7 +72,6 @@ async def test_an_exchange_is_what_the_engine_did() -> None:
         assert list(log.tokens) == [1] * 8 + [-1]
         assert len(stamps) == len(truth.sent_ns[0]) == 8
         assert all(at >= sent for at, sent in zip(stamps, truth.sent_ns[0], strict=True))
-        assert t.submit_ns is not None and t.response_end_ns is not None
         assert t.arrival_ns <= t.submit_ns and (ttft_ns(x.timeline) or 0) > 0
         assert t.first_content_ns == stamps[0] and t.last_token_ns == stamps[-1] < t.response_end_ns
         assert truth.accepted_ns >= t.arrival_ns
@@ -151,7 +150,6 @@ async def test_what_goes_wrong_is_an_outcome(
     assert (x.outcome, x.tokens.output) == (outcome, tokens)
     assert says in (x.error or "")
     if outcome is Outcome.REFUSED:
-        assert x.refusal is not None
         assert x.refusal["kind"] == ("output_guardrail" if tokens else "input_guardrail")
     assert (x.no_token_reason is None) is (tokens is not None)
 

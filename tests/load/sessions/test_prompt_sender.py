@@ -120,9 +120,6 @@ async def test_nobody_answers_and_a_cut_ends_it_before_and_after_the_start(schem
         assert [x.outcome.value for _, x in exchanges] == ["client_cancelled"] * 2
 
 
-# ---------------------------------------------------------------- what is prepared
-
-
 def test_ids_go_to_grpc_as_ids_and_to_realtime_as_text() -> None:
     ids = Prompt(ids=(5, 6, 7))
     grpc = PromptMaker("grpc", model=None, exact_output=True)

@@ -253,7 +253,6 @@ async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Out
         assert (x.tokens.output or 0) == expected["output_tokens"]
         t = x.timeline
         assert (len(t.events), t.head_ns, x.scheduled_ns) == (len(server.events), None, 5)
-        assert t.submit_ns is not None and t.response_end_ns is not None
         assert t.submit_ns <= got_ns < sent_ns[-1] <= t.response_end_ns + x.uncertainty_ns
         stamps = [at for at, flags in zip(t.events.t_ns, t.events.flags, strict=True) if flags & OUTPUT]
         texts = [i for i, event in enumerate(server.events) if '"response.output_text.delta"' in event]
@@ -265,7 +264,6 @@ async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Out
 @scene
 async def test_a_server_that_accepts_another_key_is_none() -> None:
     async def impostor(request: web.Request) -> web.StreamResponse:
-        assert request.transport is not None
         lines = (b"HTTP/1.1 101 Yes", b"Upgrade: websocket", b"Connection: upgrade")
         request.transport.write(b"\r\n".join((*lines, b"Sec-WebSocket-Accept: mine", b"", b"")))
         await asyncio.sleep(5)

@@ -23,8 +23,6 @@ from llmtap.meter.pipeline.windows import BY_DEFAULT
 from llmtap.metrics.slo import SloOptions
 from tests.support.traffic.relay_status import relay_status
 
-__all__ = ["FakeAdmin", "a_stream", "fake_admin", "recorded"]
-
 S = 1_000_000_000
 
 

@@ -16,10 +16,6 @@ from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import Duration
 from tests.support.servers.peer import chunk, wait_until
 
-__all__ = [
-    "BODY", "Sending", "alive", "bodies", "body_of", "events", "sender_to", "sockets", "streamed_answer",
-]  # fmt: skip
-
 BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}'
 
 

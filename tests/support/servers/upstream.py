@@ -9,8 +9,6 @@ from contextlib import asynccontextmanager
 
 from tests.support.servers.peer import Gone, Head, Payload, Peer, chunked, wait_until
 
-__all__ = ["CLOSE", "RESET", "Call", "Script", "Upstream", "answers", "says", "unanswered_port", "upstream"]
-
 CLOSE = "close"
 """What a script returns to have its connection closed."""
 RESET = "reset"
