@@ -2,9 +2,12 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +24,6 @@ from llmtap.load.monitor.system import (
     is_loopback,
     listeners,
 )
-from tests.load.monitor.busy_child import busy_child
 from tests.support.nvml import FakeGpu, FakeNvml
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -41,6 +43,40 @@ def wait(true: Callable[[], Any], seconds: float = 60.0) -> None:
         time.sleep(0.005)
 
 
+PROGRAM = """
+import sys, time
+for line in sys.stdin:
+    end = time.process_time() + float(line)
+    while time.process_time() < end:
+        pass
+    print(time.process_time_ns(), flush=True)
+"""
+
+
+class BusyChild:
+    """A process that uses CPU time when it is told to, and none between two words."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def burn(self, cpu_s: float) -> int:
+        """Use so much; return what it has used since it began, by its own clock."""
+        self._process.stdin.write(f"{cpu_s}\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+@contextmanager
+def busy_child() -> Iterator[BusyChild]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield BusyChild(process)
+        finally:
+            process.kill()
+
+
 def used_ns(watch: SystemSampler, side: str) -> float:
     """The CPU time of all samples: each share by the time since the sample before."""
     times_ns, cpus = watch.columns.times_ns(), watch.columns.column(f"{side}_cpu")
@@ -50,7 +86,7 @@ def used_ns(watch: SystemSampler, side: str) -> float:
 def test_the_samples_hold_all_the_cpu_time_that_the_processes_used() -> None:
     with busy_child() as server, busy_child() as sender:
         watch = sampler(sender=[sender.pid], server=[server.pid])
-        server_ns, sender_ns = -server.used_ns(), -sender.used_ns()
+        server_ns, sender_ns = -server.burn(0), -sender.burn(0)
         watch.start()
         wait(lambda: len(watch.columns))
         server_ns += server.burn(0.4)

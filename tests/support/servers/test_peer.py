@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.support.servers.peer import Ending, Gone, Peer, play, scene, wait_until
+from tests.support.servers.peer import Ending, Gone, Peer, play, scene
 
 
 @asynccontextmanager
@@ -44,13 +44,6 @@ async def test_a_reader_is_not_kind_to_bad_chunks() -> None:
         await far.send(b"3\r\nabcXX0\r\n\r\n")
         with pytest.raises(AssertionError):
             await near.chunked_payload()
-
-
-@scene
-async def test_waiting_has_an_end() -> None:
-    with pytest.raises(AssertionError, match="still not so"):
-        await wait_until(lambda: False, 0.01)
-    await wait_until(lambda: True, 0)
 
 
 def test_what_a_callback_raises_and_a_task_nobody_asked_about_fail_the_test() -> None:
