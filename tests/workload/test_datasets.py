@@ -148,23 +148,21 @@ def bodies(text: str, language: str) -> list[tuple[str, str]]:
     return [(text[:begin].splitlines()[-1], text[begin:end]) for begin, end in functions(text, language)]
 
 
-def test_functions_of_python() -> None:
-    assert bodies(PYTHON, "python") == [
+def test_functions_of_each_language() -> None:
+    python = [
         ("    Twice.\"\"\"", "    if a:\n        return b\n\n    return a"),
         ("    ):", "        return x  # done"),
     ]  # fmt: skip
-
-
-def test_functions_of_javascript_and_typescript() -> None:
     load = "  if (url) {\n    return await fetch(url);\n  }\n  return null;\n}"
-    assert bodies(SCRIPT, "javascript") == [
-        ("export async function load(url) {", load),
-        ("const add = (a, b) => {", "  return a + b;\n}"),
-    ]
-    typed = "export const sum = (a: number, b: number): number => {"
-    assert bodies(TYPED, "typescript") == [(typed, "  return a + b;\n}")]
-    assert len(bodies(PYTHON, "")) == 2, "a language that nobody told"
-    assert len(bodies(SCRIPT, "")) == 2
+    script = [
+        ("export async function load(url) {", load), ("const add = (a, b) => {", "  return a + b;\n}"),
+    ]  # fmt: skip
+    typed = [("export const sum = (a: number, b: number): number => {", "  return a + b;\n}")]
+    for text, language, found in (
+        (PYTHON, "python", python), (SCRIPT, "javascript", script), (TYPED, "typescript", typed),
+        (PYTHON, "", python), (SCRIPT, "", script),  # a language that nobody told
+    ):  # fmt: skip
+        assert bodies(text, language) == found
 
 
 @pytest.fixture
