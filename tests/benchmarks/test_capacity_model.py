@@ -27,22 +27,14 @@ def by_name(found: list[Need]) -> dict[str, Need]:
 def test_a_worked_example() -> None:
     """100,000 streams of 10 events/s: a million events/s, at 40 us 40 cores, at half busy 80 workers."""
     found = by_name(needs(Scenario(100_000, 10, 0.5, 5), inputs(), streams_max=10_000))
-    mids = {what: one.mid for what, one in found.items()}
-    assert mids == {
-        "events/s": 1_000_000,
-        "relay cores at 100 % load": 40,
-        "meter cores at 100 % load": 15,
-        "workers": 80,
-        "workers per meter": 2,
-        "proxies, each with one meter": 40,
-        "cores": 110,
+    assert {what: one.mid for what, one in found.items()} == {
+        "events/s": 1_000_000, "relay cores at 100 % load": 40, "meter cores at 100 % load": 15,
+        "workers": 80, "workers per meter": 2, "proxies, each with one meter": 40, "cores": 110,
         "memory, GiB": pytest.approx((100_000 * 10 + (40 * 128 + 40 * 32) * 1024) / 1024**2),
-        "open files": 200_000,
-        "source addresses": 4,  # of 28,232 ports
+        "open files": 200_000, "source addresses": 4,  # of 28,232 ports
         "network, each direction, Gbit/s": 2.0,  # 250 bytes a time
-        "series to scrape": 40 * 5 * 400,
-        "series after recording rules": 2_000,
-    }
+        "series to scrape": 40 * 5 * 400, "series after recording rules": 2_000,
+    }  # fmt: skip
     assert all(one.low == one.mid == one.high for one in found.values())
 
 
@@ -82,49 +74,30 @@ def test_a_published_input_stands_in_its_source(name: str, words: str) -> None:
 def test_newer_results_take_the_place_of_what_is_published(tmp_path: Path) -> None:
     assert measured(tmp_path) == PUBLISHED
 
-    def rows(scenario: str, target: str, metric: str, values: list[float]) -> list[dict[str, object]]:
-        return [
-            {"number": i, "scenario": scenario, "sample": {"target": target, "metrics": {metric: value}}}
-            for i, value in enumerate(values)
-        ]
+    def put(name: str, date: str, **more: object) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"about": {"date": date}, **more}))
 
-    relay = tmp_path / "relay/results"
-    relay.mkdir(parents=True)
-    (relay / "20260101-000000.json").write_text("{}")  # the older one is not even read
-    (relay / "20260102-000000.json").write_text(
-        json.dumps(
-            {
-                "about": {"date": "2026-01-02"},
-                "rounds": [
-                    *rows("paced", "llmtap: relay alone", "cpu_us_per_event", [33, 31, 32]),
-                    *rows("idle", "llmtap", "idle_mb", [100]),
-                    *rows("idle", "nginx", "idle_mb", [1]),
-                ],
-            }
-        )
-    )
+    def row(scenario: str, target: str, metric: str, value: float) -> dict[str, object]:
+        return {"number": 0, "scenario": scenario, "sample": {"target": target, "metrics": {metric: value}}}
+
+    relay = "relay/results/20260102-000000.json"
+    rounds = [row("paced", "llmtap: relay alone", "cpu_us_per_event", value) for value in (33, 31, 32)]
+    rounds += [row("idle", "llmtap", "idle_mb", 100), row("idle", "nginx", "idle_mb", 1)]
+    put("relay/results/20260101-000000.json", "2026-01-01")  # the older one is not even read
+    put(relay, "2026-01-02", rounds=rounds)
     found = measured(tmp_path)
-    source = "benchmarks/relay/results/20260102-000000.json"
-    assert found.relay_us == Figure(31, 32, 33, source, "2026-01-02")
-    assert found.proxy_mib == Figure(100, 100, 100, source, "2026-01-02")
+    assert found.relay_us == Figure(31, 32, 33, f"benchmarks/{relay}", "2026-01-02")
+    assert found.proxy_mib == Figure(100, 100, 100, f"benchmarks/{relay}", "2026-01-02")
     assert found.meter_us == PUBLISHED.meter_us
 
-    scaling = tmp_path / "scaling/results"
-    scaling.mkdir(parents=True)
     spread = {"median": 20, "min": 19, "max": 21}
-    (scaling / "1.json").write_text(
-        json.dumps(
-            {
-                "about": {"date": "2026-01-03"},
-                "figures": {"two": {"relay_us_per_event": spread, "meter_us_per_event": spread}},
-                "live": {"relay_kib": 4.0, "meter_kib": 9.0, "events": 60.0},
-            }
-        )
-    )
+    put(
+        "scaling/results/1.json", "2026-01-03",
+        figures={"two": {"relay_us_per_event": spread, "meter_us_per_event": spread}},
+        live={"relay_kib": 4.0, "meter_kib": 9.0, "events": 60.0},
+    )  # fmt: skip
     found = measured(tmp_path)
-    assert (found.relay_us.mid, found.meter_us.high, found.relay_kib.mid, found.meter_kib.mid) == (
-        20,
-        21,
-        4,
-        9,
-    )
+    figures = (found.relay_us.mid, found.meter_us.high, found.relay_kib.mid, found.meter_kib.mid)
+    assert figures == (20, 21, 4, 9)

@@ -43,17 +43,8 @@ BODIES: list[tuple[Prompt, dict[str, Any], dict[str, Any]]] = [
     (PLAIN, {}, {"messages": [{"role": "user", "content": 'say "ü" 🙂'}], "max_tokens": 20, **USAGE}),
     (TALK, {"model": "m"}, {"model": "m", "messages": MESSAGES, "max_tokens": 20, **USAGE}),
     (TALK, {"server": "openai"}, {"messages": MESSAGES, "max_completion_tokens": 20, **USAGE}),
-    (
-        TALK,
-        {"server": "openai", "max_tokens_field": "max_tokens"},
-        {"messages": MESSAGES, "max_tokens": 20, **USAGE},
-    ),
-    (TALK, {"server": "vllm"}, {"messages": MESSAGES, "max_tokens": 20, "ignore_eos": True, **USAGE}),
-    (
-        TALK,
-        {"server": "sglang", "min_tokens": True},
-        {"messages": MESSAGES, "max_tokens": 20, "min_tokens": 20, "ignore_eos": True, **USAGE},
-    ),
+    (TALK, {"server": "sglang", "min_tokens": True},
+     {"messages": MESSAGES, "max_tokens": 20, "min_tokens": 20, "ignore_eos": True, **USAGE}),
     (TALK, {"server": "vllm", "exact_output": False}, {"messages": MESSAGES, "max_tokens": 20, **USAGE}),
     (TALK, {"server": "openai", "min_tokens": True, "max_tokens_field": "max_tokens"},
      {"messages": MESSAGES, "max_tokens": 20, **USAGE}),
@@ -61,7 +52,6 @@ BODIES: list[tuple[Prompt, dict[str, Any], dict[str, Any]]] = [
     (TALK, {"usage": False}, {"messages": MESSAGES, "max_tokens": 20, "stream": True}),
     (TALK, {"temperature": 0.0, "seed": 7},
      {"messages": MESSAGES, "max_tokens": 20, "temperature": 0.0, "seed": 7, **USAGE}),
-    (PLAIN, {"endpoint": "completions"}, {"prompt": 'say "ü" 🙂', "max_tokens": 20, **USAGE}),
     (TALK, {"endpoint": "completions"},
      {"prompt": "be brief\n\nhello\n\nyes\n\nand now?", "max_tokens": 20, **USAGE}),
     (IDS, {"endpoint": "completions", "server": "vllm", "min_tokens": True},
@@ -142,17 +132,15 @@ CHANGES = [
     (b'{"a":1}', {}, b'{"a":1,"stream":true,"stream_options":{"include_usage":true}}'),
     (b'{"a":1}', {"stream": False}, b'{"a":1}'),
     (b'{"stream":null}', {"stream": False}, b'{"stream":false}'),
-    (b'{"stream":false,"a":1}', {"usage": False}, b'{"stream":true,"a":1}'),
     (b'{"stream":true,"stream_options":{"chunk":5}}', {},
      b'{"stream":true,"stream_options":{"chunk":5,"include_usage":true}}'),
     (b'{"stream":true,"stream_options":null}', {},
      b'{"stream":true,"stream_options":{"include_usage":true}}'),
-    (b'{"input":"x","stream":true}', {"endpoint": "responses"}, b'{"input":"x","stream":true}'),
     (b'{"stream_options":{"include_obfuscation":false},"stream":true}', {"endpoint": "responses"},
      b'{"stream_options":{"include_obfuscation":false},"stream":true}'),
     (b'{"stream":true,"k":1}', {"usage": False, "fields": {"k": msgspec.Raw(b"2")}},
      b'{"stream":true,"k":2}'),
-    (b"", {}, b""), (b"[1]", {}, b"[1]"), (b'{"a":', {}, b'{"a":'), (b"null", {}, b"null"),
+    (b"", {}, b""), (b"[1]", {}, b"[1]"), (b'{"a":', {}, b'{"a":'),
 ]  # fmt: skip
 
 
@@ -189,8 +177,7 @@ def test_whatever_a_captured_body_holds_it_holds_afterwards(
         (b'{"data":[{"id":"sim","owned_by":"llmtap"}]}', "vllm"),
         (b'{"data":[{"id":"a","owned_by":"openai"},{"id":"b","owned_by":"system"}]}', "openai"),
         (b'{"data":[{"id":"a","owned_by":"vllm"},{"id":"b","owned_by":"sglang"}]}', "auto"),
-        (b'{"data":[{"id":"a","owned_by":"me"}]}', "auto"), (b'{"data":[{"id":"a"}]}', "auto"),
-        (b'{"data":[]}', "auto"), (b"{}", "auto"), (b"<html>", "auto"), (b'{"data":7}', "auto"),
+        (b'{"data":[{"id":"a"}]}', "auto"), (b"<html>", "auto"), (b'{"data":7}', "auto"),
     ],
 )  # fmt: skip
 def test_a_server_tells_itself_by_its_models(models: bytes, server: str) -> None:

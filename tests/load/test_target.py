@@ -12,12 +12,11 @@ from llmtap.protocol.http1 import Framing, parse_request_head
     [
         ("http://gw.test:8000", "chat.completions", b"/v1/chat/completions", b"gw.test:8000"),
         ("http://gw.test/", "completions", b"/v1/completions", b"gw.test"),
-        ("https://gw.test/v1", "responses", b"/v1/responses", b"gw.test"),
         ("https://gw.test/v1/", "chat.completions", b"/v1/chat/completions", b"gw.test"),
         ("http://gw.test/api/v1", "chat.completions", b"/api/v1/chat/completions", b"gw.test"),
         ("http://gw.test/apiv1", "chat.completions", b"/apiv1/v1/chat/completions", b"gw.test"),
-        ("http://gw.test/tenant", "completions", b"/tenant/v1/completions", b"gw.test"),
         ("http://[::1]:80", "completions", b"/v1/completions", b"[::1]"),
+        ("http://h:1/p", "/bench/chat/completions", b"/p/bench/chat/completions", b"h:1"),
     ],
 )
 def test_a_target(url: str, endpoint: str, target: bytes, host: bytes) -> None:
@@ -32,20 +31,16 @@ def test_fields_of_the_target_and_of_one_request() -> None:
         "http://gw.test", "completions", [(b"Authorization", b"Bearer k"), (b"X-Empty", b"")]
     )
     head = parse_request_head(target.head(0, [(b"X-Tenant", b"a\tb \xc3\xa4")], close=True))
-    found = dict(head.headers)
-    assert found[b"Authorization"] == b"Bearer k"
-    assert found[b"X-Empty"] == b""
-    assert found[b"X-Tenant"] == b"a\tb \xc3\xa4"
+    sent = {(b"Authorization", b"Bearer k"), (b"X-Empty", b""), (b"X-Tenant", b"a\tb \xc3\xa4")}
+    assert sent <= set(head.headers)
     assert not head.keep_alive
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        (b"", b"a"), (b"a b", b"c"), (b"a:", b"c"), (b"\xc3\xa4", b"c"), (b"a\r\nb", b"c"),
-        (b"Host", b"x"), (b"content-length", b"1"), (b"Transfer-Encoding", b"chunked"), (b"connection", b"x"),
-        (b"Content-Type", b"text/plain"),
-        (b"a", b"b\r\nc: d"), (b"a", b"b\n"), (b"a", b"\x00"), (b"a", b"\x7f"),
+        (b"", b"a"), (b"a b", b"c"), (b"\xc3\xa4", b"c"), (b"Host", b"x"), (b"content-length", b"1"),
+        (b"a", b"b\r\nc: d"), (b"a", b"\x00"),
     ],
 )  # fmt: skip
 def test_fields_that_cannot_be_sent(name: bytes, value: bytes) -> None:
@@ -73,8 +68,3 @@ def test_no_target_names_the_option(url: str) -> None:
 )
 def test_a_url_is_shown_without_what_may_be_secret(url: str, shown: str) -> None:
     assert shown_url(url) == shown
-
-
-def test_a_path_of_its_own_is_taken_as_it_is() -> None:
-    target = parse_target("http://h:1/p", "/bench/chat/completions", [])
-    assert target.head(0).startswith(b"POST /p/bench/chat/completions HTTP/1.1\r\n")

@@ -18,8 +18,6 @@ from typing import Any, Final
 
 import aiohttp
 
-__all__ = ["CHROMIUM", "Browser", "Page", "browser"]
-
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 """None where there is none: tests are skipped then."""
 FLAGS: Final = (

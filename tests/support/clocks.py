@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from llmtap.clock import SystemClock
 from llmtap.net.stream import SO_TIMESTAMPNS
 
-__all__ = ["HOUR_NS", "STEPS_NS", "KernelStamps", "SettableClock", "kernel_stamps"]
-
 MS = 1_000_000
 HOUR_NS = 3_600_000_000_000
 STEPS_NS = (HOUR_NS, -HOUR_NS, 200 * MS, -200 * MS)

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-__all__ = ["CORPUS", "DATA", "ORACLE", "TRACES"]
-
 DATA = Path(__file__).parents[1] / "data"
 CORPUS = DATA / "dialects"
 ORACLE = DATA / "oracle"

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["check_expected"]
-
 COLUMNS_SHOWN, LINES_SHOWN = 300, 60
 """Of a difference."""
 

@@ -5,8 +5,6 @@ their names, with their units. `tests/load/monitor/test_gpu.py` compares it with
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["FakeGpu", "FakeNvml"]
-
 
 class NVMLError(Exception):
     """Root of what NVML raises."""

@@ -10,15 +10,12 @@ Needs only the standard library. The rules:
   imports for types".
 """
 
-import argparse
 import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-__all__ = ["Module", "cycles", "folders", "read_tree", "repeated_classes", "report", "single_importers"]
 
 FOLDER_MODULES_MAX: Final = 15
 MODULE_LINES_MAX: Final = 500
@@ -143,15 +140,6 @@ def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
     return found
 
 
-def single_importers(graph: Mapping[str, set[str]]) -> dict[str, str]:
-    """Return the modules that exactly one other imports, with that one."""
-    importers = defaultdict(list)
-    for name, imported in graph.items():
-        for other in imported:
-            importers[other].append(name)
-    return {name: names[0] for name, names in sorted(importers.items()) if len(names) == 1}
-
-
 def repeated_classes(modules: Iterable[Module]) -> dict[str, list[str]]:
     """Return the names of public classes that several modules define, with these modules."""
     places = defaultdict(list)
@@ -177,12 +165,11 @@ def unexplained(modules: Iterable[Module]) -> list[Module]:
     return sorted(found, key=lambda m: -m.lines)
 
 
-def report(root: Path, *, name_single: bool = False) -> str:
+def report(root: Path) -> str:
     """Return the tables for the repository at `root`."""
     product, tests = read_tree(root / "llmtap"), read_tree(root / "tests")
     both = [*product.values(), *tests.values()]
     graph = import_graph(product)
-    single = single_importers(graph)
 
     groups: dict[str, list[Module]] = defaultdict(list)
     for module in product.values():
@@ -192,10 +179,8 @@ def report(root: Path, *, name_single: bool = False) -> str:
         group: (len(members), sum(m.lines for m in members), sum(m.code for m in members))
         for group, members in groups.items()
     }
-    rows = [("", "modules", "lines", "code", "one importer")]
-    for group, members in groups.items():
-        alone = "" if group == "tests/" else f"{sum(m.name in single for m in members):,}"
-        rows.append((group, *map("{:,}".format, counts[group]), alone))
+    rows = [("", "modules", "lines", "code")]
+    rows += [(group, *map("{:,}".format, counts[group])) for group in groups]
 
     def within(path: Path) -> str:
         return path.relative_to(root).as_posix()
@@ -225,8 +210,6 @@ def report(root: Path, *, name_single: bool = False) -> str:
         ("lines of tests/", f"{test_lines:,}", f"{TESTS_LINES_MAX:,}"),
         *((what, f"{len(found):,}", "0") for what, found in offenders.items()),
     ]
-    if name_single:
-        offenders["modules with one importer"] = [f"{name}: {by}" for name, by in single.items()]
     lists = [[f"{what}:", *(f"  {one}" for one in found)] for what, found in offenders.items() if found]
     return "\n\n".join("\n".join(part) for part in (_aligned(rows), _aligned(limits), *lists))
 
@@ -249,6 +232,4 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Count lines, modules, repeated names and import cycles.")
-    parser.add_argument("--list", action="store_true", help="name the modules with one importer, too")
-    print(report(Path(__file__).parents[2], name_single=parser.parse_args().list))
+    print(report(Path(__file__).parents[2]))

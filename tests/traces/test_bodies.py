@@ -9,12 +9,7 @@ import pytest
 
 from llmtap.exchange.saved import explain, read_saved
 from llmtap.traces import bodies, format
-from llmtap.traces.bodies import (
-    asked_columns,
-    compact,
-    read_elements,
-    read_object,
-)  # fmt: skip
+from llmtap.traces.bodies import asked_columns, compact, read_elements, read_object
 from llmtap.traces.format import FormatError, text_batches
 from llmtap.traces.formats.har import answer_columns, text_said
 
@@ -22,11 +17,8 @@ from llmtap.traces.formats.har import answer_columns, text_said
 def test_rows_become_batches_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(format, "ROWS_PER_BATCH", 3)
     monkeypatch.setattr(format, "TEXT_BYTES_PER_BATCH", 100)
-    rows = [
-        *({"seq": i} for i in range(4)),
-        {"seq": 4, "request_body": "x" * 60},
-        {"response_text": "y" * 60},
-    ]
+    long = ({"seq": 4, "request_body": "x" * 60}, {"response_text": "y" * 60})
+    rows = [*({"seq": i} for i in range(4)), *long]
     batches = list(text_batches(rows))
     assert [batch.num_rows for batch in batches] == [3, 3]
     assert [row["seq"] for batch in batches for row in batch.to_pylist()] == [0, 1, 2, 3, 4, None]
@@ -38,7 +30,7 @@ def test_a_value_that_does_not_fit_is_told_by_column_and_never_shown(row: dict[s
         list(text_batches([row]))
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"3", b"[]", b'{"a": 1e999}', b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("data", [b"", b"3", b'{"a": 1e999}', b"\xff", b"[" * 100_000])
 def test_what_is_no_object_is_told_with_its_place(data: bytes) -> None:
     with pytest.raises(FormatError, match=r"^here: "):
         read_object(data, "here")
@@ -71,9 +63,6 @@ def test_what_makes_no_sense_is_not_kept() -> None:
     assert asked_columns({"max_tokens": None, "max_completion_tokens": 8})["max_tokens"] == 8
 
 
-# ---------------------------------------------------------------- answers
-
-
 def played(*events: object, path: str = "/v1/chat/completions") -> tuple[dict[str, object], str | None]:
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
     head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
@@ -99,21 +88,13 @@ def test_a_refusal_is_what_was_said_and_reasoning_is_not() -> None:
     assert (row["outcome"], row["refusal_kind"]) == ("refused", "model_refusal")
 
 
-# ---------------------------------------------------------------- prompts
-
-
-# ---------------------------------------------------------------- arrays
-
 ENTRIES = ("log", "entries")
 CASES: list[tuple[str, bytes, tuple[str, ...], list[Any]]] = [
-    ("empty", b"[]", (), []),
     ("empty with blanks", b" \n[ \r\n\t] \n", (), []),
-    ("numbers and words", b"[1, -2.5e3,true , null]", (), [1, -2500.0, True, None]),
     ("strings with brackets", rb'["a]b", "{\"x\": [", "\\", "\\\"]"]', (), ["a]b", '{"x": [', "\\", '\\"]']),
     ("strings with commas", b'["a,b","c:d"]', (), ["a,b", "c:d"]),
     ("nested", b'[{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}]', (),
      [{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}]),
-    ("byte order mark", b"\xef\xbb\xbf[1]", (), [1]),
     ("an array in an object", b'{"a": [0], "log": {"x": {"entries": [9]}, "entries": [1, {"y": 2}]}} ',
      ENTRIES, [1, {"y": 2}]),
     ("such a key elsewhere", b'{"entries": [5], "b": {"log": {"entries": 6}}, "log": {"entries": [7]}}',
@@ -130,7 +111,7 @@ def elements(data: bytes, path: tuple[str, ...] = ()) -> list[Any]:
     return list(read_elements(io.BytesIO(data), path))
 
 
-@pytest.mark.parametrize("read_bytes", [3, 7, 1 << 16])
+@pytest.mark.parametrize("read_bytes", [3, 1 << 16])
 @pytest.mark.parametrize(("data", "path", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_the_elements_are_those_at_the_path(
     data: bytes, path: tuple[str, ...], expected: list[Any], read_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -150,20 +131,13 @@ def test_numbers_keep_their_value() -> None:
     ("data", "path", "problem"),
     [
         (b"", (), "there is no JSON array: "),
-        (b"\xef\xbb", (), "there is no JSON array: "),
-        (b"x[1]", (), "there is no JSON array: "),
         (b"{}", (), "there is no JSON array"),
         (b"[1] 2", (), "element 1: parse error: trailing garbage"),
         (b"[1,]", (), "element 1: "),
-        (b"[,1]", (), "element 0: "),
-        (b"[1}", (), "element 1: "),
         (b'[{"a": 1}, {"b', (), "element 1: the file was cut off"),
-        (b"[", (), "element 0: the file was cut off"),
         (b'["secret", !]', (), "element 1: lexical error: invalid char in json text."),
         (b'["secret \xff"]', (), "element 0: lexical error: invalid bytes in UTF8 string"),
-        (b'{"a": 1}', ("data",), "there is no JSON array at data"),
         (b'{"log": {"a": [1]}}', ("log", "entries"), "there is no JSON array at log.entries"),
-        (b"[1]", ("data",), "there is no JSON array at data"),
         (b'{"data": {"x": [1]}}', ("data",), "there is no JSON array at data"),
         (b"[" * 1_000_000, (), "element 0: nested too deeply"),
     ],

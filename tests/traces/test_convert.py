@@ -29,12 +29,11 @@ MOONCAKE = b"".join(
     for i in range(50)
 )
 AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
-TALK = [{"id": "a", "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]}]
 
 
-def put(folder: Path, name: str, data: bytes | Any) -> str:
+def put(folder: Path, name: str, data: bytes) -> str:
     path = folder / name
-    path.write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
+    path.write_bytes(data)
     return str(path)
 
 
@@ -92,15 +91,11 @@ def test_a_compressed_capture_is_read_from_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "options", "problem"),
     [
-        ("a.jsonl", b"", {}, "a.jsonl: the file is empty"),
         ("a.bin", bytes(range(256)) * 9, {}, "a.bin: its content is that of none of the formats"),
-        ("a.jsonl", MOONCAKE[:-20], {}, "a.jsonl: line 50: "),
         ("a.jsonl", gzip.compress(MOONCAKE, mtime=0)[:-9], {}, "a.jsonl: .*runcated"),
-        ("a.json", json.dumps(TALK).encode()[:-3], {}, "a.json: .*cut off"),
         ("a.parquet", b"PAR1 and no more", {}, "a.parquet: cannot be read as Parquet"),
         ("a.jsonl", MOONCAKE, {"source_format": "azure"}, "a.jsonl: "),
         ("a.jsonl", MOONCAKE, {"source_format": "azur"}, "--from: .*did you mean azure"),
-        ("a.jsonl", MOONCAKE, {"target_format": "azur"}, "--to: .*did you mean azure"),
     ],
 )
 def test_what_cannot_be_read_is_told_and_leaves_nothing(
@@ -115,11 +110,8 @@ def test_what_cannot_be_read_is_told_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("source", "target", "problem"),
     [
-        ("no.jsonl", "x.parquet", "no.jsonl: cannot be read: No such file"),
         ("a.jsonl", "x.csv", "x.csv: its name may mean azure"),
-        ("a.jsonl", "x", "x: the format is not known"),
         ("a.jsonl", "no/x.parquet", "no/x.parquet: cannot be written: No such file"),
-        ("a.jsonl", "a.jsonl", "a.jsonl: its name may mean"),
         ("a.jsonl", "there.parquet", "there.parquet: already exists\nhint: --force"),
         ("a.jsonl", "s3://bucket/x.parquet", "is a URL\nhint: "),
         ("a.jsonl", "-", "--to: is required"),
@@ -223,21 +215,16 @@ def test_input_tokens_that_nobody_reported_are_estimated(
     assert f"{counts.count(None)} rows lack a count of input tokens" in " ".join(report.notes_written)
 
 
-@pytest.mark.parametrize(
-    ("target", "hint"),
-    [
-        ("mooncake", "needs input tokens, .*\nhint: clients must send stream_options.include_usage, or"),
-        ("openai-batch", "needs request body, .*\nhint: a capture has text only of the tenants"),
-    ],
-)
-def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(
-    target: str, hint: str, tmp_path: Path
-) -> None:
+def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(tmp_path: Path) -> None:
     source = tmp_path / "a.parquet"
     columns = {"arrival_ns": [1, 2], "outcome": ["client_cancelled", "upstream_error"], "status": [200, 503]}
     write_parquet(source, CaptureInfo(capture="c"), [batch_of(2, columns)])
-    with pytest.raises(ConfigError, match=hint):
-        convert(str(source), str(tmp_path / "b"), target_format=target)
+    for target, hint in (
+        ("mooncake", "needs input tokens, .*\nhint: clients must send stream_options.include_usage, or"),
+        ("openai-batch", "needs request body, .*\nhint: a capture has text only of the tenants"),
+    ):
+        with pytest.raises(ConfigError, match=hint):
+            convert(str(source), str(tmp_path / "b"), target_format=target)
     assert os.listdir(tmp_path) == ["a.parquet"]
 
 
@@ -258,8 +245,9 @@ def replaced(monkeypatch: pytest.MonkeyPatch, name: str, **parts: Any) -> None:
     monkeypatch.setattr(registry, "FORMATS", formats)
 
 
-@pytest.mark.parametrize("at", [0, 1, 3])
-@pytest.mark.parametrize("end", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("at", "end"), [(0, KeyboardInterrupt()), (3, OSError(errno.ENOSPC, "No space left on device"))]
+)
 def test_a_full_disk_or_an_impatient_user_leaves_no_part(
     at: int, end: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,11 +305,10 @@ def test_a_source_that_fails_late_is_to_blame_and_leaves_no_part(
 def test_what_is_read_is_told_as_it_goes(tmp_path: Path) -> None:
     source = put(tmp_path, "a.jsonl", MOONCAKE * 2_000)
     told: list[tuple[int, int | None]] = []
-    convert(source, str(tmp_path / "b.parquet"), progress=lambda done, total: told.append((done, total)))
+    convert(source, str(tmp_path / "b.parquet"), progress=lambda *step: told.append(step))
     size = Path(source).stat().st_size
     assert len(told) > 5
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert told[-1] == (size, size)
+    assert told == sorted(told) and told[-1] == (size, size)
 
 
 PROGRAM = """
@@ -332,8 +319,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
-@pytest.mark.parametrize("target", ["llmtap", "mooncake"])
-def test_ten_times_the_rows_do_not_take_ten_times_the_memory(target: str, tmp_path: Path) -> None:
+def test_ten_times_the_rows_do_not_take_ten_times_the_memory(tmp_path: Path) -> None:
     peaks = []
     head = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     for rows in (20_000, 200_000):
@@ -342,7 +328,7 @@ def test_ten_times_the_rows_do_not_take_ten_times_the_memory(target: str, tmp_pa
             b"%d,ChatGPT,%d,%d,%d,API log\n" % (i // 3, 10 + i % 900, 5, 15 + i % 900) for i in range(rows)
         )
         source.write_bytes(head + b"".join(lines))
-        command = [sys.executable, "-c", PROGRAM, str(source), str(tmp_path / f"{rows}.out"), target]
+        command = [sys.executable, "-c", PROGRAM, str(source), str(tmp_path / f"{rows}.out"), "mooncake"]
         done = subprocess.run(command, capture_output=True, timeout=250, check=True)
         peaks.append(int(done.stdout) * 1024)
     # 180,000 rows more are 9 MB of CSV, and would be 150 MB of batches held.

@@ -3,8 +3,6 @@
 import io
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from llmtap.capture.schema import CaptureInfo
@@ -16,12 +14,6 @@ from llmtap.traces.registry import FORMATS, SNIFF_BYTES, by_name, detect, for_ta
 def capture() -> bytes:
     out = io.BytesIO()
     PARQUET.write(out, CaptureInfo(), [batch_of(1, {"arrival_ns": [1]})], WriteOptions())
-    return out.getvalue()
-
-
-def parquet() -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.table({"prompt": ["a"]}), out)
     return out.getvalue()
 
 
@@ -53,15 +45,8 @@ def talk(turn: object) -> list[object]:
 
 SAMPLES: list[tuple[str, str, bytes]] = [
     ("llmtap", "a.parquet", capture()),
-    ("llmtap", "", capture()),
     ("mooncake", "a.jsonl", lines(MOONCAKE)),
-    ("mooncake", "", lines(MOONCAKE, MOONCAKE)),
     ("azure", "a.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"),
-    (
-        "azure",
-        "a.csv",
-        b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2024-05-10 00:00:00.01+00:00,3,4\r\n",
-    ),
     ("burstgpt", "a.csv", f"{BURST_1}\n5,ChatGPT,472,18,490,Conversation log\n".encode()),
     ("burstgpt", "a.csv", f"{BURST_3}\n19440110.0,1722ac,43,GPT-4,9,4,13,Conversation log\n".encode()),
     ("bailian", "a.jsonl", lines(BAILIAN)),
@@ -75,12 +60,9 @@ SAMPLES: list[tuple[str, str, bytes]] = [
     ("guidellm", "a.jsonl", lines({"timestamp": 1.5, "input_length": 3, "output_length": 4})),
     ("guidellm-data", "a.jsonl", lines({"prompt": "hi", "output_tokens_count": 4})),
     ("vllm-custom", "a.jsonl", lines({"prompt": "hi", "output_tokens": 3})),
-    ("sharegpt", "a.json", one(talk({"from": "human", "value": "hi"}))),
     ("sharegpt", "a.json", one(talk('{"from": "human", "value": "hi"}'), indent=2)),
     ("sharegpt", "a.json", one(talk({"from": "human", "value": "x" * 99_999}))),
-    ("openai-batch", "a.jsonl", lines(ASKED)),
     ("openai-batch", "a.jsonl", lines(ASKED | {"body": LONG})),
-    ("har", "a.har", one({"log": {**HAR, "entries": []}})),
     ("har", "a.json", b"\xef\xbb\xbf" + one({"log": {**HAR, "entries": []}}, indent=1)),
     ("har", "a.json", one({"log": {**HAR, "pages": ["x" * 99_999], "entries": []}})),
 ]
@@ -104,16 +86,10 @@ def test_every_format_that_reads_has_a_sample_or_shares_one() -> None:
     ("data", "problem"),
     [
         (b"", "the file is empty"),
-        (b" \n\t", "nothing but white space"),
         (b"\x00\x01\x02\x03" * 100, "none of the formats"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(100), "none of the formats"),
         (b"Whose woods these are\n", "none of the formats"),
-        (b"{}\n", "none of the formats"),
-        (b"[]", "none of the formats"),
         (b"null", "none of the formats"),
-        (b"[1, 2]", "none of the formats"),
         (b"a,b,c\n1,2,3\n", "none of the formats"),
-        (b'{"conversations": 3}', "none of the formats"),
         (b'{"log": "INFO started"}\n', "none of the formats"),
         (b"{" * 10_000, "none of the formats"),
     ],
@@ -127,9 +103,6 @@ def test_what_is_nothing_is_told(data: bytes, problem: str) -> None:
 def test_content_decides_over_the_name() -> None:
     assert detect("a.har", capture()).name == "llmtap"
     assert detect("a.parquet", lines(MOONCAKE)).name == "mooncake"
-    assert detect("a.parquet", parquet()).name == "llmtap", (
-        "its footer tells that it is none, when it is read"
-    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from llmtap.traces.text import (
     Count,
     CsvColumn,
     JsonLines,
-    clipped,
     csv_header,
     decimal_text,
     first_objects,
@@ -34,14 +33,6 @@ def test_lines_are_numbered_as_an_editor_does() -> None:
         list(read_lines(io.BytesIO(b"a\n" + b"x" * 3_000_000), 1 << 20))
 
 
-def test_a_long_value_is_clipped_in_errors() -> None:
-    assert clipped("x") == '"x"'
-    assert clipped("x" * 100) == '"' + "x" * 40 + '..." (100 characters)'
-
-
-# ---------------------------------------------------------------- decimal numbers
-
-
 @pytest.mark.parametrize(
     ("units", "places", "point", "text"),
     [(5_000, 3, False, "5"), (5_250, 3, False, "5.25"), (5_000, 3, True, "5.0"), (250, 3, True, "0.25")],
@@ -55,13 +46,10 @@ def test_nanoseconds_survive(ns: int, point: bool) -> None:
     assert number_ns(Decimal(decimal_text(ns, 9, point=point)), 9, 1, "t") == ns
 
 
-@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e30", "1e999999999", "9" * 10_000])
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999999999", "9" * 10_000])
 def test_a_number_that_fits_no_column_is_refused(text: str) -> None:
     with pytest.raises(FormatError, match="line 1: t: is no number of this size"):
         number_ns(Decimal(text), 9, 1, "t")
-
-
-# ---------------------------------------------------------------- JSON Lines
 
 
 class Row(msgspec.Struct):
@@ -84,13 +72,11 @@ def test_rows_have_their_lines_and_unknown_fields_are_counted() -> None:
     [
         (b'{"n": 1, "text": 4111111111111111}', "line 2: text: expected str | null, got int"),
         (b'{"n": 1000000000000000000}', "line 2: n: expected int <= 999999999999999999"),
-        (b'{"n": true}', "line 2: n: expected int, got bool"),
         (b'{"text": "a"}', "line 2: n: is missing"),
         (b'{"n": 1, "text": "\xff"}', "line 2: not UTF-8"),
         (b'{"n": 1, ', "line 2: not JSON: input data was truncated"),
         (b'{"n": 1} {"n": 2}', "line 2: not JSON: trailing characters"),
         (b'{"n": 1, "x": ' + b"[" * 100_000, "line 2: nested too deeply"),
-        (b"[1]", "line 2: expected object"),
     ],
 )
 def test_an_error_of_json_names_line_and_field(line: bytes, told: str) -> None:
@@ -102,12 +88,9 @@ def test_an_error_of_json_names_line_and_field(line: bytes, told: str) -> None:
 
 def test_the_first_objects_are_those_of_whole_lines() -> None:
     assert first_objects(b'{"a": 1}\n\n{"b": 2}\n{"c"') == [{"a": 1}, {"b": 2}]
-    assert first_objects(b'{"a": 1}') == [{"a": 1}]
     assert first_objects(b'{"a": 1}\n[2]\n') == []
     assert first_objects(b"") == []
 
-
-# ---------------------------------------------------------------- CSV
 
 COLUMNS = (CsvColumn("n", COUNT, "n"), CsvColumn("text", TEXT, "text", required=False),
            CsvColumn("t", SECONDS, "t", required=False, empty=True))  # fmt: skip
@@ -153,15 +136,8 @@ def test_columns_are_found_by_name_in_blocks_of_any_size(monkeypatch: pytest.Mon
         (b"n,text\n1,a\n\n\xff,b\n", "line 4: byte 1 is not UTF-8"),
         (b'n,text\n1,"a\nb"\n', "line 2: unexpected end of data"),
         ("n,text\n\u0661,a\n".encode(), "line 2: n: expected a whole number"),
-        (b"n,text\n+1,a\n", "line 2: n: expected a whole number"),
         (b"n,text\n 1,a\n", "line 2: n: expected a whole number"),
-        (b"n,text\n0x1,a\n", "line 2: n: expected a whole number"),
-        (
-            b"n,t\n1,1.0000000001\n",
-            "line 2: t: expected seconds, with at most nine digits after",
-        ),
-        (b'n,text\n"1,a\n', "line 2: unexpected end of data"),
-        (b"", "line 1: n: the column is missing"),
+        (b"n,t\n1,1.0000000001\n", "line 2: t: expected seconds, with at most nine digits after"),
     ],
 )
 def test_an_error_of_a_table_names_line_and_column(data: bytes, told: str) -> None:

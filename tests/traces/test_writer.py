@@ -43,8 +43,6 @@ def test_a_failed_request_is_dropped_and_counted(outcome: Outcome | None) -> Non
     assert written.dropped == ({} if found else {"failed request": 1})
 
 
-# ---------------------------------------------------------------- prefix blocks
-
 Ids = Sequence[Sequence[int] | None]
 
 

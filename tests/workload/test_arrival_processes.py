@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llmtap.metrics.arrivals import figures
 from llmtap.units import NS_PER_S as S
-from llmtap.workload.arrivals import Arrivals, Intensity, Slope, Wave, evenly, parse_arrivals
+from llmtap.workload.arrivals import Arrivals, Intensity, Slope, Wave, parse_arrivals
 from tests.support.workloads.arrival_theory import (
     KS_999,
     Z_999,
@@ -41,20 +41,13 @@ def until(arrivals: Arrivals, end_ns: int) -> list[int]:
     return list(takewhile(lambda at_ns: at_ns < end_ns, arrivals))
 
 
-# ---------------------------------------------------------------- Poisson, gamma, uniform
-
-
 def test_poisson_at_240_a_second_is_poisson() -> None:
     # What issue 6 asks: CV 1.00 +- 0.05 and Kolmogorov-Smirnov within its 95 % limit.
     times = until(process("poisson", 240), 60 * S)
     found = figures(times, rate_rps=240)
     assert abs(len(times) - 14_400) <= Z_999 * math.sqrt(14_400)
-    assert found.gap_cv is not None
     assert abs(found.gap_cv - 1) <= min(0.05, Z_999 * cv_deviation(1, len(times)))
-    assert found.ks is not None
-    assert found.ks_limit is not None
     assert found.ks <= found.ks_limit
-    assert found.autocorrelation is not None
     assert abs(found.autocorrelation.value) <= found.autocorrelation.limit
 
 
@@ -72,12 +65,7 @@ def test_gamma_gaps_have_the_law_of_their_burstiness(burstiness: float) -> None:
     assert ks_distance(unit, lambda x: gamma_cdf(burstiness, x)) <= KS_999 / math.sqrt(n)
 
 
-def test_a_burstiness_of_1_is_the_poisson_stream_of_the_same_seed() -> None:
-    assert taken(process("gamma:cv=1", 24), 1_000) == taken(process("poisson", 24), 1_000)
-
-
 def test_uniform_gaps_are_constant_and_do_not_drift() -> None:
-    assert taken(process("uniform", 4), 5) == [0, S // 4, S // 2, 3 * S // 4, S]
     thirds = taken(process("uniform", 3), 300_001)
     # To the nearest ns, each on its own.
     assert all(abs(3 * at_ns - k * S) <= 1 for k, at_ns in enumerate(thirds))
@@ -93,13 +81,9 @@ def test_a_sum_of_random_gaps_is_rounded_once() -> None:
         assert abs(times[row - 1] + 0.5 - math.fsum(gaps[:row])) <= 0.51
 
 
-# ---------------------------------------------------------------- rates that change
-
 CHANGING: list[tuple[str, float | None, Callable[[float], float], int]] = [
     ("onoff:on=2s,off=8s,idle=2", 11.6, cumulated_on_off(50, 2, 2, 8), 1_000),
-    ("onoff:on=1s,off=3s", 20, cumulated_on_off(80, 0, 1, 3), 400),
     ("ramp:from=0,to=50,over=300s", None, cumulated_ramp(0, 50, 300), 600),
-    ("ramp:from=80,to=5,over=200s", None, cumulated_ramp(80, 5, 200), 1_000),
     ("steps:10x30s,0x10s,40x30s", None, cumulated_steps((10, 30), (0, 10), (40, 30)), 500),
     ("diurnal:amplitude=0.8,period=600s", 20, cumulated_diurnal(20, 0.8, 600), 1_200),
     ("diurnal:amplitude=1,period=60s", 20, cumulated_diurnal(20, 1, 60), 600),
@@ -107,7 +91,7 @@ CHANGING: list[tuple[str, float | None, Callable[[float], float], int]] = [
 
 
 @pytest.mark.parametrize(("text", "rate_rps", "expected", "end_s"), CHANGING)
-def test_counts_follow_the_rate(
+def test_counts_follow_the_rate_and_gaps_by_its_own_clock_are_exponential(
     text: str, rate_rps: float | None, expected: Callable[[float], float], end_s: int
 ) -> None:
     times = until(process(text, rate_rps), end_s * S)
@@ -120,13 +104,6 @@ def test_counts_follow_the_rate(
         # longer tail than normal ones, by a sixth of z^2 (Cornish and Fisher), and are whole: half of one.
         assert abs(count - mean) <= (4.06 * math.sqrt(mean) + 4.06**2 / 6 + 0.5 if mean else 0)
     assert abs(len(times) - expected(end_s)) <= Z_999 * math.sqrt(expected(end_s))
-
-
-@pytest.mark.parametrize(("text", "rate_rps", "expected", "end_s"), CHANGING)
-def test_gaps_by_the_rates_own_clock_are_exponential(
-    text: str, rate_rps: float | None, expected: Callable[[float], float], end_s: int
-) -> None:
-    times = until(process(text, rate_rps), end_s * S)
     gaps = gaps_of([0.0, *(expected(at_ns / S) for at_ns in times)])
     n = len(gaps)
     assert ks_distance(gaps, lambda x: 1 - math.exp(-x)) <= KS_999 / math.sqrt(n)
@@ -148,19 +125,11 @@ def test_even_spacing_is_where_the_rate_has_made_one_more(
     assert abs(len(times) - expected(end_s)) <= 1
 
 
-def test_a_burst_begins_at_once_and_the_next_with_its_phase() -> None:
-    arrivals = process("onoff:on=2s,off=8s,spacing=even", 1)
-    seconds = [at_ns / S for at_ns in taken(arrivals, 12)]
-    assert seconds == [0, 0.2, 0.4, 0.6, 0.8, 1, 1.2, 1.4, 1.6, 1.8, 10, 10.2]
-
-
 def test_the_last_rate_stays_for_hours_without_a_drift() -> None:
     times = taken(process("steps:1x10s,5x10s,spacing=even"), 300_001)
     assert times[10] == 10 * S
     assert times[-1] == 10 * S + (300_000 - 10) * S // 5
 
-
-# ---------------------------------------------------------------- what all have
 
 PROCESSES: list[tuple[str, float | None]] = [
     ("poisson", 24), ("uniform", 24), ("gamma:burstiness=0.25", 24), *(case[:2] for case in CHANGING),
@@ -227,15 +196,6 @@ def test_a_wave_is_inverted(mean_rps: float, amplitude: float, length_ns: int, s
     # The share of a period's arrivals up to an angle.
     found = (angle + amplitude * (1 - math.cos(angle))) / (2 * math.pi)
     assert found == pytest.approx(share, rel=1e-9, abs=1e-12)
-
-
-def test_pieces_follow_each_other_and_then_the_cycle_again() -> None:
-    lead = (Slope(10 * S, 1, 1), Slope(5 * S, 0, 0))
-    intensity = Intensity(lead, (Slope(2 * S, 1, 1), Slope(2 * S, 0, 0)))
-    moments = intensity.moments(evenly())
-    found = [next(moments) / S for _ in range(16)]
-    # Ten in the lead, nothing for 5 s, then two in each cycle of 4 s.
-    assert found == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 19, 20, 23, 24]
 
 
 def test_many_cycles_at_once_are_passed_by_to_the_right_place() -> None:

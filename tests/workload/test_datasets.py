@@ -26,14 +26,10 @@ TALKS: list[dict[str, Any]] = [
         ],
     },
     {"id": "b", "conversations": [turn("human", "Nobody answers this.")]},
-    {
-        "id": "c",
-        "conversations": [turn("gpt", "I begin."), turn("human", "Go on."), turn("gpt", "No.")],
-    },
-    {
-        "id": "d",
-        "conversations": [turn("human", " "), turn("gpt", "?"), turn("human", "Ah."), turn("gpt", "!")],
-    },
+    {"id": "c", "conversations": [turn("gpt", "I begin."), turn("human", "Go on."), turn("gpt", "No.")]},
+    {"id": "d", "conversations": [
+        turn("human", " "), turn("gpt", "?"), turn("human", "Ah."), turn("gpt", "!"),
+    ]},
     *(
         {"id": f"e{i}", "conversations": [turn("human", f"Say {i}."), turn("gpt", f"{i}, then.")]}
         for i in range(30)
@@ -63,13 +59,11 @@ def test_a_first_question_is_a_prompt_and_its_answer_a_length(talks: Path) -> No
 def test_prompts_are_the_datas_texts_and_lengths(talks: Path) -> None:
     workload = workload_named(f"sharegpt:{talks}", "--workload")
     requests = workload.requests(32, 5)
-    prompts = workload.prompts(requests, 5)
     pairs = dict(read_sharegpt(talks, "").pairs)
-    texts = [prompts.prompt(row).text for row in range(32)]
+    texts = [workload.prompts(requests, 5).prompt(row).text for row in range(32)]
     assert sorted(texts) == sorted(pairs)
-    for row, text in enumerate(texts):
-        assert requests.input[row] == count_tokens(text)
-        assert requests.output[row] == count_tokens(pairs[text])
+    assert list(requests.input) == list(map(count_tokens, texts))
+    assert list(requests.output) == [count_tokens(pairs[text]) for text in texts]
     assert texts != [workload.prompts(workload.requests(32, 6), 6).prompt(row).text for row in range(32)]
 
 
@@ -93,10 +87,8 @@ def test_whole_conversations_have_their_history(talks: Path) -> None:
     ("content", "problem"),
     [
         ("[]", "has no conversation with a question and an answer"),
-        (json.dumps(TALKS[1:2]), "has no conversation with"),
         ('[{"conversations": 3}]', "conversation 0: Expected"),
         ("{}", "no JSON array"),
-        ('[{"conversations": []}', "cut off"),
     ],
 )
 def test_a_file_without_conversations_is_refused(tmp_path: Path, content: str, problem: str) -> None:
@@ -127,8 +119,6 @@ class Thing:
     ):
         return x  # done
 
-    value = 3
-
 
 def third(): pass
 '''
@@ -158,23 +148,21 @@ def bodies(text: str, language: str) -> list[tuple[str, str]]:
     return [(text[:begin].splitlines()[-1], text[begin:end]) for begin, end in functions(text, language)]
 
 
-def test_functions_of_python() -> None:
-    assert bodies(PYTHON, "python") == [
+def test_functions_of_each_language() -> None:
+    python = [
         ("    Twice.\"\"\"", "    if a:\n        return b\n\n    return a"),
         ("    ):", "        return x  # done"),
     ]  # fmt: skip
-
-
-def test_functions_of_javascript_and_typescript() -> None:
     load = "  if (url) {\n    return await fetch(url);\n  }\n  return null;\n}"
-    assert bodies(SCRIPT, "javascript") == [
-        ("export async function load(url) {", load),
-        ("const add = (a, b) => {", "  return a + b;\n}"),
-    ]
-    typed = "export const sum = (a: number, b: number): number => {"
-    assert bodies(TYPED, "typescript") == [(typed, "  return a + b;\n}")]
-    assert len(bodies(PYTHON, "")) == 2, "a language that nobody told"
-    assert len(bodies(SCRIPT, "")) == 2
+    script = [
+        ("export async function load(url) {", load), ("const add = (a, b) => {", "  return a + b;\n}"),
+    ]  # fmt: skip
+    typed = [("export const sum = (a: number, b: number): number => {", "  return a + b;\n}")]
+    for text, language, found in (
+        (PYTHON, "python", python), (SCRIPT, "javascript", script), (TYPED, "typescript", typed),
+        (PYTHON, "", python), (SCRIPT, "", script),  # a language that nobody told
+    ):  # fmt: skip
+        assert bodies(text, language) == found
 
 
 @pytest.fixture
@@ -229,7 +217,6 @@ def test_the_reference_workload_shares_contexts_of_the_files(code: Path) -> None
     ("content", "problem"),
     [
         ("", "has no function in python, javascript, typescript"),
-        ('{"content": "x = 1"}', "has no function"),
         ('{"content": "x"}\n{"text": 1}', "line 2: Object missing required field `content`"),
         ("def f():", "line 1: JSON is malformed"),
     ],

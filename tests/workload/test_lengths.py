@@ -95,22 +95,14 @@ def test_a_draw_takes_one_number_whatever_the_distribution_is(name: str, seed: i
     [
         ({"distribution": "uniform", "min": 3, "max": 1}, "min 3 is more than max 1"),
         ({"distribution": "lognormal", "mu": 5.5}, "mu and sigma, or median and p95"),
-        (
-            {"distribution": "lognormal", "mu": 5.5, "sigma": 1.0, "median": 9.0, "p95": 10.0},
-            "mu and sigma, or",
-        ),
+        ({"distribution": "fixed", "tokens": 0}, "Expected `int` >= 1"),
         ({"distribution": "lognormal", "median": 90.0, "p95": 60.0}, "p95 60 is less than the median 90"),
-        ({"distribution": "lognormal", "mu": 1.0, "sigma": 1.0, "min": 9, "max": 8}, "min 9 is more"),
         ({"distribution": "percentiles", "points": [[50, 9]]}, "two points at least"),
         ({"distribution": "percentiles", "points": [[50, 9], [40, 10]]}, "percents have to ascend"),
         ({"distribution": "percentiles", "points": [[50, 9], [100, 10]]}, "between 0 and 100"),
         ({"distribution": "percentiles", "points": [[50, 9], [60, 8]]}, "tokens have to ascend"),
         ({"distribution": "empirical"}, "has values, or a file"),
-        ({"distribution": "empirical", "values": [1], "file": "x"}, "has values, or a file"),
         ({"distribution": "empirical", "values": [1], "column": "x"}, "column is one of a file's"),
-        ({"distribution": "empirical", "values": [0]}, "Expected `int` >= 1"),
-        ({"distribution": "fixed", "tokens": 0}, "Expected `int` >= 1"),
-        ({"distribution": "normal", "mean": 3.0, "std": -1.0}, "Expected `float` >= 0"),
     ],
 )
 def test_what_is_no_distribution_says_why(told: dict[str, object], problem: str) -> None:
@@ -119,12 +111,8 @@ def test_what_is_no_distribution_says_why(told: dict[str, object], problem: str)
 
 
 def test_a_description_has_type_parameters_and_unit_and_makes_it_again() -> None:
-    assert described(KINDS["uniform"]) == {
-        "distribution": "uniform",
-        "min": 128,
-        "max": 512,
-        "unit": "tokens",
-    }
+    uniform = {"distribution": "uniform", "min": 128, "max": 512, "unit": "tokens"}
+    assert described(KINDS["uniform"]) == uniform
     for lengths in KINDS.values():
         told = {name: value for name, value in described(lengths).items() if name != "unit"}
         assert msgspec.convert(told, Lengths) == lengths  # type: ignore[call-overload]

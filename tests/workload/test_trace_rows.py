@@ -36,6 +36,9 @@ def loaded(tmp_path: Path, *rows: dict[str, object]) -> Trace:
     return load_trace(capture(tmp_path / "c.parquet", *rows), conversations=True)
 
 
+STREAM = {"stream": True}
+
+
 def links(trace: Trace) -> list[tuple[int, float]]:
     """Of each row, whom it follows, and after how many seconds."""
     requests = trace.requests
@@ -91,13 +94,9 @@ def test_without_a_parent_the_turn_decides(tmp_path: Path) -> None:
 
 def test_without_turns_the_order_of_arrivals_decides(tmp_path: Path) -> None:
     trace = loaded(
-        tmp_path,
-        row(7, "a", response_end_us=US),
-        row(3, "b", response_end_us=10 * US),
-        row(0, "a", response_end_us=2 * US),
-        row(4, "b"),
-        row(5),
-    )
+        tmp_path, row(7, "a", response_end_us=US), row(3, "b", response_end_us=10 * US),
+        row(0, "a", response_end_us=2 * US), row(4, "b"), row(5),
+    )  # fmt: skip
     # Rows in order: a at 0, b at 3, b at 4 (who did not wait), nobody's at 5, a at 7.
     assert links(trace) == [(-1, 0), (-1, 0), (1, 0), (-1, 0), (0, 5)]
     assert list(trace.sessions) == [0, 1, 1, 2, 0]
@@ -132,14 +131,10 @@ def test_a_parent_that_is_not_there_gives_way_to_the_session(tmp_path: Path) -> 
 
 def test_names_mean_nothing_in_another_capture(tmp_path: Path) -> None:
     trace = loaded(
-        tmp_path,
-        row(0, "a", id="x", capture="one"),
-        row(1, "a", id="x", capture="two"),
-        row(2, "a", parent="x", capture="two", think_us=7),
-        row(3, "a", capture="one"),
-        row(4, parent="x", capture="one", think_us=7),
-        row(5, parent="x", capture="three"),
-    )
+        tmp_path, row(0, "a", id="x", capture="one"), row(1, "a", id="x", capture="two"),
+        row(2, "a", parent="x", capture="two", think_us=7), row(3, "a", capture="one"),
+        row(4, parent="x", capture="one", think_us=7), row(5, parent="x", capture="three"),
+    )  # fmt: skip
     assert [after for after, _ in links(trace)] == [-1, -1, 1, 0, 0, -1]
     assert list(trace.sessions) == [0, 1, 1, 0, 0, 2]
 
@@ -228,14 +223,7 @@ def test_rows_without_a_count_of_the_server_are_estimated_from_their_stream(tmp_
         row(1, input_tokens=100, prompt_bytes=300, output_tokens=10, response_bytes=50, outcome="complete"),
         # A stream without usage: the meter counted its chunks.
         row(2, prompt_bytes=60, output_tokens=7, token_source="chunks", outcome="complete"),
-        row(
-            3,
-            prompt_bytes=30,
-            stream=True,
-            event_flags=[0, 2, 3, 1, 2],
-            response_bytes=900,
-            outcome="complete",
-        ),
+        row(3, prompt_bytes=30, event_flags=[0, 2, 3, 1, 2], response_bytes=900, outcome="complete") | STREAM,
         row(4, prompt_bytes=30, response_bytes=45, outcome="complete"),
         row(5, prompt_bytes=1, response_bytes=45, outcome="upstream_error"),
         row(6, output_tokens=4),
@@ -245,7 +233,6 @@ def test_rows_without_a_count_of_the_server_are_estimated_from_their_stream(tmp_
     trace = load_trace(place, bodies=True, places=True)
     assert list(trace.places) == [0, 1, 2, 3, 4, 7]
     assert list(trace.requests.input) == [100, 20, 10, 10, 1, 8]
-
     assert list(trace.requests.output) == [10, 7, 3, 9, 0, 0]
     assert (trace.left_out, trace.estimated) == (1, 4)
     assert [note[:30] for note in trace.notes] == [
@@ -270,20 +257,14 @@ def test_names_come_where_they_are_known(tmp_path: Path) -> None:
 
 def test_a_batch_of_bodies_has_no_times_and_can_be_had_without(tmp_path: Path) -> None:
     path = tmp_path / "batch.jsonl"
-    with open(path, "w") as file:
-        for i in range(3):
-            body = {"model": "m", "messages": [{"role": "user", "content": f"question {i}"}]}
-            line = {"custom_id": f"q{i}", "method": "POST", "url": "/v1/chat/completions", "body": body}
-            file.write(json.dumps(line) + "\n")
+    body = {"model": "m", "messages": [{"role": "user", "content": "question"}]}
+    line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    path.write_text("".join(json.dumps(line | {"custom_id": f"q{i}"}) + "\n" for i in range(3)))
     with pytest.raises(ConfigError, match="none of its rows has an arrival time"):
         load_trace(str(path), bodies=True)
     trace = load_trace(str(path), bodies=True, names=True, timed=False)
     assert list(trace.requests.arrival_ns) == [0, 0, 0]
-    assert [json.loads(body)["messages"][0]["content"][-1] for body in trace.requests.bodies] == [
-        "0",
-        "1",
-        "2",
-    ]
+    assert [json.loads(sent) for sent in trace.requests.bodies] == [body] * 3
     assert trace.requests.models == ["m"] * 3
     assert trace.notes == [
         "3 rows lack a token count: estimated from the events that carry output, and from bytes",
@@ -298,15 +279,9 @@ def test_a_row_without_a_time_comes_with_the_one_before(tmp_path: Path) -> None:
 
 
 def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
+    known = ((5, 50), (None, 1), (2, 20), (3, None), (2, 21), (1, 10), (4, 40))
     place = capture(
-        tmp_path / "c.parquet",
-        row(5, input_tokens=50),
-        row(None, input_tokens=1),
-        row(2, input_tokens=20),
-        row(3, input_tokens=None),
-        row(2, input_tokens=21),
-        row(1, input_tokens=10, response_end_us=7),
-        row(4, input_tokens=40),
+        tmp_path / "c.parquet", *(row(at_s, input_tokens=n, response_end_us=7) for at_s, n in known)
     )
     trace = load_trace(place, places=True)
     assert (list(trace.requests.input), list(trace.places)) == ([10, 20, 21, 40, 50], [5, 2, 4, 6, 0])

@@ -21,7 +21,7 @@ from tests.support.servers.upstream import (
     upstream,
 )
 
-COMPLETE, ERROR = Outcome.COMPLETE, Outcome.UPSTREAM_ERROR
+COMPLETE, ERROR, CANCELLED = Outcome.COMPLETE, Outcome.UPSTREAM_ERROR, Outcome.CLIENT_CANCELLED
 CUT, GONE, LATE = Outcome.TRUNCATED, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT
 
 JSON = (
@@ -32,19 +32,14 @@ JSON = (
 STREAM = streamed_answer(3)
 SSE = b"Content-Type: text/event-stream\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\n" + SSE
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def with_length(body: bytes, more: int = 0) -> bytes:
     return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(body) + more) + body
 
 
-def bytewise(whole: bytes) -> list[bytes]:
-    return [whole[i : i + 1] for i in range(len(whole))]
-
-
 def in_two_reads(first: bytes, second: bytes) -> Script:
-    """With a pause, in which the first is read."""
-
     async def script(call: Call) -> str | None:
         await call.body()
         await call.say(first)
@@ -55,137 +50,82 @@ def in_two_reads(first: bytes, second: bytes) -> Script:
     return script
 
 
-# What the server says and does; then the outcome, the status, the output tokens, and words of the error.
-Case = tuple[Script, Outcome, int | None, int | None, str]
-WELL: dict[str, Case] = {
-    "with a length": (says(with_length(JSON)), COMPLETE, 200, 3, ""),
-    "a stream in chunks": (says(*STREAM), COMPLETE, 200, 3, ""),
-    "a stream in one write": (says(b"".join(STREAM)), COMPLETE, 200, 3, ""),
-    "in pieces of a byte": (says(*bytewise(b"".join(STREAM))), COMPLETE, 200, 3, ""),
-    "until the end": (says(HEAD + b"\r\n", *events(3), then=CLOSE), COMPLETE, 200, 3, ""),
-    "HTTP/1.0": (says(b"HTTP/1.0 200 OK\r\n" + SSE + b"\r\n", *events(3), then=CLOSE), COMPLETE, 200, 3, ""),
-    "no content": (says(b"HTTP/1.1 204 No Content\r\n\r\n"), COMPLETE, 204, None, ""),
-    "a length of nothing": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), COMPLETE, 200, None, ""),
-    "no chunk but the last": (
-        says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), COMPLETE, 200, None, "",
-    ),
-    "100 first": (says(b"HTTP/1.1 100 Continue\r\n\r\n", *STREAM), COMPLETE, 200, 3, ""),
+# What the server sends; then the status and the output tokens.
+WELL: dict[str, tuple[Script, int, int | None]] = {
+    "with a length": (says(with_length(JSON)), 200, 3),
+    "a stream in one write": (says(b"".join(STREAM)), 200, 3),
+    "until the end": (says(HEAD + b"\r\n", *events(3), then=CLOSE), 200, 3),
+    "HTTP/1.0": (says(b"HTTP/1.0 200 OK\r\n" + SSE + b"\r\n", *events(3), then=CLOSE), 200, 3),
+    "no content": (says(b"HTTP/1.1 204 No Content\r\n\r\n"), 204, None),
     "100 and 103 in one write": (
-        says(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: </a>\r\n\r\n" + b"".join(STREAM)),
-        COMPLETE, 200, 3, "",
+        says(INTERIM + b"HTTP/1.1 103 Early\r\nLink: </a>\r\n\r\n" + b"".join(STREAM)), 200, 3,
     ),
-    "100 in pieces of a byte": (
-        says(*bytewise(b"HTTP/1.1 100 Continue\r\n\r\n" + b"".join(STREAM))), COMPLETE, 200, 3, "",
-    ),
-    "says it will close": (
-        says(*streamed_answer(3, fields=b"Connection: close\r\n"), then=CLOSE), COMPLETE, 200, 3, "",
-    ),
+    "100 in pieces of a byte": (says(*(bytes([b]) for b in INTERIM + b"".join(STREAM))), 200, 3),
+    "says it will close": (says(*streamed_answer(3, fields=b"Connection: close\r\n"), then=CLOSE), 200, 3),
     "trailers": (
         says(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunked(*events(3), trailers=b"X-A: 1\r\n")),
-        COMPLETE, 200, 3, "",
+        200, 3,
     ),
-    "says more than announced": (says(with_length(JSON) + b"and more"), COMPLETE, 200, 3, ""),
-    "says more than nothing": (says(b"HTTP/1.1 204 No Content\r\n\r\nand more"), COMPLETE, 204, None, ""),
-    "says more after its chunks": (says(b"".join(STREAM) + b"and more"), COMPLETE, 200, 3, ""),
-    "says more than announced, later": (
-        in_two_reads(with_length(JSON)[:-20], with_length(JSON)[-20:] + b"and more"), COMPLETE, 200, 3, "",
+    "more than announced": (says(with_length(JSON) + b"and more"), 200, 3),
+    "more than nothing": (says(b"HTTP/1.1 204 No Content\r\n\r\nand more"), 204, None),
+    "more after its chunks": (says(b"".join(STREAM) + b"and more"), 200, 3),
+    "more than announced, later": (
+        in_two_reads(with_length(JSON)[:-20], with_length(JSON)[-20:] + b"and more"), 200, 3,
     ),
-    "a large head": (
-        says(*streamed_answer(3, fields=b"X-A: " + b"a" * 60_000 + b"\r\n")), COMPLETE, 200, 3, "",
-    ),
-    "many fields": (
-        says(*streamed_answer(3, fields=b"".join(b"X-%d: a\r\n" % i for i in range(1_000)))),
-        COMPLETE, 200, 3, "",
-    ),
+    "a large head": (says(*streamed_answer(3, fields=b"X-A: " + b"a" * 60_000 + b"\r\n")), 200, 3),
 }  # fmt: skip
-BADLY: dict[str, Case] = {
+# What the server sends; then the outcome, the status, the output tokens, and words of the error.
+BADLY: dict[str, tuple[Script, Outcome, int | None, int | None, str]] = {
     "429": (answers(b"{}", status=b"429 Too Many Requests"), ERROR, 429, None, "upstream answered 429"),
-    "503": (answers(b"{}", status=b"503 Service Unavailable"), ERROR, 503, None, "upstream answered 503"),
     "500 in chunks": (answers(b"oh", status=b"500 Oh", chunks=2), ERROR, 500, None, "upstream answered 500"),
     "closes": (says(then=CLOSE), GONE, None, None, "closed the connection without an answer"),
     "resets": (says(then=RESET), GONE, None, None, "reset the connection without an answer"),
-    "100 and closes": (
-        says(b"HTTP/1.1 100 Continue\r\n\r\n", then=CLOSE), GONE, None, None, "without an answer",
-    ),
     "closes in its head": (says(b"HTTP/1.1 20", then=CLOSE), CUT, None, None, "within its answer"),
-    "closes after its head": (
-        says(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", then=CLOSE), CUT, 200, None, "within its answer",
-    ),
     "closes before its length": (says(with_length(JSON[:50], 9), then=CLOSE), CUT, 200, None, "closed"),
-    "closes between chunks": (says(*STREAM[:3], then=CLOSE), CUT, 200, 2, "within its answer"),
     "closes in a chunk": (says(*STREAM[:2], STREAM[2][:9], then=CLOSE), CUT, 200, 1, "within its answer"),
     "closes before the last chunk's end": (says(*STREAM[:-1], b"0\r\n", then=CLOSE), CUT, 200, 3, "closed"),
     "a stream without an end": (
         says(STREAM[0], STREAM[1], b"0\r\n\r\n"), CUT, 200, 1, "without a finish reason or an end marker",
     ),
     "resets before its length": (says(with_length(JSON[:50], 9), then=RESET), GONE, 200, None, "reset"),
-    "no HTTP": (says(b"SSH-2.0-x\r\n\r\n"), ERROR, None, None, "broke HTTP"),
-    "no HTTP, and no end": (says(b"220 mail\r\n"), ERROR, None, None, "broke HTTP"),
-    "no status": (says(b"HTTP/1.1 abc OK\r\n\r\n"), ERROR, None, None, "broke HTTP"),
-    "HTTP/2": (says(b"HTTP/2 200 OK\r\n\r\n"), ERROR, None, None, "broke HTTP"),
-    "a folded line": (says(b"HTTP/1.1 200 OK\r\nA: b\r\n c\r\n\r\n"), ERROR, None, None, "broke HTTP"),
-    "two lengths": (
-        says(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"),
-        ERROR, None, None, "broke HTTP",
-    ),
+    "no HTTP": (says(b"220 mail\r\n"), ERROR, None, None, "broke HTTP"),
     "101": (says(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n"), ERROR, None, None, "broke HTTP"),
-    "101, and to nothing": (says(b"HTTP/1.1 101 Switching\r\n\r\n"), ERROR, None, None, "broke HTTP"),
     "no chunk": (says(STREAM[0] + STREAM[1] + b"zz\r\n"), ERROR, 200, None, "broke HTTP"),
-    "no chunk at once": (says(STREAM[0] + b"zz\r\n"), ERROR, 200, None, "broke HTTP"),
     "a chunk longer than its size": (says(STREAM[0], b"1\r\nabc"), ERROR, 200, None, "broke HTTP"),
     "a head without an end": (
         says(HEAD + b"A: ", *[b"a" * 65_536] * (HEAD_BYTES_MAX // 65_536 + 1)), ERROR, None, None, "too long",
     ),
-    "interim heads without an end": (
-        says(*[b"HTTP/1.1 100 Continue\r\n\r\n" * 1_000] * 12), ERROR, None, None, "too long",
-    ),
+    "interim heads without an end": (says(*[INTERIM * 1_000] * 12), ERROR, None, None, "too long"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("clock", ["kernel", "mono"])
 @pytest.mark.parametrize("case", WELL)
-def test_an_answer(case: str, clock: str) -> None:
-    @scene
-    async def play() -> None:
-        async with upstream() as server, sender_to(server.url + server.on(WELL[case][0]), clock=clock) as to:
+@scene
+async def test_an_answer(case: str) -> None:
+    script, status, tokens = WELL[case]
+    async with upstream() as server, sender_to(server.url + server.on(script)) as to:
+        for number in (1, 2):
             x = await to.ask()
-            outcome, status, tokens, _ = WELL[case][1:]
-            assert (x.outcome, x.status, x.tokens.output, x.error) == (outcome, status, tokens, None)
-            assert (x.clock, x.endpoint, x.model) == (clock, "chat.completions", "m")
+            assert (x.outcome, x.status, x.tokens.output, x.error) == (COMPLETE, status, tokens, None)
+            assert (x.clock, x.endpoint, x.model) == ("kernel", "chat.completions", "m")
             t = x.timeline
-            assert t.submit_ns is not None
-            assert t.head_ns is not None
-            assert t.response_end_ns is not None
             # A stamp of the kernel may lie before ours of the submit, by no more than it may be off.
             assert t.arrival_ns <= t.submit_ns <= t.head_ns + x.uncertainty_ns
             assert t.head_ns <= t.response_end_ns
-            assert (await to.ask()).outcome is COMPLETE, "and the next one is answered, too"
-
-    play()
+            if "more" in case:  # which would answer the next request
+                assert (to.sender.pool.idle, server.connections) == (0, number)
 
 
 @pytest.mark.parametrize("case", BADLY)
-def test_no_answer(case: str) -> None:
-    @scene
-    async def play() -> None:
-        async with upstream() as server, sender_to(server.url + server.on(BADLY[case][0])) as to:
+@scene
+async def test_no_answer(case: str) -> None:
+    script, outcome, status, tokens, words = BADLY[case]
+    async with upstream() as server, sender_to(server.url + server.on(script)) as to:
+        for _ in range(2):
             x = await to.ask()
-            outcome, status, tokens, words = BADLY[case][1:]
             assert (x.outcome, x.status, x.tokens.output) == (outcome, status, tokens), x.error
             assert words in (x.error or "")
             assert x.timeline.submit_ns is not None
-            assert (await to.ask()).outcome is outcome, "and the next one finds the same"
-
-    play()
-
-
-# ---------------------------------------------------------------- nobody there, and nothing comes
-
-
-async def for_ever(call: Call) -> str | None:
-    await call.body()
-    await call.left()
-    return CLOSE
 
 
 def then_silent(*pieces: bytes) -> Script:
@@ -200,13 +140,11 @@ def then_silent(*pieces: bytes) -> Script:
 
 @scene
 async def test_nobody_listens() -> None:
-    port = port_free()
-    async with sender_to(f"http://127.0.0.1:{port}") as to:
+    async with sender_to(f"http://127.0.0.1:{port_free()}") as to:
         for _ in range(2):  # the second one knows the address already
             x = await to.ask()
             assert (x.outcome, x.status, x.error) == (ERROR, None, "cannot connect (Connection refused)")
-            assert x.timeline.submit_ns is None
-            assert x.model == "m"
+            assert (x.timeline.submit_ns, x.model) == (None, "m")
 
 
 @scene
@@ -217,42 +155,54 @@ async def test_the_whole_time_is_over_before_a_connection_is_there() -> None:
         assert not to.sender.pool.attempts
 
 
+@pytest.mark.parametrize("cancelled", [False, True], ids=["times out", "is cancelled"])
 @pytest.mark.parametrize(
-    ("script", "tokens"),
-    [(for_ever, None), (then_silent(b"HTTP/1.1 1"), None), (then_silent(*STREAM[:3]), 2)],
+    ("pieces", "tokens"),
+    [([], None), ([b"HTTP/1.1 1"], None), (STREAM[:3], 2)],
     ids=["never", "in its head", "in its stream"],
 )
-def test_the_answer_stops_coming(script: Script, tokens: int | None) -> None:
-    @scene
-    async def play() -> None:
-        async with upstream() as server, sender_to(server.url + server.on(script), timeout_s=0.2) as to:
-            x = await to.ask()
-            assert (x.outcome, x.error) == (LATE, "no end of the answer in time")
-            assert x.tokens.output == tokens
-            assert x.timeline.response_end_ns is None
-            await wait_until(lambda: server.open == 0)
-
-    play()
-
-
-# ---------------------------------------------------------------- connections
+@scene
+async def test_the_answer_stops_coming(pieces: list[bytes], tokens: int | None, cancelled: bool) -> None:
+    async with (
+        upstream() as server,
+        sender_to(server.url + server.on(then_silent(*pieces)), timeout_s=100 if cancelled else 0.2) as to,
+    ):
+        call = to.send()
+        if cancelled:
+            await wait_until(lambda: call.response_bytes == len(b"".join(pieces)) and server.calls)
+            call.cancel("enough")
+        x = await to.end_of(call)
+        end = (CANCELLED, "enough") if cancelled else (LATE, "no end of the answer in time")
+        assert (x.outcome, x.error, x.tokens.output) == (*end, tokens)
+        assert x.timeline.response_end_ns is None
+        call.cancel("and again")  # does nothing
+        await wait_until(lambda: server.open == 0)
 
 
 @scene
-async def test_a_connection_is_used_again() -> None:
-    async with upstream() as server, sender_to(server.url + server.on(says(*STREAM))) as to:
-        for _ in range(3):
-            assert (await to.ask()).outcome is COMPLETE
-        assert (server.connections, to.sender.pool.connects, to.sender.pool.reuses) == (1, 1, 2)
+async def test_the_sender_is_closed_with_calls_in_every_state() -> None:
+    async with upstream() as server, unanswered_port() as port:
+        async with sender_to(f"http://127.0.0.1:{port}") as to:
+            to.send()
+            await asyncio.sleep(0)
+        assert [x.outcome for _, x in to.ended] == [CANCELLED]
+        async with sender_to(server.url + server.on(then_silent(*STREAM[:2]))) as to:
+            begun = to.send()
+            await wait_until(lambda: begun.response_bytes)
+            to.send()
+            to.send(b" " * 20_000_000)
+        assert [x.outcome for _, x in to.ended] == [CANCELLED] * 3
 
 
+@pytest.mark.parametrize("fresh", [False, True])
 @scene
-async def test_each_has_a_connection_of_its_own_where_that_is_asked_for() -> None:
-    async with upstream() as server, sender_to(server.url + server.on(says(*STREAM)), fresh=True) as to:
-        for _ in range(3):
-            assert (await to.ask()).outcome is COMPLETE
-        assert [call.connection for call in server.calls] == [1, 2, 3]
-        assert all(call.head.get("connection") == b"close" for call in server.calls)
+async def test_a_connection_is_used_again_unless_each_request_gets_its_own(fresh: bool) -> None:
+    async with upstream() as server, sender_to(server.url + server.on(says(*STREAM)), fresh=fresh) as to:
+        assert [(await to.ask()).outcome for _ in range(3)] == [COMPLETE] * 3
+        assert [call.connection for call in server.calls] == ([1, 2, 3] if fresh else [1, 1, 1])
+        assert {call.head.get("connection") for call in server.calls} == {b"close" if fresh else None}
+        if not fresh:
+            assert (to.sender.pool.connects, to.sender.pool.reuses) == (1, 2)
 
 
 @scene
@@ -264,35 +214,15 @@ async def test_connections_are_opened_beforehand() -> None:
         assert server.connections == 300
 
 
-@pytest.mark.parametrize(
-    "more", [b"and more", with_length(JSON)], ids=["a few words", "an answer to nothing"]
-)
-def test_words_out_of_turn_end_a_connection(more: bytes) -> None:
+@scene
+async def test_words_out_of_turn_end_a_connection() -> None:
     """They would answer the next request (RFC 9112 9.2)."""
-
-    @scene
-    async def play() -> None:
-        async with upstream() as server, sender_to(server.url + server.on(says(*STREAM))) as to:
-            assert (await to.ask()).outcome is COMPLETE
-            await server.calls[0].peer.send(more)
-            await wait_until(lambda: to.sender.pool.idle == 0)
-            assert (await to.ask()).outcome is COMPLETE
-            assert server.connections == 2
-
-    play()
-
-
-@pytest.mark.parametrize("case", [case for case in WELL if "more" in case])
-def test_an_answer_with_more_behind_it_ends_its_connection(case: str) -> None:
-    @scene
-    async def play() -> None:
-        async with upstream() as server, sender_to(server.url + server.on(WELL[case][0])) as to:
-            for number in (1, 2):
-                assert (await to.ask()).outcome is COMPLETE
-                assert to.sender.pool.idle == 0
-                assert server.connections == number
-
-    play()
+    async with upstream() as server, sender_to(server.url + server.on(says(*STREAM))) as to:
+        assert (await to.ask()).outcome is COMPLETE
+        await server.calls[0].peer.send(with_length(JSON))
+        await wait_until(lambda: to.sender.pool.idle == 0)
+        assert (await to.ask()).outcome is COMPLETE
+        assert server.connections == 2
 
 
 @scene
@@ -303,8 +233,7 @@ async def test_a_connection_that_broke_unseen_costs_nothing() -> None:
         peer = await server.take_over()
         peer.reset()  # and no turn of the loop until we write
         x = await to.ask()
-        assert (x.outcome, to.sender.retries.total()) == (COMPLETE, 0)
-        assert server.connections == 2
+        assert (x.outcome, to.sender.retries.total(), server.connections) == (COMPLETE, 0, 2)
 
 
 @scene
@@ -317,12 +246,8 @@ async def test_a_request_that_may_have_been_read_is_not_sent_again() -> None:
         return None
 
     async with upstream() as server, sender_to(server.url + server.on(second_is_cut)) as to:
-        outcomes = [(await to.ask()).outcome for _ in range(3)]
-        assert outcomes == [COMPLETE, GONE, COMPLETE]
+        assert [(await to.ask()).outcome for _ in range(3)] == [COMPLETE, GONE, COMPLETE]
         assert len(server.calls) == 3
-
-
-# ---------------------------------------------------------------- large bodies
 
 
 @scene
@@ -342,11 +267,9 @@ async def test_a_slow_reader_gets_it_all_and_the_submit_is_that_of_the_last_byte
         begun_ns = SystemClock.mono_ns()
         begun.set()
         x = await to.end_of(call)
-        assert x.outcome is COMPLETE
+        assert (x.outcome, x.model) == (COMPLETE, "m")
         assert x.request_bytes > len(body)
-        assert x.timeline.submit_ns is not None
         assert x.timeline.arrival_ns < begun_ns < x.timeline.submit_ns
-        assert x.model == "m"
 
 
 @scene
@@ -360,42 +283,3 @@ async def test_an_answer_before_the_request_was_taken() -> None:
         x = await to.ask(b"[" + b" " * 20_000_000 + b"]")
         assert (x.outcome, x.status, x.timeline.submit_ns) == (Outcome.CLIENT_ERROR, 413, None)
         assert to.sender.pool.idle == 0, "what is left of the request would be read as the next one"
-
-
-# ---------------------------------------------------------------- cut by us
-
-
-@pytest.mark.parametrize(
-    ("pieces", "tokens"),
-    [([], None), ([b"HTTP/1.1 1"], None), (STREAM[:3], 2)],
-    ids=["silent", "head", "stream"],
-)
-def test_a_call_is_cancelled(pieces: list[bytes], tokens: int | None) -> None:
-    @scene
-    async def play() -> None:
-        async with upstream() as server, sender_to(server.url + server.on(then_silent(*pieces))) as to:
-            call = to.send()
-            await wait_until(lambda: call.response_bytes == len(b"".join(pieces)) and server.calls)
-            call.cancel("enough")
-            x = to.of(call)
-            assert (x.outcome, x.error, x.tokens.output) == (Outcome.CLIENT_CANCELLED, "enough", tokens)
-            call.cancel("and again")  # does nothing
-            await wait_until(lambda: server.open == 0)
-
-    play()
-
-
-@scene
-async def test_the_sender_is_closed_with_calls_in_every_state() -> None:
-    async with upstream() as server, unanswered_port() as port:
-        async with sender_to(f"http://127.0.0.1:{port}") as to:
-            to.send()
-            to.send()
-            await asyncio.sleep(0)
-        assert {x.outcome for _, x in to.ended} == {Outcome.CLIENT_CANCELLED}
-        async with sender_to(server.url + server.on(then_silent(*STREAM[:2]))) as to:
-            begun = to.send()
-            await wait_until(lambda: begun.response_bytes)
-            to.send()
-            to.send(b" " * 20_000_000)
-        assert [x.outcome for _, x in to.ended] == [Outcome.CLIENT_CANCELLED] * 3

@@ -39,8 +39,7 @@ class Clocked:
         return None
 
 
-@pytest.mark.parametrize("streams", [1, 8])
-@pytest.mark.parametrize("clock", ["kernel", "mono"])
+@pytest.mark.parametrize(("clock", "streams"), [("kernel", 8), ("mono", 1)])
 def test_every_stamp_is_true_within_its_uncertainty(clock: str, streams: int) -> None:
     @scene
     async def play() -> None:
@@ -61,7 +60,6 @@ def test_every_stamp_is_true_within_its_uncertainty(clock: str, streams: int) ->
                 for t_ns, (before_ns, after_ns) in zip(stamps, log, strict=False):
                     assert before_ns - slack_ns <= t_ns <= after_ns + slack_ns
                 m = measure(x)
-                assert m.ttft_ns is not None
                 assert m.tbc_ns is not None
                 submit_ns = x.timeline.submit_ns or 0
                 first, second = log[0]
@@ -105,7 +103,6 @@ def test_a_loop_that_stalls_says_so(clock: str, shared: bool) -> None:
         async with upstream() as server, sender_to(server.url + server.on(script), clock=clock) as to:
             x = await to.ask()
             first_ns = x.timeline.first_token_ns
-            assert first_ns is not None
             late_ns = first_ns - sent_ns[0]
             if clock == "kernel" and not shared:
                 assert late_ns < 50_000_000, "it was read late, and has the right stamp"

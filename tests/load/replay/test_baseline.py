@@ -60,13 +60,8 @@ def shares_of(values: Sequence[float]) -> list[float | None]:
         ({}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
         ({"requests": 4}, [1, 3, 0, 2]),  # the first four of the file, in the order of their arrivals
         ({"requests": 25}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
-        ({"window_from_ns": 300 * MS, "window_for_ns": 500 * MS}, [3, 4, 0, 5]),
         ({"window_from_ns": 300 * MS, "window_for_ns": 500 * MS, "requests": 7}, [3, 4, 0, 5]),
-        ({"window_from_ns": 1_000 * MS, "requests": 2}, [7, 9]),
-        ({"speed": 5.0}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
         ({"arrivals": "poisson", "rate_rps": 100.0}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
-        ({"closed": True}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
-        ({"share": 0.5}, None),
         ({"share": 0.5, "window_from_ns": 100 * MS, "requests": 20}, None),
     ],
 )
@@ -75,7 +70,6 @@ def test_a_request_is_compared_with_the_row_it_was_made_of(
 ) -> None:
     place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
     plan = make_plan(ReplayQuestion(source=place, **asked))
-    assert plan.baseline is not None
     places = list(plan.baseline.places)
     # Each row's prompt has a length of its own.
     assert places == [n - 10 for n in plan.requests.input][: len(places)]
@@ -104,7 +98,6 @@ def test_notes_say_what_differs_between_the_places(model: str, version: str, not
     then.model = model
     baseline = both([(then, now)])
     result = baseline.to_dict(CaptureInfo(tap_version=version))
-    assert result is not None
     found = result["notes"]
     assert isinstance(found, list)
     assert len(found) == notes
@@ -173,11 +166,9 @@ def test_a_pair_ended_well_on_both_sides() -> None:
 @pytest.mark.parametrize(
     ("lengths", "expected", "said"),
     [
-        ([(100, 100)] * 20, (20, 20, 20, True), None),
         ([(100, 95)] * 20, (20, 0, 20, True), None),
         ([(100, 94)] * 1 + [(100, 100)] * 19, (20, 19, 19, True), None),
         ([(100, 106)] * 2 + [(100, 100)] * 18, (20, 18, 18, False), "2 of 20 answers are longer or shorter"),
-        ([(100, 50)] * 20, (20, 0, 0, False), "20 of 20 answers"),
     ],
 )
 def test_where_lengths_differ_e2e_cannot_be_compared_and_that_is_said(
@@ -195,23 +186,16 @@ def test_where_lengths_differ_e2e_cannot_be_compared_and_that_is_said(
 
 # ---------------------------------------------------------------- formats of others
 
-MOONCAKE = '{"timestamp": 0, "input_length": 30, "output_length": 5}\n'
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n"
-BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,m,3,4,7,API log\n"
 ELAPSED = (
     "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     "5,,0.25,m,3,4,7,API log\n6,,0.5,m,9,4,13,API log\n7,,,m,9,0,9,API log\n"
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [("a.jsonl", MOONCAKE), ("b.csv", AZURE), ("c.csv", BURST)],
-    ids=["mooncake", "azure", "v1"],
-)
-def test_a_format_without_latencies_has_no_baseline(name: str, text: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    path.write_text(text)
+def test_a_format_without_latencies_has_no_baseline(tmp_path: Path) -> None:
+    path = tmp_path / "b.csv"
+    path.write_text(AZURE)
     plan = make_plan(ReplayQuestion(source=str(path)))
     assert plan.baseline is None
     assert not [note for note in plan.notes if "comparison" in note]
@@ -259,64 +243,46 @@ def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- end to end
 
 
-def rows_by_number(place: Path) -> dict[int, Exchange]:
-    """Rows of a replay's capture, by the request's number, which ends its id."""
-    return {int((x.request_id or "").rpartition("-")[2]): x for x in read(place).exchanges()}
-
-
-def sim(ttft_ms: int) -> SimOptions:
-    return SimOptions(ttft=Duration(ttft_ms * MS), itl=Duration(2 * MS))
-
-
 def test_a_capture_is_compared_with_its_replay(tmp_path: Path) -> None:
     """Server A needs 20 ms to the first token, B 60; the baseline agrees with both captures."""
-    lines = [
-        {"timestamp": 7 * i, "input_length": 20 + i, "output_length": 5 + i % 4} for i in range(40)
-    ]  # fmt: skip
+    lines = [{"timestamp": 7 * i, "input_length": 20 + i, "output_length": 5 + i % 4} for i in range(40)]
     source = tmp_path / "trace.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    first, again = tmp_path / "first", tmp_path / "again"
+    places = (source, tmp_path / "first", tmp_path / "again")
 
-    async def run() -> tuple[dict[str, Any], dict[str, Any]]:
-        async with engine(sim(20)) as server:
-            was = await replayed(
-                make_plan(ReplayQuestion(source=str(source))), server.url, capture=first, scrape="none"
-            )
-        async with engine(sim(60)) as server:
-            plan = make_plan(ReplayQuestion(source=str(first), requests=50))
-            now = await replayed(plan, server.url, capture=again, scrape="none")
-        return was, now
+    async def run() -> list[dict[str, Any]]:
+        results = []
+        for ttft_ms, place, capture in zip((20, 60), places, places[1:], strict=False):
+            options = SimOptions(ttft=Duration(ttft_ms * MS), itl=Duration(2 * MS))
+            async with engine(options) as server:
+                plan = make_plan(ReplayQuestion(source=str(place), requests=len(results) * 50 or None))
+                results.append(await replayed(plan, server.url, capture=capture, scrape="none"))
+        return results
 
     was, result = asyncio.run(run())
     assert was["baseline"] is None
     baseline = result["baseline"]
     assert baseline["requests"] == {"compared": 40, "not_found": 0, "repeated": 10}
-    assert baseline["then"]["n"] == 40
-    for name in ("ttft", "e2e", "tpot"):
-        assert baseline["then"]["metrics"][name]["p50"] == pytest.approx(
-            was["metrics"][name]["p50"], rel=2 * RELATIVE_ERROR, abs=1e-6
-        ), name
     # The same by the two captures alone, which hold microseconds.
-    then, now = rows_by_number(first), rows_by_number(again)
-    for name in ("ttft", "tpot", "tbc_max", "e2e"):
-        more = [
-            (getattr(measure(now[row]), f"{name}_ns") - getattr(measure(then[row]), f"{name}_ns")) / 1e9
-            for row in range(40)
-        ]
+    then, now = (
+        {int((x.request_id or "").rpartition("-")[2]): x for x in read(place).exchanges()}
+        for place in places[1:]
+    )
+    for name in ("ttft", "tpot", "e2e"):
+        before = baseline["then"]["metrics"][name]["p50"]
+        assert before == pytest.approx(was["metrics"][name]["p50"], rel=2 * RELATIVE_ERROR, abs=1e-6)
+        then_ns, now_ns = (
+            [getattr(measure(side[row]), f"{name}_ns") for row in range(40)] for side in (then, now)
+        )
+        more = [(n - t) / 1e9 for t, n in zip(then_ns, now_ns, strict=True)]
         pair = baseline["pairs"][name]
         assert pair["n"] == 40, "all ended well"
         assert list(pair["difference"].values()) == pytest.approx(
             shares_of(more), rel=2 * RELATIVE_ERROR, abs=2e-6
         ), name
-        close = sum(abs(m) < 2e-6 for m in more)  # which of the two was slower, a microsecond decides
-        assert abs(round(40 * pair["slower"]) - sum(m > 0 for m in more)) <= close, name
-    assert baseline["output_tokens"]["equal"] == 40
-    sure = baseline["uncertainty"]
-    assert sure["n"] == 40
-    assert sure["max"] == pytest.approx(
-        max(then[row].uncertainty_ns + now[row].uncertainty_ns for row in range(40)) / 1e9,
-        rel=RELATIVE_ERROR, abs=3e-6,
-    )  # fmt: skip
+    assert (baseline["output_tokens"]["equal"], baseline["uncertainty"]["n"]) == (40, 40)
+    sure = max(then[row].uncertainty_ns + now[row].uncertainty_ns for row in range(40)) / 1e9
+    assert baseline["uncertainty"]["max"] == pytest.approx(sure, rel=RELATIVE_ERROR, abs=3e-6)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ AskedOf = Counter[tuple[str, str, str | None]]
 
 @asynccontextmanager
 async def gateway(
-    *, metrics: str | None = None, models: int = 200, answers: int = 200, tls: ssl.SSLContext | None = None
+    *, metrics: str | None = None, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[str, AskedOf]]:
     """A server of a model, as one sees it through a relay; its URL, and what it was asked."""
     asked: AskedOf = Counter()
@@ -37,14 +37,12 @@ async def gateway(
         asked[request.method, request.path, request.headers.get("User-Agent")] += 1
         match request.path:
             case "/v1/models":
-                return web.json_response({"object": "list", "data": [{"id": "m"}]}, status=models)
+                return web.json_response({"object": "list", "data": [{"id": "m"}]})
             case "/metrics" if metrics is not None:
                 return web.Response(text=metrics)
-            case "/v1/chat/completions" if answers == 200:
+            case "/v1/chat/completions":
                 await request.read()
                 return web.Response(body=b"".join(events(3)), content_type="text/event-stream")
-            case "/v1/chat/completions":
-                return web.json_response({"error": {"type": "invalid_api_key"}}, status=answers)
         return web.Response(status=404)
 
     app = web.Application()
@@ -54,8 +52,7 @@ async def gateway(
     sock = socket.create_server(("127.0.0.1", 0))
     await web.SockSite(runner, sock, ssl_context=tls).start()
     try:
-        scheme = "http" if tls is None else "https"
-        yield f"{scheme}://127.0.0.1:{sock.getsockname()[1]}", asked
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{sock.getsockname()[1]}", asked
     finally:
         await runner.cleanup()
 

@@ -1,5 +1,6 @@
 """What is to be sent: traces and workloads as plans, and what is refused."""
 
+import json
 from array import array
 from collections import Counter
 from dataclasses import dataclass
@@ -45,17 +46,16 @@ def test_a_trace_as_it_is(trace: str) -> None:
     }  # fmt: skip
 
 
-def test_speed_and_rate_scale_and_keep_ties(trace: str) -> None:
-    assert list(plan_of(trace, speed=2.0).requests.arrival_ns) == [0, 50 * MS, 50 * MS, 200 * MS]
-    assert list(plan_of(trace, rate_rps=15.0).requests.arrival_ns) == [0, 50 * MS, 50 * MS, 200 * MS]
-
-
-def test_arrivals_replace_the_trace_s_own(trace: str) -> None:
-    plan = plan_of(trace, arrivals="uniform", rate_rps=10.0)
-    assert list(plan.requests.arrival_ns) == [0, 100 * MS, 200 * MS, 300 * MS]
-    assert plan.describe()["arrivals"] == {
-        "arrivals": "uniform", "given": "uniform", "rate_rps": 10.0, "seed": 42,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "arrivals_ms"),
+    [
+        ({"speed": 2.0}, [0, 50, 50, 200]),
+        ({"rate_rps": 15.0}, [0, 50, 50, 200]),
+        ({"arrivals": "uniform", "rate_rps": 10.0}, [0, 100, 200, 300]),
+    ],
+)
+def test_arrivals_are_scaled_or_replaced(trace: str, more: dict[str, Any], arrivals_ms: list[int]) -> None:
+    assert [t // MS for t in plan_of(trace, **more).requests.arrival_ns] == arrivals_ms
 
 
 def test_a_workload_is_poisson_unless_told() -> None:
@@ -84,9 +84,7 @@ def test_a_workload_is_poisson_unless_told() -> None:
         ("conversation", {"share": 0.5}, "--share"),
         ("conversation", {}, "--rate"),
         ("conversation", {"arrivals": "gamma:cv=2"}, "--rate"),
-        ("conversation", {"arrivals": "gamma:cv=two", "rate_rps": 1.0}, "--arrivals"),
         ("conversation", {"arrivals": "steps:10x30s", "rate_rps": 1.0}, "--rate"),
-        ("conversation", {"arrivals": "poison"}, "--arrivals"),
         ("TRACE", {"arrivals": "poisson"}, "--rate"),
         ("conversation", {"rate_rps": 1.0, "tokenizer": "nowhere/at/all"}, "--tokenizer"),
         ("nothing-like-it", {}, "nothing-like-it"),
@@ -98,23 +96,15 @@ def test_what_does_not_fit_is_refused(trace: str, source: str, more: dict[str, A
     assert caught.value.place == place
 
 
-SHAREGPT = (
-    '[{"id": "a", "conversations": [{"from": "human", "value": "What is a tap?"}, {"from": "gpt", "value":'
-    ' "It watches."}]}, {"id": "b", "conversations": [{"from": "human", "value": "And a relay?"}, {"from":'
-    ' "gpt", "value": "It forwards."}]}]'
-)
-
-
 def test_a_trace_without_times_is_told_how_to_give_it_some(tmp_path: Path) -> None:
+    turns = [{"from": "human", "value": "What is a tap?"}, {"from": "gpt", "value": "It watches."}]
     file = tmp_path / "sharegpt.json"
-    file.write_text(SHAREGPT)
+    file.write_text(json.dumps([{"id": name, "conversations": turns} for name in "ab"]))
     with pytest.raises(ConfigError) as caught:
         plan_of(str(file))
     assert caught.value.place == str(file)
     assert caught.value.hint == "say how they arrive: --arrivals poisson --rate R, or --closed N"
-    # And that works.
     assert len(plan_of(str(file), arrivals="poisson", rate_rps=5.0).requests) == 2
-    assert len(plan_of(str(file), closed=True).requests) == 2
 
 
 @dataclass
@@ -127,23 +117,15 @@ class Said:
         return self.prompts[row]
 
 
-def mixed(prompt: Prompt) -> Prompt:
-    requests = Requests(array("q", [0]), array("q", [9]), array("q", [3]))
-    found = other_words(ReplayPlan(requests, Said([prompt]), {}))
-    assert found.prompts is not None
-    return found.prompts.prompt(0)
-
-
 def shared(one: str, other: str) -> int:
     """Letters at the beginning that are the same."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
 
 
-@pytest.mark.parametrize("workload", ["conversation", "code-completion", "long-context"])
+@pytest.mark.parametrize("workload", ["conversation", "long-context"])
 def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str) -> None:
     plan = make_load(workload, slots=2, seed=7, requests=8).plan
     warm = other_words(plan)
-    assert plan.prompts is not None and warm.prompts is not None
     measured = [plan.prompts.prompt(row) for row in range(8)]
     for row in range(8):
         sent = warm.prompts.prompt(row)
@@ -160,28 +142,25 @@ def test_texts_are_as_long_and_no_prefix_is_that_of_a_measured_one(workload: str
 def test_token_ids_are_the_same_ones_in_another_order() -> None:
     plan = make_load("synthetic-uniform", slots=2, seed=7, requests=4).plan
     warm = other_words(plan)
-    assert plan.prompts is not None and warm.prompts is not None
     for row in range(4):
         own, sent = plan.prompts.prompt(row).ids, warm.prompts.prompt(row).ids
         assert Counter(own) == Counter(sent)
         assert list(own[:16]) != list(sent[:16])
 
 
-def test_every_part_of_a_prompt_is_another_one() -> None:
-    prompt = Prompt("what is a hill", system="be brief and kind", history=(("user", "one two three"),))
-    found = mixed(prompt)
-    assert (found.text.split()[-1], found.system.split()[-1]) == ("what", "be")
-    ((role, said),) = found.history
-    assert (role, said.split()[-1]) == ("user", "one")
-
-
-def test_turns_wait_for_nobody_and_tenants_stay() -> None:
+def test_turns_wait_for_nobody_tenants_stay_and_every_part_has_other_words() -> None:
     requests = Requests(
         array("q", [5, 6]), array("q", [3, 4]), array("q", [1, 2]), after=array("q", [-1, 0]),
         think_ns=array("q", [0, 1]), tenants=["a", "b"],
     )  # fmt: skip
-    found = other_words(ReplayPlan(requests, Said([Prompt("a b"), Prompt("c d")]), {})).requests
+    prompt = Prompt("what is a hill", system="be brief and kind", history=(("user", "one two three"),))
+    warm = other_words(ReplayPlan(requests, Said([prompt, Prompt("c d")]), {}))
+    found = warm.requests
     assert (list(found.after), found.tenants, list(found.arrival_ns)) == ([], ["a", "b"], [0, 0])
+    sent = warm.prompts.prompt(0)
+    ((role, said),) = sent.history
+    assert role == "user"
+    assert [text.split()[-1] for text in (sent.text, sent.system, said)] == ["what", "be", "one"]
 
 
 def test_a_duration_bounds_the_planned_requests_of_an_open_loop() -> None:

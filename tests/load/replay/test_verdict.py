@@ -34,7 +34,6 @@ def result(**changes: Any) -> dict[str, Any]:
 def test_rows_of_the_trace_that_were_left_out_make_a_result_partial() -> None:
     [found] = findings(result(plan__rows=60, plan__rows_left_out=40))
     assert (found.what, found.figure, found.partial, found.invalidates) == ("left_out", 0.4, True, False)
-    assert "40 of the trace's 100 rows (40.0%)" in found.says
 
 
 def test_a_stopped_run_is_partial_and_estimated_lengths_are_a_caution() -> None:
@@ -80,7 +79,7 @@ def test_each_rule_alone(changes: dict[str, Any], what: str) -> None:
     assert found.invalidates
 
 
-@pytest.mark.parametrize(("late", "n"), [(1, 70), (2, 200), (14, 200), (15, 200), (1, 10)])
+@pytest.mark.parametrize(("late", "n"), [(1, 70), (14, 200), (15, 200)])
 @pytest.mark.parametrize(("figure", "name"), [("dispatch_lateness", "lateness"), ("uncertainties",) * 2])
 def test_a_small_share_that_is_late_is_a_caution(figure: str, name: str, late: int, n: int) -> None:
     values = Histogram([20_000_000] * late + [4_000_000] * (n - late))

@@ -26,7 +26,6 @@ from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
 
 MS = 1_000_000
 TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
-HI = Prompt(text="hi")
 
 
 @asynccontextmanager
@@ -41,15 +40,8 @@ async def target_of(e: GrpcEngine, **sim: str) -> AsyncIterator[GrpcTarget]:
         await target.close()
 
 
-async def ask(
-    target: GrpcTarget,
-    prompt: Prompt = HI,
-    output: int = 8,
-    *,
-    due: int | None = None,
-    who: str | None = None,
-) -> Exchange:
-    return await target.ask(PromptRequest(prompt, output, due, who or None))
+async def ask(target: GrpcTarget, *, due: int | None = None, who: str | None = None) -> Exchange:
+    return await target.ask(PromptRequest(Prompt(text="hi"), 8, due, who))
 
 
 async def serving(generate: Any) -> tuple[grpc.aio.Server, int]:
@@ -80,7 +72,6 @@ async def test_an_exchange_is_what_the_engine_did() -> None:
         assert list(log.tokens) == [1] * 8 + [-1]
         assert len(stamps) == len(truth.sent_ns[0]) == 8
         assert all(at >= sent for at, sent in zip(stamps, truth.sent_ns[0], strict=True))
-        assert t.submit_ns is not None and t.response_end_ns is not None
         assert t.arrival_ns <= t.submit_ns and (ttft_ns(x.timeline) or 0) > 0
         assert t.first_content_ns == stamps[0] and t.last_token_ns == stamps[-1] < t.response_end_ns
         assert truth.accepted_ns >= t.arrival_ns
@@ -106,18 +97,17 @@ def test_tls_is_verified_by_the_given_ca(tmp_path: Path) -> None:
     assert (refused.outcome, refused.tokens.output) == (Outcome.UPSTREAM_ERROR, None)
 
 
-@pytest.mark.parametrize("finish", ["abort", "error"])
 @scene
-async def test_an_engine_that_gives_up_is_an_error(finish: str) -> None:
+async def test_an_engine_that_gives_up_is_an_error() -> None:
     async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        yield write_chunk(GrpcChunk((), finish, GrpcUsage(0, 0)))
+        yield write_chunk(GrpcChunk((), "abort", GrpcUsage(0, 0)))
 
     server, port = await serving(generate)
     target = GrpcTarget(f"grpc://127.0.0.1:{port}")
     x = await ask(target)
     await target.close()
     await server.stop(None)
-    assert (x.outcome, x.finish_reason, x.no_token_reason) == (Outcome.UPSTREAM_ERROR, finish, "error")
+    assert (x.outcome, x.finish_reason, x.no_token_reason) == (Outcome.UPSTREAM_ERROR, "abort", "error")
 
 
 @scene
@@ -143,11 +133,8 @@ async def test_who_asks_is_in_the_metadata() -> None:
     ("headers", "outcome", "tokens", "says"),
     [
         ({"x_sim_fault": "429"}, Outcome.UPSTREAM_ERROR, None, "RESOURCE_EXHAUSTED in place of an answer"),
-        ({"x_sim_fault": "503"}, Outcome.UPSTREAM_ERROR, None, "UNAVAILABLE in place of an answer"),
         ({"x_sim_refusal": "error"}, Outcome.REFUSED, None, ""),
-        ({"x_sim_itl": "soon"}, Outcome.UPSTREAM_ERROR, None, "INVALID_ARGUMENT"),
         ({"x_sim_block_after": "3"}, Outcome.REFUSED, 3, ""),
-        ({"x_sim_fault": "stall", "x_sim_stall_ms": "9"}, Outcome.COMPLETE, 8, ""),
         ({"x_sim_fault": "error", "x_sim_fault_after": "3"}, Outcome.UPSTREAM_ERROR, 3, "INTERNAL within"),
         ({"x_sim_fault": "reset", "x_sim_fault_after": "3"}, Outcome.UPSTREAM_RESET, 3, "UNAVAILABLE within"),
         ({"x_sim_fault": "truncate", "x_sim_fault_after": "3"}, Outcome.UPSTREAM_ERROR, 3, "DATA_LOSS"),
@@ -163,7 +150,6 @@ async def test_what_goes_wrong_is_an_outcome(
     assert (x.outcome, x.tokens.output) == (outcome, tokens)
     assert says in (x.error or "")
     if outcome is Outcome.REFUSED:
-        assert x.refusal is not None
         assert x.refusal["kind"] == ("output_guardrail" if tokens else "input_guardrail")
     assert (x.no_token_reason is None) is (tokens is not None)
 
@@ -188,7 +174,7 @@ async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
         assert {truth.outcome for truth in await e.truths(3)} == {"client_left"}
 
 
-@pytest.mark.parametrize("url", ["http://h:1", "grpc://h", "grpc://h:x", "grpc://h:1/path"])
+@pytest.mark.parametrize("url", ["grpc://h", "grpc://h:x", "grpc://h:1/path"])
 @scene
 async def test_a_url_that_does_not_fit_names_its_option(url: str) -> None:
     with pytest.raises(ConfigError, match="--target: "):

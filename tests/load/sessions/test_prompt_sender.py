@@ -2,10 +2,8 @@
 
 import asyncio
 from array import array
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,7 +15,7 @@ from llmtap.load.http import SenderOptions
 from llmtap.load.sessions.prompt_sender import PromptMaker
 from llmtap.load.target import protocol_of
 from llmtap.load.workers import worker_pool as crews
-from llmtap.load.workers.worker_handle import Progress, WorkerSetup
+from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
@@ -25,38 +23,24 @@ from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens, say
 from llmtap.workload.requests import Requests
 from tests.support.servers.loading import sockets
-from tests.support.servers.peer import play, scene, wait_until
+from tests.support.servers.peer import scene, wait_until
 from tests.support.servers.sim_engine import engine
 from tests.support.servers.sim_grpc import grpc_engine
 from tests.support.servers.upstream import unanswered_port
 
 MS = 1_000_000
-TIMED = SimOptions(ttft=Duration(12 * MS), itl=Duration(3 * MS), tokens=5)
 ENDLESS = SimOptions(ttft=Duration(60_000 * MS))
-SPOKEN = ["realtime", "grpc"]
-
-
-@dataclass
-class Server:
-    url: str
-    spoken: str
-    truths: Callable[[], list[Any]]
-    under_way: Callable[[], int]
 
 
 @asynccontextmanager
-async def serving(spoken: str, options: SimOptions = TIMED) -> AsyncIterator[Server]:
+async def serving(spoken: str, options: SimOptions) -> AsyncIterator[str]:
+    """The URL of a simulated engine."""
     if spoken == "grpc":
         async with grpc_engine(options) as e:
-            log = e.server.reception.truths
-            yield Server(
-                f"grpc://{e.address}", spoken, lambda: log.since(0)["truths"], lambda: e.server.gauges._open
-            )
+            yield f"grpc://{e.address}"
     else:
         async with engine(options) as e:
-            log = e.server.reception.truths
-            url = e.url.replace("http", "ws")
-            yield Server(url, spoken, lambda: log.since(0)["truths"], lambda: e.server.gauges._open)
+            yield e.url.replace("http", "ws")
 
 
 def said(tokens: int) -> str:
@@ -81,65 +65,41 @@ def requests(arrivals_ms: Sequence[float], tenants: list[str] | None = None) -> 
     )  # fmt: skip
 
 
-@dataclass
-class Sent:
-    out: LoadResult
-    exchanges: list[tuple[int, Exchange]]
-    told: list[Progress]
-
-
 async def sent(
-    server: Server,
+    url: str,
     r: Requests,
     meanwhile: Callable[[WorkerPool], Awaitable[None]] | None = None,
     *,
-    processes: int = 1,
     timeout_ms: int = 60_000,
-    connect_timeout_ms: int = 50_000,
     **more: Any,
-) -> Sent:
-    maker = PromptMaker(protocol_of(server.url), model="m", exact_output=True)
-    told: list[Progress] = []
+) -> tuple[LoadResult, list[tuple[int, Exchange]]]:
+    maker = PromptMaker(protocol_of(url), model="m", exact_output=True)
+    options = SenderOptions(
+        model="m", timeout=Duration(timeout_ms * MS), connect_timeout=Duration(30_000 * MS)
+    )
     with prepare(r, Words(r), maker) as prepared:
-        options = SenderOptions(
-            model="m", timeout=Duration(timeout_ms * MS), connect_timeout=Duration(connect_timeout_ms * MS)
-        )
         setup = WorkerSetup(
-            sender=options, url=server.url, endpoint="", script_fd=-1, bodies_fd=prepared.fd, spill_fd=None,
+            sender=options, url=url, endpoint="", script_fd=-1, bodies_fd=prepared.fd, spill_fd=None,
             exact_output=True, **more,
         )  # fmt: skip
-        with WorkerPool(setup, r, prepared.begins, prepared.ends, processes=processes, keep=True) as crew:
-            running = asyncio.ensure_future(crew.run(told.append))
+        with WorkerPool(setup, r, prepared.begins, prepared.ends, keep=True) as crew:
+            running = asyncio.ensure_future(crew.run())
             try:
                 if meanwhile is not None:
                     await meanwhile(crew)
             finally:
                 out = await running
-            return Sent(out, list(crew.exchanges()), told)
+            return out, list(crew.exchanges())
 
 
-@pytest.mark.parametrize("spoken", SPOKEN)
-def test_what_takes_too_long_times_out_and_a_closed_loop_goes_on(spoken: str) -> None:
-    async def work() -> Sent:
-        async with serving(spoken, ENDLESS) as server:
-            return await sent(server, requests([0] * 6), slots=2, timeout_ms=100)
-
-    found = play(work())
-    assert Counter(x.outcome.value for _, x in found.exchanges) == {"upstream_timeout": 6}
-    assert all(x.scheduled_ns is None for _, x in found.exchanges)
-
-
-@pytest.mark.parametrize("spoken", SPOKEN)
-def test_tenants_go_with_their_rows(spoken: str) -> None:
-    r = requests([0, 5, 10, 15], ["a", "b", "", "a"])
-
-    async def work() -> Sent:
-        async with serving(spoken) as server:
-            return await sent(server, r, tenant_header="X-Tenant", open=2)
-
-    found = play(work())
-    assert {row: x.tenant for row, x in found.exchanges} == dict(enumerate(r.tenants))
-    assert {x.outcome.value for _, x in found.exchanges} == {"complete"}
+@pytest.mark.parametrize("spoken", ["realtime", "grpc"])
+@scene
+async def test_a_closed_loop_goes_on_after_time_outs_and_tenants_go_with_their_rows(spoken: str) -> None:
+    r = requests([0] * 6, ["a", "b", "", "a", "c", "c"])
+    async with serving(spoken, ENDLESS) as url:
+        _, exchanges = await sent(url, r, slots=2, timeout_ms=100, tenant_header="X-Tenant")
+    assert {row: x.tenant for row, x in exchanges} == dict(enumerate(r.tenants))
+    assert {(x.outcome.value, x.scheduled_ns) for _, x in exchanges} == {("upstream_timeout", None)}
 
 
 @pytest.mark.parametrize("scheme", ["ws", "grpc"])
@@ -147,21 +107,17 @@ def test_tenants_go_with_their_rows(spoken: str) -> None:
 async def test_nobody_answers_and_a_cut_ends_it_before_and_after_the_start(scheme: str) -> None:
     """Connections are neither taken nor refused."""
     async with unanswered_port() as port:
-        server = Server(f"{scheme}://127.0.0.1:{port}", scheme, list, lambda: 0)
+        url = f"{scheme}://127.0.0.1:{port}"
 
         async def meanwhile(crew: WorkerPool) -> None:
             await wait_until(lambda: sockets(port) > 8 and crew.pids)
             crew.stop()
             crew.stop()
 
-        found = await sent(server, requests([0, 0]), meanwhile, open=2, connect_timeout_ms=30_000)
-        assert found.out.stopped == crews.STOPPED
-        assert found.exchanges == []
-        found = await sent(server, requests([0, 0]), drain_ns=100 * MS, connect_timeout_ms=30_000)
-        assert Counter(x.outcome.value for _, x in found.exchanges) == {"client_cancelled": 2}
-
-
-# ---------------------------------------------------------------- what is prepared
+        out, exchanges = await sent(url, requests([0, 0]), meanwhile, open=2)
+        assert (out.stopped, exchanges) == (crews.STOPPED, [])
+        _, exchanges = await sent(url, requests([0, 0]), drain_ns=100 * MS)
+        assert [x.outcome.value for _, x in exchanges] == ["client_cancelled"] * 2
 
 
 def test_ids_go_to_grpc_as_ids_and_to_realtime_as_text() -> None:

@@ -27,10 +27,10 @@ from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import Engine, engine
 
 MS = 1_000_000
+HI = Prompt(text="hi")
 mono_ns = SystemClock.mono_ns
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
-HI = Prompt(text="hi")
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def ask(
     due: int | None = None,
     who: str | None = None,
 ) -> Exchange:
-    return await target.ask(PromptRequest(prompt, output, due, who or None))
+    return await target.ask(PromptRequest(prompt, output, due, who))
 
 
 @pytest.mark.parametrize("clock", ["kernel", "mono"])
@@ -105,7 +105,7 @@ async def test_requests_at_the_same_time_have_a_session_each_and_tenants_their_o
     async with engine(TIMED) as e, target_of(e) as target:
         assert await target.open(2) == 2
         assert len(e.server._sessions) == 2
-        found = await asyncio.gather(*(ask(target, who="a" if i == 3 else "") for i in range(4)))
+        found = await asyncio.gather(*(ask(target, who="a" if i == 3 else None) for i in range(4)))
         assert len(e.server._sessions) == 4
         assert [x.tenant for x in found] == ["default"] * 3 + ["a"]
         assert {x.outcome for x in found} == {Outcome.COMPLETE}
@@ -118,11 +118,8 @@ async def test_requests_at_the_same_time_have_a_session_each_and_tenants_their_o
     ("headers", "outcome", "tokens", "says"),
     [
         ({"x_sim_fault": "429"}, Outcome.UPSTREAM_ERROR, None, "rate_limit_exceeded"),
-        ({"x_sim_fault": "503"}, Outcome.UPSTREAM_ERROR, None, "overloaded"),
         ({"x_sim_refusal": "error"}, Outcome.REFUSED, None, ""),
-        ({"x_sim_itl": "soon"}, Outcome.UPSTREAM_ERROR, None, "invalid_value"),
         ({"x_sim_block_after": "3"}, Outcome.REFUSED, 3, ""),
-        ({"x_sim_fault": "stall", "x_sim_stall_ms": "9"}, Outcome.COMPLETE, 8, ""),
         ({"x_sim_fault": "error", "x_sim_fault_after": "3"}, Outcome.UPSTREAM_ERROR, 3, "server_error"),
     ],
 )
@@ -141,7 +138,7 @@ async def test_what_goes_wrong_is_an_outcome_and_the_session_goes_on(
 @pytest.mark.parametrize(
     ("fault", "outcome"),
     [
-        ("reset", Outcome.UPSTREAM_RESET), ("truncate", Outcome.TRUNCATED), ("unfinished", Outcome.TRUNCATED),
+        ("reset", Outcome.UPSTREAM_RESET), ("truncate", Outcome.TRUNCATED),
     ],
 )  # fmt: skip
 @scene
@@ -221,7 +218,6 @@ class ResponsesServer:
     ("name", "outcome"),
     [
         ("responses_basic", Outcome.COMPLETE), ("responses_incomplete_filter", Outcome.REFUSED),
-        ("responses_failed_invalid_prompt", Outcome.REFUSED),
         ("responses_error_nested", Outcome.UPSTREAM_ERROR),
     ],
 )  # fmt: skip
@@ -257,7 +253,6 @@ async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Out
         assert (x.tokens.output or 0) == expected["output_tokens"]
         t = x.timeline
         assert (len(t.events), t.head_ns, x.scheduled_ns) == (len(server.events), None, 5)
-        assert t.submit_ns is not None and t.response_end_ns is not None
         assert t.submit_ns <= got_ns < sent_ns[-1] <= t.response_end_ns + x.uncertainty_ns
         stamps = [at for at, flags in zip(t.events.t_ns, t.events.flags, strict=True) if flags & OUTPUT]
         texts = [i for i, event in enumerate(server.events) if '"response.output_text.delta"' in event]
@@ -269,7 +264,6 @@ async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Out
 @scene
 async def test_a_server_that_accepts_another_key_is_none() -> None:
     async def impostor(request: web.Request) -> web.StreamResponse:
-        assert request.transport is not None
         lines = (b"HTTP/1.1 101 Yes", b"Upgrade: websocket", b"Connection: upgrade")
         request.transport.write(b"\r\n".join((*lines, b"Sec-WebSocket-Accept: mine", b"", b"")))
         await asyncio.sleep(5)

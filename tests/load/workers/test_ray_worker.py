@@ -34,7 +34,7 @@ from llmtap.net.cluster import ray_cluster
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration, encode_special
 from llmtap.workload.requests import Requests
-from tests.support.servers.loading import bodies
+from tests.support.servers.loading import alive, bodies
 from tests.support.servers.peer import play, wait_until
 from tests.support.servers.sim_engine import engine
 from tests.support.servers.upstream import Call, upstream
@@ -109,16 +109,12 @@ async def held(call: Call) -> None:
     await call.left()
 
 
-# ---------------------------------------------------------------- one schedule
-
-
 def test_two_workers_send_one_schedule_once_and_figures_are_the_sum(ray: Any) -> None:
     n = 80
-    arrivals = [5.0 * i for i in range(n)]
 
     async def work() -> tuple[Sent, list[dict[str, Any]]]:
         async with engine(SimOptions(ttft=Duration(20 * MS), itl=Duration(2 * MS), tokens=7)) as e:
-            r = requests(arrivals, ["a", "b"] * (n // 2))
+            r = requests([5.0 * i for i in range(n)], ["a", "b"] * (n // 2))
             found = await sent(ray, e.url, r, request_ids="run", slo="ttft:1s", open=4)
             return found, await e.truths()
 
@@ -127,25 +123,16 @@ def test_two_workers_send_one_schedule_once_and_figures_are_the_sum(ray: Any) ->
     assert (len(out.done), out.lost, out.stopped) == (2, [], None)
     # The server's own books: each row came once.
     assert Counter(truth["id"] for truth in truths) == Counter(f"run-{row}" for row in range(n))
-    assert sorted(row for row, _ in exchanges) == list(range(n))
     assert Counter(x.relay for _, x in exchanges) == {"load0": n // 2, "load1": n // 2}
     # One start, on the clock that this host's processes share.
     assert [clock.shared for clock in out.clocks] == [True, True]
-    for row, x in exchanges:
-        assert x.scheduled_ns == out.began_ns + int(arrivals[row] * MS)
-        assert x.dispatch_late_ns is not None and x.dispatch_late_ns >= 0
-        assert x.tenant == "ab"[row % 2]
-    # Tallies come back and are merged; tests of LoadTally show that merging is adding.
+    assert {row: (x.scheduled_ns, x.tenant) for row, x in exchanges} == {
+        row: (out.began_ns + 5 * MS * row, "ab"[row % 2]) for row in range(n)
+    }
     assert (out.tally.summary.n, out.tally.lateness.n, out.tally.planned) == (n, n, n)
-    assert sorted(out.tally.sent_ns) == sorted(x.timeline.arrival_ns for _, x in exchanges)
     assert (found.told[-1].sent, found.told[-1].ended, found.told[-1].left) == (n, n, 0)
-    # What it used of CPU, connections and memory comes from there, too.
     assert all(done.cpu_ns > 0 and done.rss_bytes > 1 << 20 for done in out.done)
     assert sum(done.connects + done.reuses for done in out.done) >= n
-    for clock in out.clocks:
-        told = clock.to_dict()
-        assert told["shared"] and told["drift"] == 0.0
-        assert told["rtt"] > 0 and abs(told["offset"]) <= told["rtt"]
 
 
 class Ahead:
@@ -186,7 +173,6 @@ def test_hosts_with_other_clocks_start_together_and_come_back_in_our_time(
     assert before_ns < out.began_ns - HOUR_NS < out.ended_ns - HOUR_NS < after_ns
     # The plan of both workers has one start, as well as their clocks were compared.
     for row, x in found.exchanges:
-        assert x.scheduled_ns is not None and x.dispatch_late_ns is not None
         assert abs(x.scheduled_ns - (out.began_ns + 5 * MS * row)) <= rtt_ns
         assert x.timeline.arrival_ns == x.scheduled_ns + x.dispatch_late_ns
     # Against the books of a server on our host: true within the comparison, and what stamps are unsure of.
@@ -205,17 +191,6 @@ def test_hosts_with_other_clocks_start_together_and_come_back_in_our_time(
         told = clock.to_dict()
         assert told["offset"] == pytest.approx(-3.0, abs=told["rtt"])
         assert abs(told["drift"]) <= told["rtt"] + (clock.after or clock.before).rtt_ns / 1e9
-
-
-# ---------------------------------------------------------------- lost
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def wait_gone(pids: list[int]) -> None:
@@ -251,12 +226,6 @@ def test_who_is_lost_is_told_and_nobody_waits(ray: Any) -> None:
     plan = out.tally.plan_dict()
     assert (plan["planned"], plan["sent"]) == (6, 2)
     wait_gone(pids)
-
-
-# ---------------------------------------------------------------- mistakes of whoever calls
-
-
-# ---------------------------------------------------------------- bodies
 
 
 def test_each_node_gets_the_bodies_of_its_own_rows_and_identical_ones_once(

@@ -32,27 +32,6 @@ ANSWER = says(*streamed_answer(2))
 Messages = list[WorkerReady | Progress | Done]
 
 
-@contextmanager
-def told_what(
-    setup: WorkerSetup, begins: "array[int]", ends: "array[int]", arrivals_ns: list[int]
-) -> Iterator[WorkerSetup]:
-    """The setup with the script of a lone process."""
-    n = len(arrivals_ns)
-    script = WorkerScript(
-        array("q", range(n)).tobytes(),
-        array("q", arrivals_ns).tobytes(),
-        b"",
-        b"",
-        [],
-        begins.tobytes(),
-        ends.tobytes(),
-    )
-    with tempfile.TemporaryFile() as file:
-        file.write(msgspec.msgpack.encode(script))
-        file.flush()
-        yield msgspec.structs.replace(setup, script_fd=file.fileno())
-
-
 class Pipes:
     """Both pipes of a sending process, from its parent's side."""
 
@@ -64,10 +43,6 @@ class Pipes:
 
     def say(self, line: str) -> None:
         os.write(self._say, line.encode() + b"\n")
-
-    def end(self) -> None:
-        os.close(self._say)
-        self._say = -1
 
     def hear(self) -> Messages:
         """All there is by now."""
@@ -82,7 +57,7 @@ class Pipes:
             self.heard += self._frames.feed(data)
         return self.heard
 
-    def of(self, kind: type) -> list[WorkerReady | Progress | Done]:
+    def of(self, kind: type) -> Messages:
         return [message for message in self.hear() if isinstance(message, kind)]
 
     def done(self) -> Done:
@@ -109,13 +84,16 @@ class Pipes:
 
 
 @contextmanager
-def worker_for(url: str, arrivals_ns: list[int], *, open: int = 0) -> Iterator[tuple[WorkerSetup, Pipes]]:
+def worker_for(url: str, arrivals_ns: list[int]) -> Iterator[tuple[WorkerSetup, Pipes]]:
     """The setup of a lone process that sends at these times, and its pipes."""
-    both = Pipes()
-    with bodies(url, len(arrivals_ns), open=open) as (setup, begins, ends):
+    both, n = Pipes(), len(arrivals_ns)
+    with bodies(url, n) as (setup, begins, ends), tempfile.TemporaryFile() as file:
+        rows, times = array("q", range(n)).tobytes(), array("q", arrivals_ns).tobytes()
+        script = WorkerScript(rows, times, b"", b"", [], begins.tobytes(), ends.tobytes())
+        file.write(msgspec.msgpack.encode(script))
+        file.flush()
         try:
-            with told_what(setup, begins, ends, arrivals_ns) as told:
-                yield told, both
+            yield msgspec.structs.replace(setup, script_fd=file.fileno()), both
         finally:
             both.close()
 
@@ -148,51 +126,31 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
             reading = asyncio.get_running_loop().run_in_executor(None, _until_done, parent)
             go.set()
             await working
-            tally = LoadTally()
-            tally.merge_bytes((await reading).tally)
-            assert tally.summary.n == n
+            await reading
+            assert counted(parent.done()) == n
 
 
-def _until_done(parent: Pipes) -> Done:
-    while True:
-        for message in parent.of(Done):
-            assert isinstance(message, Done)
-            return message
+def _until_done(parent: Pipes) -> None:
+    while not parent.of(Done):
+        pass
+
+
+def counted(done: Done) -> int:
+    tally = LoadTally()
+    tally.merge_bytes(done.tally)
+    return tally.summary.n
 
 
 @pytest.mark.parametrize("words", [["stop enough"], ["cut enough"], ["stop enough", "go 5"]])
-def test_called_off_before_the_start(words: list[str]) -> None:
-    @scene
-    async def play() -> None:
-        async with upstream() as server:
-            with worker_for(server.url, [0, 0]) as (told, parent):
-                said = "".join(f"{word}\n" for word in words[:1]).encode()
-                for word in words[1:]:
-                    parent.say(word)
-                await work(told, parent.commands, parent.reports, said)
-                done = parent.done()
-                assert done.stopped == "enough"
-                assert not server.calls
-
-    play()
-
-
 @scene
-async def test_the_end_of_its_parent_is_a_cut() -> None:
+async def test_called_off_before_the_start(words: list[str]) -> None:
     async with upstream() as server:
-
-        async def held(call: Call) -> None:
-            await call.body()
-            await call.left()
-
-        with worker_for(server.url + server.on(held), [0, 3_600_000_000_000]) as (told, parent):
-            parent.say(f"go {SystemClock.mono_ns()}")
-            working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
-            await wait_until(lambda: server.calls)
-            parent.end()
-            await working
-            done = parent.done()
-            assert done.stopped == "its parent is gone"
+        with worker_for(server.url, [0, 0]) as (told, parent):
+            for word in words[1:]:
+                parent.say(word)
+            await work(told, parent.commands, parent.reports, f"{words[0]}\n".encode())
+            assert parent.done().stopped == "enough"
+            assert not server.calls
 
 
 @scene
@@ -206,7 +164,4 @@ async def test_a_disk_that_is_full_loses_records_and_no_counts() -> None:
             finally:
                 os.close(full)
             done = parent.done()
-            assert done.spill_error == "No space left on device"
-            tally = LoadTally()
-            tally.merge_bytes(done.tally)
-            assert tally.summary.n == 5
+            assert (done.spill_error, counted(done)) == ("No space left on device", 5)

@@ -19,7 +19,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.workload.requests import Requests
-from tests.support.servers.loading import bodies, sockets, streamed_answer
+from tests.support.servers.loading import alive, bodies, sockets, streamed_answer
 from tests.support.servers.peer import play, wait_until
 from tests.support.servers.upstream import Call, Script, Upstream, says, unanswered_port, upstream
 from tests.support.traffic.streams import streamed
@@ -29,13 +29,8 @@ ANSWER = says(*streamed_answer(2))
 HOUR_MS = 3_600_000
 
 
-def requests(
-    arrivals_ms: Sequence[float], after: Sequence[int] = (), tenants: Sequence[str] = ()
-) -> Requests:
-    return Requests(
-        array("q", [int(ms * MS) for ms in arrivals_ms]), after=array("q", after),
-        think_ns=array("q", [0] * len(after)), tenants=list(tenants),
-    )  # fmt: skip
+def requests(arrivals_ms: Sequence[int], tenants: Sequence[str] = ()) -> Requests:
+    return Requests(array("q", [ms * MS for ms in arrivals_ms]), tenants=list(tenants))
 
 
 def rows_of(server: Upstream) -> list[int]:
@@ -46,14 +41,8 @@ def rows_of(server: Upstream) -> list[int]:
 class Load:
     """A crew against a scripted server, in one scene."""
 
-    def __init__(
-        self, script: Script, r: Requests, *, processes: int = 1, keep: bool = True, **more: Any
-    ) -> None:
-        self.script = script
-        self.r = r
-        self.processes = processes
-        self.keep = keep
-        self.more = more
+    def __init__(self, script: Script, r: Requests, *, processes: int = 1, **more: Any) -> None:
+        self.script, self.r, self.processes, self.more = script, r, processes, more
         self.told: list[Progress] = []
         self.exchanges: list[tuple[int, Exchange]] = []
 
@@ -62,16 +51,14 @@ class Load:
             url = self.server.url + self.server.on(self.script)
             with (
                 bodies(url, len(self.r), **self.more) as (setup, begins, ends),
-                WorkerPool(
-                    setup, self.r, begins, ends, processes=self.processes, keep=self.keep
-                ) as self.crew,
+                WorkerPool(setup, self.r, begins, ends, processes=self.processes, keep=True) as self.crew,
             ):
-                running = asyncio.ensure_future(self.crew.run(self.told.append))
+                self.running = asyncio.ensure_future(self.crew.run(self.told.append))
                 try:
                     if meanwhile is not None:
                         await meanwhile(self)
                 finally:
-                    out = await running
+                    out = await self.running
                 self.exchanges = list(self.crew.exchanges())
         return out
 
@@ -88,19 +75,11 @@ def plan(out: LoadResult) -> dict[str, Any]:
     return out.tally.plan_dict()
 
 
-# ---------------------------------------------------------------- one schedule
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_each_row_once_at_its_time(processes: int) -> None:
-    n = 60
+def test_each_row_once_at_its_time() -> None:
+    n, processes = 60, 3
     arrivals = [3 * i for i in range(n)]
-    load = Load(
-        ANSWER,
-        requests(arrivals, tenants=["a", "b", "c"] * 20),
-        processes=processes,
-        tenant_header="X-Tenant",
-    )
+    r = requests(arrivals, tenants=["a", "b", "c"] * 20)
+    load = Load(ANSWER, r, processes=processes, tenant_header="X-Tenant")
     out = play(load.run())
     assert len(load.crew.pids) == len(out.done) == processes
     assert sorted(rows_of(load.server)) == list(range(n))
@@ -108,7 +87,6 @@ def test_each_row_once_at_its_time(processes: int) -> None:
     assert load.outcomes() == {"complete": n}
     for row, x in load.exchanges:
         assert x.scheduled_ns == out.began_ns + arrivals[row] * MS, "one start for all"
-        assert x.dispatch_late_ns is not None
         assert x.timeline.arrival_ns - x.scheduled_ns == x.dispatch_late_ns >= 0
         assert x.tenant == "abc"[row % 3]
     assert len({x.id for _, x in load.exchanges}) == n
@@ -123,9 +101,6 @@ def test_each_row_once_at_its_time(processes: int) -> None:
     }  # fmt: skip
     assert load.told[-1].ended == load.told[-1].sent == n
     assert load.told[-1].left == 0
-
-
-# ---------------------------------------------------------------- lost
 
 
 def test_a_process_that_is_killed_is_lost_and_nobody_waits_for_it() -> None:
@@ -144,7 +119,7 @@ def test_a_process_that_is_killed_is_lost_and_nobody_waits_for_it() -> None:
     assert (plan(out)["planned"], plan(out)["sent"]) == (6, 2)
 
 
-@pytest.mark.parametrize("torn", range(1, 60, 7))
+@pytest.mark.parametrize("torn", [1, 59])
 def test_a_torn_record_ends_what_a_lost_process_had_put_aside(torn: int) -> None:
     x = streamed(100, 120)
     whole = b"".join(pickle.dumps((row, x), pickle.HIGHEST_PROTOCOL) for row in (3, 1))
@@ -163,20 +138,14 @@ def test_a_process_that_dies_before_it_is_ready(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_whoever_waits_is_cancelled_and_nobody_is_left() -> None:
-    async def work() -> list[int]:
-        async with upstream() as server:
-            with (
-                bodies(server.url + server.on(held), 2) as (setup, begins, ends),
-                WorkerPool(setup, requests([0, HOUR_MS]), begins, ends, processes=2) as crew,
-            ):
-                running = asyncio.ensure_future(crew.run())
-                await wait_until(lambda: server.calls)
-                running.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-                return crew.pids
+    async def meanwhile(load: Load) -> None:
+        await wait_until(lambda: load.server.calls)
+        load.running.cancel()
 
-    for pid in play(work()):
+    load = Load(held, requests([0, HOUR_MS]), processes=2)
+    with pytest.raises(asyncio.CancelledError):
+        play(load.run(meanwhile))
+    for pid in load.crew.pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
@@ -212,14 +181,6 @@ FILLERS = 8
 """Of `unanswered_port`."""
 
 
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("when", ["sending", "connecting"])
 def test_a_parent_that_dies_takes_its_processes_along(when: str) -> None:
     async def work() -> None:
@@ -230,7 +191,6 @@ def test_a_parent_that_dies_takes_its_processes_along(when: str) -> None:
             parent = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", PARENT, url, connections, stdout=asyncio.subprocess.PIPE
             )
-            assert parent.stdout is not None
             pids = json.loads(await parent.stdout.readline())
             if when == "sending":
                 await wait_until(lambda: len(server.calls) == 2)
@@ -243,14 +203,10 @@ def test_a_parent_that_dies_takes_its_processes_along(when: str) -> None:
     play(work())
 
 
-# ---------------------------------------------------------------- mistakes of whoever calls
-
-
 @pytest.mark.parametrize(
     ("more", "place"),
     [
         ({"url": "gw.test"}, "--target"),
-        ({"headers": [("Host", "x")]}, "--header"),
         ({"url": "https://gw.test", "ca": "/no/such/file.pem"}, "--ca"),
         ({"slo": "no"}, "objectives"),
         ({"limit_in_flight": 0}, "--limit-in-flight"),

@@ -11,8 +11,6 @@ from llmtap.load.replay.result import QUANTILES
 from tests.support.storage.captures import write_capture
 from tests.support.traffic.exchanges import streamed
 
-__all__ = ["MS", "answer", "both", "captured", "recorded"]
-
 MS = 1_000_000
 _FIRST_MS = 99
 """Of `streamed`, from submit."""

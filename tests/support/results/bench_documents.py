@@ -2,8 +2,6 @@
 
 from typing import Any
 
-__all__ = ["CHARTS", "bench_document", "bench_report", "load_step"]
-
 CHARTS: list[dict[str, Any]] = [
     {
         "title": "TTFT by share", "kind": "cdf", "x_title": "TTFT (ms)", "y_title": "share of requests",

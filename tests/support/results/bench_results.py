@@ -11,8 +11,6 @@ from llmtap.bench.run.folder import RESULT, Folder
 from tests.bench.support import measured
 from tests.support.results.compliance_reports import changed, report_of_test
 
-__all__ = ["results_folder"]
-
 TTFT_S: Final = 0.1
 GAP_S: Final = 0.01
 TOKENS: Final = 11

@@ -14,8 +14,6 @@ from llmtap.bench.run.test import TESTS
 from llmtap.workload.registry import report_of, workload_named
 from tests.support.results.replay_results import replay_result
 
-__all__ = ["GONE", "changed", "report_of_test", "step"]
-
 GONE: Final = object()
 """In place of a value: there is none."""
 SUT: Final[dict[str, Any]] = {
@@ -141,13 +139,8 @@ def step(
     if not closed:
         figures["arrivals.planned.n"] = figures["arrivals.sent.n"] = n
         figures["arrivals.sent.span"] = seconds
-        figures["arrivals.planned.ks"] = {"distance": 0.01, "limit_95": 0.0109}
-        figures["arrivals.sent.ks"] = {
-            "distance": 0.01,
-            "limit_95": 0.0109,
-            "rate_rps": 20.0,
-            "rate_from": "own",
-        }
+        ks = figures["arrivals.planned.ks"] = {"distance": 0.01, "limit_95": 0.0109}
+        figures["arrivals.sent.ks"] = {**ks, "rate_rps": 20.0, "rate_from": "own"}
     return {
         "name": name, "arm": arm, "load": {}, "cached": False,
         "requests": {"file": "requests.jsonl.gz", "rows": n, "bytes": 9, "sha256": "ab" * 32},

@@ -5,8 +5,6 @@ import json
 from html.parser import HTMLParser
 from typing import Any
 
-__all__ = ["Page", "contrast"]
-
 
 class Page(HTMLParser):
     """The page taken apart, without plotly's own script."""

@@ -16,8 +16,6 @@ from llmtap.units import NS_PER_S
 from llmtap.workload.requests import Requests
 from tests.support.traffic.exchanges import streamed
 
-__all__ = ["BEGAN_NS", "replay_result"]
-
 BEGAN_NS = 5 * NS_PER_S
 """Where the exchanges of `streamed` begin."""
 MS = 1_000_000

@@ -23,8 +23,6 @@ from llmtap.meter.pipeline.windows import BY_DEFAULT
 from llmtap.metrics.slo import SloOptions
 from tests.support.traffic.relay_status import relay_status
 
-__all__ = ["FakeAdmin", "a_stream", "fake_admin", "recorded"]
-
 S = 1_000_000_000
 
 
@@ -39,13 +37,9 @@ def recorded(
     if relay:
         tally.relays.join(Hello(relay="r0", pid=17, clock="kernel", anchor_mono_ns=0, anchor_wall_ns=0))
         status = relay_status(
-            opened=9,
-            measured=7,
-            dropped={"overflow": 2},
-            lag_ns_max=3_000_000,
-            upstreams={"http://gw:8000": False},
-            upstreams_tried_ns={"http://gw:8000": S},
-        )
+            opened=9, measured=7, dropped={"overflow": 2}, lag_ns_max=3_000_000,
+            upstreams={"http://gw:8000": False}, upstreams_tried_ns={"http://gw:8000": S},
+        )  # fmt: skip
         tally.status("r0", status)
     for x in exchanges:
         tally.opened()

@@ -17,8 +17,6 @@ from llmtap.net.listener import keep_port
 from tests.support.servers.peer import Gone
 from tests.support.servers.raw_client import RawClient, request
 
-__all__ = ["ANSWER_S", "READY_S", "STOP_S", "LiveProxy", "live_proxy", "port_free"]
-
 READY_S = 120.0
 """Deadlines: they cost time only where something is broken."""
 STOP_S = 60.0

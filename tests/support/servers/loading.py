@@ -16,8 +16,6 @@ from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import Duration
 from tests.support.servers.peer import chunk, wait_until
 
-__all__ = ["BODY", "Sending", "bodies", "body_of", "events", "sender_to", "sockets", "streamed_answer"]
-
 BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}'
 
 
@@ -58,6 +56,14 @@ def sockets(port: int) -> int:
     return n
 
 
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 class Sending:
     """A sender, and every end it has told of."""
 
@@ -95,12 +101,12 @@ class Sending:
 @asynccontextmanager
 async def sender_to(
     url: str, *, tls: ssl.SSLContext | None = None, endpoint: str = "chat.completions",
-    connect_timeout_s: float = 100, timeout_s: float = 100, retry_wait_s: float = 10, clock: str = "kernel",
+    timeout_s: float = 100, retry_wait_s: float = 10, clock: str = "kernel",
     fresh: bool = False, retries: int = 0, headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> AsyncIterator[Sending]:  # fmt: skip
     """The only sender to `url`. At the end every call has ended, once, and every socket is closed."""
     options = SenderOptions(
-        clock=clock, fresh=fresh, retries=retries, connect_timeout=Duration(int(connect_timeout_s * 1e9)),
+        clock=clock, fresh=fresh, retries=retries, connect_timeout=Duration(100 * 10**9),
         timeout=Duration(int(timeout_s * 1e9)), retry_wait=Duration(int(retry_wait_s * 1e9)),
     )  # fmt: skip
     target = parse_target(url, endpoint, list(headers))

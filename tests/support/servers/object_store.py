@@ -11,8 +11,6 @@ from http.client import HTTPConnection
 
 from moto.server import ThreadedMotoServer
 
-__all__ = ["Wire", "object_store"]
-
 _503 = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 

@@ -12,8 +12,6 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-__all__ = ["OtlpReceiver", "plain"]
-
 GUARD_S = 60.0
 """No wait is longer: what has not come by then does not come."""
 

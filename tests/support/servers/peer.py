@@ -17,22 +17,6 @@ from typing import Any
 
 import uvloop
 
-__all__ = [
-    "Ending",
-    "Gone",
-    "Head",
-    "Payload",
-    "Peer",
-    "chunk",
-    "chunked",
-    "fields_of",
-    "play",
-    "scene",
-    "wait_still",
-    "wait_taken",
-    "wait_until",
-]
-
 READ_BYTES = 1 << 18
 PATIENCE_S = 60.0
 """For a thing that takes milliseconds: a machine that is busy elsewhere stands still for seconds."""
@@ -239,36 +223,27 @@ class Peer:
 
     async def chunked_payload(self) -> Payload:
         """A chunked body to its end, trailers included. Raises Gone with the payload so far."""
-        body = Payload()
-        data = []
-        raw = []
-        while True:
-            try:
-                line = await self.until(b"\r\n")
-                size = int(line.split(b";")[0].strip(), 16)
-                raw.append(line)
+        data: list[bytes] = []
+        raw: list[bytes] = []
+        lines = []
+        try:
+            while True:
+                raw.append(await self.until(b"\r\n"))
+                size = int(raw[-1].split(b";")[0].strip(), 16)
                 if size == 0:
                     break
                 piece = await self.exactly(size + 2)
-            except Gone as gone:
-                raise Gone(gone.how, b"".join(data)) from None
-            assert piece.endswith(b"\r\n"), f"a chunk of {size} ends with {piece[-2:]!r}"
-            raw.append(piece)
-            data.append(piece[:-2])
-        body.data = b"".join(data)
-        lines = []
-        while True:
-            try:
-                line = await self.until(b"\r\n")
-            except Gone as gone:
-                raise Gone(gone.how, body.data) from None
-            raw.append(line)
-            if line == b"\r\n":
-                break
-            lines.append(line.removesuffix(b"\r\n"))
-        body.trailers = fields_of(lines)
-        body.raw = b"".join(raw)
-        return body
+                assert piece.endswith(b"\r\n"), f"a chunk of {size} ends with {piece[-2:]!r}"
+                raw.append(piece)
+                data.append(piece[:-2])
+            while True:
+                raw.append(await self.until(b"\r\n"))
+                if raw[-1] == b"\r\n":
+                    break
+                lines.append(raw[-1].removesuffix(b"\r\n"))
+        except Gone as gone:
+            raise Gone(gone.how, b"".join(data)) from None
+        return Payload(b"".join(data), b"".join(raw), fields_of(lines))
 
 
 def _waiting(here: tuple[str, int], there: tuple[str, int]) -> int:

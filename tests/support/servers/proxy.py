@@ -20,8 +20,6 @@ from tests.support.servers.peer import PATIENCE_S, wait_until
 from tests.support.servers.raw_client import Answer, RawClient, request
 from tests.support.servers.upstream import Upstream, upstream
 
-__all__ = ["FakeMeter", "Frame", "Recording", "Tapped", "ms", "spelled_out", "stage", "tapped"]
-
 
 def ms(n: float) -> Duration:
     """A duration of `n` milliseconds."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from tests.support.servers.peer import Ending, Gone, Head, Payload, Peer
 
-__all__ = ["Answer", "RawClient", "request"]
-
 
 def request(
     method: str,

@@ -13,8 +13,6 @@ from typing import Any
 
 from tests.support.servers.live_proxy import READY_S, STOP_S, LiveProxy, port_free
 
-__all__ = ["process", "served", "standalone_meter"]
-
 HOUSE = Path(__file__).parents[3]
 
 

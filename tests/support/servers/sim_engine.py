@@ -16,8 +16,6 @@ from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.server import SimServer
 from llmtap.units import Duration
 
-__all__ = ["CHAT", "PATHS", "QUICK", "Engine", "ask_chat", "engine", "explained", "json_events"]
-
 QUICK = SimOptions(ttft=Duration(0), itl=Duration(0), tokens=5)
 CHAT = "/v1/chat/completions"
 _HI = {"messages": [{"role": "user", "content": "hi"}]}

@@ -12,8 +12,6 @@ from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.server import SimServer
 from tests.support.servers.sim_engine import QUICK
 
-__all__ = ["GrpcEngine", "grpc_engine"]
-
 
 class GrpcEngine:
     """A server that runs."""

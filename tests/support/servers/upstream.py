@@ -9,20 +9,6 @@ from contextlib import asynccontextmanager
 
 from tests.support.servers.peer import Gone, Head, Payload, Peer, chunked, wait_until
 
-__all__ = [
-    "CHUNKED",
-    "CLOSE",
-    "OK",
-    "RESET",
-    "Call",
-    "Script",
-    "Upstream",
-    "answers",
-    "says",
-    "unanswered_port",
-    "upstream",
-]
-
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

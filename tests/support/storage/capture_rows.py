@@ -14,8 +14,6 @@ import pyarrow as pa
 
 from llmtap.capture.schema import SCHEMA
 
-__all__ = ["batch", "rows"]
-
 _WORDS = (1, 2, 2, 3, 3, 3, 4, 4, 4, 5, 5, 6, 6, 7, 8, 9, 11)
 """Bytes of a token's text, about as often as in English."""
 _EVENT_BYTES = 187

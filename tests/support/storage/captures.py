@@ -9,8 +9,6 @@ from llmtap.capture.store.parquet import write_parquet
 from llmtap.capture.store.rows import to_batch
 from llmtap.exchange.exchange import Exchange
 
-__all__ = ["ledger", "write_capture"]
-
 
 def ledger(
     opened: int, *, unsettled: int = 0, relay: str = "run.0.1", meter: str = "m1", **told: Any

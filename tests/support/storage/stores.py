@@ -15,11 +15,6 @@ from llmtap.capture.store.store import Store
 from llmtap.clock import Clock, SystemClock
 from llmtap.units import Bytes
 
-__all__ = [
-    "INFO", "NOTHING", "append", "fat", "files_in", "left_spool", "no_room", "numbers", "options", "store",
-    "thin", "until",
-]  # fmt: skip
-
 INFO = CaptureInfo(capture="c1", level="shape")
 NOTHING = CaptureLedger()
 _WAIT_S = 90.0

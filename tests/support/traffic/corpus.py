@@ -15,8 +15,6 @@ from typing import Any
 from tests.support.data import CORPUS
 from tests.support.servers.peer import Gone, Peer, chunk
 
-__all__ = ["CORPUS", "NAMES", "Piece", "Played", "Player", "Recorded"]
-
 NAMES = sorted(p.stem for p in CORPUS.glob("*.json"))
 
 

@@ -19,8 +19,6 @@ from llmtap.exchange.exchange import (
 )
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
 
-__all__ = ["MS", "US", "WALL_NS", "any_exchange", "streamed"]
-
 US = 1_000
 MS = 1_000_000
 WALL_NS = 1_700_000_000_000_000_000

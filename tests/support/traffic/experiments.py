@@ -4,8 +4,6 @@ from typing import Any
 
 from llmtap.channel.experiment import Arm, Experiment, ExperimentOptions, resolve
 
-__all__ = ["an_experiment"]
-
 
 def an_experiment(*arms: dict[str, Any], start_wall_ns: int = 0, **options: Any) -> Experiment:
     """A running experiment with a fixed key; without arms, a control and an arm that sets a header."""

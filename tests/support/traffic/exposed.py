@@ -17,8 +17,6 @@ from llmtap.net.server_metrics import SERIES
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.relay_status import relay_status
 
-__all__ = ["FUNCTIONS", "exposed", "exposition_text", "labels_grouped", "selectors"]
-
 OF_A_SCRAPE = {"job", "instance", "namespace", "pod"}
 """The labels that Prometheus adds to every sample; the last two with the Prometheus Operator."""
 FUNCTIONS = frozenset({

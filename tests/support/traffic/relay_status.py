@@ -4,8 +4,6 @@ from typing import Any
 
 from llmtap.channel.frames import LAG_EDGES_NS, RelayStatus
 
-__all__ = ["relay_status"]
-
 
 def relay_status(**said: Any) -> RelayStatus:
     """A status in which everything is 0 but what is said."""

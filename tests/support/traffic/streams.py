@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 
-__all__ = ["reader_wait_ns", "streamed"]
-
 MS = 1_000_000
 
 

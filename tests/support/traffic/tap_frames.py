@@ -6,8 +6,6 @@ import msgspec
 
 from llmtap.channel.frames import Anchored, Closing, FrameKind, Hello, RelayStatus, pack_batch
 
-__all__ = ["MS", "Script"]
-
 MS = 1_000_000
 _REQUEST = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway\r\nContent-Type: application/json\r\n"

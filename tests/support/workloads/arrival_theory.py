@@ -8,19 +8,6 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-__all__ = [
-    "KS_999",
-    "Z_999",
-    "cumulated_diurnal",
-    "cumulated_on_off",
-    "cumulated_ramp",
-    "cumulated_steps",
-    "cv_deviation",
-    "gamma_cdf",
-    "gaps_of",
-    "ks_distance",
-]
-
 Z_999 = 3.2905267314919255
 """Deviations of a normal distribution, up or down."""
 KS_999 = 1.9495

@@ -11,8 +11,6 @@ from llmtap.sim.model_options import ModelOptions, read_model_options
 from llmtap.sim.sweep.simulate import SimulationResult, simulate
 from llmtap.workload.requests import Requests
 
-__all__ = ["MODEL", "Row", "S", "served", "simulated", "workload"]
-
 S = 1_000_000_000
 MODEL = LatencyModel(alpha_ns=1 * S, beta_ns=S // 10, gamma=0.5)
 

@@ -41,14 +41,8 @@ def tokenizer_of_its_own() -> Any:
     return tokenizer
 
 
-def model_folder(
-    folder: Path,
-    *,
-    template: str | list[dict[str, str]] | None = CHATML,
-    file: str | None = None,
-    truncated: bool = False,
-) -> Path:
-    """The folder, with the template in its configuration and, if given, in a file of its own."""
+def model_folder(folder: Path, *, truncated: bool = False) -> Path:
+    """The folder, with the template in its configuration."""
     folder.mkdir(exist_ok=True)
     tokenizer = tokenizer_of_its_own()
     if truncated:
@@ -57,13 +51,9 @@ def model_folder(
     tokenizer.save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {
         "eos_token": "<|im_end|>", "bos_token": None,
-        "pad_token": {"content": "<|endoftext|>", "lstrip": False},
+        "pad_token": {"content": "<|endoftext|>", "lstrip": False}, "chat_template": CHATML,
     }  # fmt: skip
-    if template is not None:
-        config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    if file is not None:
-        (folder / "chat_template.jinja").write_text(file)
     return folder
 
 

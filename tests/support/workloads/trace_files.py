@@ -12,8 +12,6 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.traces.format import TraceFormat, TraceSource, TraceWriter, WriteOptions, batch_of
 from tests.support.data import TRACES
 
-__all__ = ["TRACES", "from_trace", "read", "rows", "stats", "trace", "write"]
-
 
 def trace(name: str) -> bytes:
     """A shared file, decompressed."""

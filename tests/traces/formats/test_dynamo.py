@@ -65,11 +65,8 @@ def test_sessions_and_subagents_are_a_tree_of_requests(wrapped: bool) -> None:
     ]  # fmt: skip
     first = found[0]
     assert source.info.arrivals == "wall"
-    assert (first["arrival_ns"], first["first_token_us"], first["response_end_us"]) == (
-        1_000 * MS,
-        12_500,
-        900_250,
-    )
+    times = (first["arrival_ns"], first["first_token_us"], first["response_end_us"])
+    assert times == (1_000 * MS, 12_500, 900_250)
     assert (first["input_tokens"], first["output_tokens"], first["cached_tokens"]) == (70, 9, 64)
     assert (first["blocks"], first["block_size"], first["block_unit"]) == ([5, -3], 64, "tokens")
     assert source.notes == ["1 records that are not of finished requests"]

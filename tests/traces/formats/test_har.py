@@ -90,11 +90,7 @@ def test_an_entry_of_a_browser_is_read_like_live_traffic() -> None:
     # blocked 1 + connect 4, which has ssl in it, + send 0.5; then wait, then receive.
     assert (row["submit_us"], row["first_byte_us"], row["response_end_us"]) == (5_500, 25_500, 60_500)
     assert row["event_us"] is row["first_token_us"] is None, "a stream in a HAR has no times of its own"
-
-
-def test_no_secret_of_a_session_comes_into_a_row() -> None:
-    rows, _ = rows_of(har(entry()))
-    assert SECRET not in json.dumps(rows, default=str)
+    assert SECRET not in json.dumps(row, default=str)
 
 
 def test_an_entry_without_content_keeps_times_and_request() -> None:
@@ -137,10 +133,8 @@ def test_content_may_be_base64_and_requests_without_json_have_no_body() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        ("{}", "no JSON array at log.entries"),
         ('{"log": {"entries": [', "element 0: the file was cut off"),
         ('{"log": {"entries": [3]}}', "entry 0: expected a JSON object"),
-        ('{"log": {"entries": [{]}}', "element 0: "),
     ],
 )
 def test_what_does_not_fit_is_told_with_its_place(data: str, problem: str) -> None:

@@ -96,7 +96,6 @@ DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] =
         ["columns that are not kept: Extra"],
     ),
     ("azure", f"\ufeff{HEADER}\r\n1969-12-31 23:59:59.999999999,1,2", LENGTHS, [(-1, 1, 2)], []),
-    ("azure", HEADER, LENGTHS, [], []),
     (
         "burstgpt",
         f"{V3}\n19440110.0,s1,43,GPT-4,906,446,1352,Conversation log\n19440111.25,,0,ChatGPT,7,0,7,API log\n",
@@ -160,23 +159,13 @@ def test_values_are_exact_and_survive(
 
 
 ERRORS: list[tuple[str, str | bytes, str]] = [
-    ("azure", f"{HEADER}\n2023-11-16 18:15:46,1,2\n2023-11-16 18:1", "line 3: expected 3 columns, got 1"),
     ("azure", f"{HEADER}\n\n2023-11-16 18:15:46,1,\n", "line 3: GeneratedTokens: expected a whole number"),
-    ("azure", f"{HEADER}\n2023-11-16 18:15:46,{'9' * 10_000},1\n", "line 2: ContextTokens: expected a whole"),
-    ("azure", f"{HEADER}\n2023-02-30 18:15:46,1,1\n", "line 2: TIMESTAMP: expected a date as 2023-11-16"),
     ("azure", f"{HEADER}\n9999-02-03 18:15:46,1,1\n", "line 2: TIMESTAMP: expected a date"),
-    ("azure", f"{HEADER}\n16.11.2023,1,1\n", "line 2: TIMESTAMP: expected a date"),
-    ("azure", "TIMESTAMP,ContextTokens\n", "line 1: GeneratedTokens: the column is missing"),
-    ("azure", f"{HEADER}\n{'x' * (6 << 20)}", "line 2: longer than 4 MiB"),
     ("burstgpt", f"{V1}\n-5,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
-    ("burstgpt", f"{V1}\n1e5,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
     ("burstgpt", f"{V1}\n9999999999,GPT-4,1,2,3,API log\n", "line 2: Timestamp: expected seconds"),
     ("mooncake", MOON % (b"1", b"") + MOON % (b"-1", b""), "line 2: timestamp: is negative"),
-    ("mooncake", MOON % (b"1e99999999", b""), "line 1: timestamp: is no number of this size"),
     ("mooncake", MOON % (b"10000000000000", b""), "line 1: timestamp: is no number of this size"),
     ("mooncake", MOON % (b"1", b', "hash_ids": [-9223372036854775809]'), "line 1: hash_ids[0]: "),
-    ("mooncake", b'{"timestamp": 1, "input_length": 1}', "line 1: output_length: is missing"),
-    ("mooncake", b'\n{"timestamp": 1, "input_length": 1.5, "output_length": 1}', "line 2: input_length: "),
     ("guidellm", MOON % (b"1", b', "duration": -1'), "line 1: duration: is negative"),
     ("bailian", b'{"timestamp": 0, "input_length": 1, "output_length": 1}', "line 1: chat_id: is missing"),
     ("bailian", b'{"chat_id":1, "timestamp":0, "input_length":1, "output_length":1, "turn":0}', "line 1: "),
@@ -195,12 +184,10 @@ def test_an_error_names_line_and_field(name: str, data: str | bytes, told: str) 
     ("line", "mooncake", "guidellm"),
     [
         (MOON % (b"1", b', "hash_ids": [1]'), True, False),
-        (MOON % (b"1", b""), True, False),
         (MOON % (b"0.5", b""), False, True),
         (MOON % (b"1", b', "duration": 3'), False, True),
         (MOON % (b"1", b', "session_id": "a"'), False, False),
         (b"timestamp,input_length,output_length\n", False, False),
-        (b"", False, False),
     ],
 )
 def test_fractions_and_durations_tell_seconds(line: bytes, mooncake: bool, guidellm: bool) -> None:

@@ -61,7 +61,7 @@ def test_rows_survive(parts: list[list[tuple[int, str | None, list[int] | None]]
     assert (source.info.schema_version, source.info.tap_version) == (VERSION, __version__)
 
 
-@pytest.mark.parametrize("cut", [0, 4, 100, -1, -50])
+@pytest.mark.parametrize("cut", [0, 100, -1])
 def test_a_torn_file_is_told(cut: int) -> None:
     data = written(batch_of(1, {"arrival_ns": [1]}))
     with pytest.raises(FormatError, match="cannot be read as Parquet"):

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces import sorting
 from llmtap.traces.format import FormatError, WriteOptions, batch_of
 from llmtap.traces.formats.sharegpt import FORMAT
 
@@ -69,15 +68,12 @@ def test_each_answer_is_a_row_whose_request_has_what_was_said_before() -> None:
     ("said", "answers", "note"),
     [
         (turns(("gpt", "hello"), ("human", "hi"), ("gpt", "yes")), ["yes"], "1 answers follow no question"),
-        (turns(("human", "hi"), ("gpt", "a"), ("gpt", "b")), ["a"], "1 answers follow no question"),
         (turns(("human", "hi"), ("gpt", "a"), ("human", "so?")), ["a"], "1 turns have no answer"),
         (turns(("human", "hi"), ("human", "you"), ("gpt", "a")), ["a"], None),
-        (turns(("human", "hi")), [], "1 conversations have no answer"),
         ([], [], "1 conversations have no answer"),
         (turns(("user", "hi"), ("chatgpt", "a")), ["a"], None),
         (turns(("human", "hi"), ("Oracle", "hm"), ("gpt", "a")), ["a"], "1 turns are by a speaker"),
         ([json.dumps(turn) for turn in TALK], ["hello", "because"], "5 turns were JSON strings"),
-        ([TALK[1], json.dumps(TALK[2])], ["hello"], "1 turns were JSON strings"),
     ],
 )
 def test_odd_conversations_are_read_as_far_as_they_go(
@@ -98,16 +94,10 @@ def test_a_conversation_without_a_name_has_its_number() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        ("[", "element 0: the file was cut off"),
         ('[{"id": "a", "conversations": []}, {"id"', "element 1: the file was cut off"),
         ('{"id": "a"}', "there is no JSON array"),
-        ("", "no JSON array"),
         ('[{"id": "a", "conversations": []}, 3]', "conversation 1: "),
-        ('[{"id": "a"}]', "conversation 0: .*conversations"),
-        ('[{"conversations": [{"from": "human"}]}]', "conversation 0: .*value"),
         ('[{"conversations": ["not json"]}]', "conversation 0, turn 0: "),
-        ('[{"conversations": [3]}]', "conversation 0: "),
-        (b"[\xff\xfe]", "element 0: "),
     ],
 )
 def test_what_does_not_fit_is_told_with_its_place(data: bytes | str, problem: str) -> None:
@@ -119,21 +109,13 @@ def test_what_does_not_fit_is_told_with_its_place(data: bytes | str, problem: st
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 ROUNDS = st.lists(st.tuples(st.just("human"), TEXT, TEXT), min_size=1, max_size=4)
 TALKS = st.lists(st.tuples(st.none() | TEXT, ROUNDS), max_size=5).map(
-    lambda talks: [
-        {
-            "id": f"c{i}",
-            "conversations": turns(
-                *([("system", system)] if system is not None else []),
-                *(
-                    (who, said)
-                    for _, ask, answer in rounds
-                    for who, said in (("human", ask), ("gpt", answer))
-                ),
-            ),
-        }
-        for i, (system, rounds) in enumerate(talks)
-    ]
+    lambda talks: [{"id": f"c{i}", "conversations": said_by(*talk)} for i, talk in enumerate(talks)]
 )
+
+
+def said_by(system: str | None, rounds: list[tuple[str, str, str]]) -> Turns:
+    said = [(who, text) for _, ask, answer in rounds for who, text in (("human", ask), ("gpt", answer))]
+    return turns(*([("system", system)] if system is not None else []), *said)
 
 
 @given(talks=TALKS, seed=st.integers(0, 1 << 16))
@@ -145,15 +127,6 @@ def test_conversations_survive_wherever_their_turns_lie(talks: list[Any], seed: 
     assert sorted(mixed, key=lambda t: t["id"]) == talks
     first_seen = list(dict.fromkeys(row["session"] for row in rows))
     assert [talk["id"] for talk in mixed] == first_seen
-
-
-def test_more_turns_than_memory_holds_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorting, "RUN_BYTES", 5_000)
-    monkeypatch.setattr(sorting, "_PIECE_BYTES", 500)
-    talks = [{"id": f"c{i}", "conversations": TALK} for i in range(200)]
-    rows, _ = rows_of(json.dumps(talks))
-    random.Random(1).shuffle(rows)
-    assert sorted(again(rows), key=lambda t: int(t["id"][1:])) == talks
 
 
 def body(*messages: tuple[str, Any]) -> str:
@@ -168,10 +141,8 @@ def test_an_edited_question_becomes_a_conversation_of_its_own() -> None:
          "response_text": "3"},
     ]  # fmt: skip
     talks, told = written(rows)
-    assert [(t["id"], [turn["value"] for turn in t["conversations"]]) for t in talks] == [
-        ("s", ["a", "1"]),
-        ("s-branch-1", ["b", " 2", "c", "3"]),
-    ]
+    found = {talk["id"]: [turn["value"] for turn in talk["conversations"]] for talk in talks}
+    assert found == {"s": ["a", "1"], "s-branch-1": ["b", " 2", "c", "3"]}
     assert told.rows == 3
     assert [note for note in told.notes if note.startswith("1 sessions went on")]
 

@@ -89,9 +89,12 @@ WAYS = {"chat": "chat template", "own": "reference tokenizer", "tiktoken": "refe
 
 
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("system", ["", "suza broxi is what you are"])
 @settings(max_examples=25)
-@given(inputs=st.lists(st.integers(1, 700), min_size=1, max_size=6), seed=st.integers(0, 99))
+@given(
+    system=st.sampled_from(["", "suza broxi is what you are"]),
+    inputs=st.lists(st.integers(1, 700), min_size=1, max_size=6),
+    seed=st.integers(0, 99),
+)
 def test_rows_have_exactly_their_tokens(
     counters: Counters, name: str, system: str, inputs: list[int], seed: int
 ) -> None:
@@ -101,8 +104,7 @@ def test_rows_have_exactly_their_tokens(
     for wanted, (prompt, fitted) in zip(inputs, made, strict=True):
         assert fitted.tokens == judge(prompt) == max(wanted, least)
         assert (fitted.wanted, fitted.way, fitted.text) == (wanted, WAYS[name], prompt.text)
-        assert fitted.exact == (wanted >= least)
-        assert fitted.missed == max(0, least - wanted)
+        assert (fitted.exact, fitted.missed) == (wanted >= least, max(0, least - wanted))
         assert prompt.system == system
 
 
@@ -134,10 +136,8 @@ def test_blocks_are_shared_by_the_servers_count(counters: Counters, folder: Path
         alike = next(i for i, (x, y) in enumerate(zip(seen[a], seen[b], strict=False)) if x != y)
         return alike // 64
 
-    assert whole_blocks_shared(0, 1) == 2
-    assert whole_blocks_shared(0, 2) == 3
-    assert whole_blocks_shared(1, 2) == 2
-    assert whole_blocks_shared(0, 3) == 0
+    pairs = ((0, 1), (0, 2), (1, 2), (0, 3))
+    assert [whole_blocks_shared(*pair) for pair in pairs] == [2, 3, 2, 0]
 
 
 class _ThreeAWord(OwnTokenizer):

@@ -27,9 +27,6 @@ from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
 from tests.support.workloads.trace_files import TRACES
 
-MOONCAKE = TRACES / "mooncake"
-
-
 GOLDEN_BLOCK = "was fish foot form thing white week low name even fire world"
 GOLDEN_ROW = "full end late he year this do hold most off here state"
 
@@ -55,8 +52,7 @@ def test_the_common_words_are_256_and_a_token_each_by_our_own_tokenizer() -> Non
     assert all(count_tokens(word) == 1 for word in COMMON.table)
 
 
-def test_a_text_is_the_same_for_ever() -> None:
-    """Fixed here: what one version of the project sends, the next one sends, too."""
+def test_one_version_sends_the_texts_of_the_versions_before() -> None:
     assert COMMON.text(Numbers(0).block(7, 12)) == GOLDEN_BLOCK
     assert COMMON.text(Numbers(42).row(7, 12)) == GOLDEN_ROW
 
@@ -68,12 +64,7 @@ def test_neighbours_differ_in_their_first_word(number: int, more: int, seed: int
     assert (numbers.row(number, 2) == numbers.row(number + more, 2)) == (more == 0)
 
 
-@given(
-    st.integers(-(1 << 63), (1 << 63) - 1),
-    st.integers(-(1 << 63), (1 << 63) - 1),
-    st.integers(),
-    st.booleans(),
-)
+@given(*[st.integers(-(1 << 63), (1 << 63) - 1)] * 2, st.integers(), st.booleans())
 def test_two_numbers_never_have_the_same_name(a: int, b: int, seed: int, both_blocks: bool) -> None:
     numbers = Numbers(seed)
     other = numbers.block(b, NAME_BYTES) if both_blocks else numbers.row(abs(b), NAME_BYTES)
@@ -122,12 +113,11 @@ def test_the_template_in_front_counts_for_the_first_block() -> None:
     assert 3 * 64 <= 20 + shared(a, c) < 3 * 64 + NAME_BYTES
 
 
-@pytest.mark.parametrize(
-    "name", ["conversation_trace.rows_1_8000.jsonl.gz", "synthetic_trace.rows_1_2500.jsonl.gz"]
-)
-def test_mooncake_keeps_its_sharing_to_the_block(name: str) -> None:
+def test_mooncake_keeps_its_sharing_to_the_block() -> None:
     """All rows by their text: as many distinct prefixes of whole blocks as there are by the trace's ids."""
-    requests = load_trace(str(MOONCAKE / name), count=600).requests
+    requests = load_trace(
+        str(TRACES / "mooncake" / "conversation_trace.rows_1_8000.jsonl.gz"), count=600
+    ).requests
     size = requests.block_tokens
     assert size == 512
     text = RowText(requests, 1)
