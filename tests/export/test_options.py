@@ -26,12 +26,6 @@ def test_the_standard_variables_count_where_nothing_of_ours_speaks(tmp_path: Pat
     assert load_settings(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, {}).otlp.endpoint is None
 
 
-def test_a_standard_variable_that_does_not_fit_is_named() -> None:
-    with pytest.raises(ConfigError) as told:
-        load_settings(None, {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, {})
-    assert "OTEL_EXPORTER_OTLP_PROTOCOL" in told.value.place
-
-
 @pytest.mark.parametrize(
     ("options", "place"),
     [

@@ -52,13 +52,6 @@ def test_a_name_goes_before_a_pattern_and_a_pattern_before_the_default() -> None
     assert slos.tenants == ["team-a", "acme"]
 
 
-def test_without_a_default_the_others_have_no_class() -> None:
-    slos = book(ManualClock(), gold=slo(tenants=("acme",)))
-    assert slos.of("x") is None
-    assert ended(slos, "x", BAD) is None
-    assert slos.freeze().total == {}
-
-
 def test_attainment_and_burn_rate_by_class_and_tenant() -> None:
     clock = ManualClock()
     slos = book(clock, gold=slo(target=0.9, tenants=("a", "b")))
@@ -85,15 +78,6 @@ def test_attainment_and_burn_rate_by_class_and_tenant() -> None:
         0.9,
         pytest.approx(10.0),
     )
-
-
-def test_few_exchanges_are_marked() -> None:
-    slos = book(ManualClock(), gold=slo(target=0.99))
-    ended(slos, "a", BAD)
-    assert windows(slos, "gold")["5m"]["marks"] == ["burn_rate"]
-    for _ in range(99):
-        ended(slos, "a", GOOD)
-    assert windows(slos, "gold")["5m"]["marks"] == []
 
 
 def test_what_a_request_asks_for_itself_comes_first() -> None:
@@ -177,16 +161,6 @@ def test_a_standard_alarm_that_can_never_ring_is_left_out_and_told(caplog: pytes
     assert [(a["long"], a["short"], a["burn_rate"], a["reachable"]) for a in told["alarms"]] == [
         ("6h", "30m", 6.0, True), ("1h", "5m", 14.4, False),
     ]  # fmt: skip
-
-
-def test_burn_rates_of_ones_own() -> None:
-    slos = book(ManualClock(), gold=slo(target=0.9, burn={"1h": 5.0}))
-    told: Any = slos.freeze().to_dict()["gold"]
-    (alarm,) = told["alarms"]
-    assert alarm == {
-        "severity": "page", "long": "1h", "short": "5m", "burn_rate": 5.0, "reachable": True,
-        "events_min": 2, "ringing": False,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -291,21 +291,6 @@ def test_columns_that_do_not_fit_stand_aside_whole_until_right_brings_them(width
     play(screenplay, documents, (width, 24))
 
 
-def test_all_keys_are_told() -> None:
-    async def screenplay(stage: Stage) -> None:
-        for key in ("question_mark", "f1"):
-            await stage.press(key)
-            text = "\n".join(stage.lines())
-            for part in ("home", "left, right", "DISCONNECTED", "refresh now"):
-                assert part in text, text
-            await stage.press("w", "escape")
-            assert len(stage.app.screen_stack) == 1
-        assert stage.app.feed.window == "1m"
-        assert "? Help" in stage.lines()[-1]
-
-    play(screenplay)
-
-
 @pytest.mark.parametrize("size", [(50, 24), (80, 12)])
 def test_a_terminal_without_room_for_lines_says_so(size: tuple[int, int]) -> None:
     async def screenplay(stage: Stage) -> None:
@@ -358,20 +343,6 @@ def test_notes_use_the_free_height_and_cautions_come_before_findings() -> None:
     play(screenplay, documents, (80, 26))
 
 
-def test_notes_without_room_say_how_many_lines_are_missing() -> None:
-    documents = some()
-    findings = [{"arm": "marked", "metric": "ttft", "p": 1e-9}] * 20
-    documents["experiment"] |= {"findings": findings}
-
-    async def screenplay(stage: Stage) -> None:
-        await stage.open("arms")
-        await stage.until(lambda: "more lines of notes: use a larger terminal" in stage.text("notes"))
-        assert stage.row_keys() == ["marked"]
-        assert any(line.lstrip().startswith("marked ") for line in stage.lines()), "the table stays"
-
-    play(screenplay, documents)
-
-
 def test_a_tap_that_goes_away_and_comes_back() -> None:
     async def screenplay(stage: Stage) -> None:
         await stage.until(lambda: len(stage.row_keys()) == 3)
@@ -408,13 +379,3 @@ def test_hostile_names_are_letters_and_nothing_else() -> None:
         assert all(line.isprintable() for line in stage.lines())
 
     play(screenplay, documents, LARGE)
-
-
-def test_q_and_ctrl_c_leave() -> None:
-    for key in ("q", "ctrl+c"):
-
-        async def screenplay(stage: Stage, key: str = key) -> None:
-            await stage.pilot.press(key)
-            await stage.until(lambda: not stage.app.is_running or stage.app._exit)
-
-        play(screenplay)

@@ -58,19 +58,6 @@ def test_what_is_no_json_object_is_no_admin_port(body: bytes) -> None:
     play()
 
 
-@scene
-async def test_an_answer_without_end_is_given_up() -> None:
-    from llmtap.top import client
-
-    async with fake_admin(recorded()) as fake:
-        before, client.DOCUMENT_BYTES_MAX = client.DOCUMENT_BYTES_MAX, 1_000  # type: ignore[misc]
-        try:
-            fake.body = b'{"a": "' + b"x" * 2_000 + b'"}'
-            assert "longer than" in str(await refused(fake))
-        finally:
-            client.DOCUMENT_BYTES_MAX = before  # type: ignore[misc]
-
-
 def test_https_is_verified_by_the_ca_that_was_named(tmp_path: Path) -> None:
     ca = trustme.CA()
     ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -116,10 +103,6 @@ def test_what_cannot_be_is_named_and_no_secret_told(told: dict[str, str], place:
         TopOptions(**told)  # type: ignore[arg-type]
     assert caught.value.place == place
     assert "secret" not in str(caught.value)
-
-
-def test_a_path_before_the_api_is_kept_without_its_slash() -> None:
-    assert TopOptions(admin="https://host/tap/").url == "https://host/tap"
 
 
 @pytest.mark.parametrize(

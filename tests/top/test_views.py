@@ -55,37 +55,6 @@ def test_a_client_that_left_or_sent_a_wrong_request_is_no_failure() -> None:
     assert {name for name, row in found.items() if row["failed"] != "0"} == {o.value for o in FAILED}
 
 
-def test_arms_are_told_with_the_experiment() -> None:
-    documents = recorded(
-        [streamed(i, 3, arm="control" if i % 2 else "marked", unit=f"{i:x}") for i in range(1, 9)],
-        experiment=an_experiment(),
-    )
-    found = table("arms", documents)
-    assert cells(found).keys() == {"control", "marked"}
-    assert "experiment test: running" in found.notes[0]
-    assert "means are compared from 50 units an arm on" in " ".join(found.notes)
-    assert "no experiment is configured" in table("arms", recorded()).notes[0]
-
-
-def test_exchanges_are_newest_first_and_can_be_looked_into() -> None:
-    found = table("exchanges", some())
-    assert [row.key for row in found.rows] == [f"run.0.1-{seq}" for seq in (4, 3, 2, 1)]
-    first = cells(found)["run.0.1-4"]
-    assert (first["outcome"], first["refusal"], first["tokens"], first["status"]) == (
-        "refused", "output_guardrail", "1", "200",
-    )  # fmt: skip
-    assert BY_NAME["exchanges"].inspects
-    assert first["path"] == "/v1/chat/completions"
-
-
-def test_an_answer_in_one_piece_has_no_ttft() -> None:
-    whole = streamed(1, 1)
-    whole.stream = False
-    first = cells(table("exchanges", recorded([whole])))["run.0.1-1"]
-    assert (first["ttft"], first["tpot"]) == ("-", "-")
-    assert first["e2e"] != "-"
-
-
 def test_refusals_and_chunking_are_of_all_and_of_each_tenant() -> None:
     found = cells(table("refusals", some(), 120))
     assert list(found) == ["", "tenant acme", "tenant globex"]
@@ -97,11 +66,6 @@ def test_refusals_and_chunking_are_of_all_and_of_each_tenant() -> None:
     assert (found["tenant acme"]["refused"], found["tenant acme"]["single"]) == ("0", "100.0%")
     # Two events and an end marker in three reads.
     assert found["tenant globex"]["events_read"] == "1"
-
-
-def test_a_tenant_called_all_is_another_line() -> None:
-    found = cells(table("refusals", recorded([streamed(tenant="all")])))
-    assert [line["name"] for line in found.values()] == ["all", "all"]
 
 
 def test_the_tap_tells_of_itself() -> None:
@@ -214,12 +178,6 @@ def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:
     assert sparkline([[4.0, 1]], 4, 0.0, 4.0) == "···█"
 
 
-def test_nothing_to_draw_is_nothing_or_silence() -> None:
-    assert sparkline([], 3, 0.0, 1.0) == SILENT * 3
-    assert sparkline([[1, 1]], 3, 1.0, 1.0) == ""
-    assert sparkline([None, [], ["x", 1], [0.5, "y"]], 2, 0.0, 1.0) == "·█"
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)).map(list), max_size=30),
     st.integers(1, 40),
@@ -253,8 +211,3 @@ def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:
         .notes[0]
         .startswith("7 streams under way, the 2 newest below; tokens over the last 10 s")
     )
-
-
-def test_an_older_tap_is_told_of() -> None:
-    assert "/api/v1/streams" in table_streams(None).notes[0]
-    assert table_streams(None).rows == []

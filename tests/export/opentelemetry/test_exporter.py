@@ -101,15 +101,6 @@ def test_a_share_of_the_roots_is_sampled_by_their_ids() -> None:
     assert all(int.from_bytes(i[8:]) < 2**62 for i in ids)
 
 
-def test_text_that_is_no_unicode_does_no_harm() -> None:
-    with OtlpReceiver() as receiver:
-        e = export(receiver, chat(model="\ud800", refusal={"kind": "model_refusal"}), chat())
-        odd, _ = receiver.spans
-    assert plain(odd.attributes)["gen_ai.request.model"] == "?"
-    assert plain(odd.attributes)["llmtap.refusal.kind"] == "model_refusal"
-    assert (e.state().sent, e.state().dropped) == (2, {})
-
-
 # ---------------------------------------------------------------- metrics
 
 
@@ -146,30 +137,6 @@ def test_metrics_arrive_with_names_units_edges_and_exact_counts() -> None:
     assert (exchanges.as_int, found["llmtap.exchanges"].sum.is_monotonic) == (2, True)
 
 
-def test_many_series_go_in_several_requests_and_all_arrive() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, *(chat(model=f"m{i}") for i in range(300)), traces=False)
-        assert len(receiver.metrics) > 1
-        models = {
-            plain(point.attributes)["gen_ai.request.model"]
-            for request in receiver.metrics
-            for metric in request.resource_metrics[0].scope_metrics[0].metrics
-            if metric.name == "gen_ai.client.inference.duration"
-            for point in metric.histogram.data_points
-        }
-    assert len(models) == 300
-
-
-def test_metrics_go_out_at_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
-    with OtlpReceiver() as receiver:
-        e = exporter(receiver.endpoint)
-        end(e, chat())
-        receiver.wait(lambda: len(receiver.metrics) == 2)
-        assert receiver.spans == []
-        e.close(GUARD_S)
-
-
 # ---------------------------------------------------------------- a receiver that is away, full or unwilling
 
 
@@ -204,14 +171,6 @@ def test_the_queue_has_a_bound_and_every_span_is_accounted_for() -> None:
         state = e.state()
         assert (state.sent, state.queued) == (0, 0)
         assert state.dropped == {"queue_full": 96, "shutdown": 5}
-
-
-def test_more_than_a_batch_goes_in_several_requests() -> None:
-    with OtlpReceiver() as receiver:
-        n = 2 * BATCH_MAX + 1
-        e = export(receiver, *(chat(seq=i) for i in range(n)), metrics=False)
-        assert max(len(r.resource_spans[0].scope_spans[0].spans) for r in receiver.traces) <= BATCH_MAX
-        assert len({span.span_id for span in receiver.spans}) == n == e.state().sent
 
 
 @pytest.mark.parametrize(

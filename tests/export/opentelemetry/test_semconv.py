@@ -9,7 +9,6 @@ from llmtap.exchange import request
 from llmtap.export.opentelemetry.semconv import (
     VERSIONS,
     Instrument,
-    SemconvQuantity,
     operation_of,
     provider_of,
 )
@@ -81,23 +80,6 @@ def test_both_versions_share_their_attributes_and_off_has_our_own() -> None:
     off = VERSIONS["off"]
     assert off.operation == "llmtap.operation.name"
     assert off.input_tokens == "llmtap.usage.input_tokens"
-
-
-def test_our_own_metrics_are_in_every_version_under_our_own_names() -> None:
-    ours = {"llmtap.time_to_first_token", "llmtap.inter_chunk", "llmtap.user_idle", "llmtap.exchanges"}
-    for version in VERSIONS:
-        assert {name for name in instruments(version) if name.startswith("llmtap.")} == ours
-
-
-def test_only_the_token_types_share_a_metric_and_their_attribute_tells_them_apart() -> None:
-    measures = VERSIONS["1.41"].measures
-    (read,), (written,) = measures[SemconvQuantity.INPUT_TOKENS], measures[SemconvQuantity.OUTPUT_TOKENS]
-    assert read.instrument is written.instrument
-    assert read.attributes == (("gen_ai.token.type", "input"),)
-    assert written.attributes == (("gen_ai.token.type", "output"),)
-    counter, histogram = VERSIONS["0.1.0"].measures[SemconvQuantity.INPUT_TOKENS]
-    assert counter.attributes == (("gen_ai.token.modality", "unknown"),)
-    assert histogram.attributes == ()
 
 
 def test_names_of_the_conventions_are_spelled_where_spans_are_written_and_where_they_are_read() -> None:

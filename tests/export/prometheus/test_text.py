@@ -3,7 +3,6 @@
 import re
 from itertools import accumulate
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -12,7 +11,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from prometheus_client.samples import Exemplar
 
 from llmtap.export.prometheus.catalogue import COUNTERS, HISTOGRAMS, SELF, CounterFamily, HistogramFamily
 from llmtap.export.prometheus.series import families_for
@@ -75,16 +73,6 @@ def test_text_is_that_of_the_library(found: dict[tuple[str, str], tuple[list[int
 def test_openmetrics_is_that_of_the_library(found: dict[tuple[str, str], tuple[list[int], int]]) -> None:
     expected = generate_openmetrics(theirs(found)).decode()
     assert samples(parse_openmetrics(ours(found, openmetrics=True))) == samples(parse_openmetrics(expected))
-
-
-@pytest.mark.parametrize("openmetrics", [True, False])
-def test_exemplars_stand_beside_their_bucket_where_the_format_has_room(openmetrics: bool) -> None:
-    writer = TextWriter(openmetrics=openmetrics)
-    exemplar = Exemplar({"trace_id": "abc"}, 0.7, 1_700_000_000.26)
-    writer.histogram(FAMILY, [(("", "a"), [0, 1, 0, 0], 700_000_000)], {("", "a"): {1: exemplar}})
-    line = next(line for line in writer.bytes().decode().split("\n") if 'le="1.0"' in line)
-    expected = 'x_seconds_bucket{a="a",le="1.0"} 1.0'
-    assert line == expected + (' # {trace_id="abc"} 0.7 1700000000.26' if openmetrics else "")
 
 
 def test_names_follow_the_rules() -> None:

@@ -12,7 +12,6 @@ from llmtap.export.rules.prometheus import (
     check_job,
     missing_alarms,
     render,
-    runbook_url,
     self_alerts,
     window_name,
 )
@@ -85,14 +84,6 @@ def test_an_unreachable_alarm_is_a_comment_and_no_rule() -> None:
     ]
 
 
-def test_the_classs_own_burn_rate_rings() -> None:
-    batch = SloOptions(objectives="e2e:120s", target=0.9, burn={"1h": 8.0, "6h": 4.0})
-    hour, six, *_ = alerts(name="llmtap-slo-batch", batch=batch)
-    assert "/ 0.1 > 8\n" in hour["expr"]
-    assert hour["expr"].rstrip().endswith(">= 2"), "1 / (8 x 0.1) = 1.25"
-    assert "/ 0.1 > 4\n" in six["expr"]
-
-
 def test_each_alert_says_what_and_where_to_read_on() -> None:
     for group in groups().values():
         for rule in group["rules"]:
@@ -103,13 +94,6 @@ def test_each_alert_says_what_and_where_to_read_on() -> None:
             assert notes["runbook_url"] == f"https://wiki/tap/{name}.md"
             assert notes["summary"], name
             assert re.search(r"\d|\{\{ \$value", notes["description"]), f"{name} has no number"
-
-
-def test_rules_of_a_job_name_no_other() -> None:
-    text = render(asked(gold=GOLD), "serving/llmtap", "x")
-    jobs = set(re.findall(r'job="([^"]*)"', text))
-    assert jobs == {"serving/llmtap"}
-    assert set(re.findall(r'sloth_id="([^"]*)"', text)) == {"serving/llmtap-gold"}
 
 
 @pytest.mark.parametrize("job", ["", 'a"b', "a b", "a{b}", "a\n"])
@@ -170,14 +154,3 @@ def test_an_alarm_that_cannot_ring_is_left_out(target: float, left: list[str]) -
     assert [window_name(a.long_ns) for a in slo.alarms] == left
     assert len(slo.alarms) + len(slo.unreachable) == 4
     assert len(missing_alarms(slo)) == 4 - len(left)
-
-
-@pytest.mark.parametrize(
-    ("runbooks", "url"),
-    [
-        ("https://wiki/tap/", "https://wiki/tap/LlmtapDown.md"),
-        ("https://docs/runbooks/{alert}.html", "https://docs/runbooks/LlmtapDown.html"),
-    ],
-)
-def test_a_page_is_a_file_of_the_alerts_name_or_where_the_url_says(runbooks: str, url: str) -> None:
-    assert runbook_url(runbooks, "LlmtapDown") == url

@@ -69,33 +69,10 @@ def test_frames_become_the_exchange_they_tell_of() -> None:
     assert ear.failures == []
 
 
-def test_exchanges_interleave() -> None:
-    script = Script().request(1).request(2).head(2, 50).head(1, 60).word(2, 70).word(1, 90).word(2, 75)
-    script.end(1, 100, 1).close(1, 101).end(2, 110, 2).close(2, 111)
-    ear, _ = digest(script)
-    assert [(x.seq, x.tokens.output, len(x.timeline.events)) for x in ear.exchanges] == [(1, 1, 4), (2, 2, 5)]
-
-
-def test_a_dropped_exchange_is_forgotten() -> None:
-    script = Script().request(1).head(1, 50).frame(FrameKind.DROP, 1).word(1, 60).close(1, 70).stream(2)
-    ear, assembler = digest(script)
-    assert [x.seq for x in ear.exchanges] == [2]
-    assert len(assembler) == 0
-
-
 def test_frames_of_an_exchange_that_began_before_us_are_passed_over() -> None:
     ear, _ = digest(Script().word(1, 5).end(1, 6, 1).close(1, 7).stream(2))
     assert [x.seq for x in ear.exchanges] == [2]
     assert ear.failures == []
-
-
-def test_one_broken_exchange_is_counted_and_the_others_go_on() -> None:
-    script = Script().request(1).request(2).head(1, 5).head(2, 5)
-    script.frame(FrameKind.CLOSE, 1, 6, 0, b"not json").word(2, 7).end(2, 8, 1).close(2, 9)
-    ear, assembler = digest(script)
-    assert ear.failures == ["DecodeError"]
-    assert [x.seq for x in ear.exchanges] == [2]
-    assert len(assembler) == 0
 
 
 @pytest.mark.parametrize("where", ["__init__", "response_data", "finish"])

@@ -86,14 +86,3 @@ def test_the_cpu_clock_is_read_once_for_many_short_frames() -> None:
     for _ in turns.over([FRAME] * 100, now_ns[0]):
         now_ns[0] += CPU_EVERY_NS // 40
     assert len(reads) == 1 + 2
-
-
-def test_time_between_batches_is_no_part_of_a_turn() -> None:
-    bench = Bench()
-    bench.digest(frames=1, work_ns=1_000)
-    bench.now_ns += 10 * TURN_NS
-    assert bench.digest(frames=1, work_ns=1_000) == []
-
-
-def test_an_empty_batch_is_no_trouble() -> None:
-    assert list(CooperativeYield(lambda: BEHIND_NS + 1).over([], None)) == []

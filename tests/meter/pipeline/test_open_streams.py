@@ -82,16 +82,6 @@ def test_a_stream_is_told_from_its_arrival_to_its_end() -> None:
     assert stage.told() == {"count": 0, "window": 10.0, "streams": []}
 
 
-def test_the_newest_come_first_whichever_relay_has_them() -> None:
-    stage = Stage()
-    for seq, (t_ms, relay) in enumerate([(0, "a"), (10, "b"), (20, "a"), (30, "b"), (40, "b")], 1):
-        stage.play(Script().request(seq, t_ms), relay)
-    stage.clock.now_ns = S
-    assert [one["id"] for one in stage.told()["streams"]] == ["b-5", "b-4", "a-3", "b-2", "a-1"]
-    told = stage.told("?limit=2")
-    assert (told["count"], [one["id"] for one in told["streams"]]) == (5, ["b-5", "b-4"])
-
-
 def test_only_what_lies_in_the_window_is_in_the_timeline() -> None:
     stage = Stage()
     script = Script().request(1).head(1, 5)
@@ -143,35 +133,6 @@ def test_asking_changes_nothing_of_what_comes_of_a_stream() -> None:
         return x.to_dict(measure(x).metrics(), {}, events=True)
 
     assert played(asked=True) == played(asked=False)
-
-
-def test_a_relay_that_left_has_nothing_under_way() -> None:
-    stage = Stage()
-    stage.play(Script().request(1))
-    assembler = stage.relays["r0"]
-    assembler.lose()
-    assert stage.told()["streams"] == []
-    stage.tally.streams.leave(assembler)
-    assert stage.told()["count"] == 0
-
-
-def test_frames_are_digested_between_the_slices_of_an_answer() -> None:
-    stage = Stage()
-    script = Script()
-    for seq in range(1, 101):
-        script.request(seq, seq)
-    stage.play(script)
-
-    async def run() -> list[int]:
-        finding = asyncio.ensure_future(stage.tally.streams.find(StreamsQuery()))
-        turns = []
-        while not finding.done():
-            await asyncio.sleep(0)
-            turns.append(len(turns))
-        assert len(await finding) == 100
-        return turns
-
-    assert len(asyncio.run(run())) >= 100 // 16
 
 
 POINTS = st.lists(st.tuples(st.integers(0, 10 * S), st.integers(0, 9)), max_size=700).map(sorted)

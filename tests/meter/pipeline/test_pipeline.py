@@ -17,7 +17,6 @@ from llmtap.meter.pipeline import pipeline as module
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
-from llmtap.metrics.cost import Price
 from llmtap.metrics.slo import SloOptions
 from tests.meter.sinks import CollectingSink
 from tests.support.traffic.streams import streamed
@@ -151,18 +150,6 @@ def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
     assert (told(t)["n"], told(t, certain=True)["n"]) == (2, 1)
     assert told(t, certain=True)["uncertainty"] == 0.005
     assert b'llmtap_uncertain_exchanges_total{model="m",tenant="default"} 1.0' in metrics_of(t).render()[0]
-
-
-def test_the_reader_and_the_price_reach_the_summary() -> None:
-    t = ExchangePipeline(
-        MeterOptions(alpha=2.0), ManualClock(now_ns=S), price=Price(gpus=1, per_million_output=1e6)
-    )
-    t.ended(streamed(100, 140, 180))
-    out = told(t)
-    assert out["smooth_goodput"]["alpha"] == 2.0
-    assert out["metrics"]["smooth_benefit"]["mean"] == pytest.approx(3 - 2 * 0.1)
-    assert out["cost"]["spent"] == 3.0
-    assert b"output tokens - 2 x user idle latency" in metrics_of(t).render()[0]
 
 
 def test_a_class_of_tenants_has_a_reader_of_its_own() -> None:

@@ -6,7 +6,6 @@ import socket
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 import uvloop
@@ -17,7 +16,6 @@ from llmtap.meter.admin.views import metrics_of, summary_of
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, listen_on
-from llmtap.meter.pipeline.recorder import Recorder
 from tests.support.servers.peer import PATIENCE_S
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.tap_frames import Script
@@ -160,46 +158,6 @@ def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tm
         'llmtap_tap_dropped_exchanges_total{reason="relay_lost",relay="r0"} 2.0',
         'llmtap_tap_measured_exchanges_total{relay="r0"} 4.0',
     ]
-
-
-class _Said:
-    """A recorder that only notes what relays said."""
-
-    def __init__(self) -> None:
-        self.last: dict[str, tuple[int, dict[str, int], int]] = {}
-
-    def relay_said(
-        self, relay: str, opened: int, dropped: dict[str, int], unsettled: int, *_: object
-    ) -> None:
-        self.last[relay] = (opened, dict(dropped), unsettled)
-
-    def relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
-        self.relay_said(relay, opened, dropped, 0)
-
-    def hear(self, *_: object) -> bool:
-        return False
-
-
-def test_a_capture_is_told_the_counts_of_a_relay_that_left_up_to_its_last_frame(tmp_path: Path) -> None:
-    """What ended behind its last word is a row, and what died with it, too: nothing is under way."""
-    said = _Said()
-
-    async def scene(
-        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        tally.recorder = cast(Recorder, said)
-        script = Script().hello().stream(1).request(2)
-        writer.write(script.status(relay_status(opened=2, measured=0, unsettled=2)).pack(1))
-        await ack(reader)
-        assert said.last == {"r0": (2, {}, 2)}
-        script = Script().head(2, 5).word(2, 6).stream(3).request(4).frame(FrameKind.DROP, 4).request(5)
-        writer.write(script.pack(2))
-        writer.transport.abort()
-        while tally.live:
-            await asyncio.sleep(0.001)
-
-    play(tmp_path, scene)
-    assert said.last == {"r0": (5, {"overflow": 1}, 0)}
 
 
 def test_when_the_meter_ends_open_exchanges_are_nobodys_error(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.pipeline import recent_exchanges as kept_module
 from llmtap.meter.pipeline.recent_exchanges import Query, RecentExchanges, weight_bytes
-from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import measure
 from tests.support.traffic.streams import streamed
 
@@ -36,10 +35,6 @@ def page(kept: RecentExchanges, **fields: str | None) -> tuple[list[int], str | 
     """Numbers of the exchanges of an answer, and its cursor."""
     found = answer(kept, **fields)
     return [x["seq"] for x in found["exchanges"]], found["next"]
-
-
-def test_the_newest_come_first_and_the_oldest_go() -> None:
-    assert page(ring(7, exchanges_max=3)) == ([7, 6, 5], None)
 
 
 def test_the_ring_is_bounded_by_bytes_too() -> None:
@@ -109,22 +104,6 @@ def test_as_json_an_exchange_has_its_metrics_and_on_request_its_events() -> None
     assert x["chunking"]["content_events"] == 2
     assert [event["t"] for event in x["events"]] == [0.1, 0.14]
     assert "events" not in answer(kept, limit="1")["exchanges"][0]
-
-
-def test_what_is_uncertain_can_be_left_out_and_asked_for() -> None:
-    kept = ring(3)
-    for _, _, x, _ in kept._ring:
-        x.uncertain = x.seq == 2
-    assert page(kept, certain="1")[0] == [3, 1]
-    assert page(kept, certain="0")[0] == [3, 2, 1]
-    assert page(kept, uncertain="1")[0] == [2]
-
-
-def test_a_reader_of_another_speed_waits_otherwise() -> None:
-    kept, x = RecentExchanges(2), streamed(100, 140)
-    kept.ended(x, measure(x, Benefit.at_speed(10.0)), SeriesKey("t", "m"), None)
-    (x,) = answer(kept)["exchanges"]
-    assert x["metrics"]["smooth_benefit"] == 2 - 5 * 0.1
 
 
 def walk(kept: RecentExchanges, **fields: str) -> list[Any]:
