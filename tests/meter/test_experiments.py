@@ -15,7 +15,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter import experiments as module
-from llmtap.meter.experiments import METRICS, SHARES, Experiments
+from llmtap.meter.experiments import SHARES, Experiments
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
@@ -69,23 +69,6 @@ def test_an_exchange_counts_in_its_arm_and_nowhere_else() -> None:
     assert "p99" in a["metrics"]["ttft"]["marks"], "one sample is too few"
     assert out["differences"]["b"]["ttft"]["mean"]["difference"] == 0.1
     assert list(out["differences"]) == ["b"]
-
-
-def test_an_arm_whose_chunks_arrive_together_has_a_caution() -> None:
-    view = viewed()
-    for i in range(4):
-        x = streamed(*range(100, 180, 10))
-        if i % 2:
-            x.reads = 2
-        ended(view, x, "ab"[i % 2], str(i))
-    out = said(view)
-    assert out["cautions"] == [
-        {
-            "arm": "b", "metrics": ["tpot", "tbc", "itl"],
-            "events_per_read": 4.0, "control_events_per_read": 1.0,
-        }
-    ]  # fmt: skip
-    assert set(out["cautions"][0]["metrics"]) <= set(METRICS)
 
 
 def test_a_slower_arm_is_found_and_a_refusing_one() -> None:

@@ -38,11 +38,6 @@ def test_a_meter_serves_as_long_as_nothing_that_it_was_started_with_changes(
     assert SETUP.serves(msgspec.structs.replace(SETUP, **change)) is serves
 
 
-def test_where_the_admin_port_is_counts_for_a_meter_that_binds_it_itself() -> None:
-    alone = msgspec.structs.replace(SETUP, admin_fd=None)
-    assert not alone.serves(msgspec.structs.replace(alone, options=MeterOptions(admin="127.0.0.1:1")))
-
-
 def test_it_comes_out_of_its_line_as_it_went_in() -> None:
     line = msgspec.json.encode(SETUP, enc_hook=encode_special)
     assert msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special) == SETUP

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.exchange.outcome import FAILED, Outcome
-from llmtap.top.table import ViewTable, facts, firing, flowed, troubles
+from llmtap.top.table import ViewTable, firing, flowed, troubles
 from llmtap.top.views import LEVELS, SILENT, VIEWS, Shown, sparkline, streams_table
 from tests.support.servers.fake_admin import a_stream, recorded
 from tests.support.traffic.exchanges import streamed
@@ -39,46 +39,10 @@ def cells(found: ViewTable) -> dict[str, dict[str, str]]:
     return {row.key: dict(zip(keys, (cell.text for cell in row.cells), strict=True)) for row in found.rows}
 
 
-def test_tenants_and_models_have_their_figures() -> None:
-    tenants, models = cells(table("tenants", some())), cells(table("models", some()))
-    assert tenants.keys() == {"acme", "globex"}
-    assert models.keys() == {"tiny", "big"}
-    acme = tenants["acme"]
-    assert (acme["n"], acme["ttft_p50"], acme["ttft_p99"], acme["failed"]) == ("2", "99.0*", "99.0*", "0")
-    assert acme["good"] == "50.0%", "80 ms between tokens is above tpot:50ms"
-    assert (tenants["globex"]["failed"], tenants["globex"]["refused"]) == ("1", "1")
-
-
 def test_a_client_that_left_or_sent_a_wrong_request_is_no_failure() -> None:
     rows = [streamed(i, 3, tenant=outcome.value, outcome=outcome) for i, outcome in enumerate(Outcome, 1)]
     found = cells(table("tenants", recorded(rows)))
     assert {name for name, row in found.items() if row["failed"] != "0"} == {o.value for o in FAILED}
-
-
-def test_refusals_and_chunking_are_of_all_and_of_each_tenant() -> None:
-    found = cells(table("refusals", some(), 120))
-    assert list(found) == ["", "tenant acme", "tenant globex"]
-    assert (found[""]["refused"], found[""]["share"], found[""]["kinds"]) == (
-        "1",
-        "25.0%",
-        "output_guardrail 1",
-    )
-    assert (found["tenant acme"]["refused"], found["tenant acme"]["single"]) == ("0", "100.0%")
-    # Two events and an end marker in three reads.
-    assert found["tenant globex"]["events_read"] == "1"
-
-
-def test_the_tap_tells_of_itself() -> None:
-    found = cells(table("tap", some(), 120))
-    assert found["relay r0/measured"]["value"] == "7"
-    assert found["relay r0/dropped"] == {
-        "of": "relay r0", "what": "dropped", "value": "2", "about": "overflow 2",
-    }  # fmt: skip
-    assert found["relay r0/lag max"]["value"] == "3.00"
-    assert found["relay r0/state"]["value"] == "connected"
-    assert found["relay r0/upstream http://gw:8000"]["value"] == "DOWN"
-    assert found["added/chunk p50"]["about"].startswith("ms; ")
-    assert found["stamps/uncertainty"]["value"] != "-"
 
 
 def test_the_tap_of_a_passive_vantage_tells_its_packets() -> None:
@@ -133,19 +97,6 @@ def test_every_view_stands_a_tap_that_tells_nothing() -> None:
     for view in VIEWS:
         for beside in ({}, {view.path or "": None}, {view.path or "": {}}):
             assert view.table(Shown({}, beside), 80).columns
-
-
-def test_the_header_has_every_figure_with_what_it_rests_on() -> None:
-    said = list(facts(some()["summary"]))
-    assert said[0].startswith("window 1m")
-    assert "n 4" in said
-    assert any(one.startswith("TTFT p50 99.0* p99 99.0* ms (n 4)") for one in said)
-    assert any(one.startswith("ITL (B-even) p50") for one in said)
-    assert any("met ttft:500ms tpot:50ms" in one for one in said)
-    assert any("alpha 5, reader 20 tok/s" in one for one in said)
-    assert any(one.startswith("uncertainty") for one in said)
-    assert list(facts({})) == []
-    assert any(one == "TTFT -" for one in facts(recorded()["summary"]))
 
 
 def test_facts_flow_into_lines_and_are_never_torn() -> None:

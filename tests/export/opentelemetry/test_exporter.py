@@ -93,14 +93,6 @@ def test_who_gets_a_span(trace_parent: str | None, options: dict[str, object], s
         assert e.state().dropped == {}
 
 
-def test_a_share_of_the_roots_is_sampled_by_their_ids() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, *(chat(seq=i) for i in range(400)), sample_ratio=0.25, metrics=False)
-        ids = {span.trace_id for span in receiver.spans}
-    assert 60 < len(ids) < 140
-    assert all(int.from_bytes(i[8:]) < 2**62 for i in ids)
-
-
 # ---------------------------------------------------------------- metrics
 
 
@@ -201,14 +193,6 @@ def test_a_refusal_is_tried_again_where_that_may_help(
     assert e.state().dropped == ({} if again else {"refused": 1})
 
 
-def test_what_a_receiver_rejects_of_a_batch_is_counted(caplog: pytest.LogCaptureFixture) -> None:
-    with OtlpReceiver() as receiver:
-        receiver.reject = 2
-        e = export(receiver, *(chat(seq=i) for i in range(5)), metrics=False)
-    assert (e.state().sent, e.state().dropped) == (3, {"rejected": 2})
-    assert [r for r in caplog.records if "otlp_rejected" in r.getMessage()]
-
-
 def test_a_bug_of_ours_costs_a_batch_and_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -224,15 +208,6 @@ def test_a_bug_of_ours_costs_a_batch_and_is_told_once(
 
 
 # ---------------------------------------------------------------- who we are, and TLS
-
-
-def test_headers_go_along_and_the_service_has_the_operators_name() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(), headers="API-Key=s3cret, x-scope=a%20b", service_name="edge")
-        assert receiver.metadata["api-key"] == "s3cret"
-        assert receiver.metadata["x-scope"] == "a b"
-        named = plain(receiver.traces[0].resource_spans[0].resource.attributes)
-    assert named["service.name"] == "edge"
 
 
 @pytest.mark.parametrize(
@@ -332,15 +307,6 @@ def test_tls_is_checked_against_the_authorities_given(tmp_path: Path) -> None:
         e.close(2.0)
         assert e.state().dropped == {"shutdown": 1}
         assert len(receiver.spans) == 1
-
-
-def test_http_that_is_no_operation_is_a_plain_client_span() -> None:
-    with OtlpReceiver() as receiver:
-        export(receiver, chat(endpoint=None, method="GET", path="/v1/models", stream=False))
-        (span,) = receiver.spans
-    assert span.name == "GET"
-    assert not [key for key in plain(span.attributes) if key.startswith("gen_ai.")]
-    assert plain(span.attributes)["url.path"] == "/v1/models"
 
 
 def test_without_an_endpoint_the_meter_loads_none_of_it() -> None:

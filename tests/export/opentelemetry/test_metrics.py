@@ -39,42 +39,6 @@ def test_totals_go_on_from_take_to_take() -> None:
     assert list(totals.gather()) != []
 
 
-def test_each_term_is_counted_in_its_metric() -> None:
-    recorder = MetricRecorder(VERSIONS["1.41"], 100)
-    put(recorder, chat())
-    found = by_name(list(Totals(recorder, {}).gather()))
-    totals = {name: sorted(map(counted, points)) for name, points in found.items()}
-    assert totals == {
-        "gen_ai.client.operation.duration": [(1, 261 * MS)],
-        "gen_ai.client.operation.time_to_first_chunk": [(1, 100 * MS)],
-        "gen_ai.client.operation.time_per_output_chunk": [(4, 160 * MS)],
-        "gen_ai.client.token.usage": [(1, 3), (1, 7)],
-        "gen_ai.server.request.duration": [(1, 250 * MS)],
-        "gen_ai.server.time_to_first_token": [(1, 100 * MS)],
-        "gen_ai.server.time_per_output_token": [(1, 75 * MS)],
-        "llmtap.time_to_first_token": [(1, 100 * MS)],
-        "llmtap.inter_chunk": [(2, 140 * MS)],
-        "llmtap.user_idle": [(1, 140 * MS)],
-        "llmtap.exchanges": [(1, 1)],
-    }
-
-
-def test_embeddings_have_metrics_of_their_own_in_the_moved_conventions() -> None:
-    x = chat(stream=False, endpoint="embeddings", model="e")
-    for version, duration, tokens in (
-        ("1.41", "gen_ai.client.operation.duration", "gen_ai.client.token.usage"),
-        (
-            "0.1.0",
-            "gen_ai.client.embeddings.duration",
-            "gen_ai.client.embeddings.operation.input_tokens",
-        ),
-    ):
-        recorder = MetricRecorder(VERSIONS[version], 100)  # type: ignore[arg-type]
-        put(recorder, x)
-        found = by_name(list(Totals(recorder, {}).gather()))
-        assert set(found) == {duration, tokens, "gen_ai.server.request.duration", "llmtap.exchanges"}
-
-
 def test_the_error_stands_at_durations_only() -> None:
     recorder = MetricRecorder(VERSIONS["1.41"], 100)
     put(recorder, chat(), chat(outcome=Outcome.TRUNCATED), chat(outcome=Outcome.CLIENT_CANCELLED))

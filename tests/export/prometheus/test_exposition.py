@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from llmtap import native
@@ -14,15 +13,14 @@ from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.exchange.exchange import OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.export.prometheus.exposition import Exposition
-from llmtap.export.sinks import CaptureState, ExporterState, SeriesKey
-from llmtap.meter.admin.views import capture_values, exporter_values, lag_cells, relay_values
+from llmtap.export.sinks import SeriesKey
+from llmtap.meter.admin.views import lag_cells, relay_values
 from llmtap.meter.relays import RelayState
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
 from tests.support.traffic.relay_status import relay_status
 
 MS = 1_000_000
-OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
 
 
 def stream(times_ms: list[int], tokens: int = 1) -> Exchange:
@@ -99,18 +97,6 @@ def test_an_exchange_reaches_every_histogram() -> None:
     assert found[of("llmtap_output_tokens_total", **WHO, source="usage")] == 3
     python = platform.python_version()
     assert found[of("llmtap_build_info", version="1", python=python, implementation=native.NAME)] == 1
-
-
-def test_a_bucket_holds_its_own_edge() -> None:
-    found = scrape(stream([100, 140, 240]))
-    bucket = "llmtap_inter_chunk_seconds_bucket"
-    assert [found[of(bucket, **WHO, le=le)] for le in ("0.03", "0.04", "0.075", "0.1", "+Inf")] == [
-        0,
-        1,
-        1,
-        2,
-        2,
-    ]
 
 
 def test_every_kind_of_first_token_has_its_own_ttft() -> None:
@@ -236,14 +222,6 @@ def test_refusals_and_interventions_are_counted_by_kind_and_source() -> None:
     assert sum(key[0] == name for key in found) == 33
 
 
-def test_counters_whose_labels_are_known_begin_at_nought() -> None:
-    found = scrape(stream([100, 140]))
-    outcomes = {key[1]: value for key, value in found.items() if key[0] == "llmtap_exchanges_total"}
-    assert len(outcomes) == len(Outcome)
-    assert sum(outcomes.values()) == 1
-    assert found[of("llmtap_no_token_total", **WHO, reason="empty")] == 0
-
-
 def untold() -> Exchange:
     """Tokens of each chunk are not known."""
     x = stream([0, 40], tokens=-1)
@@ -303,27 +281,6 @@ def test_what_counts_where(
     assert not {f"llmtap_{name}" for name in absent} & {name for name, _ in found}
 
 
-def test_openmetrics_is_given_to_who_asks_for_it() -> None:
-    exposition = Exposition("1")
-    add(exposition, stream([100, 140]))
-    body, content_type = exposition.freeze().render(OPENMETRICS)
-    assert content_type.startswith("application/openmetrics-text")
-    names = {family.name for family in parse_openmetrics(body.decode())}
-    assert {"llmtap_time_to_first_token_seconds", "llmtap_exchanges", "llmtap_build"} <= names
-    body, content_type = exposition.freeze().render("text/plain")
-    assert content_type.startswith("text/plain")
-    assert b"_created" not in body
-
-
-def test_what_is_frozen_does_not_change() -> None:
-    exposition = Exposition("1")
-    add(exposition, stream([100, 140]))
-    frozen = exposition.freeze()
-    before = frozen.render()
-    add(exposition, stream([100, 140]), stream([5, 6]), tenant="u")
-    assert frozen.render() == before
-
-
 def test_lag_comes_from_relays_whose_buckets_are_known() -> None:
     buckets = [5, *[0] * (len(LAG_EDGES_NS) - 1), 2]
     known = RelayState("r0", True, relay_status(lag_buckets=buckets, lag_sum_ns=3_000_000_000))
@@ -353,19 +310,3 @@ def test_a_relay_that_left_keeps_its_counters_and_loses_its_gauges() -> None:
     assert found["tap_dropped_exchanges_total", "r0", "tap_full"] == 2
     assert found["tap_dropped_exchanges_total", "r1", "relay_lost"] == 3
     assert ("tap_dropped_exchanges_total", "r0", "relay_lost") not in found
-
-
-def test_exporters_and_captures_are_shown_where_there_are_some() -> None:
-    otlp = ExporterState("otlp", sent=5, queued=2, failures=3, dropped={"queue_full": 4})
-    kept = CaptureState(
-        exchanges=7, problem="disk_full", files_problem="no such bucket", dropped={"memory": 1}
-    )
-    found = shown({**exporter_values([otlp]), **capture_values(kept)})
-    for key, value in {
-        ("export_sent_total", "otlp"): 5, ("export_dropped_total", "otlp", "queue_full"): 4,
-        ("export_failures_total", "otlp"): 3, ("export_queued_spans", "otlp"): 2,
-        ("capture_exchanges_total",): 7, ("capture_paused",): 1, ("capture_problem", "disk_full"): 1,
-        ("capture_problem", "files"): 1, ("capture_dropped_exchanges_total", "memory"): 1,
-    }.items():  # fmt: skip
-        assert found[key] == value, key
-    assert exporter_values([]) == capture_values(None) == {}

@@ -138,22 +138,6 @@ async def answer_of(client: Client, path: str, status: int = 200) -> Any:
         return await answer.json()
 
 
-def test_live_events_are_as_the_document_says() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        fill(tally)
-        async with client.get("/api/v1/live?events=1") as answer:
-            tally.ended(streamed(100, 140))
-            seen = set()
-            while seen != {"summary", "exchange"}:
-                name = (await answer.content.readuntil(b"\n")).decode().strip()
-                if name.startswith("event: "):
-                    data = json.loads((await answer.content.readline()).removeprefix(b"data: "))
-                    fits(data, {"summary": "LiveSummary", "exchange": "Exchange"}[name[7:]])
-                    seen.add(name[7:])
-
-    play(scene, pipeline(slos={"gold": GOLD}))
-
-
 def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
     async def scene(tally: ExchangePipeline, client: Client) -> None:
         for name in NAMES:

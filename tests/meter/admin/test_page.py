@@ -9,7 +9,6 @@ import pytest
 from llmtap.meter.admin.page import ASSETS, PATHS
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.meter.admin.serving import Client, play
-from tests.support.results.pages import contrast
 from tests.support.servers.raw_client import RawClient, request
 
 STATIC = files("llmtap.meter.admin") / "static"
@@ -130,22 +129,3 @@ def test_what_traffic_says_never_becomes_markup() -> None:
     index = (STATIC / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"\son\w+=|\sstyle=|<style", index)
     assert all(script == "" for script in re.findall(r"<script[^>]*>(.*?)</script>", index, re.S))
-
-
-def test_colours_can_be_read_on_their_grounds() -> None:
-    css = (STATIC / "base.css").read_text(encoding="utf-8")
-    blocks = [
-        dict(re.findall(r"--([\w-]+): (#\w{6});", block))
-        for block in re.findall(r"\{([^{}]*--ground:[^{}]*)\}", css)
-    ]
-    assert len(blocks) == 3
-    assert blocks[1] == blocks[2], "dark by choice is dark by system"
-    for colours in blocks[:2]:
-        for ground in ("ground", "raised"):
-            for ink in ("ink", "soft", "link", "bad", "good", "warn"):
-                assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
-            for ink in ("c0", "c1", "c2", "c6", "lane-chunk", "lane-first"):
-                assert contrast(colours[ink], colours[ground]) >= 3, (ink, ground)
-        assert contrast(colours["bad"], colours["bad-ground"]) >= 4.5
-        assert contrast(colours["ink"], colours["good-ground"]) >= 4.5
-        assert contrast(colours["ground"], colours["link"]) >= 4.5, "text of the chosen tab"
