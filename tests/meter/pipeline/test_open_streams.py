@@ -59,19 +59,10 @@ def test_a_stream_is_told_from_its_arrival_to_its_end() -> None:
     stage.play(Script().request(1))
     stage.clock.now_ns = 50 * MS
     (one,) = stage.told()["streams"]
-    assert (one["id"], one["model"], one["endpoint"], one["stream"]) == (
-        "r0-1",
-        "tiny",
-        "chat.completions",
-        True,
-    )
-    assert (one["age"], one["ttft"], one["since_last"], one["tokens"], one["timeline"]) == (
-        0.05,
-        None,
-        None,
-        0,
-        [],
-    )
+    assert {
+        "id": "r0-1", "model": "tiny", "endpoint": "chat.completions", "stream": True, "age": 0.05,
+        "ttft": None, "since_last": None, "tokens": 0, "timeline": [],
+    }.items() <= one.items()  # fmt: skip
     stage.play(Script().head(1, 90).word(1, 101).word(1, 121).word(1, 161))
     stage.clock.now_ns = 200 * MS
     (one,) = stage.told()["streams"]

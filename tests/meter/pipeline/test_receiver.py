@@ -1,7 +1,6 @@
 """The receiver on a real unix socket: what is acknowledged has been accounted."""
 
 import asyncio
-import os
 import socket
 import stat
 from collections.abc import Awaitable, Callable
@@ -25,10 +24,11 @@ READ_BYTES = 256_000
 """The most that uvloop takes from a socket at once."""
 
 
-def play(
-    tmp_path: Path,
-    scene: Callable[[ExchangePipeline, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-) -> tuple[ExchangePipeline, ManualClock]:
+Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Scene = Callable[[ExchangePipeline, Reader, Writer], Awaitable[None]]
+
+
+def play(tmp_path: Path, scene: Scene) -> tuple[ExchangePipeline, ManualClock]:
     """Runs a scene with one relay connected; closes the receiver after it."""
     clock = ManualClock(now_ns=S)
     tally = ExchangePipeline(MeterOptions(), clock)
@@ -38,13 +38,11 @@ def play(
         await receiver.start(listen_on(str(tmp_path / "tap.sock")))
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "tap.sock"))
         try:
-            await asyncio.wait_for(_run_scene(scene, tally, reader, writer), PATIENCE_S)
+            async with asyncio.timeout(PATIENCE_S):
+                await scene(tally, reader, writer)
         finally:
             writer.close()
             await receiver.close()
-
-    async def _run_scene(scene_, *args) -> None:  # type: ignore[no-untyped-def]
-        await scene_(*args)
 
     uvloop.run(run())  # what the meter runs on; asyncio's own transports differ
     return tally, clock
@@ -60,9 +58,7 @@ def n(tally: ExchangePipeline) -> object:
 
 
 def test_batches_cut_at_any_byte_are_acknowledged_once_each(tmp_path: Path) -> None:
-    async def scene(
-        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def scene(tally: ExchangePipeline, reader: Reader, writer: Writer) -> None:
         data = Script().hello().pack(1) + Script().stream(1).pack(2) + Script().stream(2).pack(3)
         for i in range(0, len(data), 97):
             writer.write(data[i : i + 97])
@@ -87,9 +83,7 @@ def test_batches_cut_at_any_byte_are_acknowledged_once_each(tmp_path: Path) -> N
     ids=["not a batch", "no hello", "half a hello"],
 )
 def test_who_does_not_speak_the_language_is_hung_up_on(tmp_path: Path, bad: bytes) -> None:
-    async def scene(
-        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def scene(tally: ExchangePipeline, reader: Reader, writer: Writer) -> None:
         writer.write(bad)
         try:
             assert await reader.read() == b""
@@ -113,9 +107,7 @@ def test_in_a_backlog_others_have_their_turn_after_each_read(tmp_path: Path) -> 
             sock.connect(str(tmp_path / "tap.sock"))
             sock.sendall(b"".join([Script().hello().pack(1), *batches]))
 
-    async def scene(
-        tally: ExchangePipeline, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter
-    ) -> None:
+    async def scene(tally: ExchangePipeline, _reader: Reader, _writer: Writer) -> None:
         sending = asyncio.create_task(asyncio.to_thread(send))
         most = 0
         while tally.frames < 1 + frames_each * len(batches):
@@ -129,9 +121,7 @@ def test_in_a_backlog_others_have_their_turn_after_each_read(tmp_path: Path) -> 
 
 
 def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tmp_path: Path) -> None:
-    async def scene(
-        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def scene(tally: ExchangePipeline, reader: Reader, writer: Writer) -> None:
         script = Script().hello().stream(1).request(2).head(2, 5).word(2, 6).request(3)
         writer.write(script.status(relay_status(opened=3, measured=0, unsettled=3)).pack(1))
         await ack(reader)
@@ -180,9 +170,7 @@ def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
     """Its socket holds more than one read when it dies; acknowledging the first must not lose the rest."""
     count = 300
 
-    async def scene(
-        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def scene(tally: ExchangePipeline, reader: Reader, writer: Writer) -> None:
         batches = [Script().stream(seq, words=20).pack(seq + 1) for seq in range(1, count + 1)]
         data = Script().hello().pack(1) + b"".join(batches)
         assert len(data) > 2 * 256_000, "more than one read's worth"
@@ -200,9 +188,7 @@ def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
 
 
 def test_a_relay_may_come_again_on_a_new_connection(tmp_path: Path) -> None:
-    async def scene(
-        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def scene(tally: ExchangePipeline, reader: Reader, writer: Writer) -> None:
         writer.write(Script().hello().request(1).pack(1))
         await ack(reader)
         again_reader, again = await asyncio.open_unix_connection(str(tmp_path / "tap.sock"))
@@ -219,17 +205,12 @@ def test_a_relay_may_come_again_on_a_new_connection(tmp_path: Path) -> None:
     assert n(tally) == 1
 
 
-def test_only_this_user_may_open_the_socket(tmp_path: Path) -> None:
-    path = str(tmp_path / "tap.sock")
-    listen_on(path).close()
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-
-
-def test_a_socket_left_by_a_dead_meter_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
-    path = str(tmp_path / "tap.sock")
-    listen_on(path).close()
-    listen_on(path).close()
-    (tmp_path / "file").write_text("precious")
+def test_the_socket_is_this_users_and_replaces_that_of_a_dead_meter_but_no_file(tmp_path: Path) -> None:
+    path, file = tmp_path / "tap.sock", tmp_path / "file"
+    for _ in range(2):
+        listen_on(str(path)).close()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    file.write_text("precious")
     with pytest.raises(OSError, match="in use"):
-        listen_on(str(tmp_path / "file"))
-    assert (tmp_path / "file").read_text() == "precious"
+        listen_on(str(file))
+    assert file.read_text() == "precious"
