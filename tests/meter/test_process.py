@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -75,9 +76,8 @@ def test_frames_in_metrics_out(meter: Meter) -> None:
         summary = json.loads(meter.get("/api/v1/summary"))
         assert (summary["n"], summary["relays"]["r0"]["opened"]) == (1, 1)
         assert summary["metrics"]["ttft"]["mean"] == 0.1
-        assert b'llmtap_exchanges_total{model="tiny",outcome="complete",tenant="default"} 1.0' in meter.get(
-            "/metrics"
-        )
+        ended = b'llmtap_exchanges_total{model="tiny",outcome="complete",tenant="default"} 1.0'
+        assert ended in meter.get("/metrics")
 
 
 MALFORMED = [
@@ -178,9 +178,9 @@ def test_it_can_be_told_to_end_now(meter: Meter, signals: tuple[signal.Signals, 
             meter.process.send_signal(number)
             wait_for(lambda n=number: heard(meter.process.pid, n))  # two of a kind at once are one
         status, log = meter.stop()
-        assert status == 0, log
-        assert relay.recv(1) == b""
+        assert (status, relay.recv(1)) == (0, b""), log
     assert "tap_error" not in log, "the relay lives"
+    assert not os.path.exists(meter.path)
 
 
 def told(meter: Meter, *lines: bytes) -> None:
