@@ -119,31 +119,6 @@ def test_without_replicas_nothing_selects_pods() -> None:
     assert rendered(replicas=0, serviceMonitor=on).keys() == {("ConfigMap", "llmtap")}
 
 
-def probes(found: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Whom startup, readiness and liveness ask."""
-    (container,) = found["Deployment", "llmtap"]["spec"]["template"]["spec"]["containers"]
-    asked = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
-    return [probe.get("httpGet") or probe["tcpSocket"] for probe in asked]
-
-
-def test_an_admin_port_with_tls_is_asked_by_https() -> None:
-    told = {"ca": {"secret": {"name": "ca", "key": "ca.crt"}}, "serverName": "llmtap"}
-    monitor = {"enabled": True, "interval": "15s", "labels": {}, "tlsConfig": told}
-    found = rendered(adminTlsSecret="admin-tls", serviceMonitor=monitor)
-    ready = {"port": "admin", "path": "/readyz", "scheme": "HTTPS"}
-    assert probes(found) == [ready, {"port": "http"}, {"port": "http"}]
-    assert probes(rendered(adminTlsSecret="admin-tls", meterProbes=True))[2]["scheme"] == "HTTPS"
-    (endpoint,) = found["ServiceMonitor", "llmtap"]["spec"]["endpoints"]
-    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", told)
-    pod = found["Deployment", "llmtap"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    (volume,) = [v["name"] for v in pod["volumes"] if v.get("secret") == {"secretName": "admin-tls"}]
-    (place,) = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == volume]
-    values = {variable["name"]: variable.get("value") for variable in container["env"]}
-    assert values["LLMTAP_METER_ADMIN_TLS_CERTIFICATE"] == f"{place}/tls.crt"
-    assert values["LLMTAP_METER_ADMIN_TLS_KEY"] == f"{place}/tls.key"
-
-
 def test_the_sidecar_is_a_container_that_stays() -> None:
     source = {"templates/_helpers.tpl": (CHART / "templates" / "_helpers.tpl").read_text()}
     pod = (

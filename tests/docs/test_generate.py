@@ -64,15 +64,3 @@ def test_each_row_of_a_table_has_as_many_cells_as_its_head(name: str) -> None:
             continue
         width = width or cells
         assert cells == width, line
-
-
-@pytest.mark.parametrize(
-    ("said", "written"),
-    [
-        ("such as `a|b`, a|b", "such as `a|b`, a&#124;b"),
-        ("with * and ? <NAME> [relay.x]", r"with \* and ? &lt;NAME> \[relay.x\]"),
-        ("snake_case `snake_case`", r"snake\_case `snake_case`"),
-    ],
-)
-def test_words_of_the_program_are_no_markdown(said: str, written: str) -> None:
-    assert generate.plain(said) == written

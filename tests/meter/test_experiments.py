@@ -232,23 +232,6 @@ def test_a_worse_arm_ends_the_experiment(
     assert words[-1] == switch_word(view.experiment.id, False)
 
 
-def test_a_covariate_is_the_size_of_the_first_request() -> None:
-    outs = {}
-    for covariate in ("none", "request_bytes"):
-        view, r = viewed(an_experiment(A, B, covariate=covariate)), random.Random(4)
-        for i in range(300):
-            size = round(r.lognormvariate(7, 0.8))
-            x = streamed(round((20 + size / 20) * r.lognormvariate(0, 0.2)))
-            x.request_bytes = size
-            ended(view, x, "ab"[i % 2], f"{r.getrandbits(64):016x}")
-        out = said(view)
-        assert out["covariate"] == covariate
-        outs[covariate] = out["differences"]["b"]["ttft"]["mean"]
-    assert "variance_left" not in outs["none"]
-    assert outs["request_bytes"]["variance_left"] < 0.3
-    assert outs["request_bytes"]["unadjusted_difference"] == outs["none"]["difference"]
-
-
 # ---------------------------------------------------------------- the switch
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,16 +74,3 @@ def test_a_relay_that_dies_in_the_drain_is_counted_as_lost(make: Make) -> None:
     told = relays_of(new)["r0"]
     assert (told["opened"], told["measured"], told["unsettled"]) == (1, 0, 0)
     assert told["dropped"] == {"relay_lost": 1}
-
-
-def test_one_that_takes_over_answers_when_its_relay_is_ready(make: Make) -> None:
-    new = make("new", takes_over=True)
-    answers: list[bytes] = []
-    asking = threading.Thread(target=lambda: answers.append(new.get("/readyz")), daemon=True)
-    asking.start()  # it waits at the port, where until then another meter answers
-    with socket.socket(socket.AF_UNIX) as relay:
-        relay.connect(new.path)
-        relay.sendall(Script().hello().status(relay_status()).pack(1))
-        assert relay.recv(ACK.size) == ACK.pack(1)
-        asking.join(30)
-    assert answers == [b"ready\n"]

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from llmtap.channel.channel import Ledger
 from llmtap.channel.frames import Hello
-from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook
+from llmtap.meter.relays import GONE_NS, STATUS_FRESH_NS, Reckoning, RelayBook
 from tests.support.traffic.relay_status import relay_status
 
 S = 1_000_000_000
@@ -124,17 +124,6 @@ def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]
     assert final.measured == ledger.measured
     assert sum(final.dropped.values()) == sum(ledger.dropped.values()) - lost_unseen
     assert final.opened == final.measured + sum(final.dropped.values()) + reckoning.running
-
-
-def test_relays_that_left_are_forgotten_from_the_oldest() -> None:
-    book = RelayBook()
-    book.join(hello("stays"))
-    for i in range(RELAYS_MAX + 5):
-        book.leave(f"r{i}", book.join(hello(f"r{i}")), 0, i)
-    names = [state.name for state in book.states(0)]
-    assert len(names) == RELAYS_MAX
-    assert names[0] == "stays"
-    assert names[-1] == f"r{RELAYS_MAX + 4}"
 
 
 def test_what_another_meter_should_know_of_a_relay() -> None:

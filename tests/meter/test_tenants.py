@@ -80,14 +80,6 @@ def test_no_part_of_a_key_is_in_its_name(key: str, scheme: str) -> None:
     assert len(found) == 12
 
 
-def test_what_names_a_person_can_be_hashed_and_a_hash_be_given_a_name() -> None:
-    rule = {"body": "user", "hashed": True}
-    found = who(rule, body={"user": "ann@example.org"})
-    assert found.startswith("id-")
-    assert "ann" not in found
-    assert who(rule, body={"user": "ann@example.org"}, names={found: "ann's team"}) == "ann's team"
-
-
 @given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))
 def test_names_are_visible_and_short_and_stay_apart(value: str) -> None:
     found = who({"body": "user"}, body={"user": value})
@@ -149,12 +141,6 @@ def test_whoever_the_gateway_does_not_know_takes_no_place() -> None:
     assert labels.tenant("real") == "real"
     assert labels.tenant("real", trusted=False) == "real"
     assert labels.overflow["tenant"] == 0
-
-
-def test_a_models_name_is_visible_and_short() -> None:
-    labels = Labels(1, 9, 9)
-    assert labels.fold("t", "a\nb")[1] == "a_b"
-    assert len(labels.fold("t", "m" * 10_000)[1]) == 128
 
 
 NAMES = 10_000

@@ -172,22 +172,6 @@ def test_sorting_goes_through_the_columns_and_turns() -> None:
     play(screenplay)
 
 
-def test_a_filter_is_typed_kept_and_dropped() -> None:
-    async def screenplay(stage: Stage) -> None:
-        await stage.until(lambda: len(stage.row_keys()) == 3)
-        await stage.press("slash", "g", "l", "o", "b", "q")
-        assert stage.row_keys() == []
-        await stage.press("backspace")
-        assert stage.row_keys() == ["globex"]
-        await stage.press("enter")
-        assert stage.app.focused is stage.table()
-        assert "filter 'glob': 1 of 3" in stage.text("notes")
-        await stage.press("escape")
-        assert len(stage.row_keys()) == 3
-
-    play(screenplay)
-
-
 def test_an_exchange_is_inspected_event_by_event() -> None:
     async def screenplay(stage: Stage) -> None:
         await stage.open("exchanges")
@@ -355,27 +339,3 @@ def test_a_tap_that_goes_away_and_comes_back() -> None:
         await stage.until(lambda: "LIVE" in stage.text("head"))
 
     play(screenplay)
-
-
-def test_hostile_names_are_letters_and_nothing_else() -> None:
-    evil = ["\x1b[2J\x1b[31mred", "[bold red]x[/bold red]", "a\r\nb\tc", "\u202egnp.exe", "[/]", "y" * 300]
-    documents = recorded([streamed(i, 3, tenant=name, model=name) for i, name in enumerate(evil, 1)])
-    documents["streams"] = {"count": 1, "window": 10.0, "streams": [a_stream(tenant=evil[0], model=evil[1])]}
-
-    async def screenplay(stage: Stage) -> None:
-        for name in ("streams", "tenants"):  # test_views.py has the texts of all views
-            await stage.open(name)
-            assert all(line.isprintable() for line in stage.lines())
-        await stage.until(lambda: len(stage.row_keys()) == len(evil))
-        text = "\n".join(stage.lines())
-        assert "[bold red]" in text
-        assert "\\u001b[2J" in text
-        await stage.press("slash", *(["left_square_bracket", "slash"]), "enter")
-        assert "filter" in stage.text("notes")
-        await stage.press("escape")
-        await stage.open("exchanges")
-        await stage.press("enter")
-        await stage.until(lambda: "run.0.1-6" in stage.text("story"))
-        assert all(line.isprintable() for line in stage.lines())
-
-    play(screenplay, documents, LARGE)

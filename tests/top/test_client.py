@@ -105,19 +105,6 @@ def test_what_cannot_be_is_named_and_no_secret_told(told: dict[str, str], place:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("admin", "token", "clear"),
-    [
-        ("http://127.0.0.1:9464", "t", False), ("http://localhost", "t", False),
-        ("http://[::1]:1", "t", False),
-        ("http://tap.example.com", "t", True), ("http://tap.example.com", None, False),
-        ("https://tap.example.com", "t", False),
-    ],
-)  # fmt: skip
-def test_a_token_in_clear_text_is_known(admin: str, token: str | None, clear: bool) -> None:
-    assert TopOptions(admin=admin, token=token).in_clear() is clear
-
-
 def test_the_token_is_the_variables_or_the_files(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("from-file\n")

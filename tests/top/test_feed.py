@@ -1,6 +1,5 @@
 """What is shown while nobody answers: the last figures, their age, and when it is tried again."""
 
-import asyncio
 from unittest import mock
 
 from aiohttp.test_utils import TestServer
@@ -81,21 +80,6 @@ async def test_figures_that_nobody_renewed_are_stale() -> None:
         assert feed.said().startswith("STALE: no answer for 6 s")
         feed.paused = True
         assert feed.link is FeedLink.PAUSED
-
-
-@scene
-async def test_while_paused_only_a_wish_ends_the_wait() -> None:
-    async with fake_admin(recorded()) as fake, Admin(fake.url) as admin:
-        feed = Feed(admin, ManualClock(now_ns=S), window="1m", interval_ns=0)
-        woken = asyncio.Event()
-        await feed.poll(VIEWS[0])
-        await feed.wait(woken)  # nothing is waited for
-        feed.paused = True
-        waiting = asyncio.ensure_future(feed.wait(woken))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        woken.set()
-        await waiting
 
 
 @scene

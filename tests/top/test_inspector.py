@@ -11,7 +11,7 @@ from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Token
 from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
-from llmtap.top.inspector import EVENTS_MAX, inspected, reader_ns, story_so_far, watched
+from llmtap.top.inspector import inspected, story_so_far, watched
 from tests.support.servers.fake_admin import a_stream
 
 MS = 1_000_000
@@ -106,14 +106,3 @@ def test_of_a_stream_under_way_the_newest_is_first_and_the_oldest_are_one() -> N
     silent = a_stream(tokens=None, ttft=None, since_last=None, timeline=[])
     assert watched(silent).rows == []
     assert "reader" not in " ".join(story_so_far(silent))
-
-
-def test_of_a_long_exchange_the_first_events_are_told() -> None:
-    table = inspected(told(exchange([(10 + i, 1) for i in range(EVENTS_MAX)])))
-    assert len(table.rows) == EVENTS_MAX
-    assert table.notes[0].endswith(f"the first {EVENTS_MAX:,} of {EVENTS_MAX + 2:,} events")
-
-
-def test_the_reader_is_the_taps_or_one_of_20_tokens_a_second() -> None:
-    assert reader_ns({"smooth_goodput": {"speed_tokens_per_second": 10.0}}) == 100 * MS
-    assert reader_ns({"smooth_goodput": {"speed_tokens_per_second": None}}) == reader_ns({}) == 50 * MS

@@ -2,12 +2,9 @@
 
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from llmtap.exchange.outcome import FAILED, Outcome
-from llmtap.top.table import ViewTable, firing, flowed, troubles
-from llmtap.top.views import LEVELS, SILENT, VIEWS, Shown, sparkline, streams_table
+from llmtap.top.table import ViewTable, firing, troubles
+from llmtap.top.views import VIEWS, Shown, sparkline, streams_table
 from tests.support.servers.fake_admin import a_stream, recorded
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.experiments import an_experiment
@@ -99,13 +96,6 @@ def test_every_view_stands_a_tap_that_tells_nothing() -> None:
             assert view.table(Shown({}, beside), 80).columns
 
 
-def test_facts_flow_into_lines_and_are_never_torn() -> None:
-    said = ["one", "two three", "four", "a fact longer than the line"]
-    assert flowed(said, 15) == ["one · two three", "four", "a fact longer than the line"]
-    assert flowed(["日本", "語"], 7) == ["日本", "語"], "each letter is two cells wide"
-    assert flowed([], 10) == []
-
-
 def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of() -> None:
     down = "UPSTREAM DOWN: http://gw:8000 accepts no connection; clients get 502 or 504"
     (silent,) = troubles(recorded(relay=False)["summary"])
@@ -127,22 +117,6 @@ def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:
     assert sparkline(timeline, 4, 0.0, 4.0) == "▂█·▁"
     assert sparkline(timeline, 2, 2.0, 4.0) == "·█"
     assert sparkline([[4.0, 1]], 4, 0.0, 4.0) == "···█"
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)).map(list), max_size=30),
-    st.integers(1, 40),
-    st.floats(0, 100),
-    st.floats(0.1, 100),
-)
-def test_a_line_has_its_width_and_known_letters(
-    timeline: list[Any], cells: int, since: float, length: float
-) -> None:
-    line = sparkline(timeline, cells, since, since + length)
-    assert len(line) == cells
-    assert set(line) <= set(LEVELS + SILENT)
-    inside = any(since <= t <= since + length and n for t, n in timeline)
-    assert inside == (line != SILENT * cells)
 
 
 def table_streams(told: dict[str, Any] | None, width: int = 80) -> ViewTable:

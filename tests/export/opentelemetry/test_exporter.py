@@ -13,13 +13,12 @@ import pytest
 import trustme
 from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     AGGREGATION_TEMPORALITY_CUMULATIVE,
-    AGGREGATION_TEMPORALITY_DELTA,
 )
 
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.export.opentelemetry import exporter as exporting
-from llmtap.export.opentelemetry.exporter import BATCH_MAX, OtlpExporter
+from llmtap.export.opentelemetry.exporter import OtlpExporter
 from llmtap.export.options import OtlpOptions
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
@@ -193,20 +192,6 @@ def test_a_refusal_is_tried_again_where_that_may_help(
     assert e.state().dropped == ({} if again else {"refused": 1})
 
 
-def test_a_bug_of_ours_costs_a_batch_and_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(spans: object) -> None:
-        raise RuntimeError("odd")
-
-    e = exporter("http://x", metrics=False)
-    monkeypatch.setattr(e._spans.inner, "export", broken)
-    end(e, *(chat(seq=i) for i in range(BATCH_MAX)))
-    e.close(GUARD_S)
-    assert sum(e.state().dropped.values()) == BATCH_MAX
-    assert len([r for r in caplog.records if "otlp_bug" in r.getMessage()]) == 1
-
-
 # ---------------------------------------------------------------- who we are, and TLS
 
 
@@ -250,24 +235,6 @@ def test_a_signal_may_have_an_endpoint_of_its_own(monkeypatch: pytest.MonkeyPatc
         end(e, chat())
         e.close(GUARD_S)
         assert (len(traces.spans), len(all_else.metrics)) == (2, 1)
-
-
-def test_metrics_go_out_as_deltas_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta")
-    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
-    with OtlpReceiver() as receiver:
-        e = exporter(receiver.endpoint)
-        for i in range(2):
-            end(e, chat())
-            receiver.wait(lambda i=i: len(receiver.metrics) == i + 1)  # type: ignore[misc]
-        e.close(GUARD_S)
-        counts = [
-            (metric.sum.aggregation_temporality, metric.sum.data_points[0].as_int)
-            for request in receiver.metrics
-            for metric in request.resource_metrics[0].scope_metrics[0].metrics
-            if metric.name == "llmtap.exchanges"
-        ]
-    assert counts == [(AGGREGATION_TEMPORALITY_DELTA, 1)] * 2
 
 
 @pytest.mark.parametrize("by_key", [True, False])

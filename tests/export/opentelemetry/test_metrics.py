@@ -27,18 +27,6 @@ def by_name(points: list[Point]) -> dict[str, list[Point]]:
     return found
 
 
-def test_totals_go_on_from_take_to_take() -> None:
-    recorder = MetricRecorder(VERSIONS["1.41"], 100)
-    totals = Totals(recorder, {})
-    put(recorder, chat())
-    list(totals.gather())
-    assert recorder.take() == {}
-    put(recorder, chat(), chat())
-    (duration,) = by_name(list(totals.gather()))["gen_ai.client.operation.duration"]
-    assert counted(duration) == (3, 3 * 261 * MS)
-    assert list(totals.gather()) != []
-
-
 def test_the_error_stands_at_durations_only() -> None:
     recorder = MetricRecorder(VERSIONS["1.41"], 100)
     put(recorder, chat(), chat(outcome=Outcome.TRUNCATED), chat(outcome=Outcome.CLIENT_CANCELLED))
@@ -133,14 +121,6 @@ def test_usage_is_what_the_provider_told_or_showed(source: TokenSource, counted:
     _, terms = read(x)
     assert terms.output_tokens == counted
     assert (terms.server_per_token_ns is None) == (counted is None)
-
-
-def test_hidden_reasoning_leaves_no_time_per_token() -> None:
-    x = chat()
-    x.tokens.reasoning = 2
-    assert read(x)[1].server_per_token_ns is None
-    x.timeline.first_reasoning_ns = x.timeline.first_token_ns
-    assert read(x)[1].server_per_token_ns is not None
 
 
 def test_a_cancelled_exchange_ends_with_the_last_thing_seen() -> None:

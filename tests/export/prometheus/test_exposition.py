@@ -9,12 +9,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from llmtap import native
-from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.exchange.exchange import OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.export.prometheus.exposition import Exposition
 from llmtap.export.sinks import SeriesKey
-from llmtap.meter.admin.views import lag_cells, relay_values
+from llmtap.meter.admin.views import relay_values
 from llmtap.meter.relays import RelayState
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
@@ -279,16 +278,6 @@ def test_what_counts_where(
         ]
         assert values == [value], (name, label)
     assert not {f"llmtap_{name}" for name in absent} & {name for name, _ in found}
-
-
-def test_lag_comes_from_relays_whose_buckets_are_known() -> None:
-    buckets = [5, *[0] * (len(LAG_EDGES_NS) - 1), 2]
-    known = RelayState("r0", True, relay_status(lag_buckets=buckets, lag_sum_ns=3_000_000_000))
-    other = RelayState("r1", True, relay_status(lag_buckets=[1, 2]))
-    found = shown({}, lag_cells([known, other]))
-    assert found["tap_loop_lag_seconds_bucket", "+Inf", "r0"] == 7
-    assert found["tap_loop_lag_seconds_sum", "r0"] == 3.0
-    assert ("tap_loop_lag_seconds_sum", "r1") not in found
 
 
 def test_a_relay_that_left_keeps_its_counters_and_loses_its_gauges() -> None:

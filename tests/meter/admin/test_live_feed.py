@@ -145,19 +145,6 @@ def test_a_batch_is_bounded_by_bytes_and_holds_one_exchange_at_least(
     play(scene)
 
 
-def test_there_is_room_for_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "SUBSCRIBERS_MAX", 1)
-
-    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
-        async with subscribed(feed, client):
-            assert (await client.get(QUIET)).status == 503
-        await wait_until(lambda: len(feed) == 0)
-        async with subscribed(feed, client):
-            pass
-
-    play(scene)
-
-
 def test_who_leaves_is_forgotten_although_nothing_is_said_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "LOOK_S", 0.02)
 

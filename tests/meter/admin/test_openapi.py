@@ -117,21 +117,6 @@ def test_real_answers_are_as_the_document_says() -> None:
     play(scene, pipeline(slos={"gold": GOLD}))
 
 
-def test_a_token_is_asked_for_where_the_document_says_so() -> None:
-    told = document(token=True)
-
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        for route in ROUTES:
-            operation = told["paths"][route.path][route.method]
-            path = route.path.replace("{name}", "app.js")
-            async with client.request(route.method, path) as answer:
-                assert (answer.status == 401) == ("security" in operation)
-                if answer.status == 401:
-                    fits(await answer.json(), "Error")
-
-    play(scene, token="s3cret")
-
-
 async def answer_of(client: Client, path: str, status: int = 200) -> Any:
     async with client.get(path) as answer:
         assert answer.status == status

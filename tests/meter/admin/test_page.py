@@ -1,6 +1,5 @@
 """The page and its parts as they are served: by whole names, with a policy, and nothing from elsewhere."""
 
-import gzip
 import re
 from importlib.resources import files
 
@@ -30,23 +29,6 @@ def test_every_file_is_served_as_what_it_is() -> None:
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
                 assert answer.headers["Referrer-Policy"] == "no-referrer"
         assert set(OWN) - {"index.html"} == set(ASSETS) - {"plotly.js"}
-
-    play(scene)
-
-
-def test_plotly_comes_from_its_package_compressed() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        async with client.get(
-            "/assets/plotly.js", headers={"Accept-Encoding": "gzip"}, auto_decompress=False
-        ) as answer:
-            assert (answer.status, answer.content_type) == (200, "text/javascript")
-            body = await answer.read()
-        assert len(body) < 2_000_000
-        script = gzip.decompress(body)
-        assert b"plotly.js v" in script[:200]
-        async with client.get("/assets/plotly.js", headers={"Accept-Encoding": "identity"}) as answer:
-            assert "Content-Encoding" not in answer.headers
-            assert await answer.read() == script
 
     play(scene)
 

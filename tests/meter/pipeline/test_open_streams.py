@@ -73,19 +73,6 @@ def test_a_stream_is_told_from_its_arrival_to_its_end() -> None:
     assert stage.told() == {"count": 0, "window": 10.0, "streams": []}
 
 
-def test_only_what_lies_in_the_window_is_in_the_timeline() -> None:
-    stage = Stage()
-    script = Script().request(1).head(1, 5)
-    for t_ms in range(100, 10_000, 100):
-        script.word(1, t_ms)
-    stage.play(script)
-    stage.clock.now_ns = 10 * S
-    (one,) = stage.told("?window=1s")["streams"]
-    assert [t for t, _ in one["timeline"]] == [9.0, 9.1, 9.2, 9.3, 9.4, 9.5, 9.6, 9.7, 9.8, 9.9]
-    assert one["tokens"] == 99
-    assert stage.told("?window=500ms")["window"] == 0.5
-
-
 def test_ids_tenants_models_and_arms_can_be_asked_for() -> None:
     stage = Stage(experiment=an_experiment())
     stage.play(Script().request(1).frame(

@@ -187,24 +187,6 @@ def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
     assert (tally.errors, tally.live) == ({}, 0)
 
 
-def test_a_relay_may_come_again_on_a_new_connection(tmp_path: Path) -> None:
-    async def scene(tally: ExchangePipeline, reader: Reader, writer: Writer) -> None:
-        writer.write(Script().hello().request(1).pack(1))
-        await ack(reader)
-        again_reader, again = await asyncio.open_unix_connection(str(tmp_path / "tap.sock"))
-        again.write(Script().hello().stream(2).pack(9))
-        assert await ack(again_reader) == 9
-        writer.close()
-        while tally.live:
-            await asyncio.sleep(0.001)
-        (state,) = tally.relays.states(tally.clock.mono_ns() + 60 * S)
-        assert (state.connected, state.lost) == (True, 0)
-        again.close()
-
-    tally, _ = play(tmp_path, scene)
-    assert n(tally) == 1
-
-
 def test_the_socket_is_this_users_and_replaces_that_of_a_dead_meter_but_no_file(tmp_path: Path) -> None:
     path, file = tmp_path / "tap.sock", tmp_path / "file"
     for _ in range(2):

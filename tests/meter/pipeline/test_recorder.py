@@ -194,37 +194,6 @@ def test_the_end_of_the_last_running_exchange_is_reported_without_traffic(tmp_pa
     recorder.close(60)
 
 
-def test_what_is_no_model_traffic_is_neither_missing_nor_dropped(tmp_path: Path) -> None:
-    recorder = recording(tmp_path)
-    recorder.start()
-    play(recorder, 1)
-    recorder.leave_out("mcp")
-    play(recorder, 3)
-    recorder.relay_said("r", 3, {}, 0)
-    assert recorder.state().dropped == {}
-    recorder.close(60, whole=True)
-    integrity = llmtap.read(tmp_path).integrity()
-    (capture,) = integrity.captures
-    assert (integrity.ok, capture.not_kept, capture.missing, capture.unexplained) == (True, {"mcp": 1}, 1, 0)
-
-
-def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder = recording(tmp_path)
-    append = Store.append
-    monkeypatch.setattr(
-        Store, "append", lambda self, batch, ledger: batch.num_rows == 0 and append(self, batch, ledger)
-    )
-    recorder.start()
-    for seq in range(1, 6):
-        play(recorder, seq)
-    recorder.relay_said("r", 5, {}, 0)
-    recorder.close(60, whole=True)
-    (capture,) = llmtap.read(tmp_path).integrity().captures
-    assert (capture.missing, capture.unexplained, sum(capture.not_kept.values())) == (5, 0, 5)
-
-
 def test_two_recorders_of_one_capture_of_which_one_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,3 +224,20 @@ def test_two_recorders_of_one_capture_of_which_one_gives_way(
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert (capture.present, capture.missing, capture.meters, capture.closed) == (4, 0, 2, True)
     assert not aside.exists()
+
+
+def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = recording(tmp_path)
+    append = Store.append
+    monkeypatch.setattr(
+        Store, "append", lambda self, batch, ledger: batch.num_rows == 0 and append(self, batch, ledger)
+    )
+    recorder.start()
+    for seq in range(1, 6):
+        play(recorder, seq)
+    recorder.relay_said("r", 5, {}, 0)
+    recorder.close(60, whole=True)
+    (capture,) = llmtap.read(tmp_path).integrity().captures
+    assert (capture.missing, capture.unexplained, sum(capture.not_kept.values())) == (5, 0, 5)

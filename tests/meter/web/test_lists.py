@@ -69,28 +69,3 @@ def test_rows_hold_still_for_the_keyboard_and_go_on_when_it_leaves() -> None:
         assert page.problems == []
 
     play(scene, tally)
-
-
-def test_escape_leads_from_an_exchange_to_its_row_and_place() -> None:
-    tally = ended(an_empty_tally(), seqs=range(1, 101))
-
-    async def scene(page: Page, url: str) -> None:
-        await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
-        await page.open(url + "#exchanges")
-        await page.until(f"{LISTED}.length === 100")
-        await page.look("window.link = document.querySelectorAll('main > div:not([hidden]) tbody a')[70]")
-        await page.look("link.focus()")
-        place = await page.look("scrollY")
-        assert place > 500
-        await page.press("Enter")
-        await page.until("location.hash === '#exchanges/r-30'")
-        await reads(page, "Exchange r-30")
-        assert await page.look("document.title") == "r-30 \N{MIDDLE DOT} llmtap"
-        await page.press("Escape")
-        await page.until("location.hash === '#exchanges'")
-        await page.until(f"{FOCUS}.textContent === 'r-30'")
-        assert await page.look("scrollY") == place
-        assert await page.look("document.title") == "Exchanges \N{MIDDLE DOT} llmtap"
-        assert page.problems == []
-
-    play(scene, tally)

@@ -202,25 +202,3 @@ def test_a_tap_that_hangs_is_stale_and_one_that_answers_again_is_live() -> None:
         assert page.problems == []
 
     play(scene, None, None, gate)
-
-
-def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> None:
-    async def online(page: Page, yes: bool) -> None:
-        await page.send(
-            "Network.emulateNetworkConditions",
-            offline=not yes, latency=0, downloadThroughput=-1, uploadThroughput=-1,
-        )  # fmt: skip
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await reads(page, "n 200")
-        await online(page, False)
-        await page.until(f"{STATUS}.dataset.state === 'failed'")
-        assert "the tap does not answer" in await page.look(f"{STATUS}.innerText")
-        assert "n 200" in await shown(page)
-        await online(page, True)
-        await is_live(page)
-        # The browser itself tells of what it could not load; nothing else may be said.
-        assert [problem for problem in page.problems if "net::ERR_" not in problem] == []
-
-    play(scene)

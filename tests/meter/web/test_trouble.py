@@ -3,17 +3,14 @@
 And figures that would flatter, or would be taken for more than they are.
 """
 
-from unittest import mock
-
 import pytest
 
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import EventLog
 from llmtap.exchange.outcome import Outcome
-from llmtap.meter.admin import live_feed as live
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.meter.web.dashboard import HELLO, an_empty_tally, is_live, play, reads, shown
+from tests.meter.web.dashboard import HELLO, an_empty_tally, play, reads, shown
 from tests.support.browser import CHROMIUM, Page
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.streams import streamed
@@ -90,34 +87,3 @@ def test_a_failure_is_one_of_the_upstream_or_of_llmtap_and_a_disconnect_is_none(
         assert page.problems == []
 
     play(scene, tally)
-
-
-def test_time_of_which_nothing_is_known_is_a_gap_in_the_charts() -> None:
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await is_live(page)
-        drawn = await page.look(
-            """import('/assets/charts.js').then(({ History }) => {
-              const history = new History(['a']);
-              for (const second of [1, 2, 4, 60, 61]) history.add(new Date(second * 1000), { a: second });
-              const { t, series } = history.drawn();
-              return [t.map((at) => at / 1000), series.a];
-            })"""
-        )
-        assert drawn == [[1, 2, 4, 59.999, 60, 61], [1, 2, 4, None, 60, 61]]
-        assert page.problems == []
-
-    play(scene)
-
-
-def test_a_live_feed_without_a_free_place_is_told_and_asked_again() -> None:
-    async def scene(page: Page, url: str) -> None:
-        with mock.patch.object(live, "SUBSCRIBERS_MAX", 0):
-            await page.open(url)
-            await page.until(f"{STATUS}?.dataset.state === 'failed'")
-            assert "(503)" in await page.look(f"{STATUS}.textContent")
-            # Figures that other requests bring are shown nevertheless.
-            await page.until("document.getElementById('main').innerText.includes('acme')")
-        await is_live(page)
-
-    play(scene)
