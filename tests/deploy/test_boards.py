@@ -82,20 +82,3 @@ def test_every_query_asks_for_what_there_is(board: dict[str, Any]) -> None:
             assert matched <= names[name], f"{title}: {matched - names[name]} of {name}"
             labels |= names[name]
         assert labels_grouped(query) <= labels, f"{title}: {query}"
-
-
-@pytest.mark.parametrize("board", boards())
-def test_it_is_a_classic_dashboard_for_anybodys_grafana(board: dict[str, Any]) -> None:
-    assert board["id"] is None
-    assert 36 <= board["schemaVersion"] <= 41
-    ids = [panel["id"] for panel in board["panels"]]
-    assert len(set(ids)) == len(ids)
-    for panel in panels(board):
-        assert panel["description"], panel["title"]
-        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        refs = [target["refId"] for target in panel["targets"]]
-        assert refs == sorted(set(refs)), panel["title"]
-        assert all(target["datasource"] == panel["datasource"] for target in panel["targets"])
-        if panel["fieldConfig"]["defaults"].get("thresholds"):
-            first, *_ = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-            assert first["value"] is None, "the lowest step has no edge"

@@ -14,7 +14,6 @@ from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.sinks import SeriesKey
-from llmtap.meter import experiments as module
 from llmtap.meter.experiments import SHARES, Experiments
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
@@ -173,19 +172,6 @@ def test_a_ratio_that_is_not_as_dealt_rings_once(caplog: pytest.LogCaptureFixtur
     assert ratio["expected"] == {"a": 0.75, "b": 0.25}
     assert ratio["p"] < 1e-6
     assert [r.getMessage().split()[0] for r in caplog.records] == ["event=sample_ratio_mismatch"]
-
-
-def test_a_conversation_counts_once_in_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "UNITS_MAX", 100)
-    view = viewed(an_experiment(A, B, unit="tenant"))
-    for _ in range(1_000):
-        view.assigned("a", "1", False)
-    assert said(view)["sample_ratio"]["units"] == {"a": 1, "b": 0}
-    assert said(view)["sample_ratio"]["alarm"] is False
-    for i in range(150):
-        view.assigned("ab"[i % 2], f"{i + 2:x}", False)
-    ratio = said(view)["sample_ratio"]
-    assert (sum(ratio["units"].values()), ratio["capped"]) == (100, True)
 
 
 # ---------------------------------------------------------------- a worse arm

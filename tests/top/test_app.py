@@ -308,25 +308,6 @@ def test_windows_change_and_a_pause_holds_everything_until_r_asks() -> None:
     play(screenplay)
 
 
-def test_notes_use_the_free_height_and_cautions_come_before_findings() -> None:
-    documents = some()
-    caution = {
-        "arm": "marked", "metrics": ["tpot"], "events_per_read": 8.0, "control_events_per_read": 1.0,
-    }  # fmt: skip
-    findings = [{"arm": "marked", "metric": metric, "p": 0.0} for metric in ("ttft", "tpot", "tbc", "e2e")]
-    documents["experiment"] |= {"cautions": [caution], "findings": findings}
-
-    async def screenplay(stage: Stage) -> None:
-        await stage.open("arms")
-        await stage.until(lambda: "p < 1e-16" in "\n".join(stage.lines()))
-        text = "\n".join(stage.lines())
-        assert text.count("p < 1e-16 at every look") == len(findings)
-        assert text.index("caution: marked: chunks come 8 at a time") < text.index("p < 1e-16")
-        assert "more lines of notes" not in text and "TTFT" in text
-
-    play(screenplay, documents, (80, 26))
-
-
 def test_a_tap_that_goes_away_and_comes_back() -> None:
     async def screenplay(stage: Stage) -> None:
         await stage.until(lambda: len(stage.row_keys()) == 3)

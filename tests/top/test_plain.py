@@ -1,15 +1,13 @@
-import ssl
 from io import StringIO
 from typing import Any
 
 import pytest
-import trustme
 from rich.console import Console
 
 from llmtap.errors import ConfigError
 from llmtap.top.client import Admin, TopOptions
 from llmtap.top.plain import ROWS_MAX, probe, render_once
-from tests.support.servers.fake_admin import FakeAdmin, fake_admin, recorded
+from tests.support.servers.fake_admin import fake_admin, recorded
 from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import scene
 from tests.support.traffic.exchanges import streamed
@@ -66,20 +64,3 @@ async def test_what_is_wrong_at_the_start_says_what_to_do() -> None:
         denied = await wrong(fake.url)
         assert denied.place == "--token-env"
         assert "$LLMTAP_ADMIN_TOKEN" in (denied.hint or "")
-
-
-@scene
-async def test_a_certificate_that_is_not_trusted_leads_to_the_option_for_it() -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
-    fake = FakeAdmin({})
-    await fake.start(context)
-    try:
-        error = await wrong(f"https://127.0.0.1:{fake.port}")
-        in_clear = await wrong(fake.url)
-    finally:
-        await fake.stop()
-    assert "with TLS: --admin https://127.0.0.1:" in (in_clear.hint or "")
-    assert (error.place, "certificate not trusted" in error.problem) == ("--ca", True)
-    assert "--ca FILE" in (error.hint or "")
-    assert "llmtap proxy" not in (error.hint or "")

@@ -89,18 +89,12 @@ def test_the_terms_of_a_chat() -> None:
     ("outcome", "status", "told"),
     [
         (Outcome.COMPLETE, 200, None),
-        (Outcome.REFUSED, 200, None),
         (Outcome.REFUSED, 400, "400"),
         (Outcome.CLIENT_CANCELLED, 200, None),
-        (Outcome.CLIENT_CANCELLED, None, None),
         (Outcome.CLIENT_CANCELLED, 500, "500"),
         (Outcome.UPSTREAM_ERROR, 404, "404"),
-        (Outcome.UPSTREAM_ERROR, 529, "529"),
         (Outcome.UPSTREAM_ERROR, 200, "upstream_error"),
-        (Outcome.UPSTREAM_RESET, 200, "upstream_reset"),
         (Outcome.UPSTREAM_TIMEOUT, None, "upstream_timeout"),
-        (Outcome.TRUNCATED, 200, "truncated"),
-        (Outcome.REJECTED, 413, "413"),
         (Outcome.REJECTED, None, "rejected"),
     ],
 )
@@ -131,25 +125,3 @@ def test_a_cancelled_exchange_ends_with_the_last_thing_seen() -> None:
     x.timeline = type(x.timeline)(arrival_ns=7)
     _, terms = read(x)
     assert (terms.duration_ns, terms.operation, terms.provider) == (0, None, None)
-
-
-@pytest.mark.parametrize(
-    ("usage", "tokens"),
-    [
-        ({"cache_creation_input_tokens": 40}, 40),
-        ({"cacheWriteInputTokens": 0}, 0),
-        ({"prompt_tokens_details": {"cache_write_tokens": 7}}, 7),
-        ({"cache_creation_input_tokens": "many"}, None),
-        (None, None),
-    ],
-)
-def test_tokens_written_to_a_cache_are_what_the_provider_told(
-    usage: dict[str, object] | None, tokens: int | None
-) -> None:
-    recorder = MetricRecorder(VERSIONS["0.1.0"], 100)
-    x = chat(usage=usage)
-    assert read(x)[1].cache_write_tokens == tokens
-    put(recorder, x)
-    found = by_name(list(Totals(recorder, {}).gather()))
-    written = found.get("gen_ai.client.inference.usage.cache_write.input_tokens", [])
-    assert [counted(point)[1] for point in written] == ([] if tokens is None else [tokens])

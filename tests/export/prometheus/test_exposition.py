@@ -2,7 +2,6 @@
 
 import platform
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -221,62 +220,40 @@ def test_refusals_and_interventions_are_counted_by_kind_and_source() -> None:
     assert sum(key[0] == name for key in found) == 33
 
 
-def untold() -> Exchange:
-    """Tokens of each chunk are not known."""
-    x = stream([0, 40], tokens=-1)
-    x.tokens.output = 9
-    return x
-
-
-def piece() -> Exchange:
-    x = stream([700])
-    x.stream = False
-    return x
-
-
-def failed() -> Exchange:
-    x = stream([700])
-    x.outcome = Outcome.UPSTREAM_RESET
-    return x
-
-
-def silent() -> Exchange:
-    x = stream([100, 140])
-    x.timeline.events, x.outcome = EventLog(), Outcome.UPSTREAM_ERROR
-    return x
-
-
-def uncertain() -> Exchange:
-    x = stream([100, 140])
-    x.uncertain = True
+def made(times_ms: list[int], each: int = 1, **fields: Any) -> Exchange:
+    x = stream(times_ms, each)
+    for name, value in fields.items():
+        setattr(x, name, value)
     return x
 
 
 ITL = "inter_token_seconds_count"
+SILENT = made([100, 140], outcome=Outcome.UPSTREAM_ERROR)
+SILENT.timeline.events = EventLog()
 
 
 @pytest.mark.parametrize(
     ("exchange", "there", "absent"),
     [
-        (lambda: stream([0, 40], tokens=4), [(ITL, "A", 1), (ITL, "B", 7), (ITL, "B-even", 4)], []),
-        (untold, [(ITL, "A", 1)], ["chunk_tokens_count"]),
-        (piece, [("request_duration_seconds_count", None, 1)], ["time_to_first_token_seconds_count", ITL]),
-        (failed, [("exchanges_total", "upstream_reset", 1)], ["request_duration_seconds_count"]),
-        (silent, [("no_token_total", "error", 1)], []),
-        (uncertain, [("uncertain_exchanges_total", None, 1)], []),
+        (made([0, 40], 4), [(ITL, "A", 1), (ITL, "B", 7), (ITL, "B-even", 4)], []),
+        (made([0, 40], -1, tokens=Tokens(output=9, source=TokenSource.USAGE)), [(ITL, "A", 1)],
+         ["chunk_tokens_count"]),
+        (made([700], stream=False), [("request_duration_seconds_count", None, 1)],
+         ["time_to_first_token_seconds_count", ITL]),
+        (made([700], outcome=Outcome.UPSTREAM_RESET), [("exchanges_total", "upstream_reset", 1)],
+         ["request_duration_seconds_count"]),
+        (SILENT, [("no_token_total", "error", 1)], []),
+        (made([100, 140], uncertain=True), [("uncertain_exchanges_total", None, 1)], []),
     ],
-)
+    ids=["several tokens a chunk", "tokens unknown", "one piece", "failed", "silent", "uncertain"],
+)  # fmt: skip
 def test_what_counts_where(
-    exchange: Callable[[], Exchange], there: list[tuple[str, str | None, float]], absent: list[str]
+    exchange: Exchange, there: list[tuple[str, str | None, float]], absent: list[str]
 ) -> None:
-    found = scrape(exchange())
+    found = scrape(exchange)
     for name, label, value in there:
-        values = [
-            v
-            for key, v in found.items()
-            if key[0] == f"llmtap_{name}" and (not label or label in dict(key[1]).values())
-        ]
-        assert values == [value], (name, label)
+        of_name = {key: v for key, v in found.items() if key[0] == f"llmtap_{name}"}
+        assert [v for key, v in of_name.items() if not label or label in dict(key[1]).values()] == [value]
     assert not {f"llmtap_{name}" for name in absent} & {name for name, _ in found}
 
 

@@ -12,9 +12,7 @@ from llmtap.clock import ManualClock
 from llmtap.meter.admin import live_feed as live
 from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline import recent_exchanges as kept
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.recent_exchanges import weight_bytes
 from tests.support.servers.peer import LIMIT_S, wait_until
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.traffic.streams import streamed
@@ -119,28 +117,6 @@ def test_a_slow_subscriber_loses_whole_exchanges_and_is_told_how_many() -> None:
             assert (tally.live_missed, tally.subscribers) == (4, 2)
             tally.ended(streamed(100, seq=5))
             assert (await slow.next())[1]["seq"] == 5
-
-    play(scene)
-
-
-def test_a_batch_is_bounded_by_bytes_and_holds_one_exchange_at_least(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(live, "BATCH_BYTES_MAX", 2 * weight_bytes(streamed(100, 101)))
-    monkeypatch.setattr(kept, "EVENTS_SLICE", 2)
-
-    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
-        async with subscribed(feed, client, QUIET + "&events=1") as stream:
-            sizes = (2, 2, 100, 1)  # an event and a read each
-            for seq, n in enumerate(sizes):
-                tally.ended(streamed(*range(100, 100 + n), seq=seq))
-            (subscriber,) = feed._subscribers
-            batches = [[x.seq for x, _, _ in subscriber.take()] for _ in range(3)]
-            assert (batches, subscriber.weight_bytes) == ([[0, 1], [2], [3]], 0)
-            for seq, n in enumerate(sizes):
-                tally.ended(streamed(*range(100, 100 + n), seq=seq))
-            told = [(await stream.next())[1] for _ in sizes]
-            assert [len(x["events"]) for x in told] == list(sizes)
 
     play(scene)
 

@@ -124,27 +124,6 @@ def test_a_folder_that_cannot_be_opened_is_tried_again(
     assert len(rows_of(folder)) == 1
 
 
-def test_a_request_that_breaks_the_capture_costs_its_shape_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = module.read_prompt
-
-    def trap(body: bytes, endpoint: str | None) -> Any:
-        if b"trap" in body:
-            raise RuntimeError("of our own making")
-        return read(body, endpoint)
-
-    monkeypatch.setattr(module, "read_prompt", trap)
-    recorder = recording(tmp_path)
-    recorder.start()
-    for seq, text in enumerate(("a", "trap", "b"), 1):
-        play(recorder, seq, text)
-    recorder.close(60)
-    rows = rows_of(tmp_path)
-    assert [row["message_roles"] for row in rows] == [["user"], None, ["user"]]
-    assert [row["output_tokens"] for row in rows] == [1, 1, 1]
-
-
 def test_whole_conversations_are_kept_in_full_or_not(tmp_path: Path) -> None:
     recorder = recording(tmp_path, level="full", full_tenants=("gold",), full_share=0.5)
     recorder.start()

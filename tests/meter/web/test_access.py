@@ -176,29 +176,3 @@ def test_the_keyboard_reaches_everything_in_its_order_and_shows_where_it_is() ->
         assert page.problems == []
 
     play(scene)
-
-
-def test_on_a_phone_nothing_makes_the_page_wider_than_it_is() -> None:
-    """WCAG 2.2, 1.4.10: at 320 pixels only tables scroll, in boxes of their own."""
-    tally = a_tally(tenant="a-tenant-whose-name-is-longer-than-any-phone-is-wide-" + "x" * 200)
-    wide, width = "document.scrollingElement.scrollWidth", 320
-
-    async def scene(page: Page, url: str) -> None:
-        under_way(tally)
-        await page.screen(width, 700, scale=2)
-        await page.open(url)
-        await is_live(page)
-        for place in PLACES:
-            await at(page, place)
-            assert await page.look(wide) <= width, place
-        for dialog in ("help", "token-dialog"):
-            await page.look(f"document.getElementById('{dialog}').showModal()")
-            box = await page.look(
-                f"(({{ left, right }}) => [left, right])"
-                f"(document.getElementById('{dialog}').getBoundingClientRect())"
-            )
-            assert 0 <= box[0] < box[1] <= width, dialog
-            await page.look(f"document.getElementById('{dialog}').close()")
-        assert page.problems == []
-
-    play(scene, tally)

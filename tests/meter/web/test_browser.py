@@ -9,7 +9,6 @@ from tests.meter.web.dashboard import (
     TITLES,
     VIEWS,
     a_tally,
-    an_empty_tally,
     is_live,
     play,
     reads,
@@ -17,7 +16,7 @@ from tests.meter.web.dashboard import (
     under_way,
 )
 from tests.support.browser import CHROMIUM, Page
-from tests.support.traffic.streams import reader_wait_ns, streamed
+from tests.support.traffic.streams import reader_wait_ns
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
@@ -75,35 +74,6 @@ def test_every_view_shows_figures_and_complains_of_nothing() -> None:
         }
         renders = await page.look("window.llmtap.renders")
         assert {"overview", "streams", "live", "tape"} <= {render["name"] for render in renders}
-
-    play(scene, tally)
-
-
-def test_a_long_list_of_chunks_is_folded_and_an_answer_in_one_piece_has_no_ttft() -> None:
-    tally = an_empty_tally()
-    # The reader (20 tokens/s) waits for the first chunk and for the 61st, which comes 900 ms late.
-    long = streamed(*(100 + 40 * i + (900 if i >= 60 else 0) for i in range(120)), seq=1)
-    whole = streamed(100, seq=2)
-    whole.stream = False
-    for x in (long, whole):
-        tally.opened()
-        tally.ended(x)
-    table = "main > div:not([hidden]) > div:not([hidden])"
-    rows = f"[...document.querySelectorAll('{table} tbody tr')]"
-    numbers = f"{rows}.map((row) => Number(row.cells[0].textContent))"
-    heads = f"[...document.querySelectorAll('{table} thead th')].map((head) => head.innerText)"
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url + "#exchanges/r-1")
-        await page.until(f"{rows}.length === 26")
-        assert await page.look(numbers) == [*range(1, 21), 61, *range(116, 121)]
-        await page.look("document.getElementById('unfold').click()")
-        assert await page.look(numbers) == list(range(1, 121))
-        await page.open(url + "#exchanges")
-        await page.until(f"{rows}.length === 2")
-        place = (await page.look(heads)).index("TTFT")
-        assert await page.look(f"{rows}.map((row) => row.cells[{place}].textContent)") == [DASH, "100 ms"]
-        assert page.problems == []
 
     play(scene, tally)
 

@@ -2,14 +2,12 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from llmtap import native
-from llmtap.exchange.outcome import Outcome
 from tests.meter.web.dashboard import (
     VIEWS,
     an_empty_tally,
@@ -21,8 +19,6 @@ from tests.meter.web.dashboard import (
     under_way,
 )
 from tests.support.browser import CHROMIUM, Page
-from tests.support.traffic.experiments import an_experiment
-from tests.support.traffic.streams import streamed
 from tests.support.traffic.tap_frames import Script
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -96,37 +92,6 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
         assert await page.look("window.llmtap.errors") == []
 
     play(scene, an_empty_tally())
-
-
-def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_differences() -> None:
-    experiment = an_experiment(stop_worse=("failed",), covariate="request_bytes")
-    tally = an_empty_tally(experiment)
-    for seq in range(1, 385):
-        x = streamed(100, 140 + seq % 5, seq=seq)
-        x.arm, x.unit = ("marked", "control")[seq % 2], f"{seq:016x}"
-        x.request_bytes = 100 + 10 * (seq % 7)
-        x.outcome = Outcome.TRUNCATED if x.arm == "marked" else x.outcome
-        tally.opened()
-        tally.experiments.assigned(x.arm, x.unit, False)
-        tally.ended(x)
-    told: Any = tally.experiments.results()()
-    unadjusted = told["differences"]["marked"]["tbc"]["mean"]["unadjusted_difference"]
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url + "#experiment")
-        await page.until("document.querySelector('main [role=alert]')")
-        alarm = await page.look("document.querySelector('main [role=alert]').textContent")
-        assert f"Stopped at {told['stopped']['at']}: marked is worse than control in failed, by 100" in alarm
-        words = await shown(page)
-        assert "means adjusted by request_bytes" in words
-        assert "curl -X POST" not in words
-        row = "[...document.querySelectorAll('main > div:not([hidden]) tbody tr')]"
-        row += ".find((row) => row.children[1].textContent === 'tbc')"
-        cells = await page.look(f"[...{row}.children].map((cell) => cell.textContent)")
-        assert cells[4].startswith(f"{1e6 * unadjusted:.0f} µs (")
-        assert page.problems == []
-
-    play(scene, tally)
 
 
 def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:

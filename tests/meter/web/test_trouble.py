@@ -6,14 +6,11 @@ And figures that would flatter, or would be taken for more than they are.
 import pytest
 
 from llmtap.clock import ManualClock
-from llmtap.exchange.exchange import EventLog
-from llmtap.exchange.outcome import Outcome
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.meter.web.dashboard import HELLO, an_empty_tally, play, reads, shown
+from tests.meter.web.dashboard import HELLO, play, reads, shown
 from tests.support.browser import CHROMIUM, Page
 from tests.support.traffic.relay_status import relay_status
-from tests.support.traffic.streams import streamed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
@@ -54,36 +51,6 @@ def test_what_went_unmeasured_is_told_with_its_reasons_and_since_when() -> None:
         await page.look("document.querySelector('main a[href=\"#tap\"]').click()")
         await reads(page, "10 were running when the meter ended; 3 began while no meter was connected.")
         assert "Not measured, by reason: meter_lost 10, no_meter 3." in await shown(page)
-        assert page.problems == []
-
-    play(scene, tally)
-
-
-def test_a_failure_is_one_of_the_upstream_or_of_llmtap_and_a_disconnect_is_none() -> None:
-    tally = an_empty_tally()
-    ended = [Outcome.TRUNCATED] * 3 + [Outcome.CLIENT_CANCELLED] * 2 + [Outcome.CLIENT_ERROR] * 2
-    for seq, outcome in enumerate(ended, 1):
-        x = streamed(100, 120, seq=seq, outcome=outcome)
-        if outcome is Outcome.CLIENT_ERROR:
-            x.timeline.events = EventLog()
-        tally.opened()
-        tally.ended(x)
-    red = "[...document.querySelectorAll('main .outcomes .bad')].map((one) => one.textContent)"
-    rows = (
-        "[...document.querySelectorAll('main > div:not([hidden]) tbody td.bad')]"
-        ".map((one) => one.textContent)"
-    )
-
-    async def scene(page: Page, url: str) -> None:
-        await page.open(url)
-        await reads(page, "3 of 7 exchanges failed (42.9 %)")
-        assert await page.look(red) == ["truncated 3 (42.9 %)"]
-        await page.open(url + "#exchanges")
-        await page.until(f"{rows}.length === 3")
-        assert set(await page.look(rows)) == {"truncated"}
-        await page.open(url + "#chunking")
-        await reads(page, "4 tokens generated before, \u2013 after the client disconnected")
-        await reads(page, "client_error 2")
         assert page.problems == []
 
     play(scene, tally)
