@@ -14,6 +14,7 @@ from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.sinks import SeriesKey
+from llmtap.meter import experiments as module
 from llmtap.meter.experiments import SHARES, Experiments
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
@@ -265,3 +266,16 @@ def test_it_is_over_when_its_end_has_come() -> None:
     clock.advance(10 * S)
     assert view.state == "ended"
     assert said(view)["until"] == "2023-11-14T22:13:31Z"
+
+
+def test_a_conversation_counts_once_in_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNITS_MAX", 100)
+    view = viewed(an_experiment(A, B, unit="tenant"))
+    for _ in range(1_000):
+        view.assigned("a", "1", False)
+    assert said(view)["sample_ratio"]["units"] == {"a": 1, "b": 0}
+    assert said(view)["sample_ratio"]["alarm"] is False
+    for i in range(150):
+        view.assigned("ab"[i % 2], f"{i + 2:x}", False)
+    ratio = said(view)["sample_ratio"]
+    assert (sum(ratio["units"].values()), ratio["capped"]) == (100, True)

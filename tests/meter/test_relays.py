@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from llmtap.channel.channel import Ledger
 from llmtap.channel.frames import Hello
-from llmtap.meter.relays import GONE_NS, STATUS_FRESH_NS, Reckoning, RelayBook
+from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook
 from tests.support.traffic.relay_status import relay_status
 
 S = 1_000_000_000
@@ -160,3 +160,14 @@ def test_of_a_relay_elsewhere_an_older_word_that_comes_later_says_nothing() -> N
     assert not book.is_elsewhere("r0"), "it has come to us"
     book.say("r0", relay_status(t_ns=1), 0)
     assert book.states(0)[0].status == relay_status(t_ns=1)
+
+
+def test_relays_that_left_are_forgotten_from_the_oldest() -> None:
+    book = RelayBook()
+    book.join(hello("stays"))
+    for i in range(RELAYS_MAX + 5):
+        book.leave(f"r{i}", book.join(hello(f"r{i}")), 0, i)
+    names = [state.name for state in book.states(0)]
+    assert len(names) == RELAYS_MAX
+    assert names[0] == "stays"
+    assert names[-1] == f"r{RELAYS_MAX + 4}"

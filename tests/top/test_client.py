@@ -124,3 +124,16 @@ def test_a_token_that_is_none_is_refused_without_telling_it(tmp_path: Path) -> N
         assert caught.value.place == place
         assert "cret" not in str(caught.value)
         assert "lines" not in caught.value.problem
+
+
+@scene
+async def test_an_answer_without_end_is_given_up() -> None:
+    from llmtap.top import client
+
+    async with fake_admin(recorded()) as fake:
+        before, client.DOCUMENT_BYTES_MAX = client.DOCUMENT_BYTES_MAX, 1_000  # type: ignore[misc]
+        try:
+            fake.body = b'{"a": "' + b"x" * 2_000 + b'"}'
+            assert "longer than" in str(await refused(fake))
+        finally:
+            client.DOCUMENT_BYTES_MAX = before  # type: ignore[misc]

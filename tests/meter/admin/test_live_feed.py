@@ -13,6 +13,7 @@ from llmtap.meter.admin import live_feed as live
 from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.meter.pipeline.recent_exchanges import weight_bytes
 from tests.support.servers.peer import LIMIT_S, wait_until
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.traffic.streams import streamed
@@ -173,3 +174,29 @@ def test_the_end_of_the_meter_ends_the_streams() -> None:
             assert (await client.get(QUIET)).status == 503
 
     asyncio.run(run())
+
+
+def test_a_queue_is_bounded_by_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "QUEUE_BYTES_MAX", 2 * weight_bytes(streamed(100, 140)))
+
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client) as stream:
+            for seq in range(4):
+                tally.ended(streamed(100, 140, seq=seq))
+            assert [(await stream.next())[1].get("seq") for _ in range(2)] == [0, 1]
+            assert await stream.next() == ("missed", {"n": 2, "total": 2})
+
+    play(scene)
+
+
+def test_there_is_room_for_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "SUBSCRIBERS_MAX", 1)
+
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client):
+            assert (await client.get(QUIET)).status == 503
+        await wait_until(lambda: len(feed) == 0)
+        async with subscribed(feed, client):
+            pass
+
+    play(scene)

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from llmtap.channel.frames import FrameKind, Hello
 from llmtap.clock import ManualClock
 from llmtap.exchange.outcome import Outcome
+from llmtap.export.prometheus import exposition
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.admin.views import metrics_of, summary_of
 from llmtap.meter.options import MeterOptions, TenantOptions
@@ -209,3 +211,19 @@ def test_requests_to_mcp_servers_are_timed_apart_and_their_bodies_are_not_read(
     summary = summary_of(t)()
     assert (summary["n"], summary["load"]["offered_rps"]) == (0, 0)
     assert b"secret" not in text
+
+
+def test_tools_beyond_the_bound_share_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "CALLS_MAX", 2)
+    t = tally()
+    for name in ("a", "b", "c", "d", "a"):
+        x = streamed(100, 140)
+        x.call = f"tools/call {name}"
+        t.ended(x)
+    text, _ = metrics_of(t).render()
+    found = re.findall(
+        rb'llmtap_mcp_request_duration_seconds_count\{method="(\S+?)",(.*?)outcome.*\} (\d)', text
+    )
+    assert found == [
+        (b"tools/call", b'name="a",', b"2"), (b"tools/call", b'name="b",', b"1"), (b"other", b"", b"2"),
+    ]  # fmt: skip

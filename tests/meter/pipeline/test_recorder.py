@@ -220,3 +220,17 @@ def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
     recorder.close(60, whole=True)
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert (capture.missing, capture.unexplained, sum(capture.not_kept.values())) == (5, 0, 5)
+
+
+def test_what_is_no_model_traffic_is_neither_missing_nor_dropped(tmp_path: Path) -> None:
+    recorder = recording(tmp_path)
+    recorder.start()
+    play(recorder, 1)
+    recorder.leave_out("mcp")
+    play(recorder, 3)
+    recorder.relay_said("r", 3, {}, 0)
+    assert recorder.state().dropped == {}
+    recorder.close(60, whole=True)
+    integrity = llmtap.read(tmp_path).integrity()
+    (capture,) = integrity.captures
+    assert (integrity.ok, capture.not_kept, capture.missing, capture.unexplained) == (True, {"mcp": 1}, 1, 0)
