@@ -8,8 +8,11 @@ from llmtap.top.table import (
     Cell,
     Column,
     Row,
+    count_cell,
+    figure_cell,
     filtered,
     fitting,
+    ms_cell,
     ordered,
     shown,
 )  # fmt: skip
@@ -72,3 +75,9 @@ def test_figures_fit_whole_or_not_and_the_last_text_in_part() -> None:
     assert fitting(columns, widths, 25 + TEXT_CELLS_MIN) == {0: 10, 1: 8, 2: 8}
     assert fitting(columns, widths, 60, first=3) == {0: 10, 3: 40}
     assert fitting([], [], 10) == {}
+
+
+def test_cells_of_what_is_not_there_are_empty() -> None:
+    assert count_cell(None) == ms_cell("x") == figure_cell(None, "p99") == Cell("-")
+    assert figure_cell({"p99": 0.2, "marks": ["p99"]}, "p99") == Cell("200*", 0.2)
+    assert ms_cell(0.0123) == Cell("12.3", 0.0123)

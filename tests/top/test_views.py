@@ -3,7 +3,7 @@
 from typing import Any
 
 from llmtap.exchange.outcome import FAILED, Outcome
-from llmtap.top.table import ViewTable, firing, troubles
+from llmtap.top.table import ViewTable, firing, flowed, troubles
 from llmtap.top.views import VIEWS, Shown, sparkline, streams_table
 from tests.support.servers.fake_admin import a_stream, recorded
 from tests.support.traffic.exchanges import streamed
@@ -136,3 +136,10 @@ def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:
         .notes[0]
         .startswith("7 streams under way, the 2 newest below; tokens over the last 10 s")
     )
+
+
+def test_facts_flow_into_lines_and_are_never_torn() -> None:
+    said = ["one", "two three", "four", "a fact longer than the line"]
+    assert flowed(said, 15) == ["one · two three", "four", "a fact longer than the line"]
+    assert flowed(["日本", "語"], 7) == ["日本", "語"], "each letter is two cells wide"
+    assert flowed([], 10) == []
