@@ -231,3 +231,24 @@ def test_slices_that_nobody_tidies_are_tidied_by_the_one_who_makes_them() -> Non
         slices.current(now).append(now)
         assert len(slices) <= SLICES_MAX + 2
     check_row(slices, now, list(range(4 * SLICES_MAX)), 0)
+
+
+def test_by_gives_the_same_for_each_tenant_model_arm_and_class() -> None:
+    clock = ManualClock()
+    windows = Windows(clock)
+    add(windows, SeriesKey("a", "m1", "left", "gold"))
+    clock.advance(5 * S)
+    add(windows, SeriesKey("a", "m2", "right", "gold"))
+    add(windows, SeriesKey("b", "m1"))
+    out: Any = windows.freeze("1m").to_dict(BY)
+    by = out["by"]
+    series = by.pop("series")
+    assert {label: {name: part["n"] for name, part in parts.items()} for label, parts in by.items()} == {
+        "tenant": {"a": 2, "b": 1}, "model": {"m1": 2, "m2": 1}, "arm": {"left": 1, "right": 1},
+        "class": {"gold": 2},
+    }  # fmt: skip
+    assert by["tenant"]["a"].keys() == out.keys() - {"by", "uncertain", "not_inference"}
+    assert [(s["tenant"], s["model"], s["arm"], s["class"], s["n"]) for s in series] == [
+        ("a", "m1", "left", "gold", 1), ("a", "m2", "right", "gold", 1), ("b", "m1", None, None, 1),
+    ]  # fmt: skip
+    assert windows.freeze("1m").to_dict(("model",))["by"].keys() == {"model"}  # type: ignore[attr-defined]
