@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import llmtap.cli.tap  # noqa: F401  it adds the command
 from llmtap.cli.main import app
-from llmtap.config import Settings, fingerprint, keys, load_settings
+from llmtap.config import Settings, keys, load_settings
 from llmtap.errors import ConfigError
 from llmtap.log import LogSetup
 from llmtap.meter.options import MeterOptions, TenantRule
@@ -101,30 +101,6 @@ def test_every_key_is_a_variable_of_the_environment(key: str) -> None:
             assert getattr(getattr(settings, table), name) != default
 
 
-@pytest.mark.parametrize(
-    ("key", "text", "value"),
-    [
-        ("relay.idle_timeout", "120s", 120 * S),
-        ("relay.idle_timeout", "2m", 120 * S),
-        ("relay.idle_timeout", "0.5", S // 2),
-        ("relay.idle_timeout", 0.5, S // 2),
-        ("relay.idle_timeout", 3, 3 * S),
-        ("relay.head_bytes", "16KiB", 16_384),
-        ("relay.head_bytes", "100", 100),
-        ("relay.head_bytes", 100, 100),
-        ("relay.via", "true", True),
-        ("relay.via", "0", False),
-        ("relay.via", True, True),
-        ("relay.workers", "4", 4),
-        ("relay.tls_certificate", "/x.pem", "/x.pem"),
-        ("meter.window", "5m", 300 * S),
-    ],
-)
-def test_a_value_is_read_by_what_its_key_wants(key: str, text: object, value: object) -> None:
-    table, _, name = key.partition(".")
-    assert getattr(getattr(load_settings(None, {}, {key: text}), table), name) == value
-
-
 # ---------------------------------------------------------------- tenants and their classes
 
 
@@ -147,53 +123,37 @@ objectives = "ttft:2s"
 """
 
 
-def test_tenants_are_rules_in_their_order(tmp_path: Path) -> None:
-    tenants = load_settings(written(tmp_path, TENANTS), {}, {}).tenants
-    assert tenants.rules == (TenantRule(api_key=True), TenantRule(body="metadata.team"))
-    assert (tenants.max, tenants.names) == (50, {"key-0f1e2d3c": "acme"})
-
-
-def test_each_class_is_a_table_in_the_order_of_the_file(tmp_path: Path) -> None:
-    slo = load_settings(written(tmp_path, CLASSES), {}, {}).slo
-    assert list(slo) == ["gold", "rest_of_us"]
-    assert slo["gold"] == SloOptions(objectives="ttft:300ms tpot:40ms", target=0.995, tenants=("acme",))
-
-
-def test_a_classs_keys_are_variables_and_flags_too(tmp_path: Path) -> None:
-    file = written(tmp_path, CLASSES)
+def test_tenants_and_classes_are_read_from_files_variables_and_flags(tmp_path: Path) -> None:
+    file = written(tmp_path, TENANTS + CLASSES)
     environ = {"LLMTAP_SLO_GOLD_TARGET": "0.9", "LLMTAP_SLO_REST_OF_US_TARGET": "0.8"}
-    slo = load_settings(file, environ, {"slo.gold.objectives": "e2e:30s"}).slo
-    assert (slo["gold"].target, slo["gold"].objectives, slo["rest_of_us"].target) == (0.9, "e2e:30s", 0.8)
-    slo = load_settings(
-        None, {"LLMTAP_SLO_NEW_OBJECTIVES": "ttft:1s", "LLMTAP_SLO_NEW_TENANTS": '["a"]'}, {}
-    ).slo
-    assert slo == {"new": SloOptions(objectives="ttft:1s", tenants=("a",))}
+    settings = load_settings(file, environ, {"slo.gold.objectives": "e2e:30s"})
+    assert settings.tenants.rules == (TenantRule(api_key=True), TenantRule(body="metadata.team"))
+    assert (settings.tenants.max, settings.tenants.names) == (50, {"key-0f1e2d3c": "acme"})
+    assert list(settings.slo.items()) == [
+        ("gold", SloOptions(objectives="e2e:30s", target=0.9, tenants=("acme",))),
+        ("rest_of_us", SloOptions(objectives="ttft:2s", target=0.8)),
+    ]
+    new = {"LLMTAP_SLO_NEW_OBJECTIVES": "ttft:1s", "LLMTAP_SLO_NEW_TENANTS": '["a"]'}
+    assert load_settings(None, new, {}).slo == {"new": SloOptions(objectives="ttft:1s", tenants=("a",))}
 
 
 @pytest.mark.parametrize(
     ("text", "place", "said"),
     [
         ('[slo.gold]\ntarget = 0.9\n', "slo.gold", "objectives"),
-        ('[slo.gold]\nobjectives = 5\n', "slo.gold.objectives", "expected text, got a whole number"),
-        ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = "high"\n', "slo.gold.target", "expected a number"),
-        ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = 1.0\n', "slo.gold.target", "share"),
-        ('[slo.gold]\nobjectives = "ttft:fast"\n', "slo.gold.objectives", "ttft"),
         ('[slo.gold]\nobjectives = "ttft:1s"\ntarget = 0.9\nburn = {"1h" = 15}\n', "slo.gold.burn.1h", "10"),
         ('[slo]\nobjectives = "ttft:1s"\n', "llmtap.toml", "slo.objectives"),
         ('[slo.gold]\nobjectives = "ttft:1s"\ntraget = 0.9\n', "llmtap.toml", "slo.gold.traget"),
         ('[[tenants.rules]]\nheader = "a"\nbody = "b"\n', "tenants.rules[0]", "header and body"),
-        ('[[tenants.rules]]\nheadr = "a"\n', "tenants.rules[0]", "headr"),
-        ('[tenants]\nmax = 0\n', "tenants.max", "1"),
         ('[meter]\nrefusal_patterns = ["("]\n', "meter.refusal_patterns[0]", "regular expression"),
+        ("upstream = 'http://x'\n", "llmtap.toml", "upstream"), ("[metr]\n", "llmtap.toml", "metr"),
+        ("[capture]\nfull_tenants = 'acme, b*'\n", "capture.full_tenants", "list"),
     ],
 )  # fmt: skip
-def test_what_tenants_and_classes_cannot_be(tmp_path: Path, text: str, place: str, said: str) -> None:
+def test_one_mistake_is_told_once_with_its_place(tmp_path: Path, text: str, place: str, said: str) -> None:
     told = refused(written(tmp_path, text))
-    assert place in told.place
-    assert said in told.problem
-    assert str(told) == str(ConfigError(told.place, told.problem, told.hint)), "one mistake is told once"
-    if "traget" in text:
-        assert told.hint == "did you mean 'slo.gold.target'?"
+    assert place in told.place and said in told.problem
+    assert str(told) == str(ConfigError(told.place, told.problem, told.hint))
 
 
 def test_a_tokenizer_that_is_not_there_is_found_before_the_start() -> None:
@@ -218,78 +178,6 @@ def test_an_unknown_key_names_the_nearest_and_the_place(tmp_path: Path) -> None:
     assert (told.place, told.hint) == ("command line", "did you mean 'relay.workers'?")
     assert refused(relay__size=2).hint is None, "nothing near"
     assert refused(relay__admin="x").hint == "did you mean 'meter.admin'?"
-
-
-@pytest.mark.parametrize(
-    ("variable", "meant"),
-    [
-        ("LLMTAP_CAPTURE", "LLMTAP_CAPTURE_TO"), ("LLMTAP_CAPTURE_", "LLMTAP_CAPTURE_TO"),
-        ("LLMTAP_RELAY", "LLMTAP_RELAY_UPSTREAM"), ("LLMTAP_SLO", "LLMTAP_SLO_NAME_OBJECTIVES"),
-        ("LLMTAP_SLO_GOLD_", "LLMTAP_SLO_GOLD_OBJECTIVES"),
-    ],
-)  # fmt: skip
-def test_a_variable_that_names_a_table_alone_is_told_of_a_key(variable: str, meant: str) -> None:
-    told = refused(environ={variable: "./c"})
-    assert told.place == f"environment variable {variable}"
-    assert "table" in told.problem
-    assert told.hint == f"did you mean {meant}?"
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    [
-        ("capture.full_tenants", "acme", '["acme"]'), ("capture.full_tenants", "acme, b*", '["acme","b*"]'),
-        ("capture.full_tenants", "[acme]", '["acme"]'), ("capture.redact", "email", '["email"]'),
-        ("meter.refusal_patterns", "default", '["default"]'), ("slo.gold.tenants", "acme", '["acme"]'),
-        ("tenants.rules", "x-team", '[{"key": "value"}]'),
-    ],
-)  # fmt: skip
-def test_one_name_where_a_list_is_wanted_is_shown_as_a_list(
-    tmp_path: Path, key: str, value: str, shown: str
-) -> None:
-    more = {"slo.gold.objectives": "ttft:1s"} if key.startswith("slo") else {}
-    told = refused(**{name.replace(".", "__"): text for name, text in {key: value, **more}.items()})
-    assert told.place == f"{key} (command line)"
-    assert told.hint == f"a list is written in JSON: {shown}"
-    table, _, name = key.rpartition(".")
-    objectives = 'objectives = "ttft:1s"\n' if more else ""
-    in_file = refused(written(tmp_path, f"[{table}]\n{objectives}{name} = '{value}'\n"))
-    assert in_file.hint == told.hint
-
-
-def test_an_unknown_table_is_refused(tmp_path: Path) -> None:
-    told = refused(written(tmp_path, "[relays]\nupstream = 'x'\n"))
-    assert told.hint == "did you mean 'relay'?"
-    assert "metr" in refused(written(tmp_path, "[metr]\n")).problem, "an empty one, too"
-    assert refused(written(tmp_path, "[zzz]\nqqq = 1\n")).hint is None
-
-
-def test_a_key_outside_a_table_is_refused(tmp_path: Path) -> None:
-    told = refused(written(tmp_path, "upstream = 'http://x'\n"))
-    assert "upstream" in told.problem
-    assert "relay" in (told.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("relay.workers", "many"), ("relay.workers", 0), ("relay.workers", 257), ("relay.workers", 1.5),
-        ("relay.clock", "sundial"), ("relay.via", "maybe"), ("relay.idle_timeout", "soon"),
-        ("relay.idle_timeout", -1), ("relay.head_bytes", "big"), ("relay.head_bytes", -1),
-        ("relay.upstream", 5), ("relay.streams", 0), ("log.level", "loud"), ("meter.exchanges_kept", -1),
-        ("meter.models_max", 0), ("relay.tls_key", ["a"]),
-    ],
-)  # fmt: skip
-def test_a_value_that_does_not_fit_names_its_key_and_place(tmp_path: Path, key: str, value: object) -> None:
-    table, _, name = key.partition(".")
-    written_value = f'"{value}"' if isinstance(value, str) else value
-    file = written(tmp_path, f"[{table}]\n{name} = {written_value}\n")
-    told = refused(file)
-    assert key in told.place
-    assert str(file) in told.place
-    told = refused(**{key.replace(".", "__"): value})
-    assert key in told.place
-    assert "command line" in told.place
 
 
 MISTAKES = """[relay]
@@ -372,13 +260,6 @@ def test_a_mistake_hides_no_other_one_and_causes_none(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_source_that_won_is_the_one_that_is_named(tmp_path: Path) -> None:
-    file = written(tmp_path, "[relay]\nworkers = 2\n")
-    told = refused(file, {"LLMTAP_RELAY_WORKERS": "x"})
-    assert "LLMTAP_RELAY_WORKERS" in told.place
-    assert str(file) not in told.place
-
-
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     told = refused(tmp_path / "none.toml")
     assert "none.toml" in told.place
@@ -391,12 +272,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "latin.toml" in refused(file).place
 
 
-def test_an_error_is_one_sentence_and_a_hint() -> None:
-    told = ConfigError("relay.listen", "is odd", "write HOST:PORT")
-    assert str(told) == "relay.listen: is odd\nhint: write HOST:PORT"
-    assert str(ConfigError("relay.listen", "is odd")) == "relay.listen: is odd"
-
-
 # ---------------------------------------------------------------- the whole
 
 
@@ -405,19 +280,6 @@ def test_every_key_has_its_line_of_help() -> None:
     tables = [getattr(Settings(), table) for table in Settings.__struct_fields__ if table != "slo"]
     assert len(told) == sum(len(table.__struct_fields__) for table in (*tables, SloOptions))
     assert [key for key, text in told.items() if not text.strip()] == []
-
-
-def test_fingerprints_tell_configurations_apart() -> None:
-    one, same = load_settings(None, {}, {}), load_settings(None, {}, {"relay.workers": 1})
-    other = load_settings(None, {}, {"relay.workers": 2})
-    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
-    assert len(fingerprint(one)) == 12
-
-
-@pytest.mark.skipif(not EXAMPLES, reason="no examples in config/")
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda f: f.name)
-def test_every_example_loads_and_can_be_started(file: Path) -> None:
-    check_settings(load_settings(file, {}, {"relay.upstream": "http://127.0.0.1:8000"}))
 
 
 @pytest.mark.skipif(not EXAMPLES, reason="no examples in config/")
@@ -462,24 +324,3 @@ def test_what_only_a_look_at_the_world_can_find(flags: dict[str, object], place:
     with pytest.raises(ConfigError) as told:
         check_settings(load_settings(None, {}, flags))
     assert told.value.place == place
-
-
-def test_an_admin_port_for_everybody_is_fine_with_a_token_and_without_tls_only_if_told() -> None:
-    flags = {"relay.upstream": "http://gw", "meter.admin": "0.0.0.0:9464", "meter.admin_token": "s3cret"}
-    with pytest.raises(ConfigError) as told:
-        check_settings(load_settings(None, {}, flags))
-    assert told.value.place == "meter.admin_tls_certificate"
-    check_settings(load_settings(None, {}, flags | {"meter.admin_plaintext": True}))
-
-
-@pytest.mark.parametrize(
-    ("key", "choices"),
-    [("relay__clock", "one of kernel, mono"), ("log__level", "one of debug, error, info, warning")],
-)
-def test_a_value_outside_a_closed_set_is_answered_with_the_set(key: str, choices: str) -> None:
-    told = refused(**{key: "sundial"})
-    assert told.place == key.replace("__", ".") + " (command line)"
-    assert told.hint is not None
-    assert sorted(told.hint.removeprefix("one of ").split(", ")) == choices.removeprefix("one of ").split(
-        ", "
-    )

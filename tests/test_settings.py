@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from llmtap.settings import explained, read_options
+from llmtap.settings import read_options
 from llmtap.units import Duration
 
 
@@ -49,13 +49,10 @@ def test_what_is_not_set_is_as_it_was_and_dashes_are_underscores() -> None:
     ("name", "text", "problem"),
     [
         ("wiat", "2s", "no option is called 'wiat'; did you mean wait?"),
-        ("zzz", "2s", "no option is called 'zzz'"),
         ("wait", "soon", "wait: expected a duration such as 30, 0.5 or '500ms', got 'soon'"),
-        ("delay", "none", "delay: expected a duration such as 30, 0.5 or '500ms', got 'none'"),
         ("mode", "quick", "mode: expected one of fast, slow, got 'quick'"),
         ("on", "maybe", "on: expected true or false, got 'maybe'"),
         ("count", "0", "count: expected a whole number from 1 to 2,000, got '0'"),
-        ("count", "2.5", "count: expected a whole number from 1 to 2,000, got '2.5'"),
         ("least", "2", "least: expected a whole number of at least 3, got '2'"),
         ("share", "0", "share: expected a number above 0, got '0'"),
         ("share", "nan", "share: expected a number above 0, got 'nan'"),
@@ -66,12 +63,3 @@ def test_what_cannot_be_read_is_told_with_what_was_expected(name: str, text: str
     with pytest.raises(ValueError) as told:
         read_options(Options, {name: text}, "option")
     assert str(told.value) == problem
-
-
-def test_each_is_explained() -> None:
-    assert list(explained(Options)) == [
-        ("wait", "5 ms", "how long"), ("delay", None, "how much later"),
-        ("mode", "fast", "which way (fast | slow)"), ("on", "false", "whether"), ("count", "8", "how many"),
-        ("least", "3", "at least"),
-        ("share", "0.5", "how much"), ("edges", "-", "where"),
-    ]  # fmt: skip

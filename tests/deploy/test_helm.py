@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from llmtap.config import load_settings
 from tests.deploy.go_templates import Templates
 
 HOUSE = Path(__file__).parents[2]
 CHART = HOUSE / "deploy" / "helm" / "llmtap"
 STANDALONE = HOUSE / "deploy" / "kubernetes" / "standalone.yaml"
-SIDECAR = HOUSE / "deploy" / "kubernetes" / "sidecar.yaml"
 SERVICE_MONITOR = HOUSE / "deploy" / "kubernetes" / "servicemonitor.yaml"
 
 
@@ -77,14 +75,6 @@ def test_the_service_monitor_is_that_of_the_manifests() -> None:
     assert plain(rendered(serviceMonitor=on)[key]) == manifests(SERVICE_MONITOR)[key]
 
 
-def test_rules_go_into_a_prometheus_rule_as_they_are() -> None:
-    rules = (HOUSE / "deploy" / "prometheus" / "llmtap-rules.yaml").read_text()
-    found = rendered(prometheusRule={"rules": rules, "labels": {"release": "prometheus"}})
-    rule = found["PrometheusRule", "llmtap"]
-    assert rule["spec"] == yaml.safe_load(rules)
-    assert rule["metadata"]["labels"]["release"] == "prometheus"
-
-
 def test_what_is_set_shows() -> None:
     found = rendered(
         upstream="http://x:1", workers=3, drainSeconds=600, env=[{"name": "A", "value": "b"}],
@@ -124,44 +114,9 @@ def test_a_claim_is_for_one_replica(replicas: int) -> None:
         rendered(captureVolume=CLAIM, replicas=replicas)
 
 
-def test_the_next_pod_waits_for_the_claim() -> None:
-    strategy = rendered(captureVolume=CLAIM, replicas=1)["Deployment", "llmtap"]["spec"]["strategy"]
-    assert strategy == {"type": "Recreate"}, "a pod that surges would wait for it, and the old one for that"
-
-
 def test_without_replicas_nothing_selects_pods() -> None:
     on = {"enabled": True, "interval": "15s", "labels": {}, "tlsConfig": {}}
     assert rendered(replicas=0, serviceMonitor=on).keys() == {("ConfigMap", "llmtap")}
-
-
-def probes(found: dict[tuple[str, str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Whom startup, readiness and liveness ask."""
-    (container,) = found["Deployment", "llmtap"]["spec"]["template"]["spec"]["containers"]
-    asked = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
-    return [probe.get("httpGet") or probe["tcpSocket"] for probe in asked]
-
-
-def test_who_wants_nothing_unmeasured_probes_the_meter() -> None:
-    ready, alive = ({"port": "admin", "path": path} for path in ("/readyz", "/healthz"))
-    assert probes(rendered(meterProbes=True)) == [ready, ready, alive]
-
-
-def test_an_admin_port_with_tls_is_asked_by_https() -> None:
-    told = {"ca": {"secret": {"name": "ca", "key": "ca.crt"}}, "serverName": "llmtap"}
-    monitor = {"enabled": True, "interval": "15s", "labels": {}, "tlsConfig": told}
-    found = rendered(adminTlsSecret="admin-tls", serviceMonitor=monitor)
-    ready = {"port": "admin", "path": "/readyz", "scheme": "HTTPS"}
-    assert probes(found) == [ready, {"port": "http"}, {"port": "http"}]
-    assert probes(rendered(adminTlsSecret="admin-tls", meterProbes=True))[2]["scheme"] == "HTTPS"
-    (endpoint,) = found["ServiceMonitor", "llmtap"]["spec"]["endpoints"]
-    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", told)
-    pod = found["Deployment", "llmtap"]["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    (volume,) = [v["name"] for v in pod["volumes"] if v.get("secret") == {"secretName": "admin-tls"}]
-    (place,) = [m["mountPath"] for m in container["volumeMounts"] if m["name"] == volume]
-    values = {variable["name"]: variable.get("value") for variable in container["env"]}
-    assert values["LLMTAP_METER_ADMIN_TLS_CERTIFICATE"] == f"{place}/tls.crt"
-    assert values["LLMTAP_METER_ADMIN_TLS_KEY"] == f"{place}/tls.key"
 
 
 def test_the_sidecar_is_a_container_that_stays() -> None:
@@ -178,27 +133,7 @@ def test_the_sidecar_is_a_container_that_stays() -> None:
     assert [v["name"] for v in found["volumes"]] == ["llmtap-config", "llmtap-run", "llmtap-capture"]
 
 
-def test_the_configuration_is_one_that_the_proxy_takes(tmp_path: Path) -> None:
-    file = tmp_path / "llmtap.toml"
-    file.write_text(rendered()["ConfigMap", "llmtap"]["data"]["llmtap.toml"])
-    settings = load_settings(file, {}, {})
-    assert (settings.relay.drain_timeout, list(settings.slo)) == (120_000_000_000, ["default"])
-
-
 def test_every_value_is_used() -> None:
     text = "".join(file.read_text() for file in (CHART / "templates").iterdir())
     for name in values():
         assert f".Values.{name}" in text, name
-
-
-def test_other_volumes_may_have_several_replicas() -> None:
-    volume = {"emptyDir": {"sizeLimit": "20Gi"}}
-    spec = rendered(captureVolume=volume)["Deployment", "llmtap"]["spec"]
-    assert {"name": "llmtap-capture"} | volume in spec["template"]["spec"]["volumes"]
-    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
-
-
-def test_another_release_has_names_of_its_own() -> None:
-    found = rendered("blue")
-    assert ("Deployment", "blue-llmtap") in found
-    assert {d["metadata"]["labels"]["app.kubernetes.io/name"] for d in found.values()} == {"blue-llmtap"}

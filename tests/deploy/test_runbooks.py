@@ -50,20 +50,3 @@ def test_metrics_that_pages_name_exist() -> None:
     for alert in ALERTS:
         for name in re.findall(r"\bllmtap_[a-z_]*[a-z]", page(alert)):
             assert name in bare or any(known.startswith(name) for known in bare), f"{alert}: {name}"
-
-
-def test_logs_are_read_by_the_one_command_that_the_index_has_for_each_way_of_running() -> None:
-    index = (FOLDER / "README.md").read_text()
-    ways = re.findall(
-        r"^logs\(\) \{ (journalctl -u llmtap|kubectl logs|docker compose) ", index, re.MULTILINE
-    )
-    assert len(ways) == 3
-    pages = "".join(page(alert) for alert in ALERTS)
-    assert "journalctl -u" not in pages
-    assert len(re.findall(r"`logs \d+[mh] \|", pages)) >= 6
-
-
-def test_links_lead_somewhere() -> None:
-    for file in FOLDER.glob("*.md"):
-        for target in re.findall(r"\]\(([\w.]+\.md)\)", file.read_text()):
-            assert (FOLDER / target).exists(), f"{file.name}: {target}"

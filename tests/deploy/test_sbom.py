@@ -94,13 +94,6 @@ def test_every_runtime_dependency_is_there_as_pinned(components: dict[str, dict[
     assert wrong == {}, f"not as in constraints.txt: {AGAIN}"
 
 
-def test_what_only_we_need_is_not_there(components: dict[str, dict[str, Any]]) -> None:
-    ours = {str(canonicalize_name(Requirement(text).name)) for extra in FOR_WORK for text in EXTRAS[extra]}
-    ours -= {PROJECT["name"], *runtime()}
-    assert {"pytest", "mypy", "pip-audit"} <= ours
-    assert ours & components.keys() == set()
-
-
 def test_every_licence_goes_with_ours(components: dict[str, dict[str, Any]]) -> None:
     for name, one in components.items():
         told = licences(one)

@@ -17,7 +17,3 @@ def test_every_package_has_a_row() -> None:
     packages = {path.parent.name for path in (ROOT / "llmtap").glob("*/__init__.py")}
     rows = set(re.findall(r"^\| `(\w+)/`", TEXT, re.MULTILINE))
     assert packages - rows == set()
-
-
-def test_it_is_short() -> None:
-    assert len(TEXT.splitlines()) <= 250

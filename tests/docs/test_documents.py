@@ -1,7 +1,5 @@
 """Pages cut into blocks, by hand-made pages."""
 
-import pytest
-
 from tests.docs.documents import Block, blocks, commands
 
 PAGE = """\
@@ -57,8 +55,3 @@ def test_commands_are_lines_or_several_with_backslashes() -> None:
     assert commands(first) == ["one    # with a word on it", "two    --more"]
     assert commands(second) == ["three"]
     assert commands(fourth) == ["four"]
-
-
-def test_a_block_without_an_end_is_an_error_that_names_its_line() -> None:
-    with pytest.raises(ValueError, match="line 2"):
-        list(blocks("text\n```sh\none\n"))

@@ -33,16 +33,6 @@ def test_every_key_is_there_with_its_meaning() -> None:
         assert not key.key or f"| `{key.key}` |" in section(page, "## llmtap sim serve")
 
 
-def test_every_command_is_there_with_its_options() -> None:
-    page = generate.commands_page()
-    for name in ("proxy", "meter", "sim serve", "sim run", "replay", "report", "convert", "inspect", "top",
-                 "demo", "bench all", "bench grid", "bench init", "slo generate"):  # fmt: skip
-        assert f"## llmtap {name}\n" in page
-    assert "`--upstream" in section(page, "## llmtap proxy")
-    said = "Options are those of [llmtap bench ttft](#llmtap-bench-ttft)."
-    assert said in section(page, "## llmtap bench all")
-
-
 def test_every_path_and_schema_is_there_and_links_lead_somewhere() -> None:
     page = generate.api_page()
     for route in ROUTES:
@@ -64,15 +54,3 @@ def test_each_row_of_a_table_has_as_many_cells_as_its_head(name: str) -> None:
             continue
         width = width or cells
         assert cells == width, line
-
-
-@pytest.mark.parametrize(
-    ("said", "written"),
-    [
-        ("such as `a|b`, a|b", "such as `a|b`, a&#124;b"),
-        ("with * and ? <NAME> [relay.x]", r"with \* and ? &lt;NAME> \[relay.x\]"),
-        ("snake_case `snake_case`", r"snake\_case `snake_case`"),
-    ],
-)
-def test_words_of_the_program_are_no_markdown(said: str, written: str) -> None:
-    assert generate.plain(said) == written

@@ -52,16 +52,3 @@ def unknown(command: str) -> Iterator[str]:
         here = inner[word]
     known = {name for one in here.params for name in (*one.opts, *one.secondary_opts)} | {"--help"}
     yield from (word for word in words if word.startswith("-") and word.partition("=")[0] not in known)
-
-
-@pytest.mark.parametrize(
-    ("command", "found"),
-    [
-        (".venv/bin/llmtap bench all --quick --config a.toml  # --fast", []),
-        ("A=1 llmtap bench al --quick", ["al"]),
-        ("llmtap sim run chat --preset=goodput --rates 1", ["--rates"]),
-        ("make demo --rates", []),
-    ],
-)
-def test_what_there_is_none_of_is_found(command: str, found: list[str]) -> None:
-    assert list(unknown(command)) == found

@@ -20,7 +20,6 @@ from llmtap.channel.frames import ACK
 from llmtap.log import LogSetup
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable, MeterSetup
-from llmtap.meter.shutdown import GRACE_S
 from llmtap.units import encode_special
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.tap_frames import Script
@@ -77,9 +76,8 @@ def test_frames_in_metrics_out(meter: Meter) -> None:
         summary = json.loads(meter.get("/api/v1/summary"))
         assert (summary["n"], summary["relays"]["r0"]["opened"]) == (1, 1)
         assert summary["metrics"]["ttft"]["mean"] == 0.1
-        assert b'llmtap_exchanges_total{model="tiny",outcome="complete",tenant="default"} 1.0' in meter.get(
-            "/metrics"
-        )
+        ended = b'llmtap_exchanges_total{model="tiny",outcome="complete",tenant="default"} 1.0'
+        assert ended in meter.get("/metrics")
 
 
 MALFORMED = [
@@ -180,44 +178,15 @@ def test_it_can_be_told_to_end_now(meter: Meter, signals: tuple[signal.Signals, 
             meter.process.send_signal(number)
             wait_for(lambda n=number: heard(meter.process.pid, n))  # two of a kind at once are one
         status, log = meter.stop()
-        assert status == 0, log
-        assert relay.recv(1) == b""
+        assert (status, relay.recv(1)) == (0, b""), log
     assert "tap_error" not in log, "the relay lives"
-
-
-def test_a_relay_that_does_not_leave_is_waited_for_no_longer_than_it_may_drain(tmp_path: Path) -> None:
-    meter = Meter(tmp_path, changeable=Changeable(drain_s=-4.5))
-    try:
-        with joined(meter):
-            meter.process.send_signal(signal.SIGTERM)
-            assert meter.stop()[0] == 0
-    finally:
-        if meter.process.poll() is None:
-            meter.process.kill()
-            meter.stop()
+    assert not os.path.exists(meter.path)
 
 
 def told(meter: Meter, *lines: bytes) -> None:
     assert meter.process.stdin is not None
     meter.process.stdin.write(b"".join(line + b"\n" for line in lines))
     meter.process.stdin.flush()
-
-
-def test_it_is_told_a_new_limit_and_waits_as_long_while_an_earlier_one_holds(tmp_path: Path) -> None:
-    meter = Meter(tmp_path, changeable=Changeable(drain_s=0.5 - GRACE_S))
-    try:
-        with joined(meter) as relay:
-            for drain_s in (60.0, 0.5 - GRACE_S):
-                told(meter, FROM_NOW_ON + msgspec.json.encode(Changeable(drain_s=drain_s)))
-            meter.process.send_signal(signal.SIGTERM)
-            with pytest.raises(subprocess.TimeoutExpired):
-                meter.process.wait(timeout=2)
-            finish(relay)
-        assert meter.stop()[0] == 0
-    finally:
-        if meter.process.poll() is None:
-            meter.process.kill()
-            meter.stop()
 
 
 def test_words_that_come_at_once_or_in_pieces_are_heard_one_by_one(meter: Meter) -> None:
@@ -236,28 +205,3 @@ def test_words_that_come_at_once_or_in_pieces_are_heard_one_by_one(meter: Meter)
     changes = [line for line in log.splitlines() if "event=meter_changed" in line]
     assert [line.rpartition("config=")[2] for line in changes] == ["first", "third"], "warnings only between"
     assert "event=meter_succeeded socket=/nowhere/tap.sock\n" in log
-
-
-def test_ctrl_c_and_hang_up_are_the_supervisors_business(meter: Meter) -> None:
-    meter.process.send_signal(signal.SIGINT)
-    meter.process.send_signal(signal.SIGHUP)
-    with pytest.raises(subprocess.TimeoutExpired):
-        meter.process.wait(timeout=0.5)
-    assert meter.get("/healthz") == b"ok\n"
-
-
-def test_a_line_that_makes_no_sense_ends_it_with_an_error() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "llmtap.meter"], input=b'{"options":{"colour":"red"}}\n', capture_output=True,
-        cwd=Path(__file__).parents[2], timeout=60,
-    )  # fmt: skip
-    assert done.returncode != 0
-    assert b"colour" in done.stderr
-
-
-def test_sigterm_ends_it_and_leaves_no_socket(meter: Meter) -> None:
-    meter.process.send_signal(signal.SIGTERM)
-    status, log = meter.stop()
-    assert status == 0, log
-    assert not os.path.exists(meter.path)
-    assert "event=meter_ready" in log

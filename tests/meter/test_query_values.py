@@ -62,42 +62,19 @@ def test_a_hostile_value_is_refused_under_the_name_of_its_parameter(path: str, p
     asyncio.run(run())
 
 
-def test_every_hostile_value_is_refused_as_the_name_of_a_parameter() -> None:
+def test_a_query_that_cannot_be_names_its_field() -> None:
     async def run() -> None:
         tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
         async with TestClient(TestServer(admin_app(tally))) as client:
-            for path in sorted({path for path, _ in PARAMETERS}):
-                for name, value in VALUES.items():
-                    async with client.get(URL(f"{path}?{value}=1", encoded=True)) as answer:
-                        assert answer.status == 400, (path, name)
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [
-        ("exchanges?limit=0", "limit"), ("exchanges?limit=1001", "limit"),
-        ("exchanges?events=maybe", "events"), ("exchanges?outcome=fine", "outcome"),
-        ("exchanges?status=2xx", "status"),
-        ("exchanges?stream=2", "stream"), ("exchanges?status=1&status=2", "status"),
-        ("exchanges?colour=red", "colour"), ("exchanges?certain=2", "certain"),
-        ("summary?window=2m", "window"),
-        ("summary?since=1", "since"), ("summary?by=tenant,colour", "by"),
-        ("summary?certain=perhaps", "certain"),
-        ("streams?limit=0", "limit"), ("streams?limit=1001", "limit"), ("streams?window=0", "window"),
-        ("streams?window=61s", "window"), ("streams?colour=red", "colour"), ("streams?arm=a&arm=b", "arm"),
-        ("live?limit=5", "limit"), ("live?next=1", "next"), ("live?summary=2", "summary"),
-        ("live?colour=red", "colour"),
-    ],
-)  # fmt: skip
-def test_a_query_that_cannot_be_names_its_field(path: str, field: str) -> None:
-    async def run() -> None:
-        tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
-        async with (
-            TestClient(TestServer(admin_app(tally))) as client,
-            client.get(f"/api/v1/{path}") as answer,
-        ):
-            assert (answer.status, (await answer.json())["error"]["field"]) == (400, field)
+            for path, field in (
+                ("exchanges?limit=0", "limit"), ("exchanges?limit=1001", "limit"),
+                ("exchanges?outcome=fine", "outcome"), ("exchanges?status=1&status=2", "status"),
+                ("exchanges?colour=red", "colour"), ("summary?window=2m", "window"),
+                ("summary?by=tenant,colour", "by"), ("streams?limit=0", "limit"),
+                ("streams?limit=1001", "limit"), ("streams?window=0", "window"),
+                ("streams?window=61s", "window"), ("live?limit=5", "limit"), ("live?summary=2", "summary"),
+            ):  # fmt: skip
+                async with client.get(f"/api/v1/{path}") as answer:
+                    assert (answer.status, (await answer.json())["error"]["field"]) == (400, field), path
 
     asyncio.run(run())

@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtap.capture.options import CaptureOptions
 from llmtap.log import LogSetup
 from llmtap.meter.options import CostOptions, MeterOptions
 from llmtap.meter.setup import Changeable, MeterSetup
@@ -24,23 +23,14 @@ SETUP = MeterSetup(
         ({"takes_over": True, "capture_after": 0}, True),
         ({"options": MeterOptions(admin="127.0.0.1:1")}, True),
         ({"options": MeterOptions(models_max=7)}, False),
-        ({"socket": "/run/other.sock"}, False),
-        ({"admin_fd": 4}, False),
         ({"cost": CostOptions(gpus=1)}, False),
         ({"servers": {"": ("another", 80)}}, False),
-        ({"capture": CaptureOptions(to="kept")}, False),
-        ({"salt": "pepper"}, False),
     ],
 )
 def test_a_meter_serves_as_long_as_nothing_that_it_was_started_with_changes(
     change: dict[str, Any], serves: bool
 ) -> None:
     assert SETUP.serves(msgspec.structs.replace(SETUP, **change)) is serves
-
-
-def test_where_the_admin_port_is_counts_for_a_meter_that_binds_it_itself() -> None:
-    alone = msgspec.structs.replace(SETUP, admin_fd=None)
-    assert not alone.serves(msgspec.structs.replace(alone, options=MeterOptions(admin="127.0.0.1:1")))
 
 
 def test_it_comes_out_of_its_line_as_it_went_in() -> None:

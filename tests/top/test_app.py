@@ -172,22 +172,6 @@ def test_sorting_goes_through_the_columns_and_turns() -> None:
     play(screenplay)
 
 
-def test_a_filter_is_typed_kept_and_dropped() -> None:
-    async def screenplay(stage: Stage) -> None:
-        await stage.until(lambda: len(stage.row_keys()) == 3)
-        await stage.press("slash", "g", "l", "o", "b", "q")
-        assert stage.row_keys() == []
-        await stage.press("backspace")
-        assert stage.row_keys() == ["globex"]
-        await stage.press("enter")
-        assert stage.app.focused is stage.table()
-        assert "filter 'glob': 1 of 3" in stage.text("notes")
-        await stage.press("escape")
-        assert len(stage.row_keys()) == 3
-
-    play(screenplay)
-
-
 def test_an_exchange_is_inspected_event_by_event() -> None:
     async def screenplay(stage: Stage) -> None:
         await stage.open("exchanges")
@@ -291,21 +275,6 @@ def test_columns_that_do_not_fit_stand_aside_whole_until_right_brings_them(width
     play(screenplay, documents, (width, 24))
 
 
-def test_all_keys_are_told() -> None:
-    async def screenplay(stage: Stage) -> None:
-        for key in ("question_mark", "f1"):
-            await stage.press(key)
-            text = "\n".join(stage.lines())
-            for part in ("home", "left, right", "DISCONNECTED", "refresh now"):
-                assert part in text, text
-            await stage.press("w", "escape")
-            assert len(stage.app.screen_stack) == 1
-        assert stage.app.feed.window == "1m"
-        assert "? Help" in stage.lines()[-1]
-
-    play(screenplay)
-
-
 @pytest.mark.parametrize("size", [(50, 24), (80, 12)])
 def test_a_terminal_without_room_for_lines_says_so(size: tuple[int, int]) -> None:
     async def screenplay(stage: Stage) -> None:
@@ -339,39 +308,6 @@ def test_windows_change_and_a_pause_holds_everything_until_r_asks() -> None:
     play(screenplay)
 
 
-def test_notes_use_the_free_height_and_cautions_come_before_findings() -> None:
-    documents = some()
-    caution = {
-        "arm": "marked", "metrics": ["tpot"], "events_per_read": 8.0, "control_events_per_read": 1.0,
-    }  # fmt: skip
-    findings = [{"arm": "marked", "metric": metric, "p": 0.0} for metric in ("ttft", "tpot", "tbc", "e2e")]
-    documents["experiment"] |= {"cautions": [caution], "findings": findings}
-
-    async def screenplay(stage: Stage) -> None:
-        await stage.open("arms")
-        await stage.until(lambda: "p < 1e-16" in "\n".join(stage.lines()))
-        text = "\n".join(stage.lines())
-        assert text.count("p < 1e-16 at every look") == len(findings)
-        assert text.index("caution: marked: chunks come 8 at a time") < text.index("p < 1e-16")
-        assert "more lines of notes" not in text and "TTFT" in text
-
-    play(screenplay, documents, (80, 26))
-
-
-def test_notes_without_room_say_how_many_lines_are_missing() -> None:
-    documents = some()
-    findings = [{"arm": "marked", "metric": "ttft", "p": 1e-9}] * 20
-    documents["experiment"] |= {"findings": findings}
-
-    async def screenplay(stage: Stage) -> None:
-        await stage.open("arms")
-        await stage.until(lambda: "more lines of notes: use a larger terminal" in stage.text("notes"))
-        assert stage.row_keys() == ["marked"]
-        assert any(line.lstrip().startswith("marked ") for line in stage.lines()), "the table stays"
-
-    play(screenplay, documents)
-
-
 def test_a_tap_that_goes_away_and_comes_back() -> None:
     async def screenplay(stage: Stage) -> None:
         await stage.until(lambda: len(stage.row_keys()) == 3)
@@ -384,37 +320,3 @@ def test_a_tap_that_goes_away_and_comes_back() -> None:
         await stage.until(lambda: "LIVE" in stage.text("head"))
 
     play(screenplay)
-
-
-def test_hostile_names_are_letters_and_nothing_else() -> None:
-    evil = ["\x1b[2J\x1b[31mred", "[bold red]x[/bold red]", "a\r\nb\tc", "\u202egnp.exe", "[/]", "y" * 300]
-    documents = recorded([streamed(i, 3, tenant=name, model=name) for i, name in enumerate(evil, 1)])
-    documents["streams"] = {"count": 1, "window": 10.0, "streams": [a_stream(tenant=evil[0], model=evil[1])]}
-
-    async def screenplay(stage: Stage) -> None:
-        for name in ("streams", "tenants"):  # test_views.py has the texts of all views
-            await stage.open(name)
-            assert all(line.isprintable() for line in stage.lines())
-        await stage.until(lambda: len(stage.row_keys()) == len(evil))
-        text = "\n".join(stage.lines())
-        assert "[bold red]" in text
-        assert "\\u001b[2J" in text
-        await stage.press("slash", *(["left_square_bracket", "slash"]), "enter")
-        assert "filter" in stage.text("notes")
-        await stage.press("escape")
-        await stage.open("exchanges")
-        await stage.press("enter")
-        await stage.until(lambda: "run.0.1-6" in stage.text("story"))
-        assert all(line.isprintable() for line in stage.lines())
-
-    play(screenplay, documents, LARGE)
-
-
-def test_q_and_ctrl_c_leave() -> None:
-    for key in ("q", "ctrl+c"):
-
-        async def screenplay(stage: Stage, key: str = key) -> None:
-            await stage.pilot.press(key)
-            await stage.until(lambda: not stage.app.is_running or stage.app._exit)
-
-        play(screenplay)

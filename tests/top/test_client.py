@@ -58,19 +58,6 @@ def test_what_is_no_json_object_is_no_admin_port(body: bytes) -> None:
     play()
 
 
-@scene
-async def test_an_answer_without_end_is_given_up() -> None:
-    from llmtap.top import client
-
-    async with fake_admin(recorded()) as fake:
-        before, client.DOCUMENT_BYTES_MAX = client.DOCUMENT_BYTES_MAX, 1_000  # type: ignore[misc]
-        try:
-            fake.body = b'{"a": "' + b"x" * 2_000 + b'"}'
-            assert "longer than" in str(await refused(fake))
-        finally:
-            client.DOCUMENT_BYTES_MAX = before  # type: ignore[misc]
-
-
 def test_https_is_verified_by_the_ca_that_was_named(tmp_path: Path) -> None:
     ca = trustme.CA()
     ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -99,14 +86,9 @@ def test_https_is_verified_by_the_ca_that_was_named(tmp_path: Path) -> None:
     ("told", "place"),
     [
         ({"admin": "127.0.0.1:9464"}, "--admin"),
-        ({"admin": "ftp://host"}, "--admin"),
-        ({"admin": "http://host:0"}, "--admin"),
         ({"admin": "http://[::1"}, "--admin"),
-        ({"admin": "http://host:99999"}, "--admin"),
         ({"admin": "http://user:secret@host"}, "--admin"),
         ({"admin": "http://host/?token=secret"}, "--admin"),
-        ({"window": "2m"}, "--window"),
-        ({"interval": "soon"}, "--interval"),
         ({"interval": "1ms"}, "--interval"),
         ({"ca": "/no/such/file"}, "--ca"),
     ],
@@ -116,23 +98,6 @@ def test_what_cannot_be_is_named_and_no_secret_told(told: dict[str, str], place:
         TopOptions(**told)  # type: ignore[arg-type]
     assert caught.value.place == place
     assert "secret" not in str(caught.value)
-
-
-def test_a_path_before_the_api_is_kept_without_its_slash() -> None:
-    assert TopOptions(admin="https://host/tap/").url == "https://host/tap"
-
-
-@pytest.mark.parametrize(
-    ("admin", "token", "clear"),
-    [
-        ("http://127.0.0.1:9464", "t", False), ("http://localhost", "t", False),
-        ("http://[::1]:1", "t", False),
-        ("http://tap.example.com", "t", True), ("http://tap.example.com", None, False),
-        ("https://tap.example.com", "t", False),
-    ],
-)  # fmt: skip
-def test_a_token_in_clear_text_is_known(admin: str, token: str | None, clear: bool) -> None:
-    assert TopOptions(admin=admin, token=token).in_clear() is clear
 
 
 def test_the_token_is_the_variables_or_the_files(tmp_path: Path) -> None:
@@ -159,3 +124,16 @@ def test_a_token_that_is_none_is_refused_without_telling_it(tmp_path: Path) -> N
         assert caught.value.place == place
         assert "cret" not in str(caught.value)
         assert "lines" not in caught.value.problem
+
+
+@scene
+async def test_an_answer_without_end_is_given_up() -> None:
+    from llmtap.top import client
+
+    async with fake_admin(recorded()) as fake:
+        before, client.DOCUMENT_BYTES_MAX = client.DOCUMENT_BYTES_MAX, 1_000  # type: ignore[misc]
+        try:
+            fake.body = b'{"a": "' + b"x" * 2_000 + b'"}'
+            assert "longer than" in str(await refused(fake))
+        finally:
+            client.DOCUMENT_BYTES_MAX = before  # type: ignore[misc]

@@ -1,6 +1,5 @@
 """What is shown while nobody answers: the last figures, their age, and when it is tried again."""
 
-import asyncio
 from unittest import mock
 
 from aiohttp.test_utils import TestServer
@@ -38,17 +37,6 @@ async def test_a_view_asks_for_what_it_shows_and_no_more() -> None:
             "tap": ("none",), "slo": ("none",),
         }  # fmt: skip
         assert feed.link is FeedLink.LIVE
-
-
-@scene
-async def test_an_older_tap_is_no_trouble() -> None:
-    documents = recorded()
-    del documents["streams"]
-    async with fake_admin(documents) as fake, Admin(fake.url) as admin:
-        feed = Feed(admin, ManualClock(), window="1m", interval_ns=S)
-        await feed.poll(BY_NAME["streams"])
-        assert feed.trouble is None
-        assert feed.shown.beside == {"streams": None}
 
 
 @scene
@@ -95,31 +83,6 @@ async def test_figures_that_nobody_renewed_are_stale() -> None:
 
 
 @scene
-async def test_while_paused_only_a_wish_ends_the_wait() -> None:
-    async with fake_admin(recorded()) as fake, Admin(fake.url) as admin:
-        feed = Feed(admin, ManualClock(now_ns=S), window="1m", interval_ns=0)
-        woken = asyncio.Event()
-        await feed.poll(VIEWS[0])
-        await feed.wait(woken)  # nothing is waited for
-        feed.paused = True
-        waiting = asyncio.ensure_future(feed.wait(woken))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        woken.set()
-        await waiting
-
-
-@scene
-async def test_an_exchange_that_is_not_kept_any_more_is_none() -> None:
-    async with fake_admin(recorded([streamed(seq=4)])) as fake, Admin(fake.url) as admin:
-        feed = Feed(admin, ManualClock(), window="1m", interval_ns=S)
-        x = await feed.exchange("run.0.1-4")
-        assert x is not None
-        assert len(x["events"]) == 4
-        assert await feed.exchange("run.0.1-5") is None
-
-
-@scene
 async def test_an_exchange_that_comes_in_several_answers_is_whole() -> None:
     tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
     for seq in (4, 5):
@@ -134,12 +97,3 @@ async def test_an_exchange_that_comes_in_several_answers_is_whole() -> None:
             assert x is not None
             assert [event["t"] for event in x["events"]] == sorted({event["t"] for event in x["events"]})
             assert len(x["events"]) == 4
-
-
-@scene
-async def test_an_answer_of_somebody_else_is_trouble() -> None:
-    async with fake_admin({"summary": {"hello": "world"}}) as fake, Admin(fake.url) as admin:
-        feed = Feed(admin, ManualClock(), window="1m", interval_ns=S)
-        await feed.poll(VIEWS[0])
-        assert feed.trouble is not None
-        assert "no admin port" in feed.trouble

@@ -11,9 +11,8 @@ from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Token
 from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
-from llmtap.top.inspector import EVENTS_MAX, inspected, reader_ns, story, story_so_far, watched
+from llmtap.top.inspector import inspected, story_so_far, watched
 from tests.support.servers.fake_admin import a_stream
-from tests.support.traffic.exchanges import streamed
 
 MS = 1_000_000
 
@@ -83,36 +82,12 @@ def test_waits_add_up_to_the_meters_figure(
     assert summed == pytest.approx(document["metrics"]["user_idle"] * 1e3, rel=0.006, abs=0.01)
 
 
-def test_an_exchange_of_the_tap_is_told() -> None:
-    x = told(streamed(words=3))
-    assert waits_ms(x) == [99.0]
-    facts = list(story(x))
-    assert facts[0] == "run.0.1-1: complete"
-    assert "TTFT 99.0 ms" in facts
-    assert "3 output tokens by usage" in facts
-
-
-def test_what_never_was_submitted_was_read_by_nobody() -> None:
-    x = exchange([(100, 1)])
-    x.timeline.submit_ns = None
-    table = inspected(told(x))
-    assert table.notes == ("never submitted",)
-    assert {row.cells[-1].text for row in table.rows} == {""}
-
-
 def test_tokens_that_nobody_declares_are_told_as_what_they_count_for() -> None:
     x = exchange([(100, 1), (180, 1)], declared=False)
     x.tokens.source = TokenSource.CHUNKS
     table = inspected(told(x))
     assert [row.cells[4].text for row in table.rows] == ["-", "~1", "~1", "-"]
     assert "~1: no token count declared" in table.notes[0]
-
-
-def test_without_any_declared_tokens_there_is_no_column_of_them() -> None:
-    table = inspected(told(exchange([(100, 2), (180, 2)], declared=False)))
-    assert "tokens" not in [column.key for column in table.columns]
-    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
-    assert "no event declares its tokens" in table.notes[0]
 
 
 def test_of_a_stream_under_way_the_newest_is_first_and_the_oldest_are_one() -> None:
@@ -131,20 +106,3 @@ def test_of_a_stream_under_way_the_newest_is_first_and_the_oldest_are_one() -> N
     silent = a_stream(tokens=None, ttft=None, since_last=None, timeline=[])
     assert watched(silent).rows == []
     assert "reader" not in " ".join(story_so_far(silent))
-
-
-def test_of_a_long_exchange_the_first_events_are_told() -> None:
-    table = inspected(told(exchange([(10 + i, 1) for i in range(EVENTS_MAX)])))
-    assert len(table.rows) == EVENTS_MAX
-    assert table.notes[0].endswith(f"the first {EVENTS_MAX:,} of {EVENTS_MAX + 2:,} events")
-
-
-def test_the_reader_is_the_taps_or_one_of_20_tokens_a_second() -> None:
-    assert reader_ns({"smooth_goodput": {"speed_tokens_per_second": 10.0}}) == 100 * MS
-    assert reader_ns({"smooth_goodput": {"speed_tokens_per_second": None}}) == reader_ns({}) == 50 * MS
-
-
-def test_hostile_words_are_harmless() -> None:
-    x = told(streamed(tenant="\x1b]0;owned\x07", error="\x1b[2J", model="[red]x[/red]"))
-    assert all(fact.isprintable() for fact in story(x))
-    assert all(cell.text.isprintable() for row in inspected(x).rows for cell in row.cells)

@@ -1,20 +1,13 @@
-import ssl
 from io import StringIO
 from typing import Any
 
 import pytest
-import trustme
-from aiohttp.test_utils import TestServer
 from rich.console import Console
 
-from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
-from llmtap.meter.admin.server import admin_app
-from llmtap.meter.options import MeterOptions
-from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.top.client import Admin, TopOptions
 from llmtap.top.plain import ROWS_MAX, probe, render_once
-from tests.support.servers.fake_admin import FakeAdmin, fake_admin, recorded
+from tests.support.servers.fake_admin import fake_admin, recorded
 from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import scene
 from tests.support.traffic.exchanges import streamed
@@ -49,13 +42,6 @@ def test_a_long_table_is_cut_and_says_so() -> None:
     assert "... 3 more" in text
 
 
-def test_names_are_printed_as_they_are_and_harmless() -> None:
-    text = printed(recorded([streamed(1, tenant="[red]x[/red]"), streamed(2, tenant="\x1b[2Jy")]))
-    assert "[red]x[/red]" in text
-    assert "\x1b" not in text
-    assert "\\u001b[2Jy" in text
-
-
 async def wrong(url: str) -> ConfigError:
     options = TopOptions(admin=url)
     async with Admin(url) as admin:
@@ -78,34 +64,3 @@ async def test_what_is_wrong_at_the_start_says_what_to_do() -> None:
         denied = await wrong(fake.url)
         assert denied.place == "--token-env"
         assert "$LLMTAP_ADMIN_TOKEN" in (denied.hint or "")
-
-
-@scene
-async def test_a_certificate_that_is_not_trusted_leads_to_the_option_for_it() -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
-    fake = FakeAdmin({})
-    await fake.start(context)
-    try:
-        error = await wrong(f"https://127.0.0.1:{fake.port}")
-        in_clear = await wrong(fake.url)
-    finally:
-        await fake.stop()
-    assert "with TLS: --admin https://127.0.0.1:" in (in_clear.hint or "")
-    assert (error.place, "certificate not trusted" in error.problem) == ("--ca", True)
-    assert "--ca FILE" in (error.hint or "")
-    assert "llmtap proxy" not in (error.hint or "")
-
-
-@scene
-async def test_a_port_that_may_not_be_asked_by_this_name_says_so_itself() -> None:
-    server = TestServer(admin_app(ExchangePipeline(MeterOptions(), ManualClock(now_ns=1))), host="127.0.0.1")
-    await server.start_server()
-    try:
-        options = TopOptions(admin=f"http://127.0.0.1:{server.port}")
-        async with Admin(options.url) as admin:
-            admin._session.headers["Host"] = "tap.example"
-            with pytest.raises(ConfigError, match=r"loopback name.*meter\.admin_token"):
-                await probe(options, admin)
-    finally:
-        await server.close()

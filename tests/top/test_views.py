@@ -2,12 +2,9 @@
 
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from llmtap.exchange.outcome import FAILED, Outcome
-from llmtap.top.table import ViewTable, facts, firing, flowed, troubles
-from llmtap.top.views import LEVELS, SILENT, VIEWS, Shown, sparkline, streams_table
+from llmtap.top.table import ViewTable, firing, flowed, troubles
+from llmtap.top.views import VIEWS, Shown, sparkline, streams_table
 from tests.support.servers.fake_admin import a_stream, recorded
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.experiments import an_experiment
@@ -39,82 +36,10 @@ def cells(found: ViewTable) -> dict[str, dict[str, str]]:
     return {row.key: dict(zip(keys, (cell.text for cell in row.cells), strict=True)) for row in found.rows}
 
 
-def test_tenants_and_models_have_their_figures() -> None:
-    tenants, models = cells(table("tenants", some())), cells(table("models", some()))
-    assert tenants.keys() == {"acme", "globex"}
-    assert models.keys() == {"tiny", "big"}
-    acme = tenants["acme"]
-    assert (acme["n"], acme["ttft_p50"], acme["ttft_p99"], acme["failed"]) == ("2", "99.0*", "99.0*", "0")
-    assert acme["good"] == "50.0%", "80 ms between tokens is above tpot:50ms"
-    assert (tenants["globex"]["failed"], tenants["globex"]["refused"]) == ("1", "1")
-
-
 def test_a_client_that_left_or_sent_a_wrong_request_is_no_failure() -> None:
     rows = [streamed(i, 3, tenant=outcome.value, outcome=outcome) for i, outcome in enumerate(Outcome, 1)]
     found = cells(table("tenants", recorded(rows)))
     assert {name for name, row in found.items() if row["failed"] != "0"} == {o.value for o in FAILED}
-
-
-def test_arms_are_told_with_the_experiment() -> None:
-    documents = recorded(
-        [streamed(i, 3, arm="control" if i % 2 else "marked", unit=f"{i:x}") for i in range(1, 9)],
-        experiment=an_experiment(),
-    )
-    found = table("arms", documents)
-    assert cells(found).keys() == {"control", "marked"}
-    assert "experiment test: running" in found.notes[0]
-    assert "means are compared from 50 units an arm on" in " ".join(found.notes)
-    assert "no experiment is configured" in table("arms", recorded()).notes[0]
-
-
-def test_exchanges_are_newest_first_and_can_be_looked_into() -> None:
-    found = table("exchanges", some())
-    assert [row.key for row in found.rows] == [f"run.0.1-{seq}" for seq in (4, 3, 2, 1)]
-    first = cells(found)["run.0.1-4"]
-    assert (first["outcome"], first["refusal"], first["tokens"], first["status"]) == (
-        "refused", "output_guardrail", "1", "200",
-    )  # fmt: skip
-    assert BY_NAME["exchanges"].inspects
-    assert first["path"] == "/v1/chat/completions"
-
-
-def test_an_answer_in_one_piece_has_no_ttft() -> None:
-    whole = streamed(1, 1)
-    whole.stream = False
-    first = cells(table("exchanges", recorded([whole])))["run.0.1-1"]
-    assert (first["ttft"], first["tpot"]) == ("-", "-")
-    assert first["e2e"] != "-"
-
-
-def test_refusals_and_chunking_are_of_all_and_of_each_tenant() -> None:
-    found = cells(table("refusals", some(), 120))
-    assert list(found) == ["", "tenant acme", "tenant globex"]
-    assert (found[""]["refused"], found[""]["share"], found[""]["kinds"]) == (
-        "1",
-        "25.0%",
-        "output_guardrail 1",
-    )
-    assert (found["tenant acme"]["refused"], found["tenant acme"]["single"]) == ("0", "100.0%")
-    # Two events and an end marker in three reads.
-    assert found["tenant globex"]["events_read"] == "1"
-
-
-def test_a_tenant_called_all_is_another_line() -> None:
-    found = cells(table("refusals", recorded([streamed(tenant="all")])))
-    assert [line["name"] for line in found.values()] == ["all", "all"]
-
-
-def test_the_tap_tells_of_itself() -> None:
-    found = cells(table("tap", some(), 120))
-    assert found["relay r0/measured"]["value"] == "7"
-    assert found["relay r0/dropped"] == {
-        "of": "relay r0", "what": "dropped", "value": "2", "about": "overflow 2",
-    }  # fmt: skip
-    assert found["relay r0/lag max"]["value"] == "3.00"
-    assert found["relay r0/state"]["value"] == "connected"
-    assert found["relay r0/upstream http://gw:8000"]["value"] == "DOWN"
-    assert found["added/chunk p50"]["about"].startswith("ms; ")
-    assert found["stamps/uncertainty"]["value"] != "-"
 
 
 def test_the_tap_of_a_passive_vantage_tells_its_packets() -> None:
@@ -171,26 +96,6 @@ def test_every_view_stands_a_tap_that_tells_nothing() -> None:
             assert view.table(Shown({}, beside), 80).columns
 
 
-def test_the_header_has_every_figure_with_what_it_rests_on() -> None:
-    said = list(facts(some()["summary"]))
-    assert said[0].startswith("window 1m")
-    assert "n 4" in said
-    assert any(one.startswith("TTFT p50 99.0* p99 99.0* ms (n 4)") for one in said)
-    assert any(one.startswith("ITL (B-even) p50") for one in said)
-    assert any("met ttft:500ms tpot:50ms" in one for one in said)
-    assert any("alpha 5, reader 20 tok/s" in one for one in said)
-    assert any(one.startswith("uncertainty") for one in said)
-    assert list(facts({})) == []
-    assert any(one == "TTFT -" for one in facts(recorded()["summary"]))
-
-
-def test_facts_flow_into_lines_and_are_never_torn() -> None:
-    said = ["one", "two three", "four", "a fact longer than the line"]
-    assert flowed(said, 15) == ["one · two three", "four", "a fact longer than the line"]
-    assert flowed(["日本", "語"], 7) == ["日本", "語"], "each letter is two cells wide"
-    assert flowed([], 10) == []
-
-
 def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of() -> None:
     down = "UPSTREAM DOWN: http://gw:8000 accepts no connection; clients get 502 or 504"
     (silent,) = troubles(recorded(relay=False)["summary"])
@@ -214,28 +119,6 @@ def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:
     assert sparkline([[4.0, 1]], 4, 0.0, 4.0) == "···█"
 
 
-def test_nothing_to_draw_is_nothing_or_silence() -> None:
-    assert sparkline([], 3, 0.0, 1.0) == SILENT * 3
-    assert sparkline([[1, 1]], 3, 1.0, 1.0) == ""
-    assert sparkline([None, [], ["x", 1], [0.5, "y"]], 2, 0.0, 1.0) == "·█"
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 100), st.integers(0, 50)).map(list), max_size=30),
-    st.integers(1, 40),
-    st.floats(0, 100),
-    st.floats(0.1, 100),
-)
-def test_a_line_has_its_width_and_known_letters(
-    timeline: list[Any], cells: int, since: float, length: float
-) -> None:
-    line = sparkline(timeline, cells, since, since + length)
-    assert len(line) == cells
-    assert set(line) <= set(LEVELS + SILENT)
-    inside = any(since <= t <= since + length and n for t, n in timeline)
-    assert inside == (line != SILENT * cells)
-
-
 def table_streams(told: dict[str, Any] | None, width: int = 80) -> ViewTable:
     return streams_table(Shown({}, {"streams": told}), width)
 
@@ -255,6 +138,8 @@ def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:
     )
 
 
-def test_an_older_tap_is_told_of() -> None:
-    assert "/api/v1/streams" in table_streams(None).notes[0]
-    assert table_streams(None).rows == []
+def test_facts_flow_into_lines_and_are_never_torn() -> None:
+    said = ["one", "two three", "four", "a fact longer than the line"]
+    assert flowed(said, 15) == ["one · two three", "four", "a fact longer than the line"]
+    assert flowed(["日本", "語"], 7) == ["日本", "語"], "each letter is two cells wide"
+    assert flowed([], 10) == []

@@ -6,7 +6,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.export.opentelemetry.metrics import MetricRecorder, Point, Totals
 from llmtap.export.opentelemetry.semconv import VERSIONS
-from llmtap.export.opentelemetry.spans import TEXT_MAX, error_type
+from llmtap.export.opentelemetry.spans import error_type
 from tests.export.telemetry import MS, chat, read
 
 
@@ -25,54 +25,6 @@ def by_name(points: list[Point]) -> dict[str, list[Point]]:
     for point in points:
         found.setdefault(point.measure.instrument.name, []).append(point)
     return found
-
-
-def test_totals_go_on_from_take_to_take() -> None:
-    recorder = MetricRecorder(VERSIONS["1.41"], 100)
-    totals = Totals(recorder, {})
-    put(recorder, chat())
-    list(totals.gather())
-    assert recorder.take() == {}
-    put(recorder, chat(), chat())
-    (duration,) = by_name(list(totals.gather()))["gen_ai.client.operation.duration"]
-    assert counted(duration) == (3, 3 * 261 * MS)
-    assert list(totals.gather()) != []
-
-
-def test_each_term_is_counted_in_its_metric() -> None:
-    recorder = MetricRecorder(VERSIONS["1.41"], 100)
-    put(recorder, chat())
-    found = by_name(list(Totals(recorder, {}).gather()))
-    totals = {name: sorted(map(counted, points)) for name, points in found.items()}
-    assert totals == {
-        "gen_ai.client.operation.duration": [(1, 261 * MS)],
-        "gen_ai.client.operation.time_to_first_chunk": [(1, 100 * MS)],
-        "gen_ai.client.operation.time_per_output_chunk": [(4, 160 * MS)],
-        "gen_ai.client.token.usage": [(1, 3), (1, 7)],
-        "gen_ai.server.request.duration": [(1, 250 * MS)],
-        "gen_ai.server.time_to_first_token": [(1, 100 * MS)],
-        "gen_ai.server.time_per_output_token": [(1, 75 * MS)],
-        "llmtap.time_to_first_token": [(1, 100 * MS)],
-        "llmtap.inter_chunk": [(2, 140 * MS)],
-        "llmtap.user_idle": [(1, 140 * MS)],
-        "llmtap.exchanges": [(1, 1)],
-    }
-
-
-def test_embeddings_have_metrics_of_their_own_in_the_moved_conventions() -> None:
-    x = chat(stream=False, endpoint="embeddings", model="e")
-    for version, duration, tokens in (
-        ("1.41", "gen_ai.client.operation.duration", "gen_ai.client.token.usage"),
-        (
-            "0.1.0",
-            "gen_ai.client.embeddings.duration",
-            "gen_ai.client.embeddings.operation.input_tokens",
-        ),
-    ):
-        recorder = MetricRecorder(VERSIONS[version], 100)  # type: ignore[arg-type]
-        put(recorder, x)
-        found = by_name(list(Totals(recorder, {}).gather()))
-        assert set(found) == {duration, tokens, "gen_ai.server.request.duration", "llmtap.exchanges"}
 
 
 def test_the_error_stands_at_durations_only() -> None:
@@ -137,29 +89,17 @@ def test_the_terms_of_a_chat() -> None:
     ("outcome", "status", "told"),
     [
         (Outcome.COMPLETE, 200, None),
-        (Outcome.REFUSED, 200, None),
         (Outcome.REFUSED, 400, "400"),
         (Outcome.CLIENT_CANCELLED, 200, None),
-        (Outcome.CLIENT_CANCELLED, None, None),
         (Outcome.CLIENT_CANCELLED, 500, "500"),
         (Outcome.UPSTREAM_ERROR, 404, "404"),
-        (Outcome.UPSTREAM_ERROR, 529, "529"),
         (Outcome.UPSTREAM_ERROR, 200, "upstream_error"),
-        (Outcome.UPSTREAM_RESET, 200, "upstream_reset"),
         (Outcome.UPSTREAM_TIMEOUT, None, "upstream_timeout"),
-        (Outcome.TRUNCATED, 200, "truncated"),
-        (Outcome.REJECTED, 413, "413"),
         (Outcome.REJECTED, None, "rejected"),
     ],
 )
 def test_what_counts_as_an_error(outcome: Outcome, status: int | None, told: str | None) -> None:
     assert error_type(chat(outcome=outcome, status=status)) == told
-
-
-def test_an_answer_in_one_piece_has_no_terms_of_a_stream() -> None:
-    _, terms = read(chat(stream=False))
-    assert (terms.first_chunk_ns, terms.server_first_token_ns, terms.chunk_times_ns) == (None, None, [])
-    assert terms.server_duration_ns == 250 * MS
 
 
 @pytest.mark.parametrize(
@@ -177,14 +117,6 @@ def test_usage_is_what_the_provider_told_or_showed(source: TokenSource, counted:
     assert (terms.server_per_token_ns is None) == (counted is None)
 
 
-def test_hidden_reasoning_leaves_no_time_per_token() -> None:
-    x = chat()
-    x.tokens.reasoning = 2
-    assert read(x)[1].server_per_token_ns is None
-    x.timeline.first_reasoning_ns = x.timeline.first_token_ns
-    assert read(x)[1].server_per_token_ns is not None
-
-
 def test_a_cancelled_exchange_ends_with_the_last_thing_seen() -> None:
     x = chat(outcome=Outcome.CLIENT_CANCELLED)
     x.timeline.response_end_ns = x.timeline.delivered_ns = None
@@ -193,44 +125,3 @@ def test_a_cancelled_exchange_ends_with_the_last_thing_seen() -> None:
     x.timeline = type(x.timeline)(arrival_ns=7)
     _, terms = read(x)
     assert (terms.duration_ns, terms.operation, terms.provider) == (0, None, None)
-
-
-def test_names_of_others_have_a_bound() -> None:
-    _, terms = read(chat(model="m" * 10_000, response_model=None))
-    assert terms.model == "m" * TEXT_MAX
-    assert terms.response_model is None
-
-
-def test_the_operator_knows_the_provider_best() -> None:
-    assert read(chat(), "api.openai.com", "vllm")[1].provider == "vllm"
-    assert read(chat(), "api.groq.com")[1].provider == "groq"
-
-
-@pytest.mark.parametrize(
-    ("usage", "tokens"),
-    [
-        ({"cache_creation_input_tokens": 40}, 40),
-        ({"cacheWriteInputTokens": 0}, 0),
-        ({"prompt_tokens_details": {"cache_write_tokens": 7}}, 7),
-        ({"cache_creation_input_tokens": "many"}, None),
-        (None, None),
-    ],
-)
-def test_tokens_written_to_a_cache_are_what_the_provider_told(
-    usage: dict[str, object] | None, tokens: int | None
-) -> None:
-    recorder = MetricRecorder(VERSIONS["0.1.0"], 100)
-    x = chat(usage=usage)
-    assert read(x)[1].cache_write_tokens == tokens
-    put(recorder, x)
-    found = by_name(list(Totals(recorder, {}).gather()))
-    written = found.get("gen_ai.client.inference.usage.cache_write.input_tokens", [])
-    assert [counted(point)[1] for point in written] == ([] if tokens is None else [tokens])
-
-
-def test_http_that_is_no_operation_is_only_counted() -> None:
-    recorder = MetricRecorder(VERSIONS["1.41"], 100)
-    put(recorder, chat(endpoint=None, method="GET", path="/v1/models"))
-    ((name, (point,)),) = by_name(list(Totals(recorder, {}).gather())).items()
-    assert name == "llmtap.exchanges"
-    assert dict(point.attributes)["llmtap.outcome"] == "complete"

@@ -1,15 +1,10 @@
 """The tables of names against the conventions' documents (November 2026); and that there is no other."""
 
-from pathlib import Path
-
 import pytest
 
-import llmtap
-from llmtap.exchange import request
 from llmtap.export.opentelemetry.semconv import (
     VERSIONS,
     Instrument,
-    SemconvQuantity,
     operation_of,
     provider_of,
 )
@@ -49,12 +44,6 @@ METRICS = {
     },
     "off": {},
 }
-ATTRIBUTES = [
-    "gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.request.stream",
-    "gen_ai.response.model", "gen_ai.response.finish_reasons", "gen_ai.response.time_to_first_chunk",
-    "gen_ai.usage.input_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.cache_read.input_tokens",
-    "gen_ai.usage.reasoning.output_tokens",
-]  # fmt: skip
 
 
 def instruments(version: str) -> dict[str, Instrument]:
@@ -71,45 +60,6 @@ def test_each_version_has_exactly_its_metrics_units_and_edges(version: str) -> N
     assert found == METRICS[version]
 
 
-def test_both_versions_share_their_attributes_and_off_has_our_own() -> None:
-    for version in ("1.41", "0.1.0"):
-        table = VERSIONS[version]  # type: ignore[arg-type]
-        assert [getattr(table, field) for field in (
-            "operation", "provider", "request_model", "request_stream", "response_model", "finish_reasons",
-            "first_chunk", "input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens",
-        )] == ATTRIBUTES  # fmt: skip
-    off = VERSIONS["off"]
-    assert off.operation == "llmtap.operation.name"
-    assert off.input_tokens == "llmtap.usage.input_tokens"
-
-
-def test_our_own_metrics_are_in_every_version_under_our_own_names() -> None:
-    ours = {"llmtap.time_to_first_token", "llmtap.inter_chunk", "llmtap.user_idle", "llmtap.exchanges"}
-    for version in VERSIONS:
-        assert {name for name in instruments(version) if name.startswith("llmtap.")} == ours
-
-
-def test_only_the_token_types_share_a_metric_and_their_attribute_tells_them_apart() -> None:
-    measures = VERSIONS["1.41"].measures
-    (read,), (written,) = measures[SemconvQuantity.INPUT_TOKENS], measures[SemconvQuantity.OUTPUT_TOKENS]
-    assert read.instrument is written.instrument
-    assert read.attributes == (("gen_ai.token.type", "input"),)
-    assert written.attributes == (("gen_ai.token.type", "output"),)
-    counter, histogram = VERSIONS["0.1.0"].measures[SemconvQuantity.INPUT_TOKENS]
-    assert counter.attributes == (("gen_ai.token.modality", "unknown"),)
-    assert histogram.attributes == ()
-
-
-def test_names_of_the_conventions_are_spelled_where_spans_are_written_and_where_they_are_read() -> None:
-    package = Path(llmtap.__file__).parent
-    spelling = [
-        file.relative_to(package).as_posix()
-        for file in sorted(package.rglob("*.py"))
-        if "gen_ai." in file.read_text()
-    ]
-    assert spelling == ["export/opentelemetry/semconv.py", "traces/formats/otlp.py"]
-
-
 @pytest.mark.parametrize(
     ("endpoint", "operation"),
     [
@@ -121,23 +71,15 @@ def test_an_endpoint_is_an_operation(endpoint: str | None, operation: str | None
     assert operation_of(endpoint) == operation
 
 
-def test_every_endpoint_we_know_is_some_operation() -> None:
-    assert [name for _, name in request._ENDPOINTS if operation_of(name) is None] == []
-
-
 @pytest.mark.parametrize(
     ("host", "dialect", "provider"),
     [
         ("api.openai.com", "openai.chat", "openai"),
         ("my-team.openai.azure.com", "openai.chat", "azure.ai.openai"),
-        ("api.anthropic.com", None, "anthropic"),
         ("generativelanguage.googleapis.com", None, "gcp.gemini"),
-        ("europe-west1-aiplatform.googleapis.com", None, "gcp.vertex_ai"),
         ("bedrock-runtime.eu-central-1.amazonaws.com", None, "aws.bedrock"),
-        ("api.x.ai", None, "x_ai"),
         ("api.x.ai.example.com", None, "openai"),
         ("127.0.0.1", "anthropic.messages", "anthropic"),
-        ("127.0.0.1", "openai.chat", "openai"),
         (None, None, "openai"),
     ],
 )

@@ -12,7 +12,6 @@ from llmtap.metrics.latency import measure
 from tests.export.telemetry import PARENT, SPAN, TRACE, chat
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
-OTHER = "0af7651916cd43dd8448eb211c80319c"
 
 
 def exemplars(*exchanges: Exchange) -> dict[tuple[str, str, str], Exemplar]:
@@ -39,14 +38,6 @@ def test_a_traced_request_is_the_exemplar_of_its_buckets() -> None:
         ("llmtap_time_to_first_token_seconds_bucket", "any", "0.1"): Exemplar(traced, 0.1, ended),
         ("llmtap_request_duration_seconds_bucket", "", "0.3"): Exemplar(traced, 0.25, ended),
     }  # fmt: skip
-
-
-def test_the_last_of_a_bucket_stays() -> None:
-    other = f"00-{OTHER}-{SPAN}-01"
-    found = exemplars(chat(trace_parent=PARENT), chat(trace_parent=other), chat(1000, trace_parent=PARENT))
-    kind = ("llmtap_time_to_first_token_seconds_bucket", "content")
-    assert found[(*kind, "0.1")].labels["trace_id"] == OTHER
-    assert found[(*kind, "1.0")].labels["trace_id"] == TRACE
 
 
 def test_what_no_one_records_is_no_exemplar() -> None:

@@ -13,7 +13,7 @@ from llmtap.export.prometheus.exposition import Exposition
 from llmtap.export.prometheus.writers import CONTENT_TYPE, is_preferred
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
-from tests.export.telemetry import MS, PARENT, TRACE, chat
+from tests.export.telemetry import MS, PARENT, chat
 
 PROMETHEUS: Final = (
     "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited,"
@@ -144,22 +144,6 @@ def _bounds(histogram: Any) -> list[float]:
         found += [2 ** (k / 64) for k in range(i, i + span.length)]
         i += span.length
     return found
-
-
-def test_exemplars_stand_at_their_buckets() -> None:
-    families = decoded(exposition().freeze().render(PROMETHEUS)[0])
-    traced = [
-        (bucket.upper_bound, bucket.exemplar.value, labels(bucket.exemplar)["trace_id"])
-        for metric in families["llmtap_time_to_first_token_seconds"].metric
-        for bucket in metric.histogram.bucket
-        if bucket.HasField("exemplar")
-    ]
-    assert traced == [(120.0, 111.1, TRACE)] * 2
-
-
-def test_who_does_not_count_natively_offers_text() -> None:
-    assert exposition(native=False).freeze().render(PROMETHEUS)[1].startswith("application/openmetrics-text")
-    assert exposition().freeze().render("text/plain")[1].startswith("text/plain")
 
 
 PROTOBUF = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;"

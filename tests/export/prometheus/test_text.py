@@ -1,9 +1,7 @@
 """Invariant: what is written fast says the same as what prometheus_client writes of the same counts."""
 
-import re
 from itertools import accumulate
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -12,12 +10,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from prometheus_client.samples import Exemplar
 
-from llmtap.export.prometheus.catalogue import COUNTERS, HISTOGRAMS, SELF, CounterFamily, HistogramFamily
-from llmtap.export.prometheus.series import families_for
+from llmtap.export.prometheus.catalogue import CounterFamily, HistogramFamily
 from llmtap.export.prometheus.writers import TextWriter
-from llmtap.metrics.objectives import BOUNDS
 
 FAMILY = HistogramFamily("x_seconds", "Some help", (500_000, 1_000_000_000, 2_500_000_000), labels=("b", "a"))
 COUNTER = CounterFamily("y", "More help", ("b", "a"))
@@ -75,31 +70,3 @@ def test_text_is_that_of_the_library(found: dict[tuple[str, str], tuple[list[int
 def test_openmetrics_is_that_of_the_library(found: dict[tuple[str, str], tuple[list[int], int]]) -> None:
     expected = generate_openmetrics(theirs(found)).decode()
     assert samples(parse_openmetrics(ours(found, openmetrics=True))) == samples(parse_openmetrics(expected))
-
-
-@pytest.mark.parametrize("openmetrics", [True, False])
-def test_exemplars_stand_beside_their_bucket_where_the_format_has_room(openmetrics: bool) -> None:
-    writer = TextWriter(openmetrics=openmetrics)
-    exemplar = Exemplar({"trace_id": "abc"}, 0.7, 1_700_000_000.26)
-    writer.histogram(FAMILY, [(("", "a"), [0, 1, 0, 0], 700_000_000)], {("", "a"): {1: exemplar}})
-    line = next(line for line in writer.bytes().decode().split("\n") if 'le="1.0"' in line)
-    expected = 'x_seconds_bucket{a="a",le="1.0"} 1.0'
-    assert line == expected + (' # {trace_id="abc"} 0.7 1700000000.26' if openmetrics else "")
-
-
-def test_names_follow_the_rules() -> None:
-    histograms, counters = HISTOGRAMS.values(), COUNTERS.values()
-    about = {f"llmtap_{name}": metric.help for name, metric in SELF.items()}
-    for name, text in {**about, **{one.name: one.help for one in (*histograms, *counters)}}.items():
-        assert re.fullmatch(r"llmtap_[a-z_]+", name)
-        assert not name.endswith(("_total", "_count", "_sum", "_bucket"))
-        assert not {"\n", "\\"} & set(text), name
-    # Base units, as the last word.
-    assert all(one.name.endswith(("_seconds", "_tokens")) for one in histograms)
-
-
-def test_every_bound_but_that_of_a_spread_is_an_edge_somewhere() -> None:
-    plain = families_for([])
-    for name in BOUNDS:
-        changed = [key for key, family in families_for([(name, 12_345_678)]).items() if family != plain[key]]
-        assert bool(changed) == (name != "jitter"), name

@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 import yaml
 
-from llmtap.errors import ConfigError
 from llmtap.export.rules.prometheus import (
-    check_job,
     missing_alarms,
     render,
-    runbook_url,
-    self_alerts,
     window_name,
 )
 from llmtap.metrics.slo import SloClass, SloOptions
-from tests.support.traffic.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
+from tests.support.traffic.exposed import FUNCTIONS, exposed, labels_grouped, selectors
 
 HOUSE = Path(__file__).parents[3]
 
@@ -85,39 +81,6 @@ def test_an_unreachable_alarm_is_a_comment_and_no_rule() -> None:
     ]
 
 
-def test_the_classs_own_burn_rate_rings() -> None:
-    batch = SloOptions(objectives="e2e:120s", target=0.9, burn={"1h": 8.0, "6h": 4.0})
-    hour, six, *_ = alerts(name="llmtap-slo-batch", batch=batch)
-    assert "/ 0.1 > 8\n" in hour["expr"]
-    assert hour["expr"].rstrip().endswith(">= 2"), "1 / (8 x 0.1) = 1.25"
-    assert "/ 0.1 > 4\n" in six["expr"]
-
-
-def test_each_alert_says_what_and_where_to_read_on() -> None:
-    for group in groups().values():
-        for rule in group["rules"]:
-            if "alert" not in rule:
-                continue
-            name, notes = rule["alert"], rule["annotations"]
-            assert rule["labels"]["severity"] in ("page", "ticket"), name
-            assert notes["runbook_url"] == f"https://wiki/tap/{name}.md"
-            assert notes["summary"], name
-            assert re.search(r"\d|\{\{ \$value", notes["description"]), f"{name} has no number"
-
-
-def test_rules_of_a_job_name_no_other() -> None:
-    text = render(asked(gold=GOLD), "serving/llmtap", "x")
-    jobs = set(re.findall(r'job="([^"]*)"', text))
-    assert jobs == {"serving/llmtap"}
-    assert set(re.findall(r'sloth_id="([^"]*)"', text)) == {"serving/llmtap-gold"}
-
-
-@pytest.mark.parametrize("job", ["", 'a"b', "a b", "a{b}", "a\n"])
-def test_a_job_that_would_need_quoting_is_refused(job: str) -> None:
-    with pytest.raises(ConfigError, match="--job"):
-        check_job(job)
-
-
 def test_every_name_and_label_is_one_that_can_be_scraped_or_is_recorded() -> None:
     known = dict(exposed())
     for name, rule in recorded().items():
@@ -134,15 +97,6 @@ def test_every_name_and_label_is_one_that_can_be_scraped_or_is_recorded() -> Non
             assert matched <= known[name], f"{matched - known[name]} of {name} in {query}"
             labels |= known[name]
         assert labels_grouped(query) <= labels | {"sloth_window"}, query
-
-
-def test_what_is_summed_keeps_what_tells_a_tap_apart() -> None:
-    # But for those about the job as a whole.
-    summed = [alert for alert in self_alerts("llmtap") if " by (" in alert["expr"]]
-    assert len(summed) > 10
-    for alert in summed:
-        for grouped in re.findall(r"by \(([^)]*)\)", alert["expr"]):
-            assert set(grouped.split(", ")) >= OF_A_SCRAPE, alert["alert"]
 
 
 # ------------------------------------------------------------------ the alarms of a class
@@ -170,14 +124,3 @@ def test_an_alarm_that_cannot_ring_is_left_out(target: float, left: list[str]) -
     assert [window_name(a.long_ns) for a in slo.alarms] == left
     assert len(slo.alarms) + len(slo.unreachable) == 4
     assert len(missing_alarms(slo)) == 4 - len(left)
-
-
-@pytest.mark.parametrize(
-    ("runbooks", "url"),
-    [
-        ("https://wiki/tap/", "https://wiki/tap/LlmtapDown.md"),
-        ("https://docs/runbooks/{alert}.html", "https://docs/runbooks/LlmtapDown.html"),
-    ],
-)
-def test_a_page_is_a_file_of_the_alerts_name_or_where_the_url_says(runbooks: str, url: str) -> None:
-    assert runbook_url(runbooks, "LlmtapDown") == url

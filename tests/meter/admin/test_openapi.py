@@ -117,41 +117,10 @@ def test_real_answers_are_as_the_document_says() -> None:
     play(scene, pipeline(slos={"gold": GOLD}))
 
 
-def test_a_token_is_asked_for_where_the_document_says_so() -> None:
-    told = document(token=True)
-
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        for route in ROUTES:
-            operation = told["paths"][route.path][route.method]
-            path = route.path.replace("{name}", "app.js")
-            async with client.request(route.method, path) as answer:
-                assert (answer.status == 401) == ("security" in operation)
-                if answer.status == 401:
-                    fits(await answer.json(), "Error")
-
-    play(scene, token="s3cret")
-
-
 async def answer_of(client: Client, path: str, status: int = 200) -> Any:
     async with client.get(path) as answer:
         assert answer.status == status
         return await answer.json()
-
-
-def test_live_events_are_as_the_document_says() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        fill(tally)
-        async with client.get("/api/v1/live?events=1") as answer:
-            tally.ended(streamed(100, 140))
-            seen = set()
-            while seen != {"summary", "exchange"}:
-                name = (await answer.content.readuntil(b"\n")).decode().strip()
-                if name.startswith("event: "):
-                    data = json.loads((await answer.content.readline()).removeprefix(b"data: "))
-                    fits(data, {"summary": "LiveSummary", "exchange": "Exchange"}[name[7:]])
-                    seen.add(name[7:])
-
-    play(scene, pipeline(slos={"gold": GOLD}))
 
 
 def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:

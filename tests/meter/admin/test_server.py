@@ -1,9 +1,7 @@
 """Admin port: guard, origin checks, TLS, answers."""
 
-import asyncio
 import gzip
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import llmtap
-from llmtap import __version__, native
 from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import CaptureInfo
 from llmtap.channel.experiment import switch_word
 from llmtap.channel.frames import Hello
 from llmtap.clock import SystemClock
 from llmtap.exchange.outcome import Outcome
-from llmtap.export.prometheus.exposition import Frozen
-from llmtap.meter.admin import server
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recorder import Recorder
 from tests.meter.admin.serving import Client, S, pipeline, play
@@ -69,25 +64,6 @@ def test_metrics_come_as_text_openmetrics_and_zipped() -> None:
     play(scene)
 
 
-def test_the_summary_is_of_the_window_or_of_everything() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        tally.ended(streamed(100, 140))
-        tally.clock.advance(120 * S)  # type: ignore[attr-defined]
-        tally.ended(streamed(100, 140))
-        for query, n, name in (("", 1, "1m"), ("?window=1m", 1, "1m"), ("?window=all", 2, "all")):
-            status, out = await get(client, "/api/v1/summary" + query)
-            assert (status, out["n"], out["window"]["name"]) == (200, n, name)
-        assert out["metrics"]["ttft"]["mean"] == 0.1
-        assert out["by"]["tenant"]["default"]["n"] == 2
-        assert (out["goodput"], out["relays"]) == (None, {})
-        assert out["meter"] == {
-            "version": __version__, "implementation": native.NAME,
-            "implementation_reason": native.REASON or None,
-        }  # fmt: skip
-
-    play(scene)
-
-
 @pytest.mark.parametrize(
     ("vantages", "after"),
     [(["middleware"], 2), (["relay"], None), (["middleware", "relay"], None), ([], None)],
@@ -126,34 +102,6 @@ def test_the_histograms_of_series_can_be_merged_by_the_library() -> None:
         assert merged.get_total_count() == 3
         assert merged.get_max_value() == pytest.approx(40_000_000, rel=0.002)
         assert (await get(client, "/api/v1/histograms?by=x"))[0] == 400
-
-    play(scene)
-
-
-def test_a_wrong_path_or_method_is_json_too() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        assert (await get(client, "/api/v2/summary"))[0] == 404
-        async with client.post("/api/v1/summary") as answer:
-            assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
-
-    play(scene)
-
-
-def test_health_answers_while_metrics_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
-    healthy = threading.Event()
-
-    class Slow(Frozen):
-        def render(self, accept: str = "") -> tuple[bytes, str]:
-            # Rendered on the loop this could only time out: the probe would never get its turn.
-            return (b"in time\n" if healthy.wait(60) else b"too late\n"), "text/plain"
-
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        monkeypatch.setattr(server, "metrics_of", lambda _: Slow("", {}, [], {}, [], {}, (), {}, {}))
-        rendering = asyncio.ensure_future(client.get("/metrics"))
-        await asyncio.sleep(0.01)
-        assert (await client.get("/healthz")).status == 200
-        healthy.set()
-        assert await (await rendering).text() == "in time\n"
 
     play(scene)
 
@@ -207,25 +155,6 @@ def test_what_runs_can_be_read_and_switched() -> None:
         assert words == [switch_word(experiment.id, on) for on in (False, True, False)]
 
     play(scene, pipeline(experiment))
-
-
-def test_without_an_experiment_there_is_nothing_to_switch() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        async with client.get(PATH) as answer:
-            assert await answer.json() == {"state": "none"}
-        status, out = await post(client)
-        assert status == 409
-        assert "no experiment" in out["error"]["message"]
-
-    play(scene)
-
-
-def test_what_is_over_is_not_begun_again() -> None:
-    async def scene(tally: ExchangePipeline, client: Client) -> None:
-        assert (await post(client))[0] == 409
-        assert (await post(client, b'{"enabled": false}'))[0] == 200
-
-    play(scene, pipeline(an_experiment(until="1s")))
 
 
 @pytest.mark.parametrize(

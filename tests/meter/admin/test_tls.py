@@ -62,10 +62,6 @@ async def serial(authority: Authority, tls: AdminTls) -> int:
         await runner.cleanup()
 
 
-def test_without_files_there_is_none() -> None:
-    assert AdminTls.of(MeterOptions()) is None
-
-
 def test_a_renewed_certificate_is_shown_to_new_connections(authority: Authority) -> None:
     async def play() -> None:
         tls = AdminTls.of(authority.options)
@@ -84,18 +80,6 @@ def test_a_renewed_certificate_is_shown_to_new_connections(authority: Authority)
         authority.write()
         assert tls.look()
         assert await serial(authority, tls) not in (first, second)
-
-    asyncio.run(play())
-
-
-def test_files_that_are_gone_change_nothing(authority: Authority) -> None:
-    async def play() -> None:
-        tls = AdminTls.of(authority.options)
-        assert tls is not None
-        before = await serial(authority, tls)
-        authority.key.unlink()
-        assert not tls.look()
-        assert await serial(authority, tls) == before
 
     asyncio.run(play())
 

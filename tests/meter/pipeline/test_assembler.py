@@ -6,10 +6,9 @@ from llmtap.channel.frames import FrameKind, Hello, RelayStatus
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.meter.pipeline.assembler import CPU_FREE_NS, CPU_MAX_NS, CPU_PER_BYTE_NS, LAG_FLOOR_NS, Assembler
+from llmtap.meter.pipeline.assembler import CPU_FREE_NS, CPU_MAX_NS, CPU_PER_BYTE_NS, Assembler
 from llmtap.metrics.latency import measure, metrics_of
 from llmtap.metrics.objectives import Objectives
-from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.tap_frames import MS, Script
 
 HELLO = Hello(relay="r0", pid=7, clock="kernel", anchor_mono_ns=1_000, anchor_wall_ns=5_000)
@@ -69,33 +68,10 @@ def test_frames_become_the_exchange_they_tell_of() -> None:
     assert ear.failures == []
 
 
-def test_exchanges_interleave() -> None:
-    script = Script().request(1).request(2).head(2, 50).head(1, 60).word(2, 70).word(1, 90).word(2, 75)
-    script.end(1, 100, 1).close(1, 101).end(2, 110, 2).close(2, 111)
-    ear, _ = digest(script)
-    assert [(x.seq, x.tokens.output, len(x.timeline.events)) for x in ear.exchanges] == [(1, 1, 4), (2, 2, 5)]
-
-
-def test_a_dropped_exchange_is_forgotten() -> None:
-    script = Script().request(1).head(1, 50).frame(FrameKind.DROP, 1).word(1, 60).close(1, 70).stream(2)
-    ear, assembler = digest(script)
-    assert [x.seq for x in ear.exchanges] == [2]
-    assert len(assembler) == 0
-
-
 def test_frames_of_an_exchange_that_began_before_us_are_passed_over() -> None:
     ear, _ = digest(Script().word(1, 5).end(1, 6, 1).close(1, 7).stream(2))
     assert [x.seq for x in ear.exchanges] == [2]
     assert ear.failures == []
-
-
-def test_one_broken_exchange_is_counted_and_the_others_go_on() -> None:
-    script = Script().request(1).request(2).head(1, 5).head(2, 5)
-    script.frame(FrameKind.CLOSE, 1, 6, 0, b"not json").word(2, 7).end(2, 8, 1).close(2, 9)
-    ear, assembler = digest(script)
-    assert ear.failures == ["DecodeError"]
-    assert [x.seq for x in ear.exchanges] == [2]
-    assert len(assembler) == 0
 
 
 @pytest.mark.parametrize("where", ["__init__", "response_data", "finish"])
@@ -144,14 +120,6 @@ def test_what_was_open_when_its_relay_died_ends_as_our_error_with_all_that_was_s
     objectives = Objectives.parse("ttft:1ms e2e:1ms")
     for x in (cut, waiting):
         assert objectives.meets(measure(x), x) is None, "and it counts against nobody"
-
-
-def test_the_lag_that_a_dead_relay_told_is_in_its_last_exchanges() -> None:
-    script = Script().request(1).status(relay_status(opened=1, t_ns=10 * MS, lag_ns_max=300 * MS))
-    script.request(2, 20).status(relay_status(opened=2, t_ns=30 * MS, lag_ns_max=5 * MS))
-    ear, assembler = digest(script)
-    assembler.lose()
-    assert [x.uncertainty_ns for x in ear.exchanges] == [300 * MS, LAG_FLOOR_NS]
 
 
 HOUR = 3_600_000_000_000
@@ -232,15 +200,6 @@ def test_an_exchange_whose_parsing_takes_too_long_is_timed_and_not_parsed() -> N
     assert given_up.unparsed_events == given_up.reads - 1 > 0
     assert given_up.timeline.last_token_ns == 6 * MS
     assert (other.error, other.unparsed_events) == (None, 0)
-
-
-def test_time_that_the_bytes_allow_is_not_charged() -> None:
-    ear, assembler = digest(Script().request(1).head(1, 5))
-    read = (FrameKind.RESPONSE_DATA, 1, 6 * MS, 0, b"x" * 65_536)
-    for _ in range(1_000):
-        assembler.charge(read, CPU_FREE_NS + CPU_PER_BYTE_NS * 65_536)
-    assembler.charge((FrameKind.RESPONSE_DATA, 99, 6 * MS, 0, b""), 10 * CPU_MAX_NS)
-    assert ear.failures == []
 
 
 def test_a_long_exchange_may_be_charged_with_a_share_of_its_duration() -> None:

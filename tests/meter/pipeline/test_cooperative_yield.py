@@ -11,8 +11,6 @@ from llmtap.meter.pipeline.assembler import (
     CooperativeYield,
 )
 
-FRAME = (8, 1, 0, 0, b"data")
-
 
 class Bench:
     """A clock that each frame's work moves on, and a count of how often the CPU was given away."""
@@ -72,28 +70,3 @@ def test_a_frame_that_takes_long_is_charged_with_the_cpu_time_that_it_used() -> 
     for _, seq, *_ in turns.over(frames, now_ns[0], lambda frame, cpu_ns: charged.append((frame[1], cpu_ns))):
         now_ns[0] += work_ns.get(seq, 0)
     assert charged == [(2, 4 * CPU_EVERY_NS), (5, 2 * CPU_EVERY_NS)]
-
-
-def test_the_cpu_clock_is_read_once_for_many_short_frames() -> None:
-    reads: list[int] = []
-    now_ns = [1_000_000_000]
-
-    def read_cpu_ns() -> int:
-        reads.append(0)
-        return 0
-
-    turns = CooperativeYield(lambda: now_ns[0], lambda: None, read_cpu_ns)
-    for _ in turns.over([FRAME] * 100, now_ns[0]):
-        now_ns[0] += CPU_EVERY_NS // 40
-    assert len(reads) == 1 + 2
-
-
-def test_time_between_batches_is_no_part_of_a_turn() -> None:
-    bench = Bench()
-    bench.digest(frames=1, work_ns=1_000)
-    bench.now_ns += 10 * TURN_NS
-    assert bench.digest(frames=1, work_ns=1_000) == []
-
-
-def test_an_empty_batch_is_no_trouble() -> None:
-    assert list(CooperativeYield(lambda: BEHIND_NS + 1).over([], None)) == []

@@ -59,19 +59,10 @@ def test_a_stream_is_told_from_its_arrival_to_its_end() -> None:
     stage.play(Script().request(1))
     stage.clock.now_ns = 50 * MS
     (one,) = stage.told()["streams"]
-    assert (one["id"], one["model"], one["endpoint"], one["stream"]) == (
-        "r0-1",
-        "tiny",
-        "chat.completions",
-        True,
-    )
-    assert (one["age"], one["ttft"], one["since_last"], one["tokens"], one["timeline"]) == (
-        0.05,
-        None,
-        None,
-        0,
-        [],
-    )
+    assert {
+        "id": "r0-1", "model": "tiny", "endpoint": "chat.completions", "stream": True, "age": 0.05,
+        "ttft": None, "since_last": None, "tokens": 0, "timeline": [],
+    }.items() <= one.items()  # fmt: skip
     stage.play(Script().head(1, 90).word(1, 101).word(1, 121).word(1, 161))
     stage.clock.now_ns = 200 * MS
     (one,) = stage.told()["streams"]
@@ -80,29 +71,6 @@ def test_a_stream_is_told_from_its_arrival_to_its_end() -> None:
     assert one["timeline"] == [[0.101, 1], [0.121, 1], [0.161, 1]]
     stage.play(Script().end(1, 210, 3).close(1, 211))
     assert stage.told() == {"count": 0, "window": 10.0, "streams": []}
-
-
-def test_the_newest_come_first_whichever_relay_has_them() -> None:
-    stage = Stage()
-    for seq, (t_ms, relay) in enumerate([(0, "a"), (10, "b"), (20, "a"), (30, "b"), (40, "b")], 1):
-        stage.play(Script().request(seq, t_ms), relay)
-    stage.clock.now_ns = S
-    assert [one["id"] for one in stage.told()["streams"]] == ["b-5", "b-4", "a-3", "b-2", "a-1"]
-    told = stage.told("?limit=2")
-    assert (told["count"], [one["id"] for one in told["streams"]]) == (5, ["b-5", "b-4"])
-
-
-def test_only_what_lies_in_the_window_is_in_the_timeline() -> None:
-    stage = Stage()
-    script = Script().request(1).head(1, 5)
-    for t_ms in range(100, 10_000, 100):
-        script.word(1, t_ms)
-    stage.play(script)
-    stage.clock.now_ns = 10 * S
-    (one,) = stage.told("?window=1s")["streams"]
-    assert [t for t, _ in one["timeline"]] == [9.0, 9.1, 9.2, 9.3, 9.4, 9.5, 9.6, 9.7, 9.8, 9.9]
-    assert one["tokens"] == 99
-    assert stage.told("?window=500ms")["window"] == 0.5
 
 
 def test_ids_tenants_models_and_arms_can_be_asked_for() -> None:
@@ -143,35 +111,6 @@ def test_asking_changes_nothing_of_what_comes_of_a_stream() -> None:
         return x.to_dict(measure(x).metrics(), {}, events=True)
 
     assert played(asked=True) == played(asked=False)
-
-
-def test_a_relay_that_left_has_nothing_under_way() -> None:
-    stage = Stage()
-    stage.play(Script().request(1))
-    assembler = stage.relays["r0"]
-    assembler.lose()
-    assert stage.told()["streams"] == []
-    stage.tally.streams.leave(assembler)
-    assert stage.told()["count"] == 0
-
-
-def test_frames_are_digested_between_the_slices_of_an_answer() -> None:
-    stage = Stage()
-    script = Script()
-    for seq in range(1, 101):
-        script.request(seq, seq)
-    stage.play(script)
-
-    async def run() -> list[int]:
-        finding = asyncio.ensure_future(stage.tally.streams.find(StreamsQuery()))
-        turns = []
-        while not finding.done():
-            await asyncio.sleep(0)
-            turns.append(len(turns))
-        assert len(await finding) == 100
-        return turns
-
-    assert len(asyncio.run(run())) >= 100 // 16
 
 
 POINTS = st.lists(st.tuples(st.integers(0, 10 * S), st.integers(0, 9)), max_size=700).map(sorted)

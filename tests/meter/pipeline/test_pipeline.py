@@ -17,7 +17,6 @@ from llmtap.meter.pipeline import pipeline as module
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.recent_exchanges import Query
-from llmtap.metrics.cost import Price
 from llmtap.metrics.slo import SloOptions
 from tests.meter.sinks import CollectingSink
 from tests.support.traffic.streams import streamed
@@ -45,14 +44,10 @@ def test_failures_are_counted_always_and_told_once_for_each_kind(caplog: pytest.
 
 
 def test_values_of_a_server_that_cannot_be_true_are_counted_by_reason() -> None:
-    t = tally()
-    x = streamed(100, 140)
+    t, x = tally(), streamed(100, 140)
     x.invalid_values = {"server_time_too_long": 2, "token_count": 1}
     t.ended(x)
-    t.ended(streamed(100, 140))
     assert summary_of(t)()["meter_errors"] == {"server_time_too_long": 2, "token_count": 1}
-    body, _ = metrics_of(t).render()
-    assert b'llmtap_meter_errors_total{kind="server_time_too_long"} 2.0' in body
 
 
 def test_bodies_under_way_are_bounded_together_and_what_is_not_kept_is_counted(
@@ -85,17 +80,13 @@ def test_bodies_under_way_are_bounded_together_and_what_is_not_kept_is_counted(
 
 
 def test_one_line_for_each_exchange_at_info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     t = tally()
-    with caplog.at_level(logging.INFO):
-        t.ended(streamed(100, 140, outcome=Outcome.TRUNCATED, model="a b\n"))
-    (record,) = caplog.records
-    line = record.getMessage()
-    assert line.startswith("event=exchange id=r-1 tenant='default' model='a b\\n' ")
-    assert "outcome=truncated ttft_ms=100.000" in line
-    caplog.clear()
-    with caplog.at_level(logging.INFO):
-        t.ended(dataclasses.replace(streamed(100, 140), stream=False))
-    assert "ttft_ms=- e2e_ms=" in caplog.records[0].getMessage()
+    t.ended(streamed(100, 140, outcome=Outcome.TRUNCATED, model="a b\n"))
+    t.ended(dataclasses.replace(streamed(100, 140), stream=False))
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("event=exchange id=r-1 tenant='default' model='a b\\n' ")
+    assert "outcome=truncated ttft_ms=100.000" in first and "ttft_ms=- e2e_ms=" in second
 
 
 def test_every_sink_gets_each_exchange_once_and_its_errors_are_counted() -> None:
@@ -153,18 +144,6 @@ def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
     assert b'llmtap_uncertain_exchanges_total{model="m",tenant="default"} 1.0' in metrics_of(t).render()[0]
 
 
-def test_the_reader_and_the_price_reach_the_summary() -> None:
-    t = ExchangePipeline(
-        MeterOptions(alpha=2.0), ManualClock(now_ns=S), price=Price(gpus=1, per_million_output=1e6)
-    )
-    t.ended(streamed(100, 140, 180))
-    out = told(t)
-    assert out["smooth_goodput"]["alpha"] == 2.0
-    assert out["metrics"]["smooth_benefit"]["mean"] == pytest.approx(3 - 2 * 0.1)
-    assert out["cost"]["spent"] == 3.0
-    assert b"output tokens - 2 x user idle latency" in metrics_of(t).render()[0]
-
-
 def test_a_class_of_tenants_has_a_reader_of_its_own() -> None:
     slos = {"fast": SloOptions(objectives="ttft:1s", tenants=("a",), alpha=1.0, reader_tokens_per_second=10)}
     t = ExchangePipeline(MeterOptions(reader_grace_tokens=1), ManualClock(now_ns=S), slos=slos)
@@ -201,11 +180,9 @@ TOOL = "Mcp-Method: tools/call\r\nMcp-Name: get_weather\r\n"
     ("headers", "method", "name"),
     [
         (TOOL, "tools/call", "get_weather"),
-        ("MCP-Protocol-Version: 2026-07-28\r\nmcp-method: tools/list\r\n", "tools/list", ""),
         ("Mcp-Method: resources/read\r\nMcp-Name: file:///home/ann/letter.txt\r\n", "resources/read", ""),
         ("Mcp-Method: tools/call\r\nMcp-Name: =?base64?w6Q=?=\r\n", "tools/call", "other"),
         ("Mcp-Session-Id: 1868a90c\r\n", "POST", ""),
-        ("Mcp-Method: a b\r\n", "other", ""),
     ],
 )
 def test_requests_to_mcp_servers_are_timed_apart_and_their_bodies_are_not_read(
