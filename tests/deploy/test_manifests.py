@@ -13,8 +13,11 @@ import yaml
 
 from llmtap import __version__
 from llmtap.capture.options import CaptureOptions
+from llmtap.clock import ManualClock
 from llmtap.config import keys, load_settings
+from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.process import RECORDER_S
 from llmtap.net.listener import parse_address
 from llmtap.supervisor.supervisor import GRACE_S, check_settings
@@ -52,46 +55,93 @@ def test_every_yaml_file_parses(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_the_container_has_the_programs_ports_probes_variables_and_no_privileges(name: str) -> None:
-    (tap,), (pod,) = taps(name), pods(name)
-    assert {p["name"]: p["containerPort"] for p in tap["ports"]} == {"http": HTTP, "admin": ADMIN}
-    targets = {p["targetPort"] for d in documents(name) if d["kind"] == "Service" for p in d["spec"]["ports"]}
-    assert targets <= {"http", "admin"}
-    # Paths that the admin port answers without a token; a hung meter keeps its pod in service.
-    asked = tap["startupProbe"]["httpGet"]
-    assert asked["port"] == "admin" and asked["path"] in ("/healthz", "/readyz")
-    for probe in ("readinessProbe", "livenessProbe"):
-        assert tap[probe]["tcpSocket"] == {"port": "http"} and "httpGet" not in tap[probe]
-    assert tap["securityContext"] == {
-        "runAsNonRoot": True, "runAsUser": 65532, "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        "runAsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
-    assert tap["image"] == f"llmtap:{__version__}"
-    assert pod["automountServiceAccountToken"] is False
-    assert pod["enableServiceLinks"] is False, "LLMTAP_PORT of a service called llmtap"
-    known = {f"LLMTAP_{key.replace('.', '_')}".upper() for key in keys()} | {"POD_NAME"}
-    by_name = {variable["name"]: variable for variable in tap["env"]}
-    assert {name for name in by_name if not name.startswith("OTEL_")} <= known
-    # Receivers can tell pods apart; a variable is replaced only behind its definition.
-    assert by_name["POD_NAME"]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
-    assert by_name["OTEL_RESOURCE_ATTRIBUTES"]["value"] == "service.instance.id=$(POD_NAME)"
-    assert list(by_name).index("POD_NAME") < list(by_name).index("OTEL_RESOURCE_ATTRIBUTES")
+def test_ports_are_the_programs(name: str) -> None:
+    for tap in taps(name):
+        assert {p["name"]: p["containerPort"] for p in tap["ports"]} == {"http": HTTP, "admin": ADMIN}
+    for service in (d for d in documents(name) if d["kind"] == "Service"):
+        for port in service["spec"]["ports"]:
+            assert port["targetPort"] in ("http", "admin")
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_pods_have_room_for_a_spool_and_wait_longer_than_the_proxy(name: str) -> None:
-    text, (tap,), (pod,) = (DEPLOY / name).read_text(), taps(name), pods(name)
+def test_probes_ask_for_paths_that_the_admin_port_answers_without_a_token(name: str) -> None:
+    routes = {
+        r.resource.canonical
+        for r in admin_app(ExchangePipeline(MeterOptions(), ManualClock())).router.routes()
+        if r.resource
+    }
+    for tap in taps(name):
+        asked = tap["startupProbe"]["httpGet"]
+        assert asked["port"] == "admin"
+        assert asked["path"] in routes
+        assert asked["path"] in ("/healthz", "/readyz")
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_hung_meter_keeps_its_pod_in_service(name: str) -> None:
+    for tap in taps(name):
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert tap[probe]["tcpSocket"] == {"port": "http"}, "the meter answers at the admin port"
+            assert "httpGet" not in tap[probe]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_pods_are_more_patient_than_the_proxy(name: str) -> None:
+    text = (DEPLOY / name).read_text()
     drain = re.search(r'drain_timeout ?= ?"?([0-9]+s)', text)
     sleep = re.search(r"time\.sleep\((\d+)\)", text)
-    assert drain and sleep
-    needed_s = parse_duration_ns(drain[1]) / 1e9 + int(sleep[1]) + END_S
-    assert pod["terminationGracePeriodSeconds"] > needed_s
-    mounts = {mount["mountPath"]: mount["name"] for mount in tap["volumeMounts"]}
-    assert "/run/llmtap" in mounts
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    size = volumes[mounts[STATE]]["emptyDir"]["sizeLimit"].removesuffix("Gi")
-    assert int(size) << 30 > CaptureOptions().total_bytes + CaptureOptions().rotate_bytes
+    assert drain is not None
+    assert sleep is not None
+    drain_s = parse_duration_ns(drain[1]) / 1e9
+    for pod in pods(name):
+        assert pod["terminationGracePeriodSeconds"] > drain_s + int(sleep[1]) + END_S
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_containers_have_no_privileges_and_no_writable_root(name: str) -> None:
+    for tap in taps(name):
+        assert tap["securityContext"] == {
+            "runAsNonRoot": True, "runAsUser": 65532, "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            "runAsGroup": 65532, "seccompProfile": {"type": "RuntimeDefault"},
+        }  # fmt: skip
+        assert any(mount["mountPath"] == "/run/llmtap" for mount in tap["volumeMounts"])
+        assert tap["image"] == f"llmtap:{__version__}"
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_pods_know_nothing_of_the_cluster(name: str) -> None:
+    for pod in pods(name):
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False, "LLMTAP_PORT of a service called llmtap"
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_spool_can_be_written_and_evicts_no_pod(name: str) -> None:
+    for pod, tap in zip(pods(name), taps(name), strict=True):
+        mounts = {mount["mountPath"]: mount["name"] for mount in tap["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        size = volumes[mounts[STATE]]["emptyDir"]["sizeLimit"].removesuffix("Gi")
+        assert int(size) << 30 > CaptureOptions().total_bytes + CaptureOptions().rotate_bytes
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_variables_are_keys_of_the_configuration(name: str) -> None:
+    known = {f"LLMTAP_{key.replace('.', '_')}".upper() for key in keys()}
+    for tap in taps(name):
+        names = {variable["name"] for variable in tap["env"] if not variable["name"].startswith("OTEL_")}
+        assert names <= known | {"POD_NAME"}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_receivers_can_tell_pods_apart(name: str) -> None:
+    for tap in taps(name):
+        by_name = {variable["name"]: variable for variable in tap["env"]}
+        assert by_name["POD_NAME"]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+        assert by_name["OTEL_RESOURCE_ATTRIBUTES"]["value"] == "service.instance.id=$(POD_NAME)"
+        assert list(by_name).index("POD_NAME") < list(by_name).index("OTEL_RESOURCE_ATTRIBUTES"), (
+            "or not replaced"
+        )
 
 
 def test_the_config_map_is_one_that_the_proxy_takes(tmp_path: Path) -> None:
@@ -131,49 +181,73 @@ def compose() -> dict[str, Any]:
 
 def test_compose_mounts_files_that_are_there() -> None:
     for service in compose()["services"].values():
-        for source in (volume.split(":")[0] for volume in service.get("volumes", [])):
-            assert not source.startswith(".") or (DEPLOY / source).exists(), source
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (DEPLOY / source).exists(), source
         if "build" in service:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).exists()
 
 
-def test_compose_has_the_programs_ports_times_and_secrets() -> None:
-    services, secrets = compose()["services"], compose()["secrets"]
-    tap, variable = services["llmtap"], secrets["llmtap-admin-token"]["environment"]
+def test_compose_waits_longer_than_the_drain() -> None:
+    tap = compose()["services"]["llmtap"]
     assert parse_duration_ns(tap["stop_grace_period"]) / 1e9 > RelayOptions().drain_timeout / 1e9 + END_S
-    assert {f"{HTTP}:{HTTP}", f"127.0.0.1:{ADMIN}:{ADMIN}"} <= set(tap["ports"])
-    assert tap["environment"]["LLMTAP_METER_ADMIN_TOKEN"].startswith(f"${{{variable}:?")
+    assert f"{HTTP}:{HTTP}" in tap["ports"]
+    assert f"127.0.0.1:{ADMIN}:{ADMIN}" in tap["ports"]
+
+
+def test_compose_gives_prometheus_the_token_of_the_tap() -> None:
+    services, secrets = compose()["services"], compose()["secrets"]
+    variable = secrets["llmtap-admin-token"]["environment"]
+    assert services["llmtap"]["environment"]["LLMTAP_METER_ADMIN_TOKEN"].startswith(f"${{{variable}:?")
     (job,) = documents("prometheus/prometheus.yml")[0]["scrape_configs"]
     assert job["authorization"]["credentials_file"] == "/run/secrets/llmtap-admin-token"
     assert job["static_configs"] == [{"targets": [f"llmtap:{ADMIN}"]}]
+
+
+def test_compose_can_write_secrets_of_the_environment() -> None:
+    services, secrets = compose()["services"], compose()["secrets"]
     for service in services.values():
         if any("environment" in secrets[name] for name in service.get("secrets", [])):
-            assert not service["read_only"], "Compose refuses to write secrets of the environment there"
+            assert not service["read_only"], "Compose refuses that"
             assert service["cap_drop"] == ["ALL"]
-    kept = re.search(r"retention\.time=(\d+)d", " ".join(services["prometheus"]["command"]))
-    assert kept and int(kept[1]) > 30, "samples for the longest window"
 
 
-def test_the_image_is_small_rootless_and_of_nothing_but_what_it_copies() -> None:
+def test_compose_keeps_samples_for_the_longest_window() -> None:
+    command = " ".join(compose()["services"]["prometheus"]["command"])
+    kept = re.search(r"retention\.time=(\d+)d", command)
+    assert kept is not None
+    assert int(kept[1]) > 30
+
+
+def test_the_image_is_small_rootless_and_checks_itself() -> None:
     text = (DEPLOY / "Containerfile").read_text()
     froms = re.findall(r"^FROM (.+)$", text, re.MULTILINE)
     assert froms == ["python:${PYTHON}-slim AS build", "python:${PYTHON}-slim"]
     last = text.rsplit("\nFROM ", 1)[1]
-    for words in (
-        "USER 65532:65532", f"http://127.0.0.1:{ADMIN}/healthz", f"EXPOSE {HTTP} {ADMIN}",
-        f"XDG_STATE_HOME={Path(STATE).parent} ", f"-o 65532 -g 65532 {STATE}\n",
-        f"LLMTAP_RELAY_LISTEN=0.0.0.0:{HTTP}", 'ENTRYPOINT ["llmtap"]',
-    ):  # fmt: skip
-        assert words in last
+    assert "USER 65532:65532" in last
+    assert f"http://127.0.0.1:{ADMIN}/healthz" in last
+    assert f"EXPOSE {HTTP} {ADMIN}" in last
+    assert f"XDG_STATE_HOME={Path(STATE).parent} " in last
+    assert f"-o 65532 -g 65532 {STATE}\n" in last
+    assert f"LLMTAP_RELAY_LISTEN=0.0.0.0:{HTTP}" in last
+    assert 'ENTRYPOINT ["llmtap"]' in last, "no shell in between, so that signals arrive"
     told = dict(re.findall(r"(LLMTAP_\w+)=(\S+)", last.split("\nENV ")[1].split("\nRUN ")[0]))
     told |= {"LLMTAP_METER_ADMIN_TOKEN": "t", "LLMTAP_RELAY_UPSTREAM": "http://gateway:4000"}
     check_settings(load_settings(None, told, {}))
+    for copied in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE):
+        for name in copied.split():
+            assert (HOUSE / name).exists(), name
+
+
+def test_the_image_is_built_of_what_it_copies_and_of_nothing_else() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
     copies = re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE)
     copied = {name for names in copies for name in names.split()}
-    assert all((HOUSE / name).exists() for name in copied)
     rows = (HOUSE / ".dockerignore").read_text().splitlines()
-    first, *rules = [row for row in rows if not row.startswith("#")]
-    assert (first, {rule.removeprefix("!") for rule in rules if rule.startswith("!")}) == ("*", copied)
+    rules = [row for row in rows if not row.startswith("#")]
+    assert rules[0] == "*"
+    assert {rule.removeprefix("!") for rule in rules if rule.startswith("!")} == copied
 
 
 # ---------------------------------------------------------------- systemd
@@ -190,21 +264,32 @@ def unit(file: Path = UNIT) -> dict[str, list[str]]:
     return found
 
 
-def test_the_unit_and_its_sockets_are_as_the_proxy_needs_them() -> None:
+def test_the_unit_is_more_patient_than_the_proxy() -> None:
     found = unit()
     assert float(found["TimeoutStopSec"][0]) > RelayOptions().drain_timeout / 1e9 + END_S
+    assert (found["KillMode"], found["Type"]) == (["mixed"], ["notify"])
     assert int(found["LimitNOFILE"][0]) > 2 * RelayOptions().connections
-    assert "XDG_STATE_HOME=/var/lib" in found["Environment"]
-    assert {
-        "KillMode": ["mixed"], "Type": ["notify"], "StateDirectory": ["llmtap"], "DynamicUser": ["yes"],
-        "ProtectSystem": ["strict"], "CapabilityBoundingSet": [""], "NoNewPrivileges": ["yes"],
-    }.items() <= found.items()  # fmt: skip
-    for name, address, socket in (
-        ("llmtap", RelayOptions().listen, "listen"), ("llmtap-admin", MeterOptions().admin, "admin"),
-    ):  # fmt: skip
-        found = unit(UNIT.with_name(f"{name}.socket"))
-        assert found["ListenStream"] == [address]
-        assert (found["FileDescriptorName"], found["Service"]) == ([socket], [UNIT.name])
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "socket"),
+    [
+        ("llmtap", RelayOptions().listen, "listen"),
+        ("llmtap-admin", MeterOptions().admin, "admin"),
+    ],
+)
+def test_its_sockets_are_those_that_it_would_open(name: str, address: str, socket: str) -> None:
+    found = unit(UNIT.with_name(f"{name}.socket"))
+    assert found["ListenStream"] == [address]
+    assert (found["FileDescriptorName"], found["Service"]) == ([socket], [UNIT.name])
+
+
+def test_the_unit_gives_everything_away() -> None:
+    found = unit()
+    assert found["DynamicUser"] == ["yes"]
+    assert found["ProtectSystem"] == ["strict"]
+    assert found["CapabilityBoundingSet"] == [""]
+    assert found["NoNewPrivileges"] == ["yes"]
 
 
 METER = UNIT.with_name("llmtap-meter.service")
@@ -235,6 +320,12 @@ def test_the_meters_unit_listens_where_apps_are_told_to_deliver(tmp_path: Path) 
         [sys.executable, "-m", "llmtap.cli", *here.split()[1:]], capture_output=True, text=True, timeout=200
     )
     assert (done.returncode, done.stdout[:2]) == (0, "ok"), done.stderr
+
+
+def test_the_spool_of_the_unit_lies_in_its_state_directory() -> None:
+    found = unit()
+    assert "XDG_STATE_HOME=/var/lib" in found["Environment"]
+    assert found["StateDirectory"] == ["llmtap"], "what is below $XDG_STATE_HOME"
 
 
 def with_credentials(text: str) -> str:

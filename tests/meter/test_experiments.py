@@ -15,7 +15,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter import experiments as module
-from llmtap.meter.experiments import SHARES, Experiments
+from llmtap.meter.experiments import METRICS, SHARES, Experiments
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
@@ -71,6 +71,46 @@ def test_an_exchange_counts_in_its_arm_and_nowhere_else() -> None:
     assert list(out["differences"]) == ["b"]
 
 
+def test_every_metric_and_share_is_there_with_its_statistics() -> None:
+    view = viewed()
+    r = random.Random(1)
+    for i in range(400):
+        x = streamed(*(100 + r.randrange(50) + 20 * k for k in range(5)), tokens=2)
+        ended(view, x, "ab"[i % 2], f"{r.getrandbits(64):016x}")
+    out = said(view)
+    for arm in out["arms"].values():
+        assert list(arm["metrics"]) == list(METRICS)
+        assert list(arm["shares"]) == list(SHARES)
+    difference = out["differences"]["b"]
+    assert set(difference) == {*METRICS, *SHARES}
+    for metric in METRICS:
+        assert set(difference[metric]) == {"mean", "p50", "p95", "p99"}, metric
+        assert set(difference[metric]["mean"]) >= {"difference", "interval", "anytime_interval", "different"}
+    assert difference["ttft"]["mean"]["different"] is False
+    assert set(difference["refused"]["share"]) >= {"difference", "interval", "anytime_interval", "p"}
+    chunking = out["arms"]["a"]["chunking"]
+    assert (chunking["tokens_per_chunk_mean"], chunking["single_token_share"]) == (2, 0)
+    assert chunking["events_per_read"] == 1
+    assert out["comparisons"] == len(METRICS) + len(SHARES)
+
+
+def test_an_arm_whose_chunks_arrive_together_has_a_caution() -> None:
+    view = viewed()
+    for i in range(4):
+        x = streamed(*range(100, 180, 10))
+        if i % 2:
+            x.reads = 2
+        ended(view, x, "ab"[i % 2], str(i))
+    out = said(view)
+    assert out["cautions"] == [
+        {
+            "arm": "b", "metrics": ["tpot", "tbc", "itl"],
+            "events_per_read": 4.0, "control_events_per_read": 1.0,
+        }
+    ]  # fmt: skip
+    assert set(out["cautions"][0]["metrics"]) <= set(METRICS)
+
+
 def test_a_slower_arm_is_found_and_a_refusing_one() -> None:
     view = viewed()
     r = random.Random(2)
@@ -95,17 +135,21 @@ def test_a_slower_arm_is_found_and_a_refusing_one() -> None:
     assert low < 0.1 < high
 
 
-def test_how_an_exchange_ended_counts_in_one_share() -> None:
-    for outcome, share in (
-        (Outcome.UPSTREAM_ERROR, "failed"), (Outcome.UPSTREAM_RESET, "failed"), (Outcome.COMPLETE, None),
-        (Outcome.UPSTREAM_TIMEOUT, "failed"), (Outcome.TRUNCATED, "failed"), (Outcome.REFUSED, "refused"),
-        (Outcome.CLIENT_CANCELLED, "cancelled"),
-    ):  # fmt: skip
-        view = viewed()
-        ended(view, streamed(100, outcome=outcome), "a")
-        shares = said(view)["arms"]["a"]["shares"]
-        expected = {name: float(name == share) for name in SHARES}
-        assert {name: about["share"] for name, about in shares.items()} == expected
+@pytest.mark.parametrize(
+    ("outcome", "share"),
+    [
+        (Outcome.UPSTREAM_ERROR, "failed"), (Outcome.UPSTREAM_RESET, "failed"),
+        (Outcome.UPSTREAM_TIMEOUT, "failed"), (Outcome.TRUNCATED, "failed"),
+        (Outcome.CLIENT_CANCELLED, "cancelled"), (Outcome.REFUSED, "refused"), (Outcome.COMPLETE, None),
+    ],
+)  # fmt: skip
+def test_how_an_exchange_ended_counts_in_one_share(outcome: Outcome, share: str | None) -> None:
+    view = viewed()
+    ended(view, streamed(100, outcome=outcome), "a")
+    shares = said(view)["arms"]["a"]["shares"]
+    assert {name: about["share"] for name, about in shares.items()} == {
+        name: float(name == share) for name in SHARES
+    }
 
 
 def test_what_several_requests_of_a_conversation_say_counts_as_one_unit() -> None:
@@ -175,6 +219,29 @@ def test_a_ratio_that_is_not_as_dealt_rings_once(caplog: pytest.LogCaptureFixtur
     assert [r.getMessage().split()[0] for r in caplog.records] == ["event=sample_ratio_mismatch"]
 
 
+def test_an_alarm_does_not_go_away_by_itself() -> None:
+    view = viewed()
+    for i in range(400):
+        view.assigned("a", f"{i:x}", False)
+    assert said(view)["sample_ratio"]["alarm"] is True
+    for i in range(400):
+        view.assigned("b", f"{i:x}", False)
+    assert said(view)["sample_ratio"]["alarm"] is True
+
+
+def test_a_conversation_counts_once_in_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNITS_MAX", 100)
+    view = viewed(an_experiment(A, B, unit="tenant"))
+    for _ in range(1_000):
+        view.assigned("a", "1", False)
+    assert said(view)["sample_ratio"]["units"] == {"a": 1, "b": 0}
+    assert said(view)["sample_ratio"]["alarm"] is False
+    for i in range(150):
+        view.assigned("ab"[i % 2], f"{i + 2:x}", False)
+    ratio = said(view)["sample_ratio"]
+    assert (sum(ratio["units"].values()), ratio["capped"]) == (100, True)
+
+
 # ---------------------------------------------------------------- a worse arm
 
 
@@ -217,6 +284,33 @@ def test_a_worse_arm_ends_the_experiment(
     assert out["stopped"]["difference"] > 0
     assert (out["state"], out["switched_by"]) == ("off", "stop_worse")
     assert words[-1] == switch_word(view.experiment.id, False)
+
+
+def test_equal_arms_are_seldom_stopped() -> None:
+    """A/A: 40 experiments, looked at 18 times each, by three figures."""
+    stops = 0
+    for seed in range(40):
+        view = viewed(an_experiment(A, B, stop_worse=["ttft", "ttft.p50", "failed"]))
+        run_until_stopped(view, seed, 1.0, 0.0)
+        stops += view.state != "running"
+    assert stops <= 0.05 * 40
+
+
+def test_a_covariate_is_the_size_of_the_first_request() -> None:
+    outs = {}
+    for covariate in ("none", "request_bytes"):
+        view, r = viewed(an_experiment(A, B, covariate=covariate)), random.Random(4)
+        for i in range(300):
+            size = round(r.lognormvariate(7, 0.8))
+            x = streamed(round((20 + size / 20) * r.lognormvariate(0, 0.2)))
+            x.request_bytes = size
+            ended(view, x, "ab"[i % 2], f"{r.getrandbits(64):016x}")
+        out = said(view)
+        assert out["covariate"] == covariate
+        outs[covariate] = out["differences"]["b"]["ttft"]["mean"]
+    assert "variance_left" not in outs["none"]
+    assert outs["request_bytes"]["variance_left"] < 0.3
+    assert outs["request_bytes"]["unadjusted_difference"] == outs["none"]["difference"]
 
 
 # ---------------------------------------------------------------- the switch
@@ -266,16 +360,3 @@ def test_it_is_over_when_its_end_has_come() -> None:
     clock.advance(10 * S)
     assert view.state == "ended"
     assert said(view)["until"] == "2023-11-14T22:13:31Z"
-
-
-def test_a_conversation_counts_once_in_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "UNITS_MAX", 100)
-    view = viewed(an_experiment(A, B, unit="tenant"))
-    for _ in range(1_000):
-        view.assigned("a", "1", False)
-    assert said(view)["sample_ratio"]["units"] == {"a": 1, "b": 0}
-    assert said(view)["sample_ratio"]["alarm"] is False
-    for i in range(150):
-        view.assigned("ab"[i % 2], f"{i + 2:x}", False)
-    ratio = said(view)["sample_ratio"]
-    assert (sum(ratio["units"].values()), ratio["capped"]) == (100, True)

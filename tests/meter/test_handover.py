@@ -2,6 +2,8 @@
 
 import json
 import os
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,20 @@ def test_the_old_one_measures_to_the_end_and_the_new_one_counts(make: Make) -> N
     assert b'llmtap_tap_measured_exchanges_total{relay="r0"} 1.0' in new.get("/metrics")
 
 
+def test_who_is_connected_is_sent_to_the_other_one(make: Make) -> None:
+    old, new = make("old"), make("new")
+    with joined(old) as relay:
+        assert old.get("/healthz") == b"ok\n"
+        with socket.create_connection(old.admin.getsockname()) as scraper:
+            scraper.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert b"200 OK" in scraper.recv(1_000)
+            hand_over(old, new.path)
+            scraper.settimeout(30)
+            assert scraper.recv(1_000) == b"", "a connection that is kept would show old figures"
+        finish(relay)
+    assert old.stop()[0] == 0
+
+
 def test_a_relay_that_dies_in_the_drain_is_counted_as_lost(make: Make) -> None:
     old, new = make("old"), make("new")
     with joined(old):
@@ -74,3 +90,51 @@ def test_a_relay_that_dies_in_the_drain_is_counted_as_lost(make: Make) -> None:
     told = relays_of(new)["r0"]
     assert (told["opened"], told["measured"], told["unsettled"]) == (1, 0, 0)
     assert told["dropped"] == {"relay_lost": 1}
+
+
+def test_a_successor_that_is_away_or_of_another_kind_holds_nothing_up(make: Make, tmp_path: Path) -> None:
+    old = make("old")
+    with joined(old) as relay:
+        hand_over(old, str(tmp_path / "nobody.sock"))
+        finish(relay)
+    assert old.stop()[0] == 0
+
+    other = make("other")
+    came: list[int] = []
+    with socket.socket(socket.AF_UNIX) as stranger, joined(other) as relay:
+        stranger.bind(str(tmp_path / "stranger.sock"))
+        stranger.listen()
+
+        def hang_up() -> None:
+            while True:
+                try:
+                    connection, _ = stranger.accept()
+                except OSError:
+                    return
+                came.append(1)
+                connection.recv(1)
+                connection.close()
+
+        thread = threading.Thread(target=hang_up, daemon=True)
+        thread.start()
+        hand_over(other, str(tmp_path / "stranger.sock"))
+        wait_for(lambda: bool(came))
+        finish(relay)
+        relay.close()
+        assert other.stop()[0] == 0
+        assert came == [1], "who does not understand is not asked again"
+        stranger.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def test_one_that_takes_over_answers_when_its_relay_is_ready(make: Make) -> None:
+    new = make("new", takes_over=True)
+    answers: list[bytes] = []
+    asking = threading.Thread(target=lambda: answers.append(new.get("/readyz")), daemon=True)
+    asking.start()  # it waits at the port, where until then another meter answers
+    with socket.socket(socket.AF_UNIX) as relay:
+        relay.connect(new.path)
+        relay.sendall(Script().hello().status(relay_status()).pack(1))
+        assert relay.recv(ACK.size) == ACK.pack(1)
+        asking.join(30)
+    assert answers == [b"ready\n"]

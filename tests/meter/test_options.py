@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 
 from llmtap.errors import ConfigError
@@ -8,44 +6,55 @@ from llmtap.units import Duration
 
 
 @pytest.mark.parametrize("admin", ["0.0.0.0:9464", "10.1.2.3:80", "[::]:9464", "gateway.internal:9464"])
-def test_an_admin_port_that_others_reach_needs_a_token_and_tls(admin: str) -> None:
-    token = {"admin": admin, "admin_token": "s3cret"}
+def test_an_admin_port_that_others_reach_wants_a_token(admin: str) -> None:
     with pytest.raises(ConfigError, match=r"meter\.admin_token.*required"):
         MeterOptions(admin=admin)
     with pytest.raises(ConfigError, match=r"meter\.admin_tls_certificate.*required"):
-        MeterOptions(**token)
-    for more in ({"admin_plaintext": True}, {"admin_tls_certificate": "c.pem", "admin_tls_key": "k.pem"}):
-        assert MeterOptions(**token, **more).admin == admin
+        MeterOptions(admin=admin, admin_token="s3cret")
+    assert MeterOptions(admin=admin, admin_token="s3cret", admin_plaintext=True).admin == admin
+    tls = {"admin_tls_certificate": "c.pem", "admin_tls_key": "k.pem"}
+    assert MeterOptions(admin=admin, admin_token="s3cret", **tls).admin == admin
+
+
+@pytest.mark.parametrize("one", ["admin_tls_certificate", "admin_tls_key"])
+def test_a_certificate_and_its_key_go_together(one: str) -> None:
+    with pytest.raises(ConfigError, match="go together"):
+        MeterOptions(**{one: "file.pem"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("token", ["", "  ", "schlüssel"])
+def test_a_token_is_visible_ascii(token: str) -> None:
+    with pytest.raises(ConfigError, match=r"meter\.admin_token"):
+        MeterOptions(admin_token=token)
+
+
+def test_a_window_is_one_of_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"meter\.window.*\n.*10s, 1m, 5m, 1h"):
+        MeterOptions(window=Duration(90_000_000_000))
+    assert MeterOptions(window=Duration(3_600_000_000_000)).window_name == "1h"
+
+
+def test_our_words_of_a_refusal_can_be_kept_left_out_and_added_to() -> None:
+    ours = MeterOptions().patterns
+    assert len(ours) > 3
+    assert MeterOptions(refusal_patterns=()).patterns == ()
+    (*kept, mine) = MeterOptions(refusal_patterns=("default", "^nope")).patterns
+    assert tuple(kept) == ours
+    assert mine.match("Nope, not this")
+    with pytest.raises(ConfigError, match=r"meter\.refusal_patterns\[1\].*not a regular expression"):
+        MeterOptions(refusal_patterns=("default", "(unclosed"))
 
 
 @pytest.mark.parametrize(
-    ("options", "place"),
-    [
-        ({"admin_tls_certificate": "file.pem"}, "go together"),
-        ({"admin_tls_key": "file.pem"}, "go together"),
-        ({"admin_token": "  "}, r"meter\.admin_token"),
-        ({"admin_token": "schlüssel"}, r"meter\.admin_token"),
-        ({"window": Duration(90_000_000_000)}, r"meter\.window.*\n.*10s, 1m, 5m, 1h"),
-        ({"refusal_patterns": ("default", "(unclosed")}, r"meter\.refusal_patterns\[1\]"),
-        ({"buckets": {"ttft": ()}}, r"meter\.buckets\."),
-        ({"buckets": {"ttft": (1.0, 0.5)}}, r"meter\.buckets\."),
-        ({"buckets": {"gap": (0.0, 1.0)}}, r"meter\.buckets\."),
-        ({"buckets": {"tpot": (1.0,)}}, r"meter\.buckets\."),
-        ({"upstream_metrics": "host:8000/metrics"}, r"meter\.upstream_metrics"),
-        ({"upstream_metrics": "ftp://h/metrics"}, r"meter\.upstream_metrics"),
-        ({"upstream_metrics": "http:///metrics"}, r"meter\.upstream_metrics"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_a_value_that_cannot_be_is_refused(options: dict[str, Any], place: str) -> None:
-    with pytest.raises(ConfigError, match=place) as caught:
-        MeterOptions(**options)
-    assert str(options.get("upstream_metrics")) not in str(caught.value)
+    "buckets", [{"ttft": ()}, {"ttft": (1.0, 0.5)}, {"gap": (0.0, 1.0)}, {"tpot": (1.0,)}], ids=str
+)
+def test_edges_of_buckets_ascend_and_are_of_a_known_kind(buckets: dict[str, tuple[float, ...]]) -> None:
+    with pytest.raises(ConfigError, match=r"meter\.buckets\."):
+        MeterOptions(buckets=buckets)
 
 
-def test_a_window_has_a_name_and_refusal_patterns_are_kept_left_out_and_added_to() -> None:
-    assert MeterOptions(window=Duration(3_600_000_000_000)).window_name == "1h"
-    ours = MeterOptions().patterns
-    assert len(ours) > 3 and MeterOptions(refusal_patterns=()).patterns == ()
-    (*kept, mine) = MeterOptions(refusal_patterns=("default", "^nope")).patterns
-    assert tuple(kept) == ours and mine.match("Nope, not this")
+@pytest.mark.parametrize("url", ["host:8000/metrics", "ftp://h/metrics", "http:///metrics"])
+def test_the_metrics_of_the_upstream_have_a_url_that_is_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"meter\.upstream_metrics") as caught:
+        MeterOptions(upstream_metrics=url)
+    assert url not in str(caught.value)

@@ -1,5 +1,6 @@
 """Who asks, by an operator's rules; and an API key is never in any answer."""
 
+import json
 import re
 from typing import Any
 
@@ -7,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtap.channel.frames import FrameKind, Hello
+from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
-from llmtap.meter.options import TenantOptions, TenantRule
+from llmtap.meter.admin.views import metrics_of
+from llmtap.meter.options import MeterOptions, TenantOptions, TenantRule
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.tenants import OTHER, Labels, Tenants
 from llmtap.protocol.http1 import parse_request_head
 
@@ -35,13 +41,16 @@ def test_the_default_is_the_header_of_llm_d_and_nothing_else() -> None:
     ("rule", "about", "tenant"),
     [
         ({"header": "X-Team"}, {"headers": "x-team:  red \r\n"}, "red"),
+        ({"header": "X-Team"}, {"headers": "x-team:   \r\n"}, "default"),
         ({"header": "X-Team", "name": "anybody"}, {"headers": "x-team: red\r\n"}, "anybody"),
         ({"body": "user"}, {"body": {"user": "ann"}}, "ann"),
         ({"body": "user"}, {"body": {"user": 42}}, "42"),
         ({"body": "user"}, {"body": {"user": True}}, "default"),
         ({"body": "user"}, {"body": {"user": {"a": 1}}}, "default"),
+        ({"body": "user"}, {"body": ["user"]}, "default"),
         ({"body": "user"}, {"body": None}, "default"),
         ({"body": "metadata.team"}, {"body": {"metadata": {"team": "blue"}}}, "blue"),
+        ({"body": "metadata.team"}, {"body": {"metadata": "blue"}}, "default"),
         ({"path": "/teams/([^/]+)/"}, {"path": "/teams/green/v1/completions"}, "green"),
         ({"path": "/teams/([^/]+)/"}, {"path": "/v1/teams/green/"}, "default"),
         ({"path": "/internal/", "name": "staff"}, {"path": "/internal/v1"}, "staff"),
@@ -80,6 +89,14 @@ def test_no_part_of_a_key_is_in_its_name(key: str, scheme: str) -> None:
     assert len(found) == 12
 
 
+def test_what_names_a_person_can_be_hashed_and_a_hash_be_given_a_name() -> None:
+    rule = {"body": "user", "hashed": True}
+    found = who(rule, body={"user": "ann@example.org"})
+    assert found.startswith("id-")
+    assert "ann" not in found
+    assert who(rule, body={"user": "ann@example.org"}, names={found: "ann's team"}) == "ann's team"
+
+
 @given(st.one_of(st.text(max_size=300), st.binary(max_size=300).map(lambda b: b.decode("latin-1"))))
 def test_names_are_visible_and_short_and_stay_apart(value: str) -> None:
     found = who({"body": "user"}, body={"user": value})
@@ -94,6 +111,23 @@ def test_a_headers_bytes_may_be_anything() -> None:
     assert who({"header": "x-team"}, headers="x-team: \xff\r\n") == "\ufffd"
 
 
+@pytest.mark.parametrize(
+    ("rule", "place"),
+    [
+        ({}, "tenants.rules[0]"),
+        ({"header": "a", "body": "b"}, "tenants.rules[0]"),
+        ({"header": "no good"}, "tenants.rules[0].header"),
+        ({"body": "a..b"}, "tenants.rules[0].body"),
+        ({"path": "("}, "tenants.rules[0].path"),
+        ({"path": "/x"}, "tenants.rules[0].path"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_named(rule: dict[str, Any], place: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        TenantOptions(rules=(TenantRule(**rule),))
+    assert told.value.place == place
+
+
 def test_all_mistakes_of_the_table_are_reported_at_once() -> None:
     rules = TenantRule(header="no good", body="a..b"), TenantRule(path="(")
     with pytest.raises(ConfigError) as told:
@@ -102,6 +136,13 @@ def test_all_mistakes_of_the_table_are_reported_at_once() -> None:
         "tenants.rules[0]", "tenants.rules[0].header", "tenants.rules[0].body", "tenants.rules[1].path",
         "tenants.salt", "tenants.names.key-1",
     ]  # fmt: skip
+
+
+def test_names_and_salt_are_checked() -> None:
+    with pytest.raises(ConfigError, match=r"tenants\.names\.key-1"):
+        TenantOptions(names={"key-1": "a\nb"})
+    with pytest.raises(ConfigError, match=r"tenants\.salt"):
+        TenantOptions(salt="")
 
 
 @pytest.mark.parametrize("key", [KEY, f"Bearer {KEY}", "hf_QwErTyUiOpAsDfGhJkLz1xCvBnMqWeRtYu"])
@@ -143,9 +184,42 @@ def test_whoever_the_gateway_does_not_know_takes_no_place() -> None:
     assert labels.overflow["tenant"] == 0
 
 
+def test_a_models_name_is_visible_and_short() -> None:
+    labels = Labels(1, 9, 9)
+    assert labels.fold("t", "a\nb")[1] == "a_b"
+    assert len(labels.fold("t", "m" * 10_000)[1]) == 128
+
+
 NAMES = 10_000
+KNOWN_MAX = 1_000
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+CLOSING = json.dumps({"outcome": "complete"}).encode()
+
+
+@pytest.mark.once
+def test_ten_thousand_tenants_are_a_thousand_and_the_rest() -> None:
+    tally = ExchangePipeline(MeterOptions(), ManualClock())
+    hello = Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
+    assembler = Assembler(hello, tally)
+    for seq in range(1, NAMES + 1):
+        name = b"tenant-%d" % seq + b"x" * (seq % 3_000)  # in length without end, too
+        request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\n"
+        request += b"x-llm-d-inference-fairness-id: " + name + b"\r\ncontent-length: 0\r\n\r\n"
+        assembler.digest([
+            (FrameKind.SENT, seq, seq, seq + 1, request),
+            (FrameKind.RESPONSE_HEAD, seq, seq + 2, 0, HEAD),
+            (FrameKind.RESPONSE_DATA, seq, seq + 3, 0, b"data: [DONE]\n\n"),
+            (FrameKind.RESPONSE_END, seq, seq + 4, 0, b""),
+            (FrameKind.CLOSE, seq, seq + 5, 0, CLOSING),
+        ])  # fmt: skip
+    assert tally.errors == {}
+    assert tally.labels.overflow["tenant"] == NAMES - KNOWN_MAX
+    body, _ = metrics_of(tally).render("")
+    tenants = set(re.findall(rb'tenant="([^"]*)"', body))
+    assert len(tenants) == KNOWN_MAX + 1
+    assert b"other" in tenants
+    assert max(map(len, tenants)) < 300
 
 
 def test_overflow_is_counted_by_label() -> None:

@@ -9,10 +9,13 @@ import logging
 
 import pytest
 
+from llmtap.errors import ConfigError
 from llmtap.meter.admin import server as admin
 from llmtap.meter.admin.openapi import ROUTES
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.meter.admin.serving import Client, play
+from tests.meter.admin.serving import Client, pipeline, play
+from tests.support.traffic.experiments import an_experiment
 
 TOKEN = "s3cret-of-the-operator"
 GUESS = "gu3ss-of-a-stranger"
@@ -23,24 +26,30 @@ PLACES = (
 BAD = (f"/api/v1/summary?window={'x' * 9}", "/api/v1/exchanges?colour=red", "/none")
 
 
-WAYS: list[tuple[str, dict[str, str]]] = [
-    *((f"?{where}{TOKEN}", {}) for where in ("token=", "access_token=", "authorization=Bearer%20")),
-    *(("", {name: value}) for name, value in (
-        ("Cookie", f"token={TOKEN}; llmtap.token={TOKEN}"), ("X-Api-Key", TOKEN), ("Authorization", TOKEN),
-        ("Authorization", f"Basic {TOKEN}"), ("Authorization", f"Bearer  {TOKEN}"),
-        ("Authorization", f"Bearer {TOKEN[:-1]}"), ("Authorization", f"Bearer {TOKEN}x"),
-        ("Authorization", "Bearer "), ("Proxy-Authorization", f"Bearer {TOKEN}"),
-    )),
-]  # fmt: skip
-
-
-def test_nothing_but_the_bearer_header_opens_anything() -> None:
+@pytest.mark.parametrize("where", ["token=", "access_token=", "authorization=Bearer%20"])
+def test_a_token_in_a_url_opens_nothing(where: str) -> None:
     async def scene(tally: ExchangePipeline, client: Client) -> None:
         for path in PLACES:
-            for query, headers in WAYS:
-                async with client.get(path + query, headers=headers) as answer:
-                    assert answer.status == 401, (path, query, headers)
-                    assert TOKEN not in await answer.text() and "Set-Cookie" not in answer.headers
+            async with client.get(f"{path}?{where}{TOKEN}") as answer:
+                assert answer.status == 401
+                assert TOKEN not in await answer.text()
+
+    play(scene, token=TOKEN)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Cookie": f"token={TOKEN}; llmtap.token={TOKEN}"}, {"X-Api-Key": TOKEN}, {"Authorization": TOKEN},
+     {"Authorization": f"Basic {TOKEN}"}, {"Authorization": f"Bearer  {TOKEN}"},
+     {"Authorization": f"Bearer {TOKEN[:-1]}"}, {"Authorization": f"Bearer {TOKEN}x"},
+     {"Authorization": "Bearer "}, {"Proxy-Authorization": f"Bearer {TOKEN}"}],
+)  # fmt: skip
+def test_nothing_but_the_bearer_header_opens_anything(headers: dict[str, str]) -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        for path in PLACES:
+            async with client.get(path, headers=headers) as answer:
+                assert answer.status == 401, path
+                assert "Set-Cookie" not in answer.headers
 
     play(scene, token=TOKEN)
 
@@ -88,3 +97,53 @@ def test_answers_and_logs_hold_neither_the_token_nor_a_guess_of_it(caplog: pytes
         said = record.getMessage() + str(record.exc_info or "")
         assert TOKEN not in said
         assert GUESS not in said
+
+
+def test_options_that_cannot_be_do_not_repeat_the_token() -> None:
+    for wrong in ({"admin": "0.0.0.0:9464"}, {"admin": "nonsense"}, {"admin_tls_key": "k.pem"}):
+        with pytest.raises(ConfigError) as told:
+            MeterOptions(admin_token=TOKEN, **wrong)
+        assert TOKEN not in str(told.value)
+    with pytest.raises(ConfigError) as told:
+        MeterOptions(admin_token=TOKEN + "é")
+    assert TOKEN not in str(told.value)
+
+
+ACTING = [(route.method, route.path) for route in ROUTES if route.method not in ("get", "head")]
+STRANGERS = [
+    {"Origin": "https://evil.test"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"}, {"Content-Type": "text/plain"},
+    {"Content-Type": "application/x-www-form-urlencoded"}, {"Content-Type": "multipart/form-data"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("token", [None, TOKEN], ids=["open", "with a token"])
+@pytest.mark.parametrize("headers", STRANGERS, ids=lambda headers: next(iter(headers.values())))
+def test_what_acts_is_closed_to_other_sites_and_to_forms(headers: dict[str, str], token: str | None) -> None:
+    """A form and a simple request of a page (Fetch, 2.2.2) carry no JSON, and always tell their origin."""
+    assert ACTING, "there is something that acts"
+
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        about = {"Content-Type": "application/json", **headers}
+        if token is not None:
+            about["Authorization"] = f"Bearer {token}"
+        for method, path in ACTING:
+            async with client.request(method, path, data=b'{"enabled": true}', headers=about) as answer:
+                assert answer.status in (403, 415), (method, path)
+                assert "Access-Control-Allow-Origin" not in answer.headers
+        assert tally.experiments.state == "off"
+
+    play(scene, pipeline(an_experiment(enabled=False)), token=token)
+
+
+def test_no_page_of_another_origin_may_read_an_answer() -> None:
+    async def scene(tally: ExchangePipeline, client: Client) -> None:
+        for path in PATHS:
+            async with client.get(path, headers={"Origin": "https://evil.test"}) as answer:
+                assert "Access-Control-Allow-Origin" not in answer.headers
+            about = {"Origin": "https://evil.test", "Access-Control-Request-Method": "POST"}
+            async with client.options(path, headers=about) as answer:
+                assert answer.status in (401, 403, 405)
+                assert "Access-Control-Allow-Origin" not in answer.headers
+
+    play(scene, token=TOKEN)

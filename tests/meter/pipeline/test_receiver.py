@@ -1,10 +1,12 @@
 """The receiver on a real unix socket: what is acknowledged has been accounted."""
 
 import asyncio
+import os
 import socket
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import uvloop
@@ -15,6 +17,7 @@ from llmtap.meter.admin.views import metrics_of, summary_of
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, listen_on
+from llmtap.meter.pipeline.recorder import Recorder
 from tests.support.servers.peer import PATIENCE_S
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.tap_frames import Script
@@ -24,11 +27,10 @@ READ_BYTES = 256_000
 """The most that uvloop takes from a socket at once."""
 
 
-Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
-Scene = Callable[[ExchangePipeline, Reader, Writer], Awaitable[None]]
-
-
-def play(tmp_path: Path, scene: Scene) -> tuple[ExchangePipeline, ManualClock]:
+def play(
+    tmp_path: Path,
+    scene: Callable[[ExchangePipeline, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> tuple[ExchangePipeline, ManualClock]:
     """Runs a scene with one relay connected; closes the receiver after it."""
     clock = ManualClock(now_ns=S)
     tally = ExchangePipeline(MeterOptions(), clock)
@@ -38,11 +40,13 @@ def play(tmp_path: Path, scene: Scene) -> tuple[ExchangePipeline, ManualClock]:
         await receiver.start(listen_on(str(tmp_path / "tap.sock")))
         reader, writer = await asyncio.open_unix_connection(str(tmp_path / "tap.sock"))
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await scene(tally, reader, writer)
+            await asyncio.wait_for(_run_scene(scene, tally, reader, writer), PATIENCE_S)
         finally:
             writer.close()
             await receiver.close()
+
+    async def _run_scene(scene_, *args) -> None:  # type: ignore[no-untyped-def]
+        await scene_(*args)
 
     uvloop.run(run())  # what the meter runs on; asyncio's own transports differ
     return tally, clock
@@ -58,7 +62,9 @@ def n(tally: ExchangePipeline) -> object:
 
 
 def test_batches_cut_at_any_byte_are_acknowledged_once_each(tmp_path: Path) -> None:
-    async def scene(tally: ExchangePipeline, reader: Reader, writer: Writer) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         data = Script().hello().pack(1) + Script().stream(1).pack(2) + Script().stream(2).pack(3)
         for i in range(0, len(data), 97):
             writer.write(data[i : i + 97])
@@ -83,7 +89,9 @@ def test_batches_cut_at_any_byte_are_acknowledged_once_each(tmp_path: Path) -> N
     ids=["not a batch", "no hello", "half a hello"],
 )
 def test_who_does_not_speak_the_language_is_hung_up_on(tmp_path: Path, bad: bytes) -> None:
-    async def scene(tally: ExchangePipeline, reader: Reader, writer: Writer) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         writer.write(bad)
         try:
             assert await reader.read() == b""
@@ -107,7 +115,9 @@ def test_in_a_backlog_others_have_their_turn_after_each_read(tmp_path: Path) -> 
             sock.connect(str(tmp_path / "tap.sock"))
             sock.sendall(b"".join([Script().hello().pack(1), *batches]))
 
-    async def scene(tally: ExchangePipeline, _reader: Reader, _writer: Writer) -> None:
+    async def scene(
+        tally: ExchangePipeline, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter
+    ) -> None:
         sending = asyncio.create_task(asyncio.to_thread(send))
         most = 0
         while tally.frames < 1 + frames_each * len(batches):
@@ -121,7 +131,9 @@ def test_in_a_backlog_others_have_their_turn_after_each_read(tmp_path: Path) -> 
 
 
 def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tmp_path: Path) -> None:
-    async def scene(tally: ExchangePipeline, reader: Reader, writer: Writer) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         script = Script().hello().stream(1).request(2).head(2, 5).word(2, 6).request(3)
         writer.write(script.status(relay_status(opened=3, measured=0, unsettled=3)).pack(1))
         await ack(reader)
@@ -150,6 +162,46 @@ def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tm
     ]
 
 
+class _Said:
+    """A recorder that only notes what relays said."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, tuple[int, dict[str, int], int]] = {}
+
+    def relay_said(
+        self, relay: str, opened: int, dropped: dict[str, int], unsettled: int, *_: object
+    ) -> None:
+        self.last[relay] = (opened, dict(dropped), unsettled)
+
+    def relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
+        self.relay_said(relay, opened, dropped, 0)
+
+    def hear(self, *_: object) -> bool:
+        return False
+
+
+def test_a_capture_is_told_the_counts_of_a_relay_that_left_up_to_its_last_frame(tmp_path: Path) -> None:
+    """What ended behind its last word is a row, and what died with it, too: nothing is under way."""
+    said = _Said()
+
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        tally.recorder = cast(Recorder, said)
+        script = Script().hello().stream(1).request(2)
+        writer.write(script.status(relay_status(opened=2, measured=0, unsettled=2)).pack(1))
+        await ack(reader)
+        assert said.last == {"r0": (2, {}, 2)}
+        script = Script().head(2, 5).word(2, 6).stream(3).request(4).frame(FrameKind.DROP, 4).request(5)
+        writer.write(script.pack(2))
+        writer.transport.abort()
+        while tally.live:
+            await asyncio.sleep(0.001)
+
+    play(tmp_path, scene)
+    assert said.last == {"r0": (5, {"overflow": 1}, 0)}
+
+
 def test_when_the_meter_ends_open_exchanges_are_nobodys_error(tmp_path: Path) -> None:
     tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
 
@@ -170,7 +222,9 @@ def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
     """Its socket holds more than one read when it dies; acknowledging the first must not lose the rest."""
     count = 300
 
-    async def scene(tally: ExchangePipeline, reader: Reader, writer: Writer) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         batches = [Script().stream(seq, words=20).pack(seq + 1) for seq in range(1, count + 1)]
         data = Script().hello().pack(1) + b"".join(batches)
         assert len(data) > 2 * 256_000, "more than one read's worth"
@@ -187,12 +241,37 @@ def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
     assert (tally.errors, tally.live) == ({}, 0)
 
 
-def test_the_socket_is_this_users_and_replaces_that_of_a_dead_meter_but_no_file(tmp_path: Path) -> None:
-    path, file = tmp_path / "tap.sock", tmp_path / "file"
-    for _ in range(2):
-        listen_on(str(path)).close()
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    file.write_text("precious")
+def test_a_relay_may_come_again_on_a_new_connection(tmp_path: Path) -> None:
+    async def scene(
+        tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        writer.write(Script().hello().request(1).pack(1))
+        await ack(reader)
+        again_reader, again = await asyncio.open_unix_connection(str(tmp_path / "tap.sock"))
+        again.write(Script().hello().stream(2).pack(9))
+        assert await ack(again_reader) == 9
+        writer.close()
+        while tally.live:
+            await asyncio.sleep(0.001)
+        (state,) = tally.relays.states(tally.clock.mono_ns() + 60 * S)
+        assert (state.connected, state.lost) == (True, 0)
+        again.close()
+
+    tally, _ = play(tmp_path, scene)
+    assert n(tally) == 1
+
+
+def test_only_this_user_may_open_the_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "tap.sock")
+    listen_on(path).close()
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_a_socket_left_by_a_dead_meter_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
+    path = str(tmp_path / "tap.sock")
+    listen_on(path).close()
+    listen_on(path).close()
+    (tmp_path / "file").write_text("precious")
     with pytest.raises(OSError, match="in use"):
-        listen_on(str(file))
-    assert file.read_text() == "precious"
+        listen_on(str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "precious"

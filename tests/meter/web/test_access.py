@@ -176,3 +176,59 @@ def test_the_keyboard_reaches_everything_in_its_order_and_shows_where_it_is() ->
         assert page.problems == []
 
     play(scene)
+
+
+def test_colours_are_the_systems_until_somebody_chooses() -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light, dark = "rgb(255, 255, 255)", "rgb(20, 24, 29)"
+    axis = "getComputedStyle(document.querySelector('#main .plot .xtick text')).fill"
+
+    async def scene(page: Page, url: str) -> None:
+        await page.screen(1_280, 900, dark=True)
+        await page.open(url)
+        await is_live(page)
+        assert await page.look(ground) == dark
+        assert await page.look("document.getElementById('theme-now').textContent") == "auto"
+        await page.until("document.querySelectorAll('#main .plot .xtick text').length > 0")
+        assert await page.look(axis) == "rgb(230, 233, 236)"
+        await page.screen(1_280, 900)
+        await page.until(f"{ground} === '{light}'")
+        await page.until(f"{axis} === 'rgb(27, 31, 36)'")  # charts know their colours by value
+        await page.look("document.activeElement.blur()")
+        await page.press("t")
+        assert await page.look("document.getElementById('theme-now').textContent") == "light"
+        await page.screen(1_280, 900, dark=True)
+        await page.until("matchMedia('(prefers-color-scheme: dark)').matches")
+        assert await page.look(ground) == light
+        await page.open(url + "?again")
+        await is_live(page)
+        assert await page.look(ground) == light, "the choice is kept"
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_on_a_phone_nothing_makes_the_page_wider_than_it_is() -> None:
+    """WCAG 2.2, 1.4.10: at 320 pixels only tables scroll, in boxes of their own."""
+    tally = a_tally(tenant="a-tenant-whose-name-is-longer-than-any-phone-is-wide-" + "x" * 200)
+    wide, width = "document.scrollingElement.scrollWidth", 320
+
+    async def scene(page: Page, url: str) -> None:
+        under_way(tally)
+        await page.screen(width, 700, scale=2)
+        await page.open(url)
+        await is_live(page)
+        for place in PLACES:
+            await at(page, place)
+            assert await page.look(wide) <= width, place
+        for dialog in ("help", "token-dialog"):
+            await page.look(f"document.getElementById('{dialog}').showModal()")
+            box = await page.look(
+                f"(({{ left, right }}) => [left, right])"
+                f"(document.getElementById('{dialog}').getBoundingClientRect())"
+            )
+            assert 0 <= box[0] < box[1] <= width, dialog
+            await page.look(f"document.getElementById('{dialog}').close()")
+        assert page.problems == []
+
+    play(scene, tally)

@@ -2,13 +2,17 @@
 
 import json
 import random
+from unittest import mock
 
+import aiohttp
 import pytest
 
+from llmtap.meter.pipeline import recent_exchanges as kept
 from tests.meter.web.dashboard import (
     TITLES,
     VIEWS,
     a_tally,
+    an_empty_tally,
     is_live,
     play,
     reads,
@@ -16,7 +20,7 @@ from tests.meter.web.dashboard import (
     under_way,
 )
 from tests.support.browser import CHROMIUM, Page
-from tests.support.traffic.streams import reader_wait_ns
+from tests.support.traffic.streams import reader_wait_ns, streamed
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
@@ -76,6 +80,84 @@ def test_every_view_shows_figures_and_complains_of_nothing() -> None:
         assert {"overview", "streams", "live", "tape"} <= {render["name"] for render in renders}
 
     play(scene, tally)
+
+
+def test_an_exchange_is_inspected_chunk_by_chunk() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges")
+        await page.until("document.querySelectorAll('#main tbody a').length > 50")
+        await page.look(
+            "[...document.querySelectorAll('#main tbody a')].find((a) => a.textContent === 'r-200').click()"
+        )
+        await page.until("document.querySelector('.facts dl')")
+        await page.until("document.querySelector('.plot.tall .main-svg')")
+        text = await shown(page)
+        for words in ("Exchange r-200", "user idle", "waits", "chunk", "deadline", "content", "late by"):
+            assert words in text, words
+        rows = await page.look(
+            "document.querySelectorAll('main > div:not([hidden]) > div:not([hidden]) table tbody tr').length"
+        )
+        assert rows == 40
+        asked = f"{url}api/v1/exchanges?id=r-200"
+        async with aiohttp.ClientSession() as session, session.get(asked) as answer:
+            told = (await answer.json())["exchanges"][0]
+        idle = told["metrics"]["user_idle"]
+        drawn = await page.look(
+            "import('/assets/reader.js').then(async ({ follow }) => {"
+            " const told = await (await fetch('/api/v1/exchanges?id=r-200&events=1')).json();"
+            " const x = told.exchanges[0];"
+            " return follow(x.events, x.timeline.submit, 0.05, x.tokens.output).idle; })"
+        )
+        assert drawn == pytest.approx(idle, abs=1e-6)
+        await page.open(url + "#exchanges/r-999")
+        await reads(page, "r-999 is not kept")
+        assert page.problems == []
+
+    play(scene)
+
+
+def test_a_long_list_of_chunks_is_folded_and_an_answer_in_one_piece_has_no_ttft() -> None:
+    tally = an_empty_tally()
+    # The reader (20 tokens/s) waits for the first chunk and for the 61st, which comes 900 ms late.
+    long = streamed(*(100 + 40 * i + (900 if i >= 60 else 0) for i in range(120)), seq=1)
+    whole = streamed(100, seq=2)
+    whole.stream = False
+    for x in (long, whole):
+        tally.opened()
+        tally.ended(x)
+    table = "main > div:not([hidden]) > div:not([hidden])"
+    rows = f"[...document.querySelectorAll('{table} tbody tr')]"
+    numbers = f"{rows}.map((row) => Number(row.cells[0].textContent))"
+    heads = f"[...document.querySelectorAll('{table} thead th')].map((head) => head.innerText)"
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/r-1")
+        await page.until(f"{rows}.length === 26")
+        assert await page.look(numbers) == [*range(1, 21), 61, *range(116, 121)]
+        await page.look("document.getElementById('unfold').click()")
+        assert await page.look(numbers) == list(range(1, 121))
+        await page.open(url + "#exchanges")
+        await page.until(f"{rows}.length === 2")
+        place = (await page.look(heads)).index("TTFT")
+        assert await page.look(f"{rows}.map((row) => row.cells[{place}].textContent)") == [DASH, "100 ms"]
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_an_exchange_that_comes_in_several_answers_is_shown_whole() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/r-200")
+        await page.until("document.querySelector('.facts dl')")
+        rows = (
+            "document.querySelectorAll('main > div:not([hidden]) > div:not([hidden]) table tbody tr').length"
+        )
+        await page.until(f"{rows} === 40")
+        assert sum("r-200" in asked for asked in page.requests if "/exchanges?" in asked) == 6
+        assert page.problems == []
+
+    with mock.patch.multiple(kept, PAGE_BYTES_MAX=1, EVENTS_SLICE=7):
+        play(scene)
 
 
 def test_the_reader_of_the_page_is_the_reader_of_the_metrics() -> None:

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from tests.meter.web.dashboard import an_empty_tally, play, reads
+from tests.meter.web.dashboard import an_empty_tally, own_clock, play, reads
 from tests.support.browser import CHROMIUM, Page
 from tests.support.traffic.streams import streamed
 
@@ -29,6 +30,14 @@ async def filter_by(page: Page, words: str) -> None:
         f"(() => {{ const field = document.getElementById('filter'); field.value = {json.dumps(words)};"
         " field.dispatchEvent(new Event('input')); })()"
     )
+
+
+async def move_mouse_to(page: Page, selector: str) -> None:
+    box = await page.look(
+        f"(({{ left, top, width, height }}) => [left + Math.min(20, width / 2), top + height / 2])"
+        f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+    )
+    await page.send("Input.dispatchMouseEvent", type="mouseMoved", x=box[0], y=box[1])
 
 
 def test_a_filter_finds_what_is_kept_and_not_among_the_newest_hundred() -> None:
@@ -66,6 +75,81 @@ def test_rows_hold_still_for_the_keyboard_and_go_on_when_it_leaves() -> None:
         await page.press("Escape")
         await page.until(f"{LISTED}[0] === 'r-170'")
         assert "held" not in await page.look(SAID)
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_rows_hold_still_under_the_mouse() -> None:
+    tally = ended(an_empty_tally(), seqs=range(1, 21))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges")
+        await page.until(f"{LISTED}[0] === 'r-20'")
+        await move_mouse_to(page, "main > div:not([hidden]) tbody a")
+        ended(tally, seqs=range(21, 24))
+        await page.until(f"{SAID}.endsWith('held while you are in it; 3 newer')")
+        assert await page.look(f"{LISTED}[0]") == "r-20"
+        await move_mouse_to(page, "h1")
+        await page.until(f"{LISTED}[0] === 'r-23'")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_escape_leads_from_an_exchange_to_its_row_and_place() -> None:
+    tally = ended(an_empty_tally(), seqs=range(1, 101))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.send("Emulation.setFocusEmulationEnabled", enabled=True)
+        await page.open(url + "#exchanges")
+        await page.until(f"{LISTED}.length === 100")
+        await page.look("window.link = document.querySelectorAll('main > div:not([hidden]) tbody a')[70]")
+        await page.look("link.focus()")
+        place = await page.look("scrollY")
+        assert place > 500
+        await page.press("Enter")
+        await page.until("location.hash === '#exchanges/r-30'")
+        await reads(page, "Exchange r-30")
+        assert await page.look("document.title") == "r-30 \N{MIDDLE DOT} llmtap"
+        await page.press("Escape")
+        await page.until("location.hash === '#exchanges'")
+        await page.until(f"{FOCUS}.textContent === 'r-30'")
+        assert await page.look("scrollY") == place
+        assert await page.look("document.title") == "Exchanges \N{MIDDLE DOT} llmtap"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_the_list_says_when_each_ended_in_what_zone() -> None:
+    tally = ended(an_empty_tally(), seqs=range(1, 2))
+
+    async def scene(page: Page, url: str) -> None:
+        await own_clock(page)
+        await page.send("Emulation.setTimezoneOverride", timezoneId="Etc/GMT-3")
+        await page.open(url + "#exchanges")
+        await reads(page, "ended, GMT+3")
+        await page.until(f"{LISTED}.length === 1")
+        cell = "document.querySelectorAll('main > div:not([hidden]) tbody td')[0]"
+        # It arrived at 22:13:20 UTC, and took 2 s.
+        assert await page.look(f"{cell}.textContent") == "01:13:22"
+        assert await page.look(f"{cell}.title") == "arrived 2023-11-14T22:13:20.000Z"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_of_more_than_can_be_asked_for_only_those_are_denied_that_were_looked_at() -> None:
+    tally = ExchangePipeline(MeterOptions(exchanges_kept=2_000), an_empty_tally().clock)
+    ended(tally, seqs=range(1, 2), tenant="rare")
+    ended(tally, seqs=range(2, 1_003))
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges")
+        await page.until(f"{LISTED}.length === 100")
+        await filter_by(page, "rare")
+        await reads(page, "None of the newest 1,000 kept fits.")
         assert page.problems == []
 
     play(scene, tally)

@@ -1,6 +1,7 @@
 """Make the pictures in docs/images: `pytest tests/meter/web/test_pictures.py --screenshots docs/images`."""
 
 import asyncio
+import re
 import struct
 from pathlib import Path
 
@@ -10,6 +11,13 @@ from tests.meter.web.pictures import LOOKS, PICTURES, make
 from tests.support.browser import CHROMIUM
 
 ROOT = Path(__file__).parents[3]
+PAGES = sorted(
+    page
+    for folder in ("", "docs/**/", "benchmarks/**/", "deploy/**/", "e2e/", "llmtap/**/")
+    for page in ROOT.glob(f"{folder}*.md")
+    if "build" not in page.parts  # what benchmarks install
+)
+SHOWN = re.compile(r"!\[[^\]]*\]\(([^)\s]+)|<img[^>]*\ssrc=\"([^\"]+)\"")
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -31,6 +39,18 @@ def pixels(name: str) -> tuple[int, int]:
 def test_the_pictures_of_the_docs_are_those_that_are_made_here() -> None:
     there = {picture.name: size_of(picture) for picture in (ROOT / "docs" / "images").glob("*.png")}
     assert there == {name: pixels(name) for name in PICTURES}
+
+
+def test_pages_show_only_pictures_that_are_there() -> None:
+    found = 0
+    for page in PAGES:
+        for shown in SHOWN.findall(page.read_text(encoding="utf-8")):
+            link = (shown[0] or shown[1]).partition("#")[0]
+            if re.match(r"[a-z]+:", link):
+                continue
+            found += 1
+            assert (page.parent / link).is_file(), f"{page.relative_to(ROOT)} shows {link}"
+    assert found > 0
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")

@@ -2,13 +2,21 @@
 
 import asyncio
 import json
+import random
+from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from llmtap import native
+from llmtap.clock import ManualClock
+from llmtap.exchange.outcome import Outcome
+from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.meter.web.dashboard import (
+    HELLO,
     VIEWS,
     an_empty_tally,
     is_live,
@@ -19,6 +27,8 @@ from tests.meter.web.dashboard import (
     under_way,
 )
 from tests.support.browser import CHROMIUM, Page
+from tests.support.traffic.experiments import an_experiment
+from tests.support.traffic.streams import streamed
 from tests.support.traffic.tap_frames import Script
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
@@ -94,6 +104,84 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
     play(scene, an_empty_tally())
 
 
+def test_an_empty_window_says_which_one_shows_the_last_exchange() -> None:
+    clock = ManualClock(now_ns=40 * S)
+    tally = an_empty_tally(clock=clock)
+    tally.opened()
+    tally.ended(streamed(80, 120, seq=1))
+    clock.advance(100 * S)
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await is_live(page)
+        said = await view(page, "overview")
+        assert "No exchange has ended in this window (1m). The last exchange ended" in said
+        assert 'the window "5m" shows it' in said
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def with_arms(tally: ExchangePipeline, shares: dict[str, int]) -> ExchangePipeline:
+    """So many exchanges of each arm, all of one kind, one arm after the other as long as it has some."""
+    rng = random.Random(5)
+    dealt = [arm for n in range(max(shares.values())) for arm in shares if n < shares[arm]]
+    for seq, arm in enumerate(dealt, 1):
+        first = rng.randrange(80, 120)
+        x = streamed(first, first + rng.randrange(40, 50), first + rng.randrange(90, 100), seq=seq)
+        x.arm, x.unit = arm, f"{seq:016x}"
+        tally.opened()
+        tally.experiments.assigned(arm, x.unit, False)
+        tally.ended(x)
+    return tally
+
+
+def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_differences() -> None:
+    experiment = an_experiment(stop_worse=("failed",), covariate="request_bytes")
+    tally = an_empty_tally(experiment)
+    for seq in range(1, 385):
+        x = streamed(100, 140 + seq % 5, seq=seq)
+        x.arm, x.unit = ("marked", "control")[seq % 2], f"{seq:016x}"
+        x.request_bytes = 100 + 10 * (seq % 7)
+        x.outcome = Outcome.TRUNCATED if x.arm == "marked" else x.outcome
+        tally.opened()
+        tally.experiments.assigned(x.arm, x.unit, False)
+        tally.ended(x)
+    told: Any = tally.experiments.results()()
+    unadjusted = told["differences"]["marked"]["tbc"]["mean"]["unadjusted_difference"]
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await page.until("document.querySelector('main [role=alert]')")
+        alarm = await page.look("document.querySelector('main [role=alert]').textContent")
+        assert f"Stopped at {told['stopped']['at']}: marked is worse than control in failed, by 100" in alarm
+        words = await shown(page)
+        assert "means adjusted by request_bytes" in words
+        assert "curl -X POST" not in words
+        row = "[...document.querySelectorAll('main > div:not([hidden]) tbody tr')]"
+        row += ".find((row) => row.children[1].textContent === 'tbc')"
+        cells = await page.look(f"[...{row}.children].map((cell) => cell.textContent)")
+        assert cells[4].startswith(f"{1e6 * unadjusted:.0f} µs (")
+        assert page.problems == []
+
+    play(scene, tally)
+
+
+def test_a_split_that_is_not_as_configured_is_an_alarm() -> None:
+    tally = with_arms(an_empty_tally(an_experiment()), {"control": 260, "marked": 60})
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await page.until("document.querySelector('main [role=alert]')")
+        alarm = await page.look("document.querySelector('main [role=alert]').textContent")
+        assert "Sample ratio mismatch" in alarm
+        assert "control 260 (50.0 % expected), marked 60 (50.0 % expected)" in alarm
+        assert "no comparison below can be trusted" in alarm
+        assert page.problems == []
+
+    play(scene, tally)
+
+
 def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
     tally = an_empty_tally()
     assembler = under_way(tally)
@@ -136,6 +224,32 @@ def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
     play(scene, tally)
 
 
+def test_of_a_stream_longer_than_a_minute_what_came_before_is_one_chunk() -> None:
+    tally = an_empty_tally()
+    assembler = Assembler(HELLO, tally)
+    tally.streams.join(assembler)
+    tally.clock.advance(400 * S)
+    script = Script().request(1, 400_000).head(1, 400_100)
+    for i in range(95):
+        script.word(1, 400_900 + 1_000 * i)
+    assembler.digest(script.frames())
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#exchanges/r0-1")
+        await reads(page, "This exchange has run for 100 s")
+        await page.look("document.getElementById('unfold').click()")
+        rows = await page.look(
+            "[...document.querySelectorAll('main > div:not([hidden]) tbody tr')]"
+            ".map((row) => [...row.children].map((cell) => cell.textContent))"
+        )
+        # The last minute begins at 440 s: words of 440.9 to 494.9 s are in it, 40 came before.
+        assert [row[5] for row in rows] == ["40", *["1"] * 55]
+        assert {row[3] for row in rows} == {DASH}, "of what class they are nobody has told"
+        assert page.problems == []
+
+    play(scene, tally)
+
+
 def test_a_tap_that_hangs_is_stale_and_one_that_answers_again_is_live() -> None:
     answers, held = asyncio.Event(), asyncio.Event()
 
@@ -167,3 +281,37 @@ def test_a_tap_that_hangs_is_stale_and_one_that_answers_again_is_live() -> None:
         assert page.problems == []
 
     play(scene, None, None, gate)
+
+
+def test_a_lost_connection_is_said_and_the_page_goes_on_by_itself() -> None:
+    async def online(page: Page, yes: bool) -> None:
+        await page.send(
+            "Network.emulateNetworkConditions",
+            offline=not yes, latency=0, downloadThroughput=-1, uploadThroughput=-1,
+        )  # fmt: skip
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "n 200")
+        await online(page, False)
+        await page.until(f"{STATUS}.dataset.state === 'failed'")
+        assert "the tap does not answer" in await page.look(f"{STATUS}.innerText")
+        assert "n 200" in await shown(page)
+        await online(page, True)
+        await is_live(page)
+        # The browser itself tells of what it could not load; nothing else may be said.
+        assert [problem for problem in page.problems if "net::ERR_" not in problem] == []
+
+    play(scene)
+
+
+def test_without_a_relay_it_says_that_nothing_is_measured() -> None:
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url)
+        await reads(page, "No relay is connected to the meter, so nothing is measured.")
+        await view(page, "tap")
+        await reads(page, "No vantage is connected: nothing is measured.")
+        await reads(page, "No relay has connected to this meter.")
+        assert page.problems == []
+
+    play(scene, ExchangePipeline(MeterOptions(), ManualClock(now_ns=S)))
