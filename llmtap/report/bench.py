@@ -114,6 +114,8 @@ def render_bench(document: _Json) -> RenderableType:
     blocks: list[Note | Table] = []
     blocks += [Note(f"NOT VALID: {said}", "red") for said in findings_said(verdict.get("findings") or ())]
     blocks += [Note(f"caution: {said}", "yellow") for said in findings_said(verdict.get("cautions") or ())]
+    unchecked = findings_said(verdict.get("unchecked") or ())
+    blocks += [Note(f"not checked: {said}", "yellow") for said in unchecked]
     blocks += [Note("")] * bool(blocks)
     for report in document.get("tests") or ():
         blocks += [Note(f"{report['section']} {report['title']}", "bold"), *_test_blocks(report), Note("")]
@@ -175,6 +177,7 @@ def _summary(document: _Json) -> Iterator[Block]:
             "Loads were sent as asked and on time, the sender had room: nothing that is checked speaks"
             " against the figures.",
         )  # fmt: skip
+    yield from (Note(f"Not checked: {said}") for said in findings_said(verdict.get("unchecked") or ()))
     results = [tile for report in document.get("tests") or () for tile in _headlines(report)]
     if results:
         yield Tiles(results)

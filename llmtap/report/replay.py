@@ -107,7 +107,9 @@ def _verdict(verdict: _Json | None) -> Block:
     if verdict is None:
         return Note(_UNJUDGED)
     good = verdict["valid"] and not verdict.get("partial")
-    return VerdictBox(good, *_judged(verdict), list(map(_finding, verdict.get("findings") or ())))
+    items = [_finding(finding) for finding in verdict.get("findings") or ()]
+    items += [f"Not checked: {said}" for said in verdict.get("unchecked") or ()]
+    return VerdictBox(good, *_judged(verdict), items)
 
 
 def _finding(finding: _Json) -> str:
@@ -414,6 +416,7 @@ def _verdict_lines(verdict: _Json | None) -> Iterator[Note]:
     for one in verdict.get("findings") or ():
         grave = one.get("invalidates", True)
         yield Note(f"{'NOT VALID' if grave else 'caution'}: {one['says']}", "red" if grave else "yellow")
+    yield from (Note(f"not checked: {said}", "yellow") for said in verdict.get("unchecked") or ())
 
 
 def _heading(result: _Json) -> str:
