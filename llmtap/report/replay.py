@@ -43,7 +43,7 @@ from llmtap.report.replay_terms import (
     selftest_said,
     speed_said,
 )
-from llmtap.report.summary import goodput_said, summary_blocks, system_blocks, system_warnings
+from llmtap.report.summary import bursts_caution, goodput_said, summary_blocks, system_blocks, system_warnings
 from llmtap.report.values import (
     FEW,
     MARK,
@@ -120,6 +120,11 @@ def _finding(finding: _Json) -> str:
     if what in _FINDINGS_IN_MS:
         return f"{says} (limit {milliseconds(limit)} ms)"
     return f"{says} (limit {f'{number(limit * 100)} %' if what in _FINDINGS_IN_SHARES else number(limit)})"
+
+
+def _cautions(result: _Json) -> list[Block]:
+    caution = bursts_caution(result)
+    return [Note(caution, lead="Caution:")] if caution else []
 
 
 def _shown(result: _Json) -> dict[str, str]:
@@ -211,7 +216,8 @@ def _pairs_said(baseline: _Json) -> str:
 def replay_markdown(result: _Json) -> str:
     """All of it, without an end of line at its end."""
     notes = at(result, "plan", "notes")
-    summary = [_verdict(result.get("verdict")), *([ItemList([f"Note: {n}" for n in notes])] if notes else [])]
+    summary = [_verdict(result.get("verdict")), *_cautions(result)]
+    summary += [ItemList([f"Note: {n}" for n in notes])] if notes else []
     rows, shares = _latency_rows(result), _share_rows(result)
     baseline = result.get("baseline") or {}
     pairs, outcomes = _pair_rows(baseline), result.get("outcomes") or {}
@@ -257,7 +263,7 @@ def replay_html(result: _Json) -> str:
     notes = [*(at(result, "plan", "notes") or ()), *system_warnings(at(result, "system", "summary") or {})]
     tiles = list(_tiles(result))
     summary = [
-        _verdict(result.get("verdict")), *(Note(f"Note: {note}") for note in notes),
+        _verdict(result.get("verdict")), *_cautions(result), *(Note(f"Note: {note}") for note in notes),
         *([Tiles(tiles)] if tiles else []),
     ]  # fmt: skip
     page = ReportDocument(heading_of(result), summary, _settings(result), sections)

@@ -115,3 +115,16 @@ def test_names_of_others_are_text_in_markdown_and_in_the_terminal() -> None:
             assert len(re.findall(r"(?<!\\)\|", line)) in (3, 4)
     assert "\x1b" not in shown(evil)
     assert "clocks     n1\\u001b within 0.500 ms, 2.50 ms ahead (allowed for)" in shown(evil)
+
+
+@pytest.mark.parametrize(
+    ("gap", "events", "bursty"),
+    [(0.0, 8.04, True), (0.001, 8.04, True), (0.0011, 8.04, False), (0.0, 1.99, False)],
+)
+def test_chunks_that_come_in_bursts_are_a_caution(gap: float, events: float, bursty: bool) -> None:
+    told = replay_result()
+    told["metrics"]["tbc"]["p50"], told["chunking"]["events_per_read"] = gap, events
+    says = "8 chunks come at a time, so the time per token looks too short."
+    texts = (shown(told), replay_markdown(told), replay_html(told))
+    assert [says in text for text in texts] == [bursty] * 3
+    assert f"{events:.3g} events a read" in texts[0]
