@@ -160,8 +160,10 @@ def _share_rows(result: _Json) -> list[list[str]]:
         figures = at(result, "metrics", name) or {}
         if figures.get("n"):
             marks = figures.get("marks") or ()
+            # Histograms are accurate to three digits.
+            digits = 4 if name == "smooth_benefit" else 3
             cells = [
-                number(figures.get(f)) + MARK * (f in marks and figures.get(f) is not None)
+                number(figures.get(f), digits) + MARK * (f in marks and figures.get(f) is not None)
                 for f in _shown(result)
             ]
             rows.append([METRIC_TITLES[name], f"{figures['n']:,}", *cells])

@@ -128,3 +128,10 @@ def test_chunks_that_come_in_bursts_are_a_caution(gap: float, events: float, bur
     texts = (shown(told), replay_markdown(told), replay_html(told))
     assert [says in text for text in texts] == [bursty] * 3
     assert f"{events:.3g} events a read" in texts[0]
+
+
+def test_a_share_has_the_three_digits_of_a_histogram() -> None:
+    told = replay_result()
+    told["metrics"]["qoe_area_step"] |= {"p50": 0.9998, "p90": 0.9876}
+    [row] = [line for line in replay_markdown(told).splitlines() if line.startswith("| area ratio |")]
+    assert [cell.strip(" *") for cell in row.split("|")][4:6] == ["1", "0.988"]

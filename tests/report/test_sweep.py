@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from llmtap.report.sweep import BEST, best_said, read_sweep, sweep_table, unreliable_said
+from llmtap.report.sweep import (
+    BEST,
+    best_said,
+    queue_grows,
+    read_sweep,
+    sweep_lines,
+    sweep_table,
+    unreliable_said,
+)
 from llmtap.report.values import option_text, setting_text, values_text
 from tests.report.simulated_runs import run
 
@@ -205,3 +213,18 @@ def test_a_p99_of_few_requests_is_marked_in_the_table() -> None:
     for n, mark in ((999, "*"), (1_000, "")):
         (row,) = sweep_table([run("a", 1, n=n)]).rows
         assert [cell.endswith("*") for cell in row].count(True) == len(mark)
+
+
+@pytest.mark.parametrize(
+    ("completed", "waited", "grows"),
+    [(0.89, 6.0, True), (0.9, 6.0, False), (0.5, 5.0, False), (0.5, None, False), (None, 6.0, False)],
+)
+def test_a_queue_grows_if_requests_wait_longer_than_they_run(
+    completed: float | None, waited: float | None, grows: bool
+) -> None:
+    told = run("a", 1.0) | {
+        "throughput_rps": completed, "latency": {"p50": 10.0}, "queueing": {"p50": waited},
+    }  # fmt: skip
+    assert queue_grows(told) is grows
+    said = [line for line in sweep_lines([told]) if line.startswith("may be overloaded: a:")]
+    assert bool(said) is grows

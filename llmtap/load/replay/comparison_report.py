@@ -27,7 +27,8 @@ __all__ = ["compare_replays_html", "compare_replays_markdown", "render_replay_co
 _ABOUT: Final = (
     "Interval: 95 % for each difference by itself; it describes the requests of these two runs. Runs differ"
     " by more: repeat both, in turn. An end without a number: too few samples. TBC, ITL and"
-    " rates have no interval."
+    " rates have no interval. The rates of requests ended and of output are over the whole window, with the"
+    " wait for the last answers."
 )
 _OTHER_LOAD: Final = "The loads differ: differences are those of the load and of the server together."
 _OTHER_OPTION: Final = "ITL is of different options, and not compared; TBC is the same quantity in both."
