@@ -37,7 +37,7 @@ LIMITS: Final = {
 `lateness_most`. Rate: sent / planned in the time of the plan, if more than one or two requests are missing.
 CPU: share of one CPU of a sending process. Uncertainty: p99 by the TTFT p50; with kernel timestamps, which
 are only wrong for data read together, by the time between chunks, or per token (`_limit`). Clocks: seconds
-between sending hosts (seed 000, 4.7.2). Prompt tokens: sum of absolute differences between the server's and
+between sending hosts (IETF 4.7.2). Prompt tokens: sum of absolute differences between the server's and
 our counts by our sum. Up to the first limit it is a token at the start of a prompt or of the template; beyond
 the second the server had to prefill another load than planned."""
 
