@@ -81,7 +81,11 @@ class ReplayLines:
             left_s = passed_s * (planned - progress.sent) / progress.sent
         else:
             return ""
-        return f", {left_s // 60:.0f}:{left_s % 60:02.0f} until the last request" if left_s >= 1 else ""
+        return (
+            f", {left_s // 60:.0f}:{left_s % 60:02.0f} until the last request, then the last answers"
+            if left_s >= 1
+            else ""
+        )
 
     def writing(self, done: int, of: int) -> None:
         pass

@@ -467,7 +467,8 @@ def _compare_replays(
 
     if missing := [place for place, result in results.items() if result is None]:
         if not Path(missing[0]).exists():
-            raise ConfigError("--compare", f"there is no file {missing[0]}")
+            place = "CAPTURE" if missing[0] == places[0] else "--compare"
+            raise ConfigError(place, f"there is no file {missing[0]}")
         hint = "results of llmtap replay --json are compared with each other only"
         raise ConfigError("--compare", f"{missing[0]} is not a result of llmtap replay", hint)
     if len(results) < len(places):

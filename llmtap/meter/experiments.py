@@ -30,7 +30,7 @@ from llmtap.metrics.experiment import (
     share_difference,
     share_interval,
 )
-from llmtap.metrics.latency import Measured
+from llmtap.metrics.latency import FLATTERED, Measured, come_in_bursts
 from llmtap.metrics.statistics import Interval, anytime_p, marks, multinomial_e_log
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S
@@ -49,10 +49,6 @@ RATIO_ALPHA: Final = 0.001
 """Of the sample-ratio alarm, which is watched all the time and invalidates the data: so it must be rare."""
 RATIO_EVERY: Final = 64
 WORSE_EVERY: Final = 64
-BURSTY: Final = 2.0
-"""Multiple of the control's events per read from which an arm has a caution."""
-FLATTERED: Final = ("tpot", "tbc", "itl")
-"""Metrics of gaps between chunks: of chunks that arrive together most gaps are 0."""
 UNITS_MAX: Final = 100_000
 """Units (conversations or tenants) counted one by one for the ratio: 10 MB. Later ones are not counted."""
 
@@ -305,7 +301,7 @@ def _cautions(control: str, arms: Mapping[str, _Arm]) -> Iterator[dict[str, obje
     usual = _events_per_read(arms[control])
     for name, arm in arms.items():
         n = _events_per_read(arm)
-        if usual and n and n >= BURSTY * usual:
+        if come_in_bursts(n, usual):
             yield {
                 "arm": name, "metrics": FLATTERED, "events_per_read": n, "control_events_per_read": usual,
             }  # fmt: skip

@@ -8,12 +8,12 @@ These numbers are ours: no source defines the term.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, repeat
 from math import sqrt
 from operator import mul, sub
-from typing import Final
+from typing import Any, Final
 
 from llmtap import native
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline
@@ -21,11 +21,11 @@ from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 
 __all__ = [
-    "DEFAULT_BENEFIT", "EVENTS_MIN", "HOLD_MEDIANS", "HOLD_NS", "IN_SECONDS", "NO_BURSTS", "SPREAD_NS",
-    "Bursts", "Measured", "bursts_of", "chunking_of", "e2e_ns", "first_event_ns", "itl_c_ns", "itl_even_ns",
-    "itl_ns", "jitter_ns", "measure", "metrics_of", "output_times_ns", "tbc_max_ns", "tbc_ns",
-    "tokens_per_chunk", "tpot_ns", "ttfb_ns", "ttft_any_ns", "ttft_ns", "ttft_reasoning_ns",
-    "ttft_tool_call_ns",
+    "DEFAULT_BENEFIT", "EVENTS_MIN", "FLATTERED", "HOLD_MEDIANS", "HOLD_NS", "IN_SECONDS", "NO_BURSTS",
+    "SPREAD_NS", "Bursts", "Measured", "bursts_of", "chunking_of", "chunks_at_a_time", "come_in_bursts",
+    "e2e_ns", "first_event_ns", "itl_c_ns", "itl_even_ns", "itl_ns", "jitter_ns", "measure", "metrics_of",
+    "output_times_ns", "tbc_max_ns", "tbc_ns", "tokens_per_chunk", "tpot_ns", "ttfb_ns", "ttft_any_ns",
+    "ttft_ns", "ttft_reasoning_ns", "ttft_tool_call_ns",
 ]  # fmt: skip
 
 
@@ -36,6 +36,10 @@ SPREAD_NS: Final = 1_000_000
 HOLD_NS: Final = 50_000_000
 """A shorter wait may be one token of a slow engine, or of a reader of 20 tokens/s."""
 HOLD_MEDIANS: Final = 5
+BURSTY: Final = 2.0
+"""Multiple of the reference's chunks at a time from which chunks come in bursts."""
+FLATTERED: Final = ("tpot", "tbc", "itl")
+"""Metrics of gaps between chunks: of chunks that arrive together most gaps are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,23 @@ def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) 
                 events += together
                 hold_max_ns = max(hold_max_ns, gap_ns)
     return Bursts(count, events, hold_max_ns) if count else NO_BURSTS
+
+
+def chunks_at_a_time(chunking: Mapping[str, Any]) -> float | None:
+    """Return how many chunks arrive together, of the `chunking` of a summary as public JSON.
+
+    This is the number of events per read. If most chunks are in bursts whose events came in several reads, it
+    is the mean number of events of a burst. None without reads.
+    """
+    each: float | None = chunking.get("events_per_read")
+    bursts, chunks = chunking.get("bursts") or {}, chunking.get("content_events") or 0
+    split = each is not None and each < BURSTY and 0 < chunks <= 2 * bursts.get("events", 0)
+    return bursts["events"] / bursts["n"] if split else each
+
+
+def come_in_bursts(n: float | None, usual: float | None) -> bool:
+    """Return whether `n` chunks at a time are so many more than `usual` ones that FLATTERED mislead."""
+    return bool(n and usual and n >= BURSTY * usual)
 
 
 DEFAULT_BENEFIT: Final = Benefit()

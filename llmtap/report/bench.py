@@ -35,6 +35,7 @@ from llmtap.report.values import (
     FEW,
     METRIC_TITLES,
     at,
+    bursts_said,
     counted,
     figure_text,
     is_marked,
@@ -114,6 +115,8 @@ def render_bench(document: _Json) -> RenderableType:
     blocks: list[Note | Table] = []
     blocks += [Note(f"NOT VALID: {said}", "red") for said in findings_said(verdict.get("findings") or ())]
     blocks += [Note(f"caution: {said}", "yellow") for said in findings_said(verdict.get("cautions") or ())]
+    unchecked = findings_said(verdict.get("unchecked") or ())
+    blocks += [Note(f"not checked: {said}", "yellow") for said in unchecked]
     blocks += [Note("")] * bool(blocks)
     for report in document.get("tests") or ():
         blocks += [Note(f"{report['section']} {report['title']}", "bold"), *_test_blocks(report), Note("")]
@@ -175,6 +178,7 @@ def _summary(document: _Json) -> Iterator[Block]:
             "Loads were sent as asked and on time, the sender had room: nothing that is checked speaks"
             " against the figures.",
         )  # fmt: skip
+    yield from (Note(f"Not checked: {said}") for said in findings_said(verdict.get("unchecked") or ()))
     results = [tile for report in document.get("tests") or () for tile in _headlines(report)]
     if results:
         yield Tiles(results)
@@ -329,6 +333,7 @@ def render_compare(told: _Json) -> RenderableType:
 def _comparison(test: _Json) -> Iterator[Note | Table]:
     unmet = _unmet_rows(test)
     yield from (Note(said, "bold red") for said in _objections(test))
+    yield from (Note(f"caution: {said}", "yellow") for said in _bursts(test))
     yield Note(f"fair comparison: {_fairness(test)}", "yellow" if unmet else "none")
     yield from (_unmet(row, row["status"]) for row in unmet)
     if not test["tables"]:
@@ -341,6 +346,7 @@ def compare_markdown(told: _Json) -> str:
     sections: list[Section] = []
     for test in told["tests"]:
         blocks: list[Block] = [Note("", lead=said) for said in _objections(test)]
+        blocks += [Note(said, lead="Caution:") for said in _bursts(test)]
         blocks += [Note(f"Fair comparison (section 6): {_fairness(test)}."), *_tables(test)]
         blocks += [ItemList(test["notes"])] if test["notes"] else []
         blocks += _normalised(test)
@@ -389,7 +395,9 @@ def _compare_summary(told: _Json) -> list[Block]:
             tiles.append(Tile(title, ", ".join(counts) or "nothing in common", about, test["test"]))
     lead = "Fair." if fair else "Not to be published as it is."
     verdict = VerdictBox(fair, lead, "The checklist of section 6:", items)
-    return [verdict, Tiles(tiles), *(Note(f"{one}.") for one in _left_out(told))]
+    cautions = [said for test in told["tests"] for said in _bursts(test)]
+    notes = [Note(said, lead="Caution:") for said in dict.fromkeys(cautions)]
+    return [verdict, *notes, Tiles(tiles), *(Note(f"{one}.") for one in _left_out(told))]
 
 
 def _compare_settings(told: _Json) -> list[Block]:
@@ -458,6 +466,13 @@ def _objections(test: _Json) -> list[str]:
         said.append("loads differ, and figures of them are not tested")
         said += test["unlike"]
     return said
+
+
+def _bursts(test: _Json) -> list[str]:
+    """Return a caution for each system whose chunks come in bursts."""
+    cautions = test.get("cautions") or ()
+    said = [bursts_said(one["events_per_read"], one["system"]) for one in cautions]
+    return [f"{' '.join(sentences)} TBC and TPOT are not tested." for sentences in said]
 
 
 def _unmet_rows(test: _Json) -> list[_Json]:

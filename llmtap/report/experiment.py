@@ -13,7 +13,17 @@ from typing import Any, Final
 from llmtap.metrics.experiment import FIRST_LOOK
 from llmtap.metrics.statistics import percentile
 from llmtap.report.document import Note, Table
-from llmtap.report.values import FEW, MARK, METRIC_TITLES, at, figure_text, joined, milliseconds, number
+from llmtap.report.values import (
+    FEW,
+    MARK,
+    METRIC_TITLES,
+    at,
+    bursts_said,
+    figure_text,
+    joined,
+    milliseconds,
+    number,
+)
 
 __all__ = ["demo_blocks", "experiment_lines"]
 
@@ -182,9 +192,9 @@ def _demo_grouping(arms: _Json, *names: str) -> list[str]:
 def _demo_cautions(experiment: _Json, other: str) -> Iterator[str]:
     for one in experiment.get("cautions") or ():
         if one["arm"] == other and "tpot" in one["metrics"]:
-            n = number(one["events_per_read"], 2)
-            yield f"caution: {other}: {n} chunks come at a time, so its time per token looks too short."
-            yield "         Compare the time to first token and the longest pause."
+            says, advice = bursts_said(one["events_per_read"], other)
+            yield f"caution: {says}"
+            yield f"         {advice}"
 
 
 def _about_the_tap(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:

@@ -43,7 +43,7 @@ from llmtap.report.replay_terms import (
     selftest_said,
     speed_said,
 )
-from llmtap.report.summary import goodput_said, summary_blocks, system_blocks, system_warnings
+from llmtap.report.summary import bursts_caution, goodput_said, summary_blocks, system_blocks, system_warnings
 from llmtap.report.values import (
     FEW,
     MARK,
@@ -107,7 +107,9 @@ def _verdict(verdict: _Json | None) -> Block:
     if verdict is None:
         return Note(_UNJUDGED)
     good = verdict["valid"] and not verdict.get("partial")
-    return VerdictBox(good, *_judged(verdict), list(map(_finding, verdict.get("findings") or ())))
+    items = [_finding(finding) for finding in verdict.get("findings") or ()]
+    items += [f"Not checked: {said}" for said in verdict.get("unchecked") or ()]
+    return VerdictBox(good, *_judged(verdict), items)
 
 
 def _finding(finding: _Json) -> str:
@@ -118,6 +120,11 @@ def _finding(finding: _Json) -> str:
     if what in _FINDINGS_IN_MS:
         return f"{says} (limit {milliseconds(limit)} ms)"
     return f"{says} (limit {f'{number(limit * 100)} %' if what in _FINDINGS_IN_SHARES else number(limit)})"
+
+
+def _cautions(result: _Json) -> list[Block]:
+    caution = bursts_caution(result)
+    return [Note(caution, lead="Caution:")] if caution else []
 
 
 def _shown(result: _Json) -> dict[str, str]:
@@ -153,8 +160,10 @@ def _share_rows(result: _Json) -> list[list[str]]:
         figures = at(result, "metrics", name) or {}
         if figures.get("n"):
             marks = figures.get("marks") or ()
+            # Histograms are accurate to three digits.
+            digits = 4 if name == "smooth_benefit" else 3
             cells = [
-                number(figures.get(f)) + MARK * (f in marks and figures.get(f) is not None)
+                number(figures.get(f), digits) + MARK * (f in marks and figures.get(f) is not None)
                 for f in _shown(result)
             ]
             rows.append([METRIC_TITLES[name], f"{figures['n']:,}", *cells])
@@ -209,7 +218,8 @@ def _pairs_said(baseline: _Json) -> str:
 def replay_markdown(result: _Json) -> str:
     """All of it, without an end of line at its end."""
     notes = at(result, "plan", "notes")
-    summary = [_verdict(result.get("verdict")), *([ItemList([f"Note: {n}" for n in notes])] if notes else [])]
+    summary = [_verdict(result.get("verdict")), *_cautions(result)]
+    summary += [ItemList([f"Note: {n}" for n in notes])] if notes else []
     rows, shares = _latency_rows(result), _share_rows(result)
     baseline = result.get("baseline") or {}
     pairs, outcomes = _pair_rows(baseline), result.get("outcomes") or {}
@@ -255,7 +265,7 @@ def replay_html(result: _Json) -> str:
     notes = [*(at(result, "plan", "notes") or ()), *system_warnings(at(result, "system", "summary") or {})]
     tiles = list(_tiles(result))
     summary = [
-        _verdict(result.get("verdict")), *(Note(f"Note: {note}") for note in notes),
+        _verdict(result.get("verdict")), *_cautions(result), *(Note(f"Note: {note}") for note in notes),
         *([Tiles(tiles)] if tiles else []),
     ]  # fmt: skip
     page = ReportDocument(heading_of(result), summary, _settings(result), sections)
@@ -414,6 +424,7 @@ def _verdict_lines(verdict: _Json | None) -> Iterator[Note]:
     for one in verdict.get("findings") or ():
         grave = one.get("invalidates", True)
         yield Note(f"{'NOT VALID' if grave else 'caution'}: {one['says']}", "red" if grave else "yellow")
+    yield from (Note(f"not checked: {said}", "yellow") for said in verdict.get("unchecked") or ())
 
 
 def _heading(result: _Json) -> str:

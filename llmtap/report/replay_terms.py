@@ -50,6 +50,7 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
         ("lengths", _lengths(result.get("lengths") or {})),
         ("warm-up", _warm_up(result.get("warmup"))),
         ("ITL", _itl(at(result, "metrics", "itl") or {})),
+        ("chunks", _chunks(result.get("chunking") or {})),
         ("tokens", _tokens(result.get("tokens") or {})),
         ("smooth goodput", _smooth(result.get("smooth_goodput") or {})),
         ("objectives", _text(at(result, "goodput", "objectives"))),
@@ -238,6 +239,13 @@ def _itl(itl: _Json) -> str:
         return ""
     policies = "; ".join(f"{policy}: {n:,}" for policy, n in (itl.get("policy") or {}).items())
     return f"ITL option {itl['option']}" + (f" ({policies})" if policies else "")
+
+
+def _chunks(chunking: _Json) -> str:
+    if chunking.get("events_per_read") is None:
+        return ""
+    said = f"{chunking['content_events']:,} of {chunking['events']:,} events carry output"
+    return f"{said}, {number(chunking['events_per_read'], 3)} events a read"
 
 
 def _tokens(tokens: _Json) -> str:

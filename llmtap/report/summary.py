@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
+from llmtap.metrics.latency import SPREAD_NS, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import share_range
 from llmtap.report.document import Note, Table
 from llmtap.report.render import terminal
@@ -18,6 +19,7 @@ from llmtap.report.values import (
     FEW,
     METRIC_TITLES,
     at,
+    bursts_said,
     counted,
     figure_text,
     figures_text,
@@ -27,11 +29,11 @@ from llmtap.report.values import (
     number,
     percentile_titles,
 )
-from llmtap.units import format_bytes, format_ns
+from llmtap.units import NS_PER_S, format_bytes, format_ns
 
 __all__ = [
-    "goodput_said", "render_summary", "scraped_said", "series_title", "series_value", "summary_blocks",
-    "system_blocks", "system_warnings",
+    "bursts_caution", "goodput_said", "render_summary", "scraped_said", "series_title", "series_value",
+    "summary_blocks", "system_blocks", "system_warnings",
 ]  # fmt: skip
 
 _METRICS: Final = (
@@ -81,6 +83,8 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
                 rows.append([f"{title} ({option})" if option else title, *figures_text(figures, shown)])
     yield Table(("ms", "n", *shown.values()), rows, nowrap=True)
     yield from map(Note, _lines(summary))
+    if caution := bursts_caution(summary):
+        yield Note(f"caution: {caution}", "yellow")
     if is_marked(rows) or at(summary, "uncertainties", "marks"):
         yield Note(FEW, "yellow")
 
@@ -125,6 +129,8 @@ def _lines(summary: _Json) -> Iterator[str]:
             of = "" if known == chunking["content_events"] else f" (of {known:,} with a known count)"
             said.append(f"{chunking['tokens_per_chunk_mean']:.3g} tokens a chunk{of}")
             said.append(f"{chunking['single_token_share']:.1%} single")
+        if chunking.get("events_per_read") is not None:
+            said.append(f"{chunking['events_per_read']:.3g} events a read")
         yield "chunking   " + " · ".join(said)
     if at(summary, "refusals", "n"):
         yield f"refusals   {summary['refusals']['n']:,}: {joined(summary['refusals']['kinds'], ' · ')}"
@@ -137,6 +143,14 @@ def _lines(summary: _Json) -> Iterator[str]:
         yield "upstream   " + (" · ".join(said) or f"not known: {upstream['problem']}")
     for name, relay in (summary.get("relays") or {}).items():
         yield f"relay      {name}: {_relay(relay)}"
+
+
+def bursts_caution(summary: _Json) -> str:
+    """A caution if the chunks of a summary come in bursts; empty otherwise."""
+    n, gap = chunks_at_a_time(summary.get("chunking") or {}), at(summary, "metrics", "tbc", "p50")
+    if n is None or gap is None or gap * NS_PER_S > SPREAD_NS or not come_in_bursts(n, 1):
+        return ""
+    return " ".join(bursts_said(n))
 
 
 def goodput_said(summary: _Json) -> str:

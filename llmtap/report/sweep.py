@@ -250,6 +250,8 @@ _PERCENTILES: Final = ("p50", "p95", "p99")
 """Columns of the table."""
 _OUTSIDE_MIN: Final = 10
 """Requests outside their bounds that a reliable share needs: as many as 1,000 samples have above p99."""
+COMPLETED_MIN: Final = 0.9
+"""Share of the offered rate below which a run may be overloaded (IETF draft, 5.2.3.1)."""
 SEEDS_MIN: Final = 3
 """Repeats with other seeds from which a run can be the best."""
 
@@ -317,7 +319,8 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
     if any(at(told, "metrics", "ttft") for told in results):
         yield _ms("TTFT p50", "metrics", "ttft", "p50")
         yield _ms("TTFT p99", "metrics", "ttft", "p99")
-        yield _ms("ITL p99", "metrics", "itl", "p99")
+        option = values_text(at(told, "metrics", "itl", "option") for told in results)
+        yield _ms(f"ITL ({option}) p99" if option else "ITL p99", "metrics", "itl", "p99")
         yield _ms("idle p99", "metrics", "user_idle", "p99")
         yield _rate("smooth tok/s", "smooth goodput", 1, "smooth_goodput", "tokens_per_second")
     yield _ms("queue p50", "queueing", "p50")
@@ -444,12 +447,30 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
     for reader in _each(_reader(told.get("smooth_goodput") or {}) for told in results):
         yield f"smooth: goodput for {reader}; idle: what such a reader waited with nothing to read"
     yield from dict.fromkeys(unreliable_said(results))
+    if growing := [_label_of(told, results) for told in results if queue_grows(told)]:
+        named = ", ".join(dict.fromkeys(growing))
+        yield (
+            f"may be overloaded: {named}: fewer requests complete per second than are offered, and most of"
+            " the latency is waiting; the queue and the latencies grow with --requests"
+        )
     for label, told in followed_requests(results):
         one = told["followed"]
         size = f"request {one['row']} ({one['input']:,} + {one['output']:,} tokens)"
         yield f"{size}, {label}: {', '.join(f'{k} {v} ms' for k, v in followed_figures(one).items())}"
     for fit, model in _each((told.get("fit"), told["model"]) for told in results):
         yield _model(fit, model)
+
+
+def queue_grows(told: Result) -> bool:
+    """Return whether less than 90 % of the offered rate completes, and requests wait longer than they run.
+
+    The second condition excludes short runs, whose last responses take a large part of the time.
+    """
+    offered, completed = at(told, "load", "offered_rps"), told.get("throughput_rps")
+    waited, whole = at(told, "queueing", "p50"), at(told, "latency", "p50")
+    if None in (offered, completed, waited, whole):
+        return False
+    return bool(completed < COMPLETED_MIN * offered and waited > whole / 2)
 
 
 def unreliable_said(results: Sequence[Result]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from llmtap.metrics.statistics import SHARES, samples_needed
 
 __all__ = [
-    "FEW", "MARK", "METRIC_TITLES", "TIMES", "at", "counted", "figure_text",
+    "FEW", "MARK", "METRIC_TITLES", "TIMES", "at", "bursts_said", "counted", "figure_text",
     "figures_text", "harmless", "is_marked", "is_number", "is_words", "joined", "leaves", "milliseconds",
     "number", "option_text", "ordered", "percentile_titles", "plain_text",
     "setting_text", "setting_value", "values_text",
@@ -112,6 +112,15 @@ def plain_text(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(plain_text, value))
     return number(value) if isinstance(value, int | float) else str(value)
+
+
+def bursts_said(n: float, label: str = "") -> tuple[str, str]:
+    """Two sentences on a system whose chunks come in bursts; `label`: its name."""
+    of, whose = (f"{label}: ", "its") if label else ("", "the")
+    return (
+        f"{of}{number(n, 2)} chunks come at a time, so {whose} time per token looks too short.",
+        "Compare the time to first token and the longest pause.",
+    )
 
 
 def counted(n: int, one: str, more: str = "") -> str:

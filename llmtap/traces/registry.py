@@ -72,10 +72,12 @@ def detect(name: str, head: bytes) -> TraceFormat:
     if not claims:
         raise FormatError(
             "its content is that of none of the formats known (`llmtap convert --list`); "
-            "give --from if it is one of them"
+            "if it is one of them, `llmtap convert --from` reads it"
         )
     if len(claims) > 1:
-        raise FormatError(f"it may be {' or '.join(f.name for f in claims)}; give --from")
+        raise FormatError(
+            f"it may be {' or '.join(f.name for f in claims)}; `llmtap convert --from` selects one"
+        )
     return claims[0]
 
 

@@ -260,7 +260,7 @@ def test_the_time_until_the_last_request_ends_with_it(monkeypatch: pytest.Monkey
     lines = ReplayLines()
     assert lines._left(progress(9, ended=0), 18) == ""  # the load begins
     clock_ns += 60 * 10**9
-    assert lines._left(progress(4), 18) == ", 1:00 until the last request"
+    assert lines._left(progress(4), 18) == ", 1:00 until the last request, then the last answers"
     assert lines._left(progress(4), None) == ""
     assert lines._left(progress(4), 9) == ", all sent"
     assert lines._left(progress(0), 9) == ""

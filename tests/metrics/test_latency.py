@@ -17,6 +17,8 @@ from llmtap.metrics.latency import (
     Bursts,
     bursts_of,
     chunking_of,
+    chunks_at_a_time,
+    come_in_bursts,
     e2e_ns,
     first_event_ns,
     itl_c_ns,
@@ -232,3 +234,19 @@ def test_equals_the_definition_word_by_word(gaps_ms: list[float]) -> None:
             found.append((hold, len(together)))
     expected = Bursts(len(found), sum(k for _, k in found), max(h for h, _ in found)) if found else NO_BURSTS
     assert bursts_of(times, gaps, tbc_max_ns(gaps) or 0) == expected
+
+
+def test_chunks_at_a_time_are_events_of_a_read_or_of_a_burst() -> None:
+    def chunking(each: float | None, chunks: int, bursts: int, events: int) -> dict[str, object]:
+        return {
+            "events_per_read": each, "content_events": chunks, "bursts": {"n": bursts, "events": events},
+        }  # fmt: skip
+
+    assert chunks_at_a_time(chunking(8.1, 800, 100, 800)) == 8.1
+    # Bursts whose events came in several reads.
+    assert chunks_at_a_time(chunking(1.5, 800, 50, 400)) == 8
+    assert chunks_at_a_time(chunking(1.5, 800, 50, 399)) == 1.5
+    assert chunks_at_a_time(chunking(1.0, 0, 0, 0)) == 1.0
+    assert chunks_at_a_time(chunking(None, 0, 0, 0)) is chunks_at_a_time({}) is None
+    assert [come_in_bursts(n, 1.1) for n in (None, 2.1, 2.2)] == [False, False, True]
+    assert not come_in_bursts(8, None)

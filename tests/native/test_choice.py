@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,8 @@ def test_the_compiled_code_runs_if_it_was_built_of_these_sources_and_nothing_sel
 ) -> None:
     module = ModuleType("llmtap.native._native")
     module.FINGERPRINT = built_of  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, None if built_of == "" else module)  # type: ignore[arg-type]
+    found_module: Any = None if built_of == "" else module
+    monkeypatch.setitem(sys.modules, module.__name__, found_module)
     if built_of is refuse:
         monkeypatch.setattr("importlib.import_module", refuse)
     if value is None:

@@ -1,11 +1,13 @@
 """A replay in the terminal, as Markdown and as a page: the verdict first, and missing parts left out."""
 
+import re
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from llmtap.load.replay.result import timeline_of
-from llmtap.report.replay import replay_html, replay_markdown
+from llmtap.report.replay import render_replay, replay_html, replay_markdown
 from llmtap.units import NS_PER_S
 from tests.support.results.pages import Page
 from tests.support.results.replay_results import BEGAN_NS, replay_result
@@ -15,6 +17,13 @@ CHARTS = {
     "first-token", "between-tokens", "end-to-end", "user-idle", "lateness", "load", "over-time-host",
     "over-time-server", "over-time-gpu",
 }  # fmt: skip
+
+
+def shown(result: dict[str, Any]) -> str:
+    console = Console(width=200, no_color=True, force_terminal=False, highlight=False)
+    with console.capture() as capture:
+        console.print(render_replay(result), soft_wrap=True)
+    return capture.get()
 
 
 def page(result: dict[str, Any]) -> Page:
@@ -66,3 +75,44 @@ def test_a_part_that_is_missing_or_null_is_left_out(part: str) -> None:
             assert charts(made) == {key for key in CHARTS if key.startswith(("load", "over-time"))}
         if part == "system":
             assert not [key for key in charts(made) if key.startswith("over-time")]
+
+
+def test_names_of_others_are_text_in_markdown_and_in_the_terminal() -> None:
+    evil_name = "<img src=x>|**bold** `code` _it_\n\x1b[2J"
+    evil: dict[str, Any] = GOOD | {
+        "plan": GOOD["plan"] | {"trace": evil_name, "notes": [evil_name]},
+        "outcomes": {evil_name: 3},
+        "errors": {evil_name: 1},
+        "verdict": {"valid": False, "findings": [{"what": evil_name, "limit": 1, "says": evil_name}]},
+        "sender": GOOD["sender"] | {"clocks": [
+            {"host": "n1\x1b", "shared": False, "rtt": 0.001, "offset": 0.0025, "drift": 0.0},
+        ]},
+    }  # fmt: skip
+    text = replay_markdown(evil)
+    assert "<" not in text and "\x1b" not in text
+    assert not re.search(r"(?<!\\)\*\*bold|(?<!\\)`", text)
+    for line in text.splitlines():
+        if line.startswith("| ") and "img" in line:
+            assert len(re.findall(r"(?<!\\)\|", line)) in (3, 4)
+    assert "\x1b" not in shown(evil)
+    assert "clocks     n1\\u001b within 0.500 ms, 2.50 ms ahead (allowed for)" in shown(evil)
+
+
+@pytest.mark.parametrize(
+    ("gap", "events", "bursty"),
+    [(0.0, 8.04, True), (0.001, 8.04, True), (0.0011, 8.04, False), (0.0, 1.99, False)],
+)
+def test_chunks_that_come_in_bursts_are_a_caution(gap: float, events: float, bursty: bool) -> None:
+    told = replay_result()
+    told["metrics"]["tbc"]["p50"], told["chunking"]["events_per_read"] = gap, events
+    says = "8 chunks come at a time, so the time per token looks too short."
+    texts = (shown(told), replay_markdown(told), replay_html(told))
+    assert [says in text for text in texts] == [bursty] * 3
+    assert f"{events:.3g} events a read" in texts[0]
+
+
+def test_a_share_has_the_three_digits_of_a_histogram() -> None:
+    told = replay_result()
+    told["metrics"]["qoe_area_step"] |= {"p50": 0.9998, "p90": 0.9876}
+    [row] = [line for line in replay_markdown(told).splitlines() if line.startswith("| area ratio |")]
+    assert [cell.strip(" *") for cell in row.split("|")][4:6] == ["1", "0.988"]

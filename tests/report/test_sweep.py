@@ -5,7 +5,14 @@ from typing import Any
 
 import pytest
 
-from llmtap.report.sweep import BEST, best_said, read_sweep, sweep_table
+from llmtap.report.sweep import (
+    BEST,
+    best_said,
+    queue_grows,
+    read_sweep,
+    sweep_lines,
+    sweep_table,
+)
 from tests.report.simulated_runs import run
 
 Runs = list[dict[str, Any]]
@@ -154,3 +161,24 @@ def test_runs_of_several_seeds_have_mean_least_and_greatest() -> None:
         ["b", "mean", "6"], ["b", "min", "2"], ["b", "max", "12"],
     ]  # fmt: skip
     assert len(sweep_table(runs[:2]).rows) == 2
+
+
+def test_a_p99_of_few_requests_is_marked_in_the_table() -> None:
+    for n, mark in ((999, "*"), (1_000, "")):
+        (row,) = sweep_table([run("a", 1, n=n)]).rows
+        assert [cell.endswith("*") for cell in row].count(True) == len(mark)
+
+
+@pytest.mark.parametrize(
+    ("completed", "waited", "grows"),
+    [(0.89, 6.0, True), (0.9, 6.0, False), (0.5, 5.0, False), (0.5, None, False), (None, 6.0, False)],
+)
+def test_a_queue_grows_if_requests_wait_longer_than_they_run(
+    completed: float | None, waited: float | None, grows: bool
+) -> None:
+    told = run("a", 1.0) | {
+        "throughput_rps": completed, "latency": {"p50": 10.0}, "queueing": {"p50": waited},
+    }  # fmt: skip
+    assert queue_grows(told) is grows
+    said = [line for line in sweep_lines([told]) if line.startswith("may be overloaded: a:")]
+    assert bool(said) is grows

@@ -166,15 +166,16 @@ def document_of(
             for report in reports
             for finding in report["verdict"].get(kind) or ()
         ]
-        for kind in ("findings", "cautions")
+        for kind in ("findings", "cautions", "unchecked")
     }
+    grade = _grade(found["findings"], found["cautions"])
     return {
         **asked, "tests": [report for report in reports if _run(report) == 1],
         "repeats": [
             {name: report[name] for name in _REPEATED} for report in reports if _run(report) > 1
         ],
         "not_run": list(not_run),
-        "verdict": {"valid": not found["findings"], "grade": _grade(*found.values()), **found},
+        "verdict": {"valid": not found["findings"], "grade": grade, **found},
     }  # fmt: skip
 
 
@@ -335,6 +336,11 @@ def _verdict(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "valid": not against, "grade": _grade(against, cautions), "findings": against, "cautions": cautions,
         "failures": expected,
+        "unchecked": [
+            {"step": step["name"], "what": "unchecked", "says": said}
+            for step in steps
+            for said in (step["result"].get("verdict") or {}).get("unchecked") or ()
+        ],
     }  # fmt: skip
 
 

@@ -242,6 +242,7 @@ def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
     verdict = document.get("verdict") or {}
     yield from (f"Not to be relied on: {said}" for said in findings_said(verdict.get("findings") or ()))
     yield from (f"Caution: {said}" for said in findings_said(verdict.get("cautions") or ()))
+    yield from (f"Not checked: {said}" for said in findings_said(verdict.get("unchecked") or ()))
     if main is not None:
         report, step = main
         arm = f" ({step['arm']})" if step["arm"] else ""
@@ -319,6 +320,9 @@ def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
     if not verdict.get("valid", True):
         yield Note("", lead="Some figures are not to be relied on:")
         yield ItemList(findings_said(verdict.get("findings") or ()))
+    if unchecked := findings_said(verdict.get("unchecked") or ()):
+        yield Note("", lead="Not checked:")
+        yield ItemList(unchecked)
 
 
 def _identification(document: Mapping[str, Any]) -> Iterator[Block]:

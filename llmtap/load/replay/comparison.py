@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from llmtap.metrics.histogram import hdr_values
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
+from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import is_enough
 from llmtap.report.values import at, leaves
 from llmtap.units import NS_PER_S
@@ -49,7 +50,9 @@ def compare_replays(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
     Public JSON: `results` (`label`, `target`, `start`, `verdict`), `comparisons` (`a`, `b`: labels;
     `figures`: `name`, `option`, `figure`, `unit`, `n_a`, `a`, `n_b`, `b`, `few_a`, `few_b`, `difference`,
-    `low`, `high`, `share`; `set_up`: `name`, `a`, `b`, `load`). Times are in seconds. `option`: that of ITL
+    `low`, `high`, `share`; `cautions`: `label`, `metrics`, `events_per_read`; `set_up`: `name`, `a`, `b`,
+    `load`). Times are in seconds. `cautions`: results whose chunks come in bursts, compared with the other;
+    their `metrics` are misleading and have no difference. `option`: that of ITL
     (IETF 4.6.3); an option has rows of its own, and a mixture of options has no difference. `few_a`,
     `few_b`: too few samples (IETF 5.1.4.3). `a` or `b` is null if only the other result has the figure. An
     end of an interval is null where too few samples determine it. `load`: the requests or their times differ.
@@ -66,6 +69,7 @@ def compare_replays(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "comparisons": [
             {
                 "a": first, "b": label, "figures": list(_figures(base, other)),
+                "cautions": list(_cautions({first: base, label: other})),
                 "set_up": list(_set_up(base, other)),
             }
             for label, other in others
@@ -84,7 +88,15 @@ def difference_interval(a: Interval, b: Interval) -> tuple[float | None, float |
     )
 
 
+def _cautions(results: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    numbers = [chunks_at_a_time(result.get("chunking") or {}) for result in results.values()]
+    for label, n, usual in zip(results, numbers, reversed(numbers), strict=True):
+        if come_in_bursts(n, usual):
+            yield {"label": label, "metrics": FLATTERED, "events_per_read": n}
+
+
 def _figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    flattered = FLATTERED if any(_cautions({"a": a, "b": b})) else ()
     for metric in _METRICS:
         options = [at(result, "metrics", metric, "option") for result in (a, b)]
         for option in dict.fromkeys(options):
@@ -94,7 +106,8 @@ def _figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, A
             for figure, share in _QUANTILES.items():
                 sides = [at(result, "metrics", metric, figure) for result in both]
                 found = [quantile_interval(ordered, share) for ordered in values]
-                yield from _row(metric, figure, "s", counts, sides, found, option)
+                told = metric not in flattered and "+" not in (option or "")
+                yield from _row(metric, figure, "s", counts, sides, found, option, compared=told)
     for name, (part, whole) in _SHARES.items():
         pairs = [(at(result, *part) or 0, at(result, *whole) or 0) for result in (a, b)]
         intervals = [share_interval(k, n) for k, n in pairs]
@@ -118,7 +131,7 @@ def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
 
 def _row(
     name: str, figure: str, unit: str, counts: Sequence[int], sides: Sequence[float | None],
-    intervals: Sequence[Interval | None], option: str | None = None,
+    intervals: Sequence[Interval | None], option: str | None = None, *, compared: bool = True,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     a, b = sides
     if a is None and b is None:
@@ -127,7 +140,7 @@ def _row(
         value is not None and figure in _QUANTILES and not is_enough(n, _QUANTILES[figure])
         for value, n in zip(sides, counts, strict=True)
     ]
-    difference = None if a is None or b is None or "+" in (option or "") else b - a
+    difference = None if a is None or b is None or not compared else b - a
     ends: tuple[float | None, float | None] = (None, None)
     if difference is not None and intervals[0] is not None and intervals[1] is not None:
         # The histogram rounds by 0.1 %: the ends are moved to the exact figures.

@@ -11,17 +11,28 @@ from rich.console import RenderableType
 from llmtap.report.document import Note, ReportDocument, Section, Table
 from llmtap.report.page import page_html
 from llmtap.report.render import markdown, terminal
-from llmtap.report.values import FEW, MARK, METRIC_TITLES, is_marked, milliseconds, number, plain_text
+from llmtap.report.values import (
+    FEW,
+    MARK,
+    METRIC_TITLES,
+    bursts_said,
+    is_marked,
+    milliseconds,
+    number,
+    plain_text,
+)
 
 __all__ = ["compare_replays_html", "compare_replays_markdown", "render_replay_comparison"]
 
 _ABOUT: Final = (
     "Interval: 95 % for each difference by itself; it describes the requests of these two runs. Runs differ"
     " by more: repeat both, in turn. An end without a number: too few samples. TBC, ITL and"
-    " rates have no interval."
+    " rates have no interval. The rates of requests ended and of output are over the whole window, with the"
+    " wait for the last answers."
 )
 _OTHER_LOAD: Final = "The loads differ: differences are those of the load and of the server together."
 _OTHER_OPTION: Final = "ITL is of different options, and not compared; TBC is the same quantity in both."
+_UNCOMPARED: Final = "TBC, ITL and TPOT are not compared."
 _Json = Mapping[str, Any]
 
 
@@ -65,6 +76,9 @@ def _comparison(one: _Json) -> Iterator[Note | Table]:
         yield Note(_OTHER_LOAD, "bold red", lead="warning:")
     if any(row["name"] == "ITL option" for row in set_up):
         yield Note(_OTHER_OPTION, lead="warning:")
+    for caution in one.get("cautions") or ():
+        says = " ".join(bursts_said(caution["events_per_read"], caution["label"]))
+        yield Note(f"caution: {says} {_UNCOMPARED}", "yellow")
     rows = [_row(row) for row in one["figures"]]
     heads = ["", "n", one["a"], "n", one["b"], "difference", "95 % interval", "relative"]
     yield Table(heads, rows, nowrap=True, label="Figures")

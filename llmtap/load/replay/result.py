@@ -38,7 +38,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.replay.baseline import date_ms, quantiles_s
 from llmtap.load.replay.tasks import TaskTimes
-from llmtap.load.replay.verdict import findings
+from llmtap.load.replay.verdict import findings, unchecked
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.arrivals import compare, figures
@@ -296,7 +296,9 @@ def result_of(
     valid = not any(finding.invalidates for finding in found)
     partial = any(finding.partial for finding in found)
     told = [finding.to_dict() for finding in found]
-    result["verdict"] = {"valid": valid, "partial": partial, "findings": told}
+    result["verdict"] = {
+        "valid": valid, "partial": partial, "findings": told, "unchecked": unchecked(result),
+    }  # fmt: skip
     return result
 
 

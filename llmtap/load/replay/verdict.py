@@ -2,7 +2,8 @@
 
 A load generator that cannot keep up measures itself. `findings` returns `Finding`s, the most serious first;
 each names figure, limit and remedy, and one that `invalidates` means that the load was not the requested one.
-Pure; `result.py` stores them as `verdict`. The limits are ours unless a document is named.
+`unchecked` names what no rule could check. Pure; `result.py` stores both as `verdict`. The limits are ours
+unless a document is named.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,9 +13,11 @@ from typing import Any, Final
 
 from llmtap.load.run import TIME_UP
 from llmtap.metrics.histogram import Histogram
+from llmtap.metrics.latency import SPREAD_NS
+from llmtap.report.values import at
 from llmtap.units import NS_PER_S, SHARE_OF_MIN, format_share
 
-__all__ = ["LIMITS", "Finding", "findings"]
+__all__ = ["LIMITS", "Finding", "findings", "unchecked"]
 
 LIMITS: Final = {
     "lateness_p99": 0.002,
@@ -33,16 +36,21 @@ LIMITS: Final = {
 """Lateness: p99 of dispatch in seconds, or as a share of the TTFT p50, whichever is larger, but at most
 `lateness_most`. Rate: sent / planned in the time of the plan, if more than one or two requests are missing.
 CPU: share of one CPU of a sending process. Uncertainty: p99 by the TTFT p50; with kernel timestamps, which
-are only wrong for data read together, by the time between chunks. Clocks: seconds between sending hosts (seed
-000, 4.7.2). Prompt tokens: sum of absolute differences between the server's and our counts by our sum. Up to
-the first limit it is a token at the start of a prompt or of the template; beyond the second the server had to
-prefill another load than planned."""
+are only wrong for data read together, by the time between chunks, or per token (`_limit`). Clocks: seconds
+between sending hosts (IETF 4.7.2). Prompt tokens: sum of absolute differences between the server's and
+our counts by our sum. Up to the first limit it is a token at the start of a prompt or of the template; beyond
+the second the server had to prefill another load than planned."""
 
 
 CAUTION_SHARE: Final = 0.07
 """Up to this share of late stamps or requests a finding is a caution."""
 CPU_SECONDS_MIN: Final = 5.0
 """A shorter run consists mostly of its sender's start."""
+_MERGED: Final = "several chunks may have got one timestamp"
+_UNLIMITED: Final = (
+    "whether several chunks got one timestamp: the chunks of an answer come in one read, so that neither the"
+    " TBC p50 nor the TPOT p50 gives a limit"
+)
 _SERVERS_OWN: Final = frozenset({408, 425, 429})
 """4xx statuses that do not blame the request: too slow, too early, too many."""
 
@@ -177,24 +185,41 @@ def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _unsure(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
     """Kernel timestamps are correct however late data is read, but data read together gets one timestamp."""
-    uncertainties = result.get("uncertainties") or {}
-    p99 = uncertainties.get("p99")
-    if p99 is None:
-        return
-    kernel = result["sender"]["clock"] == "kernel"
-    name, share = ("tbc", "uncertainty_of_tbc") if kernel else ("ttft", "uncertainty_of_ttft")
-    figure = result["metrics"][name]["p50"]
-    limit = LIMITS[share] * (figure or 0)
-    if limit and p99 > limit:
-        beyond, of_all = _beyond(values, uncertainties["n"], limit)
-        what = "several chunks may have got one timestamp" if kernel else "a byte may have waited unstamped"
+    p99, n = (at(result, "uncertainties", name) for name in ("p99", "n"))
+    name, limit = _limit(result)
+    if p99 is not None and limit and p99 > limit:
+        beyond, of_all = _beyond(values, n, limit)
+        what = "a byte may have waited unstamped" if name == "ttft" else _MERGED
         yield Finding(
             "uncertainty", p99, limit,
-            f"{what}: the p99 of this error over {uncertainties['n']:,} exchanges is {_ms(p99)}, and"
+            f"{what}: the p99 of this error over {n:,} exchanges is {_ms(p99)}, and"
             f" {beyond:,} of them have one above {_ms(limit)}, the limit by the {name.upper()} p50;"
             " send from a machine with free CPUs",
             invalidates=of_all > CAUTION_SHARE, share=of_all,
         )  # fmt: skip
+
+
+def _limit(result: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the metric that limits the uncertainty, and the limit in seconds; 0 if there is none.
+
+    With kernel timestamps the limit is the time between chunks. If chunks come in bursts, most of these gaps
+    are 0, and the limit is the time per token: that is the time between the chunks as they were generated, so
+    a server that holds text back has the same limit as one that does not.
+    """
+    if result["sender"]["clock"] != "kernel":
+        return "ttft", LIMITS["uncertainty_of_ttft"] * (_ttft(result) or 0)
+    gap, each = (at(result, "metrics", name, "p50") or 0.0 for name in ("tbc", "tpot"))
+    spread = SPREAD_NS / NS_PER_S
+    name, time = ("tpot", each) if gap <= spread < each else ("tbc", gap)
+    return name, LIMITS["uncertainty_of_tbc"] * time
+
+
+def unchecked(result: Mapping[str, Any]) -> list[str]:
+    """Return what could not be checked, each with the reason."""
+    streams = at(result, "metrics", "ttft", "n") and at(result, "uncertainties", "p99") is not None
+    if streams and not _limit(result)[1]:
+        return [_UNLIMITED]
+    return []
 
 
 def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:

@@ -4,7 +4,8 @@
 it also completes the folder of the job's capture. `grid.py` makes the jobs; `runner.py` distributes them over
 processes. The id is a hash of the options and of a digest of the trace's rows, so equal ids have equal
 figures. `write_runs` writes attempts as a flat table, CSV or Parquet (`llmtap sim run --table`), with the
-columns of the multi-bin paper: 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4 (files).
+columns of the multi-bin paper: 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4 (files); with latencies, goodput
+and the options that differ between the runs.
 """
 
 import csv
@@ -24,6 +25,7 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
+from llmtap.report.values import TIMES, option_text
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
@@ -263,14 +265,43 @@ _COLUMNS: Final[Mapping[str, Callable[[_Run], Any]]] = {
     "decode_step_time_ms": _scaled(1_000, "decode_step_mean"),
     "capacity_threshold_lambda": _capacity("request"),
     "capacity_qps_under_sla": _capacity("token"),
+    **{
+        f"{metric}_{figure}_ms": _scaled(1_000, "metrics", metric, figure)
+        for metric in ("ttft", "tpot", "itl", "tbc_max", "user_idle")
+        for figure in ("p50", "p99")
+    },
+    "itl_option": _at("metrics", "itl", "option"),
+    "goodput_requests_per_sec": _at("goodput", "requests_per_second"),
+    "goodput_attainment_pct": _scaled(100, "goodput", "attainment"),
+    "smooth_goodput_tokens_per_sec": _at("smooth_goodput", "tokens_per_second"),
 }
 """Seconds and shares, but for names that end in _ms and _pct; a capacity without a limit is infinite."""
+_OPTIONS_IN_COLUMNS: Final = frozenset({"bins", "token_sla", "request_sla"})
+
+
+def _varied(runs: Sequence[_Run]) -> dict[str, list[Any]]:
+    """Return a column for each option that differs between the runs; durations in ms."""
+    found: dict[str, list[Any]] = {}
+    for part in ("readings", "serving"):
+        options = [run.get(part) or {} for run in runs]
+        for name in dict.fromkeys(name for one in options for name in one):
+            values = [one.get(name) for one in options]
+            known = [value for value in values if value is not None]
+            if name in _OPTIONS_IN_COLUMNS or all(value == values[0] for value in values):
+                continue
+            if name in TIMES:
+                found[f"{name}_ms"] = [None if value is None else value * 1_000 for value in values]
+            elif any(isinstance(value, list | tuple) for value in known):
+                found[name] = [None if value is None else option_text(name, value) for value in values]
+            else:
+                found[name] = values
+    return found
 
 
 def write_runs(place: Path, runs: Sequence[_Run]) -> None:
     """Write a row for each run; an unknown figure is an empty cell (null). Raises ConfigError of
     `--table`."""
-    columns = {name: [of(run) for run in runs] for name, of in _COLUMNS.items()}
+    columns = {name: [of(run) for run in runs] for name, of in _COLUMNS.items()} | _varied(runs)
     try:
         if place.suffix == ".parquet":
             import pyarrow as pa

@@ -9,6 +9,7 @@ import pytest
 
 from llmtap.bench.report.compare import compare_results
 from llmtap.errors import ConfigError
+from llmtap.report.bench import compare_html, compare_markdown
 from tests.support.results.bench_results import results_folder
 
 QUICK = {"quick": True, "params.requests": 200}
@@ -58,6 +59,39 @@ def test_intervals_of_what_the_test_is_about_hold_for_all_of_them_together(tmp_p
     others = one(two, "TPOT P50"), one(three, "TPOT P50")
     assert others[0]["level"] == others[1]["level"] == 0.95
     assert others[0]["low"] == others[1]["low"]
+
+
+def test_gaps_are_what_the_itl_test_is_about(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", test="itl")
+    b = results_folder(tmp_path / "b", test="itl", gaps_slower=1.2, place_in_turn=1)
+    told = compare_results(a, [b])
+    for step in ("25-percent", "90-percent"):
+        row = one(told, "TBC P50", step)
+        assert (row["key"], row["finding"]) == (True, "worse")
+        assert row["share"] == pytest.approx(0.2, abs=0.05)
+        assert one(told, "TTFT P50", step)["finding"] == "no difference shown"
+    assert told["tests"][0]["charts"][1]["title"] == "TBC, 25-percent"
+
+
+def test_gaps_of_a_system_whose_chunks_come_in_bursts_are_not_tested(tmp_path: Path) -> None:
+    a = results_folder(tmp_path / "a", test="itl")
+    bursty = {"steps.0.result.chunking.events_per_read": 8.0}
+    b = results_folder(tmp_path / "b", test="itl", gaps_slower=0.5, place_in_turn=1, changes=bursty)
+    told = compare_results(a, [b])
+    assert told["tests"][0]["cautions"] == [
+        {
+            "system": "b", "against": "a", "steps": ["25-percent"], "metrics": ("tpot", "tbc", "itl"),
+            "events_per_read": 8.0,
+        }
+    ]  # fmt: skip
+    for figure in ("TBC P50", "TBC P99", "TPOT P50"):
+        row = one(told, figure, "25-percent")
+        assert (row["finding"], row["difference"], row["p_adjusted"]) == ("not tested", None, None)
+    assert one(told, "TBC P50", "90-percent")["finding"] == "better"
+    assert one(told, "E2E P50", "25-percent")["finding"] == "better"
+    says = "b: 8 chunks come at a time, so its time per token looks too short."
+    assert says in compare_markdown(told)
+    assert says in compare_html(told)
 
 
 def test_the_same_system_twice_seldom_differs(tmp_path: Path) -> None:

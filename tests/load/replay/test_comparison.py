@@ -101,3 +101,22 @@ def test_results_of_older_versions_have_differences_without_intervals() -> None:
     del older["hdr_histograms"], older["sender"]["llmtap"]
     row = figures(compare_replays({"a": older, "b": replay_result(400)}))["e2e", "p50"]
     assert (row["difference"], row["low"], row["high"]) == (0, None, None)
+
+
+def test_a_result_whose_chunks_come_in_bursts_is_not_compared_by_its_gaps() -> None:
+    steady, bursty = replay_result(400), replay_result(400)
+    bursty["chunking"]["events_per_read"] = 8.04
+    bursty["metrics"]["tbc"]["p50"] = 0.0
+    for a, b in (("steady", "held"), ("held", "steady")):
+        told = compare_replays({name: bursty if name == "held" else steady for name in (a, b)})
+        assert told["comparisons"][0]["cautions"] == [
+            {"label": "held", "metrics": ("tpot", "tbc", "itl"), "events_per_read": 8.04}
+        ]
+        rows = figures(told)
+        untold = {
+            metric for metric, figure in rows if figure == "p50" and rows[metric, figure]["share"] is None
+        }
+        assert untold == {"tpot", "tbc", "itl"}
+        assert rows["tbc_max", "p50"]["difference"] == 0
+        assert "held: 8 chunks come at a time" in compare_replays_markdown(told)
+    assert compare_replays({"a": bursty, "b": bursty})["comparisons"][0]["cautions"] == []

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.load.replay.verdict import LIMITS, findings
+from llmtap.load.replay.verdict import LIMITS, findings, unchecked
 from llmtap.load.run import TIME_UP
 from llmtap.metrics.histogram import Histogram
 
@@ -141,3 +141,36 @@ def test_answers_that_blame_the_request_are_told_from_the_server_s_own_errors() 
     assert found.says.endswith("; 3 of them by answers that blame the request: status 401 (2), 404 (1)")
     [found] = findings(result(**failed, error_statuses={"429": 3, "500": 4}))
     assert "blame" not in found.says
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.00005])
+def test_uncertainty_of_a_server_that_sends_bursts_is_limited_by_its_time_per_token(gap: float) -> None:
+    # Eight tokens of 25 ms in a burst; a burst may be cut into several reads.
+    bursty: dict[str, Any] = {
+        "sender__clock": "kernel", "metrics__tbc": {"p50": gap}, "metrics__tpot": {"p50": 0.025},
+    }  # fmt: skip
+    values = Histogram([26_000_000] * 8 + [24_000_000] * 92)
+    changes = bursty | {"uncertainties": {"n": 100, "p99": 0.026}}
+    [found] = findings(result(**changes), uncertainties=values)
+    assert (found.what, found.limit, found.share, found.invalidates) == ("uncertainty", 0.025, 0.08, True)
+    assert "the limit by the TPOT p50" in found.says
+    assert findings(result(**bursty, uncertainties={"n": 100, "p99": 0.025})) == []
+    assert unchecked(result(**changes)) == []
+
+
+def test_a_single_fast_token_is_limited_by_the_time_between_chunks() -> None:
+    fast: dict[str, Any] = {"metrics__tbc": {"p50": 0.0008}, "metrics__tpot": {"p50": 0.0009}}
+    [found] = findings(result(**fast, sender__clock="kernel"))
+    assert (found.what, found.limit) == ("uncertainty", 0.0008)
+
+
+@pytest.mark.parametrize("tpot", [None, 0.0, 0.00002])
+def test_answers_in_one_read_leave_their_timestamps_unchecked(tpot: float | None) -> None:
+    held = result(sender__clock="kernel", metrics__tbc={"p50": 0.0}, metrics__tpot={"p50": tpot})
+    assert findings(held) == []
+    [says] = unchecked(held)
+    assert says.startswith("whether several chunks got one timestamp")
+    assert unchecked(result(sender__clock="kernel")) == unchecked(result()) == []
+    # Without streams there are no chunks.
+    whole = {"metrics__ttft": {"n": 0, "p50": None}, "plan__body__stream": False}
+    assert unchecked(held | result(sender__clock="kernel", metrics__tbc={"p50": None}, **whole)) == []

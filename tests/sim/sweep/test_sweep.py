@@ -6,7 +6,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from pyarrow import csv
 
 import llmtap
 from llmtap.capture.read.reader import read
@@ -14,7 +16,7 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.sweep.simulate import simulate
-from llmtap.sim.sweep.sweep import SweepJob, attempt, rows_of, run_job
+from llmtap.sim.sweep.sweep import SweepJob, attempt, rows_of, run_job, write_runs
 from llmtap.units import Duration
 from tests.support.workloads.sweeps import job, trace
 
@@ -118,3 +120,29 @@ def test_each_capture_has_a_folder_that_is_whole_or_not_there(tmp_path: Path) ->
         assert [path.name for path in tmp_path.iterdir()] == [folder.name]
         assert len(read(folder)) == 40
     assert not (folder / "torn").exists()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_table_has_the_latencies_and_the_options_that_differ(tmp_path: Path, suffix: str) -> None:
+    metrics = {"ttft": {"p50": 0.5, "p99": 2.0}, "itl": {"p50": 0.012, "option": "B-even"}}
+    runs: list[dict[str, Any]] = [
+        {
+            "scheduler": "chunked_prefill", "metrics": metrics, "goodput": {"attainment": 0.75},
+            "serving": {"chunk": chunk, "tbt": 0.25 * chunk, "seqs_max": 8, "classes": ["a"] * chunk},
+        }
+        for chunk in (1, 2)
+    ]  # fmt: skip
+    place = tmp_path / f"runs{suffix}"
+    write_runs(place, [*runs, {"scheduler": "static_fifo"}])
+    table = csv.read_csv(place) if suffix == ".csv" else pq.read_table(place)
+    found = {name: table.column(name).to_pylist() for name in table.column_names}
+    assert found["chunk"] == [1, 2, None]
+    assert found["tbt_ms"] == [250, 500, None]
+    assert found["seqs_max"] == [8, 8, None]
+    assert [one or None for one in found["classes"]] == ["a", "a, a", None]
+    assert (found["ttft_p50_ms"], found["ttft_p99_ms"]) == ([500, 500, None], [2_000, 2_000, None])
+    assert (found["itl_p50_ms"][0], found["itl_option"][0]) == (12, "B-even")
+    assert found["goodput_attainment_pct"] == [75, 75, None]
+    write_runs(place, runs)
+    again = csv.read_csv(place) if suffix == ".csv" else pq.read_table(place)
+    assert set(found) - set(again.column_names) == {"seqs_max"}
