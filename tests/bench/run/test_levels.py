@@ -202,3 +202,11 @@ def test_a_load_that_is_no_longer_than_its_answers_says_nothing() -> None:
     assert not is_long(measured("short", rows))
     assert overload(measured("short", rows)) is None
     assert is_long(queued(8.0, 10.0, 60.0, 1))
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [(1.0, "100%"), (0.998, "99.8%"), (0.99999, "99.9%"), (0.00001, "0.1%"), (0.0, "0%"), (None, "-")],
+)
+def test_what_is_not_all_is_not_called_all(value: float | None, says: str) -> None:
+    assert share(value) == says

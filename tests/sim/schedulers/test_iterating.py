@@ -281,3 +281,27 @@ def test_it_remembers_those_under_way_only() -> None:
     told.gone = {}
     # As if they had never been, but for the last.
     assert buffer.done(20, EngineOutput(tokens=[0, 1, 2, 3])).due_ns == [20, 20, 20, 50]
+
+
+def test_what_is_planned_is_what_comes() -> None:
+    # Five run, and end one by one; passes take longer the more decode, and the more these have in memory.
+    model = IterationModel(beta_ns=20 * MS, gamma=1.5, prefill_ns=MS, context_ns=10_000)
+    rows: list[Row] = [(0, 10 * i, 2 * i) for i in range(1, 6)]
+    rows += [(500 + 40 * i, 30 + i, i % 3 + 1) for i in range(6)]
+    built = build("decode_prepone", workload(rows), model, prepone="3")
+    spy = Spy(built)
+    engine = Engine(spy)
+    arrivals, run, planned, met = list(enumerate(rows)), None, (0, 0), 0
+    while arrivals or run is not None:
+        if run is None or (arrivals and arrivals[0][1][0] * MS <= run.end_ns):
+            request, row = arrivals.pop(0)
+            step = engine.arrive(row[0] * MS, request)
+        else:
+            if run.work.prefill and built._from_ns:
+                planned, met = (built._whole_ns, built._next_ns), met + 1
+                assert run.end_ns == planned[0]
+            elif run.start_ns == planned[0] and run.work.decode:
+                assert run.end_ns == planned[1]
+            step, run = engine.done(run.end_ns, run), None
+        run = step.started[0] if step.started else run
+    assert met >= 3
