@@ -71,6 +71,16 @@ def test_a_check_tells_of_an_alarm_that_can_never_ring(tmp_path: Path) -> None:
     assert warning.startswith("warning: slo.batch: no page over 1h and 5m: a burn rate above 14.4 can't")
 
 
+def test_a_check_names_the_classes_that_judge_streams_only(tmp_path: Path) -> None:
+    config = tmp_path / "llmtap.toml"
+    config.write_text(
+        '[slo.chat]\nobjectives = "ttft:500ms"\ntenants = ["a"]\n[slo.batch]\nobjectives = "ttft:1s e2e:9s"\n'
+    )
+    done = run("--check", "--config", str(config))
+    _, told = done.stdout.splitlines()
+    assert (done.exit_code, told.partition(":")[0]) == (0, "slo.chat")
+
+
 @pytest.mark.parametrize("captured", [True, False])
 def test_the_first_line_of_a_proxy_names_the_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: bool
