@@ -145,6 +145,13 @@ def test_what_is_summed_keeps_what_tells_a_tap_apart() -> None:
             assert set(grouped.split(", ")) >= OF_A_SCRAPE, alert["alert"]
 
 
+def test_files_that_a_capture_deleted_at_its_limit_cause_no_alert() -> None:
+    (alert,) = (one for one in self_alerts("llmtap") if one["alert"] == "LlmtapCaptureIncomplete")
+    counted = re.findall(r"\(\s*llmtap_capture_dropped_exchanges_total\{([^}]*)\}", alert["expr"])
+    assert len(counted) == 2
+    assert all('reason!="deleted"' in labels for labels in counted)
+
+
 # ------------------------------------------------------------------ the alarms of a class
 
 
