@@ -195,9 +195,9 @@ def _integrity_said(integrity: _Json) -> str:
     if open_ := [capture["capture"] or "(no id)" for capture in captures if not capture["closed"]]:
         more = f" and {len(open_) - _OPEN_SHOWN:,} more" if len(open_) > _OPEN_SHOWN else ""
         said.append(
-            f"not closed: {', '.join(open_[:_OPEN_SHOWN])}{more}: still running, killed, or the meter ended"
-            " before its application (all that it had measured is kept); exchanges that began later are not"
-            " counted"
+            f"not closed: {', '.join(open_[:_OPEN_SHOWN])}{more}: still running, the meter or"
+            " a relay was killed, or the meter ended before its application (all that it had measured is"
+            " kept); exchanges that began later are not counted"
         )
     return " · ".join(said)
 
