@@ -110,6 +110,9 @@ def proxy(
             warnings += missing_alarms(SloClass.of(name, options).with_tickets())
         for told in warnings:
             print(f"warning: {told}")
+        for name, options in settings.slo.items():
+            if options.parsed.streams_only:
+                print(f"slo.{name}: judges streams only; an e2e limit also judges answers in one piece")
         if settings.capture.to is not None:
             to, spool = capture_places(settings.capture)
             print(f"capture: {to} (level {settings.capture.level})\nspool: {spool}")

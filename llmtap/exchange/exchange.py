@@ -201,6 +201,7 @@ class Exchange:
     """Id by which a later request may name this answer (`previous_response_id`); only its digest is kept."""
     status: int | None = None
     stream: bool = False
+    """The answer was a stream; if the upstream failed before any output, the request asked for one."""
     padded: bool = False
     """Events carry random padding, which their sizes include."""
     finish_reason: str | None = None

@@ -16,7 +16,7 @@ from llmtap.errors import PeerProtocolError
 from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded
 from llmtap.exchange.exchange import BLANK, OUTPUT, CapturedText, Exchange, Timeline
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import UPSTREAM_FAILED, Outcome
 from llmtap.exchange.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.exchange.request import Hear, Identify, RequestReader
 from llmtap.exchange.verdict import (
@@ -332,6 +332,9 @@ class Observer:
         remove_implausible(x)
         x.outcome, reason = judge(x, ended, done=self._done, lost=self._lost, error_type=self._error_type)
         x.error = (error if x.outcome is said else None) or reason
+        if x.outcome in UPSTREAM_FAILED and t.first_token_ns is None:
+            # Most servers send the error of a stream as JSON in one piece.
+            x.stream = x.stream or self._request.wants_stream
         if x.stream and t.first_token_ns is None:
             x.no_token_reason = no_token_reason(x)
         bound(x)

@@ -5,7 +5,7 @@ from typing import Final
 
 from llmtap.protocol.delta import EventClass, TokenSource
 
-__all__ = ["FAILED", "EventClass", "Outcome", "TokenSource", "is_client_error"]
+__all__ = ["FAILED", "UPSTREAM_FAILED", "EventClass", "Outcome", "TokenSource", "is_client_error"]
 
 
 class Outcome(StrEnum):
@@ -29,10 +29,11 @@ class Outcome(StrEnum):
     """The relay died: what had passed until then is known, and not what came of it."""
 
 
-FAILED: Final = frozenset({
+UPSTREAM_FAILED: Final = frozenset({
     Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT, Outcome.TRUNCATED,
-    Outcome.REJECTED, Outcome.TAP_ERROR,
 })  # fmt: skip
+"""Outcomes that are a failure of the upstream."""
+FAILED: Final = UPSTREAM_FAILED | {Outcome.REJECTED, Outcome.TAP_ERROR}
 """Outcomes that are a failure of the upstream or of llmtap. A refusal, a disconnect of the client and an
 error of the client are not failures."""
 _NOT_SERVED: Final = frozenset({408, 425, 429})

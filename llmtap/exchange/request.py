@@ -50,6 +50,13 @@ _ENDPOINTS: Final = (
 )
 """By the end of the path; the first that fits."""
 
+_STREAMED_PATHS: Final = (
+    "/generate_stream", ":streamGenerateContent", "/converse-stream", "/invoke-with-response-stream",
+)  # fmt: skip
+"""Ends of paths whose answers are streams, whatever the body says."""
+_STREAMED_UNLESS: Final = frozenset({"ollama.chat", "ollama.generate"})
+"""Endpoints that answer with a stream unless the body has `"stream": false`."""
+
 _MCP: Final = (b"mcp-method", b"mcp-name", b"mcp-session-id", b"mcp-protocol-version")
 _NAMED: Final = ("tools/call", "prompts/get")
 """Methods whose name is one of a tool or prompt, and no address of somebody's document."""
@@ -166,7 +173,11 @@ class RequestReader:
         model = request.model or _model_in(path)
         if isinstance(model, str) and model:
             self._x.model = bounded("model", model)
-        self.wants_stream = request.stream is True
+        self.wants_stream = (
+            request.stream is True
+            or path.rstrip("/").endswith(_STREAMED_PATHS)
+            or (self._x.endpoint in _STREAMED_UNLESS and request.stream is None)
+        )
         if self._identify is not None:
             self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _json(body)))
         if self._hear is not None and self._x.call is None:

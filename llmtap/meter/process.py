@@ -237,7 +237,12 @@ async def _run(
     if recorder is not None:
         relays = pipeline.relays.states(pipeline.clock.mono_ns())
         # All of them ended in order with final counts: nothing more can be missing.
-        whole = all(not r.connected and r.status is not None and r.status.draining for r in relays)
+        cut = [r.name for r in relays if r.connected or r.status is None or not r.status.draining]
+        whole = not cut
+        if cut and successor is None:
+            log.warning(
+                "event=capture_not_closed relays=%s reason='they ended without a final report'", ",".join(cut)
+            )
         for relay in relays:
             if relay.status is not None and not pipeline.relays.is_elsewhere(relay.name):
                 said = relay.status

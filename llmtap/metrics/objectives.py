@@ -13,6 +13,7 @@ Which exchanges count, by `Objectives.meets`:
 | refused by the tap itself (`rejected`) | does not count: the gateway never saw it |
 | lost with a relay that died (`tap_error`) | does not count: the failure is ours |
 | `client_error` | does not count: the request was wrong |
+| no stream, and every bound is of streams only | does not count, however it ended |
 | `refused` without output | does not count: nothing was generated; refusals are reported apart (IETF 4.8.1) |
 | `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound was already past saving when the client left, else does not count |
@@ -20,9 +21,10 @@ Which exchanges count, by `Objectives.meets`:
 | `complete`, `refused` otherwise | by its figures |
 
 A bound whose figure does not apply (TPOT of a one-token answer, TTFT of a pure tool call) counts as met. The
-bounds of streaming do not apply to an answer in one piece; one that no bound applies to does not count, nor
-does a GET or HEAD that was not streamed. RFC 9110 15.5 says whose fault a status is; 408, 425 and 429 ask for
-the same request again: it was right, and was not served.
+bounds of streaming do not apply to an answer in one piece. If the upstream failed before any output, a
+request for a stream counts as a stream (`Exchange.stream`): a class counts failures of the same requests as
+successes. A GET or HEAD that was not streamed does not count. RFC 9110 15.5 says whose fault a status is;
+408, 425 and 429 ask for the same request again: it was right, and was not served.
 
 `Goodput` keeps one count for each set of objectives, so that tenants with different bounds can be summed.
 `fluidity` and `qoe_area_step` are two rivals of user idle latency under the same bounds.
@@ -40,7 +42,7 @@ from typing import Final
 
 from llmtap.errors import ConfigError, raise_all
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import UPSTREAM_FAILED, Outcome
 from llmtap.metrics.latency import Measured, output_times_ns
 from llmtap.metrics.statistics import percentile
 from llmtap.protocol.inference import NOT_INFERENCE_METHODS
@@ -76,9 +78,6 @@ _WAITS: Final = frozenset({"ttft", "ttft_any", "ttfb", "e2e", "user_idle"})
 """Bounds that time alone breaks: without the point at bound + 1 ns an exchange can never meet them."""
 _FINAL: Final = frozenset({"ttft", "ttft_any", "ttfb", "user_idle", "tbc_max"})
 """Figures that only grow during a stream, so that a broken bound stays broken."""
-_FAILED: Final = frozenset(
-    {Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_RESET, Outcome.TRUNCATED}
-)
 _NOT_COUNTED: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.TAP_ERROR})
 _VLLM: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
@@ -144,6 +143,11 @@ class Objectives:
     def text(self) -> str:
         return " ".join(f"{name}:{_duration(ns)}" for name, ns in self.bounds)
 
+    @property
+    def streams_only(self) -> bool:
+        """Whether no bound applies to an answer in one piece."""
+        return all(name in STREAMED_BOUNDS for name, _ in self.bounds)
+
     def replaced(self, **bounds_ns: int | None) -> "Objectives":
         """Return a copy with some bounds set (ns); None leaves a bound unchanged."""
         given = {name: ns for name, ns in bounds_ns.items() if ns is not None}
@@ -165,7 +169,9 @@ class Objectives:
         outcome = x.outcome
         if outcome in _NOT_COUNTED or (x.method in NOT_INFERENCE_METHODS and not x.stream):
             return None
-        if outcome in _FAILED:
+        if not x.stream and self.streams_only:
+            return None
+        if outcome in UPSTREAM_FAILED:
             return False
         if outcome is Outcome.CLIENT_CANCELLED:
             return False if self._lost_by_waiting(m, x) else None
@@ -173,8 +179,6 @@ class Objectives:
             return None
         if x.no_token_reason in _NOTHING:
             return False
-        if not x.stream and all(name in STREAMED_BOUNDS for name, _ in self.bounds):
-            return None
         return not self.broken(m, x)
 
     def _lost_by_waiting(self, m: Measured, x: Exchange) -> bool:

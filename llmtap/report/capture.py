@@ -195,9 +195,9 @@ def _integrity_said(integrity: _Json) -> str:
     if open_ := [capture["capture"] or "(no id)" for capture in captures if not capture["closed"]]:
         more = f" and {len(open_) - _OPEN_SHOWN:,} more" if len(open_) > _OPEN_SHOWN else ""
         said.append(
-            f"not closed: {', '.join(open_[:_OPEN_SHOWN])}{more}: still running, killed, or the meter ended"
-            " before its application (all that it had measured is kept); exchanges that began later are not"
-            " counted"
+            f"not closed: {', '.join(open_[:_OPEN_SHOWN])}{more}: still running, the meter or"
+            " a relay was killed, or the meter ended before its application (all that it had measured is"
+            " kept); exchanges that began later are not counted"
         )
     return " · ".join(said)
 
@@ -214,8 +214,12 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
     closed = "" if capture["closed"] else ", not closed"
     counts = f"{capture['present']:,} present, {capture['missing']:,} missing{closed}"
     yield f"capture    {capture['capture'] or '(no id)'}: {counts}"
-    if capture["not_kept"]:
-        yield f"  measured and not kept: {joined(capture['not_kept'])}"
+    not_kept = dict(capture["not_kept"])
+    deleted = not_kept.pop("deleted", 0)
+    if not_kept:
+        yield f"  measured and not kept: {joined(not_kept)}"
+    if deleted:
+        yield f"  captured and deleted with the oldest files (capture.when_full): {deleted:,}"
     if capture["damaged"]:
         yield f"  damaged in the spool: {joined(capture['damaged'])}"
     if capture["meters"] > 1:
@@ -233,6 +237,11 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
             known = [f"dropped {joined(relay['dropped'])}"] if relay["dropped"] else []
             known += [f"under way at its last word {relay['unsettled']:,}"] if relay["unsettled"] else []
             known += [f"begun after it {relay['since']:,}"] if relay["since"] else []
+            if relay["unexplained"] and (deleted or not_kept):
+                # The meter does not count by relay.
+                by_meter = [joined(not_kept)] if not_kept else []
+                by_meter += [f"in deleted files {deleted:,}"] if deleted else []
+                known.append(f"by the meter, of all relays: {', '.join(by_meter)}")
             yield f"    accounted for: {', '.join(known) or 'nothing'}"
         if relay["duplicates"]:
             yield f"    there twice: {relay['duplicates']:,}"

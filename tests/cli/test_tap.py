@@ -16,6 +16,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+import llmtap.cli.tap  # noqa: F401 (adds the commands to `app`)
 from llmtap.channel.frames import ACK
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError
@@ -48,6 +49,16 @@ def test_a_check_tells_of_the_spool_of_a_url_and_shows_no_key(tmp_path: Path) ->
     assert to == "capture: s3://***@bucket/x (level none)"
     assert spool.startswith(f"spool: {tmp_path}/llmtap/spool-")
     assert "planted" not in done.output.lower()
+
+
+def test_a_check_names_the_classes_that_judge_streams_only(tmp_path: Path) -> None:
+    config = tmp_path / "llmtap.toml"
+    config.write_text(
+        '[slo.chat]\nobjectives = "ttft:500ms"\ntenants = ["a"]\n[slo.batch]\nobjectives = "ttft:1s e2e:9s"\n'
+    )
+    done = run("--check", "--config", str(config))
+    _, told = done.stdout.splitlines()
+    assert (done.exit_code, told.partition(":")[0]) == (0, "slo.chat")
 
 
 @pytest.mark.parametrize("captured", [True, False])

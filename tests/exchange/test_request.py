@@ -61,6 +61,35 @@ def test_the_model_asked_for(request_head: bytes, body: bytes, model: str | None
     assert x.stream == (model is not None), "without an answer, what was asked for"
 
 
+@pytest.mark.parametrize(
+    ("target", "body", "stream"),
+    [
+        (b"/v1/chat/completions", b'{"stream":true}', True),
+        (b"/v1/chat/completions", b'{"stream":false}', False),
+        (b"/v1/chat/completions", b"{}", False),
+        (b"/v1beta/models/g:streamGenerateContent?alt=sse", b"{}", True),
+        (b"/v1beta/models/g:generateContent", b"{}", False),
+        (b"/model/m/converse-stream", b"{}", True),
+        (b"/model/m/invoke-with-response-stream", b"{}", True),
+        (b"/generate_stream", b"{}", True),
+        (b"/api/chat", b"{}", True),
+        (b"/api/generate", b'{"stream":false}', False),
+        (b"/v1/embeddings", b"{}", False),
+    ],
+)
+def test_an_error_in_one_piece_is_a_stream_where_one_was_asked_for(
+    target: bytes, body: bytes, stream: bool
+) -> None:
+    error = b'{"error":{"message":"busy"}}'
+    lengths = b"Content-Length: %d\r\n\r\n" % len(error)
+    head = b"HTTP/1.1 503 Busy\r\nContent-Type: application/json\r\n" + lengths
+    request = b"POST %s HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n" % (target, len(body))
+    x = observe((100, error), head=head, request=request, body=body)
+    assert (x.outcome, x.stream) == ("upstream_error", stream)
+    x = observe((100, error), head=head.replace(b"503 Busy", b"400 Bad"), request=request, body=body)
+    assert (x.outcome, x.stream) == ("client_error", False)
+
+
 def test_the_model_of_the_answer_serves_where_the_request_names_none() -> None:
     assert observe((100, ROLE + DONE)).model == "acme-8b-0901"
     assert observe((100, ROLE + DONE), body=BODY).model == "acme-8b"

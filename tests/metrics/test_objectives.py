@@ -111,7 +111,7 @@ class TestWhatCounts:
     @pytest.mark.parametrize(
         ("outcome", "without_output", "with_output"),
         [
-            (Outcome.COMPLETE, None, True),
+            (Outcome.COMPLETE, True, True),
             (Outcome.REFUSED, None, True),
             (Outcome.UPSTREAM_ERROR, False, False),
             (Outcome.UPSTREAM_TIMEOUT, False, False),
@@ -127,8 +127,17 @@ class TestWhatCounts:
     ) -> None:
         """The upstream's failures are bad; a guardrail's block, a wrong request and our own do not count."""
         x = exchange(outcome=outcome, stream=False)
-        assert Goodput().add(Objectives.parse("ttft:1s"), measure(x), x) is without_output
+        assert Goodput().add(Objectives.parse("ttft:1s e2e:1s"), measure(x), x) is without_output
         assert judged_as("ttft:1s", 1, outcome=outcome) is with_output
+
+    @pytest.mark.parametrize(
+        "outcome",
+        [Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_RESET, Outcome.TRUNCATED],
+    )
+    def test_bounds_of_streams_do_not_judge_a_failed_request_for_one_piece(self, outcome: Outcome) -> None:
+        x = exchange(outcome=outcome, stream=False)
+        assert verdict("ttft:500ms tpot:50ms", x) is None
+        assert verdict("ttft:500ms tpot:50ms", exchange(outcome=outcome)) is False
 
     def test_a_refusal_with_output_counts_by_its_figures(self) -> None:
         assert judged_as("ttft:99ms", 100, outcome=Outcome.REFUSED) is False
@@ -144,6 +153,21 @@ class TestWhatCounts:
         assert verdict("ttft:1ms tbc_max:1ms", x) is None
         assert verdict("ttft:1ms e2e:1s", x) is True
         assert Objectives.parse("ttft:1ms ttfb:2ms").broken(measure(x), x) == ("ttfb",)
+
+    def test_failures_and_successes_of_one_piece_count_by_the_same_bounds(self) -> None:
+        """297 answers in one piece and 32 of status 503, beside 8 streams of which 2 failed."""
+        streams_only, with_e2e = Goodput(), Goodput()
+        for x, n in (
+            (exchange(900, stream=False), 297),
+            (exchange(outcome=Outcome.UPSTREAM_ERROR, stream=False), 32),
+            (exchange(100, 120), 6),
+            (exchange(outcome=Outcome.UPSTREAM_ERROR), 2),
+        ):
+            for _ in range(n):
+                streams_only.add(Objectives.parse("ttft:500ms tpot:50ms"), measure(x), x)
+                with_e2e.add(Objectives.parse("ttft:500ms tpot:50ms e2e:2s"), measure(x), x)
+        assert (streams_only.total().met, streams_only.total().counted) == (6, 8)
+        assert (with_e2e.total().met, with_e2e.total().counted) == (303, 337)  # 297 + 6 of 297 + 32 + 6 + 2
 
     def test_a_list_of_models_is_no_answer(self) -> None:
         x = exchange(5, stream=False)

@@ -167,6 +167,9 @@ ALL = relay(
 MUCH = capture(
     ALL, unexplained=1, exact=False, not_kept={"disk": 2}, damaged={"batches": 1, "bytes": 70}, meters=2
 )
+DELETED = capture(
+    relay(present=5, missing=4, ranges=[(1, 4)], unexplained=4), not_kept={"deleted": 3, "memory": 1}
+)
 INTEGRITIES = [
     checked(capture()), checked(capture(MISSING)), checked(capture(MISSING, unexplained=3)),
     checked(capture(MISSING, unexplained=3, exact=False)), checked(capture(present=99, missing=1)),
@@ -175,6 +178,7 @@ INTEGRITIES = [
     checked(capture(), capture(capture="c2", closed=False)),
     checked(capture(), *(capture(closed=False, capture=f"c{i}") for i in range(2, 7))),
     checked(capture(), broken=[{"file": "a", "problem": "b"}]), checked(unnumbered=7),
+    checked(DELETED),
     checked(MUCH, ok=False, broken=[{"file": "x.parquet", "problem": "is damaged"}]),
 ]  # fmt: skip
 

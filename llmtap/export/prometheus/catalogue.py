@@ -278,7 +278,11 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "capture_failures": SelfMetric(_C, "Attempts to finish or deliver a file that failed"),
     "capture_recovered_exchanges": SelfMetric(_C, "Exchanges found in spools of an earlier run"),
     "capture_damaged_batches": SelfMetric(_C, "Batches of such spools that could not be read"),
-    "capture_dropped_exchanges": SelfMetric(_C, "Exchanges that were measured and not kept", ("reason",)),
+    "capture_dropped_exchanges": SelfMetric(
+        _C,
+        "Exchanges that were measured and not kept; deleted: their file was deleted at the limit",
+        ("reason",),
+    ),
     "capture_paused": SelfMetric(
         _G, "1 while nothing can be written and exchanges are measured only; why: llmtap_capture_problem"
     ),

@@ -84,7 +84,7 @@ _EXCHANGE: Final = _object(
         "path": _about("Without the query.", TEXT),
         "request_id": _MAYBE_TEXT,
         "status": _MAYBE_COUNT,
-        "stream": _about("The answer was an event stream.", FLAG),
+        "stream": _about("The answer was an event stream, or was to be one and failed.", FLAG),
         "outcome": {"type": "string", "enum": [outcome.value for outcome in Outcome]},
         "timeline": _object(dict.fromkeys(_TIMELINE, _MAYBE), "Seconds since arrival; null: never reached."),
         "metrics": _object(

@@ -20,6 +20,7 @@ from llmtap.bench.run.levels import (
     rows_for,
     server_mean,
     server_total,
+    share,
 )
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, steady_of

@@ -10,10 +10,11 @@ import yaml
 from llmtap.export.rules.prometheus import (
     missing_alarms,
     render,
+    self_alerts,
     window_name,
 )
 from llmtap.metrics.slo import SloClass, SloOptions
-from tests.support.traffic.exposed import FUNCTIONS, exposed, labels_grouped, selectors
+from tests.support.traffic.exposed import FUNCTIONS, OF_A_SCRAPE, exposed, labels_grouped, selectors
 
 HOUSE = Path(__file__).parents[3]
 
@@ -97,6 +98,22 @@ def test_every_name_and_label_is_one_that_can_be_scraped_or_is_recorded() -> Non
             assert matched <= known[name], f"{matched - known[name]} of {name} in {query}"
             labels |= known[name]
         assert labels_grouped(query) <= labels | {"sloth_window"}, query
+
+
+def test_what_is_summed_keeps_what_tells_a_tap_apart() -> None:
+    # But for those about the job as a whole.
+    summed = [alert for alert in self_alerts("llmtap") if " by (" in alert["expr"]]
+    assert len(summed) > 10
+    for alert in summed:
+        for grouped in re.findall(r"by \(([^)]*)\)", alert["expr"]):
+            assert set(grouped.split(", ")) >= OF_A_SCRAPE, alert["alert"]
+
+
+def test_files_that_a_capture_deleted_at_its_limit_cause_no_alert() -> None:
+    (alert,) = (one for one in self_alerts("llmtap") if one["alert"] == "LlmtapCaptureIncomplete")
+    counted = re.findall(r"\(\s*llmtap_capture_dropped_exchanges_total\{([^}]*)\}", alert["expr"])
+    assert len(counted) == 2
+    assert all('reason!="deleted"' in labels for labels in counted)
 
 
 # ------------------------------------------------------------------ the alarms of a class

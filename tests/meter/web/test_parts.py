@@ -82,6 +82,19 @@ def test_a_capture_in_trouble_is_not_well() -> None:
         await page.open(url + "#tap")
         await reads(page, "The capture is paused: disk_full.")
         await reads(page, "Exchanges are missing from the capture: disk_full 3.")
+        await reads(page, "problem disk_full,")
+        await reads(page, "dropped deleted 5, disk_full 3")
         assert page.problems == []
+
+
+def test_the_state_of_a_capture_leaves_out_what_does_not_apply() -> None:
+    tally = an_empty_tally()
+    tally.recorder = _Troubled()  # type: ignore[assignment]
+
+    async def scene(page: Page, url: str) -> None:
+        await page.open(url + "#tap")
+        await reads(page, "Capture: ")
+        for raw in ("null", "{}", "files_problem"):
+            assert not await page.look(f"document.body.innerText.includes({raw!r})"), raw
 
     play(scene, tally)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.engine import EngineOutput, GivenUp, IterationState
+from llmtap.sim.engine import Engine, EngineOutput, GivenUp, IterationState
 from llmtap.sim.latency import IterationModel
 from llmtap.sim.schedulers.iterating import OutputDelay
-from tests.sim.schedulers.iterating import MS, Row, serve, workload
+from tests.sim.schedulers.iterating import MS, Row, Spy, build, serve, workload
 
 
 @pytest.mark.parametrize(

@@ -117,15 +117,19 @@ export class Streams {
     if (why !== this.why) refill(this.empty, idle ? this.nothing() : null);
     this.why = why;
     this.canvas.hidden = this.axis.hidden = this.tip.hidden = this.names.hidden = idle;
-    this.nameLanes();
+    this.nameLanes(now);
     this.table.update(rows.map((row) => ({ ...row, state: this.lanes.by.get(row.id)?.state(now) ?? NONE })));
   }
 
-  /** Labels each lane with tenant, model and arm. */
-  nameLanes() {
+  /** Labels each lane with tenant, model and arm. A lane newer than the right edge has nothing drawn yet. */
+  nameLanes(now) {
     const { slots } = this.lanes, height = rowHeight(slots.length);
     const labelled = height >= LABELLED_PX ? slots : [];
-    const texts = labelled.map((lane) => (lane ? nameOf(lane.told) : ""));
+    const edge = now - this.lanes.behind;
+    const texts = labelled.map((lane) => {
+      if (!lane) return "";
+      return lane.arrival > edge ? `${nameOf(lane.told)} (starts)` : nameOf(lane.told);
+    });
     if (texts.join("\n") === this.named) return;
     this.named = texts.join("\n");
     refill(this.names, texts.map((text) => el("li", { title: text }, text)));

@@ -207,8 +207,12 @@ function captured(capture) {
     const words = " stores every exchange as a row of Parquet.";
     return ["No capture is running: ", el("code", {}, "--capture DIR"), words];
   }
-  const said = (value) => (typeof value === "number" ? number(value) : JSON.stringify(value));
-  return `Capture: ${Object.entries(capture).map(([name, value]) => `${name} ${said(value)}`).join(", ")}.`;
+  const said = (value) => {
+    if (typeof value === "number") return number(value);
+    return typeof value === "object" ? named(ranked(value)) || "none" : String(value);
+  };
+  const known = Object.entries(capture).filter(([, value]) => value !== null && value !== "");
+  return `Capture: ${known.map(([name, value]) => `${name.replaceAll("_", " ")} ${said(value)}`).join(", ")}.`;
 }
 
 function added(title, figures, window) {
