@@ -23,8 +23,6 @@ from typing import Any
 
 from llmtap.vantage.relay.options import RelayOptions
 
-__all__ = ["PUBLISHED", "Figure", "Inputs", "Need", "Scenario", "measured", "needs"]
-
 HERE = Path(__file__).resolve().parent
 PORTS = 60_999 - 32_768 + 1
 """Of one source address to one upstream address: Linux's default net.ipv4.ip_local_port_range."""

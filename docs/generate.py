@@ -31,16 +31,6 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-__all__ = [
-    "PAGES",
-    "api_page",
-    "commands_page",
-    "on_files",
-    "on_page_markdown",
-    "options_page",
-    "requirements_table",
-]
-
 _OPTIONS: Final = """\
 # Options
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
-__all__ = ["on_files", "on_page_markdown", "relinked", "sources"]
-
 _ROOT: Final = Path(__file__).parents[1]
 _LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\[\]]+)\]\((?P<target>[^()\s#]+)(?P<anchor>#[^()\s]*)?\)")
 _FENCE: Final = re.compile(r"^ *(```|~~~)")

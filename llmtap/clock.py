@@ -9,8 +9,6 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["AdapterClock", "Clock", "ManualClock", "SystemClock", "WallAnchor"]
-
 
 class Clock(Protocol):
     """Source of timestamps, all in nanoseconds."""

@@ -30,8 +30,6 @@ from llmtap.user_files import decode_json, key_lines, read_toml
 from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.relay.options import RelayOptions
 
-__all__ = ["Loaded", "Mistakes", "Settings", "fingerprint", "keys", "load_settings", "read_settings"]
-
 T = TypeVar("T", bound=msgspec.Struct)
 ENV_PREFIX: Final = "LLMTAP_"
 SLO: Final = "slo"

@@ -8,8 +8,6 @@ is an `assert`.
 
 from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["ConfigError", "LlmtapError", "PeerProtocolError", "failures", "install_hint", "raise_all"]
-
 
 class LlmtapError(Exception):
     """Base class of all exceptions of llmtap."""

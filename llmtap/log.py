@@ -12,8 +12,6 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-__all__ = ["LogSetup", "set_up"]
-
 _RECORD_CHARS_MAX: Final = 16_384
 """Of a record with its traceback: an exception may quote what a peer sent."""
 

@@ -2,8 +2,6 @@
 
 import resource
 
-__all__ = ["resident_bytes"]
-
 
 def resident_bytes() -> int:
     """Return the resident memory in bytes, or its peak where /proc does not exist."""

@@ -26,8 +26,6 @@ from msgspec.inspect import (
 
 from llmtap.units import Duration, format_ns, parse_duration_ns
 
-__all__ = ["choices_of", "explained", "read_options", "read_value"]
-
 S = TypeVar("S", bound=msgspec.Struct)
 
 _BOOLS = {"true": True, "on": True, "false": False, "off": False}

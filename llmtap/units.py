@@ -9,22 +9,6 @@ line a duration is a number of seconds or text (`"500ms"`, `"2m"`), a size a num
 import re
 from typing import Final
 
-__all__ = [
-    "Bytes",
-    "Duration",
-    "decode_special",
-    "encode_seconds",
-    "encode_special",
-    "format_bytes",
-    "format_ns",
-    "format_share",
-    "parse_bytes",
-    "parse_duration_ns",
-    "read_special",
-    "shown",
-    "to_seconds",
-]
-
 NS_PER_S: Final = 1_000_000_000
 NEVER: Final = (1 << 63) - 1
 """A moment that does not come."""

@@ -14,8 +14,6 @@ import msgspec
 
 from llmtap.errors import ConfigError
 
-__all__ = ["DEPTH_MAX", "TOML_BYTES_MAX", "decode_json", "key_lines", "read_toml"]
-
 TOML_BYTES_MAX: Final = 512 << 10
 """`tomllib` takes 2.4 s for 1 MB of table headers."""
 T = TypeVar("T")

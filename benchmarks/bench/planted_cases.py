@@ -18,8 +18,6 @@ from llmtap.metrics.statistics import percentile
 from llmtap.sim.latency import SEED_ITERATIONS
 from llmtap.units import NS_PER_S as NS
 
-__all__ = ["Case", "Log", "Row", "cases"]
-
 WAY_S: Final = 0.005
 """What the way between engine and load generator may add to a time, on a machine that does other work too."""
 DIFFERENCE_S: Final = 0.0002

@@ -18,8 +18,6 @@ from llmtap.sim.model_options import ServingSetup, read_model_options, read_serv
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.workload.requests import Requests
 
-__all__ = ["Shape", "backlog_rps", "compared", "gaps", "jain", "knee", "ttfts"]
-
 NS = 1_000_000_000
 MANY = 5_000
 """Requests of a stream that stands for an endless one."""

@@ -11,8 +11,6 @@ from typing import Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-__all__ = ["SHAPES", "make_model"]
-
 CHATML: Final = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"

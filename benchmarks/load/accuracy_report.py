@@ -5,8 +5,6 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-__all__ = ["report"]
-
 Json = dict[str, Any]
 
 # Issue 6, "Must show".

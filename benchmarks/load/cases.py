@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TTFT_MS", "Case", "cases"]
-
 TTFT_MS = 100
 ITL_MS = 20
 PROMPT_TOKENS = 32

@@ -14,8 +14,6 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["AIPERF_ELSEWHERE", "BUILD", "INSTALLERS", "TOKENIZER", "python_of", "tokenizer"]
-
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
 TOKENIZER = BUILD / "tokenizer"

@@ -19,8 +19,6 @@ from cases import PROMPT_TOKENS, TTFT_MS, Case
 from install import AIPERF_ELSEWHERE, BUILD, TOKENIZER, python_of
 from truth_log import quantile
 
-__all__ = ["TOOLS", "Job", "Report", "Tool"]
-
 HERE = Path(__file__).resolve().parent
 SSE_LOAD = HERE.parent / "relay/build/sse_load"
 OFFLINE = {

@@ -13,8 +13,6 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Tree"]
-
 EVERY_S = 0.2
 SPINNER = "(idle_spin)"
 SCHED_IDLE = "5"

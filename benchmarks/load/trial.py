@@ -21,8 +21,6 @@ from truth_log import Log, read_log, truth
 
 from llmtap.metrics.arrivals import compare, figures
 
-__all__ = ["trial"]
-
 END_WITHIN_S = 5
 LATE = (
     4  # a tool may take so many times as long as one that is in time, and then as long as it takes to start

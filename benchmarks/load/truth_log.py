@@ -15,8 +15,6 @@ from pathlib import Path
 
 from cases import TTFT_MS, Case
 
-__all__ = ["Log", "quantile", "read_log", "truth"]
-
 
 @dataclass(frozen=True, slots=True)
 class Log:

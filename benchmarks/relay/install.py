@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from instrument import BUILD
 
-__all__ = ["INSTALLERS"]
-
 
 def _portkey() -> None:
     if not shutil.which("npm"):

@@ -15,19 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = [
-    "BUILD",
-    "CLIENT_PRIORITY",
-    "INSTRUMENT_CPU",
-    "TARGET_CPU",
-    "compile_all",
-    "free_port",
-    "load",
-    "real_time_allowed",
-    "server",
-    "spinner",
-]
-
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
 

@@ -14,8 +14,6 @@ from statistics import median
 
 from scenarios import Sample
 
-__all__ = ["COLUMNS", "Round", "markdown", "terminal", "write_results"]
-
 REFERENCE = "nginx"
 
 

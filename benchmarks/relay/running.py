@@ -19,8 +19,6 @@ from pathlib import Path
 from instrument import TARGET_CPU, free_port
 from targets import Ports, Target, environment
 
-__all__ = ["NotReady", "Running", "descendants", "role_of", "running"]
-
 STOP_WITHIN_S = 8
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h

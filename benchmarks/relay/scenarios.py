@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from instrument import load
 from running import Running, role_of
 
-__all__ = ["SCENARIOS", "Options", "Sample", "Scenario", "short", "streaming"]
-
 
 @dataclass(frozen=True, slots=True)
 class Options:

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["TARGETS", "Command", "Ports", "Target", "find_llmtap", "installed", "llmtap"]
-
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
 REPOSITORY = HERE.parent.parent

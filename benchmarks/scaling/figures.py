@@ -11,8 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["KEPT_MIN", "Run", "Spread", "Worker", "report", "scaling"]
-
 KEPT_MIN = 0.9
 """Events per CPU second of two workers, of those of one: the project's goal."""
 PACE_MIN = 0.98

@@ -5,8 +5,6 @@ import time
 import urllib.request
 from pathlib import Path
 
-__all__ = ["cpu_of", "wait_ready"]
-
 READY_S = 20.0
 
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable
 
-__all__ = ["table"]
-
 
 def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     """Prints it, with an empty line below."""

@@ -27,8 +27,6 @@ import pyarrow.parquet as pq
 import llmtap
 from llmtap.capture.read.integrity import Integrity
 
-__all__ = ["Accounts", "Sums", "far_from", "metrics_sums", "settle"]
-
 COLUMNS = [
     "relay", "seq", "arrival_ns", "request_id", "outcome", "stream", "output_tokens", "token_source",
     "input_tokens",

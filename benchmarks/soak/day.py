@@ -19,8 +19,6 @@ from typing import cast
 
 from llmtap.workload.arrivals import parse_arrivals
 
-__all__ = ["Client", "Day", "Request"]
-
 HOURS = 24
 AMPLITUDE = 0.8
 TENANTS_AT_ONCE, TENANTS_NEW_AN_HOUR = 8, 3

@@ -13,8 +13,6 @@ from statistics import median
 
 from scipy.stats import theilslopes
 
-__all__ = ["BLOCKS", "Growth", "growth"]
-
 BLOCKS = 30
 BLOCKS_MIN = 6
 CONFIDENCE = 0.95

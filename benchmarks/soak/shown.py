@@ -10,8 +10,6 @@ from plotly.subplots import make_subplots
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["show", "write_page"]
-
 UNITS = {"rss": "RSS, MiB", "pss": "PSS, MiB", "files": "open files"}
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from growth import Growth, growth
 from watching import Look
 
-__all__ = ["Bounds", "Verdict", "judged"]
-
 ROLES = ("supervisor", "relay", "meter")
 SETTLE_S = 10.0
 """Of a process that began within the judged time: its own start."""

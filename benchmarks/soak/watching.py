@@ -16,8 +16,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-__all__ = ["Act", "Look", "Scrape", "Watch", "processes", "scraped"]
-
 EVERY_S = 1.0
 PSS_EVERY = 5
 """Looks: the kernel walks all pages for it."""

@@ -31,8 +31,6 @@ from llmtap.sim.server.truth import Truth
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["SelftestLoad", "measurement_errors", "run_selftest", "selftest_load"]
-
 STREAMS_MAX: Final = 256
 EVENTS_MAX: Final = 4_000
 """Events per second that the embedded server sends on time."""

@@ -13,8 +13,6 @@ from msgspec import Meta, Struct
 from llmtap.errors import ConfigError
 from llmtap.units import Bytes, Duration
 
-__all__ = ["LEVELS", "OWN_RULE", "CaptureOptions"]
-
 LEVELS: Final = ("none", "coarse", "shape", "full")
 """Privacy levels, by what a row has, from least to most."""
 OWN_RULE: Final = "re:"

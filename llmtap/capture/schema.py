@@ -16,12 +16,6 @@ from llmtap.errors import ConfigError
 from llmtap.exchange.outcome import EventClass
 from llmtap.user_files import decode_json
 
-__all__ = [
-    "EVENT_CLASS_NAMES", "META_KEY", "SCHEMA", "STEPS", "VERSION", "CaptureInfo", "CaptureLedger",
-    "CaptureVersionError", "RelayCount", "info_of", "migrate", "with_info",
-]  # fmt: skip
-
-
 VERSION: Final = 1
 """Of the columns and the metadata. A reader takes this and all older ones (`migrations.py`)."""
 META_KEY: Final = b"llmtap"

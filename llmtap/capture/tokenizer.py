@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from llmtap.errors import ConfigError, install_hint
 
-__all__ = ["TIKTOKEN", "Encode", "load_tokenizer", "open_tiktoken", "open_tokenizer_file"]
-
 Encode = Callable[[str], Sequence[int]]
 """Returns the token ids of a text."""
 

@@ -25,8 +25,6 @@ import msgspec
 
 from llmtap.channel.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello, RelayStatus, make_frame_rows
 
-__all__ = ["SOCKET_PATH_BYTES_MAX", "Ledger", "Tap", "replaceable"]
-
 
 class Ledger:
     __slots__ = ("_closed", "dropped", "live", "measured", "opened")

@@ -24,12 +24,6 @@ from llmtap.channel.frames import CONTROL
 from llmtap.errors import ConfigError
 from llmtap.units import Bytes, encode_special, parse_duration_ns
 
-__all__ = [
-    "NO_ROOM", "Arm", "Assigner", "Experiment", "ExperimentOptions", "read_switch", "request_unit", "resolve",
-    "switch_word",
-]  # fmt: skip
-
-
 ARMS_MAX: Final = 8
 """Each arm has histograms of its own in the meter, and every comparison reduces certainty."""
 ALPHA_MAX: Final = 0.5

@@ -23,13 +23,6 @@ import msgspec
 
 from llmtap import native
 
-__all__ = [
-    "ACK", "CONTROL", "FRAME_BYTES", "LAG_EDGES_NS", "Anchored", "Assigned", "BatchReader", "Closing",
-    "Frame", "FrameBatch", "FrameKind", "FrameRows", "Hello", "PythonFrameBatch", "PythonFrameRows",
-    "RelayStatus", "make_frame_rows", "pack_batch",
-]  # fmt: skip
-
-
 LAG_EDGES_NS: Final = (
     50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000,
     50_000_000, 100_000_000, 200_000_000, 500_000_000, 1_000_000_000, 5_000_000_000,

@@ -10,8 +10,6 @@ import signal
 from types import FrameType
 from typing import Final
 
-__all__ = ["main"]
-
 _EXIT: Final = 128
 """What a shell adds to the number of a signal."""
 

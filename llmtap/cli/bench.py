@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from llmtap.bench.sut.file import BenchFile
     from llmtap.cli.progress import BenchLines
 
-__all__ = ["bench", "bench_texts", "compare_folders"]
-
 _ALL: Final = "all"
 
 GROUP_EPILOG = """Examples:

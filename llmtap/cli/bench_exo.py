@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from llmtap.bench.exo.mode import ExoBench, ExoGrid
     from llmtap.bench.exo.result import ExoResult, ExoRow, Spread
 
-__all__ = ["exo", "grid", "render_exo", "render_grid"]
-
 EPILOG = """Each point of the grid --pp x --tg x --concurrency is measured --repeat times, with its requests
 sent at the same instant. Rates use the timings that the server reports (exo, llama.cpp), otherwise the
 client's clock; each run reports which.

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.plan import ReplayPlan
 
-__all__ = ["demo"]
-
 EPILOG = """TRACE is any input of `llmtap replay`: a trace, a capture, or a workload. The default is a
 synthetic workload with the distributions of BurstGPT. An experiment assigns half of the requests, at random,
 to a simulated guardrail; its result is printed at the end. Responses have at most 512 tokens;

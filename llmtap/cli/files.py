@@ -22,8 +22,6 @@ from llmtap.report.document import Table
 if TYPE_CHECKING:
     from llmtap.exchange.exchange import Exchange
 
-__all__ = ["convert", "inspect"]
-
 
 _CONVERT_EPILOG = """\
 IN is a file, a capture folder, a pattern of capture files, or - for standard input; OUT is a file

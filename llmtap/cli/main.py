@@ -15,8 +15,6 @@ from typer.core import TyperGroup
 from llmtap import __version__, native
 from llmtap.errors import ConfigError, LlmtapError
 
-__all__ = ["app", "load_commands", "main"]
-
 _INTERRUPTED: Final = 130
 _MODULES: Final = ("tap", "watch", "sim", "replay", "files", "demo", "report", "bench", "bench_exo")
 _COMMANDS: Final = (

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from llmtap.cli.progress import ReplayLines
     from llmtap.load.replay.perform import Replay
 
-__all__ = ["replay", "selftest"]
-
 EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a workload (--workloads
 lists them). Requests are sent at their scheduled times, independent of earlier responses (open loop), with
 two exceptions: --closed sets a concurrency; and later turns of a conversation wait for the previous response,

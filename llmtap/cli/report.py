@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from llmtap.metrics.deadlines import Benefit
     from llmtap.metrics.slo import SloOptions
 
-__all__ = ["load_result", "report", "tell_replay", "verdicts_beside", "write_beside"]
-
 RESULT_BYTES_MAX: Final = 256 << 20
 """A result has some MB: a value for each second and series."""
 BESIDE: Final = "replay-*.json"

@@ -41,8 +41,6 @@ from llmtap.errors import ConfigError
 if TYPE_CHECKING:
     from llmtap.sim.sweep.runner import SweepRunner
 
-__all__ = ["run", "serve", "tokenizer"]
-
 sim = typer.Typer(
     no_args_is_help=True,
     help="Run the simulated engine as a server, or simulate schedulers in virtual time.",

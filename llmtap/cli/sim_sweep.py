@@ -36,25 +36,6 @@ from llmtap.sim.sweep.sweep import CAPACITY_BY, SweepAttempt, SweepJob
 from llmtap.units import encode_seconds
 from llmtap.workload.registry import workloads
 
-__all__ = [
-    "AxesRead",
-    "Quiet",
-    "SweepLabels",
-    "SweepLines",
-    "axes_of",
-    "capacity_bounds",
-    "models_fitted",
-    "objectives_text",
-    "option_defaults",
-    "preset_named",
-    "run_sweep",
-    "scheduler_names",
-    "show_presets",
-    "show_readings",
-    "watching_sweep",
-]
-
-
 _AT_MOST: Final = {
     "requests": 1_000_000_000,
     "servers": 10_000,

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from llmtap.config import Settings
     from llmtap.top.client import TopOptions
 
-__all__ = ["announce", "capture_places", "generate", "meter", "proxy", "top"]
-
 
 _PROXY_EPILOG = """Examples:
 

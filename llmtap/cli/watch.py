@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from llmtap.config import Settings
     from llmtap.vantage.passive.file_vantage import FileVantage
 
-__all__ = ["read_packets", "watch"]
-
 _EPILOG = """Examples:
 
   llmtap watch --interface eth0 --port 8000

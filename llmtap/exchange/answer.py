@@ -20,8 +20,6 @@ from llmtap.protocol.repetition import Repetition, RepetitionFinder
 from llmtap.protocol.sse import EVENT_BYTES_MAX, LineParser, SseEvent, SseParser
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
-__all__ = ["AnswerReader", "BodyKind"]
-
 BODY_BYTES_MAX: Final = EVENT_BYTES_MAX
 """A JSON body is one event; a longer one is counted and not understood."""
 _TYPE_BYTES_MAX: Final = 256

@@ -18,9 +18,6 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.paths import NAME_CHARS_MAX, PATH_CHARS_MAX, clean_name, clean_path
 from llmtap.protocol.http1 import METHOD_CHARS_MAX
 
-__all__ = ["BOUNDS", "Bound", "Budget", "Share", "bound", "bounded", "memory_bytes"]
-
-
 _WORD_CHARS_MAX: Final = 64
 """Of a reason, a code or a category, as programs write them."""
 _NUMBER_BYTES: Final = 32

@@ -14,11 +14,6 @@ from typing import Final
 
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 
-__all__ = [
-    "BLANK", "OUTPUT", "Added", "CapturedText", "EventLog", "Exchange", "RequestShape", "Timeline", "Tokens",
-    "Turn",
-]  # fmt: skip
-
 
 @dataclass(slots=True)
 class RequestShape:

@@ -36,8 +36,6 @@ from llmtap.protocol.http1 import ChunkedDecoder, Framing, header_value, parse_r
 from llmtap.protocol.repetition import Repetition, TokenRun, make_token_run
 from llmtap.protocol.websocket import WebSocketMessage
 
-__all__ = ["EVENTS_MAX", "UNSEEN_NS", "Observer", "UnderWay"]
-
 EVENTS_MAX: Final = 1 << 18
 """Events logged one by one: 40 bytes each, 10 MB an exchange. Later ones still move the points."""
 UNSEEN_NS: Final = 11_100_000

@@ -13,11 +13,6 @@ from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
-__all__ = [
-    "KEY_CHARS", "KEY_PATTERN", "NAME_CHARS_MAX", "PATH_CHARS_MAX", "clean_name", "clean_path", "holds_key",
-    "looks_secret",
-]  # fmt: skip
-
 PATH_CHARS_MAX: Final = 256
 _SEGMENT_CHARS_MAX: Final = 80
 """Names of models on the hubs have up to 96 characters, those in use half of that."""

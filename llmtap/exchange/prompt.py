@@ -22,8 +22,6 @@ from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.exchange import RequestShape
 from llmtap.exchange.paths import looks_secret
 
-__all__ = ["ID_BYTES", "MESSAGES_MAX", "PARTS_MAX", "Part", "PromptMessage", "PromptShape", "read_prompt"]
-
 MESSAGES_MAX: Final = 10_000
 """More messages than this fit no model's context; such a body is not read."""
 PARTS_MAX: Final = 65_536

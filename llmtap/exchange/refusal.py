@@ -16,8 +16,6 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, PASSED_ON, reason_kind
 
-__all__ = ["APPLIED_GUARDRAILS", "TEXT_PATTERNS", "Interventions"]
-
 APPLIED_GUARDRAILS: Final = b"x-litellm-applied-guardrails"
 
 _CANNOT: Final = (

@@ -20,8 +20,6 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.protocol.encoding import Decoder
 from llmtap.protocol.http1 import ChunkedDecoder, Framing, RequestHead, parse_request_head
 
-__all__ = ["REQUEST_BYTES_MAX", "Hear", "Identify", "RequestReader"]
-
 REQUEST_BYTES_MAX: Final = 8 << 20
 """A longer request body is not kept, and its model is then not known from it."""
 _PIECE_BYTES: Final = 64

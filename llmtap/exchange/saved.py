@@ -26,8 +26,6 @@ from llmtap.protocol.event_stream import is_message_stream
 from llmtap.protocol.http1 import ChunkedDecoder, Framing, ResponseHead, parse_response_head
 from llmtap.protocol.sse import SseParser
 
-__all__ = ["Explained", "Saved", "SavedError", "SavedEvent", "explain", "read_saved"]
-
 _ENTRIES_LISTED: Final = 20
 _INTERIM_MAX: Final = 64
 _HAR_TIMES: Final = ("blocked", "dns", "connect", "ssl", "send", "wait", "receive")

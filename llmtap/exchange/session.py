@@ -21,8 +21,6 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.verdict import no_token_reason
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
-__all__ = ["RESPONSES_MAX", "SESSION_ENDPOINTS", "Session"]
-
 SESSION_ENDPOINTS: Final = frozenset({"responses", "realtime"})
 RESPONSES_MAX: Final = 64
 """Responses under way in one session, those asked for and not begun included. Later ones are not measured."""

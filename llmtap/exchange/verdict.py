@@ -23,11 +23,6 @@ from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime, UsageCoun
 from llmtap.protocol.server_times import header_times, trailer_times
 from llmtap.protocol.verdicts import MODEL_REFUSAL
 
-__all__ = [
-    "KINDS", "ROUNDING_NS", "TOKEN_COUNT", "WORD_CHARS_MAX", "ServerTiming", "TokenLadder", "figures_of",
-    "is_reason", "is_word", "judge", "no_token_reason", "remove_implausible",
-]  # fmt: skip
-
 WORD_CHARS_MAX: Final = BOUNDS["usage"].chars
 _WORD: Final = re.compile(rf"[A-Za-z0-9_.:/\-]{{1,{WORD_CHARS_MAX}}}")
 _FIGURE_MAX: Final = 1 << 53

@@ -18,21 +18,6 @@ import numpy as np
 from llmtap import native
 from llmtap.errors import ConfigError
 
-__all__ = [
-    "ADDED_EDGES_NS",
-    "DURATION_EDGES_NS",
-    "EXPONENTIAL_SCALE",
-    "GAP_EDGES_NS",
-    "TOKEN_EDGES",
-    "TTFT_EDGES_NS",
-    "Buckets",
-    "DualBuckets",
-    "ExponentialBuckets",
-    "check_edges",
-    "edges_as",
-    "edges_ns",
-]
-
 
 def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
     if kind not in _KINDS:

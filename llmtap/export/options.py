@@ -14,8 +14,6 @@ from llmtap.errors import ConfigError
 from llmtap.export.opentelemetry.semconv import Version
 from llmtap.units import NS_PER_S, Duration
 
-__all__ = ["STANDARD_ENV", "OtlpOptions"]
-
 STANDARD_ENV: Final = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": "otlp.endpoint",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "otlp.protocol",

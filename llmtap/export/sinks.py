@@ -12,8 +12,6 @@ from typing import NamedTuple, Protocol
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import Measured
 
-__all__ = ["CaptureState", "ExchangeSink", "ExporterState", "SeriesKey"]
-
 
 class SeriesKey(NamedTuple):
     """Labels under which an exchange is counted; the number of their values is bounded (`Labels`)."""

@@ -7,8 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["TraceParent", "parse_trace_parent"]
-
 # Version 00 ends after the flags; a later one may go on after a dash, and only its first four fields count.
 _FIELDS: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _NO_TRACE: Final = "0" * 32

@@ -28,12 +28,6 @@ from llmtap.workload.prompts.prompt import Prompt, PromptSource
 from llmtap.workload.prompts.tokenizer import as_text
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "BodyMaker", "BodyOptions", "Decode", "Maker", "Prepared", "PromptLengths", "model_ids",
-    "parse_body_fields", "prepare", "server_of",
-]  # fmt: skip
-
-
 Endpoint = Literal["chat.completions", "completions", "responses"]
 Server = Literal["auto", "openai", "vllm", "sglang"]
 Decode = Callable[[Sequence[int]], str | None]

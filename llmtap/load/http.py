@@ -38,9 +38,6 @@ from llmtap.protocol.http1 import (
 from llmtap.protocol.http1_response import begin_response_body, next_response_head
 from llmtap.units import NS_PER_S, Duration
 
-__all__ = ["HEAD_BYTES_MAX", "STATUSES", "Call", "LoadSender", "SenderOptions", "retry_after_ns", "wait_ns"]
-
-
 SWEEP_S: Final = 0.05
 """Interval of checks for time-outs and silent streams; longer with thousands of calls."""
 LOOKS_MAX: Final = 128

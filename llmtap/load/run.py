@@ -26,8 +26,6 @@ from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
 from llmtap.workload.requests import Requests
 
-__all__ = ["TIME_UP", "ErrorWatch", "LoadRun", "Schedule", "StopErrors", "parse_stop_errors"]
-
 TIME_UP: Final = "the time was up"
 """Why a run stopped that has a maximum duration."""
 

@@ -21,9 +21,6 @@ from llmtap.net.stream import KERNEL_FLOOR_NS, Timebase
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = ["Done", "Lateness", "Later", "OnAnswer", "PromptRequest", "Sending", "Underway"]
-
-
 SLICE_NS: Final = 200_000
 """Longest slice of work before the loop reads its sockets; a piece takes about 100 us."""
 WAITING_MAX: Final = 8_192

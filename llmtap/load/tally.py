@@ -20,8 +20,6 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL, Summary
 
-__all__ = ["CORRECTED", "LoadTally"]
-
 CORRECTED: Final = ("ttft", "ttft_any", "e2e", "user_idle")
 
 

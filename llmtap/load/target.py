@@ -13,10 +13,6 @@ from llmtap.errors import ConfigError
 from llmtap.net.pool import Origin, parse_origin
 from llmtap.protocol.http1 import Headers
 
-__all__ = [
-    "PATHS", "WEBSOCKET", "LoadTarget", "Spoken", "check_fields", "parse_target", "protocol_of", "shown_url",
-]  # fmt: skip
-
 Spoken = Literal["http", "responses", "realtime", "grpc"]
 WEBSOCKET: Final = ("responses", "realtime")
 

@@ -29,8 +29,6 @@ from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NEVER, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["Probe", "WarmUp", "WarmUpOptions", "WarmUpProgress", "warm_up"]
-
 _Send = Callable[..., Awaitable[list[Exchange]]]
 WarmUpProgress = Callable[[int, int, str], None]
 """Function of the number done, the number wanted, and what is counted (`requests` or `probes`)."""

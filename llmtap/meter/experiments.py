@@ -35,8 +35,6 @@ from llmtap.metrics.statistics import Interval, anytime_p, marks, multinomial_e_
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S
 
-__all__ = ["METRICS", "SHARES", "Experiments"]
-
 METRICS: Final[Mapping[str, float]] = {
     "ttft": NS_PER_S, "ttft_any": NS_PER_S, "tpot": NS_PER_S, "tbc": NS_PER_S, "itl": NS_PER_S,
     "tbc_max": NS_PER_S, "user_idle": NS_PER_S, "e2e": NS_PER_S, "tokens_per_chunk": 1, "output_tokens": 1,

@@ -21,8 +21,6 @@ from llmtap.meter.setup import MeterSetup
 if TYPE_CHECKING:
     from llmtap.meter.pipeline.recorder import Recorder
 
-__all__ = ["OfflineMeter"]
-
 WAITING_MAX: Final = 2_000
 """Exchanges that may wait for the capture, which is slower than reading."""
 WAIT_S: Final = 0.01

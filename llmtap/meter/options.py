@@ -22,15 +22,6 @@ from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
 from llmtap.net.listener import parse_address
 from llmtap.units import NS_PER_S, Duration
 
-__all__ = [
-    "WINDOWS",
-    "CostOptions",
-    "MeterOptions",
-    "TenantOptions",
-    "TenantRule",
-    "is_loopback",
-]
-
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 OURS: Final = "default"

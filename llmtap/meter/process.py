@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from llmtap.export.opentelemetry.exporter import OtlpExporter
     from llmtap.meter.pipeline.recorder import Recorder
 
-__all__ = ["main", "make_pipeline", "serve", "start_recorder"]
-
 NICE = 5
 """A third of a relay's share when both want the same CPU."""
 ADMIN_LOOK_S = 0.05

@@ -14,8 +14,6 @@ import msgspec
 from llmtap.channel.frames import Hello, RelayStatus
 from llmtap.units import NS_PER_S
 
-__all__ = ["Reckoning", "RelayBook", "RelayState"]
-
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
 """Relays report twice a second; one that is silent for longer is not ready."""
 GONE_NS: Final = 5 * NS_PER_S

@@ -22,17 +22,6 @@ from llmtap.log import LogSetup
 from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
 from llmtap.metrics.slo import SloOptions
 
-__all__ = [
-    "FROM_NOW_ON",
-    "HAND_OVER",
-    "RENEW",
-    "Changeable",
-    "MeterSetup",
-    "check_socket_path",
-    "need_no_meter",
-]
-
-
 FROM_NOW_ON: Final = b"from now on "
 """With a Changeable as JSON, a line on the stdin of a running meter."""
 HAND_OVER: Final = b"another meter takes over at "

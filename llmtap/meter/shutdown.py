@@ -32,9 +32,6 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver
 from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable
 
-__all__ = ["Ending", "Successor"]
-
-
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
 """Added to the relays' own limit, for their last batches."""

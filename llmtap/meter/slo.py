@@ -27,8 +27,6 @@ from llmtap.metrics.slo import (
 )
 from llmtap.units import NS_PER_S
 
-__all__ = ["BURN_WINDOWS", "REQUESTED", "FrozenSlos", "SloBook"]
-
 _MINUTE: Final = 60 * NS_PER_S
 BURN_WINDOWS: Final = ("5m", "30m", "1h", "6h")
 _LEVELS: Final = (

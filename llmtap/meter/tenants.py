@@ -17,9 +17,6 @@ from llmtap.exchange.paths import KEY_CHARS, holds_key
 from llmtap.meter.options import TENANT_CHARS_MAX, TenantOptions, TenantRule
 from llmtap.protocol.http1 import RequestHead, header_value
 
-__all__ = ["DEFAULT", "OTHER", "UNKNOWN", "Labels", "Tenants", "host_salt"]
-
-
 DEFAULT: Final = "default"
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"

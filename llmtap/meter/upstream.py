@@ -11,8 +11,6 @@ import aiohttp
 
 from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, read_body, read_metrics
 
-__all__ = ["UpstreamLoad"]
-
 PERIOD_S: Final = 5.0
 TIMEOUT_S: Final = 4.0
 

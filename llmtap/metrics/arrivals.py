@@ -17,11 +17,6 @@ from typing import Any, Final
 
 from llmtap.metrics.statistics import deviation, percentile
 
-__all__ = [
-    "KS_95", "KS_95_OWN_MEAN", "LAGS", "ArrivalFigures", "Autocorrelation", "Punctuality", "compare",
-    "figures", "ks_exponential", "strongest_autocorrelation",
-]  # fmt: skip
-
 KS_95: Final = 1.358
 """Kolmogorov's distance times sqrt(n) that chance exceeds once in twenty times, if the law (its rate) is
 known beforehand."""

@@ -22,12 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-__all__ = [
-    "Comparison", "Shift", "adjusted", "cache_hit_rate", "compare_paired", "compare_quantile", "compare_runs",
-    "compare_unpaired", "difference", "increase", "overhead", "paired_shift", "placements",
-    "reduction", "unpaired_shift",
-]  # fmt: skip
-
 Values = NDArray[np.float64]
 
 

@@ -13,11 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-__all__ = [
-    "GAP_NS_MAX", "Cost", "Energy", "Price", "average_power_w", "cost_of", "energy_of", "joules_per_token",
-    "tokens_per_gpu_second",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Price:

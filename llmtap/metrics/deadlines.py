@@ -17,8 +17,6 @@ from itertools import accumulate, count
 from operator import sub
 from typing import Final
 
-__all__ = ["ALPHA", "IDLE_COSTS", "READER_NS_PER_TOKEN", "Benefit", "user_idle_ns"]
-
 READER_NS_PER_TOKEN: Final = 50_000_000
 """V of the smooth goodput paper, eq. 4: a reader of 20 tokens per second (5.1)."""
 ALPHA: Final = 5.0

@@ -27,12 +27,6 @@ from typing import Final
 from llmtap.metrics import statistics
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
 
-__all__ = [
-    "FIRST_LOOK", "ArmSample", "Difference", "Figure", "mean_difference", "mean_interval",
-    "quantile_difference", "quantile_interval", "share_difference", "share_interval",
-]  # fmt: skip
-
-
 FIRST_LOOK: Final = 50
 """Units in each arm before a mean's variance is trusted. With log-normal times of shape 1 and 2,000 looks,
 the simulation in the tests raises fewer false alarms than alpha from here on."""

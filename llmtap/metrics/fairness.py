@@ -12,11 +12,6 @@ from typing import Final
 
 from llmtap.metrics.statistics import percentile
 
-__all__ = [
-    "STARVED_MEDIANS", "UNFAIR_BELOW", "JainReadings", "Starvation", "inflation", "jain", "jain_readings",
-    "starvation",
-]  # fmt: skip
-
 UNFAIR_BELOW: Final = 0.9
 """An index below it means significant unfairness (5.6.4)."""
 STARVED_MEDIANS: Final = 5.0

@@ -23,8 +23,6 @@ from zlib import compress, decompress
 
 from llmtap import native
 
-__all__ = ["RELATIVE_ERROR", "Histogram", "hdr_values"]
-
 RELATIVE_ERROR: Final = 1 / 1_024 + 2**-23
 """Half a bucket, and the rounding of an integer to a 32-bit float."""
 

@@ -21,11 +21,6 @@ from scipy import stats
 
 from llmtap.metrics.statistics import percentile, share_range
 
-__all__ = [
-    "Interval", "clustered_quantile_interval", "mean_interval",
-    "quantile_interval", "share_interval",
-]  # fmt: skip
-
 Values = NDArray[np.float64]
 
 RANKS_ABOUT: Final = 3

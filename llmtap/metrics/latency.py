@@ -20,15 +20,6 @@ from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline
 from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 
-__all__ = [
-    "DEFAULT_BENEFIT", "EVENTS_MIN", "FLATTERED", "HOLD_MEDIANS", "HOLD_NS", "IN_SECONDS", "NO_BURSTS",
-    "SPREAD_NS", "Bursts", "Measured", "bursts_of", "chunking_of", "chunks_at_a_time", "come_in_bursts",
-    "e2e_ns", "first_event_ns", "itl_c_ns", "itl_even_ns", "itl_ns", "jitter_ns", "measure", "metrics_of",
-    "output_times_ns", "tbc_max_ns", "tbc_ns", "tokens_per_chunk", "tpot_ns", "ttfb_ns", "ttft_any_ns",
-    "ttft_ns", "ttft_reasoning_ns", "ttft_tool_call_ns",
-]  # fmt: skip
-
-
 EVENTS_MIN: Final = 3
 """Fewer events arrive together by chance, in one TCP segment."""
 SPREAD_NS: Final = 1_000_000

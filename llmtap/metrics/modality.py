@@ -20,10 +20,6 @@ from scipy.optimize import isotonic_regression
 
 from llmtap.metrics.statistics import tail_ratio
 
-__all__ = [
-    "DIP_SHARES", "DIP_SIZES", "VALUES_MIN", "Dip", "Tail", "dip", "dip_p", "dip_test", "modes", "tail",
-]  # fmt: skip
-
 Values = NDArray[np.float64]
 
 

@@ -48,11 +48,6 @@ from llmtap.metrics.statistics import percentile
 from llmtap.protocol.inference import NOT_INFERENCE_METHODS
 from llmtap.units import parse_duration_ns
 
-__all__ = [
-    "BOUNDS", "REQUESTED", "STREAMED_BOUNDS", "Experience", "Fluidity", "Goodput", "GoodputCount",
-    "Objectives", "experience_of", "fluidity", "fluidity_of", "judge", "qoe_area_step",
-]  # fmt: skip
-
 
 def _tbc_p99_ns(m: Measured) -> float | None:
     return percentile(sorted(m.tbc_ns), 0.99)

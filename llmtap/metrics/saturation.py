@@ -17,12 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-__all__ = [
-    "LinearFit", "PowerFit", "QuadraticFit", "SaturationLevel", "capacity", "fit_linear",
-    "fit_power", "fit_quadratic", "heavy_tail", "incomplete", "knee", "local_exponents", "operating_point",
-    "peak", "per_thousand_tokens", "r_squared", "saturation_point",
-]  # fmt: skip
-
 Values = NDArray[np.float64]
 
 

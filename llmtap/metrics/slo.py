@@ -24,12 +24,6 @@ from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.objectives import Objectives
 
-__all__ = [
-    "PERIOD_NS", "STANDARD_ALARMS", "Alarm", "SloClass", "SloOptions", "TenantClasses", "burn_rate",
-    "burn_rate_max", "check_objective", "check_reachable", "check_slos", "error_ratio", "events_min",
-    "reachable",
-]  # fmt: skip
-
 _HOUR_NS: Final = 3_600_000_000_000
 _DAY_NS: Final = 24 * _HOUR_NS
 PERIOD_NS: Final = 30 * _DAY_NS

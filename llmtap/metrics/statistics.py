@@ -22,12 +22,6 @@ from typing import Final
 from llmtap.errors import ConfigError
 from llmtap.metrics.histogram import Histogram
 
-__all__ = [
-    "PERCENTILE_RULES", "SHARES", "Interval", "anytime_p", "count_range", "deviation", "is_enough", "marks",
-    "mean", "mixture_e_log", "mixture_width", "multinomial_e_log", "parse_percentiles", "percentile",
-    "percentile_by", "samples_needed", "share_range", "summarise_ns", "t_quantile", "t_tail", "tail_ratio",
-]  # fmt: skip
-
 SHARES: Final = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 BEYOND_MIN: Final = 10
 """Samples required beyond a percentile: 1,000 in all for P99, 10,000 for P99.9, as in the draft (5.1.4.3); by

@@ -29,12 +29,6 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured, measure, output_ti
 from llmtap.metrics.objectives import Goodput, GoodputCount, Objectives, experience_of
 from llmtap.metrics.statistics import summarise_ns
 
-__all__ = [
-    "DISAGREEMENTS", "ENDED_WELL", "METRICS", "NO_TOKEN_REASONS", "Summary", "clock_disagreement",
-    "no_token_reason", "tokens_after_cancel",
-]  # fmt: skip
-
-
 NO_TOKEN_REASONS: Final = (
     "refusal", "guardrail", "error", "client_error", "cancelled", "rejected", "empty", "only_metadata",
 )  # fmt: skip

@@ -8,8 +8,6 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-__all__ = ["fingerprint"]
-
 _SUFFIXES: Final = (".pyx", ".pxi", ".c", ".h")
 
 

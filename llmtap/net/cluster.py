@@ -18,8 +18,6 @@ from typing import Any, Final
 import llmtap
 from llmtap.errors import ConfigError, install_hint
 
-__all__ = ["ray_cluster"]
-
 _REACHED_WITHIN_S: Final = 5.0
 _STARTS: Final = 2
 _LOOPBACK: Final = "127.0.0.1"

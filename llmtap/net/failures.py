@@ -11,8 +11,6 @@ import socket
 import ssl
 from typing import Final
 
-__all__ = ["failure_said", "is_own_shortage"]
-
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 """asyncio's error about several addresses has the number in its text only."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})

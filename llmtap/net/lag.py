@@ -12,8 +12,6 @@ from typing import Final, Protocol
 from llmtap import native
 from llmtap.channel.frames import LAG_EDGES_NS
 
-__all__ = ["LagMeter", "PythonLagMeter", "make_lag_meter"]
-
 PEAKS_MAX: Final = 4_096
 """Maximum number of peaks remembered; beyond it the two oldest become one, which only widens."""
 

@@ -13,8 +13,6 @@ from typing import Final
 from llmtap.errors import ConfigError
 from llmtap.net.failures import is_own_shortage
 
-__all__ = ["Listener", "bind", "bound_url", "is_free", "keep_port", "name_of", "parse_address"]
-
 ACCEPTS_PER_TURN: Final = 64
 """Bound of the time that running streams wait for new connections."""
 BACKLOG: Final = 4_096

@@ -16,8 +16,6 @@ from typing import Final
 from llmtap.clock import Clock
 from llmtap.units import NEVER, NS_PER_S
 
-__all__ = ["Pacer", "Waker"]
-
 TURN_NS_MAX: Final = 2_000_000
 """Maximum duration of a turn, after which the loop reads its sockets."""
 PAUSE_NS: Final = 200_000

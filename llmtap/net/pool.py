@@ -22,8 +22,6 @@ from llmtap.net.failures import is_own_shortage
 from llmtap.net.stream import Handler, Stream, Timebase, open_stream
 from llmtap.net.tls import TlsStream
 
-__all__ = ["Attempt", "Origin", "Pool", "Route", "Waiter", "parse_origin"]
-
 RESOLVED_FOR_NS: Final = 30_000_000_000
 
 Address = tuple[int, tuple[object, ...]]

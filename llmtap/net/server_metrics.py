@@ -21,11 +21,6 @@ from prometheus_client.samples import Sample
 
 from llmtap.net.failures import failure_said
 
-__all__ = [
-    "ACCEPT", "SCRAPE_ERRORS", "SERIES", "MonitorSeries", "failure_reason", "metrics_url", "read_body",
-    "read_metrics",
-]  # fmt: skip
-
 ACCEPT: Final = {"Accept": "text/plain;version=0.0.4"}
 BODY_BYTES_MAX: Final = 16 << 20
 """A vLLM server with 8 engines sends about 2 MB."""

@@ -15,11 +15,6 @@ from llmtap import native
 from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.net.lag import LagMeter, PythonLagMeter
 
-__all__ = [
-    "CompiledStream", "Handler", "KernelStream", "PlainStream", "Stream", "Timebase", "acked_bytes_of",
-    "keep_stamps_on", "open_stream", "out_of_order",
-]  # fmt: skip
-
 READ_BYTES_MAX: Final = 65_536
 """Maximum length of a read, and so of what is held for a slow receiver, per direction."""
 SO_TIMESTAMPNS: Final = 35

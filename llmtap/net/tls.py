@@ -9,8 +9,6 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.net.stream import Handler, acked_bytes_of
 
-__all__ = ["TlsStream", "client_context", "server_context"]
-
 mono_ns = SystemClock.mono_ns
 
 

@@ -12,11 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = [
-    "MODEL_CHARS_MAX", "USAGE_TOKENS_MAX", "Delta", "EventClass", "ServerTime", "TokenSource", "UsageCounts",
-    "Verdict",
-]  # fmt: skip
-
 MODEL_CHARS_MAX: Final = 1_024
 """Of a model's name, as far as a dialect remembers it. `exchange/bounds.py` cuts it further."""
 USAGE_TOKENS_MAX: Final = 10**8

@@ -14,8 +14,6 @@ import zstandard
 
 from llmtap.errors import PeerProtocolError
 
-__all__ = ["DECODED_BYTES_MAX", "RATIO_MAX", "DecodeError", "Decoder"]
-
 DECODED_BYTES_MAX: Final = 256 << 20
 """Of one body. A million tokens, streamed at 250 bytes each, are this much."""
 RATIO_MAX: Final = 250

@@ -18,8 +18,6 @@ import msgspec
 
 from llmtap.protocol.sse import EVENT_BYTES_MAX, SseEvent
 
-__all__ = ["ArrayParser", "MessageStreamParser", "is_message_stream"]
-
 _PRELUDE: Final = 12
 _LEAST: Final = 16
 _HEADERS_MAX: Final = 128 << 10

@@ -18,12 +18,6 @@ import msgspec
 from llmtap.errors import PeerProtocolError
 from llmtap.native import compiled
 
-__all__ = [
-    "FRAMING_TRAILERS", "NO_TRAILERS", "BodyScanner", "ChunkedDecoder", "ChunkedScanner", "CloseScanner",
-    "Framing", "LengthScanner", "RequestHead", "ResponseHead", "header_value", "parse_request_head",
-    "parse_response_head", "scanner_for",
-]  # fmt: skip
-
 Headers = list[tuple[bytes, bytes]]
 
 LENGTH_DIGITS_MAX: Final = 18

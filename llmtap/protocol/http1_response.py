@@ -6,8 +6,6 @@ For all that read responses from a connection: relay, passive vantage, load gene
 from llmtap.errors import PeerProtocolError
 from llmtap.protocol import http1
 
-__all__ = ["begin_response_body", "next_response_head"]
-
 # By name: each would be looked up in its class for every response.
 NONE, LENGTH = http1.Framing.NONE, http1.Framing.LENGTH
 

@@ -14,8 +14,6 @@ from urllib.parse import unquote
 
 from llmtap.errors import ConfigError
 
-__all__ = ["NOT_INFERENCE", "NOT_INFERENCE_METHODS", "SkipRules"]
-
 NOT_INFERENCE_METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS")
 """Scrapes, health checks, model lists, pages, stored objects. Every API asks models by POST or WebSocket."""
 NOT_INFERENCE: Final = (

@@ -7,9 +7,6 @@ later is text.
 
 from typing import Final
 
-__all__ = ["InlineThinking"]
-
-
 _OPENING: Final = ("<think>", "<thought>", "<thinking>")
 
 

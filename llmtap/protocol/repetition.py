@@ -22,11 +22,6 @@ from llmtap import native
 from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
-__all__ = [
-    "BLOCK_BYTES_MAX", "LOOSE_MAX", "PythonTokenRun", "Repetition", "RepetitionFinder", "Taken", "TokenRun",
-    "find_repetition", "make_token_run",
-]  # fmt: skip
-
 BLOCK_BYTES_MAX: Final = 4_096
 """Of an event that is known again: far beyond a token, and some of them may be kept for a moment."""
 _MEMBERS: Final = tuple(

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from llmtap.protocol.delta import ServerTime
 
-__all__ = ["SERVER_TIMES", "clock_ns", "header_times", "object_times", "rate_times", "trailer_times"]
-
 SERVER_TIMES: Final = (
     "queue", "prefill", "ttft", "ttft_from_schedule", "decode", "mean_itl", "inference", "load", "total",
     "overhead", "callback", "unnamed",

@@ -12,9 +12,6 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["EVENT_BYTES_MAX", "LineParser", "SseEvent", "SseParser"]
-
-
 EVENT_BYTES_MAX: Final = 16 << 20
 """A longer event is passed over. The longest known are audio and tool arguments of about 1 MB."""
 

@@ -14,13 +14,6 @@ from typing import Any, Final
 
 from llmtap.protocol.delta import Verdict
 
-__all__ = [
-    "AMBIGUOUS", "FAILED", "INPUT", "MODEL_REFUSAL", "OUTPUT", "PASSED_ON", "filter_category",
-    "of_block_reason", "of_content_filters", "of_error", "of_filter_results", "of_finish_reason",
-    "of_guardrail_action", "of_hook_results", "of_moderation", "of_prompt_filter_results", "of_rails",
-    "of_refusal", "of_warnings", "phase_of_trace", "reason_kind", "word",
-]  # fmt: skip
-
 MODEL_REFUSAL: Final = "model_refusal"
 INPUT: Final = "input_guardrail"
 OUTPUT: Final = "output_guardrail"

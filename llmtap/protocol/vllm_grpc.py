@@ -20,11 +20,6 @@ from google.protobuf.message import DecodeError
 
 from llmtap.errors import ConfigError, install_hint
 
-__all__ = [
-    "METHOD", "REQUEST_ID", "SERVICE", "SGLANG_SERVICE", "GrpcChunk", "GrpcRequest", "GrpcUsage",
-    "read_chunk", "read_request", "write_chunk", "write_request",
-]  # fmt: skip
-
 SERVICE: Final = "vllm.grpc.engine.VllmEngine"
 METHOD: Final = f"/{SERVICE}/Generate"
 SGLANG_SERVICE: Final = "sglang.grpc.scheduler.SglangScheduler"

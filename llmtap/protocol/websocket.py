@@ -21,8 +21,6 @@ from llmtap.errors import PeerProtocolError
 from llmtap.protocol.encoding import RATIO_FREE_BYTES, RATIO_MAX
 from llmtap.protocol.sse import EVENT_BYTES_MAX
 
-__all__ = ["MessageParser", "Opcode", "WebSocketMessage", "accept_key", "frame"]
-
 
 class Opcode(IntEnum):
     """Kinds of frames; RFC 6455 5.2 reserves all others."""

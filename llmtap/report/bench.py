@@ -45,11 +45,6 @@ from llmtap.report.values import (
     plain_text,
 )
 
-__all__ = [
-    "LOADS_ABOUT", "bench_html", "compare_html", "compare_markdown", "compliance_said", "deviations_said",
-    "findings_said", "render_bench", "render_compare",
-]  # fmt: skip
-
 UNMET_SHOWN: Final = 6
 """Of the requirements that a test does not meet; pages and Markdown have all."""
 _TITLES_MAX: Final = 3

@@ -16,8 +16,6 @@ from llmtap.report.summary import summary_blocks
 from llmtap.report.values import MARK, at, counted, harmless, joined
 from llmtap.units import format_bytes
 
-__all__ = ["render_capture", "render_integrity"]
-
 _GROUPS_SHOWN: Final = 20
 _GROUP_COLUMNS: Final = (
     ("TTFT p50", "ttft", "p50"), ("TTFT p99", "ttft", "p99"), ("TBC p99", "tbc", "p99"),

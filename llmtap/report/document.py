@@ -13,12 +13,6 @@ from typing import Any, ClassVar
 
 from llmtap.report.values import is_words
 
-__all__ = [
-    "Block", "Compliance", "DetailsBlock", "FigureBlock", "ItemList", "LegendKey", "LineChoice", "Note",
-    "Panel", "Preformatted", "ReportDocument", "Section", "Table", "TableGroup", "TermTable", "Tile", "Tiles",
-    "VerdictBox", "terms",
-]  # fmt: skip
-
 _SENTENCE_CHARS_MIN = 40
 """A longer cell with a space is a sentence and no figure."""
 

@@ -25,8 +25,6 @@ from llmtap.report.values import (
     number,
 )
 
-__all__ = ["demo_blocks", "experiment_lines"]
-
 _COUNTS: Final = {"tokens_per_chunk": "tokens per chunk", "output_tokens": "output tokens"}
 _SHARES: Final = {"refused": "share refused", "failed": "share failed", "cancelled": "share cancelled"}
 _TITLES: Final = {

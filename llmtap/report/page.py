@@ -16,8 +16,6 @@ from markupsafe import Markup
 
 from llmtap.report.document import ReportDocument
 
-__all__ = ["COLOURS", "page_html"]
-
 COLOURS: Final = 7
 """Number of colours in the style sheet, --c0 and on."""
 _DASH_ARRAYS: Final = {

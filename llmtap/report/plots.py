@@ -18,8 +18,6 @@ from llmtap.report.document import FigureBlock, LegendKey, Panel, Table
 from llmtap.report.page import COLOURS
 from llmtap.report.values import number, plain_text
 
-__all__ = ["DASHES", "SYMBOLS", "chart_figure", "chart_panel", "chart_table", "interval_said", "is_wide"]
-
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 ROWS_MAX: Final = 25

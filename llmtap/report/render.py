@@ -23,8 +23,6 @@ from llmtap.report.document import (
 )
 from llmtap.report.values import harmless, is_words
 
-__all__ = ["markdown", "rich_table", "tables_that_fit", "terminal", "terminal_text"]
-
 _GAP = 2
 """Blanks between two columns."""
 

@@ -59,8 +59,6 @@ from llmtap.report.values import (
 )
 from llmtap.units import format_share
 
-__all__ = ["render_replay", "render_selftest", "render_verdicts", "replay_html", "replay_markdown"]
-
 _UNJUDGED: Final = "Nobody has judged whether these figures may be believed."
 _NOTHING_FOUND: Final = (
     "Nothing that is checked speaks against the figures: the load was sent as asked and on time, the sender"

@@ -20,8 +20,6 @@ from llmtap.report.plots import DASHES
 from llmtap.report.summary import series_title, series_value
 from llmtap.report.values import FEW, MARK, METRIC_TITLES, at, milliseconds, number
 
-__all__ = ["Distribution", "baseline_distributions", "distributions_of", "time_charts_of"]
-
 _TABLE_SHARES: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0)
 _IN_SECONDS: Final = 10.0
 """From here on an axis is in seconds and not in ms."""

@@ -11,11 +11,6 @@ from llmtap.report.summary import scraped_said
 from llmtap.report.values import at, counted, joined, milliseconds, number
 from llmtap.units import format_bytes
 
-__all__ = [
-    "RATES", "all_of", "clocks_said", "connections_said", "heading_of", "lengths_said", "plan_rows",
-    "process_said", "rests_on", "retries_said", "selftest_said", "speed_said",
-]  # fmt: skip
-
 RATES: Final = (
     "Rates of requests: asked is the mean rate of the arrival process; planned is the rate of the arrivals"
     " that were drawn, which differs from it if they are few; sent counts requests that left on time, and is"

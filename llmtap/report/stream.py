@@ -16,8 +16,6 @@ from llmtap.metrics.latency import chunking_of, metrics_of
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.report.values import harmless, milliseconds
 
-__all__ = ["event_cells", "event_columns", "explained_to_dict", "headline", "story"]
-
 TEXT_SHOWN: Final = 60
 _TIMELESS: Final = frozenset(
     ("events", "content_events", "bytes_per_event_mean", "tokens_per_chunk_mean", "single_token_share")

@@ -31,11 +31,6 @@ from llmtap.report.values import (
 )
 from llmtap.units import NS_PER_S, format_bytes, format_ns
 
-__all__ = [
-    "bursts_caution", "goodput_said", "render_summary", "scraped_said", "series_title", "series_value",
-    "summary_blocks", "system_blocks", "system_warnings",
-]  # fmt: skip
-
 _METRICS: Final = (
     "ttft", "ttft_any", "ttfb", "tbc", "itl", "tpot", "e2e", "user_idle", "tbc_max", "jitter",
 )  # fmt: skip

@@ -40,12 +40,6 @@ from llmtap.report.values import (
     values_text,
 )  # fmt: skip
 
-__all__ = [
-    "BEST", "Dimension", "Line", "Result", "Sweep", "best_said", "followed_figures",
-    "followed_requests", "read_sweep", "settings_of", "sweep_lines",
-    "sweep_table", "unreliable_said",
-]  # fmt: skip
-
 Result = Mapping[str, Any]
 
 _SCHEDULER: Final = "scheduler"

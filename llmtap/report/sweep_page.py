@@ -46,8 +46,6 @@ from llmtap.report.sweep import (
 )  # fmt: skip
 from llmtap.report.values import FEW, MARK, at, counted, number, option_text, values_text
 
-__all__ = ["NOT_MEASURED", "Defaults", "sweep_html"]
-
 Defaults = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """By scheduler: options as public JSON by their group, `readings` and `serving`, as they are by default."""
 NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was measured."

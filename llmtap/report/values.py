@@ -11,13 +11,6 @@ from typing import Any, Final
 
 from llmtap.metrics.statistics import SHARES, samples_needed
 
-__all__ = [
-    "FEW", "MARK", "METRIC_TITLES", "TIMES", "at", "bursts_said", "counted", "figure_text",
-    "figures_text", "harmless", "is_marked", "is_number", "is_words", "joined", "leaves", "milliseconds",
-    "number", "option_text", "ordered", "percentile_titles", "plain_text",
-    "setting_text", "setting_value", "values_text",
-]  # fmt: skip
-
 _PERCENTILE: Final = re.compile(r"p\d+")
 MARK: Final = "*"
 """Beside a percentile of too few samples."""

@@ -21,11 +21,6 @@ from typing import Any, Final, Protocol
 
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "NOBODY", "Batch", "Engine", "EngineOutput", "EngineRun", "GivenUp", "Iterating", "Iteration",
-    "IterationState", "RequestWatcher", "RunRecord", "Scheduler", "Step", "made_later", "run_virtual",
-]  # fmt: skip
-
 _NEVER: Final = (1 << 63) - 1
 _PROGRESS_EVERY: Final = 1 << 14
 

@@ -16,8 +16,6 @@ from typing import Final
 
 from llmtap.units import to_seconds
 
-__all__ = ["SEED_ITERATIONS", "SEED_MODEL", "IterationModel", "LatencyModel"]
-
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:

@@ -25,12 +25,6 @@ from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, Late
 from llmtap.units import Duration, format_ns
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "OUTPUT_DELAYS", "PREDICTORS", "SEEDED", "ModelOptions", "Serving", "ServingSetup", "doc",
-    "explain_model_options", "explain_serving", "predict", "read_model_options", "read_serving", "settled",
-]  # fmt: skip
-
-
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
 

@@ -21,8 +21,6 @@ from llmtap.supervisor.checks import measuring_problems
 from llmtap.supervisor.ports import bind_for
 from llmtap.supervisor.run import fresh_meter_setup
 
-__all__ = ["alone_problems", "run_meter"]
-
 log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from llmtap.net.pool import parse_origin
 from llmtap.net.tls import client_context, server_context
 from llmtap.protocol.inference import SkipRules
 
-__all__ = ["check_measuring", "check_settings", "measuring_problems", "problems_of", "warnings_of"]
-
 HEAD_BYTES_MIN: Final = 256
 
 

@@ -20,11 +20,6 @@ import msgspec
 from llmtap.meter.setup import MeterSetup
 from llmtap.units import encode_special
 
-__all__ = [
-    "Child", "HandedChild", "Kind", "back_off", "encode_setup", "is_ready", "log_not_started",
-    "start_at_last",
-]  # fmt: skip
-
 BACKOFF_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 HEALTHY_S: Final = 10.0
 """A child that lived this long starts again at once."""

@@ -22,16 +22,6 @@ from llmtap.supervisor.ports import HandedPorts
 from llmtap.supervisor.run import ProxyRun
 from llmtap.units import decode_special, encode_special
 
-__all__ = [
-    "Handover",
-    "become",
-    "command",
-    "hold_signals",
-    "let_signals_in",
-    "take_handover",
-    "try_out",
-]
-
 FORMAT: Final = 1
 """Version of Handover; increased with incompatible changes."""
 _VARIABLE: Final = "LLMTAP_HANDOVER"

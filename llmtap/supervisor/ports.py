@@ -18,9 +18,6 @@ from llmtap.config import Settings
 from llmtap.errors import ConfigError
 from llmtap.net.listener import bind, is_free, name_of, parse_address
 
-__all__ = ["Handed", "HandedPorts", "Ports", "bind_for", "not_bound", "notify", "take_sockets"]
-
-
 _FIRST_FD: Final = 3
 _ADMIN: Final = "admin"
 _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")

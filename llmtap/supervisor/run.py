@@ -25,8 +25,6 @@ from llmtap.net.pool import parse_origin
 from llmtap.units import encode_special
 from llmtap.vantage.relay.relay import RelaySetup
 
-__all__ = ["ProxyRun", "fresh_meter_setup"]
-
 log = logging.getLogger(__name__)
 
 

@@ -30,8 +30,6 @@ from llmtap.supervisor.child import Child, back_off, encode_setup, is_ready, log
 from llmtap.supervisor.ports import Ports, notify
 from llmtap.supervisor.run import ProxyRun
 
-__all__ = ["Supervisor"]
-
 METER_S: Final = 5.0
 """Maximum wait for the meter at the start; it takes half a second, or one with a capture."""
 GRACE_S: Final = 5.0

@@ -33,8 +33,6 @@ from llmtap.vantage.passive.ring import ANY, PORTS_MAX, RING_BYTES_MIN, open_ada
 from llmtap.vantage.passive.table import pack_addresses
 from llmtap.vantage.passive.watcher import WatchSetup
 
-__all__ = ["drop_privileges", "packet_problems", "watch", "watching_problems"]
-
 STOP_S: Final = 8.0
 """Above what either child takes at its end."""
 _PR_SET_NO_NEW_PRIVS: Final = 38

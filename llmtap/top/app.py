@@ -28,8 +28,6 @@ from llmtap.top.table import facts, firing, flowed, shown, troubles
 from llmtap.top.text_table import ROWS_MAX, TextTable
 from llmtap.top.views import VIEWS, View
 
-__all__ = ["EventScreen", "HelpScreen", "TopApp"]
-
 _HELP: Final = """\
 1 to 8, tab   select a view
 up, down      move the cursor; on the first line it follows the newest

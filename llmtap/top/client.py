@@ -24,21 +24,6 @@ from llmtap.net.failures import failure_said
 from llmtap.net.tls import client_context
 from llmtap.units import NS_PER_S, parse_duration_ns
 
-__all__ = [
-    "ADMIN",
-    "TOKEN_ENV",
-    "WINDOWS",
-    "Admin",
-    "Denied",
-    "Document",
-    "NotThere",
-    "TopOptions",
-    "Trouble",
-    "Untrusted",
-    "read_token",
-]
-
-
 Document = dict[str, Any]
 
 ANSWER_S: Final = 10.0

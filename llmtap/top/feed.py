@@ -14,8 +14,6 @@ from llmtap.top.table import clock_time
 from llmtap.top.views import STREAMS, Shown, View
 from llmtap.units import NS_PER_S
 
-__all__ = ["Feed", "FeedLink"]
-
 RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
 """Pauses before the next attempts; the last one repeats."""
 STALE_NS: Final = 3 * NS_PER_S

@@ -26,8 +26,6 @@ from llmtap.top.table import (
     shown,
 )
 
-__all__ = ["EVENTS_MAX", "inspected", "reader_ns", "story", "story_so_far", "watched"]
-
 EVENTS_MAX: Final = 1_000
 """Maximum number of rows of one exchange."""
 OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})

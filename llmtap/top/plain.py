@@ -18,8 +18,6 @@ from llmtap.top.client import TOKEN_ENV, Admin, Denied, Document, NotThere, TopO
 from llmtap.top.table import Column, ViewTable, facts, firing, fitting, flowed, shown, troubles
 from llmtap.top.views import EXCHANGES, EXPERIMENT, STREAMS, VIEWS, Shown
 
-__all__ = ["fetched", "print_once", "probe", "render_once"]
-
 ROWS_MAX: Final = 20
 PIPED_CELLS: Final = 240
 """Width without a terminal; a table may be wider."""

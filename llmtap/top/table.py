@@ -14,34 +14,6 @@ from rich.cells import cell_len
 
 from llmtap.report.values import figure_text, harmless, milliseconds, number
 
-__all__ = [
-    "NOTHING",
-    "Cell",
-    "Column",
-    "Row",
-    "ViewTable",
-    "alarms",
-    "at",
-    "clock_time",
-    "count_cell",
-    "facts",
-    "figure_cell",
-    "filtered",
-    "firing",
-    "fitting",
-    "flowed",
-    "ms_cell",
-    "name_cell",
-    "name_chars",
-    "number_cell",
-    "ordered",
-    "share_cell",
-    "shown",
-    "text_cell",
-    "unique",
-]
-
-
 NOTHING: Final = "-"
 NAME_CHARS: Final = (14, 32)
 TEXT_CELLS_MIN: Final = 12

@@ -12,8 +12,6 @@ from textual.widgets import DataTable
 
 from llmtap.top.table import Cell, Column, Row, ViewTable, filtered, fitting, ordered
 
-__all__ = ["ROWS_MAX", "TextTable"]
-
 ROWS_MAX: Final = 200
 """Maximum number of rows drawn; further ones are counted, and the filter finds them."""
 _ASIDE: Final = ("←", "→")

@@ -37,8 +37,6 @@ from llmtap.top.table import (
 )
 from llmtap.units import format_bytes
 
-__all__ = ["EXCHANGES", "EXPERIMENT", "STREAMS", "VIEWS", "Shown", "View", "sparkline", "streams_table"]
-
 
 @dataclass(slots=True)
 class Shown:

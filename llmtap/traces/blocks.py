@@ -14,8 +14,6 @@ import pyarrow.compute as pc
 
 from llmtap.traces.format import TraceWriter
 
-__all__ = ["BLOCK_COLUMNS", "BlockIds", "block_columns", "int_lists"]
-
 BLOCK_COLUMNS: Final = ("blocks", "block_size", "block_unit", "input_tokens")
 
 

@@ -16,12 +16,6 @@ import pyarrow as pa
 from llmtap.traces.format import FormatError, TraceWriter
 from llmtap.traces.text import BODY_BYTES_MAX
 
-__all__ = [
-    "ENDPOINTS", "JOINED", "asked_columns", "compact", "endpoint_of",
-    "is_object", "messages_of", "prompt_columns", "prompt_of", "read_elements", "read_object", "text_of",
-    "write_prompts",
-]  # fmt: skip
-
 ENDPOINTS: Final = {
     "chat.completions": "/v1/chat/completions",
     "completions": "/v1/completions",

@@ -21,8 +21,6 @@ from llmtap.traces import format, registry
 from llmtap.traces.formats import parquet_capture
 from llmtap.traces.source import URL, open_trace, plain_name, reason_of, shown_name
 
-__all__ = ["Aspect", "Report", "convert"]
-
 
 @dataclass(frozen=True, slots=True)
 class Aspect:

@@ -19,12 +19,6 @@ from llmtap.capture.schema import SCHEMA, CaptureInfo
 from llmtap.errors import LlmtapError
 from llmtap.traces.sorting import sorted_by
 
-__all__ = [
-    "ASPECTS", "BYTES_PER_TOKEN", "FAILED", "LENGTHS", "NO_FAILED", "ROWS_PER_BATCH", "FormatError",
-    "TraceFormat", "TraceSource", "TraceWriter", "WriteOptions", "batch_of", "peeked", "replaced", "telling",
-    "text_batches", "trace_source",
-]  # fmt: skip
-
 ROWS_PER_BATCH: Final = 10_000
 """Rows of a batch without text: some MB. Readers of bodies use fewer."""
 TEXT_BYTES_PER_BATCH: Final = 8 << 20

@@ -24,8 +24,6 @@ from llmtap.traces.formats import (
     weka,
 )
 
-__all__ = ["FORMATS", "SNIFF_BYTES", "by_name", "detect", "for_target"]
-
 SNIFF_BYTES: Final = 64 << 10
 """Beginning of a file, decompressed, by which its format is recognised."""
 

@@ -15,8 +15,6 @@ from typing import IO, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["RUN_BYTES", "grouped", "sorted_by"]
-
 RUN_BYTES: Final = 64 << 20
 """A million rows without text."""
 _PIECE_BYTES: Final = 1 << 18

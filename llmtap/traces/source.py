@@ -20,8 +20,6 @@ from llmtap.traces import registry
 from llmtap.traces.format import FormatError, TraceFormat, TraceSource
 from llmtap.traces.formats import parquet_capture
 
-__all__ = ["URL", "OpenedTrace", "open_trace", "plain_name", "reason_of", "shown_name"]
-
 URL: Final = "://"
 _COMPRESSED: Final = (".gz", ".zst")
 

@@ -22,12 +22,6 @@ from pyarrow import csv as arrow_csv
 
 from llmtap.traces.format import ROWS_PER_BATCH, FormatError
 
-__all__ = [
-    "BODY_BYTES_MAX", "COUNT", "COUNT_MAX", "SECONDS", "SECONDS_US", "TEXT", "Count", "CsvColumn", "CsvKind",
-    "Id", "JsonLines", "Number", "clipped", "csv_header", "decimal_text", "first_objects", "number_ns",
-    "numbers_ns", "read_csv", "read_lines", "start_of", "told", "write_csv",
-]  # fmt: skip
-
 LINE_BYTES_MAX: Final = 4 << 20
 """A line without text: a prompt of ten million tokens has 20,000 block ids, some 200 KB."""
 BODY_BYTES_MAX: Final = 256 << 20

@@ -21,8 +21,6 @@ from llmtap.memory import resident_bytes
 from llmtap.net.lag import LagMeter
 from llmtap.net.stream import Timebase
 
-__all__ = ["PROBE_GRAIN_NS", "PROBE_NS", "STATUS_S", "Reporter"]
-
 STATUS_S: Final = 0.5
 PROBE_NS: Final = 10_000_000
 """Time between two probes of the loop's lag while exchanges run. With 2 ms, a relay used 2 us more CPU time

@@ -29,11 +29,6 @@ from typing import Any, Final, Literal
 from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S, parse_duration_ns
 
-__all__ = [
-    "FORMS", "OWN_RATES", "Arrivals", "Intensity", "Piece", "Slope", "Wave", "evenly", "exponential",
-    "parse_arrivals",
-]  # fmt: skip
-
 _HALVINGS: Final = 60
 """Bisection steps: all bits of a float."""
 

@@ -28,11 +28,6 @@ from llmtap.workload.prompts.prose import ProseWords, ProseWriter
 from llmtap.workload.prompts.text import VOCABULARY
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "GENERATION", "REQUEST", "TOKENIZER", "Composed", "PlannedWorkload", "RandomIds", "Written",
-    "check_rows", "description",
-]  # fmt: skip
-
 REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
 """Default request body; `max_tokens` is the row's output (IETF draft, A.1.2, A.1.3)."""
 TOKENIZER: Final[Mapping[str, Any]] = {

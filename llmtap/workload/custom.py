@@ -24,8 +24,6 @@ from llmtap.workload.programs import Code
 from llmtap.workload.prompts.prompt import CL100K_IDS
 from llmtap.workload.prompts.prose import Document, FileText, ProseWords, ProseWriter
 
-__all__ = ["WorkloadFile", "load_workload"]
-
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
 

@@ -32,12 +32,6 @@ from llmtap.workload.prompts.prompt import ElasticSource
 from llmtap.workload.prompts.prose import fitted_text, prose
 from llmtap.workload.prompts.text import count_tokens
 
-__all__ = [
-    "PROMPT_TOKENS_MAX", "SHAREGPT_CONTENT", "STACK_CONTENT", "DataSet", "Pair", "RecordedDataset",
-    "ShareGpt", "Stack", "file_described", "functions", "read_sharegpt", "read_stack", "reading",
-]  # fmt: skip
-
-
 Pair = tuple[str, str]
 """Question and answer."""
 SUBSET: Final = (

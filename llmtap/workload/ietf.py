@@ -31,13 +31,6 @@ from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Promp
 from llmtap.workload.prompts.prose import Document
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "CODE_COMPLETION", "CONVERSATION", "LONG_CONTEXT",
-    "LONG_CONTEXT_UNIFORM", "SKEWED", "TARGETS", "UNIFORM", "SyntheticWorkload", "code_completion_of",
-    "conversation_of",
-]  # fmt: skip
-
-
 _SHARING: Final = Sharing(fraction=0.8, tokens=UniformLengths(min=512, max=1_024), contexts=10, zipf=1.5)
 _INPUT: Final = Percentiles(
     points=((5, 76), (25, 577.75), (50, 1_452.5), (75, 2_692), (90, 5_025), (95, 7_375.35), (99, 7_436)),

@@ -21,11 +21,6 @@ import msgspec
 
 from llmtap.metrics.statistics import deviation, mean, percentile
 
-__all__ = [
-    "Empirical", "Fixed", "Lengths", "LogNormal", "Normal", "Percentiles", "UniformLengths", "described",
-    "drawn", "lengths_told", "mean_of", "uniform_draw",
-]  # fmt: skip
-
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]

@@ -26,13 +26,6 @@ from llmtap.workload.lengths import Fixed, Lengths, described, drawn, uniform_dr
 from llmtap.workload.prompts.prompt import Fit, Prompt
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "BLOCK_TOKENS", "NO_CONTEXT", "ConversationScript", "Conversations", "PlannedTurn", "SharedBlocks",
-    "Sharing", "Speaker", "Think", "ThinkExponential", "ThinkFixed", "ThinkLogNormal", "WorkloadPlan",
-    "assemble", "rows_before", "zipf_shares",
-]  # fmt: skip
-
-
 BLOCK_TOKENS: Final = 16
 """vLLM's block size; a prefix cache finds only whole blocks."""
 NO_CONTEXT: Final = -1

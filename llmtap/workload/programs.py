@@ -14,8 +14,6 @@ from zlib import crc32
 from llmtap.workload.prompts.prose import WORDS, fitted_text
 from llmtap.workload.prompts.text import count_tokens
 
-__all__ = ["LANGUAGES", "Code", "program"]
-
 LANGUAGES: Final = ("python", "javascript", "typescript")
 """Those of the IETF draft, 4.3.2.4."""
 _FUNCTIONS: Final = 600

@@ -38,11 +38,6 @@ from llmtap.workload.prompts.prompt import Workload
 from llmtap.workload.requests import Requests
 from llmtap.workload.synthetic import WORKLOADS, Simulated, draw
 
-__all__ = [
-    "DEFAULT_SEED", "REFERENCE", "drawn_requests", "is_workload", "report_of", "workload_named",
-    "workloads",
-]  # fmt: skip
-
 DEFAULT_SEED: Final = 42
 """IETF draft, A.1.4."""
 REFERENCE: Final[Mapping[str, Composed | SyntheticWorkload]] = {

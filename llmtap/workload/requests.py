@@ -8,8 +8,6 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["Requests"]
-
 
 def _column() -> "array[int]":
     return array("q")

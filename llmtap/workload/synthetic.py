@@ -17,9 +17,6 @@ from llmtap.workload.prompts.prompt import ElasticSource
 from llmtap.workload.prompts.prose import ProseWords
 from llmtap.workload.requests import Requests
 
-__all__ = ["WORKLOADS", "Simulated", "Synthetic", "SyntheticLengths", "draw"]
-
-
 _P95: Final = 1.6448536269514722
 
 

@@ -20,8 +20,6 @@ from llmtap.traces.source import open_trace
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace_rows import TraceRows, tie_note, ties
 
-__all__ = ["Trace", "load_trace"]
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:

@@ -32,9 +32,6 @@ from llmtap.traces.format import ASPECTS, BYTES_PER_TOKEN, TraceSource, telling
 from llmtap.units import format_ns
 from llmtap.workload.requests import Requests
 
-__all__ = ["COLUMNS", "NO_TIMES", "Links", "TraceRows", "TraceTurns", "tie_note", "ties"]
-
-
 COLUMNS: Final = (
     "capture", "session", "turn", "id", "parent", "think_us", "delivered_us", "response_end_us",
     "last_token_us",

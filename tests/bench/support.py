@@ -20,8 +20,6 @@ from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.load.workers.worker_handle import Progress
 from tests.support.servers.peer import play
 
-__all__ = ["SERVE", "Planted", "Silent", "answered", "measured", "perform", "session_to", "sim", "truths"]
-
 SERVE = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", "127.0.0.1:0"]
 SECONDS_MAX = 280.0
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["HEADER", "Call", "small_trace"]
-
 Call = Callable[..., tuple[int, str, str]]
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["Templates"]
-
 _ACTION = re.compile(r"\{\{(-?)\s*(.*?)\s*(-?)\}\}", re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\(|\)|\||[^\s()|]+')
 

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, NamedTuple
 
-__all__ = ["ROOT", "SHELL", "Block", "blocks", "commands", "hook", "pages"]
-
 ROOT: Final = Path(__file__).parents[2]
 
 SHELL: Final = ("sh", "bash", "console")

@@ -3,8 +3,6 @@
 import shlex
 from typing import Final, NamedTuple
 
-__all__ = ["GATEWAY", "Lasting", "lasting"]
-
 GATEWAY: Final = "127.0.0.1:8000"
 _ENDS: Final = frozenset({"--check", "--keys", "--help", "--servings"})
 

@@ -33,8 +33,6 @@ from llmtap.config import Settings
 from tests.docs.documents import SHELL, Block, blocks, commands
 from tests.docs.servers_named import GATEWAY, Lasting, lasting
 
-__all__ = ["walked"]
-
 ROOT: Final = Path(__file__).parents[2]
 COMMAND_S: Final = 300.0
 READY_S: Final = 120.0

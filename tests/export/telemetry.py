@@ -6,8 +6,6 @@ from llmtap.export.opentelemetry.spans import Terms, terms_of
 from llmtap.metrics.latency import Measured, measure
 from tests.support.traffic.streams import streamed
 
-__all__ = ["MS", "PARENT", "SPAN", "TRACE", "chat", "read"]
-
 MS = 1_000_000
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"

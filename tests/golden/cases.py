@@ -13,8 +13,6 @@ from llmtap.traces.registry import FORMATS
 from tests.golden.texts import admin_api, capture_columns, openapi, options, telemetry, top
 from tests.support.traffic.exposed import exposition_text
 
-__all__ = ["CASES", "DATA", "Case"]
-
 Case = list[str] | Callable[[], str]
 DATA: Final = Path(__file__).parents[1] / "data"
 _FROM_CAPTURE: Final = frozenset({

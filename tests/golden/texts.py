@@ -37,8 +37,6 @@ from tests.support.servers.otlp_receiver import GUARD_S, OtlpReceiver
 from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.relay_status import relay_status
 
-__all__ = ["admin_api", "capture_columns", "openapi", "options", "telemetry", "top"]
-
 _ARMS: Final = ({"name": "control"}, {"name": "candidate", "headers": {"X-Arm": "b"}})
 _UNSTABLE: Final = frozenset({
     "traceId", "spanId", "bucketCounts", "explicitBounds", "host.name", "service.instance.id",

@@ -16,8 +16,6 @@ import pytest
 
 from llmtap.cli.main import main
 
-__all__ = ["normalised", "transcript"]
-
 _WIDTH: Final = "80"
 _ANSI: Final = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 _LONG_FRACTION: Final = re.compile(r"(?<![\w.])-?\d+\.\d{8,}(?:e[-+]?\d+)?(?![\w.])")

@@ -4,8 +4,6 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import Measured
 
-__all__ = ["CollectingSink"]
-
 
 class CollectingSink:
     """Keeps the exchanges, and the keys they were counted under; or raises `error`."""

@@ -57,14 +57,16 @@ def resolve(reference: str) -> object:
 
 
 def public_functions() -> set[str]:
-    """`module.function` of everything in the room's `__all__` lists that works something out."""
+    """`module.function` of every public function of the room."""
     found = set()
     for path in HERE.glob("*.py"):
         if path.stem == "__init__" or path.stem in NO_TERMS:
             continue
         module = import_module(f"llmtap.metrics.{path.stem}")
         found |= {
-            f"{path.stem}.{name}" for name in module.__all__ if inspect.isfunction(getattr(module, name))
+            f"{path.stem}.{name}"
+            for name, member in inspect.getmembers(module, inspect.isfunction)
+            if member.__module__ == module.__name__ and not name.startswith("_")
         }
     return found - NO_TERMS
 

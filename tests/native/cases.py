@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-__all__ = ["ChunkedBodies", "TokenEvents", "in_a_chunk"]
-
 _SPECIAL: Final = b'\r\n0123456789abcdefABCDEF;:=",\\ \t{}[]u\x00\x7f\x80\xc3\xed\xff'
 
 

@@ -15,8 +15,6 @@ from typing import Final
 
 from tests.native.targets import FULL, TARGETS
 
-__all__ = ["fuzz", "main"]
-
 REPORT_S: Final = 30.0
 """Seconds between two lines of progress."""
 BETWEEN_LOOKS: Final = 4_096

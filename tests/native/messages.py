@@ -26,17 +26,6 @@ from llmtap.protocol.http1 import (
 from llmtap.vantage.relay import heads
 from tests.native.cases import ChunkedBodies
 
-__all__ = [
-    "REQUESTS",
-    "RESPONSES",
-    "Heads",
-    "Requests",
-    "Responses",
-    "mutated",
-    "request_twins",
-    "response_twins",
-]
-
 OPENAI = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1:8080\r\nAccept-Encoding: gzip, deflate, br\r\n"
     b"Connection: keep-alive\r\nAccept: application/json\r\nContent-Type: application/json\r\n"

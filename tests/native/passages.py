@@ -22,8 +22,6 @@ from llmtap.protocol.http1 import FRAMING_TRAILERS, Framing, scanner_for
 from llmtap.vantage.relay.flow import Flow
 from tests.native.cases import ChunkedBodies
 
-__all__ = ["Passages"]
-
 _ROOM: Final = 4_608
 """Bytes of the client's send buffer: a body of some thousand bytes fills it."""
 _TAP_BYTES: Final = 1 << 20

@@ -28,8 +28,6 @@ from tests.native.cases import ChunkedBodies, TokenEvents, in_a_chunk
 from tests.native.messages import Heads, Requests, Responses
 from tests.native.passages import Passages
 
-__all__ = ["FULL", "TARGETS", "Framing", "Target", "Tokens"]
-
 FULL: Final = 10_000_000
 """Inputs of each target in a full run."""
 

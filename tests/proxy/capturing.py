@@ -16,8 +16,6 @@ from tests.support.servers.peer import Gone
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import Call, Script
 
-__all__ = ["Asked", "Load", "Process", "chat_body", "streams"]
-
 
 def chat_body(text: str = "hello", **more: object) -> bytes:
     """A chat request."""

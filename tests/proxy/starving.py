@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-__all__ = ["Starving"]
-
 EVERY_S = 0.1
 KEPT_S = 3.0
 

@@ -16,10 +16,6 @@ from tests.support.results.baselines import answer, both
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.experiments import an_experiment
 
-__all__ = [
-    "CAPTURES", "INTEGRITIES", "SWEPT", "SYSTEMS", "TERMS", "compared_rows", "experiment", "summarised",
-]  # fmt: skip
-
 MS = 1_000_000
 
 

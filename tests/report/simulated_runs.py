@@ -8,8 +8,6 @@ from llmtap.sim.model_options import read_model_options
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.workload.requests import Requests
 
-__all__ = ["flights", "run"]
-
 
 def run(scheduler: str, rate: float, **changes: Any) -> dict[str, Any]:
     """A run of whole batches; `changes` replace parts of it, and those of its `readings` by name."""

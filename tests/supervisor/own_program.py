@@ -6,8 +6,6 @@ from typing import Final
 
 import llmtap
 
-__all__ = ["OwnProgram"]
-
 _DEAD: Final = "raise SystemExit(3)\n"
 
 

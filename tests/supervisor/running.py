@@ -17,12 +17,6 @@ from tests.support.servers.peer import Gone, chunk, wait_until
 from tests.support.servers.raw_client import Answer, RawClient, request
 from tests.support.servers.upstream import Call, Upstream
 
-__all__ = [
-    "BODY", "CLEAN", "LONG_S", "PATIENT", "READY_S", "ROOT", "STARTER", "Held", "Proxy", "accounted",
-    "all_whole", "children_of", "counters", "gone", "is_alive", "proxy", "replaced", "restarted", "streams",
-    "summary", "under_way", "until", "write_config",
-]  # fmt: skip
-
 READY_S: Final = 60.0
 """A deadline: it costs time only where something is broken."""
 LONG_S: Final = 120.0

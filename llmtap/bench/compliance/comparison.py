@@ -30,8 +30,6 @@ from llmtap.bench.compliance.evidence import (
 )
 from llmtap.report.values import leaves
 
-__all__ = ["ROWS", "RUNS_MIN", "noted", "sequence"]
-
 
 def noted(report: Report, *words: str) -> str | None:
     notes = map(str, at(report, "sut.notes") or ())

@@ -14,17 +14,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
-__all__ = [
-    "DATA_SETS", "MUSTS", "SHOULDS", "Check", "ComplianceVerdict", "Level", "Report", "Requirement",
-    "Status", "Step", "Subject", "arrivals_of", "at", "boundary", "cannot_tell", "cell", "count",
-    "counted", "declared", "departures", "has_levels", "has_requests", "is_closed", "is_measured",
-    "is_open", "lacking", "lasted", "lasts", "level_of", "measured", "met", "name_of", "not_applicable",
-    "not_met", "only_at", "over", "protocol", "reads", "requirements", "seconds", "several", "slots_of",
-    "states", "steps",
-    "table", "table_has", "text", "verdict", "workload", "workload_is", "worst",
-]  # fmt: skip
-
-
 Report = Mapping[str, Any]
 """JSON of a test's report, or of a comparison: `{"reports": [...], "comparison": ...}`."""
 Level = Literal[

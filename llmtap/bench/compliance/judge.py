@@ -15,12 +15,6 @@ from llmtap.bench.compliance import comparison, preparation, procedures
 from llmtap.bench.compliance.evidence import MUSTS, SHOULDS, ComplianceVerdict, Report, Requirement, Subject
 from llmtap.bench.run.test import ReportTable
 
-__all__ = [
-    "COMPARISON", "EXCLUDED", "REQUIREMENTS", "Judged", "Matrix", "Overall", "judge", "judge_comparison",
-    "listing",
-]  # fmt: skip
-
-
 _READING: Final = "asks the reader to consult the terminology document: no test satisfies or breaks it"
 _WORDS: Final = "lists the key words"
 _STATUS: Final = "defines what compliance is: it is carried out in Matrix"

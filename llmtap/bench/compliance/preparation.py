@@ -49,11 +49,6 @@ from llmtap.bench.compliance.evidence import (
 )
 from llmtap.units import NS_PER_S, parse_duration_ns
 
-__all__ = [
-    "REQUESTS_MIN", "ROWS", "TOKENS_MIN", "fully_specified",
-]  # fmt: skip
-
-
 _TIMES: Final = ("ttft", "ttfb", "e2e", "tbc", "tbc_max")
 """Metrics whose minimum and maximum are exact, not rounded to a histogram bucket."""
 AS_PLANNED: Final = 1.1

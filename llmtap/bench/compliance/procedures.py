@@ -52,9 +52,6 @@ from llmtap.bench.compliance.evidence import (
 )
 from llmtap.bench.compliance.preparation import fully_specified
 
-__all__ = ["ROWS", "load_model", "workload_defined"]
-
-
 P99_MIN: Final = 1_000
 P999_MIN: Final = 10_000
 _PERCENTILES: Final = ("P50", "P90", "P95", "P99", "P99.9")

@@ -26,8 +26,6 @@ from llmtap.metrics.summary import ENDED_WELL
 from llmtap.sim.sweep.fitting import BatchFit, GridError, fit_batches
 from llmtap.units import to_seconds
 
-__all__ = ["LENGTHS", "GridCell", "LengthOf", "MeasuredGrid", "measured_grid"]
-
 LengthOf = Literal["output", "prompt+output"]
 LENGTHS: Final = ("output", "prompt+output")
 """Tokens that count as the length L of a batch: values of `length` in `llmtap.sim.model_options`."""

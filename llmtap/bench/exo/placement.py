@@ -18,8 +18,6 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.units import NS_PER_S
 
-__all__ = ["PlacedInstance", "PlacementWish", "place", "remove"]
-
 NODES_MAX: Final = 4
 LOOK_S: Final = 0.1
 DOWNLOAD_LOOK_S: Final = 1.0

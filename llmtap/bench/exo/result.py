@@ -33,13 +33,6 @@ from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.fitting import Fitted
 from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = [
-    "BatchEnergy", "ExoBatch", "ExoCell", "ExoResult", "ExoRow", "ExoRun", "Hit", "Power", "Sent", "Spread",
-    "Stats", "Telling", "Timing", "batch_of", "generation_tps", "prefill_tps", "prefix_hit", "rows_of",
-    "timing_of", "total_of",
-]  # fmt: skip
-
-
 Hit = Literal["none", "partial", "exact"]
 LAST_TOKENS: Final = 16
 """Last tokens of a prompt that a server computes even on an exact hit: a block of vLLM's cache."""

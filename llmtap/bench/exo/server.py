@@ -28,8 +28,6 @@ from llmtap.net.failures import failure_said
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S
 
-__all__ = ["KINDS", "ExoServed", "NodeMetrics", "Placement", "ask_served", "placement_of", "side_session"]
-
 Kind = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "exo"]
 KINDS: Final = ("auto", "openai", "vllm", "sglang", "llamacpp", "exo")
 BENCH_PATH: Final = "/bench/chat/completions"

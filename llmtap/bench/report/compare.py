@@ -34,9 +34,6 @@ from llmtap.metrics.comparison import Comparison, adjusted, compare_quantile, co
 from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import is_enough, percentile
 
-__all__ = ["ComparedRun", "System", "compare", "compare_results", "read_system"]
-
-
 ALPHA: Final = 0.05
 LEVEL: Final = 1 - ALPHA
 _AtLevel = Callable[..., Comparison | None]

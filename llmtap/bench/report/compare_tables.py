@@ -12,8 +12,6 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.test import ChartSeries, ChartSpec, ReportTable
 from llmtap.report.values import MARK
 
-__all__ = ["charts_of", "tables_of"]
-
 DISTRIBUTIONS_MAX: Final = 6
 _ABSENT: Final = "-"
 _FAMILIES: Final = {

@@ -29,12 +29,6 @@ from llmtap.report.plots import chart_table
 from llmtap.report.render import markdown
 from llmtap.report.values import FEW, figure_text, is_marked, milliseconds, number, plain_text
 
-__all__ = [
-    "full_markdown", "guardrails_said", "hardware_said", "load_said", "main_load", "minimum_text",
-    "workload_said",
-]  # fmt: skip
-
-
 _Rule = Callable[[Report, Sequence[Step]], Step | None]
 
 

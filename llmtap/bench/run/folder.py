@@ -22,8 +22,6 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.user_files import decode_json
 
-__all__ = ["RESULT", "Folder"]
-
 RESULT: Final = "result.json"
 _RUN: Final = "run-"
 

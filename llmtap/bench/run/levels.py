@@ -32,13 +32,6 @@ from llmtap.metrics.saturation import SaturationLevel
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import Duration, to_seconds
 
-__all__ = [
-    "WARM_TOKENS", "Bounds", "Capacity", "RateSearch", "Tried", "capacity_told", "check_duration",
-    "endings", "find_capacity", "is_long", "lasts", "latency_rows", "latency_table", "level_json",
-    "level_load", "measure_closed", "memory_errors", "number", "overload", "p99_chart", "rows_for",
-    "saturation_level", "server_mean", "server_total", "share", "throughput_chart",
-]  # fmt: skip
-
 COLUMNS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
 FAILED_MAX: Final = 0.01
 """Largest share of failures that a bound on a P99 allows."""

@@ -23,9 +23,6 @@ from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["BYTES_MAX", "FILE", "Load", "make_load", "write_requests"]
-
-
 SPARE_SHARE = 1.25
 """Factor on the expected number of arrivals, since a Poisson process may have more."""
 SPARE = 50

@@ -28,12 +28,6 @@ from llmtap.metrics.saturation import SaturationLevel, heavy_tail, incomplete
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
 
-__all__ = [
-    "COLUMNS", "PARTS", "RAMP_UP", "Measurement", "MeasurementRecorder", "Steady", "steady_of",
-    "tail_is_heavy",
-]  # fmt: skip
-
-
 COLUMNS: Final[dict[str, pa.DataType]] = {
     **dict.fromkeys((
         "row", "sent_ns", "scheduled_ns", "end_ns", "ttft_ns", "ttft_any_ns", "e2e_ns", "input_tokens",

@@ -38,11 +38,6 @@ from llmtap.report.values import leaves
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.registry import is_workload, workload_named
 
-__all__ = [
-    "ORDER", "Bench", "asked_of", "check_values", "declared_otherwise", "refuse_other", "undo", "unreached",
-]  # fmt: skip
-
-
 TEST_ASKED: Final = "asked.json"
 SERVER_LOG: Final = "server.log"
 SHOWN_MAX: Final = 3

@@ -35,8 +35,6 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["BenchSession", "Interrupted", "SessionWatcher", "time_said"]
-
 TIMEOUT: Final = Duration(600 * NS_PER_S)
 CAPTURE: Final = "capture"
 BASELINE: Final = ""

@@ -19,12 +19,6 @@ from llmtap.units import Duration, format_ns
 if TYPE_CHECKING:
     from llmtap.bench.run.session import BenchSession
 
-__all__ = [
-    "TESTS", "ArrivalProcess", "BenchTest", "ChartSeries", "ChartSpec", "Count", "Mark", "OutputTokens",
-    "Rate", "ReportTable", "SlotsMax", "TestResult", "TpotBound", "TtftBound", "Workload", "test_named",
-    "tests_said",
-]  # fmt: skip
-
 
 P = TypeVar("P", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=1)]

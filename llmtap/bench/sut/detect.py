@@ -36,8 +36,6 @@ from llmtap.units import format_ns
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import VOCABULARY
 
-__all__ = ["TRIPS", "Detected", "Fact", "detect", "round_trip_ns"]
-
 CHAT: Final = "chat.completions"
 TIMEOUT_S: Final = 10
 PROBE_TIMEOUT_S: Final = 120

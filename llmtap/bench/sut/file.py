@@ -30,9 +30,6 @@ from llmtap.report.values import leaves
 from llmtap.units import encode_seconds, read_special, shown
 from llmtap.user_files import decode_json, read_toml
 
-__all__ = ["BenchFile", "load_bench", "params_told", "without_keys"]
-
-
 _PATH: Final = re.compile(r"\s*- at `(?:key in )?\$(.*)`$")
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _EXPECTED: Final = re.compile(r"Expected `([^`]+)`(?:, got `([^`]+)`| (.+))$")

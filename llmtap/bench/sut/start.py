@@ -33,8 +33,6 @@ from llmtap.net.tls import client_context
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = ["ModelLoad", "model_load_said", "started"]
-
 POLL_S: Final = 0.02
 RETRY_S: Final = 0.2
 START_S_MAX: Final = 1800

@@ -17,9 +17,6 @@ from llmtap.bench.run.test import TESTS
 from llmtap.bench.sut.detect import Detected
 from llmtap.bench.sut.sut import BenchTarget, Guardrails, Hardware, Sut, SutClock, SutTokenizer
 
-__all__ = ["demanded", "open_declarations", "starter_text"]
-
-
 SUT: Final = "sut."
 
 

@@ -10,9 +10,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-__all__ = ["BenchTarget", "Guardrails", "Hardware", "Sut", "SutClock", "SutTokenizer", "TargetArm"]
-
-
 Boundary = Literal["model engine", "application gateway", "compound system"]
 
 

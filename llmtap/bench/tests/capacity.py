@@ -42,8 +42,6 @@ from llmtap.metrics.saturation import capacity
 from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
-__all__ = ["TEST", "CapacityParams"]
-
 COMPLETION_MIN: Final = 0.99
 PER_SLOT_MIN: Final = 100
 RATE_SPARE: Final = 1.1

@@ -33,8 +33,6 @@ from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.prompts.prompt import CL100K_IDS
 
-__all__ = ["TEST", "FairnessParams"]
-
 RESAMPLES: Final = 2_000
 BATCH: Final = 100
 """Resamples per batch: 100 of 10,000 latencies are 8 MB."""

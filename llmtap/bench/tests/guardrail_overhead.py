@@ -36,9 +36,6 @@ from llmtap.bench.tests.paired import (
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import is_enough
 
-__all__ = ["TEST", "GuardrailParams"]
-
-
 RUNS_MIN: Final = 3
 _APART: Final = 1_000
 """Difference between seeds of repeats; levels and searches use the seeds between."""

@@ -28,8 +28,6 @@ from llmtap.metrics.latency import itl_ns
 from llmtap.metrics.modality import dip_test, modes, tail
 from llmtap.metrics.statistics import deviation, percentile, tail_ratio
 
-__all__ = ["TEST", "ItlParams"]
-
 OUTPUT_MIN: Final = 50
 """Smallest number of tokens of a response (5.4.2)."""
 REQUESTS_MIN: Final = 100

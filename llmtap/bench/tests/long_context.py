@@ -27,8 +27,6 @@ from llmtap.metrics import saturation
 from llmtap.metrics.intervals import mean_interval
 from llmtap.metrics.statistics import mean
 
-__all__ = ["TEST", "LongContextParams"]
-
 LENGTHS: Final = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536, 131_072)
 SHORT: Final = 128
 """Tokens of the prompts that warm up (5.9.3 step 1)."""

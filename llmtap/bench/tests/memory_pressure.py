@@ -40,8 +40,6 @@ from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
-__all__ = ["TEST", "MemoryPressureParams"]
-
 DURATION_MIN: Final = Duration(120 * NS_PER_S)
 PROBES: Final = 5
 """Requests sent one at a time before the first and after the last level."""

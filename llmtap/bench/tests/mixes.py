@@ -38,12 +38,6 @@ from llmtap.workload.prompts.tokenizer import OWN, load_counter
 from llmtap.workload.registry import is_workload, report_of, workload_named
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "LONG", "SHORT", "ClassMix", "Prefixes", "RequestClass", "check_classes", "closed_mix", "open_mix",
-    "prefixes_of",
-]  # fmt: skip
-
-
 Tokens = Annotated[int, Meta(ge=1, le=1 << 24)]
 _INPUT: Final = LogNormal(mu=5.5, sigma=1.0)
 _OUTPUT: Final = LogNormal(mu=4.5, sigma=1.2)

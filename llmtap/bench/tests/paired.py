@@ -26,13 +26,6 @@ from llmtap.metrics.intervals import mean_interval
 from llmtap.metrics.statistics import percentile
 from llmtap.workload.plan import NO_CONTEXT
 
-__all__ = [
-    "AGAIN", "ARMS", "BASELINE", "METRICS", "NAMES", "STATES", "Block", "Cells", "GuardrailCell",
-    "PrefixRun", "Rates", "blocks", "cached_share", "guardrail_figures", "hot_firsts", "over_repeats",
-    "pairs", "prefix_figures", "quantile_ratio", "ttfts", "values_by_row",
-]  # fmt: skip
-
-
 T = TypeVar("T")
 RUNS_MIN: Final = 3
 """Independent runs that a claim needs (6.3)."""

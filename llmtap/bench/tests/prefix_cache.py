@@ -28,8 +28,6 @@ from llmtap.bench.tests.mixes import Prefixes, prefixes_of
 from llmtap.bench.tests.paired import STATES, PrefixRun, hot_firsts, prefix_figures, ttfts
 from llmtap.errors import ConfigError
 
-__all__ = ["OFF", "ON", "TEST", "PrefixCacheParams"]
-
 OFF: Final = "cache_off"
 ON: Final = "cache_on"
 RUNS_MIN: Final = 3

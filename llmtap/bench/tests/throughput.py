@@ -41,8 +41,6 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.arrivals import parse_arrivals
 
-__all__ = ["TEST", "Sought", "ThroughputParams", "seek"]
-
 DURATION_MIN: Final = Duration(60 * NS_PER_S)
 DURATION_STABLE: Final = Duration(300 * NS_PER_S)
 

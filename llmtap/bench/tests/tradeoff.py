@@ -35,8 +35,6 @@ from llmtap.metrics.saturation import knee, operating_point, peak, saturation_po
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.workload.arrivals import parse_arrivals
 
-__all__ = ["TEST", "TradeoffParams"]
-
 LEVELS_MIN: Final = 10
 RATE_MAX: Final = 1_024.0
 """Highest rate of the search for capacity, requests/s."""

@@ -21,8 +21,6 @@ from llmtap.bench.run.session import BenchSession
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
 
-__all__ = ["TEST", "TtftParams"]
-
 EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
 """Lower edges of the input lengths that 5.1.4.2 recommends; the last range has no end."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}

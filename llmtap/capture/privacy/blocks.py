@@ -17,8 +17,6 @@ from typing import Final, Literal, NamedTuple
 
 from llmtap.exchange.prompt import ID_BYTES, PromptMessage, PromptShape
 
-__all__ = ["CHAIN_BYTES", "BlockHasher", "Blocks", "chain"]
-
 CHAIN_BYTES: Final = 16
 """Of a conversation's digest: among 10^9 conversations two agree by chance with probability 10^-21."""
 _ID_BYTES: Final = 8

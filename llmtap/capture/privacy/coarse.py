@@ -18,8 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["STEPS", "coarsen", "floor_divide"]
-
 STEPS: Final = {"arrival_us": 1_000_000, "time_us": 100_000, "bytes": 1_024, "tokens": 16}
 """Powers of two where sizes are concerned; the metadata of a file repeat them."""
 

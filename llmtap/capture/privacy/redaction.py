@@ -32,8 +32,6 @@ import msgspec
 from llmtap.capture.options import OWN_RULE
 from llmtap.exchange.paths import KEY_PATTERN
 
-__all__ = ["BODY_BYTES_MAX", "BUILT_IN", "Redactor"]
-
 BODY_BYTES_MAX: Final = 8 << 20
 """As much of a request as the observer keeps."""
 _MEDIA_CHARS_MIN: Final = 4096

@@ -35,8 +35,6 @@ from llmtap.exchange.exchange import Exchange, Turn
 from llmtap.exchange.prompt import PromptMessage, PromptShape
 from llmtap.protocol.http1 import Headers, header_value
 
-__all__ = ["Keys", "Sessions"]
-
 _IDLE_NS: Final = 3_600_000_000_000
 """An hour: after it the server's cache is gone, and a request begins a new session."""
 _EXCHANGES_MAX: Final = 100_000

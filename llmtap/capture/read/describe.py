@@ -24,9 +24,6 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import Summary
 
-__all__ = ["BY", "CapturedWorkload", "TenantClass", "describe"]
-
-
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _BLOCKS: Final = ["capture", "block_unit", "block_size"]
 _BEFORE_SUBMIT: Final = ("first_byte", "response_end")

@@ -21,8 +21,6 @@ import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 
-__all__ = ["COLUMNS", "CaptureIntegrity", "Integrity", "RelayIntegrity", "check", "latest_ledger"]
-
 COLUMNS = ("capture", "relay", "seq", "id", "anchor", "arrival_ns")
 _GROUPS = ["capture", "relay", "anchor"]
 _LATER = r"-[0-9]+\.(?:[2-9]|[1-9][0-9]+)$"

@@ -37,8 +37,6 @@ from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.units import format_bytes
 
-__all__ = ["Capture", "CaptureError", "CaptureFile", "read"]
-
 _BATCH_BYTES: Final = 16 << 20
 """Of rows read at once, about: those with bodies are fewer."""
 _VALUE_BYTES: Final = 8

@@ -18,8 +18,6 @@ import pyarrow as pa
 
 from llmtap.errors import ConfigError
 
-__all__ = ["STANDARD", "InputFile", "new_file", "opened"]
-
 STANDARD: Final = "-"
 """Standard input, standard output."""
 _BUFFER_BYTES: Final = 1 << 18

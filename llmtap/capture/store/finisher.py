@@ -27,9 +27,6 @@ from llmtap.capture.store.parquet import write_parquet
 from llmtap.capture.store.places import Place, PlaceError, make_folder, sync_folder
 from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
 
-__all__ = ["ClosedSpool", "Finished", "Finisher", "LocalFiles"]
-
-
 log = logging.getLogger(__name__)
 
 BACK_OFF_S: Final = 0.5

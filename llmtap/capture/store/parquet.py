@@ -44,9 +44,6 @@ from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 
-__all__ = ["RunWriter", "check_place", "write_parquet"]
-
-
 GROUP_BYTES: Final = 32 << 20
 """Of a row group, in memory: some 4,000 exchanges of 200 events."""
 _LEVEL: Final = 3

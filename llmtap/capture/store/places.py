@@ -23,11 +23,6 @@ from llmtap.errors import ConfigError, LlmtapError
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-__all__ = [
-    "LocalPlace", "Place", "PlaceError", "RemotePlace", "capture_tag", "file_stem", "make_folder",
-    "open_place", "redacted", "sync_folder",
-]  # fmt: skip
-
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 20.0
 """Longest silence of a store. The SDK tries once more when it closes."""

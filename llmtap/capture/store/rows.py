@@ -28,8 +28,6 @@ from llmtap.exchange import exchange
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
 from llmtap.exchange.paths import clean_path
 
-__all__ = ["exchanges_of", "to_batch"]
-
 _PLAIN: Final = {
     **{name: name for name in (
         "relay", "seq", "anchor", "tenant", "model", "response_model", "route", "arm", "unit", "excluded",

@@ -43,11 +43,6 @@ from llmtap.capture.schema import (
 )
 from llmtap.errors import LlmtapError
 
-__all__ = [
-    "LOCK", "SpoolContents", "SpoolError", "SpoolWriter", "aside_of", "clear", "read_spool", "take_back",
-]  # fmt: skip
-
-
 _MAGIC: Final = b"LTSP"
 _HEADER: Final = struct.Struct("<4sBxHIIIII")
 _CRC_AT: Final = _HEADER.size - 4

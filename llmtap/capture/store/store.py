@@ -35,8 +35,6 @@ from llmtap.capture.store.spool import LOCK, SpoolWriter, take_back
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError
 
-__all__ = ["Store", "StoreState", "check", "spool_folder"]
-
 log = logging.getLogger(__name__)
 
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))

@@ -50,8 +50,6 @@ from llmtap.export.trace_context import parse_trace_parent
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured
 
-__all__ = ["OtlpExporter"]
-
 log = logging.getLogger(__name__)
 
 BATCH_MAX: Final = 512

@@ -20,8 +20,6 @@ from llmtap.export.opentelemetry import semconv
 from llmtap.export.opentelemetry.spans import TEXT_MAX, Terms
 from llmtap.metrics.latency import Measured
 
-__all__ = ["MetricRecorder", "Point", "Totals", "metrics_of"]
-
 EXPONENTIAL_MAX: Final = 160
 """Buckets of an exponential histogram. Source: OpenTelemetry metrics SDK specification, default `MaxSize`."""
 

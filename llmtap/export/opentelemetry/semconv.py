@@ -13,11 +13,6 @@ from typing import Final, Literal
 
 from llmtap.export.buckets import GAP_EDGES_NS, TTFT_EDGES_NS, edges_ns
 
-__all__ = [
-    "VERSIONS", "Instrument", "Measure", "Semconv", "SemconvQuantity", "Version", "operation_of",
-    "provider_of",
-]  # fmt: skip
-
 Version = Literal["0.1.0", "1.41", "off"]
 
 ERROR_TYPE: Final = "error.type"

@@ -22,17 +22,6 @@ from llmtap.export.trace_context import TraceParent
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
 
-__all__ = [
-    "TEXT_MAX",
-    "ExchangeIds",
-    "Terms",
-    "chunk_times_ns",
-    "error_type",
-    "start_span",
-    "terms_of",
-]
-
-
 TEXT_MAX: Final = 256
 """Characters of a name from traffic: enough for any model name, few enough to be harmless."""
 

@@ -15,11 +15,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.export.buckets import ADDED_EDGES_NS, DURATION_EDGES_NS, GAP_EDGES_NS, TOKEN_EDGES, TTFT_EDGES_NS
 
-__all__ = [
-    "ADDED", "CALLS", "COUNTERS", "HISTOGRAMS", "LAG", "SELF", "WHO", "CounterFamily", "HistogramFamily",
-    "SelfMetric", "Value", "collect",
-]  # fmt: skip
-
 WHO: Final = ("tenant", "model", "arm")
 
 

@@ -30,9 +30,6 @@ from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Objectives, fluidity_of
 from llmtap.metrics.summary import ENDED_WELL
 
-__all__ = ["EXEMPLARS_MAX", "Exemplars", "Exposition", "Frozen", "by_series"]
-
-
 EXEMPLARS_MAX: Final = 20_000
 """Newest exemplars: 0.7 KB each; 2,000 series of a histogram have 60,000 buckets, most with old ones."""
 

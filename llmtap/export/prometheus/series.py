@@ -17,8 +17,6 @@ from llmtap.metrics import summary
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Fluidity
 
-__all__ = ["FrozenSeries", "Series", "families_for"]
-
 _ALSO: Final = {
     "ttft": ("ttft",), "ttft_any": ("ttft",), "ttfb": ("ttfb",), "tpot": ("tpot",), "e2e": ("duration",),
     "user_idle": ("idle", "idle_reading"), "tbc_max": ("chunk_gap", "token_gap"),

@@ -21,8 +21,6 @@ from prometheus_client.samples import Exemplar
 from llmtap.export.buckets import EXPONENTIAL_SCALE, ExponentialBuckets
 from llmtap.export.prometheus.catalogue import CounterFamily, HistogramFamily
 
-__all__ = ["CONTENT_TYPE", "ProtobufWriter", "TextWriter", "is_preferred"]
-
 CONTENT_TYPE: Final = (
     "application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
 )

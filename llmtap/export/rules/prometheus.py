@@ -16,8 +16,6 @@ import yaml
 from llmtap.errors import ConfigError
 from llmtap.metrics.slo import PERIOD_NS, Alarm, SloClass, burn_rate_max, events_min
 
-__all__ = ["SLO_ALERTS", "check_job", "missing_alarms", "render", "runbook_url", "self_alerts", "window_name"]
-
 BURN: Final = "LlmtapErrorBudgetBurn"
 OUTDATED: Final = "LlmtapSloRulesOutdated"
 SLO_ALERTS: Final = (BURN, OUTDATED)

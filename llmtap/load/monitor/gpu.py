@@ -10,8 +10,6 @@ import contextlib
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
-__all__ = ["GpuReading", "Gpus", "open_gpus"]
-
 GPUS_MAX: Final = 16
 
 

@@ -26,11 +26,6 @@ from llmtap.net.failures import failure_said
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S, to_seconds
 
-__all__ = [
-    "Host", "ObservedProcess", "SystemSampler", "groups_of", "is_loopback", "listeners", "read_host",
-    "read_processes",
-]  # fmt: skip
-
 log = logging.getLogger(__name__)
 
 SENDER: Final = "sender"

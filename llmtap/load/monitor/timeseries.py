@@ -19,8 +19,6 @@ from llmtap.metrics.statistics import mean, percentile
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import to_seconds
 
-__all__ = ["Columns", "Ticks", "TimeSeries"]
-
 SAMPLES_MAX: Final = 100_000
 """More than a day at 1 Hz; 20 series then take 16 MB."""
 

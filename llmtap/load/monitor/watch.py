@@ -31,9 +31,6 @@ from llmtap.net.server_metrics import (
 )
 from llmtap.units import NS_PER_S, to_seconds
 
-__all__ = ["ServerScraper", "Watch"]
-
-
 REASONS_MAX: Final = 8
 TIMEOUT_NS: Final = 5 * NS_PER_S
 

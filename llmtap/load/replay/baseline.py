@@ -51,10 +51,6 @@ from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 
-__all__ = [
-    "FIGURES", "Baseline", "RecordedAnswer", "date_ms", "quantiles_s", "read_then", "recorded_of",
-]  # fmt: skip
-
 FIGURES: Final = ("ttft", "tpot", "tbc_max", "e2e", "e2e_same_length", "elapsed")
 SHARES: Final = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
 LENGTHS_APART: Final = 0.05

@@ -19,8 +19,6 @@ from llmtap.metrics.statistics import is_enough
 from llmtap.report.values import at, leaves
 from llmtap.units import NS_PER_S
 
-__all__ = ["compare_replays", "difference_interval"]
-
 _QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
 _METRICS: Final = ("ttft", "tpot", "tbc", "itl", "tbc_max", "e2e")
 _GAPS: Final = frozenset({"tbc", "itl"})

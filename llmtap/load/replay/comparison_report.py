@@ -22,8 +22,6 @@ from llmtap.report.values import (
     plain_text,
 )
 
-__all__ = ["compare_replays_html", "compare_replays_markdown", "render_replay_comparison"]
-
 _ABOUT: Final = (
     "Interval: 95 % for each difference by itself; it describes the requests of these two runs. Runs differ"
     " by more: repeat both, in turn. An end without a number: too few samples. TBC, ITL and"

@@ -51,8 +51,6 @@ from llmtap.net.failures import failure_said
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
-__all__ = ["ProgressListener", "Replay", "ReplayStage", "ReplayStopped"]
-
 CONNECTIONS_MAX: Final = 1_000
 """Connections opened in advance at most; more are opened on demand."""
 HOLD_NS: Final = 2_000_000_000

@@ -32,9 +32,6 @@ from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace
 from llmtap.workload.trace_rows import NO_TIMES
 
-__all__ = ["REQUESTS", "ReplayPlan", "ReplayQuestion", "make_plan", "other_words"]
-
-
 REQUESTS: Final = 1_000
 """Default number of requests of a workload: p99 needs as many (IETF draft, 5.1.4.3)."""
 AT_ONCE: Final = "at-once"

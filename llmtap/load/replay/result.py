@@ -46,8 +46,6 @@ from llmtap.metrics.statistics import summarise_ns
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
 
-__all__ = ["PERIODS_MAX", "QUANTILES", "ObservedLengths", "RunObservations", "result_of", "timeline_of"]
-
 
 @dataclass(slots=True)
 class ObservedLengths:

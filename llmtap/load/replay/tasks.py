@@ -18,8 +18,6 @@ from llmtap.metrics.latency import e2e_ns, ttft_ns
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL
 
-__all__ = ["TURNS_MAX", "TaskTimes"]
-
 TURNS_MAX: Final = 20
 """Rows of a table; the last one has all later turns."""
 

@@ -17,8 +17,6 @@ from llmtap.metrics.latency import SPREAD_NS
 from llmtap.report.values import at
 from llmtap.units import NS_PER_S, SHARE_OF_MIN, format_share
 
-__all__ = ["LIMITS", "Finding", "findings", "unchecked"]
-
 LIMITS: Final = {
     "lateness_p99": 0.002,
     "lateness_of_ttft": 0.05,

@@ -28,8 +28,6 @@ from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage,
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.tokenizer import as_text
 
-__all__ = ["GrpcTarget", "metadata_of", "parse_grpc"]
-
 TIMEOUT_NS: Final = 600 * NS_PER_S
 MESSAGE_BYTES_MAX: Final = 64 << 20
 

@@ -22,8 +22,6 @@ from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = ["Asking", "PromptMaker", "PromptTarget", "check_target", "make_asking"]
-
 _ID: Final = b"X-Request-Id"
 
 

@@ -36,9 +36,6 @@ from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage, a
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
-__all__ = ["OpeningFailed", "ResponseWait", "WebSocketSession", "WebSocketTarget", "parse_websocket"]
-
-
 HEAD_BYTES_MAX: Final = 1 << 18
 QUIET_NS: Final = 200_000_000
 """Time without a byte after which a session is checked: the loop may have stopped watching it."""

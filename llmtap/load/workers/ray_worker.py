@@ -35,8 +35,6 @@ from llmtap.load.workers.worker_handle import (
 )
 from llmtap.units import decode_special, encode_special
 
-__all__ = ["RayMember", "RemoteProcess"]
-
 LEAD_NS: Final = 1_000_000_000
 """Time from the command to the start: a call takes about 1 ms, 20 on a busy node."""
 STARTED_WITHIN_S: Final = 120

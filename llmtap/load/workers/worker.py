@@ -37,8 +37,6 @@ from llmtap.net.tls import client_context
 from llmtap.units import decode_special
 from llmtap.workload.requests import Requests
 
-__all__ = ["main", "work"]
-
 TELL_S: Final = 0.25
 COLLECT_EACH: Final = 240
 """Progress messages between garbage collections: one minute."""

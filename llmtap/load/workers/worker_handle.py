@@ -30,11 +30,6 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.units import NEVER, encode_special, to_seconds
 
-__all__ = [
-    "ClockReading", "Compared", "Done", "Frames", "HostClock", "LocalMember", "Member", "Progress",
-    "Trip", "WorkerReady", "WorkerScript", "WorkerSetup", "compared", "frame", "read_clocks", "spawned",
-]  # fmt: skip
-
 _LENGTH: Final = struct.Struct("<I")
 
 

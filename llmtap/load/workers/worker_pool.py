@@ -38,8 +38,6 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.net.tls import client_context
 from llmtap.workload.requests import Requests
 
-__all__ = ["LoadResult", "WorkerPool", "dealt"]
-
 STOPPED: Final = "somebody stopped it"
 _COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "skipped", "retries")
 _WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswith("_ns"))

@@ -21,8 +21,6 @@ from llmtap.meter.pipeline import recent_exchanges
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import Measured, chunking_of
 
-__all__ = ["LiveFeed"]
-
 SUBSCRIBERS_MAX: Final = 32
 """Each costs a connection and a queue; a proxy in front can fan out further."""
 QUEUE_MAX: Final = 1_000

@@ -21,8 +21,6 @@ from llmtap.meter.pipeline.open_streams import LIMIT_MAX as STREAMS_MAX
 from llmtap.meter.pipeline.open_streams import WINDOW_MAX_S
 from llmtap.meter.pipeline.windows import BY
 
-__all__ = ["ROUTES", "ApiRoute", "add_openapi_route", "document"]
-
 JSON: Final = "application/json"
 
 

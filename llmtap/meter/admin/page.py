@@ -16,8 +16,6 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-__all__ = ["ASSETS", "PATHS", "add_dashboard"]
-
 INDEX: Final = "index.html"
 PLOTLY: Final = "plotly.js"
 _TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

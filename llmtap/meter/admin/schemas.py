@@ -11,8 +11,6 @@ from llmtap.metrics.latency import IN_SECONDS
 from llmtap.metrics.statistics import SHARES
 from llmtap.metrics.summary import METRICS
 
-__all__ = ["SCHEMAS", "reference"]
-
 Schema = dict[str, Any]
 
 TEXT: Final[Schema] = {"type": "string"}

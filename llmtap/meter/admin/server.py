@@ -34,9 +34,6 @@ from llmtap.meter.pipeline.windows import BY, BY_DEFAULT, window_name
 from llmtap.net.tls import server_context
 from llmtap.units import shown
 
-__all__ = ["AdminTls", "add_experiment_routes", "admin_app", "refuse_cross_site", "refuse_rebinding"]
-
-
 _name_and_port = re.compile(r"(?:\[([^\[\]]*)\]|([^\[\]:]*))(?::[0-9]*)?").fullmatch
 
 

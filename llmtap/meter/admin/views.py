@@ -22,18 +22,6 @@ from llmtap.meter.relays import RelayState
 from llmtap.meter.slo import FrozenSlos
 from llmtap.meter.upstream import UpstreamLoad
 
-__all__ = [
-    "capture_values",
-    "exporter_values",
-    "histograms_of",
-    "lag_cells",
-    "metrics_of",
-    "relay_values",
-    "summary_of",
-    "upstream_values",
-]
-
-
 _RELAY_COUNTERS: Final = {
     "relay_exchanges": "opened", "tap_measured_exchanges": "measured",
     "relay_accepted_connections": "accepted", "relay_upstream_connects": "upstream_connects",

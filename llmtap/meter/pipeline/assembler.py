@@ -31,8 +31,6 @@ from llmtap.exchange.session import SESSION_ENDPOINTS, Session
 from llmtap.meter.relays import Reckoning
 from llmtap.net.lag import make_lag_meter
 
-__all__ = ["Assembler", "CooperativeYield", "Sink"]
-
 # Plain ints: comparing with an IntEnum's member costs ten times as much, for every frame.
 _K: Final = FrameKind
 _OPEN, _REQUEST_DATA, _REQUEST_END, _SUBMIT, _RESPONSE_HEAD, _RESPONSE_DATA, _RESPONSE_END = map(int, (

@@ -25,8 +25,6 @@ from llmtap.meter.pipeline.recent_exchanges import BadQuery, read_fields, read_n
 from llmtap.metrics.latency import ttft_ns
 from llmtap.units import NS_PER_S, parse_duration_ns, shown
 
-__all__ = ["LIMIT_DEFAULT", "LIMIT_MAX", "POINTS_MAX", "WINDOW_MAX_S", "Streams", "StreamsQuery", "thinned"]
-
 LIMIT_DEFAULT: Final = 200
 LIMIT_MAX: Final = 1_000
 WINDOW_DEFAULT_NS: Final = 10 * NS_PER_S

@@ -37,8 +37,6 @@ from llmtap.metrics.slo import SloOptions
 if TYPE_CHECKING:  # Arrow is imported only where exchanges are captured
     from llmtap.meter.pipeline.recorder import Recorder
 
-__all__ = ["ExchangePipeline"]
-
 UNAUTHORIZED = 401
 BODIES_BYTES_MAX: Final = 256 << 20
 """Bodies of incomplete requests and responses together: 2,000 prompts of 100,000 characters. Without it, slow

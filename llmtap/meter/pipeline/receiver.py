@@ -18,9 +18,6 @@ from llmtap.channel.frames import ACK, BatchReader, FrameKind, Hello
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 
-__all__ = ["Receiver", "listen_on"]
-
-
 log = logging.getLogger(__name__)
 
 

@@ -20,21 +20,6 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import Measured, chunking_of, measure
 from llmtap.units import shown
 
-__all__ = [
-    "FILTERS",
-    "BadQuery",
-    "Query",
-    "RecentExchanges",
-    "encode_with_events",
-    "read_count",
-    "read_fields",
-    "read_flag",
-    "read_number",
-    "read_outcome",
-    "read_text",
-    "weight_bytes",
-]  # fmt: skip
-
 BYTES_MAX: Final = 80 << 20
 """Of all exchanges kept: 2 million events, or 20,000 exchanges without any."""
 LIMIT_DEFAULT: Final = 100

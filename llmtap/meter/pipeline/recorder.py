@@ -38,8 +38,6 @@ from llmtap.export.sinks import CaptureState, SeriesKey
 from llmtap.metrics.latency import Measured
 from llmtap.protocol.http1 import Headers, RequestHead
 
-__all__ = ["Recorder"]
-
 ROWS_MAX: Final = 1_000
 """A queue of this length is written at once."""
 TURN_S: Final = 0.1

@@ -17,8 +17,6 @@ from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import word
 
-__all__ = ["Anthropic"]
-
 
 class _Event(msgspec.Struct, gc=False):
     type: Any = None

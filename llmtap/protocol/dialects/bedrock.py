@@ -19,8 +19,6 @@ from llmtap.protocol.dialects.openai_shapes import PIECES_MAX, RunningCount, cou
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
-__all__ = ["GUARDRAIL_ACTION", "BedrockConverse", "BedrockText", "add_guardrail"]
-
 
 class _Event(msgspec.Struct, gc=False):
     delta: Any = None

@@ -15,8 +15,6 @@ from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import read_json, unknown
 from llmtap.protocol.sse import SseEvent
 
-__all__ = ["Cohere"]
-
 
 class _Event(msgspec.Struct, gc=False):
     type: Any = None

@@ -16,8 +16,6 @@ from llmtap.protocol.dialects.openai_shapes import EVENT_CHOICES_MAX, INDEX_MAX,
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_block_reason, of_finish_reason
 
-__all__ = ["Gemini"]
-
 
 class _Event(msgspec.Struct, gc=False):
     candidates: Any = None

@@ -17,8 +17,6 @@ from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
-__all__ = ["SGLang", "Tgi"]
-
 
 class _Event(msgspec.Struct, gc=False):
     text: Any = None

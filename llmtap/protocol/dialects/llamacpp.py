@@ -13,8 +13,6 @@ from llmtap.protocol.dialects.openai_shapes import RunningCount, count, read_jso
 from llmtap.protocol.server_times import clock_ns, object_times
 from llmtap.protocol.sse import SseEvent
 
-__all__ = ["LlamaCpp"]
-
 
 class _Event(msgspec.Struct, gc=False):
     content: Any = None

@@ -14,8 +14,6 @@ from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
-__all__ = ["LmStudio"]
-
 
 class _Event(msgspec.Struct, gc=False):
     type: Any = None

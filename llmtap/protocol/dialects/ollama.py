@@ -14,8 +14,6 @@ from llmtap.protocol.dialects.openai_shapes import read_json, unknown
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
-__all__ = ["Ollama"]
-
 
 class _Line(msgspec.Struct, gc=False):
     message: Any = None

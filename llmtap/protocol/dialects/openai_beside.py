@@ -18,11 +18,6 @@ from llmtap.protocol.dialects import openai_shapes
 from llmtap.protocol.server_times import object_times, rate_times
 from llmtap.protocol.sse import SseEvent
 
-__all__ = [
-    "BESIDE_NAMES", "Beside", "ChoicesReader", "ChunkFields", "add_beside", "build_chunk", "is_alone",
-    "is_plain", "read_beside", "read_failure",
-]  # fmt: skip
-
 BESIDE_NAMES: Final = (
     "error", "errors", "moderation", "hook_results", "warnings", "prompt_filter_results",
     "prompt_annotations", "promptFeedback", "code",

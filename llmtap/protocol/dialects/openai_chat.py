@@ -39,8 +39,6 @@ from llmtap.protocol.inline_thinking import InlineThinking
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_refusal
 
-__all__ = ["OpenAIChat"]
-
 
 class _Delta(msgspec.Struct, gc=False):
     """`delta` of a chunk, `message` of a whole answer. Any: looked at before use, never trusted."""

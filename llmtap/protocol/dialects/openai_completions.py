@@ -13,8 +13,6 @@ from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects import openai_beside
 from llmtap.protocol.dialects.openai_shapes import BAD_JSON, CHOICES_MAX, Findings, Index, read_json
 
-__all__ = ["OpenAICompletions"]
-
 
 class _Logprobs(msgspec.Struct, gc=False):
     tokens: list[msgspec.Raw] | None = None

@@ -21,8 +21,6 @@ from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import OUTPUT, of_content_filters, of_error, of_refusal
 
-__all__ = ["OpenAIRealtime", "OpenAIResponses"]
-
 
 class ResponseEvent(msgspec.Struct, gc=False):
     type: Any = None

@@ -17,12 +17,6 @@ from llmtap.protocol.server_times import clock_ns, object_times
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import FAILED, PASSED_ON, of_filter_results, of_finish_reason, reason_kind
 
-__all__ = [
-    "BAD_JSON", "CHOICES_MAX", "EVENT_CHOICES_MAX", "INDEX_MAX", "NO_RAW", "PIECES_MAX", "Findings", "Index",
-    "RunningCount", "add_timings", "count", "end_timings", "is_object", "is_unused", "read_counts",
-    "read_error", "read_frame", "read_json", "read_usage", "sum_counts", "to_raw", "unknown",
-]  # fmt: skip
-
 BAD_JSON: Final = (ValueError, RecursionError)
 """What decoders raise at bytes from outside: malformed, of another shape, not UTF-8, nested too deep."""
 CHOICES_MAX: Final = 128

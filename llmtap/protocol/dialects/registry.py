@@ -23,8 +23,6 @@ from llmtap.protocol.dialects.openai_shapes import read_frame, read_json
 from llmtap.protocol.dialects.shapes import failure_in
 from llmtap.protocol.sse import SseEvent
 
-__all__ = ["Dialect", "Undecided", "choose"]
-
 
 class Dialect(Protocol):
     """Reads one answer; it may remember what earlier events said. Nothing in it raises at bad bytes."""

@@ -19,11 +19,6 @@ from llmtap.protocol.dialects.openai_beside import read_failure
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import FAILED, of_finish_reason, reason_kind
 
-__all__ = [
-    "FIRST", "ID_CHARS_MAX", "Fields", "ObjectReader", "Piece", "add_counts", "counted", "failure_in",
-    "figures", "gather", "kind_of", "merged", "piece", "text_of",
-]  # fmt: skip
-
 FIRST: Final = (0,)
 ID_CHARS_MAX: Final = 128
 _WORD_CHARS_MAX: Final = 64

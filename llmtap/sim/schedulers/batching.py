@@ -17,12 +17,6 @@ from llmtap.sim.latency import LatencyModel
 from llmtap.sim.model_options import ModelOptions
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "BatchFormer", "BatchSize", "Bins", "DynamicNoBins", "MultiBinDynamic", "StaticFifo", "batch_limits",
-    "equal_mass",
-]  # fmt: skip
-
-
 _STEP: Final = 4
 """alpha of Algorithm 2: by how much the interval is moved."""
 _CORRECTION: Final = 2

@@ -15,8 +15,6 @@ from llmtap.sim.model_options import ServingSetup
 from llmtap.sim.schedulers.roster import Roster
 from llmtap.workload.requests import Requests
 
-__all__ = ["ChunkedPrefill", "ContinuousBatching", "DecodePrepone", "OutputDelay"]
-
 
 class ContinuousBatching:
     """Whole prompts first, as vLLM's scheduler before chunked prefill.

@@ -13,8 +13,6 @@ memory, the last perhaps in part.
 from collections import OrderedDict
 from collections.abc import Sequence
 
-__all__ = ["Memory"]
-
 
 class Memory:
     """Memory of one server. Sizes are in blocks unless they say tokens."""

@@ -13,8 +13,6 @@ from llmtap.sim.schedulers import iterating
 from llmtap.sim.schedulers.batching import DynamicNoBins, MultiBinDynamic, StaticFifo
 from llmtap.workload.requests import Requests
 
-__all__ = ["ALL_OPTIONS", "CONDITIONS", "SCHEDULERS", "SchedulerKind", "options_read"]
-
 ALL_OPTIONS: Final = frozenset((*ModelOptions.__struct_fields__, *Serving.__struct_fields__))
 
 _ALWAYS: Final = frozenset((

@@ -20,8 +20,6 @@ from llmtap.sim.model_options import ServingSetup
 from llmtap.sim.schedulers.memory import Memory
 from llmtap.workload.requests import Requests
 
-__all__ = ["Deadlines", "Roster", "Waiting"]
-
 
 class Deadlines:
     """Deadline of each request's next token, to drop late requests (smooth goodput paper, 4.1, eq. 5)."""

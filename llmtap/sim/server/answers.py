@@ -14,9 +14,6 @@ from llmtap.sim.server.options import TOKENS_MAX, FaultKind, RefusalKind, SimOpt
 from llmtap.sim.server.shapes.shape import Choice, SimulatedRequest
 from llmtap.workload.prompts.text import count_tokens, cut_tokens, say, token_ids
 
-__all__ = ["REFUSAL", "RequestFaults", "block", "choose", "draw_faults", "prefix_blocks", "prompt_lengths"]
-
-
 REFUSAL: Final = "I'm sorry, but I can't help with that."
 
 

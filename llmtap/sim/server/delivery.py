@@ -23,12 +23,6 @@ from llmtap.sim.server.live import LiveEngine, Ticket
 from llmtap.sim.server.options import FaultKind, SimOptions
 from llmtap.units import NEVER
 
-__all__ = [
-    "BREAKS", "Chunk", "DeliveredText", "Delivery", "EngineSource", "PlanSource", "PlannedSource", "Write",
-    "fixed_schedule",
-]  # fmt: skip
-
-
 BREAKS: Final[frozenset[FaultKind]] = frozenset({"reset", "truncate", "unfinished", "error"})
 
 

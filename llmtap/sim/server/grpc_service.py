@@ -34,8 +34,6 @@ from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
 from llmtap.sim.server.shapes.shape import Answer, BadRequest, Shape, SimulatedRequest
 from llmtap.workload.prompts.text import token_ids
 
-__all__ = ["PREFIX", "GrpcInference", "GrpcService", "read"]
-
 PREFIX: Final = struct.Struct("!BI")
 
 

@@ -29,8 +29,6 @@ from llmtap.sim.server.options import EngineOptions
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
-__all__ = ["LiveEngine", "ServedRequests", "Ticket", "TokenListener", "live_of"]
-
 _AT_END: Final = 1
 """A run that ends at t is done when t is past: arrivals at t come before."""
 

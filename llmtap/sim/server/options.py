@@ -30,13 +30,6 @@ from llmtap.sim.model_options import (
 from llmtap.sim.schedulers.registry import CONDITIONS, SCHEDULERS, options_read
 from llmtap.units import Duration, format_ns
 
-__all__ = [
-    "CHOICES_MAX", "TOKENS_MAX", "EngineOptions", "FaultKind", "FaultOptions", "GuardrailOptions", "Key",
-    "PacingOptions", "RefusalKind", "SimOptions", "check_effects", "for_request", "keys", "load_engine",
-    "load_options", "options_looked_at",
-]  # fmt: skip
-
-
 _OF_WHOLE_RUNS: Final = frozenset(
     {"request_sla", "window", "tokens", "failed", "percentile", "bins", "edges"}
 )

@@ -26,8 +26,6 @@ from llmtap.sim.server.shapes.shape import (
 )
 from llmtap.sim.server.websocket import Plan, SessionTurn, SimulatedSession
 
-__all__ = ["OpenAIRealtimeShape", "SimulatedRealtimeSession"]
-
 _ITEMS_MAX: Final = 10_000
 """Of a conversation; one more is an error."""
 _AUDIO: Final = ("input_audio_buffer.", "output_audio_buffer.")

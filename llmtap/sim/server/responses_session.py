@@ -25,8 +25,6 @@ from llmtap.sim.server.shapes.openai import OpenAIResponsesShape, openai_error, 
 from llmtap.sim.server.shapes.shape import Answer, BadRequest, decode
 from llmtap.sim.server.websocket import Plan, SessionTurn, SimulatedSession
 
-__all__ = ["SimulatedResponsesSession"]
-
 _REMEMBERED_MAX: Final = 64
 
 

@@ -25,8 +25,6 @@ from llmtap.sim.server.shapes.shape import Answer, Shape
 from llmtap.sim.server.truth import Truth
 from llmtap.units import NEVER
 
-__all__ = ["Gatherer", "ResponseSender", "ServerJob", "reset"]
-
 BUFFER_BYTES_MAX: Final = 256 << 10
 """Unread bytes of a slow client at which its answer waits."""
 HELD_NS: Final = 5_000_000

@@ -34,8 +34,6 @@ from llmtap.sim.server.shapes.openai import openai_error
 from llmtap.sim.server.shapes.shape import BROKEN, Answer, Shape, SimulatedRequest
 from llmtap.sim.server.websocket import SimulatedSession
 
-__all__ = ["ENDPOINTS", "SimServer"]
-
 BODY_BYTES_MAX: Final = 64 << 20
 
 

@@ -15,8 +15,6 @@ import msgspec
 
 from llmtap.clock import Clock, WallAnchor
 
-__all__ = ["Submitted", "Truth", "TruthLog"]
-
 TRUTHS_MAX: Final = 10_000
 TOKENS_MAX: Final = 1_000_000
 """Tokens whose times are kept, some 100 bytes each."""

@@ -26,8 +26,6 @@ from llmtap.sim.server.sender import ResponseSender
 from llmtap.sim.server.shapes.openai import openai_error
 from llmtap.sim.server.shapes.shape import Answer, BadRequest, Shape, SimulatedRequest
 
-__all__ = ["SessionTurn", "SimulatedSession"]
-
 _MESSAGE_BYTES_MAX: Final = 64 << 20
 _TURNS_MAX: Final = 64
 """Responses of one session that run or wait; as many as llmtap measures in one."""

@@ -29,8 +29,6 @@ from llmtap.workload.requests import Requests
 if TYPE_CHECKING:
     from llmtap.capture.store.parquet import RunWriter
 
-__all__ = ["ExchangeMaker", "VirtualMeter", "relay_name", "run_writer"]
-
 _MODEL: Final = "sim"
 _CONTENT: Final = bytes((EventClass.CONTENT,))
 _OUTPUT: Final = bytes((OUTPUT,))

@@ -39,11 +39,6 @@ from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.traces.source import open_trace
 from llmtap.units import to_seconds
 
-__all__ = [
-    "BatchFit", "FitError", "GridError", "GridPoint", "IterationFit", "Part", "fit_batches", "fit_capture",
-    "fit_exchanges", "least_squares", "load_grid", "nearest", "part_of",
-]  # fmt: skip
-
 GAPS_MAX: Final = 200_000
 """Of a capture with more, every n-th is used: more add nothing to three constants."""
 GAPS_MIN: Final = 30

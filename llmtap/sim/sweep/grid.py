@@ -25,12 +25,6 @@ from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, rows_of
 from llmtap.workload.registry import drawn_requests, is_workload, workloads
 from llmtap.workload.trace import Trace, load_trace
 
-__all__ = [
-    "BEST", "LOADS", "PRESETS", "READINGS", "SERVING", "Axes", "GridSource", "Point", "Preset", "SweepGrid",
-    "best_of", "points", "read_at",
-]  # fmt: skip
-
-
 BEST: Final = "best"
 """A value found by runs of another preset (`Preset.best_of`)."""
 

@@ -29,9 +29,6 @@ from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, attempt
 from llmtap.user_files import decode_json
 from llmtap.workload.trace import Trace
 
-__all__ = ["Results", "SweepListener", "SweepRunner", "Traces", "in_processes", "in_turn", "on_ray"]
-
-
 _PLACE: Final = "--results"
 _BEGIN: Final = b'{"id":'
 """Begin of each line; a file that begins otherwise is not ours to truncate."""

@@ -38,8 +38,6 @@ from llmtap.workload.requests import Requests
 if TYPE_CHECKING:
     from llmtap.capture.store.parquet import RunWriter
 
-__all__ = ["SimulationResult", "capacity_rps", "simulate"]
-
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:

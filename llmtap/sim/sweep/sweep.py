@@ -35,11 +35,6 @@ from llmtap.units import encode_special, to_seconds
 if TYPE_CHECKING:
     from llmtap.workload.trace import Trace
 
-__all__ = [
-    "CAPACITY_BY", "SUFFIXES", "SweepAttempt", "SweepJob", "SweepRows", "attempt", "rows_of", "run_job",
-    "write_runs",
-]  # fmt: skip
-
 _ID_DIGITS: Final = 16
 """Hex digits: with 64 bits, a million jobs collide once in forty million times."""
 

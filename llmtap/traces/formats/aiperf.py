@@ -34,8 +34,6 @@ from llmtap.traces.text import (
     start_of,
 )  # fmt: skip
 
-__all__ = ["FORMATS"]
-
 _SIZE: Final = 512
 _MS: Final = 6
 _CONTENTS: Final = ("payload", "messages", "text_input")

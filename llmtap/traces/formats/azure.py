@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 from llmtap.traces.format import LENGTHS, NO_FAILED, TraceFormat, TraceWriter, batch_of, peeked
 from llmtap.traces.text import COUNT, CsvColumn, CsvKind, csv_header, read_csv, write_csv
 
-__all__ = ["AZURE", "INFERENCE_PERF"]
-
 
 def _dates_ns(dates: pa.StringArray) -> pa.Int64Array:
     zoned = pc.match_substring_regex(dates, r"(Z|[+-]\d\d:\d\d)$")

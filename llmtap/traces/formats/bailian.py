@@ -18,8 +18,6 @@ from llmtap.traces.blocks import block_columns
 from llmtap.traces.format import LENGTHS, TraceFormat, batch_of
 from llmtap.traces.text import Count, Id, JsonLines, Number, first_objects, numbers_ns
 
-__all__ = ["FORMAT"]
-
 _SIZE: Final = 16
 
 

@@ -20,8 +20,6 @@ import pyarrow.compute as pc
 from llmtap.traces.format import FAILED, LENGTHS, TraceFormat, TraceWriter, batch_of, replaced
 from llmtap.traces.text import COUNT, SECONDS, SECONDS_US, TEXT, CsvColumn, csv_header, read_csv, write_csv
 
-__all__ = ["FORMAT"]
-
 _COLUMNS: Final = (
     CsvColumn("Timestamp", SECONDS, "arrival_ns"),
     CsvColumn("Session ID", TEXT, "session", required=False),

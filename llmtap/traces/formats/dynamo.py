@@ -17,8 +17,6 @@ from msgspec import Meta, Struct
 from llmtap.traces.format import LENGTHS, FormatError, TraceFormat
 from llmtap.traces.text import Count, JsonLines, first_objects
 
-__all__ = ["FORMAT"]
-
 _SCHEMA: Final = "dynamo.request.trace.v1"
 _Ms = Annotated[float, Meta(ge=0, le=1e15)]
 

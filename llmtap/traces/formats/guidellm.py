@@ -17,8 +17,6 @@ from llmtap.traces.format import LENGTHS, NO_FAILED, FormatError, TraceFormat
 from llmtap.traces.formats.mooncake import LengthFields, looks
 from llmtap.traces.text import COUNT_MAX, clipped, first_objects, read_lines
 
-__all__ = ["FORMATS"]
-
 _TRACE: Final = LengthFields(name="guidellm", places=9, durations=True)
 
 _PROMPTS: Final = (

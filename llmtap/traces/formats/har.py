@@ -21,8 +21,6 @@ from llmtap.traces import bodies
 from llmtap.traces.format import ASPECTS, FormatError, TraceFormat
 from llmtap.traces.text import start_of
 
-__all__ = ["FORMAT", "answer_columns", "text_said"]
-
 _SILENT: Final = " "
 """Content of an entry without one, as browsers save event streams: lets the rest of the entry be read."""
 _US_PER_S: Final = 1_000_000

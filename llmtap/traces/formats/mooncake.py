@@ -22,8 +22,6 @@ from llmtap.traces import format
 from llmtap.traces.blocks import BLOCK_COLUMNS, BlockIds, block_columns
 from llmtap.traces.text import Count, Id, JsonLines, Number, decimal_text, first_objects, numbers_ns
 
-__all__ = ["FORMAT", "LengthFields", "looks"]
-
 _FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids")
 _NEEDS: Final = ("arrival_ns", "input_tokens", "output_tokens")
 _COLUMNS: Final = ("arrival_ns", "input_tokens", "output_tokens", "response_end_us", *BLOCK_COLUMNS)

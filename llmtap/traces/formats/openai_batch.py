@@ -16,8 +16,6 @@ from llmtap.traces.bodies import ENDPOINTS, asked_columns, endpoint_of, read_obj
 from llmtap.traces.format import FormatError, TraceFormat, TraceWriter
 from llmtap.traces.text import read_lines, start_of
 
-__all__ = ["FORMAT"]
-
 LINES_MAX: Final = 50_000
 """Maximum of the providers for one file."""
 BYTES_MAX: Final = 100_000_000

@@ -22,8 +22,6 @@ from llmtap.traces.bodies import compact
 from llmtap.traces.format import LENGTHS, FormatError, TraceFormat
 from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, JsonLines, start_of
 
-__all__ = ["FORMAT"]
-
 _OPERATIONS: Final = frozenset({"chat", "text_completion", "generate_content"})
 _ENDPOINTS: Final = {"chat": "chat.completions", "text_completion": "completions"}
 _TEXTS: Final = {

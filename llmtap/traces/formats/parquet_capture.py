@@ -21,8 +21,6 @@ from llmtap.capture.schema import VERSION, CaptureLedger, CaptureVersionError
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces import format
 
-__all__ = ["FORMAT", "read_many"]
-
 _MAGIC: Final = b"PAR1"
 
 

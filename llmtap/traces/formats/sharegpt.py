@@ -19,8 +19,6 @@ from llmtap.traces.format import FormatError, TraceFormat, TraceWriter
 from llmtap.traces.sorting import grouped
 from llmtap.traces.text import start_of
 
-__all__ = ["FORMAT"]
-
 _ROLES: Final = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
     "model": "assistant", "bing": "assistant", "bard": "assistant", "system": "system",

@@ -20,8 +20,6 @@ from llmtap.traces.format import LENGTHS, NO_FAILED, TraceFormat, TraceWriter
 from llmtap.traces.formats.mooncake import LengthFields
 from llmtap.traces.text import BODY_BYTES_MAX, Count, JsonLines, first_objects
 
-__all__ = ["FORMATS"]
-
 _TIMED: Final = LengthFields(
     name="vllm-timed-trace", places=9, sizes=(16, 64, 512), any_size=True, blocks_needed=True
 )

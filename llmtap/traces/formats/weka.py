@@ -16,8 +16,6 @@ from msgspec import Meta, Struct, field
 from llmtap.traces.format import LENGTHS, TraceFormat
 from llmtap.traces.text import BODY_BYTES_MAX, Count, JsonLines, Number, number_ns, start_of
 
-__all__ = ["FORMAT"]
-
 _Id = Annotated[int, Meta(ge=0, lt=1 << 40)]
 
 

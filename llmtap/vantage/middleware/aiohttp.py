@@ -21,8 +21,6 @@ from llmtap.protocol.inference import NOT_INFERENCE, SkipRules
 from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
 from llmtap.vantage.middleware.exchange import AppExchange, request_head
 
-__all__ = ["setup"]
-
 _SWITCHING: Final = 101
 _WATCHED: Final = ("write_headers", "write", "write_eof", "enable_compression")
 

@@ -26,8 +26,6 @@ from llmtap.protocol.inference import NOT_INFERENCE, SkipRules
 from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
 from llmtap.vantage.middleware.exchange import AppExchange, request_head
 
-__all__ = ["LlmtapMiddleware"]
-
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

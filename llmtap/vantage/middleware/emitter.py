@@ -20,8 +20,6 @@ from llmtap.errors import ConfigError
 from llmtap.net.lag import make_lag_meter
 from llmtap.vantage.reporter import PROBE_GRAIN_NS, STATUS_S, Reporter
 
-__all__ = ["TAP_BYTES", "Emitter", "Emitters", "mono_ns"]
-
 TAP_BYTES: Final = 32 << 20
 """Maximum bytes of frames waiting for the meter, as for a relay (`relay.tap_bytes`)."""
 TAP_BYTES_MIN: Final = 64 << 10

@@ -14,8 +14,6 @@ from llmtap.channel.frames import Closing, FrameKind
 from llmtap.exchange.outcome import Outcome
 from llmtap.vantage.middleware.emitter import Emitter, mono_ns
 
-__all__ = ["AppExchange", "Fields", "request_head", "response_head"]
-
 Fields = Iterable[tuple[bytes, bytes]]
 
 _CODING: Final = b"transfer-encoding"

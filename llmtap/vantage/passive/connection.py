@@ -22,8 +22,6 @@ from llmtap.vantage.passive.segments import (
     TcpDirection,
 )
 
-__all__ = ["Connection", "WatchCounts", "begins_request"]
-
 HOLE_NS: Final = 3_000_000_000
 """Longer than several retransmissions take inside a cluster."""
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]{3,16} [\x21-\x7e]+ HTTP/1\.[01]\r\n")

@@ -15,8 +15,6 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.protocol import http1
 from llmtap.protocol.http1_response import begin_response_body
 
-__all__ = ["Conversation", "FrameSink", "UnfollowableError"]
-
 HEAD_BYTES_MAX: Final = 64 << 10
 PIPELINED_MAX: Final = 64
 _METHOD: Final = re.compile(rb"[A-Z]{1,16}\Z|[A-Z]{3,16} (?:\Z|[/*h])")

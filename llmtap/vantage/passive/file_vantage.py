@@ -19,8 +19,6 @@ from llmtap.vantage.passive.pcap_file import PacketFile, PcapError
 from llmtap.vantage.passive.segments import network_offset
 from llmtap.vantage.passive.table import ConnectionTable, pack_addresses
 
-__all__ = ["FileVantage"]
-
 BATCH_FRAMES: Final = 1_000
 SWEEP_NS: Final = 1_000_000_000
 TOLD_EVERY: Final = 2_000

@@ -7,8 +7,6 @@ from msgspec import Meta, Struct
 from llmtap.protocol.inference import NOT_INFERENCE
 from llmtap.units import Bytes
 
-__all__ = ["WatchOptions"]
-
 
 class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which packets are read."""

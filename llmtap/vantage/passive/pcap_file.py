@@ -10,8 +10,6 @@ from typing import BinaryIO, Final
 
 from llmtap.errors import LlmtapError
 
-__all__ = ["SNIFF_BYTES", "PacketFile", "PcapError", "is_packet_file"]
-
 SNIFF_BYTES: Final = 4
 BLOCK_BYTES_MAX: Final = 16 << 20
 """Longest packet or block; larger lengths are taken as damage."""

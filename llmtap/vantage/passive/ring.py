@@ -18,10 +18,6 @@ from typing import Final
 
 from llmtap.errors import ConfigError
 
-__all__ = [
-    "ANY", "PORTS_MAX", "RING_BYTES_MIN", "PacketRing", "open_adapter_clock", "open_ring", "port_filter",
-]  # fmt: skip
-
 BLOCK_BYTES: Final = 128 << 10
 """Larger than the largest segment (64 KiB) with its headers."""
 RING_BYTES_MIN: Final = 4 * BLOCK_BYTES

@@ -16,11 +16,6 @@ from typing import Final
 
 from llmtap.errors import LlmtapError
 
-__all__ = [
-    "ACK", "CUT_OFF", "FIN", "RST", "SYN", "EarlyBytes", "LostSyncError", "Segment", "TcpDirection",
-    "network_offset", "parse_segment", "reverse_flow",
-]  # fmt: skip
-
 FIN: Final = 0x01
 SYN: Final = 0x02
 RST: Final = 0x04

@@ -25,8 +25,6 @@ from llmtap.vantage.passive.segments import (
     reverse_flow,
 )
 
-__all__ = ["ConnectionTable", "pack_addresses"]
-
 CONNECTIONS_MAX: Final = 65_536
 """About 100 MB where all of them have asked."""
 SILENT_NS: Final = 600_000_000_000

@@ -34,8 +34,6 @@ from llmtap.vantage.passive.ring import PacketRing
 from llmtap.vantage.passive.table import ConnectionTable, pack_addresses
 from llmtap.vantage.reporter import STATUS_S, Reporter
 
-__all__ = ["WatchSetup", "Watcher", "local_addresses", "main"]
-
 CALM_NS: Final = 2_000_000_000
 """The ring has not overflowed for so long: holes may be reordered packets again."""
 DOUBT_NS: Final = 1_000_000_000

@@ -19,8 +19,6 @@ from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.flow import QUIET_NS, Flow
 from llmtap.vantage.relay.heads import own_answer, target_of
 
-__all__ = ["ClientConnection"]
-
 LINGER_NS: Final = 2_000_000_000
 """Time for a client to read a last answer that came before it had finished sending."""
 FRESH_NS: Final = 500_000_000

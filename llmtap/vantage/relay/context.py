@@ -10,8 +10,6 @@ from llmtap.vantage.relay.experiment_router import ExperimentRouter
 from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.reporter import Reporter
 
-__all__ = ["RelayContext"]
-
 WARN_EVERY_NS: Final = 1_000_000_000
 
 log = logging.getLogger(__name__)

@@ -22,11 +22,6 @@ from llmtap.exchange.bounds import Budget
 from llmtap.net.pool import Route
 from llmtap.protocol.http1 import NO_TRAILERS, ChunkedScanner, Framing, Headers, RequestHead, header_value
 
-__all__ = [
-    "Assignment", "ExperimentRouter", "body_with", "headers_with_length", "named_unit", "opening_unit",
-    "set_fields",
-]  # fmt: skip
-
 _LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
 _DIGESTS: Final = frozenset(
     {b"content-digest", b"content-md5", b"digest", b"repr-digest", b"x-amz-content-sha256"}

@@ -20,8 +20,6 @@ from llmtap.vantage.relay.heads import own_answer, response_lines
 from llmtap.vantage.relay.tunnel import Tunnel
 from llmtap.vantage.relay.upload import ExchangeClient, Upload
 
-__all__ = ["Flow"]
-
 QUIET_NS: Final = 200_000_000
 """After this long without a byte, a stream is asked whether the loop has stopped watching it."""
 READ_ON_NS: Final = 2_000_000_000

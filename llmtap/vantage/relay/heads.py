@@ -11,8 +11,6 @@ from llmtap.native import compiled
 from llmtap.protocol.http1 import KEEP_ALIVE, SEEN_MAX, Headers, RequestHead, ResponseHead
 from llmtap.vantage.relay.options import RelayOptions
 
-__all__ = ["added_fields", "own_answer", "request_lines", "response_lines", "target_of"]
-
 _PASS, _HOP, _HOST, _TE, _UPGRADE = range(5)
 _KINDS: Final = {
     b"connection": _HOP, b"keep-alive": _HOP, b"proxy-connection": _HOP, b"http2-settings": _HOP,

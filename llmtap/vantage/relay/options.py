@@ -7,8 +7,6 @@ import msgspec
 from llmtap.protocol.inference import NOT_INFERENCE
 from llmtap.units import Bytes, Duration
 
-__all__ = ["RelayOptions"]
-
 S = 1_000_000_000
 
 

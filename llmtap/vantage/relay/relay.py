@@ -36,8 +36,6 @@ from llmtap.vantage.relay.experiment_router import ExperimentRouter
 from llmtap.vantage.relay.options import RelayOptions
 from llmtap.vantage.reporter import PROBE_GRAIN_NS, PROBE_NS, STATUS_S, Reporter
 
-__all__ = ["Relay", "RelaySetup", "main"]
-
 SWEEP_S = 0.25
 ASK_S = 2.0
 """Time between two checks of the upstream, where readiness depends on it."""

@@ -12,8 +12,6 @@ from llmtap.channel.frames import FrameKind
 from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import Stream
 
-__all__ = ["Tunnel"]
-
 
 class _Direction:
     """One direction of a tunnel; the handler of its source stream."""

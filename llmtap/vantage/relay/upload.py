@@ -20,8 +20,6 @@ from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.experiment_router import Assignment
 from llmtap.vantage.relay.heads import added_fields, request_lines
 
-__all__ = ["ExchangeClient", "Upload", "UploadOwner"]
-
 # By name: each would be looked up in its class for every request.
 OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA
 NONE, LENGTH = Framing.NONE, Framing.LENGTH

@@ -20,12 +20,6 @@ from llmtap.workload.prompts.text import RowText
 from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, Tokenizer, cut_text
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "ATOM", "TOKEN_IDS", "Draft", "ElasticPrompts", "Fitted", "FittedSource", "RowPrompts", "fit",
-    "in_batches", "text_fit",
-]  # fmt: skip
-
-
 ROUNDS: Final = 4
 """Guesses by tokens per word; the second is exact if only the overhead was unknown."""
 ONE_A_WORD: Final = 1.5

@@ -13,11 +13,6 @@ from typing import Final, Protocol
 
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "CL100K_IDS", "ElasticSource", "Fit", "Prompt", "PromptSource", "Workload", "count_ids", "random_ids",
-]  # fmt: skip
-
-
 Fit = Callable[[Callable[[int], str], int], str]
 """`fit(made, n)`: the text of n tokens by the tokenizer in use, where `made(k)` is a text of k tokens by the
 project's own and grows with k. Deterministic."""

@@ -14,8 +14,6 @@ from typing import Any, Final, Protocol
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.text import VOCABULARY, count_tokens, cut, say, token_ids
 
-__all__ = ["QUESTION", "WORDS", "Document", "FileText", "ProseWords", "ProseWriter", "fitted_text", "prose"]
-
 WORDS: Final = tuple(
     word[1:] for word in VOCABULARY if len(word) > 2 and word[0] == "Ġ" and word[1:].islower()
 )

@@ -25,12 +25,6 @@ from zlib import crc32
 
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "COMMON", "NAME_BYTES", "VOCABULARY", "Numbers", "RowText", "Words", "count_tokens", "cut",
-    "cut_tokens", "say", "token_ids", "tokenizer_json",
-]  # fmt: skip
-
-
 NAME_BYTES: Final = 9
 """Enough for 64-bit ids and the kind of number."""
 _SPACE: Final = 1 << 8 * NAME_BYTES

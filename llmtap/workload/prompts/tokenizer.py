@@ -22,13 +22,6 @@ from llmtap.workload.prompts import text as own
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import COMMON, Words
 
-__all__ = [
-    "CHAT_TEMPLATE", "MODEL", "OWN", "REFERENCE", "ChatCounter", "ChatTemplate", "OwnTokenizer",
-    "TextCounter", "TokenCounter", "Tokenizer", "as_text", "cut_text", "fitting_words", "load_counter",
-    "open_tokenizer",
-]  # fmt: skip
-
-
 OWN: Final = "sim"
 WORDS_MIN: Final = 16
 """Minimum number of one-token words: with fewer, texts would be too similar."""

@@ -6,8 +6,6 @@ from llmtap.bench.exo.mode import ExoBench, ExoGrid, ExoOptions
 from llmtap.bench.exo.result import ExoBatch, ExoResult, ExoRun, Stats
 from tests.bench.support import Silent
 
-__all__ = ["LIMIT_S", "bench", "exo_run"]
-
 SEED = 11
 LIMIT_S = 280.0
 """For a scene: a batch takes a second, since its sending process has to be started."""

@@ -19,8 +19,6 @@ from pathlib import Path
 from parts.script import LLMTAP, REPOSITORY
 from parts.servers import Failure, stream_once
 
-__all__ = ["SLO", "check_files", "compressed_rules", "planted_violation"]
-
 SLO = """[slo.default]
 objectives = "ttft:500ms tpot:2s"
 target = 0.99

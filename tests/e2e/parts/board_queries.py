@@ -13,8 +13,6 @@ from typing import Any
 
 from parts.script import REPOSITORY
 
-__all__ = ["check_boards"]
-
 BOARDS = REPOSITORY / "deploy" / "grafana" / "boards"
 FILLED = {"$__rate_interval": "1m", "$__range": "5m", "$job": "llmtap"}
 EMPTY = {

@@ -21,8 +21,6 @@ from typing import Any
 
 from parts.client_plan import RETRY_AFTER_S
 
-__all__ = ["Row", "Seen", "check", "said_in", "table"]
-
 Json = dict[str, Any]
 TIMER_S = 0.01  # timers of Node count in whole milliseconds, and are early by one at times
 WORDS = ("text", "count", "pieces", "end", "raised", "tries", "types")

@@ -18,18 +18,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "FAULT_AFTER",
-    "PROMPT",
-    "RETRY_AFTER_S",
-    "SERVE",
-    "TOKENS",
-    "of_curl",
-    "of_litellm",
-    "of_node",
-    "of_python",
-]
-
 MODEL = "sim"
 PROMPT = "Please tell me of the river, the mill and the wind. ¿Qué? 你好 🙂"
 SEED = 7

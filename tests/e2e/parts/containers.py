@@ -20,17 +20,6 @@ from typing import Any
 from parts.script import LOGS
 from parts.servers import Failure, run_to_end, tail
 
-__all__ = [
-    "BASE",
-    "Podman",
-    "install",
-    "keep_mounts_apart",
-    "make_base",
-    "pod_options",
-    "scratch",
-    "service_options",
-]
-
 BASE = "python:3.11-slim"
 """By this name Containerfile's base is looked up, so what is made here has it."""
 RELEASE = "bookworm"  # its Python is 3.11

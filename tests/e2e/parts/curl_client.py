@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ask_all", "curl_version"]
-
 TIMEOUT_S = 60
 
 PATHS = {

@@ -18,8 +18,6 @@ from pathlib import Path
 from parts.script import HERE, LOGS, ROOT, phase
 from parts.servers import Failure, tail
 
-__all__ = ["install", "prepare"]
-
 INSTALL_S_MAX = (
     900  # torch is 180 MB to fetch and 700 MB to unpack: 23 s on two quick cores, minutes elsewhere
 )

@@ -20,8 +20,6 @@ import llmtap
 from llmtap.net.cluster import ray_cluster
 from tests.support.servers.otlp_receiver import OtlpReceiver, plain
 
-__all__ = ["by_duckdb", "by_llmtap", "by_otlp", "by_ray"]
-
 EDGES_S = (0.02, 0.04, 0.06, 0.08, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 RELATIVE = 1e-9
 QUERY = """

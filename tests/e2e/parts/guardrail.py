@@ -14,8 +14,6 @@ from typing import Any
 
 from parts.servers import Failure
 
-__all__ = ["FILTER", "GUARDRAILS", "Run", "check", "config", "plan", "table"]
-
 FILTER = "e2e-filter"
 WORD = "quince"
 GUARDRAILS = [

@@ -12,11 +12,6 @@ from pathlib import Path
 
 from parts.servers import Failure
 
-__all__ = [
-    "HERE", "LLMTAP", "LOGS", "PROGRAMS", "REPOSITORY", "ROOT", "TOGETHER", "alone", "carry_out",
-    "give_up", "phase",
-]  # fmt: skip
-
 HERE = Path(__file__).resolve().parents[1]
 PROGRAMS = HERE / "programs"
 """Programs that other interpreters run: those of the gateway, the engine, Node, and containers."""

@@ -15,11 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "LOCAL", "Failure", "Server", "get_exchanges", "get_json", "port_free", "post_json", "proxy_argv",
-    "run_to_end", "stream_once", "tail",
-]  # fmt: skip
-
 LAST_MOMENT_S = 20.0  # from the end of a process to the end of its children, as far as we put up with it
 LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through the user's own proxy
 STREAM_S_MAX = 120

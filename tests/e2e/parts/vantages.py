@@ -15,8 +15,6 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["check_client", "check_tap", "distances_ms", "percentile", "table"]
-
 Record = dict[str, Any]
 Exchange = dict[str, Any]
 

@@ -10,8 +10,6 @@ from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.units import NS_PER_S, Duration
 
-__all__ = ["Silent", "replayed"]
-
 
 class Silent:
     """Ignores progress."""

@@ -26,11 +26,6 @@ from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.streams import streamed
 from tests.support.traffic.tap_frames import Script
 
-__all__ = [
-    "HELLO", "TITLES", "VIEWS", "Scene", "a_tally", "an_empty_tally", "is_live", "own_clock", "play", "reads",
-    "served", "shown", "under_way",
-]  # fmt: skip
-
 VIEWS: Final = ("overview", "streams", "exchanges", "chunking", "experiment", "tap")
 TITLES: Final = (
     "Now", "Streams under way", "Newest exchanges", "Chunking of answers", "Experiment", "State of llmtap",

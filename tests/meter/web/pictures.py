@@ -34,8 +34,6 @@ from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.streams import streamed
 from tests.support.traffic.tap_frames import Script
 
-__all__ = ["LOOKS", "PICTURES", "make"]
-
 S: Final = 1_000_000_000
 MS: Final = 1_000_000
 NOON_NS: Final = 1_768_478_400 * S

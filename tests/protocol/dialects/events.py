@@ -8,8 +8,6 @@ import msgspec
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.sse import SseEvent
 
-__all__ = ["encode", "event", "told"]
-
 _QUIET = Delta(EventClass.METADATA)
 
 

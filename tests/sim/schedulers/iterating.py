@@ -25,10 +25,6 @@ from llmtap.sim.schedulers.iterating import OutputDelay
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.workload.requests import Requests
 
-__all__ = [
-    "MODEL", "MS", "Row", "Served", "Spy", "build", "check_memory", "check_nobody", "serve", "workload",
-]  # fmt: skip
-
 MS = 1_000_000
 MODEL = IterationModel(beta_ns=20 * MS, gamma=0, prefill_ns=1 * MS)
 

@@ -8,8 +8,6 @@ import aiohttp
 
 from tests.support.servers.sim_engine import Engine
 
-__all__ = ["DELTA", "REALTIME", "RESPONSES", "SessionClient", "session", "text_of", "upgrade"]
-
 REALTIME, RESPONSES = "/v1/realtime", "/v1/responses"
 DELTA = "response.output_text.delta"
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from llmtap.sim.engine import EngineOutput, GivenUp, Iteration, IterationState
 from llmtap.workload.requests import Requests
 
-__all__ = ["Scripted"]
-
 S = 1_000_000_000
 
 

@@ -8,8 +8,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["simulate"]
-
 ALPHA, BETA, GAMMA = 0.059653, 0.005742, 0.316
 D_SLA, B_MIN, B_MAX, EMA = 0.010, 1, 128, 0.2
 KV_GB = 1.875e-4

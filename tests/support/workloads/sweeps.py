@@ -10,8 +10,6 @@ from llmtap.sim.sweep.sweep import SweepJob, rows_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 
-__all__ = ["DEADLY", "ENDLESS", "Deadly", "Endless", "children", "deadly_job", "job", "trace"]
-
 DEADLY, ENDLESS = "deadly", "endless"
 
 

@@ -13,8 +13,6 @@ from llmtap.vantage.middleware.emitter import Emitter
 from tests.support.servers.peer import wait_until
 from tests.support.servers.proxy import FakeMeter, Recording
 
-__all__ = ["Server", "Watched", "asked", "http_scope", "said", "watched"]
-
 
 def http_scope(method: str = "POST", path: str = "/v1/chat/completions", **more: Any) -> dict[str, Any]:
     """A request as a server announces it. `headers` are pairs of text."""

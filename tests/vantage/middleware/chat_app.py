@@ -12,8 +12,6 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from llmtap.middleware.asgi import LlmtapMiddleware
 from tests.vantage.middleware.chat_words import REFUSED, compressed, streamed, whole
 
-__all__ = ["app"]
-
 app = FastAPI()
 
 

@@ -6,8 +6,6 @@ import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-__all__ = ["REFUSED", "compressed", "streamed", "whole"]
-
 WORDS = ["What", " passes", " through", " a", " tap", "?"]
 USAGE = {"prompt_tokens": 7, "completion_tokens": len(WORDS), "total_tokens": 7 + len(WORDS)}
 REFUSED = {"error": {"message": "slow down", "type": "rate_limit"}}

@@ -21,8 +21,6 @@ from typing import Final, NamedTuple
 
 from tests.support.servers.proxy import tapped
 
-__all__ = ["CASES", "RECORD", "Case", "outcome_of", "table"]
-
 RECORD: Final = Path(__file__).with_suffix(".json")
 OURS: Final = "llmtap"
 QUIET_S: Final = 0.4

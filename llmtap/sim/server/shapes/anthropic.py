@@ -10,8 +10,6 @@ from typing import Any
 
 from llmtap.sim.server.shapes import shape
 
-__all__ = ["AnthropicShape", "anthropic_error", "read"]
-
 
 class _Request(shape.CommonRequest, kw_only=True):
     messages: list[shape.Message]

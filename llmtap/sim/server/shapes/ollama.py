@@ -12,8 +12,6 @@ import msgspec
 
 from llmtap.sim.server.shapes import shape
 
-__all__ = ["OllamaChat", "OllamaGenerate", "ollama_error", "read_chat", "read_generate"]
-
 _CREATED_AT: Final = "2023-11-14T22:13:20Z"
 
 

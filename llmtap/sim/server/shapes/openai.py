@@ -19,11 +19,6 @@ import msgspec
 from llmtap.sim.server.shapes import shape
 from llmtap.workload.prompts.text import token_ids
 
-__all__ = [
-    "OpenAIChatShape", "OpenAICompletionsShape", "OpenAIResponsesShape", "openai_error", "read_chat",
-    "read_completions", "read_responses",
-]  # fmt: skip
-
 _DONE: Final = b"data: [DONE]\n\n"
 
 

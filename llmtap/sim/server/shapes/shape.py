@@ -10,11 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = [
-    "BROKEN", "CREATED", "Answer", "BadRequest", "Choice", "CommonRequest", "Message", "Shape",
-    "SimulatedRequest", "decode", "lines_of", "sse", "text_of",
-]  # fmt: skip
-
 CREATED: Final = 1_700_000_000
 """Date of every answer, so that equal requests get equal bytes."""
 BROKEN: Final = "the engine broke down"
