@@ -14,7 +14,7 @@ import pytest
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
-from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.outcome import UPSTREAM_FAILED, EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import ROUNDING_NS
 from llmtap.metrics.latency import measure
 from llmtap.protocol import repetition
@@ -103,7 +103,9 @@ def check(name: str, x: Exchange, doc: dict[str, Any], *, chunked: bool) -> None
         assert getattr(t, field) == ns(expect[point]), point
     reason = expect["finish_reason"]
     assert x.finish_reason in (reason.values() if isinstance(reason, dict) else [reason])
-    assert x.stream == (doc["body"]["framing"] != "json")
+    # Every request asks for a stream; an error in place of one counts as one.
+    failed = x.outcome in UPSTREAM_FAILED and x.timeline.first_token_ns is None
+    assert x.stream == (doc["body"]["framing"] != "json" or failed)
     assert x.unparsed_events == 0
     assert x.padded == (name in PADDED)
     assert (x.model is None) == (name in NAMELESS)
