@@ -249,7 +249,8 @@ _ABOUT: Final = {
         "Measures the maximum request rate, then sends loads of 10 to 120 % of it. Reports latency and"
         " throughput of each load.",
     "itl":
-        "Sends loads of 25 to 90 % of the maximum request rate. Reports the distribution of the gaps between"
+        "Sends loads of 25 to 90 % of the maximum request rate, measured by `llmtap bench throughput` in the"
+        " same results folder, or given by --set max_rate=N. Reports the distribution of the gaps between"
         " tokens, and the jitter, of each load.",
     "capacity":
         "Raises the number of concurrent requests. Reports the highest number at which enough requests"
@@ -261,7 +262,8 @@ _ABOUT: Final = {
         "Sends prompts that share prefixes: with the cache off, with an empty cache, and with a filled cache."
         " Reports the hit rate, and how much the cache reduces TTFT and raises throughput.",
     "memory-pressure":
-        "Sends loads of 100 to 150 % of the server's maximum number of concurrent requests. Reports latency,"
+        "Sends loads of 100 to 150 % of the server's maximum number of concurrent requests, measured by"
+        " `llmtap bench capacity` in the same results folder, or given by --set capacity=N. Reports latency,"
         " failures, preemptions and recovery.",
     "long-context":
         "Sends prompts of 1,024 to 131,072 tokens. Reports TTFT and throughput by length, and the function"
