@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # Extras for users; the other extras are for developers.
 RUNTIME := tokenizers,bench,gpu,grpc,ray,top
 # The tests that compiled code can affect: frames, streams, heads, relay, and the observer with its repeated events.
-TWICE  := $(addprefix tests/,channel exchange native net proxy/test_fixtures_live.py proxy/test_hostile_live.py vantage/relay) \
+TWICE  := $(addprefix tests/,channel exchange native net proxy/test_fixtures_live.py vantage/relay) \
           $(wildcard tests/protocol/test_*.py)
 # Bytecode is made when a module is first imported: most modules of the large packages never are.
 PIP    := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
