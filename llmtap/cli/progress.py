@@ -61,8 +61,9 @@ class ReplayLines:
 
     def sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
+        left = self._left(progress, planned)  # at each report, so that the first one begins the load
         if self._is_due() or not (progress.left or progress.under_way):
-            print(f"llmtap: {figures(progress, planned)}{self._left(progress, planned)}", file=sys.stderr)
+            print(f"llmtap: {figures(progress, planned)}{left}", file=sys.stderr)
 
     def _left(self, progress: Progress, planned: int | None) -> str:
         """Format the time until the last request, by the load's duration or by the rate so far.
@@ -72,8 +73,7 @@ class ReplayLines:
         if not progress.left or (planned is not None and progress.sent + progress.skipped >= planned):
             return ", all sent" if progress.under_way else ""
         now_ns = SystemClock.mono_ns()
-        if not self._load_ns or not progress.ended:
-            self._load_ns = self._load_ns or now_ns
+        self._load_ns = self._load_ns or now_ns
         passed_s = (now_ns - self._load_ns) / NS_PER_S
         if self._load_s is not None:
             left_s = self._load_s - passed_s
