@@ -51,7 +51,7 @@ _ENDPOINTS: Final = (
 _STREAMED_PATHS: Final = (
     "/generate_stream", ":streamGenerateContent", "/converse-stream", "/invoke-with-response-stream",
 )  # fmt: skip
-"""Ends of paths whose answers are streams, whatever the body says."""
+"""A path with one of these ends is answered with a stream; the body does not decide it."""
 _STREAMED_UNLESS: Final = frozenset({"ollama.chat", "ollama.generate"})
 """Endpoints that answer with a stream unless the body has `"stream": false`."""
 

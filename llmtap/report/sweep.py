@@ -245,7 +245,8 @@ _PERCENTILES: Final = ("p50", "p95", "p99")
 _OUTSIDE_MIN: Final = 10
 """Requests outside their bounds that a reliable share needs: as many as 1,000 samples have above p99."""
 COMPLETED_MIN: Final = 0.9
-"""Share of the offered rate below which a run may be overloaded (IETF draft, 5.2.3.1)."""
+"""Completed rate by offered rate below which a run may be overloaded. The IETF draft, 5.2.3.1, has this share
+for completed requests."""
 SEEDS_MIN: Final = 3
 """Repeats with other seeds from which a run can be the best."""
 

@@ -66,11 +66,11 @@ def compare_replays(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         ],
         "comparisons": [
             {
-                "a": first, "b": label, "figures": list(_figures(base, other)),
-                "cautions": list(_cautions({first: base, label: other})),
-                "set_up": list(_set_up(base, other)),
+                "a": first, "b": label, "figures": list(_figures(base, other, misled=bool(cautions))),
+                "cautions": cautions, "set_up": list(_set_up(base, other)),
             }
             for label, other in others
+            for cautions in [list(_cautions({first: base, label: other}))]
         ],
     }  # fmt: skip
 
@@ -93,8 +93,8 @@ def _cautions(results: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, An
             yield {"label": label, "metrics": FLATTERED, "events_per_read": n}
 
 
-def _figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    flattered = FLATTERED if any(_cautions({"a": a, "b": b})) else ()
+def _figures(a: Mapping[str, Any], b: Mapping[str, Any], *, misled: bool) -> Iterator[dict[str, Any]]:
+    """Yield the figures of both. `misled`: chunks come in bursts, and FLATTERED is not compared."""
     for metric in _METRICS:
         options = [at(result, "metrics", metric, "option") for result in (a, b)]
         for option in dict.fromkeys(options):
@@ -104,8 +104,8 @@ def _figures(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, A
             for figure, share in _QUANTILES.items():
                 sides = [at(result, "metrics", metric, figure) for result in both]
                 found = [quantile_interval(ordered, share) for ordered in values]
-                told = metric not in flattered and "+" not in (option or "")
-                yield from _row(metric, figure, "s", counts, sides, found, option, compared=told)
+                compared = not (misled and metric in FLATTERED) and "+" not in (option or "")
+                yield from _row(metric, figure, "s", counts, sides, found, option, compared=compared)
     for name, (part, whole) in _SHARES.items():
         pairs = [(at(result, *part) or 0, at(result, *whole) or 0) for result in (a, b)]
         intervals = [share_interval(k, n) for k, n in pairs]

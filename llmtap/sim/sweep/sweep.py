@@ -25,7 +25,8 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
-from llmtap.report.values import TIMES, option_text
+from llmtap.report.sweep import settings_of
+from llmtap.report.values import TIMES
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
@@ -271,25 +272,24 @@ _COLUMNS: Final[Mapping[str, Callable[[_Run], Any]]] = {
     "smooth_goodput_tokens_per_sec": _at("smooth_goodput", "tokens_per_second"),
 }
 """Seconds and shares, but for names that end in _ms and _pct; a capacity without a limit is infinite."""
-_OPTIONS_IN_COLUMNS: Final = frozenset({"bins", "token_sla", "request_sla"})
+_IN_COLUMNS: Final = frozenset({
+    "scheduler", "requests", "servers", "bins", "seed", "load", "token_sla", "request_sla",
+})  # fmt: skip
+"""Settings that have a column of another name."""
 
 
 def _varied(runs: Sequence[_Run]) -> dict[str, list[Any]]:
-    """Return a column for each option that differs between the runs; durations in ms."""
+    """Return a column for each other setting that differs between the runs; durations in ms."""
     found: dict[str, list[Any]] = {}
-    for part in ("readings", "serving"):
-        options = [run.get(part) or {} for run in runs]
-        for name in dict.fromkeys(name for one in options for name in one):
-            values = [one.get(name) for one in options]
-            known = [value for value in values if value is not None]
-            if name in _OPTIONS_IN_COLUMNS or all(value == values[0] for value in values):
-                continue
-            if name in TIMES:
-                found[f"{name}_ms"] = [None if value is None else value * 1_000 for value in values]
-            elif any(isinstance(value, list | tuple) for value in known):
-                found[name] = [None if value is None else option_text(name, value) for value in values]
-            else:
-                found[name] = values
+    settings = [settings_of(run) for run in runs]
+    for name in dict.fromkeys(name for one in settings for name in one):
+        values: list[Any] = [one.get(name) for one in settings]
+        if name in _IN_COLUMNS or len(set(values)) < 2:
+            continue
+        if name in TIMES:
+            found[f"{name}_ms"] = [None if value is None else value * 1_000 for value in values]
+        else:
+            found[name] = values
     return found
 
 
