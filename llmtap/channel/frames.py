@@ -1,8 +1,9 @@
 """Binary format of the frames (observations) that a vantage sends to the meter, packed in batches by column.
 
-`channel.py` writes batches with `FrameRows`, the meter reads them with `BatchReader`. The structs of the
-frames' data (Hello, RelayStatus, Closing, Assigned) are here, too. By columns, the relay packs a thousand
-frames with a handful of C calls:
+`FrameKind` lists all kinds of frames, with the meaning of their fields; the vantages (relay, middleware,
+passive) use it. `channel.py` writes batches with `FrameRows`, the meter reads them with `BatchReader`. The
+structs of the frames' data (Hello, RelayStatus, Closing, Assigned) are here, too. By columns, the relay packs
+a thousand frames with a handful of C calls:
 
     +--------+--------+---------+----------+----------+-----------+-------------+---------+
     | magic  | frames | payload | batch_no | kind u8  | seq i64   | t_ns i64    | ...     |

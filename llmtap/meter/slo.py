@@ -1,8 +1,9 @@
 """Count attainment and burn rates of objectives by class and tenant, as exchanges end (`SloBook`).
 
-The pipeline calls `judge` with each measured exchange; `/metrics` and summaries read a copy (`freeze`).
-Windows are those of burn-rate alarms: 5 and 30 minutes, 1 and 6 hours. Source: SRE Workbook, chapter 5;
-`metrics/slo.py` has the definitions and the arithmetic.
+The pipeline calls `judge` with each measured exchange, which counts it and returns whether it met its
+objectives. `/metrics` and summaries read a copy (`freeze`), with the alarms that ring. Windows are those of
+burn-rate alarms: 5 and 30 minutes, 1 and 6 hours. Source: SRE Workbook, chapter 5; `metrics/slo.py` has the
+definitions and the arithmetic.
 """
 
 import logging

@@ -1,8 +1,9 @@
 """Precise timers for sending at planned times: one heap, and one kernel timer for all callbacks of a `Pacer`.
 
 The load generator waits with it for the time of each request, the simulated server for that of each token.
-The event loop's own timers count whole milliseconds, so the kernel's `timerfd_create(2)` (Linux) is used. No
-callback is early; a late one follows at once.
+The event loop's own timers count whole milliseconds, so the kernel's `timerfd_create(2)` (Linux) is used.
+`Pacer` calls no callback early, and a late one at once; `Waker` wakes a sender for its next time, and may be
+early.
 """
 
 import asyncio

@@ -2,7 +2,8 @@
 
 Takes the public JSON (`llmtap replay --json`); parts that are missing are left out. Every chart has a table
 of its figures, and a caption that states their basis; `replay_charts.py` makes the charts, `replay_terms.py`
-the captions. Also renders the result of `llmtap selftest`, and the verdicts of replays beside a capture.
+the captions. Also renders the result of `llmtap selftest`, and, for `llmtap report CAPTURE`, the verdict of a
+replay whose result lies beside its capture.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,8 @@
 """Turn numbers, times and texts from outside into cells of reports; titles of the metrics.
 
-Shared by the modules of `report` and by `llmtap top`: rounding, units, the mark for too few samples, escape
-of control characters, texts of simulator options, and access to JSON by path (`at`, `leaves`).
+For whoever shows or reads results as JSON (`report`, `top`, `bench`, `load`, `sim`, `cli`): rounding, units,
+the mark for too few samples, escape of control characters, texts of simulator options, and access to JSON by
+path (`at`, `leaves`).
 """
 
 import re

@@ -1,5 +1,7 @@
 """Find a workload by its name on the command line, draw its requests, and describe it for reports.
 
+`llmtap replay`, `bench` and `sim run` take their workloads from here.
+
 A name is a reference workload of the IETF draft (`ietf.py`), a workload of `sim run` (`synthetic.py`), the
 path of a TOML file (`custom.py`), or KIND:FILE for local data (`datasets.py`). Traces are read by `trace.py`.
 """

@@ -1,10 +1,14 @@
 """Connection of an application with the middleware to its meter: one Emitter for each event loop.
 
+`Emitters` returns the one of the running loop. An `Emitter` connects, reports the application's status, and
+warns where no meter is there.
+
 To the meter an application is one more relay, with the same bounded channel. Exchanges that do not fit, or
 find no meter, are dropped whole and counted.
 
-No function here raises into the application. An error in llmtap's code drops the exchange
-(`middleware_error`) and is logged once for each kind, without its text, which could quote a header.
+Only a wrong option raises, in `Emitters(...)`; nothing raises into a request of the application. An error in
+llmtap's code drops the exchange (`middleware_error`) and is logged once for each kind, without its text,
+which could quote a header.
 """
 
 import asyncio
