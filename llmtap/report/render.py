@@ -1,6 +1,6 @@
 """Render notes and tables for a terminal (with rich), and documents as Markdown.
 
-Input: blocks or a `ReportDocument` of `document.py`. Control characters are escaped. `page.py` renders HTML.
+`terminal` takes a `Note` or a `Table`, `markdown` a `ReportDocument` (`document.py`). `page.py` renders HTML.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

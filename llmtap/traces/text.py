@@ -1,8 +1,8 @@
-"""Read and write text formats: lines, JSON Lines, CSV tables, and exact decimal numbers.
+"""Read text formats (lines, JSON Lines, CSV tables), write CSV, and keep decimal numbers exact.
 
 The formats of `formats/` use it: `JsonLines` and `read_csv` yield blocks of typed rows, `write_csv` writes a
-table, and other functions look at the first bytes of a file. Numbers with a point are read from their digits
-and never become floats. Errors name line and field.
+table, and other functions look at the first bytes of a file. Numbers with a point are read from their digits,
+unless the row type asks for floats. Errors name line and field.
 
 Source: RFC 8259, jsonlines.org, RFC 4180 (a line break inside quotes is refused).
 """

@@ -1,4 +1,6 @@
-"""Thread that converts closed spools (crash-safe row files) to Parquet, delivers and bounds the files.
+"""Thread that converts closed spools (crash-safe row files) to Parquet and delivers the files.
+
+`LocalFiles` deletes the oldest files of a local folder at the limit; the store calls it.
 
 `store.py` adds each closed spool to a `Finisher`. A spool is removed only when its file is durable; until
 then everything may be repeated under the same name, so a kill at any point leaves no row twice. While the
