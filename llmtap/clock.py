@@ -1,5 +1,6 @@
-"""Clocks for measurements: real ones (`SystemClock`, `AdapterClock`) and one for tests (`ManualClock`).
+"""Clocks for measurements: real ones (`SystemClock`, `AdapterClock`) and one that is set (`ManualClock`).
 
+`ManualClock` serves tests, and meters of recorded packets, whose time is that of the file.
 All code that measures reads time from these classes; only `native/reading.c` reads a clock itself. Durations
 are measured with monotonic time: integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
 Wall time is for dates. Only a WallAnchor converts between them.

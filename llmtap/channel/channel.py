@@ -1,9 +1,9 @@
 r"""Send a vantage's frames to the meter over a local socket without blocking, and count what was measured.
 
 `Tap` is the sender of a relay, a watcher or an application with the middleware; `Ledger` counts. The receiver
-is `meter/pipeline/receiver.py`. A timer or a size packs frames into one batch. When the channel is full,
-exchanges with new frames are dropped as a whole, and counted. Every exchange has a number, and is in exactly
-one of these states:
+is `meter/pipeline/receiver.py`. A timer or a size packs frames into one batch. When the channel is half
+full, new exchanges are dropped; when it is full, also running ones with new frames: each as a whole, and
+counted. Every exchange has a number, and is in exactly one of these states:
 
     open -> closed, waiting for the meter's acknowledgement -> measured
       \____________________\____> dropped, for one reason

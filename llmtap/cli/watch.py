@@ -1,4 +1,4 @@
-"""`llmtap watch`: measure traffic from its packets, without a proxy.
+"""`llmtap watch`: measure plaintext HTTP/1.1 traffic from its packets, without a proxy.
 
 Packets come from a network interface (`supervisor/watching.py`), or from a file with `--read`, whose summary
 is printed.

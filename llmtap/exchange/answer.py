@@ -1,9 +1,9 @@
-"""Decode the body of an answer, read by read: payload bytes (without HTTP framing) to Deltas.
+"""Decode the body of an answer, read by read, to Deltas: the meaning of each event (`protocol/delta.py`).
 
-`observer.py` feeds `AnswerReader`. Content type and first bytes decide the kind of body (event stream, lines,
-JSON, binary stream), except Gemini's streamed array, known by the request's path, and WebSocket, which the
-caller names; a parser of `protocol/` cuts it, and the dialect reads each event. If the kind is not known only
-the reads are timed.
+`observer.py` feeds `AnswerReader` with payload bytes, without HTTP framing. Content type and first bytes
+decide the kind of body (event stream, lines, JSON, binary stream), except Gemini's streamed array, known by
+the request's path, and WebSocket, which the caller names; a parser of `protocol/` cuts it, and the dialect
+reads each event. If the kind is not known only the reads are timed.
 
 Source: docs/dialects.md; RFC 6455.
 """

@@ -1,9 +1,9 @@
 """Maximum length of every string in an Exchange, its memory size, and the memory limit of open bodies.
 
 `bounded` cuts a string where it enters, `bound` all of a complete exchange, `memory_bytes` measures one.
-Strings chosen by clients and upstreams are cut KEY_CHARS behind their bound, searched for keys, then cut at
-it. `Budget` limits the bytes of bodies that all open exchanges keep; each takes a `Share`. SECURITY.md shows
-BOUNDS as a table, which a test compares.
+Names and words chosen by clients and upstreams are cut KEY_CHARS behind their bound and searched for keys
+before they are cut at it; tenants and captured texts are only cut. `Budget` limits the bytes of bodies that
+all open exchanges keep; each takes a `Share`. SECURITY.md shows BOUNDS as a table, which a test compares.
 """
 
 from array import array

@@ -2,8 +2,8 @@
 
 Of a path (`clean_path`) a segment stays only if it reads like words: API words, versions, names of models.
 All else becomes `*`. Plain letters stay (`/pass/swordfish/`), unless the segment before says what they are
-(`/key/swordfish/`). `clean_name` and `holds_key` do the same for a name; KEY_PATTERN, the forms of keys, also
-serves the redaction of captures.
+(`/key/swordfish/`). `holds_key` detects a key in a name, and `clean_name` replaces such a name as a whole by
+`*`; KEY_PATTERN, the forms of keys, also serves the redaction of captures.
 
 Source: the forms of keys are those that their issuers publish for secret scanning.
 """

@@ -1,11 +1,11 @@
 """Run the exo-bench benchmark: a grid of prompt length, response length and concurrency, with repeats.
 
-`cli/bench_exo.py` calls `ExoBench.run` with options and an `ExoGrid` and gets an `ExoResult` (`result.py`);
-each batch is sent as one replay. Connections are opened and bodies prepared before the common start of a
-batch, from which `elapsed_s` counts. The requests of a batch share one prompt, unless the grid asks for
-distinct ones. Without `--use-prefix-cache` a field of the request switches the cache off, or no two batches
-have a common prefix. A prompt (`Prompts`) is a short word repeated until the text with the chat template has
-the wanted number of tokens.
+`cli/bench_exo.py` makes an `ExoBench` of options and an `ExoGrid`, also for `llmtap bench grid`; its `run`
+returns an `ExoResult` (`result.py`). Each batch is sent as one replay. Connections are opened and bodies
+prepared before the common start of a batch, from which `elapsed_s` counts. The requests of a batch share one
+prompt, unless the grid asks for distinct ones. Without `--use-prefix-cache` a field of the request switches
+the cache off, or no two batches have a common prefix. A prompt (`Prompts`) is a short word repeated until the
+text with the chat template has the wanted number of tokens.
 
 Source: exo-bench's methodology, whole.
 """

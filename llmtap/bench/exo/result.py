@@ -3,11 +3,13 @@
 `mode.py` keeps the exchanges of each batch in a `Sent`; `Telling` converts them to runs. `rows_of` summarises
 the repeats for the table of `llmtap bench exo`.
 
-A run is one request. Prefill rate: prompt tokens / prefill time. Generation rate: gaps / time from the first
-to the last token. `timing` names the clock: the server's if it reports both times, else the client's, whose
-prefill time is TTFT and contains network and queue. `agg_gen_tps` is the rate of the fastest request times
-their number (exo-bench's), `wall_gen_tps` is all tokens / wall time of the batch. Power is that of exo's
-nodes or of this host's GPUs; energy is integrated by the trapezoidal rule over samples a second apart.
+A run is one request. Prefill rate: uncached prompt tokens / prefill time; if the whole prompt was cached, the
+rate of its earlier run. Generation rate: gaps / time from the first to the last token. `timing` names the
+clock: the server's if it reports both times (without streaming, the generation time suffices), else the
+client's, whose prefill time is TTFT and contains network and queue. `agg_gen_tps` is the rate of the fastest
+request times their number (exo-bench's), `wall_gen_tps` is all tokens / wall time of the batch. Power is that
+of exo's nodes or of this host's GPUs; energy is integrated by the trapezoidal rule over samples a second
+apart.
 
 Source: exo-bench's methodology, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System
 Metrics".

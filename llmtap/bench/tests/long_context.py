@@ -1,6 +1,6 @@
 """Long Context Scaling (IETF draft, 5.9): TTFT and throughput by prompt length.
 
-`run` sends prompts of each length that share no prefix, until the server refuses one, and returns Table 12,
+`run` sends prompts of each length that share no prefix, until a length gets no answer, and returns Table 12,
 fits of TTFT by length, and charts. Fits use the lengths that the server reports. The draft does not define
 them: here they are by least squares on each length's mean TTFT, and the best has the fewest parameters of
 those within 6 of the lowest n ln(RSS / n) + p ln n (n requests, p parameters, RSS the sum of squared

@@ -4,7 +4,8 @@
 calculates the figures; this module has parameters, order, Table 10 and charts. A repeat measures three
 states:
 
-- Off: with the cache off, the requests of cold. Cold comes first if both are one address.
+- Off: with the cache off, the requests of cold. Cold comes first if both share one running server (arms that
+  differ only by headers or body); otherwise the order is random.
 - Cold: with an empty cache: words of prompts and warm-ups are new each time (`texts` sets their seed).
 - Warm: with words of its own, after each of its prefixes was sent once.
 

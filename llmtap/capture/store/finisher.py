@@ -1,12 +1,13 @@
 """Thread that converts closed spools (crash-safe row files) to Parquet and delivers the files.
 
-`LocalFiles` deletes the oldest files of a local folder at the limit; the store calls it.
-
 `store.py` adds each closed spool to a `Finisher`. A spool is removed only when its file is durable; until
 then everything may be repeated under the same name, so a kill at any point leaves no row twice. While the
 disk or the store does not take files, spools wait, and the first is retried with growing pauses. A faulty
 spool (of a newer llmtap, unreadable) is reported once and left. A spool without rows becomes a file only if
 its ledger or its damage shows missing exchanges.
+
+Also here: `LocalFiles`, by which the store deletes the oldest files of a local folder at the limit of the
+total size.
 """
 
 import logging

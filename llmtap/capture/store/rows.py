@@ -5,7 +5,8 @@
 computes the columns: the event logs of a batch are joined as bytes.
 
 - Offsets and durations are whole microseconds, rounded down; `uncertainty_us` is a bound and rounded up.
-- No input can stop a row: invalid Unicode is replaced, a number that does not fit its column becomes null.
+- Invalid Unicode is replaced, and a number that does not fit its column becomes null. If an exchange still
+  cannot be converted, `to_batch` omits this exchange alone and returns its error.
 - This module alone decides which privacy level writes which column (FORMAT.md).
 """
 

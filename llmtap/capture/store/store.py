@@ -1,8 +1,9 @@
 """Store of a capture: writes rows to the open spool, and hands closed spools to the finisher.
 
-The meter's recorder has one `Store`; `check` tests the folders before the start. Rows are safe once `append`
-returns True. A reason against writing (a full disk, a folder that is gone or read-only, the limit of the
-total size) is a named `problem`: the caller keeps the batch and tries again.
+The meter's recorder has one `Store`; `check` tests the folders before the start. Once `append` returns
+True, its rows survive a kill of the process (with `fsync = "batch"` also a power failure). A reason against
+writing (a full disk, a folder that is gone or read-only, the limit of the total size) is a named `problem`:
+the caller keeps the batch and tries again.
 
 A lock in the spool's folder prevents that two processes recover each other's live spools. A file has the name
 of its spool, `llmtap-<UTC time>-<capture>-<n>-<random>.parquet`, sorted by time and never used twice.
