@@ -1,8 +1,9 @@
 """Set up Python's `logging` in a process of llmtap: lines of `key=value` on stderr; stdout is for data.
 
-Each process of the proxy, the meter and the watcher calls `set_up` once with the `[log]` table of the
-configuration; modules then log with `logging.getLogger`. There is no line per chunk, and no line contains a
-prompt, the value of a header or a key, at any level.
+Each process of the proxy, the meter and the watcher calls `set_up` with the `[log]` table of the
+configuration at its start; supervisor and meter call it again at a reload. Modules log with
+`logging.getLogger`. There is no line per chunk, and no line contains a prompt, the value of a header or a
+key, at any level.
 """
 
 import logging

@@ -1,9 +1,10 @@
-"""Determine refusals: combines the verdicts of an exchange's events, its status, headers and first words.
+"""Decide from its answer whether an exchange was refused, or a guardrail acted on it.
 
 `observer.py` passes each verdict of an event (`protocol/verdicts.py` finds them) to `Interventions`; `judge`
-writes the result into the Exchange at its end. A verdict that acts (blocks, replaces) goes before one that
-flags, the first before the later, signs before words. A flag alone is no refusal. An intervention behind
-tokens that the client already has is marked `late`.
+combines them with the HTTP status, a header and the first words of the answer, and writes `refusal` and
+`guardrail` into the Exchange at its end. A verdict that acts (blocks, replaces) goes before one that flags,
+the first before the later, signs before words. A flag alone is no refusal. An intervention behind tokens that
+the client already has is marked `late`.
 
 Source: docs/dialects.md.
 """

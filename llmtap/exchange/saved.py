@@ -1,7 +1,8 @@
 """Build an Exchange from a saved answer, with every event and its place in the body (`llmtap inspect`).
 
 `read_saved` accepts an HTTP response (as `curl -i` writes it), a HAR file or entry, and a bare event stream,
-NDJSON or JSON; `explain` returns the exchange and its events. All timestamps are 0.
+NDJSON or JSON; `explain` returns the exchange and its events, with all timestamps 0. `traces/formats/har.py`
+and the server detection of `llmtap bench` use both, too.
 
 Source: RFC 9112, HAR 1.2, docs/dialects.md.
 """

@@ -1,9 +1,10 @@
 """Split a WebSocket session of the Responses or Realtime API into one Exchange per response.
 
 The meter's assembler passes the bytes of both directions to a `Session`, which makes one Observer for each
-response. An exchange begins with the client's `response.create`, committed audio, or a `response.steer`. It
-ends with the response, with an error in its place, or with the session. An event belongs to the response that
-it names, else to the one on its stream (`stream_id`).
+response. An exchange begins with the client's `response.create`. If the server creates a response by itself,
+it begins with the committed audio or the `response.steer` before. It ends with the response, with an error in
+its place, or with the session. An event belongs to the response that it names, else to the one on its stream
+(`stream_id`).
 
 Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
 events.

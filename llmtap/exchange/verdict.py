@@ -1,4 +1,4 @@
-"""Close an exchange: its outcome, token counts, usage, and the server's own times, without impossible values.
+"""Determine the outcome, token counts, usage and server times of an exchange, and remove impossible values.
 
 `observer.py` feeds `TokenLadder` and `ServerTiming` with each event, and calls `judge` and
 `remove_implausible` at the end. Texts of the server are not kept, except single words. Durations and counts

@@ -6,7 +6,7 @@ does so for all rows of a workload and returns their places in the file (`Prepar
 WebSocket and gRPC targets are made in `sessions/prompt_sender.py`.
 
 `ignore_eos` and `min_tokens` are sent only to servers that know them (vLLM, SGLang). The file has no name and
-holds identical bodies once; sending processes inherit its descriptor.
+holds identical bodies once; sending processes on this host inherit its descriptor.
 
 Source: openai/openai-openapi; vllm/entrypoints/openai (its Responses have no min_tokens); sglang's
 srt/entrypoints/openai/protocol.py.

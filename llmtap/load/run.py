@@ -1,4 +1,4 @@
-"""Send the rows of one sending process on schedule, in an open or closed loop, until all have ended.
+"""Send the rows of one sending process on schedule, in an open or closed loop, and wait for their ends.
 
 `LoadRun` takes row numbers with their times (`Schedule`), gives each body to a sender (`http.py`, or
 `sessions/prompt_sender.py`) when it is due, and hears of its end. It stops early after too many errors

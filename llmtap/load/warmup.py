@@ -1,11 +1,12 @@
-"""Warm up a server before measuring: requests first, then probes until the latency is stable.
+"""Warm up a server before measuring: one probe, requests, then probes until the latency is stable.
 
 `warm_up` sends requests by a `WorkerPool`, as the run does, and returns what was sent and how stable the
 latency is (`WarmUp`). `replay/perform.py` calls it.
 
-At least 100 requests and 10,000 output tokens (4.5.1), then probes until their latency varies by less than
-10 % (4.5.2); nothing for a cold start (4.5.3). All probes are the same request, one at a time. Variation is
-(longest - shortest) / mean of three consecutive probes, of TTFT and E2E.
+By default at least 100 requests and 10,000 output tokens (4.5.1), then probes until their latency varies by
+less than 10 % (4.5.2), at most 20,000 requests and 30 probes: what was not reached is reported as `problem`.
+Nothing for a cold start (4.5.3). All probes are the same request, one at a time. Variation is (longest -
+shortest) / mean of three consecutive probes, of TTFT and E2E.
 
 Source: IETF draft, 4.5.
 """

@@ -2,9 +2,10 @@
 
 Relays assign requests to arms. The pipeline feeds it assignments (`assigned`) and finished exchanges
 (`ended`); `results()` compares each arm with the control as JSON for the admin API, with the statistics of
-`metrics/experiment.py`. `switch` sends the switch word to every relay. A restarted meter learns the state
-from a relay. Every exchange counts in the arm that it was assigned to, even if the arm's change could not be
-made or failed: exclusions would bias the comparison.
+`metrics/experiment.py`. `switch` sends the switch word to every relay; an arm that is worse than the control
+may switch the experiment off (`stop_worse`). A restarted meter learns the state from a relay. An exchange
+counts in the arm that it was assigned to, even if the arm's change could not be made or failed: exclusions
+would bias the comparison. Only requests for which a relay had no room (`NO_ROOM`) are counted apart.
 """
 
 import logging

@@ -1,9 +1,10 @@
 """Main program of the meter process, and `serve()`, which runs a meter without a supervisor (`llmtap meter`).
 
 It starts the pipeline, the capture's recorder, the OTLP exporter, the receiver of frames and the admin port.
-The supervisor runs it as `python -m llmtap.meter` with a MeterSetup as one line of JSON on stdin, and closes
-stdin to end it after its relays. If it inherits the admin socket, the socket outlives this process, and
-scrapes wait while it restarts. `make_pipeline` and `start_recorder` serve `offline.py`, too.
+The supervisor runs it as `python -m llmtap.meter` with a MeterSetup as one line of JSON on stdin, and ends it
+by SIGTERM after its relays; `shutdown.py` lists the other events that end it, such as a closed stdin. If it
+inherits the admin socket, the socket outlives this process, and scrapes wait while it restarts.
+`make_pipeline` and `start_recorder` serve `offline.py`, too.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""Scrape the `/metrics` of the inference server (vLLM, SGLang, TGI) every 5 s, for API and `/metrics`.
+"""Scrape the `/metrics` of the inference server (vLLM, SGLang, TGI) or llm-d's router every 5 s.
 
-`UpstreamLoad` keeps the values of the last scrape; `net/server_metrics.py` parses them. After a failed scrape
-there are no values. Counters restart with the upstream.
+`UpstreamLoad` keeps the values of the last scrape for the summary of the admin API and the meter's own
+`/metrics`; `net/server_metrics.py` parses them. After a failed scrape there are no values. Counters restart
+with the upstream.
 """
 
 import asyncio

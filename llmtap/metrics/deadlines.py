@@ -1,7 +1,7 @@
 """Model of a reader who waits for tokens: deadlines, user idle latency (total wait), benefit of an answer.
 
 `user_idle_ns` takes the times of the tokens; `Benefit` holds the reader's speed and the other parameters, and
-turns output tokens and wait into a value in tokens. `latency.py` calls both for each exchange. The latency
+turns output tokens and wait into a value in tokens. `latency.py` computes both for each exchange. The latency
 bounds of an SLO are in `objectives.py`.
 
 The paper does not say from where deadlines count: `origin_ns` (submit, or the first token's timestamp) and

@@ -1,9 +1,9 @@
 """Confidence intervals of quantiles, means and shares of one run, for other requests of the same kind.
 
 Functions from all values of a run, or counts, to an `Interval`, for benchmarks and comparisons of replays.
-Values are taken as independent;
-`clustered_quantile_interval` draws whole requests. No interval here covers the difference between runs
-(`comparison.compare_runs`). Intervals that are updated while traffic runs are in `experiment.py`.
+Values are taken as independent; `clustered_quantile_interval` draws whole requests instead. No interval here
+covers the difference between runs (`comparison.compare_runs`). Intervals that are updated while traffic runs
+are in `experiment.py`.
 
 Source: IETF draft, 5.1.4.3 and 6.3; Hahn and Meeker 1991 (order statistics); Wilson 1927.
 """

@@ -1,9 +1,10 @@
-"""Export finished exchanges to an OpenTelemetry receiver: one span each, and metrics.
+"""Export finished exchanges to an OpenTelemetry receiver: a span of each that is sampled, and metrics.
 
-`OtlpExporter` is a sink of the meter's pipeline. The SDK makes, batches and sends spans, and reads all
-`OTEL_*` variables. Metrics are counted by `metrics.py`, because the SDK's instruments take 9 us a value. Each
-span that no receiver took is counted by reason (`state().dropped`), which the SDK's exporters (1.45) do not
-do.
+`OtlpExporter` is a sink of the meter's pipeline. The SDK makes, batches and sends spans in a thread of its
+own, by `OtlpOptions` (`export/options.py`) and the `OTEL_*` variables. Metrics are counted by `metrics.py`,
+because the SDK's instruments take 9 us a value, and sent by a thread of this module. A batch of spans is sent
+again while the receiver is away. Each span that no receiver took is counted by reason (`state().dropped`);
+the SDK's exporters (1.45) do not count them.
 """
 
 import logging

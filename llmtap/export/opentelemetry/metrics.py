@@ -1,8 +1,8 @@
 """Count exchanges in histograms and counters for OpenTelemetry, and convert the totals to points of the SDK.
 
 `exporter.py` feeds `MetricRecorder` with each exchange when it ends. Its sending thread takes the table of
-new counts as a whole, so no thread waits for the other, adds it to `Totals`, and sends the result of
-`metrics_of`.
+new counts as a whole, so that neither thread waits long for the lock, adds it to `Totals`, and sends the
+result of `metrics_of`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

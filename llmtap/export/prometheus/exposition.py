@@ -1,8 +1,9 @@
 """Count finished exchanges for `/metrics`, and render the counts in a format of Prometheus.
 
 `Exposition` is a sink of the meter's pipeline: an exchange is counted once, at its end, in a `Series`
-(`series.py`). A scrape copies the counts on the recording thread (`Exposition.freeze`) and renders the copy
-in a worker thread (`Frozen.render`, with `writers.py`), which may take seconds.
+(`series.py`); calls to MCP servers are counted apart (`called`). A scrape copies the counts on the meter's
+loop (`Exposition.freeze`) and renders the copy in a worker thread (`Frozen.render`, with `writers.py`), which
+may take seconds.
 """
 
 import platform

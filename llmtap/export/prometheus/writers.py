@@ -5,9 +5,9 @@
 exemplars); prometheus_client writes the other metrics, those of llmtap itself. A histogram is one format
 string per series (0.2 us a line; prometheus_client takes 8 us). Empty labels are omitted.
 
-Protobuf is the only format with native histograms, and is used if a scrape's Accept header prefers it
-(`is_preferred`). `prometheus_client` 0.26 cannot write it. Source: prometheus/client_model, `metrics.proto`;
-Prometheus, "Native histograms", "Exposition formats".
+Protobuf is the only format with native histograms. It is used if they are enabled and a scrape's Accept
+header prefers it (`is_preferred`). `prometheus_client` 0.26 cannot write it. Source: prometheus/client_model,
+`metrics.proto`; Prometheus, "Native histograms", "Exposition formats".
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,9 +1,10 @@
-"""Compare results of replays: figures with the interval of each difference, and how the set-ups differ.
+"""Compare results of replays: differences of figures, most with an interval, and how the set-ups differ.
 
 For `llmtap report --compare`: takes results of `llmtap replay --json` by label and returns JSON, which
 `comparison_report.py` renders. A difference is b - a. Its interval of 95 % joins the intervals of both
 figures: order statistics of a quantile, Wilson's score of a share. It covers the requests of two runs, not
-how much runs differ. A replay is compared with its own source in `baseline.py`.
+how much runs differ. Rates, TBC and ITL have no interval. A replay is compared with its own source in
+`baseline.py`.
 
 Source: Zou and Donner 2008 (MOVER); for shares Newcombe 1998, method 10.
 """

@@ -1,9 +1,10 @@
-"""Perform a replay plan: prepare bodies, warm the server up, send and monitor the load, report.
+"""Perform a replay plan: prepare bodies, warm the server up, send and monitor the load, return the result.
 
 `Replay` takes a `ReplayPlan` (`plan.py`) and `ReplayOptions` (`options.py`); `run` returns the result as
-public JSON (`result.py`). Used by `llmtap replay`, `llmtap demo`, `llmtap bench` and the self-test. The load
-itself is sent by `workers/worker_pool.py`. In the order of the IETF draft, 4.5 and 5: nothing is prepared or
-read while requests are due, and no figure includes the warm-up.
+public JSON (`result.py`), with the comparison to recorded answers (`baseline.py`), and writes a capture if
+one is configured. Used by `llmtap replay`, `llmtap demo`, `llmtap bench` and the self-test. The load itself
+is sent by `workers/worker_pool.py`. In the order of the IETF draft, 4.5 and 5: bodies are prepared before the
+load and exchanges are read after it, and no figure includes the warm-up.
 """
 
 import asyncio

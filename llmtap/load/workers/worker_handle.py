@@ -1,8 +1,9 @@
 """One sending process as its parent sees it: the process, its messages, and the clock of its host.
 
 `Member` is the interface of a process and `LocalMember` starts one on this machine (`ray_worker.py`: on
-another). The messages in both directions are defined here and read by `worker.py` too. `HostClock` converts
-the times of another host to ours. `worker_pool.py` controls several of them.
+another). The setup, the rows and the reports of a process are defined here and used by `worker.py` too;
+commands are lines of text. `HostClock` converts the times of another host to ours. `worker_pool.py` controls
+several processes.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
 """Start the sending processes of a run, assign rows to them, and merge their results.
 
-`WorkerPool.run` returns a `LoadResult` with the merged counts; `exchanges` yields every row's Exchange after
-the run. `replay/perform.py` and `load/warmup.py` use it. Conversations are assigned in turn. A row's time
-depends on the plan alone, so any number of processes sends the same schedule. Times of hosts with another
-clock are converted to ours (`HostClock`).
+`WorkerPool.run` returns a `LoadResult` with the merged counts; after the run `exchanges` yields the Exchange
+of each row that ended. A process that dies is not restarted: its rows are counted as lost.
+`replay/perform.py` and `load/warmup.py` use it. Conversations are assigned in turn. A row's time depends on
+the plan alone, so any number of processes sends the same schedule. Times of hosts with another clock are
+converted to ours (`HostClock`).
 """
 
 import asyncio

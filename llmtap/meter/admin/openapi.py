@@ -1,7 +1,8 @@
 """OpenAPI description of the admin API (`/api/v1/openapi.json`): table of routes, and the document.
 
-Description only: `server.py`, `live_feed.py` and `pipeline/open_streams.py` handle the requests. The schemas
-of answers are in `schemas.py`. Source: OpenAPI 3.1.0, whose schemas are JSON Schema 2020-12.
+`add_openapi_route` serves the document. The described requests are handled by `server.py`, `live_feed.py`,
+`page.py` and `pipeline/open_streams.py`. The schemas of answers are in `schemas.py`. Source: OpenAPI 3.1.0,
+whose schemas are JSON Schema 2020-12.
 """
 
 from collections.abc import Callable

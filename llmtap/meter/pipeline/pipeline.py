@@ -3,8 +3,8 @@
 `ExchangePipeline` is the `Sink` of `assembler.py`: it makes an Observer for each opened exchange (`observe`),
 and gets each finished one (`ended`). It names tenant and labels, computes the metrics (`metrics/latency.py`),
 judges the objectives, and passes all to each ExchangeSink: windows, Prometheus, recent exchanges, experiment,
-log, live feed, OTLP, capture. It also takes the status of relays and counts errors. `admin/views.py` reads
-its state.
+log, live feed, OTLP, capture. Calls to MCP servers are only counted for Prometheus. It also takes the status
+of relays and counts errors. `admin/views.py` reads its state.
 """
 
 import logging

@@ -1,8 +1,9 @@
 """Receive batches of frames on a local socket, pass them to an Assembler, and acknowledge each processed one.
 
 Each connection is one vantage: a relay, a passive one, or an app with the middleware (`channel/` sends). If
-it hangs up with exchanges open, it has died, and they end as `tap_error`. A meter that hands over to this one
-sends only hello and status of its relays.
+it hangs up with exchanges open and has not connected again, it has died, and they end as `tap_error`; if it
+has, they are forgotten. The receiver hangs up on invalid bytes. A meter that hands over to this one sends
+only hello and status of its relays.
 """
 
 import asyncio

@@ -2,8 +2,9 @@
 
 `Recorder` is a sink of the pipeline. It adds block hashes, session and redacted text (`capture/privacy`) as
 far as the level allows, and notes the relays' counts; `capture/store` makes the files. The memory that may
-wait is bounded: beyond it exchanges are measured and not captured, counted by reason. An exchange is on disk
-(in the spool) at most `capture.flush` and one turn of the thread (0.6 s by default) after its end.
+wait is bounded: beyond it exchanges are measured and not captured, counted by reason. While the disk takes
+writes, an exchange is on it (in the spool) at most `capture.flush` and one turn of the thread (0.6 s by
+default) after its end. Otherwise it waits in memory, and writing is tried again.
 """
 
 import logging
