@@ -1,9 +1,9 @@
-"""Convert `NAME=VALUE` texts to the fields of a struct, and list its fields with their meaning.
+"""Convert texts of options by name to the fields of a struct, and list its fields with their meaning.
 
 `read_options` and `explained` are for options that are fields of a msgspec struct, such as `--reading` and
 `--serving` of `llmtap sim run`, and for the list of parameters that `llmtap bench list` prints. `read_value`
-reads one value, for example of a header of the simulated engine. The settings of the configuration file are
-in `config.py`.
+reads one value, for example of an `x-sim-*` header of the simulated server. The settings of the
+configuration file are in `config.py`.
 """
 
 import difflib

@@ -1,8 +1,9 @@
-"""Mergeable summary of many exchanges, fed one by one: metrics with sample counts, windows and uncertainty.
+"""Mergeable summary of many exchanges, fed one by one: latencies, outcomes, tokens and goodput.
 
-`Summary.add` takes an Exchange; `to_dict` returns public JSON, `to_bytes` a packed form that other processes
-merge. The meter, the load generator, reports of captures and simulations each keep their own. The metrics of
-one exchange are in `latency.py`.
+`Summary.add` takes an Exchange; `to_dict` returns public JSON, with sample counts and uncertainty, for a time
+window that the caller states; `to_bytes` returns a packed form that `merge_bytes` adds to another summary.
+The meter, the load generator, reports of captures and simulations each keep their own. The metrics of one
+exchange are in `latency.py`.
 
 TTFT and the like, TPOT, TBC, ITL, pauses, jitter, user idle and smooth goodput are of streamed answers,
 whatever their outcome; `ttfb` of every answer; `e2e` of answers that ended well. `itl` is `B-even` where the

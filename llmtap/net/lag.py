@@ -1,8 +1,8 @@
-"""Measure event-loop lag: the time that bytes may wait in the kernel before this process reads them.
+"""Record event-loop lags: the times that bytes waited in the kernel before this process read them.
 
-A LagMeter gets the lateness of a timer and, with the kernel's timestamps, the waiting time of each read. The
-worst lag during an exchange bounds the error of its timestamps. `make_lag_meter` chooses the
-compiled implementation or the Python one.
+A LagMeter measures nothing itself: its owner passes the lateness of a timer or, with the kernel's timestamps,
+the waiting time of each read (`note`). The worst lag during an exchange (`worst_since`) bounds the error of
+its timestamps. `make_lag_meter` chooses the compiled implementation or the Python one.
 """
 
 from bisect import bisect_left

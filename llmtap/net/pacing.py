@@ -2,8 +2,8 @@
 
 The load generator waits with it for the time of each request, the simulated server for that of each token.
 The event loop's own timers count whole milliseconds, so the kernel's `timerfd_create(2)` (Linux) is used.
-`Pacer` calls no callback early, and a late one at once; `Waker` wakes a sender for its next time, and may be
-early.
+A `Pacer` calls a `Waker` at the earliest time asked for, never before it. Times once asked for are not
+cancelled, so a callback may find nothing due; it returns the time of its next call.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Read the `/metrics` page of an inference server: a few values under common names (`SERIES`).
 
 `read_metrics` parses a page; `meter/upstream.py` and `load/monitor/` request it. Metric names of vLLM,
-SGLang, TGI and llm-d's router, present and former ones, are known. Other lines are not parsed, so that a
-scrape is cheap.
+SGLang, TGI, llm-d's router and llmtap's simulated server, present and former ones, are known. Other lines are
+not parsed, so that a scrape is cheap.
 
 Sources: vLLM, vllm/v1/metrics/loggers.py, docs/usage/metrics.md, pull requests 29330 and 32661 (removed
 names); SGLang, python/sglang/srt/metrics/collector.py and its "Production Metrics"; TGI, "Metrics" of its

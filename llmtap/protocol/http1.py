@@ -1,9 +1,9 @@
 """Parse HTTP/1.1 heads, and find the end of bodies: strict, incremental, sans-IO.
 
-llhttp (httptools) tokenises heads; the rules of framing are here. An ambiguous message raises
-PeerProtocolError and is never forwarded. Scanners (relay, load generator) find the end of a body without
-keeping payload; `ChunkedDecoder` returns the payload to `exchange/`. Long because heads decide the framing of
-bodies.
+llhttp (httptools) tokenises heads; the rules of framing are here. An ambiguous head raises PeerProtocolError,
+and so does the first malformed byte of a chunked body: the relay forwards neither. Scanners (relay, load
+generator) find the end of a body without keeping payload; `ChunkedDecoder` returns the payload to
+`exchange/`. Long because heads decide the framing of bodies.
 
 Source: RFC 9110, RFC 9112; sections beside the rules.
 """

@@ -1,8 +1,8 @@
 """Read the durations that servers report about their own work, as `ServerTime`s with common names.
 
-Tables list fields and units of events, headers and trailers. The dialects read events; `exchange/verdict.py`
-reads headers and trailers, and collects all. Negative and infinite numbers are read too; it removes and
-counts them.
+Tables list fields and units of events, headers and trailers. The dialects call it for events,
+`exchange/verdict.py` for headers and trailers. Negative and infinite numbers are returned, too:
+`exchange/verdict.py`, which collects all durations, removes and counts them.
 
 Source: docs/dialects.md; W3C Server Timing; IETF draft, 4.6.3 option C.
 """

@@ -1,10 +1,10 @@
 """Encode and decode the messages of vLLM's and SGLang's gRPC services (package smg-grpc-proto, extra `grpc`).
 
-vLLM's: for the load generator (`load/sessions/grpc_target.py`: `write_request`, `read_chunk`) and the
-simulated server (`read_request`, `write_chunk`). SGLang's: for the simulated server only. vLLM (`vllm serve
---grpc`) and the gateway SMG use this service. A request is text or token ids; an answer is a stream of chunks
-with the new token ids, then a message with finish reason and usage. There is no text. SGLang's requests and
-answers are the same with other names; a request is token ids, and has no seed.
+The load generator writes requests and reads answers of vLLM's service (`load/sessions/grpc_target.py`); the
+simulated server reads requests and writes answers of both services. vLLM (`vllm serve --grpc`) and the
+gateway SMG use vLLM's. A request has text or token ids; an answer is a stream of chunks with the new token
+ids and no text, then a message with finish reason and usage. SGLang's messages have the same content under
+other names; a request has token ids, and no seed. Without the package, the import raises ConfigError.
 
 Source: smg_grpc_proto/proto/vllm_engine.proto, sglang_scheduler.proto; smg_grpc_servicer/vllm/servicer.py
 (run by vLLM): after chunks the last message repeats the ids of the last chunk, and its completion_tokens may

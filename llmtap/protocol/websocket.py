@@ -2,7 +2,7 @@
 
 `MessageParser` serves measured copies and the load generator: it answers nothing and checks only framing.
 Compressed messages (permessage-deflate) are inflated up to a bound. `frame` is for the load generator and the
-simulated server, which send; `accept_key` checks a handshake.
+simulated server, which send; `accept_key` returns the value that a server's handshake must have.
 
 Source: RFC 6455 sections 4.2.2 and 5; RFC 7692 section 7.2.2.
 """

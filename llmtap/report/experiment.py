@@ -1,10 +1,9 @@
 """Turn the JSON of an A/B experiment into lines for `llmtap top`, and into the result of `llmtap demo`.
 
-Takes the public JSON of `/api/v1/experiment`. The lines (`experiment_lines`) are state, sample ratio,
-significant differences, and arms whose chunks arrive several at a time. A difference is reported if its p,
-which is valid at every look, is below the risk divided by the number of comparisons. The result of the demo
-(`demo_blocks`) begins with a sentence of verdict and has lines of at most 100 columns; it also needs the
-summary and the exchanges.
+Takes the public JSON of `/api/v1/experiment`, in which `meter/experiments.py` has compared the arms; nothing
+is tested here. The lines (`experiment_lines`) are state, sample ratio, the significant differences that the
+JSON lists, and arms whose chunks arrive several at a time. The result of the demo (`demo_blocks`) is a
+verdict, a table and notes, for 100 columns; it also needs the summary and the exchanges.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Render notes and tables for a terminal (with rich), and documents as Markdown.
+"""Render notes and tables for a terminal (with rich), and documents as Markdown, without their charts.
 
-`terminal` takes a `Note` or a `Table`, `markdown` a `ReportDocument` (`document.py`). `page.py` renders HTML.
+`terminal` takes notes and tables, `markdown` a `ReportDocument` (`document.py`). `page.py` renders HTML.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

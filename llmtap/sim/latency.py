@@ -1,8 +1,8 @@
 """Latency models of the simulated engine: duration of a whole batch and of one iteration.
 
-A `LatencyModel` takes the size of a batch and the longest answer, an `IterationModel` the prompt tokens, the
-decoding requests and their context of an iteration; both return ns. The schedulers call them.
-`sweep/fitting.py` fits both to measurements.
+A `LatencyModel` takes the size of a batch and the tokens of its longest request (by the option `length` with
+or without the prompt), an `IterationModel` the prompt tokens, the decoding requests and their context of an
+iteration; both return ns. The schedulers call them. `sweep/fitting.py` fits both to measurements.
 
 A batch of b requests, the longest of L tokens: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b
 (multi-bin paper). alpha is a constant per batch, beta the time per token of a batch of one, beta h(b) the

@@ -1,6 +1,6 @@
 """Read Cohere's chat, version 2, as Deltas: named events of one message, and whole answers.
 
-Its end counts billed tokens and tokens; the second ones count here.
+Its end counts tokens and billed tokens; the billed ones are used only where the others are missing.
 
 Source: docs.cohere.com chat-stream.
 """

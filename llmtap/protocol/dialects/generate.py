@@ -1,4 +1,4 @@
-"""Read answers of `/generate`, a path that SGLang and TGI share, as Deltas.
+"""Read answers of SGLang and of TGI to `/generate` as Deltas: one path, two dialects.
 
 SGLang repeats the text so far in each event, or streams increments: then a text does not begin with the one
 before. TGI sends one token an event; its last event repeats the whole text and counts the tokens, the

@@ -2,7 +2,7 @@
 
 `openai_chat.py` and `openai_completions.py` extend `ChoicesReader` by the choices of their chunks. Errors,
 filters, guardrail fields, hook results and server durations beside the choices are decoded in a second pass,
-where they may occur.
+where they may occur. Other dialects use `read_failure`, which finds an error in JSON that is not theirs.
 
 Source: docs/dialects.md.
 """

@@ -1,4 +1,4 @@
-"""Read OpenAI's older completions as Deltas: events and bodies in which a choice has a `text`.
+"""Read OpenAI's older completions as Deltas: a choice has a `text`, or only token ids.
 
 With `echo` the first text holds the prompt: only usage or token ids count right then.
 

@@ -1,4 +1,4 @@
-"""Choose the dialect of an answer by its content; the request's path breaks ties.
+"""Choose the dialect of an answer by its content, or by the request's path where the content does not decide.
 
 `exchange/answer.py` passes all events to `Undecided`: the first JSON decides, and the chosen reader of
 `DIALECTS` gets this event and the later ones. Nothing is configured, because one gateway speaks several

@@ -1,9 +1,8 @@
 """Shared code of all dialects but OpenAI's chat and completions: decode JSON events, build their Delta.
 
-OpenAI's Responses and Realtime use it, too.
-
-`ObjectReader` is the base of their readers, `Fields` decodes leniently: a field of a wrong type costs that
-field alone. `gather` puts the pieces of output of one event together.
+`ObjectReader` is the base of their readers, those of OpenAI's Responses and Realtime included. `Fields`
+decodes leniently: a field of a wrong type costs that field alone. `gather` puts the pieces of output of one
+event together.
 
 Source: docs/dialects.md.
 """

@@ -2,9 +2,9 @@
 
 The `Roster` (`roster.py`) asks how many blocks a request needs, and takes and releases them. This module only
 counts; it stores no KV. A block has a fixed number of tokens. With a prefix cache, whole blocks of prompts
-have names, equal for equal beginnings; a named block is in memory once. A block that no request holds stays
-cached until its place is needed; the least recently used is evicted first, and of one prompt the later block
-before the earlier.
+have names, equal for equal beginnings; a named block is in memory once. A named block that was computed and
+that no request holds stays cached until its place is needed; the least recently used is evicted first, and of
+one prompt the later block before the earlier. All other blocks are free once released.
 
 A named block has as many tokens as the workload says (`Requests.block_tokens`), and fills whole blocks of
 memory, the last perhaps in part.

@@ -1,7 +1,7 @@
 """All schedulers by name (`SCHEDULERS`), how each is built, and the options that each of them reads.
 
 `llmtap sim run`, its sweeps and `llmtap sim serve` look up the name here. Options that a scheduler does not
-read (`options_read`) are no axis of its sweep and are left out of its results.
+read (`options_read`) are no axis of its sweep and are null in its results.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,9 @@
 """Decide the content of a simulated answer: injected faults, text, finish reasons, and lengths of prompts.
 
 From a request, the server's options and a random generator to the `Choice`s of its answer: a string for each
-token and how it ends. `prefix_blocks` gives the hashes of a prompt for the prefix cache. Pure functions,
-called by `reception.py`. The times of the tokens come from `delivery.py`, the bytes of each API from
-`shapes/`.
+token and how it ends. `prefix_blocks` gives the hashes of a prompt for the prefix cache. Functions without
+state of their own, called by `reception.py`. The times of the tokens come from `delivery.py`, the bytes of
+each API from `shapes/`.
 """
 
 import random

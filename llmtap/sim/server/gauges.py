@@ -1,13 +1,13 @@
 """The metrics of the simulated server at `/metrics`: vLLM's names and buckets, and preemption in detail.
 
-`reception.py` and `sender.py` report each request, first token, gap and end to `EngineMetrics`, which counts
-them in counters and histograms; queue, KV memory, preemptions and the prefix cache are read from the engine's
-`state`. `text` returns all in the Prometheus text format.
+`reception.py`, `sender.py` and `server.py` report each request, first token, gap and end to `EngineMetrics`,
+which counts them in counters and histograms; queue, KV memory, preemptions and the prefix cache are read from
+the engine's `state`. `text` returns all in the Prometheus text format.
 
-A fixed schedule has no queue and no KV memory: no request waits, and those that run are being answered. What
-whole batches do not have (KV memory, preemption, a prefix cache) is 0. As in vLLM, where the API server
-stands before the engine, prompt tokens count with the first token made from them, and requests rejected
-before are in no counter of the engine's.
+With a fixed schedule no request waits, those that run are being answered, and the metrics of KV memory,
+preemption and the prefix cache are missing. With an engine of whole batches these are 0. As in vLLM, where
+the API server stands before the engine, prompt tokens count with the first token made from them, and requests
+rejected before are in no counter of the engine's.
 
 Source: vLLM's `v1/engine/__init__.py` for the reasons.
 """

@@ -1,8 +1,9 @@
 """Truth log of the simulated server: when each token was made, due and sent, to check measurements.
 
-`sender.py` adds the send times and `reception.py` the finished request (`Truth`). The log keeps the newest
-requests for `GET /sim/truth` and the self-test, and appends all as JSON lines to a file if one is named. All
-stamps are ns of the monotonic clock; the anchor converts them to wall-clock time.
+`sender.py`, or `server.py` for answers that are not streamed, adds the send times and `reception.py` the
+finished request (`Truth`). The log keeps the newest requests for `GET /sim/truth` and the self-test, and
+appends all as JSON lines to a file if one is named. All stamps are ns of the monotonic clock; the anchor
+converts them to wall-clock time.
 """
 
 import itertools

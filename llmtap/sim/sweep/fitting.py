@@ -1,11 +1,11 @@
 """Fit a `LatencyModel` to a grid of batches, and an `IterationModel` to a capture or trace with token times.
 
 A grid is a CSV file of batch size, length and time (`load_grid`), as `llmtap bench grid` measures it.
-`llmtap sim run --latency` calls both, and `bench/exo/grid.py` fits its grid; the results are the constants of
-`sim/latency.py`, with the R^2 of each part.
+`llmtap sim run --latency` does the one or the other, by the file, and `bench/exo/grid.py` fits its grid; the
+results are the constants of `sim/latency.py`, with the R^2 of each part.
 
-All traffic of the engine must be captured: the number of running requests follows from the rows. Two parts
-are fitted by least squares, each with its own R^2:
+For a capture, all traffic of the engine must be in it: the number of running requests follows from the rows.
+Two parts of the `IterationModel` are fitted by least squares, each with its own R^2:
 
 - **Prefill.** Requests that had the engine to themselves until their first token: TTFT = base + prefill p,
   where p are the prompt tokens that were not cached. With chunked prefill: base for each chunk.
@@ -13,8 +13,7 @@ are fitted by least squares, each with its own R^2:
   requests with c tokens in memory takes beta + beta gamma (d - 1) / d + context c.
 
 For a part that cannot be fitted so, because the load never rests, whole answers from first token to last are
-used: with n tokens at means of d
-and c, and P prompt tokens processed meanwhile, an answer took
+used: with n tokens at means of d and c, and P prompt tokens processed meanwhile, an answer took
 
     (n - 1) (beta + beta gamma mean((d - 1) / d) + context mean(c)) + prefill P
 
