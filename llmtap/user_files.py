@@ -1,8 +1,8 @@
 """Read TOML files with limits on size and nesting, find the lines of their keys, and decode JSON.
 
-`read_toml` returns a dict and raises ConfigError with file and line. `key_lines` gives the line of each key,
-for error messages. `decode_json` decodes bytes that the caller has read, and raises msgspec.DecodeError also
-for JSON that is nested too deeply.
+`read_toml` returns a dict and raises ConfigError with the file, and the line if it is known. `key_lines`
+gives the line of each key, for error messages. `decode_json` decodes bytes that the caller has read, and
+raises msgspec.DecodeError also for JSON that is nested too deeply.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Check a configuration against the system (files, addresses, certificates) before anything starts.
+"""Check a configuration (addresses, files, certificates, contradictions) before it takes effect.
 
 `check_settings` raises one ConfigError with all problems of a proxy's settings; `warnings_of` yields probable
 mistakes. `alone.py` and `watching.py` check their commands with the part for the meter.

@@ -1,9 +1,10 @@
 """Listening sockets of a proxy: opened by the supervisor, or received from systemd or the previous version.
 
-They outlive all other processes, and each worker gets some of them, so connections wait in them while a relay
+The supervisor keeps them open, and each relay gets some of them, so connections wait in them while a relay
 restarts. Sockets from systemd keep their addresses; sockets of the supervisor move when the configuration
-names another address. A socket with FileDescriptorName=admin is for the admin port, all others are for
-clients. `notify` tells systemd the state. Sources: sd_listen_fds(3), sd_notify(3).
+names another address (the admin port at a hot restart only). A socket with FileDescriptorName=admin is for
+the admin port, all others are for clients. `notify` tells systemd the state. Sources: sd_listen_fds(3),
+sd_notify(3).
 """
 
 import errno

@@ -1,7 +1,7 @@
-"""Parent process of `llmtap watch`: opens the packet sockets, drops privileges, runs a watcher and a meter.
+"""Parent process of `llmtap watch`: opens packet sockets, gives up capabilities, runs a watcher and a meter.
 
-The children inherit the sockets and have no privileges. A child that dies is started again; a new watcher
-continues at the first packet that the earlier one did not read.
+The watcher inherits the packet sockets, the meter the admin port; neither has capabilities. A child that dies
+is started again; a new watcher reads on in the ring buffers where the earlier one stopped.
 """
 
 import asyncio

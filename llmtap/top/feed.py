@@ -1,7 +1,8 @@
 """Poll the admin API for the open view; keep the newest answers, their age, and the last error.
 
-Only what the open view needs is requested, one request after another. Without an answer the pauses between
-attempts grow, and the last answers stay, with their age beside them.
+`app.py` calls `Feed.poll` in a loop, and `exchange` and `stream` for the events of one exchange. Only the
+summary and what the open view needs are requested. After an error the pauses between attempts grow to 3 s,
+and the last answers stay, with their age.
 """
 
 import asyncio

@@ -1,4 +1,7 @@
-"""Table widget: shows a ViewTable in textual's DataTable, sorted and filtered; the cursor keeps its row."""
+"""Table widget: shows a ViewTable in textual's DataTable, sorted and filtered.
+
+The cursor stays on its row when the table changes; on the first line it follows the newest row.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar, Final

@@ -1,8 +1,8 @@
 """Ids of prefix blocks (equal ids: equal beginnings of prompts) in trace files, read and written.
 
-Used by the formats `aiperf`, `bailian` and `mooncake`: `block_columns` returns the columns of a capture
-for ids that were read; `BlockIds` returns the ids to write for the rows of a batch, and reports what did not
-fit.
+Used by `aiperf.py`, `bailian.py` and `mooncake.py` (which also serves guidellm and vLLM): `block_columns`
+returns the columns of a capture for ids that were read; `BlockIds` returns the ids to write for the rows of a
+batch, and reports what did not fit.
 """
 
 from collections import defaultdict

@@ -3,7 +3,8 @@
 Each module of `formats/` defines a `TraceFormat`: its name, what it can hold, and its functions to read and
 write. Reading returns a `TraceSource` (batches of rows, and notes on irregularities); writing goes through a
 `TraceWriter`, which drops and counts rows that do not fit. Formats exchange Arrow record batches in the
-columns of a capture (`capture/schema.py`), as streams, so files of any length need bounded memory.
+columns of a capture (`capture/schema.py`), as streams, so most formats read files of any length
+in bounded memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,8 @@
-"""Connect a vantage to the meter, and report its state twice a second: clocks, event-loop lag, counters.
+"""Channel of a vantage to the meter, with reports of its state: counters, event-loop lag, CPU, memory.
 
-A `Reporter` holds the channel (`Tap`) of one event loop, on which the vantage sends its frames. A relay
-process and a watcher have one each, and an application with the middleware has one for each event loop.
+A `Reporter` holds the channel (`Tap`) of one event loop, on which the vantage sends its frames; the vantage
+calls `report` twice a second. A relay process and a watcher have one each, and an application with the
+middleware has one for each event loop.
 """
 
 import asyncio

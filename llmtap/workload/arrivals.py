@@ -5,7 +5,7 @@ workload files use it.
 
 - The offset of a row depends on seed and row alone; each sending process iterates over all rows.
 - Random processes begin with a gap; even ones (`uniform`, `spacing=even`) begin at 0.
-- Offsets are sums of exact gaps, rounded down once.
+- Offsets are sums of unrounded gaps: rounding errors do not add up.
 - Burstiness is the shape of gamma gaps, as in `vllm bench serve`: their coefficient of variation is
   1 / sqrt(burstiness).
 

@@ -1,9 +1,10 @@
 """A workload composed of distributions of lengths, contents, shared contexts and conversations.
 
 `Composed` is built by `custom.py` (a user's file) and `ietf.py`. It draws the requests without arrivals with
-the functions of `plan.py`, and makes their prompts: words, or random token ids. `PlannedWorkload`, defined
-here, is the base class of `Composed`, of `Simulated` (`synthetic.py`) and of the data sets (`datasets.py`).
-Each column has its own random generator, so changing one distribution leaves the other columns as they were.
+the functions of `plan.py`, and makes their prompts: generated text, a file's text, or random token ids.
+`PlannedWorkload`, defined here, is the base class of `Composed`, of `Simulated` (`synthetic.py`) and of the
+data sets (`datasets.py`). Each column has its own random generator, so changing one distribution leaves the
+other columns as they were.
 """
 
 from collections.abc import Iterator, Mapping

@@ -2,8 +2,8 @@
 
 `read_sharegpt` and `read_stack` read a file into a `DataSet` (pairs of prompt and answer); `RecordedDataset`
 makes it a workload with requests and prompts. `registry.py` and `ietf.py` call them. Items are shuffled by
-the seed, and repeat if more are wanted than there are. Of a source file, the text up to a function's body is
-a prompt, and the body its completion.
+the seed, and repeat if more are wanted than there are. Of a source file, each function is a pair: the text
+before its body (the last PROMPT_TOKENS_MAX tokens) is the prompt, the body the answer.
 """
 
 import hashlib

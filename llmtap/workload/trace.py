@@ -6,7 +6,8 @@ replays and the simulation take its requests at a scale (`requests_at`).
 - A trace that is too short repeats, one mean gap after its last arrival.
 - Scaling by S divides all distances from the first arrival by S, so bursts stay bursts; think times stay.
 - Rows with equal arrivals stay together, which a note reports.
-- Later turns of conversations wait for the answer before and the think time; their arrival is ignored.
+- In a replay, later turns of conversations wait for the answer before and the think time, and their arrival
+  is ignored; without `conversations`, as in the simulation, each row arrives at its own time.
 """
 
 from array import array

@@ -1,6 +1,8 @@
 """Read the rows of a trace as `Requests`, and link the turns of its conversations.
 
-`TraceRows` takes the batches of an opened trace and returns all rows in the order of arrival, for `trace.py`.
+`TraceRows` takes the batches of an opened trace and returns the first `count` rows, or all, in the order of
+arrival, for `trace.py`. Missing token counts are estimated where possible; rows that still lack a prompt
+length, or an arrival, are left out and counted.
 
 - A row follows its named parent, else the row of its session with the nearest smaller turn, else the latest
   row of the session.
@@ -11,8 +13,8 @@
 - A row without arrival in a session (AIPerf writes only a delay) arrives its think time after the answer
   before it.
 
-An answer ends at `delivered_us`, else `response_end_us`, else `last_token_us`. The module is long because
-the rows' columns, their links and their times are computed together.
+An answer ends at `delivered_us`, else `response_end_us`, else `last_token_us`. The module is long because the
+rows' columns, their links and their times are computed together.
 """
 
 from array import array

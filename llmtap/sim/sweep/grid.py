@@ -1,4 +1,4 @@
-"""Grid of a sweep: combinations of option values become jobs (`SweepJob`), and presets of such combinations.
+"""Turn combinations of option values, such as those of a preset, into the jobs (`SweepJob`) of a sweep.
 
 `llmtap sim run` calls it with the values of the command line; `runner.py` runs the jobs. Order of the points:
 sizes, loads, seeds, servers, options as given, schedulers. Points that differ only in options that their

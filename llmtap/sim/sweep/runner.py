@@ -3,7 +3,7 @@
 `SweepRunner.run` takes `SweepJob`s and returns a `SweepAttempt` (a summary or an error) for each; what one
 job does is in `sweep.py`. A job that fails, or whose process dies, becomes an attempt with an error. Each
 attempt is synced to the results file (`Results`, JSON lines); jobs in the file are not run again unless they
-failed. An incomplete last line is cut off on opening.
+failed. Without a results file, attempts are only in memory. An incomplete last line is cut off on opening.
 """
 
 import fcntl

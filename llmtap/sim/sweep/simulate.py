@@ -1,9 +1,9 @@
 """Run one scheduler on one workload in virtual time, and report the result as public JSON.
 
 `simulate` takes the name of a scheduler, `Requests` and options, and returns a `SimulationResult`;
-`capacity_rps` searches the highest rate at which few enough requests are late. `sweep.py` calls both for each
-job. Figures: multi-bin paper, section 9; `ModelOptions` decides its open points. A measured run also has the
-figures of a `Summary`, as live traffic has.
+`capacity_rps` searches the highest rate at which few enough requests are late. `sweep.py` calls `simulate`
+for each job, and `capacity_rps` for `--capacity`. Figures: multi-bin paper, section 9; `ModelOptions` decides
+its open points. A measured run also has the figures of a `Summary`, as live traffic has.
 
 Rejected requests are among the outcomes and outside the request SLA, in no latency and no throughput; the
 tokens that they got count among `tokens`. `unserved` counts them by reason: `too_large`, `queue_full`, `late`

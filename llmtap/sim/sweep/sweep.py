@@ -3,9 +3,9 @@
 `attempt` runs a job on a trace and returns a `SweepAttempt`: the public JSON of `simulate.py`, or the error;
 it also completes the folder of the job's capture. `grid.py` makes the jobs; `runner.py` distributes them over
 processes. The id is a hash of the options and of a digest of the trace's rows, so equal ids have equal
-figures. `write_runs` writes attempts as a flat table, CSV or Parquet (`llmtap sim run --table`), with the
-columns of the multi-bin paper: 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4 (files); with latencies, goodput
-and the options that differ between the runs.
+figures. `write_runs` writes results of jobs as a flat table, CSV or Parquet (`llmtap sim run --table`), with
+the columns of the multi-bin paper: 7.1 (parameters), 9.1 to 9.4 (metrics), 10.4 (files); with latencies,
+goodput and the options that differ between the runs.
 """
 
 import csv

@@ -1,10 +1,10 @@
 """The trace formats `guidellm` (lengths with times in seconds) and `guidellm-data` (prompts and lengths).
 
 Both are read and written. `guidellm` is the input of guidellm's `--profile kind=replay`: JSON Lines of
-`timestamp`, `input_length`, `output_length`, and either `hash_ids` of 512-token blocks or none, and then
-perhaps a `duration`. Its reader and writer are `LengthFields` of `mooncake.py`.
+`timestamp`, `input_length`, `output_length`, and optional `hash_ids` (of 512-token blocks) and `duration`.
+Its reader and writer are `LengthFields` of `mooncake.py`.
 
-`guidellm-data`: JSON Lines with a `prompt` and counts under any of guidellm's names.
+`guidellm-data`: JSON Lines with a prompt and counts under any of guidellm's names.
 
 Source: guidellm 0.8.1.
 """

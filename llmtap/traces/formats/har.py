@@ -1,9 +1,9 @@
 """The trace format `har`: HTTP Archive 1.2, as browsers and debugging proxies save HTTP. Read only.
 
 Entries that are LLM calls become rows of a capture, with request body, answer, usage and times; other entries
-are skipped and counted. The answers are read by the observer, as those of live traffic are.
-`startedDateTime` is the arrival, the end of `wait` the first byte, that of `receive` the end. Headers,
-cookies and queries are not read, but for the answer's X-Request-Id.
+are skipped and counted. The answers are read by the observer, as those of live traffic are. `startedDateTime`
+is the arrival, the end of `wait` the first byte, that of `receive` the end. Headers of the request, cookies
+and queries are not read; headers of the answer are, and X-Request-Id is kept.
 
 Source: HAR 1.2 (W3C draft, "HTTP Archive").
 """

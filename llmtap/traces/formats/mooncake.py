@@ -1,9 +1,9 @@
 """The trace format `mooncake`, and `LengthFields`: reader and writer of all formats with the same fields.
 
 JSON Lines `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [int, ...]}` with
-one id per block of 512 tokens, also for a partial last block. guidellm and vLLM (`guidellm.py`, `vllm.py`)
-have times in seconds and other block sizes. A file that could be any of them is read as Mooncake's, unless
-its times have fractions.
+one id per block of 512 tokens, also for a partial last block. The traces of guidellm and vLLM (`guidellm.py`,
+`vllm.py`) have times in seconds, those of vLLM also other block sizes. A file that could be any of them is
+read as Mooncake's, or as guidellm's if times have fractions or a row has a `duration`.
 
 Source: kvcache-ai/Mooncake, FAST25-release/traces.
 """

@@ -1,9 +1,9 @@
 """The trace format `otlp`: OpenTelemetry GenAI spans, as written by the collector's file exporter. Read only.
 
-A span of an inference (`gen_ai.operation.name` is chat, text_completion or generate_content, or it has a
-count of tokens) is a row of a capture. The `session` is the conversation's id, or the trace's if the span has
-a parent; a nested agent (`invoke_agent` within another) is a session of its own, whose first request has as
-`parent` the latest request of the agent around it that ended before.
+A span of an inference (`gen_ai.operation.name` is chat, text_completion or generate_content, or it is absent
+and the span has a count of tokens) is a row of a capture. The `session` is the conversation's id, or the
+trace's if the span has a parent; a nested agent (`invoke_agent` within another) is a session of its own,
+whose first request has as `parent` the latest request of the agent around it that ended before.
 
 All spans of a file are in memory, because agents' spans come after those of their requests.
 

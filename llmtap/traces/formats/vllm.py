@@ -4,8 +4,8 @@ Both are JSON Lines, read and written. `vllm-custom`: `{"prompt": str, "output_t
 count may be missing.
 
 `vllm-timed-trace`: Mooncake's fields with times in seconds (`LengthFields` of `mooncake.py`). vLLM makes the
-prompt of the `hash_ids` alone, so a row without ids is left out, and takes a block for 16 tokens unless told
-otherwise. When read, the block size is the first of 16, 64 and 512 that the first rows agree with.
+prompt of the `hash_ids` alone, so a row without ids is not written. vLLM takes a block for 16 tokens unless
+told otherwise. When read, the block size is the first of 16, 64 and 512 that the first rows agree with.
 
 Source: vLLM's benchmark.
 """

@@ -1,9 +1,8 @@
 """The trace format `weka`: traces of coding agents (kv-cache-tester), JSON with nested subagents. Read only.
 
-A file has one conversation, or one on each line. Times are seconds from its beginning. `type` is `s`
-(streamed) or `n`. An entry of the type `subagent` has requests of its own: they become a session whose first
-request has the latest one before the entry as `parent`. Block ids of the scope `local` are those of one
-conversation.
+Each line of a file is one conversation. Times are seconds from its beginning. `type` is `s` (streamed) or
+`n`. An entry of the type `subagent` has requests of its own: they become a session whose first request has
+the latest one before the entry as `parent`. Block ids of the scope `local` are those of one conversation.
 
 Source: callanjfox/kv-cache-tester, docs/trace_replay_tester.md and traces/; AIPerf's reader of `weka_trace`.
 """

@@ -1,4 +1,4 @@
-"""Middleware for aiohttp.web applications.
+"""Middleware that measures the requests of aiohttp.web applications, and reports them to a meter.
 
     setup(app, socket="/run/llmtap/tap.sock")
 

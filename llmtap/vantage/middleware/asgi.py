@@ -1,9 +1,9 @@
-"""Middleware for ASGI 3 applications: FastAPI, Starlette, LiteLLM's proxy and others.
+"""Middleware that measures the requests of ASGI 3 applications (FastAPI, Starlette, LiteLLM) for a meter.
 
     app.add_middleware(LlmtapMiddleware, socket="/run/llmtap/tap.sock")
 
-Each message is forwarded unmodified before it is reported. Add this middleware last: in Starlette that makes
-it the outermost.
+Each message is forwarded unmodified, and those of the app are sent before they are reported. Add this
+middleware last: in Starlette that makes it the outermost.
 
 | scope | effect |
 |---|---|

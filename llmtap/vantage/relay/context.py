@@ -1,4 +1,4 @@
-"""State that all connections and exchanges of a relay share: options, route, channel, refusal counts."""
+"""State that all connections and exchanges of a relay share: options, route, experiment, channel, counts."""
 
 import asyncio
 import logging

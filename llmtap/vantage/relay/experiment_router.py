@@ -5,8 +5,8 @@ or from the complete body, which is held back up to `body_bytes`. A request with
 is a unit of its own.
 
 A request that cannot be changed, such as one with a compressed body, is forwarded unmodified, stays in its
-arm and is marked as excluded. A body that finds no room (`held_bytes`) goes to the control arm. No other
-module changes the content of requests.
+arm and is marked as excluded. A request whose body finds no room (`held_bytes`) goes to the control arm. No
+other module changes the body of a request.
 """
 
 from collections.abc import Callable, Mapping, Sequence

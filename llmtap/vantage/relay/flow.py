@@ -1,8 +1,8 @@
 """Forward one exchange through the relay: request (`upload.py`), response, and a frame for each read.
 
 For each read of the response, `Flow.on_data` finds whether the response ends in these bytes, sends them to
-the client, and then reports them with their timestamp. Bodies are not parsed. An exchange that is not
-measured sends no frames.
+the client, and then reports them with their timestamp. Bodies are not parsed. With the compiled code,
+`native/relay.pxi` does this for most reads of a body. An exchange that is not measured sends no frames.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -1,7 +1,8 @@
 """Write HTTP heads: those forwarded to upstream or client, and the relay's own error answers.
 
-Forwarded fields keep order and spelling. Only hop-by-hop fields (RFC 9110 7.6.1) are removed, and only fields
-that the options ask for are added. Framing fields stay, because the body passes with its framing.
+Forwarded fields keep order and spelling. Hop-by-hop fields (RFC 9110 7.6.1) are removed, Host becomes that of
+the upstream unless `relay.host` is `client`, and Connection and the fields that the options ask for are
+added. Framing fields stay, because the body passes with its framing; only HTTP/1.0 clients get no chunks.
 """
 
 import os

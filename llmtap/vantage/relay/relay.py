@@ -1,8 +1,9 @@
 """Main program of a relay process: its listeners, client connections and upstreams, from start to drain.
 
 The supervisor runs it as `python -m llmtap.vantage.relay`. It reads a RelaySetup as JSON from stdin, and
-inherits the listening sockets, so no connection is refused while it restarts. It ends on SIGTERM, on SIGUSR1
-when other relays have taken over its sockets, or when stdin closes because the supervisor is gone.
+inherits the listening sockets, so no connection is refused while it restarts. It drains and ends on SIGTERM,
+on SIGUSR1 when other relays have taken over its sockets, or when stdin closes because the supervisor is gone.
+If a task for time limits or reports fails, it ends at once, and the supervisor starts another.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """Forward both directions of a connection after an upgrade (WebSocket), with back-pressure and timestamps.
 
-`flow.py` makes a `Tunnel` of two streams. It calls `passed` with the bytes and the time of each read, and
-`over(outcome, error)` at the end; `silent()` ends an idle one. The end of each side is forwarded behind all
-its bytes; the tunnel is over when both sides have ended. A TLS connection cannot close in one direction only:
-once it has received the other side's end, it sends no more.
+`flow.py` makes a `Tunnel` of two streams. The tunnel calls `passed` with the bytes and the time of each read
+that it forwarded, and `over(outcome, error)` at the end; `silent()` ends an idle one. The end of each side is
+forwarded behind all its bytes; the tunnel is over when both sides have ended, or one has broken it. A TLS
+connection cannot close in one direction only: once it has received the other side's end, it sends no more.
 """
 
 from collections.abc import Callable

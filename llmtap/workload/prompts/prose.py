@@ -1,8 +1,8 @@
-"""Write messages of English words with an exact number of tokens, each with a unique beginning.
+"""Write messages with an exact number of tokens and a unique beginning: English words, documents, a file.
 
 `ProseWriter` is the interface of all generated texts of workloads, also of `workload/programs.py`; here are
 random words, documents with a question, and passages of a text file. Counts are by the simulated engine's
-tokenizer (`text.py`). A shorter text of a key is a prefix of a longer one.
+tokenizer (`text.py`). For `prose`, a shorter text of a key is a prefix of a longer one.
 """
 
 import functools

@@ -2,8 +2,8 @@
 
 `open_tokenizer` and `load_counter` take the text of `--tokenizer`: `tiktoken:NAME`, a `tokenizer.json`, a
 model's folder, or `sim` for the simulated engine's own (`text.py`). With a model's folder, a `TokenCounter`
-counts a `Prompt` as the server does, with the chat template; otherwise it counts the texts. All are local;
-the packages come with the extra `tokenizers`.
+counts a `Prompt` as the server does, with chat template or special tokens; otherwise it counts the texts. All
+are local, nothing is downloaded; the packages come with the extra `tokenizers`.
 """
 
 import json
