@@ -174,7 +174,7 @@ class TraceTurns:
             joined = {row: ns for row, ns in ends.items() if row < place and ns is not None and ns <= at_ns}
             if joined:
                 links.joins[place] = tuple(joined)
-                links.think_ns[place] = at_ns - max((*joined.values(), ends_ns[before] or 0))
+                links.think_ns[place] = max(0, at_ns - max((*joined.values(), ends_ns[before] or 0)))
 
     def notes(self) -> list[str]:
         told = (

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmtap.capture.schema import CaptureInfo
@@ -171,7 +171,15 @@ ROWS = st.lists(
 )  # fmt: skip
 
 
+# A row that waited for a subagent, but not for the answer before.
+NOT_WAITED = [
+    (0, "a", None, "a", None, None, 1), (0, "b", None, None, "a", None, 0),
+    (1, "a", None, None, None, None, None),
+]  # fmt: skip
+
+
 @given(ROWS)
+@example(NOT_WAITED)
 def test_links_lead_back_and_think_times_are_not_below_zero(
     rows: list[tuple[int, str | None, int | None, str | None, str | None, int | None, int | None]],
 ) -> None:
