@@ -177,7 +177,7 @@ def _itl(s: float) -> Case:
         return rows[::-1]
 
     return Case(
-        "itl", "itl", "lognormal gaps, mean 20 ms, sigma 0.4", {"sim": ["--jitter", f"{sigma}"]},
+        "itl", "itl", "lognormal gaps, mean 20 ms, sigma 0.4", {"sim": ["--set", f"pacing.jitter={sigma}"]},
         {"max_rate": 8, "levels": "50,100", "requests": round(8 * s), "output_tokens": 64}, read,
         "input = 32\noutput = 64\n",
     )  # fmt: skip

@@ -62,7 +62,7 @@ def main() -> int:
     ]  # fmt: skip
     if args.scheduler == "fixed":
         itl = f"{1e3 / args.rate:.6f}ms"
-        command += ["--ttft", "200ms", "--itl", itl, "--jitter", str(args.jitter)]
+        command += ["--ttft", "200ms", "--itl", itl, "--set", f"pacing.jitter={args.jitter}"]
     else:
         serving = (part for item in args.serving for part in ("--serving", item))
         command += ["--scheduler", args.scheduler, *serving]

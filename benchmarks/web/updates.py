@@ -40,7 +40,7 @@ VIEWS: Final = ("overview", "streams", "exchanges", "chunking", "experiment", "t
 TENANTS: Final = ("acme", "beta", "chat-eu", "chat-us", "nightly")
 HEADER: Final = "x-llm-d-inference-fairness-id"
 ENGINE: Final = (
-    "--ttft", "400ms", "--itl", "45ms", "--tokens", "300", "--spread", "0.6", "--jitter", "0.6",
+    "--ttft", "400ms", "--itl", "45ms", "--tokens", "300", "--spread", "0.6", "--set", "pacing.jitter=0.6",
     "--set", "faults.stall_rate=0.12", "--set", "faults.stall=4s", "--set", "faults.fault_after=40",
 )  # fmt: skip
 CONFIG: Final = """

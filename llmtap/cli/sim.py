@@ -56,7 +56,7 @@ _SERVE_EPILOG = """Examples:
 
   llmtap sim serve --listen 127.0.0.1:8000 --ttft 200ms --itl 15ms
 
-  llmtap sim serve --jitter 0.3 --tokens-per-chunk 4 --truth truth.jsonl
+  llmtap sim serve --set pacing.jitter=0.3 --set pacing.tokens_per_chunk=4 --truth truth.jsonl
 
   llmtap sim serve --set guardrails.output_hold=16 --set faults.stall_rate=0.01
 
@@ -112,15 +112,6 @@ def serve(
     dialect: Annotated[
         str | None, option(None, "Dialect of the API: openai or vllm; default openai.")
     ] = None,
-    tokens_per_chunk: Annotated[
-        int | None, option(None, "Tokens per event; default 1. [key: pacing.tokens_per_chunk]")
-    ] = None,
-    jitter: Annotated[
-        float | None,
-        option(
-            None, "Sigma of a lognormal factor on every gap between tokens; default 0. [key: pacing.jitter]"
-        ),
-    ] = None,
     scheduler: Annotated[
         str,
         option(
@@ -151,10 +142,6 @@ def serve(
             "example, bin_edges=1,30,117 sets the lower edge of each bin of multi_bin_dynamic. `llmtap sim "
             "run --readings` lists the details and their values.",
         ),
-    ] = None,
-    predictor: Annotated[
-        str | None,
-        option("perfect|prompt|noisy", f"Predictor of output lengths. {_PREDICTORS} Default: perfect."),
     ] = None,
     servers: Annotated[
         int,
@@ -196,10 +183,9 @@ def serve(
         return
     flags = {
         "ttft": ttft, "itl": itl, "tokens": tokens, "spread": spread, "seed": seed, "dialect": dialect,
-        "pacing.tokens_per_chunk": tokens_per_chunk, "pacing.jitter": jitter,
     }  # fmt: skip
     values = {key: str(value) for key, value in flags.items() if value is not None}
-    places = {key: "--" + key.rpartition(".")[2].replace("_", "-") for key in values}
+    places = {key: f"--{key}" for key in values}
     for key, value in read_pairs("--set", assign, once=True).items():
         if key in values:
             raise ConfigError(places[key], f"cannot be combined with --set {key}")
@@ -207,8 +193,7 @@ def serve(
     options = load_options(values, places)
     engine = load_engine(
         scheduler, values, serving=read_pairs("--serving", serving, "NAME=VALUE", once=True),
-        readings=read_pairs("--reading", reading, "NAME=VALUE", once=True), predictor=predictor,
-        servers=servers, places=places,
+        readings=read_pairs("--reading", reading, "NAME=VALUE", once=True), servers=servers, places=places,
     )  # fmt: skip
 
     import gc
@@ -484,16 +469,6 @@ def run(
     alpha: Alpha = None,
     idle_cost: IdleCost = None,
     reader_grace: ReaderGrace = None,
-    measure: Annotated[
-        bool | None,
-        option(
-            None,
-            "Report the same metrics as for live traffic (--measure), or only those of the multi-bin "
-            "batching paper (--no-measure). Default: --measure for iteration-level schedulers, and with "
-            "--slo, --capture or --follow.",
-            "--measure/--no-measure",
-        ),
-    ] = None,
     follow: Annotated[
         int | None,
         option(
@@ -536,23 +511,26 @@ def run(
         raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
     from llmtap.cli.sim_sweep import (
         AxesRead,
-        capacity_bounds,
         models_fitted,
+        names_in,
         objectives_text,
         preset_named,
         run_sweep,
         scheduler_names,
     )
-    from llmtap.sim.sweep.sweep import SUFFIXES, write_runs
+    from llmtap.sim.sweep.sweep import CAPACITY_BY, SUFFIXES, write_runs
 
     given = AxesRead()
     given.schedulers(scheduler)
-    given.load(scale, rate)
+    if scale is not None and rate is not None:
+        raise ConfigError("--rate", "cannot be combined with --scale")
+    for name, text in (("scale", scale), ("rate", rate)):
+        given.numbers(name, text, float)
     for name, text in (("requests", requests), ("servers", servers), ("seed", seed)):
         given.numbers(name, text, int)
     if capacity is not None and not 0 <= capacity < 1:
         raise ConfigError("--capacity", f"expected a share from 0 to below 1, got {capacity:g}")
-    bounds = capacity_bounds(capacity_by)
+    bounds = names_in(capacity_by, "--capacity-by", "bound", CAPACITY_BY)
     if table is not None and table.suffix not in SUFFIXES:
         raise ConfigError("--table", f"{table} ends neither in .csv nor in .parquet")
     given.settings(reading or [], "--reading")
@@ -564,15 +542,10 @@ def run(
     named = preset_named(preset)
     axes = given.whole(named, preset or "")
     common = models_fitted(latency, fit_chunk, scheduler_names(axes, named)) | {
-        "objectives": objectives_text(slo, named), "measure": measure, "capacity": capacity,
-        "capacity_by": bounds,
+        "objectives": objectives_text(slo, named), "capacity": capacity, "capacity_by": bounds,
         "capture": capture, "follow": follow if follow is not None or named is None else named.follow,
         "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
     }  # fmt: skip
-    needed = {"objectives need": common["objectives"], "a capture needs": capture is not None}
-    for what, given_too in {**needed, "--follow needs": common["follow"] is not None}.items():
-        if measure is False and given_too:
-            raise ConfigError("--no-measure", f"{what} exchanges, and a run without measuring makes none")
     if ray is not None and ray != "local" and jobs is not None:
         raise ConfigError("--jobs", "cannot be combined with --ray")
     if capacity is not None and "slo" in bounds and not common["objectives"]:
@@ -614,10 +587,9 @@ def run(
 
 
 def _page(told: list[dict[str, Any]], *, sla: bool) -> str:
-    from llmtap.cli.sim_sweep import option_defaults
     from llmtap.report.sweep_page import sweep_html
 
-    return sweep_html(told, defaults=option_defaults(), sla=sla)
+    return sweep_html(told, sla=sla)
 
 
 def _show(told: list[dict[str, Any]], notes: list[str], *, sla: bool) -> None:

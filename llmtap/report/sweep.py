@@ -3,12 +3,10 @@
 A run is the public JSON of one result. `sweep_table` and `sweep_lines` are the output on a terminal;
 `read_sweep` finds the axis and the lines along it, which `sweep_page.py` draws.
 
-Of all settings, those that differ between runs are dimensions. The axis is the numeric one with the most
-values. What it and the scheduler do not decide tells the lines apart; what they do decide (a fixed time makes
-more requests at a higher rate) runs along the axis.
-
-An option that a run's scheduler does not read is None among its `readings` and `serving`. Along such an axis
-the run is the same everywhere: a level line.
+Settings that differ between runs are dimensions, but for those that the scheduler alone decides.
+The axis is the numeric dimension with the most values; the others tell the lines apart. An option that the
+scheduler does not read is None among `readings` and `serving`. Along such an axis the run is the same
+everywhere: a level line.
 
 Long because the table, its best runs and the lines below it share the columns and the dimensions.
 """
@@ -42,14 +40,10 @@ from llmtap.report.values import (
 
 Result = Mapping[str, Any]
 
-_SCHEDULER: Final = "scheduler"
-_LOAD: Final = "load"
-_RANKED: Final = (_LOAD, "servers", "bins", "requests")
-"""Numeric dimensions in the order in which they become the axis, where they have as many values."""
+_RANKED: Final = ("scheduler", "trace", "load", "servers", "bins", "requests")
+"""Order of dimensions: the first numeric one becomes the axis, where others have as many values."""
 _OPTIONS: Final = ("readings", "serving", "model")
 _SAME_RATE: Final = 0.01
-_NAMED: Final = "output_delay"
-"""An option that is set by a scheduler's name: it need not be said beside that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +53,19 @@ class Dimension:
     """Each value with how it reads in a line's name, such as `8 servers`; ascending, if they are numbers."""
 
     @property
-    def numeric(self) -> bool:
-        return all(is_number(value) for value in self.texts)
-
-    @property
     def title(self) -> str:
         """For an axis or the head of a column."""
-        if self.name == _LOAD:
+        if self.name == "load":
             return "offered load, requests/s"
         return f"{self.name}, s" if self.name in TIMES else self.name
 
-    def at(self, result: Result) -> Hashable:
-        return settings_of(result).get(self.name)
-
     def text_at(self, result: Result) -> str | None:
-        value = self.at(result)
+        value = settings_of(result).get(self.name)
         return None if value is None else self.texts[value]
 
     def place(self, result: Result) -> Any:
         """Where on the axis the run lies: for a load, the rate that was offered."""
-        if self.name == _LOAD:
-            return at(result, "load", "offered_rps")
-        return self.at(result)
-
-    def unread(self, result: Result) -> bool:
-        """Whether it is an option that the run's scheduler does not read."""
-        groups = [result.get(group) or {} for group in _OPTIONS]
-        known = self.name in result or any(self.name in group for group in groups)
-        return self.name != _LOAD and known and self.at(result) is None
+        return at(result, "load", "offered_rps") if self.name == "load" else settings_of(result)[self.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +75,6 @@ class Line:
     label: str
     of: dict[str, str]
     points: list[tuple[Any, Result]]
-    level: bool = False
-    """The axis is nothing to them: one run, at each of its places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,56 +85,62 @@ class Sweep:
     """None where no number varies: the runs stand side by side, by scheduler."""
     by: list[Dimension]
     """What tells lines apart, beside the axis."""
-    along: list[Dimension]
-    """What the axis (and the scheduler) decides."""
     lines: list[Line]
 
 
 def read_sweep(results: Sequence[Result]) -> Sweep:
-    """The sweep that the runs are. Raises ValueError where there is none."""
+    """Return the sweep that the runs are. Raises ValueError where there is none."""
     if not results:
         raise ValueError("no results: there is nothing to draw")
     varied = _varied(results)
-    numbers = [
-        d for d in varied.values() if d.numeric and d.name != "seed" and not _is_scheduler_s(d, results)
-    ]
-    axis = max(numbers, key=lambda d: len(d.texts), default=None)
-    along = [] if axis is None else [d for d in varied.values() if _is_decided(d, axis, results)]
-    by = [d for d in varied.values() if d is not axis and d not in along]
-    by = [d for d in by if d.name != _NAMED or not _is_scheduler_s(d, results)]
-    return Sweep(axis, by, along, _lines(results, axis, by))
+    numeric = [d for d in varied if d.name != "seed" and all(map(is_number, d.texts))]
+    axis = max(numeric, key=lambda d: len(d.texts), default=None)
+    by = [d for d in varied if d is not axis]
+
+    def texts(result: Result) -> dict[str, str]:
+        return {d.name: text for d in by if (text := d.text_at(result)) is not None}
+
+    def rank(result: Result) -> list[int]:
+        return [-1 if (text := d.text_at(result)) is None else [*d.texts.values()].index(text) for d in by]
+
+    lines = []
+    for _, group in groupby(sorted(results, key=rank), key=rank):
+        runs = list(group)
+        of = texts(runs[0])
+        label = ", ".join(of.values()) or str(runs[0].get("scheduler") or "all runs")
+        lines.append(Line(label, of, _points(runs, axis)))
+    return Sweep(axis, by, lines)
 
 
 def settings_of(result: Result) -> dict[str, Hashable]:
-    """All that was set about a run, by name."""
-    told: dict[str, Hashable] = {_SCHEDULER: result.get(_SCHEDULER), "trace": result.get("trace")}
-    told[_LOAD] = _load_key(result)
+    """Return all that was set about a run, by name."""
+    told: dict[str, Hashable] = {"scheduler": result.get("scheduler"), "trace": result.get("trace")}
+    told["load"] = _load_key(result)
     told |= {"servers": result.get("servers"), "requests": result.get("n"), "seed": result.get("seed")}
     for group in _OPTIONS:
         for name, value in (result.get(group) or {}).items():
             key = f"model {name}" if group == "model" else name
             told[key] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-    if "bins" in result:
-        # Edges, where they are given, decide how many; a scheduler without bins has no such setting.
-        told["bins"] = len(result["bins"]) if result["bins"] else None
+    # Edges, where they are given, decide how many; a scheduler without bins has no such setting.
+    told["bins"] = len(result.get("bins") or ()) or None
     told["objectives"] = at(result, "goodput", "objectives")
     return told
 
 
-def _varied(results: Sequence[Result]) -> dict[str, Dimension]:
-    """What has two values or more. That a scheduler has no such setting is no value."""
+def _varied(results: Sequence[Result]) -> list[Dimension]:
+    """Return the settings with two values or more that the scheduler alone does not decide."""
     found: dict[str, dict[Hashable, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in results:
         for name, value in settings_of(result).items():
             if value is not None:
                 found[name][value].append(result)
-    ranked = (_SCHEDULER, "trace", *_RANKED)
-    names = [name for name in ranked if name in found] + [name for name in found if name not in ranked]
-    varied = {}
-    for name in names:
+    varied = []
+    for name in sorted(found, key=lambda name: _RANKED.index(name) if name in _RANKED else len(_RANKED)):
         values = found[name]
-        if len(values) > 1:
-            varied[name] = Dimension(name, {v: _named(name, v, values[v]) for v in ordered(values)})
+        pairs = {(run.get("scheduler"), value) for value, runs in values.items() for run in runs}
+        decided = name != "scheduler" and len(pairs) == len({scheduler for scheduler, _ in pairs})
+        if len(values) > 1 and not decided:
+            varied.append(Dimension(name, {v: _named(name, v, values[v]) for v in ordered(values)}))
     return varied
 
 
@@ -170,56 +153,22 @@ def _load_key(result: Result) -> Hashable:
     return None if offered is None else float(f"{offered:.4g}")
 
 
-def _is_scheduler_s(dimension: Dimension, results: Sequence[Result]) -> bool:
-    """Whether the scheduler alone tells its value: a setting of its own, as it were."""
-    return _tells(lambda result: result.get(_SCHEDULER), dimension, results)
-
-
-def _is_decided(dimension: Dimension, axis: Dimension, results: Sequence[Result]) -> bool:
-    """Whether axis and scheduler together tell its value, and the scheduler alone does not."""
-    if dimension is axis or _is_scheduler_s(dimension, results):
-        return False
-    return _tells(lambda result: (result.get(_SCHEDULER), axis.at(result)), dimension, results)
-
-
-def _tells(key: Callable[[Result], Hashable], dimension: Dimension, results: Sequence[Result]) -> bool:
-    """Whether runs of one key have one value."""
-    values: dict[Hashable, Hashable] = {}
-    return all(values.setdefault(key(r), dimension.at(r)) == dimension.at(r) for r in results)
-
-
-def _lines(results: Sequence[Result], axis: Dimension | None, by: list[Dimension]) -> list[Line]:
-    def texts(result: Result) -> dict[str, str]:
-        return {d.name: text for d in by if (text := d.text_at(result)) is not None}
-
-    ranks = [list(d.texts) for d in by]
-
-    def rank(result: Result) -> list[int]:
-        values = (d.at(result) for d in by)
-        return [-1 if v is None else order.index(v) for v, order in zip(values, ranks, strict=True)]
-
-    lines = []
-    for _, group in groupby(sorted(results, key=rank), key=rank):
-        runs = list(group)
-        of = texts(runs[0])
-        label = ", ".join(of.values()) or str(runs[0].get(_SCHEDULER) or "all runs")
-        level = axis is not None and all(axis.unread(run) for run in runs)
-        points = [(x, run) for x in axis.texts for run in runs] if axis and level else _points(runs, axis)
-        lines.append(Line(label, of, points, level))
-    return lines
-
-
 def _points(runs: list[Result], axis: Dimension | None) -> list[tuple[Any, Result]]:
     if axis is None:
-        return [(str(run.get(_SCHEDULER) or "all runs"), run) for run in runs]
-    placed: list[tuple[Any, Result]] = [(axis.place(run), run) for run in runs]
-    return sorted((point for point in placed if point[0] is not None), key=itemgetter(0))
+        return [(str(run.get("scheduler") or "all runs"), run) for run in runs]
+    points: list[tuple[Any, Result]] = []
+    for run in runs:
+        if (place := axis.place(run)) is not None:
+            points.append((place, run))
+        elif axis.name != "load":
+            points += [(value, run) for value in axis.texts]
+    return sorted(points, key=itemgetter(0))
 
 
 def _named(name: str, value: Hashable, runs: list[Result]) -> str:
-    if name in (_SCHEDULER, "trace"):
+    if name in ("scheduler", "trace"):
         return str(value)
-    if name == _LOAD:
+    if name == "load":
         rates = [at(run, "load", "offered_rps") for run in runs]
         told = [rate for rate in rates if rate is not None]
         if told and max(told) - min(told) <= _SAME_RATE * max(told):
@@ -230,15 +179,12 @@ def _named(name: str, value: Hashable, runs: list[Result]) -> str:
     return setting_text(name, value)
 
 
-_UNSERVED: Final = {"refused": ("too_large", "queue_full"), "given up": ("late", "late_midway")}
-"""By the reason: before a server took them up, or later."""
-_UNSERVED_SAID: Final = {
+_UNSERVED: Final = {
     "too_large": ("refused", "need more than the KV memory holds", ("kv_tokens",)),
-    "queue_full": ("refused", "came when as many waited as may", ("queue_max",)),
     "late": ("given up", "had no token in time", ("ttft",)),
     "late_midway": ("given up", "had a token too late and were served no further", ("ttft", "tbt")),
 }
-_SAID_OTHERWISE: Final = frozenset({_SCHEDULER, "trace", "objectives"})
+"""By reason: column, meaning, and the options that requests did not fit."""
 BEST: Final = "\N{BLACK STAR}"
 _PERCENTILES: Final = ("p50", "p95", "p99")
 """Columns of the table."""
@@ -270,8 +216,7 @@ def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
     columns = [_Column("scheduler", lambda told: str(told["scheduler"])), *_varying(results)]
     keys = len(columns)
     columns += _figure_columns(results, sla=sla)
-    wins = _wins(results, columns)
-    marked = {(row, i) for i, won in wins.items() for rows in won for row in rows}
+    marked = {(row, i) for i, won in _wins(results, columns).items() for rows in won for row in rows}
 
     def cell(row: int, i: int) -> str:
         return BEST * ((row, i) in marked) + columns[i].text(results[row])
@@ -301,10 +246,20 @@ def _combined(values: Sequence[Any], combine: Callable[[Sequence[float]], float]
     return combine(values) if all(map(is_number, values)) else values[0]
 
 
+def _varying(results: Sequence[Result]) -> Iterator[_Column]:
+    for d in _varied(results):
+        if d.name == "load":
+            yield _rate("offered req/s", "", 0, "load", "offered_rps")
+        elif d.name == "requests":
+            yield _Column(d.name, lambda told: f"{told['n']:,}")
+        elif d.name not in ("scheduler", "trace", "objectives"):
+            yield _Column(d.name, partial(_option, d.name))
+
+
 def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column]:
-    for title, reasons in _UNSERVED.items():
-        if any(_count(told, *reasons) for told in results):
-            yield _Column(title, partial(_unserved_text, reasons))
+    for title in ("refused", "given up"):
+        if any(_unserved(title, told) != "0" for told in results):
+            yield _Column(title, partial(_unserved, title))
     yield _rate("req/s", "throughput", 1, "throughput_rps")
     yield _rate("in+out tok/s", "tokens per second, prompts and answers", 1, "throughput_tps")
     yield from (_ms(f"E2E {name}", "latency", name) for name in _PERCENTILES)
@@ -339,7 +294,7 @@ def _repeats(results: Sequence[Result]) -> list[dict[Hashable, dict[Any, int]]]:
     for row, told in enumerate(results):
         of = settings_of(told)
         seed, rest = of.pop("seed"), frozenset(of.items())
-        groups[of[_LOAD], of["servers"], of["requests"], of["trace"]][rest][seed] = row
+        groups[of["load"], of["servers"], of["requests"], of["trace"]][rest][seed] = row
     if all(len(values) == 1 for values in groups.values()):
         return [{rest: rows for values in groups.values() for rest, rows in values.items()}]
     return list(groups.values())
@@ -384,7 +339,7 @@ def best_said(results: Sequence[Result], *, sla: bool = False) -> str:
     if not groups:
         return ""
     columns = list(_figure_columns(results, sla=sla))
-    labels = [_label_of(told, results) for told in results]
+    labels = _labels(results)
     by_label: dict[str, list[str]] = defaultdict(list)
     for i, won in _wins(results, columns).items():
         label, n = Counter(labels[rows[0]] for rows in won).most_common(1)[0]
@@ -402,12 +357,12 @@ def best_said(results: Sequence[Result], *, sla: bool = False) -> str:
     return "No run is best by any figure: the 95 % intervals of the differences over seeds contain 0."
 
 
-def _label_of(result: Result, results: Sequence[Result]) -> str:
-    """Return what names a run: its scheduler, or what differs if all have one scheduler."""
+def _labels(results: Sequence[Result]) -> list[str]:
+    """Return what names each run: its scheduler, or what differs if all have one scheduler."""
     varied = _varied(results)
-    if _SCHEDULER in varied or not varied:
-        return str(result[_SCHEDULER])
-    return ", ".join(text for d in varied.values() if (text := d.text_at(result)) is not None)
+    if not varied or varied[0].name == "scheduler":
+        return [str(told["scheduler"]) for told in results]
+    return [", ".join(text for d in varied if (text := d.text_at(told)) is not None) for told in results]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -415,22 +370,27 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str]:
-    """Which run was best, the meaning of the figures, and what is the same for all of them."""
+    """Yield which run was best, the meaning of the figures, and what is the same for all of them."""
     if best := best_said(results, sla=sla):
         yield best
-    offered, counts = ({of(told) for told in results} for of in (_offered, lambda told: f"{told['n']:,}"))
+    counts, offered = {f"{told['n']:,}" for told in results}, set(map(_offered, results))
     same = [f"{counts.pop()} requests"] if len(counts) == 1 else []
     same += [f"offered {offered.pop()}"] if len(offered) == 1 else []
     yield "; ".join(
         [*same, "times in ms; busy: share of the time that servers work; batch: mean requests in it"]
     )
     if sla:
-        request_sla = _all(results, lambda told: f"{told['readings']['request_sla']:g}")
-        token_sla = _all(results, lambda told: f"{told['readings']['token_sla'] * 1e3:g}")
+        request_sla = values_text(told["readings"]["request_sla"] for told in results)
+        token_sla = values_text(told["readings"]["token_sla"] * 1e3 for told in results)
         yield f"late: outside the request SLA of {request_sla} s; slow: the token SLA of {token_sla} ms"
-    if edges := values_text(told["readings"].get("bin_edges") or None for told in results):
-        yield f"bins: by the edges given, {edges}"
-    yield from _not_served(results)
+    for reason, (column, meaning, options) in _UNSERVED.items():
+        if found := [told for told in results if at(told, "unserved", reason)]:
+            counted = values_text(at(told, "unserved", reason) for told in found)
+            limits = ", ".join(
+                f"{name} {', '.join(_each(option_text(name, told['serving'][name]) for told in found))}"
+                for name in options
+            )
+            yield f"{column}: {counted} requests {meaning} ({limits}); they count as late"
     for allowed in _each(at(told, "capacity", "allowed") for told in results):
         yield (
             f"capacity: the highest rate at which {1 - allowed:.4g} of the requests are within their bounds"
@@ -439,21 +399,21 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         )
     if objectives := values_text(at(told, "goodput", "objectives") for told in results):
         yield f"goodput: requests that met {objectives}"
-    for reader in _each(_reader(told.get("smooth_goodput") or {}) for told in results):
+    for reader in _each(reader_text(told) for told in results):
         yield f"smooth: goodput for {reader}; idle: what such a reader waited with nothing to read"
     yield from dict.fromkeys(unreliable_said(results))
-    if growing := [_label_of(told, results) for told in results if queue_grows(told)]:
-        named = ", ".join(dict.fromkeys(growing))
+    labels = _labels(results)
+    if growing := [label for label, told in zip(labels, results, strict=True) if queue_grows(told)]:
         yield (
-            f"may be overloaded: {named}: fewer requests complete per second than are offered, and most of"
-            " the latency is waiting; the queue and the latencies grow with --requests"
+            f"may be overloaded: {', '.join(dict.fromkeys(growing))}: fewer requests complete per second than"
+            " are offered, and most of the latency is waiting; the queue and the latencies grow with"
+            " --requests"
         )
     for label, told in followed_requests(results):
         one = told["followed"]
         size = f"request {one['row']} ({one['input']:,} + {one['output']:,} tokens)"
         yield f"{size}, {label}: {', '.join(f'{k} {v} ms' for k, v in followed_figures(one).items())}"
-    for fit, model in _each((told.get("fit"), told["model"]) for told in results):
-        yield _model(fit, model)
+    yield from (f"model: {text}" for text in _each(map(model_text, results)))
 
 
 def queue_grows(told: Result) -> bool:
@@ -489,21 +449,36 @@ def unreliable_said(results: Sequence[Result]) -> Iterator[str]:
 
 def followed_requests(results: Sequence[Result]) -> list[tuple[str, Result]]:
     """Return the runs in which a request was followed, with their labels."""
-    return [(_label_of(told, results), told) for told in results if told.get("followed")]
+    return [one for one in zip(_labels(results), results, strict=True) if one[1].get("followed")]
 
 
 def followed_figures(followed: Mapping[str, Any]) -> dict[str, str]:
     """Return the latencies of the followed request in ms: TTFT, E2E, median and longest gap."""
-    times = followed["token_seconds"]
+    times = followed["token_seconds"] or [None]
     gaps = [later - sooner for sooner, later in pairwise(times)] or [None]
-    found = {"TTFT": times[0], "E2E": times[-1]} if times else {"TTFT": None, "E2E": None}
-    found |= {"median gap": median(gaps), "longest gap": max(gaps)}
+    found = {"TTFT": times[0], "E2E": times[-1], "median gap": median(gaps), "longest gap": max(gaps)}
     return {name: milliseconds(value) for name, value in found.items()}
 
 
-def _reader(smooth: Mapping[str, Any]) -> str | None:
+def reader_text(result: Result) -> str | None:
+    """Return the reader of a run's smooth goodput."""
+    smooth = result.get("smooth_goodput") or {}
     speed = smooth.get("speed_tokens_per_second")
-    return None if speed is None else f"a reader of {number(speed)} tokens/s, alpha {number(smooth['alpha'])}"
+    if speed is None:
+        return None
+    return f"a reader of {number(speed)} tokens/s, alpha {number(smooth['alpha'])}"
+
+
+def model_text(result: Result) -> str | None:
+    """Return the constants of a run's latency model, and what they were fitted to."""
+    if not result.get("model"):
+        return None
+    constants = ", ".join(f"{name} {number(value, 6)}" for name, value in result["model"].items())
+    fit = result.get("fit")
+    source = "the GPU of the multi-bin batching paper"
+    if fit:
+        source = f"fitted to {fit.get('grid') or fit['capture']}, R^2 {number(fit['r2'], 5)}"
+    return f"{constants} (in seconds but for gamma); {source}"
 
 
 def _offered(told: Result) -> str:
@@ -515,77 +490,14 @@ def _option(name: str, told: Result) -> str:
     return option_text(name, settings_of(told).get(name))
 
 
-def _unserved_text(reasons: Sequence[str], told: Result) -> str:
-    return f"{_count(told, *reasons):,}"
-
-
-def _count(told: Result, *reasons: str) -> int:
-    return sum(at(told, "unserved", reason) or 0 for reason in reasons)
-
-
-def _not_served(results: Sequence[Result]) -> Iterator[str]:
-    """Why requests were refused and given up, with the option that they did not fit."""
-    for reason, (what, why, options) in _UNSERVED_SAID.items():
-        found = [told for told in results if _count(told, reason)]
-        if found:
-            counts = values_text(_count(told, reason) for told in found)
-            limits = [f"{name} {_limits(found, name)}" for name in options]
-            several = " in a run" if len(found) > 1 else ""
-            yield f"{what}: {counts} requests{several} {why} ({', '.join(limits)})"
-    if any(_count(told, *_UNSERVED["refused"]) for told in results):
-        yield "refused requests count as late, and in no other figure: with few requests served, few are slow"
-
-
-def _limits(results: Sequence[Result], name: str) -> str:
-    return ", ".join(_each(option_text(name, told["serving"][name]) for told in results))
-
-
-def _varying(results: Sequence[Result]) -> Iterator[_Column]:
-    settings = [settings_of(told) for told in results]
-    for name in dict.fromkeys(name for one in settings for name in one):
-        if len({one.get(name) for one in settings} - {None}) < 2:
-            continue
-        if name == _LOAD:
-            yield _rate("offered req/s", "", 0, "load", "offered_rps")
-        elif name == "requests":
-            yield _Column(name, lambda told: f"{told['n']:,}")
-        elif name not in _SAID_OTHERWISE and not name.startswith("model "):
-            yield _Column(name, partial(_option, name))
+def _unserved(column: str, told: Result) -> str:
+    counts = (at(told, "unserved", reason) or 0 for reason, of in _UNSERVED.items() if of[0] == column)
+    return f"{sum(counts):,}"
 
 
 def _capacity(path: tuple[str, ...], told: Result) -> str:
     known = path[-1] in (at(told, *path[:-1]) or ())
     return "no limit" if known and at(told, *path) is None else number(at(told, *path))
-
-
-def _model(fit: Mapping[str, Any] | None, model: Mapping[str, float]) -> str:
-    """The formula by its name, its constants, and how they came about."""
-    if "alpha" in model:
-        formula = "T(b, L) = alpha + beta L (1 + gamma (b - 1)/b) of a batch"
-        constants = [
-            f"alpha {model['alpha'] * 1e3:.4g} ms", f"beta {model['beta'] * 1e3:.4g} ms/token",
-            f"gamma {model['gamma']:.4g}",
-        ]  # fmt: skip
-    else:
-        formula = "T(p, d, c) = beta (1 + gamma (d - 1)/d) + prefill p + context c of an iteration"
-        constants = [
-            f"beta {model['beta'] * 1e3:.4g} ms", f"gamma {model['gamma']:.4g}",
-            f"prefill {model['prefill'] * 1e6:.4g} us/token",
-            f"context {model['context'] * 1e9:.4g} ns/token",
-        ]  # fmt: skip
-    return f"model {formula}: {', '.join(constants)}; {_fitted(fit)}"
-
-
-def _fitted(fit: Mapping[str, Any] | None) -> str:
-    if fit is None:
-        return "the GPU of the multi-bin batching paper"
-    if "grid" in fit:
-        return f"R^2 {fit['r2']:.5f} on {fit['points']} points, off by {fit['error_max']:.1%} at most"
-    parts = ((name, fit[name]) for name in ("prefill", "decode"))
-    return "; ".join(
-        f"{name} by {part['source']}: R^2 {part['r2']:.5f} on {part['points']:,} points"
-        for name, part in parts
-    )
 
 
 def _each(values: Iterable[Any]) -> list[Any]:
@@ -594,10 +506,6 @@ def _each(values: Iterable[Any]) -> list[Any]:
         if value is not None and value not in found:
             found.append(value)
     return found
-
-
-def _all(results: Sequence[Result], text: Callable[[Result], str]) -> str:
-    return ", ".join(_each(map(text, results)))
 
 
 def _ms(title: str, *path: str) -> _Column:

@@ -1,4 +1,4 @@
-"""Turn the JSON of simulated runs into an HTML page: curves, tables, and the basis of their figures.
+"""Turn the JSON of simulated runs into an HTML page: curves, a table, and the basis of their figures.
 
 `llmtap sim run --html` calls `sweep_html`; `sweep.py` finds the axis, the lines and the table. A chart has a
 panel for each quantity, and in it one curve for each line of the sweep. Quantities that no run has are left
@@ -7,11 +7,9 @@ plotly, which reads tags.
 
 Source: smooth goodput paper, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth
 goodput); multi-bin paper, sections 7 and 9.
-
-Long because the charts, their tables and the settings are one page.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
@@ -40,23 +38,21 @@ from llmtap.report.sweep import (
     best_said,
     followed_figures,
     followed_requests,
+    model_text,
     read_sweep,
+    reader_text,
     sweep_table,
     unreliable_said,
 )  # fmt: skip
-from llmtap.report.values import FEW, MARK, at, counted, number, option_text, values_text
+from llmtap.report.values import at, counted, number, option_text, values_text
 
-Defaults = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""By scheduler: options as public JSON by their group, `readings` and `serving`, as they are by default."""
 NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was measured."
 _SLA: Final = frozenset({"request_sla_violation", "token_sla_violation"})
-_FEW: Final = f"{FEW}; hollow in curves."
 _LINES_SHOWN: Final = 16
 """As many lines as a reader can tell apart; of more, the page begins with a choice."""
 _TICKS_MAX: Final = 8
 """Of labels that fit beside each other on a phone."""
 _OFFERED: Final = "offered load"
-_MODES: Final = {"open": "open loop", "closed": "closed loop"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +81,12 @@ class Quantity:
     def title(self) -> str:
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
-    def text(self, value: float | None, *, unit: bool = True) -> str:
+    def text(self, value: float | None) -> str:
         """With its unit: seconds below a tenth as ms, shares in percent."""
         if value is None:
             return "-"
         if self.unit == "share":
             return f"{number(value * 100)} %"
-        if not unit:
-            return number(value)
         if self.unit == "s" and 0 < abs(value) < 0.1:
             return f"{number(value * 1e3)} ms"
         return f"{number(value)} {self.unit}".rstrip()
@@ -148,11 +142,8 @@ _CHARTS: Final = (
 )  # fmt: skip
 
 
-def sweep_html(
-    results: Sequence[Result], title: str = "Simulated sweep", *, defaults: Defaults | None = None,
-    sla: bool = False,
-) -> str:  # fmt: skip
-    """The page. `results` are runs as public JSON; with `defaults` it says which options are not at theirs.
+def sweep_html(results: Sequence[Result], title: str = "Simulated sweep", *, sla: bool = False) -> str:
+    """Return the page. `results` are runs as public JSON.
 
     `sla`: with requests outside the SLA. Raises ValueError where there are no results.
     """
@@ -160,20 +151,19 @@ def sweep_html(
     lines = _line_choices(sweep)
     sections = []
     for chart in _CHARTS:
-        held = tuple(
+        held = [
             q for q in chart.quantities
             if any(q.of(result) is not None for result in results) and (sla or q.path[-1] not in _SLA)
-        )  # fmt: skip
+        ]  # fmt: skip
         if not held:
             continue
-        chart = replace(chart, quantities=held)
         panels = [_curves(sweep, lines, quantity) for quantity in held]
         offered = any(one["name"] == _OFFERED for panel in panels for one in panel.data)
         figure = FigureBlock(
             chart.key,
             chart.heading,
             panels,
-            [_table(sweep, chart)],
+            [],
             [_samples(held, results)],
             lines_legend=True,
             offered=offered,
@@ -183,7 +173,7 @@ def sweep_html(
     if followed := followed_requests(results):
         sections.append(_followed_section(sweep, followed))
     page = ReportDocument(
-        title, _summary(sweep, results, sla=sla), _settings(results, defaults, sla=sla), sections,
+        title, _summary(sweep, results, sla=sla), _settings(results, sla=sla), sections,
         settings_linked=False, lines=lines, choices=_choices(sweep),
     )  # fmt: skip
     return page_html(page)
@@ -228,8 +218,6 @@ def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Bloc
         said.append(f"along {sweep.axis.title} ({len(sweep.axis.texts):,} values)")
     if len(sweep.lines) > 1:
         said.append(f"{len(sweep.lines):,} lines by {', '.join(d.name for d in sweep.by)}")
-    if sweep.along:
-        said.append(f"{', '.join(d.name for d in sweep.along)} change along the axis")
     blocks: list[Block] = [Note(f"{'; '.join(said)}.", lead=NOT_MEASURED)]
     if best := best_said(results, sla=sla):
         blocks.append(Note(best, css="lead"))
@@ -238,15 +226,60 @@ def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Bloc
     return [*blocks, table, Note("Times in ms.")]
 
 
-def _settings(results: Sequence[Result], defaults: Defaults | None, *, sla: bool) -> list[Block]:
-    rows = settings_rows(results, defaults)
-    blocks: list[Block] = [TermTable([row for row in rows if sla or row[0] != "SLA"])]
-    if options := options_rows(results, defaults):
-        changed = frozenset(i for i, row in enumerate(options) if row.changed)
-        cells = [(row.name, row.values, row.default) for row in options]
-        table = TermTable(cells, ("option", "value", "default"), changed)
-        blocks.append(DetailsBlock(f"All {len(options)} options", [table]))
+def _settings(results: Sequence[Result], *, sla: bool) -> list[Block]:
+    """Return what the results share, and the options that any of their schedulers reads."""
+    sources = [source for r in results for source in at(r, "tokens", "source") or ()]
+    rows = {
+        "scheduler": values_text((r.get("scheduler") for r in results), limit=99),
+        "trace": values_text((r.get("trace") for r in results), limit=99),
+        "requests": _values(results, "n"),
+        "load": _values(results, "load", "offered_rps", before="open loop, offered ", after=" req/s"),
+        "window": _values(results, "window", "name"),
+        "duration": _values(results, "window", "seconds", after=" s"),
+        "servers": _values(results, "servers"),
+        "seed": _values(results, "seed"),
+        "model": _either(map(model_text, results)),
+        "ITL": _values(results, "metrics", "itl", "option", before="option "),
+        "tokens": f"counted by {values_text(sources)}" if sources else "",
+        "smooth goodput": _either(map(reader_text, results)),
+        "user idle": _either(at(r, "smooth_goodput", "idle") for r in results),
+        "objectives": _either(at(r, "goodput", "objectives") for r in results),
+        "request SLA": _values(results, "readings", "request_sla", after=" s") if sla else "",
+        "token SLA": _values(results, "readings", "token_sla", after=" s") if sla else "",
+        "capacity": _values(results, "capacity", "allowed", before="share of late requests at most "),
+        "uncertainty": _values(results, "uncertainty", after=" s"),
+    }
+    blocks: list[Block] = [TermTable([(name, text) for name, text in rows.items() if text])]
+    options = []
+    for group in ("readings", "serving"):
+        for name in dict.fromkeys(name for r in results for name in r.get(group) or {}):
+            values = [value for r in results if (value := at(r, group, name)) is not None]
+            if text := ", ".join(dict.fromkeys(option_text(name, value) for value in values)):
+                options.append((name, text))
+    if options:
+        blocks.append(DetailsBlock(f"All {len(options)} options", [TermTable(options, ("option", "value"))]))
     return blocks
+
+
+def _values(results: Iterable[Result], *path: str, before: str = "", after: str = "") -> str:
+    """Return the values at a path with text around them; empty if there are none."""
+    values = (at(r, *path) for r in results)
+    text = values_text(float(f"{v:.4g}") if isinstance(v, float) else v for v in values)
+    return f"{before}{text}{after}" if text else ""
+
+
+def _either(texts: Iterable[str | None]) -> str:
+    return "; or ".join(dict.fromkeys(text for text in texts if text))
+
+
+def _samples(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
+    by_text: dict[str, list[str]] = {}
+    for q in quantities:
+        text = values_text(q.n(result) for result in results if q.of(result) is not None)
+        by_text.setdefault(text, []).append(q.name)
+    if len(by_text) == 1:
+        return f"n {next(iter(by_text))}"
+    return "n " + "; ".join(f"{text} ({', '.join(names)})" for text, names in by_text.items())
 
 
 def _choices(sweep: Sweep) -> list[tuple[str, str, list[tuple[str, bool]]]]:
@@ -331,7 +364,7 @@ def _place_text(axis: Dimension, place: Any) -> str:
 
 def _where(sweep: Sweep, quantity: Quantity, found: tuple[float, Line, Any]) -> str:
     value, line, x = found
-    place = [] if sweep.axis is None or line.level else [_place_text(sweep.axis, x)]
+    place = [] if sweep.axis is None else [_place_text(sweep.axis, x)]
     label = [line.label] if len(sweep.lines) > 1 else []
     return f"{quantity.text(value)} ({', '.join([*label, *place]) or line.label})"
 
@@ -340,10 +373,9 @@ def _hover(sweep: Sweep, quantity: Quantity, line: Line, x: Any, result: Result)
     n = quantity.n(result)
     rows = [
         line.label,
-        "" if sweep.axis is None or line.level else _place_text(sweep.axis, x),
+        "" if sweep.axis is None else _place_text(sweep.axis, x),
         f"{quantity.name} {quantity.text(quantity.of(result))}",
         "" if n is None else f"n {n:,}" + " (too few)" * quantity.doubtful(result),
-        *(text for d in sweep.along if (text := d.text_at(result)) is not None),
     ]
     return "<br>".join(escape(row) for row in rows if row)
 
@@ -366,165 +398,3 @@ def _are_apart(places: list[Any]) -> bool:
         return len(places) == 1
     ticks = [log(place) for place in places] if is_wide(places) else places
     return bool(min(b - a for a, b in pairwise(ticks)) >= 0.5 * (ticks[-1] - ticks[0]) / _TICKS_MAX)
-
-
-def _table(sweep: Sweep, chart: SweepChart) -> Table:
-    """A row for each run: what it rests on before what it is."""
-    columns: list[tuple[str, Quantity, bool]] = []
-    samples = list(dict.fromkeys(q.samples for q in chart.quantities))
-    for q in chart.quantities:
-        if q.samples in samples:
-            samples.remove(q.samples)
-            columns.append((f"n of {q.name}", q, True))
-        columns.append((q.title, q, False))
-    rows, marked = [], False
-    for line in sweep.lines:
-        for place, result in line.points[: 1 if line.level else None]:  # a level line is one run
-            if all(q.of(result) is None for q in chart.quantities):
-                continue
-            cells = [line.label]
-            if sweep.axis is not None:
-                cells.append("any" if line.level else number(place))
-            for _, q, counts in columns:
-                n, value = q.n(result), q.of(result)
-                if counts:
-                    cells.append("-" if n is None else f"{n:,}")
-                else:
-                    doubt = value is not None and q.doubtful(result)
-                    marked |= doubt
-                    cells.append(q.text(value, unit=False) + MARK * doubt)
-            rows.append([*cells, *(d.text_at(result) or "-" for d in sweep.along)])
-    heads = ["line", *([] if sweep.axis is None else [sweep.axis.title])]
-    heads += [head for head, _, _ in columns] + [d.title for d in sweep.along]
-    return Table(heads, rows, chart.heading, footnote=_FEW if marked else "")
-
-
-def settings_rows(results: Sequence[Result], defaults: Defaults | None) -> list[tuple[str, str]]:
-    """Return name and text of the settings shared by all results; settings without a text are omitted."""
-    rows = [
-        ("scheduler", values_text((r.get("scheduler") for r in results), limit=99)),
-        ("trace", values_text((r.get("trace") for r in results), limit=99)),
-        ("requests", values_text(r.get("n") for r in results)),
-        ("load", _load(results)),
-        ("window", _window(results)),
-        ("servers", values_text(r.get("servers") for r in results)),
-        ("seed", values_text(r.get("seed") for r in results)),
-        ("model", _model(results)),
-        ("options", _changed(results, defaults)),
-        ("ITL", _prefixed("ITL option", values_text(at(r, "metrics", "itl", "option") for r in results))),
-        ("tokens", _prefixed("counted by", values_text(
-            source for r in results for source in at(r, "tokens", "source") or ()))),
-        ("smooth goodput", _smooth(results)),
-        ("objectives", _either(at(r, "goodput", "objectives") for r in results)),
-        ("SLA", _sla(results)),
-        ("capacity", _allowed(results)),
-        ("uncertainty", _prefixed("", values_text(r.get("uncertainty") for r in results), " s")),
-    ]  # fmt: skip
-    return [(term, text) for term, text in rows if text]
-
-
-def _samples(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
-    by_text: dict[str, list[str]] = {}
-    for q in quantities:
-        text = values_text(q.n(result) for result in results if q.of(result) is not None)
-        by_text.setdefault(text, []).append(q.name)
-    if len(by_text) == 1:
-        return f"n {next(iter(by_text))}"
-    return "n " + "; ".join(f"{text} ({', '.join(names)})" for text, names in by_text.items())
-
-
-@dataclass(frozen=True, slots=True)
-class OptionRow:
-    """An option among the runs whose schedulers read it."""
-
-    name: str
-    values: str
-    default: str
-    changed: bool
-
-
-def options_rows(results: Sequence[Result], defaults: Defaults | None) -> list[OptionRow]:
-    """Each option that any of the schedulers reads; `changed`: in some run it differs from its default."""
-    rows = []
-    for group in ("readings", "serving"):
-        for name in dict.fromkeys(name for r in results for name in r.get(group) or {}):
-            read = [r for r in results if at(r, group, name) is not None]
-            usual = []
-            for r in read:
-                of_scheduler = (defaults or {}).get(r.get("scheduler") or "", {}).get(group, {})
-                usual.append(option_text(name, of_scheduler[name]) if name in of_scheduler else "")
-            values = [option_text(name, r[group][name]) for r in read]
-            changed = any(default and value != default for value, default in zip(values, usual, strict=True))
-            if read:
-                shown, default = (", ".join(dict.fromkeys(filter(None, texts))) for texts in (values, usual))
-                rows.append(OptionRow(name, shown, default, changed))
-    return rows
-
-
-def _prefixed(before: str, text: str, after: str = "") -> str:
-    return f"{before} {text}{after}".strip() if text else ""
-
-
-def _either(texts: Iterator[str | None]) -> str:
-    return "; or ".join(dict.fromkeys(text for text in texts if text))
-
-
-def _load(results: Sequence[Result]) -> str:
-    modes = (at(r, "load", "mode") for r in results)
-    said = values_text(_MODES.get(mode, mode) for mode in modes if mode)
-    offered = values_text((_rounded(at(r, "load", "offered_rps")) for r in results), limit=3)
-    return ", ".join(filter(None, (said, _prefixed("offered", offered, " req/s"))))
-
-
-def _window(results: Sequence[Result]) -> str:
-    names = values_text(at(r, "window", "name") for r in results)
-    seconds = values_text((_rounded(at(r, "window", "seconds")) for r in results), limit=2)
-    return ", ".join(filter(None, (names, _prefixed("", seconds, " s"))))
-
-
-def _model(results: Sequence[Result]) -> str:
-    told = []
-    for r in results:
-        text = ", ".join(f"{name} {number(value, 6)}" for name, value in (r.get("model") or {}).items())
-        if fit := r.get("fit"):
-            text += f" (fitted to {fit.get('grid', 'measurements')}, R^2 {number(fit.get('r2'), 5)})"
-        told.append(text)
-    return _prefixed("", _either(iter(told)), " (in seconds but for gamma)")
-
-
-def _changed(results: Sequence[Result], defaults: Defaults | None) -> str:
-    if defaults is None:
-        return ""
-    said = [f"{row.name} {row.values}" for row in options_rows(results, defaults) if row.changed]
-    return f"set: {', '.join(said)}" if said else "options at their defaults"
-
-
-def _smooth(results: Sequence[Result]) -> str:
-    told = []
-    for r in results:
-        smooth, text = r.get("smooth_goodput") or {}, ""
-        if smooth.get("alpha") is not None:
-            speed = number(smooth["speed_tokens_per_second"])
-            text = f"alpha {number(smooth['alpha'])}, reader of {speed} tokens/s"
-        elif smooth.get("readers"):
-            text = f"{len(smooth['readers'])} readers of different speed"
-        told.append(text + (f", idle {smooth['idle']}" if text and smooth.get("idle") else ""))
-    return _either(iter(told))
-
-
-def _sla(results: Sequence[Result]) -> str:
-    told = []
-    for name in ("request", "token"):
-        values = (at(r, "readings", f"{name}_sla") for r in results)
-        if text := values_text(values_text((value,)) for value in values if value is not None):
-            told.append(f"{name} SLA {text} s")
-    return ", ".join(told)
-
-
-def _allowed(results: Sequence[Result]) -> str:
-    shares = values_text(r["capacity"]["allowed"] * 100 for r in results if r.get("capacity"))
-    return _prefixed("with at most", shares, " % late")
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")

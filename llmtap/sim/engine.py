@@ -27,7 +27,6 @@ _PROGRESS_EVERY: Final = 1 << 14
 
 class GivenUp(Enum):
     TOO_LARGE = "too_large"
-    QUEUE_FULL = "queue_full"
     LATE = "late"
 
 

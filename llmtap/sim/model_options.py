@@ -179,9 +179,6 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = Duration(0)
     prepone: Annotated[int, doc("tokens that decode_prepone generates before a prefill", ge=1)] = 2
     output_delay: Annotated[Duration | None, doc("minimum time between two tokens of a response")] = None
-    queue_max: Annotated[
-        int, doc("maximum number of waiting requests; requests above it are rejected; 0: no limit", ge=0)
-    ] = 0
     give_up: Annotated[
         Literal["never", "late"],
         doc("late: stop serving a request that has missed ttft or tbt"),

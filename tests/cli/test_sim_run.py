@@ -1,24 +1,17 @@
-"""`llmtap sim run`: its axes, outputs and captures, and how its jobs are named while it runs."""
+"""`llmtap sim run`: its axes, outputs and captures."""
 
 import csv
 import json
 import re
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from llmtap.capture.read.reader import read
-from llmtap.cli.sim_sweep import SweepLabels, axes_of
-from llmtap.sim.model_options import read_model_options, read_serving, settled
-from llmtap.sim.sweep.grid import PRESETS
-from llmtap.sim.sweep.sweep import SweepJob
 from tests.cli.traces import HEADER, Call, small_trace
-from tests.support.workloads import sweeps
 
 
 @pytest.fixture
@@ -54,13 +47,11 @@ def test_what_has_several_values_is_multiplied_out(trace: Path, tmp_path: Path, 
     }
     assert len(found) == 20
     columns, *rows = (re.split("  +", line.strip()) for line in out.splitlines()[:21])
-    assert columns[:5] == ["scheduler", "offered req/s", "servers", "eps", "bins"]
-    assert [row[3:5] for row in rows[:2]] == [["-", "-"], ["1 ms", "2"]]
+    assert columns[:5] == ["scheduler", "offered req/s", "servers", "bins", "eps"]
+    assert [row[3:5] for row in rows[:2]] == [["-", "-"], ["2", "1 ms"]]
     assert err.count(" of 20: ") == 20
-    # What varies is told of all, also where it is as by default, and read as in the table.
-    assert "multi_bin_dynamic, 60 requests, scale 100, 1 server, eps 5 ms, bins 4 (" in err
-    assert "multi_bin_dynamic, 60 requests, scale 10, 2 servers, eps 1 ms, bins 2 (" in err
-    assert ": static_fifo, 60 requests, scale 100, 2 servers (" in err
+    one = next(one for one in told if (one["scheduler"], one["servers"]) == ("static_fifo", 2))
+    assert f": static_fifo-60-2-servers ({one['job']})" in err
 
 
 def test_a_job_that_fails_is_told_and_the_others_go_on(tmp_path: Path, call: Call) -> None:
@@ -80,63 +71,21 @@ def test_a_job_that_fails_is_told_and_the_others_go_on(tmp_path: Path, call: Cal
 def test_why_requests_were_not_served_is_told(trace: Path, tmp_path: Path, call: Call) -> None:
     place = tmp_path / "out.json"
     options = ("--scheduler", "continuous_batching", "--serving", "kv_tokens=80", "--scale", 1_000)
-    late = ("--serving", "queue_max=8", "--serving", "give_up=late", "--serving", "ttft=300ms")
-    code, out, _ = call("sim", "run", trace, *options, *late, "--json", place, "--capture", tmp_path / "c")
+    limits = ("--serving", "give_up=late", "--serving", "ttft=300ms")
+    code, out, _ = call("sim", "run", trace, *options, *limits, "--json", place, "--capture", tmp_path / "c")
     [told] = json.loads(place.read_text())
     assert code == 0
-    assert told["unserved"].keys() == {"too_large", "queue_full", "late"}
-    assert sum(told["unserved"].values()) == told["outcomes"]["upstream_error"]
-    n = told["unserved"]["too_large"]
+    assert told["unserved"].keys() == {"too_large", "late", "late_midway"}
+    n, late, midway = (told["unserved"][reason] for reason in ("too_large", "late", "late_midway"))
+    assert (n + late, midway) == (told["outcomes"]["upstream_error"], told["outcomes"]["truncated"])
     assert f"refused: {n} requests need more than the KV memory holds (kv_tokens 80)" in out
     [capture] = (tmp_path / "c").iterdir()
     errors = Counter(x.error for x in read(capture).exchanges() if x.error)
     assert errors == {
         "refused: it needs more than the KV memory holds": n,
-        "refused: the queue was full": told["unserved"]["queue_full"],
-        "given up before its first token: late": told["unserved"]["late"],
+        "given up before its first token: late": late,
+        "given up midway: a token was late": midway,
     }
-
-
-JOB = replace(sweeps.job(sweeps.trace(2_000)), seed=None)
-
-
-def at(
-    scheduler: str, settings: dict[str, str], serving: dict[str, str] | None = None, **more: Any
-) -> SweepJob:
-    served = settled(read_serving(serving or {}), scheduler)
-    return replace(JOB, scheduler=scheduler, readings=read_model_options(settings), serving=served, **more)
-
-
-CASES = [
-    # axes, a job, and what it is called after its scheduler and its size
-    ({}, at("static_fifo", {}), ""),
-    ({"scale": (1.0, 100.0)}, at("static_fifo", {}), ", scale 1"),
-    ({"rate": (5.0,)}, at("static_fifo", {}, scale=2.5), ", 5 req/s"),
-    ({"share": (0.5, 1.0)}, at("static_fifo", {}, scale=1e12), ", all at once"),
-    ({"servers": (1, 4)}, at("static_fifo", {}), ", 1 server"),
-    ({"seed": (42, 43)}, at("multi_bin_dynamic", {"predictor": "noisy"}, seed=42),
-     ", seed 42, predictor noisy"),
-    ({"seed": (42, 43)}, at("static_fifo", {}, seed=None), ""),
-    ({"eps": ("5ms", "1ms")}, at("dynamic_no_bins", {}), ", eps 5 ms"),
-    ({"bin_edges": ("0,9",)}, at("multi_bin_dynamic", {"bin_edges": "0,9"}), ", bin_edges 0, 9"),
-    ({"prefix_cache": ("true", "false")}, at("chunked_prefill", {}), ", prefix_cache off"),
-    ({"output_delay": ("0", "50ms")}, at("output_delay", {}), ", output_delay 50 ms"),
-    ({}, at("output_delay", {}, {"output_delay": "0"}), ", output_delay 0 s"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("axes", "job", "said"), CASES)
-def test_a_job_is_called_by_what_varies_and_what_is_not_by_default(
-    axes: dict[str, Any], job: SweepJob, said: str
-) -> None:
-    label = SweepLabels(axes, lambda job: 2.0 * job.scale).of(job)
-    assert label == f"{job.scheduler}, 2,000 requests{said}"
-
-
-def test_what_a_preset_compares_varies() -> None:
-    axes = axes_of({"requests": (1_000,)}, PRESETS["methods"])
-    assert SweepLabels(axes, lambda job: None).of(JOB) == "static_fifo, 2,000 requests, 1 server"
-    assert axes_of({"bins": ("4",)}, None) == {"bins": ("4",)}
 
 
 def test_runs_are_a_table_with_both_capacities_and_gpus_are_in_the_capture(

@@ -249,7 +249,7 @@ TERMS: list[tuple[str, dict[str, Any]]] = [
 
 
 TIMES = {"n": 9, "mean": 1234.567, "p50": 1.0, "p95": 2.0, "p99": 3.456}
-SERVING = {"kv_tokens": 37_333, "queue_max": 8, "ttft": 1.0, "tbt": 0.2}
+SERVING = {"kv_tokens": 37_333, "ttft": 1.0, "tbt": 0.2}
 
 
 def result(**changed: Any) -> dict[str, Any]:
@@ -269,7 +269,7 @@ MEASURED = {
     "smooth_goodput": {"tokens_per_second": 99.0, "alpha": 5.0, "speed_tokens_per_second": 20.0},
     "goodput": {"objectives": "ttft:1s", "requests_per_second": 0.1},
 }
-UNSERVED = {"too_large": 37, "queue_full": 2, "late": 4, "late_midway": 3}
+UNSERVED = {"too_large": 37, "late": 4, "late_midway": 3}
 AT_ONCE = result(load={"offered_rps": None})
 STRICT = result(load={"offered_rps": 3.0}, readings=result()["readings"] | {"request_sla": 5.0})
 NOTHING = result(

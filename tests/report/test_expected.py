@@ -10,7 +10,6 @@ from rich.console import Console, RenderableType
 
 from llmtap.bench.report.compare import compare_results
 from llmtap.bench.report.texts import full_markdown, minimum_text
-from llmtap.cli.sim_sweep import option_defaults
 from llmtap.metrics.summary import Summary
 from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench, render_compare
 from llmtap.report.capture import render_capture, render_integrity
@@ -200,7 +199,6 @@ def sweep_tables() -> Iterator[str]:
 
 
 def sweep_pages() -> Iterator[str]:
-    defaults = option_defaults()
     rates = [run(s, r) for s in ("static_fifo", "multi_bin_dynamic") for r in (3, 1, 9)]
     levels = [run("m", 1, bins=b, utilization=b / 10) for b in (2, 4)] + [run("f", 1, utilization=0.7)]
     found: dict[str, Any] = {"allowed": 0.01, "rps": 3, "by": {"request": 3}}
@@ -210,8 +208,7 @@ def sweep_pages() -> Iterator[str]:
     times = {"row": 7, "input": 20, "output": 3, "token_seconds": [0.5, 0.6, 2.0]}
     followed = [run(s, 1, followed=times) for s in ("a", "b")]
     for results in (rates, rates[:1], levels, capacity, set_, own, followed):
-        yield page(sweep_html(results, defaults=defaults))
-    yield page(sweep_html(rates[:2]))
+        yield page(sweep_html(results))
     yield page(sweep_html([{"scheduler": "a", "n": 5, "throughput_rps": 2.5, "load": {"offered_rps": 3.0}}]))
 
 

@@ -18,74 +18,69 @@ from tests.report.simulated_runs import run
 Runs = list[dict[str, Any]]
 
 
-def shape(runs: Runs) -> tuple[str | None, list[str], list[str], list[tuple[str, list[Any]]]]:
+def shape(runs: Runs) -> tuple[str | None, list[str], list[tuple[str, list[Any]]]]:
     sweep = read_sweep(runs)
     lines = [(line.label, [x for x, _ in line.points]) for line in sweep.lines]
     axis = None if sweep.axis is None else sweep.axis.name
-    return axis, [d.name for d in sweep.by], [d.name for d in sweep.along], lines
+    return axis, [d.name for d in sweep.by], lines
 
 
 @pytest.mark.parametrize(
     ("runs", "expected"),
     [
-        ([run("a", 3)], (None, [], [], [("a", ["a"])])),
-        ([run("a", 3), run("b", 3)], (None, ["scheduler"], [], [("a", ["a"]), ("b", ["b"])])),
+        ([run("a", 3)], (None, [], [("a", ["a"])])),
+        ([run("a", 3), run("b", 3)], (None, ["scheduler"], [("a", ["a"]), ("b", ["b"])])),
         (
             [run(s, r) for r in (9, 1, 3) for s in "ab"],
-            ("load", ["scheduler"], [], [("a", [1, 3, 9]), ("b", [1, 3, 9])]),
+            ("load", ["scheduler"], [("a", [1, 3, 9]), ("b", [1, 3, 9])]),
         ),
         # The number with the most values is the axis, and the other tells lines apart.
         (
             [run("a", r, servers=s) for r in (2, 1) for s in (4, 2, 1)],
-            ("servers", ["load"], [], [("1 req/s", [1, 2, 4]), ("2 req/s", [1, 2, 4])]),
+            ("servers", ["load"], [("1 req/s", [1, 2, 4]), ("2 req/s", [1, 2, 4])]),
         ),
         # With as many, the load.
         (
             [run("a", r, servers=s) for r in (1, 2) for s in (1, 2)],
-            ("load", ["servers"], [], [("1 server", [1, 2]), ("2 servers", [1, 2])]),
-        ),
-        # A time that is fixed makes more requests at a higher rate: they decide no line.
-        (
-            [run(s, r, n=r * 100) for r in (1, 2, 3) for s in "ab"],
-            ("load", ["scheduler"], ["requests"], [("a", [1, 2, 3]), ("b", [1, 2, 3])]),
+            ("load", ["servers"], [("1 server", [1, 2]), ("2 servers", [1, 2])]),
         ),
         # More rows at one scale are another rate and no other load.
         (
             [run("a", r, n=n, scale=10.0) for r, n in ((2.7, 1_000), (2.9, 10_000), (2.8, 100_000))],
-            ("requests", [], [], [("a", [1_000, 10_000, 100_000])]),
+            ("requests", [], [("a", [1_000, 10_000, 100_000])]),
         ),
         (
             [run("a", 1, eps=e) for e in (0.005, 0.001)],
-            ("eps", [], [], [("a", [0.001, 0.005])]),
+            ("eps", [], [("a", [0.001, 0.005])]),
         ),
         # Seeds make lines, never an axis.
         (
             [run("a", r, seed=s) for r in (1, 2) for s in (1, 2, 3)],
-            ("load", ["seed"], [], [(f"seed {s}", [1, 2]) for s in (1, 2, 3)]),
+            ("load", ["seed"], [(f"seed {s}", [1, 2]) for s in (1, 2, 3)]),
         ),
         # What a scheduler has for itself is in its name, and no axis.
         (
             [run("a", 1), run("b", 1, model={"beta": 0.1, "prefill": 0.2})],
-            (None, ["scheduler", "model beta"], [],
-             [("a, model beta 0.005742", ["a"]), ("b, model beta 0.1", ["b"])]),
+            (None, ["scheduler"],
+             [("a", ["a"]), ("b", ["b"])]),
         ),
         # Who has no bins stands beside those who have, at each of their numbers.
         (
             [run("m", 1, bins=b) for b in (2, 4, 8)] + [run("f", 1)],
-            ("bins", ["scheduler"], [], [("m", [2, 4, 8]), ("f", [2, 4, 8])]),
+            ("bins", ["scheduler"], [("m", [2, 4, 8]), ("f", [2, 4, 8])]),
         ),
         (
             [run("m", 1, eps=e) for e in (0.002, 0.001)] + [run("f", 1, eps=None)],
-            ("eps", ["scheduler"], [], [("m", [0.001, 0.002]), ("f", [0.001, 0.002])]),
+            ("eps", ["scheduler"], [("m", [0.001, 0.002]), ("f", [0.001, 0.002])]),
         ),
         # What a scheduler's name says already is not said again.
         (
             [run(s, 1, serving={"output_delay": d}) for s, d in (("a", 0.0), ("output_delay", 0.05))],
-            (None, ["scheduler"], [], [("a", ["a"]), ("output_delay", ["output_delay"])]),
+            (None, ["scheduler"], [("a", ["a"]), ("output_delay", ["output_delay"])]),
         ),
         (
             [run("a", r, serving={"output_delay": d}) for r in (1, 2, 3) for d in (0.0, 0.05)],
-            ("load", ["output_delay"], [],
+            ("load", ["output_delay"],
              [("output_delay 0 s", [1, 2, 3]), ("output_delay 50 ms", [1, 2, 3])]),
         ),
     ],
@@ -94,16 +89,10 @@ def test_what_varies_decides_axis_and_lines(runs: Runs, expected: object) -> Non
     assert shape(runs) == expected
 
 
-def test_who_does_not_read_the_axis_is_a_level_line() -> None:
-    lines = read_sweep([run("m", 1, bins=b) for b in (2, 4)] + [run("f", 1)]).lines
-    assert [(line.label, line.level) for line in lines] == [("m", False), ("f", True)]
-    # But who arrives all at once has no rate: that is no line.
+def test_who_arrives_all_at_once_has_no_rate_and_is_no_line() -> None:
     alone = run("f", 1, load={"mode": "open", "offered_rps": None}, scale=None)
     lines = read_sweep([run("m", r, scale=None) for r in (1, 2)] + [alone]).lines
-    assert [(line.label, line.level, len(line.points)) for line in lines] == [
-        ("m", False, 2),
-        ("f", False, 0),
-    ]
+    assert [(line.label, len(line.points)) for line in lines] == [("m", 2), ("f", 0)]
 
 
 def test_the_order_of_runs_moves_no_point() -> None:

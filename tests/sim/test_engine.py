@@ -33,7 +33,7 @@ class Pairs:
 
     def arrived(self, now_ns: int, request: int) -> None:
         if len(self.waiting) == 3:
-            self.refused[request] = GivenUp.QUEUE_FULL
+            self.refused[request] = GivenUp.TOO_LARGE
         else:
             self.waiting.append(request)
 
@@ -74,7 +74,7 @@ def test_who_left_is_not_served_and_who_is_given_up_is_told_even_while_all_serve
     for request in (2, 3, 4):
         assert engine.arrive(1, request) == Step()
     step = engine.arrive(2, 5)
-    assert (list(step.started), step.given_up) == ([], {5: GivenUp.QUEUE_FULL})
+    assert (list(step.started), step.given_up) == ([], {5: GivenUp.TOO_LARGE})
     assert engine.leave(3, 2) == Step()
     assert engine.done(100, run).started[0].work.begun == [3, 4]
 

@@ -1,7 +1,7 @@
 """All schedulers by name (`SCHEDULERS`), how each is built, and the options that each of them reads.
 
 `llmtap sim run`, its sweeps and `llmtap sim serve` look up the name here. Options that a scheduler does not
-read (`options_read`) are no axis of its sweep and are null in its results.
+read are no axis of its sweep and are null in its results.
 """
 
 from collections.abc import Callable
@@ -27,36 +27,12 @@ _DYNAMIC: Final = _BATCHES | {
 }  # fmt: skip
 _ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {"tokens_max", "chunk", "prepone"}
 
-CONDITIONS: Final[dict[str, tuple[str, Callable[[ModelOptions, Serving], bool]]]] = {
-    "bins": ("bin_edges", lambda r, s: not r.bin_edges),
-    "edges": ("bin_edges", lambda r, s: not r.bin_edges),
-    "below_first": ("edges", lambda r, s: bool(r.bin_edges) or r.edges != "workload"),
-    "swap_token": ("preemption", lambda r, s: s.preemption == "swap"),
-    "ttft": ("give_up", lambda r, s: s.give_up == "late"),
-    "tbt": ("give_up", lambda r, s: s.give_up == "late"),
-}
-"""Options that another one decides about: which, and whether they are read then. By the shortest length of
-the whole workload no request is shorter than the first bin (`below_first`)."""
-_MEMORY: Final = frozenset(("memory_gb", "model_gb", "kv_gb_per_token"))
-
 
 class SchedulerKind(NamedTuple):
     build: Callable[[Requests, ServingSetup], Scheduler]
     iterates: bool
     """It composes anew at every iteration; else it serves whole batches, as the multi-bin paper has it."""
     reads: frozenset[str] = ALL_OPTIONS
-
-
-def options_read(name: str, readings: ModelOptions, serving: Serving) -> frozenset[str]:
-    """Those that a scheduler reads while the others are as they are."""
-    reads = SCHEDULERS[name].reads
-    unread = {option for option in reads & CONDITIONS.keys() if not CONDITIONS[option][1](readings, serving)}
-    if readings.memory_check == "none":
-        # Otherwise the forming of batches reads it, too.
-        controlled = "eps" in reads
-        limited = "bin_limit" in reads and readings.bin_limit == "7gb"
-        unread |= (set() if controlled else _MEMORY) | (set() if limited else {"margin_gb"})
-    return reads - unread
 
 
 def _batches(

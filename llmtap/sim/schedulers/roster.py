@@ -107,7 +107,6 @@ class Roster:
         self._requests = requests
         self._model = setup.iterations
         self._seats_max = serving.seqs_max
-        self._queue_max = serving.queue_max
         self._swaps = serving.preemption == "swap"
         self._swap_token_ns = serving.swap_token
         self._attention_ns = serving.attention / 1_000**2
@@ -133,13 +132,10 @@ class Roster:
         self._given_up: dict[int, GivenUp] = {}
 
     def arrived(self, now_ns: int, request: int) -> None:
-        """Queue it, if there is room to wait and it fits into the memory."""
+        """Queue it, if it fits into the memory."""
         tokens = self._prompt(request) + self._requests.output[request]
         if self.memory.whole(tokens, self._names(request)) > self.memory.blocks:
             self._given_up[request] = GivenUp.TOO_LARGE
-            return
-        if self._queue_max and len(self._waiting) >= self._queue_max:
-            self._given_up[request] = GivenUp.QUEUE_FULL
             return
         self._waiting.add(request)
         if self._deadlines is not None:

@@ -300,8 +300,6 @@ class EngineSource:
         self._made_ns = made_ns
         self.tickets: Sequence[Ticket] = ()
         self.given_up = False
-        self.turned_away = False
-        """It was given up on arrival: there was no room to wait."""
         self.on_news: Callable[[], None] = _nobody
 
     @property
@@ -332,8 +330,6 @@ class EngineSource:
         self.on_news()
 
     def refused(self, at_ns: int) -> None:
-        if not self.given_up:
-            self.turned_away = all(ticket.arrival_ns == at_ns for ticket in self.tickets)
         self.given_up = True
         self._delivery.give_up(at_ns)
         self.on_news()

@@ -19,44 +19,18 @@ from msgspec import Meta, Struct
 from llmtap.errors import ConfigError
 from llmtap.settings import choices_of, read_value
 from llmtap.sim.model_options import (
-    PREDICTORS,
-    ModelOptions,
-    Serving,
     ServingSetup,
     doc,
     read_model_options,
     read_serving,
 )
-from llmtap.sim.schedulers.registry import CONDITIONS, SCHEDULERS, options_read
+from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.units import Duration, format_ns
 
 _OF_WHOLE_RUNS: Final = frozenset(
     {"request_sla", "window", "tokens", "failed", "percentile", "bins", "edges"}
 )
 """Options of summaries, and options that need all requests beforehand."""
-
-
-def options_looked_at(scheduler: str, readings: ModelOptions, serving: Serving) -> frozenset[str]:
-    """Return the options that change what a server does, at the given values of the others."""
-    found = options_read(scheduler, readings, serving) - _OF_WHOLE_RUNS
-    # The token SLA is for the controller of dynamic batches, and otherwise only for the summary.
-    return found if "eps" in found else found - {"token_sla"}
-
-
-def check_effects(
-    scheduler: str, places: Mapping[str, str], readings: ModelOptions, serving: Serving
-) -> None:
-    """Raise ConfigError for an option without effect; `places` says where each was given."""
-    known = options_looked_at(scheduler, readings, serving)
-    for name, place in places.items():
-        if name in known:
-            continue
-        ever = SCHEDULERS[scheduler].reads - _OF_WHOLE_RUNS
-        if name in ever and name in CONDITIONS:
-            raise ConfigError(place, "has no effect", f"not while {CONDITIONS[name][0]} is what it is")
-        raise ConfigError(
-            place, f"has no effect on {scheduler}", f"these have: {', '.join(sorted(known)) or 'none'}"
-        )
 
 
 MS: Final = 1_000_000
@@ -229,7 +203,6 @@ def load_engine(
     *,
     serving: Mapping[str, str],
     readings: Mapping[str, str],
-    predictor: str | None = None,
     servers: int = 1,
     places: Mapping[str, str] | None = None,
 ) -> EngineOptions | None:
@@ -239,8 +212,7 @@ def load_engine(
     they were given. Raises ConfigError, which names the option.
     """
     if scheduler == FIXED:
-        engines = {"--serving": serving, "--reading": readings, "--predictor": predictor}
-        for option, given in {**engines, "--servers": servers != 1}.items():
+        for option, given in (("--serving", serving), ("--reading", readings), ("--servers", servers != 1)):
             if given:
                 raise ConfigError(option, "belongs to an engine", "choose one with --scheduler")
         return None
@@ -255,35 +227,30 @@ def load_engine(
                 (places or {}).get(key, key),
                 f"belongs to --scheduler {FIXED}: {scheduler} decides when tokens are made",
             )
-    serving = {name.replace("-", "_"): text for name, text in serving.items()}
-    readings = {name.replace("-", "_"): text for name, text in readings.items()}
-    at = {name: f"--serving {name}" for name in serving} | {name: f"--reading {name}" for name in readings}
-    try:
-        served = read_serving(serving)
-    except ValueError as exc:
-        raise ConfigError("--serving", str(exc), "llmtap sim serve --servings lists them") from None
-    if predictor is not None:
-        if predictor not in PREDICTORS:
-            raise ConfigError("--predictor", f"expected one of {', '.join(PREDICTORS)}, got {predictor!r}")
-        if "predictor" in readings:
-            raise ConfigError("--predictor", "is given by --reading predictor, too")
-        readings, at["predictor"] = {**readings, "predictor": predictor}, "--predictor"
-    try:
-        read = read_model_options(readings)
-    except ValueError as exc:
-        raise ConfigError("--reading", str(exc), "llmtap sim run --readings lists them") from None
-    if read.predictor == "shuffled":
-        raise ConfigError("--predictor", "shuffled needs to know all requests, and here they come one by one")
-    if scheduler == "multi_bin_dynamic" and not read.bin_edges:
+    kind = SCHEDULERS[scheduler]
+    settings: list[Any] = []
+    for option, given, read, listed in (
+        ("--serving", serving, read_serving, "llmtap sim serve --servings"),
+        ("--reading", readings, read_model_options, "llmtap sim run --readings"),
+    ):
+        named = {name.replace("-", "_"): text for name, text in given.items()}
+        try:
+            settings.append(read(named))
+        except ValueError as exc:
+            raise ConfigError(option, str(exc), f"{listed} lists them") from None
+        for name in named.keys() - (kind.reads - _OF_WHOLE_RUNS):
+            raise ConfigError(f"{option} {name}", f"has no effect on {scheduler}")
+    served, chosen = settings
+    if chosen.predictor == "shuffled":
+        raise ConfigError("--reading", "predictor=shuffled needs all requests, and here they come one by one")
+    if scheduler == "multi_bin_dynamic" and not chosen.bin_edges:
         raise ConfigError(
             "--reading", "bin_edges is missing: bins of equal mass need to know all requests",
             "such as --reading bin_edges=1,30,117",
         )  # fmt: skip
-    check_effects(scheduler, at, read, served)
-    options = EngineOptions(scheduler, ServingSetup(readings=read, serving=served), servers)
-    if options.iterates and servers != 1:
+    if kind.iterates and servers != 1:
         raise ConfigError("--servers", f"{scheduler} is one server; whole batches may have several")
-    return options
+    return EngineOptions(scheduler, ServingSetup(readings=chosen, serving=served), servers)
 
 
 def _described(kind: type[Struct], prefix: str) -> Iterator[Key]:

@@ -36,7 +36,7 @@ __all__ = ["BUSY", "FILTERED", "Reception", "ServerJob"]
 
 ANSWERED: Final = frozenset({"complete", "refused", "blocked", "stall", "slow"})
 """Outcomes of answers that came to their end."""
-NOT_THE_ENGINES: Final = frozenset({"429", "503", "turned_away", "refused"})
+NOT_THE_ENGINES: Final = frozenset({"429", "503", "refused"})
 """Outcomes of unanswered requests that an engine behind an API server does not see."""
 FILTERED: Final = "the prompt was filtered: it triggered the content management policy"
 BUSY: Final = {

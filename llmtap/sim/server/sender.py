@@ -18,7 +18,7 @@ from typing import Any, Final
 from llmtap.clock import Clock
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.sim.server.answers import RequestFaults
-from llmtap.sim.server.delivery import Chunk, Delivery, EngineSource, PlanSource, Write
+from llmtap.sim.server.delivery import Chunk, Delivery, PlanSource, Write
 from llmtap.sim.server.gauges import EngineMetrics
 from llmtap.sim.server.options import SimOptions
 from llmtap.sim.server.shapes.shape import Answer, Shape
@@ -55,15 +55,10 @@ class ServerJob:
 
     def turned_away(self, status: int) -> None:
         """Record that nothing of an answer is sent, but an error of this status."""
-        truth, source = self.truth, self.source
-        truth.status = status
-        if status == 400:
-            truth.outcome = "refused"
-        elif not source.given_up:
-            truth.outcome = str(status)
-        else:
-            turned_away = isinstance(source, EngineSource) and source.turned_away
-            truth.outcome = "turned_away" if turned_away else "given_up"
+        self.truth.status = status
+        self.truth.outcome = (
+            "refused" if status == 400 else "given_up" if self.source.given_up else str(status)
+        )
 
     @property
     def retry_after_s(self) -> int:

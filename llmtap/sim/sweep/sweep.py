@@ -99,21 +99,15 @@ class SweepJob:
         return f"{self.scheduler}-{self.count}{servers}"
 
 
-@dataclass(frozen=True, slots=True)
-class SweepRows:
-    digest: str
-    trace: "Trace"
-
-
-def rows_of(trace: "Trace") -> SweepRows:
-    """Return the trace with a digest of all that affects a run."""
+def digest_of(trace: "Trace") -> str:
+    """Return a digest of all that affects a run."""
     requests = trace.requests
     digest = hashlib.sha256()
     for column in (requests.arrival_ns, requests.input, requests.output):
         digest.update(column.tobytes())
     rest = (requests.blocks, requests.block_tokens, requests.epoch_ns, trace.dated)
     digest.update(msgspec.msgpack.encode(rest))
-    return SweepRows(digest.hexdigest()[:_ID_DIGITS], trace)
+    return digest.hexdigest()[:_ID_DIGITS]
 
 
 def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def loaded(detected: Detected, tmp_path: Path) -> Any:
 
 
 def test_our_own_simulator_is_known_with_its_chunks(tmp_path: Path) -> None:
-    with sim("--tokens-per-chunk", "4") as url:
+    with sim("--set", "pacing.tokens_per_chunk=4") as url:
         detected = asyncio.run(detect(BenchTarget(url=url)))
     told = values(detected)
     assert told["sut.software"] == "llmtap sim serve"

@@ -37,7 +37,6 @@ _CHOICES = {
     "prefix_cache": ("false", "true"),
     "prepone": ("1", "2", "5"),
     "output_delay": ("0s", "50ms"),
-    "queue_max": ("0", "1", "5"),
     "give_up": ("never", "late"),
     "ttft": ("100ms", "1s"),
     "tbt": ("30ms", "200ms"),
@@ -109,12 +108,12 @@ def test_requests_are_conserved(
     assert not served.complete & given_up
     assert set(served.end_ns) == everybody
     if options.get("give_up") != "late":
-        # Nobody but those for whom there was no room in the queue or in the memory, and they at once.
+        # Nobody but those for whom there was no room in the memory, and they at once.
         block, blocks = int(options.get("block", 16)), int(options.get("kv_tokens", 37_333))
         for r in given_up:
             assert served.end_ns[r] == requests.arrival_ns[r]
             too_large = requests.input[r] + requests.output[r] + 2 * block > blocks // block * block
-            assert too_large or options.get("queue_max", "0") != "0" or options.get("prefix_cache") == "true"
+            assert too_large or options.get("prefix_cache") == "true"
     for r in everybody:
         times = served.token_ns[r]
         assert len(times) == requests.output[r] if r in served.complete else len(times) <= requests.output[r]

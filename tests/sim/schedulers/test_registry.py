@@ -15,7 +15,7 @@ from llmtap.sim.model_options import (
     read_serving,
     settled,
 )
-from llmtap.sim.schedulers.registry import ALL_OPTIONS, CONDITIONS, SCHEDULERS, options_read
+from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.units import Duration
 from llmtap.workload.requests import Requests
@@ -28,18 +28,17 @@ OTHER = {
     "failed": "dropped", "same_instant": "all-first", "tie": "gpu-first", "sla_step": "update",
     "partial": "wait",
     "bin_edges": "0,9", "edges": "first-1000", "below_first": "first", "percentile": "higher",
-    "static_batch": "3", "b_max": "2", "memory_gb": "5.5", "model_gb": "10.5", "margin_gb": "3",
+    "static_batch": "3", "b_max": "2", "memory_gb": "9.5", "model_gb": "5", "margin_gb": "2",
     "kv_gb_per_token": "3e-3", "seqs_max": "2", "tokens_max": "40", "chunk": "16", "kv_tokens": "150",
     "block": "4", "preemption": "swap", "swap_token": "1ms", "prefix_cache": "true", "prepone": "5",
     "attention": "5s",
-    "output_delay": "31ms", "queue_max": "1", "give_up": "late", "ttft": "30ms", "tbt": "11ms",
+    "output_delay": "31ms", "give_up": "late", "ttft": "30ms", "tbt": "11ms",
 }  # fmt: skip
-BASES: tuple[dict[str, str], ...] = (
-    {}, {"memory_check": "hard", "kv_gb_per_token": "2e-2"}, {"bin_limit": "8gb"}, {"bin_edges": "3,9,20"},
-    {"edges": "first-1000"}, {"give_up": "late", "kv_tokens": "160"},
+SERVED = (
+    {"give_up": "late", "kv_tokens": "160"},
     {"preemption": "swap", "kv_tokens": "160", "prefix_cache": "true"},
-)  # fmt: skip
-"""Settings under which others may or may not be read."""
+)
+"""Settings under which others are read."""
 
 
 def bursts() -> Requests:
@@ -66,14 +65,10 @@ def figures(name: str, settings: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.parametrize("base", BASES)
-def test_what_is_not_read_changes_nothing(name: str, base: dict[str, str]) -> None:
-    expected = figures(name, base)
-    unread = ALL_OPTIONS - options_read(name, *options_of(base)) - base.keys()
+def test_what_is_not_read_changes_nothing(name: str) -> None:
+    unread = ALL_OPTIONS - SCHEDULERS[name].reads
     assert unread
-    apart = {"model_gb"}, {"margin_gb"}  # each of them beside the others leaves no memory
-    for options in (unread.difference(*apart), *(unread & one for one in apart)):
-        assert figures(name, base | {option: OTHER[option] for option in options}) == expected
+    assert figures(name, {option: OTHER[option] for option in unread}) == figures(name, {})
 
 
 def test_every_option_has_another_value() -> None:
@@ -100,7 +95,7 @@ class Watched:
 def test_what_is_read_is_looked_at(name: str) -> None:
     kind = SCHEDULERS[name]
     seen: set[str] = set()
-    for base in BASES:
+    for base in ({}, {"memory_check": "hard"}, {"bin_edges": "3,9,20"}, *SERVED):
         readings, serving = (Watched(one) for one in options_of({"output_delay": "1ms"} | base))
         requests = bursts()
         requests = replace(requests, predicted=requests.output)
@@ -111,16 +106,6 @@ def test_what_is_read_is_looked_at(name: str) -> None:
     driven = {"token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile"}
     assert kind.reads - driven - {"predictor"} <= seen
     assert driven <= kind.reads
-    for option in {"bin_edges", "give_up"} & kind.reads:
-        assert options_read(name, *options_of({option: OTHER[option]})) != options_read(name, *options_of({}))
-
-
-def test_conditions_are_of_options_that_somebody_reads() -> None:
-    for option, (other, _) in CONDITIONS.items():
-        assert {option, other} <= ALL_OPTIONS
-        readers = [kind for kind in SCHEDULERS.values() if option in kind.reads]
-        assert readers
-        assert all(other in kind.reads for kind in readers)
 
 
 @pytest.mark.parametrize(

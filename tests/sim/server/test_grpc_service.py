@@ -122,19 +122,19 @@ async def test_the_packages_own_client_gets_an_answer(module: str, name: str, li
 
 
 @scene
-async def test_who_finds_no_room_in_the_engine_is_told_to_come_back() -> None:
-    serving = read_serving({"seqs_max": "1", "queue_max": "1", "kv_tokens": "60000"})
+async def test_who_is_given_up_before_a_token_is_told_to_come_back() -> None:
+    late = {"give_up": "late", "ttft": "20ms", "tbt": "100s"}
+    serving = read_serving({"seqs_max": "1", "kv_tokens": "60000", **late})
     behind = EngineOptions("continuous_batching", ServingSetup(serving=serving))
     async with grpc_engine(SimOptions(tokens=50_000), behind) as e, stub_of(e) as stub:
-        staying = [asyncio.create_task(answer(stub, GrpcRequest(text="hi"))) for _ in range(2)]
+        staying = asyncio.create_task(answer(stub, GrpcRequest(text="hi")))
         live = e.server.reception._live
         assert live is not None
-        while not live.state().waiting:
+        while not live.state().running:
             await asyncio.sleep(0.001)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await answer(stub, GrpcRequest(text="hi"))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert [truth.outcome for truth in await e.truths()] == ["turned_away"]
-        for task in staying:
-            task.cancel()
-        await asyncio.gather(*staying, return_exceptions=True)
+        assert [truth.outcome for truth in await e.truths()] == ["given_up"]
+        staying.cancel()
+        await asyncio.gather(staying, return_exceptions=True)

@@ -155,7 +155,6 @@ _SERVING = st.fixed_dictionaries(
         "prefix_cache": st.sampled_from(["true", "false"]),
         "prepone": st.sampled_from(["1", "3"]),
         "output_delay": st.sampled_from(["7ms", "30ms"]),
-        "queue_max": st.sampled_from(["1", "3"]),
         "give_up": st.just("late"),
         "ttft": st.sampled_from(["10ms", "100ms"]),
         "tbt": st.sampled_from(["6ms", "20ms"]),

@@ -7,19 +7,15 @@ import msgspec
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.sim.model_options import ModelOptions, Serving
-from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
 from llmtap.sim.server.options import (
     FaultOptions,
     GuardrailOptions,
     PacingOptions,
     SimOptions,
-    check_effects,
     for_request,
     keys,
     load_engine,
     load_options,
-    options_looked_at,
 )
 from llmtap.units import Duration
 
@@ -106,15 +102,14 @@ def test_where_an_engine_decides_a_request_cannot_ask_for_a_schedule(header: str
         ("continuous_batching", {"values": {"ttft": "1s"}}, "ttft"),
         ("static_fifo", {"values": {"itl": "1s"}, "places": {"itl": "--itl"}}, "--itl"),
         ("continuous_batching", {"serving": {"seqs_max": "0"}}, "--serving"),
-        ("continuous_batching", {"serving": {"ttft": "1s"}}, "--serving ttft"),
-        ("continuous_batching", {"predictor": "perfect"}, "--predictor"),
+        ("continuous_batching", {"serving": {"prepone": "1"}}, "--serving prepone"),
+        ("continuous_batching", {"readings": {"predictor": "perfect"}}, "--reading predictor"),
         ("static_fifo", {"readings": {"request-sla": "4s"}}, "--reading request_sla"),
-        ("static_fifo", {"predictor": "oracle"}, "--predictor"),
-        ("shortest_predicted_first", {"predictor": "shuffled"}, "--predictor"),
+        ("static_fifo", {"readings": {"predictor": "oracle"}}, "--reading"),
+        ("shortest_predicted_first", {"readings": {"predictor": "shuffled"}}, "--reading"),
         ("continuous_batching", {"servers": 2}, "--servers"),
         ("fixed", {"serving": {"seqs_max": "1"}}, "--serving"),
         ("fixed", {"readings": {"bins": "1"}}, "--reading"),
-        ("fixed", {"predictor": "perfect"}, "--predictor"),
         ("fixed", {"servers": 2}, "--servers"),
     ],
 )
@@ -124,20 +119,3 @@ def test_an_engine_that_cannot_be_is_told_by_its_option(
     with pytest.raises(ConfigError) as raised:
         load_engine(scheduler, **{"values": {}, "serving": {}, "readings": {}, **given})
     assert raised.value.place == place
-
-
-BINNED = ModelOptions(bin_edges=(1, 30))
-
-
-@pytest.mark.parametrize("scheduler", sorted(SCHEDULERS))
-def test_whatever_is_given_is_looked_at_or_refused(scheduler: str) -> None:
-    known = options_looked_at(scheduler, BINNED, Serving())
-    assert {"same_instant", "tie"} < known, "the driver's"
-    assert not known & {"request_sla", "percentile", "window", "bins"}
-    for name in ALL_OPTIONS:
-        places = {name: f"--some {name}"}
-        if name in known:
-            check_effects(scheduler, places, BINNED, Serving())
-            continue
-        with pytest.raises(ConfigError, match=f"--some {name}: has no effect"):
-            check_effects(scheduler, places, BINNED, Serving())

@@ -67,31 +67,6 @@ async def test_a_response_continues_another_of_the_session() -> None:
     assert refused["stream_id"] == "x"
 
 
-@pytest.mark.parametrize("lane", [{}, {"stream_id": "a"}])
-@scene
-async def test_a_steered_response_ends_incomplete_and_continues_with_the_new_input(
-    lane: dict[str, str],
-) -> None:
-    slow = SimOptions(ttft=Duration(MS), itl=Duration(MS), tokens=3_000)
-    async with engine(slow) as e, session(e, RESPONSES) as client:
-        await client.say("response.create", input="hi", **lane)
-        events = await client.hear_until(DELTA)
-        first = events[0]["response"]["id"]
-        await client.say("response.steer", previous_response_id=first, input="shorter")
-        events += await client.hear_until("response.incomplete")
-        accepted = next(event for event in events if event["type"] == "response.steer.accepted")
-        steered = events[-1]["response"]
-        more = await client.hear_until(DELTA)
-        await client.say("response.steer", previous_response_id=first, input="too late")
-        failed = (await client.hear_until("response.steer.failed"))[-1]
-    assert accepted["steer"]["previous_response_id"] == first
-    assert (steered["id"], steered["incomplete_details"]) == (first, {"reason": "steered"})
-    assert steered["usage"]["output_tokens"] == sum(event["type"] == DELTA for event in events)
-    assert more[0]["type"] == "response.created" and more[0]["response"]["id"] != first
-    assert {event.get("stream_id") for event in (*events, *more)} == {lane.get("stream_id")}
-    assert failed["error"]["type"] == "invalid_request_error"
-
-
 @pytest.mark.parametrize(
     ("message", "says"),
     [

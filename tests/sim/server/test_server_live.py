@@ -107,21 +107,19 @@ async def test_tokens_are_made_and_sent_when_the_virtual_engine_says(scheduler: 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [True, False])
 @scene
-async def test_who_finds_no_room_to_wait_is_told_when_to_come_back(path: str, stream: bool) -> None:
-    async with engine(
-        SimOptions(tokens=50_000), behind=behind(seqs_max="1", queue_max="1", kv_tokens="60000")
-    ) as e:
-        staying = [asyncio.create_task(e.answer(CHAT, ask_chat(stream=True))) for _ in range(2)]
-        await e.until("waiting")
+async def test_who_is_given_up_before_a_token_is_told_when_to_come_back(path: str, stream: bool) -> None:
+    serving = {"seqs_max": "1", "kv_tokens": "60000", "give_up": "late", "ttft": "20ms", "tbt": "100s"}
+    async with engine(SimOptions(tokens=50_000), behind=behind(**serving)) as e:
+        staying = asyncio.create_task(e.answer(CHAT, ask_chat(stream=True)))
+        await e.until("running")
         async with e.post(path, {**PATHS[path], "stream": stream}) as response:
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
             assert "error" in await response.json()
         (truth,) = await e.truths()
-        assert (truth["outcome"], truth["status"], truth["sent_ns"]) == ("turned_away", 503, [[]])
+        assert (truth["outcome"], truth["status"], truth["sent_ns"]) == ("given_up", 503, [[]])
         assert truth["finish"] == [None]
-        for task in staying:
-            task.cancel()
-        await e.ended(3)
+        staying.cancel()
+        await e.ended(2)
         await idle(e)
 
 

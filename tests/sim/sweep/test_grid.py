@@ -24,7 +24,7 @@ from llmtap.sim.sweep.grid import (
     best_of,
     points,
 )
-from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, rows_of, run_job
+from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, digest_of, run_job
 from llmtap.workload.requests import Requests
 from llmtap.workload.synthetic import WORKLOADS, draw
 from llmtap.workload.trace import Trace
@@ -82,11 +82,6 @@ ONCE = [
      [{"static_batch": 4}, {"eps": 1_000_000}, {"static_batch": 5}, {"eps": 2_000_000}]),
     ({"scheduler": ("continuous_batching", "chunked_prefill"), "eps": ("1ms", "5ms"), "chunk": ("64", "128")},
      [{"chunk": 512}, {"chunk": 64}, {"chunk": 128}]),
-    # Options that another one decides about.
-    ({"scheduler": ("continuous_batching",), "give_up": ("never", "late"), "ttft": ("2s", "3s")},
-     [{"give_up": "never"}, {"give_up": "late", "ttft": 2 * 10**9}, {"give_up": "late", "ttft": 3 * 10**9}]),
-    # No two prompts of this trace are known to begin alike.
-    ({"scheduler": ("continuous_batching",), "prefix_cache": ("true", "false")}, [{"prefix_cache": False}]),
     # Of seeds, who draws nothing has one.
     ({"scheduler": ("static_fifo",), "predictor": ("noisy",), "seed": (1, 2)}, [{}]),
     ({"scheduler": ("multi_bin_dynamic",), "predictor": ("perfect", "noisy"), "seed": (1, 2)},
@@ -210,7 +205,7 @@ class Small(GridSource):
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
         trace = Trace(Requests(*(array("q", column) for column in ([0, 10**9], [1, 2], [3, 4]))))
-        digest = rows_of(trace).digest
+        digest = digest_of(trace)
         self.traces[digest] = trace
         return digest, trace
 

@@ -16,7 +16,7 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.sim.latency import IterationModel, LatencyModel
 from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.sweep.simulate import simulate
-from llmtap.sim.sweep.sweep import SweepJob, attempt, rows_of, run_job, write_runs
+from llmtap.sim.sweep.sweep import SweepJob, attempt, digest_of, run_job, write_runs
 from llmtap.units import Duration
 from tests.support.workloads.sweeps import job, trace
 
@@ -25,7 +25,7 @@ JOB = job(TRACE)
 
 OTHER: dict[str, Any] = {
     "trace": "b.csv",
-    "rows": rows_of(trace(39)).digest,
+    "rows": digest_of(trace(39)),
     "count": 41,
     "scale": 2.0,
     "asked": 3.0,
@@ -79,8 +79,8 @@ def test_the_same_job_has_the_same_id_in_another_process() -> None:
 def test_rows_that_differ_have_another_digest(change: Any) -> None:
     other = trace()
     change(other.requests)
-    assert rows_of(other).digest != rows_of(trace()).digest
-    assert rows_of(replace(trace(), dated=True)).digest != rows_of(trace()).digest
+    assert digest_of(other) != digest_of(trace())
+    assert digest_of(replace(trace(), dated=True)) != digest_of(trace())
 
 
 def test_a_job_tells_the_figures_of_its_run_and_its_own_parameters() -> None:

@@ -6,7 +6,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from llmtap.sim.sweep.sweep import SweepJob, rows_of
+from llmtap.sim.sweep.sweep import SweepJob, digest_of
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 
@@ -22,7 +22,7 @@ def trace(rows: int = 40, gap_ns: int = 500_000_000) -> Trace:
 
 def job(of: Trace, **changed: Any) -> SweepJob:
     fields: dict[str, Any] = {
-        "trace": "a.csv", "rows": rows_of(of).digest, "count": len(of), "scale": 1.0,
+        "trace": "a.csv", "rows": digest_of(of), "count": len(of), "scale": 1.0,
         "scheduler": "static_fifo",
     }  # fmt: skip
     return SweepJob(**(fields | changed))

@@ -278,12 +278,6 @@ class OpenAIResponsesShape(shape.Shape):
             events += self._event("output_item.done", output_index=0, item=self._item(self._status()[0]))
         return events
 
-    def steered(self) -> bytes:
-        """Return the end of a response that stops for new input of the client."""
-        sent = self._answer.sent[0]
-        self._choice.finish = "steered"
-        return self.chunk(0, sent, sent, final=True) + self.ending()
-
     def ending(self) -> bytes:
         status, reason = self._status()
         return self._event(status, response=self._response(status, reason))

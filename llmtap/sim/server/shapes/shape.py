@@ -148,7 +148,7 @@ class Shape:
 
     def _status(self) -> tuple[str, str | None]:
         """Return OpenAI's status of an answer that has ended, and why it is incomplete."""
-        reasons = {"length": "max_output_tokens", "content_filter": "content_filter", "steered": "steered"}
+        reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
         reason = reasons.get(self._choice.finish)
         return ("incomplete" if reason else "completed"), reason
 
