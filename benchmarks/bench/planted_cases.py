@@ -15,7 +15,7 @@ from typing import Any, Final
 import virtual_truth as virtual
 
 from llmtap.metrics.statistics import percentile
-from llmtap.sim.latency import SEED_ITERATIONS
+from llmtap.sim.model_options import SEED_ITERATIONS
 from llmtap.units import NS_PER_S as NS
 
 WAY_S: Final = 0.005

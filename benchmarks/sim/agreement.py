@@ -30,7 +30,7 @@ from started import cpu_of, wait_ready
 from llmtap.sim.engine import Engine, run_virtual
 from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.sim.server.answers import prefix_blocks
+from llmtap.sim.server.reception import prefix_blocks
 from llmtap.workload.prompts.text import say
 from llmtap.workload.requests import Requests
 

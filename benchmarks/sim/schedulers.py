@@ -22,8 +22,7 @@ from typing import Any, Final
 
 from tables import table
 
-from llmtap.sim.latency import SEED_MODEL
-from llmtap.sim.model_options import ModelOptions, read_model_options
+from llmtap.sim.model_options import SEED_MODEL, ModelOptions, read_model_options
 from llmtap.sim.sweep.simulate import SimulationResult, simulate
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace, load_trace

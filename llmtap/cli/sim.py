@@ -6,12 +6,11 @@ tokenizer. `sim_sweep.py` converts the options of `sim run`, runs the sweep and 
 Long because the options of its commands stand in their signatures.
 """
 
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,11 +45,6 @@ sim = typer.Typer(
     help="Run the simulated engine as a server, or simulate schedulers in virtual time.",
 )
 app.add_typer(sim, name="sim", short_help="Run the simulated engine, or simulate schedulers.")
-
-_PREDICTORS: Final = (
-    "perfect: the true length. prompt: 1.5 x (prompt tokens)^0.7. noisy: as prompt, with about 10 % "
-    "random noise."
-)
 
 _SERVE_EPILOG = """Examples:
 
@@ -228,7 +222,6 @@ def serve(
         print("llmtap sim: stopping; streams may end within 60 s, a second signal cuts them", flush=True)
 
     server.app.on_shutdown.append(drain)
-    logging.getLogger("aiohttp.server").addFilter(_shorten_malformed)
     # What is loaded now stays; looking through it again and again would make streams late.
     # Answers leave no cycles behind, so there is little to find.
     gc.collect()
@@ -243,15 +236,6 @@ def serve(
         handler_cancellation=True,  # who leaves gives back what the engine holds for him
         print=lambda *_: tell(),
     )
-
-
-def _shorten_malformed(record: logging.LogRecord) -> bool:
-    """Replace the traceback of a request that is not HTTP/1.1, for example HTTP/2, by one line."""
-    from aiohttp.http_exceptions import HttpProcessingError
-
-    if record.exc_info and isinstance(error := record.exc_info[1], HttpProcessingError):
-        record.msg, record.args, record.exc_info = "event=malformed_request answer=%d", (error.code,), None
-    return True
 
 
 def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
@@ -387,7 +371,8 @@ def run(
         str | None,
         option(
             "perfect|prompt|noisy|shuffled",
-            f"Predictor of output lengths. {_PREDICTORS} shuffled: the true lengths in random order. "
+            "Predictor of output lengths. perfect: the true length. prompt: 1.5 x (prompt tokens)^0.7. "
+            "noisy: as prompt, with about 10 % random noise. shuffled: the true lengths in random order. "
             "Default: perfect.",
         ),
     ] = None,
@@ -469,15 +454,6 @@ def run(
     alpha: Alpha = None,
     idle_cost: IdleCost = None,
     reader_grace: ReaderGrace = None,
-    follow: Annotated[
-        int | None,
-        option(
-            "ROW",
-            "Row of the request whose token times are reported. The first row is 1; 0 selects the longest "
-            "response.",
-            min=0,
-        ),
-    ] = None,
     capture: Annotated[str | None, option("DIR", "Folder for a capture of each run's exchanges.")] = None,
     seed: Annotated[
         str | None, option("N,...", "Random seeds of predictors and workloads; default 42.")
@@ -543,7 +519,7 @@ def run(
     axes = given.whole(named, preset or "")
     common = models_fitted(latency, fit_chunk, scheduler_names(axes, named)) | {
         "objectives": objectives_text(slo, named), "capacity": capacity, "capacity_by": bounds,
-        "capture": capture, "follow": follow if follow is not None or named is None else named.follow,
+        "capture": capture, "follow": None if named is None else named.follow,
         "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
     }  # fmt: skip
     if ray is not None and ray != "local" and jobs is not None:

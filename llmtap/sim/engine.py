@@ -212,7 +212,6 @@ class RunRecord:
     size: "array[int]"
     busy_ns: list[int]
     sizes: Counter[int] = field(default_factory=Counter)
-    queues: Counter[int] = field(default_factory=Counter)
     finished: int = 0
     given_up: dict[int, int] = field(default_factory=dict)
     """Requests not served to the end, and how many tokens of each had left."""
@@ -255,7 +254,6 @@ class _Recorder:
         record, now_ns, work = self._record, run.start_ns, run.work
         if isinstance(work, Batch):
             taken_up, size = work.members, len(work.members)
-            record.queues[work.queue] += 1
         else:
             assert isinstance(work, Iteration)
             taken_up = [request for request, _ in work.prefill]

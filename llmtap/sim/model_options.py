@@ -1,4 +1,14 @@
-"""Options of the simulated engine: open choices of the multi-bin paper, serving limits, length predictors.
+"""Latency models and options of the simulated engine: choices of the multi-bin paper, limits, predictors.
+
+A `LatencyModel` takes the size of a batch and the tokens of its longest request (by the option `length` with
+or without the prompt), an `IterationModel` the prompt tokens, the decoding requests and their context of an
+iteration; both return ns. The schedulers call them. `sweep/fitting.py` fits both to measurements.
+
+A batch of b requests, the longest of L tokens: T(b, L) = alpha + beta L h(b), h(b) = 1 + gamma (b - 1) / b
+(multi-bin paper). alpha is a constant per batch, beta the time per token of a batch of one, beta h(b) the
+time between two tokens. The default constants are the paper's (4.2: Qwen3-1.7B in FP16 on an RTX 4080).
+T is computed in double precision and rounded once to whole ns, so that starts and ends of batches add up
+exactly.
 
 `read_model_options` and `read_serving` turn texts of the command line into `ModelOptions` and `Serving`,
 which the schedulers read; the `explain_` functions list all options for help. `predict` returns the predicted
@@ -21,8 +31,7 @@ import msgspec
 from msgspec import Meta
 
 from llmtap.settings import explained, read_options
-from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
-from llmtap.units import Duration, format_ns
+from llmtap.units import Duration, to_seconds
 from llmtap.workload.requests import Requests
 
 _MS: Final = 1_000_000
@@ -31,6 +40,62 @@ _S: Final = 1_000_000_000
 
 def doc(text: str, **bounds: Any) -> Meta:
     return Meta(description=text, **bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyModel:
+    alpha_ns: float
+    beta_ns: float
+    gamma: float
+
+    def overhead(self, size: int) -> float:
+        return 1 + self.gamma * (size - 1) / size
+
+    def step_ns(self, size: int) -> float:
+        """Time between two tokens of a batch of this size: beta h(b)."""
+        return self.beta_ns * self.overhead(size)
+
+    def batch_ns(self, size: int, length: int) -> int:
+        return round(self.alpha_ns + length * self.step_ns(size))
+
+
+SEED_MODEL: Final = LatencyModel(alpha_ns=59_653_000, beta_ns=5_742_000, gamma=0.316)
+
+
+@dataclass(frozen=True, slots=True)
+class IterationModel:
+    """Duration of one iteration in which some requests prefill and others decode.
+
+    T(p, d, c) = step(max(d, 1)) + prefill p + context c, with step(d) = beta h(d) of a `LatencyModel`, p the
+    prompt tokens processed, d the decoding requests, c their tokens in KV memory.
+    """
+
+    beta_ns: float
+    gamma: float
+    """How much slower it is for very many (multi-bin paper's h)."""
+    prefill_ns: float
+    context_ns: float = 0.0
+    """Per token of KV that attention reads."""
+
+    def duration_ns(self, prefill: int, decodes: int, context: int = 0) -> int:
+        size = max(decodes, 1)
+        step_ns = self.beta_ns * (1 + self.gamma * (size - 1) / size)
+        return round(step_ns + self.prefill_ns * prefill + self.context_ns * context)
+
+    def to_dict(self) -> dict[str, float]:
+        return {
+            "beta": to_seconds(self.beta_ns), "gamma": self.gamma,
+            "prefill": to_seconds(self.prefill_ns), "context": to_seconds(self.context_ns),
+        }  # fmt: skip
+
+
+SEED_ITERATIONS: Final = IterationModel(
+    beta_ns=SEED_MODEL.beta_ns,
+    gamma=SEED_MODEL.gamma,
+    prefill_ns=(SEED_MODEL.alpha_ns - SEED_MODEL.beta_ns) / 611,
+)
+"""Constants of the multi-bin paper with separate phases. The paper has one alpha for any prompt (4.3). Here
+a prompt of the mean length in its data (611 tokens, 3.1) takes this time, others in proportion."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -153,10 +218,6 @@ def explain_model_options() -> list[tuple[str, str, str]]:
     return list(explained(ModelOptions))
 
 
-OUTPUT_DELAYS: Final[Mapping[str, Duration]] = {"output_delay": Duration(50 * _MS)}
-"""Defaults by scheduler; 0 for all others. 50 ms: a reader of 20 tokens a second (001, 5.1)."""
-
-
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seqs_max: Annotated[int, doc("maximum number of running requests (vLLM's max_num_seqs)", ge=1)] = 256
     tokens_max: Annotated[
@@ -178,7 +239,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         doc("additional prefill time of a prompt of 1,000 tokens; it grows with the square of the length"),
     ] = Duration(0)
     prepone: Annotated[int, doc("tokens that decode_prepone generates before a prefill", ge=1)] = 2
-    output_delay: Annotated[Duration | None, doc("minimum time between two tokens of a response")] = None
+    output_delay: Annotated[
+        Duration, doc("minimum time between two tokens of a response; 50 ms: a reader of 20 tokens a second")
+    ] = Duration(50 * _MS)
     give_up: Annotated[
         Literal["never", "late"],
         doc("late: stop serving a request that has missed ttft or tbt"),
@@ -199,19 +262,8 @@ def read_serving(settings: Mapping[str, str]) -> Serving:
     return read_options(Serving, settings, "option of serving")
 
 
-def settled(serving: Serving, scheduler: str) -> Serving:
-    if serving.output_delay is not None:
-        return serving
-    delay = OUTPUT_DELAYS.get(scheduler, Duration(0))
-    return msgspec.structs.replace(serving, output_delay=delay)
-
-
 def explain_serving() -> list[tuple[str, str, str]]:
-    own = "".join(f"; {format_ns(delay)} with {name}" for name, delay in OUTPUT_DELAYS.items())
-    return [
-        (name, f"{format_ns(0)}{own}" if default is None else default, meaning)
-        for name, default, meaning in explained(Serving)
-    ]
+    return list(explained(Serving))
 
 
 SEEDED: Final = frozenset(("noisy", "shuffled"))

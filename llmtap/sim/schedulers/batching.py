@@ -13,8 +13,7 @@ from math import floor
 from typing import Final
 
 from llmtap.sim.engine import NOBODY, Batch, EngineOutput, GivenUp
-from llmtap.sim.latency import LatencyModel
-from llmtap.sim.model_options import ModelOptions
+from llmtap.sim.model_options import LatencyModel, ModelOptions
 from llmtap.workload.requests import Requests
 
 _STEP: Final = 4

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from llmtap.sim.engine import Iterating, Scheduler
-from llmtap.sim.model_options import ModelOptions, Serving, ServingSetup, settled
+from llmtap.sim.model_options import ModelOptions, Serving, ServingSetup
 from llmtap.sim.schedulers import iterating
 from llmtap.sim.schedulers.batching import DynamicNoBins, MultiBinDynamic, StaticFifo
 from llmtap.workload.requests import Requests
@@ -25,7 +25,9 @@ _BATCHES: Final = _ALWAYS | {
 _DYNAMIC: Final = _BATCHES | {
     "eps", "b_start", "band", "tau_start", "guards", "lengths_start", "candidates", "sla_step", "b_max",
 }  # fmt: skip
-_ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {"tokens_max", "chunk", "prepone"}
+_ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {
+    "tokens_max", "chunk", "prepone", "output_delay",
+}  # fmt: skip
 
 
 class SchedulerKind(NamedTuple):
@@ -43,20 +45,8 @@ def _batches(
     )
 
 
-def _shortest_predicted_first(requests: Requests, setup: ServingSetup) -> Iterating:
-    """Continuous batching, shortest predicted answer first; preempted requests come before all others."""
-    return iterating.ContinuousBatching(requests, setup, requests.predicted)
-
-
-def _iterations(
-    name: str, scheduler: Callable[[Requests, ServingSetup], Iterating], *own: str
-) -> SchedulerKind:
-    def build(requests: Requests, setup: ServingSetup) -> Iterating:
-        gap_ns = settled(setup.serving, name).output_delay
-        built = scheduler(requests, setup)
-        return iterating.OutputDelay(built, gap_ns) if gap_ns else built
-
-    return SchedulerKind(build, iterates=True, reads=_ITERATIONS | set(own))
+def _iterations(scheduler: Callable[[Requests, ServingSetup], Iterating], *own: str) -> SchedulerKind:
+    return SchedulerKind(scheduler, iterates=True, reads=_ITERATIONS | set(own))
 
 
 SCHEDULERS: Final[dict[str, SchedulerKind]] = {
@@ -66,13 +56,18 @@ SCHEDULERS: Final[dict[str, SchedulerKind]] = {
         "bins", "bin_edges", "edges", "below_first", "bin_choice", "bin_limit", "controller_limit",
         "predictor",
     }),
-    "continuous_batching": _iterations("continuous_batching", iterating.ContinuousBatching, "tokens_max"),
-    "chunked_prefill": _iterations("chunked_prefill", iterating.ChunkedPrefill, "chunk"),
-    "decode_prepone": _iterations("decode_prepone", iterating.DecodePrepone, "tokens_max", "prepone"),
-    "output_delay": _iterations("output_delay", iterating.ContinuousBatching, "tokens_max"),
+    "continuous_batching": _iterations(iterating.ContinuousBatching, "tokens_max"),
+    "chunked_prefill": _iterations(iterating.ChunkedPrefill, "chunk"),
+    "decode_prepone": _iterations(iterating.DecodePrepone, "tokens_max", "prepone"),
+    "output_delay": _iterations(
+        lambda requests, setup: iterating.OutputDelay(
+            iterating.ContinuousBatching(requests, setup), setup.serving.output_delay
+        ), "tokens_max", "output_delay",
+    ),
+    # Preempted requests come before all others.
     "shortest_predicted_first": _iterations(
-        "shortest_predicted_first", _shortest_predicted_first, "tokens_max", "predictor"
+        lambda requests, setup: iterating.ContinuousBatching(requests, setup, requests.predicted),
+        "tokens_max", "predictor",
     ),
 }  # fmt: skip
-"""The first three have the names of the multi-bin paper. Output delay is a scheduler (`OUTPUT_DELAYS`) and
-an option of all other iterating schedulers."""
+"""The first three have the names of the multi-bin paper."""

@@ -30,8 +30,9 @@ from llmtap.protocol.vllm_grpc import (
     read_request,
     write_chunk,
 )
-from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
-from llmtap.sim.server.shapes.shape import Answer, BadRequest, Shape, SimulatedRequest
+from llmtap.sim.server.reception import BUSY, FILTERED, Reception
+from llmtap.sim.server.sender import ServerJob
+from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest
 from llmtap.workload.prompts.text import token_ids
 
 PREFIX: Final = struct.Struct("!BI")

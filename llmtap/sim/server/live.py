@@ -20,7 +20,7 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 from random import Random
-from typing import Final, Protocol, cast
+from typing import Protocol, cast
 
 from llmtap.sim.engine import Batch, Engine, EngineRun, IterationState, Scheduler, Step
 from llmtap.sim.model_options import PREDICTORS
@@ -28,9 +28,6 @@ from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.options import EngineOptions
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
-
-_AT_END: Final = 1
-"""A run that ends at t is done when t is past: arrivals at t come before."""
 
 
 class TokenListener(Protocol):
@@ -46,24 +43,12 @@ class TokenListener(Protocol):
         """The engine makes no more of one of the choices."""
 
 
-class _Nobody:
-    """Listener in place of a client that has gone."""
-
-    def token(self, choice: int, at_ns: int) -> None: ...
-
-    def over(self, choice: int, at_ns: int) -> None: ...
-
-    def refused(self, at_ns: int) -> None: ...
-
-
-_NOBODY: Final = _Nobody()
-
-
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One choice of an answer; a request of its own in the engine."""
 
-    listener: TokenListener
+    listener: TokenListener | None
+    """None if the client has gone."""
     choice: int
     input: int
     output: int
@@ -119,20 +104,16 @@ class LiveEngine:
         alarm: Callable[[int], None],
         *,
         servers: int = 1,
-        all_first: bool = False,
-        gpu_first: bool = False,
         predictor: str = "perfect",
         seed: int = 0,
         block_tokens: int = 0,
     ) -> None:
-        """`all_first`, `gpu_first` as for `run_virtual`. With `block_tokens`, tickets have blocks."""
+        """With `block_tokens`, tickets have blocks."""
         self._served = ServedRequests(block_tokens)
         # Schedulers only index columns, so a dict will do.
         self._scheduler = build(cast(Requests, self._served))
         self._engine = Engine(self._scheduler, servers)
         self._alarm = alarm
-        self._all_first = all_first
-        self._lead = 1 if gpu_first else 0
         self._predict = PREDICTORS[predictor]
         self._seed = seed
         self._shares = block_tokens > 0
@@ -175,7 +156,7 @@ class LiveEngine:
         """Drop requests whose client has gone; those that are over are ignored."""
         self.advance(now_ns)
         for ticket in tickets:
-            ticket.listener = _NOBODY
+            ticket.listener = None
             if ticket.over:
                 continue
             ticket.over = True
@@ -197,9 +178,9 @@ class LiveEngine:
             ends_ns = self._runs[0][0] if self._runs else NEVER
             if leaves_ns <= now_ns and leaves_ns <= arrives_ns and leaves_ns <= ends_ns:
                 heappop(self._leaving)[2]()
-            elif arrives_ns <= now_ns and arrives_ns + self._lead <= ends_ns:
+            elif arrives_ns <= now_ns and arrives_ns <= ends_ns:
                 self._arrive()
-            elif ends_ns + _AT_END - self._lead <= now_ns:
+            elif ends_ns < now_ns:  # not at that moment: arrivals come before
                 self._end()
             else:
                 break
@@ -209,7 +190,7 @@ class LiveEngine:
         self.next_ns = min(
             self._leaving[0][0] if self._leaving else NEVER,
             self._arrivals[0][0] if self._arrivals else NEVER,
-            self._runs[0][0] + _AT_END - self._lead if self._runs else NEVER,
+            self._runs[0][0] + 1 if self._runs else NEVER,
         )
         self._alarm(self.next_ns)
 
@@ -222,8 +203,7 @@ class LiveEngine:
         ticket.predicted = self._predict(one, Random(f"{self._seed}/{number}"))[0]
         self._served.predicted[number] = ticket.predicted
         self._open[number] = ticket
-        more = self._all_first and bool(self._arrivals) and self._arrivals[0][0] == now_ns
-        self._note(now_ns, self._engine.arrive(now_ns, number, more=more))
+        self._note(now_ns, self._engine.arrive(now_ns, number))
 
     def _end(self) -> None:
         end_ns, began, run = heappop(self._runs)
@@ -234,7 +214,8 @@ class LiveEngine:
             ticket = self._open.pop(number, None)
             if ticket is not None and isinstance(run.work, Batch):
                 ticket.over = True
-                ticket.listener.over(ticket.choice, end_ns)
+                if ticket.listener is not None:
+                    ticket.listener.over(ticket.choice, end_ns)
         self._served.forget(step.made.finished)
         self._served.forget(self._gone.pop(began, ()))
         self._note(end_ns, step)
@@ -251,7 +232,7 @@ class LiveEngine:
             due_ns = now_ns if made.due_ns is None else made.due_ns[i]
             ticket.last_ns = due_ns
             if due_ns <= now_ns:
-                ticket.listener.token(ticket.choice, due_ns)
+                self._token(ticket, due_ns)
             else:
                 self._later(due_ns, partial(self._token, ticket, due_ns))
 
@@ -282,15 +263,17 @@ class LiveEngine:
 
     def _batch_token(self, ticket: Ticket, at_ns: int, times: Iterator[int]) -> None:
         if not ticket.over:
-            ticket.listener.token(ticket.choice, at_ns)
+            self._token(ticket, at_ns)
             self._follow(ticket, times)
 
     def _token(self, ticket: Ticket, at_ns: int) -> None:
-        ticket.listener.token(ticket.choice, at_ns)
+        if ticket.listener is not None:
+            ticket.listener.token(ticket.choice, at_ns)
 
     def _give_up(self, ticket: Ticket, at_ns: int) -> None:
         ticket.over = True
-        ticket.listener.refused(at_ns)
+        if ticket.listener is not None:
+            ticket.listener.refused(at_ns)
 
     def _later(self, at_ns: int, act: Callable[[], None]) -> None:
         heappush(self._leaving, (at_ns, next(self._order), act))
@@ -307,6 +290,5 @@ def live_of(options: EngineOptions, seed: int, alarm: Callable[[int], None]) -> 
     build, setup = SCHEDULERS[options.scheduler].build, options.setup
     return LiveEngine(
         lambda requests: build(requests, setup), alarm, servers=options.servers,
-        all_first=setup.readings.same_instant == "all-first", gpu_first=setup.readings.tie == "gpu-first",
         predictor=setup.readings.predictor, seed=seed, block_tokens=options.block_tokens,
     )  # fmt: skip

@@ -28,7 +28,7 @@ from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.units import Duration, format_ns
 
 _OF_WHOLE_RUNS: Final = frozenset(
-    {"request_sla", "window", "tokens", "failed", "percentile", "bins", "edges"}
+    {"request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile", "bins", "edges"}
 )
 """Options of summaries, and options that need all requests beforehand."""
 

@@ -14,9 +14,9 @@ import msgspec
 from aiohttp import web
 
 from llmtap.protocol.websocket import Opcode, frame
+from llmtap.sim.server.openai import openai_error
 from llmtap.sim.server.reception import Reception
-from llmtap.sim.server.shapes.openai import openai_error
-from llmtap.sim.server.shapes.shape import (
+from llmtap.sim.server.shapes import (
     BROKEN,
     Answer,
     BadRequest,

@@ -19,9 +19,9 @@ import msgspec
 from aiohttp import web
 
 from llmtap.protocol.websocket import Opcode, frame
+from llmtap.sim.server.openai import OpenAIResponsesShape, openai_error, read_responses
 from llmtap.sim.server.reception import Reception
-from llmtap.sim.server.shapes.openai import OpenAIResponsesShape, openai_error, read_responses
-from llmtap.sim.server.shapes.shape import Answer, BadRequest, decode
+from llmtap.sim.server.shapes import Answer, BadRequest, decode
 from llmtap.sim.server.websocket import Plan, SessionTurn, SimulatedSession
 
 _REMEMBERED_MAX: Final = 64

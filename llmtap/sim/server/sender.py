@@ -17,11 +17,10 @@ from typing import Any, Final
 
 from llmtap.clock import Clock
 from llmtap.net.pacing import Pacer, Waker
-from llmtap.sim.server.answers import RequestFaults
 from llmtap.sim.server.delivery import Chunk, Delivery, PlanSource, Write
 from llmtap.sim.server.gauges import EngineMetrics
-from llmtap.sim.server.options import SimOptions
-from llmtap.sim.server.shapes.shape import Answer, Shape
+from llmtap.sim.server.options import FaultKind, RefusalKind, SimOptions
+from llmtap.sim.server.shapes import Answer, Shape
 from llmtap.sim.server.truth import Truth
 from llmtap.units import NEVER
 
@@ -29,6 +28,13 @@ BUFFER_BYTES_MAX: Final = 256 << 10
 """Unread bytes of a slow client at which its answer waits."""
 HELD_NS: Final = 5_000_000
 """Time until a slow client is looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFaults:
+    fault: FaultKind | None = None
+    refusal: RefusalKind | None = None
+    block_after: int | None = None
 
 
 @dataclass(slots=True)

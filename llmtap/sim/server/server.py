@@ -23,15 +23,15 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from llmtap.clock import Clock
+from llmtap.sim.server import openai, shapes
 from llmtap.sim.server.delivery import BREAKS
+from llmtap.sim.server.openai import openai_error
 from llmtap.sim.server.options import CHOICES_MAX, EngineOptions, SimOptions
 from llmtap.sim.server.realtime import SimulatedRealtimeSession
-from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
+from llmtap.sim.server.reception import BUSY, FILTERED, Reception
 from llmtap.sim.server.responses_session import SimulatedResponsesSession
-from llmtap.sim.server.sender import reset
-from llmtap.sim.server.shapes import anthropic, ollama, openai
-from llmtap.sim.server.shapes.openai import openai_error
-from llmtap.sim.server.shapes.shape import BROKEN, Answer, Shape, SimulatedRequest
+from llmtap.sim.server.sender import ServerJob, reset
+from llmtap.sim.server.shapes import BROKEN, Answer, Shape, SimulatedRequest
 from llmtap.sim.server.websocket import SimulatedSession
 
 BODY_BYTES_MAX: Final = 64 << 20
@@ -54,9 +54,9 @@ ENDPOINTS: Final = (
         "/v1/completions", openai.read_completions, openai.OpenAICompletionsShape, openai_error, CHOICES_MAX
     ),
     Endpoint("/v1/responses", openai.read_responses, openai.OpenAIResponsesShape, openai_error),
-    Endpoint("/v1/messages", anthropic.read, anthropic.AnthropicShape, anthropic.anthropic_error),
-    Endpoint("/api/chat", ollama.read_chat, ollama.OllamaChat, ollama.ollama_error),
-    Endpoint("/api/generate", ollama.read_generate, ollama.OllamaGenerate, ollama.ollama_error),
+    Endpoint("/v1/messages", shapes.read_messages, shapes.AnthropicShape, shapes.anthropic_error),
+    Endpoint("/api/chat", shapes.read_ollama_chat, shapes.OllamaChat, shapes.ollama_error),
+    Endpoint("/api/generate", shapes.read_ollama_generate, shapes.OllamaGenerate, shapes.ollama_error),
 )
 SESSIONS: Final[tuple[type[SimulatedSession], ...]] = (SimulatedRealtimeSession, SimulatedResponsesSession)
 

@@ -21,10 +21,10 @@ from typing import Any, ClassVar, Final
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from llmtap.sim.server.reception import BUSY, FILTERED, Reception, ServerJob
-from llmtap.sim.server.sender import ResponseSender
-from llmtap.sim.server.shapes.openai import openai_error
-from llmtap.sim.server.shapes.shape import Answer, BadRequest, Shape, SimulatedRequest
+from llmtap.sim.server.openai import openai_error
+from llmtap.sim.server.reception import BUSY, FILTERED, Reception
+from llmtap.sim.server.sender import ResponseSender, ServerJob
+from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest
 
 _MESSAGE_BYTES_MAX: Final = 64 << 20
 _TURNS_MAX: Final = 64

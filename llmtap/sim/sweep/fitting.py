@@ -2,7 +2,7 @@
 
 A grid is a CSV file of batch size, length and time (`load_grid`), as `llmtap bench grid` measures it.
 `llmtap sim run --latency` does the one or the other, by the file, and `bench/exo/grid.py` fits its grid; the
-results are the constants of `sim/latency.py`, with the R^2 of each part.
+results are the constants of `sim/model_options.py`, with the R^2 of each part.
 
 For a capture, all traffic of the engine must be in it: the number of running requests follows from the rows.
 Two parts of the `IterationModel` are fitted by least squares, each with its own R^2:
@@ -28,7 +28,7 @@ import numpy as np
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import output_times_ns, tokens_per_chunk
-from llmtap.sim.latency import IterationModel, LatencyModel
+from llmtap.sim.model_options import IterationModel, LatencyModel
 from llmtap.traces.source import open_trace
 from llmtap.units import to_seconds
 

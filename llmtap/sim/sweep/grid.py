@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.sim.model_options import SEEDED, ModelOptions, Serving, read_model_options, read_serving, settled
+from llmtap.sim.model_options import SEEDED, ModelOptions, Serving, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, digest_of
 from llmtap.workload.registry import drawn_requests, is_workload
@@ -219,7 +219,7 @@ class SweepGrid:
             scale=_scale(point, trace, count, capacity_rps),
             asked=next((float(point[load]) for load in LOADS if load in point), None),
             servers=point.get("servers", 1), seed=seed if drawn else None, readings=readings,
-            serving=settled(serving, name) if SCHEDULERS[name].iterates else serving, **self.common,
+            serving=serving, **self.common,
         )  # fmt: skip
 
     def jobs(self, axes: Axes, preset: Preset | None, run: Run) -> list[SweepJob]:

@@ -6,37 +6,65 @@ for each job, and `capacity_rps` for `--capacity`. Figures: multi-bin paper, sec
 its open points. A measured run also has the figures of a `Summary`, as live traffic has.
 
 Rejected requests are among the outcomes and outside the request SLA, in no latency and no throughput; the
-tokens that they got count among `tokens`. `unserved` counts them by reason: `too_large`, `late`
-(before their first token), `late_midway`.
+tokens that they got count among `tokens`. `unserved` counts them by reason: `too_large`, `late` (before their
+first token), `late_midway`.
+
+`ExchangeMaker` makes the Exchange of a request from its token times. Timestamps are exact virtual ns
+(`uncertainty_ns` 0). Arrival, end of request, submit and `scheduled` are one moment; head, first byte and
+first token are another. There is one event per token, without bytes. The relay is called `sim-<scheduler>`,
+its rows count from 1, and the arm is the scheduler (`report --by arm`). A request that the scheduler gave up
+without a token has status 503 (`upstream_error`); later it is `truncated`. Both miss all objectives, and
+`error` holds the reason.
 """
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, RequestShape, Timeline, Tokens
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.metrics.deadlines import Benefit
-from llmtap.metrics.latency import DEFAULT_BENEFIT, output_times_ns
+from llmtap.metrics.latency import DEFAULT_BENEFIT, measure, output_times_ns
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by
 from llmtap.metrics.summary import Summary
-from llmtap.sim.engine import Engine, IterationState, RunRecord, run_virtual
-from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
-from llmtap.sim.model_options import ModelOptions, Serving, ServingSetup, predict, settled
+from llmtap.sim.engine import Engine, GivenUp, IterationState, RunRecord, run_virtual
+from llmtap.sim.model_options import (
+    SEED_ITERATIONS,
+    SEED_MODEL,
+    IterationModel,
+    LatencyModel,
+    ModelOptions,
+    Serving,
+    ServingSetup,
+    predict,
+)
 from llmtap.sim.schedulers.batching import MultiBinDynamic
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
-from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter, run_writer
 from llmtap.units import encode_seconds, to_seconds
 from llmtap.workload.requests import Requests
 
 if TYPE_CHECKING:
     from llmtap.capture.store.parquet import RunWriter
+
+
+_MODEL: Final = "sim"
+_CONTENT: Final = bytes((EventClass.CONTENT,))
+_OUTPUT: Final = bytes((OUTPUT,))
+_ONE: Final = array("l", (1,))
+_NO_BYTES: Final = array("l", (0,))
+_BEFORE: Final = {
+    None: "given up by the scheduler",
+    GivenUp.TOO_LARGE: "refused: it needs more than the KV memory holds",
+    GivenUp.LATE: "given up before its first token: late",
+}
+_MIDWAY: Final = {None: "given up by the scheduler", GivenUp.LATE: "given up midway: a token was late"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +161,6 @@ class SimulationResult:
             "decode_step_mean": self._step_mean(),
             "bins": self.bins,
             "bin_limits": self.bin_limits,
-            "bin_batches": [played.queues[i] for i in range(len(self.bins))] if self.bins else None,
             "servers": self.servers,
             "seed": self.seed,
             "model": self._model(),
@@ -250,6 +277,99 @@ def _rate(count: int, ns: int) -> float | None:
     return count * 10**9 / ns if ns else None
 
 
+class ExchangeMaker:
+    def __init__(self, scheduler: str, requests: Requests, record: RunRecord | None = None) -> None:
+        """`record` of the run, for reasons of giving up and cached tokens; None: unknown."""
+        self._arm = scheduler
+        self._relay = f"sim-{scheduler}"
+        self._requests = requests
+        self._record = RunRecord.begun(0, 0) if record is None else record
+
+    def exchange(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> Exchange:
+        """Make the Exchange of a request that is over; not `served`: it was given up."""
+        requests, n = self._requests, len(token_ns)
+        arrival_ns = requests.arrival_ns[request]
+        stamps = array("q", token_ns)
+        log = EventLog(stamps, bytearray(_CONTENT * n), _NO_BYTES * n, _ONE * n, bytearray(_OUTPUT * n))
+        t = Timeline(arrival_ns, request_end_ns=arrival_ns, submit_ns=arrival_ns, events=log)
+        t.response_end_ns = t.delivered_ns = end_ns
+        x = Exchange(self._relay, request + 1, requests.epoch_ns + arrival_ns, t)
+        x.method, x.path, x.endpoint = "POST", "/v1/chat/completions", "chat.completions"
+        x.model = _MODEL
+        x.arm, x.clock = self._arm, "virtual"
+        x.scheduled_ns, x.dispatch_late_ns = arrival_ns, 0
+        if requests.blocks:
+            blocks = array("q", requests.blocks[request])
+            x.asked = RequestShape(blocks=blocks, block_size=requests.block_tokens, block_unit="tokens")
+        if self._record.server and self._record.server[request] >= 0:
+            x.route = f"gpu-{self._record.server[request]}"
+        reason = self._record.reasons.get(request)
+        if not served and not n:
+            x.status, x.outcome, x.error = 503, Outcome.UPSTREAM_ERROR, _BEFORE[reason]
+            t.head_ns = t.first_byte_ns = end_ns
+            return x
+        x.status, x.stream, x.dialect, x.response_model = 200, True, "openai.chat", _MODEL
+        given, column = requests.input[request], self._record.cached
+        x.usage = {"prompt_tokens": given, "completion_tokens": n, "total_tokens": given + n}
+        cached = column[request] if column and column[request] >= 0 else None
+        if cached is not None:
+            x.usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        if served:
+            x.tokens = Tokens(given, n, cached=cached, source=TokenSource.USAGE)
+            x.finish_reason = "stop"
+        else:
+            # No final usage came: the last event had the counts so far.
+            x.tokens = Tokens(given, n, cached=cached, source=TokenSource.RUNNING_USAGE)
+            x.outcome, x.error = Outcome.TRUNCATED, _MIDWAY[reason]
+        if n:
+            first_ns = stamps[0]
+            t.head_ns = t.first_byte_ns = t.first_any_ns = first_ns
+            t.first_token_ns = t.first_content_ns = first_ns
+            t.last_token_ns = stamps[-1]
+        else:
+            x.no_token_reason = "empty"
+            t.head_ns = t.first_byte_ns = end_ns
+        return x
+
+
+class VirtualMeter:
+    """Summarises the exchanges of one run, one by one, as a `RequestWatcher`."""
+
+    def __init__(
+        self, maker: ExchangeMaker, summary: Summary, reader: Benefit, gap_max_ns: int,
+        keep: Callable[[Exchange], None],
+    ) -> None:  # fmt: skip
+        """`gap_max_ns`: the longest time between tokens that is not `slow`."""
+        self.summary = summary
+        self.slow = 0
+        self._reader = reader
+        self._make = maker.exchange
+        self._gap_max_ns = gap_max_ns
+        self._keep = keep
+
+    def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+        x = self._make(request, token_ns, end_ns, served=served)
+        measured = measure(x, self._reader)
+        self.summary.add(x, measured)
+        if measured.tbc_max_ns is not None and measured.tbc_max_ns > self._gap_max_ns:
+            self.slow += 1
+        self._keep(x)
+
+
+def run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunWriter":
+    """Return the writer of a run's capture, to a folder or a URL. Raises ConfigError of `to`. Without dates
+    in the workload, arrivals count from 1970 UTC (`CaptureInfo.arrivals`)."""
+    # Arrow takes a third of a second to import, and few runs are captured.
+    from llmtap.capture.schema import CaptureInfo
+    from llmtap.capture.store.parquet import RunWriter
+
+    info = CaptureInfo(
+        level="shape", block_unit="tokens" if requests.blocks else "", block_size=requests.block_tokens,
+        arrivals="wall" if requests.epoch_ns else "trace", blocks="trace" if requests.blocks else "salted",
+    )  # fmt: skip
+    return RunWriter(to, {f"sim-{scheduler}": len(requests)}, info, meter="sim")
+
+
 def simulate(
     name: str,
     requests: Requests,
@@ -295,7 +415,7 @@ def simulate(
         if not requests:
             raise ValueError("all requests failed, and failed ones are dropped")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
-    serving = settled(Serving() if serving is None else serving, name)
+    serving = Serving() if serving is None else serving
     scheduler = kind.build(requests, ServingSetup(model, readings, iterations, serving))
     record = RunRecord.begun(len(requests), servers)
     writer: RunWriter | None = None
@@ -313,9 +433,12 @@ def simulate(
     if measure:
         writer = None if capture is None else run_writer(capture, name, requests)
         meter = VirtualMeter(
-            ExchangeMaker(name, requests, record), objectives=objectives, reader=reader,
-            gap_max_ns=readings.token_sla, keep=None if writer is None and follow is None else keep,
-        )  # fmt: skip
+            ExchangeMaker(name, requests, record),
+            Summary(objectives, reader),
+            reader,
+            readings.token_sla,
+            keep,
+        )
     run_virtual(
         requests, Engine(scheduler, servers), servers=servers,
         all_first=readings.same_instant == "all-first", gpu_first=readings.tie == "gpu-first",

@@ -26,9 +26,15 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
 from llmtap.report.sweep import settings_of
-from llmtap.report.values import TIMES
-from llmtap.sim.latency import SEED_ITERATIONS, SEED_MODEL, IterationModel, LatencyModel
-from llmtap.sim.model_options import ModelOptions, Serving
+from llmtap.report.values import TIMES, at
+from llmtap.sim.model_options import (
+    SEED_ITERATIONS,
+    SEED_MODEL,
+    IterationModel,
+    LatencyModel,
+    ModelOptions,
+    Serving,
+)
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
 from llmtap.units import encode_special, to_seconds
@@ -112,7 +118,11 @@ def digest_of(trace: "Trace") -> str:
 
 def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:
     objectives = Objectives.parse(job.objectives, "--slo") if job.objectives else None
-    folder = _Folder.of(job)
+    place = None if job.capture is None else f"{job.capture.rstrip('/')}/{job.name}-{job.id}"
+    # A local folder has another name until it is complete.
+    part = None if place is None else place if "://" in place else f"{place}.part"
+    if part != place:
+        shutil.rmtree(str(part), ignore_errors=True)
 
     def run_at(scale: float, **options: Any) -> SimulationResult:
         return simulate(
@@ -123,12 +133,16 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
 
     result = run_at(
         job.scale, objectives=objectives, reader=job.reader, measure=job.measure, follow=job.follow,
-        progress=progress, capture=None if folder is None else folder.begun(),
+        progress=progress, capture=part,
     )  # fmt: skip
     told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.asked}
     told |= {"fit": job.fit, "job": job.id}
-    if folder is not None:
-        told["capture"] = folder.ended()
+    if place is not None and part is not None:
+        told["capture"] = place
+        if part != place:
+            # The name contains the job's id: what is there was made by this job, whose result was lost.
+            shutil.rmtree(place, ignore_errors=True)
+            Path(part).rename(place)
     if job.capacity is not None:
         own_rps = trace.rate_rps
         assert own_rps is not None, "who plans jobs has looked"
@@ -174,98 +188,45 @@ def attempt(
     return SweepAttempt(job.id, job.to_dict(), to_seconds(now_ns() - began_ns), summary, error)
 
 
-@dataclass(frozen=True, slots=True)
-class _Folder:
-    """Place of a job's capture. A local one has another name until it is complete."""
-
-    place: str
-    local: bool
-
-    @classmethod
-    def of(cls, job: SweepJob) -> "_Folder | None":
-        if job.capture is None:
-            return None
-        return cls(f"{job.capture.rstrip('/')}/{job.name}-{job.id}", "://" not in job.capture)
-
-    def begun(self) -> str:
-        if not self.local:
-            return self.place
-        part = Path(f"{self.place}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        return str(part)
-
-    def ended(self) -> str:
-        if self.local:
-            # The name contains the job's id: what is there was made by this job, whose result was lost.
-            shutil.rmtree(self.place, ignore_errors=True)
-            Path(f"{self.place}.part").rename(self.place)
-        return self.place
-
-
 SUFFIXES: Final = (".csv", ".parquet")
 _Run = Mapping[str, Any]
-
-
-def _at(*path: str) -> Callable[[_Run], Any]:
-    def value(run: _Run) -> Any:
-        found: Any = run
-        for name in path:
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
-
-    return value
-
-
-def _scaled(factor: float, *path: str) -> Callable[[_Run], Any]:
-    of = _at(*path)
-    return lambda run: None if (value := of(run)) is None else value * factor
-
-
-def _capacity(by: str) -> Callable[[_Run], Any]:
-    def value(run: _Run) -> Any:
-        found = _at("capacity", "by")(run) or {}
-        return math.inf if by in found and found[by] is None else found.get(by)
-
-    return value
-
-
-_COLUMNS: Final[Mapping[str, Callable[[_Run], Any]]] = {
-    "scheduler": _at("scheduler"),
-    "num_requests": _at("n"),
-    "num_gpus": _at("servers"),
-    "k_bins": lambda run: len(run["bins"]) if run.get("bins") else None,
-    "rps_scaling": _at("scale"),
-    "arrival_rate": _at("load", "offered_rps"),
-    "seed": _at("seed"),
-    "d_sla_token": _at("readings", "token_sla"),
-    "d_sla_request": _at("readings", "request_sla"),
-    "throughput_requests_per_sec": _at("throughput_rps"),
-    "throughput_tokens_per_sec": _at("throughput_tps"),
-    "avg_latency": _at("latency", "mean"),
-    "p50_latency": _at("latency", "p50"),
-    "p95_latency": _at("latency", "p95"),
-    "p99_latency": _at("latency", "p99"),
-    "max_latency": _at("latency", "max"),
-    "token_sla_violation_pct": _scaled(100, "token_sla_violation"),
-    "request_sla_violation_pct": _scaled(100, "request_sla_violation"),
-    "gpu_utilization": _at("utilization"),
-    "avg_batch_size": _at("batch_mean"),
-    "avg_queueing_delay": _at("queueing", "mean"),
-    "seconds_per_generated_token": _at("seconds_per_output_token"),
-    "decode_step_time_ms": _scaled(1_000, "decode_step_mean"),
-    "capacity_threshold_lambda": _capacity("request"),
-    "capacity_qps_under_sla": _capacity("token"),
+_COLUMNS: Final[Mapping[str, str]] = {
+    "scheduler": "scheduler",
+    "num_requests": "n",
+    "num_gpus": "servers",
+    "k_bins": "bins",
+    "rps_scaling": "scale",
+    "arrival_rate": "load.offered_rps",
+    "seed": "seed",
+    "d_sla_token": "readings.token_sla",
+    "d_sla_request": "readings.request_sla",
+    "throughput_requests_per_sec": "throughput_rps",
+    "throughput_tokens_per_sec": "throughput_tps",
+    "avg_latency": "latency.mean",
+    "p50_latency": "latency.p50",
+    "p95_latency": "latency.p95",
+    "p99_latency": "latency.p99",
+    "max_latency": "latency.max",
+    "token_sla_violation_pct": "token_sla_violation",
+    "request_sla_violation_pct": "request_sla_violation",
+    "gpu_utilization": "utilization",
+    "avg_batch_size": "batch_mean",
+    "avg_queueing_delay": "queueing.mean",
+    "seconds_per_generated_token": "seconds_per_output_token",
+    "decode_step_time_ms": "decode_step_mean",
+    "capacity_threshold_lambda": "capacity.by.request",
+    "capacity_qps_under_sla": "capacity.by.token",
     **{
-        f"{metric}_{figure}_ms": _scaled(1_000, "metrics", metric, figure)
+        f"{metric}_{figure}_ms": f"metrics.{metric}.{figure}"
         for metric in ("ttft", "tpot", "itl", "tbc_max", "user_idle")
         for figure in ("p50", "p99")
     },
-    "itl_option": _at("metrics", "itl", "option"),
-    "goodput_requests_per_sec": _at("goodput", "requests_per_second"),
-    "goodput_attainment_pct": _scaled(100, "goodput", "attainment"),
-    "smooth_goodput_tokens_per_sec": _at("smooth_goodput", "tokens_per_second"),
+    "itl_option": "metrics.itl.option",
+    "goodput_requests_per_sec": "goodput.requests_per_second",
+    "goodput_attainment_pct": "goodput.attainment",
+    "smooth_goodput_tokens_per_sec": "smooth_goodput.tokens_per_second",
 }
-"""Seconds and shares, but for names that end in _ms and _pct; a capacity without a limit is infinite."""
+"""Path of each column's figure. Seconds and shares, but for names that end in _ms and _pct."""
 _IN_COLUMNS: Final = frozenset({
     "scheduler", "requests", "servers", "bins", "seed", "load", "token_sla", "request_sla",
 })  # fmt: skip
@@ -287,10 +248,22 @@ def _varied(runs: Sequence[_Run]) -> dict[str, list[Any]]:
     return found
 
 
+def _cell(run: _Run, name: str, path: tuple[str, ...]) -> Any:
+    value = at(run, *path)
+    if path[0] == "bins":
+        return len(value) if value else None
+    if path[0] == "capacity" and path[-1] in (at(run, *path[:-1]) or ()):
+        return math.inf if value is None else value  # without a limit
+    factor = {"ms": 1_000, "pct": 100}.get(name.rpartition("_")[2])
+    return value * factor if factor and value is not None else value
+
+
 def write_runs(place: Path, runs: Sequence[_Run]) -> None:
     """Write a row for each run; an unknown figure is an empty cell (null). Raises ConfigError of
     `--table`."""
-    columns = {name: [of(run) for run in runs] for name, of in _COLUMNS.items()} | _varied(runs)
+    paths = {name: tuple(path.split(".")) for name, path in _COLUMNS.items()}
+    columns = {name: [_cell(run, name, path) for run in runs] for name, path in paths.items()}
+    columns |= _varied(runs)
     try:
         if place.suffix == ".parquet":
             import pyarrow as pa

@@ -9,7 +9,7 @@ import pytest
 
 from llmtap.bench.exo.grid import measured_grid
 from llmtap.bench.exo.result import ExoBatch, ExoRun
-from llmtap.sim.latency import LatencyModel
+from llmtap.sim.model_options import LatencyModel
 from llmtap.sim.sweep.fitting import fit_batches, load_grid
 from tests.bench.exo.exo import exo_run
 

@@ -19,8 +19,7 @@ from llmtap.sim.engine import (
     RunRecord,
     run_virtual,
 )
-from llmtap.sim.latency import IterationModel
-from llmtap.sim.model_options import ServingSetup, read_serving
+from llmtap.sim.model_options import IterationModel, ServingSetup, read_serving
 from llmtap.sim.schedulers.iterating import OutputDelay
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.workload.requests import Requests

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmtap.sim.engine import Engine, EngineRun, Iteration, IterationState, Step, run_virtual
-from llmtap.sim.latency import IterationModel
+from llmtap.sim.model_options import IterationModel
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.workload.requests import Requests
 from tests.sim.schedulers.iterating import (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.sim.engine import Engine, EngineOutput, GivenUp, IterationState
-from llmtap.sim.latency import IterationModel
+from llmtap.sim.model_options import IterationModel
 from llmtap.sim.schedulers.iterating import OutputDelay
 from tests.sim.schedulers.iterating import MS, Row, Spy, build, serve, workload
 

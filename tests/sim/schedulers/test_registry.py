@@ -13,11 +13,9 @@ from llmtap.sim.model_options import (
     ServingSetup,
     read_model_options,
     read_serving,
-    settled,
 )
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
 from llmtap.sim.sweep.simulate import simulate
-from llmtap.units import Duration
 from llmtap.workload.requests import Requests
 
 OTHER = {
@@ -96,7 +94,7 @@ def test_what_is_read_is_looked_at(name: str) -> None:
     kind = SCHEDULERS[name]
     seen: set[str] = set()
     for base in ({}, {"memory_check": "hard"}, {"bin_edges": "3,9,20"}, *SERVED):
-        readings, serving = (Watched(one) for one in options_of({"output_delay": "1ms"} | base))
+        readings, serving = (Watched(one) for one in options_of(base))
         requests = bursts()
         requests = replace(requests, predicted=requests.output)
         setup = ServingSetup(readings=cast(ModelOptions, readings), serving=cast(Serving, serving))
@@ -106,18 +104,3 @@ def test_what_is_read_is_looked_at(name: str) -> None:
     driven = {"token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile"}
     assert kind.reads - driven - {"predictor"} <= seen
     assert driven <= kind.reads
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "effective"),
-    [("output_delay", None, 50_000_000), ("output_delay", 0, 0), ("output_delay", 7, 7),
-     ("continuous_batching", None, 0), ("chunked_prefill", 7, 7)],
-)  # fmt: skip
-def test_output_delay_is_what_was_said_or_what_the_scheduler_does_by_itself(
-    name: str, given: int | None, effective: int
-) -> None:
-    serving = Serving(output_delay=None if given is None else Duration(given))
-    assert settled(serving, name).output_delay == effective
-    assert simulate(name, bursts(), ModelOptions(), serving=serving).to_dict()["serving"]["output_delay"] == (
-        effective / 1e9
-    )

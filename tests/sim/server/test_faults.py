@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.sim.server.answers import REFUSAL, RequestFaults, draw_faults
 from llmtap.sim.server.options import FaultOptions, GuardrailOptions, SimOptions
+from llmtap.sim.server.reception import REFUSAL, RequestFaults, draw_faults
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
 from tests.support.servers.peer import scene

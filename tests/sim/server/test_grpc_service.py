@@ -13,8 +13,8 @@ import pytest
 
 from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
 from llmtap.sim.model_options import ServingSetup, read_serving
-from llmtap.sim.server.answers import REFUSAL
 from llmtap.sim.server.options import EngineOptions, SimOptions
+from llmtap.sim.server.reception import REFUSAL
 from llmtap.workload.prompts.text import count_tokens
 from tests.support.servers.peer import scene
 from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine

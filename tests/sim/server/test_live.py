@@ -86,12 +86,8 @@ def played(options: EngineOptions, groups: Sequence[Group], servers: int = 1) ->
     blocks = [row[5] for row in rows]
     requests = Requests(arrivals, given, made, array("q", made), blocks, options.block_tokens)
     watch = Watch(not options.iterates)
-    readings = options.setup.readings
     engine = Engine(SCHEDULERS[options.scheduler].build(requests, options.setup), servers)
-    run_virtual(
-        requests, engine, servers=servers, all_first=readings.same_instant == "all-first",
-        gpu_first=readings.tie == "gpu-first", watch=watch,
-    )  # fmt: skip
+    run_virtual(requests, engine, servers=servers, watch=watch)
     return [watch.heard[i] for i in range(len(rows))]
 
 
@@ -163,8 +159,6 @@ _SERVING = st.fixed_dictionaries(
 _READINGS = st.fixed_dictionaries(
     {},
     optional={
-        "same_instant": st.sampled_from(["one-by-one", "all-first"]),
-        "tie": st.sampled_from(["arrival-first", "gpu-first"]),
         "bin_choice": st.sampled_from(["round-robin", "longest-queue", "oldest-head"]),
         "static_batch": st.sampled_from(["1", "3"]),
     },

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.sim.server.answers import prefix_blocks, prompt_lengths
-from llmtap.sim.server.shapes.shape import SimulatedRequest
+from llmtap.sim.server.reception import prefix_blocks, prompt_lengths
+from llmtap.sim.server.shapes import SimulatedRequest
 from llmtap.workload.prompts.text import count_tokens
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.sim.server.answers import REFUSAL
 from llmtap.sim.server.options import SimOptions
+from llmtap.sim.server.reception import REFUSAL
 from llmtap.units import Duration
 from llmtap.workload.prompts.text import count_tokens
 from tests.sim.server.sessions import DELTA, REALTIME, SessionClient, text_of

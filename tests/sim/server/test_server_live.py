@@ -12,8 +12,13 @@ import pytest
 from llmtap.exchange.outcome import Outcome
 from llmtap.sim.engine import Engine as Core
 from llmtap.sim.engine import run_virtual
-from llmtap.sim.latency import IterationModel, LatencyModel
-from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
+from llmtap.sim.model_options import (
+    IterationModel,
+    LatencyModel,
+    ServingSetup,
+    read_model_options,
+    read_serving,
+)
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.workload.prompts.text import count_tokens

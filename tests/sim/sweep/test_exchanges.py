@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.metrics.latency import chunking_of, measure
+from llmtap.metrics.latency import DEFAULT_BENEFIT, chunking_of, measure
 from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.summary import Summary
 from llmtap.sim.engine import RunRecord
-from llmtap.sim.sweep.exchanges import ExchangeMaker, VirtualMeter
+from llmtap.sim.sweep.simulate import ExchangeMaker, VirtualMeter
 from llmtap.workload.requests import Requests
 
 MS = 1_000_000
@@ -124,7 +125,7 @@ def three() -> ExchangeMaker:
 
 
 def test_slow_is_who_had_any_gap_above_the_bound() -> None:
-    meter = VirtualMeter(three(), gap_max_ns=10 * MS)
+    meter = VirtualMeter(three(), Summary(), DEFAULT_BENEFIT, 10 * MS, lambda x: None)
     meter.ended(0, [100 * MS], 100 * MS, served=True)  # one token has no gap, however late
     meter.ended(1, [100 * MS, 110 * MS, 120 * MS], 500 * MS, served=True)
     assert meter.slow == 0

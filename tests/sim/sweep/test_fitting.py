@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 import llmtap
 from llmtap.exchange.exchange import Exchange
-from llmtap.sim.latency import SEED_MODEL, IterationModel, LatencyModel
-from llmtap.sim.model_options import ModelOptions, Serving
-from llmtap.sim.sweep.exchanges import ExchangeMaker
+from llmtap.sim.model_options import SEED_MODEL, IterationModel, LatencyModel, ModelOptions, Serving
 from llmtap.sim.sweep.fitting import (
     FitError,
     GridError,
@@ -25,7 +23,7 @@ from llmtap.sim.sweep.fitting import (
     load_grid,
     nearest,
 )
-from llmtap.sim.sweep.simulate import simulate
+from llmtap.sim.sweep.simulate import ExchangeMaker, simulate
 from llmtap.workload.requests import Requests
 
 S = 1_000_000_000

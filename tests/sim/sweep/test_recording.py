@@ -12,8 +12,7 @@ import llmtap
 from llmtap.cli.main import main
 from llmtap.exchange.exchange import Exchange
 from llmtap.sim.model_options import ModelOptions, read_serving
-from llmtap.sim.sweep.exchanges import ExchangeMaker, run_writer
-from llmtap.sim.sweep.simulate import simulate
+from llmtap.sim.sweep.simulate import ExchangeMaker, run_writer, simulate
 from llmtap.traces.convert import convert
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import load_trace

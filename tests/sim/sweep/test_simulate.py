@@ -13,8 +13,7 @@ import pytest
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import METRICS, Summary
 from llmtap.sim.engine import IterationState
-from llmtap.sim.latency import IterationModel
-from llmtap.sim.model_options import ModelOptions, Serving, read_model_options
+from llmtap.sim.model_options import IterationModel, ModelOptions, Serving, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
 from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
 from tests.sim.sweep.scripted_scheduler import Scripted

@@ -13,8 +13,7 @@ from pyarrow import csv
 import llmtap
 from llmtap.capture.read.reader import read
 from llmtap.metrics.deadlines import Benefit
-from llmtap.sim.latency import IterationModel, LatencyModel
-from llmtap.sim.model_options import ModelOptions, Serving
+from llmtap.sim.model_options import IterationModel, LatencyModel, ModelOptions, Serving
 from llmtap.sim.sweep.simulate import simulate
 from llmtap.sim.sweep.sweep import SweepJob, attempt, digest_of, run_job, write_runs
 from llmtap.units import Duration

@@ -6,8 +6,7 @@ The model is alpha 1 s, beta 0.1 s a token, gamma 0.5: h is 1, 1.25, 4/3, 1.375 
 from array import array
 from collections.abc import Sequence
 
-from llmtap.sim.latency import LatencyModel
-from llmtap.sim.model_options import ModelOptions, read_model_options
+from llmtap.sim.model_options import LatencyModel, ModelOptions, read_model_options
 from llmtap.sim.sweep.simulate import SimulationResult, simulate
 from llmtap.workload.requests import Requests
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.sim.server.shapes import shape
+from llmtap.sim.server import shapes as shape
 from llmtap.workload.prompts.text import token_ids
 
 _DONE: Final = b"data: [DONE]\n\n"

@@ -1,0 +1,362 @@
+"""Requests and answers of the simulated server, and the APIs of Anthropic and Ollama.
+
+`SimulatedRequest` is what the functions of an API read; `Answer` is what they write; `Shape` is the interface
+that turns an answer into bytes. The APIs of OpenAI are in `openai.py`.
+
+A stream of Anthropic's has content blocks that start, grow and stop; `ping` events are the keep-alive. A
+stream of Ollama's is a line of JSON for each piece; the last has the counts and the times in ns. Ollama
+streams unless the request says otherwise. It has no keep-alive and no finish reason for a refusal, which ends
+as `stop`.
+
+Source: anthropics/anthropic-sdk-python types; ollama/ollama docs/api.md; docs/dialects.md.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+CREATED: Final = 1_700_000_000
+"""Date of every answer, so that equal requests get equal bytes."""
+BROKEN: Final = "the engine broke down"
+
+
+class BadRequest(ValueError):
+    """The body of a request does not fit; the client gets this message."""
+
+    code = "invalid_value"
+
+
+@dataclass(slots=True)
+class SimulatedRequest:
+    model: str
+    stream: bool
+    prompts: tuple[str, ...]
+    """One for each answer that is wanted, before `n`."""
+    prompt_tokens: int | None = None
+    """Where the prompt came as tokens; else they are counted."""
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    n: int = 1
+    include_usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+
+
+class CommonRequest(msgspec.Struct, kw_only=True):
+    """Fields that the bodies of several APIs share; `min_tokens` and `ignore_eos` are vLLM's."""
+
+    model: str = "sim"
+    stream: bool | None = False
+    max_tokens: int | None = None
+    min_tokens: int | None = 0
+    ignore_eos: bool | None = False
+    seed: int | None = None
+
+    def asked(self, *prompts: str, **more: Any) -> SimulatedRequest:
+        """Return the request; `more` are fields of it."""
+        return SimulatedRequest(**{
+            "model": self.model, "stream": bool(self.stream), "prompts": prompts,
+            "max_tokens": self.max_tokens, "min_tokens": self.min_tokens or 0,
+            "ignore_eos": bool(self.ignore_eos), "seed": self.seed, "include_usage": True, **more,
+        })  # fmt: skip
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the texts that answer a request, a string for each token."""
+
+    pieces: list[str]
+    finish: str = "stop"
+    refused: bool = False
+    """The text is a refusal, and goes in the field for it where the API has one."""
+    stop_text: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a shape needs to know of an answer."""
+
+    number: int
+    asked: SimulatedRequest
+    prompt_tokens: int
+    choices: list[Choice]
+    dialect: str = "openai"
+    sent: list[int] = field(default_factory=list)
+    prompt_ns: int = 0
+    """Duration of the prompt, for APIs that report it at the end."""
+    output_ns: int = 0
+    cached_tokens: int | None = None
+    """Prompt tokens found in the engine's prefix cache, once that is known; None without one."""
+
+    def __post_init__(self) -> None:
+        self.sent = [0] * len(self.choices)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(len(choice.pieces) for choice in self.choices)
+
+
+class Shape:
+    """The bytes of one answer. Called in the order of a stream: opening, chunks, ending."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, prefix: str) -> None:
+        """`prefix` of the answer's id."""
+        self.id = f"{prefix}{answer.number}"
+        self._answer = answer
+        self._asked = answer.asked
+        self._choice = answer.choices[0]
+
+    def opening(self) -> bytes:
+        """Return what precedes the first token."""
+        return b""
+
+    def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
+        """Return tokens `first` up to before `last` of choice `index`; if `final`, also how it ended."""
+        raise NotImplementedError
+
+    def ending(self) -> bytes:
+        """Return what follows the last choice: usage, end marker."""
+        raise NotImplementedError
+
+    def keepalive(self) -> bytes:
+        """Return what may be sent in silence; empty where the API has nothing for it."""
+        return b""
+
+    def failure(self) -> bytes:
+        """Return the report of an engine failure in the middle of an answer."""
+        return b""
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer that is not streamed, if the API has such answers."""
+        raise NotImplementedError
+
+    def _take(self, index: int, first: int, last: int) -> str:
+        """Return the text of these tokens, and count them as sent."""
+        answer = self._answer
+        answer.sent[index] = last
+        pieces = answer.choices[index].pieces
+        return pieces[first] if last == first + 1 else "".join(pieces[first:last])
+
+    @property
+    def said(self) -> str:
+        """The text of the first choice that was sent so far."""
+        return "".join(self._choice.pieces[: self._answer.sent[0]])
+
+    def _status(self) -> tuple[str, str | None]:
+        """Return OpenAI's status of an answer that has ended, and why it is incomplete."""
+        reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
+        reason = reasons.get(self._choice.finish)
+        return ("incomplete" if reason else "completed"), reason
+
+
+def sse(event: dict[str, Any], kind: str = "") -> bytes:
+    """Return a server-sent event, named `kind` if given."""
+    name = b"event: " + kind.encode() + b"\n" if kind else b""
+    return name + b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+
+def decode(body: bytes, kind: type[Any]) -> Any:
+    """Return the body as `kind`. Raises BadRequest."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+        raise BadRequest(f"the request body does not fit: {exc}") from None
+
+
+def lines_of(stop: str | list[str] | None) -> tuple[str, ...]:
+    return tuple(text for text in ([stop] if isinstance(stop, str) else stop or ()) if text)
+
+
+def text_of(content: Any) -> str:
+    """Return the text in the content of a message: a string, or parts of which some are text."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = (part.get("text") if isinstance(part, dict) else part for part in content)
+        return "".join(text for text in texts if isinstance(text, str))
+    return ""
+
+
+class Message(msgspec.Struct):
+    role: str = "user"
+    content: Any = None
+
+
+# ---------------------------------------------------------------- Anthropic
+
+
+class _AnthropicRequest(CommonRequest, kw_only=True):
+    messages: list[Message]
+    system: Any = None
+    stop_sequences: list[str] | None = None
+
+
+def read_messages(body: bytes) -> SimulatedRequest:
+    """Read a request. Raises BadRequest."""
+    r: _AnthropicRequest = decode(body, _AnthropicRequest)
+    said = [text_of(r.system), *(text_of(m.content) for m in r.messages)]
+    return r.asked("\n".join(filter(None, said)), stop=lines_of(r.stop_sequences))
+
+
+def anthropic_error(status: int, code: str, message: str) -> dict[str, Any]:
+    kinds = {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"}
+    kind = kinds.get(status, "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+class AnthropicShape(Shape):
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer, "msg_sim")
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return sse({"type": kind, **fields}, kind)
+
+    def _message(self, content: list[Any], how: dict[str, Any], output_tokens: int) -> dict[str, Any]:
+        usage = {
+            "input_tokens": self._answer.prompt_tokens, "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0, "output_tokens": output_tokens,
+        }  # fmt: skip
+        return {
+            "id": self.id, "type": "message", "role": "assistant", "model": self._asked.model,
+            "content": content, **how, "usage": usage,
+        }  # fmt: skip
+
+    def _how(self) -> dict[str, Any]:
+        choice = self._choice
+        reason = {"stop": "end_turn", "length": "max_tokens", "content_filter": "refusal"}[choice.finish]
+        if choice.refused:
+            reason = "refusal"
+        if choice.stop_text is not None:
+            reason = "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": choice.stop_text}
+
+    def opening(self) -> bytes:
+        nothing = {"stop_reason": None, "stop_sequence": None}
+        message = self._message([], nothing, min(1, len(self._choice.pieces)))
+        begun = self._event("message_start", message=message)
+        if not self._choice.pieces:
+            return begun
+        return begun + self._event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+
+    def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
+        text = self._take(index, first, last)
+        events = b""
+        if last > first:
+            delta = {"type": "text_delta", "text": text}
+            events = self._event("content_block_delta", index=0, delta=delta)
+        if final and self._choice.pieces:
+            events += self._event("content_block_stop", index=0)
+        return events
+
+    def ending(self) -> bytes:
+        usage = {"output_tokens": self._answer.sent[0]}
+        return self._event("message_delta", delta=self._how(), usage=usage) + self._event("message_stop")
+
+    def keepalive(self) -> bytes:
+        return self._event("ping")
+
+    def failure(self) -> bytes:
+        return self._event("error", error={"type": "api_error", "message": BROKEN})
+
+    def whole(self) -> dict[str, Any]:
+        content = [{"type": "text", "text": self._choice.text}] if self._choice.pieces else []
+        return self._message(content, self._how(), len(self._choice.pieces))
+
+
+# ---------------------------------------------------------------- Ollama
+
+_CREATED_AT: Final = "2023-11-14T22:13:20Z"
+
+
+class _OllamaOptions(CommonRequest, kw_only=True):
+    num_predict: int | None = None
+    stop: str | list[str] | None = None
+
+
+class _OllamaRequest(msgspec.Struct):
+    model: str = "sim"
+    messages: list[Message] | None = None
+    prompt: str | None = None
+    system: str | None = None
+    stream: bool | None = True
+    options: _OllamaOptions | None = None
+
+    def asked(self, prompt: str) -> SimulatedRequest:
+        o = self.options or _OllamaOptions()
+        limit = o.num_predict if o.num_predict is not None and o.num_predict >= 0 else None  # -1: no limit
+        return o.asked(
+            prompt,
+            model=self.model,
+            stream=self.stream is not False,
+            max_tokens=limit,
+            stop=lines_of(o.stop),
+        )
+
+
+def read_ollama_chat(body: bytes) -> SimulatedRequest:
+    """Read a request to `/api/chat`. Raises BadRequest."""
+    r: _OllamaRequest = decode(body, _OllamaRequest)
+    return r.asked("\n".join(text_of(m.content) for m in r.messages or ()))
+
+
+def read_ollama_generate(body: bytes) -> SimulatedRequest:
+    """Read a request to `/api/generate`. Raises BadRequest."""
+    r: _OllamaRequest = decode(body, _OllamaRequest)
+    return r.asked("\n".join(filter(None, (r.system, r.prompt))))
+
+
+def ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
+    return {"error": message}
+
+
+class OllamaChat(Shape):
+    media_type = "application/x-ndjson"
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer, "ollama-sim")
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def _line(self, text: str, **more: Any) -> dict[str, Any]:
+        head = {"model": self._asked.model, "created_at": _CREATED_AT, **self._content(text)}
+        return {**head, "done": bool(more), **more}
+
+    def _last_line(self, text: str) -> dict[str, Any]:
+        a = self._answer
+        return self._line(
+            text, done_reason="length" if self._choice.finish == "length" else "stop",
+            total_duration=a.prompt_ns + a.output_ns, load_duration=0, prompt_eval_count=a.prompt_tokens,
+            prompt_eval_duration=a.prompt_ns, eval_count=a.sent[0], eval_duration=a.output_ns,
+        )  # fmt: skip
+
+    def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
+        text = self._take(index, first, last)
+        return msgspec.json.encode(self._line(text)) + b"\n" if last > first else b""
+
+    def ending(self) -> bytes:
+        return msgspec.json.encode(self._last_line("")) + b"\n"
+
+    def failure(self) -> bytes:
+        return msgspec.json.encode(ollama_error(500, "", BROKEN)) + b"\n"
+
+    def whole(self) -> dict[str, Any]:
+        self._answer.sent[0] = len(self._choice.pieces)
+        return self._last_line(self._choice.text)
+
+
+class OllamaGenerate(OllamaChat):
+    """The same for `/api/generate`, which has the text in `response`."""
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"response": text}
