@@ -110,24 +110,18 @@ def serve(
         str,
         option(
             None,
-            "Scheduler of the engine; --servings lists them. fixed: tokens at the times of --ttft and --itl, "
-            "without a scheduler. multi_bin_dynamic requires --reading bin_edges=...",
+            "Scheduler of the engine; `llmtap sim run --readings` lists them. fixed: tokens at the times of "
+            "--ttft and --itl, without a scheduler. multi_bin_dynamic requires --reading bin_edges=...",
         ),
     ] = "fixed",
     serving: Annotated[
         list[str] | None,
         option(
             "NAME=VALUE",
-            "Option of an iteration-level scheduler; --servings lists these options. May be repeated.",
+            "Option of an iteration-level scheduler; `llmtap sim run --readings` lists these options. May be "
+            "repeated.",
         ),
     ] = None,
-    servings: Annotated[
-        bool,
-        flag(
-            "--servings",
-            "List all schedulers (iteration-level and whole-batch) and the options of --serving.",
-        ),
-    ] = False,
     reading: Annotated[
         list[str] | None,
         option(
@@ -171,9 +165,6 @@ def serve(
 
     if list_keys:
         _list_keys()
-        return
-    if servings:
-        _list_servings()
         return
     flags = {
         "ttft": ttft, "itl": itl, "tokens": tokens, "spread": spread, "seed": seed, "dialect": dialect,
@@ -267,16 +258,6 @@ def _list_keys() -> None:
     print("\nA duration in a header is text such as 5ms, or milliseconds if the header name ends in -ms.")
 
 
-def _list_servings() -> None:
-    from llmtap.sim.model_options import explain_serving
-    from llmtap.sim.schedulers.registry import SCHEDULERS
-
-    for name, default, text in explain_serving():
-        print(f"{name:14} {default:10} {text}")
-    for words, iterates in (("\niteration-level schedulers", True), ("schedulers of whole batches", False)):
-        print(f"{words}: {', '.join(n for n, kind in SCHEDULERS.items() if kind.iterates == iterates)}")
-
-
 @sim.command(
     short_help="Write the tokenizer of `sim serve` as a tokenizer.json.",
     epilog="Example:\n\n  llmtap sim tokenizer tokenizer.json",
@@ -330,7 +311,7 @@ def run(
         str | None,
         option(
             "NAME,...",
-            "Schedulers; `llmtap sim serve --servings` lists them (default: static_fifo, dynamic_no_bins and "
+            "Schedulers; --readings lists them (default: static_fifo, dynamic_no_bins and "
             "multi_bin_dynamic, the three of the multi-bin batching paper).",
         ),
     ] = None,
@@ -399,7 +380,9 @@ def run(
             "comma, or | if a value contains a comma. May be repeated.",
         ),
     ] = None,
-    readings: Annotated[bool, flag("--readings", "List the options of --reading and --serving.")] = False,
+    readings: Annotated[
+        bool, flag("--readings", "List the schedulers and the options of --reading and --serving.")
+    ] = False,
     preset: Annotated[
         str | None,
         option(
@@ -527,14 +510,8 @@ def run(
     if capacity is not None and "slo" in bounds and not common["objectives"]:
         raise ConfigError("--capacity-by", "slo needs objectives", "such as --slo ttft:1s")
     outputs = Outputs(json=json, html=html)
-    if capture is not None:
-        if ray in (None, "local"):
-            need_capture(capture)
-        elif "://" not in capture and not Path(capture).is_absolute():
-            raise ConfigError(
-                "--capture", f"each node of --ray has a folder {capture} of its own",
-                "a URL, or an absolute path of a folder that all nodes share",
-            )  # fmt: skip
+    if capture is not None and ray in (None, "local"):
+        need_capture(capture)
     sla = named is not None or capacity is not None or bool(axes.keys() & {"request_sla", "token_sla", "eps"})
     swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
     loud = swept or named is not None or results is not None

@@ -294,6 +294,9 @@ def run_sweep(
 
 
 def show_readings() -> None:
+    for words, iterates in (("iteration-level schedulers", True), ("schedulers of whole batches", False)):
+        print(f"{words}: {', '.join(n for n, kind in SCHEDULERS.items() if kind.iterates == iterates)}")
+    print()
     print_table(Table(["reading", "default", "meaning"], [list(row) for row in explain_model_options()]))
     print()
     print_table(Table(["serving", "default", "meaning"], [list(row) for row in explain_serving()]))

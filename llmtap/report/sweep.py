@@ -209,7 +209,7 @@ class _Column:
 
 
 def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
-    """Return a row for each run, with its best figures marked, then mean, min and max over seeds.
+    """Return a row for each run, with its best figures marked.
 
     `sla`: with requests outside their SLA.
     """
@@ -222,28 +222,7 @@ def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
         return BEST * ((row, i) in marked) + columns[i].text(results[row])
 
     rows = [[cell(row, i) for i in range(len(columns))] for row in range(len(results))]
-    rows += _over_seeds(results, columns)
     return Table([column.title for column in columns], rows, keys=keys, nowrap=True)
-
-
-def _over_seeds(results: Sequence[Result], columns: Sequence[_Column]) -> Iterator[list[str]]:
-    """Yield mean, min and max of the runs that differ by their seed alone."""
-    for group in _repeats(results):
-        for rows in group.values():
-            runs = [results[row] for row in rows.values()]
-            if len(runs) < 2:
-                continue
-            for name, combine in (("mean", mean), ("min", min), ("max", max)):
-                combined = _combined(runs, combine)
-                yield [name if column.title == "seed" else column.text(combined) for column in columns]
-
-
-def _combined(values: Sequence[Any], combine: Callable[[Sequence[float]], float]) -> Any:
-    """Combine JSON values of one shape number by number; of others the first is kept."""
-    if all(isinstance(value, Mapping) for value in values):
-        names = [name for name in values[0] if all(name in value for value in values)]
-        return {name: _combined([value[name] for value in values], combine) for name in names}
-    return combine(values) if all(map(is_number, values)) else values[0]
 
 
 def _varying(results: Sequence[Result]) -> Iterator[_Column]:

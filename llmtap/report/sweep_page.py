@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
-from math import log
 from typing import Any, Final
 
 from llmtap.report.document import (
@@ -50,8 +49,6 @@ NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was 
 _SLA: Final = frozenset({"request_sla_violation", "token_sla_violation"})
 _LINES_SHOWN: Final = 16
 """As many lines as a reader can tell apart; of more, the page begins with a choice."""
-_TICKS_MAX: Final = 8
-"""Of labels that fit beside each other on a phone."""
 _OFFERED: Final = "offered load"
 
 
@@ -388,13 +385,4 @@ def _x_axis(sweep: Sweep, places: list[Any]) -> dict[str, Any]:
     if is_wide(places):
         axis = {"type": "log"}
         title += " (log)"
-    if _are_apart(places):
-        axis |= {"tickvals": places, "ticktext": [number(place, 3) for place in places]}
     return {**axis, "title": {"text": escape(title)}}
-
-
-def _are_apart(places: list[Any]) -> bool:
-    if not 1 < len(places) <= _TICKS_MAX:
-        return len(places) == 1
-    ticks = [log(place) for place in places] if is_wide(places) else places
-    return bool(min(b - a for a, b in pairwise(ticks)) >= 0.5 * (ticks[-1] - ticks[0]) / _TICKS_MAX)

@@ -48,15 +48,15 @@ class LatencyModel:
     beta_ns: float
     gamma: float
 
-    def overhead(self, size: int) -> float:
-        return 1 + self.gamma * (size - 1) / size
-
     def step_ns(self, size: int) -> float:
         """Time between two tokens of a batch of this size: beta h(b)."""
-        return self.beta_ns * self.overhead(size)
+        return self.beta_ns * (1 + self.gamma * (size - 1) / size)
 
     def batch_ns(self, size: int, length: int) -> int:
         return round(self.alpha_ns + length * self.step_ns(size))
+
+    def to_dict(self) -> dict[str, float]:
+        return {"alpha": to_seconds(self.alpha_ns), "beta": to_seconds(self.beta_ns), "gamma": self.gamma}
 
 
 SEED_MODEL: Final = LatencyModel(alpha_ns=59_653_000, beta_ns=5_742_000, gamma=0.316)

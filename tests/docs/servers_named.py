@@ -4,7 +4,7 @@ import shlex
 from typing import Final, NamedTuple
 
 GATEWAY: Final = "127.0.0.1:8000"
-_ENDS: Final = frozenset({"--check", "--keys", "--help", "--servings"})
+_ENDS: Final = frozenset({"--check", "--keys", "--help"})
 
 
 class Lasting(NamedTuple):

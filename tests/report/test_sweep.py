@@ -140,18 +140,6 @@ def test_of_one_seed_no_run_is_the_best_and_the_way_to_find_out_is_said() -> Non
     assert best_said(runs[:1]) == ""
 
 
-def test_runs_of_several_seeds_have_mean_least_and_greatest() -> None:
-    runs = [
-        run(name, 1, seed=s, throughput_rps=s * x) for s in (1, 2, 6) for name, x in (("a", 1.0), ("b", 2.0))
-    ]
-    table = sweep_table(runs)
-    assert [row[:3] for row in table.rows[len(runs) :]] == [
-        ["a", "mean", "3"], ["a", "min", "1"], ["a", "max", "6"],
-        ["b", "mean", "6"], ["b", "min", "2"], ["b", "max", "12"],
-    ]  # fmt: skip
-    assert len(sweep_table(runs[:2]).rows) == 2
-
-
 def test_a_p99_of_few_requests_is_marked_in_the_table() -> None:
     for n, mark in ((999, "*"), (1_000, "")):
         (row,) = sweep_table([run("a", 1, n=n)]).rows

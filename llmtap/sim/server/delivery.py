@@ -64,8 +64,6 @@ class Delivery:
         self._said = said
         self._holds = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in said]
         self._filter_ns = g.output_filter
-        # A filter that runs beside the engine holds what is made before its verdict.
-        self._open_ns = begin_ns + g.input_filter if g.input_beside else 0
         self._size = p.tokens_per_chunk
         self._made = [0] * len(said)
         self._begun = [0] * len(said)
@@ -102,7 +100,7 @@ class Delivery:
         last = n == one.tokens
         if n % hold and not last:
             return
-        due_ns = (at_ns if at_ns > self._open_ns else self._open_ns) + self._filter_ns
+        due_ns = at_ns + self._filter_ns
         begun, size = self._begun[choice], self._size
         if one.block_after is not None and n > one.block_after:
             # What the filter holds when it blocks is lost.
@@ -127,8 +125,7 @@ class Delivery:
         if self._over[choice] or self.closed:
             return
         tokens = self._said[choice].tokens
-        due_ns = max(at_ns, self._open_ns) + self._filter_ns
-        self._chunk(Chunk(due_ns, choice, tokens, tokens, True))
+        self._chunk(Chunk(at_ns + self._filter_ns, choice, tokens, tokens, True))
 
     def give_up(self, at_ns: int) -> None:
         """Break the answer off: the engine makes no more of it, and what the output filter held is lost."""

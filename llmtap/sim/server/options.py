@@ -9,7 +9,7 @@ Times there may also be plain milliseconds under a name that ends in `-ms`: `x-s
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -70,9 +70,6 @@ class GuardrailOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Filters before and behind the engine, and refusals."""
 
     input_filter: Annotated[Duration, doc("Duration of the input filter.")] = Duration(0)
-    input_beside: Annotated[
-        bool, doc("Run the engine in parallel with the input filter; its tokens wait for the filter.")
-    ] = False
     output_hold: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["all"],
         doc("Tokens that the output filter holds and releases together; `all`: the complete response."),
@@ -86,11 +83,6 @@ class GuardrailOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     refusal_rate: Annotated[Rate, doc("Fraction of requests that are refused.")] = 0.0
     block_after: Annotated[int, doc("Tokens before a response is blocked midway.", ge=0)] = 8
     block_rate: Annotated[Rate, doc("Fraction of responses that are blocked midway.")] = 0.0
-
-    @property
-    def wait_ns(self) -> int:
-        """Time that the engine waits for the input filter."""
-        return 0 if self.input_beside else self.input_filter
 
 
 class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,10 +158,33 @@ class Key(NamedTuple):
     meaning: str
 
 
+_FIELDS: Final = {
+    f"{table}.{field.name}".lstrip("."): (table, field)
+    for table in ("", *_TABLES)
+    for field in msgspec.structs.fields(_TABLES.get(table, SimOptions))
+    if field.name not in _TABLES
+}
+"""Table and field of each key."""
+_BY_HEADER: Final = {
+    field.name: (table, field) for table, field in _FIELDS.values() if table or field.name in _OWN
+}
+
+
 def keys() -> list[Key]:
     """Return all keys, and at the end the header `x-sim-fault`, which is no key."""
-    fault = Key("", "", f"{HEADER}fault", f"Fault to inject into this request: {', '.join(_RATES)}.")
-    return [*_described(SimOptions, ""), fault]
+    found = []
+    for key, (_, field) in _FIELDS.items():
+        what = msgspec.inspect.type_info(field.type)
+        meaning = (getattr(what, "extra_json_schema", None) or {}).get("description", "")
+        choices = choices_of(field.type)
+        if choices and not all(choice in meaning for choice in choices):
+            meaning = f"{meaning.removesuffix('.')} ({' | '.join(choices)})."
+        is_time = isinstance(field.default, Duration)
+        shown = format_ns(field.default).replace(" ", "") if is_time else str(field.default).lower()
+        header = HEADER + field.name.replace("_", "-") + "[-ms]" * is_time
+        found.append(Key(key, shown, header if field.name in _BY_HEADER else "", meaning))
+    fault = f"Fault to inject into this request: {', '.join(_RATES)}."
+    return [*found, Key("", "", f"{HEADER}fault", fault)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +245,7 @@ def load_engine(
     kind = SCHEDULERS[scheduler]
     settings: list[Any] = []
     for option, given, read, listed in (
-        ("--serving", serving, read_serving, "llmtap sim serve --servings"),
+        ("--serving", serving, read_serving, "llmtap sim run --readings"),
         ("--reading", readings, read_model_options, "llmtap sim run --readings"),
     ):
         named = {name.replace("-", "_"): text for name, text in given.items()}
@@ -253,48 +268,22 @@ def load_engine(
     return EngineOptions(scheduler, ServingSetup(readings=chosen, serving=served), servers)
 
 
-def _described(kind: type[Struct], prefix: str) -> Iterator[Key]:
-    for field in msgspec.structs.fields(kind):
-        name = field.name
-        if name in _TABLES and not prefix:
-            yield from _described(_TABLES[name], f"{name}.")
-            continue
-        what = msgspec.inspect.type_info(field.type)
-        meaning = (getattr(what, "extra_json_schema", None) or {}).get("description", "")
-        choices = choices_of(field.type)
-        if choices and not all(choice in meaning for choice in choices):
-            meaning = f"{meaning.removesuffix('.')} ({' | '.join(choices)})."
-        default = field.default
-        shown = format_ns(default).replace(" ", "") if isinstance(default, Duration) else str(default).lower()
-        header = HEADER + name.replace("_", "-") if prefix or name in _OWN else ""
-        if header and isinstance(default, Duration):
-            header += "[-ms]"
-        yield Key(prefix + name, shown, header, meaning)
-
-
-def _field(table: str, name: str) -> Any:
-    """Return the type of an option; `table` is empty for one outside tables."""
-    kind = _TABLES[table] if table else SimOptions
-    return next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
-
-
 def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = None) -> SimOptions:
     """Return options from texts by key (`{"ttft": "200ms", "pacing.jitter": "0.3"}`).
 
     `places` says how each was given (`--ttft`). Raises ConfigError, which names that, or the key.
     """
     places = places or {}
-    known = [one.key for one in keys() if one.key]
     tree: dict[str, dict[str, Any]] = {table: {} for table in ("", *_TABLES)}
     for key, value in values.items():
         place = places.get(key, key)
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
+        if key not in _FIELDS:
+            near = difflib.get_close_matches(key, _FIELDS, 1)
             hint = f"did you mean {near[0]!r}?" if near else "llmtap sim serve --keys lists them"
             raise ConfigError(place, f"there is no key {key!r}", hint)
-        table, _, name = key.rpartition(".")
+        table, field = _FIELDS[key]
         try:
-            tree[table][name] = read_value(_field(table, name), value)
+            tree[table][field.name] = read_value(field.type, value)
         except ValueError as exc:
             raise ConfigError(place, str(exc)) from None
     own = tree.pop("")
@@ -329,11 +318,11 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
             none = dict.fromkeys(_RATES.values(), 0.0)
             tables.setdefault("faults", {}).update(none, **{_RATES[value]: 1.0})
             continue
-        table = next((t for t, kind in _TABLES.items() if name in kind.__struct_fields__), "")
-        if not table and name not in _OWN:
+        if name not in _BY_HEADER:
             raise ValueError(f"there is no header {header}")
+        table, field = _BY_HEADER[name]
         try:
-            tables.setdefault(table, {})[name] = read_value(_field(table, name), value)
+            tables.setdefault(table, {})[name] = read_value(field.type, value)
         except ValueError as exc:
             raise ValueError(f"{header}: {exc}") from None
     for name, rate in _CERTAIN.items():

@@ -211,7 +211,7 @@ class Reception:
             source.tickets = self._tickets(asked, said, lengths, source)
         else:
             plans = [(fixed_schedule(options, chance), one.tokens) for one in said]
-            source = PlannedSource(delivery, plans, made_ns, accepted_ns, options.guardrails.wait_ns)
+            source = PlannedSource(delivery, plans, made_ns, accepted_ns, options.guardrails.input_filter)
         if block_after is not None:
             for choice in choices:
                 block(choice, block_after, options)
@@ -259,7 +259,7 @@ class Reception:
         """
         if isinstance(job.source, EngineSource):
             accepted_ns = job.truth.accepted_ns
-            job.source.ask(accepted_ns, accepted_ns + job.options.guardrails.wait_ns)
+            job.source.ask(accepted_ns, accepted_ns + job.options.guardrails.input_filter)
 
     async def filtered(self, job: ServerJob) -> None:
         """Wait for the verdict of the input filter."""

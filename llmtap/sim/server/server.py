@@ -29,10 +29,9 @@ from llmtap.sim.server.openai import openai_error
 from llmtap.sim.server.options import CHOICES_MAX, EngineOptions, SimOptions
 from llmtap.sim.server.realtime import SimulatedRealtimeSession
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception
-from llmtap.sim.server.responses_session import SimulatedResponsesSession
 from llmtap.sim.server.sender import ServerJob, reset
 from llmtap.sim.server.shapes import BROKEN, Answer, Shape, SimulatedRequest
-from llmtap.sim.server.websocket import SimulatedSession
+from llmtap.sim.server.websocket import SimulatedResponsesSession, SimulatedSession
 
 BODY_BYTES_MAX: Final = 64 << 20
 
@@ -85,8 +84,6 @@ class SimServer:
         self.app.add_routes([web.post(api.path, partial(self._handle, api)) for api in ENDPOINTS])
         self.app.add_routes([
             web.get("/v1/models", self._models),
-            web.get("/v1/models/{id:.+}", self._model),
-            web.get("/api/tags", self._tags),
             web.get("/health", self._health),
             web.get("/metrics", self._metrics),
             web.get("/sim/truth", self._truth),
@@ -124,20 +121,12 @@ class SimServer:
         return web.json_response({"status": "ok"})
 
     async def _models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [_model(self._options.model)]})
-
-    async def _model(self, request: web.Request) -> web.Response:
-        name = request.match_info["id"]
-        if name != self._options.model:
-            return _json(openai_error(404, "model_not_found", f"there is no model {name!r}"), 404)
-        return _json(_model(name))
+        model = {"id": self._options.model, "object": "model", "created": 0, "owned_by": "llmtap"}
+        return _json({"object": "list", "data": [model]})
 
     async def _unknown(self, request: web.Request) -> web.Response:
         what = f"there is no {request.method} {request.path}"
         return _json(openai_error(404, "unknown_url", what), 404)
-
-    async def _tags(self, request: web.Request) -> web.Response:
-        return _json({"models": [{"name": self._options.model, "model": self._options.model}]})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         content_type = "text/plain; version=0.0.4; charset=utf-8"
@@ -255,10 +244,6 @@ def _turned_away(api: Endpoint, job: ServerJob, status: int, headers: dict[str, 
     job.turned_away(status)
     retry = {"Retry-After": str(job.retry_after_s)}
     return _json(api.error(status, *BUSY[status]), status, {**headers, **retry})
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "llmtap"}
 
 
 def _json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

@@ -31,7 +31,7 @@ class Submitted(msgspec.Struct, kw_only=True):
     number: int
     """In order of arrival at the engine; -1 if it did not get there."""
     arrival_ns: int
-    """When it arrived there, or would have: after the input filter, unless that runs beside the engine."""
+    """When it arrived there, or would have: after the input filter."""
     input: int
     output: int
     """Tokens of the prompt, and those the engine was to make."""

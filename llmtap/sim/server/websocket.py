@@ -1,30 +1,38 @@
-"""WebSocket session of the simulated server in which a client asks for responses: the base of both APIs.
+"""WebSocket sessions of the simulated server in which a client asks for responses.
 
-`realtime.py` and `responses_session.py` derive from `SimulatedSession` and say what a client's message means.
-Responses of one lane (one stream of requests) are sent one after the other. aiohttp opens the session, reads
-its messages and answers pings. The `ResponseSender` of `sender.py` writes what is due directly to the
-connection, between whole frames of aiohttp's; the derived classes make its frames.
+`SimulatedSession` is the base of both APIs: OpenAI's Responses API (here) and Realtime (`realtime.py`), which
+say what a client's message means. Responses of one lane (one stream of requests) are sent one after the
+other. aiohttp opens the session, reads its messages and answers pings. The `ResponseSender` of `sender.py`
+writes what is due directly to the connection, between whole frames of aiohttp's; the derived classes make its
+frames.
 
 The client's headers (`x-sim-*`) hold for every response of the session. Faults: a rejected request gets an
 error event and no response; `reset` and `truncate` end the session as they end a stream, and `unfinished`
 closes it properly in the middle of a response.
 
-Source: RFC 6455.
+In a Responses session, requests with the same `stream_id`, or without one, are one lane. A
+`previous_response_id` puts that response and its input before the new input; the newest 64 responses of a
+session are remembered. A client cancels by closing the session.
+
+Source: RFC 6455; developers.openai.com api/docs/guides/websocket-mode; openai/openai-python
+types/responses/responses_client_event.py, responses_server_event.py.
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final
 
+import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
-from llmtap.sim.server.openai import openai_error
+from llmtap.protocol.websocket import Opcode, frame
+from llmtap.sim.server.openai import OpenAIResponsesShape, openai_error, read_responses
 from llmtap.sim.server.reception import BUSY, FILTERED, Reception
 from llmtap.sim.server.sender import ResponseSender, ServerJob
-from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest
+from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest, decode
 
 _MESSAGE_BYTES_MAX: Final = 64 << 20
 _TURNS_MAX: Final = 64
@@ -180,3 +188,79 @@ class SimulatedSession:
     def _turn_away(self, turn: SessionTurn, status: int) -> None:
         turn.job.turned_away(status)
         self._refuse(turn.event, status, *BUSY.get(status, ("content_filter", FILTERED)))
+
+
+# ---------------------------------------------------------------- Responses
+
+_REMEMBERED_MAX: Final = 64
+
+
+class _ClientEvent(msgspec.Struct):
+    type: str
+    stream_id: str | None = None
+    previous_response_id: str | None = None
+    body: bytes = b""
+    """The whole message, which has the fields of a request."""
+
+
+class _UnknownResponse(BadRequest):
+    code = "previous_response_not_found"
+
+
+class _MessagesShape(OpenAIResponsesShape):
+    """Writes one response as frames."""
+
+    def __init__(self, answer: Answer, lane: dict[str, str]) -> None:
+        super().__init__(answer)
+        self._lane = lane
+
+    def _sent_as(self, event: dict[str, Any], kind: str) -> bytes:
+        return frame(msgspec.json.encode(event | self._lane))
+
+    def keepalive(self) -> bytes:
+        return frame(b"", Opcode.PING)
+
+
+class SimulatedResponsesSession(SimulatedSession):
+    path = "/v1/responses"
+
+    def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
+        super().__init__(reception, request, number)
+        self._texts: OrderedDict[str, str] = OrderedDict()
+        """Input and output of responses by id."""
+
+    def _receive(self, data: str | bytes, now_ns: int) -> None:
+        event = _ClientEvent("")
+        try:
+            if isinstance(data, bytes):
+                raise BadRequest("an event is a text message")
+            event = decode(data.encode(), _ClientEvent)
+            if event.type != "response.create":
+                raise BadRequest(f"there is no event {event.type!r} for a client to send")
+            event.body = data.encode()
+            self._ask(event, now_ns, event.stream_id or "")
+        except ValueError as exc:
+            self._refuse(event, 400, BadRequest.code, str(exc))
+
+    def _plan(self, event: _ClientEvent) -> Plan:
+        asked, before = read_responses(event.body), event.previous_response_id
+        if before is not None:
+            if before not in self._texts:
+                raise _UnknownResponse(f"there is no response {before!r} in this session")
+            asked = replace(asked, prompts=(f"{self._texts[before]}\n{asked.prompts[0]}",))
+        return replace(asked, stream=True), lambda answer: _MessagesShape(answer, _lane(event)), None
+
+    def _refuse(self, event: _ClientEvent, status: int, code: str, message: str) -> None:
+        error = {"type": "error", "status": status, **openai_error(status, code, message), **_lane(event)}
+        self._write(frame(msgspec.json.encode(error)))
+
+    def _remember(self, turn: SessionTurn) -> None:
+        shape = turn.job.shape
+        assert isinstance(shape, _MessagesShape)
+        self._texts[shape.id] = f"{turn.job.answer.asked.prompts[0]}\n{shape.said}"
+        if len(self._texts) > _REMEMBERED_MAX:
+            self._texts.popitem(last=False)
+
+
+def _lane(event: _ClientEvent) -> dict[str, str]:
+    return {} if event.stream_id is None else {"stream_id": event.stream_id}

@@ -108,12 +108,8 @@ def nearest(
 
 GridPoint = tuple[int, int, float]
 """Batch size, longest request in tokens, seconds."""
-_COLUMNS: Final = (
-    ("batch_size", "b"),
-    ("max_seq_len", "l", "length"),
-    ("mean_latency_sec", "seconds", "latency_s"),
-)
-"""Names that each column of a grid may have; the first as in the multi-bin paper, 3.2."""
+_COLUMNS: Final = ("batch_size", "max_seq_len", "mean_latency_sec")
+"""Names as in the multi-bin paper, 3.2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +137,26 @@ def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
 
 
 def load_grid(path: str | Path) -> list[GridPoint]:
+    """Read a CSV file with the columns of the multi-bin paper, 3.2. Raises GridError."""
+    points: list[GridPoint] = []
     with open(path, newline="", encoding="utf-8-sig") as file:
-        return list(_grid_points(file))
+        reader = csv.DictReader(file)
+        for name in _COLUMNS:
+            if name not in (reader.fieldnames or ()):
+                raise GridError(f"line 1: expected a column {name}")
+        for row in reader:
+            try:
+                b, length, seconds = int(row[_COLUMNS[0]]), int(row[_COLUMNS[1]]), float(row[_COLUMNS[2]])
+            except (TypeError, ValueError):
+                raise GridError(
+                    f"line {reader.line_num}: expected batch size and length as whole numbers, and seconds"
+                ) from None
+            if b < 1 or length < 0 or not 0 < seconds < float("inf"):
+                raise GridError(
+                    f"line {reader.line_num}: impossible: a batch of {b} with {length} tokens in {seconds} s"
+                )
+            points.append((b, length, seconds))
+    return points
 
 
 def length_counted(path: str | Path) -> str | None:
@@ -161,32 +175,6 @@ def length_counted(path: str | Path) -> str | None:
     if all(length == output for length, _, output in counts):
         return "output"
     return "prompt+output" if all(length == p + output for length, p, output in counts) else None
-
-
-def _grid_points(lines: Iterable[str]) -> Iterable[GridPoint]:
-    reader = csv.reader(lines)
-    header = [name.strip().lower() for name in next(reader, [])]
-    places = []
-    for names in _COLUMNS:
-        place = next((header.index(name) for name in names if name in header), None)
-        if place is None:
-            raise GridError(f"line 1: expected a column {' or '.join(names)}")
-        places.append(place)
-    for row in reader:
-        if not row:
-            continue
-        try:
-            b, length, seconds = (row[place].strip() for place in places)
-            point = int(b), int(length), float(seconds)
-        except (ValueError, IndexError):
-            raise GridError(
-                f"line {reader.line_num}: expected batch size and length as whole numbers, and seconds"
-            ) from None
-        if point[0] < 1 or point[1] < 0 or not 0 < point[2] < float("inf"):
-            raise GridError(
-                f"line {reader.line_num}: impossible: a batch of {b} with {length} tokens in {seconds} s"
-            )
-        yield point
 
 
 # ---------------------------------------------------------------- captures and traces

@@ -119,21 +119,31 @@ class SimulationResult:
         """Return public JSON in seconds: a Summary's names and those of a simulated engine. `metrics.e2e`,
         exact to the nanosecond, replaces the histogram's."""
         requests, played, readings = self.requests, self.record, self.readings
-        n, arrivals = len(requests), requests.arrival_ns
-        span_ns = max(played.end_ns) - arrivals[0]
-        offered_ns = arrivals[-1] - arrivals[0]
-        window_ns = self._completed_ns() if readings.window == "completion" else offered_ns
-        given_up = played.given_up
-        # Of completed requests, and of those given up midway.
-        given = sum(requests.input) - sum(requests.input[r] for r in given_up)
-        made = sum(requests.output) - sum(requests.output[r] for r in given_up)
-        given_cut, made_cut = sum(requests.input[r] for r, k in given_up.items() if k), sum(given_up.values())
+        n, arrivals, given_up = len(requests), requests.arrival_ns, played.given_up
+        span_ns, offered_ns = max(played.end_ns) - arrivals[0], arrivals[-1] - arrivals[0]
+        completed = [r for r in range(n) if r not in given_up]
+        window_ns = offered_ns
+        if readings.window == "completion":
+            window_ns = max((played.end_ns[r] for r in completed), default=arrivals[0]) - arrivals[0]
+        given, made = (sum([column[r] for r in completed]) for column in (requests.input, requests.output))
         counted = made if readings.tokens == "output" else given + made
+        # Of those given up midway, too.
+        cut = [r for r, tokens in given_up.items() if tokens]
+        output = made + sum(given_up.values())
         latencies_ns = self.latencies_ns()
         latency = _figures(latencies_ns, readings.percentile)
-        busy_ns = sum(played.busy_ns)
-        batches = played.sizes.total()
-        output = made + made_cut
+        waited_ns = [at_ns - arrivals[r] for r, at_ns in enumerate(played.start_ns) if at_ns >= 0]
+        busy_ns, batches = sum(played.busy_ns), played.sizes.total()
+        step_ns: float = busy_ns
+        if not self.iterates:
+            step_ns = sum(self.model.step_ns(b) * k for b, k in played.sizes.items())
+        outcomes = {
+            Outcome.COMPLETE.value: played.finished, Outcome.TRUNCATED.value: len(cut),
+            Outcome.UPSTREAM_ERROR.value: len(given_up) - len(cut),
+        }  # fmt: skip
+        unserved = Counter(
+            reason.value + "_midway" * bool(given_up[r]) for r, reason in played.reasons.items()
+        )
         told: dict[str, Any] = {
             "scheduler": self.name,
             "n": n,
@@ -143,9 +153,9 @@ class SimulationResult:
                 "mode": "open", "offered_rps": _rate(n - 1, offered_ns), "achieved_rps": _rate(n, span_ns),
             },
             "metrics": {"e2e": latency},
-            "outcomes": self._outcomes(),
-            "unserved": self._unserved(),
-            "tokens": {"input": given + given_cut, "output": output,
+            "outcomes": {outcome: k for outcome, k in outcomes.items() if k},
+            "unserved": dict(sorted(unserved.items())),
+            "tokens": {"input": given + sum(requests.input[r] for r in cut), "output": output,
                        "output_per_second": _rate(output, window_ns)},
             "throughput_rps": _rate(played.finished, window_ns),
             "throughput_tps": _rate(counted, window_ns),
@@ -156,21 +166,25 @@ class SimulationResult:
             "batch_mean": sum(b * k for b, k in played.sizes.items()) / batches if batches else None,
             "batches": batches,
             "batch_sizes": {str(b): k for b, k in sorted(played.sizes.items())},
-            "queueing": _figures(self._queueing_ns(), readings.percentile),
+            "queueing": _figures(sorted(waited_ns), readings.percentile),
             "seconds_per_output_token": to_seconds(busy_ns) / output if output else None,
-            "decode_step_mean": self._step_mean(),
+            # Of iterations, their mean length.
+            "decode_step_mean": to_seconds(step_ns / batches) if batches else None,
             "bins": self.bins,
             "bin_limits": self.bin_limits,
             "servers": self.servers,
             "seed": self.seed,
-            "model": self._model(),
+            "model": (self.iterations if self.iterates else self.model).to_dict(),
             "readings": self._told(readings),
         }  # fmt: skip
         if self.iterates:
             told["serving"] = self._told(self.serving)
             told["engine"] = None if self.state is None else _engine(self.state, n)
         if self.followed is not None:
-            told["followed"] = _followed(self.followed)
+            x, t = self.followed, self.followed.timeline
+            times = [to_seconds(at_ns - t.arrival_ns) for at_ns in output_times_ns(t.events)]
+            counts = {"row": x.seq, "input": x.tokens.input, "output": x.tokens.output}
+            told["followed"] = {**counts, "token_seconds": times}
         if self.summary is not None:
             measured = self.summary.to_dict(told["window"], to_seconds(window_ns), "open")
             for name in ("metrics", "tokens"):
@@ -178,52 +192,9 @@ class SimulationResult:
             told = measured | told
         return told
 
-    def _completed_ns(self) -> int:
-        given_up, first_ns = self.record.given_up, self.requests.arrival_ns[0]
-        completed = (end for i, end in enumerate(self.record.end_ns) if i not in given_up)
-        return max(completed, default=first_ns) - first_ns
-
-    def _queueing_ns(self) -> list[int]:
-        """Return the times from arrival until a server took a request up, ascending."""
-        pairs = zip(self.record.start_ns, self.requests.arrival_ns, strict=True)
-        return sorted([start - arrival for start, arrival in pairs if start >= 0])
-
-    def _outcomes(self) -> dict[str, int]:
-        played = self.record
-        cut = sum(1 for tokens in played.given_up.values() if tokens)
-        told = {
-            Outcome.COMPLETE: played.finished,
-            Outcome.TRUNCATED: cut,
-            Outcome.UPSTREAM_ERROR: len(played.given_up) - cut,
-        }
-        return {outcome.value: n for outcome, n in told.items() if n}
-
-    def _unserved(self) -> dict[str, int]:
-        given_up = self.record.given_up
-        told = Counter(
-            reason.value + ("_midway" if given_up[request] else "")
-            for request, reason in self.record.reasons.items()
-        )
-        return dict(sorted(told.items()))
-
     def _told(self, options: msgspec.Struct) -> dict[str, Any]:
         told = msgspec.to_builtins(options, enc_hook=encode_seconds)
         return {name: value if name in self.reads else None for name, value in told.items()}
-
-    def _step_mean(self) -> float | None:
-        """Return the mean seconds between tokens over batches; of iterations, their mean length."""
-        played, n = self.record, self.record.sizes.total()
-        if not n:
-            return None
-        if self.iterates:
-            return to_seconds(sum(played.busy_ns) / n)
-        return to_seconds(sum(self.model.step_ns(b) * k for b, k in played.sizes.items()) / n)
-
-    def _model(self) -> dict[str, float]:
-        if self.iterates:
-            return self.iterations.to_dict()
-        return {"alpha": to_seconds(self.model.alpha_ns), "beta": to_seconds(self.model.beta_ns),
-                "gamma": self.model.gamma}  # fmt: skip
 
 
 def _engine(state: IterationState, n: int) -> dict[str, Any]:
@@ -240,12 +211,6 @@ def _engine(state: IterationState, n: int) -> dict[str, Any]:
         "prefix_hits": state.prefix_hits,
         "prefix_hit_rate": state.prefix_hits / state.prefix_queries if state.prefix_queries else None,
     }
-
-
-def _followed(x: Exchange) -> dict[str, Any]:
-    t = x.timeline
-    times = [to_seconds(at_ns - t.arrival_ns) for at_ns in output_times_ns(t.events)]
-    return {"row": x.seq, "input": x.tokens.input, "output": x.tokens.output, "token_seconds": times}
 
 
 def _figures(ordered_ns: list[int], rule: str) -> dict[str, Any]:

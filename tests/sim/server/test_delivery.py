@@ -29,7 +29,7 @@ options_of = st.builds(
         keepalive=st.integers(0, 40).map(Duration),
     ),
     guardrails=st.builds(
-        GuardrailOptions, input_filter=st.integers(0, 60).map(Duration), input_beside=st.booleans(),
+        GuardrailOptions, input_filter=st.integers(0, 60).map(Duration),
         output_hold=st.one_of(st.integers(0, 9), st.just("all")),
         output_filter=st.integers(0, 9).map(Duration),
     ),

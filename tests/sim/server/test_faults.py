@@ -29,7 +29,6 @@ def due(truth: dict[str, Any]) -> list[float]:
     [
         ({}, [2, 3, 4, 5, 6, 7, 8, 9, 10, 11]),
         ({"x_sim_input_filter_ms": "5"}, [7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
-        ({"x_sim_input_filter": "5ms", "x_sim_input_beside": "true"}, [5, 5, 5, 5, 6, 7, 8, 9, 10, 11]),
         ({"x_sim_output_hold": "4"}, [5, 5, 5, 5, 9, 9, 9, 9, 11, 11]),
         ({"x_sim_output_hold": "4", "x_sim_output_filter_ms": "2"}, [7, 7, 7, 7, 11, 11, 11, 11, 13, 13]),
         ({"x_sim_output_hold": "all"}, [11] * 10),
