@@ -493,9 +493,12 @@ def run(
     if table is not None and table.suffix not in SUFFIXES:
         raise ConfigError("--table", f"{table} ends neither in .csv nor in .parquet")
     given.settings(reading or [], "--reading")
-    given.text("bin_edges" if bins and "," in bins else "bins", bins, "--bins")
-    given.text("eps", eps, "--eps")
-    given.text("predictor", predictor, "--predictor")
+    edges_or_bins = "bin_edges" if bins and "," in bins else "bins"
+    for name, text, flag_name in (
+        (edges_or_bins, bins, "--bins"), ("eps", eps, "--eps"), ("predictor", predictor, "--predictor")
+    ):  # fmt: skip
+        if text is not None:
+            given.settings([f"{name}={text}"], flag_name)
     given.settings(serving or [], "--serving")
     given.settings(vary or [], "--vary")
     named = preset_named(preset)

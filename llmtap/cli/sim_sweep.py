@@ -76,17 +76,6 @@ class AxesRead:
             raise ConfigError(option, "expected at least one value")
         self._set(name, values, option)
 
-    def text(self, name: str, text: str | None, option: str) -> None:
-        """Set one value of a reading that has an option of its own."""
-        if text is None:
-            return
-        try:
-            read_model_options({name: text})
-        except ValueError as exc:
-            several = f"for several values: --vary {name}={text}" if "," in text else None
-            raise ConfigError(option, str(exc).partition(": ")[2] or str(exc), several) from None
-        self._set(name, [text], option)
-
     def settings(self, given: Sequence[str], option: str) -> None:
         """Set readings or options of serving from NAME=VALUE; of `--vary`, from NAME=VALUE,VALUE, or with
         bars where values have commas."""

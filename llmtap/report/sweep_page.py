@@ -294,20 +294,12 @@ def _choices(sweep: Sweep) -> list[tuple[str, str, list[tuple[str, bool]]]]:
 
 
 def _line_choices(sweep: Sweep) -> list[LineChoice]:
-    """The lines with their looks: the colour by what tells lines apart first, the dash by the rest."""
-    first = [line.of.get(sweep.by[0].name) if sweep.by else None for line in sweep.lines]
-    rest = [tuple(line.of.get(d.name) for d in sweep.by[1:]) for line in sweep.lines]
-    colours, others = list(dict.fromkeys(first)), list(dict.fromkeys(rest))
-    lines = []
-    for line, one, other in zip(sweep.lines, first, rest, strict=True):
-        colour, dash = colours.index(one), others.index(other)
-        symbol = colour + dash
-        if len(others) == 1:
-            dash = colour
-        symbol += dash // len(DASHES)  # where dashes come again, they come with other symbols
-        look = (colour % COLOURS, DASHES[dash % len(DASHES)], SYMBOLS[symbol % len(SYMBOLS)])
-        lines.append(LineChoice(line.label, line.of, *look))
-    return lines
+    """Return the lines with their looks, which differ without colour, too."""
+    looks = []
+    for i, line in enumerate(sweep.lines):
+        symbol = SYMBOLS[(i + i // len(DASHES)) % len(SYMBOLS)]
+        looks.append(LineChoice(line.label, line.of, i % COLOURS, DASHES[i % len(DASHES)], symbol))
+    return looks
 
 
 def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Panel:

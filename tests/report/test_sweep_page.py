@@ -77,7 +77,7 @@ def test_lines_look_unlike_each_other_without_colour() -> None:
     runs = [run(s, r, servers=k) for s in "abc" for r in (1, 2, 3, 4) for k in (1, 2, 4)]
     looks = _line_choices(read_sweep(runs))
     assert len({(look.dash, look.symbol) for look in looks}) == len(looks) == 9
-    assert [look.colour for look in looks] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert len({look.colour for look in looks}) == min(9, COLOURS)
     many = _line_choices(read_sweep([run(f"s{i}", r) for i in range(20) for r in (1, 2)]))
     assert {look.colour for look in many} == set(range(COLOURS))
     assert {look.dash for look in many} == set(DASHES)

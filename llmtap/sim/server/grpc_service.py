@@ -30,7 +30,7 @@ from llmtap.protocol.vllm_grpc import (
     read_request,
     write_chunk,
 )
-from llmtap.sim.server.reception import BUSY, FILTERED, Reception
+from llmtap.sim.server.reception import BUSY, FILTERED, RETRY_AFTER_S, Reception
 from llmtap.sim.server.sender import ServerJob
 from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest
 from llmtap.workload.prompts.text import token_ids
@@ -240,5 +240,5 @@ class GrpcService:
         """Does not return: gRPC ends a call by an exception."""
         job.turned_away(status)
         code, message = BUSY.get(status, ("content_filter", FILTERED))
-        retry = (("retry-after", str(job.retry_after_s)),) if status in BUSY else ()
+        retry = (("retry-after", RETRY_AFTER_S),) if status in BUSY else ()
         await context.abort(_STATUSES[status], f"{code}: {message}", retry)

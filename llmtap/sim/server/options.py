@@ -94,9 +94,6 @@ class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Duration,
         doc("Delay of a slow response, including its head; tokens due in the meantime are sent with it."),
     ] = Duration(2_000 * MS)
-    retry_after: Annotated[Duration, doc("Retry-After of 429 and 503 responses, in whole seconds.")] = (
-        Duration(1_000 * MS)
-    )
     stall_rate: Annotated[Rate, doc("Fraction of responses with a stall.")] = 0.0
     reset_rate: Annotated[Rate, doc("Fraction of responses whose connection is reset midway.")] = 0.0
     truncate_rate: Annotated[

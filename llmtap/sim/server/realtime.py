@@ -28,7 +28,6 @@ from llmtap.sim.server.websocket import Plan, SessionTurn, SimulatedSession
 
 _ITEMS_MAX: Final = 10_000
 """Of a conversation; one more is an error."""
-_AUDIO: Final = ("input_audio_buffer.", "output_audio_buffer.")
 
 
 class Item(msgspec.Struct, omit_defaults=True):
@@ -237,8 +236,6 @@ class SimulatedRealtimeSession(SimulatedSession):
                         raise BadRequest("there is no response to cancel")
                     found[1].cancelled = True
                     found[0].cancel()
-                case kind if kind.startswith(_AUDIO):
-                    raise BadRequest(f"{kind}: this engine does not hear")
                 case kind:
                     raise BadRequest(f"there is no event {kind!r} for a client to send")
         except ValueError as exc:

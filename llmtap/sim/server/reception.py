@@ -41,6 +41,7 @@ BUSY: Final = {
     503: ("overloaded", "the engine is overloaded"),
 }
 """Code and message of a rejection, by status."""
+RETRY_AFTER_S: Final = "1"
 
 
 REFUSAL: Final = "I'm sorry, but I can't help with that."

@@ -66,10 +66,6 @@ class ServerJob:
             "refused" if status == 400 else "given_up" if self.source.given_up else str(status)
         )
 
-    @property
-    def retry_after_s(self) -> int:
-        return -(-self.options.faults.retry_after // 1_000_000_000)
-
     def next_ns(self) -> int:
         """Return when something may be due, if no news comes before."""
         return min(self.delivery.next_ns(), self.source.next_ns)

@@ -28,7 +28,7 @@ from llmtap.sim.server.delivery import BREAKS
 from llmtap.sim.server.openai import openai_error
 from llmtap.sim.server.options import CHOICES_MAX, EngineOptions, SimOptions
 from llmtap.sim.server.realtime import SimulatedRealtimeSession
-from llmtap.sim.server.reception import BUSY, FILTERED, Reception
+from llmtap.sim.server.reception import BUSY, FILTERED, RETRY_AFTER_S, Reception
 from llmtap.sim.server.sender import ServerJob, reset
 from llmtap.sim.server.shapes import BROKEN, Answer, Shape, SimulatedRequest
 from llmtap.sim.server.websocket import SimulatedResponsesSession, SimulatedSession
@@ -242,7 +242,7 @@ class SimServer:
 
 def _turned_away(api: Endpoint, job: ServerJob, status: int, headers: dict[str, str]) -> web.Response:
     job.turned_away(status)
-    retry = {"Retry-After": str(job.retry_after_s)}
+    retry = {"Retry-After": RETRY_AFTER_S}
     return _json(api.error(status, *BUSY[status]), status, {**headers, **retry})
 
 

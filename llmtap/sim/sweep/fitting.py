@@ -235,8 +235,6 @@ def fit_exchanges(exchanges: Iterable[Exchange], *, chunk: int | None = None) ->
 @dataclass(slots=True)
 class _Row:
     arrival_ns: int
-    start_ns: int
-    """When the server took it up, if it reports that; else its arrival."""
     first_ns: int | None
     last_ns: int | None
     end_ns: int
@@ -252,9 +250,6 @@ def _row(x: Exchange) -> _Row | None:
     if t.submit_ns is None and t.first_token_ns is None:
         return None
     submit_ns = t.arrival_ns if t.submit_ns is None else t.submit_ns
-    # The first one only: a gateway and its engine may both report the same wait.
-    queued = (float(str(one["ms"])) for one in x.server_timing or () if one.get("name") == "queue")
-    queued_ms = next(queued, 0.0)
     last_ns = t.last_token_ns if x.stream else None
     times: list[int] = []
     if last_ns is not None and not x.unlogged_events:
@@ -263,7 +258,7 @@ def _row(x: Exchange) -> _Row | None:
             times = output_times_ns(t.events)
     given = tokens.input
     return _Row(
-        submit_ns, submit_ns + round(queued_ms * 1e6), t.first_token_ns if x.stream else None, last_ns,
+        submit_ns, t.first_token_ns if x.stream else None, last_ns,
         last_ns or t.response_end_ns or t.delivered_ns or submit_ns,
         None if given is None else max(0, given - (tokens.cached or 0)), given or 0, times,
     )  # fmt: skip
@@ -276,7 +271,6 @@ class _Load:
         running = [row for row in rows if row.first_ns is not None and row.last_ns is not None]
         self._arrivals = sorted(row.arrival_ns for row in rows)
         self._ends = sorted(row.end_ns for row in rows)
-        self._taken_up = sorted(row.start_ns for row in rows)
         self._settled = sorted(row.end_ns if row.first_ns is None else row.first_ns for row in rows)
         firsts = sorted((row.first_ns or 0, row.context) for row in running)
         lasts = sorted((row.last_ns or 0, row.context, len(row.times_ns)) for row in running)
@@ -296,7 +290,7 @@ class _Load:
     def undisturbed(self, t_ns: int) -> bool:
         """Return whether no request waits or is in prefill at a moment."""
         later_ns = t_ns + _ROUNDED_NS
-        return bisect_right(self._taken_up, later_ns) <= bisect_right(self._settled, later_ns)
+        return bisect_right(self._arrivals, later_ns) <= bisect_right(self._settled, later_ns)
 
     def decoding(self, t_ns: int) -> tuple[int, int]:
         """Return how many requests decode at a moment, and, if all tokens have times, their context."""
@@ -311,7 +305,7 @@ def _alone(rows: Sequence[_Row], load: _Load, chunk: int | None) -> tuple[float,
     """Return prefill and base in ns from requests that had the engine to themselves. Raises FitError."""
     found = [row for row in rows if row.prompt is not None and row.first_ns is not None and load.alone(row)]
     prompts = [float(row.prompt or 0) for row in found]
-    took = [float((row.first_ns or 0) - row.start_ns) for row in found]
+    took = [float((row.first_ns or 0) - row.arrival_ns) for row in found]
     iterations = [1.0 if chunk is None else float(max(1, -(-int(n) // chunk))) for n in prompts]
     solved = least_squares([iterations, prompts], took) if len(found) > 2 else None
     if solved is None or solved[1] <= 0 or solved[0] < 0:

@@ -41,7 +41,6 @@ class Results:
         """Read the file, or create it. Raises ConfigError."""
         self.path = path
         self.done: dict[str, SweepAttempt] = {}
-        self.torn = False
         try:
             self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 (held open on purpose)
         except OSError as exc:
@@ -86,7 +85,6 @@ class Results:
         if whole < len(data):
             if not whole and not _BEGIN.startswith(data[: len(_BEGIN)]):
                 raise ConfigError(_PLACE, f"{self.path} is no file of results")
-            self.torn = True
             self._file.truncate(whole)
 
     def _keep(self, attempt: SweepAttempt) -> None:

@@ -29,7 +29,7 @@ RETRY_AFTER_S = 1
 AT_ONCE = 20
 SERVE = [
     "--ttft", "60ms", "--itl", "5ms", "--spread", "0.3", "--tokens", str(TOKENS),
-    "--set", f"faults.fault_after={FAULT_AFTER}", "--set", f"faults.retry_after={RETRY_AFTER_S}s",
+    "--set", f"faults.fault_after={FAULT_AFTER}",
 ]  # fmt: skip
 """What the server is started with."""
 

@@ -58,7 +58,7 @@ async def test_a_response_has_its_events_in_order_and_exact_counts() -> None:
     ("message", "says"),
     [
         ("no json", "does not fit"),
-        ('{"type": "input_audio_buffer.append", "audio": ""}', "does not hear"),
+        ('{"type": "input_audio_buffer.append", "audio": ""}', "there is no event"),
         ('{"type": "session.update", "session": {"output_modalities": ["audio"]}}', "it can be text"),
         ('{"type": "response.cancel"}', "no response to cancel"),
         ('{"type": "response.create", "response": {"max_output_tokens": 0}}', "cannot be 0"),

@@ -2,14 +2,12 @@
 
 import random
 from array import array
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import llmtap
 from llmtap.exchange.exchange import Exchange
 from llmtap.sim.model_options import SEED_MODEL, IterationModel, LatencyModel, ModelOptions, Serving
 from llmtap.sim.sweep.fitting import (
@@ -73,26 +71,6 @@ def test_the_constants_come_back_from_a_capture(
     assert max(fit.prefill.error_max, fit.decode.error_max) < 1e-3
     assert fit.prefill.points >= 10
     assert fit.decode.points > 5_000
-
-
-def test_a_server_that_tells_of_its_queue_is_believed(tmp_path: Path) -> None:
-    work_ = work(60, 0.05)
-    place = captured(tmp_path, work_)
-    late_ms = 250.0
-
-    def queued(x: Exchange) -> Exchange:
-        t = x.timeline
-        stamps = {name: getattr(t, name) - round(late_ms * 1e6) for name in ("arrival_ns", "submit_ns")}
-        timing: list[dict[str, object]] = [{"name": "queue", "ms": late_ms, "where": "header"}]
-        return replace(x, timeline=replace(t, **stamps), server_timing=timing)
-
-    rows = list(llmtap.read(place).exchanges())
-    plain, told = fit_exchanges(rows), fit_exchanges([queued(x) for x in rows])
-    assert told.base_ns == pytest.approx(plain.base_ns, abs=2_000)
-    twice = [replace(q, server_timing=(q.server_timing or []) * 2) for q in map(queued, rows)]
-    assert fit_exchanges(twice).base_ns == told.base_ns, "the engine's word and the gateway's on one wait"
-    silent = fit_exchanges([replace(queued(x), server_timing=None) for x in rows])
-    assert silent.base_ns == pytest.approx(plain.base_ns + late_ms * 1e6, abs=2_000)
 
 
 def one(at_s: float, given: int | None, *token_s: float) -> Exchange:
