@@ -26,12 +26,10 @@ class ContinuousBatching:
 
     def __init__(self, requests: Requests, setup: ServingSetup, ranks: Sequence[int] | None = None) -> None:
         """`ranks`: waiting requests are served in this order, then in order of arrival."""
-        self._roster = Roster(requests, setup, ranks)
+        self._roster = roster = Roster(requests, setup, ranks)
         self._serving = setup.serving
-        self.state = self._roster.state
-
-    def arrived(self, now_ns: int, request: int) -> None:
-        self._roster.arrived(now_ns, request)
+        self.state = roster.state
+        self.arrived, self.left, self.given_up = roster.arrived, roster.left, roster.given_up
 
     def closed(self, now_ns: int) -> None:
         pass
@@ -44,12 +42,6 @@ class ContinuousBatching:
 
     def done(self, now_ns: int, work: Iteration) -> EngineOutput:
         return self._roster.done(now_ns, work)
-
-    def left(self, now_ns: int, request: int) -> None:
-        self._roster.left(request)
-
-    def given_up(self) -> Mapping[int, GivenUp]:
-        return self._roster.given_up()
 
 
 class ChunkedPrefill(ContinuousBatching):

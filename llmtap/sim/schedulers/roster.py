@@ -230,7 +230,7 @@ class Roster:
             self._deadlines.arrived(now_ns, request)
         self.state.waiting = len(self._waiting)
 
-    def left(self, request: int) -> None:
+    def left(self, now_ns: int, request: int) -> None:
         if request in self._waiting:
             self._waiting.remove(request)
         else:
@@ -249,7 +249,7 @@ class Roster:
         if self._deadlines is not None:
             for late in self._deadlines.missed(now_ns):
                 self._given_up[late] = GivenUp.LATE
-                self.left(late)
+                self.left(now_ns, late)
         while self._swapped:
             request = self._waiting.head()
             if request is None or request not in self._swapped:
