@@ -12,14 +12,20 @@ Two parts of the `IterationModel` are fitted by least squares, each with its own
 - **Decode.** Gaps between tokens that began when no request waited or was in prefill: an iteration of d
   requests with c tokens in memory takes beta + beta gamma (d - 1) / d + context c.
 
-gamma and context are at least 0. A load that never rests determines neither part.
+For a part that cannot be fitted so, because the load never rests, whole answers from first token to last are
+used: with n tokens at means of d and c, and P prompt tokens processed meanwhile, an answer took
+
+    (n - 1) (beta + beta gamma mean((d - 1) / d) + context mean(c)) + prefill P
+
+and one iteration more for each prompt that is processed whole. Where only first and last tokens have times,
+means are over time instead of iterations. gamma and context are at least 0.
 """
 
 import csv
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, combinations, islice, pairwise
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +41,14 @@ from llmtap.units import to_seconds
 GAPS_MAX: Final = 200_000
 """Of a capture with more, every n-th is used: more add nothing to three constants."""
 GAPS_MIN: Final = 30
+"""With fewer, or all of one number of requests, whole answers are used instead."""
+ANSWERS_MIN: Final = 8
+TOKENS_MIN: Final = 8
+"""Of an answer that is used as a whole, so that effects at its ends weigh little."""
 _ROUNDED_NS: Final = 2_000
 """Stamps of captures are whole microseconds, rounded down, counted from the arrival of each."""
+_SAME: Final = 1e-6
+"""Shares (d - 1) / d that are no further apart belong to one d."""
 _RANK: Final = 1e-7
 """A column nearer than this to a combination of the others, relative to its length, tells nothing."""
 
@@ -185,13 +197,13 @@ class IterationFit:
     model: IterationModel
     prefill: Part
     decode: Part
-    base_ns: float
-    """TTFT of a prompt without tokens that has the engine to itself."""
+    base_ns: float | None = None
+    """TTFT of a prompt without tokens that has the engine to itself; None where nobody had."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "model": self.model.to_dict(),
-            "base": to_seconds(self.base_ns),
+            "base": None if self.base_ns is None else to_seconds(self.base_ns),
             "prefill": asdict(self.prefill), "decode": asdict(self.decode),
         }  # fmt: skip
 
@@ -216,7 +228,7 @@ def fit_capture(place: str, *, chunk: int | None = None) -> IterationFit:
 
 def fit_exchanges(exchanges: Iterable[Exchange], *, chunk: int | None = None) -> IterationFit:
     """Return the model nearest to the exchanges of one engine. Raises FitError. `chunk`: tokens per iteration
-    with chunked prefill; None: prompts are processed whole."""
+    with chunked prefill; None: prompts are processed whole, in iterations of their own."""
     rows = [row for row in map(_row, exchanges) if row is not None]
     answered = [row for row in rows if row.last_ns is not None]
     if not answered:
@@ -224,23 +236,35 @@ def fit_exchanges(exchanges: Iterable[Exchange], *, chunk: int | None = None) ->
     if all(row.prompt is None for row in answered):
         raise FitError("no row has a count of input tokens, which the duration of a prompt is fitted to")
     load = _Load(rows)
-    prefill_ns, base_ns, prefill = _alone(answered, load, chunk)
-    decode, decoded = _from_gaps(answered, load)
-    model = IterationModel(
-        decode["beta"], decode.get("step", 0.0) / decode["beta"], prefill_ns, decode.get("context", 0.0)
-    )
-    return IterationFit(model, prefill, decoded, base_ns)
+    alone = _alone(answered, load, chunk)
+    decode = _from_gaps(answered, load)
+    constants = {} if decode is None else dict(decode[0])
+    if alone is not None:
+        constants["prefill"] = alone[0]
+    part = None
+    if alone is None or decode is None:
+        constants, part = _from_answers(answered, load, chunk, constants)
+    beta_ns = constants["beta"]
+    gamma = constants.get("step", 0.0) / beta_ns
+    model = IterationModel(beta_ns, gamma, constants["prefill"], constants.get("context", 0.0))
+    prefill, decoded = part if alone is None else alone[2], part if decode is None else decode[1]
+    assert prefill is not None
+    assert decoded is not None
+    return IterationFit(model, prefill, decoded, None if alone is None else alone[1])
 
 
 @dataclass(slots=True)
 class _Row:
     arrival_ns: int
+    start_ns: int
+    """When the server took it up, if it reports that; else its arrival."""
     first_ns: int | None
     last_ns: int | None
     end_ns: int
     prompt: int | None
     """Prompt tokens that were not cached."""
     context: int
+    output: int
     times_ns: list[int]
     """Of its tokens, one by one; empty if unknown."""
 
@@ -250,6 +274,9 @@ def _row(x: Exchange) -> _Row | None:
     if t.submit_ns is None and t.first_token_ns is None:
         return None
     submit_ns = t.arrival_ns if t.submit_ns is None else t.submit_ns
+    # The first one only: a gateway and its engine may both report the same wait.
+    queued = (float(str(one["ms"])) for one in x.server_timing or () if one.get("name") == "queue")
+    queued_ms = next(queued, 0.0)
     last_ns = t.last_token_ns if x.stream else None
     times: list[int] = []
     if last_ns is not None and not x.unlogged_events:
@@ -258,9 +285,10 @@ def _row(x: Exchange) -> _Row | None:
             times = output_times_ns(t.events)
     given = tokens.input
     return _Row(
-        submit_ns, t.first_token_ns if x.stream else None, last_ns,
+        submit_ns, submit_ns + round(queued_ms * 1e6), t.first_token_ns if x.stream else None, last_ns,
         last_ns or t.response_end_ns or t.delivered_ns or submit_ns,
-        None if given is None else max(0, given - (tokens.cached or 0)), given or 0, times,
+        None if given is None else max(0, given - (tokens.cached or 0)), given or 0,
+        len(times) or tokens.output or 0, times,
     )  # fmt: skip
 
 
@@ -271,14 +299,19 @@ class _Load:
         running = [row for row in rows if row.first_ns is not None and row.last_ns is not None]
         self._arrivals = sorted(row.arrival_ns for row in rows)
         self._ends = sorted(row.end_ns for row in rows)
+        self._taken_up = sorted(row.start_ns for row in rows)
         self._settled = sorted(row.end_ns if row.first_ns is None else row.first_ns for row in rows)
-        firsts = sorted((row.first_ns or 0, row.context) for row in running)
-        lasts = sorted((row.last_ns or 0, row.context, len(row.times_ns)) for row in running)
-        self._firsts, self._lasts = [t for t, _ in firsts], [t for t, _, _ in lasts]
-        self._prompts_begun = [0, *accumulate(n for _, n in firsts)]
+        firsts = sorted((row.first_ns or 0, row.context, row.prompt or 0) for row in running)
+        lasts = sorted((row.last_ns or 0, row.context, row.output) for row in running)
+        self._firsts, self._lasts = [t for t, _, _ in firsts], [t for t, _, _ in lasts]
+        apart = (t - before > _ROUNDED_NS for before, t in pairwise([-3 * _ROUNDED_NS, *self._firsts]))
+        self._taken_in = [0, *accumulate(apart)]
+        self._prompts_begun = [0, *accumulate(n for _, n, _ in firsts)]
+        self._prompts_taken = [0, *accumulate(n for _, _, n in firsts)]
         self._prompts_over = [0, *accumulate(n for _, n, _ in lasts)]
         self._tokens_over = [0, *accumulate(n for _, _, n in lasts)]
         self._tokens = sorted(t for row in running for t in row.times_ns)
+        self._means = _Means(running)
         self.timed = all(row.times_ns for row in running)
 
     def alone(self, row: _Row) -> bool:
@@ -290,7 +323,7 @@ class _Load:
     def undisturbed(self, t_ns: int) -> bool:
         """Return whether no request waits or is in prefill at a moment."""
         later_ns = t_ns + _ROUNDED_NS
-        return bisect_right(self._arrivals, later_ns) <= bisect_right(self._settled, later_ns)
+        return bisect_right(self._taken_up, later_ns) <= bisect_right(self._settled, later_ns)
 
     def decoding(self, t_ns: int) -> tuple[int, int]:
         """Return how many requests decode at a moment, and, if all tokens have times, their context."""
@@ -300,46 +333,141 @@ class _Load:
         context = self._prompts_begun[begun] - self._prompts_over[over] + made - (begun - over)
         return begun - over, context
 
+    def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+        """Return the iterations that ended with a first token in a period, and their prompt tokens."""
+        low, high = (bisect_right(self._firsts, t_ns + _ROUNDED_NS) for t_ns in (start_ns, end_ns))
+        prompts = self._prompts_taken[high] - self._prompts_taken[low]
+        return self._taken_in[high] - self._taken_in[low], prompts
 
-def _alone(rows: Sequence[_Row], load: _Load, chunk: int | None) -> tuple[float, float, Part]:
-    """Return prefill and base in ns from requests that had the engine to themselves. Raises FitError."""
+    def means(self, row: _Row) -> tuple[float, float]:
+        """Return the means of (d - 1) / d and of the context during an answer, from first token to last: over
+        iterations if all tokens have times, else over time."""
+        assert row.first_ns is not None
+        assert row.last_ns is not None
+        if self.timed:
+            found = [self.decoding(t_ns - _ROUNDED_NS) for t_ns in row.times_ns[1:]]
+            n = len(found)
+            return sum((d - 1) / d for d, _ in found if d) / n, sum(context for _, context in found) / n
+        share, context = self._means.until(row.last_ns)
+        share_before, context_before = self._means.until(row.first_ns)
+        length_ns = row.last_ns - row.first_ns
+        return (share - share_before) / length_ns, (context - context_before) / length_ns
+
+
+class _Means:
+    """Integrals over time; between two points d is constant and c grows linearly."""
+
+    def __init__(self, running: Sequence[_Row]) -> None:
+        firsts, lasts = (
+            np.array(ends) for ends in zip(*((r.first_ns, r.last_ns) for r in running), strict=True)
+        )
+        grown = np.array([float(row.output - 1) for row in running]) * (lasts > firsts)
+        pace = grown / np.maximum(lasts - firsts, 1)
+        context = np.array([float(row.context) for row in running])
+        at = np.concatenate([firsts, lasts])
+        order = np.argsort(at, kind="stable")
+        self._at = at[order]
+        past = np.diff(self._at)
+        d = np.cumsum(np.repeat([1, -1], len(running))[order])
+        self._share = np.where(d > 0, (d - 1) / np.maximum(d, 1), 0.0)
+        self._pace = np.cumsum(np.concatenate([pace, -pace])[order])
+        self._held = np.cumsum(np.concatenate([context, -context - grown])[order])
+        self._held[1:] += np.cumsum(self._pace[:-1] * past)
+        self._share_sum = np.append(0, np.cumsum(self._share[:-1] * past))
+        self._held_sum = np.append(0, np.cumsum((self._held[:-1] + self._pace[:-1] * past / 2) * past))
+
+    def until(self, t_ns: int) -> tuple[float, float]:
+        """Return both integrals from the first point to a moment at or after it."""
+        i = int(np.searchsorted(self._at, t_ns, side="right")) - 1
+        past_ns = t_ns - int(self._at[i])
+        share = self._share_sum[i] + self._share[i] * past_ns
+        held = self._held_sum[i] + (self._held[i] + self._pace[i] * past_ns / 2) * past_ns
+        return float(share), float(held)
+
+
+def _alone(rows: Sequence[_Row], load: _Load, chunk: int | None) -> tuple[float, float, Part] | None:
+    """Return prefill and base from requests that had the engine to themselves; None if too few had."""
     found = [row for row in rows if row.prompt is not None and row.first_ns is not None and load.alone(row)]
     prompts = [float(row.prompt or 0) for row in found]
-    took = [float((row.first_ns or 0) - row.arrival_ns) for row in found]
-    iterations = [1.0 if chunk is None else float(max(1, -(-int(n) // chunk))) for n in prompts]
+    took = [float((row.first_ns or 0) - row.start_ns) for row in found]
+    iterations = [1.0 if chunk is None else float(max(1, -(-n // chunk))) for n in map(int, prompts)]
     solved = least_squares([iterations, prompts], took) if len(found) > 2 else None
     if solved is None or solved[1] <= 0 or solved[0] < 0:
-        raise FitError(
-            f"{len(found)} requests had the engine to themselves until their first token, which does not"
-            " determine the duration of a prompt: capture some prompts of different lengths one at a time"
-        )
+        return None
     base_ns, prefill_ns = solved
     told = [base_ns * k + prefill_ns * n for k, n in zip(iterations, prompts, strict=True)]
     return prefill_ns, base_ns, part_of("requests that had the engine to themselves", took, told)
 
 
-def _from_gaps(rows: Sequence[_Row], load: _Load) -> tuple[dict[str, float], Part]:
-    """Return `beta`, `step` (beta gamma) and, if the gaps determine it, `context`. Raises FitError."""
+def _from_gaps(rows: Sequence[_Row], load: _Load) -> tuple[dict[str, float], Part] | None:
+    """Return `beta`, `step` (beta gamma) and, if the gaps determine it, `context`; None if too few gaps."""
     every = -(-sum(max(0, len(row.times_ns) - 1) for row in rows) // GAPS_MAX) or 1
-    gaps = (gap for row in rows for gap in pairwise(row.times_ns))
     shares, contexts, took = [], [], []
-    for before_ns, t_ns in islice(gaps, every - 1, None, every):
-        if t_ns <= before_ns or not load.undisturbed(before_ns):
-            continue
-        d, context = load.decoding((before_ns + t_ns) // 2)
-        shares.append((d - 1) / d if d else 0.0)
-        contexts.append(float(context))
-        took.append(float(t_ns - before_ns))
+    number = 0
+    for row in rows:
+        times = row.times_ns
+        for before_ns, t_ns in pairwise(times):
+            number += 1
+            if number % every or not load.undisturbed(before_ns) or t_ns <= before_ns:
+                continue
+            d, context = load.decoding((before_ns + t_ns) // 2)
+            shares.append((d - 1) / d if d else 0.0)
+            contexts.append(float(context))
+            took.append(float(t_ns - before_ns))
+    if len(took) < GAPS_MIN or len(set(shares)) < 2:
+        return None
     columns = {"beta": [1.0] * len(took), "step": shares}
     if load.timed:
         columns["context"] = contexts
-    varied = len(took) >= GAPS_MIN and len(set(shares)) > 1
-    best = nearest(columns, took, ("beta",)) if varied else None
+    best = nearest(columns, took, ("beta",))
     if best is None:
-        raise FitError(
-            f"{len(took)} gaps between tokens, with {len(set(shares))} different numbers of running requests,"
-            " began while no request waited, which does not determine the duration of a token: capture some"
-            " requests one at a time, and some together with pauses"
-        )
+        return None
     found, told = best
     return found, part_of("gaps between tokens while nobody waited", took, told)
+
+
+def _from_answers(
+    rows: Sequence[_Row], load: _Load, chunk: int | None, known: Mapping[str, float]
+) -> tuple[dict[str, float], Part]:
+    """Return all constants from whole answers, including the `known` ones. Raises FitError."""
+    columns: dict[str, list[float]] = {"beta": [], "step": [], "context": [], "prefill": []}
+    took = []
+    for row in rows:
+        n, first_ns, last_ns = row.output - 1, row.first_ns, row.last_ns
+        if n + 1 < TOKENS_MIN or first_ns is None or last_ns is None or last_ns <= first_ns:
+            continue
+        share, context = load.means(row)
+        iterations, prompts = load.taken_in(first_ns, last_ns)
+        # Means per token, so that long answers weigh no more than short ones.
+        columns["beta"].append(1.0 if chunk is not None else (n + iterations) / n)
+        columns["step"].append(share)
+        columns["context"].append(context)
+        columns["prefill"].append(prompts / n)
+        took.append((last_ns - first_ns) / n)
+    if len(took) < ANSWERS_MIN:
+        raise FitError(
+            f"only {len(took)} answers have {TOKENS_MIN} tokens or more with their times, and too few gaps "
+            "between tokens were undisturbed: capture more traffic"
+        )
+    shares = columns["step"]
+    if "beta" not in known and max(shares) - min(shares) < _SAME:
+        running = round(1 / (1 - shares[0]))
+        raise FitError(
+            f"the number of running requests was always {running}, so its effect cannot be fitted: capture "
+            "some requests one at a time, and some many at a time"
+        )
+    if "beta" in known:
+        known = {"step": 0.0, "context": 0.0, **known}
+    rest = list(took)
+    for name, value in known.items():
+        rest = [y - value * x for y, x in zip(rest, columns[name], strict=True)]
+    unknown = {name: column for name, column in columns.items() if name not in known}
+    best = nearest(unknown, rest, [name for name in ("beta", "prefill") if name in unknown])
+    if best is None:
+        raise FitError(
+            "the durations of a prompt and of a token cannot be separated, or the model does not fit: "
+            "capture some prompts of different lengths one at a time"
+        )
+    found, left = best
+    told = [y - x + z for y, x, z in zip(took, rest, left, strict=True)]
+    return {**known, **found}, part_of("whole answers, from first token to last", took, told)
