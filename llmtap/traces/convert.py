@@ -19,7 +19,7 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.traces import format, registry
 from llmtap.traces.formats import parquet_capture
-from llmtap.traces.source import URL, open_trace, plain_name, reason_of, shown_name
+from llmtap.traces.registry import URL, open_trace, plain_name, reason_of, shown_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,6 @@ def convert(
     *,
     source_format: str | None = None,
     target_format: str | None = None,
-    model: str | None = None,
-    override_model: bool = False,
     redact: tuple[str, ...] = (),
     force: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
@@ -87,7 +85,6 @@ def convert(
     Args:
         source: a file, `-` for standard input, or a capture as a folder or a pattern of files.
         target: a file, or `-` for standard output. It appears when it is complete.
-        model: written where a row names none; with `override_model`, everywhere.
         progress: called with the bytes read so far and their total, if known.
 
     Raises ConfigError, whose place is the file or the format that is to blame, and BrokenPipeError where
@@ -95,19 +92,17 @@ def convert(
     """
     began_ns = SystemClock.mono_ns()
     wanted = _target_format(target, target_format)
-    options = format.WriteOptions(model, override_model)
     with open_trace(source, source_format=source_format, progress=progress) as trace:
         rows, given = trace.source, trace.format
-        needs = wanted.needs - ({"model"} if model is not None else set())
-        _check_could(given, wanted, needs)
+        _check_could(given, wanted)
         counted = _Counted(rows.batches)
         redacted = _Redacted(counted, redact)
         report = Report(shown_name(source), given.name, shown_name(target, output=True), wanted.name)
         try:
             with new_file(target, replace=force) as out:
-                written = wanted.write(out.stream, rows.info, redacted, options)
+                written = wanted.write(out.stream, rows.info, redacted)
                 own = wanted.name in (given.name, rows.info.source)
-                _check_did(counted, written, given, needs, report, own=own)
+                _check_did(counted, written, given, wanted, report, own=own)
             report.bytes_out = out.bytes
         except OSError as exc:
             if isinstance(exc, BrokenPipeError) and target == STANDARD:
@@ -144,10 +139,10 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
         raise ConfigError(target, str(exc)) from None
 
 
-def _check_could(given: format.TraceFormat, wanted: format.TraceFormat, needs: frozenset[str]) -> None:
+def _check_could(given: format.TraceFormat, wanted: format.TraceFormat) -> None:
     """Raise ConfigError, before a row is read, if the source's format cannot hold what the target needs."""
     for aspect in format.ASPECTS:
-        if aspect in needs and aspect not in given.holds:
+        if aspect in wanted.needs and aspect not in given.holds:
             raise ConfigError("--to", f"{wanted.name} requires {aspect}, which {given.name} does not contain")
 
 
@@ -163,7 +158,7 @@ _HINTS: Final = {
 
 
 def _check_did(
-    counted: _Counted, written: format.TraceWriter, given: format.TraceFormat, needs: frozenset[str],
+    counted: _Counted, written: format.TraceWriter, given: format.TraceFormat, wanted: format.TraceFormat,
     report: Report, *, own: bool,
 ) -> None:  # fmt: skip
     """Raise ConfigError, before the target appears, if no row could be written. `own`: the rows came from the
@@ -171,7 +166,7 @@ def _check_did(
     if not counted.rows or (own and written.rows):
         return
     for aspect in format.ASPECTS:
-        if aspect in needs and not counted.told[aspect] and not written.told.get(aspect):
+        if aspect in wanted.needs and not counted.told[aspect] and not written.told.get(aspect):
             hint = _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
             raise ConfigError(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from llmtap.errors import ConfigError
-from llmtap.traces.source import open_trace
+from llmtap.traces.registry import open_trace
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace_rows import TraceRows, tie_note, ties
 

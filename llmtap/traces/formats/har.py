@@ -29,7 +29,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     skipped = Counter[str]()
-    for number, entry in enumerate(bodies.read_elements(file, ("log", "entries"), floats=True)):
+    for number, entry in enumerate(bodies.read_elements(file, "log.entries", floats=True)):
         if not isinstance(entry, dict):
             raise FormatError(f"entry {number}: expected a JSON object")
         row = _row_of(entry, skipped)
@@ -53,7 +53,7 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
         content.pop("encoding", None)
     try:
         saved = read_saved(msgspec.json.encode({**entry, "request": request, "response": response}))
-    except SavedError:
+    except (SavedError, RecursionError):
         skipped["cannot be read as HTTP: left out"] += 1
         return None
     explained = explain(saved)
