@@ -104,7 +104,6 @@ CLAIMS: Final[dict[str, tuple[Claim, ...]]] = {
     ),
     "conversation:FILE": (*_OF_CHATS, *_SYSTEM_PROMPT),
     "code-completion:FILE": _OF_CODE,
-    "sharegpt:FILE": _OF_CHATS,
 }  # fmt: skip
 """By the names of workloads; those of files have a colon."""
 

@@ -1,6 +1,6 @@
 """Convert a trace from one format to another, with a report on what was kept, changed and lost.
 
-For `llmtap convert`: `convert` opens the source (`source.py`), writes the target in its format, redacts text
+For `llmtap convert`: `convert` opens the source (`registry.py`), writes the target in its format, redacts text
 if asked to, and returns a `Report`. Each aspect of the rows (`ASPECTS`) is counted between reader and writer,
 and once more by the writer.
 """

@@ -137,19 +137,10 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
 class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
     """Measured values, each weighted by its frequency."""
 
-    values: tuple[Tokens, ...] = ()
-    file: str = ""
-    """One number per line, a JSON array, or a CSV with `column`; read by `custom.py`."""
-    column: str = ""
-    sha256: str = ""
-    """Of the file, set when it was read."""
+    values: Annotated[tuple[Tokens, ...], msgspec.Meta(min_length=1)]
 
     def __post_init__(self) -> None:
         _Bounded.__post_init__(self)
-        if bool(self.values) == bool(self.file) and not self.sha256:
-            raise ValueError("an empirical distribution has values, or a file that has them")
-        if self.column and not self.file:
-            raise ValueError("column is one of a file's")
         msgspec.structs.force_setattr(self, "values", tuple(sorted(self.values)))
 
     def quantile(self, p: float) -> int:
@@ -189,7 +180,7 @@ def described(lengths: Lengths) -> Mapping[str, Any]:
         }
     if about.get("max") == TOKENS_MAX:
         del about["max"]
-    return {name: value for name, value in about.items() if value not in (None, "")} | {"unit": "tokens"}
+    return {name: value for name, value in about.items() if value is not None} | {"unit": "tokens"}
 
 
 def lengths_told(tokens: Sequence[int]) -> dict[str, Any]:
