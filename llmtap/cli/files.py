@@ -215,9 +215,6 @@ def inspect(
     path: Annotated[
         str, option(None, "Path of the request, if the file does not contain it; used to identify the API.")
     ] = "/",
-    request_body: Annotated[
-        str, option("JSON|@FILE", "JSON body of the request, or @FILE; used for the model name.")
-    ] = "",
     entry: Annotated[
         int | None,
         option(
@@ -244,10 +241,9 @@ def inspect(
         if entry >= len(found):
             raise ConfigError("--entry", f"there are {len(found)} exchanges, counted from 0")
         measured, data = found[entry]
-        path, request_body = measured.path, ""
-    asked = _read(request_body[1:]) if request_body.startswith("@") else request_body.encode()
+        path = measured.path
     try:
-        saved = read_saved(data, path=path, request_body=asked, entry=entry)
+        saved = read_saved(data, path=path, entry=entry)
     except SavedError as exc:
         raise ConfigError(name, str(exc), exc.hint) from None
     explained = explain(saved)

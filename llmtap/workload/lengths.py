@@ -44,20 +44,6 @@ class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed"):
         return self.tokens
 
 
-class UniformLengths(_Distribution, frozen=True, kw_only=True, tag="uniform"):
-    """All whole numbers from `min` to `max`, both included, with equal probability."""
-
-    min: Tokens
-    max: Tokens
-
-    def __post_init__(self) -> None:
-        if self.min > self.max:
-            raise ValueError(f"min {self.min:,} is more than max {self.max:,}")
-
-    def quantile(self, p: float) -> int:
-        return min(self.max, self.min + int(p * (self.max - self.min + 1)))
-
-
 class _Bounded(_Distribution, frozen=True, kw_only=True):
     min: Tokens = 1
     max: Tokens = TOKENS_MAX
@@ -68,6 +54,16 @@ class _Bounded(_Distribution, frozen=True, kw_only=True):
 
     def _whole(self, length: float) -> int:
         return max(self.min, min(self.max, round(min(length, TOKENS_MAX))))
+
+
+class UniformLengths(_Bounded, frozen=True, kw_only=True, tag="uniform"):
+    """All whole numbers from `min` to `max`, both included, with equal probability."""
+
+    min: Tokens
+    max: Tokens
+
+    def quantile(self, p: float) -> int:
+        return min(self.max, self.min + int(p * (self.max - self.min + 1)))
 
 
 class Normal(_Bounded, frozen=True, kw_only=True, tag="normal"):
@@ -152,6 +148,10 @@ Lengths = Fixed | UniformLengths | Normal | LogNormal | Percentiles | Empirical
 """`quantile(p)` returns whole tokens, for 0 < p < 1."""
 
 _VALUES_TOLD: Final = 32
+
+
+def as_lengths(lengths: int | Lengths) -> Lengths:
+    return Fixed(tokens=lengths) if isinstance(lengths, int) else lengths
 
 
 def uniform_draw(random: Random) -> float:

@@ -18,17 +18,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from statistics import NormalDist
 from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
 from llmtap.units import Duration, to_seconds
-from llmtap.workload.lengths import Fixed, Lengths, described, drawn, uniform_draw
+from llmtap.workload.lengths import Lengths, as_lengths, described, drawn, uniform_draw
 from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids
 from llmtap.workload.prompts.prose import ProseWords, ProseWriter
 from llmtap.workload.prompts.text import VOCABULARY
-from llmtap.workload.requests import Requests
+from llmtap.workload.requests import Requests, int_column
 
 BLOCK_TOKENS: Final = 16
 """vLLM's block size; a prefix cache finds only whole blocks."""
@@ -47,14 +46,10 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     zipf: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Zipf exponent s; 0: all contexts are equally popular."""
 
-    @property
-    def tokens_drawn(self) -> Lengths:
-        return Fixed(tokens=self.tokens) if isinstance(self.tokens, int) else self.tokens
-
     def lengths(self, seed: int) -> tuple[int, ...]:
         """Return the tokens of each context, the most popular first."""
         random = Random(f"{seed}/context lengths")
-        return tuple(drawn(self.tokens_drawn, random) for _ in range(self.contexts))
+        return tuple(drawn(as_lengths(self.tokens), random) for _ in range(self.contexts))
 
     def choices(self, random: Random) -> Iterator[int]:
         """Yield each request's context, NO_CONTEXT if none; endless, one number of `random` each."""
@@ -71,7 +66,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "popularity": {"distribution": "zipf", "s": self.zipf}
             if self.zipf
             else {"distribution": "uniform"},
-            "tokens": described(self.tokens_drawn),
+            "tokens": described(as_lengths(self.tokens)),
             "block_tokens": BLOCK_TOKENS,
         }
 
@@ -125,11 +120,11 @@ class ConversationScript(Protocol):
 @dataclass(slots=True)
 class WorkloadPlan:
     requests: Requests = field(default_factory=Requests)
-    messages: "array[int]" = field(default_factory=lambda: array("q"))
-    contexts: "array[int]" = field(default_factory=lambda: array("q"))
+    messages: "array[int]" = field(default_factory=int_column)
+    contexts: "array[int]" = field(default_factory=int_column)
     """Context number of each; NO_CONTEXT if none."""
     lengths: tuple[int, ...] = ()
-    places: "array[int]" = field(default_factory=lambda: array("q"))
+    places: "array[int]" = field(default_factory=int_column)
     """`PlannedTurn.place` of each."""
 
 
@@ -234,11 +229,12 @@ def rows_before(requests: Requests, row: int) -> list[int]:
     return rows[::-1]
 
 
-_P95 = NormalDist().inv_cdf(0.95)
-
-
 class _Think(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="distribution"):
     """Think times."""
+
+    def describe(self) -> Mapping[str, Any]:
+        times = {name: to_seconds(time) for name, time in msgspec.structs.asdict(self).items()}
+        return {"distribution": self.__struct_config__.tag, **times, "unit": "s"}
 
 
 class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
@@ -247,9 +243,6 @@ class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
     def quantile_ns(self, p: float) -> int:
         return int(self.time)
 
-    def describe(self) -> Mapping[str, Any]:
-        return {"distribution": "fixed", "time": to_seconds(self.time), "unit": "s"}
-
 
 class ThinkExponential(_Think, frozen=True, kw_only=True, tag="exponential"):
     mean: Duration
@@ -257,28 +250,8 @@ class ThinkExponential(_Think, frozen=True, kw_only=True, tag="exponential"):
     def quantile_ns(self, p: float) -> int:
         return round(-self.mean * math.log1p(-p))
 
-    def describe(self) -> Mapping[str, Any]:
-        return {"distribution": "exponential", "mean": to_seconds(self.mean), "unit": "s"}
 
-
-class ThinkLogNormal(_Think, frozen=True, kw_only=True, tag="lognormal"):
-    median: Duration
-    p95: Duration
-
-    def __post_init__(self) -> None:
-        if not 0 < self.median <= self.p95:
-            raise ValueError("a lognormal needs a median above 0 and a p95 that is no less")
-
-    def quantile_ns(self, p: float) -> int:
-        sigma = math.log(self.p95 / self.median) / _P95
-        return round(self.median * math.exp(sigma * NormalDist().inv_cdf(p)))
-
-    def describe(self) -> Mapping[str, Any]:
-        told = {"median": to_seconds(self.median), "p95": to_seconds(self.p95)}
-        return {"distribution": "lognormal", **told, "unit": "s"}
-
-
-Think = ThinkFixed | ThinkExponential | ThinkLogNormal
+Think = ThinkFixed | ThinkExponential
 
 
 class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -288,18 +261,14 @@ class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Longest prompt, as of a context window; the conversation ends before a longer one."""
 
     def turns_drawn(self, random: Random) -> int:
-        return drawn(self._turns, random)
-
-    @property
-    def _turns(self) -> Lengths:
-        return Fixed(tokens=self.turns) if isinstance(self.turns, int) else self.turns
+        return drawn(as_lengths(self.turns), random)
 
     def think_drawn_ns(self, random: Random) -> int:
         return self.think.quantile_ns(uniform_draw(random))
 
     def describe(self) -> Mapping[str, Any]:
         return {
-            "turns": {**described(self._turns), "unit": "turns"},
+            "turns": {**described(as_lengths(self.turns)), "unit": "turns"},
             "think": self.think.describe(),
             "prompt": "history and new message; answers in the history are text of the planned length",
             "tokens_max": self.tokens_max,

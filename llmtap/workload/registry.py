@@ -23,7 +23,7 @@ from llmtap.user_files import read_toml
 from llmtap.workload import ietf
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.datasets import RecordedDataset
-from llmtap.workload.lengths import Fixed, Lengths, LogNormal
+from llmtap.workload.lengths import Lengths, LogNormal, as_lengths
 from llmtap.workload.plan import REQUEST, Composed, Conversations, RandomIds, Sharing
 from llmtap.workload.prompts.prompt import CL100K_IDS, Workload
 from llmtap.workload.prompts.prose import Code, Document, ProseWords, ProseWriter
@@ -193,9 +193,8 @@ def load_workload(path: Path) -> Composed:
         **({"arrivals": told.arrivals} if told.arrivals else {}),
     }
     contents: dict[str, ProseWriter] = {"words": ProseWords(), "code": Code(), "document": Document()}
-    given, made = (Fixed(tokens=n) if isinstance(n, int) else n for n in (told.input, told.output))
     return Composed(
-        told.name or path.stem, given, made,
+        told.name or path.stem, as_lengths(told.input), as_lengths(told.output),
         contents.get(told.content.kind) or RandomIds(told.content.vocabulary), sharing=told.sharing,
         conversations=told.conversations, about=about,
     )  # fmt: skip

@@ -23,7 +23,6 @@ from llmtap.workload.plan import (
     Think,
     ThinkExponential,
     ThinkFixed,
-    ThinkLogNormal,
     zipf_shares,
 )
 from llmtap.workload.prompts.prompt import ElasticSource, Workload
@@ -91,7 +90,6 @@ CHATS = Composed(
     [
         (ThinkFixed(time=Duration(5 * S)), 5),
         (ThinkExponential(mean=Duration(8 * S)), 8 * math.log(2)),
-        (ThinkLogNormal(median=Duration(6 * S), p95=Duration(40 * S)), 6),
     ],
 )
 def test_think_times_have_their_median(think: Think, median_s: float) -> None:

@@ -156,12 +156,12 @@ def _functions(language: str) -> list[tuple[str, int]]:
     """Return the functions of a language with their tokens."""
     chance = random.Random(language)
     templates = _PYTHON if language == "python" else _SCRIPT
-    made = [templates[i % 3].substitute(_Names(chance, language)) for i in range(_FUNCTIONS)]
+    made = [templates[i % 2].substitute(_Names(chance, language)) for i in range(_FUNCTIONS)]
     return [(text, count_tokens(text)) for text in made]
 
 
 _TYPES: Final = {
-    "private": "private ", "t_number": ": number", "t_numbers": ": number[]", "t_text": ": string",
+    "t_numbers": ": number[]", "t_text": ": string",
     "t_rows": ": Record<string, number>[]", "t_promise": ": Promise<number>",
 }  # fmt: skip
 
@@ -169,7 +169,7 @@ _TYPES: Final = {
 class _Names(dict[str, str]):
     """Values of a template's fields, drawn when first used.
 
-    `nI`: a number; `wI`: I words; `Class`: a class name; those of `_TYPES`: empty except in TypeScript.
+    `nI`: a number; `wI`: I words; those of `_TYPES`: empty except in TypeScript.
     Others: a name of two words, so never a keyword.
     """
 
@@ -186,10 +186,7 @@ class _Names(dict[str, str]):
             value = " ".join(self._chance.choices(WORDS, k=int(number)))
         else:
             first, second = self._chance.choices(WORDS, k=2)
-            if field == "Class":
-                value = first.capitalize() + second.capitalize()
-            else:
-                value = f"{first}_{second}" if self._snake else first + second.capitalize()
+            value = f"{first}_{second}" if self._snake else first + second.capitalize()
         self[field] = value
         return value
 
@@ -216,19 +213,6 @@ def $function($table, $key, default=None):
 
 
 """),
-    Template("""\
-class $Class:
-    def __init__(self, $state):
-        self.$state = $state
-        self.$part = $n1
-
-    def $function(self):
-        while self.$part > $n2:
-            self.$part -= self.$state
-        return self.$part
-
-
-"""),
 )
 _SCRIPT: Final = (
     Template("""\
@@ -248,19 +232,6 @@ export async function $function($url$t_text)$t_promise {
   }
   const $value = await $answer.json();
   return $value.$field ?? $n1;
-}
-
-"""),
-    Template("""\
-export class $Class {
-  $private$state$t_number = $n1;
-
-  $function($step$t_number)$t_number {
-    while (this.$state < $n2) {
-      this.$state += $step;
-    }
-    return this.$state;
-  }
 }
 
 """),
