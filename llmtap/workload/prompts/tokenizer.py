@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from llmtap.capture.tokenizer import TIKTOKEN, Encode, open_tiktoken, open_tokenizer_file
 from llmtap.clock import SystemClock
-from llmtap.errors import ConfigError, install_hint
+from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S
 from llmtap.user_files import decode_json
 from llmtap.workload.prompts import text as own
@@ -165,9 +165,6 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
     return best
 
 
-_INSTALL: Final = install_hint("tokenizers")
-
-
 class ChatTemplate:
     """Renders prompts as a model's server does, by its Jinja template."""
 
@@ -176,12 +173,10 @@ class ChatTemplate:
     ) -> None:
         """`special_tokens`: by name, as `bos_token`. `now_ns`: date of templates that use it. Raises
         ConfigError."""
-        try:
-            import jinja2
-            from jinja2.ext import loopcontrols
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError:
-            raise ConfigError(place, "the package jinja2 is not installed", _INSTALL) from None
+        import jinja2
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         now = datetime.fromtimestamp((SystemClock.wall_ns() if now_ns is None else now_ns) // NS_PER_S, UTC)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]

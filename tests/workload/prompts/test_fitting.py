@@ -36,7 +36,6 @@ from tests.support.workloads.model_folder import model_folder, ours_in_tiktoken
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
 tiktoken = pytest.importorskip("tiktoken", reason="the extra `tokenizers` is not installed")
-pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 
 @pytest.fixture(scope="module")
