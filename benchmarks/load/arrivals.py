@@ -6,8 +6,8 @@ Nothing is sent: these are the plans that `llmtap replay` sends by. For each pro
 of arrivals in the time, their mean gap, the gaps' coefficient of variation, their Kolmogorov-Smirnov distance
 to the law that they should have, and their strongest autocorrelation of 20 lags: what theory says, with the
 bounds that chance leaves once in a thousand times (99.9 %), and what came. Where the rate changes, gaps are
-measured by the rate's own clock (the integral of the rate), by which they are exponential with mean 1. Even
-spacing leaves nothing to chance: there the largest distance from where theory puts an arrival is told.
+measured by the rate's own clock (the integral of the rate), by which they are exponential with mean 1.
+`uniform` leaves nothing to chance: there the largest distance from where theory puts an arrival is told.
 
 Theory is worked out here, apart from the code that draws. Each row has a seed of its own: the first has
 --seed, the next one more. ARRIVALS.md has the last table. Exit code 1 says that a figure is beyond its bound.
@@ -63,7 +63,7 @@ class Row:
     autocorrelation: tuple[float, int, float] | None = None
     """Its lag, and its bound."""
     far_ns: int | None = None
-    """Of even spacing: the largest distance from theory."""
+    """Of `uniform`: the largest distance from theory."""
 
     @property
     def holds(self) -> bool:
@@ -123,13 +123,9 @@ def cases() -> list[Case]:
         Case("gamma:cv=3", 24, flat(24), 1 / 9),
         Case("onoff:on=2s,off=8s,idle=7", 24, bursts),
         Case("onoff:on=2s,off=8s", 24, silent),
-        Case("onoff:on=2s,off=8s,spacing=even", 24, silent),
         Case("ramp:from=1,to=50,over=500s", None, ramp(1, 50, 500)),
-        Case("ramp:from=50,to=1,over=500s,spacing=even", None, ramp(50, 1, 500)),
         Case("steps:10x120s,40x120s,20x120s,0x60s,30x180s", None, stairs),
-        Case("steps:10x120s,40x120s,20x120s,0x60s,30x180s,spacing=even", None, stairs),
         Case("diurnal:amplitude=0.8,period=300s", 24, diurnal(24, 0.8, 300)),
-        Case("diurnal:amplitude=1,period=60s,spacing=even", 24, diurnal(24, 1, 60)),
     ]
 
 
@@ -189,7 +185,7 @@ def row_of(case: Case, arrivals: Arrivals, seconds: float) -> Row:
             break
         times.append(at_ns)
     text, mean = str(arrivals.describe()["arrivals"]), case.expected(seconds)
-    if "even" in text or text == "uniform":
+    if text == "uniform":
         # Arrival k is where theory has k: before it fewer, a ns later as many (but for the floats of theory).
         far = max(off_ns(case.expected, k, at_ns) for k, at_ns in enumerate(times))
         return Row(text, case.rate_rps, (len(times), mean, 1.0), far_ns=far)

@@ -24,7 +24,7 @@ from typing import Any, Final, Literal, Protocol
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
 from llmtap.workload.ietf import TARGETS
-from llmtap.workload.lengths import Fixed, Lengths, mean_of
+from llmtap.workload.lengths import Fixed, Lengths, as_lengths, mean_of
 from llmtap.workload.plan import NO_CONTEXT, Sharing, WorkloadPlan, zipf_shares
 from llmtap.workload.registry import DEFAULT_SEED, REFERENCE, report_of, workload_named
 
@@ -104,7 +104,6 @@ CLAIMS: Final[dict[str, tuple[Claim, ...]]] = {
     ),
     "conversation:FILE": (*_OF_CHATS, *_SYSTEM_PROMPT),
     "code-completion:FILE": _OF_CODE,
-    "sharegpt:FILE": _OF_CHATS,
 }  # fmt: skip
 """By the names of workloads; those of files have a colon."""
 
@@ -175,7 +174,7 @@ def _expected(claim: Claim, workload: Checked) -> float | None:
             return zipf_shares(sharing.contexts, sharing.zipf)[rank] if sharing else None
         case "context":
             # A few are drawn, once for all requests: the bounds are no more than bounds.
-            lengths = workload.sharing.tokens_drawn if workload.sharing else None
+            lengths = as_lengths(workload.sharing.tokens) if workload.sharing else None
             return (
                 None
                 if claim.statistic not in ("min", "max") or not isinstance(lengths, Fixed)

@@ -8,11 +8,10 @@ import io
 import os
 import signal
 import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 from llmtap.cli.main import app
 from llmtap.cli.shared import Json, argument, flag, option, print_json, print_table
@@ -35,14 +34,11 @@ Examples:
 
   llmtap convert captures/ workload.jsonl.gz --to mooncake
 
-  llmtap convert session.har batch.jsonl --to openai-batch --model acme-8b
+  llmtap convert session.har batch.jsonl --to openai-batch
 
   llmtap convert session.har session.parquet --redact email,card,phone,key
 
   zcat BurstGPT_1.csv.gz | llmtap convert - - --from burstgpt --to azure > azure.csv"""
-
-_LIST_CHARS: Final = 80
-"""A line of `--list NAME`."""
 
 
 @app.command(
@@ -60,8 +56,6 @@ def convert(
     target_format: Annotated[
         str | None, option("NAME", "Format of OUT (default: detected from its name).", "--to")
     ] = None,
-    model: Annotated[str | None, option(None, "Model name for rows without one.")] = None,
-    override_model: Annotated[bool, option(None, "Write the name of --model in every row.")] = False,
     redact: Annotated[
         list[str] | None,
         option(
@@ -72,25 +66,21 @@ def convert(
     ] = None,
     json: Json = None,
     force: Annotated[bool, flag("--force", "Overwrite OUT if it exists.")] = False,
-    show_list: Annotated[
-        bool, flag("--list", "List the formats. `convert --list NAME` describes one format.")
-    ] = False,
+    show_list: Annotated[bool, flag("--list", "List the formats.")] = False,
 ) -> None:
     """Convert a trace, a dataset or a capture, and report which fields were kept or lost, and why."""
     if show_list:
         with _quiet_pipe():
-            _show_formats(source, json=json)
+            _show_formats(json)
         return
     if not source or not target:
         raise ConfigError("IN OUT" if not source else "OUT", "is missing", "llmtap convert --help")
-    if override_model and model is None:
-        raise ConfigError("--override-model", "needs --model")
     from llmtap.traces.convert import convert as convert_file
 
     with _quiet_pipe(), _ended_in_order(), _progress() as progress:
         report = convert_file(
-            source, target, source_format=source_format, target_format=target_format, model=model,
-            override_model=override_model, redact=_rules(redact or []), force=force, progress=progress,
+            source, target, source_format=source_format, target_format=target_format,
+            redact=_rules(redact or []), force=force, progress=progress,
         )  # fmt: skip
     # What was asked for goes to standard output; where that is the trace itself, the report goes beside it.
     with _quiet_pipe():
@@ -150,15 +140,10 @@ def _progress() -> Iterator[Callable[[int, int | None], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _show_formats(name: str, *, json: str | None) -> None:
-    """The formats, or the one of that name."""
-    from llmtap.traces.format import ASPECTS, FormatError
-    from llmtap.traces.registry import FORMATS, by_name
+def _show_formats(json: str | None) -> None:
+    from llmtap.traces.format import ASPECTS
+    from llmtap.traces.registry import FORMATS
 
-    try:
-        formats = (by_name(name),) if name else FORMATS
-    except FormatError as exc:
-        raise ConfigError("--list", str(exc)) from None
     listed: list[dict[str, Any]] = [
         {
             "name": f.name, "title": f.title, "extensions": list(f.extensions),
@@ -167,37 +152,14 @@ def _show_formats(name: str, *, json: str | None) -> None:
             "needs": [aspect for aspect in ASPECTS if aspect in f.needs],
             "why": dict(f.why),
         }
-        for f in formats
+        for f in FORMATS
     ]  # fmt: skip
     if json is not None:
         print_json({"formats": listed}, json)
         return
-    if name:
-        _show_format(listed[0])
-        return
-    columns: tuple[str, ...] = ("name", "title", "extensions", "does", "holds", "needs")
-    if sys.stdout.isatty():  # the rest is too much for its width
-        columns = columns[:3]
-    print_table(Table(columns, [[_cell(f[c]) for c in columns] for f in listed]))
-    if sys.stdout.isatty():
-        print("\nllmtap convert --list NAME describes one of them.")
-
-
-def _show_format(told: Mapping[str, Any]) -> None:
-    """All about one format."""
-    print(f"{told['name']}: {told['title']}")
-    facts = {key: _cell(told[key]) for key in ("extensions", "does", "holds", "needs")}
-    facts |= {f"about {aspect}": why for aspect, why in told["why"].items()}
-    for key, value in facts.items():
-        print(textwrap.fill(f"{key}: {value}", _LIST_CHARS, subsequent_indent="  "))
-
-
-def _cell(value: Any) -> str:
-    from llmtap.traces.format import ASPECTS
-
-    if isinstance(value, str):
-        return value
-    return "everything" if len(value) == len(ASPECTS) else ", ".join(value) or "-"
+    columns = ("name", "title", "extensions", "does")
+    cells = [[f["name"], f["title"], ", ".join(f["extensions"]), ", ".join(f["does"])] for f in listed]
+    print_table(Table(columns, cells))
 
 
 def _show_report(report: Any, *, json: str | None, beside: bool) -> None:
@@ -253,9 +215,6 @@ def inspect(
     path: Annotated[
         str, option(None, "Path of the request, if the file does not contain it; used to identify the API.")
     ] = "/",
-    request_body: Annotated[
-        str, option("JSON|@FILE", "JSON body of the request, or @FILE; used for the model name.")
-    ] = "",
     entry: Annotated[
         int | None,
         option(
@@ -282,10 +241,9 @@ def inspect(
         if entry >= len(found):
             raise ConfigError("--entry", f"there are {len(found)} exchanges, counted from 0")
         measured, data = found[entry]
-        path, request_body = measured.path, ""
-    asked = _read(request_body[1:]) if request_body.startswith("@") else request_body.encode()
+        path = measured.path
     try:
-        saved = read_saved(data, path=path, request_body=asked, entry=entry)
+        saved = read_saved(data, path=path, entry=entry)
     except SavedError as exc:
         raise ConfigError(name, str(exc), exc.hint) from None
     explained = explain(saved)

@@ -1,35 +1,26 @@
-"""Shared code of trace formats with text: request bodies, large JSON arrays, and files of prompts.
+"""Shared code of trace formats with text: request bodies, and large JSON arrays.
 
-A request body is read into the columns of a capture (`asked_columns`), into messages (`messages_of`) or into
-one prompt (`prompt_of`). `read_elements` streams the elements of a JSON array. `write_prompts` writes JSON
-Lines of prompts. Answers are read by the formats themselves. Lines, CSV and numbers are in `text.py`.
+A request body is read into the columns of a capture (`asked_columns`) or into messages (`messages_of`).
+`read_elements` streams the elements of a JSON array. Answers are read by the formats themselves. Lines, CSV
+and numbers are in `text.py`.
 
 Source: openai/openai-openapi openapi.yaml (chat, completions, responses); Anthropic's messages API.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 import msgspec
-import pyarrow as pa
 
-from llmtap.traces.format import FormatError, TraceWriter
+from llmtap.traces.format import FormatError
 from llmtap.traces.text import BODY_BYTES_MAX
 
-ENDPOINTS: Final = {
-    "chat.completions": "/v1/chat/completions",
-    "completions": "/v1/completions",
-    "responses": "/v1/responses",
-    "embeddings": "/v1/embeddings",
-    "messages": "/v1/messages",
-}
-"""Paths of requests whose kind is known, but not their path."""
 _MEDIA: Final = frozenset({
     "image", "image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file",
     "document",
 })  # fmt: skip
 """Types of a message's parts that are no text."""
-_ELEMENT_DEPTH_MAX: Final = 500
+_DEPTH_MAX: Final = 500
 """ijson has no bound of its own. Decoders of Python give up at about a thousand."""
 _READ_BYTES: Final = 1 << 16
 
@@ -57,21 +48,6 @@ def is_object(body: str) -> bool:
     except FormatError:
         return False
     return True
-
-
-def endpoint_of(path: str | None, body: Mapping[str, Any]) -> str | None:
-    """Return the key of ENDPOINTS of a request, by its path or else by the members of its body."""
-    bare = (path or "").rstrip("/")
-    for name, url in ENDPOINTS.items():
-        if bare.endswith(url.removeprefix("/v1")) and not (
-            name == "completions" and bare.endswith("/chat/completions")
-        ):
-            return name
-    if path:
-        return None
-    if "messages" in body:
-        return "chat.completions"
-    return "completions" if "prompt" in body else None
 
 
 def messages_of(body: dict[str, Any]) -> list[tuple[str, str]] | None:
@@ -117,7 +93,7 @@ def asked_columns(body: dict[str, Any]) -> dict[str, Any]:
     limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
     tools, form = body.get("tools"), body.get("response_format")
     form = form.get("type") if isinstance(form, dict) else None
-    types = _part_types(body.get("messages", body.get("input")))
+    types = part_types(body.get("messages", body.get("input")))
     row: dict[str, Any] = {
         "model": body["model"] if isinstance(body.get("model"), str) and body["model"] else None,
         "max_tokens": next((n for n in limits if _is_int(n)), None),
@@ -136,7 +112,7 @@ def asked_columns(body: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _part_types(messages: Any) -> list[Any]:
+def part_types(messages: Any) -> list[Any]:
     found = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
     parts = [part for content in found if isinstance(content, list) for part in content]
     return [part.get("type") for part in parts if isinstance(part, dict)]
@@ -150,56 +126,36 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-# ---------------------------------------------------------------- arrays
-
-
-def read_elements(file: BinaryIO, path: tuple[str, ...] = (), *, floats: bool = False) -> Iterator[Any]:
-    """Yield the elements of the JSON array at `path` (keys of nested objects; none: the file is the array).
+def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> Iterator[Any]:
+    """Yield the elements of the JSON array at `path`, such as `log.entries` (empty: the file is the array).
     Fractions are Decimal, with `floats` float. Raises FormatError, also above BODY_BYTES_MAX."""
     import ijson
-    from ijson.common import ObjectBuilder
 
-    counted = _CountedReader(file)
-    depth = matched = found = 0  # open containers, those of them on the path, and elements
-    inside = done = False
-    key = ""
-    builder: ObjectBuilder | None = None
-    try:
-        for event, value in ijson.basic_parse(counted, buf_size=_READ_BYTES, use_float=floats):
-            begins, ends = event.startswith("start"), event.startswith("end")
-            depth -= ends
-            if inside and ends and depth == len(path):
-                inside, done = False, True
-            elif inside:
-                builder = builder or ObjectBuilder()
-                builder.event(event, value)
-                if depth == len(path) + 1 and not begins:
-                    yield builder.value
-                    builder, found = None, found + 1
-                    counted.left = BODY_BYTES_MAX
-            elif event == "map_key" and depth == matched:
-                key = value
-            elif begins and not done and depth == matched and (not depth or key == path[depth - 1]):
-                # A path of two keys: the map of all, the map of the first key, the array of the second.
-                inside = event == "start_array" and depth == len(path)
-                matched += event == "start_map" and depth < len(path)
-            matched = min(matched, depth) if ends else matched
-            depth += begins
-            if depth > _ELEMENT_DEPTH_MAX:
+    counted, found, inside = _CountedReader(file), 0, False
+
+    def events() -> Iterator[tuple[str, str, Any]]:
+        nonlocal inside
+        depth = 0
+        for one in ijson.parse(counted, buf_size=_READ_BYTES, use_float=floats):
+            depth += one[1].startswith("start") - one[1].startswith("end")
+            if depth > _DEPTH_MAX:
                 raise FormatError(f"element {found}: nested too deeply")
+            inside = inside or one[:2] == (path, "start_array")
+            yield one
+
+    missing = f"there is no JSON array{f' at {path}' if path else ''}"
+    try:
+        for element in ijson.items(events(), f"{path}.item".removeprefix(".")):
+            yield element
+            found += 1
+            counted.left = BODY_BYTES_MAX
     except ijson.JSONError as exc:
         # Without its second line, which repeats what was read: it may be somebody's text.
         what = str(exc).removeprefix("b'").partition("\n")[0].partition("\\n")[0]
-        if not inside and not done:
-            raise FormatError(f"there is no JSON array{_at(path)}: {what}") from None
-        ended = "premature EOF" in what
-        raise FormatError(f"element {found}: {'the file was cut off here' if ended else what}") from None
-    if not done:
-        raise FormatError(f"there is no JSON array{_at(path)}")
-
-
-def _at(path: tuple[str, ...]) -> str:
-    return f" at {'.'.join(path)}" if path else ""
+        what = "the file was cut off here" if inside and "premature EOF" in what else what
+        raise FormatError(f"element {found}: {what}" if inside else f"{missing}: {what}") from None
+    if not inside:
+        raise FormatError(missing)
 
 
 class _CountedReader:
@@ -219,51 +175,3 @@ class _CountedReader:
         if self.left < 0:
             raise FormatError(f"an element is longer than {BODY_BYTES_MAX >> 20} MiB")
         return data
-
-
-# ---------------------------------------------------------------- prompts
-
-JOINED: Final = "one text: of several messages those of all, joined by empty lines, without roles"
-"""`TraceFormat.why` of a body that is not kept whole."""
-
-
-def prompt_columns(prompt: str) -> dict[str, Any]:
-    """Return the columns of a request that is one message of a user."""
-    body = {"messages": [{"role": "user", "content": prompt}]}
-    return {"request_body": compact(body), "level": "full", **asked_columns(body)}
-
-
-def prompt_of(body: str) -> tuple[str, bool, bool]:
-    """Return the texts of a request's messages, joined by empty lines, and two flags: several messages were
-    joined; the request had more than text."""
-    try:
-        request = read_object(body, "request")
-    except FormatError:
-        request = {}
-    messages = messages_of(request) or []
-    types = _part_types(request.get("messages"))
-    more = bool(request.get("tools")) or any(kind not in ("text", "input_text") for kind in types)
-    return "\n\n".join(text for _, text in messages if text), len(messages) > 1, more
-
-
-def write_prompts(writer: TraceWriter, names: Mapping[str, str]) -> None:
-    """Write JSON Lines of a `prompt` and of the columns in `names`, under their names there."""
-    joined = reduced = 0
-    prompts: list[str] = []
-
-    def reasons(batch: pa.RecordBatch) -> list[str | None]:
-        nonlocal joined, reduced
-        found = [prompt_of(body) for body in batch.column("request_body").to_pylist()]
-        prompts[:] = [prompt for prompt, _, _ in found if prompt]
-        joined += sum(several for prompt, several, _ in found if prompt)
-        reduced += sum(more for prompt, _, more in found if prompt)
-        return [None if prompt else "no text in the body" for prompt, _, _ in found]
-
-    columns = ("request_body", *names)
-    for batch in writer.outgoing(columns, ("request_body",), times="none", reasons=reasons):
-        for row in zip(prompts, *(batch.column(name).to_pylist() for name in names), strict=True):
-            fields = zip(("prompt", *names.values()), row, strict=True)
-            line = compact({name: value for name, value in fields if value is not None})
-            writer.out.write(line.encode() + b"\n")
-    writer.note(joined, "prompts are several messages, joined by empty lines")
-    writer.note(reduced, "prompts lost tools, or parts that are not text")

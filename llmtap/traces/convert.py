@@ -1,8 +1,8 @@
 """Convert a trace from one format to another, with a report on what was kept, changed and lost.
 
-For `llmtap convert`: `convert` opens the source (`source.py`), writes the target in its format, redacts text
-if asked to, and returns a `Report`. Each aspect of the rows (`ASPECTS`) is counted between reader and writer,
-and once more by the writer.
+For `llmtap convert`: `convert` opens the source (`registry.py`), writes the target in its format, redacts
+text if asked to, and returns a `Report`. Each aspect of the rows (`ASPECTS`) is counted between reader and
+writer, and once more by the writer.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +19,7 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.traces import format, registry
 from llmtap.traces.formats import parquet_capture
-from llmtap.traces.source import URL, open_trace, plain_name, reason_of, shown_name
+from llmtap.traces.registry import URL, open_trace, plain_name, reason_of, shown_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +56,12 @@ class Report:
         return asdict(self)
 
 
-class _Counted:
-    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self._batches = batches
-        self.rows = 0
-        self.told = dict.fromkeys(format.ASPECTS, 0)
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for batch in self._batches:
-            self.rows += batch.num_rows
-            for aspect in format.ASPECTS:
-                self.told[aspect] += format.telling(batch, aspect)
-            yield batch
-
-
 def convert(
     source: str,
     target: str,
     *,
     source_format: str | None = None,
     target_format: str | None = None,
-    model: str | None = None,
-    override_model: bool = False,
     redact: tuple[str, ...] = (),
     force: bool = False,
     progress: Callable[[int, int | None], None] | None = None,
@@ -87,7 +71,6 @@ def convert(
     Args:
         source: a file, `-` for standard input, or a capture as a folder or a pattern of files.
         target: a file, or `-` for standard output. It appears when it is complete.
-        model: written where a row names none; with `override_model`, everywhere.
         progress: called with the bytes read so far and their total, if known.
 
     Raises ConfigError, whose place is the file or the format that is to blame, and BrokenPipeError where
@@ -95,19 +78,17 @@ def convert(
     """
     began_ns = SystemClock.mono_ns()
     wanted = _target_format(target, target_format)
-    options = format.WriteOptions(model, override_model)
     with open_trace(source, source_format=source_format, progress=progress) as trace:
         rows, given = trace.source, trace.format
-        needs = wanted.needs - ({"model"} if model is not None else set())
-        _check_could(given, wanted, needs)
-        counted = _Counted(rows.batches)
-        redacted = _Redacted(counted, redact)
+        _check_could(given, wanted)
         report = Report(shown_name(source), given.name, shown_name(target, output=True), wanted.name)
+        told = dict.fromkeys(format.ASPECTS, 0)
+        redacted = _Redacted(_counted(rows.batches, report, told), redact)
         try:
             with new_file(target, replace=force) as out:
-                written = wanted.write(out.stream, rows.info, redacted, options)
+                written = wanted.write(out.stream, rows.info, redacted)
                 own = wanted.name in (given.name, rows.info.source)
-                _check_did(counted, written, given, needs, report, own=own)
+                _check_did(told, written, given, wanted, report, own=own)
             report.bytes_out = out.bytes
         except OSError as exc:
             if isinstance(exc, BrokenPipeError) and target == STANDARD:
@@ -116,13 +97,24 @@ def convert(
         except format.FormatError as exc:
             raise ConfigError(report.target, str(exc)) from None
         report.bytes_in = trace.bytes
-    report.rows_read, report.rows_written = counted.rows, written.rows
+    report.rows_written = written.rows
     redacted.report(written)
-    report.aspects = [_aspect(name, n, wanted, written) for name, n in counted.told.items()]
+    report.aspects = [_aspect(name, n, wanted, written) for name, n in told.items()]
     report.dropped = written.dropped
     report.notes_read, report.notes_written = rows.notes, written.notes
     report.seconds = (SystemClock.mono_ns() - began_ns) / 1e9
     return report
+
+
+def _counted(
+    batches: Iterator[pa.RecordBatch], report: Report, told: dict[str, int]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches; count their rows, and the rows with each aspect."""
+    for batch in batches:
+        report.rows_read += batch.num_rows
+        for aspect in told:
+            told[aspect] += format.telling(batch, aspect)
+        yield batch
 
 
 # ---------------------------------------------------------------- what was asked for
@@ -131,23 +123,20 @@ def convert(
 def _target_format(target: str, name: str | None) -> format.TraceFormat:
     if URL in target:
         raise ConfigError(target, "is a URL", "write a local file, and copy that")
+    if name is None and target == STANDARD:
+        raise ConfigError("--to", "is required if the output is standard output")
     try:
         if name is not None:
             return registry.by_name(name, writing=True)
-    except format.FormatError as exc:
-        raise ConfigError("--to", str(exc)) from None
-    if target == STANDARD:
-        raise ConfigError("--to", "is required if the output is standard output")
-    try:
         return registry.for_target(plain_name(target))
     except format.FormatError as exc:
-        raise ConfigError(target, str(exc)) from None
+        raise ConfigError(target if name is None else "--to", str(exc)) from None
 
 
-def _check_could(given: format.TraceFormat, wanted: format.TraceFormat, needs: frozenset[str]) -> None:
+def _check_could(given: format.TraceFormat, wanted: format.TraceFormat) -> None:
     """Raise ConfigError, before a row is read, if the source's format cannot hold what the target needs."""
     for aspect in format.ASPECTS:
-        if aspect in needs and aspect not in given.holds:
+        if aspect in wanted.needs and aspect not in given.holds:
             raise ConfigError("--to", f"{wanted.name} requires {aspect}, which {given.name} does not contain")
 
 
@@ -163,15 +152,15 @@ _HINTS: Final = {
 
 
 def _check_did(
-    counted: _Counted, written: format.TraceWriter, given: format.TraceFormat, needs: frozenset[str],
+    told: dict[str, int], written: format.TraceWriter, given: format.TraceFormat, wanted: format.TraceFormat,
     report: Report, *, own: bool,
 ) -> None:  # fmt: skip
     """Raise ConfigError, before the target appears, if no row could be written. `own`: the rows came from the
     target's format."""
-    if not counted.rows or (own and written.rows):
+    if not report.rows_read or (own and written.rows):
         return
     for aspect in format.ASPECTS:
-        if aspect in needs and not counted.told[aspect] and not written.told.get(aspect):
+        if aspect in wanted.needs and not told[aspect] and not written.told.get(aspect):
             hint = _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
             raise ConfigError(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint
@@ -226,7 +215,10 @@ class _Redacted:
     def __init__(self, batches: Iterable[pa.RecordBatch], rules: tuple[str, ...]) -> None:
         """Raises ConfigError for a rule that is none."""
         self._batches = batches
-        self._redactor = Redactor(_checked(rules)) if rules else None
+        try:
+            self._redactor = Redactor(CaptureOptions(redact=rules).redact) if rules else None
+        except ConfigError as exc:
+            raise ConfigError("--redact", exc.problem, exc.hint) from None
         self.marks = 0
         self.rows = 0
         self.unreadable = 0
@@ -268,10 +260,3 @@ class _Redacted:
             written.notes.append(
                 f"{self.raw:,} rows have text that nobody redacted; --redact email,card,phone,key does"
             )
-
-
-def _checked(rules: tuple[str, ...]) -> tuple[str, ...]:
-    try:
-        return CaptureOptions(redact=rules).redact
-    except ConfigError as exc:
-        raise ConfigError("--redact", exc.problem, exc.hint) from None

@@ -10,7 +10,6 @@ in bounded memory.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain
 from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
@@ -61,8 +60,8 @@ _REASONS: Final = {
     "arrival_ns": "no arrival time",
     "input_tokens": "no count of input tokens",
     "output_tokens": "no count of output tokens",
-    "blocks": "no prefix blocks",
     "request_body": "no request body",
+    "response_text": "no response text",
 }
 """Why a row is dropped that has a null in the column."""
 
@@ -81,15 +80,6 @@ class TraceSource:
     """In SCHEMA. Raises FormatError where the file does not fit."""
     notes: list[str] = field(default_factory=list)
     """Irregularities with their counts, complete after the last batch (`3 rows without response tokens`)."""
-
-
-def trace_source(
-    batches: Callable[[list[str]], Iterator[pa.RecordBatch]], source: str, **info: Any
-) -> TraceSource:
-    """Return the source of a generator that takes the list of notes; `info`: fields of CaptureInfo."""
-    opened = TraceSource(CaptureInfo(source=source, **{"arrivals": "trace", **info}), iter(()))
-    opened.batches = batches(opened.notes)
-    return opened
 
 
 def text_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
@@ -120,12 +110,6 @@ def _text_batch(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
 # ---------------------------------------------------------------- writing
 
 
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    model: str | None = None
-    override_model: bool = False
-
-
 @dataclass(slots=True)
 class TraceWriter:
     """A trace being written, and the report on its rows."""
@@ -134,15 +118,12 @@ class TraceWriter:
     out: BinaryIO
     info: CaptureInfo
     batches: Iterable[pa.RecordBatch]
-    options: WriteOptions
     rows: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     told: dict[str, int] = field(default_factory=dict)
     """Written rows that had the aspect, by aspect; also of aspects that the format does not hold."""
     changed: dict[str, str] = field(default_factory=dict)
-    _prompts: list[int] = field(default_factory=lambda: [0, 0, 0])
-    """Bytes and tokens of the prompts with a count, and number of the prompts without one."""
     _zero_ns: int | None = None
     """Subtracted from each arrival; None before the first row."""
 
@@ -162,19 +143,6 @@ class TraceWriter:
         if n:
             self.notes.append(f"{n:,} {what}")
 
-    def with_model(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches with the model of the options."""
-        options = self.options
-        if options.model is not None and options.override_model:
-            self.changed["model"] = "--model in every row"
-        for batch in batches:
-            if options.model is not None:
-                models = batch.column("model")
-                if options.override_model:
-                    models = pa.nulls(len(models), pa.string())
-                batch = replaced(batch, "model", models.fill_null(options.model))
-            yield batch
-
     def outgoing(
         self, columns: Sequence[str], needs: Sequence[str] = ("arrival_ns", "input_tokens", "output_tokens"),
         *, times: str = "zero", failed: bool = False,
@@ -183,7 +151,7 @@ class TraceWriter:
         """Yield the rows to write, in time order and counted from a zero; the notes are complete after them.
 
         A trace that is written in the format that it came from keeps its order and its zero. Failed requests
-        and rows that lack what the format needs are dropped; input tokens are estimated from the prompt.
+        and rows that lack what the format needs are dropped.
 
         Args:
             needs: columns without which a row is dropped.
@@ -191,7 +159,7 @@ class TraceWriter:
             failed: the format can hold failed requests.
             reasons: returns for each row why it cannot be written, or None.
         """
-        columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome", "prompt_bytes"]))
+        columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome"]))
         kept = (self._kept(batch.select(columns), needs, failed) for batch in self.batches)
         for batch in kept if self.own else sorted_by("arrival_ns", kept):
             if times == "zero" and batch.num_rows:
@@ -202,9 +170,6 @@ class TraceWriter:
                 self.rows += batch.num_rows
                 self.count(batch)
                 yield batch
-        self.note(
-            self._prompts[2], "rows lack a count of input tokens: estimated from the bytes of the prompt"
-        )
         if times == "date" and self.info.arrivals == "trace" and self.rows:
             self.notes.append("arrivals have no date: written as if the trace began with 1970")
 
@@ -212,25 +177,9 @@ class TraceWriter:
         if not failed and batch.column("outcome").null_count < batch.num_rows:
             good = pc.invert(pc.is_in(batch.column("outcome"), pa.array(FAILED)))
             batch = self._without(batch, good, "failed request")
-        if "input_tokens" in needs and not self.own:
-            batch = self._estimated(batch)
         for column in needs:
             batch = self._without(batch, pc.is_valid(batch.column(column)), _REASONS[column])
         return batch
-
-    def _estimated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Fill input tokens by the bytes per token of the rows so far."""
-        tokens, sizes = batch.column("input_tokens"), batch.column("prompt_bytes")
-        known = pc.and_(pc.is_valid(sizes), pc.greater(pc.fill_null(tokens, 0), 0))
-        for i, column in enumerate((sizes, tokens)):
-            self._prompts[i] += pc.sum(column.filter(known)).as_py() or 0
-        wanted = pc.and_(pc.is_null(tokens), pc.is_valid(sizes))
-        if not wanted.true_count:
-            return batch
-        self._prompts[2] += wanted.true_count
-        per_token = self._prompts[0] / self._prompts[1] if self._prompts[1] else BYTES_PER_TOKEN
-        estimates = pc.max_element_wise(pc.round(pc.divide(sizes.cast(pa.float64()), per_token)), 1.0)
-        return replaced(batch, "input_tokens", pc.if_else(wanted, estimates.cast(pa.int64()), tokens))
 
     def _without(self, batch: pa.RecordBatch, good: pa.BooleanArray, reason: str) -> pa.RecordBatch:
         n = len(good) - good.true_count
@@ -286,26 +235,30 @@ class TraceFormat:
     rows: Callable[[BinaryIO, list[str]], Iterator[Mapping[str, Any]]] | None = None
     """Yields rows with text, by column; adds to the notes of the source."""
     batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
+    """The same in batches, of a format without text."""
     opens: Callable[[BinaryIO], TraceSource] | None = None
+    """Instead of both, where `info` depends on the file."""
     writes: Callable[[TraceWriter], None] | None = None
     """None: it can only be read."""
 
     def read(self, stream: BinaryIO) -> TraceSource:
         """Open a trace. Raises FormatError, also while its batches are read."""
-        rows, batches = self.rows, self.batches
         if self.opens is not None:
             return self.opens(stream)
-        if rows is not None:
-            return trace_source(lambda notes: text_batches(rows(stream, notes)), self.name, **self.info)
-        assert batches is not None
-        return trace_source(lambda notes: batches(stream, notes), self.name, **self.info)
+        notes: list[str] = []
+        if self.rows is not None:
+            batches = text_batches(self.rows(stream, notes))
+        else:
+            assert self.batches is not None
+            batches = self.batches(stream, notes)
+        return TraceSource(
+            CaptureInfo(source=self.name, **{"arrivals": "trace", **self.info}), batches, notes
+        )
 
-    def write(
-        self, out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch], options: WriteOptions
-    ) -> TraceWriter:
+    def write(self, out: BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch]) -> TraceWriter:
         """Write the rows of a source with this `info`; return the report. Raises FormatError."""
         assert self.writes is not None
-        writer = TraceWriter(self.name, out, info, batches, options)
+        writer = TraceWriter(self.name, out, info, batches)
         self.writes(writer)
         return writer
 
@@ -339,13 +292,6 @@ def batch_of(rows: int, columns: Mapping[str, Sequence[Any] | pa.Array]) -> pa.R
         else:
             arrays.append(pa.array(values, column.type))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def peeked(batches: Iterable[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, Iterable[pa.RecordBatch]]:
-    """Return the first batch, and all batches."""
-    rest = iter(batches)
-    first = next(rest, None)
-    return first, rest if first is None else chain([first], rest)
 
 
 def replaced(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:

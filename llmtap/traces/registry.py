@@ -1,19 +1,29 @@
-"""The list of all trace formats: find one by its name, by the beginning of a file, or by a file name.
+"""The list of all trace formats, and opening of traces: a file, standard input, a folder, a pattern or a URL.
 
 `by_name`, `detect` (for reading) and `for_target` (for writing) return a `TraceFormat` of `formats/`.
+`open_trace` finds the format unless it is given, and yields an `OpenedTrace`: batches of rows, format, and
+bytes read. Conversions, replays, simulations and fits read traces by it.
 """
 
 import difflib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from glob import has_magic
+from pathlib import Path
 from typing import Final
 
-from llmtap.traces.format import FormatError, TraceFormat
+import msgspec
+import pyarrow as pa
+
+from llmtap.capture.read.streams import STANDARD, InputFile, opened
+from llmtap.errors import ConfigError
+from llmtap.traces.format import FormatError, TraceFormat, TraceSource
 from llmtap.traces.formats import (
+    agents,
     aiperf,
     azure,
-    bailian,
     burstgpt,
-    dynamo,
-    guidellm,
     har,
     mooncake,
     openai_batch,
@@ -21,7 +31,6 @@ from llmtap.traces.formats import (
     parquet_capture,
     sharegpt,
     vllm,
-    weka,
 )
 
 SNIFF_BYTES: Final = 64 << 10
@@ -29,20 +38,16 @@ SNIFF_BYTES: Final = 64 << 10
 
 FORMATS: Final[tuple[TraceFormat, ...]] = (
     parquet_capture.FORMAT,
-    mooncake.FORMAT,
-    azure.AZURE,
+    *mooncake.FORMATS,
+    *azure.FORMATS,
     burstgpt.FORMAT,
-    bailian.FORMAT,
-    dynamo.FORMAT,
-    *aiperf.FORMATS,
-    *guidellm.FORMATS,
-    azure.INFERENCE_PERF,
-    *vllm.FORMATS,
+    aiperf.FORMAT,
+    vllm.FORMAT,
     sharegpt.FORMAT,
     openai_batch.FORMAT,
     har.FORMAT,
     otlp.FORMAT,
-    weka.FORMAT,
+    *agents.FORMATS,
 )
 
 
@@ -64,29 +69,21 @@ def detect(name: str, head: bytes) -> TraceFormat:
     if not head.strip():
         raise FormatError("the file is empty" if not head else "there is nothing but white space in the file")
     claims = [f for f in FORMATS if f.sniff(head, name)]
-    if len(claims) > 1:
-        by_ending = [f for f in claims if name.lower().endswith(f.extensions)]
-        claims = by_ending or claims
     if not claims:
         raise FormatError(
             "its content is that of none of the formats known (`llmtap convert --list`); "
             "if it is one of them, `llmtap convert --from` reads it"
         )
     if len(claims) > 1:
-        raise FormatError(
-            f"it may be {' or '.join(f.name for f in claims)}; `llmtap convert --from` selects one"
-        )
+        names = " or ".join(f.name for f in claims)
+        raise FormatError(f"it may be {names}; `llmtap convert --from` selects one")
     return claims[0]
 
 
 def for_target(name: str) -> TraceFormat:
     """Return the format for a new file of this name. Raises FormatError unless it is exactly one."""
-    lower = name.lower()
     written = [f for f in FORMATS if f.writes is not None]
-    fits = [f for f in written if lower.endswith(f.extensions)]
-    # A longer ending says more: `.llmtap.json` over `.json`.
-    longest = max((len(e) for f in fits for e in f.extensions if lower.endswith(e)), default=0)
-    fits = [f for f in fits if any(len(e) == longest and lower.endswith(e) for e in f.extensions)]
+    fits = [f for f in written if name.lower().endswith(f.extensions)]
     if len(fits) == 1:
         return fits[0]
     if not fits:
@@ -94,3 +91,98 @@ def for_target(name: str) -> TraceFormat:
             f"the format is not known from the name; give --to: {', '.join(f.name for f in written)}"
         )
     raise FormatError(f"its name may mean {', '.join(f.name for f in fits)}; give --to")
+
+
+URL: Final = "://"
+_COMPRESSED: Final = (".gz", ".zst")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTrace:
+    """A trace being read. Its batches raise ConfigError whose place is the trace."""
+
+    source: TraceSource
+    format: TraceFormat
+    file: InputFile | None
+    """None for a capture of many files."""
+    many_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.many_bytes if self.file is None else self.file.size
+
+
+@contextmanager
+def open_trace(
+    place: str, *, source_format: str | None = None,
+    progress: Callable[[int, int | None], None] | None = None, option: str = "--from",
+) -> Iterator[OpenedTrace]:  # fmt: skip
+    """Open a trace or capture; `option` is the place of errors of `source_format`. Raises ConfigError."""
+    with ExitStack() as stack:
+        with _blamed(place):
+            if _is_many(place):
+                given = parquet_capture.FORMAT
+                if source_format not in (None, given.name):
+                    raise ConfigError(option, f"only {given.name} can be many files")
+                source, size = parquet_capture.read_many(place, progress)
+                trace = OpenedTrace(source, given, None, size)
+            else:
+                file = stack.enter_context(opened(place, SNIFF_BYTES, progress))
+                given = _format_of(place, source_format, file.head, option)
+                if given is parquet_capture.FORMAT and file.seekable:
+                    source, _ = parquet_capture.read_many(place, progress)
+                else:
+                    source = given.read(file.stream)
+                trace = OpenedTrace(source, given, file)
+        trace.source.batches = _batches(trace.source.batches, place)
+        yield trace
+
+
+def _is_many(place: str) -> bool:
+    """Whether it is a folder, a pattern or a URL: a capture, as `capture/read/reader.py` finds it."""
+    if place == STANDARD:
+        return False
+    return URL in place or Path(place).is_dir() or (has_magic(place) and not Path(place).exists())
+
+
+def _format_of(place: str, name: str | None, head: bytes, option: str) -> TraceFormat:
+    if name is None:
+        return detect("" if place == STANDARD else plain_name(place), head)
+    try:
+        return by_name(name)
+    except FormatError as exc:
+        raise ConfigError(option, str(exc)) from None
+
+
+def _batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.RecordBatch]:
+    with _blamed(place):
+        yield from batches
+
+
+@contextmanager
+def _blamed(place: str) -> Iterator[None]:
+    """Turn errors of reading into ConfigErrors of the place."""
+    try:
+        yield
+    except FormatError as exc:
+        raise ConfigError(shown_name(place), str(exc)) from None
+    except (OSError, EOFError) as exc:
+        raise ConfigError(shown_name(place), f"cannot be read: {reason_of(exc)}") from None
+    except (pa.ArrowException, msgspec.MsgspecError) as exc:
+        raise ConfigError(shown_name(place), f"does not fit its format: {str(exc).splitlines()[0]}") from None
+
+
+def plain_name(path: str) -> str:
+    """Return the file's name without the ending of its compression."""
+    name = Path(path).name
+    ending = next((e for e in _COMPRESSED if name.lower().endswith(e)), "")
+    return name[: len(name) - len(ending)]
+
+
+def shown_name(path: str, *, output: bool = False) -> str:
+    return path if path != STANDARD else ("standard output" if output else "standard input")
+
+
+def reason_of(exc: Exception) -> str:
+    strerror = getattr(exc, "strerror", None)
+    return strerror or str(exc).splitlines()[0] if str(exc) else type(exc).__name__

@@ -1,16 +1,16 @@
 """External sort in bounded memory: rows by an integer column, and records grouped by a key.
 
 The writers of trace formats use it: `sorted_by` takes and yields Arrow batches, `grouped` bytes with a key,
-such as the turns of a session. Rows beyond RUN_BYTES are sorted in runs, which go to one temporary file in
-small pieces and are merged.
+such as the turns of a session. Rows beyond RUN_BYTES are sorted in runs; each goes to a temporary file in
+small pieces, and the runs are merged. 64 GB are a thousand files.
 """
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import groupby
 from operator import itemgetter
-from typing import IO, Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,9 +23,6 @@ _PIECE_ROWS: Final = 8_192
 _LAST: Final = (1 << 63) - 1
 _KEY: Final = "sort key"
 
-Piece = tuple[int, int]
-"""Offset and length of a piece of a run in the temporary file."""
-
 
 def sorted_by(
     column: str, batches: Iterable[pa.RecordBatch], *, run_bytes: int = RUN_BYTES
@@ -33,33 +30,20 @@ def sorted_by(
     """Yield the rows in the order of an integer column, nulls last, equal ones in the order of the source."""
     held: list[pa.RecordBatch] = []
     size = 0
-    runs: list[list[Piece]] = []
-    schema: pa.Schema | None = None
-    # It has no name, so nothing is left behind however we end.
-    spill: IO[bytes] | None = None
-    try:
+    runs: list[Iterator[pa.RecordBatch]] = []
+    with ExitStack() as files:
         for batch in batches:
-            batch = batch.append_column(_KEY, pc.fill_null(batch.column(column), _LAST))
-            schema = batch.schema
-            held.append(batch)
-            size += batch.nbytes
+            held.append(batch.append_column(_KEY, pc.fill_null(batch.column(column), _LAST)))
+            size += held[-1].nbytes
             if size > run_bytes:
-                spill = spill or tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
-                runs.append(_spilled(spill, _sorted(held)))
+                # The file has no name, so nothing is left behind however we end.
+                runs.append(_spilled(files.enter_context(tempfile.TemporaryFile()), _sorted(held)))
                 held, size = [], 0
-        if not held and not runs:
-            return
-        last = _pieces(_sorted(held)) if held else iter(())
-        if spill is None:
-            merged = last
-        else:
-            assert schema is not None
-            merged = _merged([*(_read(spill, run, schema) for run in runs), last])
-        for batch in merged:
+        if held:
+            table = _sorted(held)
+            runs.append(iter(table.to_batches(max_chunksize=_piece_rows(table))))
+        for batch in _merged(runs):
             yield batch.drop_columns([_KEY])
-    finally:
-        if spill is not None:
-            spill.close()
 
 
 def grouped(records: Iterable[tuple[object, int, bytes]]) -> Iterator[Iterator[bytes]]:
@@ -97,48 +81,32 @@ def _sorted(held: list[pa.RecordBatch]) -> pa.Table:
     return table.take(pc.sort_indices(keys))  # stable
 
 
-def _pieces(table: pa.Table) -> Iterator[pa.RecordBatch]:
-    rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * max(1, table.num_rows) // max(1, table.nbytes)))
-    yield from table.to_batches(max_chunksize=rows)
+def _piece_rows(table: pa.Table) -> int:
+    row_bytes = int(table.nbytes) // max(1, int(table.num_rows))
+    return max(1, min(_PIECE_ROWS, _PIECE_BYTES // max(1, row_bytes)))
 
 
-def _spilled(spill: IO[bytes], table: pa.Table) -> list[Piece]:
-    run = []
-    for batch in _pieces(table):
-        data = batch.serialize()
-        run.append((spill.tell(), data.size))
-        spill.write(data)
-    spill.flush()
-    return run
-
-
-def _read(spill: IO[bytes], run: list[Piece], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    for offset, length in run:
-        data = os.pread(spill.fileno(), length, offset)
-        yield pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+def _spilled(file: Any, table: pa.Table) -> Iterator[pa.RecordBatch]:
+    """Write a run to a file, and return an iterator that reads it back."""
+    with pa.ipc.new_stream(file, table.schema) as out:
+        out.write_table(table, max_chunksize=_piece_rows(table))
+    file.seek(0)
+    return iter(pa.ipc.open_stream(file))
 
 
 def _merged(runs: list[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
     """Merge sorted runs by ranges of keys; rows of one key come in the order of the runs."""
-    heads: list[tuple[int, pa.RecordBatch]] = []
-    left = dict(enumerate(runs))
-    for i, run in list(left.items()):
-        if (batch := _next(run)) is not None:
-            heads.append((i, batch))
+    heads = [(i, batch) for i, run in enumerate(runs) if (batch := _next(run)) is not None]
     while heads:
         bound, at = min((batch.column(_KEY)[-1].as_py(), i) for i, batch in heads)
         taken, rest = [], []
         for i, batch in heads:
-            keys = batch.column(_KEY)
-            below = pc.less_equal(keys, bound) if i <= at else pc.less(keys, bound)
-            n = below.true_count
-            if n:
-                taken.append(batch.slice(0, n))
-            remains: pa.RecordBatch | None = batch.slice(n)
-            if n == batch.num_rows:
-                remains = _next(left[i])
-            if remains is not None:
-                rest.append((i, remains))
+            below = (pc.less_equal if i <= at else pc.less)(batch.column(_KEY), bound)
+            taken.append(batch.slice(0, below.true_count))
+            remains = batch.slice(below.true_count)
+            left = remains if remains.num_rows else _next(runs[i])
+            if left is not None:
+                rest.append((i, left))
         heads = rest
         yield from _sorted(taken).to_batches()
 

@@ -1,8 +1,8 @@
 """Read text formats (lines, JSON Lines, CSV tables), write CSV, and keep decimal numbers exact.
 
-The formats of `formats/` use it: `JsonLines` and `read_csv` yield blocks of typed rows, `write_csv` writes a
-table, and other functions look at the first bytes of a file. Numbers with a point are read from their digits,
-unless the row type asks for floats. Errors name line and field.
+The formats of `formats/` use it: `json_rows` yields typed rows, `read_csv` blocks of columns, `write_csv`
+writes a table, and other functions look at the first bytes of a file. Numbers with a point are read from
+their digits, unless the row type asks for floats. Errors name line and field.
 
 Source: RFC 8259, jsonlines.org, RFC 4180 (a line break inside quotes is refused).
 """
@@ -10,17 +10,18 @@ Source: RFC 8259, jsonlines.org, RFC 4180 (a line break inside quotes is refused
 import csv
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, BinaryIO, Final, Generic, TypeVar
+from typing import Annotated, Any, BinaryIO, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-from llmtap.traces.format import ROWS_PER_BATCH, FormatError
+from llmtap.traces.format import FormatError
 
 LINE_BYTES_MAX: Final = 4 << 20
 """A line without text: a prompt of ten million tokens has 20,000 block ids, some 200 KB."""
@@ -72,14 +73,6 @@ def number_ns(number: Number, places: int, line: int, field: str) -> int:
     return ns
 
 
-def numbers_ns(
-    numbers: Sequence[Number | None], places: int, lines: Sequence[int], field: str
-) -> list[int | None]:
-    """Return the times of rows, as `number_ns`; `lines`: their line numbers."""
-    pairs = zip(numbers, lines, strict=True)
-    return [None if number is None else number_ns(number, places, line, field) for number, line in pairs]
-
-
 def decimal_text(units: int, places: int, *, point: bool = False) -> str:
     """Return `units` (>= 0) of 10**-places as a number; with `point` also a whole one has a fraction."""
     whole, fraction = divmod(units, 10**places)
@@ -101,57 +94,47 @@ _UNKNOWN_NAMES_MAX: Final = 20
 """A file with more unknown names is of another format."""
 
 
-class JsonLines(Generic[T]):
-    """Rows of a file, one JSON object a line, as blocks of typed rows with their line numbers."""
-
-    __slots__ = ("_bytes_max", "_lenient", "_stream", "_strict", "unknown")
-
-    def __init__(self, stream: BinaryIO, row: type[T], *, bytes_max: int = LINE_BYTES_MAX) -> None:
-        self._stream = stream
-        self._bytes_max = bytes_max
-        self._lenient = msgspec.json.Decoder(row).decode
-        exact = msgspec.defstruct(row.__name__, [], bases=(row,), forbid_unknown_fields=True)
-        self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(exact)
-        self.unknown: dict[str, int] = {}
-        """Rows with a field that the format does not know, by its name."""
-
-    def __iter__(self) -> Iterator[tuple[list[T], list[int]]]:
-        lines: list[tuple[int, bytes]] = []
-        size = 0
-        for line in read_lines(self._stream, self._bytes_max):
-            lines.append(line)
-            size += len(line[1])
-            if len(lines) == ROWS_PER_BATCH or size >= _BLOCK_BYTES:
-                yield self._decoded(lines), [number for number, _ in lines]
-                lines, size = [], 0
-        if lines:
-            yield self._decoded(lines), [number for number, _ in lines]
-
-    def rows(self) -> Iterator[tuple[T, int]]:
-        for rows, numbers in self:
-            yield from zip(rows, numbers, strict=True)
-
-    def _decoded(self, lines: list[tuple[int, bytes]]) -> list[T]:
+def json_rows(
+    stream: BinaryIO, row: type[T], notes: list[str], *, bytes_max: int = LINE_BYTES_MAX
+) -> Iterator[tuple[T, int]]:
+    """Yield one typed row per line, and its line number. Fields that `row` does not know are counted in the
+    notes. Raises FormatError."""
+    exact = msgspec.defstruct(row.__name__, [], bases=(row,), forbid_unknown_fields=True)
+    strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(exact)
+    lenient = msgspec.json.Decoder(row).decode
+    known = {field.encode_name for field in msgspec.structs.fields(row)}
+    unknown = Counter[str]()
+    for block in _blocks(read_lines(stream, bytes_max)):
         try:
-            rows = self._strict.decode_lines(b"\n".join(line for _, line in lines))
+            rows = strict.decode_lines(b"\n".join(line for _, line in block))
         except (ValueError, RecursionError):
             rows = []
+        if len(rows) == len(block):
+            yield from zip(rows, (number for number, _ in block), strict=True)
+            continue
         # One by one where a line is wrong, has unknown fields, or is several objects.
-        return rows if len(rows) == len(lines) else [self._row(line, number) for number, line in lines]
+        for number, line in block:
+            try:
+                one = lenient(line)
+            except (ValueError, RecursionError) as exc:
+                raise told(exc, number) from None
+            full = len(unknown) >= _UNKNOWN_NAMES_MAX
+            unknown.update(n for n in _object(line) if n not in known and (n in unknown or not full))
+            yield one, number
+    notes += [f"{n} rows with a field {name!r} that is not kept" for name, n in unknown.items()]
 
-    def _row(self, line: bytes, number: int) -> T:
-        try:
-            row = self._lenient(line)
-        except (ValueError, RecursionError) as exc:
-            raise told(exc, number) from None
-        known = {f.encode_name for f in msgspec.structs.fields(row)}
-        for name in _object(line):
-            if name not in known and (name in self.unknown or len(self.unknown) < _UNKNOWN_NAMES_MAX):
-                self.unknown[name] = self.unknown.get(name, 0) + 1
-        return row
 
-    def notes(self) -> list[str]:
-        return [f"{n} rows with a field {name!r} that is not kept" for name, n in self.unknown.items()]
+def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    block: list[tuple[int, bytes]] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line[1])
+        if size >= _BLOCK_BYTES:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
 
 
 def told(exc: ValueError | RecursionError, number: int) -> FormatError:
@@ -278,19 +261,14 @@ def read_csv(
             raise FormatError(f"line {number}: longer than {LINE_BYTES_MAX >> 20} MiB")
         if block.strip(b"\r\n"):
             try:
-                yield _table(block, read, convert, known)
+                table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
+                values = {c.column: _parsed(c, table.column(c.name).combine_chunks()) for c in known}
             except pa.ArrowException:
-                raise _misfit(block, number, header, known, read, convert) from None
+                raise _misfit(block, number, header, known) from None
+            yield table.num_rows, values
         number += block.count(b"\n")
     if unknown := [name for name in header if name not in {c.name for c in columns}]:
         notes.append(f"columns that are not kept: {', '.join(unknown)}")
-
-
-def _table(
-    block: bytes, read: arrow_csv.ReadOptions, convert: arrow_csv.ConvertOptions, known: Sequence[CsvColumn]
-) -> tuple[int, dict[str, pa.Array]]:
-    table = arrow_csv.read_csv(pa.BufferReader(block), read, convert_options=convert)
-    return table.num_rows, {c.column: _parsed(c, table.column(c.name).combine_chunks()) for c in known}
 
 
 def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
@@ -301,48 +279,35 @@ def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
     return c.kind.parse(pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts))
 
 
-def _misfit(
-    block: bytes, number: int, header: list[str], known: Sequence[CsvColumn], read: arrow_csv.ReadOptions,
-    convert: arrow_csv.ConvertOptions,
-) -> FormatError:  # fmt: skip
-    """Return the error for the first line of a block that does not fit; `number`: of its first line."""
-    lines = block.split(b"\n")
-
-    def fails(count: int) -> bool:
-        try:
-            _table(b"\n".join(lines[: count + 1]), read, convert, known)
-        except pa.ArrowException:
-            return True
-        return False
-
-    # By halves: the values of one line take a millisecond to check.
-    last = bisect_left(range(len(lines)), True, key=fails)
-    for at, line in enumerate(lines):
-        values = known if at >= last else ()
-        if (error := _line_error(line.removesuffix(b"\r"), number + at, header, values)) is not None:
-            return error
+def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
+    """Return the error of a block that does not fit; `number`: of its first line."""
+    rows: list[tuple[int, list[str]]] = []
+    for at, line in enumerate(block.split(b"\n"), number):
+        if line.strip(b"\r"):
+            try:
+                fields = _fields(line, at)
+            except FormatError as exc:
+                return exc
+            if len(fields) != len(header):
+                return FormatError(f"line {at}: expected {len(header)} columns, got {len(fields)}")
+            rows.append((at, fields))
+    for c in known:
+        values = [fields[header.index(c.name)] for _, fields in rows]
+        # By halves: the values of one line take a millisecond to check.
+        first = bisect_left(range(len(values)), True, key=lambda n: not _fits(c, values[: n + 1]))
+        if first < len(values):
+            wanted = c.kind.wanted + (", or nothing" if c.empty else "")
+            got = clipped(values[first])
+            return FormatError(f"line {rows[first][0]}: {c.name}: expected {wanted}, got {got}")
     return FormatError(f"line {number}: cannot be read as CSV")
 
 
-def _line_error(
-    line: bytes, number: int, header: list[str], known: Sequence[CsvColumn]
-) -> FormatError | None:
-    if not line:
-        return None
+def _fits(c: CsvColumn, values: list[str]) -> bool:
     try:
-        fields = _fields(line, number)
-    except FormatError as exc:
-        return exc
-    if len(fields) != len(header):
-        return FormatError(f"line {number}: expected {len(header)} columns, got {len(fields)}")
-    for c in known:
-        value = fields[header.index(c.name)]
-        try:
-            _parsed(c, pa.array([value], pa.string()))
-        except pa.ArrowException:
-            wanted = c.kind.wanted + (", or nothing" if c.empty else "")
-            return FormatError(f"line {number}: {c.name}: expected {wanted}, got {clipped(value)}")
-    return None
+        _parsed(c, pa.array(values, pa.string()))
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def csv_header(head: bytes) -> set[str]:

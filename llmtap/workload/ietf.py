@@ -6,29 +6,30 @@ follow the documented percentiles (the inputs of code completion: those of Azure
 are generated.
 
 The synthetic workloads draw each request's input length, output length and ids from one `random.Random(seed)`
-(A.1.4). A row needs all rows before it, so the generator's state is kept at every 64th row.
+(A.1.4). A row needs all rows before it: prompts are cheap in ascending order only.
 """
 
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 from llmtap.workload import datasets
-from llmtap.workload.composed import (
+from llmtap.workload.lengths import Empirical, Fixed, LogNormal, Percentiles, UniformLengths, described
+from llmtap.workload.plan import (
+    NO_CONTEXT,
     TOKENIZER,
     Composed,
     RandomIds,
+    Sharing,
+    WorkloadPlan,
     check_rows,
     description,
-)  # fmt: skip
-from llmtap.workload.lengths import Empirical, Fixed, LogNormal, Percentiles, UniformLengths, described
-from llmtap.workload.plan import NO_CONTEXT, Sharing, WorkloadPlan
-from llmtap.workload.programs import Code
+)
 from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, count_ids, random_ids
-from llmtap.workload.prompts.prose import Document
+from llmtap.workload.prompts.prose import Code, Document
 from llmtap.workload.requests import Requests
 
 _SHARING: Final = Sharing(fraction=0.8, tokens=UniformLengths(min=512, max=1_024), contexts=10, zipf=1.5)
@@ -78,7 +79,7 @@ def code_completion_of(path: Path, place: str) -> datasets.RecordedDataset:
     """Return the workload with functions and contexts of a Stack-shaped file. Raises ConfigError of the
     place."""
     return datasets.RecordedDataset(
-        "code-completion", datasets.read_stack(path, place), datasets.STACK_CONTENT, _OUTPUT, _SHARING,
+        "code-completion", datasets.read_stack(path, place), _SHARING, _OUTPUT,
         about=_ABOUT | {
             "about": f"functions of {path.name} to complete; 80 % share one of 10 contexts, Zipf s=1.5",
             "deviations": [
@@ -126,7 +127,7 @@ CONVERSATION: Final = Composed(
 def conversation_of(path: Path, place: str) -> datasets.RecordedDataset:
     """Return the workload with texts of a ShareGPT-shaped file. Raises ConfigError of the place."""
     return datasets.RecordedDataset(
-        "conversation", datasets.read_sharegpt(path, place), datasets.SHAREGPT_CONTENT, sharing=_CHAT_SHARING,
+        "conversation", datasets.read_sharegpt(path, place), _CHAT_SHARING,
         about=_CHAT_ABOUT | {
             "about": f"chats of {path.name}; half share a system prompt of 200 tokens",
             "deviations": [_SYSTEM_PROMPT],
@@ -176,10 +177,6 @@ LONG_CONTEXT_UNIFORM: Final = _long_context(
 )  # fmt: skip
 
 
-_EVERY: Final = 64
-"""Rows between two kept states: 2.5 KB each, 40 MB for a million rows."""
-
-
 @dataclass(frozen=True, slots=True)
 class SyntheticWorkload:
     """Random ids by one generator."""
@@ -222,29 +219,25 @@ class SyntheticWorkload:
     def prompts(self, requests: Requests, seed: int) -> ElasticSource:
         """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
         # The first rows are enough to detect another seed or workload.
-        first = range(min(len(requests), _EVERY))
+        first = range(min(len(requests), 64))
         check_rows(self.requests(len(first), seed), requests.taken(first))
         return _Sequence(self.lengths, seed)
 
 
-@dataclass(slots=True)
 class _Sequence:
-    """The generator's sequence, at any row."""
+    """The generator's sequence. A row before the last one is reached from the beginning."""
 
-    lengths: Callable[[Random], tuple[int, int]]
-    seed: int
-    _random: Random = field(init=False)
-    _next: int = 0
-    """Row that `_random` makes next."""
-    _states: list[tuple[int, "array[int]", float | None]] = field(default_factory=list)
-    """State before each row that is a multiple of `_EVERY`, so far."""
-
-    def __post_init__(self) -> None:
-        self._random = Random(self.seed)
+    def __init__(self, lengths: Callable[[Random], tuple[int, int]], seed: int) -> None:
+        self._lengths, self._seed = lengths, seed
+        self._random, self._next = Random(seed), 0
 
     def prompt(self, row: int) -> Prompt:
-        self._go_to(row)
-        given, _ = self.lengths(self._random)
+        if row < self._next:
+            self._random, self._next = Random(self._seed), 0
+        while self._next < row:
+            count_ids(self._random, self._lengths(self._random)[0])
+            self._next += 1
+        given, _ = self._lengths(self._random)
         self._next += 1
         return Prompt(ids=random_ids(self._random, given))
 
@@ -253,21 +246,6 @@ class _Sequence:
 
     def fitted(self, fit: Fit) -> "_Sequence":
         return self
-
-    def _go_to(self, row: int) -> None:
-        known = min(row // _EVERY, len(self._states) - 1)
-        if not self._next <= row or known * _EVERY > self._next:
-            version, words, gauss = self._states[known]
-            self._random.setstate((version, tuple(words), gauss))
-            self._next = known * _EVERY
-        while True:
-            if self._next == len(self._states) * _EVERY:
-                version, words, gauss = self._random.getstate()
-                self._states.append((version, array("I", words), gauss))
-            if self._next == row:
-                return
-            count_ids(self._random, self.lengths(self._random)[0])
-            self._next += 1
 
 
 _UNIFORM_INPUT: Final = UniformLengths(min=128, max=512)

@@ -44,20 +44,6 @@ class Fixed(_Distribution, frozen=True, kw_only=True, tag="fixed"):
         return self.tokens
 
 
-class UniformLengths(_Distribution, frozen=True, kw_only=True, tag="uniform"):
-    """All whole numbers from `min` to `max`, both included, with equal probability."""
-
-    min: Tokens
-    max: Tokens
-
-    def __post_init__(self) -> None:
-        if self.min > self.max:
-            raise ValueError(f"min {self.min:,} is more than max {self.max:,}")
-
-    def quantile(self, p: float) -> int:
-        return min(self.max, self.min + int(p * (self.max - self.min + 1)))
-
-
 class _Bounded(_Distribution, frozen=True, kw_only=True):
     min: Tokens = 1
     max: Tokens = TOKENS_MAX
@@ -68,6 +54,16 @@ class _Bounded(_Distribution, frozen=True, kw_only=True):
 
     def _whole(self, length: float) -> int:
         return max(self.min, min(self.max, round(min(length, TOKENS_MAX))))
+
+
+class UniformLengths(_Bounded, frozen=True, kw_only=True, tag="uniform"):
+    """All whole numbers from `min` to `max`, both included, with equal probability."""
+
+    min: Tokens
+    max: Tokens
+
+    def quantile(self, p: float) -> int:
+        return min(self.max, self.min + int(p * (self.max - self.min + 1)))
 
 
 class Normal(_Bounded, frozen=True, kw_only=True, tag="normal"):
@@ -137,19 +133,10 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
 class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
     """Measured values, each weighted by its frequency."""
 
-    values: tuple[Tokens, ...] = ()
-    file: str = ""
-    """One number per line, a JSON array, or a CSV with `column`; read by `custom.py`."""
-    column: str = ""
-    sha256: str = ""
-    """Of the file, set when it was read."""
+    values: Annotated[tuple[Tokens, ...], msgspec.Meta(min_length=1)]
 
     def __post_init__(self) -> None:
         _Bounded.__post_init__(self)
-        if bool(self.values) == bool(self.file) and not self.sha256:
-            raise ValueError("an empirical distribution has values, or a file that has them")
-        if self.column and not self.file:
-            raise ValueError("column is one of a file's")
         msgspec.structs.force_setattr(self, "values", tuple(sorted(self.values)))
 
     def quantile(self, p: float) -> int:
@@ -161,6 +148,10 @@ Lengths = Fixed | UniformLengths | Normal | LogNormal | Percentiles | Empirical
 """`quantile(p)` returns whole tokens, for 0 < p < 1."""
 
 _VALUES_TOLD: Final = 32
+
+
+def as_lengths(lengths: int | Lengths) -> Lengths:
+    return Fixed(tokens=lengths) if isinstance(lengths, int) else lengths
 
 
 def uniform_draw(random: Random) -> float:
@@ -189,7 +180,7 @@ def described(lengths: Lengths) -> Mapping[str, Any]:
         }
     if about.get("max") == TOKENS_MAX:
         del about["max"]
-    return {name: value for name, value in about.items() if value not in (None, "")} | {"unit": "tokens"}
+    return {name: value for name, value in about.items() if value is not None} | {"unit": "tokens"}
 
 
 def lengths_told(tokens: Sequence[int]) -> dict[str, Any]:

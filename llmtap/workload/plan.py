@@ -1,9 +1,11 @@
 """Plan the requests of a workload (shared contexts, conversations, think times), and write their prompts.
 
-A workload passes the drawn lengths of each turn (`PlannedTurn`) to `assemble`, which returns a `WorkloadPlan`
-with the requests as columns. `Speaker` writes the prompt of a row from the texts of a `ConversationScript`.
-Also here: the options of sharing (`Sharing`), conversations and think times. Arrivals are in `arrivals.py`;
-the plan of a replay is `load/replay/plan.py`.
+`Composed` is a workload of distributions of lengths (`ietf.py`, `registry.py`). It passes the drawn lengths
+of each turn (`PlannedTurn`) to `assemble`, which returns a `WorkloadPlan` with the requests as columns, and
+makes their prompts: generated text or random token ids. `Speaker` writes the prompt of a row from the texts
+of a `ConversationScript`. `PlannedWorkload` is the base class of `Composed` and of the data sets
+(`datasets.py`). Each column has its own random generator, so changing one distribution leaves the other
+columns as they were. Arrivals are in `arrivals.py`; the plan of a replay is `load/replay/plan.py`.
 
 A row is the same however many are requested. Answers in a prompt's history are text of the planned length,
 not what a server answered, so prompts are the same in each run.
@@ -16,15 +18,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
-from statistics import NormalDist
 from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
 from llmtap.units import Duration, to_seconds
-from llmtap.workload.lengths import Fixed, Lengths, described, drawn, uniform_draw
-from llmtap.workload.prompts.prompt import Fit, Prompt
-from llmtap.workload.requests import Requests
+from llmtap.workload.lengths import Lengths, as_lengths, described, drawn, uniform_draw
+from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids
+from llmtap.workload.prompts.prose import ProseWords, ProseWriter
+from llmtap.workload.prompts.text import VOCABULARY
+from llmtap.workload.requests import Requests, int_column
 
 BLOCK_TOKENS: Final = 16
 """vLLM's block size; a prefix cache finds only whole blocks."""
@@ -43,14 +46,10 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     zipf: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Zipf exponent s; 0: all contexts are equally popular."""
 
-    @property
-    def tokens_drawn(self) -> Lengths:
-        return Fixed(tokens=self.tokens) if isinstance(self.tokens, int) else self.tokens
-
     def lengths(self, seed: int) -> tuple[int, ...]:
         """Return the tokens of each context, the most popular first."""
         random = Random(f"{seed}/context lengths")
-        return tuple(drawn(self.tokens_drawn, random) for _ in range(self.contexts))
+        return tuple(drawn(as_lengths(self.tokens), random) for _ in range(self.contexts))
 
     def choices(self, random: Random) -> Iterator[int]:
         """Yield each request's context, NO_CONTEXT if none; endless, one number of `random` each."""
@@ -67,7 +66,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "popularity": {"distribution": "zipf", "s": self.zipf}
             if self.zipf
             else {"distribution": "uniform"},
-            "tokens": described(self.tokens_drawn),
+            "tokens": described(as_lengths(self.tokens)),
             "block_tokens": BLOCK_TOKENS,
         }
 
@@ -121,11 +120,11 @@ class ConversationScript(Protocol):
 @dataclass(slots=True)
 class WorkloadPlan:
     requests: Requests = field(default_factory=Requests)
-    messages: "array[int]" = field(default_factory=lambda: array("q"))
-    contexts: "array[int]" = field(default_factory=lambda: array("q"))
+    messages: "array[int]" = field(default_factory=int_column)
+    contexts: "array[int]" = field(default_factory=int_column)
     """Context number of each; NO_CONTEXT if none."""
     lengths: tuple[int, ...] = ()
-    places: "array[int]" = field(default_factory=lambda: array("q"))
+    places: "array[int]" = field(default_factory=int_column)
     """`PlannedTurn.place` of each."""
 
 
@@ -230,11 +229,12 @@ def rows_before(requests: Requests, row: int) -> list[int]:
     return rows[::-1]
 
 
-_P95 = NormalDist().inv_cdf(0.95)
-
-
 class _Think(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="distribution"):
     """Think times."""
+
+    def describe(self) -> Mapping[str, Any]:
+        times = {name: to_seconds(time) for name, time in msgspec.structs.asdict(self).items()}
+        return {"distribution": self.__struct_config__.tag, **times, "unit": "s"}
 
 
 class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
@@ -243,9 +243,6 @@ class ThinkFixed(_Think, frozen=True, kw_only=True, tag="fixed"):
     def quantile_ns(self, p: float) -> int:
         return int(self.time)
 
-    def describe(self) -> Mapping[str, Any]:
-        return {"distribution": "fixed", "time": to_seconds(self.time), "unit": "s"}
-
 
 class ThinkExponential(_Think, frozen=True, kw_only=True, tag="exponential"):
     mean: Duration
@@ -253,28 +250,8 @@ class ThinkExponential(_Think, frozen=True, kw_only=True, tag="exponential"):
     def quantile_ns(self, p: float) -> int:
         return round(-self.mean * math.log1p(-p))
 
-    def describe(self) -> Mapping[str, Any]:
-        return {"distribution": "exponential", "mean": to_seconds(self.mean), "unit": "s"}
 
-
-class ThinkLogNormal(_Think, frozen=True, kw_only=True, tag="lognormal"):
-    median: Duration
-    p95: Duration
-
-    def __post_init__(self) -> None:
-        if not 0 < self.median <= self.p95:
-            raise ValueError("a lognormal needs a median above 0 and a p95 that is no less")
-
-    def quantile_ns(self, p: float) -> int:
-        sigma = math.log(self.p95 / self.median) / _P95
-        return round(self.median * math.exp(sigma * NormalDist().inv_cdf(p)))
-
-    def describe(self) -> Mapping[str, Any]:
-        told = {"median": to_seconds(self.median), "p95": to_seconds(self.p95)}
-        return {"distribution": "lognormal", **told, "unit": "s"}
-
-
-Think = ThinkFixed | ThinkExponential | ThinkLogNormal
+Think = ThinkFixed | ThinkExponential
 
 
 class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -284,19 +261,177 @@ class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Longest prompt, as of a context window; the conversation ends before a longer one."""
 
     def turns_drawn(self, random: Random) -> int:
-        return drawn(self._turns, random)
-
-    @property
-    def _turns(self) -> Lengths:
-        return Fixed(tokens=self.turns) if isinstance(self.turns, int) else self.turns
+        return drawn(as_lengths(self.turns), random)
 
     def think_drawn_ns(self, random: Random) -> int:
         return self.think.quantile_ns(uniform_draw(random))
 
     def describe(self) -> Mapping[str, Any]:
         return {
-            "turns": {**described(self._turns), "unit": "turns"},
+            "turns": {**described(as_lengths(self.turns)), "unit": "turns"},
             "think": self.think.describe(),
             "prompt": "history and new message; answers in the history are text of the planned length",
             "tokens_max": self.tokens_max,
         }
+
+
+# ---------------------------------------------------------------- workloads
+
+REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
+"""Default request body; `max_tokens` is the row's output (IETF draft, A.1.2, A.1.3)."""
+TOKENIZER: Final[Mapping[str, Any]] = {
+    "name": "llmtap words", "source": "llmtap/workload/prompts/text.py", "vocabulary": len(VOCABULARY),
+    "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
+    "system_prompt": "counted in the input",
+}  # fmt: skip
+"""IETF draft, 4.4. Senders that count differently report it."""
+GENERATION: Final = (
+    "Python's random.Random, one generator for each column, seeded with the text SEED/COLUMN; a row takes one"
+    " number of each, which the distribution's quantile function turns into a length. Texts are seeded with"
+    " SEED/ROW"
+)
+
+
+def description(
+    name: str, given: Mapping[str, Any], made: Mapping[str, Any], content: Mapping[str, Any], **members: Any
+) -> dict[str, Any]:
+    """Return the description of a workload by its lengths and content; `members`: those that differ."""
+    return {
+        "name": name, "input": given, "output": {**made, "control": "max_tokens"}, "content": content,
+        "sharing": None, "conversations": None, "data": None, "tokenizer": TOKENIZER,
+        "generation": GENERATION, "request": REQUEST, "deviations": [], **members,
+    }  # fmt: skip
+
+
+class PlannedWorkload:
+    __slots__ = ()
+
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
+        raise NotImplementedError
+
+    def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
+        raise NotImplementedError
+
+    def requests(self, count: int, seed: int) -> Requests:
+        return self.plan(count, seed).requests
+
+    def prompts(self, requests: Requests, seed: int) -> ElasticSource:
+        """`requests`: the first of `requests(count, seed)`. Raises ValueError for others."""
+        plan = self.plan(len(requests), seed)
+        check_rows(plan.requests, requests)
+        return self.source(plan, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomIds:
+    vocabulary: int = CL100K_IDS
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "kind": "ids", "domain": "random token ids", "language": None,
+            "ids": [0, self.vocabulary - 1],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Composed(PlannedWorkload):
+    name: str
+    input: Lengths
+    """Of the new message, without context and history."""
+    output: Lengths
+    content: ProseWriter | RandomIds = field(default_factory=ProseWords)
+    sharing: Sharing | None = None
+    conversations: Conversations | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """Additional or different members of `describe`."""
+
+    def describe(self) -> Mapping[str, object]:
+        more = "" if self.sharing is None and self.conversations is None else ", without context and history"
+        members = {
+            "sharing": self.sharing.describe() if self.sharing else None,
+            "conversations": self.conversations.describe() if self.conversations else None,
+            **self.about,
+        }
+        given = {**described(self.input), "of": f"the message{more}"}
+        return description(self.name, given, described(self.output), self.content.describe(), **members)
+
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
+        talk = self.conversations
+        return assemble(
+            self._turns(seed), count, seed, sharing=self.sharing, converses=talk is not None,
+            tokens_max=talk.tokens_max if talk else None,
+        )  # fmt: skip
+
+    def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
+        if isinstance(self.content, RandomIds):
+            return _Numbers(plan, self.content.vocabulary, seed)
+        return Speaker(plan, Written(self.content, plan, seed))
+
+    def _turns(self, seed: int) -> Iterator[PlannedTurn]:
+        given, made, turns, think = (
+            Random(f"{seed}/{what}") for what in ("input", "output", "turns", "think")
+        )
+        talk = self.conversations
+        while True:
+            left = talk.turns_drawn(turns) if talk else 1
+            yield PlannedTurn(drawn(self.input, given), drawn(self.output, made))
+            for _ in range(left - 1):
+                assert talk is not None
+                think_ns = talk.think_drawn_ns(think)
+                yield PlannedTurn(drawn(self.input, given), drawn(self.output, made), False, think_ns)
+
+
+def check_rows(planned: Requests, asked: Requests) -> None:
+    if planned.input != asked.input or planned.output != asked.output:
+        raise ValueError("these are not the first requests of the workload with this seed")
+
+
+@dataclass(frozen=True, slots=True)
+class Written(ConversationScript):
+    writer: ProseWriter
+    plan: WorkloadPlan
+    seed: int
+
+    def message(self, row: int, tokens: int) -> str:
+        context = self.plan.contexts[row]
+        # Requests that share a context, or a conversation, have one topic.
+        first = [*rows_before(self.plan.requests, row), row][0]
+        topic = f"{self.seed}/{first}" if context == NO_CONTEXT else f"{self.seed}/context/{context}"
+        return self.writer.text(tokens, f"{self.seed}/{row}", topic)
+
+    def answer(self, row: int, tokens: int) -> str:
+        return ProseWords().text(tokens, f"{self.seed}/{row}/answer", "")
+
+    def context(self, number: int, tokens: int) -> str:
+        key = f"{self.seed}/context/{number}"
+        return self.writer.text(tokens, key, key)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """Prompts of random token ids, of exactly the wanted length."""
+
+    plan: WorkloadPlan
+    vocabulary: int
+    seed: int
+
+    def prompt(self, row: int) -> Prompt:
+        return Prompt(ids=[*self._before(row), *self._ids(f"{row}", self.plan.messages[row])])
+
+    def sized(self, row: int, tokens: int) -> Prompt:
+        return self.prompt(row)
+
+    def fitted(self, fit: Fit) -> "_Numbers":
+        return self
+
+    def _before(self, row: int) -> list[int]:
+        plan = self.plan
+        context = plan.contexts[row]
+        ids = [] if context == NO_CONTEXT else self._ids(f"context/{context}", plan.lengths[context])
+        for earlier in rows_before(plan.requests, row):
+            ids += self._ids(f"{earlier}", plan.messages[earlier])
+            ids += self._ids(f"{earlier}/answer", plan.requests.output[earlier])
+        return ids
+
+    def _ids(self, key: str, count: int) -> list[int]:
+        return random_ids(Random(f"{self.seed}/{key}"), count, self.vocabulary)

@@ -1,119 +1,117 @@
-"""Find a workload by its name on the command line, draw its requests, and describe it for reports.
+"""Find a workload by its name on the command line, load a user's own, and describe workloads for reports.
 
-`llmtap replay`, `bench` and `sim run` take their workloads from here.
-
-A name is a reference workload of the IETF draft (`ietf.py`), a workload of `sim run` (`synthetic.py`), the
-path of a TOML file (`custom.py`), or KIND:FILE for local data (`datasets.py`). Traces are read by `trace.py`.
+`llmtap replay`, `bench` and `sim run` take their workloads from here. A name is a reference workload of the
+IETF draft (`ietf.py`), one of SIMULATED, KIND:FILE for local data (`datasets.py`), or the path of a TOML
+file, of which `config/workload.toml` shows every key. Traces are read by `trace.py`.
 """
 
 import difflib
 import hashlib
+import math
+import re
 from array import array
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
 
 from llmtap.errors import ConfigError
+from llmtap.units import read_special
+from llmtap.user_files import read_toml
+from llmtap.workload import ietf
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
-from llmtap.workload.composed import Composed
-from llmtap.workload.custom import load_workload
-from llmtap.workload.datasets import (
-    SHAREGPT_CONTENT,
-    STACK_CONTENT,
-    RecordedDataset,
-    read_sharegpt,
-    read_stack,
-)
-from llmtap.workload.ietf import (
-    CODE_COMPLETION,
-    CONVERSATION,
-    LONG_CONTEXT,
-    LONG_CONTEXT_UNIFORM,
-    SKEWED,
-    UNIFORM,
-    SyntheticWorkload,
-    code_completion_of,
-    conversation_of,
-)
-from llmtap.workload.prompts.prompt import Workload
+from llmtap.workload.datasets import RecordedDataset
+from llmtap.workload.lengths import Lengths, LogNormal, as_lengths
+from llmtap.workload.plan import REQUEST, Composed, Conversations, RandomIds, Sharing
+from llmtap.workload.prompts.prompt import CL100K_IDS, Workload
+from llmtap.workload.prompts.prose import Code, Document, ProseWords, ProseWriter
 from llmtap.workload.requests import Requests
-from llmtap.workload.synthetic import WORKLOADS, Simulated, draw
 
 DEFAULT_SEED: Final = 42
 """IETF draft, A.1.4."""
-REFERENCE: Final[Mapping[str, Composed | SyntheticWorkload]] = {
+REFERENCE: Final[Mapping[str, Composed | ietf.SyntheticWorkload]] = {
     workload.name: workload
-    for workload in (UNIFORM, SKEWED, CONVERSATION, CODE_COMPLETION, LONG_CONTEXT, LONG_CONTEXT_UNIFORM)
-}
+    for workload in (
+        ietf.UNIFORM, ietf.SKEWED, ietf.CONVERSATION, ietf.CODE_COMPLETION, ietf.LONG_CONTEXT,
+        ietf.LONG_CONTEXT_UNIFORM,
+    )
+}  # fmt: skip
 
 
-def _sharegpt(path: Path, place: str, *, whole: bool = False) -> RecordedDataset:
-    data = read_sharegpt(path, place, whole=whole)
-    what = "whole conversations" if whole else "first questions"
-    about = {"about": f"{what} of {path.name}", "source": "a local file"}
-    return RecordedDataset(f"sharegpt{'-turns' * whole}", data, SHAREGPT_CONTENT, about=about)
+def _of_mean(median: float, mean: float, longest: int) -> LogNormal:
+    """The mean of a lognormal is its median times exp(sigma^2 / 2)."""
+    return LogNormal(mu=math.log(median), sigma=math.sqrt(2 * math.log(mean / median)), max=longest)
 
 
-def _sharegpt_turns(path: Path, place: str) -> RecordedDataset:
-    return _sharegpt(path, place, whole=True)
+_CHAT_INPUT: Final = LogNormal(median=156, p95=892, max=8_192)
+_CHAT_OUTPUT: Final = LogNormal(median=234, p95=789, max=4_096)
 
 
-def _stack(path: Path, place: str) -> RecordedDataset:
-    about = {"about": f"functions of {path.name} to complete", "source": "a local file"}
-    return RecordedDataset("stack", read_stack(path, place), STACK_CONTENT, about=about)
+def _simulated(name: str, given: LogNormal, made: LogNormal, about: str, **arrivals: Any) -> Composed:
+    told = {"about": about, "source": "llmtap sim run", "arrivals": "poisson", "rate_rps": 1.0, **arrivals}
+    return Composed(name, given, made, about=told)
 
 
+SIMULATED: Final[Mapping[str, Composed]] = {
+    workload.name: workload
+    for workload in (
+        _simulated(
+            "chat", _CHAT_INPUT, _CHAT_OUTPUT,
+            "chats: input of median 156 and p95 892, output of 234 and 789 (IETF draft, A.3); Poisson"
+            " arrivals",
+        ),
+        _simulated(
+            "long-chat", _of_mean(1_400, 1_600, 8_192), _CHAT_OUTPUT,
+            "chats with prompts of 1,600 tokens on average, outputs as in chat; Poisson arrivals",
+        ),
+        _simulated(
+            "bursty", _of_mean(251, 611, 16_000), _of_mean(34, 123, 4_096),
+            "as in BurstGPT: input of median 251 and mean 611, output of 34 and 123, gaps with a CV of"
+            " 13.28",
+            arrivals="gamma:cv=13.28", rate_rps=0.27,
+        ),
+    )
+}  # fmt: skip
+"""Workloads with arrivals of their own, for `sim run` and the demo."""
+_NAMED: Final = {**REFERENCE, **SIMULATED}
 _OF_FILES: Final[Mapping[str, tuple[Callable[[Path, str], RecordedDataset], str]]] = {
-    "sharegpt": (_sharegpt, "first questions and answers of a ShareGPT-shaped JSON file"),
-    "sharegpt-turns": (_sharegpt_turns, "the same, whole conversations turn by turn"),
-    "stack": (_stack, "functions to complete of a Stack-shaped JSONL file"),
-    "conversation": (conversation_of, "the reference workload with a ShareGPT-shaped file's texts"),
-    "code-completion": (code_completion_of, "the reference workload with a Stack-shaped file's functions"),
-}
+    "conversation": (ietf.conversation_of, "the reference workload with a ShareGPT-shaped file's texts"),
+    "code-completion": (
+        ietf.code_completion_of, "the reference workload with a Stack-shaped file's functions",
+    ),
+}  # fmt: skip
 
 
 def workloads() -> dict[str, str]:
-    named = {name: str(workload.describe()["about"]) for name, workload in REFERENCE.items()}
-    drawn = {name: workload.about for name, workload in WORKLOADS.items()}
+    named = {name: str(workload.describe()["about"]) for name, workload in _NAMED.items()}
     files = {f"{kind}:FILE": about for kind, (_, about) in _OF_FILES.items()}
-    return named | drawn | files | {"FILE.toml": "a workload of your own: see config/workload.toml"}
+    return named | files | {"FILE.toml": "a workload of your own: see config/workload.toml"}
 
 
 def workload_named(text: str, place: str) -> Workload:
     """Return the workload of a name. Raises ConfigError of the place, or of a key in a workload's file."""
-    if text in REFERENCE:
-        return REFERENCE[text]
-    if text in WORKLOADS:
-        return Simulated(text, WORKLOADS[text])
+    if text in _NAMED:
+        return _NAMED[text]
     if text.endswith(".toml"):
         return load_workload(Path(text))
     kind, colon, file = text.partition(":")
     if colon and kind in _OF_FILES:
         return _OF_FILES[kind][0](Path(file), place)
-    known = [*REFERENCE, *WORKLOADS]
-    if kind in _OF_FILES and kind not in known:
-        raise ConfigError(place, f"{kind} is the workload of a file, and none is named", f"{kind}:FILE")
-    near = difflib.get_close_matches(text, known, 1, 0.5)
-    hint = (
-        f"did you mean {near[0]!r}?"
-        if near
-        else f"one of {', '.join([*known, *list(workloads())[len(known) :]])}"
-    )
+    near = difflib.get_close_matches(text, _NAMED, 1, 0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"one of {', '.join(workloads())}"
     raise ConfigError(place, f"no workload is called {text!r}", hint)
 
 
 def is_workload(text: str) -> bool:
     kind, colon, _ = text.partition(":")
-    named = text in REFERENCE or text in WORKLOADS
-    return named or text.endswith(".toml") or (bool(colon) and kind in _OF_FILES)
+    return text in _NAMED or text.endswith(".toml") or (bool(colon) and kind in _OF_FILES)
 
 
 def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
     """Return requests with their default arrivals: the workload's process and rate, else Poisson at 1/s.
     Raises ConfigError as `workload_named`, and for conversations."""
-    if text in WORKLOADS:
-        return draw(WORKLOADS[text], count, seed)
     workload = workload_named(text, place)
     requests = workload.requests(count, seed)
     if requests.after:
@@ -139,3 +137,77 @@ def report_of(workload: Workload, requests: Requests, seed: int) -> dict[str, An
     return {
         **workload.describe(), "seed": seed, "requests": len(requests), "sha256": columns.hexdigest(),
     }  # fmt: skip
+
+
+# ---------------------------------------------------------------- a user's own
+
+_HINT: Final = "config/workload.toml shows every key and distribution"
+
+
+class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: Literal["words", "code", "document", "ids"] = "words"
+    vocabulary: Annotated[int, msgspec.Meta(ge=2, le=1 << 31)] = CL100K_IDS
+    """For `ids`: upper bound."""
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    stop: list[str] | None = None
+    ignore_eos: bool | None = None
+    extra: dict[str, Any] = {}
+
+
+_Lengths = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
+
+
+class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input: _Lengths
+    output: _Lengths
+    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = ""
+    """Default: the file's name."""
+    about: str = ""
+    content: _Content = _Content()
+    sharing: Sharing | None = None
+    conversations: Conversations | None = None
+    request: _Asked = _Asked()
+    arrivals: str = ""
+    """Arrivals unless the run states others; the rate is the run's."""
+
+
+def load_workload(path: Path) -> Composed:
+    """Load the workload of a TOML file. Raises ConfigError whose place is `key in FILE`."""
+    try:
+        told = msgspec.convert(read_toml(path), WorkloadFile, dec_hook=read_special)
+    except msgspec.ValidationError as exc:
+        raise _wrong(str(exc), path) from None
+    if told.arrivals:
+        own_rates = told.arrivals.partition(":")[0].strip() in OWN_RATES
+        rate = None if own_rates else 1.0
+        parse_arrivals(told.arrivals, rate_rps=rate, seed=0, place=f"arrivals in {path}")
+    request = {k: v for k, v in msgspec.to_builtins(told.request).items() if v is not None and k != "extra"}
+    about = {
+        "about": told.about or f"the workload of {path.name}",
+        "source": {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
+        "request": {**REQUEST, **request, **told.request.extra},
+        **({"arrivals": told.arrivals} if told.arrivals else {}),
+    }
+    contents: dict[str, ProseWriter] = {"words": ProseWords(), "code": Code(), "document": Document()}
+    return Composed(
+        told.name or path.stem, as_lengths(told.input), as_lengths(told.output),
+        contents.get(told.content.kind) or RandomIds(told.content.vocabulary), sharing=told.sharing,
+        conversations=told.conversations, about=about,
+    )  # fmt: skip
+
+
+def _wrong(text: str, path: Path) -> ConfigError:
+    """Convert msgspec's message (`problem - at `$.key``)."""
+    problem, _, at = text.partition(" - at `$")
+    key = at.rstrip("`").lstrip(".")
+    for pattern, problem_of in (
+        (r"Object contains unknown field `(.*)`", "there is no such key"),
+        (r"Object missing required field `(.*)`", "is not given"),
+    ):
+        if found := re.fullmatch(pattern, problem):
+            key, problem = ".".join(filter(None, (key, found[1]))), problem_of
+    return ConfigError(f"{key} in {path}" if key else str(path), problem, _HINT)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
-def _column() -> "array[int]":
+def int_column() -> "array[int]":
     return array("q")
 
 
@@ -17,12 +17,12 @@ def _column() -> "array[int]":
 class Requests:
     """Columns of equal length, or empty if unknown."""
 
-    arrival_ns: "array[int]" = field(default_factory=_column)
-    input: "array[int]" = field(default_factory=_column)
+    arrival_ns: "array[int]" = field(default_factory=int_column)
+    input: "array[int]" = field(default_factory=int_column)
     """Prompt tokens."""
-    output: "array[int]" = field(default_factory=_column)
+    output: "array[int]" = field(default_factory=int_column)
     """Tokens to generate: known to the engine, not to a scheduler."""
-    predicted: "array[int]" = field(default_factory=_column)
+    predicted: "array[int]" = field(default_factory=int_column)
     """Tokens predicted for a scheduler."""
     blocks: list[tuple[int, ...]] = field(default_factory=list)
     """Block numbers of each prompt, the last block possibly partial; equal beginnings have equal numbers (as
@@ -31,9 +31,9 @@ class Requests:
     """Tokens of a block; 0 without blocks."""
     epoch_ns: int = 0
     """Wall clock at time 0 of `arrival_ns`: ns since 1970 UTC; 0 without dates."""
-    after: "array[int]" = field(default_factory=_column)
+    after: "array[int]" = field(default_factory=int_column)
     """Row of the preceding turn, always a smaller one; -1 for the first of a conversation."""
-    think_ns: "array[int]" = field(default_factory=_column)
+    think_ns: "array[int]" = field(default_factory=int_column)
     """Time from the end of that turn's answer to this request; 0 if `after` is -1."""
     joins: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Rows beside `after` whose answers a row waits for, such as those of subagents; all smaller. The think
@@ -51,23 +51,21 @@ class Requests:
         """Return these rows in this order. Turns keep their order; a row whose preceding turn is not taken
         begins a conversation."""
         rows = list(rows)
-        columns = (self.arrival_ns, self.input, self.output, self.predicted)
-        arrivals, given, made, told = (array("q", [c[row] for row in rows] if c else []) for c in columns)
-        after, think_ns = _column(), _column()
-        joins: dict[int, tuple[int, ...]] = {}
+        numbers = (self.arrival_ns, self.input, self.output, self.predicted)
+        arrivals, given, made, told = (array("q", [c[row] for row in rows] if c else []) for c in numbers)
+        after, think_ns, joins = int_column(), int_column(), dict[int, tuple[int, ...]]()
         if self.after:
             places = {row: place for place, row in enumerate(rows)}
-            for place, row in enumerate(rows):
-                if kept := tuple(places[other] for other in self.joins.get(row, ()) if other in places):
-                    joins[place] = kept
             after.extend(places.get(self.after[row], -1) for row in rows)
             think_ns.extend(
                 self.think_ns[row] if place >= 0 else 0 for row, place in zip(rows, after, strict=True)
             )
+            for place, row in enumerate(rows):
+                if kept := tuple(places[other] for other in self.joins.get(row, ()) if other in places):
+                    joins[place] = kept
         return Requests(
-            arrivals, given, made, told,
-            [self.blocks[row] for row in rows] if self.blocks else [], self.block_tokens, self.epoch_ns,
-            after, think_ns, joins,
+            arrivals, given, made, told, [self.blocks[row] for row in rows] if self.blocks else [],
+            self.block_tokens, self.epoch_ns, after, think_ns, joins,
             [self.tenants[row] for row in rows] if self.tenants else [],
             [self.bodies[row] for row in rows] if self.bodies else [],
             [self.models[row] for row in rows] if self.models else [],

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from llmtap.errors import ConfigError
-from llmtap.traces.source import open_trace
-from llmtap.workload.requests import Requests
+from llmtap.traces.registry import open_trace
+from llmtap.workload.requests import Requests, int_column
 from llmtap.workload.trace_rows import TraceRows, tie_note, ties
 
 
@@ -29,9 +29,9 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     dated: bool = False
     """Arrivals count from 1970 UTC, not from the trace's own zero."""
-    sessions: "array[int]" = field(default_factory=lambda: array("q"))
+    sessions: "array[int]" = field(default_factory=int_column)
     """Conversation number of each row, if requested; kept when rows are left out."""
-    places: "array[int]" = field(default_factory=lambda: array("q"))
+    places: "array[int]" = field(default_factory=int_column)
     """Number of each row in the source, from 0, if requested."""
     answered: bool = False
     """Some row has an answer time; known with `places`."""

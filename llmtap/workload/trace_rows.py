@@ -30,9 +30,9 @@ import pyarrow.compute as pc
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.traces.format import ASPECTS, BYTES_PER_TOKEN, TraceSource, telling
+from llmtap.traces.format import ASPECTS, BYTES_PER_TOKEN, TraceSource, replaced, telling
 from llmtap.units import format_ns
-from llmtap.workload.requests import Requests
+from llmtap.workload.requests import Requests, int_column
 
 COLUMNS: Final = (
     "capture", "session", "turn", "id", "parent", "think_us", "delivered_us", "response_end_us",
@@ -42,17 +42,13 @@ _Name = tuple[str | None, str]
 """Capture and session, or capture and id: unique only within a capture."""
 
 
-def _column() -> "array[int]":
-    return array("q")
-
-
 @dataclass(slots=True)
 class Links:
     """Columns of `Requests`, and the conversation number of each row."""
 
-    after: "array[int]" = field(default_factory=_column)
-    think_ns: "array[int]" = field(default_factory=_column)
-    session: "array[int]" = field(default_factory=_column)
+    after: "array[int]" = field(default_factory=int_column)
+    think_ns: "array[int]" = field(default_factory=int_column)
+    session: "array[int]" = field(default_factory=int_column)
     joins: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -236,7 +232,7 @@ class TraceRows:
         self._blocks = _Blocks()
         self._turns = TraceTurns() if conversations else None
         self._names, self._bodies, self._timed, self._placed = names, bodies, timed, places
-        self._without = dict.fromkeys(_COLUMNS[:2], 0)
+        self._without = dict.fromkeys(("arrival_ns", "input_tokens"), 0)
         self._uncounted = self._untimed = self._no_model = 0
         self._prompts, self._answers = _TokenEstimate(BYTES_PER_TOKEN), _TokenEstimate(0.0)
         self.estimated = 0
@@ -256,18 +252,12 @@ class TraceRows:
             batch = batch.select(sorted(wanted))
             rows: Iterable[int] = range(begin, begin + batch.num_rows)
             begin += batch.num_rows
-            other = self._for_no_model(batch)
-            if other is not None:
-                batch, rows = batch.filter(pc.invert(other)), compress(rows, pc.invert(other).to_pylist())
+            batch, rows = _chosen(batch, rows, pc.invert(self._for_no_model(batch)))
             batch = self._filled(batch)
-            columns = [batch.column(name) for name in _COLUMNS[:2]]
-            for name, column in zip(_COLUMNS[:2], columns, strict=True):
-                self._without[name] += column.null_count
-            if columns[0].null_count or columns[1].null_count:
-                kept = pc.and_(columns[0].is_valid(), columns[1].is_valid())
-                batch = batch.filter(kept)
-                if self._placed:
-                    rows = compress(rows, kept.to_pylist())
+            for name in self._without:
+                self._without[name] += batch.column(name).null_count
+            known = (batch.column(name).is_valid() for name in self._without)
+            batch, rows = _chosen(batch, rows, pc.and_(*known))
             batch = batch.slice(0, self._left)
             self._add(batch)
             if self._placed:
@@ -284,12 +274,9 @@ class TraceRows:
         self._prompts.fill(self.requests.input)
         self._answers.fill(self.requests.output)
         self.requests.block_tokens, self.requests.blocks = self._blocks.whole(self.requests.input)
-        if not any(self.requests.tenants):
-            self.requests.tenants = []
-        if not any(self.requests.models):
-            self.requests.models = []
-        if not any(self.requests.bodies):
-            self.requests.bodies = []
+        for name in ("tenants", "models", "bodies"):
+            if not any(getattr(self.requests, name)):
+                setattr(self.requests, name, [])
 
     def in_order(self) -> Requests:
         arrivals = self.requests.arrival_ns
@@ -333,16 +320,14 @@ class TraceRows:
             return "none of its rows has a count of input tokens"
         return "has no rows"
 
-    def _for_no_model(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Return which rows are requests without a model's endpoint, prompt or tokens; None if none are."""
+    def _for_no_model(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """Return which rows are requests without a model's endpoint, prompt or tokens."""
         names = ("input_tokens", "prompt_bytes", "endpoint", *(("request_body",) if self._bodies else ()))
-        if not batch.column("input_tokens").null_count:
-            return None
         other = batch.column("method").is_valid()
         for name in names:
             other = pc.and_(other, batch.column(name).is_null())
         self._no_model += other.true_count
-        return other if other.true_count else None
+        return other
 
     def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Fill values that rows may lack."""
@@ -351,16 +336,16 @@ class TraceRows:
         if self._bodies and inputs.null_count:
             unknown = pc.and_(inputs.is_null(), batch.column("request_body").is_valid())
             self._uncounted += unknown.true_count
-            batch = _set(batch, "input_tokens", pc.if_else(unknown, 0, inputs))
+            batch = replaced(batch, "input_tokens", pc.if_else(unknown, 0, inputs))
         if self._turns is not None:
-            batch = _set(batch, "arrival_ns", self._turns.arrivals_ns(batch))
+            batch = replaced(batch, "arrival_ns", self._turns.arrivals_ns(batch))
         arrivals = batch.column("arrival_ns")
         if not self._timed:
             self._untimed += arrivals.null_count
             known = pc.fill_null(pc.fill_null_forward(arrivals), self._last_ns)
             if len(known):
                 self._last_ns = known[-1].as_py()
-            batch = _set(batch, "arrival_ns", known)
+            batch = replaced(batch, "arrival_ns", known)
         return batch
 
     def _estimated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -369,7 +354,7 @@ class TraceRows:
         n_bytes = batch.column("prompt_bytes")
         if inputs.null_count:
             unknown = pc.and_(inputs.is_null(), n_bytes.is_valid())
-            batch = _set(batch, "input_tokens", pc.if_else(unknown, _TO_ESTIMATE, inputs))
+            batch = replaced(batch, "input_tokens", pc.if_else(unknown, _TO_ESTIMATE, inputs))
         if outputs.null_count:
             counts = outputs.to_pylist()
             columns = (
@@ -379,7 +364,7 @@ class TraceRows:
                 if counts[row] is None and outcome in ENDED_WELL:
                     events = sum(1 for flag in flags or () if flag & _CARRIES_OUTPUT)
                     counts[row] = events or (_TO_ESTIMATE if n else None)
-            batch = _set(batch, "output_tokens", pa.array(counts, pa.int64()))
+            batch = replaced(batch, "output_tokens", pa.array(counts, pa.int64()))
         return batch
 
     def _add(self, batch: pa.RecordBatch) -> None:
@@ -425,9 +410,13 @@ def tie_note(arrivals_ns: Sequence[int]) -> list[str]:
     return [f"{share:.1%} of the gaps between arrivals are 0{steps}: such rows stay together"]
 
 
-def _set(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
-    i = batch.schema.get_field_index(name)
-    return batch.set_column(i, batch.schema.field(i), values)
+def _chosen(
+    batch: pa.RecordBatch, rows: Iterable[int], chosen: pa.BooleanArray
+) -> tuple[pa.RecordBatch, Iterable[int]]:
+    """Filter a batch and the numbers of its rows."""
+    if chosen.true_count == len(chosen):
+        return batch, rows
+    return batch.filter(chosen), compress(rows, chosen.to_pylist())
 
 
 class _TokenEstimate:

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.load.workloads import Claim, check
-from llmtap.workload.composed import Composed
 from llmtap.workload.lengths import Fixed, Lengths, LogNormal, UniformLengths
-from llmtap.workload.plan import Sharing, WorkloadPlan
+from llmtap.workload.plan import Composed, Sharing, WorkloadPlan
 from llmtap.workload.requests import Requests
 
 NINE = Fixed(tokens=9)

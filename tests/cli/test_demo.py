@@ -19,7 +19,7 @@ import pytest
 from llmtap.cli.demo import NOBODY, _problems
 from llmtap.cli.demo_stage import RATE_RPS, TENANTS, TOKENS_MAX, burst_workload, demo_plan
 from llmtap.errors import ConfigError
-from llmtap.workload.synthetic import WORKLOADS
+from llmtap.workload.registry import SIMULATED
 
 DEMO = [sys.executable, "-P", "-m", "llmtap.cli", "demo"]
 ROOT = Path(__file__).parents[2]
@@ -154,7 +154,7 @@ def test_problems_of_a_demo(
 
 
 def test_the_rate_and_the_tenants_are_those_of_the_plan(tmp_path: Path) -> None:
-    assert WORKLOADS["bursty"].rate_rps == RATE_RPS
+    assert SIMULATED["bursty"].about["rate_rps"] == RATE_RPS
     drawn = demo_plan(str(burst_workload(tmp_path)), speed=10, seconds=30, requests=500)
     named = demo_plan("chat", speed=100, seconds=1, requests=20)
     rates = [cast(dict[str, Any], plan.about["arrivals"])["rate_rps"] for plan in (drawn, named)]

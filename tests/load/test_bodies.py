@@ -21,7 +21,7 @@ from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyMaker, BodyOptions, parse_body_fields, prepare, server_of
 from llmtap.workload.prompts.fitting import RowPrompts
 from llmtap.workload.prompts.prompt import Prompt
-from llmtap.workload.prompts.tokenizer import OwnTokenizer, TextCounter
+from llmtap.workload.prompts.tokenizer import OwnTokenizer, TokenCounter
 from llmtap.workload.requests import Requests
 
 TALK = Prompt(text="and now?", system="be brief", history=(("user", "hello"), ("assistant", "yes")))
@@ -218,7 +218,7 @@ def test_each_row_gets_its_body_back(texts: list[str]) -> None:
 def test_a_trace_keeps_its_own_bodies_and_the_rest_is_made() -> None:
     requests = rows_of(4, 30)
     requests.bodies = [b'{"model":"m","stream":true,"a":1}', b"", b'{"model":"x","a": 2 }', b""]
-    prompts = RowPrompts(requests, TextCounter(OwnTokenizer()))
+    prompts = RowPrompts(requests, TokenCounter(OwnTokenizer()))
     with prepare(requests, prompts, MAKER) as prepared:
         assert prepared.body(0) == requests.bodies[0]
         assert prepared.body(2) == b'{"model":"m","a":2,"stream":true}'

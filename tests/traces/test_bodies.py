@@ -88,33 +88,33 @@ def test_a_refusal_is_what_was_said_and_reasoning_is_not() -> None:
     assert (row["outcome"], row["refusal_kind"]) == ("refused", "model_refusal")
 
 
-ENTRIES = ("log", "entries")
-CASES: list[tuple[str, bytes, tuple[str, ...], list[Any]]] = [
-    ("empty with blanks", b" \n[ \r\n\t] \n", (), []),
-    ("strings with brackets", rb'["a]b", "{\"x\": [", "\\", "\\\"]"]', (), ["a]b", '{"x": [', "\\", '\\"]']),
-    ("strings with commas", b'["a,b","c:d"]', (), ["a,b", "c:d"]),
-    ("nested", b'[{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}]', (),
+ENTRIES = "log.entries"
+CASES: list[tuple[str, bytes, str, list[Any]]] = [
+    ("empty with blanks", b" \n[ \r\n\t] \n", "", []),
+    ("strings with brackets", rb'["a]b", "{\"x\": [", "\\", "\\\"]"]', "", ["a]b", '{"x": [', "\\", '\\"]']),
+    ("strings with commas", b'["a,b","c:d"]', "", ["a,b", "c:d"]),
+    ("nested", b'[{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}]', "",
      [{"a": [1, {"b": "]"}], "c": {}}, [], [[]], {}]),
     ("an array in an object", b'{"a": [0], "log": {"x": {"entries": [9]}, "entries": [1, {"y": 2}]}} ',
      ENTRIES, [1, {"y": 2}]),
     ("such a key elsewhere", b'{"entries": [5], "b": {"log": {"entries": 6}}, "log": {"entries": [7]}}',
      ENTRIES, [7]),
-    ("the same key as a word", b'{"a": "log", "log" : 3, "data":[{"log": []}]}', ("data",), [{"log": []}]),
-    ("an escaped key", rb'{"d\u0061ta": [1]}', ("data",), [1]),
+    ("the same key as a word", b'{"a": "log", "log" : 3, "data":[{"log": []}]}', "data", [{"log": []}]),
+    ("an escaped key", rb'{"d\u0061ta": [1]}', "data", [1]),
     ("the second of two such objects", b'{"log": {"a": 1}, "log": {"entries": [1]}}', ENTRIES, [1]),
-    ("keys inside an array do not count", b'[{"data": [2]}]', (), [{"data": [2]}]),
-    ("long strings before it", b'{"x": "' + b"a]\\\"" * 500 + b'", "data": [1]}', ("data",), [1]),
+    ("keys inside an array do not count", b'[{"data": [2]}]', "", [{"data": [2]}]),
+    ("long strings before it", b'{"x": "' + b"a]\\\"" * 500 + b'", "data": [1]}', "data", [1]),
 ]  # fmt: skip
 
 
-def elements(data: bytes, path: tuple[str, ...] = ()) -> list[Any]:
+def elements(data: bytes, path: str = "") -> list[Any]:
     return list(read_elements(io.BytesIO(data), path))
 
 
 @pytest.mark.parametrize("read_bytes", [3, 1 << 16])
 @pytest.mark.parametrize(("data", "path", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
 def test_the_elements_are_those_at_the_path(
-    data: bytes, path: tuple[str, ...], expected: list[Any], read_bytes: int, monkeypatch: pytest.MonkeyPatch
+    data: bytes, path: str, expected: list[Any], read_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bodies, "_READ_BYTES", read_bytes)
     assert elements(data, path) == expected
@@ -130,19 +130,19 @@ def test_numbers_keep_their_value() -> None:
 @pytest.mark.parametrize(
     ("data", "path", "problem"),
     [
-        (b"", (), "there is no JSON array: "),
-        (b"{}", (), "there is no JSON array"),
-        (b"[1] 2", (), "element 1: parse error: trailing garbage"),
-        (b"[1,]", (), "element 1: "),
-        (b'[{"a": 1}, {"b', (), "element 1: the file was cut off"),
-        (b'["secret", !]', (), "element 1: lexical error: invalid char in json text."),
-        (b'["secret \xff"]', (), "element 0: lexical error: invalid bytes in UTF8 string"),
-        (b'{"log": {"a": [1]}}', ("log", "entries"), "there is no JSON array at log.entries"),
-        (b'{"data": {"x": [1]}}', ("data",), "there is no JSON array at data"),
-        (b"[" * 1_000_000, (), "element 0: nested too deeply"),
+        (b"", "", "there is no JSON array: "),
+        (b"{}", "", "there is no JSON array"),
+        (b"[1] 2", "", "element 1: parse error: trailing garbage"),
+        (b"[1,]", "", "element 1: "),
+        (b'[{"a": 1}, {"b', "", "element 1: the file was cut off"),
+        (b'["secret", !]', "", "element 1: lexical error: invalid char in json text."),
+        (b'["secret \xff"]', "", "element 0: lexical error: invalid bytes in UTF8 string"),
+        (b'{"log": {"a": [1]}}', "log.entries", "there is no JSON array at log.entries"),
+        (b'{"data": {"x": [1]}}', "data", "there is no JSON array at data"),
+        (b"[" * 1_000_000, "", "element 0: nested too deeply"),
     ],
 )
-def test_what_is_no_such_array_is_told(data: bytes, path: tuple[str, ...], problem: str) -> None:
+def test_what_is_no_such_array_is_told(data: bytes, path: str, problem: str) -> None:
     with pytest.raises(FormatError) as told:
         elements(data, path)
     assert str(told.value).startswith(problem)

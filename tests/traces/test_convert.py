@@ -133,7 +133,7 @@ def test_places_that_do_not_do_are_told(
 
 DERIVED = {
     ("openai-batch", "message roles and sizes"), ("openai-batch", "model"), ("openai-batch", "max_tokens"),
-    ("sharegpt", "session and turn"), ("aiperf-inputs", "session and turn"),
+    ("sharegpt", "session and turn"),
 }  # fmt: skip
 """What a reader finds in the bodies, or gives to every row."""
 
@@ -198,23 +198,6 @@ def test_what_fell_away_with_its_rows_is_kept_in_part_only(tmp_path: Path) -> No
     assert report.to_dict()["aspects"][0]["written"] == 2
 
 
-@pytest.mark.parametrize(("counts", "expected"), [([None] * 3, [250, 25]), ([None, 10, None], [200, 20])])
-def test_input_tokens_that_nobody_reported_are_estimated(
-    counts: list[int | None], expected: list[int], tmp_path: Path
-) -> None:
-    columns = {
-        "arrival_ns": [1, 2, 3], "prompt_bytes": [1_000, 50, 100], "input_tokens": counts,
-        "output_tokens": [7, 7, 7],
-    }  # fmt: skip
-    source, target = tmp_path / "a.parquet", tmp_path / "b.jsonl"
-    write_parquet(source, CaptureInfo(capture="c"), [batch_of(3, columns)])
-    report = convert(str(source), str(target), target_format="mooncake")
-    lengths = [json.loads(line)["input_length"] for line in target.read_text().splitlines()]
-    assert [lengths[0], lengths[2]] == expected
-    assert report.rows_written == 3 and not report.dropped
-    assert f"{counts.count(None)} rows lack a count of input tokens" in " ".join(report.notes_written)
-
-
 def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(tmp_path: Path) -> None:
     source = tmp_path / "a.parquet"
     columns = {"arrival_ns": [1, 2], "outcome": ["client_cancelled", "upstream_error"], "status": [200, 503]}
@@ -226,15 +209,6 @@ def test_where_no_row_has_what_is_needed_it_is_said_how_a_capture_gets_it(tmp_pa
         with pytest.raises(ConfigError, match=hint):
             convert(str(source), str(tmp_path / "b"), target_format=target)
     assert os.listdir(tmp_path) == ["a.parquet"]
-
-
-def test_a_model_is_written_where_a_capture_names_none(tmp_path: Path) -> None:
-    source, target = tmp_path / "a.parquet", tmp_path / "b.parquet"
-    write_parquet(source, CaptureInfo(capture="c"), [batch_of(2, {"model": ["a", None]})])
-    for override, models, fate in ((False, ["a", "m"], "kept"), (True, ["m", "m"], "changed")):
-        report = convert(str(source), str(target), model="m", override_model=override, force=True)
-        assert pq.read_table(target).column("model").to_pylist() == models
-        assert next(a.fate for a in report.aspects if a.name == "model") == fate
 
 
 # Faults on the way.

@@ -15,10 +15,10 @@ from llmtap.traces.text import (
     TEXT,
     Count,
     CsvColumn,
-    JsonLines,
     csv_header,
     decimal_text,
     first_objects,
+    json_rows,
     number_ns,
     read_csv,
     read_lines,
@@ -59,10 +59,10 @@ class Row(msgspec.Struct):
 
 def test_rows_have_their_lines_and_unknown_fields_are_counted() -> None:
     data = b'{"text": "a", "n": 1}\r\n\r\n{"n": 2, "other": 3, "more": 4}\n{"n": 3, "other": 5}'
-    lines = JsonLines(io.BytesIO(data), Row)
-    found = [(number, row.n) for rows, numbers in lines for row, number in zip(rows, numbers, strict=True)]
+    notes: list[str] = []
+    found = [(number, row.n) for row, number in json_rows(io.BytesIO(data), Row, notes)]
     assert found == [(1, 1), (3, 2), (4, 3)]
-    assert lines.notes() == [
+    assert notes == [
         "2 rows with a field 'other' that is not kept", "1 rows with a field 'more' that is not kept",
     ]  # fmt: skip
 
@@ -81,7 +81,7 @@ def test_rows_have_their_lines_and_unknown_fields_are_counted() -> None:
 )
 def test_an_error_of_json_names_line_and_field(line: bytes, told: str) -> None:
     with pytest.raises(FormatError) as caught:
-        list(JsonLines(io.BytesIO(b'{"n": 1}\n' + line + b"\n"), Row))
+        list(json_rows(io.BytesIO(b'{"n": 1}\n' + line + b"\n"), Row, []))
     assert str(caught.value).startswith(told)
     assert "4111" not in str(caught.value)
 

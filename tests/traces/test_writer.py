@@ -7,8 +7,8 @@ import pytest
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.exchange.outcome import Outcome
-from llmtap.traces.blocks import BlockIds
-from llmtap.traces.format import FAILED, TraceWriter, WriteOptions, batch_of
+from llmtap.traces.format import FAILED, TraceWriter, batch_of
+from llmtap.traces.formats.mooncake import BlockIds
 from tests.support.workloads.trace_files import rows
 
 S = 10**9
@@ -17,7 +17,7 @@ S = 10**9
 def sent(info: CaptureInfo, times: str = "zero", **columns: list[object]) -> tuple[list[object], TraceWriter]:
     n = len(columns["arrival_ns"])
     batches = [batch_of(n, {"seq": list(range(n)), **columns})]
-    writer = TraceWriter("f", io.BytesIO(), info, batches, WriteOptions())
+    writer = TraceWriter("f", io.BytesIO(), info, batches)
     return rows(writer.outgoing(("seq",), ("arrival_ns",), times=times), "seq", "arrival_ns"), writer
 
 
@@ -50,8 +50,8 @@ def block_ids(
     kind: str, *parts: tuple[Ids, list[int]], size: int = 512, unit: str = "tokens"
 ) -> tuple[list[Ids], TraceWriter]:
     """Ids that are written of batches of blocks and input tokens."""
-    writer = TraceWriter("f", io.BytesIO(), CaptureInfo(blocks=kind), [], WriteOptions())
-    made = BlockIds(writer, 512)
+    writer = TraceWriter("f", io.BytesIO(), CaptureInfo(blocks=kind), [])
+    made = BlockIds(writer)
     found: list[Ids] = []
     for blocks, tokens in parts:
         n = len(blocks)

@@ -3,7 +3,7 @@ the seed and the row. Bounds are those of 99.9 %, where nothing else is said."""
 
 import math
 from collections.abc import Callable
-from itertools import islice, takewhile
+from itertools import count, islice, takewhile
 from random import Random
 
 import pytest
@@ -113,27 +113,15 @@ def test_counts_follow_the_rate_and_gaps_by_its_own_clock_are_exponential(
     assert abs(cv - 1) <= Z_999 * cv_deviation(1, n)
 
 
-@pytest.mark.parametrize(("text", "rate_rps", "expected", "end_s"), CHANGING)
-def test_even_spacing_is_where_the_rate_has_made_one_more(
-    text: str, rate_rps: float | None, expected: Callable[[float], float], end_s: int
-) -> None:
-    times = until(process(text + ",spacing=even", rate_rps), end_s * S)
-    # The floats of `expected` here are good for 1e-9.
-    for k, at_ns in enumerate(times):
-        assert expected(at_ns / S) <= k + 1e-6
-        assert expected((at_ns + 1) / S) >= k - 1e-6
-    assert abs(len(times) - expected(end_s)) <= 1
-
-
 def test_the_last_rate_stays_for_hours_without_a_drift() -> None:
-    times = taken(process("steps:1x10s,5x10s,spacing=even"), 300_001)
+    intensity = Intensity((Slope(10 * S, 1, 1),), (Slope(3_600 * S, 5, 5),))
+    times = list(islice(intensity.moments(float(k > 0) for k in count()), 300_001))
     assert times[10] == 10 * S
     assert times[-1] == 10 * S + (300_000 - 10) * S // 5
 
 
 PROCESSES: list[tuple[str, float | None]] = [
     ("poisson", 24), ("uniform", 24), ("gamma:burstiness=0.25", 24), *(case[:2] for case in CHANGING),
-    *((case[0] + ",spacing=even", case[1]) for case in CHANGING),
 ]  # fmt: skip
 
 
@@ -147,20 +135,19 @@ def test_an_offset_depends_on_seed_and_row_alone(text: str, rate_rps: float | No
     assert read == [(at_ns, at_ns) for at_ns in plan[:500]]
     dealt = {row: at_ns for w in range(4) for row, at_ns in islice(enumerate(arrivals), w, 3_000, 4)}
     assert [dealt[row] for row in range(3_000)] == plan
-    assert (taken(process(text, rate_rps, SEED + 1), 3_000) == plan) == ("even" in text or text == "uniform")
+    assert (taken(process(text, rate_rps, SEED + 1), 3_000) == plan) == (text == "uniform")
 
 
 RATES = st.floats(1e-6, 1e9)
 LOW_RATES = st.one_of(st.just(0.0), st.floats(0, 1e6))
 TIMES = st.integers(1, 1_000 * 86_400 * S).map("{}ns".format)
-EVEN = st.sampled_from(["", ",spacing=even"])
 ANY_PROCESS = st.one_of(
     st.tuples(st.sampled_from(["poisson", "uniform"]), RATES),
     st.tuples(st.floats(1e-6, 1e6).map("gamma:burstiness={!r}".format), RATES),
-    st.tuples(st.builds("onoff:on={},off={}{}".format, TIMES, TIMES, EVEN), RATES),
-    st.tuples(st.builds("diurnal:amplitude={!r},period={}{}".format, st.floats(0, 1), TIMES, EVEN), RATES),
-    st.tuples(st.builds("ramp:from={!r},to={!r},over={}{}".format, LOW_RATES, RATES, TIMES, EVEN), st.none()),
-    st.tuples(st.builds("steps:{!r}x{},{!r}x{}{}".format, LOW_RATES, TIMES, RATES, TIMES, EVEN), st.none()),
+    st.tuples(st.builds("onoff:on={},off={}".format, TIMES, TIMES), RATES),
+    st.tuples(st.builds("diurnal:amplitude={!r},period={}".format, st.floats(0, 1), TIMES), RATES),
+    st.tuples(st.builds("ramp:from={!r},to={!r},over={}".format, LOW_RATES, RATES, TIMES), st.none()),
+    st.tuples(st.builds("steps:{!r}x{},{!r}x{}".format, LOW_RATES, TIMES, RATES, TIMES), st.none()),
 )
 
 

@@ -46,9 +46,9 @@ def talks(tmp_path: Path) -> Path:
 
 def test_a_first_question_is_a_prompt_and_its_answer_a_length(talks: Path) -> None:
     data = read_sharegpt(talks, "--workload")
-    assert data.pairs[0] == ("Be brief.\n\nWhat is a river?", "Water that runs.")
-    assert data.pairs[1] == ("Go on.", "No."), "what the model said unasked is no question"
-    assert len(data.items) == len(data.pairs) == 32
+    assert data.pair(0) == ("Be brief.\n\nWhat is a river?", "Water that runs.")
+    assert data.pair(1) == ("Go on.", "No."), "what the model said unasked is no question"
+    assert data.count == 32
     told = data.about
     assert (told["conversations"], told["kept"]) == (33, 32)
     assert any("1 turns have no text" in note for note in told["notes"])
@@ -57,30 +57,17 @@ def test_a_first_question_is_a_prompt_and_its_answer_a_length(talks: Path) -> No
 
 
 def test_prompts_are_the_datas_texts_and_lengths(talks: Path) -> None:
-    workload = workload_named(f"sharegpt:{talks}", "--workload")
+    workload = workload_named(f"conversation:{talks}", "--workload")
     requests = workload.requests(32, 5)
-    pairs = dict(read_sharegpt(talks, "").pairs)
-    texts = [workload.prompts(requests, 5).prompt(row).text for row in range(32)]
+    data = read_sharegpt(talks, "")
+    pairs = dict(map(data.pair, range(data.count)))
+    prompts = [workload.prompts(requests, 5).prompt(row) for row in range(32)]
+    texts = [prompt.text for prompt in prompts]
     assert sorted(texts) == sorted(pairs)
-    assert list(requests.input) == list(map(count_tokens, texts))
+    assert list(requests.input) == [count_tokens(p.system) + count_tokens(p.text) for p in prompts]
+    assert {count_tokens(p.system) for p in prompts} == {0, 200}
     assert list(requests.output) == [count_tokens(pairs[text]) for text in texts]
     assert texts != [workload.prompts(workload.requests(32, 6), 6).prompt(row).text for row in range(32)]
-
-
-def test_whole_conversations_have_their_history(talks: Path) -> None:
-    workload = workload_named(f"sharegpt-turns:{talks}", "")
-    requests = workload.requests(34, 5)
-    assert len(requests) == 34
-    prompts = workload.prompts(requests, 5)
-    (later,) = (row for row, before in enumerate(requests.after) if before >= 0)
-    prompt = prompts.prompt(later)
-    assert prompt.text == "And a hill?"
-    assert prompt.history == (("user", "Be brief.\n\nWhat is a river?"), ("assistant", "Water that runs."))
-    said = (prompt.text, *(text for _, text in prompt.history))
-    assert requests.input[later] == sum(map(count_tokens, said))
-    assert set(requests.think_ns) == {0}
-    texts = {prompts.prompt(row).text for row in range(34)}
-    assert "Ah." in texts, "the turn after one that has no text is the conversation's first"
 
 
 @pytest.mark.parametrize(

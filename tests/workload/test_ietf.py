@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.workload.composed import Composed
 from llmtap.workload.ietf import (
     CODE_COMPLETION,
     CONVERSATION,
@@ -20,6 +19,7 @@ from llmtap.workload.ietf import (
     UNIFORM,
     SyntheticWorkload,
 )
+from llmtap.workload.plan import Composed
 from llmtap.workload.prompts.prose import QUESTION
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.registry import report_of

@@ -1,28 +1,32 @@
-"""Blocks are the same as far as prompts begin alike, and nowhere else; contexts have the shares told."""
+"""Blocks are the same as far as prompts begin alike, and nowhere else; contexts have the shares told; a row
+depends on the seed and its number alone."""
 
 import itertools
 import math
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.units import Duration
-from llmtap.workload.composed import Composed
 from llmtap.workload.lengths import Fixed, LogNormal, UniformLengths
 from llmtap.workload.plan import (
     BLOCK_TOKENS,
     NO_CONTEXT,
+    Composed,
     Conversations,
+    RandomIds,
     SharedBlocks,
     Sharing,
+    Speaker,
     Think,
     ThinkExponential,
     ThinkFixed,
-    ThinkLogNormal,
     zipf_shares,
 )
+from llmtap.workload.prompts.prompt import ElasticSource, Workload
+from llmtap.workload.prompts.prose import Code, Document, ProseWords
 from llmtap.workload.prompts.text import count_tokens
 
 
@@ -86,7 +90,6 @@ CHATS = Composed(
     [
         (ThinkFixed(time=Duration(5 * S)), 5),
         (ThinkExponential(mean=Duration(8 * S)), 8 * math.log(2)),
-        (ThinkLogNormal(median=Duration(6 * S), p95=Duration(40 * S)), 6),
     ],
 )
 def test_think_times_have_their_median(think: Think, median_s: float) -> None:
@@ -142,3 +145,49 @@ def test_the_history_is_what_the_earlier_rows_said() -> None:
             assert prompt.system == earlier.system
             deep = max(deep, len(prompt.history))
     assert deep >= 4
+
+
+SHORT_TALK = Conversations(turns=UniformLengths(min=1, max=4), think=ThinkFixed(time=Duration(1_000)))
+SHARING = Sharing(fraction=0.6, tokens=UniformLengths(min=20, max=90), contexts=3)
+SHORT = LogNormal(median=40, p95=200)
+MANY = {
+    "plain": Composed("plain", SHORT, SHORT),
+    "shared": Composed("shared", SHORT, SHORT, ProseWords(), SHARING),
+    "code": Composed("code", SHORT, SHORT, Code(), SHARING),
+    "document": Composed("document", SHORT, SHORT, Document()),
+    "turns": Composed("turns", SHORT, SHORT, ProseWords(), SHARING, SHORT_TALK),
+    "ids": Composed("ids", SHORT, SHORT, RandomIds(), SHARING, SHORT_TALK),
+}
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(sorted(MANY)), st.integers(0, 2**32), st.integers(1, 60), st.integers(1, 60), st.randoms()
+)
+def test_rows_are_the_same_whatever_count_and_order(
+    name: str, seed: int, a: int, b: int, chance: object
+) -> None:
+    workload: Workload = MANY[name]
+    few, many = sorted((a, b))
+    less, more = workload.requests(few, seed), workload.requests(many, seed)
+    assert less == more.taken(range(few))
+    straight = [workload.prompts(less, seed).prompt(row) for row in range(few)]
+    source = workload.prompts(more, seed)
+    rows = list(range(few))
+    chance.shuffle(rows)  # type: ignore[attr-defined]
+    assert {row: source.prompt(row) for row in rows} == dict(enumerate(straight))
+
+
+@pytest.mark.parametrize("name", ["plain", "shared", "code", "document", "turns"])
+def test_a_prompt_can_be_asked_for_in_another_size(name: str) -> None:
+    requests = MANY[name].requests(30, 3)
+    source = MANY[name].prompts(requests, 3)
+    assert isinstance(source, Speaker)
+    elastic: ElasticSource = source
+    for row in range(30):
+        plain = elastic.prompt(row)
+        for more in (-3, 0, 5, 300):
+            prompt = elastic.sized(row, requests.input[row] + more)
+            assert (prompt.system, prompt.history) == (plain.system, plain.history)
+            assert count_tokens(prompt.text) == max(1, count_tokens(plain.text) + more)
+        assert count_tokens(elastic.sized(row, 0).text) == 1

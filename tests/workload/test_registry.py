@@ -1,16 +1,26 @@
 """A name is a workload, or an error that says which there are; a report tells the sequence by its digest."""
 
 import json
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median, pstdev, quantiles
 from typing import Any
 
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.workload.registry import REFERENCE, report_of, workload_named
-from llmtap.workload.synthetic import WORKLOADS, draw
+from llmtap.workload.prompts.text import count_tokens
+from llmtap.workload.registry import (
+    REFERENCE,
+    SIMULATED,
+    drawn_requests,
+    load_workload,
+    report_of,
+    workload_named,
+)
 
 
-@pytest.mark.parametrize("name", [*REFERENCE, *WORKLOADS])
+@pytest.mark.parametrize("name", [*REFERENCE, *SIMULATED])
 def test_a_name_is_its_workload(name: str) -> None:
     workload = workload_named(name, "--workload")
     assert workload.name == name
@@ -31,8 +41,7 @@ def test_a_name_is_its_workload(name: str) -> None:
     [
         ("synthetic-unifrom", "no workload is called", "did you mean 'synthetic-uniform'?"),
         ("?", "no workload is called '?'", "one of synthetic-uniform, synthetic-skewed"),
-        ("sharegpt", "is the workload of a file, and none is named", "sharegpt:FILE"),
-        ("stack:", "cannot be read", None),
+        ("conversation:", "cannot be read", None),
         ("code-completion:none.jsonl", "none.jsonl cannot be read", None),
     ],
 )
@@ -44,11 +53,116 @@ def test_no_name_is_an_error_of_its_place(text: str, problem: str, hint: str | N
     assert hint is None or hint in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_those_of_sim_run_have_its_very_rows(name: str) -> None:
-    workload = workload_named(name, "")
-    ours, theirs = workload.requests(200, 9), draw(WORKLOADS[name], 200, 9)
-    assert (ours.input, ours.output) == (theirs.input, theirs.output)
+N = 40_000
+
+
+@pytest.mark.parametrize(
+    ("name", "input_median", "output_median"),
+    [("chat", 156, 234), ("long-chat", 1_400, 234), ("bursty", 251, 34)],
+)
+def test_medians_are_those_of_the_source(name: str, input_median: int, output_median: int) -> None:
+    requests = drawn_requests(name, N, 42, "")
+    # The standard error of a median of N lognormal values is 1.25 sigma / sqrt(N): below 1 % of it here.
+    assert median(requests.input) == pytest.approx(input_median, rel=0.03)
+    assert median(requests.output) == pytest.approx(output_median, rel=0.03)
+
+
+def test_tails_and_means_are_those_of_the_source() -> None:
+    chat = drawn_requests("chat", N, 1, "")
+    assert quantiles(chat.input, n=20)[-1] == pytest.approx(892, rel=0.05)
+    assert quantiles(chat.output, n=20)[-1] == pytest.approx(789, rel=0.05)
+    long = drawn_requests("long-chat", N, 1, "")
+    assert fmean(long.input) == pytest.approx(1_600, rel=0.02)
+    # Cut at 16,000 tokens: the mean of what is left is a little below 611.
+    assert 560 < fmean(drawn_requests("bursty", N, 1, "").input) < 630
+
+
+def test_arrivals_have_their_rate_and_their_burstiness() -> None:
+    arrivals = drawn_requests("chat", N, 3, "").arrival_ns
+    gaps = [b - a for a, b in pairwise(arrivals)]
+    assert fmean(gaps) == pytest.approx(1e9, rel=0.03)
+    assert pstdev(gaps) / fmean(gaps) == pytest.approx(1, rel=0.03)
+    bursts = drawn_requests("bursty", N, 3, "").arrival_ns
+    gaps = [b - a for a, b in pairwise(bursts)]
+    assert min(gaps) >= 0
+    assert pstdev(gaps) / fmean(gaps) > 8  # of a tail so heavy a sample seldom has all
+    assert sum(gap < 1_000_000 for gap in gaps) > 0.9 * N
+
+
+EXAMPLE = Path(__file__).parents[2] / "config" / "workload.toml"
+LEAST = "input = 100\noutput = 20\n"
+A = "output = 1\ninput = {distribution = "
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "mine.toml"
+    file.write_text(text)
+    return file
+
+
+def test_the_example_is_a_workload() -> None:
+    workload = load_workload(EXAMPLE)
     told = workload.describe()
-    assert told["arrivals"] == ("gamma:cv=13.28" if name == "bursty" else "poisson")
-    assert told["rate_rps"] == WORKLOADS[name].rate_rps
+    assert told["name"] == "support-chat"
+    assert told["arrivals"] == "gamma:cv=2"
+    assert told["request"] == {"temperature": 0.7, "max_tokens": "output", "stop": None}
+    requests = workload.requests(300, 1)
+    assert any(before >= 0 for before in requests.after)
+    assert requests.blocks
+    prompt = workload.prompts(requests, 1).prompt(7)
+    said = (prompt.system, prompt.text, *(text for _, text in prompt.history))
+    assert sum(map(count_tokens, said)) == requests.input[7]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        line.strip("# ").partition("   #")[0]
+        for line in EXAMPLE.read_text().splitlines()
+        if line.strip().startswith("#   { distribution")
+    ],
+)
+def test_each_distribution_of_the_example_loads(tmp_path: Path, told: str) -> None:
+    workload = load_workload(written(tmp_path, f"input = {told}\noutput = 5\n"))
+    assert min(workload.requests(50, 1).input) >= 1
+
+
+def test_contents_are_of_their_kind(tmp_path: Path) -> None:
+    for kind in ("words", "code", "document"):
+        workload = load_workload(written(tmp_path, f'{LEAST}[content]\nkind = "{kind}"\n'))
+        requests = workload.requests(3, 1)
+        assert count_tokens(workload.prompts(requests, 1).prompt(2).text) == 100
+        assert workload.describe()["content"]["kind"] == kind  # type: ignore[index]
+    workload = load_workload(written(tmp_path, f'{LEAST}[content]\nkind = "ids"\nvocabulary = 50\n'))
+    ids = workload.prompts(workload.requests(3, 1), 1).prompt(2).ids
+    assert len(ids) == 100
+    assert max(ids) < 50
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "problem"),
+    [
+        ("input = 3", "output", "is not given"),
+        (LEAST + "inptu = 3", "inptu", "there is no such key"),
+        ("input = {}\noutput = 1", "input.distribution", "is not given"),
+        (A + '"fixed", tokns = 1}', "input.tokns", "no such key"),
+        (A + '"empirical", values = []}', "input.values", "length >= 1"),
+        (A + '"uniform", min = 5, max = 3}', "input", "min 5 is more than max 3"),
+        ('input = 1\noutput = {distribution = "lognormal", mu = 1.0}', "output", "mu and sigma, or"),
+        (LEAST + "[sharing]\nfraction = 0.5", "sharing.tokens", "is not given"),
+        (
+            LEAST + '[conversations]\nturns = 3\nthink = {distribution = "exponential", mean = "8 potatoes"}',
+            "conversations.think.mean", "expected a duration",
+        ),
+        (LEAST + '[content]\nkind = "poem"', "content.kind", "Invalid"),
+        (LEAST + 'arrivals = "poison"', "arrivals", "'poison'"),
+        ("input = ", "", "is not TOML"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_by_its_key(tmp_path: Path, text: str, place: str, problem: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_workload(file)
+    assert caught.value.place == (f"{place} in {file}" if place else str(file))
+    assert problem in caught.value.problem
+    assert caught.value.hint or not place

@@ -27,9 +27,21 @@ from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.units import NS_PER_S
 from llmtap.workload.arrivals import parse_arrivals
-from llmtap.workload.composed import GENERATION, REQUEST, TOKENIZER, Composed, RandomIds, Written, check_rows
 from llmtap.workload.lengths import LogNormal, UniformLengths, uniform_draw
-from llmtap.workload.plan import ConversationScript, PlannedTurn, Sharing, Speaker, assemble
+from llmtap.workload.plan import (
+    GENERATION,
+    REQUEST,
+    TOKENIZER,
+    Composed,
+    ConversationScript,
+    PlannedTurn,
+    RandomIds,
+    Sharing,
+    Speaker,
+    Written,
+    assemble,
+    check_rows,
+)
 from llmtap.workload.plan import WorkloadPlan as Parts
 from llmtap.workload.prompts.fitting import ElasticPrompts
 from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids

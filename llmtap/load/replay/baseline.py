@@ -46,7 +46,7 @@ from llmtap.metrics.latency import (
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL, Summary
-from llmtap.traces.source import open_trace
+from llmtap.traces.registry import open_trace
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace

@@ -35,7 +35,7 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import output_times_ns, tokens_per_chunk
 from llmtap.sim.model_options import IterationModel, LatencyModel
-from llmtap.traces.source import open_trace
+from llmtap.traces.registry import open_trace
 from llmtap.units import to_seconds
 
 GAPS_MAX: Final = 200_000

@@ -2,8 +2,7 @@
 
 Both are CSV files of arrival, input tokens and output tokens, read and written; they differ in dates and ends
 of lines. Dates: `2023-11-16 18:15:46.6805900` in 2023, six digits and `+00:00` in 2024; dates without a zone
-are UTC. The traces of 2025 have another column, `NumImages`. inference-perf reads the first three columns by
-position, six digits of a second, and the first row as time zero.
+are UTC. inference-perf reads the columns by position, six digits of a second, and the first row as time zero.
 
 Source: Azure/AzurePublicDataset (CC-BY-4.0); inference-perf 0.7.0.
 """
@@ -15,7 +14,7 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.traces.format import LENGTHS, NO_FAILED, TraceFormat, TraceWriter, batch_of, peeked
+from llmtap.traces.format import LENGTHS, NO_FAILED, TraceFormat, TraceWriter, batch_of
 from llmtap.traces.text import COUNT, CsvColumn, CsvKind, csv_header, read_csv, write_csv
 
 
@@ -33,7 +32,6 @@ _COLUMNS: Final = (
     CsvColumn("TIMESTAMP", _DATE, "arrival_ns"),
     CsvColumn("ContextTokens", COUNT, "input_tokens"),
     CsvColumn("GeneratedTokens", COUNT, "output_tokens"),
-    CsvColumn("NumImages", COUNT, "images", required=False, empty=True),
 )
 _SECONDS_CHARS: Final = len("2023-11-16 18:15:46")
 
@@ -47,49 +45,49 @@ def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
 
 def _write(digits: int, end: str, writer: TraceWriter) -> None:
     """Write a file with so many digits of a second and that end of a line."""
-    first, batches = peeked(writer.outgoing([c.column for c in _COLUMNS], times="date"))
-    images = writer.own and first is not None and first["images"].null_count < len(first)
-    columns, cut = _COLUMNS if images else _COLUMNS[:3], 0
+    cut = 0
 
     def fields() -> Iterator[dict[str, list[object]]]:
         nonlocal cut
-        for batch in batches:
+        for batch in writer.outgoing([c.column for c in _COLUMNS], times="date"):
             ns = batch.column("arrival_ns")
             unit = 10 ** (9 - digits)
             cut += pc.not_equal(pc.multiply(pc.divide(ns, unit), unit), ns).true_count
             dates = ns.cast(pa.timestamp("ns")).cast(pa.string())
-            values = {c.column: batch.column(c.column).to_pylist() for c in columns}
+            values = {c.column: batch.column(c.column).to_pylist() for c in _COLUMNS}
             yield values | {
                 "arrival_ns": pc.utf8_slice_codeunits(dates, 0, _SECONDS_CHARS + 1 + digits).to_pylist()
             }
 
-    write_csv(writer.out, columns, fields(), end)
+    write_csv(writer.out, _COLUMNS, fields(), end)
     writer.note(cut, f"arrivals lost what is finer than {digits} digits of a second")
 
 
 _WHY: Final = {"model": "it has three columns: when, tokens read, tokens generated", **NO_FAILED}
 
-AZURE: Final = TraceFormat(
-    name="azure",
-    title="Azure LLM inference trace (CSV)",
-    extensions=(".csv",),
-    holds=LENGTHS,
-    needs=LENGTHS,
-    why={"arrival": "to 100 ns", **_WHY},
-    sniff=lambda head, name: {c.name for c in _COLUMNS[:3]} <= csv_header(head),
-    info={"arrivals": "wall"},
-    batches=_batches,
-    writes=partial(_write, 7, "\r\n"),
+FORMATS: Final = (
+    TraceFormat(
+        name="azure",
+        title="Azure LLM inference trace (CSV)",
+        extensions=(".csv",),
+        holds=LENGTHS,
+        needs=LENGTHS,
+        why={"arrival": "to 100 ns", **_WHY},
+        sniff=lambda head, name: {c.name for c in _COLUMNS} <= csv_header(head),
+        info={"arrivals": "wall"},
+        batches=_batches,
+        writes=partial(_write, 7, "\r\n"),
+    ),
+    # Its files look like Azure's: it is read with --from.
+    TraceFormat(
+        name="inference-perf",
+        title="inference-perf trace replay (Azure CSV)",
+        extensions=(".csv",),
+        holds=LENGTHS,
+        needs=LENGTHS,
+        why={"arrival": "to the microsecond; it takes the first row as its zero", **_WHY},
+        info={"arrivals": "wall"},
+        batches=_batches,
+        writes=partial(_write, 6, "\n"),
+    ),
 )
-
-INFERENCE_PERF: Final = TraceFormat(
-    name="inference-perf",
-    title="inference-perf trace replay (Azure CSV)",
-    extensions=(".csv",),
-    holds=LENGTHS,
-    needs=LENGTHS,
-    why={"arrival": "to the microsecond; it takes the first row as its zero", **_WHY},
-    opens=AZURE.read,
-    writes=partial(_write, 6, "\n"),
-)
-"""Read it with --from: its files look like Azure's."""

@@ -4,16 +4,15 @@ Files 1 and 2 have six columns, file 3 has eight; all eight are written. Fields 
 
 - `Timestamp`: `arrival_ns`, from the trace's own zero. `Elapsed time`: `response_end_us`.
 - `Session ID`: `session`; empty on `API log` rows. `Log Type`: `route`.
-- `Response tokens` 0, or nothing: a failed request, `outcome` upstream_error.
-- `Total tokens` is the sum; where a file says otherwise, `usage` keeps its value.
+- `Response tokens` 0, or nothing: a failed request, `outcome` upstream_error. `Total tokens` is the sum.
 
 Source: HPMLL/BurstGPT (CC-BY-4.0).
 """
 
 from collections.abc import Iterator
+from operator import add
 from typing import Any, BinaryIO, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,17 +29,13 @@ _COLUMNS: Final = (
     CsvColumn("Total tokens", COUNT, "total", required=False, empty=True),
     CsvColumn("Log Type", TEXT, "route", required=False),
 )
-_WANTED: Final = (*(c.column for c in _COLUMNS if c.column != "total"), "usage")
-
-
-class _Usage(msgspec.Struct):
-    total_tokens: int | None = None
+_WANTED: Final = tuple(c.column for c in _COLUMNS if c.column != "total")
 
 
 def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     failed = others = 0
     for rows, columns in read_csv(stream, _COLUMNS, notes):
-        made = columns["output_tokens"].fill_null(0)
+        made = columns["output_tokens"] = columns["output_tokens"].fill_null(0)
         whole = pc.greater(made, 0)
         columns["outcome"] = pc.if_else(whole, "complete", "upstream_error")
         failed += rows - whole.true_count
@@ -48,47 +43,26 @@ def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
             explicit = pa.scalar("explicit"), pa.scalar(None, pa.string())
             columns["session_source"] = pc.if_else(pc.is_valid(columns["session"]), *explicit)
         if "total" in columns:
-            sums = pc.add(columns["input_tokens"], made)
-            same = pc.equal(columns["total"], sums).fill_null(False)
-            others += rows - same.true_count
-            if same.true_count < rows:
-                totals = zip(columns["total"].to_pylist(), same.to_pylist(), strict=True)
-                columns["usage"] = pa.array(
-                    [None if fits else msgspec.json.encode(_Usage(n)).decode() for n, fits in totals]
-                )
+            others += rows - pc.equal(columns["total"], pc.add(columns["input_tokens"], made)).true_count
         yield batch_of(rows, columns)
     if failed:
         notes.append(f"{failed:,} rows have no response tokens: failed requests")
     if others:
-        notes.append(f"{others:,} rows have another total than the sum: it is kept in usage")
+        notes.append(f"{others:,} rows have another total than the sum: it is not kept")
 
 
 def _write(writer: TraceWriter) -> None:
-    own, nameless = writer.own, 0
-    # A file of this format may have rows without response tokens.
-    needs = ("arrival_ns", "input_tokens", *(() if own else ("output_tokens",)))
-    if not own:
-        writer.batches = map(_failed_as_zero, writer.batches)
-    writer.batches = writer.with_model(writer.batches)
+    writer.batches = map(_failed_as_zero, writer.batches)
 
     def fields() -> Iterator[dict[str, list[Any]]]:
-        nonlocal nameless
-        for batch in writer.outgoing(_WANTED, needs, failed=True):
+        for batch in writer.outgoing(_WANTED, failed=True):
             column = {name: batch.column(name).to_pylist() for name in _WANTED}
-            nameless += batch.column("model").null_count
-            pairs = zip(column["input_tokens"], column["output_tokens"], strict=True)
-            column["total"] = [a + (b or 0) for a, b in pairs]
-            if own:
-                for row, usage in enumerate(column["usage"]):
-                    if usage is not None:
-                        column["total"][row] = msgspec.json.decode(usage, type=_Usage).total_tokens
-            else:
+            column["total"] = list(map(add, column["input_tokens"], column["output_tokens"]))
+            if not writer.own:
                 column["route"] = ["API log" if s is None else "Conversation log" for s in column["session"]]
             yield column
 
     write_csv(writer.out, _COLUMNS, fields())
-    if not own:
-        writer.note(nameless, "rows have no model; vLLM reads only those of GPT-4")
 
 
 def _failed_as_zero(batch: pa.RecordBatch) -> pa.RecordBatch:

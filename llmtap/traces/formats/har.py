@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from llmtap.capture.store.rows import to_batch
 from llmtap.exchange.outcome import EventClass
 from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
 from llmtap.traces import bodies
@@ -29,7 +30,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     skipped = Counter[str]()
-    for number, entry in enumerate(bodies.read_elements(file, ("log", "entries"), floats=True)):
+    for number, entry in enumerate(bodies.read_elements(file, "log.entries", floats=True)):
         if not isinstance(entry, dict):
             raise FormatError(f"entry {number}: expected a JSON object")
         row = _row_of(entry, skipped)
@@ -53,7 +54,7 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
         content.pop("encoding", None)
     try:
         saved = read_saved(msgspec.json.encode({**entry, "request": request, "response": response}))
-    except SavedError:
+    except (SavedError, RecursionError):
         skipped["cannot be read as HTTP: left out"] += 1
         return None
     explained = explain(saved)
@@ -125,26 +126,16 @@ def _us(seconds: float) -> int:
 
 def answer_columns(explained: Explained) -> dict[str, Any]:
     """Return end, kind and counts of a saved answer, which has no times, in the columns of a capture."""
-    x = explained.exchange
-    row = {name: getattr(x, name) for name in _ANSWER_PLAIN}
-    row |= {f"refusal_{name}": _text((x.refusal or {}).get(name)) for name in _REFUSAL}
-    row |= {
-        name: None if (value := getattr(x, name)) is None else bodies.compact(value) for name in _ANSWER_JSON
-    }
-    return row | {
-        "outcome": x.outcome.value, "input_tokens": x.tokens.input, "output_tokens": x.tokens.output,
-        "input_token_source": None if x.tokens.input is None else "usage",
-        "reasoning_tokens": x.tokens.reasoning, "cached_tokens": x.tokens.cached,
-        "token_source": None if x.tokens.output is None else x.tokens.source.value,
-    }  # fmt: skip
+    (row,) = to_batch([explained.exchange], capture="", level="shape")[0].select(_ANSWER).to_pylist()
+    return dict(row)
 
 
-_ANSWER_PLAIN: Final = (
+_ANSWER: Final = (
     "response_model", "endpoint", "dialect", "stream", "request_id", "status", "finish_reason", "error",
-    "retries", "no_token_reason", "unparsed_events",
+    "retries", "no_token_reason", "unparsed_events", "refusal_kind", "refusal_source", "refusal_detail",
+    "refusal_confidence", "guardrail", "usage", "server_timing", "outcome", "input_tokens", "output_tokens",
+    "input_token_source", "reasoning_tokens", "cached_tokens", "token_source",
 )  # fmt: skip
-_REFUSAL: Final = ("kind", "source", "detail", "confidence")
-_ANSWER_JSON: Final = ("guardrail", "usage", "server_timing")
 
 
 def text_said(explained: Explained) -> str | None:
@@ -157,10 +148,6 @@ def text_said(explained: Explained) -> str | None:
         and event.delta.choices[:1] in ((), (0,))
     ]
     return "".join(parts) if parts else None
-
-
-def _text(value: object) -> str | None:
-    return value if value is None or isinstance(value, str) else bodies.compact(value)
 
 
 def _sniff(head: bytes, name: str) -> bool:

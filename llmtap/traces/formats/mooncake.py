@@ -1,30 +1,37 @@
-"""The trace format `mooncake`, and `LengthFields`: reader and writer of all formats with the same fields.
+"""The trace formats `mooncake` and `guidellm`, which have the same fields, and ids of prefix blocks in files.
 
 JSON Lines `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [int, ...]}` with
-one id per block of 512 tokens, also for a partial last block. The traces of guidellm and vLLM (`guidellm.py`,
-`vllm.py`) have times in seconds, those of vLLM also other block sizes. A file that could be any of them is
-read as Mooncake's, or as guidellm's if times have fractions or a row has a `duration`.
+one id per block of 512 tokens, also for a partial last block. `guidellm` is the input of guidellm's
+`--profile kind=replay`: times in seconds, and an optional `duration` of the whole answer. A file that could
+be both is Mooncake's, unless times have fractions or a row has a `duration`.
 
-Source: kvcache-ai/Mooncake, FAST25-release/traces.
+`aiperf.py` uses `block_columns` (the columns of a capture for ids that were read) and `BlockIds` (the ids to
+write), too.
+
+Source: kvcache-ai/Mooncake, FAST25-release/traces; guidellm 0.8.1.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
-from typing import Annotated, BinaryIO, Final
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap.capture.schema import CaptureInfo
 from llmtap.traces import format
-from llmtap.traces.blocks import BLOCK_COLUMNS, BlockIds, block_columns
-from llmtap.traces.text import Count, Id, JsonLines, Number, decimal_text, first_objects, numbers_ns
+from llmtap.traces.text import Count, Id, Number, decimal_text, first_objects, json_rows, number_ns
 
-_FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids")
-_NEEDS: Final = ("arrival_ns", "input_tokens", "output_tokens")
-_COLUMNS: Final = ("arrival_ns", "input_tokens", "output_tokens", "response_end_us", *BLOCK_COLUMNS)
+SIZE: Final = 512
+"""Tokens in a block, as the readers of the files expect them."""
+BLOCK_COLUMNS: Final = ("blocks", "block_size", "block_unit", "input_tokens")
+_FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids", "duration")
+_COLUMNS: Final = ("arrival_ns", "input_tokens", "output_tokens", "response_end_us")
+_MS: Final = 6
+"""Digits from the unit of times down to ns: of Mooncake, and of guidellm."""
+_SECONDS: Final = 9
 
 
 class _Row(msgspec.Struct):
@@ -32,129 +39,179 @@ class _Row(msgspec.Struct):
     input_length: Count
     output_length: Count
     hash_ids: Annotated[list[Id], msgspec.Meta(max_length=1 << 24)] | None = None
-
-
-class _RowWithDuration(_Row):
     duration: Number | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthFields:
-    name: str
-    places: int
-    """Digits from the unit of `timestamp` down to ns: 6 of milliseconds, 9 of seconds."""
-    sizes: tuple[int, ...] = (512,)
-    """Tokens in a block: the first size that the first rows agree with, or else the first."""
-    durations: bool = False
-    """Has `duration`, of the whole answer, in the same unit."""
-    any_size: bool = False
-    """Its reader can be told the size: blocks of any size are written unchanged."""
-    blocks_needed: bool = False
-    """Its reader makes the prompt of the ids alone: a row without ids would be an empty prompt."""
-
-    def read(self, stream: BinaryIO) -> format.TraceSource:
-        lines: JsonLines[_Row] = JsonLines(stream, _RowWithDuration if self.durations else _Row)
-        blocks = iter(lines)
-        first = next(blocks, ([], []))
-        size = self._size_of(first[0])
-
-        def batches(notes: list[str]) -> Iterator[pa.RecordBatch]:
-            bare = broken = 0
-            for rows, numbers in chain([first], blocks):
-                ids = [row.hash_ids for row in rows]
-                columns = {
-                    "arrival_ns": numbers_ns(
-                        [row.timestamp for row in rows], self.places, numbers, "timestamp"
-                    ),
-                    "input_tokens": [row.input_length for row in rows],
-                    "output_tokens": [row.output_length for row in rows],
-                    **block_columns(ids, size),
-                }
-                if self.durations:
-                    ends = [getattr(row, "duration", None) for row in rows]
-                    ends_ns = numbers_ns(ends, self.places, numbers, "duration")
-                    columns["response_end_us"] = [None if ns is None else ns // 1_000 for ns in ends_ns]
-                bare += ids.count(None)
-                broken += sum(not _fits(row, size) for row in rows)
-                yield format.batch_of(len(rows), columns)
-            notes += lines.notes()
-            if bare:
-                notes.append(f"{bare:,} rows have no hash_ids")
-            if broken:
-                notes.append(f"{broken:,} rows have another number of hash_ids than blocks of {size} tokens")
-
-        return format.trace_source(batches, self.name, blocks="trace", block_unit="tokens", block_size=size)
-
-    def _size_of(self, rows: list[_Row]) -> int:
-        return next((size for size in self.sizes if all(_fits(row, size) for row in rows)), self.sizes[0])
-
-    def size_written(self, info: CaptureInfo) -> int:
-        kept = info.block_unit == "tokens" and (self.any_size or info.source == self.name)
-        return info.block_size if kept and info.block_size else self.sizes[0]
-
-    def write(self, writer: format.TraceWriter) -> None:
-        """Write a trace: times in seconds exactly, times in milliseconds whole, unless they are its own."""
-        needs: tuple[str, ...] = _NEEDS
-        if self.blocks_needed:
-            needs = (*_NEEDS, "blocks")
-            writer.batches = map(_empty_as_none, writer.batches)
-        ids, cut = BlockIds(writer, self.size_written(writer.info)), 0
-        seconds = self.places == 9
-        whole_ns = 1 if seconds or writer.own else 10**self.places
-        for batch in writer.outgoing(_COLUMNS, needs):
-            columns = [batch.column(name).to_pylist() for name in _COLUMNS[:4]]
-            lines = []
-            for arrival, read, made, end, blocks in zip(*columns, ids.of(batch), strict=True):
-                cut += arrival % whole_ns > 0
-                time = decimal_text(arrival // whole_ns * whole_ns, self.places, point=seconds)
-                line = f'{{"timestamp": {time}, "input_length": {read}, "output_length": {made}'
-                if blocks is not None:
-                    line += f', "hash_ids": {blocks}'
-                if self.durations and end is not None:
-                    line += f', "duration": {decimal_text(end * 1_000, self.places, point=True)}'
-                lines.append(line + "}\n")
-            writer.out.write("".join(lines).encode())
-        ids.report()
-        writer.note(cut, "arrivals lost what is finer than the format's digits")
+def block_columns(ids: Sequence[Sequence[int] | None]) -> dict[str, list[Any]]:
+    """Return the columns of rows with these ids."""
+    return {
+        "blocks": list(ids),
+        "block_size": [None if i is None else SIZE for i in ids],
+        "block_unit": [None if i is None else "tokens" for i in ids],
+    }
 
 
-def _fits(row: _Row, size: int) -> bool:
-    """Whether a row has no ids, or as many as its prompt has blocks."""
-    return row.hash_ids is None or len(row.hash_ids) == -(-row.input_length // size)
+def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
+    bare = broken = 0
+    given = json_rows(stream, _Row, notes)
+    while rows := list(islice(given, format.ROWS_PER_BATCH)):
+        ids = [row.hash_ids for row, _ in rows]
+        columns = {
+            "arrival_ns": [number_ns(row.timestamp, places, line, "timestamp") for row, line in rows],
+            "input_tokens": [row.input_length for row, _ in rows],
+            "output_tokens": [row.output_length for row, _ in rows],
+            "response_end_us": [
+                None if row.duration is None else number_ns(row.duration, places, line, "duration") // 1_000
+                for row, line in rows
+            ],
+            **block_columns(ids),
+        }
+        bare += ids.count(None)
+        broken += sum(_broken(row.hash_ids, row.input_length) for row, _ in rows)
+        yield format.batch_of(len(rows), columns)
+    if bare:
+        notes.append(f"{bare:,} rows have no hash_ids")
+    if broken:
+        notes.append(f"{broken:,} rows have another number of hash_ids than blocks of {SIZE} tokens")
 
 
-def _empty_as_none(batch: pa.RecordBatch) -> pa.RecordBatch:
-    blocks = batch.column("blocks")
-    bare = pc.and_(pc.equal(pc.list_value_length(blocks), 0), pc.greater(batch.column("input_tokens"), 0))
-    return format.replaced(
-        batch, "blocks", pc.if_else(pc.fill_null(bare, False), pa.scalar(None, blocks.type), blocks)
-    )
+def _broken(ids: Sequence[int] | None, tokens: int | None) -> bool:
+    """Return whether a prompt of so many tokens has another number of blocks."""
+    return ids is not None and tokens is not None and len(ids) != -(-tokens // SIZE)
 
 
-def looks(head: bytes) -> tuple[bool, bool]:
-    """Return whether the first rows have these fields alone, and whether their times have fractions."""
+def _write(places: int, writer: format.TraceWriter) -> None:
+    """Write a trace: times in seconds exactly, times in milliseconds whole, unless they are its own."""
+    ids, cut = BlockIds(writer), 0
+    seconds = places == _SECONDS
+    whole_ns = 1 if seconds or writer.own else 10**places
+    for batch in writer.outgoing((*_COLUMNS, *BLOCK_COLUMNS)):
+        columns = [batch.column(name).to_pylist() for name in _COLUMNS]
+        lines = []
+        for arrival, read, made, end, blocks in zip(*columns, ids.of(batch), strict=True):
+            cut += arrival % whole_ns > 0
+            time = decimal_text(arrival // whole_ns * whole_ns, places, point=seconds)
+            line = f'{{"timestamp": {time}, "input_length": {read}, "output_length": {made}'
+            if blocks is not None:
+                line += f', "hash_ids": {blocks}'
+            if seconds and end is not None:
+                line += f', "duration": {decimal_text(end, 6, point=True)}'
+            lines.append(line + "}\n")
+        writer.out.write("".join(lines).encode())
+    ids.report()
+    writer.note(cut, "arrivals lost what is finer than the format's digits")
+
+
+class BlockIds:
+    """Ids of the prefix blocks of one file that is written.
+
+    Salted hashes become small numbers by first use; the map of all ids is in memory. Blocks of a size that
+    divides SIZE are joined: every n-th id, and the last. Other sizes are written unchanged; rows with another
+    number of ids than ceil(tokens / SIZE) are counted.
+    """
+
+    def __init__(self, writer: format.TraceWriter) -> None:
+        self._writer = writer
+        self._numbers: defaultdict[int, int] = defaultdict()
+        self._numbers.default_factory = self._numbers.__len__
+        self.missing = 0
+        self._broken = self._coarser = 0
+        self._foreign: dict[tuple[int | None, str | None], None] = {}
+        """Other sizes and their units."""
+
+    def of(self, batch: pa.RecordBatch) -> list[list[int] | None]:
+        """Return the ids of each row; None where the blocks are not known."""
+        lists = int_lists(batch.column("blocks"))
+        self._resize(batch, lists)
+        if self._writer.info.blocks == "salted":
+            numbers = self._numbers
+            lists = [None if ids is None else [numbers[i] for i in ids] for ids in lists]
+        self.missing += lists.count(None)
+        self._broken += sum(map(_broken, lists, batch.column("input_tokens").to_pylist()))
+        return lists
+
+    def _resize(self, batch: pa.RecordBatch, lists: list[list[int] | None]) -> None:
+        sizes, units = batch.column("block_size"), batch.column("block_unit")
+        fits = pc.and_(pc.equal(sizes, SIZE), pc.equal(units, "tokens"))
+        if fits.true_count == len(fits):
+            return
+        known = zip(lists, sizes.to_pylist(), units.to_pylist(), strict=True)
+        for row, (ids, size, unit) in enumerate(known):
+            if ids is None or (size == SIZE and unit == "tokens"):
+                continue
+            if unit == "tokens" and size and SIZE % size == 0:
+                every = SIZE // size
+                lists[row] = ids[every - 1 :: every] + (ids[-1:] if len(ids) % every else [])
+                self._coarser += 1
+            else:
+                self._foreign[size, unit] = None
+
+    def report(self) -> None:
+        ways, writer = [], self._writer
+        broken = f"rows have another number of ids than ceil(input_length / {SIZE})"
+        if self._coarser:
+            ways.append(f"{self._coarser:,} rows had smaller blocks: of their ids every n-th, and the last")
+        if self._foreign:
+            sizes = " or ".join(f"{n or 0:,} {unit}" for n, unit in self._foreign)
+            ways.append(f"blocks of {sizes} go out as ids of {SIZE} tokens: {self._broken:,} {broken}")
+        if any(unit == "bytes" for _, unit in self._foreign):
+            ways.append("with meter.tokenizer set, a capture's blocks are of tokens")
+        if ways:
+            writer.changed["prefix blocks"] = "; ".join(ways)
+        writer.note(self.missing, "rows have no prefix blocks, and are written without them")
+        if not self._foreign:
+            writer.note(self._broken, broken)
+
+
+def int_lists(column: pa.ListArray) -> list[list[int] | None]:
+    """Return the lists of a column; faster than `to_pylist`."""
+    flat = iter(column.flatten().to_pylist())
+    lengths = pc.list_value_length(column).to_pylist()
+    return [None if n is None else list(islice(flat, n)) for n in lengths]
+
+
+def _sniff(seconds: bool, head: bytes, name: str) -> bool:
+    """Whether the first rows have these fields alone, and times in seconds or not."""
     objects = first_objects(head)
-    if not objects or not all({*_FIELDS[:3]} <= o.keys() <= {*_FIELDS, "duration"} for o in objects):
-        return False, False
-    return True, any("duration" in o or isinstance(o["timestamp"], float) for o in objects)
+    if not objects or not all({*_FIELDS[:3]} <= o.keys() <= {*_FIELDS} for o in objects):
+        return False
+    return seconds == any("duration" in o or isinstance(o["timestamp"], float) for o in objects)
 
 
-_MOONCAKE: Final = LengthFields(name="mooncake", places=6)
+_INFO: Final = {"blocks": "trace", "block_unit": "tokens", "block_size": SIZE}
 
-FORMAT: Final = format.TraceFormat(
-    name="mooncake",
-    title="Mooncake trace (JSON Lines, milliseconds)",
-    extensions=(".jsonl",),
-    holds=format.LENGTHS | {"prefix blocks"},
-    needs=format.LENGTHS,
-    why={
-        "arrival": "in whole milliseconds, from the first one",
-        "prefix blocks": "blocks of 512 tokens; the ids of others go over, but readers that count them "
-        "(guidellm) reject such rows",
-        **format.NO_FAILED,
-        "session and turn": "only shared blocks tell which requests belong together",
-    },
-    sniff=lambda head, name: looks(head) == (True, False),
-    opens=_MOONCAKE.read,
-    writes=_MOONCAKE.write,
+FORMATS: Final = (
+    format.TraceFormat(
+        name="mooncake",
+        title="Mooncake trace (JSON Lines, milliseconds)",
+        extensions=(".jsonl",),
+        holds=format.LENGTHS | {"prefix blocks"},
+        needs=format.LENGTHS,
+        why={
+            "arrival": "in whole milliseconds, from the first one",
+            "prefix blocks": "blocks of 512 tokens; the ids of others go over, but readers that count them "
+            "(guidellm) reject such rows",
+            **format.NO_FAILED,
+            "session and turn": "only shared blocks tell which requests belong together",
+        },
+        sniff=partial(_sniff, False),
+        info=_INFO,
+        batches=partial(_batches, _MS),
+        writes=partial(_write, _MS),
+    ),
+    format.TraceFormat(
+        name="guidellm",
+        title="guidellm trace (JSON Lines, seconds)",
+        extensions=(".jsonl",),
+        holds=format.LENGTHS | {"prefix blocks", "end of the answer"},
+        needs=format.LENGTHS,
+        why={
+            "prefix blocks": "blocks of 512 tokens: it rejects rows whose number of ids is another",
+            **format.NO_FAILED,
+        },
+        sniff=partial(_sniff, True),
+        info=_INFO,
+        batches=partial(_batches, _SECONDS),
+        writes=partial(_write, _SECONDS),
+    ),
 )

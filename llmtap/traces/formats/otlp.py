@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from llmtap.traces.bodies import compact
 from llmtap.traces.format import LENGTHS, FormatError, TraceFormat
-from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, JsonLines, start_of
+from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, json_rows, start_of
 
 _OPERATIONS: Final = frozenset({"chat", "text_completion", "generate_content"})
 _ENDPOINTS: Final = {"chat": "chat.completions", "text_completion": "completions"}
@@ -37,6 +37,7 @@ _COUNTS: Final = {
     "max_tokens": ("gen_ai.request.max_tokens",),
     "status": ("http.response.status_code",),
 }
+_TOKENS: Final = _COUNTS["input_tokens"] + _COUNTS["output_tokens"]
 _FIRST: Final = ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token")
 """In seconds."""
 _ERROR: Final = 2
@@ -78,15 +79,14 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
     nested: dict[str, str | None] = {}  # of spans of agents: the conversation
     found: list[tuple[int, int, _Span, dict[str, Any]]] = []
     others = 0
-    lines = JsonLines(stream, _Line, bytes_max=BODY_BYTES_MAX)
-    for line, number in lines.rows():
+    for line, number in json_rows(stream, _Line, notes, bytes_max=BODY_BYTES_MAX):
         for span in (s for r in line.resource_spans for scope in r.scope_spans for s in scope.spans):
             values = {a.key: _value(a.value) for a in span.attributes}
             agents[span.span_id] = span.parent_span_id
             operation = values.get("gen_ai.operation.name")
             if operation == "invoke_agent":
                 nested[span.span_id] = values.get("gen_ai.conversation.id")
-            if operation in _OPERATIONS or (operation is None and any(map(values.get, _tokens()))):
+            if operation in _OPERATIONS or (operation is None and any(map(values.get, _TOKENS))):
                 start_ns, end_ns = (
                     _ns(t, number) for t in (span.start_time_unix_nano, span.end_time_unix_nano)
                 )
@@ -156,10 +156,6 @@ def _agents_of(span: str, parents: Mapping[str, str], agents: Mapping[str, str |
         seen.add(span)
         found += [span] if span in agents else []
     return found
-
-
-def _tokens() -> tuple[str, ...]:
-    return _COUNTS["input_tokens"] + _COUNTS["output_tokens"]
 
 
 def _value(value: Mapping[str, Any]) -> Any:

@@ -82,7 +82,7 @@ def _write(writer: format.TraceWriter) -> None:
 
     def rows() -> Iterator[pa.RecordBatch]:
         nonlocal numbered
-        for batch in writer.with_model(writer.batches):
+        for batch in writer.batches:
             if not whole:
                 known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
                 numbered += known.true_count

@@ -7,14 +7,13 @@ where a session branches, the branches become conversations of their own.
 Source: vLLM's benchmark reads `conversations[0].value` and `[1].value`.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 
-from llmtap.traces.bodies import compact, messages_of, read_elements, read_object
+from llmtap.traces.bodies import asked_columns, compact, messages_of, read_elements, read_object
 from llmtap.traces.format import FormatError, TraceFormat, TraceWriter
 from llmtap.traces.sorting import grouped
 from llmtap.traces.text import start_of
@@ -36,183 +35,124 @@ class _Turn(msgspec.Struct):
 
 
 class _Conversation(msgspec.Struct):
-    conversations: list[_Turn | str]
+    conversations: list[_Turn]
     id: str | int | None = None
     model: str | None = None
-
-
-_decode_turn: Final = msgspec.json.Decoder(_Turn).decode
 
 
 # ---------------------------------------------------------------- reading
 
 
-_ODD: Final = (
-    "turns were JSON strings instead of objects",
-    "turns have no answer after them, and are in no row",
-    "answers follow no question: they are no rows, but part of later prompts",
-    "turns are by a speaker that is none of the usual, whose name became their role",
-    "conversations have no answer to anything, and became no row",
-)
-_TEXT, _UNANSWERED, _UNASKED, _STRANGER, _SILENT = _ODD
-
-
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
-    odd = Counter[str]()
+    unanswered = unasked = silent = 0
     for number, element in enumerate(read_elements(file)):
-        where = f"conversation {number}"
         try:
-            conversation = msgspec.convert(element, _Conversation)
+            talk = msgspec.convert(element, _Conversation)
         except (ValueError, RecursionError) as exc:
-            raise FormatError(f"{where}: {exc}") from None
-        yield from _rows(conversation, where, number, odd)
-    notes += [f"{odd[what]:,} {what}" for what in _ODD if odd[what]]
-
-
-def _rows(
-    conversation: _Conversation, where: str, number: int, odd: Counter[str]
-) -> Iterator[dict[str, Any]]:
-    name = conversation.id
-    session = f"#{number}" if name is None or name == "" else str(name)
-    about = {} if conversation.model is None else {"model": conversation.model}
-    head = compact(about)[1:-1] + ("," if about else "")
-    said: list[str] = []
-    roles: list[str] = []
-    sizes: list[int] = []
-    count = pending = 0
-    for i, given in enumerate(conversation.conversations):
-        turn = given
-        if isinstance(turn, str):
-            odd[_TEXT] += 1
-            try:
-                turn = _decode_turn(turn)
-            except (ValueError, RecursionError) as exc:
-                raise FormatError(f"{where}, turn {i}: {exc}") from None
-        role = _ROLES.get(turn.speaker.lower())
-        if role is None:
-            odd[_STRANGER] += 1
-            role = turn.speaker
-        if role == "assistant" and pending:
-            yield {
-                "session": session, "session_source": "explicit", "turn": count,
-                "turn_by": "tool" if roles[-1] == "tool" else "human",
-                "endpoint": "chat.completions", "level": "full", "model": conversation.model,
-                "message_roles": list(roles), "message_bytes": list(sizes), "prompt_bytes": sum(sizes),
-                "request_body": f'{{{head}"messages":[{",".join(said)}]}}', "response_text": turn.value,
-            }  # fmt: skip
-            count, pending = count + 1, 0
-        elif role == "assistant":
-            odd[_UNASKED] += 1
-        elif role != "system":
-            pending += 1
-        said.append(compact({"role": role, "content": turn.value}))
-        roles.append(role)
-        sizes.append(len(turn.value.encode()))
-    odd[_UNANSWERED] += pending
-    odd[_SILENT] += not count
+            raise FormatError(f"conversation {number}: {exc}") from None
+        body: dict[str, Any] = {} if talk.model is None else {"model": talk.model}
+        messages = body["messages"] = []
+        count = pending = 0
+        for turn in talk.conversations:
+            role = _ROLES.get(turn.speaker.lower(), turn.speaker)
+            if role == "assistant" and pending:
+                yield {
+                    "session": str(talk.id) if talk.id not in (None, "") else f"#{number}",
+                    "session_source": "explicit", "turn": count,
+                    "turn_by": "tool" if messages[-1]["role"] == "tool" else "human",
+                    "endpoint": "chat.completions", "level": "full", "request_body": compact(body),
+                    "response_text": turn.value, **asked_columns(body),
+                }  # fmt: skip
+                count, pending = count + 1, 0
+            elif role == "assistant":
+                unasked += 1
+            elif role != "system":
+                pending += 1
+            messages.append({"role": role, "content": turn.value})
+        unanswered += pending
+        silent += not count
+    told = (
+        (unanswered, "turns have no answer after them, and are in no row"),
+        (unasked, "answers follow no question: they are no rows, but part of later prompts"),
+        (silent, "conversations have no answer to anything, and became no row"),
+    )
+    notes += [f"{n:,} {what}" for n, what in told if n]
 
 
 # ---------------------------------------------------------------- writing
 
-
-def _write(writer: TraceWriter) -> None:
-    def turns() -> Iterator[tuple[object, int, bytes]]:
-        for batch in writer.batches:
-            columns = [batch.column(name).to_pylist() for name in _WANTED]
-            found = [_turn_of(writer, *row) for row in zip(*columns, strict=True)]
-            writer.count(batch.filter(pa.array([turn is not None for turn in found], pa.bool_())))
-            yield from filter(None, found)
-
-    conversations = _Conversations(writer)
-    for group in grouped(turns()):
-        conversations.session(group)
-    conversations.close()
-
-
 _WANTED: Final = ("capture", "session", "turn", "id", "request_body", "response_text")
 
 
-def _turn_of(
-    writer: TraceWriter, capture: str | None, session: str | None, turn: int | None, name: str | None,
-    body: str | None, answer: str | None,
-) -> tuple[object, int, bytes] | None:  # fmt: skip
-    messages = None
-    if body is None or answer is None:
-        writer.drop("no request body" if body is None else "no response text")
-        return None
+def _write(writer: TraceWriter) -> None:
+    said: list[Messages] = []
+
+    def reasons(batch: pa.RecordBatch) -> list[str | None]:
+        found = [_messages_of(body) for body in batch.column("request_body").to_pylist()]
+        said[:] = [messages for messages in found if messages]
+        return [None if messages else "request without messages" for messages in found]
+
+    def turns() -> Iterator[tuple[object, int, bytes]]:
+        wanted = (*_WANTED, "message_roles")
+        for batch in writer.outgoing(wanted, _WANTED[-2:], times="none", failed=True, reasons=reasons):
+            columns = (batch.column(name).to_pylist() for name in _WANTED)
+            rows = enumerate(zip(*columns, said, strict=True), writer.rows - batch.num_rows)
+            for n, (capture, session, turn, name, _, answer, messages) in rows:
+                # A row of no session is a conversation of its own.
+                key = n if session is None else (capture, session)
+                record = (name if session is None else session, messages, answer)
+                yield key, n if turn is None else turn, msgspec.json.encode(record)
+
+    count = branched = 0
+    for group in grouped(turns()):
+        branch = 0
+        for branch, (name, history) in enumerate(_branches(group)):
+            name = f"conversation-{count}" if name is None else name
+            talk = {
+                "id": f"{name}-branch-{branch}" if branch else name,
+                "conversations": [
+                    {"from": _SPEAKERS.get(role, role), "value": text} for role, text in history
+                ],
+            }
+            writer.out.write((b",\n" if count else b"[\n") + msgspec.json.encode(talk))
+            count += 1
+        branched += branch > 0
+    writer.out.write(b"\n]\n" if count else b"[]\n")
+    writer.note(
+        branched,
+        "sessions went on from an earlier point than their last turn: they became several conversations",
+    )
+
+
+def _messages_of(body: str) -> Messages | None:
     try:
-        messages = messages_of(read_object(body, "request"))
+        return messages_of(read_object(body, "request"))
     except FormatError:
-        pass
-    if not messages:
-        writer.drop("request without messages")
         return None
-    n = writer.rows
-    writer.rows += 1
-    # A row of no session is a conversation of its own.
-    key = n if session is None else (capture, session)
-    record = msgspec.json.encode((session if session is not None else name, messages, answer))
-    return key, n if turn is None else turn, record
 
 
 _decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).decode
 
 
-class _Conversations:
-    """Writes the turns of each session as one conversation."""
-
-    def __init__(self, writer: TraceWriter) -> None:
-        self._file = writer.out
-        self._writer = writer
-        self._count = 0
-        self._branched = 0
-
-    def session(self, records: Iterator[bytes]) -> None:
-        """Write a session. The prompt of a turn repeats what was said in the turns before it."""
-        history: Messages = []
-        name: str | None = None
-        branches = 0
-        for record in records:
-            name, messages, answer = _decode_record(record)
-            if history and not _goes_on(history, messages):
-                # An edited or repeated question begins another conversation.
-                self._put(name, branches, history)
-                branches += 1
-            history = [*messages, ("assistant", answer)]
-        self._put(name, branches, history)
-        self._branched += branches > 0
-
-    def close(self) -> None:
-        self._file.write(b"\n]\n" if self._count else b"[]\n")
-        self._writer.note(
-            self._branched,
-            "sessions went on from an earlier point than their last turn: they became several conversations",
-        )
-
-    def _put(self, name: str | None, branch: int, history: Messages) -> None:
-        told = f"conversation-{self._count}" if name is None else name
-        conversation = {
-            "id": f"{told}-branch-{branch}" if branch else told,
-            "conversations": [
-                {"from": _SPEAKERS.get(role, role), "value": text} for role, text in history
-            ],
-        }  # fmt: skip
-        self._file.write(b",\n" if self._count else b"[\n")
-        self._file.write(msgspec.json.encode(conversation))
-        self._count += 1
+def _branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Messages]]:
+    """Yield name and messages of the conversations of a session, whose prompts repeat what was said before.
+    An edited or repeated question begins another one."""
+    history: Messages = []
+    name: str | None = None
+    for record in records:
+        name, messages, answer = _decode_record(record)
+        if history and not _goes_on(history, messages):
+            yield name, history
+        history = [*messages, ("assistant", answer)]
+    yield name, history
 
 
 def _goes_on(history: Messages, messages: Messages) -> bool:
     """Whether a prompt repeats what was said. Clients shorten the model's turns: those need only be there."""
-    if len(messages) <= len(history):
-        return False
-    return all(
+    return len(messages) > len(history) and all(
         a[0] == b[0] and (a[1] == b[1] or a[0] == "assistant")
-        for a, b in zip(history, messages[: len(history)], strict=True)
+        for a, b in zip(history, messages, strict=False)
     )
-
-
-# ---------------------------------------------------------------- telling
 
 
 def _sniff(head: bytes, name: str) -> bool:

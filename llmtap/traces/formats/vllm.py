@@ -1,11 +1,6 @@
-"""The trace formats `vllm-custom` (prompts) and `vllm-timed-trace` (lengths) of vLLM's `bench serve`.
+"""The trace format `vllm-custom`: prompts of vLLM's `bench serve`, JSON Lines, read and written.
 
-Both are JSON Lines, read and written. `vllm-custom`: `{"prompt": str, "output_tokens": int}` a line; the
-count may be missing.
-
-`vllm-timed-trace`: Mooncake's fields with times in seconds (`LengthFields` of `mooncake.py`). vLLM makes the
-prompt of the `hash_ids` alone, so a row without ids is not written. vLLM takes a block for 16 tokens unless
-told otherwise. When read, the block size is the first of 16, 64 and 512 that the first rows agree with.
+A line is `{"prompt": str, "output_tokens": int}`; the count may be missing.
 
 Source: vLLM's benchmark.
 """
@@ -14,72 +9,81 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 import msgspec
+import pyarrow as pa
 
-from llmtap.traces.bodies import JOINED, prompt_columns, write_prompts
-from llmtap.traces.format import LENGTHS, NO_FAILED, TraceFormat, TraceWriter
-from llmtap.traces.formats.mooncake import LengthFields
-from llmtap.traces.text import BODY_BYTES_MAX, Count, JsonLines, first_objects
-
-_TIMED: Final = LengthFields(
-    name="vllm-timed-trace", places=9, sizes=(16, 64, 512), any_size=True, blocks_needed=True
-)
+from llmtap.traces.bodies import asked_columns, compact, messages_of, part_types, read_object
+from llmtap.traces.format import NO_FAILED, FormatError, TraceFormat, TraceWriter
+from llmtap.traces.text import BODY_BYTES_MAX, Count, first_objects, json_rows
 
 
-class _Custom(msgspec.Struct):
+class _Row(msgspec.Struct, omit_defaults=True):
     prompt: str
     output_tokens: Count | None = None
 
 
-def _read_custom(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
-    lines = JsonLines(stream, _Custom, bytes_max=BODY_BYTES_MAX)
-    for row, _ in lines.rows():
+def prompt_columns(prompt: str) -> dict[str, Any]:
+    """Return the columns of a request that is one message of a user."""
+    body = {"messages": [{"role": "user", "content": prompt}]}
+    return {"request_body": compact(body), "level": "full", **asked_columns(body)}
+
+
+def _read(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+    for row, _ in json_rows(stream, _Row, notes, bytes_max=BODY_BYTES_MAX):
         yield {"output_tokens": row.output_tokens, **prompt_columns(row.prompt)}
-    notes += lines.notes()
 
 
-def _write_custom(writer: TraceWriter) -> None:
-    write_prompts(writer, {"output_tokens": "output_tokens"})
+def _prompt_of(body: str) -> tuple[str, bool, bool]:
+    """Return the texts of a request's messages, joined by empty lines, and two flags: several messages were
+    joined; the request had more than text."""
+    try:
+        request = read_object(body, "request")
+    except FormatError:
+        request = {}
+    messages = messages_of(request) or []
+    types = part_types(request.get("messages"))
+    more = bool(request.get("tools")) or any(kind not in ("text", "input_text") for kind in types)
+    return "\n\n".join(text for _, text in messages if text), len(messages) > 1, more
+
+
+def _write(writer: TraceWriter) -> None:
+    joined = reduced = 0
+    prompts: list[str] = []
+
+    def reasons(batch: pa.RecordBatch) -> list[str | None]:
+        nonlocal joined, reduced
+        found = [_prompt_of(body) for body in batch.column("request_body").to_pylist()]
+        prompts[:] = [prompt for prompt, _, _ in found if prompt]
+        joined += sum(several for prompt, several, _ in found if prompt)
+        reduced += sum(more for prompt, _, more in found if prompt)
+        return [None if prompt else "no text in the body" for prompt, _, _ in found]
+
+    columns = ("request_body", "output_tokens")
+    for batch in writer.outgoing(columns, ("request_body",), times="none", reasons=reasons):
+        lines = map(_Row, prompts, batch.column("output_tokens").to_pylist())
+        writer.out.write(msgspec.json.Encoder().encode_lines(lines))
+    writer.note(joined, "prompts are several messages, joined by empty lines")
+    writer.note(reduced, "prompts lost tools, or parts that are not text")
     uncounted = writer.rows - writer.told.get("output tokens", 0)
     writer.note(uncounted, "rows have no output_tokens: vLLM needs --custom-output-len")
 
 
-def _write_timed(writer: TraceWriter) -> None:
-    _TIMED.write(writer)
-    size = _TIMED.size_written(writer.info)
-    if writer.rows and size != 16:
-        writer.notes.append(f"vLLM needs --timed-trace-chunk-hash-size {size}")
-
-
-FORMATS: Final = (
-    TraceFormat(
-        name="vllm-custom",
-        title="vLLM bench, custom prompts (JSON Lines)",
-        extensions=(".jsonl",),
-        holds=frozenset({"output tokens", "request body"}),
-        needs=frozenset({"request body"}),
-        why={
-            "request body": JOINED,
-            "arrival": "vLLM sends custom prompts by a rate of its own",
-            "input tokens": "counted anew by the tokenizer of the benchmark",
-            **NO_FAILED,
-        },
-        sniff=lambda head, name: (
-            bool(objects := first_objects(head))
-            and all({"prompt"} <= o.keys() <= {"prompt", "output_tokens"} for o in objects)
-        ),
-        info={"level": "full"},
-        rows=_read_custom,
-        writes=_write_custom,
+FORMAT: Final = TraceFormat(
+    name="vllm-custom",
+    title="vLLM bench, custom prompts (JSON Lines)",
+    extensions=(".jsonl",),
+    holds=frozenset({"output tokens", "request body"}),
+    needs=frozenset({"request body"}),
+    why={
+        "request body": "one text: of several messages those of all, joined by empty lines, without roles",
+        "arrival": "vLLM sends custom prompts by a rate of its own",
+        "input tokens": "counted anew by the tokenizer of the benchmark",
+        **NO_FAILED,
+    },
+    sniff=lambda head, name: (
+        bool(objects := first_objects(head))
+        and all({"prompt"} <= o.keys() <= {"prompt", "output_tokens"} for o in objects)
     ),
-    # Its fields are Mooncake's, and guidellm's: it is read with --from.
-    TraceFormat(
-        name="vllm-timed-trace",
-        title="vLLM bench, timed trace (JSON Lines, seconds)",
-        extensions=(".jsonl",),
-        holds=LENGTHS | {"prefix blocks"},
-        needs=LENGTHS | {"prefix blocks"},
-        why={"session and turn": "it has no field for it", **NO_FAILED},
-        opens=_TIMED.read,
-        writes=_write_timed,
-    ),
+    info={"level": "full"},
+    rows=_read,
+    writes=_write,
 )

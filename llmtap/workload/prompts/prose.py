@@ -1,17 +1,18 @@
-"""Write messages with an exact number of tokens and a unique beginning: English words, documents, a file.
+"""Write messages with an exact number of tokens and a unique beginning: words, documents, source code.
 
-`ProseWriter` is the interface of all generated texts of workloads, also of `workload/programs.py`; here are
-random words, documents with a question, and passages of a text file. Counts are by the simulated engine's
-tokenizer (`text.py`). For `prose`, a shorter text of a key is a prefix of a longer one.
+`ProseWriter` is the interface of all generated texts of workloads: random words (`ProseWords`), documents
+with a question (`Document`), and functions in Python, JavaScript and TypeScript (`Code`). A file of code
+begins with a comment unique to its key, and is cut at its length, mostly within a function. Counts are by the
+simulated engine's tokenizer (`text.py`). For `prose`, a shorter text of a key is a prefix of a longer one.
 """
 
 import functools
 import random
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from string import Template
 from typing import Any, Final, Protocol
+from zlib import crc32
 
-from llmtap.errors import ConfigError
 from llmtap.workload.prompts.text import VOCABULARY, count_tokens, cut, say, token_ids
 
 WORDS: Final = tuple(
@@ -110,42 +111,128 @@ def _question_tokens() -> int:
     return count_tokens(QUESTION)
 
 
-class FileText:
-    """Passages of a text file from a line chosen by the key, after a unique opening."""
+# ---------------------------------------------------------------- source code
 
-    def __init__(self, path: Path, place: str) -> None:
-        """Raises ConfigError with `place` if the file cannot be read or has no text."""
-        import hashlib
+LANGUAGES: Final = ("python", "javascript", "typescript")
+"""Those of the IETF draft, 4.3.2.4."""
+_FUNCTIONS: Final = 600
+"""Of each language: more than 80,000 tokens."""
+_FILLERS: Final = {"python": "#", "javascript": "/", "typescript": "/"}
 
-        try:
-            data = path.read_bytes()
-            text = data.decode()
-        except OSError as exc:
-            raise ConfigError(place, f"{path} cannot be read: {exc.strerror}") from None
-        except UnicodeDecodeError as exc:
-            raise ConfigError(place, f"{path} is not UTF-8: byte {exc.start}") from None
-        self._lines = [line for line in text.splitlines(keepends=True) if line.strip()]
-        if not self._lines:
-            raise ConfigError(place, f"{path} has no text")
-        self._name = path.name
-        self._sha256 = hashlib.sha256(data).hexdigest()
+
+class Code:
+    """Files of functions; messages of one topic have one language."""
 
     def text(self, tokens: int, key: str, topic: str) -> str:
-        lines = self._lines
-        start = random.Random(f"line/{key}").randrange(len(lines))
-        parts = ["".join(_opening(key)), "\n"]
-        have = _OPENING
-        while have < tokens:
-            # The sum may be too large by white space at line ends; the excess is cut.
-            stretch = "".join(lines[start : start + 64])
-            parts.append(stretch)
-            have += count_tokens(stretch)
-            start = (start + 64) % len(lines) if start + 64 < len(lines) else 0
-        return fitted_text("".join(parts), tokens)
+        language = LANGUAGES[crc32(topic.encode()) % len(LANGUAGES)]
+        parts: list[str] = []
+        left = tokens
+        for part, n in program(key, language):
+            if n >= left:
+                parts.append(fitted_text(part, left, _FILLERS[language]))
+                break
+            parts.append(part)
+            left -= n
+        return "".join(parts)
 
     def describe(self) -> Mapping[str, Any]:
-        return {
-            "kind": "file", "file": self._name, "sha256": self._sha256, "lines": len(self._lines),
-            "preprocessing": "empty lines left out; a message is a stretch from a line of the seed's choice,"
-            " after an opening sentence of its own",
-        }  # fmt: skip
+        return {"kind": "code", "domain": "code", "language": list(LANGUAGES)}
+
+
+def program(key: str, language: str) -> Iterator[tuple[str, int]]:
+    """Yield an endless file's parts with their tokens: a unique comment, then functions."""
+    chance = random.Random(key)
+    comment = "#" if language == "python" else "//"
+    path, words = chance.choices(WORDS, k=3), chance.choices(WORDS, k=5)
+    head = f"{comment} {'/'.join(path)}: {' '.join(words)}\n\n"
+    yield head, count_tokens(head)
+    known = _functions(language)
+    while True:
+        yield chance.choice(known)
+
+
+@functools.cache
+def _functions(language: str) -> list[tuple[str, int]]:
+    """Return the functions of a language with their tokens."""
+    chance = random.Random(language)
+    templates = _PYTHON if language == "python" else _SCRIPT
+    made = [templates[i % 2].substitute(_Names(chance, language)) for i in range(_FUNCTIONS)]
+    return [(text, count_tokens(text)) for text in made]
+
+
+_TYPES: Final = {
+    "t_numbers": ": number[]", "t_text": ": string",
+    "t_rows": ": Record<string, number>[]", "t_promise": ": Promise<number>",
+}  # fmt: skip
+
+
+class _Names(dict[str, str]):
+    """Values of a template's fields, drawn when first used.
+
+    `nI`: a number; `wI`: I words; those of `_TYPES`: empty except in TypeScript.
+    Others: a name of two words, so never a keyword.
+    """
+
+    def __init__(self, chance: random.Random, language: str) -> None:
+        super().__init__(_TYPES if language == "typescript" else dict.fromkeys(_TYPES, ""))
+        self._chance = chance
+        self._snake = language == "python"
+
+    def __missing__(self, field: str) -> str:
+        kind, number = field[0], field[1:]
+        if kind == "n" and number.isdecimal():
+            value = str(self._chance.randint(2, 999))
+        elif kind == "w" and number.isdecimal():
+            value = " ".join(self._chance.choices(WORDS, k=int(number)))
+        else:
+            first, second = self._chance.choices(WORDS, k=2)
+            value = f"{first}_{second}" if self._snake else first + second.capitalize()
+        self[field] = value
+        return value
+
+
+_PYTHON: Final = (
+    Template("""\
+def $function($items, $limit=$n1):
+    # $w7
+    $found = []
+    for $item in $items:
+        if $item.$field > $limit:
+            $found.append($item.$other)
+    return $found
+
+
+"""),
+    Template("""\
+def $function($table, $key, default=None):
+    # $w6
+    $value = $table.get($key)
+    if $value is None:
+        return default
+    return $value * $n1 + len($table)
+
+
+"""),
+)
+_SCRIPT: Final = (
+    Template("""\
+export function $function($items$t_rows)$t_numbers {
+  // $w6
+  return $items
+    .filter(($item) => $item.$field > $n1)
+    .map(($item) => $item.$other);
+}
+
+"""),
+    Template("""\
+export async function $function($url$t_text)$t_promise {
+  const $answer = await fetch(`$${$url}/$path`);
+  if (!$answer.ok) {
+    throw new Error("$w5");
+  }
+  const $value = await $answer.json();
+  return $value.$field ?? $n1;
+}
+
+"""),
+)

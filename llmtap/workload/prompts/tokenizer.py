@@ -8,14 +8,15 @@ are local, nothing is downloaded; the packages come with the extra `tokenizers`.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from llmtap.capture.tokenizer import TIKTOKEN, Encode, open_tiktoken, open_tokenizer_file
 from llmtap.clock import SystemClock
-from llmtap.errors import ConfigError, install_hint
+from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S
 from llmtap.user_files import decode_json
 from llmtap.workload.prompts import text as own
@@ -131,28 +132,15 @@ def fitting_words(tokenizer: Tokenizer) -> Words:
     """Return words of one token each at any position: the common ones, or the tokenizer's own. `Words.exact`
     is False if there are too few."""
     common = list(dict.fromkeys(COMMON.table))
-    if _all_single(tokenizer, common):
+    if tokenizer.counts([" ".join(common), *common]) == [len(common)] + [1] * len(common):
         return COMMON
-    found = _single(tokenizer, [*common, *tokenizer.vocabulary()], " ")
+    words = list(dict.fromkeys([*common, *tokenizer.vocabulary()]))
+    in_a_row = tokenizer.counts([" ".join([word] * 8) for word in words])
+    counts = zip(words, tokenizer.counts(words), in_a_row, strict=True)
+    found = [word for word, one, eight in counts if (one, eight) == (1, 8)]
     if len(found) >= WORDS_MIN:
         return Words.made_of(found)
-    letters = _single(tokenizer, list("abcdefghijklmnopqrstuvwxyz0123456789"), "")  # a token a letter
-    if len(letters) >= WORDS_MIN:
-        return Words.made_of(letters, "")
-    return Words(COMMON.table, COMMON.separator, exact=False)
-
-
-def _all_single(tokenizer: Tokenizer, words: Sequence[str]) -> bool:
-    joined = " ".join(words)
-    return tokenizer.counts([joined, *words]) == [len(words)] + [1] * len(words)
-
-
-def _single(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[str]:
-    """Return those that are one token alone and in a row."""
-    words = list(dict.fromkeys(words))
-    alone = tokenizer.counts(words)
-    in_a_row = tokenizer.counts([separator.join([word] * 8) for word in words])
-    return [word for word, one, eight in zip(words, alone, in_a_row, strict=True) if (one, eight) == (1, 8)]
+    return replace(COMMON, exact=False)
 
 
 def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
@@ -177,9 +165,6 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
     return best
 
 
-_INSTALL: Final = install_hint("tokenizers")
-
-
 class ChatTemplate:
     """Renders prompts as a model's server does, by its Jinja template."""
 
@@ -188,12 +173,10 @@ class ChatTemplate:
     ) -> None:
         """`special_tokens`: by name, as `bos_token`. `now_ns`: date of templates that use it. Raises
         ConfigError."""
-        try:
-            import jinja2
-            from jinja2.ext import loopcontrols
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError:
-            raise ConfigError(place, "the package jinja2 is not installed", _INSTALL) from None
+        import jinja2
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         now = datetime.fromtimestamp((SystemClock.wall_ns() if now_ns is None else now_ns) // NS_PER_S, UTC)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
@@ -271,27 +254,41 @@ REFERENCE: Final = "reference tokenizer"
 _SAMPLE: Final = bytes(range(0, 256, 16))
 
 
-class TokenCounter(Protocol):
-    @property
-    def way(self) -> str: ...
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def words(self) -> Words: ...
-
-    def count(self, prompts: Sequence[Prompt]) -> list[int]: ...
-
-    def overhead(self, like: Prompt) -> tuple[int, int]:
-        """Return the tokens before and after the user's text for this system prompt and history."""
-        ...
-
-
 def as_text(prompt: Prompt) -> str:
     """Join a prompt's parts without roles, as completions and reference tokenizers take it."""
     said = (prompt.system, *(text for _, text in prompt.history), prompt.text)
     return "\n\n".join(text for text in said if text)
+
+
+class TokenCounter:
+    """Counts the tokens of whole prompts: of their text as `render` returns it."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, render: Callable[[Prompt], str] = as_text, *, way: str = REFERENCE,
+        specials: int = 0,
+    ) -> None:  # fmt: skip
+        """`specials`: tokens that the server adds to the text. `way`: how it counts, for reports."""
+        self.way = way
+        self.tokenizer = tokenizer
+        self.words = fitting_words(tokenizer)
+        self._render = render
+        self._specials = specials
+
+    def count(self, prompts: Sequence[Prompt]) -> list[int]:
+        counts = self.tokenizer.counts([self._render(prompt) for prompt in prompts])
+        return [len(p.ids) or n + self._specials for p, n in zip(prompts, counts, strict=True)]
+
+    def overhead(self, like: Prompt) -> tuple[int, int]:
+        """Return the tokens before and after the user's text for this system prompt and history."""
+        sample = self.words.text(_SAMPLE)
+        rendered = self._render(Prompt(text=sample, system=like.system, history=like.history))
+        head, found, _ = rendered.rpartition(sample)
+        if not found:
+            whole, text = self.tokenizer.counts([rendered, sample])
+            return self._specials + max(0, whole - text), 0
+        # The text before decides how the first word is cut; the text behind has no effect.
+        whole, until, before = self.tokenizer.counts([rendered, head + sample, head])
+        return self._specials + before, whole - until
 
 
 def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
@@ -299,53 +296,7 @@ def load_counter(text: str, *, chat: bool, place: str) -> TokenCounter:
     chat template and special tokens. Raises ConfigError naming `place`."""
     tokenizer = open_tokenizer(text, place)
     if not Path(text).is_dir():
-        return TextCounter(tokenizer)
+        return TokenCounter(tokenizer)
     if chat:
-        return ChatCounter(tokenizer, ChatTemplate.load(Path(text), place))
-    return TextCounter(tokenizer, way=MODEL, specials=tokenizer.specials)
-
-
-class TextCounter:
-    def __init__(self, tokenizer: Tokenizer, *, way: str = REFERENCE, specials: int = 0) -> None:
-        self.way = way
-        self.tokenizer = tokenizer
-        self._specials = specials
-        self.words = fitting_words(tokenizer)
-
-    def count(self, prompts: Sequence[Prompt]) -> list[int]:
-        counts = self.tokenizer.counts([as_text(prompt) for prompt in prompts])
-        return [len(p.ids) or n + self._specials for p, n in zip(prompts, counts, strict=True)]
-
-    def overhead(self, like: Prompt) -> tuple[int, int]:
-        if not like.system and not like.history:
-            return self._specials, 0
-        sample = self.words.text(_SAMPLE)
-        with_it = Prompt(text=sample, system=like.system, history=like.history)
-        both, alone = self.tokenizer.counts([as_text(with_it), sample])
-        return self._specials + both - alone, 0
-
-
-class ChatCounter:
-    """Counts the rendered chat template: special tokens, roles, and the start of the answer."""
-
-    way = CHAT_TEMPLATE
-
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self.tokenizer = tokenizer
-        self.words = fitting_words(tokenizer)
-        self._template = template
-
-    def count(self, prompts: Sequence[Prompt]) -> list[int]:
-        counts = self.tokenizer.counts([self._template.render(prompt) for prompt in prompts])
-        return [len(p.ids) or n for p, n in zip(prompts, counts, strict=True)]
-
-    def overhead(self, like: Prompt) -> tuple[int, int]:
-        sample = self.words.text(_SAMPLE)
-        rendered = self._template.render(Prompt(text=sample, system=like.system, history=like.history))
-        head, found, _ = rendered.rpartition(sample)
-        if not found:
-            whole, text = self.tokenizer.counts([rendered, sample])
-            return max(0, whole - text), 0
-        # The text before decides how the first word is cut; the text behind has no effect.
-        whole, until, before = self.tokenizer.counts([rendered, head + sample, head])
-        return before, whole - until
+        return TokenCounter(tokenizer, ChatTemplate.load(Path(text), place).render, way=CHAT_TEMPLATE)
+    return TokenCounter(tokenizer, way=MODEL, specials=tokenizer.specials)

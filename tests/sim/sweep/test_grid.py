@@ -25,8 +25,8 @@ from llmtap.sim.sweep.grid import (
     points,
 )
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, digest_of, run_job
+from llmtap.workload.registry import drawn_requests
 from llmtap.workload.requests import Requests
-from llmtap.workload.synthetic import WORKLOADS, draw
 from llmtap.workload.trace import Trace
 
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
@@ -105,7 +105,7 @@ def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
     axes = {"scheduler": ("static_fifo",), "requests": (50,), "seed": (1, 2)}
     first, second = SweepGrid(source, {}).jobs(axes, None, nothing)
     assert first.rows != second.rows
-    assert source.traces[first.rows].requests == draw(WORKLOADS["chat"], 50, 1)
+    assert source.traces[first.rows].requests == drawn_requests("chat", 50, 1, "")
     assert len(source.rows(None, 1)[1]) == 10_000
 
 

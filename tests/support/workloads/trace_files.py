@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import TraceFormat, TraceSource, TraceWriter, WriteOptions, batch_of
+from llmtap.traces.format import TraceFormat, TraceSource, TraceWriter, batch_of
 from tests.support.data import TRACES
 
 
@@ -33,11 +33,11 @@ def read(fmt: TraceFormat, data: bytes) -> tuple[TraceSource, list[pa.RecordBatc
 
 
 def write(
-    fmt: TraceFormat, info: CaptureInfo, batches: Iterable[pa.RecordBatch], **options: Any
+    fmt: TraceFormat, info: CaptureInfo, batches: Iterable[pa.RecordBatch]
 ) -> tuple[bytes, TraceWriter]:
     """What a format makes of the batches."""
     out = io.BytesIO()
-    written = fmt.write(out, info, batches, WriteOptions(**options))
+    written = fmt.write(out, info, batches)
     return out.getvalue(), written
 
 

@@ -12,7 +12,7 @@ from llmtap.traces.format import FormatError, batch_of
 from llmtap.traces.registry import by_name
 from tests.support.workloads.trace_files import read, rows, write
 
-FORMAT, INPUTS, MOONCAKE = by_name("aiperf"), by_name("aiperf-inputs"), by_name("mooncake")
+FORMAT = by_name("aiperf")
 LENGTHS = (
     b'{"session_id":"a","timestamp":0,"input_length":600,"output_length":4,"hash_ids":[1,2]}\n'
     b'{"session_id":"a","timestamp":1500.25,"delay":250.5,"input_length":5}\n'
@@ -82,36 +82,6 @@ def test_no_session_has_bodies_and_lengths() -> None:
     assert written.rows == 2
 
 
-def test_payloads_are_put_together_by_session() -> None:
-    bodies = [f'{{"prompt":"{i}"}}' for i in range(5)]
-    batch = batch_of(6, {
-        "arrival_ns": [5, 1, 3, 2, 4, 6], "session": ["a", "a", "b", None, "b", "b"],
-        "id": ["r-1", "r-2", "r-3", "r-4", "r-5", "r-6"], "request_body": [*bodies, None],
-    })  # fmt: skip
-    data, written = write(INPUTS, CaptureInfo(arrivals="wall"), [batch])
-    assert INPUTS.sniff(data[:65_536], "x.json")
-    assert rows(read(INPUTS, data)[1], "session", "turn", "request_body") == [
-        ("a", 0, bodies[1]), ("a", 1, bodies[0]), ("r-4", 0, bodies[3]), ("b", 0, bodies[2]),
-        ("b", 1, bodies[4]),
-    ]  # fmt: skip
-    assert written.dropped == {"no request body": 1}
-    assert written.notes == ["1 rows have no session: each became one of its own"]
-
-
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        (b'{"data":[{"session_id":"a","payloads":[{},', "element 0: the file was cut off"),
-        (b'{"data":[{"session_id":"a"}]}', "session 0: Object missing required field `payloads`"),
-        (b'{"data":[{"session_id":"a","payloads":["x"]}]}', "session 0: Expected `object`, got `str`"),
-    ],
-)
-def test_an_error_of_inputs_names_the_session(data: bytes, told: str) -> None:
-    with pytest.raises(FormatError) as caught:
-        read(INPUTS, data)
-    assert str(caught.value).startswith(told)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -139,12 +109,3 @@ def test_what_it_can_hold_survives(table: list[tuple[Any, ...]]) -> None:
     # A row with a body has neither length nor blocks there.
     expected = [(*row[:3], *(((None, row[4], None)) if row[2] is not None else row[3:])) for row in table]
     assert rows(read(FORMAT, data)[1], *names) == expected
-
-
-@given(st.lists(st.lists(st.dictionaries(st.text(), JSON, max_size=3), min_size=1, max_size=4), max_size=4))
-def test_sessions_of_payloads_survive(sessions: list[list[dict[str, Any]]]) -> None:
-    table = [(f"s{i}", t, compact(body)) for i, turns in enumerate(sessions) for t, body in enumerate(turns)]
-    names = ("session", "turn", "request_body")
-    batch = batch_of(len(table), {name: [row[i] for row in table] for i, name in enumerate(names)})
-    data, _ = write(INPUTS, CaptureInfo(), [batch])
-    assert rows(read(INPUTS, data)[1], *names) == table

@@ -12,8 +12,8 @@ from llmtap.traces.registry import by_name
 from tests.support.storage import capture_rows
 from tests.support.workloads.trace_files import from_trace, read, rows, stats, trace, write
 
-AZURE, BURST, MOONCAKE, GUIDELLM, TIMED, PERF = map(
-    by_name, ("azure", "burstgpt", "mooncake", "guidellm", "vllm-timed-trace", "inference-perf")
+AZURE, BURST, MOONCAKE, GUIDELLM, PERF = map(
+    by_name, ("azure", "burstgpt", "mooncake", "guidellm", "inference-perf")
 )
 LENGTHS = ("arrival_ns", "input_tokens", "output_tokens")
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -55,7 +55,7 @@ def test_a_shared_trace_has_its_statistics_and_its_values_survive(name: str, fil
         assert held["prefix"]["blocks_unique"] == len(blocks)
     again, written = write(fmt, source.info, batches)
     assert (written.dropped, written.notes) == ({}, [])
-    names = (*LENGTHS, "blocks", "session", "response_end_us", "model", "route", "usage", "outcome")
+    names = (*LENGTHS, "blocks", "session", "response_end_us", "model", "route", "outcome")
     assert rows(read(fmt, again)[1], *names) == rows(batches, *names)
     if name in ("azure", "mooncake"):  # of which the common spelling is ours
         assert again == data
@@ -71,12 +71,6 @@ def test_a_mooncake_trace_becomes_seconds_for_other_tools() -> None:
     assert not MOONCAKE.sniff(seconds[:65_536], "x.jsonl")
     back = read(GUIDELLM, seconds)
     assert write(MOONCAKE, back[0].info, back[1])[0] == data
-    timed, written = write(TIMED, source.info, batches)
-    assert written.notes == ["vLLM needs --timed-trace-chunk-hash-size 512"]
-    source, again = read(TIMED, timed)
-    assert source.info.block_size == 512
-    names = (*LENGTHS, "blocks", "block_size")
-    assert rows(again, *names) == rows(batches, *names)
 
 
 # ---------------------------------------------------------------- what is read
@@ -86,13 +80,13 @@ DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] =
     (
         "azure",
         (
-            "GeneratedTokens,Extra,ContextTokens,TIMESTAMP,NumImages\n"
-            "4,x,3,2023-11-16 18:15:46.6805901,2\n\n6,y,5,2023-11-16 19:15:46.5+01:00,0\n"
-            '"7",z,8,2023-11-16T18:15:46Z,\n'
+            "GeneratedTokens,Extra,ContextTokens,TIMESTAMP\n"
+            "4,x,3,2023-11-16 18:15:46.6805901\n\n6,y,5,2023-11-16 19:15:46.5+01:00\n"
+            '"7",z,8,2023-11-16T18:15:46Z\n'
         ),
-        (*LENGTHS, "images"),
-        [(1_700_158_546_680_590_100, 3, 4, 2), (1_700_158_546_500_000_000, 5, 6, 0),
-         (1_700_158_546_000_000_000, 8, 7, None)],
+        LENGTHS,
+        [(1_700_158_546_680_590_100, 3, 4), (1_700_158_546_500_000_000, 5, 6),
+         (1_700_158_546_000_000_000, 8, 7)],
         ["columns that are not kept: Extra"],
     ),
     ("azure", f"\ufeff{HEADER}\r\n1969-12-31 23:59:59.999999999,1,2", LENGTHS, [(-1, 1, 2)], []),
@@ -107,11 +101,10 @@ DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] =
     (
         "burstgpt",
         f'{V1}\n5,"a,""b""",472,18,491,API log\r\n6,GPT-4,1,,1,API log\n7,a,1,2,,x\n',
-        (*LENGTHS, "model", "usage"),
-        [(5 * 10**9, 472, 18, 'a,"b"', '{"total_tokens":491}'), (6 * 10**9, 1, None, "GPT-4", None),
-         (7 * 10**9, 1, 2, "a", '{"total_tokens":null}')],
+        (*LENGTHS, "model"),
+        [(5 * 10**9, 472, 18, 'a,"b"'), (6 * 10**9, 1, 0, "GPT-4"), (7 * 10**9, 1, 2, "a")],
         ["1 rows have no response tokens: failed requests",
-         "2 rows have another total than the sum: it is kept in usage"],
+         "2 rows have another total than the sum: it is not kept"],
     ),
     (
         "mooncake",
@@ -126,23 +119,6 @@ DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] =
     ),
     ("guidellm", '{"timestamp": 1.5, "input_length": 3, "output_length": 4, "duration": 0.25}\n',
      (*LENGTHS, "response_end_us"), [(1_500_000_000, 3, 4, 250_000)], ["1 rows have no hash_ids"]),
-    ("vllm-timed-trace", '{"timestamp": 1.5, "input_length": 40, "output_length": 1, "hash_ids": [1]}\n',
-     ("arrival_ns", "block_size"), [(1_500_000_000, 64)], []),
-    (
-        "bailian",
-        (
-            '{"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "input_length": 21, '
-            '"output_length": 132, "type": "text", "turn": 2, "hash_ids": [1089, 1090]}\n'
-            '{"chat_id": 160, "timestamp": 61.5, "input_length": 3, "output_length": 1}\n'
-            '{"chat_id": 161, "parent_chat_id": 159, "timestamp": 1700000000.123457, "input_length": 40, '
-            '"output_length": 2, "type": "text", "turn": 3, "hash_ids": [1089, 1090, 1091]}\n'
-        ),
-        ("id", "parent", "session", "turn", "route", "arrival_ns", "block_size"),
-        [("159", "55", "55", 1, "text", 61_114_000_000, 16),
-         ("160", None, "160", 0, None, 61_500_000_000, None),
-         ("161", "159", "55", 2, "text", 1_700_000_000_123_457_000, 16)],
-        [],
-    ),
 ]  # fmt: skip
 
 
@@ -167,8 +143,6 @@ ERRORS: list[tuple[str, str | bytes, str]] = [
     ("mooncake", MOON % (b"10000000000000", b""), "line 1: timestamp: is no number of this size"),
     ("mooncake", MOON % (b"1", b', "hash_ids": [-9223372036854775809]'), "line 1: hash_ids[0]: "),
     ("guidellm", MOON % (b"1", b', "duration": -1'), "line 1: duration: is negative"),
-    ("bailian", b'{"timestamp": 0, "input_length": 1, "output_length": 1}', "line 1: chat_id: is missing"),
-    ("bailian", b'{"chat_id":1, "timestamp":0, "input_length":1, "output_length":1, "turn":0}', "line 1: "),
 ]  # fmt: skip
 
 
@@ -219,11 +193,11 @@ def test_a_capture_becomes_burstgpt() -> None:
         "arrival_ns": [2_500_000_000, 1_000_000_000, 3_000_000_000], "input_tokens": [5, 7, None],
         "output_tokens": [6, None, None], "session": ["s,1", None, None],
         "response_end_us": [1_500_000, 7, None], "outcome": ["complete", "upstream_reset", "complete"],
-        "route": ["a", "b", "c"], "usage": ['{"total_tokens": 99}', None, None],
+        "route": ["a", "b", "c"], "model": ["GPT-4", None, None],
     })  # fmt: skip
-    data, written = write(BURST, CaptureInfo(arrivals="wall"), [batch], model="GPT-4")
+    data, written = write(BURST, CaptureInfo(arrivals="wall"), [batch])
     assert data.decode().splitlines() == [
-        V3, "0.0,,0.000007,GPT-4,7,0,7,API log", '1.5,"s,1",1.5,GPT-4,5,6,11,Conversation log',
+        V3, "0.0,,0.000007,,7,0,7,API log", '1.5,"s,1",1.5,GPT-4,5,6,11,Conversation log',
     ]  # fmt: skip
     assert written.dropped == {"no count of input tokens": 1}
     assert written.notes == ["arrivals count from the smallest one, 1970-01-01T00:00:01.000000000Z"]
@@ -271,19 +245,6 @@ def test_blocks_of_other_sizes_are_told() -> None:
     data, written = write(GUIDELLM, info, [batch])
     assert rows(read(GUIDELLM, data)[1], "blocks") == [([31, 63],), ([66],), ([1, 2],)]
     assert written.changed["prefix blocks"].startswith("2 rows had smaller blocks: ")
-
-
-def test_a_row_without_blocks_would_be_an_empty_prompt_of_vllms() -> None:
-    info, batch = from_trace("x", {
-        "arrival_ns": [0, 1, 2, 3], "input_tokens": [16, 16, 0, 17], "output_tokens": [1, 1, 1, 1],
-        "blocks": [None, [], [], [1, 2]], "block_size": [16] * 4, "block_unit": ["tokens"] * 4,
-    })  # fmt: skip
-    data, written = write(TIMED, info, [batch])
-    assert written.dropped == {"no prefix blocks": 2}
-    assert rows(read(TIMED, data)[1], "input_tokens", "blocks", "block_size") == [
-        (0, [], 16),
-        (17, [1, 2], 16),
-    ]
 
 
 # ---------------------------------------------------------------- any rows

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.format import FormatError, TraceWriter, WriteOptions, batch_of
+from llmtap.traces.format import FormatError, TraceWriter, batch_of
 from llmtap.traces.formats import openai_batch
 
 READ, WRITE = openai_batch.FORMAT.read, openai_batch.FORMAT.write
@@ -28,11 +28,11 @@ def rows_of(data: bytes | str) -> tuple[list[dict[str, Any]], list[str]]:
     return [row for batch in source.batches for row in batch.to_pylist()], source.notes
 
 
-def written(rows: list[dict[str, Any]], **options: Any) -> tuple[list[dict[str, Any]], TraceWriter, bytes]:
+def written(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], TraceWriter, bytes]:
     names = sorted({name for row in rows for name in row})
     columns: Mapping[str, Any] = {name: [row.get(name) for row in rows] for name in names}
     out = io.BytesIO()
-    told = WRITE(out, CaptureInfo(), [batch_of(len(rows), columns)], WriteOptions(**options))
+    told = WRITE(out, CaptureInfo(), [batch_of(len(rows), columns)])
     return [json.loads(line) for line in out.getvalue().splitlines()], told, out.getvalue()
 
 
@@ -45,13 +45,6 @@ def test_a_request_is_read_with_its_shape() -> None:
     assert json.loads(row["request_body"]) == BODY
     assert row["stream"] is False
     assert row["response_text"] is row["arrival_ns"] is None
-
-
-def test_what_a_provider_would_refuse_is_noted() -> None:
-    lines = [question("a"), question("b", {**BODY, "model": "n"}), question("c", {**BODY, "stream": True})]
-    rows, notes = rows_of("\n".join(lines))
-    assert [row["stream"] for row in rows] == [False, False, True]
-    assert [note.split(" ")[0] for note in notes] == ["1", "there"]
 
 
 @pytest.mark.parametrize(
@@ -111,31 +104,10 @@ def test_what_a_batch_cannot_have_is_taken_out_and_told() -> None:
     }  # fmt: skip
     notes = " ".join(told.notes)
     assert "1 requests asked for a stream" in notes
-    assert "more than one model" in notes
     assert "1 ids were not unique" in notes
-
-
-@pytest.mark.parametrize(
-    ("options", "models"),
-    [({}, ["m", None]), ({"model": "x"}, ["m", "x"]), ({"model": "x", "override_model": True}, ["x", "x"])],
-)  # fmt: skip
-def test_a_model_can_be_given(options: dict[str, Any], models: list[str | None]) -> None:
-    without = {"messages": BODY["messages"]}
-    rows = [{"id": str(i), "request_body": json.dumps(body)} for i, body in enumerate((BODY, without))]
-    lines, _, _ = written(rows, **options)
-    assert [line["body"].get("model") for line in lines] == models
 
 
 def test_numbers_keep_their_digits() -> None:
     body = '{"model":"m","x":1.10,"y":123456789012345678901234567890,\n "z":1e400}'
     _, _, data = written([{"id": "a", "request_body": body, "path": "/x"}])
     assert data.endswith(b'"body":{"model":"m","x":1.10,"y":123456789012345678901234567890,"z":1e400}}\n')
-
-
-def test_limits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_batch, "LINES_MAX", 2)
-    monkeypatch.setattr(openai_batch, "BYTES_MAX", 100)
-    rows = [{"id": str(i), "request_body": json.dumps(BODY)} for i in range(3)]
-    _, told, _ = written(rows)
-    assert [note for note in told.notes if note.startswith("3 lines")]
-    assert [note for note in told.notes if "MB" in note]

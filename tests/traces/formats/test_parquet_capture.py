@@ -14,7 +14,7 @@ from llmtap.capture.read.reader import CaptureError
 from llmtap.capture.read.reader import read as open_capture
 from llmtap.capture.schema import SCHEMA, VERSION, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.parquet import write_parquet
-from llmtap.traces.format import FormatError, TraceSource, WriteOptions, batch_of
+from llmtap.traces.format import FormatError, TraceSource, batch_of
 from llmtap.traces.formats.parquet_capture import FORMAT, read_many
 
 read, write = FORMAT.read, FORMAT.write
@@ -30,7 +30,7 @@ def rows_of(source: TraceSource) -> list[dict[str, Any]]:
 
 def written(*batches: pa.RecordBatch, info: CaptureInfo = INFO) -> bytes:
     out = io.BytesIO()
-    told = write(out, info, iter(batches), WriteOptions())
+    told = write(out, info, iter(batches))
     assert told.rows == sum(batch.num_rows for batch in batches)
     return out.getvalue()
 
@@ -105,7 +105,7 @@ def capture(folder: Path, name: str, numbers: list[int], opened: int) -> None:
 def converted(where: Path, target: Path) -> list[str]:
     source, _ = read_many(str(where))
     with target.open("wb") as out:
-        return write(out, source.info, source.batches, WriteOptions()).notes
+        return write(out, source.info, source.batches).notes
 
 
 def test_of_one_capture_the_integrity_is_what_it_was(tmp_path: Path) -> None:

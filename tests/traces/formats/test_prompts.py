@@ -1,16 +1,16 @@
-"""Datasets of prompts: vLLM's custom prompts and guidellm's."""
+"""Datasets of prompts: vLLM's custom prompts."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.capture.schema import CaptureInfo
-from llmtap.traces.bodies import compact, prompt_columns
-from llmtap.traces.format import FormatError, TraceFormat, batch_of
+from llmtap.traces.bodies import compact
+from llmtap.traces.format import batch_of
+from llmtap.traces.formats.vllm import prompt_columns
 from llmtap.traces.registry import by_name
 from tests.support.workloads.trace_files import read, rows, write
 
-CUSTOM, DATASET = by_name("vllm-custom"), by_name("guidellm-data")
+CUSTOM = by_name("vllm-custom")
 
 
 def test_a_prompt_is_one_message_of_a_user() -> None:
@@ -41,40 +41,12 @@ def test_several_messages_are_joined_and_bodies_without_text_dropped() -> None:
     ]
 
 
-def test_a_dataset_is_read_by_the_names_of_its_columns() -> None:
-    as_json = b'{"question": "Why?", "prompt_tokens_count": 3, "id": 7, "output_tokens_count": 5}\n'
-    assert DATASET.sniff(as_json, "x.jsonl")
-    source, batches = read(DATASET, as_json)
-    body = '{"messages":[{"role":"user","content":"Why?"}]}'
-    assert rows(batches, "request_body", "input_tokens", "output_tokens") == [(body, 3, 5)]
-    assert source.notes == ["columns that are not kept: id"]
-
-
-@pytest.mark.parametrize(
-    ("data", "told"),
-    [
-        (b'{"prompt": "a"}\n{"prompt": 3}\n', "line 2: prompt: expected text"),
-        (b'{"other": 1}\n', "line 1: prompt: neither it nor"),
-        (b'{"prompt": "a"\n', "line 1: not valid JSON"),
-        (
-            b'{"prompt": "a", "output_tokens_count": "many"}\n',
-            "line 1: output_tokens_count: expected",
-        ),
-    ],
-)
-def test_an_error_of_a_dataset_names_the_line(data: bytes, told: str) -> None:
-    with pytest.raises(FormatError) as caught:
-        read(DATASET, data)
-    assert str(caught.value).startswith(told)
-
-
-@pytest.mark.parametrize("fmt", [CUSTOM, DATASET], ids=["vllm-custom", "guidellm-data"])
 @given(st.lists(st.tuples(st.text(min_size=1), st.none() | st.integers(0, 10**17)), max_size=10))
-def test_whatever_it_can_hold_survives(fmt: TraceFormat, table: list[tuple[str, int | None]]) -> None:
+def test_whatever_it_can_hold_survives(table: list[tuple[str, int | None]]) -> None:
     bodies = [prompt_columns(prompt)["request_body"] for prompt, _ in table]
     counts = [n for _, n in table]
     batch = batch_of(len(table), {"request_body": bodies, "input_tokens": counts, "output_tokens": counts})
-    data, written = write(fmt, CaptureInfo(), [batch])
+    data, written = write(CUSTOM, CaptureInfo(), [batch])
     assert written.rows == len(table)
-    names = ("request_body", "output_tokens", *(["input_tokens"] if fmt is DATASET else []))
-    assert rows(read(fmt, data)[1], *names) == rows([batch], *names)
+    names = ("request_body", "output_tokens")
+    assert rows(read(CUSTOM, data)[1], *names) == rows([batch], *names)

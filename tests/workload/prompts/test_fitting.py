@@ -25,9 +25,7 @@ from llmtap.workload.prompts.prompt import Fit, Prompt
 from llmtap.workload.prompts.prose import prose
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.prompts.tokenizer import (
-    ChatCounter,
     OwnTokenizer,
-    TextCounter,
     TokenCounter,
     Tokenizer,
     as_text,
@@ -38,7 +36,6 @@ from tests.support.workloads.model_folder import model_folder, ours_in_tiktoken
 
 tokenizers = pytest.importorskip("tokenizers", reason="the extra `tokenizers` is not installed")
 tiktoken = pytest.importorskip("tiktoken", reason="the extra `tokenizers` is not installed")
-pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +73,7 @@ def counters(folder: Path) -> Counters:
     return {
         "chat": (load_counter(str(folder), chat=True, place="--tokenizer"), by_template),
         "own": (load_counter("sim", chat=True, place="--tokenizer"), lambda p: count_tokens(as_text(p))),
-        "tiktoken": (TextCounter(InTiktoken()), lambda p: len(encoding.encode_ordinary(as_text(p)))),
+        "tiktoken": (TokenCounter(InTiktoken()), lambda p: len(encoding.encode_ordinary(as_text(p)))),
     }
 
 
@@ -125,10 +122,9 @@ def test_blocks_are_shared_by_the_servers_count(counters: Counters, folder: Path
     requests = rows_of([64 * len(ids) + 30 for ids in blocks])
     requests.blocks, requests.block_tokens = blocks, 64
     source = RowPrompts(requests, counter, seed=3)
-    assert isinstance(counter, ChatCounter)
     seen: list[list[int]] = []
     for prompt, fitted in source.prompts(range(4)):
-        rendered = counter._template.render(prompt)
+        rendered = counter._render(prompt)
         seen.append(list(counter.tokenizer.encode(rendered)))
         assert len(seen[-1]) == fitted.tokens == fitted.wanted
 
@@ -147,7 +143,7 @@ class _ThreeAWord(OwnTokenizer):
         return [sum(1 if word == "a" else 3 for word in text.split()) for text in texts]
 
 
-class _Counting(TextCounter):
+class _Counting(TokenCounter):
     """Counts how often it is asked, and for how much."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -184,7 +180,7 @@ class _Even(OwnTokenizer):
 
 
 def test_what_cannot_be_met_comes_as_near_as_it_can() -> None:
-    made = RowPrompts(rows_of([101, 100]), TextCounter(_Even())).prompts(range(2))
+    made = RowPrompts(rows_of([101, 100]), TokenCounter(_Even())).prompts(range(2))
     assert [abs(fitted.missed) for _, fitted in made] == [1, 0]
 
 

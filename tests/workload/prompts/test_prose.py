@@ -1,14 +1,22 @@
 """A message has exactly the tokens it was to have, always the same for its key, and begins like no other."""
 
-from pathlib import Path
+import ast
+from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.errors import ConfigError
-from llmtap.workload.programs import Code
-from llmtap.workload.prompts.prose import Document, FileText, ProseWords, ProseWriter, fitted_text, prose
+from llmtap.workload.prompts.prose import (
+    LANGUAGES,
+    Code,
+    Document,
+    ProseWords,
+    ProseWriter,
+    fitted_text,
+    program,
+    prose,
+)
 from llmtap.workload.prompts.text import count_tokens
 
 WRITERS: list[ProseWriter] = [ProseWords(), Document(), Code()]
@@ -43,26 +51,20 @@ def test_what_is_cut_is_the_texts_own_beginning() -> None:
     assert fitted_text("one ", 3) == "one..", "a full stop would join the space"
 
 
-def test_a_file_is_said_from_a_line_of_the_keys_choice(tmp_path: Path) -> None:
-    file = tmp_path / "book.txt"
-    file.write_text("".join(f"Line {i} of the book, and no other one.\n\n" for i in range(300)))
-    writer = FileText(file, "content.file")
-    for tokens in (0, 1, 7, 8, 9, 50, 5_000):
-        assert count_tokens(writer.text(tokens, "a", "")) == tokens
-    assert writer.text(60, "a", "") != writer.text(60, "b", "")
-    assert "of the book, and no other one." in writer.text(60, "a", "")
-    told = writer.describe()
-    assert (told["file"], told["lines"], len(str(told["sha256"]))) == ("book.txt", 300, 64)
+def said(key: str, language: str, parts: int) -> str:
+    return "".join(text for text, _ in islice(program(key, language), parts))
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [(b" \n\n", "has no text"), (b"ab\xff", "is not UTF-8: byte 2"), (None, "cannot be read")],
-)
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes | None, problem: str) -> None:
-    file = tmp_path / "book.txt"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(ConfigError, match=problem) as caught:
-        FileText(file, "content.file in x.toml")
-    assert caught.value.place == "content.file in x.toml"
+@pytest.mark.parametrize("key", ["a", "b", "42/7", ""])
+def test_python_is_python(key: str) -> None:
+    tree = ast.parse(said(key, "python", 40))
+    assert len(tree.body) == 39, "a comment, and a function each"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_brackets_close_and_files_differ(language: str) -> None:
+    texts = [said(f"{i}", language, 12) for i in range(50)]
+    for text in texts:
+        for opening, closing in ("()", "[]", "{}"):
+            assert text.count(opening) == text.count(closing)
+    assert len({text.partition("\n")[0] for text in texts}) == 50

@@ -104,8 +104,6 @@ def test_a_cut_text_begins_the_text_and_has_what_it_says(folder: Path, text: str
         assert cut == text
 
 
-pytest.importorskip("jinja2", reason="jinja2 is not installed")
-
 ASKED = Prompt(text="the river", system="be brief", history=(("user", "hello"), ("assistant", "yes")))
 DAY_NS = 1_700_000_000_000_000_000  # 2023-11-14
 

@@ -1,0 +1,208 @@
+"""The trace formats `dynamo` (request traces of NVIDIA Dynamo) and `weka` (coding agents). Read only.
+
+Both are JSON Lines and know the tree of an agent's requests: a subagent is a session of its own, whose first
+request has as `parent` a request of the session that started it.
+
+`dynamo`: a line is `{"timestamp": ms since the start, "event": record}`, or the record alone; only records
+`request_end` are read. `agent_context` names the session; the parent is the latest finished request. Block
+ids have 64 bits without a sign there, and with a sign in a capture.
+
+`weka` (kv-cache-tester): a line is one conversation. Times are seconds from its beginning. `type` is `s`
+(streamed) or `n`; an entry of the type `subagent` has requests of its own, and the parent is the latest one
+before the entry. Block ids of the scope `local` are those of one conversation.
+
+Source: ai-dynamo/dynamo, lib/llm/src/request_trace/types.rs; its documentation, "Agent Tracing";
+callanjfox/kv-cache-tester, docs/trace_replay_tester.md and traces/; AIPerf's readers of both.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, BinaryIO, Final
+
+from msgspec import Meta, Struct, field
+
+from llmtap.traces.format import LENGTHS, FormatError, TraceFormat
+from llmtap.traces.text import BODY_BYTES_MAX, Count, Number, first_objects, json_rows, number_ns, start_of
+
+_SCHEMA: Final = "dynamo.request.trace.v1"
+_Ms = Annotated[float, Meta(ge=0, le=1e15)]
+_BlockSize = Annotated[int, Meta(ge=1, le=1 << 30)]
+
+
+class _Replay(Struct):
+    trace_block_size: _BlockSize
+    input_length: Count
+    input_sequence_hashes: list[Annotated[int, Meta(ge=0)]]
+
+
+class _Request(Struct):
+    request_id: str
+    model: str | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    request_received_ms: Annotated[int, Meta(ge=0, le=(1 << 63) // 10**6 - 1)] | None = None
+    ttft_ms: _Ms | None = None
+    total_time_ms: _Ms | None = None
+    replay: _Replay | None = None
+
+
+class _Context(Struct):
+    session_id: str
+    parent_trajectory_id: str | None = None
+    parent_session_id: str | None = None
+
+
+class _Record(Struct):
+    schema: str | None = None
+    event_type: str | None = None
+    event_time_unix_ms: int | None = None
+    event_source: str | None = None
+    agent_context: _Context | None = None
+    request: _Request | None = None
+    tool: dict[str, Any] | None = None
+
+
+class _Line(_Record):
+    timestamp: int | float | None = None
+    event: _Record | None = None
+
+
+def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+    others = 0
+    last: dict[str, tuple[str, int]] = {}  # of each session: its latest request, and that one's turn
+    for line, number in json_rows(stream, _Line, notes):
+        record = line if line.event is None else line.event
+        if record.event_type != "request_end" or record.request is None:
+            others += 1
+            continue
+        request, context = record.request, record.agent_context
+        if request.request_received_ms is None:
+            raise FormatError(f"line {number}: request.request_received_ms: is missing")
+        row: dict[str, Any] = {
+            "id": request.request_id, "arrival_ns": request.request_received_ms * 10**6,
+            "model": request.model, "input_tokens": request.input_tokens,
+            "output_tokens": request.output_tokens, "cached_tokens": request.cached_tokens,
+            "first_token_us": _us(request.ttft_ms), "response_end_us": _us(request.total_time_ms),
+        }  # fmt: skip
+        if context is not None:
+            session = context.session_id
+            parent, turn = last.get(session, (None, -1))
+            if parent is None:
+                starter = context.parent_trajectory_id or context.parent_session_id
+                parent = last[starter][0] if starter in last else None
+            last[session] = request.request_id, turn + 1
+            row |= {"session": session, "session_source": "explicit", "turn": turn + 1, "parent": parent}
+        if (replay := request.replay) is not None:
+            row |= {
+                "blocks": [i - (1 << 64) if i >> 63 else i for i in replay.input_sequence_hashes],
+                "block_size": replay.trace_block_size, "block_unit": "tokens",
+            }  # fmt: skip
+            if row["input_tokens"] is None:
+                row["input_tokens"] = replay.input_length
+        yield row
+    if others:
+        notes.append(f"{others} records that are not of finished requests")
+
+
+def _us(ms: float | None) -> int | None:
+    return None if ms is None else round(ms * 1_000)
+
+
+def _is_dynamo(head: bytes, name: str) -> bool:
+    events = [one.get("event", one) for one in first_objects(head)]
+    return bool(events) and all(isinstance(e, dict) and e.get("schema") == _SCHEMA for e in events)
+
+
+class _Entry(Struct):
+    t: Number
+    type: str
+    model: str | None = None
+    read: Count | None = field(default=None, name="in")
+    made: Count | None = field(default=None, name="out")
+    hash_ids: list[Annotated[int, Meta(ge=0, lt=1 << 40)]] | None = None
+    stop: str | None = None
+    api_time: Number | None = None
+    think_time: Number | None = None
+    ttft: Number | None = None
+    agent_id: str | None = None
+    requests: list["_Entry"] = []
+
+
+class _Conversation(Struct):
+    id: str
+    block_size: _BlockSize
+    requests: list[_Entry]
+    hash_id_scope: str = "local"
+    models: list[str] = []
+    tool_tokens: int = 0
+    system_tokens: int = 0
+    totals: Any = None
+
+
+def _weka_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
+    for talk, number in json_rows(stream, _Conversation, notes, bytes_max=BODY_BYTES_MAX):
+        yield from _session(talk, talk.requests, talk.id, None, number)
+
+
+def _session(
+    talk: _Conversation, entries: list[_Entry], session: str, parent: str | None, number: int
+) -> Iterator[dict[str, Any]]:
+    # Beyond all ids of a conversation, so that those of two are different.
+    shift = number << 40 if talk.hash_id_scope == "local" else 0
+    turn = 0
+    for i, entry in enumerate(entries):
+        if entry.type == "subagent":
+            child = f"{session}/{entry.agent_id or i}"
+            yield from _session(talk, entry.requests, child, parent, number)
+            continue
+        name = f"{session}#{turn}"
+        row: dict[str, Any] = {
+            "id": name, "session": session, "session_source": "explicit", "turn": turn, "parent": parent,
+            "arrival_ns": number_ns(entry.t, 9, number, "requests[...].t"), "model": entry.model,
+            "stream": entry.type == "s", "input_tokens": entry.read, "output_tokens": entry.made,
+            "finish_reason": entry.stop or None,
+        }  # fmt: skip
+        times = {
+            "response_end_us": entry.api_time,
+            "think_us": entry.think_time,
+            "first_token_us": entry.ttft,
+        }
+        for column, seconds in times.items():
+            if seconds is not None:
+                row[column] = number_ns(seconds, 9, number, "requests[...]") // 1_000
+        if entry.hash_ids is not None:
+            ids = [shift + i for i in entry.hash_ids]
+            row |= {"blocks": ids, "block_size": talk.block_size, "block_unit": "tokens"}
+        yield row
+        parent, turn = name, turn + 1
+
+
+def _is_weka(head: bytes, name: str) -> bool:
+    text = start_of(head)
+    keys = (b'"block_size"', b'"requests"', b'"hash_ids"')
+    return text.startswith(b"{") and all(key in text for key in keys)
+
+
+_HOLDS: Final = LENGTHS | {"model", "session and turn", "prefix blocks", "end of the answer", "first token"}
+_BLOCKS: Final = {"blocks": "trace", "block_unit": "tokens"}
+
+FORMATS: Final = (
+    TraceFormat(
+        name="dynamo",
+        title="Dynamo request trace (JSON Lines)",
+        extensions=(".jsonl",),
+        holds=_HOLDS,
+        sniff=_is_dynamo,
+        info={"arrivals": "wall", **_BLOCKS},
+        rows=_dynamo_rows,
+    ),
+    TraceFormat(
+        name="weka",
+        title="Weka agentic coding trace (JSON)",
+        extensions=(".json", ".jsonl"),
+        holds=_HOLDS | {"think time"},
+        sniff=_is_weka,
+        info=_BLOCKS,
+        rows=_weka_rows,
+    ),
+)
