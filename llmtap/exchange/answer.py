@@ -15,9 +15,15 @@ from llmtap.exchange.bounds import Share
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.dialects.registry import Undecided
-from llmtap.protocol.event_stream import ArrayParser, MessageStreamParser
 from llmtap.protocol.repetition import Repetition, RepetitionFinder
-from llmtap.protocol.sse import EVENT_BYTES_MAX, LineParser, SseEvent, SseParser
+from llmtap.protocol.sse import (
+    EVENT_BYTES_MAX,
+    ArrayParser,
+    LineParser,
+    MessageStreamParser,
+    SseEvent,
+    SseParser,
+)
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 BODY_BYTES_MAX: Final = EVENT_BYTES_MAX

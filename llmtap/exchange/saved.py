@@ -23,9 +23,8 @@ from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
 from llmtap.protocol.delta import Delta
 from llmtap.protocol.encoding import Decoder
-from llmtap.protocol.event_stream import is_message_stream
 from llmtap.protocol.http1 import ChunkedDecoder, Framing, ResponseHead, parse_response_head
-from llmtap.protocol.sse import SseParser
+from llmtap.protocol.sse import SseParser, is_message_stream
 
 _ENTRIES_LISTED: Final = 20
 _INTERIM_MAX: Final = 64

@@ -13,8 +13,7 @@ from botocore.eventstream import EventStreamBuffer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.protocol.event_stream import ArrayParser, MessageStreamParser, is_message_stream
-from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.sse import ArrayParser, MessageStreamParser, SseEvent, is_message_stream
 from tests.support.data import CORPUS
 
 STREAMS = sorted(

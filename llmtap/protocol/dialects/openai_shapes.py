@@ -31,7 +31,6 @@ INDEX_MAX: Final = 1 << 31
 """Indexes of choices are below it; another number counts as 0. Python gives unbounded integers equal hashes
 (n and n + 2^61 - 1), so a set of chosen ones would take quadratic time."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
-NO_RAW: Final = msgspec.Raw()
 _CODE_MAX: Final = 1 << 40
 
 
@@ -89,14 +88,8 @@ def _clean(value: Any) -> Any:
     return value
 
 
-def to_raw(value: Any) -> msgspec.Raw:
-    """The value as a raw field; absent where it is None or cannot be written."""
-    if value is None:
-        return NO_RAW
-    try:
-        return msgspec.Raw(msgspec.json.encode(value))
-    except (*BAD_JSON, TypeError, OverflowError):
-        return NO_RAW
+def text_of(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def count(value: Any) -> int | None:
@@ -334,19 +327,22 @@ class Findings:
         """A choice sent what was generated and is no text: `<think>`, or what may become it."""
         self._markers.append(index)
 
-    def finish(self, reason: str, filters: Any = None) -> Verdict | None:
-        """A choice ended; `filters` are the results of Azure's filter beside it. Returns what it says of a
-        guardrail."""
+    def finish(self, reason: str, filters: Any = None, *, only_text: bool = False) -> bool:
+        """A choice ended; `filters` are the results of Azure's filter beside it. `only_text`: the only text
+        of the choice is in this very block. Return whether that text stands in for the answer, because the
+        reason is a guardrail's."""
         self.delta.finish_reason = reason
         verdict = of_finish_reason(reason)
         if verdict is not None:
             found = of_filter_results(filters)
             verdict.category = None if found is None else found.category
+            if only_text:
+                verdict.substituted, verdict.action = True, "replaced"
             self.verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
         elif reason_kind(reason) in FAILED and self.delta.error_type is None:
             self._mask |= _ERROR_BIT
             self.delta.error_type = reason
-        return verdict
+        return only_text and verdict is not None
 
     def verdict(self, verdict: Verdict | None, shown: EventClass | None = EventClass.GUARDRAIL) -> None:
         """An intervention, which is the event's class too, or None. The first that acts stands for the event,

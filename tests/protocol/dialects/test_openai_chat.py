@@ -262,14 +262,6 @@ def test_a_message_that_repeats_the_deltas_is_passed_over() -> None:
     assert not read(chunk({"content": "ab"}), alone).output
 
 
-def test_messages_that_grow_give_what_is_new() -> None:
-    def message(text: str) -> dict[str, Any]:
-        return {"object": "chat.completion", "choices": [{"index": 0, "message": {"content": text}}]}
-
-    values = [message("a"), message("a b"), message("a b"), message("a b c")]
-    assert [read(*values[: i + 1]).text for i in range(4)] == ["a", " b", "", " c"]
-
-
 def again(**top: Any) -> dict[str, Any]:
     return chunk({"role": "assistant", "content": ""}, **top)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.protocol.inline_thinking import InlineThinking
+from llmtap.protocol.dialects.openai_chat import InlineThinking
 
 
 def taken_apart(*pieces: str) -> tuple[str, str]:
