@@ -17,11 +17,13 @@ from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded
 from llmtap.exchange.exchange import BLANK, OUTPUT, CapturedText, Exchange, Timeline
 from llmtap.exchange.outcome import UPSTREAM_FAILED, Outcome
-from llmtap.exchange.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.exchange.request import Hear, Identify, RequestReader
 from llmtap.exchange.verdict import (
+    APPLIED_GUARDRAILS,
+    TEXT_PATTERNS,
     TOKEN_COUNT,
     WORD_CHARS_MAX,
+    Interventions,
     ServerTiming,
     TokenLadder,
     figures_of,

@@ -18,9 +18,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from llmtap.exchange.bounds import BOUNDS
+from llmtap.exchange.bounds import BOUNDS, looks_secret
 from llmtap.exchange.exchange import RequestShape
-from llmtap.exchange.paths import looks_secret
 
 MESSAGES_MAX: Final = 10_000
 """More messages than this fit no model's context; such a body is not read."""

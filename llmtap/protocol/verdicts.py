@@ -1,7 +1,7 @@
 """Read signs of refusals and guardrails in an event: finish reasons, errors, fields of filters and hooks.
 
 The dialects call a function for each place; it takes the decoded value and returns a Verdict or None.
-`exchange/refusal.py` combines the verdicts of an exchange, and renames the signals of errors (`error.code`,
+`exchange/verdict.py` combines the verdicts of an exchange, and renames the signals of errors (`error.code`,
 ...) by status and kind of body. Verdicts hold only words of closed sets and single words; texts are searched
 for phrases and never kept.
 

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded
+from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded, holds_key
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
-from llmtap.exchange.paths import holds_key
 from llmtap.exchange.request import RequestReader
 from tests.support.traffic.exchanges import any_exchange, streamed
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.exchange.paths import PATH_CHARS_MAX, clean_name, clean_path, holds_key
+from llmtap.exchange.bounds import PATH_CHARS_MAX, clean_name, clean_path, holds_key
 
 STAY = [
     "/",

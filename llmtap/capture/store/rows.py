@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from llmtap.capture.privacy.coarse import coarsen, floor_divide
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
 from llmtap.exchange import exchange
+from llmtap.exchange.bounds import clean_path
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
-from llmtap.exchange.paths import clean_path
 
 _PLAIN: Final = {
     **{name: name for name in (
