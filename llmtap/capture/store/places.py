@@ -30,8 +30,7 @@ _PART_BYTES: Final = 8 << 20
 _REASON_LENGTH: Final = 300
 _HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
 """Query fields of a URL that are no secret."""
-_SLIP: Final = re.compile(r"(s3|gs|gcs|abfss?|hdfs|file|[A-Za-z][A-Za-z0-9+.-]+(?=:/)):/?")
-"""A URL with a missing slash."""
+_SLIP: Final = re.compile(r"(?:s3|gs|gcs|abfss?|hdfs|file):")
 _S3_KNOWN: Final = frozenset(("region", "scheme", "endpoint_override"))
 
 
@@ -63,11 +62,8 @@ class Place(Protocol):
 def open_place(to: str) -> Place:
     """Return the place of that name, untouched. Raises ConfigError for an invalid URL."""
     if "://" not in to:
-        slip = _SLIP.match(to)
-        if slip is not None:
-            root = "/" if slip[1] == "file" else ""
-            meant = redacted(f"{slip[1]}://{root}{to[slip.end() :]}")
-            raise ConfigError("capture.to", f"expected a URL, got {slip[0]!r}", f"did you mean {meant!r}?")
+        if (slip := _SLIP.match(to)) is not None:
+            raise ConfigError("capture.to", f"expected a URL, got {slip[0]!r}", f"{slip[0]}//bucket/prefix")
         return LocalPlace(Path(to))
     if to.startswith("file://"):
         return LocalPlace(Path(unquote(to.removeprefix("file://"))))

@@ -21,9 +21,8 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.capture.options import CaptureOptions
-from llmtap.capture.privacy.blocks import BlockHasher
 from llmtap.capture.privacy.redaction import Redactor
-from llmtap.capture.privacy.sessions import Keys, Sessions
+from llmtap.capture.privacy.sessions import BlockHasher, Keys, Sessions
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.places import redacted
 from llmtap.capture.store.rows import to_batch

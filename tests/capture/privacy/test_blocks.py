@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.capture.privacy.blocks import CHAIN_BYTES, BlockHasher, chain
+from llmtap.capture.privacy.sessions import CHAIN_BYTES, BlockHasher, chain
 from llmtap.exchange.exchange import RequestShape
 from llmtap.exchange.prompt import PromptMessage, PromptShape, read_prompt
 

@@ -61,20 +61,11 @@ def test_a_url_that_cannot_be_is_told_without_its_secrets(url):
     assert not any(secret in text for secret in (_KEY, _SECRET, "secret@", "wJalr"))
 
 
-@pytest.mark.parametrize(
-    "to, meant",
-    [
-        ("s3:/bucket/x", "s3://bucket/x"),
-        (f"s3:/{_KEY}:{_SECRET}@bucket/x", "s3://***@bucket/x"),
-        ("file:/var/x", "file:///var/x"),
-        ("minio:/bucket/x", "minio://bucket/x"),
-    ],
-)
-def test_a_url_that_lacks_a_slash_is_no_folder(to, meant):
+@pytest.mark.parametrize("to", ["s3:/bucket/x", f"s3:/{_KEY}:{_SECRET}@bucket/x", "file:/var/x"])
+def test_a_url_that_lacks_a_slash_is_no_folder(to):
     with pytest.raises(ConfigError) as caught:
         open_place(to)
     assert caught.value.place == "capture.to"
-    assert caught.value.hint == f"did you mean {meant!r}?"
     assert _KEY not in str(caught.value)
 
 
