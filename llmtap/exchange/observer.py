@@ -313,8 +313,8 @@ class Observer:
         if x.model is None:
             x.model = x.response_model
         x.tokens = self._tokens.result(stream=x.stream)
-        if self._tokens.refused:
-            x.invalid_values = {TOKEN_COUNT: self._tokens.refused}
+        if self._tokens.counts.refused:
+            x.invalid_values = {TOKEN_COUNT: self._tokens.counts.refused}
         if self._texts is not None:
             x.said = CapturedText(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
             self._texts = None

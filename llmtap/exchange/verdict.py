@@ -198,7 +198,7 @@ class TokenLadder:
     text."""
 
     __slots__ = (
-        "_counted", "_counts", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks", "textless",
+        "_counted", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks", "counts", "textless",
     )  # fmt: skip
 
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
@@ -206,7 +206,7 @@ class TokenLadder:
         self.textless = 0
         """Chunks of output without a text or a count: audio, the name of a call, arguments as an object. They
         stand in for `chunks` where there are none: beside a transcript or the arguments they add nothing."""
-        self._counts = UsageCounts()
+        self.counts = UsageCounts()
         self._total = False
         self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
         self._declared_sum = 0
@@ -216,10 +216,6 @@ class TokenLadder:
     @property
     def tokenizes(self) -> bool:
         return self._tokenizer is not None
-
-    @property
-    def refused(self) -> int:
-        return self._counts.refused
 
     @property
     def so_far(self) -> int:
@@ -253,10 +249,10 @@ class TokenLadder:
         return n
 
     def count(self, counts: UsageCounts, *, total: bool) -> None:
-        self._counts, self._total = counts, total
+        self.counts, self._total = counts, total
 
     def result(self, *, stream: bool) -> Tokens:
-        counts = self._counts
+        counts = self.counts
         tokens = Tokens(counts.input, None, counts.reasoning, counts.cached)
         if self._total and counts.output is not None:
             tokens.output, tokens.source = counts.output, TokenSource.USAGE
