@@ -1,4 +1,4 @@
-"""Open a trace or capture for reading: a file, standard input, a folder, a pattern or a URL.
+"""Open a trace or capture for reading: a file, standard input, a folder or a URL.
 
 `open_trace` finds the format (`registry.py`) unless it is given, and yields an `OpenedTrace`: batches of
 rows, format, and bytes read. Conversions, replays, simulations and fits read traces by it.
@@ -7,7 +7,6 @@ rows, format, and bytes read. Conversions, replays, simulations and fits read tr
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from glob import has_magic
 from pathlib import Path
 from typing import Final
 
@@ -66,10 +65,8 @@ def open_trace(
 
 
 def _is_many(place: str) -> bool:
-    """Whether it is a folder, a pattern or a URL: a capture, as `capture/read/reader.py` finds it."""
-    if place == STANDARD:
-        return False
-    return URL in place or Path(place).is_dir() or (has_magic(place) and not Path(place).exists())
+    """Whether it is a folder or a URL: a capture, as `capture/read/reader.py` finds it."""
+    return URL in place or Path(place).is_dir()
 
 
 def _format_of(place: str, name: str | None, head: bytes, option: str) -> TraceFormat:

@@ -29,7 +29,7 @@ from pyarrow import fs
 from llmtap.capture import schema
 from llmtap.capture.options import LEVELS
 from llmtap.capture.read import integrity
-from llmtap.capture.store.places import redacted
+from llmtap.capture.store.parquet import redacted
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
 from llmtap.errors import ConfigError

@@ -24,7 +24,7 @@ from llmtap.capture.options import CaptureOptions
 from llmtap.capture.privacy.redaction import Redactor
 from llmtap.capture.privacy.sessions import BlockHasher, Keys, Sessions
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
-from llmtap.capture.store.places import redacted
+from llmtap.capture.store.parquet import redacted
 from llmtap.capture.store.rows import to_batch
 from llmtap.capture.store.spool import aside_of, clear
 from llmtap.capture.store.store import Store, spool_folder

@@ -13,7 +13,7 @@ from llmtap.capture.read import reader
 from llmtap.capture.read.reader import Capture, CaptureError, read
 from llmtap.capture.schema import CaptureLedger, RelayCount
 from llmtap.capture.store.finisher import ClosedSpool, Finisher
-from llmtap.capture.store.places import LocalPlace
+from llmtap.capture.store.parquet import LocalPlace
 from llmtap.capture.store.rows import to_batch
 from llmtap.capture.store.spool import SpoolWriter
 from llmtap.capture.store.store import Store

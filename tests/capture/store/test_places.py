@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from llmtap.capture.store.places import LocalPlace, PlaceError, RemotePlace, open_place, redacted
+from llmtap.capture.store.parquet import LocalPlace, PlaceError, RemotePlace, open_place, redacted
 from llmtap.errors import ConfigError
 
 _KEY, _SECRET = "AKIAPLANTED", "wJalr/XU+tn=FEMI"
