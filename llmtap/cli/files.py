@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _CONVERT_EPILOG = """\
 IN is a file, a capture folder, or - for standard input; OUT is a file or -. Input whose name ends in .gz or
-.zst is decompressed; output with such a name is compressed. Formats are detected from content and name; --list
-shows them. A new file is readable only by its owner (mode 0600); an overwritten file keeps its mode.
+.zst is decompressed; output with such a name is compressed. Formats are detected from content and name;
+--list shows them. A new file is readable only by its owner (mode 0600); an overwritten file keeps its mode.
 
 Examples:
 

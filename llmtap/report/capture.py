@@ -104,11 +104,8 @@ def _sessions(sessions: _Json) -> Iterator[str]:
     for who, title in (("human", "people"), ("tool", "tools")):
         think = sessions["think"].get(who) or {}
         if think.get("n"):
-            yield f"think time {title}: {_spread(think, 'p50', 'p90', 'p99')} (n {think['n']:,})"
-
-
-def _spread(figures: _Json, *names: str) -> str:
-    return ", ".join(f"{name} {_duration(figures[name])}" for name in names)
+            spread = ", ".join(f"{name} {_duration(think[name])}" for name in ("p50", "p90", "p99"))
+            yield f"think time {title}: {spread} (n {think['n']:,})"
 
 
 def _group_table(label: str, groups: _Json) -> Table:

@@ -1,7 +1,10 @@
 import pyarrow as pa
 import pytest
 
+from llmtap.capture.options import CaptureOptions
 from llmtap.capture.schema import VERSION, CaptureVersionError, migrate
+from llmtap.errors import ConfigError
+from llmtap.units import Duration
 
 _NOW = pa.schema([("id", pa.string()), ("wait_us", pa.int64()), ("tenant", pa.string())])
 
@@ -28,3 +31,27 @@ def test_a_newer_version_is_refused():
     with pytest.raises(CaptureVersionError, match=rf"x\.spool: schema version {VERSION + 1}") as caught:
         migrate(batch, VERSION + 1, where="x.spool")
     assert caught.value.version == VERSION + 1
+
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    "rule, hint",
+    [
+        ("Email", "did you mean 'email'?"),
+        (r"ACME-\d+", r"a regular expression is written 're:ACME-\\d+'"),
+        ("re:(", None),
+        ("re:", None),
+    ],
+)
+def test_a_rule_that_is_neither_is_refused_before_it_redacts_nothing(rule, hint):
+    with pytest.raises(ConfigError) as caught:
+        CaptureOptions(redact=("key", rule))
+    assert (caught.value.place, caught.value.hint) == ("capture.redact[1]", hint)
+
+
+def test_rows_are_in_the_spool_within_ten_seconds_at_most():
+    assert CaptureOptions(flush=Duration(10 * S)).flush == 10 * S
+    with pytest.raises(ConfigError, match=r"capture\.flush: must be at most 10 s"):
+        CaptureOptions(flush=Duration(10 * S + 1))

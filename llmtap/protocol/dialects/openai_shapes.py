@@ -7,7 +7,7 @@ Source: docs/dialects.md.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -100,25 +100,19 @@ def count(value: Any) -> int | None:
 
 
 def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts:
-    counts = UsageCounts(count(of_input), count(of_output), count(reasoning), count(cached))
-    counts.refused = (
-        (counts.input is None and of_input is not None)
-        + (counts.output is None and of_output is not None)
-        + (counts.reasoning is None and reasoning is not None)
-        + (counts.cached is None and cached is not None)
-    )
-    return counts
+    told = (of_input, of_output, reasoning, cached)
+    found = [count(value) for value in told]
+    refused = sum(n is None and value is not None for n, value in zip(found, told, strict=True))
+    return UsageCounts(found[0], found[1], found[2], found[3], refused)
 
 
 def sum_counts(counts: Sequence[UsageCounts]) -> UsageCounts:
-    def total(values: Iterable[int | None]) -> int | None:
-        told = [n for n in values if n is not None]
+    def total(name: str) -> int | None:
+        told = [n for c in counts if (n := getattr(c, name)) is not None]
         return sum(told) if told else None
 
-    return UsageCounts(
-        total(c.input for c in counts), total(c.output for c in counts), total(c.reasoning for c in counts),
-        total(c.cached for c in counts), sum(c.refused for c in counts),
-    )  # fmt: skip
+    refused = sum(c.refused for c in counts)
+    return UsageCounts(total("input"), total("output"), total("reasoning"), total("cached"), refused)
 
 
 def read_usage(usage: Any) -> UsageCounts | None:
@@ -242,11 +236,6 @@ def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
 
 _RANKED: Final[dict[int, tuple[EventClass, ...]]] = {}
 """Classes in their order, by the bits of a mask; at most 2^11 of them."""
-_USAGE_BIT: Final = 1 << EventClass.USAGE
-_CONTENT_BIT: Final = 1 << EventClass.CONTENT
-_ROLE_BIT: Final = 1 << EventClass.ROLE
-_ERROR_BIT: Final = 1 << EventClass.ERROR
-_METADATA_BIT: Final = 1 << EventClass.METADATA
 
 
 def _ranked(mask: int) -> tuple[EventClass, ...]:
@@ -260,19 +249,9 @@ class Findings:
     """What the choices of one event say, and what stands beside them, put together and ranked."""
 
     __slots__ = (
-        "_carrying",
-        "_ids",
-        "_indexes",
-        "_logprobs",
-        "_markers",
-        "_mask",
-        "_pieces",
-        "_role",
-        "_texts",
-        "cut",
-        "delta",
-        "railed",
-    )
+        "_carrying", "_ids", "_indexes", "_logprobs", "_markers", "_mask", "_pieces", "_role", "_texts",
+        "cut", "delta", "railed",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.delta = Delta(EventClass.METADATA)
@@ -306,11 +285,7 @@ class Findings:
             self.cut = True
             return
         self._mask |= 1 << kind
-        texts = self._texts
-        if kind in texts:
-            texts[kind].append(text)
-        else:
-            texts[kind] = [text]
+        self._texts.setdefault(kind, []).append(text)
         if output:
             self._carrying[index] = None
         delta = self.delta
@@ -340,7 +315,7 @@ class Findings:
                 verdict.substituted, verdict.action = True, "replaced"
             self.verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
         elif reason_kind(reason) in FAILED and self.delta.error_type is None:
-            self._mask |= _ERROR_BIT
+            self._mask |= 1 << EventClass.ERROR
             self.delta.error_type = reason
         return only_text and verdict is not None
 
@@ -363,7 +338,7 @@ class Findings:
 
     def error(self, error: Any, verdict: Verdict | None = None) -> None:
         """The event reports a failure; `verdict` is what a guardrail said by it."""
-        self._mask |= _ERROR_BIT
+        self._mask |= 1 << EventClass.ERROR
         self.delta.error_type, self.delta.error_message = read_error(error)
         self.verdict(verdict)
 
@@ -379,17 +354,13 @@ class Findings:
             return
         delta = self.delta
         counts = None if usage is None else read_usage(usage)
-        goes_on = usage is not None and delta.finish_reason is None
-        text = bool(self._texts)
-        added = running.added(self._indexes, counts, running=goes_on, text=text, role=self._role and not text)
+        runs, text = usage is not None and delta.finish_reason is None, bool(self._texts)
+        added = running.added(self._indexes, counts, running=runs, text=text, role=self._role and not text)
         if counts is not None:
-            self._mask |= _USAGE_BIT
+            self._mask |= 1 << EventClass.USAGE
             delta.usage, delta.counts = usage, counts
-            delta.usage_running = (
-                running.running is True
-                and bool(self._indexes)
-                and (delta.finish_reason is None or running.several)
-            )
+            goes_on = delta.finish_reason is None or running.several
+            delta.usage_running = running.running is True and bool(self._indexes) and goes_on
         if self._ids:
             delta.tokens, delta.token_source = self._ids, TokenSource.TOKEN_IDS
         elif self._logprobs:
@@ -401,16 +372,12 @@ class Findings:
     def ranked(self) -> Delta:
         delta = self.delta
         mask = self._mask
-        classes: tuple[EventClass, ...]
-        if self._role:
-            # A role names the speaker where nothing is said, counted or ended; else it is a side note.
-            counted = delta.counts is not None and bool(delta.counts.output) and not self._markers
-            if counted or delta.finish_reason is not None:
-                classes = (*_ranked(mask or _METADATA_BIT), EventClass.ROLE)
-            else:
-                classes = _ranked(mask | _ROLE_BIT)
+        # A role names the speaker where nothing is said, counted or ended; else it is a side note.
+        counted = delta.counts is not None and bool(delta.counts.output) and not self._markers
+        if self._role and (counted or delta.finish_reason is not None):
+            classes = (*_ranked(mask or 1 << EventClass.METADATA), EventClass.ROLE)
         else:
-            classes = _ranked(mask)
+            classes = _ranked(mask | self._role << EventClass.ROLE)
         if classes:
             first = delta.event_class = classes[0]
             delta.also = classes[1:]
@@ -422,7 +389,7 @@ class Findings:
             delta.output = True
         elif self._markers:
             delta.choices = tuple(self._markers)
-        delta.blank = bool(mask & _CONTENT_BIT) and not delta.content
+        delta.blank = bool(mask >> EventClass.CONTENT & 1) and not delta.content
         return delta
 
     @property
