@@ -27,9 +27,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from llmtap.capture import schema
-from llmtap.capture.options import LEVELS
+from llmtap.capture.options import LEVELS, redacted
 from llmtap.capture.read import integrity
-from llmtap.capture.store.parquet import redacted
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
 from llmtap.errors import ConfigError

@@ -36,13 +36,14 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, unquote
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmtap import __version__
+from llmtap.capture.options import HARMLESS, redacted
 from llmtap.capture.schema import META_KEY, SCHEMA, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import to_batch
 from llmtap.clock import Clock, SystemClock
@@ -57,8 +58,6 @@ REQUEST_TIMEOUT_S: Final = 20.0
 """Longest silence of a store. The SDK tries once more when it closes."""
 _PART_BYTES: Final = 8 << 20
 _REASON_LENGTH: Final = 300
-_HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
-"""Query fields of a URL that are no secret."""
 _SLIP: Final = re.compile(r"(?:s3|gs|gcs|abfss?|hdfs|file):")
 _S3_KNOWN: Final = frozenset(("region", "scheme", "endpoint_override"))
 
@@ -97,23 +96,6 @@ def open_place(to: str) -> Place:
     if to.startswith("file://"):
         return LocalPlace(Path(unquote(to.removeprefix("file://"))))
     return RemotePlace(to)
-
-
-def redacted(url: str) -> str:
-    """Return the URL without user, password (up to the last @) and query fields that may be secret."""
-    scheme, found, rest = url.partition("://")
-    if not found:
-        return url
-    rest, _, query = rest.partition("?")
-    if "@" in rest:
-        rest = "***@" + rest.rpartition("@")[2]
-    if not query:
-        return f"{scheme}://{rest}"
-    fields = [
-        (name, _without_user(value) if name in _HARMLESS else "***")
-        for name, value in parse_qsl(query, keep_blank_values=True)
-    ]
-    return f"{scheme}://{rest}?{urlencode(fields, safe='*/:@')}"
 
 
 def capture_tag(capture: str) -> str:
@@ -298,13 +280,9 @@ def _secrets_of(url: str) -> list[str]:
     if "@" in rest:
         keys = rest.rpartition("@")[0]
         found |= {keys, *keys.split(":", 1)}
-    found |= {value for name, value in parse_qsl(query) if name not in _HARMLESS}
+    found |= {value for name, value in parse_qsl(query) if name not in HARMLESS}
     found |= {unquote(text) for text in found}
     return sorted((text for text in found if len(text) > 3), key=len, reverse=True)
-
-
-def _without_user(value: str) -> str:
-    return re.sub(r"[^/]*@", "***@", value)
 
 
 GROUP_BYTES: Final = 32 << 20

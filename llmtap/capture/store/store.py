@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.options import CaptureOptions
+from llmtap.capture.options import CaptureOptions, redacted
 from llmtap.capture.schema import CaptureInfo, CaptureLedger
 from llmtap.capture.store import parquet
 from llmtap.capture.store.finisher import ClosedSpool, Finisher, LocalFiles
@@ -83,7 +83,7 @@ def spool_folder(options: CaptureOptions) -> Path:
     if place.folder is not None:
         return place.folder / ".spool"
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    name = hashlib.sha256(parquet.redacted(options.to).encode()).hexdigest()[:12]
+    name = hashlib.sha256(redacted(options.to).encode()).hexdigest()[:12]
     return Path(state) / "llmtap" / f"spool-{name}"
 
 
