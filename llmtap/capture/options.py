@@ -1,12 +1,13 @@
 """Options of the capture (`[capture]`), with the descriptions that flags, configuration and reference show.
 
 `config.py` reads them; the meter's recorder uses them (place, privacy level, limits), and `llmtap convert`
-the redaction.
+the redaction. `redacted` hides the keys in the URL of a place.
 """
 
 import difflib
 import re
 from typing import Annotated, Final, Literal
+from urllib.parse import parse_qsl, urlencode
 
 from msgspec import Meta, Struct
 
@@ -20,6 +21,8 @@ OWN_RULE: Final = "re:"
 FLUSH_NS_MAX: Final = 10_000_000_000
 """A longer interval would lose more rows at a kill than users expect: the default promises a second."""
 _RULES: Final = ("email", "card", "phone", "key")
+HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
+"""Query fields of a URL that are no secret."""
 _MIB: Final = 1 << 20
 _S: Final = 1_000_000_000
 
@@ -182,3 +185,24 @@ def _check_rule(place: str, rule: str) -> None:
         re.compile(pattern)
     except re.error as exc:
         raise ConfigError(place, f"{pattern!r} is no regular expression: {exc}") from None
+
+
+def redacted(url: str) -> str:
+    """Return the URL without user, password (up to the last @) and query fields that may be secret."""
+    scheme, found, rest = url.partition("://")
+    if not found:
+        return url
+    rest, _, query = rest.partition("?")
+    if "@" in rest:
+        rest = "***@" + rest.rpartition("@")[2]
+    if not query:
+        return f"{scheme}://{rest}"
+    fields = [
+        (name, _without_user(value) if name in HARMLESS else "***")
+        for name, value in parse_qsl(query, keep_blank_values=True)
+    ]
+    return f"{scheme}://{rest}?{urlencode(fields, safe='*/:@')}"
+
+
+def _without_user(value: str) -> str:
+    return re.sub(r"[^/]*@", "***@", value)

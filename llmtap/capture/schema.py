@@ -6,7 +6,6 @@ fills the columns. FORMAT.md describes each one. Columns are flat, because every
 offsets are whole microseconds from `arrival`.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -17,7 +16,7 @@ from llmtap.exchange.outcome import EventClass
 from llmtap.user_files import decode_json
 
 VERSION: Final = 1
-"""Of the columns and the metadata. A reader takes this and all older ones (`migrations.py`)."""
+"""Of the columns and the metadata. A reader takes this and all older ones (`migrate`)."""
 META_KEY: Final = b"llmtap"
 """In the schema's metadata, where the CaptureInfo lies as JSON."""
 EVENT_CLASS_NAMES: Final = tuple(c.name.lower() for c in EventClass)
@@ -138,10 +137,6 @@ def info_of(schema: pa.Schema) -> CaptureInfo | None:
     return None if raw is None else decode_json(raw, CaptureInfo)
 
 
-STEPS: Final[dict[int, Callable[[pa.RecordBatch], pa.RecordBatch]]] = {}
-"""Step to the next version, by version: for a column with another name or meaning."""
-
-
 class CaptureVersionError(ConfigError):
     """A capture is newer than this llmtap."""
 
@@ -159,13 +154,11 @@ def migrate(
 ) -> pa.RecordBatch:
     """Bring a batch of `version` to `schema`.
 
-    A version that only added columns needs no step: they are null. Unknown columns are dropped. Raises
-    CaptureVersionError for a newer version, pa.ArrowInvalid for values that do not fit.
+    Columns that it lacks are null, unknown ones are dropped. Raises CaptureVersionError for a newer version,
+    pa.ArrowInvalid for values that do not fit.
     """
     if version > VERSION:
         raise CaptureVersionError(where, version)
-    for number in range(version, VERSION):
-        batch = STEPS[number](batch) if number in STEPS else batch
     if batch.schema.equals(schema):
         return batch
     columns = []

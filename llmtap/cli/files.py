@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 
 _CONVERT_EPILOG = """\
-IN is a file, a capture folder, a pattern of capture files, or - for standard input; OUT is a file
-or -. Input whose name ends in .gz or .zst is decompressed; output with such a name is compressed. Formats are
-detected from content and name; --list shows them. A new file is readable only by its owner (mode 0600); an
-overwritten file keeps its mode.
+IN is a file, a capture folder, or - for standard input; OUT is a file or -. Input whose name ends in .gz or
+.zst is decompressed; output with such a name is compressed. Formats are detected from content and name;
+--list shows them. A new file is readable only by its owner (mode 0600); an overwritten file keeps its mode.
 
 Examples:
 
@@ -46,9 +45,7 @@ Examples:
     epilog=_CONVERT_EPILOG,
 )
 def convert(
-    source: Annotated[
-        str, argument("IN", "Input file, capture folder, or pattern; - is standard input.")
-    ] = "",
+    source: Annotated[str, argument("IN", "Input file or capture folder; - is standard input.")] = "",
     target: Annotated[str, argument("OUT", "Output file; - is standard output.")] = "",
     source_format: Annotated[
         str | None, option("NAME", "Format of IN (default: detected from its content).", "--from")

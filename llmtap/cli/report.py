@@ -55,7 +55,7 @@ BESIDE: Final = "replay-*.json"
 
 EPILOG = """CAPTURE is one of:
 
-  a file, folder, file pattern or URL (s3://bucket/prefix) of captures; a capture may still be running
+  a file, folder or URL (s3://bucket/prefix) of captures; a capture may still be running
 
   one trace file of another tool, in any format listed by `llmtap convert --list`
 
@@ -369,7 +369,7 @@ def write_beside(capture: str, result: Mapping[str, Any]) -> None:
 
     Raises ConfigError where it cannot be written.
     """
-    from llmtap.capture.store.places import open_place
+    from llmtap.capture.store.parquet import open_place
 
     folder = open_place(capture).folder
     if folder is not None:

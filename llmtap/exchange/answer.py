@@ -15,9 +15,15 @@ from llmtap.exchange.bounds import Share
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.dialects.registry import Undecided
-from llmtap.protocol.event_stream import ArrayParser, MessageStreamParser
 from llmtap.protocol.repetition import Repetition, RepetitionFinder
-from llmtap.protocol.sse import EVENT_BYTES_MAX, LineParser, SseEvent, SseParser
+from llmtap.protocol.sse import (
+    EVENT_BYTES_MAX,
+    ArrayParser,
+    LineParser,
+    MessageStreamParser,
+    SseEvent,
+    SseParser,
+)
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 BODY_BYTES_MAX: Final = EVENT_BYTES_MAX
@@ -27,13 +33,14 @@ _PREFIX_BYTES: Final = 6
 """Enough to know an SSE field name at the start of a body of no telling type."""
 _HELD_BYTES_MAX: Final = 4_096
 """White space before anything else; a body with more of it in one line is nothing we know."""
-_FIRST_LINE_BYTES_MAX: Final = 65_536
-"""Of a JSON body, where a line may tell that more of them follow."""
 _PADDING: Final = b'"obfuscation":'
 _MESSAGES: Final = b"application/vnd.amazon.eventstream"
 _ARRAY_PATH: Final = ":streamGenerateContent"
 """Gemini streams a JSON array there, unless it is asked for an event stream."""
 _LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
+
+
+_Lines = LineParser | ArrayParser | MessageStreamParser
 
 
 class BodyKind(Enum):
@@ -51,8 +58,8 @@ class AnswerReader:
     body of an error status (`failed`) is an error in whatever shape."""
 
     __slots__ = (
-        "_body", "_failed", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_path",
-        "_repeats", "_share", "_size", "_type", "dialect", "kind", "padded",
+        "_body", "_failed", "_held", "_keeps", "_lines", "_messages", "_parser", "_path", "_repeats",
+        "_share", "_size", "_type", "dialect", "kind", "padded",
     )  # fmt: skip
 
     def __init__(
@@ -65,14 +72,13 @@ class AnswerReader:
         self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
         self._repeats = RepetitionFinder()
-        self._lines: LineParser | ArrayParser | MessageStreamParser | None = None
+        self._lines: _Lines | None = None
         self._messages: MessageParser | None = None
         self._held = b""  # while undecided
         self._share = Share() if share is None else share
         self._body = bytearray()  # of JSON
         self._keeps = True  # there is room for it
         self._size = 0
-        self._one_value = False  # its first line told that no more of them follow
         self.padded: bool | None = None
         """The first event with a text has random padding (OpenAI's `obfuscation`); None until it came."""
 
@@ -119,7 +125,8 @@ class AnswerReader:
                 self._repeats.look(payload, delta, parser.offset, self.dialect)
             return out
         if self.kind is BodyKind.JSON:
-            return self._keep(payload)
+            self._keep(payload)
+            return []
         if self.kind is BodyKind.OPAQUE:
             return [Delta(EventClass.METADATA, len(payload), parsed=False)]
         if self._lines is not None:
@@ -177,46 +184,24 @@ class AnswerReader:
         self._lines = self._messages = None
         self._let_go()
 
-    def _keep(self, payload: bytes) -> list[Delta]:
-        """The next bytes of a JSON body, which may turn out to be the first of several lines."""
+    def _keep(self, payload: bytes) -> None:
         self._size += len(payload)
-        if not self._keeps:
-            return []
-        if self._size > BODY_BYTES_MAX or not self._share.take(len(payload)):
+        if self._keeps and self._size <= BODY_BYTES_MAX and self._share.take(len(payload)):
+            self._body += payload
+        elif self._keeps:
             self._keeps = False
             self._let_go()
-            return []
-        self._body += payload
-        if self._one_value:
-            return []
-        newline = self._body.find(b"\n", max(0, self._size - len(payload)))
-        if newline < 0:
-            self._one_value = self._size > _FIRST_LINE_BYTES_MAX
-            return []
-        # Ollama behind a gateway that names another type: its lines say themselves that they go on.
-        value = read_json(bytes(self._body[:newline]))
-        if not (isinstance(value, dict) and value.get("done") is False):
-            self._one_value = True
-            return []
-        body = bytes(self._body)
-        self._let_go()
-        self._size = 0
-        return self._begin_lines(body)
 
     def _let_go(self) -> None:
         self._share.give(len(self._body))
         self._body.clear()
 
-    def _begin_lines(
-        self, payload: bytes, parser: LineParser | ArrayParser | MessageStreamParser | None = None
-    ) -> list[Delta]:
+    def _begin_lines(self, payload: bytes, parser: _Lines) -> list[Delta]:
         self.kind = BodyKind.NDJSON
-        self._lines = LineParser() if parser is None else parser
+        self._lines = parser
         return self.feed(payload)
 
-    def _read_lines(
-        self, parser: LineParser | ArrayParser | MessageStreamParser, payload: bytes
-    ) -> list[Delta]:
+    def _read_lines(self, parser: _Lines, payload: bytes) -> list[Delta]:
         out = [self._read_line(line) for line in parser.feed(payload)]
         if isinstance(parser, MessageStreamParser) and parser.broken:
             self.give_up()
@@ -261,18 +246,17 @@ class AnswerReader:
         if is_json:
             # DeepSeek sends blank lines before the JSON while it waits: each is a keep-alive.
             blank = held[: len(held) - len(text)]
-            lines = blank.splitlines(keepends=True)
-            rest = b"" if not lines or lines[-1].endswith(b"\n") else lines.pop()
-            out += [Delta(EventClass.KEEPALIVE, len(line)) for line in lines]
+            ended = blank.splitlines(keepends=True)
+            rest = b"" if not ended or ended[-1].endswith(b"\n") else ended.pop()
+            out += [Delta(EventClass.KEEPALIVE, len(line)) for line in ended]
             held = rest + text
         is_sse = self._type == b"text/event-stream"
         if text.startswith((b"{", b"[")):
-            if self._type.endswith(_LINES):
+            lines = self._type.endswith(_LINES)
+            array = text.startswith(b"[") and self._path.endswith(_ARRAY_PATH) and not self._failed
+            if lines or array:
                 self._held = b""
-                return out + self._begin_lines(held)
-            if text.startswith(b"[") and self._path.endswith(_ARRAY_PATH) and not self._failed:
-                self._held = b""
-                return out + self._begin_lines(held, ArrayParser())
+                return out + self._begin_lines(held, LineParser() if lines else ArrayParser())
             self.kind = BodyKind.JSON
         elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
             self.kind = BodyKind.SSE

@@ -201,7 +201,7 @@ class Exchange:
     """Events carry random padding, which their sizes include."""
     finish_reason: str | None = None
     refusal: dict[str, object] | None = None
-    """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/refusal.py`."""
+    """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/verdict.py`."""
     guardrail: dict[str, object] | None = None
     """What a filter, rail or hook did: `phase`, `action`, `signal`, `event`, `category`; `late` and
     `tokens_before` where tokens had gone out before it acted."""

@@ -17,11 +17,13 @@ from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded
 from llmtap.exchange.exchange import BLANK, OUTPUT, CapturedText, Exchange, Timeline
 from llmtap.exchange.outcome import UPSTREAM_FAILED, Outcome
-from llmtap.exchange.refusal import APPLIED_GUARDRAILS, TEXT_PATTERNS, Interventions
 from llmtap.exchange.request import Hear, Identify, RequestReader
 from llmtap.exchange.verdict import (
+    APPLIED_GUARDRAILS,
+    TEXT_PATTERNS,
     TOKEN_COUNT,
     WORD_CHARS_MAX,
+    Interventions,
     ServerTiming,
     TokenLadder,
     figures_of,
@@ -311,8 +313,8 @@ class Observer:
         if x.model is None:
             x.model = x.response_model
         x.tokens = self._tokens.result(stream=x.stream)
-        if self._tokens.refused:
-            x.invalid_values = {TOKEN_COUNT: self._tokens.refused}
+        if self._tokens.counts.refused:
+            x.invalid_values = {TOKEN_COUNT: self._tokens.counts.refused}
         if self._texts is not None:
             x.said = CapturedText(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
             self._texts = None

@@ -18,9 +18,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from llmtap.exchange.bounds import BOUNDS
+from llmtap.exchange.bounds import BOUNDS, looks_secret
 from llmtap.exchange.exchange import RequestShape
-from llmtap.exchange.paths import looks_secret
 
 MESSAGES_MAX: Final = 10_000
 """More messages than this fit no model's context; such a body is not read."""
@@ -134,23 +133,13 @@ class _Reader:
             return []
         return [*self._before(value), *(self._item(item) for item in items)]
 
-    def prompt(self, value: dict[str, Any]) -> list[PromptMessage]:
-        """`prompt` of completions, `inputs` of TGI: text or token ids, one or several."""
-        return self._completion(value, ("prompt", "inputs"))
-
-    def generate(self, value: dict[str, Any]) -> list[PromptMessage]:
-        """SGLang's own endpoint, which shares its path with those of TGI and vLLM."""
-        return self._completion(value, ("prompt", "inputs", "text", "input_ids", "token_ids"))
-
-    def embed(self, value: dict[str, Any]) -> list[PromptMessage]:
-        return self._completion(value, ("input", "inputs"))
-
     def _before(self, value: dict[str, Any]) -> Iterator[PromptMessage]:
         for key in ("system", "instructions", "system_prompt", "systemInstruction"):
             if found := value.get(key):
                 yield self._made("system", found.get("parts", found) if isinstance(found, dict) else found)
 
-    def _completion(self, value: dict[str, Any], keys: tuple[str, ...]) -> list[PromptMessage]:
+    def completion(self, value: dict[str, Any], keys: tuple[str, ...]) -> list[PromptMessage]:
+        """Text or token ids, one or several, in the first of these members."""
         found = next((value[key] for key in keys if value.get(key)), None)
         if found is None:
             return []
@@ -160,8 +149,6 @@ class _Reader:
         if several and len(found) > MESSAGES_MAX:
             return []
         messages = [self._made("system", value["system"])] if value.get("system") else []
-        if value.get("context"):  # Ollama's: the ids of the conversation until now
-            messages.append(PromptMessage("context", self._ids_or_text(value["context"])))
         messages += [
             PromptMessage("prompt", self._ids_or_text(one)) for one in (found if several else [found])
         ]
@@ -176,21 +163,11 @@ class _Reader:
         if isinstance(one, dict):  # llama.cpp's, with pictures
             parts = self._ids_or_text(one.get("prompt_string") or one.get("prompt_token_ids"))
             return [*parts, *self._all_media(_list(one.get("multimodal_data")))]
-        if isinstance(one, list):
+        if isinstance(one, list) and one:
             try:
-                return [array("I", one)] if one else []
+                return [array("I", one)]
             except (TypeError, OverflowError):
-                pass
-            mixed: list[Part] = []  # llama.cpp's: ids and texts
-            for kind, same in groupby(one, type):
-                if not self.takes(1):
-                    return [b"value" + _digest(one)]
-                run = list(same)
-                try:
-                    mixed.append("".join(run) if kind is str else array("I", run))
-                except (TypeError, OverflowError):
-                    mixed.append(b"value" + _digest(run))
-            return [part for part in mixed if part]
+                return [b"value" + _digest(one)]
         return []
 
     def _message(self, message: Any) -> PromptMessage:
@@ -353,14 +330,23 @@ _THINKING: Final = ("reasoning_content", "reasoning", "thinking")
 _media_word = re.compile(r"image|audio|video|file|document|screenshot|inlineData").search
 
 _Read = Callable[[_Reader, dict[str, Any]], list[PromptMessage]]
+
+
+def _completion(*keys: str) -> tuple[_Read, bool]:
+    return lambda reader, value: reader.completion(value, keys), False
+
+
 _CHAT: Final[tuple[_Read, bool]] = (_Reader.chat, True)
 _INPUT: Final[tuple[_Read, bool]] = (_Reader.input, True)
-_PROMPT: Final[tuple[_Read, bool]] = (_Reader.prompt, False)
+_PROMPT: Final = _completion("prompt", "inputs")
 _BY_WHAT_IS_THERE: Final = (_CHAT, _PROMPT, _INPUT)
-_FIRST: Final[dict[str, tuple[_Read, bool]]] = {
-    "completions": _PROMPT, "llamacpp.completion": _PROMPT, "ollama.generate": _PROMPT,
-    "generate": (_Reader.generate, False), "tgi.generate_stream": _PROMPT,
-    "responses": _INPUT, "lmstudio.chat": _INPUT, "embeddings": (_Reader.embed, False),
+_FIRST: Final = {
+    **dict.fromkeys(
+        ("completions", "llamacpp.completion", "ollama.generate", "tgi.generate_stream"), _PROMPT
+    ),
+    # SGLang's own endpoint shares its path with those of TGI and vLLM.
+    "generate": _completion("prompt", "inputs", "text", "input_ids", "token_ids"),
+    "responses": _INPUT, "lmstudio.chat": _INPUT, "embeddings": _completion("input", "inputs"),
 }  # fmt: skip
 """What an endpoint has first; the rest begin with `messages`."""
 

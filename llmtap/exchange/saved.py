@@ -10,6 +10,7 @@ Source: RFC 9112, HAR 1.2, docs/dialects.md.
 import base64
 import binascii
 import re
+from collections.abc import Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
@@ -23,12 +24,10 @@ from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
 from llmtap.protocol.delta import Delta
 from llmtap.protocol.encoding import Decoder
-from llmtap.protocol.event_stream import is_message_stream
 from llmtap.protocol.http1 import ChunkedDecoder, Framing, ResponseHead, parse_response_head
-from llmtap.protocol.sse import SseParser
+from llmtap.protocol.sse import SseParser, is_message_stream
 
 _ENTRIES_LISTED: Final = 20
-_INTERIM_MAX: Final = 64
 _HAR_TIMES: Final = ("blocked", "dns", "connect", "ssl", "send", "wait", "receive")
 _SSE_LINE: Final = re.compile(rb"(?:^|[\r\n])(?:data|event|id|retry|error)?:")
 _STATUS_LINE: Final = re.compile(rb"HTTP/[0-9.]+ ([0-9]{3})([^\r\n]*)\r?\n")
@@ -126,12 +125,11 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
             return _read_entry(har, 0)
     if entry is not None:
         raise SavedError("this is no HAR file, so it has no entries")
-    body, notes = (data, []) if har is not None else _uncompressed(data)
-    what, content_type = _kind_of(body)
+    what, content_type = _kind_of(data)
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n\r\n" % content_type
     return Saved(
-        what, head, body, body, _request_head("POST", path, len(request_body)), request_body,
-        status_known=False, notes=notes,
+        what, head, data, data, _request_head("POST", path, len(request_body)), request_body,
+        status_known=False,
     )  # fmt: skip
 
 
@@ -139,18 +137,6 @@ def _request_head(method: str, target: str, length: int) -> bytes:
     target = target if target.startswith("/") else "/" + target
     head = f"{method} {target} HTTP/1.1\r\nhost: saved\r\ncontent-length: {length}\r\n\r\n"
     return head.encode("ascii", "replace")
-
-
-def _uncompressed(data: bytes) -> tuple[bytes, list[str]]:
-    """The body as it is, or as it was before somebody compressed it without leaving a head to say so."""
-    for coding in ("gzip", "zstd", "br"):
-        try:
-            body = Decoder(coding.encode()).feed(data)
-        except PeerProtocolError:
-            continue
-        if _SSE_LINE.search(body) or _read_json(body) is not None:
-            return body, [f"no head says so, but the body is {coding}"]
-    return data, []
 
 
 def _kind_of(body: bytes) -> tuple[str, bytes]:
@@ -181,15 +167,9 @@ def _read_json(data: bytes) -> Any:
 
 def _read_http(data: bytes, request_head: bytes) -> Saved:
     notes: list[str] = []
-    for _ in range(_INTERIM_MAX + 1):
-        head, rest = _cut_head(data)
-        status = _STATUS_LINE.match(head)
-        assert status is not None
-        if not (status[1].startswith(b"1") and status[1] != b"101" and rest.startswith(b"HTTP/")):
-            break
-        data = rest  # an interim response
-    else:
-        raise SavedError(f"more than {_INTERIM_MAX} interim responses (1xx)")
+    head, rest, status = _cut_head(data)
+    while status[1].startswith(b"1") and status[1] != b"101" and rest.startswith(b"HTTP/"):
+        head, rest, status = _cut_head(rest)  # that was an interim response
     if not head.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
         # What was saved of HTTP/2 or 3 has no framing any more.
         head = b"HTTP/1.1 " + status[1] + (status[2] or b" ") + b"\r\n" + head.split(b"\r\n", 1)[1]
@@ -210,27 +190,23 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
         if not _SSE_LINE.search(payload[:4096]) and _read_json(payload) is None:
             raise SavedError(str(exc)) from None
         notes.append(f"the head says {codings.decode('latin-1')}, but the body was decoded before")
-        head, rest, body = _without(head, set(_DECODED_BY_OTHERS)), payload, payload
+        head, rest, body = _without(head, _DECODED_BY_OTHERS), payload, payload
     if not whole:
         notes.append("the body ends before its framing does: it was cut off")
     return Saved("HTTP response", head, rest, body, request_head, whole=whole, notes=notes)
 
 
-def _cut_head(data: bytes) -> tuple[bytes, bytes]:
-    crlf = data.find(b"\r\n\r\n")
-    lf = data.find(b"\n\n", 0, crlf if crlf >= 0 else None)
-    if crlf >= 0 and lf < 0:
-        head, rest = data[: crlf + 4], data[crlf + 4 :]
-    elif lf >= 0:  # an editor's work
-        head, rest = data[: lf + 2].replace(b"\r\n", b"\n").replace(b"\n", b"\r\n"), data[lf + 2 :]
-    else:
+def _cut_head(data: bytes) -> tuple[bytes, bytes, re.Match[bytes]]:
+    head, end, rest = data.partition(b"\r\n\r\n")
+    if not end:
         raise SavedError("an HTTP response whose head does not end")
-    if _STATUS_LINE.match(head) is None:
+    status = _STATUS_LINE.match(head + end)
+    if status is None:
         raise SavedError("an HTTP response without a valid status line")
-    return head, rest
+    return head + end, rest, status
 
 
-def _without(head: bytes, names: set[bytes] | frozenset[bytes]) -> bytes:
+def _without(head: bytes, names: Set[bytes]) -> bytes:
     lines = head.split(b"\r\n")
     return b"\r\n".join(line for line in lines if line.partition(b":")[0].strip().lower() not in names)
 
@@ -250,24 +226,21 @@ def _unframe(head: ResponseHead, wire: bytes) -> tuple[bytes | None, bool]:
 
 
 def _pick_entry(entries: list[Any], entry: int | None) -> tuple[dict[str, Any], int]:
-    usable = [
-        (i, e) for i, e in enumerate(entries) if isinstance(e, dict) and isinstance(e.get("response"), dict)
-    ]
+    usable = {
+        i: e for i, e in enumerate(entries) if isinstance(e, dict) and isinstance(e.get("response"), dict)
+    }
     if not usable:
         raise SavedError("the HAR file has no entry with a response")
-    if entry is None:
-        if len(usable) > 1:
-            listed = [f"  {i}: {_entry_line(e)}" for i, e in usable[:_ENTRIES_LISTED]]
-            more = len(usable) - len(listed)
-            listed += [f"  and {more} more"] if more else []
-            raise SavedError(
-                f"the HAR file has {len(usable)} entries", "pick one by --entry N\n" + "\n".join(listed)
-            )
-        return usable[0][1], usable[0][0]
-    for i, e in usable:
-        if i == entry:
-            return e, i
-    raise SavedError(f"the HAR file has no entry {entry}", f"it has {len(entries)}, counted from 0")
+    if entry is None and len(usable) > 1:
+        listed = [f"  {i}: {_entry_line(e)}" for i, e in usable.items()][:_ENTRIES_LISTED]
+        listed += [f"  and {len(usable) - len(listed)} more"] if len(usable) > len(listed) else []
+        raise SavedError(
+            f"the HAR file has {len(usable)} entries", "pick one by --entry N\n" + "\n".join(listed)
+        )
+    entry = next(iter(usable)) if entry is None else entry
+    if entry not in usable:
+        raise SavedError(f"the HAR file has no entry {entry}", f"it has {len(entries)}, counted from 0")
+    return usable[entry], entry
 
 
 def _member(value: dict[str, Any], name: str) -> dict[str, Any]:

@@ -11,15 +11,15 @@ events.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
-
-import msgspec
 
 from llmtap.exchange.bounds import bounded
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
 from llmtap.exchange.verdict import no_token_reason
+from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 SESSION_ENDPOINTS: Final = frozenset({"responses", "realtime"})
@@ -35,34 +35,19 @@ _COMMITTED: Final = ("input_audio_buffer.committed", "input_audio_buffer.speech_
 _CUT_OFF: Final = "the session ended before the response did"
 
 
-class _Message(msgspec.Struct, gc=False):
-    """What tells whose a message is; each value is checked before use."""
-
-    type: Any = None
-    stream_id: Any = None
-    response_id: Any = None
-    previous_response_id: Any = None
-    event_id: Any = None
-    response: Any = None
-    error: Any = None
-    session: Any = None
+_Said = dict[str, Any]
 
 
-_decode: Final = msgspec.json.Decoder(_Message).decode
-
-
+@dataclass(slots=True, eq=False)
 class _Response:
-    __slots__ = ("began", "bytes", "event_id", "id", "observer", "request_bytes", "stream")
-
-    def __init__(self, observer: Observer, stream: str, event_id: str, request_bytes: int) -> None:
-        self.observer = observer
-        self.stream = stream
-        self.event_id = event_id
-        """Of the client's message; an error may name it."""
-        self.request_bytes = request_bytes
-        self.bytes = 0
-        self.id = ""
-        self.began = False
+    observer: Observer
+    stream: str
+    event_id: str
+    """Of the client's message; an error may name it."""
+    request_bytes: int
+    bytes: int = 0
+    id: str = ""
+    began: bool = False
 
 
 class Session:
@@ -103,31 +88,27 @@ class Session:
         """Take bytes from the client, read at `t_ns` and written `added_ns` later."""
         for message in () if self._lost else self._up.feed(data):
             said = _read(message)
-            if said is None or message.payload is None:
-                continue
-            stream = _text(said.stream_id)
-            if said.type == "response.create":
-                self._begin(stream, t_ns, added_ns, message.payload, _text(said.event_id), message.size)
-            elif said.type in _CAUSES:
+            kind, stream, payload = _text(said, "type"), _text(said, "stream_id"), message.payload or b""
+            if kind == "response.create":
+                self._begin(stream, t_ns, added_ns, payload, _text(said, "event_id"), message.size)
+            elif kind in _CAUSES:
                 # A steering has no stream of its own: it is that of the response that it names.
-                steered = _text(said.previous_response_id)
+                steered = _text(said, "previous_response_id")
                 stream = next((r.stream for r in self._open if steered and r.id == steered), stream)
-                self._note(stream, t_ns, added_ns, message.payload)
+                self._note(stream, t_ns, added_ns, payload)
 
     def received(self, data: bytes, t_ns: int, added_ns: int) -> None:
         for message in () if self._lost else self._down.feed(data):
             said = _read(message)
-            if said is None:
-                continue
-            kind, stream = _text(said.type), _text(said.stream_id)
+            kind, stream = _text(said, "type"), _text(said, "stream_id")
             if kind.startswith("response."):
                 self._event(said, kind.removeprefix("response."), stream, message, t_ns, added_ns)
             elif kind == "error":
                 self._failed(said, stream, message, t_ns, added_ns)
             elif kind in _COMMITTED and stream not in self._cause:
                 self._note(stream, t_ns, added_ns, b"")
-            elif kind.startswith("session.") and isinstance(said.session, dict):
-                self._model = _text(said.session.get("model")) or self._model
+            elif kind.startswith("session."):
+                self._model = _text(_object(said, "session"), "model") or self._model
 
     def close(self, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int = 0) -> None:
         """End the responses that are under way: the session is over, or its relay died."""
@@ -163,19 +144,23 @@ class Session:
         self.began = True
         return response
 
-    def _of(self, said: _Message, stream: str) -> _Response | None:
+    def _of(self, said: _Said, stream: str) -> _Response | None:
         """Return the response that a message names, else the one that runs on its stream, else the next."""
-        told = said.response.get("id") if isinstance(said.response, dict) else said.response_id
-        name = _text(told)
-        if name:
-            found = next((r for r in self._open if r.id == name), None)
-            if found is not None:
-                return found
+        name = _text(_object(said, "response"), "id") or _text(said, "response_id")
+        found = next((r for r in self._open if name and r.id == name), None)
+        if found is not None:
+            return found
         here = [r for r in self._open if r.stream == stream and not (name and r.began and r.id)]
         return next((r for r in here if r.began), here[0] if here else None)
 
     def _event(
-        self, said: _Message, kind: str, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
+        self,
+        said: _Said,
+        kind: str,
+        stream: str,
+        message: WebSocketMessage,
+        t_ns: int,
+        added_ns: int,
     ) -> None:
         response = None
         if kind == "created":
@@ -185,7 +170,7 @@ class Session:
                 response = self._begin(stream, since_ns, held_ns, payload)
             if response is not None:
                 response.began = True
-                response.id = _text(said.response.get("id") if isinstance(said.response, dict) else None)
+                response.id = _text(_object(said, "response"), "id")
         elif "." not in kind or kind.partition(".")[0] not in ("steer", "inject"):
             response = self._of(said, stream)
         if response is None:
@@ -195,13 +180,10 @@ class Session:
         if kind in _ENDS:
             self._end(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns)
 
-    def _failed(
-        self, said: _Message, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
-    ) -> None:
+    def _failed(self, said: _Said, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int) -> None:
         """An error takes the place of a response that has not begun. In a Realtime session one that runs goes
         on; a stream of the Responses API ends with it."""
-        error = said.error if isinstance(said.error, dict) else {}
-        name = _text(error.get("event_id"))
+        name = _text(_object(said, "error"), "event_id")
         waiting = [r for r in self._open if not r.began and r.stream == stream]
         if name:
             waiting = [r for r in waiting if not r.event_id or r.event_id == name]
@@ -245,14 +227,16 @@ class Session:
         self._ended(x)
 
 
-def _read(message: WebSocketMessage) -> _Message | None:
-    if message.payload is None or message.opcode is not Opcode.TEXT:
-        return None
-    try:
-        return _decode(message.payload)
-    except (ValueError, RecursionError):
-        return None
+def _read(message: WebSocketMessage) -> _Said:
+    value = None if message.opcode is not Opcode.TEXT else read_json(message.payload or b"")
+    return value if isinstance(value, dict) else {}
 
 
-def _text(value: Any) -> str:
-    return value[:128] if isinstance(value, str) else ""
+def _object(said: _Said, name: str) -> _Said:
+    found = said.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _text(said: _Said, name: str) -> str:
+    found = said.get(name)
+    return found[:128] if isinstance(found, str) else ""

@@ -1,10 +1,14 @@
-"""Determine the outcome, token counts, usage and server times of an exchange, and remove impossible values.
+"""Determine outcome, refusal, token counts, usage and server times of an exchange; remove impossible values.
 
-`observer.py` feeds `TokenLadder` and `ServerTiming` with each event, and calls `judge` and
-`remove_implausible` at the end. Texts of the server are not kept, except single words. Durations and counts
-that cannot be true are removed and counted by reason (`KINDS`): `server_time_negative`,
-`server_time_not_finite`, `server_time_too_long` (longer than the exchange) and `token_count` (negative, not
-whole, above `USAGE_TOKENS_MAX`, no number).
+`observer.py` feeds `Interventions` (refusals and guardrails), `TokenLadder` and `ServerTiming` with each
+event, and calls `judge` and `remove_implausible` at the end. Texts of the server are not kept, except single
+words.
+
+A verdict of an event (`protocol/verdicts.py` finds them) that acts (blocks, replaces) goes before one that
+flags, the first before the later, signs before words. A flag alone is no refusal. An intervention behind
+tokens that the client already has is marked `late`. Durations and counts that cannot be true are removed and
+counted by reason (`KINDS`): `server_time_negative`, `server_time_not_finite`, `server_time_too_long` (longer
+than the exchange) and `token_count` (negative, not whole, above `USAGE_TOKENS_MAX`, no number).
 
 Source: IETF draft, 4.4 and 4.6.3; docs/dialects.md.
 """
@@ -13,15 +17,14 @@ import re
 from array import array
 from collections.abc import Callable, Iterable
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from llmtap.exchange.bounds import BOUNDS
+from llmtap.exchange.bounds import BOUNDS, holds_key
 from llmtap.exchange.exchange import Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
-from llmtap.exchange.paths import holds_key
-from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime, UsageCounts
+from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime, UsageCounts, Verdict
 from llmtap.protocol.server_times import header_times, trailer_times
-from llmtap.protocol.verdicts import MODEL_REFUSAL
+from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, PASSED_ON, reason_kind
 
 WORD_CHARS_MAX: Final = BOUNDS["usage"].chars
 _WORD: Final = re.compile(rf"[A-Za-z0-9_.:/\-]{{1,{WORD_CHARS_MAX}}}")
@@ -53,22 +56,20 @@ def judge(
     return said, None
 
 
+_NO_TOKEN: Final = {
+    Outcome.CLIENT_CANCELLED: "cancelled", Outcome.CLIENT_ERROR: "client_error",
+    Outcome.REJECTED: "rejected",
+}  # fmt: skip
+
+
 def no_token_reason(x: Exchange) -> str:
-    match x.outcome:
-        case Outcome.COMPLETE:
-            said = set(x.timeline.events.classes) - {EventClass.KEEPALIVE, EventClass.DONE}
-            return "only_metadata" if said else "empty"
-        case Outcome.REFUSED:
-            kind = (x.refusal or {}).get("kind")
-            return "refusal" if kind in (None, MODEL_REFUSAL) else "guardrail"
-        case Outcome.CLIENT_CANCELLED:
-            return "cancelled"
-        case Outcome.CLIENT_ERROR:
-            return "client_error"
-        case Outcome.REJECTED:
-            return "rejected"
-        case _:
-            return "error"
+    if x.outcome is Outcome.COMPLETE:
+        said = set(x.timeline.events.classes) - {EventClass.KEEPALIVE, EventClass.DONE}
+        return "only_metadata" if said else "empty"
+    if x.outcome is Outcome.REFUSED:
+        kind = (x.refusal or {}).get("kind")
+        return "refusal" if kind in (None, MODEL_REFUSAL) else "guardrail"
+    return _NO_TOKEN.get(x.outcome, "error")
 
 
 def figures_of(usage: dict[str, Any], depth: int = 1) -> dict[str, Any]:
@@ -137,17 +138,19 @@ def remove_implausible(x: Exchange) -> None:
 def _check_times(x: Exchange) -> None:
     lasted_ns = _lasted_ns(x.timeline)
     limit_ns = None if lasted_ns is None else lasted_ns + x.uncertainty_ns
-    kept: list[dict[str, object]] = []
+    kept: list[dict[str, Any]] = []
     for entry in x.server_timing or ():
         reason = _reason(entry.get("ms"), limit_ns)
         if reason is None:
             kept.append(entry)
         else:
             _count(x, reason)
-    if limit_ns is not None and _sum_ns(kept) > limit_ns + len(_PARTS) * ROUNDING_NS:
-        parts = [entry for entry in kept if entry.get("name") in _PARTS]
-        kept = [entry for entry in kept if entry.get("name") not in _PARTS]
-        _count(x, TOO_LONG, len(parts))
+    # Each part as it was told first, which is the one that figures use.
+    first = {entry["name"]: entry["ms"] for entry in reversed(kept) if entry.get("name") in _PARTS}
+    if limit_ns is not None and sum(first.values()) * 1e6 > limit_ns + len(_PARTS) * ROUNDING_NS:
+        others = [entry for entry in kept if entry.get("name") not in _PARTS]
+        _count(x, TOO_LONG, len(kept) - len(others))
+        kept = others
     x.server_timing = kept or None
     gaps_ns = x.server_gaps_ns
     if gaps_ns is not None and limit_ns is not None and sum(gaps_ns) > limit_ns + ROUNDING_NS:
@@ -161,15 +164,6 @@ def _reason(ms: Any, limit_ns: int | None) -> str | None:
     if ms < 0:
         return NEGATIVE
     return TOO_LONG if limit_ns is not None and ms * 1e6 > limit_ns + ROUNDING_NS else None
-
-
-def _sum_ns(entries: list[dict[str, object]]) -> float:
-    """The sum of the parts, each as it was told first, which is the one that figures use."""
-    first: dict[object, float] = {}
-    for entry in entries:
-        ms: Any = entry["ms"]
-        first.setdefault(entry.get("name"), ms)
-    return sum(first.get(name, 0.0) for name in _PARTS) * 1e6
 
 
 def _lasted_ns(t: Timeline) -> int | None:
@@ -187,8 +181,7 @@ def _lasted_ns(t: Timeline) -> int | None:
 
 
 def _count(x: Exchange, reason: str, n: int = 1) -> None:
-    if x.invalid_values is None:
-        x.invalid_values = {}
+    x.invalid_values = x.invalid_values or {}
     x.invalid_values[reason] = x.invalid_values.get(reason, 0) + n
 
 
@@ -205,7 +198,7 @@ class TokenLadder:
     text."""
 
     __slots__ = (
-        "_counted", "_counts", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks", "textless",
+        "_counted", "_declared", "_declared_sum", "_tokenizer", "_total", "chunks", "counts", "textless",
     )  # fmt: skip
 
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
@@ -213,7 +206,7 @@ class TokenLadder:
         self.textless = 0
         """Chunks of output without a text or a count: audio, the name of a call, arguments as an object. They
         stand in for `chunks` where there are none: beside a transcript or the arguments they add nothing."""
-        self._counts = UsageCounts()
+        self.counts = UsageCounts()
         self._total = False
         self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
         self._declared_sum = 0
@@ -223,10 +216,6 @@ class TokenLadder:
     @property
     def tokenizes(self) -> bool:
         return self._tokenizer is not None
-
-    @property
-    def refused(self) -> int:
-        return self._counts.refused
 
     @property
     def so_far(self) -> int:
@@ -260,10 +249,10 @@ class TokenLadder:
         return n
 
     def count(self, counts: UsageCounts, *, total: bool) -> None:
-        self._counts, self._total = counts, total
+        self.counts, self._total = counts, total
 
     def result(self, *, stream: bool) -> Tokens:
-        counts = self._counts
+        counts = self.counts
         tokens = Tokens(counts.input, None, counts.reasoning, counts.cached)
         if self._total and counts.output is not None:
             tokens.output, tokens.source = counts.output, TokenSource.USAGE
@@ -325,3 +314,185 @@ class ServerTiming:
 
 def _public(told: ServerTime) -> dict[str, object]:
     return {"name": told.name, "ms": told.ms, "where": told.where, "unit": told.unit}
+
+
+APPLIED_GUARDRAILS: Final = b"x-litellm-applied-guardrails"
+
+_CANNOT: Final = (
+    r"I (?:can(?:no|['\u2019])t|won['\u2019]t) (?:help|assist|answer|provide|comply|respond|discuss)\b"
+)
+TEXT_PATTERNS: Final = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?P<said>Sorry, the model cannot answer this question)",  # Bedrock's default
+        r"(?P<said>I['\u2019]?m sorry, I can['\u2019]t respond to that)",  # NeMo's default
+        rf"^(?P<said>(?:I['\u2019]?m|I am) (?:sorry|unable)(?:(?:,? but|,|\.) {_CANNOT})?)",
+        r"^(?P<said>Sorry,)",
+        rf"(?P<said>{_CANNOT})",
+        r"(?P<said>Content blocked)",
+        r"violates [^\n]{0,80}\b(?:policy|guidelines)\b",
+    )
+)
+"""Words of a refusal. What the group `said` matched is reported, so it may only match closed phrases; a
+pattern without one is reported by its own text."""
+_OPENING_CHARS: Final = 200
+_PATTERN_CHARS_MAX: Final = 64
+_STOPS: Final = frozenset({"stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed"})
+_HOOKS_FAILED: Final = 446
+"""Status of Portkey and WSO2: denied by a hook, by a policy."""
+_HOOKS_FLAGGED: Final = 246
+"""Portkey's: a hook failed and did not deny."""
+_BEFORE: Final = re.compile(rb"\bpre[-_]|[-_]pre\b|input|request", re.IGNORECASE)
+_AFTER: Final = re.compile(rb"\bpost[-_]|[-_]post\b|output|response", re.IGNORECASE)
+
+
+class _Said(NamedTuple):
+    verdict: Verdict
+    event: int
+    tokens_before: int
+
+
+class Interventions:
+    """What the events of one answer say of refusals; its first words are kept only until they are judged."""
+
+    __slots__ = ("_acted", "_flagged", "_opening", "_patterns", "_refused", "_words", "applied", "reading")
+
+    def __init__(self, patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS) -> None:
+        self.applied: bytes | None = None
+        self.reading = bool(patterns)
+        self._patterns = patterns
+        self._opening = ""
+        self._words: str | None = None
+        self._refused: _Said | None = None  # by the model
+        self._acted: _Said | None = None
+        self._flagged: _Said | None = None
+
+    def add(self, verdict: Verdict, event: int, tokens_before: int) -> None:
+        """What the event with this index says, which came behind so many tokens."""
+        if verdict.kind == MODEL_REFUSAL:
+            self._refused = self._refused or _Said(verdict, event, tokens_before)
+        elif verdict.action in PASSED_ON:
+            self._flagged = self._flagged or _Said(verdict, event, tokens_before)
+            acted = self._acted
+            if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
+                self._acted = None  # Bedrock's trace: the guardrail named by the stop reason only masked
+        else:
+            acted = self._acted
+            # A trace that follows says what a stop reason left open.
+            if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
+                self._acted = _Said(verdict, event, tokens_before)
+
+    def read(self, text: str) -> None:
+        self._opening = (self._opening + text[:_OPENING_CHARS]).lstrip()
+        if len(self._opening) >= _OPENING_CHARS:
+            self._judge_words()
+
+    def _judge_words(self) -> None:
+        opening, self._opening = self._opening[:_OPENING_CHARS], ""
+        self.reading = False
+        for pattern in self._patterns:
+            m = pattern.search(opening)
+            if m is not None:
+                said = m["said"] if "said" in pattern.groupindex else None
+                self._words = said or pattern.pattern[:_PATTERN_CHARS_MAX]
+                return
+
+    def judge(self, x: Exchange) -> None:
+        if self.reading:
+            self._judge_words()
+        acted, flagged = self._acted, self._flagged
+        if acted is None and x.status == _HOOKS_FAILED:
+            acted = _Said(Verdict("error.type", None, "blocked"), 0, 0)
+        if x.status == _HOOKS_FLAGGED:
+            flagged = flagged or _Said(Verdict("", None, "flagged", "input"), 0, 0)
+            flagged.verdict.signal = "http_status"
+        if acted is not None:
+            self._settle(acted, x)
+            x.guardrail = _guardrail(acted)
+        refused = self._refused
+        if acted is not None and (refused is None or acted.event < refused.event):
+            refused = acted
+        if refused is not None:
+            x.refusal = self._refusal(refused, x)
+        elif self._words is not None and (x.finish_reason or "").lower() in _STOPS:
+            x.refusal = {
+                "kind": MODEL_REFUSAL, "source": "text_pattern", "detail": {"value": self._words},
+                "confidence": "low",
+            }  # fmt: skip
+        if x.guardrail is None and flagged is not None:
+            flagged.verdict.phase = flagged.verdict.phase or "output"
+            x.guardrail = _guardrail(flagged)
+
+    def _settle(self, said: _Said, x: Exchange) -> None:
+        verdict, status = said.verdict, x.status or 0
+        nothing_came = x.timeline.first_token_ns is None
+        if verdict.signal == "finish_reason" and nothing_came and not verdict.substituted:
+            verdict.confidence = "medium"
+            if x.tokens.output is None:
+                verdict.detail = {"why": "no usage: input or output"}
+            elif x.tokens.output == 0 and reason_kind(verdict.value or "") == "content_filter":
+                verdict.kind, verdict.phase = INPUT, "input"
+                verdict.detail = {"why": "no text and completion_tokens 0"}
+        if verdict.phase is None:
+            # A code that is used for both: by whether text came. Whole answers may be withheld.
+            coded = verdict.signal.endswith("error.code") and status < 400
+            withheld = x.stream and not coded
+            verdict.phase = self._phase_of_header() or (
+                "output" if withheld or said.tokens_before else "input"
+            )
+        if verdict.kind is None:
+            verdict.kind = INPUT if verdict.phase == "input" else OUTPUT
+        if verdict.signal.startswith("error."):
+            self._name_error(verdict, status, streamed=x.stream)
+
+    def _phase_of_header(self) -> str | None:
+        if self.applied is None:
+            return None
+        before, after = _BEFORE.search(self.applied), _AFTER.search(self.applied)
+        if (before is None) == (after is None):
+            return None
+        return "output" if before is None else "input"
+
+    def _name_error(self, verdict: Verdict, status: int, *, streamed: bool) -> None:
+        """The signal of an error: an HTTP status with it is part of the sign."""
+        part = verdict.signal.removeprefix("error.")
+        if status < 400:
+            if streamed:
+                verdict.signal, verdict.path = f"stream_error.{part}", None
+        elif part == "type" and status == _HOOKS_FAILED:
+            verdict.signal = "http_status"
+        elif part != "message":
+            verdict.signal = f"http_status+{part}"
+        elif verdict.value is None and self.applied is not None:
+            verdict.signal, verdict.detail = "header+error.message", None
+        elif verdict.value is None:
+            verdict.signal = "http_status+message"
+
+    def _refusal(self, said: _Said, x: Exchange) -> dict[str, object]:
+        verdict = said.verdict
+        detail: dict[str, object] = {"event": said.event}
+        if x.status is not None and x.status >= 400:
+            detail["http_status"] = x.status
+        known = {"path": verdict.path, "value": verdict.value, "category": verdict.category}
+        detail |= {name: value for name, value in known.items() if value is not None}
+        if self.applied is not None and "error" in verdict.signal:
+            detail["header"] = APPLIED_GUARDRAILS.decode()
+        if verdict.substituted:
+            detail["substituted"] = True
+        detail |= verdict.detail or {}
+        return {
+            "kind": verdict.kind, "source": verdict.signal, "detail": detail,
+            "confidence": verdict.confidence,
+        }  # fmt: skip
+
+
+def _guardrail(said: _Said) -> dict[str, object]:
+    verdict = said.verdict
+    out: dict[str, object] = {
+        "phase": verdict.phase, "action": verdict.action, "signal": verdict.signal, "event": said.event,
+    }  # fmt: skip
+    if verdict.category is not None:
+        out["category"] = verdict.category
+    if said.tokens_before and verdict.action not in PASSED_ON and not verdict.substituted:
+        out["late"], out["tokens_before"] = True, said.tokens_before
+    return out

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.exchange.bounds import BOUNDS
-from llmtap.exchange.refusal import TEXT_PATTERNS
+from llmtap.exchange.verdict import TEXT_PATTERNS
 from llmtap.export.buckets import check_edges
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
@@ -25,7 +25,7 @@ from llmtap.units import NS_PER_S, Duration
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 OURS: Final = "default"
-"""Element of `refusal_patterns` that stands for those of `exchange/refusal.py`."""
+"""Element of `refusal_patterns` that stands for those of `exchange/verdict.py`."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 

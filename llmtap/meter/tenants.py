@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from llmtap.exchange.paths import KEY_CHARS, holds_key
+from llmtap.exchange.bounds import KEY_CHARS, holds_key
 from llmtap.meter.options import TENANT_CHARS_MAX, TenantOptions, TenantRule
 from llmtap.protocol.http1 import RequestHead, header_value
 

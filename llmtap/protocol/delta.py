@@ -62,7 +62,7 @@ class Verdict(msgspec.Struct, gc=False):
     signal: str
     kind: str | None = None
     """`model_refusal`, `input_guardrail` or `output_guardrail`. None where it flags and does not act, or
-    acts and does not tell in which phase: what came before then decides (`exchange/refusal.py`)."""
+    acts and does not tell in which phase: what came before then decides (`exchange/verdict.py`)."""
     action: str | None = None
     """`flagged`, `blocked`, `replaced` or `redacted`; None for the model's own refusal."""
     phase: str | None = None

@@ -1,14 +1,22 @@
-"""Parse server-sent events and newline-delimited JSON from bytes that are cut at any place, to SseEvents.
+"""Cut a body into SseEvents: server-sent events, NDJSON, AWS event streams, and streamed JSON arrays.
 
-`exchange/answer.py` feeds the parsers with the payload of a body; the dialects read the events. A *block* is
-a run of non-empty lines closed by an empty one; comments alone are a block too. Only CR, LF and CR LF end a
-line. Some servers put a single newline between events: a data line that ends in `}` before one that begins
-with `{` or `[` ends an event, and from there on every whole JSON line is one.
+`exchange/answer.py` feeds the parsers with the payload of a body, cut at any place; the dialects read the
+events. A *block* of server-sent events is a run of non-empty lines closed by an empty one; comments alone are
+a block too. Only CR, LF and CR LF end a line. Some servers put a single newline between events: a data line
+that ends in `}` before one that begins with `{` or `[` ends an event, and from there on every whole JSON line
+is one. A wrong checksum ends the parsing of a binary stream (`application/vnd.amazon.eventstream`).
 
-Source: WHATWG HTML, "Parsing an event stream"; ndjson.org; docs/dialects.md.
+Source: WHATWG HTML, "Parsing an event stream"; ndjson.org; smithy.io amazon-eventstream;
+botocore/eventstream.py; ai.google.dev streamGenerateContent; docs/dialects.md.
 """
 
-from typing import Final
+import base64
+import binascii
+import json
+import re
+import struct
+from typing import Any, Final
+from zlib import crc32
 
 import msgspec
 
@@ -278,3 +286,172 @@ class LineParser:
             out.append(SseEvent(self.offset - self._size, self.offset, line))
         self._tail.clear()
         self._size = 0
+
+
+_PRELUDE: Final = 12
+_LEAST: Final = 16
+_HEADERS_MAX: Final = 128 << 10
+_FIXED: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
+_SIZED: Final = (6, 7)
+
+
+def is_message_stream(data: bytes) -> bool:
+    if len(data) < _PRELUDE:
+        return False
+    total, headers, checksum = struct.unpack_from("!III", data)
+    return bool(total >= headers + _LEAST and crc32(data[:8]) == checksum)
+
+
+class MessageStreamParser:
+    __slots__ = ("_buffer", "broken", "offset", "skipped")
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.skipped = 0
+        """Messages whose headers or payload could not be read."""
+        self.broken = False
+        """A checksum or a length was wrong: nothing more is read."""
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        out: list[SseEvent] = []
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while not self.broken and len(buffer) - at >= _PRELUDE:
+            total, headers, checksum = struct.unpack_from("!III", buffer, at)
+            if (
+                crc32(buffer[at : at + 8]) != checksum
+                or headers > _HEADERS_MAX
+                or not headers + _LEAST <= total <= EVENT_BYTES_MAX
+            ):
+                self.broken = True
+            elif len(buffer) - at < total:
+                break
+            else:
+                message = bytes(buffer[at : at + total])
+                if crc32(message[:-4]) != int.from_bytes(message[-4:], "big"):
+                    self.broken = True
+                    break
+                out.append(self._event(message, headers))
+                at += total
+        del buffer[:at]
+        if self.broken:
+            buffer.clear()
+        return out
+
+    def close(self) -> list[SseEvent]:
+        return []
+
+    def _event(self, message: bytes, headers: int) -> SseEvent:
+        start, self.offset = self.offset, self.offset + len(message)
+        names = _headers(message[_PRELUDE : _PRELUDE + headers])
+        payload = message[_PRELUDE + headers : -4]
+        if names is None:
+            self.skipped += 1
+            return SseEvent(start, self.offset, payload)
+        kind = names.get(b":event-type") or None
+        failed = names.get(b":exception-type") or names.get(b":error-code")
+        if failed:
+            return SseEvent(start, self.offset, _failure(failed, names, payload), b"error")
+        if kind != b"chunk":
+            return SseEvent(start, self.offset, payload or b"{}", kind)
+        try:
+            part = base64.b64decode(_object(payload).get("bytes") or "", validate=True)
+        except (ValueError, TypeError, binascii.Error):
+            self.skipped += 1
+            part = payload
+        return SseEvent(start, self.offset, part)  # an event of the model's own dialect
+
+
+def _headers(data: bytes) -> dict[bytes, bytes] | None:
+    out: dict[bytes, bytes] = {}
+    at = 0
+    try:
+        while at < len(data):
+            size = data[at]
+            name, kind = data[at + 1 : at + 1 + size], data[at + 1 + size]
+            at += 2 + size
+            if kind in _SIZED:
+                size = int.from_bytes(data[at : at + 2], "big")
+                at += 2
+            else:
+                size = _FIXED[kind]
+            out[name] = data[at : at + size]
+            at += size
+    except (IndexError, KeyError):
+        return None
+    return out if at == len(data) else None
+
+
+def _object(payload: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(payload)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {}
+
+
+def _failure(kind: bytes, names: dict[bytes, bytes], payload: bytes) -> bytes:
+    message = _object(payload).get("message")
+    if not isinstance(message, str):
+        message = names.get(b":error-message", b"").decode("utf-8", "replace")
+    return json.dumps({"error": {"type": kind.decode("latin-1"), "message": message}}).encode()
+
+
+_outside: Final = re.compile(rb'["{}\[\]]').search
+_inside: Final = re.compile(rb'["\\]').search
+
+
+class ArrayParser:
+    """Splits a JSON array into its elements (objects), each reported when its last byte came. Any cut of
+    the bytes gives the same ones."""
+
+    __slots__ = ("_begun", "_buffer", "_depth", "_text", "offset", "skipped")
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.skipped = 0
+        self._buffer = bytearray()
+        self._begun = -1  # where in the buffer the element begins
+        self._depth = 0
+        self._text = 0  # 0 outside a string, 1 inside, 2 behind its backslash
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        out: list[SseEvent] = []
+        buffer = self._buffer
+        at = len(buffer)
+        buffer += data
+        while at < len(buffer):
+            if self._text == 2:
+                self._text, at = 1, at + 1
+                continue
+            found = (_inside if self._text else _outside)(buffer, at)
+            if found is None:
+                break
+            at, mark = found.end(), found[0]
+            if mark == b'"':
+                self._text ^= 1
+            elif mark == b"\\":
+                self._text = 2
+            elif mark in b"{[":
+                self._depth += 1
+                if self._depth == 2 and mark == b"{":
+                    self._begun = at - 1
+            else:
+                self._depth -= 1
+                if self._depth == 1 and self._begun >= 0:
+                    start, self.offset = self.offset, self.offset + at
+                    out.append(SseEvent(start, self.offset, bytes(buffer[self._begun : at])))
+                    del buffer[:at]
+                    at, self._begun = 0, -1
+        if len(buffer) > EVENT_BYTES_MAX:
+            # Nothing of it is kept; its depth goes on being counted.
+            self.skipped += self._begun >= 0
+            self.offset += len(buffer)
+            buffer.clear()
+            self._begun = -1
+        return out
+
+    def close(self) -> list[SseEvent]:
+        return []

@@ -1,7 +1,7 @@
 """Read signs of refusals and guardrails in an event: finish reasons, errors, fields of filters and hooks.
 
 The dialects call a function for each place; it takes the decoded value and returns a Verdict or None.
-`exchange/refusal.py` combines the verdicts of an exchange, and renames the signals of errors (`error.code`,
+`exchange/verdict.py` combines the verdicts of an exchange, and renames the signals of errors (`error.code`,
 ...) by status and kind of body. Verdicts hold only words of closed sets and single words; texts are searched
 for phrases and never kept.
 
@@ -45,6 +45,7 @@ _FILTERED: Final = frozenset(
         # Gemini's own, where a gateway passes them on.
         "safety", "prohibited_content", "blocklist", "recitation", "spii", "image_safety",
         "image_prohibited_content", "image_recitation", "model_armor",
+        "refusal",  # of Anthropic's streaming classifier, through a gateway
     }
 )  # fmt: skip
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
@@ -63,25 +64,19 @@ def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | No
     low = reason_kind(reason)
     if low in _FILTERED:
         return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
-    if low in _INTERVENED:
-        return Verdict(
-            signal, OUTPUT, "replaced", "output", "medium", reason, substituted=True,
-            detail={"why": AMBIGUOUS},
-        )  # fmt: skip
-    if low == "refusal":
-        # Anthropic's streaming classifier, through a gateway.
-        return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
-    return None
+    if low not in _INTERVENED:
+        return None
+    return Verdict(
+        signal, OUTPUT, "replaced", "output", "medium", reason, substituted=True, detail={"why": AMBIGUOUS}
+    )
 
 
 def of_filter_results(results: Any, place: str = "content_filter_results") -> Verdict | None:
     """Azure's results of one choice: `filtered` acts, `detected` alone flags."""
-    category = _category(results, "filtered")
-    if category is not None:
-        return Verdict(f"{place}.filtered", OUTPUT, "blocked", "output", category=category or None)
-    category = _category(results, "detected")
-    if category is not None:
-        return Verdict(f"{place}.detected", None, "flagged", "output", category=category or None)
+    for key, kind, action in (("filtered", OUTPUT, "blocked"), ("detected", None, "flagged")):
+        category = _category(results, key)
+        if category is not None:
+            return Verdict(f"{place}.{key}", kind, action, "output", category=category or None)
     return None
 
 
@@ -118,10 +113,6 @@ def _strongest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
     return next((v for v in found if v.kind is not None), found[0] if found else None)
 
 
-def filter_category(results: Any) -> str | None:
-    return _category(results, "filtered") or None
-
-
 def _category(results: Any, key: str) -> str | None:
     """Return the name of the first result with `key` true; "" if the name is no word, None if there is none.
     A result is an object or an array of them (`custom_blocklists`)."""
@@ -135,15 +126,11 @@ def _category(results: Any, key: str) -> str | None:
     return None
 
 
-_HOOKS: Final = (("before_request_hooks", "input"), ("after_request_hooks", "output"))
-
-
 def of_hook_results(results: Any) -> Verdict | None:
     """Portkey's hooks: a `verdict` of false flags; that it denied, only the status and the error tell."""
-    if not isinstance(results, dict):
-        return None
-    for name, phase in _HOOKS:
-        for i, hook in _enumerated(results.get(name)):
+    hooks = results if isinstance(results, dict) else {}
+    for name, phase in (("before_request_hooks", "input"), ("after_request_hooks", "output")):
+        for i, hook in _enumerated(hooks.get(name)):
             if hook.get("verdict") is False:
                 return Verdict(f"hook_results.{name}[{i}].verdict", None, "flagged", phase)
     return None
@@ -151,13 +138,11 @@ def of_hook_results(results: Any) -> Verdict | None:
 
 def of_moderation(moderation: Any) -> Verdict | None:
     """OpenAI's moderation beside the answer: `results[].flagged` of its input and of its output."""
-    if not isinstance(moderation, dict):
-        return None
-    for name, phase in (("output", "output"), ("input", "input")):
-        part = moderation.get(name)
+    for name in ("output", "input"):
+        part = moderation.get(name) if isinstance(moderation, dict) else None
         for i, result in _enumerated(part.get("results") if isinstance(part, dict) else None):
             if result.get("flagged") is True:
-                return Verdict(f"moderation.{name}.results[{i}].flagged", None, "flagged", phase)
+                return Verdict(f"moderation.{name}.results[{i}].flagged", None, "flagged", name)
     return None
 
 
@@ -170,15 +155,14 @@ def of_warnings(warnings: Any, detections: Any, *, answered: bool) -> Verdict | 
         kind = warning.get("type")
         phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None
         if phase is not None:
-            return Verdict(
-                "body_field",
-                None if answered else INPUT if phase == "input" else OUTPUT,
-                "flagged" if answered else "blocked",
-                phase,
-                value=kind,
-                category=_detected(detections, phase),
-                path=f"warnings[{i}].type",
-            )
+            known: dict[str, Any] = {
+                "value": kind,
+                "category": _detected(detections, phase),
+                "path": f"warnings[{i}].type",
+            }
+            if answered:
+                return Verdict("body_field", None, "flagged", phase, **known)
+            return _blocked("body_field", phase, **known)
     return None
 
 
@@ -248,10 +232,9 @@ def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
     log = data.get("log") if isinstance(data, dict) else None
     rails = log.get("activated_rails") if isinstance(log, dict) else None
     for i, rail in enumerate(rails[:_ITEMS_MAX] if isinstance(rails, list) else ()):
-        kind = rail.get("type") if isinstance(rail, dict) else None
-        name = rail.get("name") if isinstance(rail, dict) else rail
-        stopped = rail.get("stop") is True if isinstance(rail, dict) else status == "blocked"
-        if not stopped or not isinstance(name, str):
+        told = rail if isinstance(rail, dict) else {"name": rail, "stop": status == "blocked"}
+        kind, name = told.get("type"), told.get("name")
+        if told.get("stop") is not True or not isinstance(name, str):
             continue
         phase = kind if kind in ("input", "output") else _phase_of(name)
         path = f"{place}.log.activated_rails[{i}]"
@@ -264,31 +247,21 @@ def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
 
 def of_block_reason(feedback: Any, place: str) -> Verdict | None:
     """Gemini's `promptFeedback.blockReason`, where a gateway passes it on."""
-    if not isinstance(feedback, dict):
-        return None
     for key in ("blockReason", "block_reason"):
-        reason = word(feedback.get(key))
+        reason = word(feedback.get(key)) if isinstance(feedback, dict) else None
         if reason is not None and not reason.upper().endswith("UNSPECIFIED"):
             return Verdict("body_field", INPUT, "blocked", "input", value=reason, path=f"{place}.{key}")
     return None
 
 
 _CODES: Final[dict[str, str | None]] = {
-    "content_filter": None,
-    "responsibleaipolicyviolation": None,
-    "invalid_prompt": "input",
-    "content_policy_violation": "input",
-    "moderation_blocked": None,
-    "bio_policy": None,
-    "image_content_policy_violation": None,
-    "data_inspection_failed": None,
-    "datainspectionfailed": None,
-    "1301": None,
-    "2016": "input",
-    "2017": "output",
-    "900514": None,
-    "content_blocked": None,
-}
+    **dict.fromkeys((
+        "content_filter", "responsibleaipolicyviolation", "moderation_blocked", "bio_policy",
+        "image_content_policy_violation", "data_inspection_failed", "datainspectionfailed", "1301", "900514",
+        "content_blocked",
+    )),
+    "invalid_prompt": "input", "content_policy_violation": "input", "2016": "input", "2017": "output",
+}  # fmt: skip
 """Codes that are a guardrail, in lower case, and the phase that they tell."""
 _TYPES: Final[dict[str, str | None]] = {
     "guardrails_violation": "output",
@@ -355,13 +328,10 @@ def _blocked(signal: str, phase: str | None, **known: Any) -> Verdict:
 def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
     if not isinstance(message, dict):
         return None
-    action, direction = message.get("action"), message.get("direction")
-    if action != "GUARDRAIL_INTERVENED" and "interveningGuardrail" not in message:
-        return None
-    phase = {"REQUEST": "input", "RESPONSE": "output"}.get(direction) if isinstance(direction, str) else None
-    if action == "GUARDRAIL_INTERVENED":
-        return _blocked("error.message", phase, value=action, path=f"{place}message.action")
-    return _blocked("error.message", phase)
+    phase = {"REQUEST": "input", "RESPONSE": "output"}.get(str(message.get("direction")))
+    if message.get("action") == "GUARDRAIL_INTERVENED":
+        return _blocked("error.message", phase, value=message["action"], path=f"{place}message.action")
+    return _blocked("error.message", phase) if "interveningGuardrail" in message else None
 
 
 def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str) -> Verdict | None:
@@ -373,12 +343,9 @@ def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str
             continue
         if code.lower() == "content_blocked" and error.get("type") == "guardrails_violation":
             return None  # NeMo: the type says more
-        filters = (
-            holder.get(key)
-            for holder in (inner, error)
-            for key in ("content_filter_result", "content_filter_results")
-        )
-        category = next((c for f in filters if (c := filter_category(f))), None)
+        keys = ("content_filter_result", "content_filter_results")
+        filters = (holder.get(key) for holder in (inner, error) for key in keys)
+        category = next((c for f in filters if (c := _category(f, "filtered"))), None)
         azure = of_content_filters(error.get("content_filters")) or Verdict("")
         phase = _CODES[code.lower()] or azure.phase or _filtered_role(value) or _phase_of(text)
         return _blocked("error.code", phase, value=code, path=path, category=category or azure.category)
@@ -387,11 +354,8 @@ def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str
 
 def _filtered_role(value: dict[str, Any]) -> str | None:
     for entry in _dicts(value.get("contentFilter") or value.get("content_filter")):
-        role = entry.get("role")
-        if role in ("user", "history", "system"):
-            return "input"
-        if role == "assistant":
-            return "output"
+        if (role := entry.get("role")) in ("user", "history", "system", "assistant"):
+            return "output" if role == "assistant" else "input"
     return None
 
 

@@ -24,8 +24,6 @@ _GROUP_COLUMNS: Final = (
 _NAME_CHARS: Final = 40
 _MISSING_SHARE_MAX: Final = 0.01
 """Above this, what is missing may be of one kind (the long ones, the busiest minute) and move the figures."""
-_BROKEN_SHOWN: Final = 20
-_OPEN_SHOWN: Final = 3
 _Json = Mapping[str, Any]
 
 
@@ -78,19 +76,7 @@ def _workload(workload: _Json) -> Iterator[str]:
         said = [f"{arrivals['rate_rps']:.3g} req/s arrived in {span}"]
         if arrivals["gap_cv"] is not None:
             said.append(f"CV of gaps {arrivals['gap_cv']:.3g}")
-        if arrivals["ties"]:
-            said.append(f"{arrivals['ties']:.1%} at the moment of the one before")
         yield "arrivals   " + " · ".join(said)
-    elapsed = workload.get("elapsed")
-    if elapsed:
-        spread = _spread(elapsed, "p50", "p90", "p99", "max")
-        yield f"elapsed    {spread} from arrival to end, n {elapsed['n']:,} (no E2E: `submit` is not known)"
-    early = workload.get("before_submit") or {}
-    if any(early.values()):
-        yield (
-            f"left out   before their request was all sent, {early['first_byte']:,} answers had begun"
-            f" (no TTFB, no TTFT) and {early['response_end']:,} had ended (no E2E)"
-        )
     for name in ("input", "output"):
         figures = workload.get(f"{name}_tokens") or {}
         if figures.get("n"):
@@ -118,11 +104,8 @@ def _sessions(sessions: _Json) -> Iterator[str]:
     for who, title in (("human", "people"), ("tool", "tools")):
         think = sessions["think"].get(who) or {}
         if think.get("n"):
-            yield f"think time {title}: {_spread(think, 'p50', 'p90', 'p99')} (n {think['n']:,})"
-
-
-def _spread(figures: _Json, *names: str) -> str:
-    return ", ".join(f"{name} {_duration(figures[name])}" for name in names)
+            spread = ", ".join(f"{name} {_duration(think[name])}" for name in ("p50", "p90", "p99"))
+            yield f"think time {title}: {spread} (n {think['n']:,})"
 
 
 def _group_table(label: str, groups: _Json) -> Table:
@@ -191,9 +174,8 @@ def _integrity_said(integrity: _Json) -> str:
     if integrity["broken"]:
         said.append(f"{counted(len(integrity['broken']), 'file')} could not be read")
     if open_ := [capture["capture"] or "(no id)" for capture in captures if not capture["closed"]]:
-        more = f" and {len(open_) - _OPEN_SHOWN:,} more" if len(open_) > _OPEN_SHOWN else ""
         said.append(
-            f"not closed: {', '.join(open_[:_OPEN_SHOWN])}{more}: still running, the meter or"
+            f"not closed: {', '.join(open_)}: still running, the meter or"
             " a relay was killed, or the meter ended before its application (all that it had measured is"
             " kept); exchanges that began later are not counted"
         )
@@ -201,11 +183,7 @@ def _integrity_said(integrity: _Json) -> str:
 
 
 def _broken(broken: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Files that could not be read, by name."""
-    for one in broken[:_BROKEN_SHOWN]:
-        yield f"broken     {one['file']}: {one['problem']}"
-    if len(broken) > _BROKEN_SHOWN:
-        yield f"broken     and {len(broken) - _BROKEN_SHOWN:,} more (--json names all)"
+    return (f"broken     {one['file']}: {one['problem']}" for one in broken)
 
 
 def _capture_lines(capture: _Json) -> Iterator[str]:
@@ -243,8 +221,6 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
             yield f"    accounted for: {', '.join(known) or 'nothing'}"
         if relay["duplicates"]:
             yield f"    there twice: {relay['duplicates']:,}"
-        for step in relay["clock_set"]:
-            yield f"    its wall clock had been set before {step['seq']:,}"
 
 
 def _percent(share: float) -> str:

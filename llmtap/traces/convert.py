@@ -69,7 +69,7 @@ def convert(
     """Read `source`, write `target`, and report what was kept.
 
     Args:
-        source: a file, `-` for standard input, or a capture as a folder or a pattern of files.
+        source: a file, `-` for standard input, or a capture as a folder.
         target: a file, or `-` for standard output. It appears when it is complete.
         progress: called with the bytes read so far and their total, if known.
 

@@ -1,4 +1,4 @@
-"""The list of all trace formats, and opening of traces: a file, standard input, a folder, a pattern or a URL.
+"""The list of all trace formats, and opening of traces: a file, standard input, a folder or a URL.
 
 `by_name`, `detect` (for reading) and `for_target` (for writing) return a `TraceFormat` of `formats/`.
 `open_trace` finds the format unless it is given, and yields an `OpenedTrace`: batches of rows, format, and
@@ -9,7 +9,6 @@ import difflib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from glob import has_magic
 from pathlib import Path
 from typing import Final
 
@@ -139,10 +138,8 @@ def open_trace(
 
 
 def _is_many(place: str) -> bool:
-    """Whether it is a folder, a pattern or a URL: a capture, as `capture/read/reader.py` finds it."""
-    if place == STANDARD:
-        return False
-    return URL in place or Path(place).is_dir() or (has_magic(place) and not Path(place).exists())
+    """Whether it is a folder or a URL: a capture, as `capture/read/reader.py` finds it."""
+    return URL in place or Path(place).is_dir()
 
 
 def _format_of(place: str, name: str | None, head: bytes, option: str) -> TraceFormat:

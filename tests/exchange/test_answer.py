@@ -57,8 +57,6 @@ def read(reader: AnswerReader, body: bytes, edges: list[int], *, whole: bool = T
         (LINES, b"\r\n" + OLLAMA, BodyKind.NDJSON, ["keepalive", "content", "content", "done"]),
         (LINES, OLLAMA[:-3], BodyKind.NDJSON, ["content", "content"]),
         (LINES, STREAM, BodyKind.SSE, ["content", "keepalive", "done"]),
-        (JSON, OLLAMA, BodyKind.NDJSON, ["content", "content", "done"]),
-        (None, OLLAMA, BodyKind.NDJSON, ["content", "content", "done"]),
         (JSON, OLLAMA.splitlines()[2] + b"\n", BodyKind.JSON, ["done"]),
         (JSON, ANSWER.replace(b",", b",\n"), BodyKind.JSON, ["content"]),
         (JSON, b"", BodyKind.UNDECIDED, []),
@@ -92,11 +90,10 @@ def test_sizes_are_those_of_the_events_in_the_body() -> None:
 
 
 def test_a_line_is_an_event_when_its_last_byte_is_there() -> None:
-    for content_type in (LINES, JSON, None):
-        reader = AnswerReader(content_type, "/api/chat")
-        lines = OLLAMA.splitlines(keepends=True)
-        assert [[d.size for d in reader.feed(line)] for line in lines] == [[len(line)] for line in lines]
-        assert (reader.dialect.name, reader.close(whole=True)) == ("ollama.native", [])
+    reader = AnswerReader(LINES, "/api/chat")
+    lines = OLLAMA.splitlines(keepends=True)
+    assert [[d.size for d in reader.feed(line)] for line in lines] == [[len(line)] for line in lines]
+    assert (reader.dialect.name, reader.close(whole=True)) == ("ollama.native", [])
 
 
 def test_lines_of_no_known_dialect_are_timed_and_counted() -> None:

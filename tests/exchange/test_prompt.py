@@ -154,7 +154,6 @@ def test_a_role_carries_no_text(role: Any, kept: str) -> None:
     [
         ([1, 2, 3], [[array("I", [1, 2, 3])]], 12),
         ([[1, 2], [3]], [[array("I", [1, 2])], [array("I", [3])]], 12),
-        ([1, "texts", 2, 3], [[array("I", [1]), "texts", array("I", [2, 3])]], 17),
     ],
 )
 def test_token_ids_stay_ids_and_count_four_bytes(prompt: Any, parts: list[Any], size: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.protocol.dialects.anthropic import Anthropic
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
-from llmtap.protocol.dialects.openai_completions import OpenAICompletions
+from llmtap.protocol.dialects.openai_choices import OpenAICompletions
 from llmtap.protocol.dialects.openai_responses import OpenAIResponses
 from llmtap.protocol.repetition import BLOCK_BYTES_MAX, PythonTokenRun, Repetition, find_repetition
 from llmtap.protocol.sse import SseParser

@@ -107,10 +107,8 @@ WORKLOAD: dict[str, Any] = {
     "arrivals": {"n": 5, "seconds": 7_500.0, "rate_rps": 12.345, "gap_cv": 1.234, "ties": 0.25},
     "input_tokens": {**FIGURES, "total": 40, "source": {"usage": 4, "tokenizer": 1}},
     "output_tokens": {"n": 0, "source": {}},
-    "elapsed": FIGURES,
-    "before_submit": {"first_byte": 4, "response_end": 3},
     "prefix": [{"capture": "c1", "unit": "tokens", "block_size": 512, "blocks": 4_000, "hits": 1_000,
-                "share": 0.25, "units_hit_max": 512_000}],
+                "share": 0.25}],
     "sessions": {
         "n": 2, "exchanges": 5, "turns": FIGURES, "single_turn_share": 0.5, "source": {"prefix": 5},
         "think": {"all": FIGURES, "human": FIGURES, "tool": {"n": 0}}, "tool_turn_share": 0.125,
@@ -137,7 +135,7 @@ def relay(**told: Any) -> dict[str, Any]:
     return {
         "relay": "run.0.1", "opened": 9, "present": 9, "duplicates": 0, "missing": 0, "running": 0,
         "ranges": [],
-        "dropped": {}, "unsettled": 0, "since": 0, "unexplained": 0, "exact": True, "clock_set": [], **told,
+        "dropped": {}, "unsettled": 0, "since": 0, "unexplained": 0, "exact": True, **told,
     }  # fmt: skip
 
 
@@ -158,7 +156,7 @@ def checked(*captures: dict[str, Any], **told: Any) -> dict[str, Any]:
 MISSING = relay(present=5, missing=4, ranges=[(2, 2), (4, 6)])
 ALL = relay(
     present=5, missing=4, ranges=[(2, 2), (4, 6)], dropped={"overflow": 1, "no_meter": 1}, unsettled=1,
-    since=1, duplicates=3, clock_set=[{"seq": 7, "arrival_ns": 1, "anchor": 1}],
+    since=1, duplicates=3,
 )  # fmt: skip
 MUCH = capture(
     ALL, unexplained=1, exact=False, not_kept={"disk": 2}, damaged={"batches": 1, "bytes": 70}, meters=2

@@ -10,7 +10,7 @@ recorder and `llmtap convert` use it. Only the level `full` has text. It is writ
 - `phone`: +49 30 123456 and other international forms; (415) 555-2671, 415-555-2671, 415.555.2671; national
   numbers in groups behind a 0; others behind a word such as "call" or "tel". Not: numbers in one piece
   without + or such a word, and groups by spaces without 0 or such a word: they are as likely quantities.
-- `key`: the forms that issuers publish (exchange/paths.py), private keys in PEM, Authorization and Cookie
+- `key`: the forms that issuers publish (exchange/bounds.py), private keys in PEM, Authorization and Cookie
   fields, credentials in URLs, what is assigned to a name such as password or api_key, and members of a JSON
   body with such a name. Not: a secret without form and without name; a plain word behind "password: ", which
   is prose as often.
@@ -30,7 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.capture.options import OWN_RULE
-from llmtap.exchange.paths import KEY_PATTERN
+from llmtap.exchange.bounds import KEY_PATTERN
 
 BODY_BYTES_MAX: Final = 8 << 20
 """As much of a request as the observer keeps."""

@@ -26,7 +26,6 @@ from llmtap.metrics.summary import Summary
 
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _BLOCKS: Final = ["capture", "block_unit", "block_size"]
-_BEFORE_SUBMIT: Final = ("first_byte", "response_end")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -42,8 +41,6 @@ class CapturedWorkload:
         self._counts: dict[str, dict[str, int]] = {}
         self._scheduled = 0
         self._ended = 0
-        self._elapsed: list[pa.Array] = []
-        self._before_submit = dict.fromkeys(_BEFORE_SUBMIT, 0)
         self._blocks: dict[tuple[Any, ...], tuple[int, pa.Array]] = {}
         self._sessions: list[pa.Table] = []
         self._think: list[pa.Table] = []
@@ -53,20 +50,16 @@ class CapturedWorkload:
         self.rows += batch.num_rows
         arrivals = batch.column("arrival_ns")
         self._arrivals.append(arrivals.drop_null())
-        ends = pc.add(arrivals, pc.multiply(pc.fill_null(batch.column("response_end_us"), 0), 1_000))
+        ended = batch.column("response_end_us")
+        ends = pc.add(arrivals, pc.multiply(pc.fill_null(ended, 0), 1_000))
         last_ns = pc.max(ends).as_py()
         if last_ns is not None:
             self._last_end_ns = last_ns if self._last_end_ns is None else max(self._last_end_ns, last_ns)
         for name, values in self._tokens.items():
             values.append(batch.column(f"{name}_tokens").drop_null())
         self._scheduled += batch.num_rows - batch.column("scheduled_us").null_count
-        ended, submit = batch.column("response_end_us"), batch.column("submit_us")
         self._ended += batch.num_rows - ended.null_count
-        self._elapsed.append(ended.filter(pc.is_null(submit)).drop_null())
-        for name in _BEFORE_SUBMIT:
-            early = pc.sum(pc.less(batch.column(f"{name}_us"), submit)).as_py()
-            self._before_submit[name] += early or 0
-        for name in ("input_token_source", "token_source", "session_source", "turn_by", "level"):
+        for name in ("input_token_source", "token_source", "session_source", "turn_by"):
             counts = self._counts.setdefault(name, {})
             for one in pc.value_counts(batch.column(name).drop_null()).to_pylist():
                 counts[one["values"]] = counts.get(one["values"], 0) + one["counts"]
@@ -116,10 +109,7 @@ class CapturedWorkload:
         """Return public JSON: seconds, tokens, shares; null if unknown."""
         return {
             "rows": self.rows,
-            "levels": self._counts.get("level", {}),
             "arrivals": self._arrival_figures(),
-            "elapsed": self._elapsed_figures(),
-            "before_submit": dict(self._before_submit),
             "input_tokens": self._token_figures("input", "input_token_source"),
             "output_tokens": self._token_figures("output", "token_source"),
             "prefix": self._prefix_figures(),
@@ -150,25 +140,18 @@ class CapturedWorkload:
             "ties": pc.sum(pc.equal(gaps, 0)).as_py() / len(gaps) if len(gaps) else None,
         }
 
-    def _elapsed_figures(self) -> dict[str, object] | None:
-        values = pa.chunked_array(self._elapsed, pa.int64())
-        return _figures(values, 1e6) if len(values) else None
-
     def _token_figures(self, name: str, source: str) -> dict[str, object]:
         values = pa.chunked_array(self._tokens[name], pa.int64())
         return {**_figures(values), "total": pc.sum(values).as_py(), "source": self._counts.get(source, {})}
 
     def _prefix_figures(self) -> list[dict[str, object]]:
-        out: list[dict[str, object]] = []
-        for (capture, unit, size), (n, seen) in self._blocks.items():
-            hits = n - len(seen)
-            out.append(
-                {
-                    "capture": capture, "unit": unit, "block_size": size, "blocks": n, "hits": hits,
-                    "share": hits / n, "units_hit_max": None if size is None else hits * size,
-                }
-            )  # fmt: skip
-        return out
+        return [
+            {
+                "capture": capture, "unit": unit, "block_size": size, "blocks": n, "hits": n - len(seen),
+                "share": 1 - len(seen) / n,
+            }
+            for (capture, unit, size), (n, seen) in self._blocks.items()
+        ]  # fmt: skip
 
     def _session_figures(self) -> dict[str, object] | None:
         if not any(table.num_rows for table in self._sessions):
@@ -180,10 +163,13 @@ class CapturedWorkload:
         by = self._counts.get("turn_by", {})
         known = sum(by.values())
         think = pa.concat_tables(self._think)
-        thinking: dict[str, object] = {"all": _figures(think.column("think_us"), 1e6)} if think else {}
-        for who in ("human", "tool"):
-            mine = think.filter(pc.fill_null(pc.equal(think.column("turn_by"), who), False))
-            thinking[who] = _figures(mine.column("think_us"), 1e6)
+        thinking = {
+            who: _figures(
+                think.filter(pc.fill_null(pc.equal(think.column("turn_by"), who), False)).column("think_us"),
+                1e6,
+            )
+            for who in ("human", "tool")
+        }
         return {
             "n": len(turns),
             "exchanges": pc.sum(turns).as_py(),
@@ -318,16 +304,14 @@ def describe(
             one["uncertainties"] = summarise_ns(Histogram())
         if not workload.ends_known:
             one["load"] |= {"achieved_rps": None}  # type: ignore[operator]
-    told = workload.to_dict()
     out["capture"] = {
         "rows": workload.rows,
         "captures": sorted({info.capture for info in infos if info.capture}),
-        "levels": told.pop("levels"),
         **{
             name: sorted({str(value) for info in infos if (value := getattr(info, name))})
             for name in ("level", "tap_version", "config", "tokenizer", "source", "arrivals", "blocks")
         },
         "damaged": sum(info.damaged.get("batches", 0) for info in infos),
     }
-    out["workload"] = told
+    out["workload"] = workload.to_dict()
     return out

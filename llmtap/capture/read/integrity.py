@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 
-COLUMNS = ("capture", "relay", "seq", "id", "anchor", "arrival_ns")
-_GROUPS = ["capture", "relay", "anchor"]
+COLUMNS = ("capture", "relay", "seq", "id")
 _LATER = r"-[0-9]+\.(?:[2-9]|[1-9][0-9]+)$"
 """Matches the id of a later response of a session: it has the number of the first."""
 
@@ -49,8 +48,6 @@ class RelayIntegrity:
     """Missing, and explained by none of these three."""
     exact: bool
     """Neither `unsettled`, `since` nor lost packets: the count is exact."""
-    clock_set: list[dict[str, int]] = field(default_factory=list)
-    """Each change of its wall clock: the first number after it, and that exchange's arrival."""
     packets: dict[str, int] = field(default_factory=dict)
     """Of a passive vantage: packets `captured` and `lost`; exchanges in lost packets have no number."""
     watched: dict[str, int] = field(default_factory=dict)
@@ -133,7 +130,6 @@ def check(
     """Return the integrity of files by their metadata and rows (COLUMNS), with 8 bytes of memory per row."""
     infos = list(infos)
     found: dict[tuple[str, str], list[pa.Array]] = {}
-    anchors: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
     unnumbered = 0
     for batch in batches:
         # Elsewhere a trace may bring its own numbers; only with a relay's name are they without gaps.
@@ -141,17 +137,11 @@ def check(
         known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
         numbered = batch.select(COLUMNS).filter(pc.and_not(known, later))
         unnumbered += batch.num_rows - numbered.num_rows - later.true_count
-        groups = pa.TableGroupBy(pa.Table.from_batches([numbered]), _GROUPS, use_threads=False).aggregate(
-            [("seq", "list"), ("seq", "min"), ("arrival_ns", "min")]
-        )
-        numbers = groups.column("seq_list")
-        for i, group in enumerate(groups.drop_columns(["seq_list"]).to_pylist()):
-            key = (group["capture"] or "", group["relay"])
-            found.setdefault(key, []).append(numbers[i].values)
-            first = (group["seq_min"], group["arrival_ns_min"] or 0)
-            known = anchors.setdefault(key, {})
-            anchor = group["anchor"] or 0
-            known[anchor] = min(first, known.get(anchor, first))
+        table = pa.Table.from_batches([numbered])
+        groups = pa.TableGroupBy(table, ["capture", "relay"], use_threads=False).aggregate([("seq", "list")])
+        names = zip(groups.column("capture").to_pylist(), groups.column("relay").to_pylist(), strict=True)
+        for (capture, relay), numbers in zip(names, groups.column("seq_list"), strict=True):
+            found.setdefault((capture or "", relay), []).append(numbers.values)
     captures = sorted(
         {capture for capture, _ in found} | {info.capture for info in infos if info.ledger.relays}
     )
@@ -166,8 +156,7 @@ def check(
                 [
                     _relay(
                         relay, pa.chunked_array(found.get((capture, relay), []), pa.int64()),
-                        ledger.relays.get(relay), anchors.get((capture, relay), {}),
-                        closed=ledger.closed,
+                        ledger.relays.get(relay), closed=ledger.closed,
                     )
                     for relay in relays
                 ],
@@ -221,10 +210,7 @@ def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return out
 
 
-def _relay(
-    relay: str, numbers: pa.ChunkedArray, said: RelayCount | None, anchors: dict[int, tuple[int, int]],
-    *, closed: bool,
-) -> RelayIntegrity:  # fmt: skip
+def _relay(relay: str, numbers: pa.ChunkedArray, said: RelayCount | None, *, closed: bool) -> RelayIntegrity:
     count = RelayCount(0) if said is None else said
     distinct = pc.unique(numbers)
     ordered = distinct.take(pc.array_sort_indices(distinct))
@@ -238,12 +224,11 @@ def _relay(
     unexplained = max(0, absent - since - sum(dropped.values()))
     unsettled = min(unexplained, count.unsettled)
     running = 0 if closed else unsettled
-    set_at = [{"seq": seq, "arrival_ns": ns, "anchor": n} for n, (seq, ns) in sorted(anchors.items()) if n]
     return RelayIntegrity(
         relay, opened, len(ordered), len(numbers) - len(ordered), absent - running, running, ranges,
         dropped, unsettled, since, unexplained - unsettled,
         not unsettled and not since and not count.packets.get("lost"),
-        set_at, count.packets, count.watched,
+        count.packets, count.watched,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Read captures: files, folders, patterns and URLs as a table or a stream of rows or Exchanges.
+"""Read captures: files, folders and URLs as a table or a stream of rows or Exchanges.
 
 `read` returns a `Capture`, which `llmtap report`, the trace format of captures and users of the package
 iterate over.
@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from glob import has_magic
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
@@ -28,9 +27,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from llmtap.capture import schema
-from llmtap.capture.options import LEVELS
+from llmtap.capture.options import LEVELS, redacted
 from llmtap.capture.read import integrity
-from llmtap.capture.store.places import redacted
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
 from llmtap.errors import ConfigError
@@ -188,7 +186,7 @@ _CONVERT: Final = "`llmtap convert` reads traces of other tools"
 
 
 def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Capture:
-    """Open a capture: a file, a folder, a pattern (`day-*/llmtap-*.parquet`), or several.
+    """Open a capture: a file, a folder, or several.
 
     Args:
         where: local paths, or URLs of any file system that `pyarrow.fs` knows (`s3://bucket/prefix`).
@@ -274,12 +272,9 @@ def _listed(place: str, *, spools: bool) -> list[_Found]:
     try:
         store, path, prefix = _store_of(place)
         there = store.get_file_info(path)
-        if there.type != fs.FileType.NotFound:
-            found = [there] if there.type == fs.FileType.File else _in_folder(store, path)
-        elif has_magic(path):
-            found = _matching(store, path)
-        else:
+        if there.type == fs.FileType.NotFound:
             raise CaptureError(shown, "does not exist")
+        found = [there] if there.type == fs.FileType.File else _in_folder(store, path)
     except (pa.ArrowException, OSError) as exc:
         raise CaptureError(shown, f"cannot be read: {_first_line(exc)}") from None
     listed = [_Found(prefix + f.path, f.path, store, f.size or 0) for f in found]
@@ -290,54 +285,28 @@ def _store_of(place: str) -> tuple[Any, str, str]:
     """Return the file system, the path in it, and the prefix of that path in a URL."""
     if not _URL.match(place):
         return fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(place)), ""
-    # A question mark begins a URL's options, so that only * and [ make patterns of URLs.
-    base, mark, options = place.partition("?")
-    stem = re.split(r"[*\[]", base)[0].rsplit("/", 1)[0] if has_magic(base) else base
     try:
-        store, path = fs.FileSystem.from_uri(stem + mark + options)
+        store, path = fs.FileSystem.from_uri(place)
     except (pa.ArrowException, ValueError) as exc:
         # Arrow repeats the URL in its errors, with all that it carries.
         why = f": {_first_line(exc)}" if redacted(place) == place else ""
         raise CaptureError(redacted(place), f"is no URL that can be read{why}") from None
-    return store, path + base[len(stem) :], base[: base.index("://") + 3]
+    return store, path, place[: place.index("://") + 3]
 
 
 def _in_folder(store: Any, folder: str) -> list[Any]:
-    files = _below(store, folder)
-    return [f for f in files if fnmatchcase(f.base_name, _OURS) or f.extension == "spool"] or files
-
-
-def _below(store: Any, folder: str) -> list[Any]:
-    """Return the Parquet files and spools below a folder that are not hidden."""
-    found = []
+    """Return the Parquet files (ours, else all) and spools below a folder that are not hidden."""
+    ours: list[Any] = []
+    others: list[Any] = []
     for f in store.get_file_info(fs.FileSelector(folder, recursive=True)):
-        if f.type != fs.FileType.File:
-            continue
         *folders, name = [part for part in f.path[len(folder) :].split("/") if part]
-        if fnmatchcase(name, _SPOOLS) and store.type_name == "local":
-            folders = folders[:-1] if folders[-1:] == [_SPOOL_FOLDER] else folders
-        elif not name.endswith(".parquet"):
+        spool = fnmatchcase(name, _SPOOLS) and store.type_name == "local"
+        if f.type != fs.FileType.File or not (spool or name.endswith(".parquet")):
             continue
+        folders = folders[:-1] if spool and folders[-1:] == [_SPOOL_FOLDER] else folders
         if not any(part[0] in "._" for part in (*folders, name)):
-            found.append(f)
-    return found
-
-
-def _matching(store: Any, pattern: str) -> list[Any]:
-    parts = pattern.split("/")
-    fixed = next(i for i, part in enumerate(parts) if has_magic(part))
-    folder = "/".join(parts[:fixed]) or "/"
-    if store.get_file_info(folder).type != fs.FileType.Directory:
-        return []
-    found = []
-    for f in store.get_file_info(fs.FileSelector(folder, recursive=len(parts) - fixed > 1)):
-        mine = f.path.split("/")
-        if len(mine) != len(parts) or any(part[:1] in "._" for part in mine[fixed:]):
-            continue
-        if not all(map(fnmatchcase, mine[fixed:], parts[fixed:])):
-            continue
-        found += [f] if f.type == fs.FileType.File else _in_folder(store, f.path)
-    return found
+            (ours if spool or fnmatchcase(name, _OURS) else others).append(f)
+    return ours or others
 
 
 # ---------------------------------------------------------------- reading them
@@ -394,14 +363,9 @@ def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
             source, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
         ) as parquet,
     ):
-        version = file.info.schema_version
-        names = None  # a step of migration may need any column
-        if version == schema.VERSION:
-            names = [name for name in wanted.names if name in parquet.schema_arrow.names]
+        names = [name for name in wanted.names if name in parquet.schema_arrow.names]
         for batch in parquet.iter_batches(batch_size=_rows_at_once(parquet.metadata), columns=names):
-            if names is None:
-                batch = schema.migrate(batch, version, where=file.name).select(wanted.names)
-            yield schema.migrate(batch, schema.VERSION, schema=wanted, where=file.name).cast(wanted)
+            yield schema.migrate(batch, file.info.schema_version, schema=wanted, where=file.name).cast(wanted)
 
 
 def _rows_at_once(metadata: Any) -> int:

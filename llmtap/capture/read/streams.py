@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -78,16 +79,16 @@ class _Prefixed(io.RawIOBase):
         return len(data)
 
 
+@dataclass(frozen=True, slots=True)
 class InputFile:
     """A file being read."""
 
-    def __init__(self, raw: _CountedInput, head: bytes, stream: BinaryIO, *, seekable: bool) -> None:
-        self._raw = raw
-        self.head = head
-        """What it begins with, decompressed."""
-        self.stream = stream
-        self.seekable = seekable
-        """Whether `stream` can seek, as Parquet needs it."""
+    _raw: _CountedInput
+    head: bytes
+    """What it begins with, decompressed."""
+    stream: BinaryIO
+    seekable: bool
+    """Whether `stream` can seek, as Parquet needs it."""
 
     @property
     def size(self) -> int:
@@ -109,15 +110,14 @@ def opened(source: str, head_bytes: int, progress: Progress | None = None) -> It
             stream: BinaryIO = io.BufferedReader(raw, _BUFFER_BYTES)
             head = _read_up_to(stream, head_bytes)
             stream.seek(0)
-            yield InputFile(raw, head, stream, seekable=True)
+            yield InputFile(raw, head, stream, True)
             return
         plain: Any = io.BufferedReader(_Prefixed(head, raw), _BUFFER_BYTES)  # type: ignore[arg-type]
         if codec is not None:
             # pa.NativeFile has the interface of a raw file.
             plain = io.BufferedReader(pa.CompressedInputStream(plain, codec), _BUFFER_BYTES)
         head = _read_up_to(plain, head_bytes)
-        again = io.BufferedReader(_Prefixed(head, plain), _BUFFER_BYTES)
-        yield InputFile(raw, head, again, seekable=False)
+        yield InputFile(raw, head, io.BufferedReader(_Prefixed(head, plain), _BUFFER_BYTES), False)
 
 
 def _read_up_to(file: Any, n: int) -> bytes:
@@ -128,11 +128,13 @@ def _read_up_to(file: Any, n: int) -> bytes:
     return data
 
 
-class _Output(io.RawIOBase):
-    """Output that counts the bytes written and ignores `close`, which codecs call."""
+class NewFile(io.RawIOBase):
+    """A file being written, through `stream`; `bytes` of it lie on the disk. It ignores `close`, which codecs
+    call."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self.stream: Any = self
         self.bytes = 0
 
     def writable(self) -> bool:
@@ -147,19 +149,6 @@ class _Output(io.RawIOBase):
         return self.bytes
 
 
-class NewFile:
-    """A file being written."""
-
-    def __init__(self, output: _Output, stream: Any) -> None:
-        self._output = output
-        self.stream: BinaryIO = stream
-
-    @property
-    def bytes(self) -> int:
-        """Written so far, as they lie on the disk."""
-        return self._output.bytes
-
-
 @contextmanager
 def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
     """Context of a file that appears at `target` only if the block ends without an exception.
@@ -168,8 +157,7 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
     ConfigError if `target` exists and is not to be replaced.
     """
     if target == STANDARD:
-        output = _Output(sys.stdout.buffer)
-        yield NewFile(output, output)
+        yield NewFile(sys.stdout.buffer)
         sys.stdout.buffer.flush()
         return
     path = Path(target)
@@ -179,15 +167,13 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
         with open(part, "xb", opener=_private) as file:
             if path.exists():
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
-            output = _Output(file)
+            output = NewFile(file)
             codec = _ENDINGS.get(path.suffix.lower())
-            if codec is None:
-                yield NewFile(output, output)
-            else:
-                stream = pa.CompressedOutputStream(pa.PythonFile(output, "w"), codec)
-                # Closed before the file in any case: left to its end, it complains on stderr.
-                with closing(stream):
-                    yield NewFile(output, stream)
+            if codec is not None:
+                output.stream = pa.CompressedOutputStream(pa.PythonFile(output, "w"), codec)
+            # Closed before the file in any case: left to its end, a codec complains on stderr.
+            with closing(output.stream):
+                yield output
             file.flush()
             os.fsync(file.fileno())
         _check_free(path, replace=replace)

@@ -26,8 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmtap.capture.schema import VERSION, CaptureLedger, CaptureVersionError
-from llmtap.capture.store.parquet import write_parquet
-from llmtap.capture.store.places import Place, PlaceError, make_folder, sync_folder
+from llmtap.capture.store.parquet import Place, PlaceError, make_folder, sync_folder, write_parquet
 from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ import pyarrow.compute as pc
 from llmtap.capture.privacy.coarse import coarsen, floor_divide
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
 from llmtap.exchange import exchange
-from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
-from llmtap.exchange.paths import clean_path
+from llmtap.exchange.bounds import clean_path
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 
 _PLAIN: Final = {
     **{name: name for name in (
@@ -354,8 +354,6 @@ def _fill(x: exchange.Exchange, row: dict[str, Any]) -> None:
             setattr(x, attribute, row[name])
     x.path = row["path"] or ""
     x.outcome = Outcome(x.outcome)
-    if x.outcome is Outcome.UPSTREAM_ERROR and is_client_error(x.status):
-        x.outcome = Outcome.CLIENT_ERROR  # captures of before November 2026 have no such outcome
     x.uncertainty_ns = (row["uncertainty_us"] or 0) * 1_000
     x.dispatch_late_ns = _ns(row["dispatch_late_us"])
     x.slo_ttft_ns, x.slo_tpot_ns = _ns(row["slo_ttft_us"]), _ns(row["slo_tpot_us"])

@@ -28,9 +28,9 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.capture.options import CaptureOptions
+from llmtap.capture.options import CaptureOptions, redacted
 from llmtap.capture.schema import CaptureInfo, CaptureLedger
-from llmtap.capture.store import places
+from llmtap.capture.store import parquet
 from llmtap.capture.store.finisher import ClosedSpool, Finisher, LocalFiles
 from llmtap.capture.store.spool import LOCK, SpoolWriter, take_back
 from llmtap.clock import Clock
@@ -79,11 +79,11 @@ def spool_folder(options: CaptureOptions) -> Path:
     assert options.to is not None
     if options.spool is not None:
         return Path(options.spool)
-    place = places.open_place(options.to)
+    place = parquet.open_place(options.to)
     if place.folder is not None:
         return place.folder / ".spool"
     state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    name = hashlib.sha256(places.redacted(options.to).encode()).hexdigest()[:12]
+    name = hashlib.sha256(redacted(options.to).encode()).hexdigest()[:12]
     return Path(state) / "llmtap" / f"spool-{name}"
 
 
@@ -93,7 +93,7 @@ def check(options: CaptureOptions, supervisor: int | None = None) -> None:
     A child of process `supervisor` (or of this one) may hold the lock: the settings are for a running proxy.
     """
     assert options.to is not None
-    place, spool = places.open_place(options.to), spool_folder(options)
+    place, spool = parquet.open_place(options.to), spool_folder(options)
     made = []
     try:
         for key, folder in _folders(options, place, spool):
@@ -123,10 +123,10 @@ class Store:
         """Of files begun from now on; may be set from any thread."""
         self._options = options
         self._clock = clock
-        self._place = places.open_place(options.to)
+        self._place = parquet.open_place(options.to)
         self._folder = spool_folder(options)
         self._capture = info.capture
-        self._files = LocalFiles(self._place.folder, places.capture_tag(info.capture))
+        self._files = LocalFiles(self._place.folder, parquet.capture_tag(info.capture))
         self._finisher = Finisher(self._place, self._folder, self._files.add)
         self._lock: int | None = None
         self._writer: SpoolWriter | None = None
@@ -301,11 +301,11 @@ class Store:
         """Begin a spool. Raises OSError."""
         self._number += 1
         now_ns = self._clock.wall_ns()
-        name = places.file_stem(self._capture, now_ns, self._number) + ".spool"
+        name = parquet.file_stem(self._capture, now_ns, self._number) + ".spool"
         writer = SpoolWriter(self._folder / name, msgspec.structs.replace(self.info, began_ns=now_ns))
         if self._options.fsync == "batch":
             try:
-                places.sync_folder(self._folder)
+                parquet.sync_folder(self._folder)
             except OSError:
                 _discard(writer)
                 raise
@@ -315,7 +315,7 @@ class Store:
 
     def _make_again(self) -> None:
         """Create the removed folder and its lock again. Raises OSError."""
-        places.make_folder(self._folder)
+        parquet.make_folder(self._folder)
         old, self._lock = self._lock, None
         try:
             self._lock = _lock(self._options, self._folder)
@@ -390,7 +390,7 @@ def _discard(writer: SpoolWriter) -> None:
         writer.path.unlink(missing_ok=True)
 
 
-def _folders(options: CaptureOptions, place: places.Place, spool: Path) -> list[tuple[str, Path]]:
+def _folders(options: CaptureOptions, place: parquet.Place, spool: Path) -> list[tuple[str, Path]]:
     """Return the folders, with the config keys that name them."""
     own = "capture.spool" if options.spool is not None or place.folder is None else "capture.to"
     folders = [(own, spool)]
@@ -401,7 +401,7 @@ def _probe(key: str, folder: Path) -> list[Path]:
     """Create the folder, write to it, return the new folders. A full disk is no error. Raises ConfigError."""
     made: list[Path] = []
     try:
-        made = places.make_folder(folder)
+        made = parquet.make_folder(folder)
         probe = folder / f".llmtap-probe-{secrets.token_hex(4)}"
         try:
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

@@ -21,7 +21,6 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from glob import has_magic
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,7 +77,7 @@ class RecordedAnswer:
 def recorded_of(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
     """Return the place of the first `count` requests of a trace; None without answer times, or for a pipe,
     which cannot be read twice."""
-    again = "://" in place or Path(place).is_file() or Path(place).is_dir() or has_magic(place)
+    again = "://" in place or Path(place).is_file() or Path(place).is_dir()
     if not trace.answered or not again:
         return None
     return RecordedAnswer(place, trace.format, trace.places[:count])

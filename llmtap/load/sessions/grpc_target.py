@@ -19,8 +19,7 @@ from llmtap.errors import ConfigError
 from llmtap.exchange.bounds import bound
 from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.exchange.refusal import Interventions
-from llmtap.exchange.verdict import TOKENS_MAX, remove_implausible
+from llmtap.exchange.verdict import TOKENS_MAX, Interventions, remove_implausible
 from llmtap.load.sending import Lateness, PromptRequest
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.verdicts import INPUT, of_finish_reason

@@ -20,12 +20,10 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.capture.options import CaptureOptions
-from llmtap.capture.privacy.blocks import BlockHasher
+from llmtap.capture.options import CaptureOptions, redacted
 from llmtap.capture.privacy.redaction import Redactor
-from llmtap.capture.privacy.sessions import Keys, Sessions
+from llmtap.capture.privacy.sessions import BlockHasher, Keys, Sessions
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
-from llmtap.capture.store.places import redacted
 from llmtap.capture.store.rows import to_batch
 from llmtap.capture.store.spool import aside_of, clear
 from llmtap.capture.store.store import Store, spool_folder

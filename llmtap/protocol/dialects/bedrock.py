@@ -10,26 +10,12 @@ Source: botocore data/bedrock-runtime/2023-09-30; docs.aws.amazon.com bedrock us
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from llmtap.protocol import verdicts
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, Verdict
 from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import PIECES_MAX, RunningCount, count, read_json, unknown
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
-
-
-class _Event(msgspec.Struct, gc=False):
-    delta: Any = None
-    start: Any = None
-    stop_reason: Any = msgspec.field(default=None, name="stopReason")
-    output: Any = None
-    usage: Any = None
-    metrics: Any = None
-    trace: Any = None
-    invoked_trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
-
 
 _EVENTS: Final = frozenset(
     {"messageStart", "contentBlockStart", "contentBlockDelta", "contentBlockStop", "messageStop", "metadata"}
@@ -39,7 +25,6 @@ _COUNTS: Final = ("inputTokens", "outputTokens", "reasoningTokens", "cacheReadIn
 
 class BedrockConverse(shapes.ObjectReader):
     name = "bedrock.converse"
-    fields = shapes.Fields(_Event)
 
     __slots__ = ()
 
@@ -51,54 +36,48 @@ class BedrockConverse(shapes.ObjectReader):
             return 4  # its events have no type of their own, and are alone on this path
         return int(path.endswith("/converse"))
 
-    def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
-        kind = shapes.kind_of(None, event)
-        value = None if kind else read_json(data)
-        if isinstance(value, dict) and (kind := _named(value)):
-            said = self.fields.of(value[kind]) or said
+    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
+        kind = (event.event or b"").decode("latin-1")
+        if not kind and (kind := next((name for name in said if name in _EVENTS), "")):
+            said = said[kind] if isinstance(said[kind], dict) else said
         match kind:
             case "contentBlockDelta":
-                pieces = list(_block(said.delta, arguments="input"))
-                return (
-                    shapes.piece(*pieces[0])
-                    if len(pieces) == 1
-                    else shapes.gather(pieces, _calling(said.delta))
-                )
+                pieces = list(_block(said.get("delta")))
+                if len(pieces) == 1:
+                    return shapes.piece(*pieces[0])
+                return shapes.gather(pieces, _calling(said.get("delta")))
             case "contentBlockStart":
-                return shapes.gather(_block(said.start, arguments=""), _calling(said.start))
+                return shapes.gather(_block(said.get("start"), arguments=""), _calling(said.get("start")))
             case "messageStart":
                 return Delta(EventClass.ROLE)
             case "contentBlockStop":
                 return Delta(EventClass.METADATA)
             case "messageStop":
-                end = shapes.gather((), (EventClass.DONE,), reason=said.stop_reason, signal="stopReason")
+                reason = said.get("stopReason")
+                end = shapes.gather((), (EventClass.DONE,), reason=reason, signal="stopReason")
                 end.done = True
                 return end
             case "metadata":
-                return _read_end(said, verdict=_traced(said.trace))
-        return shapes.failure_in(read_json(data), event.event)
+                return _read_end(said, verdict=_traced(said.get("trace")))
+        return shapes.failure_in(said, event.event)
 
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
-        said = self.fields.of(value)
-        if said is None:
+        if not isinstance(value, dict):
             return unknown()
-        message = said.output.get("message") if isinstance(said.output, dict) else None
+        output, reason = value.get("output"), value.get("stopReason")
+        message = output.get("message") if isinstance(output, dict) else None
         if not isinstance(message, dict):
             return shapes.failure_in(value)
         blocks = message.get("content")
         pieces = [p for b in (blocks if isinstance(blocks, list) else [])[:PIECES_MAX] for p in _block(b)]
         # A text that was only masked is the answer, also if the stop reason names the guardrail.
-        verdict = _traced(said.trace or said.invoked_trace) or verdicts.of_finish_reason(
-            shapes.text_of(said.stop_reason), "stopReason"
-        )
+        verdict = _traced(
+            value.get("trace") or value.get("amazon-bedrock-trace")
+        ) or verdicts.of_finish_reason(shapes.text_of(reason), "stopReason")
         if verdict is not None and verdict.substituted:
             pieces = []
-        return _read_end(said, pieces, reason=said.stop_reason, verdict=verdict)
-
-
-def _named(value: dict[str, Any]) -> str:
-    return next((name for name in value if name in _EVENTS), "")
+        return _read_end(value, pieces, reason=reason, verdict=verdict)
 
 
 def _block(block: Any, *, arguments: str = "input") -> Iterator[shapes.Piece]:
@@ -135,39 +114,24 @@ def _traced(trace: Any) -> Verdict | None:
 
 
 def _read_end(
-    said: _Event, pieces: Sequence[shapes.Piece] = (), *, reason: Any = None, verdict: Verdict | None
+    said: dict[str, Any], pieces: Sequence[shapes.Piece] = (), *, reason: Any = None, verdict: Verdict | None
 ) -> Delta:
-    usage = said.usage if isinstance(said.usage, dict) else {}
-    counts = shapes.counted(*(usage.get(name) for name in _COUNTS))
-    beside = () if counts is None else (EventClass.USAGE,)
-    delta = shapes.gather(pieces, beside, reason=reason, signal="stopReason", verdict=verdict)
-    if counts is not None:
-        delta.usage, delta.counts = usage, counts
-    delta.server_times = object_times("metrics", said.metrics)
+    usage = said["usage"] if isinstance(said.get("usage"), dict) else {}
+    counts = shapes.counted(*map(usage.get, _COUNTS))
+    delta = shapes.gather(
+        pieces, reason=reason, signal="stopReason", verdict=verdict, counts=counts, usage=usage
+    )
+    delta.server_times = object_times("metrics", said.get("metrics"))
     return delta
 
 
-class _Text(msgspec.Struct, gc=False):
-    output_text: Any = msgspec.field(default=None, name="outputText")
-    completion_reason: Any = msgspec.field(default=None, name="completionReason")
-    input_count: Any = msgspec.field(default=None, name="inputTextTokenCount")
-    output_count: Any = msgspec.field(default=None, name="totalOutputTextTokenCount")
-    results: Any = None
-    generation: Any = None
-    stop_reason: Any = None
-    prompt_token_count: Any = None
-    generation_token_count: Any = None
-    outputs: Any = None
-    invocation: Any = msgspec.field(default=None, name="amazon-bedrock-invocationMetrics")
-
-
+_INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 _METHODS: Final = ("/invoke", "/invoke-with-response-stream")
 _TEXTS: Final = ("outputText", "generation", "outputs", "results")
 
 
 class BedrockText(shapes.ObjectReader):
     name = "bedrock.invoke"
-    fields = shapes.Fields(_Text)
 
     __slots__ = ("_input", "_running")
 
@@ -183,66 +147,48 @@ class BedrockText(shapes.ObjectReader):
             return 4
         return 2 if "completionReason" in value or "generation_token_count" in value else 0
 
-    def _read(self, said: _Text, data: bytes, event: SseEvent) -> Delta:
-        parts = said.outputs or said.results
+    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
+        parts = said.get("outputs") or said.get("results")
         part = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], dict) else {}
-        if said.output_text is None and said.generation is None and parts is None:
-            return shapes.failure_in(read_json(data), event.event)
-        text = shapes.text_of(
-            said.output_text or said.generation or part.get("text") or part.get("outputText")
+        if all(said.get(name) is None for name in _TEXTS):
+            return shapes.failure_in(said, event.event)
+        everything = part | {name: v for name, v in said.items() if v is not None}
+        text = shapes.text_of(_first(everything, ("outputText", "generation", "text")))
+        reason = _first(everything, ("completionReason", "stop_reason"))
+        delta = shapes.gather(
+            [(EventClass.CONTENT, text)] if text else [], reason=reason, signal="stop_reason"
         )
-        pieces = [(EventClass.CONTENT, text)] if text else []
-        told = (
-            said.completion_reason,
-            said.stop_reason,
-            part.get("stop_reason"),
-            part.get("completionReason"),
-        )
-        reason = next((r for r in told if r), None)
-        delta = shapes.gather(pieces, reason=reason, signal="stop_reason")
-        added = self._running.step(0, count(said.generation_token_count) or 0)
+        added = self._running.step(0, count(said.get("generation_token_count")) or 0)
         if added:
             delta.output, delta.choices = True, shapes.FIRST
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
-        invoked = said.invocation if isinstance(said.invocation, dict) else {}
-        of_input = {
-            "inputTextTokenCount": said.input_count, "prompt_token_count": said.prompt_token_count,
-        }  # fmt: skip
-        of_output = {
-            "totalOutputTextTokenCount": said.output_count,
-            "generation_token_count": said.generation_token_count, "tokenCount": part.get("tokenCount"),
-        }  # fmt: skip
-        self._input |= _told(of_input)
+        self._input |= _told(said, ("inputTextTokenCount", "prompt_token_count"))
+        output = _told(everything, ("totalOutputTextTokenCount", "generation_token_count", "tokenCount"))
+        invoked = said[_INVOCATION] if isinstance(said.get(_INVOCATION), dict) else {}
         counts = shapes.counted(
-            invoked.get("inputTokenCount", _first(self._input)),
-            invoked.get("outputTokenCount", _first(of_output)),
+            invoked.get("inputTokenCount", next(iter(self._input.values()), None)),
+            invoked.get("outputTokenCount", next(iter(output.values()), None)),
         )
         if counts is not None and counts.output:
-            shapes.add_counts(delta, counts, invoked or self._input | _told(of_output))
+            shapes.add_counts(delta, counts, invoked or self._input | output)
         delta.usage_running = reason is None
-        delta.server_times = object_times("amazon-bedrock-invocationMetrics", said.invocation)
+        delta.server_times = object_times(_INVOCATION, invoked)
         return delta
 
     def read_body(self, body: bytes) -> Delta:
         return self.read_event(SseEvent(0, len(body), body))
 
 
-def _told(counts: dict[str, Any]) -> dict[str, Any]:
-    return {name: n for name, n in counts.items() if n}
+def _told(said: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: said[name] for name in names if said.get(name)}
 
 
-def _first(counts: dict[str, Any]) -> Any:
-    return next((n for n in counts.values() if n), None)
-
-
-class _Guarded(msgspec.Struct, gc=False):
-    action: Any = msgspec.field(default=None, name="amazon-bedrock-guardrailAction")
-    trace: Any = msgspec.field(default=None, name="amazon-bedrock-trace")
+def _first(said: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next(iter(_told(said, names).values()), None)
 
 
 GUARDRAIL_ACTION: Final = b'"amazon-bedrock-guardrailAction"'
 """In the bytes of every event for which `add_guardrail` has something to do."""
-_guarded: Final = shapes.Fields(_Guarded)
 _GENERATED: Final = frozenset({EventClass.CONTENT, EventClass.TOOL_CALL, EventClass.REASONING})
 
 
@@ -250,8 +196,11 @@ def add_guardrail(delta: Delta, data: bytes) -> None:
     """Add the action of a guardrail to the Delta of the event, or body, that has it. It says more than a
     finish reason does, unless nobody knows what was assessed. A text in the same event stands in place of the
     answer and is no output."""
-    said = _guarded.read(data)
-    verdict = None if said is None else verdicts.of_guardrail_action(said.action, said.trace)
+    said = read_json(data)
+    if not isinstance(said, dict):
+        return
+    action, trace = said.get("amazon-bedrock-guardrailAction"), said.get("amazon-bedrock-trace")
+    verdict = verdicts.of_guardrail_action(action, trace)
     if verdict is None:
         return
     standing = delta.verdict

@@ -8,19 +8,10 @@ Source: docs.cohere.com chat-stream.
 from collections.abc import Iterator
 from typing import Any, Final
 
-import msgspec
-
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts
 from llmtap.protocol.dialects import shapes
 from llmtap.protocol.dialects.openai_shapes import read_json, unknown
 from llmtap.protocol.sse import SseEvent
-
-
-class _Event(msgspec.Struct, gc=False):
-    type: Any = None
-    delta: Any = None
-    logprobs: Any = None
-
 
 _PIECES: Final = frozenset(
     {"content-start", "content-delta", "tool-plan-delta", "tool-call-start", "tool-call-delta"}
@@ -32,7 +23,6 @@ _EVENTS: Final = _PIECES | {
 
 class Cohere(shapes.ObjectReader):
     name = "cohere.v2"
-    fields = shapes.Fields(_Event)
 
     __slots__ = ()
 
@@ -46,20 +36,20 @@ class Cohere(shapes.ObjectReader):
             return 3 if isinstance(usage, dict) and "billed_units" in usage else 2
         return int(("error" in value or isinstance(message, str)) and path.endswith("/v2/chat"))
 
-    def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
-        kind = shapes.kind_of(said.type, event)
-        delta = said.delta if isinstance(said.delta, dict) else {}
+    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
+        kind = shapes.kind_of(said, event)
+        delta = said["delta"] if isinstance(said.get("delta"), dict) else {}
         if kind in _PIECES:
-            return _read_pieces(delta, said.logprobs)
+            return _read_pieces(delta.get("message"), said.get("logprobs"))
         if kind == "message-start":
             return Delta(EventClass.ROLE)
         if kind == "message-end":
-            end = _close(delta, [], (EventClass.DONE,))
+            end = _close(delta, [], [EventClass.DONE])
             end.done = True
             return end
         if kind in _EVENTS or kind == "debug":
             return Delta(EventClass.METADATA)
-        return shapes.failure_in(read_json(data), event.event)
+        return shapes.failure_in(said, event.event)
 
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
@@ -67,14 +57,13 @@ class Cohere(shapes.ObjectReader):
             return unknown()
         message = value.get("message")
         if isinstance(message, dict):
-            return _close(value, list(_output(message)), ())
+            return _close(value, list(_output(message)), [])
         if isinstance(message, str) and "error" not in value:
             return Delta(EventClass.ERROR, error_type="error", error_message=message)
         return shapes.failure_in(value)
 
 
-def _read_pieces(delta: dict[str, Any], logprobs: Any) -> Delta:
-    message = delta.get("message")
+def _read_pieces(message: Any, logprobs: Any) -> Delta:
     if not isinstance(message, dict):
         return Delta(EventClass.METADATA, parsed=False)
     calling = () if message.get("tool_calls") is None else (EventClass.TOOL_CALL,)
@@ -87,18 +76,14 @@ def _read_pieces(delta: dict[str, Any], logprobs: Any) -> Delta:
 
 def _output(message: dict[str, Any]) -> Iterator[shapes.Piece]:
     """The output in a message, or in what is added to one: there, its parts are no lists."""
-    plan = shapes.text_of(message.get("tool_plan"))
-    if plan:
+    if plan := shapes.text_of(message.get("tool_plan")):
         yield EventClass.REASONING, plan
     content = message.get("content")
     for part in content if isinstance(content, list) else (content,):
-        if isinstance(part, str) and part:
-            yield EventClass.CONTENT, part
-        elif isinstance(part, dict):
-            for key, kind in (("thinking", EventClass.REASONING), ("text", EventClass.CONTENT)):
-                text = shapes.text_of(part.get(key))
-                if text:
-                    yield kind, text
+        told = {"text": part} if isinstance(part, str) else part if isinstance(part, dict) else {}
+        for key, kind in (("thinking", EventClass.REASONING), ("text", EventClass.CONTENT)):
+            if text := shapes.text_of(told.get(key)):
+                yield kind, text
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else (calls,):
         function = call.get("function") if isinstance(call, dict) else None
@@ -106,18 +91,14 @@ def _output(message: dict[str, Any]) -> Iterator[shapes.Piece]:
             yield EventClass.TOOL_CALL, shapes.text_of(function.get("arguments"))
 
 
-def _close(end: dict[str, Any], pieces: list[shapes.Piece], beside: tuple[EventClass, ...]) -> Delta:
-    usage = end.get("usage")
-    counts = _counts(usage)
-    if counts is not None:
-        beside += (EventClass.USAGE,)
-    reason, error = end.get("finish_reason"), end.get("error")
-    delta = shapes.gather(pieces, (*beside, EventClass.ERROR) if error else beside, reason=reason)
+def _close(end: dict[str, Any], pieces: list[shapes.Piece], beside: list[EventClass]) -> Delta:
+    usage, reason, error = end.get("usage"), end.get("finish_reason"), end.get("error")
+    if error:
+        beside.append(EventClass.ERROR)
+    delta = shapes.gather(pieces, beside, reason=reason, counts=_counts(usage), usage=usage)
     if error or delta.error_type is not None:
         delta.error_type = shapes.text_of(reason) or "error"
         delta.error_message = shapes.text_of(error) or None
-    if counts is not None:
-        delta.usage, delta.counts = usage, counts
     return delta
 
 
@@ -127,8 +108,7 @@ def _counts(usage: Any) -> UsageCounts | None:
     tokens = usage.get("tokens")
     if not isinstance(tokens, dict):
         tokens = usage.get("billed_units")
-    if not isinstance(tokens, dict):
-        return None
+    tokens = tokens if isinstance(tokens, dict) else {}
     return shapes.counted(
         tokens.get("input_tokens"), tokens.get("output_tokens"), cached=usage.get("cached_tokens")
     )

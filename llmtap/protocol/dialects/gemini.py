@@ -6,9 +6,8 @@ Source: ai.google.dev api generate-content; googleapis/python-genai google/genai
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
-
-import msgspec
 
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts
 from llmtap.protocol.dialects import shapes
@@ -16,21 +15,13 @@ from llmtap.protocol.dialects.openai_shapes import EVENT_CHOICES_MAX, INDEX_MAX,
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_block_reason, of_finish_reason
 
-
-class _Event(msgspec.Struct, gc=False):
-    candidates: Any = None
-    prompt_feedback: Any = msgspec.field(default=None, name="promptFeedback")
-    usage: Any = msgspec.field(default=None, name="usageMetadata")
-    model: Any = msgspec.field(default=None, name="modelVersion")
-
-
 _METHODS: Final = (":streamGenerateContent", ":generateContent")
+_MEMBERS: Final = ("candidates", "promptFeedback", "usageMetadata")
 _COUNTS: Final = ("promptTokenCount", "candidatesTokenCount", "thoughtsTokenCount", "cachedContentTokenCount")
 
 
 class Gemini(shapes.ObjectReader):
     name = "gemini"
-    fields = shapes.Fields(_Event)
 
     __slots__ = ("_answered", "_spoken")
 
@@ -48,67 +39,51 @@ class Gemini(shapes.ObjectReader):
             return 3 if ours else 2
         return int(ours)
 
-    def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
-        if said.candidates is None and said.prompt_feedback is None and said.usage is None:
-            return shapes.failure_in(read_json(data), event.event)
-        return self._read_answer(said)
+    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
+        if all(said.get(name) is None for name in _MEMBERS):
+            return shapes.failure_in(said, event.event)
+        return self._read_answer([said])
 
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
         values = value[:EVENT_CHOICES_MAX] if isinstance(value, list) else [value]
-        answers = (a for v in values if (a := self.fields.of(v)) is not None)
-        said = [a for a in answers if a.candidates or a.prompt_feedback or a.usage]
-        if not said:
-            return shapes.failure_in(value)
-        # The elements of a stream that was read as one value.
-        lists = [a.candidates for a in said if isinstance(a.candidates, list)]
-        whole = _Event(
-            [candidate for candidates in lists for candidate in candidates],
-            next((a.prompt_feedback for a in said if a.prompt_feedback), None),
-            next((a.usage for a in reversed(said) if a.usage), None),
-            said[0].model,
-        )
-        return self._read_answer(whole)
+        said = [v for v in values if isinstance(v, dict) and any(map(v.get, _MEMBERS))]
+        return self._read_answer(said) if said else shapes.failure_in(value)
 
-    def _read_answer(self, said: _Event) -> Delta:
+    def _read_answer(self, said: list[dict[str, Any]]) -> Delta:
+        """Read an event, or all elements of a stream that was read as one value."""
         pieces: list[shapes.Piece] = []
         choices: list[int] = []
         reason, role, verdict = None, False, None
-        candidates = said.candidates if isinstance(said.candidates, list) else []
-        for candidate in candidates[:EVENT_CHOICES_MAX]:
+        lists = [one["candidates"] for one in said if isinstance(one.get("candidates"), list)]
+        for candidate in list(chain.from_iterable(lists))[:EVENT_CHOICES_MAX]:
             if not isinstance(candidate, dict):
                 continue
-            content = candidate.get("content")
-            parts = content.get("parts") if isinstance(content, dict) else None
-            found = list(_parts(parts))
-            role |= isinstance(content, dict) and "role" in content
+            content = candidate["content"] if isinstance(candidate.get("content"), dict) else {}
+            role |= "role" in content
             reason = shapes.text_of(candidate.get("finishReason")) or reason
             verdict = verdict or of_finish_reason(reason or "", "finishReason")
-            if found:
+            if found := list(_parts(content.get("parts"))):
                 index = candidate.get("index")
                 choices.append(index if type(index) is int and 0 <= index < INDEX_MAX else 0)
                 pieces += found
-        verdict = of_block_reason(said.prompt_feedback, "promptFeedback") or verdict
-        usage = said.usage if isinstance(said.usage, dict) else {}
-        counts = shapes.counted(*(usage.get(name) for name in _COUNTS))
-        beside = [EventClass.USAGE] if counts is not None else []
-        if role and not (pieces or reason or self._spoken or (counts and counts.output)):
-            beside.append(EventClass.ROLE)
+        feedback = next((one["promptFeedback"] for one in said if one.get("promptFeedback")), None)
+        verdict = of_block_reason(feedback, "promptFeedback") or verdict
+        usage = next((one["usageMetadata"] for one in reversed(said) if one.get("usageMetadata")), None)
+        usage = usage if isinstance(usage, dict) else {}
+        counts = shapes.counted(*map(usage.get, _COUNTS))  # totals so far: the last one counts
+        names_speaker = role and not (pieces or reason or self._spoken or (counts and counts.output))
         self._spoken |= bool(pieces)
         delta = shapes.gather(
-            pieces,
-            beside,
-            choices=tuple(dict.fromkeys(choices)) or shapes.FIRST,
-            reason=reason,
-            signal="finishReason",
-            verdict=verdict,
-        )
+            pieces, (EventClass.ROLE,) if names_speaker else (),
+            choices=tuple(dict.fromkeys(choices)) or shapes.FIRST, reason=reason, signal="finishReason",
+            verdict=verdict, counts=counts, usage=usage,
+        )  # fmt: skip
         self._answered |= delta.content or delta.blank or delta.tool_call
-        if counts is not None:
-            if delta.finish_reason is not None and not self._answered and _only_thought(usage, counts):
-                counts.output = 0
-            delta.usage, delta.counts = usage, counts  # totals so far: the last one counts
-        self._name(delta, said.model)
+        ended_unanswered = delta.finish_reason is not None and not self._answered
+        if counts is not None and ended_unanswered and _only_thought(usage, counts):
+            counts.output = 0
+        self._name(delta, said[0].get("modelVersion"))
         return delta
 
 
@@ -132,9 +107,6 @@ def _parts(parts: Any) -> Iterator[shapes.Piece]:
             yield EventClass.TOOL_CALL, ""
         if isinstance(code, dict) and code.get("code"):
             yield EventClass.TOOL_CALL, shapes.text_of(code["code"])
-        if (
-            isinstance(blob, dict)
-            and shapes.text_of(blob.get("mimeType")).startswith("audio/")
-            and blob.get("data")
-        ):
+        blob = blob if isinstance(blob, dict) else {}
+        if blob.get("data") and shapes.text_of(blob.get("mimeType")).startswith("audio/"):
             yield EventClass.CONTENT, ""

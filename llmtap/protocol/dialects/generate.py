@@ -10,27 +10,17 @@ router/src/server.rs.
 
 from typing import Any, Final
 
-import msgspec
-
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts
 from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.server_times import object_times
 from llmtap.protocol.sse import SseEvent
 
-
-class _Event(msgspec.Struct, gc=False):
-    text: Any = None
-    output_ids: Any = None
-    meta_info: Any = None
-    index: Any = None
-
-
 _ABORTED: Final = "abort"
+_COUNTS: Final = ("prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens")
 
 
 class SGLang(shapes.ObjectReader):
     name = "sglang.native"
-    fields = shapes.Fields(_Event)
 
     __slots__ = ("_cumulative", "_running", "_said")
 
@@ -48,18 +38,21 @@ class SGLang(shapes.ObjectReader):
             return 3 if "text" in value or "output_ids" in value else 2
         return int("error" in value and path.endswith("/generate"))
 
-    def _read(self, said: _Event, data: bytes, event: SseEvent) -> Delta:
-        if not isinstance(said.meta_info, dict):
-            return shapes.failure_in(openai_shapes.read_json(data), event.event)
-        index = said.index if type(said.index) is int else 0
-        return self._read_answer(self._new(index, shapes.text_of(said.text)), said.meta_info, index)
+    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
+        meta, index = said.get("meta_info"), said.get("index")
+        if not isinstance(meta, dict):
+            return shapes.failure_in(said, event.event)
+        index = index if type(index) is int else 0
+        return self._read_answer(self._new(index, shapes.text_of(said.get("text"))), meta, index)
 
     def read_body(self, body: bytes) -> Delta:
         value = openai_shapes.read_json(body)
-        found = [a for a in self.fields.answers(value) if isinstance(a.meta_info, dict)]
+        found = [a for a in shapes.answers(value) if isinstance(a.get("meta_info"), dict)]
         if not found:
             return shapes.failure_in(value)
-        deltas = [self._read_answer(shapes.text_of(a.text), a.meta_info, i) for i, a in enumerate(found)]
+        deltas = [
+            self._read_answer(shapes.text_of(a.get("text")), a["meta_info"], i) for i, a in enumerate(found)
+        ]
         delta = shapes.merged(deltas, tuple(range(len(deltas))))
         delta.tokens, delta.token_source = -1, TokenSource.NONE
         return delta
@@ -95,26 +88,14 @@ class SGLang(shapes.ObjectReader):
             delta.error_message = shapes.text_of(ended.get("message"))
         if reason:
             delta.server_times = object_times("meta_info", meta)
-            counts = shapes.counted(
-                meta.get("prompt_tokens"), meta.get("completion_tokens"), meta.get("reasoning_tokens"),
-                meta.get("cached_tokens"),
-            )  # fmt: skip
+            counts = shapes.counted(*map(meta.get, _COUNTS))
             shapes.add_counts(delta, counts, shapes.figures(meta))
             delta.usage_running = counts is not None and self._running.several
         return delta
 
 
-class _TgiEvent(msgspec.Struct, gc=False):
-    token: Any = None
-    details: Any = None
-    generated_text: Any = None
-    error: Any = None
-    error_type: Any = None
-
-
 class Tgi(shapes.ObjectReader):
     name = "tgi.native"
-    fields = shapes.Fields(_TgiEvent)
 
     __slots__ = ()
 
@@ -125,10 +106,10 @@ class Tgi(shapes.ObjectReader):
         named = "error_type" in value or path.endswith(("/generate_stream", "/generate"))
         return int("error" in value and named)
 
-    def _read(self, said: _TgiEvent, data: bytes, event: SseEvent) -> Delta:
-        if said.error:
-            return _read_failure(data, said, event.event)
-        token = said.token
+    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
+        token, details = said.get("token"), said.get("details")
+        if said.get("error"):
+            return _read_failure(said, event.event)
         if isinstance(token, dict):
             text = "" if token.get("special") is True else shapes.text_of(token.get("text"))
             if text:
@@ -137,26 +118,26 @@ class Tgi(shapes.ObjectReader):
                 # Generated all the same: a special token, or one that ends no character yet.
                 delta = Delta(EventClass.METADATA, output=True, choices=shapes.FIRST)
             delta.tokens, delta.token_source = 1, TokenSource.TOKEN_IDS
-        elif said.details is None and said.generated_text is None:
+        elif details is None and said.get("generated_text") is None:
             return openai_shapes.unknown(event.event)
         else:
             delta = Delta(EventClass.METADATA)
-        if isinstance(said.details, dict):
-            _add_details(delta, said.details)
+        if isinstance(details, dict):
+            _add_details(delta, details)
         return delta
 
     def read_body(self, body: bytes) -> Delta:
-        answers = self.fields.answers(openai_shapes.read_json(body))
+        answers = shapes.answers(openai_shapes.read_json(body))
         if not answers:
             return openai_shapes.unknown()
-        if answers[0].error:
-            return _read_failure(body, answers[0], None)
-        texts = [shapes.text_of(a.generated_text) for a in answers]
+        if answers[0].get("error"):
+            return _read_failure(answers[0], None)
+        texts = [shapes.text_of(a.get("generated_text")) for a in answers]
         choices = tuple(i for i, text in enumerate(texts) if text)
         delta = shapes.gather(((EventClass.CONTENT, t) for t in texts if t), choices=choices)
-        delta.parsed = any(a.generated_text is not None for a in answers)
+        delta.parsed = any(a.get("generated_text") is not None for a in answers)
         counts: list[UsageCounts] = []
-        for details in (a.details for a in answers if isinstance(a.details, dict)):
+        for details in (a["details"] for a in answers if isinstance(a.get("details"), dict)):
             delta.also = ()
             _add_details(delta, details)
             if delta.counts is not None:
@@ -176,8 +157,8 @@ def _add_details(delta: Delta, details: dict[str, Any]) -> None:
     )
 
 
-def _read_failure(data: bytes, said: _TgiEvent, name: bytes | None) -> Delta:
-    delta = shapes.failure_in(openai_shapes.read_json(data), name)
-    if isinstance(said.error_type, str) and delta.error_type == "error":
-        delta.error_type = said.error_type
+def _read_failure(said: dict[str, Any], name: bytes | None) -> Delta:
+    delta = shapes.failure_in(said, name)
+    if isinstance(kind := said.get("error_type"), str) and delta.error_type == "error":
+        delta.error_type = kind
     return delta

@@ -1,31 +1,22 @@
 """Read OpenAI's chat completions as Deltas: chunks of a stream, and whole answers.
 
 A chunk with one piece of one choice takes a short path (`_read_usual`); everything else goes through
-`_read`.
+`_read`. `InlineThinking` takes out thinking that a server left in the content.
 
 Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, TokenSource
-from llmtap.protocol.dialects.openai_beside import (
-    BESIDE_NAMES,
-    ChoicesReader,
-    ChunkFields,
-    build_chunk,
-    is_alone,
-)
+from llmtap.protocol.dialects.openai_choices import BESIDE_NAMES, ChoicesReader, ChunkFields, is_alone
 from llmtap.protocol.dialects.openai_shapes import (
     BAD_JSON,
     CHOICES_MAX,
-    EVENT_CHOICES_MAX,
-    NO_RAW,
-    PIECES_MAX,
     Findings,
     Index,
     add_timings,
@@ -33,11 +24,10 @@ from llmtap.protocol.dialects.openai_shapes import (
     read_frame,
     read_json,
     read_usage,
-    to_raw,
+    text_of,
 )
-from llmtap.protocol.inline_thinking import InlineThinking
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import of_refusal
+from llmtap.protocol.verdicts import of_filter_results, of_refusal
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -49,7 +39,8 @@ class _Delta(msgspec.Struct, gc=False):
     reasoning: Any = None
     reasoning_text: Any = None
     thinking: Any = None
-    reasoning_details: msgspec.Raw = NO_RAW
+    reasoning_details: Any = None
+    reasoning_steps: Any = None
     tool_calls: Any = None
     function_call: Any = None
     refusal: Any = None
@@ -68,8 +59,8 @@ class _Choice(msgspec.Struct, gc=False):
     index: Index = 0
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
-    token_ids: list[int] | None = None
-    content_filter_results: msgspec.Raw = NO_RAW
+    token_ids: list[Any] | None = None
+    content_filter_results: Any = None
     message: _Delta | None = None
     usage: Any = None
 
@@ -78,12 +69,7 @@ class _Chunk(ChunkFields, gc=False):
     choices: list[_Choice] | None = None
 
 
-class _Id(msgspec.Struct, gc=False):
-    id: Any = None
-
-
 _decode: Final = msgspec.json.Decoder(_Chunk).decode
-_decode_id: Final = msgspec.json.Decoder(_Id).decode
 _NOTHING: Final = _Delta()
 _FIRST: Final = (0,)
 _ROLE_TOO: Final = (EventClass.ROLE,)
@@ -93,19 +79,6 @@ _MODEL_PREFIX_CHARS: Final = 24
 _ID_CHARS_MAX: Final = 128
 
 
-class _Steps(msgspec.Struct, gc=False):
-    reasoning_steps: list[Any] | None = None
-
-
-class _StepsChoice(msgspec.Struct, gc=False):
-    delta: _Steps | None = None
-
-
-class _StepsChunk(msgspec.Struct, gc=False):
-    choices: list[_StepsChoice] = []
-
-
-_decode_steps: Final = msgspec.json.Decoder(_StepsChunk).decode
 _repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"').search
 """Perplexity's concise streams: such a chunk repeats a stage, and adds its usage."""
 
@@ -113,25 +86,22 @@ _repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"
 class OpenAIChat(ChoicesReader):
     name = "openai.chat"
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
+    chunk_type = _Chunk
+    decode = _decode
 
-    __slots__ = ("_id", "_plain", "_repeated", "_said", "_thinking", "_thoughts")
+    __slots__ = ("_id", "_plain", "_repeated", "_thinking")
 
     def __init__(self) -> None:
         super().__init__()
-        self._id: Any = None
+        self._id = ""
         self._plain: set[int] = set()
         """Choices that have begun to speak and are past any thinking inside their content."""
         self._thinking: dict[int, InlineThinking] = {}
-        self._said: dict[int, int] = {}
-        """Characters of the `message` of choices that never had a `delta`."""
         self._repeated: re.Match[bytes] | None = None
-        self._thoughts: list[list[str]] = []
-        """Of the chunk's `reasoning_steps` (Perplexity), by the position of their choice."""
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
-        kind = value.get("object")
-        if isinstance(kind, str) and kind.startswith(("chat.completion", "chat.reasoning")):
+        if text_of(value.get("object")).startswith(("chat.completion", "chat.reasoning")):
             return 3
         choices = value.get("choices")
         if isinstance(choices, list):
@@ -170,7 +140,8 @@ class OpenAIChat(ChoicesReader):
             or delta.token_id is not None
             or delta.extra_content is not None
             or delta.function_call
-            or (choice.content_filter_results is not NO_RAW and _any_true(choice.content_filter_results))
+            or delta.reasoning_steps
+            or of_filter_results(choice.content_filter_results) is not None
         ):
             return None
         index = choice.index
@@ -215,15 +186,8 @@ class OpenAIChat(ChoicesReader):
         delta.usage, delta.counts, delta.usage_running = usage, counts, True
         return True
 
-    def _decoded(self, data: bytes) -> _Chunk | None:
-        try:
-            return _decode(data)
-        except BAD_JSON:
-            return build_chunk(read_json(data), _Chunk, _Choice, _parts)
-
     def _begin(self, chunk: _Chunk, data: bytes) -> None:
         self._repeated = None if chunk.usage is None else _repeats(data)
-        self._thoughts = _thoughts(data) if b'"reasoning_steps"' in data and self._repeated is None else []
         if self._running.running is None:  # the first choice of the answer
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
@@ -234,12 +198,10 @@ class OpenAIChat(ChoicesReader):
             delta.usage_running = self._repeated[1] == b"reasoning"
             self._repeated = None
         if delta.event_class is EventClass.ROLE and self._plain:
-            delta.retry = self._again(data, chunk.model)
-
-    def _again(self, data: bytes, model: str | None) -> bool:
-        """Whether a role in the middle is that of another attempt: by another model, or with another id."""
-        was, self._id = self._id, _id_of(data) or self._id
-        return bool((model and model[:MODEL_CHARS_MAX] != self._model) or (was and was != self._id))
+            # A role in the middle is that of another attempt: by another model, or with another id.
+            was, self._id = self._id, _id_of(data) or self._id
+            other = chunk.model and chunk.model[:MODEL_CHARS_MAX] != self._model
+            delta.retry = bool(other or (was and was != self._id))
 
     def _read_choice(
         self, choice: _Choice, position: int, findings: Findings, *, streamed: bool, replaced: bool
@@ -251,72 +213,54 @@ class OpenAIChat(ChoicesReader):
             delta = _NOTHING
         elif delta is None and choice.message is not None:
             delta, field = choice.message, "message"
-            if streamed:
-                delta = self._unsaid(index, delta)
+            if streamed and index in self._plain:
+                delta = _Delta(role=delta.role)
         alone = delta is None or not (delta.content or delta.reasoning_content or delta.tool_calls)
         delta = delta or _NOTHING
-        logprobs = choice.logprobs
+        logprobs, results, reason = choice.logprobs, choice.content_filter_results, choice.finish_reason
         findings.choice(
             index,
             ids=len(choice.token_ids or ()) or int(delta.token_id is not None),
             logprobs=0 if logprobs is None else len(logprobs.content or ()) + len(logprobs.refusal or ()),
             role=bool(delta.role),
         )
-        filters = choice.content_filter_results
-        results = None if filters is NO_RAW or not _any_true(filters) else read_json(bytes(filters))
-        reason = choice.finish_reason
         if reason:
-            verdict = findings.finish(reason, results)
-            only = streamed or findings.railed
-            if verdict is not None and only and delta.content and index not in self._plain:
-                # The only text, in the very block of the verdict, stands in for the answer.
-                replaced = verdict.substituted = True
-                verdict.action = "replaced"
-        if results is not None:
-            findings.filtered(results, alone=alone)
-        for thought in self._thoughts[position] if position < len(self._thoughts) else ():
-            findings.piece(index, EventClass.REASONING, thought)
+            only = (streamed or findings.railed) and bool(delta.content) and index not in self._plain
+            replaced |= findings.finish(reason, results, only_text=only)
+        findings.filtered(results, alone=alone)
         if delta is not _NOTHING:
             self._read_delta(delta, index, f"choices[{position}].{field}", findings, replaced=replaced)
         if (reason or not streamed) and index in self._thinking:
             self._add_content(index, *self._thinking.pop(index).close(), findings)
 
-    def _unsaid(self, index: int, message: _Delta) -> _Delta:
-        """What is new in the `message` of a stream, where it holds all that was said so far (Perplexity)."""
-        content = message.content
-        if not isinstance(content, str) or (index in self._plain and index not in self._said):
-            return _Delta(role=message.role)  # with a delta on the other chunks it is a repetition
-        said = self._said.get(index, 0)
-        if index in self._said or len(self._said) < CHOICES_MAX:
-            self._said[index] = len(content)
-        return _Delta(content=content[said:], role=message.role)
-
     def _read_delta(
         self, delta: _Delta, index: int, path: str, findings: Findings, *, replaced: bool
     ) -> None:
-        reasoning, content, refusal = _reasoning(delta), delta.content, delta.refusal
-        if isinstance(reasoning, str) and reasoning:
+        content, refusal, audio = delta.content, text_of(delta.refusal), delta.audio
+        for step in delta.reasoning_steps if isinstance(delta.reasoning_steps, list) else ():
+            # Perplexity's; what a step searched and found is no output.
+            if thought := text_of(step.get("thought") if isinstance(step, dict) else None):
+                findings.piece(index, EventClass.REASONING, thought)
+                if findings.cut:
+                    break
+        if reasoning := text_of(_reasoning(delta)):
             findings.piece(index, EventClass.REASONING, reasoning)
         if content and not replaced:
             if isinstance(content, str):
                 self._read_content(content, index, findings, thought=_is_thought(delta.extra_content))
             elif isinstance(content, list):
                 self._read_parts(content, index, path, findings)
-        if isinstance(refusal, str) and refusal:
+        if refusal:
             findings.piece(index, EventClass.REFUSAL, refusal)
             signal = "message.refusal" if path.endswith("message") else "delta.refusal"
             findings.verdict(of_refusal(signal, path + ".refusal"), None)
-        audio = delta.audio
-        if isinstance(audio, dict):
-            transcript = audio.get("transcript")
-            if transcript or audio.get("data"):
-                spoken = transcript if isinstance(transcript, str) else ""
-                findings.piece(index, EventClass.CONTENT, spoken, audio=True)
+        if isinstance(audio, dict) and (audio.get("transcript") or audio.get("data")):
+            findings.piece(index, EventClass.CONTENT, text_of(audio.get("transcript")), audio=True)
         if delta.tool_calls or delta.function_call:
             for call in _calls(delta):
                 name, arguments = call.get("name"), call.get("arguments") or call.get("input")
-                fragment = arguments if isinstance(arguments, str) else ""
-                findings.piece(index, EventClass.TOOL_CALL, fragment, output=bool(name or arguments))
+                output = bool(name or arguments)
+                findings.piece(index, EventClass.TOOL_CALL, text_of(arguments), output=output)
                 if findings.cut:
                     break
 
@@ -367,34 +311,9 @@ class OpenAIChat(ChoicesReader):
                     findings.verdict(of_refusal("content.refusal", f"{path}.content[{i}].refusal"), None)
 
 
-def _id_of(data: bytes) -> str | None:
-    try:
-        found = _decode_id(data).id
-    except BAD_JSON:
-        return None
-    return found[:_ID_CHARS_MAX] if isinstance(found, str) and found else None
-
-
-def _thoughts(data: bytes) -> list[list[str]]:
-    """Return the thoughts in Perplexity's reasoning steps; what a step searched and found is no output."""
-    try:
-        choices = _decode_steps(data).choices
-    except BAD_JSON:
-        return []
-    steps = [(c.delta and c.delta.reasoning_steps) or [] for c in choices[:EVENT_CHOICES_MAX]]
-    return [
-        [
-            text
-            for s in part[:PIECES_MAX]
-            if isinstance(s, dict) and isinstance(text := s.get("thought"), str) and text
-        ]
-        for part in steps
-    ]
-
-
-def _any_true(results: msgspec.Raw) -> bool:
-    """Whether a filter's results may hold a true one: mostly all are false, and need no decoding."""
-    return b"true" in bytes(results)
+def _id_of(data: bytes) -> str:
+    value = read_json(data)
+    return text_of(value.get("id"))[:_ID_CHARS_MAX] if isinstance(value, dict) else ""
 
 
 def _is_thought(extra: Any) -> bool:
@@ -405,29 +324,19 @@ def _is_thought(extra: Any) -> bool:
 def _reasoning(delta: _Delta) -> Any:
     """Return the thinking beside the content, in whichever field a server puts it."""
     found = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
-    if found or delta.reasoning_details is NO_RAW:
+    if found or not isinstance(delta.reasoning_details, list):
         return found
-    details = read_json(bytes(delta.reasoning_details))
-    parts = (
-        (d.get("text") or d.get("summary") for d in details if isinstance(d, dict))
-        if isinstance(details, list)
-        else ()
-    )
-    return "".join(part for part in parts if isinstance(part, str))
+    parts = (d.get("text") or d.get("summary") for d in delta.reasoning_details if isinstance(d, dict))
+    return "".join(map(text_of, parts))
 
 
 def _part(part: dict[str, Any]) -> Iterator[tuple[EventClass, str]]:
     thinking = part.get("thinking")
-    if isinstance(thinking, list):
-        for inner in thinking:
-            thought = inner.get("text") if isinstance(inner, dict) else None
-            if isinstance(thought, str) and thought:
-                yield EventClass.REASONING, thought
-    elif isinstance(thinking, str) and thinking:
-        yield EventClass.REASONING, thinking
+    for inner in thinking if isinstance(thinking, list) else ({"text": thinking},):
+        if thought := text_of(inner.get("text") if isinstance(inner, dict) else None):
+            yield EventClass.REASONING, thought
     for key, kind in (("text", EventClass.CONTENT), ("refusal", EventClass.REFUSAL)):
-        text = part.get(key)
-        if isinstance(text, str) and text:
+        if text := text_of(part.get(key)):
             yield kind, text
 
 
@@ -451,14 +360,59 @@ def _calls(delta: _Delta) -> Iterator[dict[str, Any]]:
         yield delta.function_call
 
 
-def _parts(get: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the fields of a choice that only chat has, for `build_chunk`."""
-    out: dict[str, Any] = {
-        "content_filter_results": to_raw(get("content_filter_results")), "usage": get("usage"),
-    }  # fmt: skip
-    for name in ("delta", "message"):
-        part = get(name)
-        if isinstance(part, dict):
-            fields: dict[str, Any] = {field: part.get(field) for field in _Delta.__struct_fields__}
-            out[name] = _Delta(**fields | {"reasoning_details": to_raw(fields["reasoning_details"])})
-    return out
+_OPENING: Final = ("<think>", "<thought>", "<thinking>")
+
+
+class InlineThinking:
+    """Takes thinking (`<think>...</think>` at the start) out of the content of one choice. Servers without a
+    reasoning parser (llama.cpp, MLX) and Gemini's compatible form send it. The markers are no text, nor is a
+    part of one until it is known to be something else. A marker that comes later is text."""
+
+    __slots__ = ("_closing", "_held", "settled")
+
+    def __init__(self) -> None:
+        self.settled = False
+        """Treat the rest of this choice as content."""
+        self._closing = ""  # the marker that ends the thinking going on
+        self._held = ""  # what may become a marker
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """`(reasoning, content)` in the next piece of content."""
+        if self.settled:
+            return "", text
+        text = self._held + text
+        self._held = ""
+        if self._closing:
+            return self._inside(text)
+        rest = text.lstrip()
+        if not rest:
+            return "", text
+        blank = text[: len(text) - len(rest)]
+        for marker in _OPENING:
+            if rest.startswith(marker):
+                self._closing = f"</{marker[1:]}"
+                reasoning, content = self._inside(rest[len(marker) :])
+                return reasoning, blank + content
+        if any(marker.startswith(rest) for marker in _OPENING):
+            self._held = rest
+            return "", blank
+        self.settled = True
+        return "", text
+
+    def close(self) -> tuple[str, str]:
+        """As `feed`, for what is held at the end: an unfinished marker is text."""
+        held, self._held = self._held, ""
+        return (held, "") if self._closing else ("", held)
+
+    def _inside(self, text: str) -> tuple[str, str]:
+        closing = self._closing
+        at = text.find(closing)
+        if at >= 0:
+            self.settled = True
+            return text[:at], text[at + len(closing) :]
+        # The longest end of the text that the marker may begin with.
+        for size in range(min(len(closing) - 1, len(text)), 0, -1):
+            if text.endswith(closing[:size]):
+                self._held = text[-size:]
+                return text[:-size], ""
+        return text, ""

@@ -7,7 +7,7 @@ Source: docs/dialects.md.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -31,7 +31,6 @@ INDEX_MAX: Final = 1 << 31
 """Indexes of choices are below it; another number counts as 0. Python gives unbounded integers equal hashes
 (n and n + 2^61 - 1), so a set of chosen ones would take quadratic time."""
 Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
-NO_RAW: Final = msgspec.Raw()
 _CODE_MAX: Final = 1 << 40
 
 
@@ -89,14 +88,8 @@ def _clean(value: Any) -> Any:
     return value
 
 
-def to_raw(value: Any) -> msgspec.Raw:
-    """The value as a raw field; absent where it is None or cannot be written."""
-    if value is None:
-        return NO_RAW
-    try:
-        return msgspec.Raw(msgspec.json.encode(value))
-    except (*BAD_JSON, TypeError, OverflowError):
-        return NO_RAW
+def text_of(value: Any) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def count(value: Any) -> int | None:
@@ -107,25 +100,19 @@ def count(value: Any) -> int | None:
 
 
 def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts:
-    counts = UsageCounts(count(of_input), count(of_output), count(reasoning), count(cached))
-    counts.refused = (
-        (counts.input is None and of_input is not None)
-        + (counts.output is None and of_output is not None)
-        + (counts.reasoning is None and reasoning is not None)
-        + (counts.cached is None and cached is not None)
-    )
-    return counts
+    told = (of_input, of_output, reasoning, cached)
+    found = [count(value) for value in told]
+    refused = sum(n is None and value is not None for n, value in zip(found, told, strict=True))
+    return UsageCounts(found[0], found[1], found[2], found[3], refused)
 
 
 def sum_counts(counts: Sequence[UsageCounts]) -> UsageCounts:
-    def total(values: Iterable[int | None]) -> int | None:
-        told = [n for n in values if n is not None]
+    def total(name: str) -> int | None:
+        told = [n for c in counts if (n := getattr(c, name)) is not None]
         return sum(told) if told else None
 
-    return UsageCounts(
-        total(c.input for c in counts), total(c.output for c in counts), total(c.reasoning for c in counts),
-        total(c.cached for c in counts), sum(c.refused for c in counts),
-    )  # fmt: skip
+    refused = sum(c.refused for c in counts)
+    return UsageCounts(total("input"), total("output"), total("reasoning"), total("cached"), refused)
 
 
 def read_usage(usage: Any) -> UsageCounts | None:
@@ -249,11 +236,6 @@ def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
 
 _RANKED: Final[dict[int, tuple[EventClass, ...]]] = {}
 """Classes in their order, by the bits of a mask; at most 2^11 of them."""
-_USAGE_BIT: Final = 1 << EventClass.USAGE
-_CONTENT_BIT: Final = 1 << EventClass.CONTENT
-_ROLE_BIT: Final = 1 << EventClass.ROLE
-_ERROR_BIT: Final = 1 << EventClass.ERROR
-_METADATA_BIT: Final = 1 << EventClass.METADATA
 
 
 def _ranked(mask: int) -> tuple[EventClass, ...]:
@@ -267,19 +249,9 @@ class Findings:
     """What the choices of one event say, and what stands beside them, put together and ranked."""
 
     __slots__ = (
-        "_carrying",
-        "_ids",
-        "_indexes",
-        "_logprobs",
-        "_markers",
-        "_mask",
-        "_pieces",
-        "_role",
-        "_texts",
-        "cut",
-        "delta",
-        "railed",
-    )
+        "_carrying", "_ids", "_indexes", "_logprobs", "_markers", "_mask", "_pieces", "_role", "_texts",
+        "cut", "delta", "railed",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.delta = Delta(EventClass.METADATA)
@@ -313,11 +285,7 @@ class Findings:
             self.cut = True
             return
         self._mask |= 1 << kind
-        texts = self._texts
-        if kind in texts:
-            texts[kind].append(text)
-        else:
-            texts[kind] = [text]
+        self._texts.setdefault(kind, []).append(text)
         if output:
             self._carrying[index] = None
         delta = self.delta
@@ -334,19 +302,22 @@ class Findings:
         """A choice sent what was generated and is no text: `<think>`, or what may become it."""
         self._markers.append(index)
 
-    def finish(self, reason: str, filters: Any = None) -> Verdict | None:
-        """A choice ended; `filters` are the results of Azure's filter beside it. Returns what it says of a
-        guardrail."""
+    def finish(self, reason: str, filters: Any = None, *, only_text: bool = False) -> bool:
+        """A choice ended; `filters` are the results of Azure's filter beside it. `only_text`: the only text
+        of the choice is in this very block. Return whether that text stands in for the answer, because the
+        reason is a guardrail's."""
         self.delta.finish_reason = reason
         verdict = of_finish_reason(reason)
         if verdict is not None:
             found = of_filter_results(filters)
             verdict.category = None if found is None else found.category
+            if only_text:
+                verdict.substituted, verdict.action = True, "replaced"
             self.verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
         elif reason_kind(reason) in FAILED and self.delta.error_type is None:
-            self._mask |= _ERROR_BIT
+            self._mask |= 1 << EventClass.ERROR
             self.delta.error_type = reason
-        return verdict
+        return only_text and verdict is not None
 
     def verdict(self, verdict: Verdict | None, shown: EventClass | None = EventClass.GUARDRAIL) -> None:
         """An intervention, which is the event's class too, or None. The first that acts stands for the event,
@@ -367,7 +338,7 @@ class Findings:
 
     def error(self, error: Any, verdict: Verdict | None = None) -> None:
         """The event reports a failure; `verdict` is what a guardrail said by it."""
-        self._mask |= _ERROR_BIT
+        self._mask |= 1 << EventClass.ERROR
         self.delta.error_type, self.delta.error_message = read_error(error)
         self.verdict(verdict)
 
@@ -383,17 +354,13 @@ class Findings:
             return
         delta = self.delta
         counts = None if usage is None else read_usage(usage)
-        goes_on = usage is not None and delta.finish_reason is None
-        text = bool(self._texts)
-        added = running.added(self._indexes, counts, running=goes_on, text=text, role=self._role and not text)
+        runs, text = usage is not None and delta.finish_reason is None, bool(self._texts)
+        added = running.added(self._indexes, counts, running=runs, text=text, role=self._role and not text)
         if counts is not None:
-            self._mask |= _USAGE_BIT
+            self._mask |= 1 << EventClass.USAGE
             delta.usage, delta.counts = usage, counts
-            delta.usage_running = (
-                running.running is True
-                and bool(self._indexes)
-                and (delta.finish_reason is None or running.several)
-            )
+            goes_on = delta.finish_reason is None or running.several
+            delta.usage_running = running.running is True and bool(self._indexes) and goes_on
         if self._ids:
             delta.tokens, delta.token_source = self._ids, TokenSource.TOKEN_IDS
         elif self._logprobs:
@@ -405,16 +372,12 @@ class Findings:
     def ranked(self) -> Delta:
         delta = self.delta
         mask = self._mask
-        classes: tuple[EventClass, ...]
-        if self._role:
-            # A role names the speaker where nothing is said, counted or ended; else it is a side note.
-            counted = delta.counts is not None and bool(delta.counts.output) and not self._markers
-            if counted or delta.finish_reason is not None:
-                classes = (*_ranked(mask or _METADATA_BIT), EventClass.ROLE)
-            else:
-                classes = _ranked(mask | _ROLE_BIT)
+        # A role names the speaker where nothing is said, counted or ended; else it is a side note.
+        counted = delta.counts is not None and bool(delta.counts.output) and not self._markers
+        if self._role and (counted or delta.finish_reason is not None):
+            classes = (*_ranked(mask or 1 << EventClass.METADATA), EventClass.ROLE)
         else:
-            classes = _ranked(mask)
+            classes = _ranked(mask | self._role << EventClass.ROLE)
         if classes:
             first = delta.event_class = classes[0]
             delta.also = classes[1:]
@@ -426,7 +389,7 @@ class Findings:
             delta.output = True
         elif self._markers:
             delta.choices = tuple(self._markers)
-        delta.blank = bool(mask & _CONTENT_BIT) and not delta.content
+        delta.blank = bool(mask >> EventClass.CONTENT & 1) and not delta.content
         return delta
 
     @property

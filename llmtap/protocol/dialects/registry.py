@@ -13,11 +13,9 @@ from llmtap.protocol.dialects.anthropic import Anthropic
 from llmtap.protocol.dialects.cohere import Cohere
 from llmtap.protocol.dialects.gemini import Gemini
 from llmtap.protocol.dialects.generate import SGLang, Tgi
-from llmtap.protocol.dialects.llamacpp import LlamaCpp
-from llmtap.protocol.dialects.lmstudio import LmStudio
-from llmtap.protocol.dialects.ollama import Ollama
+from llmtap.protocol.dialects.local_servers import LlamaCpp, LmStudio, Ollama
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
-from llmtap.protocol.dialects.openai_completions import OpenAICompletions
+from llmtap.protocol.dialects.openai_choices import OpenAICompletions
 from llmtap.protocol.dialects.openai_responses import OpenAIRealtime, OpenAIResponses
 from llmtap.protocol.dialects.openai_shapes import read_frame, read_json
 from llmtap.protocol.dialects.shapes import failure_in

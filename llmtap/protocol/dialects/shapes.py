@@ -1,22 +1,20 @@
 """Shared code of all dialects but OpenAI's chat and completions: decode JSON events, build their Delta.
 
-`ObjectReader` is the base of their readers, those of OpenAI's Responses and Realtime included. `Fields`
-decodes leniently: a field of a wrong type costs that field alone. `gather` puts the pieces of output of one
-event together.
+`ObjectReader` is the base of their readers, those of OpenAI's Responses and Realtime included. `gather` puts
+the pieces of output of one event together.
 
 Source: docs/dialects.md.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, Generic, TypeVar
-
-import msgspec
+from typing import Any, Final
 
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, UsageCounts, Verdict
 from llmtap.protocol.dialects import openai_shapes
-from llmtap.protocol.dialects.openai_beside import read_failure
+from llmtap.protocol.dialects.openai_choices import failure_of, is_flat_error
+from llmtap.protocol.dialects.openai_shapes import text_of as text_of
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import FAILED, of_finish_reason, reason_kind
+from llmtap.protocol.verdicts import FAILED, of_error, of_finish_reason, reason_kind
 
 FIRST: Final = (0,)
 ID_CHARS_MAX: Final = 128
@@ -24,41 +22,12 @@ _WORD_CHARS_MAX: Final = 64
 
 Piece = tuple[EventClass, str]
 """A class of output, and its text; a call's name or audio has an empty text."""
-Shape = TypeVar("Shape", bound=msgspec.Struct)
-
-
-class Fields(Generic[Shape]):
-    """Decoder of the fields of a JSON object that a Struct names. All are Any with a default: an odd type
-    costs that field and nothing else."""
-
-    __slots__ = ("_decode", "_names", "_shape")
-
-    def __init__(self, shape: type[Shape]) -> None:
-        self._shape = shape
-        self._decode = msgspec.json.Decoder(shape).decode
-        self._names = [(f.name, f.encode_name) for f in msgspec.structs.fields(shape)]
-
-    def read(self, data: bytes) -> Shape | None:
-        try:
-            return self._decode(data)
-        except openai_shapes.BAD_JSON:
-            value = openai_shapes.read_json(data)
-        return self.of(value)
-
-    def of(self, value: Any) -> Shape | None:
-        if not isinstance(value, dict):
-            return None
-        return self._shape(**{name: value[key] for name, key in self._names if key in value})
-
-    def answers(self, value: Any) -> list[Shape]:
-        """Return the fields of each answer in a body: one object, or a list of them for several prompts."""
-        values = value[: openai_shapes.CHOICES_MAX] if isinstance(value, list) else [value]
-        return [said for v in values if (said := self.of(v)) is not None]
 
 
 class ObjectReader:
+    """Base of readers of JSON objects; `_read` gets the object of an event. A value may be of any type."""
+
     __slots__ = ("_model",)
-    fields: Fields[Any]
 
     def __init__(self) -> None:
         self._model: str | None = None
@@ -67,35 +36,42 @@ class ObjectReader:
         data = event.data
         if data is None or not openai_shapes.is_object(data):
             return openai_shapes.read_frame(event)
-        said = self.fields.read(data)
-        return openai_shapes.unknown(event.event) if said is None else self._read(said, data, event)
+        said = openai_shapes.read_json(data)
+        return self._read(said, event) if isinstance(said, dict) else openai_shapes.unknown(event.event)
 
-    def _read(self, said: Any, data: bytes, event: SseEvent) -> Delta:
+    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
         raise NotImplementedError
 
     def _name(self, delta: Delta, model: Any) -> None:
-        name = model[:MODEL_CHARS_MAX] if isinstance(model, str) else ""
+        name = text_of(model)[:MODEL_CHARS_MAX]
         if name and name != self._model:
             self._model = delta.model = name
 
 
-def kind_of(kind: Any, event: SseEvent | None) -> str:
+def answers(value: Any) -> list[dict[str, Any]]:
+    """Return the answers in a body: one object, or a list of them for several prompts."""
+    values = value[: openai_shapes.CHOICES_MAX] if isinstance(value, list) else [value]
+    return [v for v in values if isinstance(v, dict)]
+
+
+def kind_of(said: dict[str, Any], event: SseEvent) -> str:
     """Return the type of an event: its own, else that of its `event:` line, which gateways may drop."""
-    if isinstance(kind, str) and kind:
-        return kind
-    return event.event.decode("latin-1") if event is not None and event.event else ""
+    return text_of(said.get("type")) or (event.event or b"").decode("latin-1")
 
 
 def failure_in(value: Any, name: bytes | None = None) -> Delta:
-    """Return what JSON outside the dialect says: a failure, which may be flat in an event of type `error`, or
-    an event that is not understood. `name` is that of the event."""
-    if isinstance(value, dict) and value.get("type") == "error":
-        name = b"error"
-    return read_failure(value, name) or openai_shapes.unknown(name)
-
-
-def text_of(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    """Return what JSON outside the dialect says: a failure (in an `error` member, a list, or flat in an event
+    that its name, its type or a guardrail's code marks), or an event that is not understood."""
+    if not isinstance(value, dict):
+        return openai_shapes.unknown(name)
+    name = b"error" if value.get("type") == "error" else name
+    error, verdict = failure_of(value, name), of_error(value)
+    told = name == b"error" or value.get("object") == "error" or verdict is not None
+    if error is None or (is_flat_error(value) and not told):
+        return openai_shapes.unknown(name)
+    findings = openai_shapes.Findings()
+    findings.error(error, verdict)
+    return findings.ranked()
 
 
 def counted(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
@@ -137,13 +113,16 @@ def gather(
     reason: Any = None,
     signal: str = "finish_reason",
     verdict: Verdict | None = None,
+    counts: UsageCounts | None = None,
+    usage: Any = None,
 ) -> Delta:
     """Return one Delta of everything that an event, or a whole answer, says. `beside` are classes other than
-    those of the pieces, `signal` names the field of `reason`, `verdict` adds the class GUARDRAIL."""
+    those of the pieces, `signal` names the field of `reason`, `verdict` adds the class GUARDRAIL, and
+    `counts`, read from `usage`, the class USAGE."""
     texts: dict[EventClass, list[str]] = {}
     for kind, text in pieces:
         texts.setdefault(kind, []).append(text)
-    classes = {*texts, *beside}
+    classes = {*texts, *beside} | ({EventClass.USAGE} if counts is not None else set())
     reason = text_of(reason) or None
     if verdict is not None:
         classes.add(EventClass.GUARDRAIL)
@@ -160,6 +139,8 @@ def gather(
     content = "".join(texts.get(EventClass.CONTENT, ()))
     delta = Delta(first, also=tuple(ranked[1:]), finish_reason=reason, verdict=verdict)
     delta.error_type = reason if failed else None
+    if counts is not None:
+        delta.counts, delta.usage = counts, usage
     if texts:
         delta.output = True
         delta.choices = choices

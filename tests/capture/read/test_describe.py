@@ -62,8 +62,8 @@ def test_a_cache_without_end_hits_every_block_but_the_first_of_its_kind() -> Non
     xs = [streamed(i, asked=shape) for i, shape in enumerate(asked)]
     told = workload(batch(xs[0]), batch(*xs[1:], streamed(4)), batch(xs[0], capture="c2"))["prefix"]
     assert told[0] == {
-        "capture": "c1", "unit": "tokens", "block_size": 512, "blocks": 7, "hits": 2, "share": 2 / 7,
-        "units_hit_max": 1_024,
+        "capture": "c1", "unit": "tokens", "block_size": 512, "blocks": 7, "hits": 2,
+        "share": pytest.approx(2 / 7),
     }  # fmt: skip
     assert [(p["capture"], p["block_size"], p["hits"]) for p in told[1:]] == [("c1", 16, 0), ("c2", 512, 0)]
 
@@ -154,7 +154,6 @@ def test_what_files_say_of_themselves_is_told() -> None:
     )
     about = told["capture"]
     assert (about["source"], about["level"], about["damaged"], about["rows"]) == (["mooncake"], [], 2, 1)
-    assert about["levels"] == {"shape": 1}
     assert (told["window"]["start"], told["load"]["mode"]) == (None, "recorded")
 
 
@@ -172,24 +171,6 @@ def test_a_trace_that_tells_no_times_but_arrivals_has_no_rate_of_ends_and_no_unc
     )
     for one in (told, told["by"]["tenant"]["acme"]):
         assert (one["load"]["achieved_rps"], one["uncertainty"]) == (None, None)
-    assert told["workload"]["elapsed"] is None
     told = describe([INFO], [rows])
     assert told["uncertainty"] == 50e-6
     assert told["load"]["achieved_rps"] == pytest.approx(2 / 0.641)
-
-
-def test_an_answer_time_without_submit_is_told_as_elapsed_and_not_as_e2e() -> None:
-    rows = without(batch(streamed(1, words=1), streamed(2, words=2)), "submit_us")
-    told: Any = describe([INFO], [rows, batch(streamed(3))])
-    assert (told["metrics"]["e2e"]["n"], told["workload"]["elapsed"]["n"]) == (1, 2)
-    assert told["workload"]["elapsed"]["mean"] == pytest.approx((0.101 + 0.121) / 2)
-    assert described(streamed(3))["workload"]["elapsed"] is None
-
-
-def test_answers_that_came_before_their_request_was_sent_are_counted() -> None:
-    early, ended = streamed(1), streamed(2)
-    early.timeline.submit_ns = (early.timeline.first_byte_ns or 0) + 1_000
-    ended.timeline.submit_ns = (ended.timeline.response_end_ns or 0) + 1_000
-    told = described(early, ended, streamed(3))
-    assert told["workload"]["before_submit"] == {"first_byte": 2, "response_end": 1}
-    assert (told["metrics"]["ttfb"]["n"], told["metrics"]["e2e"]["n"]) == (1, 2)

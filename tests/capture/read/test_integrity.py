@@ -101,15 +101,6 @@ def test_lost_packets_make_the_count_inexact(lost: int, exact: bool) -> None:
     assert checked.captures[0].exact is exact
 
 
-def test_steps_of_the_wall_clock_are_told_with_the_first_row_after() -> None:
-    exchanges = [
-        streamed(i, words=0, anchor=anchor) for i, anchor in ((1, 0), (2, 0), (4, 2), (3, 2), (5, 3))
-    ]
-    rows = to_batch(exchanges, capture="c1", level="shape")[0]
-    (relay,) = check([info(ledger(5))], [rows]).captures[0].relays
-    assert [(step["anchor"], step["seq"]) for step in relay.clock_set] == [(2, 3), (3, 5)]
-
-
 def test_damage_and_an_orderly_end_are_told() -> None:
     infos = [info(ledger(1), damaged={"batches": 1, "bytes": 70}), info(ledger(1, closed=True))]
     (capture,) = check(infos, [batch(1)]).captures

@@ -221,11 +221,3 @@ def test_an_unknown_class_of_a_later_version_is_metadata() -> None:
     column = pa.array([["content", "telepathy"]], SCHEMA.field("event_class").type)
     (x,) = exchanges_of(batch.set_column(at, SCHEMA.field("event_class"), column))
     assert list(x.timeline.events.classes) == [EventClass.CONTENT, EventClass.METADATA]
-
-
-def test_a_wrong_request_of_an_older_capture_is_a_client_error() -> None:
-    x = streamed()
-    for status, outcome in ((404, Outcome.CLIENT_ERROR), (429, Outcome.UPSTREAM_ERROR)):
-        x.outcome, x.status = Outcome.UPSTREAM_ERROR, status
-        batch, _ = to_batch([x], capture="c1", level="none")
-        assert [y.outcome for y in exchanges_of(batch)] == [outcome]

@@ -5,8 +5,8 @@ import logging
 import pytest
 
 from llmtap.capture.read.reader import read
-from llmtap.capture.store import finisher, places
-from llmtap.capture.store.places import RemotePlace, open_place
+from llmtap.capture.store import finisher, parquet
+from llmtap.capture.store.parquet import RemotePlace, open_place
 from llmtap.capture.store.store import NOTES_BYTES, spool_folder
 from llmtap.units import Bytes
 from tests.support.servers.object_store import Wire, object_store
@@ -161,7 +161,7 @@ def test_a_dead_store_fills_the_spool_to_its_bound_and_then_capture_pauses(serve
 
 
 def test_a_store_that_hangs_holds_up_neither_rows_nor_the_end(server, wire, monkeypatch, caplog):
-    monkeypatch.setattr(places, "REQUEST_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(parquet, "REQUEST_TIMEOUT_S", 0.4)
     wire.hang = True
     at = store(_url(wire.port, "hangs"))
     append(at, thin(1))

@@ -90,11 +90,6 @@ CASES = [
         {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}},
         {"is": "error", "error_type": "overloaded_error", "error_message": "Overloaded"},
     ),
-    ({"type": "completion", "completion": " Hi", "stop_reason": None}, TEXT | {"text": " Hi"}),
-    (
-        {"type": "completion", "completion": "", "stop_reason": "stop_sequence", "model": "c2"},
-        METADATA | {"finish_reason": "stop_sequence", "model": "c2"},
-    ),
     ({"type": "vellichor"}, METADATA | {"parsed": False}),
     ({"x": 1}, METADATA | {"parsed": False}),
     (b"{", METADATA | {"parsed": False}),

@@ -13,8 +13,7 @@ import pytest
 from llmtap.protocol.delta import Delta, EventClass, TokenSource
 from llmtap.protocol.dialects.openai_shapes import read_json
 from llmtap.protocol.dialects.registry import DIALECTS, Undecided, choose
-from llmtap.protocol.event_stream import MessageStreamParser
-from llmtap.protocol.sse import LineParser, SseParser
+from llmtap.protocol.sse import LineParser, MessageStreamParser, SseParser
 from tests.protocol.dialects.events import encode, event
 from tests.support.data import CORPUS
 

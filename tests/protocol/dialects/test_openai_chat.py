@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts, Verdict
-from llmtap.protocol.dialects.openai_chat import OpenAIChat
+from llmtap.protocol.dialects.openai_chat import InlineThinking, OpenAIChat
 from tests.protocol.dialects.events import event
 
 C = EventClass
@@ -262,14 +262,6 @@ def test_a_message_that_repeats_the_deltas_is_passed_over() -> None:
     assert not read(chunk({"content": "ab"}), alone).output
 
 
-def test_messages_that_grow_give_what_is_new() -> None:
-    def message(text: str) -> dict[str, Any]:
-        return {"object": "chat.completion", "choices": [{"index": 0, "message": {"content": text}}]}
-
-    values = [message("a"), message("a b"), message("a b"), message("a b c")]
-    assert [read(*values[: i + 1]).text for i in range(4)] == ["a", " b", "", " c"]
-
-
 def again(**top: Any) -> dict[str, Any]:
     return chunk({"role": "assistant", "content": ""}, **top)
 
@@ -340,3 +332,44 @@ def test_the_short_way_and_the_long_way_agree(
     value = chunk(delta, index=index, **beside)
     # A moderation that says nothing changes nothing, but is off the short way.
     assert said(short.read_event(event(value))) == long.read_event(event({**value, "moderation": {}}))
+
+
+def taken_apart(*pieces: str) -> tuple[str, str]:
+    thinking = InlineThinking()
+    parts = [*(thinking.feed(p) for p in pieces), thinking.close()]
+    return "".join(r for r, _ in parts), "".join(c for _, c in parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("", "", ""),
+        ("<think>a</think>b", "a", "b"),
+        ("\n <thinking>a</thinking>\n\nb", "a", "\n \n\nb"),
+        ("<thought>a</think>b</thought>c", "a</think>b", "c"),
+        ("<think>never closed", "never closed", ""),
+        ("<think>almost</thin", "almost</thin", ""),
+        ("<thin", "", "<thin"),
+        ("say <think>b</think>", "", "say <think>b</think>"),
+        ("<think>a</think><think>b</think>", "a", "<think>b</think>"),
+    ],
+)
+def test_what_is_thought_and_what_is_said(text: str, reasoning: str, content: str) -> None:
+    assert taken_apart(text) == (reasoning, content)
+    assert taken_apart(*text) == (reasoning, content), "letter by letter"
+
+
+pieces = st.lists(
+    st.sampled_from(
+        ["<think>", "</think>", "<thought>", "</thought>", "<", "</", "th", "ink>", " ", "\n", "a"]
+    )
+).map("".join)
+
+
+@given(pieces)
+def test_what_is_held_back_is_shorter_than_a_marker(text: str) -> None:
+    thinking = InlineThinking()
+    out = 0
+    for fed, letter in enumerate(text, 1):
+        out += sum(map(len, thinking.feed(letter)))
+        assert fed - out <= len("<thinking></thinking>")

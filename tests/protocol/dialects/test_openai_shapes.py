@@ -1,26 +1,21 @@
 """Invariant: whatever stands where a count, an error or a role is expected, reading it gives an answer."""
 
-import json
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, EventClass, UsageCounts
-from llmtap.protocol.dialects.openai_beside import Beside, add_beside, read_beside, read_failure
+from llmtap.protocol.dialects.openai_choices import add_beside, failure_of
 from llmtap.protocol.dialects.openai_shapes import (
     CHOICES_MAX,
     Findings,
     RunningCount,
     add_timings,
     read_usage,
-    to_raw,
 )
-from llmtap.protocol.dialects.shapes import (
-    Fields,
-)
+from llmtap.protocol.dialects.shapes import failure_in
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -67,41 +62,6 @@ def test_a_count_steps_for_each_choice() -> None:
 @given(anything)
 def test_no_timings_raise(timings: Any) -> None:
     add_timings(Delta(EventClass.CONTENT), timings, (0,), RunningCount())
-    to_raw(timings)
-
-
-C = EventClass
-
-
-class Shape(msgspec.Struct):
-    type: Any = None
-    odd_name: Any = msgspec.field(default=None, name="odd-name")
-
-
-@pytest.mark.parametrize(
-    ("data", "found"),
-    [
-        (b'{"type":"a","odd-name":[1],"other":{"x":[]}}', ("a", [1])),
-        (b'{"type":NaN}', "a float"),
-        (b'{"type":"\\ud800"}', ("?", None)),
-        (b"{}", (None, None)),
-        (b'{"type":' + b"[" * 100_000, None),
-        (b'{"other":' + b"[" * 100_000 + b"]" * 100_000 + b"}", None),
-        (b'{"type":"\xff"}', ("\ufffd", None)),
-        (b'{"type":1' + b"0" * 5_000 + b"}", None),
-        (b"{", None),
-    ],
-)
-def test_fields_are_read_from_any_bytes(data: bytes, found: Any) -> None:
-    shape = Fields(Shape).read(data)
-    if found == "a float":
-        assert shape is not None and isinstance(shape.type, float)
-    else:
-        assert (None if shape is None else (shape.type, shape.odd_name)) == found
-
-
-def beside(value: Any) -> Beside:
-    return read_beside(json.dumps(value).encode())
 
 
 @pytest.mark.parametrize(
@@ -123,7 +83,7 @@ def beside(value: Any) -> Beside:
     ],
 )
 def test_where_an_error_may_stand(value: dict[str, Any], error: Any) -> None:
-    assert beside(value).failure() == error
+    assert failure_of(value) == error
 
 
 @pytest.mark.parametrize(
@@ -140,8 +100,8 @@ def test_where_an_error_may_stand(value: dict[str, Any], error: Any) -> None:
 def test_failures_of_unknown_dialects(
     value: Any, name: bytes | None, classes: tuple[EventClass, ...] | None
 ) -> None:
-    delta = read_failure(value, name)
-    assert (None if delta is None else (delta.event_class, *delta.also)) == classes
+    delta = failure_in(value, name)
+    assert ((delta.event_class, *delta.also) if delta.parsed else None) == classes
 
 
 names = st.sampled_from(
@@ -157,10 +117,9 @@ values = st.recursive(
 )
 
 
-@given(values | st.binary(max_size=20), st.sampled_from([None, b"error", b"x"]), st.booleans())
-def test_nothing_beside_raises(value: Any, name: bytes | None, finished: bool) -> None:
-    data = value if isinstance(value, bytes) else json.dumps(value).encode()
+@given(st.dictionaries(names, values), st.sampled_from([None, b"error", b"x"]), st.booleans())
+def test_nothing_beside_raises(value: dict[str, Any], name: bytes | None, finished: bool) -> None:
     findings = Findings()
-    add_beside(findings, read_beside(data), data, name, finished=finished)
+    add_beside(findings, value, 100, name, finished=finished)
     assert findings.ranked().event_class not in findings.delta.also
-    read_failure(value, name)
+    failure_in(value, name)

@@ -134,7 +134,6 @@ LLAMA = {"prompt_token_count": None, "stop_reason": None}
         (INVOKE, [{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "A"}, **INTERVENED},
                   {"type": "message_stop", **INTERVENED}, {"type": "message_stop", **NONE}],
          "guardrail guardrail done"),
-        (INVOKE, [{"type": "completion", "completion": "A", **INTERVENED}], "guardrail"),
         (INVOKE, [{**LLAMA, "generation": "A", "generation_token_count": 2, **INTERVENED}], "guardrail"),
         (INVOKE, [{"choices": [{"text": "A", "stop_reason": None}]},
                   {"choices": [{"text": "", "stop_reason": "stop"}], METRICS: {"outputTokenCount": 2}}],
@@ -193,7 +192,6 @@ def test_the_body_of_an_error_is_an_error_in_whatever_shape(path: str, body: Any
     ("path", "body"),
     [
         ("/model/x/invoke", {"output": {"message": {"content": [{"text": "no"}]}}, "stopReason": "end_turn"}),
-        ("/model/x/invoke", {"type": "completion", "completion": "no", "stop_reason": "stop_sequence"}),
         ("/model/x/invoke", {"outputs": [{"text": "no", "stop_reason": "stop"}]}),
         ("/model/x/invoke", {"generations": [{"text": "no", "finish_reason": "COMPLETE"}]}),
     ],

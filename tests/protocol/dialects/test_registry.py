@@ -27,7 +27,6 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
         ({"error": {}}, COMPLETIONS, "openai.completions"),
         ({"type": "message_start"}, CHAT, "anthropic"),
         ({"type": "message", "content": []}, "/x", "anthropic"),
-        ({"type": "completion", "completion": "a"}, "/v1/complete", "anthropic"),
         ({"type": "ping"}, "/x", None),
         ({"error": {}}, "/v1/messages", "anthropic"),
         ({"type": "error", "error": {}}, "/v1/responses", "openai.responses"),

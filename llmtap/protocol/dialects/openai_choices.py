@@ -1,0 +1,349 @@
+"""Read chunks with choices as Deltas: the base of OpenAI's chat and completions, and the completions.
+
+`ChoicesReader` reads a chunk and what stands beside its choices; `openai_chat.py` extends it. Errors,
+filters, guardrail fields, hook results and server durations are decoded in a second pass, where they may
+occur. A choice of the older completions has a `text`, or only token ids; with `echo` the first text holds the
+prompt: only usage or token ids count right then.
+
+Source: openai/openai-openapi openapi.yaml; docs/dialects.md.
+"""
+
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+from llmtap.protocol import verdicts
+from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, ServerTime, Verdict
+from llmtap.protocol.dialects import openai_shapes
+from llmtap.protocol.dialects.openai_shapes import Findings, Index
+from llmtap.protocol.server_times import object_times, rate_times
+from llmtap.protocol.sse import SseEvent
+
+BESIDE_NAMES: Final = (
+    "error", "errors", "moderation", "hook_results", "warnings", "prompt_filter_results",
+    "prompt_annotations", "promptFeedback", "code",
+)  # fmt: skip
+"""Members that an object without choices may have, and be part of an answer all the same."""
+_GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
+_INVOCATION: Final = "amazon-bedrock-invocationMetrics"
+_KNOWN: Final = (
+    *BESIDE_NAMES[:-1], "usage", "timings", "detections", "x_groq", "metrics", "time_info", "perf_metrics",
+    "nvext", "guardrails_data", "guardrails", "generation_stats", _GUARDRAIL, _INVOCATION,
+)  # fmt: skip
+_ERROR_BYTES_MAX: Final = 1 << 20
+"""Of an event with an error that is searched for a guardrail's signs; the longest known has a few KiB."""
+_FINE: Final = (0, 200, "0", "200", "", "ok", "OK", "success", "Success")
+"""Codes of what went well, where every answer has a code and a message."""
+
+
+def failure_of(value: dict[str, Any], name: bytes | None = None) -> Any:
+    """Return the error in an object: a member, or the object itself if the event's `name`, its `object`
+    (older vLLM) or a code without choices (DashScope, WSO2) says so; None: there is none."""
+    groq = value.get("x_groq")
+    error = value.get("error") or value.get("errors") or (isinstance(groq, dict) and groq.get("error"))
+    if error:
+        return error
+    if name == b"error" or value.get("object") == "error" or is_flat_error(value):
+        return {key: value.get(key) for key in ("code", "type", "message")}
+    return None
+
+
+def is_flat_error(value: dict[str, Any]) -> bool:
+    code = value.get("code")
+    told = value.get("type") == "error" or (code is not None and code not in _FINE)
+    return told and bool(value.get("message")) and "choices" not in value
+
+
+def _replaced(value: dict[str, Any]) -> Verdict | None:
+    """Return NeMo's verdict. Bedrock's is that of `bedrock.add_guardrail`."""
+    found = (
+        verdicts.of_rails(value.get(name), name, value.get("status"))
+        for name in ("guardrails_data", "guardrails")
+    )
+    return next(filter(None, found), None)
+
+
+def _counted(value: dict[str, Any]) -> tuple[Any, str]:
+    """Return the usage of a chunk, and its place."""
+    usage, groq, invoked = value.get("usage"), value.get("x_groq"), value.get(_INVOCATION)
+    if usage is None and isinstance(groq, dict):
+        return groq.get("usage"), "x_groq.usage"
+    if usage is None and isinstance(invoked, dict):
+        names = {"prompt_tokens": "inputTokenCount", "completion_tokens": "outputTokenCount"}
+        return {name: invoked.get(key) for name, key in names.items()}, "usage"
+    stats = value.get("generation_stats")
+    if isinstance(usage, dict) and isinstance(stats, dict):
+        # exo's rates, cache hit and peak memory, which no count of tokens tells.
+        return {**usage, "generation_stats": stats}, "usage"
+    return usage, "usage"
+
+
+def _times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
+    """Durations of the server's own work, `timings` left out."""
+    usage, place = _counted(value)
+    nvext = value.get("nvext")
+    out = object_times(place, usage)
+    for place, told in (
+        ("usage.latency_checkpoint", usage.get("latency_checkpoint") if isinstance(usage, dict) else None),
+        ("metrics", value.get("metrics")), ("time_info", value.get("time_info")),
+        ("perf_metrics", value.get("perf_metrics")),
+        ("nvext.timing", nvext.get("timing") if isinstance(nvext, dict) else None),
+        (_INVOCATION, value.get(_INVOCATION)),
+    ):  # fmt: skip
+        out += object_times(place, told)
+    counts = openai_shapes.read_usage(usage)
+    return out + rate_times(value.get("generation_stats"), None if counts is None else counts.cached)
+
+
+def add_beside(
+    findings: Findings, value: dict[str, Any], size: int, name: bytes | None, *, finished: bool = False
+) -> None:
+    """Add what stands beside the choices of an event of `size` bytes, usage and timings left out. `finished`:
+    the answer had ended."""
+    get = value.get
+    findings.verdict(verdicts.of_hook_results(get("hook_results")))
+    findings.verdict(verdicts.of_moderation(get("moderation")))
+    findings.verdict(verdicts.of_warnings(get("warnings"), get("detections"), answered=findings.chose))
+    findings.verdict(_replaced(value))
+    findings.verdict(verdicts.of_block_reason(get("promptFeedback"), "promptFeedback"))
+    verdict = verdicts.of_prompt_filter_results(get("prompt_filter_results") or get("prompt_annotations"))
+    if verdict is not None:
+        findings.verdict(verdict, EventClass.GUARDRAIL if verdict.kind is not None else None)
+    error = failure_of(value, name)
+    if error is not None:
+        verdict = verdicts.of_error(value) if size <= _ERROR_BYTES_MAX else None
+        if verdict is None and finished and openai_shapes.read_error(error)[0] == "400":
+            # Nothing about a request can be bad once it was answered: a guardrail at the end of the
+            # stream, too late to withhold anything (BerriAI/litellm#39036).
+            verdict = Verdict("error.code", verdicts.OUTPUT, "blocked", "output", "medium", "400")
+        findings.error(error, verdict)
+    findings.delta.server_times += _times(value)
+
+
+class ChunkFields(msgspec.Struct, gc=False):
+    """What may come with output, as far as the usual chunk is read. A dialect adds its `choices`."""
+
+    model: str | None = None
+    usage: dict[str, Any] | None = None
+    error: Any = None
+    moderation: Any = None
+    timings: Any = None
+    hook_results: Any = None
+    warnings: Any = None
+    x_groq: Any = None
+    guardrails_data: Any = None
+    guardrail_action: Any = msgspec.field(default=None, name=_GUARDRAIL)
+
+
+class ChoicesReader:
+    """Base of the two dialects: reads a chunk, and what stands beside its choices where something may."""
+
+    __slots__ = ("_finished", "_model", "_predicted", "_running")
+    chunk_type: ClassVar[type[ChunkFields]]
+    decode: ClassVar[Any]
+
+    def __init__(self) -> None:
+        self._model: str | None = None
+        self._running = openai_shapes.RunningCount()
+        self._predicted = openai_shapes.RunningCount()
+        self._finished = False
+
+    def read_event(self, event: SseEvent) -> Delta:
+        data = event.data
+        if data is None or not openai_shapes.is_object(data):
+            return openai_shapes.read_frame(event)
+        return self._read_json(data, event.event, streamed=True)
+
+    def read_body(self, body: bytes) -> Delta:
+        return self._read_json(body, None, streamed=False)
+
+    def _read_json(self, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
+        try:
+            chunk = self.decode(data)
+        except openai_shapes.BAD_JSON:
+            value = openai_shapes.read_json(data)
+            if not isinstance(value, dict):
+                return openai_shapes.unknown(name)
+            chunk = msgspec.convert(_fitting(value), self.chunk_type)
+        return self._read(chunk, data, name, streamed=streamed)
+
+    def _read(self, chunk: Any, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
+        if name == b"ping":
+            return Delta(EventClass.KEEPALIVE)
+        findings = Findings()
+        choices = chunk.choices or ()
+        value = None if is_plain(chunk, name) else openai_shapes.read_json(data)
+        if choices:
+            self._begin(chunk, data)
+            verdict = None if value is None else _replaced(value)
+            replaced = verdict is not None and verdict.substituted
+            if verdict is not None and verdict.confidence == "high":
+                findings.verdict(verdict)  # it says more than the finish reason does
+            findings.railed = chunk.guardrails_data is not None
+            findings.cut = len(choices) > openai_shapes.EVENT_CHOICES_MAX
+            for position, choice in enumerate(choices[: openai_shapes.EVENT_CHOICES_MAX]):
+                self._read_choice(choice, position, findings, streamed=streamed, replaced=replaced)
+        usage: Any = chunk.usage
+        known = chunk.choices is not None
+        if value is not None:
+            add_beside(findings, value, len(data), name, finished=self._finished)
+            usage = _counted(value)[0]
+            known = known or any(value.get(name) is not None for name in _KNOWN)
+            if not known and value.get("type") == "ping":
+                return Delta(EventClass.KEEPALIVE)
+            verdict = findings.delta.verdict
+            substituted = verdict is not None and verdict.substituted
+            if verdict is not None and substituted and findings.railed and openai_shapes.is_unused(usage):
+                verdict.kind, verdict.phase = verdicts.INPUT, "input"  # NeMo: no model was asked
+        self._finished |= findings.delta.finish_reason is not None
+        if usage is None and choices:
+            usage = getattr(choices[0], "usage", None)
+        findings.usage(usage, self._running)
+        if chunk.timings is not None:
+            findings.timings(chunk.timings, self._predicted)
+        delta = findings.ranked()
+        if streamed and chunk.timings is not None:
+            openai_shapes.end_timings(delta, chunk.timings, self._predicted)
+        self._end(delta, chunk, data)
+        if chunk.model and chunk.model != self._model:
+            self._model = delta.model = chunk.model[:MODEL_CHARS_MAX]
+        delta.parsed = (known or not findings.empty) and not findings.cut
+        return delta
+
+    def _begin(self, chunk: Any, data: bytes) -> None:
+        """Called before the choices of a chunk are read."""
+
+    def _read_choice(
+        self, choice: Any, position: int, findings: Findings, *, streamed: bool, replaced: bool
+    ) -> None:
+        """Add what a choice says; `replaced`: a guardrail's text stands in place of its own."""
+        raise NotImplementedError
+
+    def _end(self, delta: Delta, chunk: Any, data: bytes) -> None:
+        """Called with the Delta of a chunk, before the model is compared."""
+
+
+def is_plain(chunk: Any, name: bytes | None) -> bool:
+    """Return whether nothing stands beside the choices: there is one, and it goes on."""
+    choices = chunk.choices
+    return bool(
+        choices and name is None and not choices[0].finish_reason and len(choices) == 1 and is_alone(chunk)
+    )
+
+
+def is_alone(chunk: Any) -> bool:
+    return (
+        chunk.error is None
+        and chunk.moderation is None
+        and chunk.hook_results is None
+        and chunk.warnings is None
+        and chunk.x_groq is None
+        and chunk.guardrails_data is None
+        and chunk.guardrail_action is None
+    )
+
+
+def _fitting(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a chunk that the typed decode refused, without the values whose types do not fit."""
+    choices, model, usage = value.get("choices"), value.get("model"), value.get("usage")
+    return value | {
+        "choices": [_fitting_choice(c) for c in choices if isinstance(c, dict)]
+        if isinstance(choices, list)
+        else None,
+        "model": model if isinstance(model, str) else None,
+        "usage": usage if isinstance(usage, dict) else None,
+    }
+
+
+def _fitting_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    get, index = choice.get, choice.get("index")
+    kinds = {"finish_reason": str, "token_ids": list, "delta": dict, "message": dict}
+    return choice | {
+        "index": index if type(index) is int and 0 <= index < openai_shapes.INDEX_MAX else 0,
+        "logprobs": None,
+        **{name: get(name) if isinstance(get(name), kind) else None for name, kind in kinds.items()},
+    }
+
+
+class _Logprobs(msgspec.Struct, gc=False):
+    tokens: list[msgspec.Raw] | None = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    text: Any = None
+    index: Index = 0
+    finish_reason: str | None = None
+    stop_reason: Any = None
+    """Stands alone where Bedrock invokes DeepSeek; vLLM puts the matched text or token beside the reason."""
+    logprobs: _Logprobs | None = None
+    token_ids: list[Any] | None = None
+    content_filter_results: Any = None
+
+
+class _Chunk(ChunkFields, gc=False):
+    choices: list[_Choice] | None = None
+
+
+class OpenAICompletions(ChoicesReader):
+    name = "openai.completions"
+    names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
+    chunk_type = _Chunk
+    decode = msgspec.json.Decoder(_Chunk).decode
+
+    __slots__ = ("_spoken",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spoken: set[int] = set()
+
+    @staticmethod
+    def claim(value: dict[str, Any], path: str) -> int:
+        if openai_shapes.text_of(value.get("object")).startswith("text_completion"):
+            return 3
+        choices = value.get("choices")
+        if isinstance(choices, list):
+            # Together repeats a chat delta as `text`: where both are, it is chat.
+            # vLLM's tokens-only generate has neither.
+            if any(
+                isinstance(c, dict) and ("text" in c or "token_ids" in c) and "delta" not in c
+                for c in choices
+            ):
+                return 2
+        elif not any(name in value for name in BESIDE_NAMES):
+            return 0
+        return int(path.endswith("/completions") and not path.endswith("/chat/completions"))
+
+    def _read(self, chunk: _Chunk, data: bytes, name: bytes | None, *, streamed: bool) -> Delta:
+        for choice in chunk.choices or ():
+            if choice.finish_reason is None and isinstance(choice.stop_reason, str):
+                choice.finish_reason = choice.stop_reason
+        delta = super()._read(chunk, data, name, streamed=streamed)
+        delta.repeatable = (
+            streamed
+            and is_plain(chunk, name)
+            and delta.text != ""
+            and delta.tokens < 0
+            and delta.finish_reason is None
+            and delta.model is None
+            and chunk.usage is None
+            and chunk.timings is None
+            and chunk.choices is not None
+            and chunk.choices[0].content_filter_results is None
+        )
+        return delta
+
+    def _read_choice(
+        self, choice: _Choice, position: int, findings: Findings, *, streamed: bool, replaced: bool
+    ) -> None:
+        index, text, results = choice.index, choice.text, choice.content_filter_results
+        logprobs = 0 if choice.logprobs is None else len(choice.logprobs.tokens or ())
+        findings.choice(index, ids=len(choice.token_ids or ()), logprobs=logprobs)
+        spoken = isinstance(text, str) and bool(text)
+        if choice.finish_reason:
+            only = streamed and spoken and index not in self._spoken
+            replaced |= findings.finish(choice.finish_reason, results, only_text=only)
+        findings.filtered(results, alone=text is None)
+        if spoken and not replaced:
+            findings.piece(index, EventClass.CONTENT, text)
+            if len(self._spoken) < openai_shapes.CHOICES_MAX:
+                self._spoken.add(index)
