@@ -456,8 +456,8 @@ def _compare(
 def _compare_replays(
     places: Sequence[str], results: Mapping[str, dict[str, Any] | None], outputs: Outputs
 ) -> None:
-    from llmtap.load.replay.comparison import compare_replays
-    from llmtap.load.replay.comparison_report import (
+    from llmtap.load.replay.comparison import (
+        compare_replays,
         compare_replays_html,
         compare_replays_markdown,
         render_replay_comparison,

@@ -209,8 +209,8 @@ async def _exchanges(
 ) -> list[Exchange]:  # fmt: skip
     """Send these rows in turn, `slots` at a time; `places`: range of each row's body."""
     setup = msgspec.structs.replace(
-        setup, slots=slots, open=slots, duration_ns=NEVER, drain_ns=NEVER, limit_in_flight=None,
-        stop_errors=None, slo=None,
+        setup, slots=slots, open=slots, duration_ns=NEVER, drain_ns=NEVER, stop_errors=None,
+        slo=None,
         sender=msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}-warmup"),
     )  # fmt: skip
     tenants = [requests.tenants[row] for row in rows] if requests.tenants else []

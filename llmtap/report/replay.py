@@ -29,7 +29,7 @@ from llmtap.report.document import (
 )
 from llmtap.report.page import page_html
 from llmtap.report.render import markdown, terminal
-from llmtap.report.replay_charts import baseline_distributions, distributions_of, time_charts_of
+from llmtap.report.replay_charts import distributions_of, time_charts_of
 from llmtap.report.replay_terms import (
     RATES,
     all_of,
@@ -250,10 +250,9 @@ def replay_markdown(result: _Json) -> str:
 def replay_html(result: _Json) -> str:
     baseline = result.get("baseline")
     sections = [Section("figures-table", "Figures", list(_figures(result)))]
-    sections += _distributions(result, result)
+    sections += _distributions(result)
     if baseline:
         sections.append(Section("baseline", "Then and now", list(_baseline(result))))
-        sections += _distributions(result, baseline, of_baseline=True)
     for chart in time_charts_of(result):
         tables = [chart.table] if chart.table and chart.table.rows else []
         rests = rests_on(result, chart.sampled)
@@ -331,8 +330,8 @@ def _figures(result: _Json) -> Iterator[Block]:
     yield from _rests(rests_on(result, "", ("ITL", "tokens", "smooth goodput", "sender")))
 
 
-def _distributions(result: _Json, drawn: _Json, *, of_baseline: bool = False) -> Iterator[Section]:
-    for one in baseline_distributions(drawn) if of_baseline else distributions_of(drawn):
+def _distributions(result: _Json) -> Iterator[Section]:
+    for one in distributions_of(result):
         samples = "; ".join(f"{curve.name}: n {curve.n:,}" for curve in one.curves)
         rests = rests_on(result, samples, one.says)
         figure = FigureBlock(one.key, one.heading, one.panels, [one.table], rests, one.legend)
@@ -362,7 +361,7 @@ def _outcomes(result: _Json) -> Iterator[Block]:
         )
         if counts
     ]
-    unsent = [[name, f"{load[name]:,}"] for name in ("skipped", "dropped", "unsent") if load.get(name)]
+    unsent = [[name, f"{load[name]:,}"] for name in ("dropped", "unsent") if load.get(name)]
     if unsent:
         caption = f"Of {load.get('planned', 0):,} planned, never sent"
         tables.append(Table(["", "requests"], unsent, caption))
@@ -439,8 +438,6 @@ def _heading(result: _Json) -> str:
     if load.get("planned_rps") is not None:
         of = " (first turns)" if plan.get("conversations") else ""
         said.append(f"{load['offered_rps']:.4g} of {load['planned_rps']:.4g} req/s planned{of}")
-    if load.get("skipped"):
-        said.append(f"{load['skipped']:,} skipped: too many in flight")
     if n := at(load, "retries", "n"):
         said.append(counted(n, "retry", "retries"))
     if load.get("stopped"):

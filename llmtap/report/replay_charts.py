@@ -119,8 +119,6 @@ _DISTRIBUTIONS: Final[tuple[tuple[str, str, str, tuple[str, ...], tuple[str, ...
      "How long after its time a request left: the sender's own error, and not the server's.",
      ("dispatch_lateness",), ("sender",)),
 )  # fmt: skip
-_BASELINE_SIDES: Final = {"then": "dash", "now": "solid"}
-_BASELINE: Final = ("ttft", "tpot", "tbc_max", "e2e", "elapsed")
 
 
 def distributions_of(result: _Json) -> Iterator[Distribution]:
@@ -145,21 +143,6 @@ def distributions_of(result: _Json) -> Iterator[Distribution]:
                 curves.append(Curve(title, n, shares, seconds, i, DASHES[i]))
         if curves:
             yield Distribution(key, heading, about, curves, says)
-
-
-def baseline_distributions(baseline: _Json) -> Iterator[Distribution]:
-    """Curves of rows when they were captured and now, of each figure that has pairs."""
-    shares = at(baseline, "quantiles", "shares") or ()
-    for name in _BASELINE:
-        n, title = at(baseline, "pairs", name, "n") or 0, METRIC_TITLES[name]
-        curves = []
-        for colour, (side, dash) in enumerate(_BASELINE_SIDES.items()):
-            seconds = at(baseline, "quantiles", side, name)
-            if n and seconds and len(seconds) == len(shares):
-                curves.append(Curve(f"{title} {side}", n, shares, seconds, colour, dash))
-        if len(curves) == len(_BASELINE_SIDES):
-            about = f"{title} of the same rows, as they were captured and as they were sent again."
-            yield Distribution(f"baseline-{name.replace('_', '-')}", f"{title}, then and now", about, curves)
 
 
 def _is_doubtful(n: int, share: float) -> bool:

@@ -116,7 +116,7 @@ def _requests(result: _Json) -> str:
     said = [f"{load.get('sent', 0):,} of {load['planned']:,} sent"]
     if conversations:
         said.append(f"{conversations:,} conversations, whose later turns wait for the answer before")
-    said += [f"{load[name]:,} {name}" for name in ("skipped", "dropped", "unsent") if load.get(name)]
+    said += [f"{load[name]:,} {name}" for name in ("dropped", "unsent") if load.get(name)]
     if n := at(load, "retries", "n"):
         said.append(counted(n, "retry", "retries"))
     if load.get("stopped"):
@@ -269,8 +269,6 @@ def _sender(sender: _Json) -> str:
     ]
     if sender.get("cpu_seconds_per_1000_tokens") is not None:
         said.append(f"{number(sender['cpu_seconds_per_1000_tokens'], 3)} s of CPU per 1,000 tokens")
-    if any(p.get("realtime") for p in processes):
-        said.append("real-time priority")
     return ", ".join([*said, connections_said(sender)])
 
 

@@ -223,7 +223,7 @@ TERMS: list[tuple[str, dict[str, Any]]] = [
     ("lengths", {"lengths": {"input_told": 9, "input_exact": 7, "input_off_max": 3, "output_told": 9,
                                  "output_exact": 2, "output_wanted": False}}),
     ("lengths", {"lengths": {"input_told": 0, "output_told": 0}}),
-    ("requests", {"load": {"planned": 9, "sent": 5, "skipped": 3, "dropped": 1, "unsent": 0,
+    ("requests", {"load": {"planned": 9, "sent": 5, "dropped": 1, "unsent": 0,
                                "retries": {"n": 2, "reasons": {}}, "stopped": "the time was up"}}),
     ("retries", {"load": {"retries": {"n": 1, "reasons": {"503": 1}}}}),
     ("retries", {"load": {"retries": {"n": 0, "reasons": {}}}}),

@@ -77,7 +77,7 @@ def replay() -> Iterator[str]:
         {"what": "tokens", "says": "tokens differ", "invalidates": False},
     ]
     bad: Json = {"valid": False, "findings": findings}
-    stopped = GOOD["load"] | {"planned": 500, "stopped": "the time was up", "skipped": 3, "retries": {"n": 2}}
+    stopped = GOOD["load"] | {"planned": 500, "stopped": "the time was up", "retries": {"n": 2}}
     results: dict[str, Json] = {
         "failed": replay_result(failed=3), "late": replay_result(60, late_ms=500), "few": replay_result(5),
         "many": replay_result(2_000, failed=30), "closed": replay_result(closed=True),

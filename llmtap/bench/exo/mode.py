@@ -171,7 +171,7 @@ class ExoBench:
         self._options = options
         self._sending = ReplayOptions(
             target=options.target, headers=options.headers, ca=options.ca, timeout=options.timeout,
-            connect_timeout=Duration(10 * NS_PER_S), retry_wait=Duration(0), scrape=options.metrics,
+            connect_timeout=Duration(10 * NS_PER_S), scrape=options.metrics,
             texts=True,
         )  # fmt: skip
         self._tls = self._sending.tls()

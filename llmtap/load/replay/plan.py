@@ -51,8 +51,6 @@ class ReplayQuestion:
     window_for_ns: int | None = None
     share: float | None = None
     closed: bool = False
-    as_recorded: bool = False
-    """Send later turns at their recorded times, without waiting for the turn before."""
     tokenizer: str | None = None
     chat: bool = True
     seed: int = 42
@@ -94,7 +92,6 @@ def _of_workload(asked: ReplayQuestion, counter: TokenCounter) -> ReplayPlan:
     for option, value in (
         ("--speed", asked.speed), ("--from", asked.source_format),
         ("--window", asked.window_from_ns or asked.window_for_ns), ("--share", asked.share),
-        ("--as-recorded", asked.as_recorded),
     ):  # fmt: skip
         if value:
             raise ConfigError(option, f"the workload {asked.source} has no times")
@@ -137,7 +134,7 @@ def _of_trace(
     try:
         trace = load_trace(
             place, count=None if windowed else asked.requests, source_format=asked.source_format,
-            progress=progress, conversations=not asked.as_recorded, names=True, bodies=True,
+            progress=progress, conversations=True, names=True, bodies=True,
             timed=own_times or bool(windowed), places=True,
         )  # fmt: skip
     except ConfigError as exc:

@@ -44,8 +44,6 @@ SPILL_BYTES: Final = 1 << 20
 LATEST: Final = 512
 """Values kept for progress: percentiles of all would take 2 ms without sending, these take 0.1 ms."""
 CUT_NS: Final = 0
-PRIORITY: Final = 10
-"""Real-time priority; the kernel's own threads have more."""
 
 mono_ns = SystemClock.mono_ns
 
@@ -81,7 +79,6 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
     schedule = Schedule(requests, rows, setup.slots)
     tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None, setup.reader)
     tally.planned = len(rows)
-    realtime = setup.priority and _real_time()
     commands = _Commands(commands_fd)
     loop.add_reader(commands_fd, commands.read)
     commands.feed(said)
@@ -95,7 +92,7 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
             lambda row, x: later.add(partial(keeper.keep, row, x)), start_ns=start_ns,
             duration_ns=setup.duration_ns, drain_ns=setup.drain_ns,
             headers=_row_headers(setup, requests.tenants),
-            limit_in_flight=setup.limit_in_flight, stop_errors=setup.stop_errors,
+            stop_errors=setup.stop_errors,
         )  # fmt: skip
         commands.run = run
         telling = loop.create_task(
@@ -108,7 +105,6 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
     loop.remove_reader(commands_fd)
     ended_ns = mono_ns()
     tally.dropped = schedule.dropped
-    tally.skipped = 0 if run is None else run.skipped
     tally.summary.opened = sender.sent
     tally.retries.update(sender.retries)
     keeper.flush()
@@ -117,7 +113,7 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
     done = Done(
         tally.to_bytes(), stopped, sender.connects, sender.reuses,
         int((usage.ru_utime + usage.ru_stime) * 1e9), usage.ru_maxrss * 1024,
-        sender.lateness.meter.take_max(), ended_ns if start_ns is None else start_ns, ended_ns, realtime,
+        sender.lateness.meter.take_max(), ended_ns if start_ns is None else start_ns, ended_ns,
         keeper.spill_error,
     )  # fmt: skip
     if isinstance(sender, Asking):
@@ -245,7 +241,7 @@ class _Keeper:
             sender.sent, len(sender.calls), tally.summary.n, self._failed, schedule.left, self._tokens,
             percentile(late, 0.99), percentile(ttft, 0.5), percentile(ttft, 0.99), percentile(tbc, 0.5),
             percentile(tbc, 0.99),
-            0 if run is None else run.skipped, sender.retries.total(), None if run is None else run.gave_up,
+            sender.retries.total(), None if run is None else run.gave_up,
         )  # fmt: skip
 
 
@@ -258,7 +254,7 @@ def _row_headers(setup: WorkerSetup, tenants: list[str]) -> Callable[[int], list
     prefix, name = setup.request_ids.encode(), (setup.tenant_header or "").encode()
 
     def headers(row: int) -> list[tuple[bytes, bytes]]:
-        fields = [(b"X-Request-Id", b"%b-%d" % (prefix, row))] if prefix else []
+        fields = [(b"X-Request-Id", b"%b-%d" % (prefix, row))]
         if name and tenants and tenants[row]:
             fields.append((name, tenants[row].encode()))
         return fields
@@ -303,11 +299,3 @@ def _tell(fd: int, data: bytes, *, wait: bool) -> None:
         return
     except BrokenPipeError:
         return  # the parent is gone: stdin ends, too
-
-
-def _real_time() -> bool:
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
-    except OSError:
-        return False
-    return True

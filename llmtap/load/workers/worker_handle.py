@@ -26,7 +26,6 @@ from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.errors import LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import SenderOptions
-from llmtap.load.run import StopErrors
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.units import NEVER, encode_special, to_seconds
@@ -44,8 +43,8 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     tenant_header: str | None = None
     exact_output: bool = False
     """Realtime, gRPC: request exactly the given number of tokens. HTTP bodies state it themselves."""
-    request_ids: str = ""
-    """Prefix of each X-Request-Id, before a hyphen and the row; empty: none is sent."""
+    request_ids: str = "llmtap"
+    """Prefix of each X-Request-Id, before a hyphen and the row."""
     ca: str | None = None
     verify: bool = True
     script_fd: int
@@ -55,12 +54,9 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     open: int = 0
     duration_ns: int = NEVER
     drain_ns: int = NEVER
-    limit_in_flight: int | None = None
-    """Open loop: skip and count a due request with so many in flight."""
-    stop_errors: StopErrors | None = None
+    stop_errors: float | None = None
     slo: str | None = None
     reader: Benefit = DEFAULT_BENEFIT
-    priority: bool = False
 
 
 class WorkerScript(msgspec.Struct, array_like=True):
@@ -97,7 +93,6 @@ class Progress(msgspec.Struct, tag=True):
     ttft_p99_ns: float | None
     tbc_p50_ns: float | None
     tbc_p99_ns: float | None
-    skipped: int = 0
     retries: int = 0
     gave_up: str | None = None
     """Why all processes should stop: too many errors."""
@@ -114,7 +109,6 @@ class Done(msgspec.Struct, tag=True):
     lag_max_ns: int
     began_ns: int
     ended_ns: int
-    realtime: bool
     spill_error: str | None = None
     """Why exchanges could not be stored (full disk); they are counted all the same."""
     opened_before: int = 0

@@ -40,7 +40,7 @@ from llmtap.net.tls import client_context
 from llmtap.workload.requests import Requests
 
 STOPPED: Final = "somebody stopped it"
-_COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "skipped", "retries")
+_COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "retries")
 _WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswith("_ns"))
 
 
@@ -97,7 +97,7 @@ class WorkerPool:
         self._requests = requests
         self._bodies = (body_begins.tobytes(), body_ends.tobytes())
         # A process without a slot would never send.
-        hands = min(processes, setup.slots or processes, setup.limit_in_flight or processes)
+        hands = min(processes, setup.slots or processes)
         self._hands = [rows for rows in dealt(requests, hands) if rows]
         self._members = [hire() for _ in self._hands]
         self._clock = SystemClock() if clock is None else clock
@@ -181,7 +181,7 @@ class WorkerPool:
         setup = self._setup
         shares = {
             name: None if (whole := getattr(setup, name)) is None else _share(whole, i, len(self._hands))
-            for name in ("slots", "limit_in_flight", "open")
+            for name in ("slots", "open")
         }
         sender = msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}{i}")
         return msgspec.structs.replace(setup, sender=sender, **shares)
@@ -285,9 +285,6 @@ def _check(setup: WorkerSetup) -> None:
             raise ConfigError("--ca", exc.problem, exc.hint) from None
     if setup.slo:
         Objectives.parse(setup.slo)
-    limit = setup.limit_in_flight
-    if limit is not None and (limit < 1 or setup.slots is not None):
-        raise ConfigError("--limit-in-flight", "expected at least 1, in an open loop only")
 
 
 def _share(whole: int, i: int, shares: int) -> int:

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.load.replay.comparison import compare_replays, difference_interval
-from llmtap.load.replay.comparison_report import compare_replays_markdown
+from llmtap.load.replay.comparison import compare_replays, compare_replays_markdown, difference_interval
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
 from tests.support.results.replay_results import replay_result
 

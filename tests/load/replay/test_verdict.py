@@ -135,14 +135,6 @@ def test_another_tokenizer_is_told_and_invalidates_only_where_the_load_was_anoth
     assert not found.invalidates, "nobody asked for exact lengths"
 
 
-def test_answers_that_blame_the_request_are_told_from_the_server_s_own_errors() -> None:
-    failed = {"outcomes": {"complete": 9, "upstream_error": 7}}
-    [found] = findings(result(**failed, error_statuses={"401": 2, "404": 1, "429": 3, "500": 1}))
-    assert found.says.endswith("; 3 of them by answers that blame the request: status 401 (2), 404 (1)")
-    [found] = findings(result(**failed, error_statuses={"429": 3, "500": 4}))
-    assert "blame" not in found.says
-
-
 @pytest.mark.parametrize("gap", [0.0, 0.00005])
 def test_uncertainty_of_a_server_that_sends_bursts_is_limited_by_its_time_per_token(gap: float) -> None:
     # Eight tokens of 25 ms in a burst; a burst may be cut into several reads.

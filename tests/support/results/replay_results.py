@@ -39,7 +39,7 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
         seen.add(i, x)
     tally.planned = tally.summary.opened = n
     ended_ns = BEGAN_NS + offsets[-1] + NS_PER_S
-    done = Done(b"", None, n, 0, NS_PER_S // 10, 100 << 20, MS, BEGAN_NS, ended_ns, False)
+    done = Done(b"", None, n, 0, NS_PER_S // 10, 100 << 20, MS, BEGAN_NS, ended_ns)
     outcome = LoadResult(tally, BEGAN_NS, ended_ns, [done])
     series = _series(ended_ns)
     summary = series.summary(from_ns=BEGAN_NS, to_ns=ended_ns, tokens=600)
