@@ -82,7 +82,7 @@ class LoadTally:
             )
         )  # fmt: skip
 
-    def merge_bytes(self, packed: bytes, ours: Callable[[int], int] | None = None) -> None:
+    def merge_bytes(self, packed: bytes, ours: Callable[[int], int] = int) -> None:
         """Add the counts of `to_bytes`; `ours` converts times of another host's clock."""
         p = _decode(packed)
         self.summary.merge_bytes(p.summary)
@@ -91,7 +91,7 @@ class LoadTally:
             self.corrected[name].merge_bytes(histogram)
         sent_ns = array("q")
         sent_ns.frombytes(p.sent_ns)
-        self.sent_ns.extend(sent_ns if ours is None else map(ours, sent_ns))
+        self.sent_ns.extend(map(ours, sent_ns))
         self.planned += p.planned
         self.dropped += p.dropped
         self.retries.update(p.retries)

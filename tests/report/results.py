@@ -50,7 +50,7 @@ TOLD: dict[str, Any] = {
         "sender": [{"pid": 1, "name": "python"}, {"pid": 2, "name": "python"}],
         "server": [{"pid": 3, "name": "vllm\x1b[31m"}],
     },
-    "gpu": {"devices": ["NVIDIA H100"], "unread": 0},
+    "gpu": {"devices": ["NVIDIA H100"]},
     "why_not": {},
     "scrape": {
         "url": "http://h/metrics", "missing": ["itl_values", "kv_use"], "scrapes": 61, "failed": 0,
@@ -62,7 +62,6 @@ TOLD: dict[str, Any] = {
         "host_stolen": {**gauge("share", 0.002, 0.01), "kind": "interval"},
         "gpu0_power": gauge("watts", 412.3, 698.0),
         "gpu0_temperature": gauge("celsius", 61.4, 70),
-        "gpu0_energy": counter("joules", 5, 5),
     },
     "server": {
         "running": gauge("requests", 7.25, 16),
@@ -211,7 +210,7 @@ def compared_rows(lengths: tuple[int, int] = (5, 5)) -> dict[str, Any]:
     return told
 
 
-CLOCK = {"host": "n1", "shared": False, "rtt": 0.001, "offset": -0.0025, "drift": None}
+CLOCK = {"host": "n1", "shared": False, "rtt": 0.001, "offset": -0.0025}
 HERE = CLOCK | {"host": "here", "shared": True}
 TERMS: list[tuple[str, dict[str, Any]]] = [
     ("warm-up", {"warmup": {"requests": 100, "tokens": 12_000, "duration": 4.5, "stable": True,

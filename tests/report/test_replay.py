@@ -63,7 +63,7 @@ def test_names_of_others_are_text_in_markdown_and_in_the_terminal() -> None:
             "valid": False, "findings": [{"what": evil_name, "limit": 1, "says": evil_name}]
         },
         "sender": GOOD["sender"] | {"clocks": [
-            {"host": "n1\x1b", "shared": False, "rtt": 0.001, "offset": 0.0025, "drift": 0.0},
+            {"host": "n1\x1b", "shared": False, "rtt": 0.001, "offset": 0.0025},
         ]},
     }  # fmt: skip
     text = replay_markdown(evil)

@@ -2,15 +2,15 @@
 
 `Replay` (and `llmtap bench exo`) starts `Watch` before the load and gets `TimeSeries` at its end; the samples
 of the host are taken in `system.py`. A scrape is stamped with the middle of its request; a failed one is
-counted. Without an explicit URL (`optional`), a target that answers without known metrics is asked only once:
-it may be a relay, whose capture would contain the further requests.
+counted. A server that answers without known metrics is asked only once: it may be a relay, whose capture
+would contain the further requests.
 """
 
 import asyncio
 import os
 import ssl
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -47,10 +47,8 @@ class ServerScraper:
         timeout_ns: int = TIMEOUT_NS,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
-        optional: bool = False,
     ) -> None:
-        """`headers` may hold a key: never reported. `tls` replaces the system's trust. `optional`: stop after
-        an answer without known metrics."""
+        """`headers` may hold a key: never reported. `tls` replaces the system's trust."""
         assert period_ns > 0
         self._url = url
         self._clock = clock
@@ -58,7 +56,6 @@ class ServerScraper:
         self._timeout_ns = timeout_ns
         self._headers = {**ACCEPT, **(headers or {})}
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
-        self._optional = optional
         self._answered = False
         self._gave_up = False
         self._skipped = 0
@@ -105,7 +102,7 @@ class ServerScraper:
         ticks = Ticks(self._clock.mono_ns(), self._period_ns)
         while True:
             await self._scrape(self._timeout_ns)
-            if self._optional and self._answered and not len(self.columns):
+            if self._answered and not len(self.columns):
                 self._gave_up = True
                 return
             wait_s, skipped = ticks.next(self._clock.mono_ns())
@@ -144,8 +141,6 @@ class Watch:
         clock: Clock,
         target: str,
         *,
-        sender: Iterable[int] | None = None,
-        server: Iterable[int] = (),
         period_ns: int = NS_PER_S,
         metrics: str | None = None,
         scrape: bool = True,
@@ -155,20 +150,17 @@ class Watch:
     ) -> None:
         """Monitor a load on the URL `target`.
 
-        Opens NVML, which may take a second. `sender`, `server`: pids, with descendants; by default this
-        process, and the one that listens at a loopback target. `metrics`: URL, by default `/metrics` of the
-        target (`optional`); `headers` and `tls` are for it.
+        The sender is this process, the server the one that listens at a loopback target. Opens NVML, which
+        may take a second. `metrics`: URL, by default `/metrics` of the target, with `headers` and `tls`.
         """
         url = urlsplit(target)
         port = url.port or (443 if url.scheme == "https" else 80)
         self._system = SystemSampler(
-            clock, sender=[os.getpid()] if sender is None else sender, server=server,
-            target=(url.hostname or "", port), period_ns=period_ns, nvml=nvml,
+            clock, sender=[os.getpid()], target=(url.hostname or "", port), period_ns=period_ns, nvml=nvml,
         )  # fmt: skip
         self._scrape = scrape
         self._scraper = ServerScraper(
             metrics or metrics_url(target), clock, period_ns=period_ns, headers=headers, tls=tls,
-            optional=metrics is None,
         )  # fmt: skip
 
     def start(self) -> None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
@@ -24,7 +24,7 @@ import msgspec
 
 from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.errors import LlmtapError
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import Exchange, Timeline
 from llmtap.load.http import SenderOptions
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
@@ -140,11 +140,7 @@ class Frames:
             yield _decode(packed)
 
 
-_MOVED: Final = (
-    "arrival_ns", "request_end_ns", "submit_ns", "head_ns", "first_byte_ns", "first_any_ns", "first_token_ns",
-    "first_reasoning_ns", "first_tool_call_ns", "first_refusal_ns", "first_content_ns", "last_token_ns",
-    "response_end_ns", "delivered_ns",
-)  # fmt: skip
+_MOVED: Final = tuple(f.name for f in fields(Timeline) if f.name.endswith("_ns") and f.name != "paused_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,94 +158,63 @@ Trip = tuple[int, int, ClockReading]
 """Times of the request and of the answer on our monotonic clock, and the reading."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Offset of another host's clocks from ours."""
-
-    at_ns: int
-    mono_ahead_ns: int
-    wall_ahead_ns: int
-    rtt_ns: int
-    """Both offsets are accurate to half of it."""
-
-
 def read_clocks(clock: Clock | None = None) -> ClockReading:
     anchor = WallAnchor.sample(SystemClock() if clock is None else clock)
     return ClockReading(socket.gethostname(), _boot(), anchor.mono_ns, anchor.wall_ns)
 
 
-def compared(trips: Sequence[Trip], anchor: WallAnchor) -> Compared:
-    asked_ns, heard_ns, reading = min(trips, key=lambda trip: trip[1] - trip[0])
-    at_ns = (asked_ns + heard_ns) // 2
-    wall_ahead_ns = reading.wall_ns - anchor.to_wall_ns(at_ns)
-    return Compared(at_ns, reading.mono_ns - at_ns, wall_ahead_ns, heard_ns - asked_ns)
-
-
+@dataclass(frozen=True, slots=True)
 class HostClock:
-    """Converts times of a host's monotonic clock to ours."""
+    """Offset of a host's clocks from ours; converts its times to ours."""
 
-    def __init__(self, host: str, before: Compared, *, shared: bool) -> None:
-        self.host = host
-        self.shared = shared
-        self.before = before
-        self.after: Compared | None = None
-
-    @classmethod
-    def of_this_host(cls) -> "HostClock":
-        return cls(socket.gethostname(), Compared(0, 0, 0, 0), shared=True)
+    host: str
+    shared: bool = True
+    """It has the same monotonic clock."""
+    mono_ahead_ns: int = 0
+    wall_ahead_ns: int = 0
+    rtt_ns: int = 0
+    """Both offsets are accurate to half of it."""
 
     @classmethod
-    def met(cls, ours: ClockReading, theirs: ClockReading, before: Compared) -> "HostClock":
-        """Return the clock of a compared host. Two hosts with the same boot id are different if their clocks
-        differ by more than the round trip."""
-        same = bool(ours.boot) and ours.boot == theirs.boot and abs(before.mono_ahead_ns) <= before.rtt_ns
-        return cls(theirs.host, before, shared=same)
+    def compared(cls, ours: ClockReading, trips: Sequence[Trip]) -> "HostClock":
+        """Return the clock of a host by the quickest trip to it. Two hosts with the same boot id are
+        different if their clocks differ by more than the round trip."""
+        asked_ns, heard_ns, theirs = min(trips, key=lambda trip: trip[1] - trip[0])
+        at_ns, rtt_ns = (asked_ns + heard_ns) // 2, heard_ns - asked_ns
+        mono_ahead_ns = theirs.mono_ns - at_ns
+        if ours.boot and ours.boot == theirs.boot and abs(mono_ahead_ns) <= rtt_ns:
+            return cls(theirs.host, rtt_ns=rtt_ns)
+        wall_ahead_ns = theirs.wall_ns - (ours.wall_ns + at_ns - ours.mono_ns)
+        return cls(theirs.host, False, mono_ahead_ns, wall_ahead_ns, rtt_ns)
 
     def theirs(self, ours_ns: int) -> int:
-        """Convert our time, with the offset known before the run."""
-        return ours_ns if self.shared else ours_ns + self.before.mono_ahead_ns
-
-    def ahead_ns(self, theirs_ns: int) -> int:
-        """Return the offset at a time of theirs."""
-        before, after = self.before, self.after
-        if self.shared:
-            return 0
-        if after is None or after.at_ns <= before.at_ns:
-            return before.mono_ahead_ns
-        drift_ns = after.mono_ahead_ns - before.mono_ahead_ns
-        passed_ns = theirs_ns - before.mono_ahead_ns - before.at_ns
-        return before.mono_ahead_ns + drift_ns * passed_ns // (after.at_ns - before.at_ns)
+        return ours_ns + self.mono_ahead_ns
 
     def ours(self, theirs_ns: int) -> int:
-        return theirs_ns - self.ahead_ns(theirs_ns)
+        return theirs_ns - self.mono_ahead_ns
 
     def place(self, x: Exchange) -> Exchange:
+        """Convert all times of an exchange."""
         if self.shared:
             return x
         t = x.timeline
-        ahead_ns = self.ahead_ns(t.arrival_ns)
         for name in _MOVED:
             ns = getattr(t, name)
             if ns is not None:
-                setattr(t, name, ns - ahead_ns)
-        t.events.t_ns = array("q", (ns - ahead_ns for ns in t.events.t_ns))
+                setattr(t, name, self.ours(ns))
+        t.events.t_ns = array("q", map(self.ours, t.events.t_ns))
         if x.scheduled_ns is not None:
-            x.scheduled_ns -= ahead_ns
-        x.arrival_wall_ns -= self.before.wall_ahead_ns
+            x.scheduled_ns = self.ours(x.scheduled_ns)
+        x.arrival_wall_ns -= self.wall_ahead_ns
         return x
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds. `rtt`: of the worse comparison (accuracy: half of it); `offset`: of
-        the wall clock, corrected in all times; `drift`: of the monotonic clock, None if unknown."""
-        after = self.after
-        drift_ns = None if after is None else after.mono_ahead_ns - self.before.mono_ahead_ns
+        """Return public JSON in seconds. `rtt`: of the comparison (accuracy: half of it); `offset`: of the
+        wall clock, corrected in all times."""
         return {
-            "host": self.host,
-            "shared": self.shared,
-            "offset": to_seconds(self.before.wall_ahead_ns),
-            "rtt": to_seconds(max(self.before.rtt_ns, 0 if after is None else after.rtt_ns)),
-            "drift": None if drift_ns is None else 0.0 if self.shared else to_seconds(drift_ns),
-        }
+            "host": self.host, "shared": self.shared, "offset": to_seconds(self.wall_ahead_ns),
+            "rtt": to_seconds(self.rtt_ns),
+        }  # fmt: skip
 
 
 def _boot() -> str:
@@ -321,7 +286,7 @@ class LocalMember:
     spill_error: str | None = None
 
     def __init__(self) -> None:
-        self.clock = HostClock.of_this_host()
+        self.clock = HostClock(socket.gethostname())
         self._proc: subprocess.Popen[bytes] | None = None
         self._said: asyncio.StreamReader | None = None
         self._pipe: asyncio.ReadTransport | None = None

@@ -263,7 +263,7 @@ class WorkerPool:
                         report, began_ns=clock.ours(report.began_ns), ended_ns=clock.ours(report.ended_ns),
                         spill_error=report.spill_error or member.spill_error,
                     )  # fmt: skip
-                    tally.merge_bytes(done.tally, None if clock.shared else clock.ours)
+                    tally.merge_bytes(done.tally, clock.ours)
                     out.done.append(done)
                     out.clocks.append(clock)
                     out.ended_ns = max(out.ended_ns, done.ended_ns)

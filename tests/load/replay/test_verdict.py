@@ -52,7 +52,7 @@ def test_a_generated_load_that_ends_with_its_duration_is_as_planned() -> None:
 
 
 def clock(rtt: float, *, shared: bool = False) -> dict[str, Any]:
-    return {"host": f"n{rtt}", "shared": shared, "rtt": rtt, "offset": 0.5, "drift": 0.0}
+    return {"host": f"n{rtt}", "shared": shared, "rtt": rtt, "offset": 0.5}
 
 
 @pytest.mark.parametrize(
