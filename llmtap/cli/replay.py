@@ -291,7 +291,7 @@ def replay(
         target,
         {
             "--endpoint": endpoint != "chat", "--body-field": bool(body_field), "--no-stream": no_stream,
-            "--fresh": fresh, "--retries": retries > 0,
+            "--fresh": fresh, "--retries": retries > 0, "--tenant-header": tenant_header is not None,
             "--server": server != "auto", "--ca": ca is not None, "--insecure": insecure,
         },
     )  # fmt: skip

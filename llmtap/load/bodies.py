@@ -3,7 +3,7 @@
 `BodyMaker` makes a body from a prompt and a number of output tokens, or adapts a captured body. `prepare`
 does so for all rows of a workload and returns their places in the file (`Prepared`). `server_of` and
 `model_ids` read the answer to `GET /v1/models`, because fields depend on the type of the server. Bodies of
-WebSocket and gRPC targets are made in `sessions/prompt_sender.py`.
+WebSocket and gRPC targets are made in `prompt_sender.py`.
 
 `ignore_eos` and `min_tokens` are sent only to servers that know them (vLLM, SGLang). The file has no name and
 holds identical bodies once; sending processes on this host inherit its descriptor.

@@ -2,7 +2,7 @@
 
 `LoadSender.send` takes a finished body; a `Call` carries the request through its attempts and calls back once
 with its Exchange. Connections are kept and reused. `run.py` decides when to send; the sender of WebSocket and
-gRPC targets is `sessions/prompt_sender.py`.
+gRPC targets is `prompt_sender.py`.
 
 Long because `Call` and `LoadSender` share state on the time-critical path. Timestamps are the kernel's where
 available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.

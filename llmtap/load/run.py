@@ -1,7 +1,7 @@
 """Send the rows of one sending process on schedule, in an open or closed loop, and wait for their ends.
 
 `LoadRun` takes row numbers with their times (`Schedule`), gives each body to a sender (`http.py`, or
-`sessions/prompt_sender.py`) when it is due, and hears of its end. It stops early after too many errors
+`prompt_sender.py`) when it is due, and hears of its end. It stops early after too many errors
 (`--stop-errors`). `workers/worker.py` runs it.
 
 Open loop: a row is sent at its arrival; later turns of a conversation wait for the answer before them and the

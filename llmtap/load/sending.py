@@ -1,6 +1,6 @@
 """The interface of all load senders, and what they share: deferred work, lateness of the event loop.
 
-`Sending` is the interface. The senders are `http.py` and `sessions/prompt_sender.py`; `run.py` calls them.
+`Sending` is the interface. The senders are `http.py` and `prompt_sender.py`; `run.py` calls them.
 `Later` defers parsing and does it in slices, because sending and reading come first. With kernel timestamps
 and many streams, it lets the loop sleep for up to 1 ms to read several pieces at once. `Lateness` measures
 how long a byte may have waited unread.
@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from llmtap.clock import SystemClock
@@ -19,7 +18,6 @@ from llmtap.net.lag import make_lag_meter
 from llmtap.net.pacing import Pacer
 from llmtap.net.stream import KERNEL_FLOOR_NS, Timebase
 from llmtap.units import NS_PER_S
-from llmtap.workload.prompts.prompt import Prompt
 
 SLICE_NS: Final = 200_000
 """Longest slice of work before the loop reads its sockets; a piece takes about 100 us."""
@@ -200,17 +198,6 @@ class Lateness:
         if self._each is not None and self._count % CALLS == 0:
             self._each(now_ns)
         self._start()
-
-
-@dataclass(frozen=True, slots=True)
-class PromptRequest:
-    """A request to a target that takes prompts instead of HTTP bodies."""
-
-    prompt: Prompt
-    output_tokens: int
-    scheduled_ns: int | None = None
-    tenant: str | None = None
-    request_id: str = ""
 
 
 class Underway(Protocol):

@@ -21,7 +21,7 @@ import msgspec
 from llmtap import __version__
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
-from llmtap.load.sessions.prompt_sender import PromptMaker
+from llmtap.load.prompt_sender import PromptMaker
 from llmtap.load.target import Spoken, check_fields, protocol_of
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
@@ -171,6 +171,7 @@ _NAMES: Final[Mapping[Spoken, str]] = {
     "responses": "Responses over WebSocket", "realtime": "Realtime", "grpc": "gRPC",
 }  # fmt: skip
 _NEITHER: Final = {
+    "--tenant-header": "no header goes with a request",
     "--body-field": "there are no bodies",
     "--no-stream": "answers always come in pieces",
     "--retries": "nothing is sent again",

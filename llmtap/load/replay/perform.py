@@ -29,6 +29,7 @@ from llmtap.exchange.exchange import Exchange, RequestShape, Turn
 from llmtap.load.bodies import BodyOptions, Prepared, model_ids, prepare, server_of
 from llmtap.load.http import SenderOptions
 from llmtap.load.monitor.watch import Watch
+from llmtap.load.prompt_sender import check_target
 from llmtap.load.replay.baseline import Baseline, read_then
 from llmtap.load.replay.options import (
     USER_AGENT,
@@ -41,7 +42,6 @@ from llmtap.load.replay.options import (
 )
 from llmtap.load.replay.plan import ReplayPlan, other_words
 from llmtap.load.replay.result import ObservedLengths, RunObservations, result_of
-from llmtap.load.sessions.prompt_sender import check_target
 from llmtap.load.target import protocol_of, shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
 from llmtap.load.workers.worker_handle import LocalMember, Member, Progress, WorkerSetup

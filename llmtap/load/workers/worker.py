@@ -1,4 +1,4 @@
-"""Main function of a process that sends load (`python -m llmtap.load`), controlled through stdin.
+"""Program of a process that sends load (`python -m llmtap.load.workers.worker`), controlled through stdin.
 
 It reads its setup, its rows and commands from the parent, sends the rows (`load/run.py`), and reports
 progress and the final counts (`LoadTally`) through a pipe. Exchanges go to a file that the parent reads after
@@ -24,9 +24,9 @@ import uvloop
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import LoadSender
+from llmtap.load.prompt_sender import Asking, check_target, make_asking
 from llmtap.load.run import LoadRun, Schedule
 from llmtap.load.sending import Later, Sending
-from llmtap.load.sessions.prompt_sender import Asking, check_target, make_asking
 from llmtap.load.tally import LoadTally
 from llmtap.load.target import parse_target, protocol_of
 from llmtap.load.workers.worker_handle import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
@@ -299,3 +299,7 @@ def _tell(fd: int, data: bytes, *, wait: bool) -> None:
         return
     except BrokenPipeError:
         return  # the parent is gone: stdin ends, too
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -275,8 +275,8 @@ def spawned(
         own = msgspec.structs.replace(setup, script_fd=file.fileno(), bodies_fd=bodies_fd, spill_fd=spill_fd)
         fds = [file.fileno(), bodies_fd, *([] if spill_fd is None else [spill_fd])]
         proc = subprocess.Popen(
-            [sys.executable, "-m", "llmtap.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            pass_fds=fds, bufsize=0,
+            [sys.executable, "-m", "llmtap.load.workers.worker"], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, pass_fds=fds, bufsize=0,
         )  # fmt: skip
     return proc, msgspec.json.encode(own, enc_hook=encode_special)
 

@@ -22,7 +22,7 @@ import msgspec
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.sessions.prompt_sender import check_target
+from llmtap.load.prompt_sender import check_target
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_handle import (
     Done,

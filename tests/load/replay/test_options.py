@@ -163,7 +163,7 @@ def test_a_replay_of_twenty_requests(spoken: str, endpoint: str, workload: str, 
 
 @pytest.mark.parametrize("target", ["grpc://h:1", "ws://h:1", "wss://h:1"])
 def test_what_means_nothing_there_is_refused(target: str) -> None:
-    named = {"--endpoint", "--body-field", "--no-stream", "--fresh", "--retries"}
+    named = {"--endpoint", "--body-field", "--no-stream", "--fresh", "--retries", "--tenant-header"}
     for option in (*named, *(("--server", "--ca", "--insecure") if target.startswith("grpc") else ())):
         with pytest.raises(ConfigError, match=f"^{option}: has no meaning for {target.partition(':')[0]}://"):
             refuse_meaningless(target, {option: True})

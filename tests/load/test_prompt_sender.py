@@ -12,7 +12,7 @@ from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import prepare
 from llmtap.load.http import SenderOptions
-from llmtap.load.sessions.prompt_sender import PromptMaker
+from llmtap.load.prompt_sender import PromptMaker
 from llmtap.load.target import protocol_of
 from llmtap.load.workers import worker_pool as crews
 from llmtap.load.workers.worker_handle import WorkerSetup
@@ -97,7 +97,7 @@ async def sent(
 async def test_a_closed_loop_goes_on_after_time_outs_and_tenants_go_with_their_rows(spoken: str) -> None:
     r = requests([0] * 6, ["a", "b", "", "a", "c", "c"])
     async with serving(spoken, ENDLESS) as url:
-        _, exchanges = await sent(url, r, slots=2, timeout_ms=100, tenant_header="X-Tenant")
+        _, exchanges = await sent(url, r, slots=2, timeout_ms=100)
     assert {row: x.tenant for row, x in exchanges} == dict(enumerate(r.tenants))
     assert {(x.outcome.value, x.scheduled_ns) for _, x in exchanges} == {("upstream_timeout", None)}
 

@@ -16,7 +16,7 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import Decode
-from llmtap.load.sending import Done, Lateness, Later, OnAnswer, PromptRequest
+from llmtap.load.sending import Done, Lateness, Later, OnAnswer
 from llmtap.load.target import WEBSOCKET, Spoken, check_fields, parse_target, protocol_of
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
@@ -32,7 +32,9 @@ class PromptTarget(Protocol):
 
     async def open(self, connections: int) -> int: ...
 
-    async def ask(self, request: PromptRequest) -> Exchange:
+    async def ask(
+        self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
+    ) -> Exchange:
         """Send one request and return its Exchange. `cancel` knows its id from its first wait on."""
         ...
 
@@ -112,7 +114,6 @@ class Asking:
         target: PromptTarget,
         *,
         name: str,
-        tenant_header: str | None = None,
         connect_timeout_ns: int = 10 * NS_PER_S,
     ) -> None:
         self.loop = loop
@@ -120,7 +121,6 @@ class Asking:
         self.later = Later(loop)
         self._target = target
         self._name = name
-        self._tenant_header = None if tenant_header is None else tenant_header.encode()
         self._connect_s = connect_timeout_ns / NS_PER_S
         self.calls: dict[_Request, asyncio.Task[None]] = {}
         self.sent = 0
@@ -144,25 +144,21 @@ class Asking:
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_answer: OnAnswer | None = None,
     ) -> _Request:
-        """As `Sending.send`; of `headers` only request id and tenant are used. `on_answer` is not called."""
+        """As `Sending.send`; of `headers` only the request id is used. `on_answer` is not called."""
         self.sent += 1
-        fields = dict(headers)
-        given = fields.get(_ID)
-        request_id = f"{self._name}-{self.sent}" if given is None else given.decode()
-        whose = None if self._tenant_header is None else fields.get(self._tenant_header)
-        tenant = None if whose is None else whose.decode()
+        request_id = dict(headers).get(_ID, f"{self._name}-{self.sent}".encode()).decode()
         p = _decode(body)
         prompt = Prompt(p.text, p.ids, p.system, p.history)
-        asked = PromptRequest(prompt, p.output, scheduled_ns, tenant, request_id)
         # After the first step of the task, in which the target registers the id.
         request = _Request(row, lambda: self.loop.call_soon(self._target.cancel, request_id))
-        task = self.calls[request] = self.loop.create_task(self._ask(request, asked, done))
+        task = self.calls[request] = self.loop.create_task(
+            self._ask(request, done, prompt, p.output, scheduled_ns, request_id)
+        )
         task.add_done_callback(self._check)
         return request
 
     async def open(self, connections: int) -> int:
-        """Open sessions in advance; not with tenants, whose sessions are opened when needed."""
-        if self._tenant_header is not None or not connections:
+        if not connections:
             return 0
         try:
             return await asyncio.wait_for(self._target.open(connections), self._connect_s)
@@ -178,8 +174,8 @@ class Asking:
         await asyncio.gather(*self.calls.values(), return_exceptions=True)
         await self._target.close()
 
-    async def _ask(self, request: _Request, asked: PromptRequest, done: Done) -> None:
-        x = await self._target.ask(asked)
+    async def _ask(self, request: _Request, done: Done, *asked: Any) -> None:
+        x = await self._target.ask(*asked)
         del self.calls[request]
         done(request, x)
 
@@ -197,12 +193,12 @@ def check_target(setup: WorkerSetup) -> bool:
         case "http":
             return parse_target(setup.url, setup.endpoint, headers).origin.tls
         case "responses" | "realtime":
-            from llmtap.load.sessions.websocket import parse_websocket
+            from llmtap.load.websocket import parse_websocket
 
             check_fields(headers)
             return parse_websocket(setup.url)[0].tls
         case "grpc":
-            from llmtap.load.sessions.grpc_target import metadata_of, parse_grpc
+            from llmtap.load.grpc_target import metadata_of, parse_grpc
 
             check_fields(headers)
             metadata_of(headers)
@@ -213,22 +209,18 @@ def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SS
     options = setup.sender
     common: dict[str, Any] = {
         "model": options.model, "headers": [(name.encode(), value.encode()) for name, value in setup.headers],
-        "tenant_header": setup.tenant_header, "exact_output": setup.exact_output,
-        "timeout_ns": options.timeout, "name": options.name,
+        "exact_output": setup.exact_output, "timeout_ns": options.timeout, "name": options.name,
     }  # fmt: skip
     target: PromptTarget
     if protocol_of(setup.url) in WEBSOCKET:
-        from llmtap.load.sessions.websocket import WebSocketTarget
+        from llmtap.load.websocket import WebSocketTarget
 
         target = WebSocketTarget(
             setup.url, clock=options.clock, tls=tls, connect_timeout_ns=options.connect_timeout, **common
         )
     else:
         # Imported only here: 33 ms and 14 MB.
-        from llmtap.load.sessions.grpc_target import GrpcTarget
+        from llmtap.load.grpc_target import GrpcTarget
 
         target = GrpcTarget(setup.url, ca=setup.ca, **common)
-    return Asking(
-        loop, target, name=options.name, tenant_header=setup.tenant_header,
-        connect_timeout_ns=options.connect_timeout,
-    )  # fmt: skip
+    return Asking(loop, target, name=options.name, connect_timeout_ns=options.connect_timeout)
