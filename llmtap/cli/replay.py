@@ -280,11 +280,12 @@ def replay(
     need_warmup(warmup)
     from llmtap.cli.progress import watching_replay
     from llmtap.load.bodies import BodyOptions, parse_body_fields
-    from llmtap.load.replay.options import ReplayOptions, protocol_of, read_headers, refuse_meaningless
+    from llmtap.load.replay.options import ReplayOptions, read_headers, refuse_meaningless
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.perform import ReplayStopped as NothingMeasured
     from llmtap.load.replay.plan import ReplayQuestion, make_plan
     from llmtap.load.run import parse_stop_errors
+    from llmtap.load.target import protocol_of
 
     objectives = read_objectives(slo, goodput)
     refuse_meaningless(

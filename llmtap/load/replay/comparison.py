@@ -1,7 +1,7 @@
 """Compare results of replays: differences of figures, most with an interval, and how the set-ups differ.
 
 For `llmtap report --compare`: takes results of `llmtap replay --json` by label and returns JSON, and renders
-this JSON for a terminal, as Markdown and as an HTML page. A difference is b - a. Its interval of 95 % joins
+this JSON as a document. A difference is b - a. Its interval of 95 % joins
 the intervals of both figures: order statistics of a quantile, Wilson's score of a share. It covers the
 requests of two runs, not how much runs differ. Rates, TBC and ITL have no interval. A replay is compared with
 its own source in `baseline.py`.
@@ -10,6 +10,7 @@ Source: Zou and Donner 2008 (MOVER); for shares Newcombe 1998, method 10.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from math import hypot
 from typing import Any, Final
 
@@ -20,8 +21,7 @@ from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
 from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import is_enough
 from llmtap.report.document import Note, ReportDocument, Section, Table
-from llmtap.report.page import page_html
-from llmtap.report.render import markdown, terminal
+from llmtap.report.render import terminal
 from llmtap.report.values import (
     FEW,
     MARK,
@@ -56,8 +56,6 @@ _LOAD: Final = (
 """Parts of a plan that decide which requests are sent, and when."""
 _NOT_LOAD: Final = frozenset({"body.endpoint", "body.model", "body.server", "arrivals.recorded_rps"})
 _UNCOMPARED: Final = ("notes", "prompts")
-_NAMES: Final = frozenset({"name", "arrivals", "rate_rps", "scale"})
-"""Of a part that only one plan has, what is listed."""
 _Json = Mapping[str, Any]
 
 
@@ -85,7 +83,7 @@ def compare_replays(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "comparisons": [
             {
                 "a": first, "b": label, "figures": list(_figures(base, other, misled=bool(cautions))),
-                "cautions": cautions, "set_up": list(_set_up(base, other)),
+                "cautions": cautions, "set_up": _set_up(base, other),
             }
             for label, other in others
             for cautions in [list(_cautions({first: base, label: other}))]
@@ -135,14 +133,11 @@ def _figures(a: Mapping[str, Any], b: Mapping[str, Any], *, misled: bool) -> Ite
 
 
 def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
-    """Return the values of a metric, ascending in seconds, to 0.1 %; none in results of older versions."""
-    encoded = at(result, "hdr_histograms", metric)
-    if encoded is None or metric in _GAPS:
+    """Return the values of a metric, ascending in seconds, to 0.1 %; none of gaps."""
+    if metric in _GAPS:
         return []
-    ordered: list[float] = []
-    for value_ns, count in hdr_values(encoded):
-        ordered += [value_ns / NS_PER_S] * count
-    return ordered
+    values = hdr_values(result["hdr_histograms"][metric])
+    return [value_ns / NS_PER_S for value_ns, count in values for _ in range(count)]
 
 
 def _row(
@@ -171,35 +166,29 @@ def _row(
     }  # fmt: skip
 
 
-def _set_up(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the values of the plan, the sender and the server that differ; those of the load first."""
+def _set_up(a: _Json, b: _Json) -> list[dict[str, Any]]:
+    """Return the values of the plan, the sender and the server that differ; those of the load first."""
     ours, theirs = dict(_settings(a)), dict(_settings(b))
-    parts = [{name.partition(".")[0] for name in side} for side in (ours, theirs)]
     rows = [
         {"name": name, "a": ours.get(name), "b": theirs.get(name), "load": _is_load(name)}
         for name in dict.fromkeys((*ours, *theirs))
         if ours.get(name) != theirs.get(name)
-        and (
-            name.partition(".")[0] in parts[0] & parts[1]
-            or name.rpartition(".")[2] in _NAMES
-            or "." not in name
-        )
     ]
-    yield from sorted(rows, key=lambda row: not row["load"])
+    return sorted(rows, key=lambda row: not row["load"])
 
 
-def _settings(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from leaves({k: v for k, v in (result.get("plan") or {}).items() if k not in _UNCOMPARED})
-    sender = result.get("sender") or {}
-    yield "sender.llmtap", sender.get("llmtap")
-    yield "sender.hosts", sorted({clock["host"] for clock in sender.get("clocks") or ()})
-    yield "sender.processes", len(sender.get("processes") or ())
-    yield "sender.clock", sender.get("clock")
-    yield "warm-up.requests", at(result, "warmup", "requests")
+def _settings(result: _Json) -> Iterator[tuple[str, Any]]:
+    yield from leaves({k: v for k, v in result["plan"].items() if k not in _UNCOMPARED})
+    sender = result["sender"]
+    yield "sender.llmtap", sender["llmtap"]
+    yield "sender.hosts", sorted({clock["host"] for clock in sender["clocks"]})
+    yield "sender.processes", len(sender["processes"])
+    yield "sender.clock", sender["clock"]
+    yield "warm-up.requests", result["warmup"]["requests"]
     yield "objectives", at(result, "goodput", "objectives")
     yield "gpu", at(result, "system", "summary", "gpu", "devices")
-    yield "ITL option", at(result, "metrics", "itl", "option")
-    yield "stopped", at(result, "load", "stopped")
+    yield "ITL option", result["metrics"]["itl"]["option"]
+    yield "stopped", result["load"]["stopped"]
 
 
 def _is_load(name: str) -> bool:
@@ -217,29 +206,20 @@ _OTHER_OPTION: Final = "ITL is of different options, and not compared; TBC is th
 _IN_BURSTS: Final = "TBC, ITL and TPOT are not compared."
 
 
-def compare_replays_markdown(told: _Json) -> str:
-    return markdown(_document(told), special="|")
-
-
-def compare_replays_html(told: _Json) -> str:
-    return page_html(_document(told), "replay_page.css")
-
-
-def render_replay_comparison(told: _Json) -> RenderableType:
-    document = _document(told)
-    blocks: list[Note | Table] = [*_verdicts(told)]
-    for section in document.sections:
-        blocks += [Note(section.heading, "bold"), *(b for b in section.blocks if isinstance(b, Note | Table))]
-    return terminal(blocks)
-
-
-def _document(told: _Json) -> ReportDocument:
+def comparison_document(told: _Json) -> ReportDocument:
+    """Return the report on the JSON of `compare_replays`."""
     sections = [
         Section(f"against-{i}", f"{one['b']} against {one['a']}", list(_comparison(one)))
         for i, one in enumerate(told["comparisons"])
     ]
     title = f"Replays compared: {', '.join(one['label'] for one in told['results'])}"
     return ReportDocument(title, list(_verdicts(told)), sections=sections)
+
+
+def render_replay_comparison(told: _Json) -> RenderableType:
+    document = comparison_document(told)
+    sections = ((Note(section.heading, "bold"), *section.blocks) for section in document.sections)
+    return terminal([*document.summary, *chain.from_iterable(sections)])
 
 
 def _verdicts(told: _Json) -> Iterator[Note]:

@@ -29,12 +29,6 @@ from llmtap.net.failures import failure_said
 from llmtap.net.tls import client_context
 from llmtap.units import Duration
 
-__all__ = [
-    "USER_AGENT", "AnyMaker", "ReplayOptions", "http_beside", "maker_for", "notes_of", "protocol_of",
-    "reach", "read_headers", "refuse_meaningless",
-]  # fmt: skip
-
-
 KEY_NAME: Final = "OPENAI_API_KEY"
 USER_AGENT: Final = f"llmtap-replay/{__version__}"
 
