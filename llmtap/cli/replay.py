@@ -285,7 +285,7 @@ def replay(
     from llmtap.load.replay.perform import ReplayStopped as NothingMeasured
     from llmtap.load.replay.plan import ReplayQuestion, make_plan
     from llmtap.load.run import parse_stop_errors
-    from llmtap.load.target import protocol_of
+    from llmtap.load.sending import protocol_of
 
     objectives = read_objectives(slo, goodput)
     refuse_meaningless(

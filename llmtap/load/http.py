@@ -23,8 +23,7 @@ from llmtap.errors import PeerProtocolError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.sending import Lateness, Later
-from llmtap.load.target import LoadTarget
+from llmtap.load.sending import Lateness, Later, LoadTarget
 from llmtap.net.pool import Attempt, Pool
 from llmtap.net.stream import Stream, keep_stamps_on
 from llmtap.protocol.http1 import (
@@ -106,6 +105,8 @@ class LoadSender:
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_answer: "Callable[[Call, int], None] | None" = None,
     ) -> "Call":
+        """Send a request now. `done` is called once with its Exchange, after this returns. `on_answer` may be
+        called earlier, with the time (mono) at which the whole answer had arrived."""
         self.sent += 1
         call = Call(self, self.sent, row, scheduled_ns, done, on_answer)
         self.calls[call] = None

@@ -19,7 +19,8 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.sending import Sending, Underway
+from llmtap.load.http import Call, LoadSender
+from llmtap.load.prompt_sender import Asking, PromptCall
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
 from llmtap.workload.requests import Requests
@@ -161,7 +162,7 @@ class LoadRun:
 
     def __init__(
         self,
-        sender: Sending,
+        sender: LoadSender | Asking,
         schedule: Schedule,
         body: Callable[[int], bytes],
         keep: Callable[[int, Exchange], None],
@@ -246,7 +247,7 @@ class LoadRun:
         self._settle()
         return self._due_ns()
 
-    def _answered(self, call: Underway, end_ns: int) -> None:
+    def _answered(self, call: Call | PromptCall, end_ns: int) -> None:
         """Free the slot of a request that no other row depends on as soon as its answer has arrived."""
         row = call.row
         if not self._schedule.followed(row):
@@ -255,7 +256,7 @@ class LoadRun:
             self._waker.sooner(self._due_ns())
             self._settle()
 
-    def _done(self, call: Underway, x: Exchange) -> None:
+    def _done(self, call: Call | PromptCall, x: Exchange) -> None:
         if call.row in self._free:
             self._free.remove(call.row)
         else:
@@ -290,7 +291,8 @@ class LoadRun:
     def _cut(self, why: str) -> None:
         if self._sender.calls and self.stopped is None:
             self.stopped = why
-        for call in list(self._sender.calls):
+        calls: list[Call | PromptCall] = [*self._sender.calls]
+        for call in calls:
             call.cancel("the run was over")
         self._settle()
 

@@ -25,8 +25,7 @@ from llmtap.errors import ConfigError, PeerProtocolError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.sending import Lateness
-from llmtap.load.target import protocol_of
+from llmtap.load.sending import Lateness, protocol_of
 from llmtap.net.failures import failure_said
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, keep_stamps_on

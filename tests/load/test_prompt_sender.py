@@ -13,7 +13,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import prepare
 from llmtap.load.http import SenderOptions
 from llmtap.load.prompt_sender import PromptMaker
-from llmtap.load.target import protocol_of
+from llmtap.load.sending import protocol_of
 from llmtap.load.workers import worker_pool as crews
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
@@ -79,7 +79,7 @@ async def sent(
     )
     with prepare(r, Words(r), maker) as prepared:
         setup = WorkerSetup(
-            sender=options, url=url, endpoint="", script_fd=-1, bodies_fd=prepared.fd, spill_fd=None,
+            sender=options, url=url, endpoint="", bodies_fd=prepared.fd, spill_fd=None,
             exact_output=True, **more,
         )  # fmt: skip
         with WorkerPool(setup, r, prepared.begins, prepared.ends, keep=True) as crew:

@@ -19,7 +19,7 @@ import aiohttp
 from llmtap.clock import Clock
 from llmtap.load.monitor.system import SystemSampler
 from llmtap.load.monitor.timeseries import Columns, Ticks, TimeSeries
-from llmtap.load.target import shown_url
+from llmtap.load.sending import shown_url
 from llmtap.net.server_metrics import (
     ACCEPT,
     SCRAPE_ERRORS,

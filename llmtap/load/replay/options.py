@@ -22,7 +22,7 @@ from llmtap import __version__
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
 from llmtap.load.prompt_sender import PromptMaker
-from llmtap.load.target import Spoken, check_fields, protocol_of
+from llmtap.load.sending import Spoken, check_fields, protocol_of
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.net.failures import failure_said

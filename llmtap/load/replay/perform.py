@@ -42,10 +42,11 @@ from llmtap.load.replay.options import (
 )
 from llmtap.load.replay.plan import ReplayPlan, other_words
 from llmtap.load.replay.result import ObservedLengths, RunObservations, result_of
-from llmtap.load.target import protocol_of, shown_url
+from llmtap.load.sending import protocol_of, shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
-from llmtap.load.workers.worker_handle import LocalMember, Member, Progress, WorkerSetup
-from llmtap.load.workers.worker_pool import STOPPED, LoadResult, WorkerPool
+from llmtap.load.workers.ray_worker import RayMember
+from llmtap.load.workers.worker_handle import LocalMember, Progress, WorkerSetup
+from llmtap.load.workers.worker_pool import STOPPED, LoadResult, Member, WorkerPool
 from llmtap.net.cluster import ray_cluster
 from llmtap.net.failures import failure_said
 from llmtap.units import NEVER
@@ -210,8 +211,6 @@ class Replay:
         if address is None:
             yield LocalMember
             return
-        from llmtap.load.workers.ray_worker import RayMember
-
         with ray_cluster(address, self.options.processes) as ray:
             yield partial(RayMember, ray)
 
@@ -272,7 +271,7 @@ class Replay:
         return WorkerSetup(
             sender=sender, url=options.target, endpoint=options.endpoint, headers=options.headers,
             tenant_header=options.tenant_header, exact_output=exact_output, ca=options.ca,
-            verify=not options.insecure, script_fd=-1, bodies_fd=bodies_fd, spill_fd=None,
+            verify=not options.insecure, bodies_fd=bodies_fd, spill_fd=None,
             slots=options.closed, open=self._connections(), duration_ns=_or_never(options.duration),
             drain_ns=_or_never(options.drain), slo=options.slo, reader=options.reader,
             stop_errors=options.stop_errors, request_ids=f"{options.request_ids}-{secrets.token_hex(4)}",

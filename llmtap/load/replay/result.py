@@ -26,12 +26,14 @@ by then; `sent_share` is in_time / due.
 """
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+import numpy as np
 
 from llmtap import __version__
 from llmtap.clock import WallAnchor
@@ -243,49 +245,32 @@ def timeline_of(
     period_ns = NS_PER_S * max(1, -(-span_ns // (PERIODS_MAX * NS_PER_S)))
     n = max(1, -(-span_ns // period_ns))
 
-    def counted(times_ns: Iterable[int]) -> list[int]:
-        counts = [0] * n
-        for t_ns in times_ns:
-            counts[min(n - 1, max(0, (t_ns - began_ns) // period_ns))] += 1
-        return counts
+    def period_of(times_ns: Any) -> Any:
+        return np.clip((times_ns - began_ns) // period_ns, 0, n - 1)
 
+    def counted(times_ns: Any) -> Any:
+        return np.bincount(period_of(times_ns), minlength=n).tolist()
+
+    sent = np.sort(np.asarray(sent_ns, np.int64))
     told: dict[str, Any] = {
-        "period": to_seconds(period_ns),
-        "t": [to_seconds(i * period_ns) for i in range(n)],
-        "asked": None,
-        "sent": counted(sent_ns),
-        "ended": None,
-        "in_flight": None,
-    }
+        "period": to_seconds(period_ns), "t": [to_seconds(i * period_ns) for i in range(n)], "asked": None,
+        "sent": counted(sent), "ended": None, "in_flight": None,
+    }  # fmt: skip
     if planned_ns:
         # What was planned behind the end of a run that was stopped was asked of nobody.
-        within = planned_ns[: bisect_left(planned_ns, span_ns)] if span_ns < planned_ns[-1] else planned_ns
-        told["asked"] = counted(began_ns + offset_ns for offset_ns in within)
+        planned = np.asarray(planned_ns, np.int64)
+        told["asked"] = counted(
+            began_ns + (planned if span_ns >= planned[-1] else planned[planned < span_ns])
+        )
     if ended_ns is not None:
-        ended = sorted(ended_ns)
-        told["ended"] = counted(ended)
-        told["in_flight"] = _most(sorted(sent_ns), ended, began_ns, period_ns, n)
+        ended = np.sort(np.asarray(ended_ns, np.int64))
+        # In flight at the start of each period, and after each dispatch; an end at a send time overlaps it.
+        starts = began_ns + period_ns * np.arange(n)
+        most = np.searchsorted(sent, starts) - np.searchsorted(ended, starts)
+        levels = np.arange(1, len(sent) + 1) - np.searchsorted(ended, sent)
+        np.maximum.at(most, period_of(sent), levels)
+        told["ended"], told["in_flight"] = counted(ended), most.tolist()
     return told
-
-
-def _most(
-    sent_ns: Sequence[int], ended_ns: Sequence[int], began_ns: int, period_ns: int, periods: int
-) -> list[int]:
-    """Return the maximum in flight of each period. Both columns ascend; an end at a send time overlaps it."""
-    most, level, begun, over = [], 0, 0, 0
-    for period in range(periods):
-        until_ns = began_ns + (period + 1) * period_ns
-        last = period == periods - 1
-        top = level
-        while begun < len(sent_ns) and (last or sent_ns[begun] < until_ns):
-            while over < len(ended_ns) and ended_ns[over] < sent_ns[begun]:
-                level, over = level - 1, over + 1
-            level, begun = level + 1, begun + 1
-            top = max(top, level)
-        while over < len(ended_ns) and ended_ns[over] < until_ns:
-            level, over = level - 1, over + 1
-        most.append(top)
-    return most
 
 
 QUANTILES: Final = (

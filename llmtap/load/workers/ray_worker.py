@@ -61,8 +61,7 @@ class RemoteProcess:
     def start(self, setup: bytes, script: bytes, keep: bool) -> int:
         own = msgspec.json.decode(setup, type=WorkerSetup, dec_hook=decode_special)
         spill_fd = self._spill.fileno() if keep else None
-        self._proc, line = spawned(own, script, self._bodies.fileno(), spill_fd)
-        self._say(line)
+        self._proc = spawned(own, script, self._bodies.fileno(), spill_fd)
         return self._proc.pid
 
     def tell(self, said: list[str]) -> None:
@@ -109,7 +108,7 @@ class RayMember:
         self.spill_error: str | None = None
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
-        """As Member.start; raises ConfigError if the cluster has no room, or another version of llmtap."""
+        """As LocalMember; raises ConfigError if the cluster has no room, or another version of llmtap."""
         if setup.ca is not None:
             raise ConfigError("--ca", "cannot be combined with --ray", "the nodes trust their own CAs")
         self._spill = spill

@@ -1,8 +1,8 @@
 """Program of a process that sends load (`python -m llmtap.load.workers.worker`), controlled through stdin.
 
-It reads its setup, its rows and commands from the parent, sends the rows (`load/run.py`), and reports
-progress and the final counts (`LoadTally`) through a pipe. Exchanges go to a file that the parent reads after
-the run. The parent's side is `worker_handle.py` and `worker_pool.py`.
+It reads its setup and rows from a file and commands from the parent, sends the rows (`load/run.py`), and
+reports progress and the final counts (`LoadTally`) through a pipe. Exchanges go to a file that the parent
+reads after the run. The parent's side is `worker_handle.py` and `worker_pool.py`.
 """
 
 import asyncio
@@ -26,9 +26,8 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import LoadSender
 from llmtap.load.prompt_sender import Asking, check_target, make_asking
 from llmtap.load.run import LoadRun, Schedule
-from llmtap.load.sending import Later, Sending
+from llmtap.load.sending import Later, parse_target, protocol_of
 from llmtap.load.tally import LoadTally
-from llmtap.load.target import parse_target, protocol_of
 from llmtap.load.workers.worker_handle import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
@@ -52,24 +51,23 @@ def main() -> int:
     # A terminal's Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    line, rest = _first_line(sys.stdin.fileno())
-    if not line:
-        return 0
-    setup = msgspec.json.decode(line, type=WorkerSetup, dec_hook=decode_special)
+    with open(int(sys.argv[1]), "rb") as file:
+        file.seek(0)
+        setup = msgspec.json.decode(file.readline(), type=WorkerSetup, dec_hook=decode_special)
+        script = msgspec.msgpack.decode(file.read(), type=WorkerScript)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.collect()
     gc.freeze()
     gc.disable()  # see _keep_telling
-    uvloop.run(work(setup, sys.stdin.fileno(), sys.stdout.fileno(), rest))
+    uvloop.run(work(setup, script, sys.stdin.fileno(), sys.stdout.fileno()))
     return 0
 
 
-async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: bytes = b"") -> None:
-    """Run one load by commands of `commands_fd` (`said`: already read) and report on `reports_fd`."""
+async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, reports_fd: int) -> None:
+    """Run one load by commands of `commands_fd` and report on `reports_fd`."""
     loop = asyncio.get_running_loop()
-    script = msgspec.msgpack.decode(_read_all(setup.script_fd), type=WorkerScript)
     sender = _sender(loop, setup)
     requests = Requests(
         _column(script.arrival_ns), after=_column(script.after), think_ns=_column(script.think_ns),
@@ -81,7 +79,6 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
     tally.planned = len(rows)
     commands = _Commands(commands_fd)
     loop.add_reader(commands_fd, commands.read)
-    commands.feed(said)
     keeper = _Keeper(tally, requests.tenants, setup.spill_fd)
     later = sender.later
     run: LoadRun | None = None
@@ -132,7 +129,9 @@ def _sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender |
     return LoadSender(loop, parse_target(setup.url, setup.endpoint, headers), setup.sender, tls=tls)
 
 
-async def _get_ready(sender: Sending, connections: int, commands: "_Commands", reports_fd: int) -> int | None:
+async def _get_ready(
+    sender: LoadSender | Asking, connections: int, commands: "_Commands", reports_fd: int
+) -> int | None:
     """Open connections and report it; return the start time, or None if the run was cancelled."""
     opening = asyncio.ensure_future(sender.open(connections))
     await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
@@ -171,13 +170,9 @@ class _Commands:
 
     def read(self) -> None:
         data = os.read(self._fd, 4096)
-        if data:
-            self.feed(data)
-        else:
+        if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
             self._obey("cut", "its parent is gone")
-
-    def feed(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
@@ -234,7 +229,7 @@ class _Keeper:
             self.spill_error = exc.strerror
             self._aside.clear()
 
-    def progress(self, sender: Sending, schedule: Schedule, run: LoadRun | None) -> Progress:
+    def progress(self, sender: LoadSender | Asking, schedule: Schedule, run: LoadRun | None) -> Progress:
         tally = self._tally
         late, ttft, tbc = map(sorted, self._latest.values())
         return Progress(
@@ -266,27 +261,6 @@ def _column(packed: bytes) -> "array[int]":
     column = array("q")
     column.frombytes(packed)
     return column
-
-
-def _first_line(fd: int) -> tuple[bytes, bytes]:
-    """Return the first line and the data after it; b"" if `fd` ended before."""
-    data = b""
-    while b"\n" not in data:
-        piece = os.read(fd, 1 << 16)
-        if not piece:
-            return b"", b""
-        data += piece
-    line, _, rest = data.partition(b"\n")
-    return line, rest
-
-
-def _read_all(fd: int) -> bytes:
-    pieces = []
-    at = 0
-    while piece := os.pread(fd, 1 << 20, at):
-        pieces.append(piece)
-        at += len(piece)
-    return b"".join(pieces)
 
 
 def _tell(fd: int, data: bytes, *, wait: bool) -> None:

@@ -1,9 +1,8 @@
 """One sending process as its parent sees it: the process, its messages, and the clock of its host.
 
-`Member` is the interface of a process and `LocalMember` starts one on this machine (`ray_worker.py`: on
-another). The setup, the rows and the reports of a process are defined here and used by `worker.py` too;
-commands are lines of text. `HostClock` converts the times of another host to ours. `worker_pool.py` controls
-several processes.
+`LocalMember` is a process on this machine; `RayMember` of `ray_worker.py` is the same on another. The setup,
+the rows and the reports of a process are defined here and used by `worker.py` too; commands are lines of
+text. `HostClock` converts the times of another host to ours. `worker_pool.py` controls several processes.
 """
 
 import asyncio
@@ -18,7 +17,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -47,7 +46,6 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     """Prefix of each X-Request-Id, before a hyphen and the row."""
     ca: str | None = None
     verify: bool = True
-    script_fd: int
     bodies_fd: int
     spill_fd: int | None
     slots: int | None = None
@@ -231,59 +229,29 @@ LEAD_NS: Final = 100_000_000
 _READ_BYTES: Final = 1 << 18
 
 
-class Member(Protocol):
-    """A sending process. Only `start` raises LlmtapError."""
-
-    lead_ns: int
-    """Time before the start at which it must be told."""
-    spill_error: str | None
-    """Why stored exchanges are incomplete."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def clock(self) -> HostClock: ...
-
-    async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
-        """Start it. Its stored exchanges are in `spill` after its end."""
-        ...
-
-    def tell(self, words: str) -> None:
-        """Send a command line; no effect after its end."""
-        ...
-
-    async def read(self) -> bytes:
-        """Return its next output; b"" at the end."""
-        ...
-
-    async def ended(self) -> int | None:
-        """Return its exit status, negative for a signal; None if its host was lost."""
-        ...
-
-    async def kill(self) -> None: ...
-
-
 def spawned(
     setup: WorkerSetup, script: bytes, bodies_fd: int, spill_fd: int | None
-) -> tuple[subprocess.Popen[bytes], bytes]:
-    """Start a sending process; return it and its first line: the setup with its own descriptors. Not by the
+) -> subprocess.Popen[bytes]:
+    """Start a sending process; its file has the setup as a line of JSON and the packed script. Not by the
     loop: uvloop runs Python between fork and exec, which hangs beside other threads."""
+    own = msgspec.structs.replace(setup, bodies_fd=bodies_fd, spill_fd=spill_fd)
     with tempfile.TemporaryFile() as file:
-        file.write(script)
+        file.write(msgspec.json.encode(own, enc_hook=encode_special) + b"\n" + script)
         file.flush()
-        own = msgspec.structs.replace(setup, script_fd=file.fileno(), bodies_fd=bodies_fd, spill_fd=spill_fd)
         fds = [file.fileno(), bodies_fd, *([] if spill_fd is None else [spill_fd])]
-        proc = subprocess.Popen(
-            [sys.executable, "-m", "llmtap.load.workers.worker"], stdin=subprocess.PIPE,
+        return subprocess.Popen(
+            [sys.executable, "-m", "llmtap.load.workers.worker", str(file.fileno())], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, pass_fds=fds, bufsize=0,
         )  # fmt: skip
-    return proc, msgspec.json.encode(own, enc_hook=encode_special)
 
 
 class LocalMember:
+    """A sending process on this host. Only `start` raises LlmtapError."""
+
     lead_ns = LEAD_NS
+    """Time before the start at which it must be told."""
     spill_error: str | None = None
+    """Why stored exchanges are incomplete."""
 
     def __init__(self) -> None:
         self.clock = HostClock(socket.gethostname())
@@ -296,11 +264,12 @@ class LocalMember:
         return None if self._proc is None else self._proc.pid
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
+        """Start it. Its stored exchanges are in `spill` after its end."""
         spill_fd = None if spill is None else spill.fileno()
         packed = msgspec.msgpack.encode(script)
         try:
             # A few ms, before anything is due.
-            self._proc, line = spawned(setup, packed, setup.bodies_fd, spill_fd)
+            self._proc = spawned(setup, packed, setup.bodies_fd, spill_fd)
         except OSError as exc:
             raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
         loop = asyncio.get_running_loop()
@@ -308,20 +277,21 @@ class LocalMember:
         self._pipe, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(said), self._proc.stdout
         )
-        self.tell(line.decode())
 
     def tell(self, words: str) -> None:
+        """Send a command line; no effect after its end."""
         stdin = None if self._proc is None else self._proc.stdin
         if stdin is not None and not stdin.closed:
-            # A pipe holds 64 KiB; the first line is the longest, and it is read at once.
             with contextlib.suppress(BrokenPipeError):
                 stdin.write(words.encode() + b"\n")
 
     async def read(self) -> bytes:
+        """Return its next output; b"" at the end."""
         assert self._said is not None
         return await self._said.read(_READ_BYTES)
 
     async def ended(self) -> int | None:
+        """Return its exit status, negative for a signal; None if its host was lost."""
         assert self._proc is not None
         return await asyncio.get_running_loop().run_in_executor(None, self._proc.wait)
 

@@ -24,12 +24,12 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.prompt_sender import check_target
 from llmtap.load.tally import LoadTally
+from llmtap.load.workers.ray_worker import RayMember
 from llmtap.load.workers.worker_handle import (
     Done,
     Frames,
     HostClock,
     LocalMember,
-    Member,
     Progress,
     WorkerReady,
     WorkerScript,
@@ -39,6 +39,7 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.net.tls import client_context
 from llmtap.workload.requests import Requests
 
+Member = LocalMember | RayMember
 STOPPED: Final = "somebody stopped it"
 _COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "retries")
 _WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswith("_ns"))

@@ -164,7 +164,7 @@ async def main():
         file.write(b"{}")
         file.flush()
         setup = WorkerSetup(sender=SenderOptions(), url=sys.argv[1], endpoint="completions", headers=[],
-                      script_fd=0, bodies_fd=file.fileno(), spill_fd=None, open=int(sys.argv[2]))
+                      bodies_fd=file.fileno(), spill_fd=None, open=int(sys.argv[2]))
         plan = Requests(array("q", [0, 0, 3_600_000_000_000]))
         with WorkerPool(setup, plan, array("q", [0] * 3), array("q", [2] * 3), processes=2) as crew:
             running = asyncio.ensure_future(crew.run())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import Call, LoadSender, SenderOptions
-from llmtap.load.target import parse_target
+from llmtap.load.sending import parse_target
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import Duration
 from tests.support.servers.peer import chunk, wait_until
@@ -133,6 +133,6 @@ def bodies(url: str, count: int, **more: object) -> Iterator[tuple[WorkerSetup, 
         file.flush()
         plain: dict[str, object] = {
             "sender": SenderOptions(), "url": url, "endpoint": "chat.completions", "headers": [],
-            "script_fd": 0, "bodies_fd": file.fileno(), "spill_fd": None,
+            "bodies_fd": file.fileno(), "spill_fd": None,
         }  # fmt: skip
         yield WorkerSetup(**(plain | more)), begins, ends  # type: ignore[arg-type]
