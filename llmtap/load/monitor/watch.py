@@ -2,8 +2,8 @@
 
 `Replay` (and `llmtap bench exo`) starts `Watch` before the load and gets `TimeSeries` at its end; the samples
 of the host are taken in `system.py`. A scrape is stamped with the middle of its request; a failed one is
-counted. A server that answers without known metrics is asked only once: it may be a relay, whose capture
-would contain the further requests.
+counted. Without an explicit URL (`optional`), a target that answers without known metrics is asked only once:
+it may be a relay, whose capture would contain the further requests.
 """
 
 import asyncio
@@ -47,8 +47,10 @@ class ServerScraper:
         timeout_ns: int = TIMEOUT_NS,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
+        optional: bool = False,
     ) -> None:
-        """`headers` may hold a key: never reported. `tls` replaces the system's trust."""
+        """`headers` may hold a key: never reported. `tls` replaces the system's trust. `optional`: stop after
+        an answer without known metrics."""
         assert period_ns > 0
         self._url = url
         self._clock = clock
@@ -56,6 +58,7 @@ class ServerScraper:
         self._timeout_ns = timeout_ns
         self._headers = {**ACCEPT, **(headers or {})}
         self._tls: ssl.SSLContext | bool = True if tls is None else tls
+        self._optional = optional
         self._answered = False
         self._gave_up = False
         self._skipped = 0
@@ -102,7 +105,7 @@ class ServerScraper:
         ticks = Ticks(self._clock.mono_ns(), self._period_ns)
         while True:
             await self._scrape(self._timeout_ns)
-            if self._answered and not len(self.columns):
+            if self._optional and self._answered and not len(self.columns):
                 self._gave_up = True
                 return
             wait_s, skipped = ticks.next(self._clock.mono_ns())
@@ -161,6 +164,7 @@ class Watch:
         self._scrape = scrape
         self._scraper = ServerScraper(
             metrics or metrics_url(target), clock, period_ns=period_ns, headers=headers, tls=tls,
+            optional=metrics is None,
         )  # fmt: skip
 
     def start(self) -> None:
