@@ -146,9 +146,7 @@ def parse() -> argparse.Namespace:
         "--cases", metavar="A,B", help="only loads whose names begin so, e.g. closed,open-240"
     )
     parser.add_argument("--only", metavar="A,B", help="only tools whose names begin so, e.g. llmtap,sse")
-    parser.add_argument(
-        "--llmtap", default="", metavar="OPTIONS", help="for llmtap replay: --llmtap=--realtime"
-    )
+    parser.add_argument("--llmtap", default="", metavar="OPTIONS", help="for llmtap replay: --llmtap=--fresh")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="default: results/accuracy-DATE.json")
     parser.add_argument(

@@ -48,12 +48,9 @@ class SelftestLoad(msgspec.Struct, frozen=True, kw_only=True):
     itl: Duration = Duration(20_000_000)
     duration: Duration = Duration(3 * NS_PER_S)
     processes: int = 1
-    realtime: bool = False
 
 
-def selftest_load(
-    result: Mapping[str, Any], target: str, *, processes: int = 1, realtime: bool = False
-) -> SelftestLoad | None:
+def selftest_load(result: Mapping[str, Any], target: str, *, processes: int = 1) -> SelftestLoad | None:
     """Return the load of a self-test as dense as a replay (Little's law); None without streams over HTTP."""
     metrics, load = result["metrics"], result["load"]
     e2e, itl = metrics["e2e"]["mean"], metrics["tbc"]["mean"]
@@ -63,7 +60,7 @@ def selftest_load(
     return SelftestLoad(
         streams=min(streams, STREAMS_MAX, max(1, int(EVENTS_MAX * itl))),
         itl=Duration(max(1_000_000, min(ANSWER_NS // 4, round(itl * NS_PER_S)))),
-        duration=Duration(NS_PER_S), processes=processes, realtime=realtime,
+        duration=Duration(NS_PER_S), processes=processes,
     )  # fmt: skip
 
 
@@ -84,8 +81,7 @@ async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
         )  # fmt: skip
         options = ReplayOptions(
             target=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=TIMEOUT, connect_timeout=TIMEOUT,
-            retry_wait=Duration(0), closed=load.streams, processes=load.processes,
-            realtime=load.realtime, scrape="none",
+            closed=load.streams, processes=load.processes, scrape="none",
         )  # fmt: skip
         found: list[Exchange] = []
         one = Replay(

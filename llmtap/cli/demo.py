@@ -263,7 +263,7 @@ class _Demo:
         options = ReplayOptions(
             target=target, model="sim", tenant_header=TENANT_HEADER, timeout=Duration(TIMEOUT_S * NS_PER_S),
             connect_timeout=Duration(10 * NS_PER_S), duration=self.seconds,
-            drain=Duration(DRAIN_S * NS_PER_S), retry_wait=Duration(0), request_ids="demo", slo=OBJECTIVES,
+            drain=Duration(DRAIN_S * NS_PER_S), request_ids="demo", slo=OBJECTIVES,
             reader=self.reader, scrape="none",
         )  # fmt: skip
         body = BodyOptions(server="openai", model="sim", temperature=0.0)

@@ -70,7 +70,7 @@ class ReplayLines:
 
         The time after it is unknown: answers differ in length.
         """
-        if not progress.left or (planned is not None and progress.sent + progress.skipped >= planned):
+        if not progress.left or (planned is not None and progress.sent >= planned):
             return ", all sent" if progress.under_way else ""
         now_ns = SystemClock.mono_ns()
         self._load_ns = self._load_ns or now_ns

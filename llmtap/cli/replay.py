@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 
 EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a workload (--workloads
 lists them). Requests are sent at their scheduled times, independent of earlier responses (open loop), with
-two exceptions: --closed sets a concurrency; and later turns of a conversation wait for the previous response,
-unless --as-recorded. The report always shows how late the requests were sent.
+two exceptions: --closed sets a concurrency; and later turns of a conversation wait for the previous response.
+The report always shows how late the requests were sent.
 
 llmtap's own requests for metrics and for the list of models have the User-Agent llmtap-replay/VERSION.
 
@@ -80,7 +80,6 @@ flight. In both cases a report of the completed part is written.
 API keys are read from the environment (OPENAI_API_KEY, or --api-key-env) or a file (--header-file), and are
 never stored in a result."""
 
-RETRY_WAIT: Final = "30s"
 _ENDPOINTS: Final = {
     "chat": "chat.completions", "chat.completions": "chat.completions", "completions": "completions",
     "responses": "responses",
@@ -152,14 +151,6 @@ def replay(
             max=100_000,
         ),
     ] = None,
-    as_recorded: Annotated[
-        bool,
-        flag(
-            "--as-recorded",
-            "Send later turns of a conversation at their recorded "
-            "times, without waiting for the previous response.",
-        ),
-    ] = False,
     duration: Annotated[
         str | None, option("TIME", "Maximum duration of sending; later requests are not sent.")
     ] = None,
@@ -219,9 +210,6 @@ def replay(
             "sent to the cluster.",
         ),
     ] = None,
-    realtime: Annotated[
-        bool, flag("--realtime", "Request real-time priority for the sending processes (requires root).")
-    ] = False,
     fresh: Annotated[
         bool, flag("--fresh", "Open a new connection for each request (default: connections are reused).")
     ] = False,
@@ -238,31 +226,14 @@ def replay(
             max=100,
         ),
     ] = 0,
-    retry_wait: Annotated[
-        str,
-        option(
-            "TIME",
-            "Longest wait before a retry. If the server's Retry-After is longer, the request is not retried.",
-        ),
-    ] = RETRY_WAIT,
     stop_errors: Annotated[
         str | None,
         option(
-            "SHARE[/N]",
-            "Limit of failures: the replay stops if more than SHARE of the latest N requests failed. Default "
-            "of N: 100. Example: 50%/200.",
+            "SHARE",
+            "Limit of failures: the replay stops if more than SHARE of the latest 100 requests failed, for "
+            "example 50%.",
         ),
     ] = None,
-    limit_in_flight: Annotated[
-        int | None,
-        option(
-            "N",
-            "Maximum number of requests in flight. A request above this number is skipped and counted, not "
-            "delayed.",
-            min=1,
-        ),
-    ] = None,
-    no_request_ids: Annotated[bool, flag("--no-request-ids", "Send no X-Request-Id header.")] = False,
     ca: CaFile = None,
     insecure: Annotated[bool, flag("--insecure", "Do not verify the server's certificate.")] = False,
     slo: Slo = None,
@@ -306,23 +277,22 @@ def replay(
     for name, number in (("--speed", speed), ("--rate", rate)):
         if number is not None and not 0 < number <= 1e6:
             raise ConfigError(name, f"expected a number above 0, at most 1e6, got {number:g}")
-    if limit_in_flight is not None and closed is not None:
-        raise ConfigError("--limit-in-flight", "cannot be combined with --closed")
     need_warmup(warmup)
     from llmtap.cli.progress import watching_replay
     from llmtap.load.bodies import BodyOptions, parse_body_fields
-    from llmtap.load.replay.options import ReplayOptions, protocol_of, read_headers, refuse_meaningless
+    from llmtap.load.replay.options import ReplayOptions, read_headers, refuse_meaningless
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.perform import ReplayStopped as NothingMeasured
     from llmtap.load.replay.plan import ReplayQuestion, make_plan
     from llmtap.load.run import parse_stop_errors
+    from llmtap.load.sending import protocol_of
 
     objectives = read_objectives(slo, goodput)
     refuse_meaningless(
         target,
         {
             "--endpoint": endpoint != "chat", "--body-field": bool(body_field), "--no-stream": no_stream,
-            "--fresh": fresh, "--retries": retries > 0, "--retry-wait": retry_wait != RETRY_WAIT,
+            "--fresh": fresh, "--retries": retries > 0, "--tenant-header": tenant_header is not None,
             "--server": server != "auto", "--ca": ca is not None, "--insecure": insecure,
         },
     )  # fmt: skip
@@ -332,12 +302,11 @@ def replay(
     options = ReplayOptions(
         target=target, endpoint=named, model=model,
         headers=read_headers(header or [], header_file, api_key_env), tenant_header=tenant_header, ca=ca,
-        insecure=insecure, closed=closed, processes=processes, ray=ray, realtime=realtime, fresh=fresh,
+        insecure=insecure, closed=closed, processes=processes, ray=ray, fresh=fresh,
         timeout=timeout_ns, connect_timeout=option_duration("--connect-timeout", connect_timeout),
         duration=None if duration is None else option_duration("--duration", duration),
         drain=Duration(timeout_ns + NS_PER_S) if drain is None else option_duration("--drain", drain),
-        retries=retries, retry_wait=option_duration("--retry-wait", retry_wait), warmup=warmup,
-        limit_in_flight=limit_in_flight, request_ids="" if no_request_ids else "llmtap",
+        retries=retries, warmup=warmup,
         stop_errors=None if stop_errors is None else parse_stop_errors(stop_errors),
         slo=objectives, percentiles=read_percentiles(percentiles),
         reader=reader_of(reader_speed, alpha, idle_cost, reader_grace), capture=capture, scrape=metrics,
@@ -355,7 +324,7 @@ def replay(
                     ReplayQuestion(
                         source=trace, source_format=source_format, requests=requests, rate_rps=rate,
                         speed=speed, arrivals=arrivals, window_from_ns=from_ns, window_for_ns=for_ns,
-                        share=share, closed=closed is not None, as_recorded=as_recorded, tokenizer=tokenizer,
+                        share=share, closed=closed is not None, tokenizer=tokenizer,
                         chat=named == "chat.completions" and protocol_of(target) == "http", seed=seed,
                     ),
                     audience.reading,
@@ -385,9 +354,7 @@ async def _run(one: "Replay", audience: "ReplayLines", heard: Heard, *, selftest
     heard.instead = Answering(one, audience, asyncio.get_running_loop())
     result = await one.run()
     options = one.options
-    load = selftest_load(
-        result, options.target, processes=options.processes, realtime=options.realtime
-    )  # fmt: skip
+    load = selftest_load(result, options.target, processes=options.processes)
     if selftest and load is not None and not heard.numbers:
         result["selftest"] = await run_selftest(load)
     return result

@@ -456,12 +456,13 @@ def _compare(
 def _compare_replays(
     places: Sequence[str], results: Mapping[str, dict[str, Any] | None], outputs: Outputs
 ) -> None:
-    from llmtap.load.replay.comparison import compare_replays
-    from llmtap.load.replay.comparison_report import (
-        compare_replays_html,
-        compare_replays_markdown,
+    from llmtap.load.replay.comparison import (
+        compare_replays,
+        comparison_document,
         render_replay_comparison,
     )
+    from llmtap.report.page import page_html
+    from llmtap.report.render import markdown
 
     if missing := [place for place, result in results.items() if result is None]:
         if not Path(missing[0]).exists():
@@ -477,8 +478,9 @@ def _compare_replays(
         {label: found for label, place in zip(labels, places, strict=True) if (found := results[place])}
     )
     texts = {
-        "--json": lambda: json_text(told), "--html": lambda: compare_replays_html(told),
-        "--markdown": lambda: compare_replays_markdown(told),
+        "--json": lambda: json_text(told),
+        "--html": lambda: page_html(comparison_document(told), "replay_page.css"),
+        "--markdown": lambda: markdown(comparison_document(told), special="|"),
     }  # fmt: skip
     outputs.tell(texts, lambda: print_rich(render_replay_comparison(told)))
     invalid = any(not result["verdict"]["valid"] for result in told["results"])

@@ -3,21 +3,21 @@
 `BodyMaker` makes a body from a prompt and a number of output tokens, or adapts a captured body. `prepare`
 does so for all rows of a workload and returns their places in the file (`Prepared`). `server_of` and
 `model_ids` read the answer to `GET /v1/models`, because fields depend on the type of the server. Bodies of
-WebSocket and gRPC targets are made in `sessions/prompt_sender.py`.
+WebSocket and gRPC targets are made in `prompt_sender.py`.
 
-`ignore_eos` and `min_tokens` are sent only to servers that know them (vLLM, SGLang). The file has no name and
-holds identical bodies once; sending processes on this host inherit its descriptor.
+`ignore_eos` and `min_tokens` are sent only to servers that know them (vLLM, SGLang). The file has no name;
+sending processes on this host inherit its descriptor.
 
 Source: openai/openai-openapi; vllm/entrypoints/openai (its Responses have no min_tokens); sglang's
 srt/entrypoints/openai/protocol.py.
 """
 
+import contextlib
 import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
 from typing import IO, Any, Final, Literal, Protocol, Self
 
 import msgspec
@@ -50,15 +50,11 @@ class BodyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: str | None = None
     """None: captured bodies keep their model, others have none."""
     stream: bool = True
-    usage: bool = True
     exact_output: bool = True
     """Request exactly as many output tokens as the workload says: ignore_eos, where the server knows it."""
     min_tokens: bool = False
     """Also send min_tokens, which prevents early stop strings but costs the server a check of each token."""
-    max_tokens_field: str | None = None
-    """Field of a chat's limit: `max_tokens` or `max_completion_tokens` (default for OpenAI)."""
     temperature: float | None = None
-    seed: int | None = None
     fields: dict[str, msgspec.Raw] = {}
     """Additional fields as JSON; they override the others."""
 
@@ -71,20 +67,17 @@ class BodyMaker:
         self._decode = decode
         endpoint, server = options.endpoint, options.server
         self._limit = {
-            "chat.completions": options.max_tokens_field
-            or ("max_completion_tokens" if server == "openai" else "max_tokens"),
+            "chat.completions": "max_completion_tokens" if server == "openai" else "max_tokens",
             "completions": "max_tokens",
             "responses": "max_output_tokens",
         }[endpoint]
         self._ignore_eos = options.exact_output and endpoint in _KNOW_EOS.get(server, ())
         self._min_tokens = options.min_tokens and endpoint in _KNOW_MIN.get(server, ())
         # On Responses the last event always has usage, and stream_options something else.
-        self._include_usage = options.stream and options.usage and endpoint != "responses"
-        self._constant: dict[str, Any] = {
-            name: value
-            for name, value in (("temperature", options.temperature), ("seed", options.seed))
-            if value is not None
-        }
+        self._include_usage = options.stream and endpoint != "responses"
+        self._constant: dict[str, Any] = {}
+        if options.temperature is not None:
+            self._constant["temperature"] = options.temperature
         if self._ignore_eos:
             self._constant["ignore_eos"] = True
         self._constant["stream"] = options.stream
@@ -104,7 +97,7 @@ class BodyMaker:
             "endpoint": self.endpoint, "server": self.options.server, "model": self.options.model,
             "output_limit": self._limit, "ignore_eos": self._ignore_eos, "min_tokens": self._min_tokens,
             "stream": self.options.stream, "include_usage": self._include_usage,
-            "temperature": self.options.temperature, "seed": self.options.seed,
+            "temperature": self.options.temperature,
             "fields": sorted(self.options.fields),
         }  # fmt: skip
 
@@ -231,11 +224,6 @@ def _decoded(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw)
 
 
-WRITE_BYTES: Final = 1 << 20
-KNOWN_MAX: Final = 1 << 18
-"""Distinct bodies remembered, about 40 MB; further identical ones are written again."""
-
-
 class Maker(Protocol):
     def body(self, prompt: Prompt, output: int) -> bytes: ...
 
@@ -273,32 +261,14 @@ class Prepared:
         self.tokens = array("q")
         """Counted prompt tokens of each row; -1 if not counted."""
         self.lengths = PromptLengths()
-        self._pending = bytearray()
-        self._at = 0
-        self._known: dict[bytes, int] = {}
 
     def add(self, body: bytes, tokens: int) -> None:
-        # 16 bytes of a digest: two bodies that differ in a run of a billion share one by a chance of 1e-21.
-        digest = blake2b(body, digest_size=16).digest()
-        begin = self._known.get(digest)
-        if begin is None:
-            begin = self._at
-            self._at += len(body)
-            self._pending += body
-            if len(self._known) < KNOWN_MAX:
-                self._known[digest] = begin
-            if len(self._pending) >= WRITE_BYTES:
-                self.flush()
-        self.begins.append(begin)
-        self.ends.append(begin + len(body))
+        self.begins.append(self.ends[-1] if self.ends else 0)
+        self.ends.append(self.begins[-1] + self._file.write(body))
         self.tokens.append(tokens)
 
     def flush(self) -> None:
-        left = memoryview(self._pending)
-        while left:
-            left = left[os.write(self.fd, left) :]
-        left.release()
-        self._pending = bytearray()
+        self._file.flush()
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -309,14 +279,15 @@ class Prepared:
 
     @property
     def bytes_total(self) -> int:
-        return sum(self.ends) - sum(self.begins)
+        return self.ends[-1] if self.ends else 0
 
     def body(self, row: int) -> bytes:
         begin = self.begins[row]
         return os.pread(self.fd, self.ends[row] - begin, begin)
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk, which was reported
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -335,7 +306,7 @@ def prepare(
     no room (`TMPDIR`) or the endpoint does not accept a prompt."""
     try:
         # Without a name from its first moment, so that nothing is left behind however we end.
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        file = tempfile.TemporaryFile()  # noqa: SIM115
     except OSError as exc:
         raise _no_room(exc) from None
     prepared = Prepared(file)

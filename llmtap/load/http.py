@@ -2,7 +2,7 @@
 
 `LoadSender.send` takes a finished body; a `Call` carries the request through its attempts and calls back once
 with its Exchange. Connections are kept and reused. `run.py` decides when to send; the sender of WebSocket and
-gRPC targets is `sessions/prompt_sender.py`.
+gRPC targets is `prompt_sender.py`.
 
 Long because `Call` and `LoadSender` share state on the time-critical path. Timestamps are the kernel's where
 available; remaining lateness is reported as `uncertainty_ns` and `dispatch_late_ns`.
@@ -14,8 +14,6 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Final
 
 import msgspec
@@ -25,14 +23,12 @@ from llmtap.errors import PeerProtocolError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.sending import Lateness, Later
-from llmtap.load.target import LoadTarget
+from llmtap.load.sending import Lateness, Later, LoadTarget
 from llmtap.net.pool import Attempt, Pool
 from llmtap.net.stream import Stream, keep_stamps_on
 from llmtap.protocol.http1 import (
     BodyScanner,
     CloseScanner,
-    ResponseHead,
     header_value,
 )
 from llmtap.protocol.http1_response import begin_response_body, next_response_head
@@ -54,8 +50,6 @@ class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Duration = Duration(600 * NS_PER_S)
     """From dispatch to the last byte of each attempt."""
     retries: int = 0
-    retry_wait: Duration = Duration(30 * NS_PER_S)
-    """Longest wait before a retry; if the server asks for a longer one, the request is not retried."""
     model: str | None = None
     """Model in every body, if known. Bodies are then not parsed again, which takes 0.5 ms per MB."""
     stream: bool = True
@@ -111,6 +105,8 @@ class LoadSender:
         headers: Sequence[tuple[bytes, bytes]] = (),
         on_answer: "Callable[[Call, int], None] | None" = None,
     ) -> "Call":
+        """Send a request now. `done` is called once with its Exchange, after this returns. `on_answer` may be
+        called earlier, with the time (mono) at which the whole answer had arrived."""
         self.sent += 1
         call = Call(self, self.sent, row, scheduled_ns, done, on_answer)
         self.calls[call] = None
@@ -201,30 +197,17 @@ class _Opening:
 STATUSES: Final = frozenset({429, 503})
 FIRST_NS: Final = 100_000_000
 """Wait before the first retry if the server names none; doubled for each further retry."""
-_DIGITS_MAX: Final = 9
+_RETRY_WAIT_MAX_NS: Final = 30 * NS_PER_S
+"""Longest wait before a retry; if the server asks for a longer one, the request is not retried."""
 
 
-def retry_after_ns(value: bytes | None, now_wall_ns: int) -> int | None:
-    """Return the wait that a Retry-After field asks for (seconds or date); None if absent or invalid."""
-    if value is None:
-        return None
-    text = value.strip(b" \t").decode("latin-1")
-    if text.isascii() and text.isdigit():
-        return int(text) * NS_PER_S if len(text) <= _DIGITS_MAX else None
-    try:
-        date = parsedate_to_datetime(text)
-    except (ValueError, TypeError, OverflowError):  # year or zone out of range
-        return None
-    if date.tzinfo is None:  # "-0000": HTTP's dates are UTC
-        date = date.replace(tzinfo=UTC)
-    return max(0, int(date.timestamp()) * NS_PER_S - now_wall_ns)
-
-
-def wait_ns(retries: int, asked_ns: int | None, wait_max_ns: int) -> int | None:
-    """Return the wait before the next retry, or None for no retry. `asked_ns`: the server's Retry-After."""
-    if asked_ns is not None:
-        return asked_ns if asked_ns <= wait_max_ns else None
-    return min(FIRST_NS << min(retries, 32), wait_max_ns)
+def wait_ns(retries: int, asked: bytes | None = None) -> int | None:
+    """Return the wait before the next retry, or None for no retry. `asked`: the server's Retry-After, in
+    seconds; a date (RFC 9110 10.2.3) is ignored."""
+    if asked is not None and asked.strip().isdigit():
+        asked_ns = int(asked.strip()[:10]) * NS_PER_S
+        return asked_ns if asked_ns <= _RETRY_WAIT_MAX_NS else None
+    return min(FIRST_NS << min(retries, 32), _RETRY_WAIT_MAX_NS)
 
 
 HEAD_BYTES_MAX: Final = 1 << 18
@@ -464,7 +447,8 @@ class Call:
         self._keep = head.keep_alive and not self._sender.options.fresh
         self._accepted = head.status < 400
         if head.status in STATUSES:
-            self._again = self._asks_again(head)
+            again_ns = self._wait_ns(header_value(head.headers, b"retry-after"))
+            self._again = None if again_ns is None else (str(head.status), again_ns)
         if body_end >= 0:
             self._keep = self._keep and body_end == len(data)  # else the server sent more than announced
             self._complete(data[end:body_end], t_ns)
@@ -542,17 +526,11 @@ class Call:
     def waiting(self) -> bool:
         return self._timer is not None
 
-    def _wait_ns(self, asked_ns: int | None) -> int | None:
+    def _wait_ns(self, asked: bytes | None = None) -> int | None:
         sender = self._sender
         if self.retries >= sender.options.retries or not sender.retrying:
             return None
-        return wait_ns(self.retries, asked_ns, sender.options.retry_wait)
-
-    def _asks_again(self, head: ResponseHead) -> tuple[str, int] | None:
-        now_wall_ns = self._sender.timebase.anchor.to_wall_ns(mono_ns())
-        asked_ns = retry_after_ns(header_value(head.headers, b"retry-after"), now_wall_ns)
-        wait_ns = self._wait_ns(asked_ns)
-        return None if wait_ns is None else (str(head.status), wait_ns)
+        return wait_ns(self.retries, asked)
 
     def _wait(self, reason: str, wait_ns: int, outcome: Outcome, error: str | None) -> None:
         self._let_go()
@@ -599,7 +577,7 @@ class Call:
         """End a failed attempt; retry if there is a `reason` that allows it."""
         if self.over:
             return
-        wait_ns = None if reason is None else self._wait_ns(None)
+        wait_ns = None if reason is None else self._wait_ns()
         if reason is None or wait_ns is None:
             self._end(outcome, error)
         else:

@@ -1,8 +1,8 @@
 """Send the rows of one sending process on schedule, in an open or closed loop, and wait for their ends.
 
 `LoadRun` takes row numbers with their times (`Schedule`), gives each body to a sender (`http.py`, or
-`sessions/prompt_sender.py`) when it is due, and hears of its end. It stops early after too many errors
-(`StopErrors`). `workers/worker.py` runs it.
+`prompt_sender.py`) when it is due, and hears of its end. It stops early after too many errors
+(`--stop-errors`). `workers/worker.py` runs it.
 
 Open loop: a row is sent at its arrival; later turns of a conversation wait for the answer before them and the
 think time, and are dropped after a failed turn. Closed loop: a number of slots, each sending its next request
@@ -15,13 +15,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import msgspec
-
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.sending import Sending, Underway
+from llmtap.load.http import Call, LoadSender
+from llmtap.load.prompt_sender import Asking, PromptCall
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
 from llmtap.workload.requests import Requests
@@ -30,48 +29,22 @@ TIME_UP: Final = "the time was up"
 """Why a run stopped that has a maximum duration."""
 
 
-LATEST = 100
-LATEST_MAX = 1 << 20
-_HINT = "write it like 50%, or 50%/200 for the latest 200 answers"
+LATEST: Final = 100
+"""Answers of which the share of failures is compared with the limit."""
 
 
-class StopErrors(msgspec.Struct, frozen=True):
-    share: float
-    latest: int = LATEST
-
-
-def parse_stop_errors(text: str) -> StopErrors:
-    """Parse `50%`, `0.5` or `50%/200`. Raises ConfigError."""
-    place = "--stop-errors"
-    whole, slash, latest = text.partition("/")
-    number, percent, rest = whole.strip().partition("%")
+def parse_stop_errors(text: str) -> float:
+    """Parse `50%` or `0.5`. Raises ConfigError."""
+    number, percent, rest = text.strip().partition("%")
     try:
         share = float(number) / (100 if percent else 1)
-        n = int(latest) if slash else LATEST
     except ValueError:
-        raise ConfigError(place, f"{text!r} is no share of errors", _HINT) from None
+        share = -1.0
     if rest or not 0 <= share < 1:
-        raise ConfigError(place, f"{text!r} is no share of errors: it is at least 0 % and below 100 %", _HINT)
-    if not 1 <= n <= LATEST_MAX:
-        raise ConfigError(place, f"{text!r}: the latest 1 to {LATEST_MAX:,} answers can be looked at", _HINT)
-    return StopErrors(share, n)
-
-
-class ErrorWatch:
-    def __init__(self, rule: StopErrors) -> None:
-        self._rule = rule
-        self._latest: deque[bool] = deque()
-        self._failed = 0
-
-    def ended(self, *, failed: bool) -> str | None:
-        rule, latest = self._rule, self._latest
-        latest.append(failed)
-        self._failed += failed
-        if len(latest) > rule.latest:
-            self._failed -= latest.popleft()
-        if len(latest) == rule.latest and self._failed > rule.share * rule.latest:
-            return f"{self._failed} of the latest {rule.latest} answers failed"
-        return None
+        raise ConfigError(
+            "--stop-errors", f"{text!r} is no share of errors of at least 0 % and below 100 %", "such as 50%"
+        )
+    return share
 
 
 class Schedule:
@@ -184,13 +157,12 @@ class LoadRun:
         keep: called with each exchange and its row.
         start_ns: time 0 of the schedule (mono).
         drain_ns: time to wait for outstanding answers after `duration_ns`, or after the last request.
-        limit_in_flight: with so many in flight a due row is counted in `skipped` and never sent: sending it
-            later would close the loop.
+        stop_errors: the run stops if more than this share of the latest answers failed.
     """
 
     def __init__(
         self,
-        sender: Sending,
+        sender: LoadSender | Asking,
         schedule: Schedule,
         body: Callable[[int], bytes],
         keep: Callable[[int, Exchange], None],
@@ -199,8 +171,7 @@ class LoadRun:
         duration_ns: int = NEVER,
         drain_ns: int = NEVER,
         headers: Callable[[int], list[tuple[bytes, bytes]]] | None = None,
-        limit_in_flight: int | None = None,
-        stop_errors: StopErrors | None = None,
+        stop_errors: float | None = None,
     ) -> None:
         self._sender = sender
         self._schedule = schedule
@@ -210,8 +181,8 @@ class LoadRun:
         self.start_ns = start_ns
         self._last_ns = NEVER if duration_ns == NEVER else start_ns + duration_ns
         self._drain_ns = drain_ns
-        self._limit = NEVER if limit_in_flight is None else limit_in_flight
-        self._watch = None if stop_errors is None else ErrorWatch(stop_errors)
+        self._stop_errors = stop_errors
+        self._failed: deque[bool] = deque(maxlen=LATEST)
         self._pacer = Pacer(SystemClock(), pause_ns=0)
         self._waker = Waker(self._pacer, self._send_due)
         self._over = sender.loop.create_future()
@@ -219,7 +190,6 @@ class LoadRun:
         self._drain_end_ns = NEVER
         self._free: set[int] = set()
         """Rows whose end was reported to the schedule before their answer was parsed."""
-        self.skipped = 0
         self.gave_up: str | None = None
         self.stopped: str | None = None
 
@@ -268,21 +238,16 @@ class LoadRun:
                 now_ns = mono_ns()
                 continue
             row, due_ns = item
-            if len(sender.calls) >= self._limit:
-                self.skipped += 1
-                schedule.ended(row, now_ns - start_ns, served=False)
-            else:
-                sender.send(
-                    self._body(row), self._done, row=row,
-                    scheduled_ns=None if due_ns is None else start_ns + due_ns,
-                    headers=() if self._headers is None else self._headers(row),
-                    on_answer=self._answered,
-                )  # fmt: skip
+            sender.send(
+                self._body(row), self._done, row=row,
+                scheduled_ns=None if due_ns is None else start_ns + due_ns,
+                headers=() if self._headers is None else self._headers(row), on_answer=self._answered,
+            )  # fmt: skip
             now_ns = mono_ns()
         self._settle()
         return self._due_ns()
 
-    def _answered(self, call: Underway, end_ns: int) -> None:
+    def _answered(self, call: Call | PromptCall, end_ns: int) -> None:
         """Free the slot of a request that no other row depends on as soon as its answer has arrived."""
         row = call.row
         if not self._schedule.followed(row):
@@ -291,7 +256,7 @@ class LoadRun:
             self._waker.sooner(self._due_ns())
             self._settle()
 
-    def _done(self, call: Underway, x: Exchange) -> None:
+    def _done(self, call: Call | PromptCall, x: Exchange) -> None:
         if call.row in self._free:
             self._free.remove(call.row)
         else:
@@ -302,11 +267,13 @@ class LoadRun:
         self._keep(call.row, x)
         if self._over.done():
             return
-        if self._watch is not None and x.outcome is not Outcome.CLIENT_CANCELLED:
-            why = self._watch.ended(failed=x.outcome not in _SERVED)
-            if why is not None and self.gave_up is None:
-                self.gave_up = why
-                self.stop(why)
+        if self._stop_errors is not None and x.outcome is not Outcome.CLIENT_CANCELLED:
+            self._failed.append(x.outcome not in _SERVED)
+            failed = sum(self._failed)
+            full = len(self._failed) == LATEST
+            if full and failed > self._stop_errors * LATEST and self.gave_up is None:
+                self.gave_up = f"{failed} of the latest {LATEST} answers failed"
+                self.stop(self.gave_up)
         self._waker.sooner(self._due_ns())
         self._settle()
 
@@ -324,7 +291,8 @@ class LoadRun:
     def _cut(self, why: str) -> None:
         if self._sender.calls and self.stopped is None:
             self.stopped = why
-        for call in list(self._sender.calls):
+        calls: list[Call | PromptCall] = [*self._sender.calls]
+        for call in calls:
             call.cancel("the run was over")
         self._settle()
 

@@ -1,25 +1,28 @@
-"""The interface of all load senders, and what they share: deferred work, lateness of the event loop.
+"""What load senders share: the target, deferred work, and lateness of the event loop.
 
-`Sending` is the interface. The senders are `http.py` and `sessions/prompt_sender.py`; `run.py` calls them.
-`Later` defers parsing and does it in slices, because sending and reading come first. With kernel timestamps
-and many streams, it lets the loop sleep for up to 1 ms to read several pieces at once. `Lateness` measures
-how long a byte may have waited unread.
+The senders are `http.py` and `prompt_sender.py`; `run.py` calls them. `parse_target` checks the URL, endpoint
+and header fields of `--target` and `--header`, and returns a `LoadTarget`, which writes the head of each
+request. `Later` defers parsing and does it in slices, because sending and reading come first. With kernel
+timestamps and many streams, it lets the loop sleep for up to 1 ms to read several pieces at once. `Lateness`
+measures how long a byte may have waited unread.
 """
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+from urllib.parse import urlsplit
 
 from llmtap.clock import SystemClock
-from llmtap.exchange.exchange import Exchange
+from llmtap.errors import ConfigError
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.pacing import Pacer
+from llmtap.net.pool import Origin, parse_origin
 from llmtap.net.stream import KERNEL_FLOOR_NS, Timebase
+from llmtap.protocol.http1 import Headers
 from llmtap.units import NS_PER_S
-from llmtap.workload.prompts.prompt import Prompt
 
 SLICE_NS: Final = 200_000
 """Longest slice of work before the loop reads its sockets; a piece takes about 100 us."""
@@ -202,65 +205,78 @@ class Lateness:
         self._start()
 
 
+Spoken = Literal["http", "responses", "realtime", "grpc"]
+WEBSOCKET: Final = ("responses", "realtime")
+
+PATHS: Final = {
+    "chat.completions": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+}
+_TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
+_OURS: Final = frozenset({b"host", b"content-length", b"content-type", b"transfer-encoding", b"connection"})
+
+
+def protocol_of(url: str) -> Spoken:
+    """Return the protocol of a target. A WebSocket is Realtime unless its path ends in `/responses`."""
+    parts = urlsplit(url)
+    match parts.scheme.lower():
+        case "ws" | "wss":
+            return "responses" if parts.path.rstrip("/").endswith("/responses") else "realtime"
+        case "grpc" | "grpcs":
+            return "grpc"
+    return "http"
+
+
 @dataclass(frozen=True, slots=True)
-class PromptRequest:
-    """A request to a target that takes prompts instead of HTTP bodies."""
+class LoadTarget:
+    origin: Origin
+    path: bytes
+    headers: Headers = field(default_factory=list)
+    """Besides Host, Content-Type and Content-Length. May hold keys: sent and shown nowhere else."""
 
-    prompt: Prompt
-    output_tokens: int
-    scheduled_ns: int | None = None
-    tenant: str | None = None
-    request_id: str = ""
-
-
-class Underway(Protocol):
-    row: int
-
-    def cancel(self, why: str) -> None:
-        """Cancel it; its Exchange follows now or shortly."""
-        ...
-
-
-Done = Callable[[Underway, Exchange], None]
-OnAnswer = Callable[[Underway, int], None]
-
-
-class _Calls(Protocol):
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Underway]: ...
+    def head(
+        self, body_bytes: int, extra: Sequence[tuple[bytes, bytes]] = (), *, close: bool = False
+    ) -> bytes:
+        lines = [
+            b"POST " + self.origin.prefix + self.path + b" HTTP/1.1",
+            b"Host: " + self.origin.authority,
+            b"Content-Type: application/json",
+            b"Content-Length: %d" % body_bytes,
+        ]
+        lines += [name + b": " + value for name, value in (*self.headers, *extra)]
+        if close:
+            lines.append(b"Connection: close")
+        lines.append(b"\r\n")
+        return b"\r\n".join(lines)
 
 
-class Sending(Protocol):
-    loop: asyncio.AbstractEventLoop
-    sent: int
-    retries: Counter[str]
-    lateness: Lateness
-    later: Later
+def parse_target(url: str, endpoint: str, headers: Headers) -> LoadTarget:
+    """Parse `http://host:port[/prefix]`; `endpoint` is one of PATHS, or a path. A prefix ending in /v1 is the
+    API's own. Raises ConfigError naming `--target` or `--header`."""
+    origin = parse_origin(url, "--target")
+    path = endpoint if endpoint.startswith("/") else PATHS[endpoint]
+    if origin.prefix.endswith(b"/v1"):
+        path = path.removeprefix("/v1")
+    check_fields(headers)
+    return LoadTarget(origin, path.encode(), headers)
 
-    @property
-    def calls(self) -> _Calls: ...
 
-    @property
-    def connects(self) -> int: ...
+def check_fields(headers: Headers, place: str = "--header") -> None:
+    """Raise ConfigError naming `place` for a field that cannot be sent; the message has no value in it."""
+    for name, value in headers:
+        if not name or not _TOKEN.issuperset(name):
+            raise ConfigError(place, "a field's name has letters, digits and hyphens")
+        if name.lower() in _OURS:
+            raise ConfigError(place, f"{name.decode()} is set by llmtap")
+        if any((byte < 0x20 and byte != 0x09) or byte == 0x7F for byte in value):
+            raise ConfigError(place, f"the value of {name.decode()} has control characters")
 
-    @property
-    def reuses(self) -> int: ...
 
-    def send(
-        self,
-        body: bytes,
-        done: Done,
-        *,
-        row: int = 0,
-        scheduled_ns: int | None = None,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-        on_answer: OnAnswer | None = None,
-    ) -> Underway:
-        """Send a request now. `done` is called once with its Exchange, after this returns. `on_answer` may be
-        called earlier, with the time (mono) at which the whole answer had arrived."""
-        ...
-
-    async def open(self, connections: int) -> int: ...
-
-    def stop_retrying(self) -> None: ...
+def shown_url(url: str) -> str:
+    """Return a URL without user, password and query, which may be secret."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}" + (
+        f":{parts.port}{parts.path}" if parts.port else parts.path
+    )

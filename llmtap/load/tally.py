@@ -30,7 +30,6 @@ class _Packed(msgspec.Struct, array_like=True):
     sent_ns: bytes
     planned: int
     dropped: int
-    skipped: int
     retries: dict[str, int]
 
 
@@ -49,7 +48,6 @@ class LoadTally:
         self.planned = 0
         self.dropped = 0
         """Turns not sent because an earlier one failed."""
-        self.skipped = 0
         self.retries: Counter[str] = Counter()
 
     def add(self, x: Exchange) -> Measured:
@@ -80,11 +78,11 @@ class LoadTally:
             _Packed(
                 self.summary.to_bytes(), self.lateness.to_bytes(),
                 {name: histogram.to_bytes() for name, histogram in self.corrected.items()},
-                self.sent_ns.tobytes(), self.planned, self.dropped, self.skipped, dict(self.retries),
+                self.sent_ns.tobytes(), self.planned, self.dropped, dict(self.retries),
             )
         )  # fmt: skip
 
-    def merge_bytes(self, packed: bytes, ours: Callable[[int], int] | None = None) -> None:
+    def merge_bytes(self, packed: bytes, ours: Callable[[int], int] = int) -> None:
         """Add the counts of `to_bytes`; `ours` converts times of another host's clock."""
         p = _decode(packed)
         self.summary.merge_bytes(p.summary)
@@ -93,10 +91,9 @@ class LoadTally:
             self.corrected[name].merge_bytes(histogram)
         sent_ns = array("q")
         sent_ns.frombytes(p.sent_ns)
-        self.sent_ns.extend(sent_ns if ours is None else map(ours, sent_ns))
+        self.sent_ns.extend(map(ours, sent_ns))
         self.planned += p.planned
         self.dropped += p.dropped
-        self.skipped += p.skipped
         self.retries.update(p.retries)
 
     def corrected_dict(self) -> dict[str, object] | None:
@@ -105,15 +102,14 @@ class LoadTally:
         return {name: summarise_ns(histogram) for name, histogram in self.corrected.items()}
 
     def plan_dict(self) -> dict[str, object]:
-        """Return how well the plan was kept; lateness in seconds. `planned = sent + skipped + dropped +
-        unsent`; unsent: after an early stop, or of a lost process."""
+        """Return how well the plan was kept; lateness in seconds. `planned = sent + dropped + unsent`; unsent
+        after an early stop, or if a process was lost."""
         sent = self.summary.opened or 0
         return {
             "planned": self.planned,
             "sent": sent,
-            "skipped": self.skipped,
             "dropped": self.dropped,
-            "unsent": self.planned - sent - self.skipped - self.dropped,
+            "unsent": self.planned - sent - self.dropped,
             "retries": {"n": self.retries.total(), "reasons": dict(sorted(self.retries.items()))},
             "lateness": summarise_ns(self.lateness) if self.lateness.n else None,
         }

@@ -80,24 +80,14 @@ class WarmUp:
     stable: bool = False
     problem: str | None = None
 
-    @property
-    def after(self) -> Probe | None:
-        return self.probes[-1] if self.probes else None
-
     def to_dict(self) -> dict[str, object]:
+        names = ("skipped", "requests", "failed", "tokens", "enough", "stable", "problem")
         return {
-            "skipped": self.skipped,
-            "requests": self.requests,
-            "failed": self.failed,
-            "tokens": self.tokens,
+            **{name: getattr(self, name) for name in names},
             "duration": to_seconds(self.duration_ns),
-            "enough": self.enough,
             "before": None if self.before is None else self.before.to_dict(),
-            "after": None if self.after is None else self.after.to_dict(),
             "probes": [probe.to_dict() for probe in self.probes],
             "variation": {"ttft": self.variation_ttft, "e2e": self.variation_e2e},
-            "stable": self.stable,
-            "problem": self.problem,
         }
 
 
@@ -209,8 +199,8 @@ async def _exchanges(
 ) -> list[Exchange]:  # fmt: skip
     """Send these rows in turn, `slots` at a time; `places`: range of each row's body."""
     setup = msgspec.structs.replace(
-        setup, slots=slots, open=slots, duration_ns=NEVER, drain_ns=NEVER, limit_in_flight=None,
-        stop_errors=None, slo=None,
+        setup, slots=slots, open=slots, duration_ns=NEVER, drain_ns=NEVER, stop_errors=None,
+        slo=None,
         sender=msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}-warmup"),
     )  # fmt: skip
     tenants = [requests.tenants[row] for row in rows] if requests.tenants else []

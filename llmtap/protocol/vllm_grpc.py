@@ -1,6 +1,6 @@
 """Encode and decode the messages of vLLM's and SGLang's gRPC services (package smg-grpc-proto, extra `grpc`).
 
-The load generator writes requests and reads answers of vLLM's service (`load/sessions/grpc_target.py`); the
+The load generator writes requests and reads answers of vLLM's service (`load/grpc_target.py`); the
 simulated server reads requests and writes answers of both services. vLLM (`vllm serve --grpc`) and the
 gateway SMG use vLLM's. A request has text or token ids; an answer is a stream of chunks with the new token
 ids and no text, then a message with finish reason and usage. SGLang's messages have the same content under

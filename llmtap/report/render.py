@@ -1,6 +1,6 @@
-"""Render notes and tables for a terminal (with rich), and documents as Markdown, without their charts.
+"""Render blocks for a terminal (with rich), and documents as Markdown, without their charts.
 
-`terminal` takes notes and tables, `markdown` a `ReportDocument` (`document.py`). `page.py` renders HTML.
+`terminal` takes blocks, `markdown` a `ReportDocument` (`document.py`). `page.py` renders HTML.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,27 +23,46 @@ from llmtap.report.document import (
 )
 from llmtap.report.values import harmless, is_words
 
+_TERM_WIDTH = 14
 _GAP = 2
 """Blanks between two columns."""
 
 
-def terminal(blocks: Iterable[Note | Table]) -> RenderableType:
-    """Return what a rich Console prints; tables without rows and caption are left out."""
+def terminal(blocks: Iterable[Block]) -> RenderableType:
+    """Return what a rich Console prints; charts, tiles, and tables without rows and caption are left out."""
     parts: list[RenderableType] = []
+
+    def line(text: str, style: str = "") -> None:
+        parts.append(Text(harmless(text), style=style))
+
     for block in blocks:
-        if isinstance(block, Note):
-            parts.append(Text(harmless(block.text), style=block.style))
-            continue
-        if block.caption:
-            parts.append(Text(harmless(block.caption), style="italic"))
-        if block.rows or block.caption:
-            parts.append(rich_table(block))
-        if block.footnote:
-            parts.append(Text(block.footnote, style="yellow"))
+        match block:
+            case Note():
+                line(f"{block.lead} {block.text}" if block.lead else block.text, block.style)
+            case VerdictBox():
+                style = "red" if not block.good else "yellow" if block.items else "green"
+                line(f"{block.lead} {block.text}", style)
+                for item in block.items:
+                    line(f"- {item}", style)
+            case ItemList():
+                for item in block.items:
+                    line(f"- {item}")
+            case TermTable():
+                for term, *cells in block.rows:
+                    line(f"{term:<{_TERM_WIDTH}} {' '.join(cells)}")
+            case TableGroup():
+                parts.append(terminal(block.tables))
+            case Table():
+                if block.caption:
+                    line(block.caption, "italic")
+                if block.rows or block.caption:
+                    parts.append(rich_table(block))
+                if block.footnote:
+                    line(block.footnote, "yellow")
     return Group(*parts)
 
 
-def terminal_text(blocks: Iterable[Note | Table], width: int = 80) -> str:
+def terminal_text(blocks: Iterable[Block], width: int = 80) -> str:
     console = Console(width=width, no_color=True, force_terminal=False, highlight=False)
     with console.capture() as capture:
         console.print(terminal(blocks))

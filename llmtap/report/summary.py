@@ -185,44 +185,36 @@ def _relay(relay: _Json) -> str:
 
 
 def system_blocks(told: _Json) -> Iterator[Note | Table]:
-    """CPU, memory and GPUs, and the server's own figures; what was not sampled, with its reason."""
-    rows = [
-        [
-            series_title(name),
-            f"{figures['n']:,}",
-            *(series_value(figures.get(figure), figures["unit"]) for figure in _SERIES_FIGURES),
-        ]
-        for part in ("system", "server")
-        for name, figures in (told.get(part) or {}).items()
-        if figures.get("n") and figures["kind"] in ("interval", "gauge")
-    ]
-    yield Table(("during the run", "n", *_SERIES_FIGURES), rows, nowrap=True)
-    yield from map(Note, _system_lines(told))
-    yield from (Note(line, "yellow") for line in system_warnings(told))
-
-
-def _system_lines(told: _Json) -> Iterator[str]:
-    totals = []
-    for name, figures in (told.get("server") or {}).items():
-        if name not in _UNTOLD and figures.get("total") is not None:
-            rate = figures.get("per_second")
-            said = f"{series_title(name)} {series_value(figures['total'], figures['unit'])}"
-            totals.append(said + (f" ({number(rate, 3)}/s)" if rate else ""))
-    if totals:
-        yield "server     " + " · ".join(totals)
-    energy = told.get("energy")
-    if energy:
-        yield "energy     " + " · ".join(_energy(energy))
+    """Yield CPU, memory and GPUs, and the server's own figures; what was not sampled, with its reason."""
+    yield system_table(told)
+    if energy := told.get("energy"):
+        yield Note("energy     " + " · ".join(_energy(energy)))
     for side, processes in (told.get("processes") or {}).items():
         if processes:
             names = ", ".join(dict.fromkeys(process["name"] for process in processes))
-            yield f"{side:<11}{counted(len(processes), 'process', 'processes')}: {names}"
+            yield Note(f"{side:<11}{counted(len(processes), 'process', 'processes')}: {names}")
     if devices := at(told, "gpu", "devices"):
-        yield "GPUs       " + ", ".join(devices)
-    if scraped := scraped_said(told):
-        yield f"scraped    {scraped}"
+        yield Note("GPUs       " + ", ".join(devices))
     for what, why in (told.get("why_not") or {}).items():
-        yield f"{what:<11}not sampled: {why}"
+        yield Note(f"{what:<11}not sampled: {why}")
+
+
+def system_table(told: _Json, of: str = "", caption: str = "") -> Table:
+    """Return what was sampled in the window of the run; of counters how much they grew. `of`: only series of
+    the `host`, the `server` or the `gpu`."""
+    rows = []
+    for part in ("system", "server"):
+        for name, figures in (told.get(part) or {}).items():
+            who = "server" if part == "server" else "gpu" if name.startswith("gpu") else "host"
+            if name in _UNTOLD or of not in ("", who) or not (figures.get("n") or figures.get("total")):
+                continue
+            unit, rate = figures["unit"], figures.get("per_second")
+            cells = [series_value(figures.get(f), unit) for f in _SERIES_FIGURES]
+            if figures["kind"] == "counter":
+                cells[0] = f"{number(rate, 3)}/s"
+            total = series_value(figures.get("total"), unit)
+            rows.append([series_title(name), f"{figures['n']:,}" if "n" in figures else "-", *cells, total])
+    return Table(("", "n", *_SERIES_FIGURES, "in all"), rows, caption, nowrap=True)
 
 
 def _energy(energy: _Json) -> Iterator[str]:
@@ -230,8 +222,6 @@ def _energy(energy: _Json) -> Iterator[str]:
     yield f"{number(energy['power'], 3)} W on average"
     if energy.get("joules_per_token") is not None:
         yield f"{number(energy['joules_per_token'], 3)} J per token of {energy['tokens']:,}"
-    if energy.get("counted_power") is not None:
-        yield f"by the GPUs' own count {number(energy['counted_power'], 3)} W"
 
 
 def system_warnings(told: _Json) -> Iterator[str]:

@@ -207,23 +207,6 @@ async def test_a_stop_ends_retries_too() -> None:
 
 
 @scene
-async def test_with_too_many_under_way_rows_are_skipped_and_never_sent_late() -> None:
-    held = Held()
-    async with upstream() as server, sender_to(server.url + server.on(held)) as to:
-        # Row 4 would follow row 2, which is skipped.
-        r = requests([0, 0, 1, 2, 0, 1_500], after=[-1, -1, -1, -1, 2, -1], think_ms=[0] * 6)
-        playing = Playing(to, r, limit_in_flight=2)
-        going = asyncio.ensure_future(playing.go())
-        await wait_until(lambda: playing.run.skipped == 2)
-        held.go.set()
-        await going
-        assert sorted(rows_of(server)) == [0, 1, 5]
-        assert (playing.run.skipped, playing.schedule.dropped) == (2, 1)
-        assert playing.run.stopped is None
-        assert playing.exchanges[5].scheduled_ns == playing.start_ns + 1_500 * MS
-
-
-@scene
 async def test_the_next_request_does_not_wait_until_an_answer_is_understood() -> None:
     n = 6
     async with upstream() as server, sender_to(server.url + server.on(says(*ANSWER))) as to:

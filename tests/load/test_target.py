@@ -3,7 +3,7 @@
 import pytest
 
 from llmtap.errors import ConfigError
-from llmtap.load.target import parse_target, shown_url
+from llmtap.load.sending import parse_target, shown_url
 from llmtap.protocol.http1 import Framing, parse_request_head
 
 

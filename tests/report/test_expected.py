@@ -17,8 +17,8 @@ from llmtap.report.experiment import demo_blocks, experiment_lines
 from llmtap.report.plots import chart_panel, chart_table
 from llmtap.report.render import terminal, terminal_text
 from llmtap.report.replay import render_replay, render_verdicts, replay_html, replay_markdown
-from llmtap.report.replay_terms import all_of, plan_rows, rests_on
-from llmtap.report.summary import render_summary, system_blocks
+from llmtap.report.replay_terms import plan_rows, rests_on
+from llmtap.report.summary import render_summary, system_blocks, system_warnings
 from llmtap.report.sweep import sweep_lines, sweep_table
 from llmtap.report.sweep_page import sweep_html
 from tests.report.results import (
@@ -73,14 +73,17 @@ def replay() -> Iterator[str]:
         {"what": "dispatch_lateness", "limit": 0.002, "says": "all was late"},
         {"what": "rate", "limit": 0.995, "says": "too few left"},
         {"what": "lost", "limit": 0, "says": "one died\x1b"},
-        {"what": "tokens", "says": "tokens differ", "invalidates": False},
+        {"what": "prompt_tokens", "limit": 0.01, "says": "tokens differ", "invalidates": False},
     ]
-    bad: Json = {"valid": False, "findings": findings}
-    stopped = GOOD["load"] | {"planned": 500, "stopped": "the time was up", "skipped": 3, "retries": {"n": 2}}
+    bad: Json = {"valid": False, "partial": False, "findings": findings, "unchecked": ["bursts"]}
+    stopped = GOOD["load"] | {
+        "planned": 500,
+        "stopped": "the time was up",
+        "retries": {"n": 2, "reasons": {"503": 2}},
+    }
     results: dict[str, Json] = {
         "failed": replay_result(failed=3), "late": replay_result(60, late_ms=500), "few": replay_result(5),
         "many": replay_result(2_000, failed=30), "closed": replay_result(closed=True),
-        "unjudged": {name: part for name, part in GOOD.items() if name != "verdict"},
         "invalid": GOOD | {"verdict": bad}, "stopped": GOOD | {"load": stopped},
         "compared": GOOD | {"baseline": compared_rows()},
         "compared, other lengths": GOOD | {"baseline": compared_rows((9, 3))},
@@ -90,18 +93,16 @@ def replay() -> Iterator[str]:
     for name in ("closed", "compared"):
         yield from (f"# page: {name}", page(replay_html(results[name])))
     yield shown(render_verdicts({"replay-1.json": GOOD["verdict"], "replay-2\x1b.json": bad}))
-    yield replay_markdown({"n": 0, "verdict": {"valid": True, "findings": []}})
 
 
 def terms() -> Iterator[str]:
     for name, parts in TERMS:
-        yield f"{name}: {dict(plan_rows(GOOD | parts)).get(name)}"
-    told = {
-        "plan": {"a": {"b": [1, 2.5, None, [3, 4]], "c": []}, "d": [{"e": True}, {"e": {}}], "f": None},
-        "x": {"y": 1},
-    }
-    yield from map(str, all_of(told, "plan", "none"))
-    yield from rests_on(GOOD, "n 120", ("tokens",))
+        changed = {
+            part: GOOD.get(part, {}) | told if isinstance(told, dict) else told
+            for part, told in parts.items()
+        }
+        yield f"{name}: {dict(plan_rows(GOOD | changed)).get(name)}"
+    yield from rests_on(GOOD, "tokens", samples="n 120")
 
 
 def summary() -> Iterator[str]:
@@ -112,7 +113,8 @@ def summary() -> Iterator[str]:
     empty = Summary().to_dict({"name": "1m", "seconds": 0.0}, 0.0)
     for told in (summarised(20), summarised(1_000), summarised(1) | {"relays": relays}, empty):
         yield shown(render_summary(told), 80)
-    yield from (shown(terminal(system_blocks(told)), 140) for told in SYSTEMS)
+    for told in SYSTEMS:
+        yield from (shown(terminal(system_blocks(told)), 140), *system_warnings(told))
 
 
 def capture() -> Iterator[str]:

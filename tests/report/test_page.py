@@ -48,8 +48,10 @@ def evil_replay() -> dict[str, Any]:
         "outcomes": {EVIL: 119, "complete": 1},
         "refusals": {"n": 1, "kinds": {EVIL: 1}},
         "tokens": plain["tokens"] | {"source": {EVIL: 3}},
-        "warmup": {"requests": 3, "problem": EVIL},
-        "verdict": {"valid": False, "findings": [{"what": EVIL, "limit": 1, "says": EVIL}]},
+        "warmup": {"requests": 0, "skipped": None, "problem": EVIL},
+        "verdict": plain["verdict"] | {
+            "valid": False, "findings": [{"what": EVIL, "limit": 1, "says": EVIL}]
+        },
         "window": plain["window"] | {"start": EVIL, "end": EVIL},
     }  # fmt: skip
     evil["metrics"] = plain["metrics"] | {

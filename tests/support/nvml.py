@@ -1,5 +1,5 @@
 """A stand-in for NVML's Python package (nvidia-ml-py, imported as pynvml): the calls that llmtap makes, by
-their names, with their units. `tests/load/monitor/test_gpu.py` compares it with the package.
+their names, with their units. `tests/load/monitor/test_system.py` compares it with the package.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class _Memory:
 
 @dataclass(slots=True)
 class FakeGpu:
-    """A device and what it tells: percent, degrees, mW, bytes, mJ."""
+    """A device and what it tells: percent, degrees, mW, bytes."""
 
     name: str | bytes = "NVIDIA Fake"
     percent: int = 50
@@ -33,7 +33,6 @@ class FakeGpu:
     milliwatts: list[int] = field(default_factory=lambda: [300_000])
     """One after another; the last one for good."""
     used: int = 1 << 30
-    millijoules: int = 1_000
     untold: set[str] = field(default_factory=set)
     """Names of calls it does not support."""
 
@@ -84,9 +83,6 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu) -> _Memory:
         return _Memory(self._told(handle, "nvmlDeviceGetMemoryInfo", handle.used))
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: FakeGpu) -> int:
-        return int(self._told(handle, "nvmlDeviceGetTotalEnergyConsumption", handle.millijoules))
 
     def _told(self, handle: FakeGpu, call: str, value: Any) -> Any:
         if call in handle.untold:

@@ -33,7 +33,7 @@ from llmtap.load.monitor.watch import Watch
 from llmtap.load.replay.options import USER_AGENT, ReplayOptions
 from llmtap.load.replay.perform import Replay, ReplayStopped
 from llmtap.load.replay.plan import ReplayPlan
-from llmtap.load.target import protocol_of, shown_url
+from llmtap.load.sending import protocol_of, shown_url
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.prompts.fitting import ATOM, Draft, Fitted, fit
 from llmtap.workload.prompts.prompt import Prompt
@@ -171,7 +171,7 @@ class ExoBench:
         self._options = options
         self._sending = ReplayOptions(
             target=options.target, headers=options.headers, ca=options.ca, timeout=options.timeout,
-            connect_timeout=Duration(10 * NS_PER_S), retry_wait=Duration(0), scrape=options.metrics,
+            connect_timeout=Duration(10 * NS_PER_S), scrape=options.metrics,
             texts=True,
         )  # fmt: skip
         self._tls = self._sending.tls()

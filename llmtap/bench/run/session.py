@@ -241,7 +241,7 @@ class BenchSession:
         return ReplayOptions(
             target=overlay.url or target.url, endpoint=target.endpoint, model=target.model, headers=fields,
             ca=target.ca, closed=load.closed, processes=target.processes, timeout=TIMEOUT,
-            connect_timeout=Duration(10 * NS_PER_S), retry_wait=Duration(0), warmup=warmup, slo=slo,
+            connect_timeout=Duration(10 * NS_PER_S), warmup=warmup, slo=slo,
             duration=None if load.duration_ns is None else Duration(load.duration_ns),
             capture=None if capture is None else str(capture), scrape=target.metrics, reader=self.reader,
         )  # fmt: skip

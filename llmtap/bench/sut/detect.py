@@ -27,9 +27,9 @@ from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.saved import explain, read_saved
 from llmtap.load.bodies import BodyMaker, BodyOptions, model_ids, server_of
-from llmtap.load.monitor.gpu import open_gpus
+from llmtap.load.monitor.system import open_gpus
 from llmtap.load.replay.options import read_headers
-from llmtap.load.target import PATHS
+from llmtap.load.sending import PATHS
 from llmtap.metrics.latency import measure
 from llmtap.net.tls import client_context
 from llmtap.units import format_ns

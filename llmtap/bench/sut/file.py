@@ -25,7 +25,7 @@ import msgspec
 from llmtap.bench.run.test import TESTS, BenchTest, test_named
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.errors import ConfigError
-from llmtap.load.target import shown_url
+from llmtap.load.sending import shown_url
 from llmtap.report.values import leaves
 from llmtap.units import encode_seconds, read_special, shown
 from llmtap.user_files import decode_json, read_toml

@@ -26,7 +26,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import BodyMaker, BodyOptions, model_ids
 from llmtap.load.http import LoadSender, SenderOptions
 from llmtap.load.replay.options import read_headers
-from llmtap.load.target import parse_target, protocol_of
+from llmtap.load.sending import parse_target, protocol_of
 from llmtap.metrics.latency import ttft_any_ns
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.net.tls import client_context

@@ -2,25 +2,28 @@
 
 `SystemSampler` fills `Columns` (`timeseries.py`) from `start` to `close`; `watch.py` starts it. If no
 processes of the server are named, they are found by the listening socket of a target with a loopback address
-(`listeners`).
+(`listeners`). GPUs are read through NVML (`open_gpus`, package nvidia-ml-py).
 
 Samples that cannot be taken in time are skipped and counted. `<side>_cpu` (1: one busy CPU) and
 `<side>_memory` (RSS) are of sender or server with their descendants; `host_cpu` and `host_stolen` are shares
-of the time of all CPUs. CPU times have a resolution of 10 ms.
+of the time of all CPUs. CPU times have a resolution of 10 ms. `gpu<i>_utilization` is the share of the last
+sample period (up to 1 s) in which any kernel ran; `gpu<i>_power` is an average over up to 1 s, on some models
+of a quarter of the time (arXiv 2312.02741).
 
 Source: exo-bench's methodology, "System Metrics".
 """
 
+import contextlib
 import logging
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from ipaddress import IPv6Address, ip_address
 from typing import Any, Final, NamedTuple
 
 import psutil
 
 from llmtap.clock import Clock
-from llmtap.load.monitor.gpu import Gpus, open_gpus
 from llmtap.load.monitor.timeseries import Columns, Ticks
 from llmtap.net.failures import failure_said
 from llmtap.net.server_metrics import MonitorSeries
@@ -30,20 +33,68 @@ log = logging.getLogger(__name__)
 
 SENDER: Final = "sender"
 SERVER: Final = "server"
+GPUS_MAX: Final = 16
 _GPU_SERIES: Final = {
-    # The driver's average over its own period, not since our last sample.
-    "utilization": MonitorSeries("share"),
-    "temperature": MonitorSeries("celsius"),
-    "power": MonitorSeries("watts"),
-    "memory": MonitorSeries("bytes"),
-    "energy": MonitorSeries("joules", "counter"),
+    "utilization": (MonitorSeries("share"), "nvmlDeviceGetUtilizationRates", "gpu", 100),
+    "temperature": (MonitorSeries("celsius"), "nvmlDeviceGetTemperature", "", 1),
+    "power": (MonitorSeries("watts"), "nvmlDeviceGetPowerUsage", "", 1_000),
+    "memory": (MonitorSeries("bytes"), "nvmlDeviceGetMemoryInfo", "used", 1),
 }
-"""In the order of the fields of GpuReading."""
+"""Series, NVML call, field of its result, and divisor."""
 _NAMED_MAX: Final = 64
-_SEARCHES_MAX: Final = 60
-"""Searches for a server that does not listen yet: a minute at 1 Hz. Each takes some ms."""
 _CLOSE_S_MAX: Final = 2.0
 """Time that `close` waits for a driver that hangs; its thread is then left behind."""
+
+
+class Gpus:
+    """GPUs of this host, at most GPUS_MAX."""
+
+    def __init__(self, nvml: Any) -> None:
+        """`nvml` must be initialised. Raises `nvml.NVMLError`."""
+        self._nvml = nvml
+        n = min(nvml.nvmlDeviceGetCount(), GPUS_MAX)
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n)]
+        self.names = [str(nvml.nvmlDeviceGetName(handle)) for handle in self._handles]
+
+    def series(self) -> dict[str, MonitorSeries]:
+        names = range(len(self.names))
+        return {f"gpu{i}_{name}": series for i in names for name, (series, *_) in _GPU_SERIES.items()}
+
+    def read(self) -> dict[str, float | None]:
+        """Read every GPU: some ms of driver calls, or longer. None: the device does not report it."""
+        values: dict[str, float | None] = {}
+        for index, handle in enumerate(self._handles):
+            for name, (_, call, field, divisor) in _GPU_SERIES.items():
+                more = (self._nvml.NVML_TEMPERATURE_GPU,) if name == "temperature" else ()
+                try:
+                    answer = getattr(self._nvml, call)(handle, *more)
+                except self._nvml.NVMLError:
+                    values[f"gpu{index}_{name}"] = None
+                else:
+                    values[f"gpu{index}_{name}"] = (getattr(answer, field) if field else answer) / divisor
+        return values
+
+    def close(self) -> None:
+        with contextlib.suppress(self._nvml.NVMLError):
+            self._nvml.nvmlShutdown()
+
+
+def open_gpus(nvml: Any = None) -> tuple[Gpus | None, str | None]:
+    """Return the host's GPUs, or why there are none. `nvml`: replacement for the package in tests."""
+    if nvml is None:
+        try:
+            nvml = import_module("pynvml")
+        except ImportError:
+            return None, "the package nvidia-ml-py is not installed (extra: gpu)"
+    try:
+        nvml.nvmlInit()
+        gpus = Gpus(nvml)
+    except nvml.NVMLError as exc:
+        return None, f"no NVML: {exc}"
+    if not gpus.names:
+        gpus.close()
+        return None, "NVML knows of no GPU"
+    return gpus, None
 
 
 class Host(NamedTuple):
@@ -116,24 +167,18 @@ def listeners(host: str, port: int) -> tuple[list[int], str | None]:
     if not is_loopback(host):
         return [], f"{host} is not a loopback address"
     wanted = {"127.0.0.1", "::1"} if host == "localhost" else {str(ip_address(host.strip("[]")))}
-    reached = [
-        connection.pid
-        for connection in psutil.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-        and connection.laddr.port == port
-        and _reaches(wanted, connection.laddr.ip)
-    ]
+    reached = []
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            address = ip_address(connection.laddr.ip)
+            mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+            # A socket on :: also accepts IPv4 unless IPV6_V6ONLY is set, which the kernel does not show.
+            if address.is_unspecified or str(address) in wanted or str(mapped) in wanted:
+                reached.append(connection.pid)
     if not reached:
         return [], f"nobody listens on port {port}"
     held = sorted({pid for pid in reached if pid is not None})
     return held, None if held else f"who listens on port {port} is hidden from this user"
-
-
-def _reaches(wanted: Collection[str], listening: str) -> bool:
-    address = ip_address(listening)
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    # A socket on :: also accepts IPv4 unless IPV6_V6ONLY is set, which the kernel does not show.
-    return address.is_unspecified or str(address) in wanted or str(mapped) in wanted
 
 
 class SystemSampler:
@@ -152,25 +197,35 @@ class SystemSampler:
         """Open NVML, which may take a second.
 
         `sender`, `server`: pids, with descendants. Without `server`, the process that listens at `target`
-        (host, port) on loopback, once there is one. `nvml`: replacement of pynvml for tests.
+        (host, port) on loopback. `nvml`: replacement of pynvml for tests.
         """
         assert period_ns > 0
         self._clock = clock
         self._period_ns = period_ns
-        self._target = target
-        self._roots = {**dict.fromkeys(sender, SENDER), **dict.fromkeys(server, SERVER)}
-        self._searching = SERVER not in self._roots.values() and target is not None
-        self._searches = 0
         self._why: dict[str, str] = {}
-        if not self._searching and SERVER not in self._roots.values():
-            self._why[SERVER] = "no process of it was given"
+        self._roots = dict.fromkeys(sender, SENDER)
+        if target is not None and not server:
+            pids, why = listeners(*target)
+            server = [pid for pid in pids if pid not in self._roots]
+            if pids and not server:
+                why = "it is served by a process of the sender"
+            if why is not None:
+                self._why[SERVER] = why
+        self._roots |= dict.fromkeys(server, SERVER)
         self._named: dict[str, dict[int, str]] = {SENDER: {}, SERVER: {}}
         self._before: tuple[int, Host | None, dict[str, int]] | None = None
         self._skipped = 0
         self._gpus, no_gpu = open_gpus(nvml)
         if no_gpu is not None:
             self._why["gpu"] = no_gpu
-        self.columns = Columns(_series(self._gpus))
+        sides = (SENDER, SERVER)
+        self.columns = Columns(
+            {f"{side}_cpu": MonitorSeries("cpus", "interval") for side in sides}
+            | {f"{side}_memory": MonitorSeries("bytes") for side in sides}
+            | {name: MonitorSeries("share", "interval") for name in ("host_cpu", "host_stolen")}
+            | {"host_memory": MonitorSeries("bytes")}
+            | ({} if self._gpus is None else self._gpus.series())
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llmtap-system", daemon=True)
 
@@ -196,7 +251,7 @@ class SystemSampler:
                 side: [{"pid": pid, "name": name} for pid, name in list(named.items())[:_NAMED_MAX]]
                 for side, named in self._named.items()
             },
-            "gpu": None if self._gpus is None else {"devices": self._gpus.names, "unread": self._gpus.unread},
+            "gpu": None if self._gpus is None else {"devices": self._gpus.names},
             "why_not": dict(self._why),
         }
 
@@ -224,7 +279,11 @@ class SystemSampler:
             values["host_memory"] = host.memory_used_bytes
         except (OSError, ValueError) as exc:
             self._why.setdefault("host", failure_said(exc))
-        groups = self._read_groups()
+        groups = {side: group for side, group in groups_of(read_processes(), self._roots).items() if group}
+        for side, group in groups.items():
+            named = self._named[side]
+            if len(named) < _NAMED_MAX:
+                named.update((process.pid, process.name) for process in group)
         # CPU times are stamped before the GPUs answer.
         t_ns = (began_ns + self._clock.mono_ns()) // 2
         cpu_ns = {side: sum(process.cpu_ns for process in group) for side, group in groups.items()}
@@ -242,46 +301,5 @@ class SystemSampler:
                 values["host_stolen"] = (host.stolen_ns - host_before.stolen_ns) / total_ns
         self._before = (t_ns, host, cpu_ns)
         if self._gpus is not None:
-            for index, reading in enumerate(self._gpus.read()):
-                values |= {f"gpu{index}_{name}": reading[i] for i, name in enumerate(_GPU_SERIES)}
+            values |= self._gpus.read()
         self.columns.add(t_ns, self._clock.mono_ns() - began_ns, values)
-
-    def _read_groups(self) -> dict[str, list[ObservedProcess]]:
-        if self._searching:
-            self._search()
-        found = groups_of(read_processes(), self._roots)
-        groups = {side: group for side, group in found.items() if group}
-        for side, group in groups.items():
-            named = self._named[side]
-            if len(named) < _NAMED_MAX:
-                named.update((process.pid, process.name) for process in group)
-        return groups
-
-    def _search(self) -> None:
-        """Search for the server by its port; repeat at the next samples while nobody listens there."""
-        assert self._target is not None
-        pids, why = listeners(*self._target)
-        ours = [pid for pid in pids if self._roots.get(pid) == SENDER]
-        if ours:
-            why = "it is served by a process of the sender"
-        self._roots.update((pid, SERVER) for pid in pids if pid not in ours)
-        self._searches += 1
-        if pids or why is None or not why.startswith("nobody") or self._searches >= _SEARCHES_MAX:
-            self._searching = False
-        if why is None:
-            self._why.pop(SERVER, None)
-        else:
-            self._why[SERVER] = why
-
-
-def _series(gpus: Gpus | None) -> Mapping[str, MonitorSeries]:
-    series = {
-        **{f"{side}_cpu": MonitorSeries("cpus", "interval") for side in (SENDER, SERVER)},
-        **{f"{side}_memory": MonitorSeries("bytes") for side in (SENDER, SERVER)},
-        "host_cpu": MonitorSeries("share", "interval"),
-        "host_stolen": MonitorSeries("share", "interval"),
-        "host_memory": MonitorSeries("bytes"),
-    }
-    for index in range(0 if gpus is None else len(gpus.names)):
-        series |= {f"gpu{index}_{name}": spec for name, spec in _GPU_SERIES.items()}
-    return series

@@ -7,7 +7,7 @@ times. Seconds in the JSON count from the start of the run; earlier samples have
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite, nan
@@ -203,40 +203,25 @@ def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
 
 
 def _energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> dict[str, Any] | None:
-    """Return the energy of all GPUs with known power; None if there are none. `joules` integrates the power
-    over the window; `counted_joules` is of the devices' counters."""
-    times_ns, used = system.times_ns(), dict[str, Energy]()
-    for name, device in _named(system, "_power"):
-        energy = energy_of(
-            times_ns, system.column(name), from_ns=window[0], to_ns=window[1], gap_ns_max=gap_ns_max
-        )
-        if energy is not None:
-            used[device] = energy
+    """Return the energy of all GPUs with known power over the window; None if there are none."""
+    used: dict[str, Energy] = {}
+    for name in system.known():
+        if name.endswith("_power"):
+            energy = energy_of(
+                system.times_ns(), system.column(name), from_ns=window[0], to_ns=window[1],
+                gap_ns_max=gap_ns_max,
+            )  # fmt: skip
+            if energy is not None:
+                used[name.removesuffix("_power")] = energy
     if not used:
         return None
-    figures = _figures(system, window)
-    counted = {
-        device: figures[name]
-        for name, device in _named(system, "_energy")
-        if figures[name]["total"] is not None
-    }
     joules = sum(energy.joules for energy in used.values())
-    told = {
+    return {
         "joules": joules,
         "seconds": max(to_seconds(energy.known_ns) for energy in used.values()),
         "seconds_missing": max(to_seconds(energy.missing_ns) for energy in used.values()),
         "power": sum(average_power_w([energy]) or 0.0 for energy in used.values()),
         "joules_per_token": joules_per_token(joules, tokens),
         "tokens": tokens,
-        "counted_joules": None,
-        "counted_power": None,
         "devices": {device: {"joules": energy.joules} for device, energy in used.items()},
     }
-    if counted.keys() == used.keys():
-        told["counted_joules"] = sum(figure["total"] for figure in counted.values())
-        told["counted_power"] = sum(figure["per_second"] for figure in counted.values())
-    return told
-
-
-def _named(columns: Columns, end: str) -> Iterator[tuple[str, str]]:
-    return ((name, name.removesuffix(end)) for name in columns.known() if name.endswith(end))

@@ -10,7 +10,7 @@ import asyncio
 import os
 import ssl
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -19,7 +19,7 @@ import aiohttp
 from llmtap.clock import Clock
 from llmtap.load.monitor.system import SystemSampler
 from llmtap.load.monitor.timeseries import Columns, Ticks, TimeSeries
-from llmtap.load.target import shown_url
+from llmtap.load.sending import shown_url
 from llmtap.net.server_metrics import (
     ACCEPT,
     SCRAPE_ERRORS,
@@ -144,8 +144,6 @@ class Watch:
         clock: Clock,
         target: str,
         *,
-        sender: Iterable[int] | None = None,
-        server: Iterable[int] = (),
         period_ns: int = NS_PER_S,
         metrics: str | None = None,
         scrape: bool = True,
@@ -155,15 +153,13 @@ class Watch:
     ) -> None:
         """Monitor a load on the URL `target`.
 
-        Opens NVML, which may take a second. `sender`, `server`: pids, with descendants; by default this
-        process, and the one that listens at a loopback target. `metrics`: URL, by default `/metrics` of the
-        target (`optional`); `headers` and `tls` are for it.
+        The sender is this process, the server the one that listens at a loopback target. Opens NVML, which
+        may take a second. `metrics`: URL, by default `/metrics` of the target, with `headers` and `tls`.
         """
         url = urlsplit(target)
         port = url.port or (443 if url.scheme == "https" else 80)
         self._system = SystemSampler(
-            clock, sender=[os.getpid()] if sender is None else sender, server=server,
-            target=(url.hostname or "", port), period_ns=period_ns, nvml=nvml,
+            clock, sender=[os.getpid()], target=(url.hostname or "", port), period_ns=period_ns, nvml=nvml,
         )  # fmt: skip
         self._scrape = scrape
         self._scraper = ServerScraper(

@@ -18,11 +18,11 @@ Memory: 56 bytes per row; differences go into histograms (error 0.1 %).
 """
 
 from array import array
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -31,22 +31,12 @@ from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import TokenSource
-from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram
-from llmtap.metrics.latency import (
-    DEFAULT_BENEFIT,
-    e2e_ns,
-    output_times_ns,
-    tbc_max_ns,
-    tbc_ns,
-    tpot_ns,
-    ttft_ns,
-)
-from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.latency import e2e_ns, output_times_ns, tbc_max_ns, tbc_ns, tpot_ns, ttft_ns
 from llmtap.metrics.statistics import summarise_ns
-from llmtap.metrics.summary import ENDED_WELL, Summary
+from llmtap.metrics.summary import ENDED_WELL
 from llmtap.traces.registry import open_trace
-from llmtap.units import NS_PER_S, to_seconds
+from llmtap.units import NS_PER_S
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 
@@ -61,9 +51,9 @@ MODELS_MAX: Final = 5
 _KEPT: Final = ("ttft", "tpot", "tbc_max", "e2e", "elapsed", "output", "uncertainty")
 _NONE: Final = -1
 _SENT, _WELL = 1, 2
+_SIDES: Final = ("then", "now", "difference")
 _MICROSECOND: Final = 1_000
 _NO_INFO: Final = CaptureInfo()
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,35 +77,21 @@ class Baseline:
     """Both sides of a plan's requests: first all that were sent (`add_now`), then what was recorded
     (`add_then`)."""
 
-    def __init__(
-        self,
-        recorded: RecordedAnswer,
-        quantiles: tuple[float, ...] = (),
-        objectives: Objectives | None = None,
-        reader: Benefit = DEFAULT_BENEFIT,
-    ) -> None:
-        """`quantiles`: shares of the distributions. `objectives`, `reader`: applied to the recorded rows."""
+    def __init__(self, recorded: RecordedAnswer) -> None:
         self.recorded = recorded
         n = len(recorded.places)
-        self._quantiles = quantiles
         self._now = {name: array("q", [_NONE]) * n for name in _KEPT}
         self._state = bytearray(n)
-        self._again = 0
-        self._found = 0
+        self.found = 0
+        """Number of sent rows that were found in the source."""
+        self._again = self._unknown = 0
         self._told = False
         self._ended = {"both": 0, "then": 0, "now": 0, "neither": 0}
-        self._then_ns, self._now_ns, self._more_ns = (
-            {name: Histogram() for name in FIGURES} for _ in range(3)
-        )
-        self._slower = dict.fromkeys(FIGURES, 0)
+        self._sides = {side: {name: Histogram() for name in FIGURES} for side in _SIDES}
+        self._slower: Counter[str] = Counter()
         self._uncertainty = Histogram()
-        self._lengths = {"n": 0, "equal": 0, "near": 0, "then": 0, "now": 0}
-        self.summary = Summary(objectives, reader)
-        """Summary of the recorded rows, however they ended."""
+        self._lengths = {"n": 0, "equal": 0, "near": 0}
         self._models: dict[str, set[str]] = {"then": set(), "now": set()}
-        self._first_ns: int | None = None
-        self._last_ns: int | None = None
-        self._scheduled = self._unknown = self._sure = self._ends = 0
 
     def add_now(self, row: int, x: Exchange) -> None:
         if row >= len(self._state):
@@ -127,22 +103,14 @@ class Baseline:
             if value is not None:
                 self._now[name][row] = value
 
-    @property
-    def found(self) -> int:
-        """Number of sent rows that were found in the source."""
-        return self._found
-
     def was_sent(self, row: int) -> bool:
         return bool(self._state[row])
 
     def add_then(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
         """Add the recorded row. `outcome`, `uncertainty`: whether the source states them."""
-        self._found += 1
+        self.found += 1
         self._add_model("then", x)
-        self.summary.add(x)
-        self._place(x)
         self._unknown += not outcome
-        self._sure += uncertainty
         then = _figures(x)
         now = {name: None if column[row] == _NONE else column[row] for name, column in self._now.items()}
         if x.timeline.submit_ns is not None:
@@ -155,131 +123,72 @@ class Baseline:
         self._ended["both"] += 1
         if uncertainty and then["uncertainty"] is not None and now["uncertainty"] is not None:
             self._uncertainty.record(then["uncertainty"] + now["uncertainty"] + _MICROSECOND)
+        old, new = then["output"], now["output"]
+        if old is not None and new is not None:
+            self._lengths["n"] += 1
+            self._lengths["equal"] += old == new
+            self._lengths["near"] += abs(new - old) <= LENGTHS_APART * max(old, new)
+            if old == new:
+                then["e2e_same_length"], now["e2e_same_length"] = then["e2e"], now["e2e"]
         for name in FIGURES:
-            self._pair(name, then.get(name), now.get(name))
-        if then["output"] is not None and now["output"] is not None:
-            self._pair_lengths(then["output"], now["output"])
-            if then["output"] == now["output"]:
-                self._pair("e2e_same_length", then["e2e"], now["e2e"])
+            before, after = then.get(name), now.get(name)
+            if before is not None and after is not None:
+                for side, ns in zip(_SIDES, (before, after, after - before), strict=True):
+                    self._sides[side][name].record(ns)
+                self._slower[name] += after > before
 
     def to_dict(self, info: CaptureInfo = _NO_INFO) -> dict[str, object] | None:
         """Return public JSON in seconds; None if no row has answer times. `info`: of the source."""
         if not self._told:
             return None
-        sent = sum(map(bool, self._state))
-        pairs = {name: self._pair_figures(name) for name in FIGURES}
+        missing = sum(map(bool, self._state)) - self.found
         n, near = self._lengths["n"], self._lengths["near"]
         comparable = n - near <= PAIRS_APART * n if n else None
         return {
-            "requests": {
-                "compared": self._found, "not_found": sent - self._found, "repeated": self._again,
-            },
+            "requests": {"compared": self.found, "not_found": missing, "repeated": self._again},
             "ended_well": dict(self._ended),
-            "pairs": pairs,
+            "pairs": {name: self._pair_figures(name) for name in FIGURES},
             "output_tokens": {**self._lengths, "comparable": comparable},
             "uncertainty": summarise_ns(self._uncertainty) if self._uncertainty.n else None,
-            "quantiles": self._quantile_figures(),
-            "then": self._then(dated=info.arrivals == "wall"),
-            "notes": [*self._notes(sent, comparable=comparable), *self._place_notes(info)],
-        }  # fmt: skip
+            "notes": list(self._notes(missing, info, comparable=comparable)),
+        }
 
     def _add_model(self, side: str, x: Exchange) -> None:
         if x.model and len(self._models[side]) < MODELS_MAX:
             self._models[side].add(x.model)
 
-    def _pair(self, name: str, then_ns: int | None, now_ns: int | None) -> None:
-        if then_ns is None or now_ns is None:
-            return
-        self._then_ns[name].record(then_ns)
-        self._now_ns[name].record(now_ns)
-        self._more_ns[name].record(now_ns - then_ns)
-        self._slower[name] += now_ns > then_ns
-
-    def _pair_lengths(self, then: int, now: int) -> None:
-        told = self._lengths
-        told["n"] += 1
-        told["equal"] += then == now
-        told["near"] += abs(now - then) <= LENGTHS_APART * max(then, now)
-        told["then"] += then
-        told["now"] += now
-
-    def _place(self, x: Exchange) -> None:
-        t = x.timeline
-        self._ends += t.response_end_ns is not None
-        self._scheduled += x.scheduled_ns is not None
-        end_ns = t.arrival_ns if t.response_end_ns is None else t.response_end_ns
-        self._first_ns = t.arrival_ns if self._first_ns is None else min(self._first_ns, t.arrival_ns)
-        self._last_ns = end_ns if self._last_ns is None else max(self._last_ns, end_ns)
-
     def _pair_figures(self, name: str) -> dict[str, object]:
-        n = self._more_ns[name].n
-        sides = (("then", self._then_ns), ("now", self._now_ns), ("difference", self._more_ns))
-        return {
-            "n": n,
-            **{side: _shares(histograms[name]) for side, histograms in sides},
-            "slower": self._slower[name] / n if n else None,
-        }
+        n = self._sides["difference"][name].n
+        sides = {side: _shares(histograms[name]) for side, histograms in self._sides.items()}
+        return {"n": n, **sides, "slower": self._slower[name] / n if n else None}
 
-    def _quantile_figures(self) -> dict[str, object]:
-        shares = self._quantiles
-        return {
-            "shares": list(shares),
-            "then": {name: quantiles_s(histogram, shares) for name, histogram in self._then_ns.items()},
-            "now": {name: quantiles_s(histogram, shares) for name, histogram in self._now_ns.items()},
-        }
-
-    def _then(self, *, dated: bool) -> dict[str, Any]:
-        """Return the Summary, limited to what the source states."""
-        first_ns, last_ns = self._first_ns or 0, self._last_ns or 0
-        seconds = (last_ns - first_ns) / NS_PER_S
-        start, end = (date_ms(ns) if dated else None for ns in (first_ns, last_ns))
-        window = {"name": "baseline", "seconds": seconds, "start": start, "end": end}
-        out: dict[str, Any] = self.summary.to_dict(
-            window, seconds, "open" if self._scheduled == self._found else "recorded"
-        )
-        if self._unknown:
-            outcomes = {"complete": 0, **out["outcomes"], "unknown": self._unknown}
-            outcomes["complete"] -= self._unknown
-            out["outcomes"] = {name: n for name, n in sorted(outcomes.items()) if n}
-        if not self._sure:
-            out["uncertainty"] = None
-        if not self._ends:
-            out["load"]["achieved_rps"] = None
-        return out
-
-    def _notes(self, sent: int, *, comparable: bool | None) -> list[str]:
-        notes = []
-        if sent > self._found:
-            notes.append(
-                f"{sent - self._found:,} rows were not found again: the source has changed meanwhile"
-            )
+    def _notes(self, missing: int, info: CaptureInfo, *, comparable: bool | None) -> Iterator[str]:
+        if missing:
+            yield f"{missing:,} rows were not found again: the source has changed meanwhile"
         if self._again:
-            notes.append(f"{self._again:,} requests were rows that came again: they are compared once")
+            yield f"{self._again:,} requests were rows that came again: they are compared once"
         if self._unknown:
-            notes.append(f"of {self._unknown:,} rows the source does not say how they ended: taken for well")
-        if self._more_ns["elapsed"].n:
-            notes.append("the source does not say when requests were submitted: elapsed counts from arrival")
+            yield f"of {self._unknown:,} rows the source does not say how they ended: taken for well"
+        counts = {name: histogram.n for name, histogram in self._sides["difference"].items()}
+        if counts["elapsed"]:
+            yield "the source does not say when requests were submitted: elapsed counts from arrival"
         if comparable is False:
             apart = self._lengths["n"] - self._lengths["near"]
-            notes.append(
+            yield (
                 f"{apart:,} of {self._lengths['n']:,} answers are longer or shorter than they were by more"
                 f" than {LENGTHS_APART:.0%}: E2E cannot be compared, but for those of the same length"
             )
-        elif comparable is None and (self._more_ns["e2e"].n or self._more_ns["elapsed"].n):
-            notes.append("whether answers are as long as they were is not known: E2E may not be comparable")
-        return notes
-
-    def _place_notes(self, info: CaptureInfo) -> list[str]:
-        """Return how the places of then and now differ, as far as the source states its own."""
-        then, now = (", ".join(sorted(self._models[side])) for side in ("then", "now"))
-        notes = [f"the model was {then} then, and is {now} now"] if then and now and then != now else []
+        elif comparable is None and (counts["e2e"] or counts["elapsed"]):
+            yield "whether answers are as long as they were is not known: E2E may not be comparable"
+        then, now = (", ".join(sorted(models)) for models in self._models.values())
+        if then and now and then != now:
+            yield f"the model was {then} then, and is {now} now"
         if info.tap_version not in ("", __version__):
-            notes.append(f"then measured by llmtap {info.tap_version}, now by {__version__}")
-        notes.append(
+            yield f"then measured by llmtap {info.tap_version}, now by {__version__}"
+        yield (
             "server, network and machine of then are not recorded: if they are not those of now, differences"
             " are theirs, too"
         )
-        return notes
 
 
 def read_then(
@@ -340,14 +249,3 @@ def _figures(x: Exchange) -> dict[str, int | None]:
 def _shares(histogram: Histogram) -> dict[str, float | None]:
     values = histogram.percentiles(tuple(SHARES.values()))
     return {name: None if v is None else v / NS_PER_S for name, v in zip(SHARES, values, strict=True)}
-
-
-def quantiles_s(histogram: Histogram, shares: tuple[float, ...]) -> list[float] | None:
-    """Return quantiles in seconds; None without values."""
-    return [to_seconds(v) for v in histogram.percentiles(shares) if v is not None] or None
-
-
-def date_ms(ns: int) -> str:
-    """Format wall-clock ns as a date in UTC, to the millisecond."""
-    moment = _EPOCH + timedelta(microseconds=ns // 1_000)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

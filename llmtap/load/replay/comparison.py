@@ -1,23 +1,39 @@
 """Compare results of replays: differences of figures, most with an interval, and how the set-ups differ.
 
-For `llmtap report --compare`: takes results of `llmtap replay --json` by label and returns JSON, which
-`comparison_report.py` renders. A difference is b - a. Its interval of 95 % joins the intervals of both
-figures: order statistics of a quantile, Wilson's score of a share. It covers the requests of two runs, not
-how much runs differ. Rates, TBC and ITL have no interval. A replay is compared with its own source in
-`baseline.py`.
+For `llmtap report --compare`: takes results of `llmtap replay --json` by label and returns JSON, and renders
+this JSON as a document. A difference is b - a. Its interval of 95 % joins
+the intervals of both figures: order statistics of a quantile, Wilson's score of a share. It covers the
+requests of two runs, not how much runs differ. Rates, TBC and ITL have no interval. A replay is compared with
+its own source in `baseline.py`.
 
 Source: Zou and Donner 2008 (MOVER); for shares Newcombe 1998, method 10.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from math import hypot
 from typing import Any, Final
+
+from rich.console import RenderableType
 
 from llmtap.metrics.histogram import hdr_values
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
 from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import is_enough
-from llmtap.report.values import at, leaves
+from llmtap.report.document import Note, ReportDocument, Section, Table
+from llmtap.report.render import terminal
+from llmtap.report.values import (
+    FEW,
+    MARK,
+    METRIC_TITLES,
+    at,
+    bursts_said,
+    is_marked,
+    leaves,
+    milliseconds,
+    number,
+    plain_text,
+)
 from llmtap.units import NS_PER_S
 
 _QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
@@ -40,8 +56,7 @@ _LOAD: Final = (
 """Parts of a plan that decide which requests are sent, and when."""
 _NOT_LOAD: Final = frozenset({"body.endpoint", "body.model", "body.server", "arrivals.recorded_rps"})
 _UNCOMPARED: Final = ("notes", "prompts")
-_NAMES: Final = frozenset({"name", "arrivals", "rate_rps", "scale"})
-"""Of a part that only one plan has, what is listed."""
+_Json = Mapping[str, Any]
 
 
 def compare_replays(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -68,7 +83,7 @@ def compare_replays(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "comparisons": [
             {
                 "a": first, "b": label, "figures": list(_figures(base, other, misled=bool(cautions))),
-                "cautions": cautions, "set_up": list(_set_up(base, other)),
+                "cautions": cautions, "set_up": _set_up(base, other),
             }
             for label, other in others
             for cautions in [list(_cautions({first: base, label: other}))]
@@ -118,14 +133,11 @@ def _figures(a: Mapping[str, Any], b: Mapping[str, Any], *, misled: bool) -> Ite
 
 
 def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
-    """Return the values of a metric, ascending in seconds, to 0.1 %; none in results of older versions."""
-    encoded = at(result, "hdr_histograms", metric)
-    if encoded is None or metric in _GAPS:
+    """Return the values of a metric, ascending in seconds, to 0.1 %; none of gaps."""
+    if metric in _GAPS:
         return []
-    ordered: list[float] = []
-    for value_ns, count in hdr_values(encoded):
-        ordered += [value_ns / NS_PER_S] * count
-    return ordered
+    values = hdr_values(result["hdr_histograms"][metric])
+    return [value_ns / NS_PER_S for value_ns, count in values for _ in range(count)]
 
 
 def _row(
@@ -154,36 +166,112 @@ def _row(
     }  # fmt: skip
 
 
-def _set_up(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the values of the plan, the sender and the server that differ; those of the load first."""
+def _set_up(a: _Json, b: _Json) -> list[dict[str, Any]]:
+    """Return the values of the plan, the sender and the server that differ; those of the load first."""
     ours, theirs = dict(_settings(a)), dict(_settings(b))
-    parts = [{name.partition(".")[0] for name in side} for side in (ours, theirs)]
     rows = [
         {"name": name, "a": ours.get(name), "b": theirs.get(name), "load": _is_load(name)}
         for name in dict.fromkeys((*ours, *theirs))
         if ours.get(name) != theirs.get(name)
-        and (
-            name.partition(".")[0] in parts[0] & parts[1]
-            or name.rpartition(".")[2] in _NAMES
-            or "." not in name
-        )
     ]
-    yield from sorted(rows, key=lambda row: not row["load"])
+    return sorted(rows, key=lambda row: not row["load"])
 
 
-def _settings(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from leaves({k: v for k, v in (result.get("plan") or {}).items() if k not in _UNCOMPARED})
-    sender = result.get("sender") or {}
-    yield "sender.llmtap", sender.get("llmtap")
-    yield "sender.hosts", sorted({clock["host"] for clock in sender.get("clocks") or ()})
-    yield "sender.processes", len(sender.get("processes") or ())
-    yield "sender.clock", sender.get("clock")
-    yield "warm-up.requests", at(result, "warmup", "requests")
+def _settings(result: _Json) -> Iterator[tuple[str, Any]]:
+    yield from leaves({k: v for k, v in result["plan"].items() if k not in _UNCOMPARED})
+    sender = result["sender"]
+    yield "sender.llmtap", sender["llmtap"]
+    yield "sender.hosts", sorted({clock["host"] for clock in sender["clocks"]})
+    yield "sender.processes", len(sender["processes"])
+    yield "sender.clock", sender["clock"]
+    yield "warm-up.requests", result["warmup"]["requests"]
     yield "objectives", at(result, "goodput", "objectives")
     yield "gpu", at(result, "system", "summary", "gpu", "devices")
-    yield "ITL option", at(result, "metrics", "itl", "option")
-    yield "stopped", at(result, "load", "stopped")
+    yield "ITL option", result["metrics"]["itl"]["option"]
+    yield "stopped", result["load"]["stopped"]
 
 
 def _is_load(name: str) -> bool:
     return name == "stopped" or (name.partition(".")[0] in _LOAD and name not in _NOT_LOAD)
+
+
+_ABOUT: Final = (
+    "Interval: 95 % for each difference by itself; it describes the requests of these two runs. Runs differ"
+    " by more: repeat both, in turn. An end without a number: too few samples. TBC, ITL and"
+    " rates have no interval. The rates of requests ended and of output are over the whole window, with the"
+    " wait for the last answers."
+)
+_OTHER_LOAD: Final = "The loads differ: differences are those of the load and of the server together."
+_OTHER_OPTION: Final = "ITL is of different options, and not compared; TBC is the same quantity in both."
+_IN_BURSTS: Final = "TBC, ITL and TPOT are not compared."
+
+
+def comparison_document(told: _Json) -> ReportDocument:
+    """Return the report on the JSON of `compare_replays`."""
+    sections = [
+        Section(f"against-{i}", f"{one['b']} against {one['a']}", list(_comparison(one)))
+        for i, one in enumerate(told["comparisons"])
+    ]
+    title = f"Replays compared: {', '.join(one['label'] for one in told['results'])}"
+    return ReportDocument(title, list(_verdicts(told)), sections=sections)
+
+
+def render_replay_comparison(told: _Json) -> RenderableType:
+    document = comparison_document(told)
+    sections = ((Note(section.heading, "bold"), *section.blocks) for section in document.sections)
+    return terminal([*document.summary, *chain.from_iterable(sections)])
+
+
+def _verdicts(told: _Json) -> Iterator[Note]:
+    for one in told["results"]:
+        valid = one["verdict"]["valid"]
+        says = [] if valid else [finding["says"] for finding in one["verdict"]["findings"]][:1]
+        state = "partial" if valid and one["verdict"].get("partial") else "valid" if valid else "NOT VALID"
+        text = f"{one['label']}: to {one['target'] or '?'}, {one['start'] or 'at an unknown time'}, {state}"
+        yield Note(": ".join([text, *says]), "none" if valid else "red")
+
+
+def _comparison(one: _Json) -> Iterator[Note | Table]:
+    set_up = one["set_up"]
+    if any(row["load"] for row in set_up):
+        yield Note(_OTHER_LOAD, "bold red", lead="warning:")
+    if any(row["name"] == "ITL option" for row in set_up):
+        yield Note(_OTHER_OPTION, lead="warning:")
+    for caution in one.get("cautions") or ():
+        says = " ".join(bursts_said(caution["events_per_read"], caution["label"]))
+        yield Note(f"caution: {says} {_IN_BURSTS}", "yellow")
+    rows = [_cells(row) for row in one["figures"]]
+    heads = ["", "n", one["a"], "n", one["b"], "difference", "95 % interval", "relative"]
+    yield Table(heads, rows, nowrap=True, label="Figures")
+    yield Note(_ABOUT)
+    if is_marked(rows):
+        yield Note(FEW)
+    if set_up:
+        cells = [[row["name"], plain_text(row["a"]), plain_text(row["b"])] for row in set_up]
+        yield Table(["differs in the set-up", one["a"], one["b"]], cells, label="Set-up")
+    else:
+        yield Note("The set-ups do not differ.")
+
+
+def _cells(row: _Json) -> list[str]:
+    unit, ends = row["unit"], (row["low"], row["high"])
+
+    def text(value: float | None) -> str:
+        if unit == "s":
+            return milliseconds(value)
+        return number(None if value is None else value * (100 if unit == "share" else 1))
+
+    def signed(value: float | None) -> str:
+        return f"+{text(value)}" if value is not None and value > 0 else text(value)
+
+    shown = {"s": "ms", "share": "%"}.get(unit, unit)
+    title = str(METRIC_TITLES.get(row["name"], row["name"]))
+    title += f" ({row['option']})" if row["option"] else ""
+    figure = f" {row['figure']}" if unit == "s" else ""
+    interval = "-" if ends == (None, None) else " to ".join("…" if e is None else signed(e) for e in ends)
+    relative = "-" if row["share"] is None or unit == "share" else f"{row['share'] * 100:+.1f} %"
+    return [
+        f"{title}{figure}, {shown}", f"{row['n_a']:,}", text(row["a"]) + MARK * row["few_a"],
+        f"{row['n_b']:,}", text(row["b"]) + MARK * row["few_b"], signed(row["difference"]),
+        interval, relative,
+    ]  # fmt: skip

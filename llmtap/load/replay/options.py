@@ -21,20 +21,13 @@ import msgspec
 from llmtap import __version__
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
-from llmtap.load.run import StopErrors
-from llmtap.load.sessions.prompt_sender import PromptMaker
-from llmtap.load.target import Spoken, check_fields, protocol_of
+from llmtap.load.prompt_sender import PromptMaker
+from llmtap.load.sending import Spoken, check_fields, protocol_of
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.net.failures import failure_said
 from llmtap.net.tls import client_context
 from llmtap.units import Duration
-
-__all__ = [
-    "USER_AGENT", "AnyMaker", "ReplayOptions", "http_beside", "maker_for", "notes_of", "protocol_of",
-    "reach", "read_headers", "refuse_meaningless",
-]  # fmt: skip
-
 
 KEY_NAME: Final = "OPENAI_API_KEY"
 USER_AGENT: Final = f"llmtap-replay/{__version__}"
@@ -56,7 +49,6 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 1
     ray: str | None = None
     """Address of a Ray cluster; None: this host."""
-    realtime: bool = False
     fresh: bool = False
     connections: int | None = None
     """Connections opened before the start; None: estimated from the plan."""
@@ -66,10 +58,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     duration: Duration | None = None
     drain: Duration | None = None
     retries: int = 0
-    retry_wait: Duration
-    limit_in_flight: int | None = None
-    """Open loop: skip and count a due request with so many in flight."""
-    stop_errors: StopErrors | None = None
+    stop_errors: float | None = None
+    """Share of the latest answers above which a run stops, if so many failed."""
     request_ids: str = "llmtap"
     warmup: str = "none"
     """`auto` (IETF draft, 4.5), `none` (a cold start), or a number of requests."""
@@ -90,9 +80,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
         ):  # fmt: skip
             if ns is not None and ns <= 0:
                 raise ConfigError(option, "expected a time above 0")
-        for option, ns in (("--drain", self.drain), ("--retry-wait", self.retry_wait)):
-            if ns is not None and ns < 0:
-                raise ConfigError(option, "cannot be below 0")
+        if self.drain is not None and self.drain < 0:
+            raise ConfigError("--drain", "cannot be below 0")
         check_fields([(name.encode(), value.encode()) for name, value in self.headers])
         if self.tenant_header is not None:
             # RFC 9110 5.1: a field's name is a token.
@@ -176,10 +165,10 @@ _NAMES: Final[Mapping[Spoken, str]] = {
     "responses": "Responses over WebSocket", "realtime": "Realtime", "grpc": "gRPC",
 }  # fmt: skip
 _NEITHER: Final = {
+    "--tenant-header": "no header goes with a request",
     "--body-field": "there are no bodies",
     "--no-stream": "answers always come in pieces",
     "--retries": "nothing is sent again",
-    "--retry-wait": "nothing is sent again",
 }
 _OF_WEBSOCKETS: Final = {
     "--endpoint": "the path of the URL names the API",

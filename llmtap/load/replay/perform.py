@@ -29,6 +29,7 @@ from llmtap.exchange.exchange import Exchange, RequestShape, Turn
 from llmtap.load.bodies import BodyOptions, Prepared, model_ids, prepare, server_of
 from llmtap.load.http import SenderOptions
 from llmtap.load.monitor.watch import Watch
+from llmtap.load.prompt_sender import check_target
 from llmtap.load.replay.baseline import Baseline, read_then
 from llmtap.load.replay.options import (
     USER_AGENT,
@@ -40,13 +41,12 @@ from llmtap.load.replay.options import (
     reach,
 )
 from llmtap.load.replay.plan import ReplayPlan, other_words
-from llmtap.load.replay.result import QUANTILES, ObservedLengths, RunObservations, result_of
-from llmtap.load.sessions.prompt_sender import check_target
-from llmtap.load.target import protocol_of, shown_url
+from llmtap.load.replay.result import ObservedLengths, RunObservations, result_of
+from llmtap.load.sending import protocol_of, shown_url
 from llmtap.load.warmup import WarmUpOptions, warm_up
-from llmtap.load.workers.worker_handle import LocalMember, Member, Progress, WorkerSetup
-from llmtap.load.workers.worker_pool import STOPPED, LoadResult, WorkerPool
-from llmtap.metrics.objectives import Objectives
+from llmtap.load.workers.ray_worker import RayMember
+from llmtap.load.workers.worker_handle import LocalMember, Progress, WorkerSetup
+from llmtap.load.workers.worker_pool import STOPPED, LoadResult, Member, WorkerPool
 from llmtap.net.cluster import ray_cluster
 from llmtap.net.failures import failure_said
 from llmtap.units import NEVER
@@ -157,8 +157,6 @@ class Replay:
                 if self._stopped:
                     # Also where nothing was left to send: whoever reads the result is to know of it.
                     outcome.stopped = outcome.stopped or STOPPED
-                if options.realtime and not all(done.realtime for done in outcome.done):
-                    self.notes.append("sending processes got no real-time priority: --realtime takes root")
                 series = await watch.close(outcome.began_ns)
                 self.stage = ReplayStage.TELLING
                 beside: dict[str, object] = {"warmup": warmed}
@@ -168,7 +166,7 @@ class Replay:
                 seen = RunObservations(
                     requests, prepared.tokens, ObservedLengths(output_wanted=maker.output_exact)
                 )
-                baseline = self._baseline()
+                baseline = None if self.plan.baseline is None else Baseline(self.plan.baseline)
                 keep = None if self.keeping is None else self.keeping(outcome)
                 read = 0
                 for row, x in crew.exchanges():
@@ -213,8 +211,6 @@ class Replay:
         if address is None:
             yield LocalMember
             return
-        from llmtap.load.workers.ray_worker import RayMember
-
         with ray_cluster(address, self.options.processes) as ray:
             yield partial(RayMember, ray)
 
@@ -269,18 +265,16 @@ class Replay:
         options = self.options
         sender = SenderOptions(
             clock=options.clock, fresh=options.fresh, timeout=options.timeout,
-            connect_timeout=options.connect_timeout, retries=options.retries, retry_wait=options.retry_wait,
+            connect_timeout=options.connect_timeout, retries=options.retries,
             model=body.model, stream=body.stream, texts=options.texts,
         )  # fmt: skip
         return WorkerSetup(
             sender=sender, url=options.target, endpoint=options.endpoint, headers=options.headers,
             tenant_header=options.tenant_header, exact_output=exact_output, ca=options.ca,
-            verify=not options.insecure, script_fd=-1, bodies_fd=bodies_fd, spill_fd=None,
+            verify=not options.insecure, bodies_fd=bodies_fd, spill_fd=None,
             slots=options.closed, open=self._connections(), duration_ns=_or_never(options.duration),
             drain_ns=_or_never(options.drain), slo=options.slo, reader=options.reader,
-            priority=options.realtime,
-            limit_in_flight=options.limit_in_flight, stop_errors=options.stop_errors,
-            request_ids=f"{options.request_ids}-{secrets.token_hex(4)}" if options.request_ids else "",
+            stop_errors=options.stop_errors, request_ids=f"{options.request_ids}-{secrets.token_hex(4)}",
         )  # fmt: skip
 
     def _connections(self) -> int:
@@ -336,13 +330,6 @@ class Replay:
                 progress=partial(self.audience.warming, kind),
             )  # fmt: skip
         return found.to_dict()
-
-    def _baseline(self) -> Baseline | None:
-        if self.plan.baseline is None:
-            return None
-        slo = self.options.slo
-        objectives = Objectives.parse(slo) if slo else None
-        return Baseline(self.plan.baseline, QUANTILES, objectives, self.options.reader)
 
     def _compared(self, baseline: Baseline) -> dict[str, object] | None:
         """Compare with the capture; a source that cannot be read any more costs only the comparison."""

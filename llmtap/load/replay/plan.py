@@ -9,12 +9,11 @@ workload has only lengths and needs a rate, an arrival process (default: Poisson
 
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import Decode
@@ -51,8 +50,6 @@ class ReplayQuestion:
     window_for_ns: int | None = None
     share: float | None = None
     closed: bool = False
-    as_recorded: bool = False
-    """Send later turns at their recorded times, without waiting for the turn before."""
     tokenizer: str | None = None
     chat: bool = True
     seed: int = 42
@@ -94,7 +91,6 @@ def _of_workload(asked: ReplayQuestion, counter: TokenCounter) -> ReplayPlan:
     for option, value in (
         ("--speed", asked.speed), ("--from", asked.source_format),
         ("--window", asked.window_from_ns or asked.window_for_ns), ("--share", asked.share),
-        ("--as-recorded", asked.as_recorded),
     ):  # fmt: skip
         if value:
             raise ConfigError(option, f"the workload {asked.source} has no times")
@@ -137,7 +133,7 @@ def _of_trace(
     try:
         trace = load_trace(
             place, count=None if windowed else asked.requests, source_format=asked.source_format,
-            progress=progress, conversations=not asked.as_recorded, names=True, bodies=True,
+            progress=progress, conversations=True, names=True, bodies=True,
             timed=own_times or bool(windowed), places=True,
         )  # fmt: skip
     except ConfigError as exc:
@@ -252,17 +248,16 @@ def _refuse_arrivals(asked: ReplayQuestion) -> None:
             )
 
 
-T = TypeVar("T")
 ROWS_MAX: Final = 128
 """A warm-up has 100 requests (4.5.1); a longer one repeats them."""
 LETTERS_MAX: Final = 20
-"""Average letters of a word; longer ones mean text without spaces, which is mixed by letters."""
+"""Average letters of a word; longer ones mean text without spaces, which is reversed by letters."""
 _WORD: Final = re.compile(r"\s*\S+")
 """With the space before it, which belongs to its token."""
 
 
 def other_words(plan: ReplayPlan) -> ReplayPlan:
-    """Return the first requests of a plan with the words of each prompt shuffled, without turns.
+    """Return the first requests of a plan with the words of each prompt in reverse order, without turns.
 
     A server that caches prefixes would answer measured prompts from its cache, so a warm-up sends the same
     words in another order: the same length, within a token or so, but another beginning. A plan of recorded
@@ -276,33 +271,24 @@ def other_words(plan: ReplayPlan) -> ReplayPlan:
         array("q", bytes(8 * count)), given.input[:count], given.output[:count],
         tenants=given.tenants[:count],
     )  # fmt: skip
-    return ReplayPlan(requests, _Mixed(plan.prompts), {}, [], plan.decode)
+    return ReplayPlan(requests, _Reversed(plan.prompts), {}, [], plan.decode)
 
 
 @dataclass(frozen=True, slots=True)
-class _Mixed:
+class _Reversed:
     source: PromptSource
 
     def prompt(self, row: int) -> Prompt:
-        random, prompt = Random(f"warm-up/{row}"), self.source.prompt(row)
+        prompt = self.source.prompt(row)
         return Prompt(
-            text=_reworded(prompt.text, random),
-            ids=_mixed(prompt.ids, random),
-            system=_reworded(prompt.system, random),
-            history=tuple((role, _reworded(said, random)) for role, said in prompt.history),
-        )
+            text=_reversed(prompt.text), ids=prompt.ids[::-1], system=_reversed(prompt.system),
+            history=tuple((role, _reversed(said)) for role, said in prompt.history),
+        )  # fmt: skip
 
 
-def _reworded(text: str, random: Random) -> str:
+def _reversed(text: str) -> str:
     words = _WORD.findall(text)
     if len(text) > LETTERS_MAX * len(words):
-        return "".join(_mixed(text, random))
+        return text[::-1]
     words[:1] = [" " + first.lstrip() for first in words[:1]]
-    return "".join(_mixed(words, random)).lstrip()
-
-
-def _mixed(parts: Sequence[T], random: Random) -> list[T]:
-    """Shuffle; the first part becomes the last."""
-    first, others = list(parts[:1]), list(parts[1:])
-    random.shuffle(others)
-    return [*others, *first]
+    return "".join(words[::-1]).lstrip()

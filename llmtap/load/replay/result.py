@@ -5,7 +5,7 @@ with the totals of the sending processes (`LoadResult`).
 
 Beside the names of a Summary: `plan` (all that makes the load again), `dispatch_lateness`, `corrected`
 (latencies from the scheduled time), `quantiles`, `timeline`, `lengths` (by the server's count), `tasks` (of
-conversations), `error_statuses`, `sender`, `verdict`, and where known `warmup`, `system`, `baseline`.
+conversations), `sender`, `verdict`, and where known `warmup`, `system`, `baseline`.
 
 Rates are in requests per second. Those of `arrivals`, and in an open loop `planned_rps` and `offered_rps`,
 are of requests that wait for no answer.
@@ -26,25 +26,89 @@ by then; `sent_share` is in_time / due.
 """
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+import numpy as np
 
 from llmtap import __version__
 from llmtap.clock import WallAnchor
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.replay.baseline import date_ms, quantiles_s
-from llmtap.load.replay.tasks import TaskTimes
+from llmtap.exchange.outcome import TokenSource
 from llmtap.load.replay.verdict import findings, unchecked
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.arrivals import compare, figures
+from llmtap.metrics.histogram import Histogram
+from llmtap.metrics.latency import e2e_ns, ttft_ns
 from llmtap.metrics.statistics import summarise_ns
+from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
+
+TURNS_MAX: Final = 20
+"""Rows of a table; the last one has all later turns."""
+
+
+@dataclass(slots=True)
+class _Task:
+    requests: int = 0
+    ended_well: int = 0
+    submit_ns: int = 1 << 62
+    end_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Turn:
+    ttft: Histogram = field(default_factory=Histogram)
+    e2e: Histogram = field(default_factory=Histogram)
+
+
+class TaskTimes:
+    def __init__(self, after: Sequence[int]) -> None:
+        """`after`: preceding row of each row, always a smaller one; -1 for the first of a task."""
+        self._first, self._number = array("q"), array("q")
+        self._tasks: dict[int, _Task] = {}
+        self._turns: list[_Turn] = []
+        for row, before in enumerate(after):
+            self._first.append(row if before < 0 else self._first[before])
+            self._number.append(0 if before < 0 else self._number[before] + 1)
+            self._tasks.setdefault(self._first[row], _Task()).requests += 1
+
+    def add(self, row: int, x: Exchange) -> None:
+        t, task = x.timeline, self._tasks[self._first[row]]
+        number = min(self._number[row], TURNS_MAX - 1)
+        self._turns += [_Turn() for _ in range(number + 1 - len(self._turns))]
+        first_ns, whole_ns = ttft_ns(t), e2e_ns(t)
+        if first_ns is not None and x.stream:
+            self._turns[number].ttft.record(first_ns)
+        if whole_ns is not None and x.outcome in ENDED_WELL:
+            assert t.submit_ns is not None and t.response_end_ns is not None
+            self._turns[number].e2e.record(whole_ns)
+            task.ended_well += 1
+            task.submit_ns = min(task.submit_ns, t.submit_ns)
+            task.end_ns = max(task.end_ns, t.response_end_ns)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return public JSON; durations in seconds. `turn` counts from 0, as in a capture."""
+        duration = Histogram()
+        for task in self._tasks.values():
+            if task.ended_well == task.requests:
+                duration.record(task.end_ns - task.submit_ns)
+        turns = [
+            {
+                "turn": number,
+                "and_later": number == TURNS_MAX - 1,
+                "ttft": summarise_ns(turn.ttft),
+                "e2e": summarise_ns(turn.e2e),
+            }
+            for number, turn in enumerate(self._turns)
+        ]
+        return {"n": len(self._tasks), "duration": summarise_ns(duration), "turns": turns}
 
 
 @dataclass(slots=True)
@@ -98,8 +162,6 @@ class RunObservations:
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Last byte of each, or its last known time."""
     errors: "Counter[str]" = field(default_factory=Counter)
-    error_statuses: "Counter[int]" = field(default_factory=Counter)
-    """Upstream errors by HTTP status: 4xx concerns the request (RFC 9110 15.5)."""
     tasks: TaskTimes | None = field(init=False)
     """None without conversations."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
@@ -117,8 +179,6 @@ class RunObservations:
         self.sent_ns.append(sent_ns)
         if x.error is not None:
             self.errors[x.error] += 1
-        if x.outcome in _ERROR_STATUS and x.status is not None and x.status >= 400:
-            self.error_statuses[x.status] += 1
         log = t.events.t_ns
         self.ended_ns.append(t.response_end_ns or (log[-1] if log else 0) or t.submit_ns or t.arrival_ns)
         requests = self.requests
@@ -185,49 +245,32 @@ def timeline_of(
     period_ns = NS_PER_S * max(1, -(-span_ns // (PERIODS_MAX * NS_PER_S)))
     n = max(1, -(-span_ns // period_ns))
 
-    def counted(times_ns: Iterable[int]) -> list[int]:
-        counts = [0] * n
-        for t_ns in times_ns:
-            counts[min(n - 1, max(0, (t_ns - began_ns) // period_ns))] += 1
-        return counts
+    def period_of(times_ns: Any) -> Any:
+        return np.clip((times_ns - began_ns) // period_ns, 0, n - 1)
 
+    def counted(times_ns: Any) -> Any:
+        return np.bincount(period_of(times_ns), minlength=n).tolist()
+
+    sent = np.sort(np.asarray(sent_ns, np.int64))
     told: dict[str, Any] = {
-        "period": to_seconds(period_ns),
-        "t": [to_seconds(i * period_ns) for i in range(n)],
-        "asked": None,
-        "sent": counted(sent_ns),
-        "ended": None,
-        "in_flight": None,
-    }
+        "period": to_seconds(period_ns), "t": [to_seconds(i * period_ns) for i in range(n)], "asked": None,
+        "sent": counted(sent), "ended": None, "in_flight": None,
+    }  # fmt: skip
     if planned_ns:
         # What was planned behind the end of a run that was stopped was asked of nobody.
-        within = planned_ns[: bisect_left(planned_ns, span_ns)] if span_ns < planned_ns[-1] else planned_ns
-        told["asked"] = counted(began_ns + offset_ns for offset_ns in within)
+        planned = np.asarray(planned_ns, np.int64)
+        told["asked"] = counted(
+            began_ns + (planned if span_ns >= planned[-1] else planned[planned < span_ns])
+        )
     if ended_ns is not None:
-        ended = sorted(ended_ns)
-        told["ended"] = counted(ended)
-        told["in_flight"] = _most(sorted(sent_ns), ended, began_ns, period_ns, n)
+        ended = np.sort(np.asarray(ended_ns, np.int64))
+        # In flight at the start of each period, and after each dispatch; an end at a send time overlaps it.
+        starts = began_ns + period_ns * np.arange(n)
+        most = np.searchsorted(sent, starts) - np.searchsorted(ended, starts)
+        levels = np.arange(1, len(sent) + 1) - np.searchsorted(ended, sent)
+        np.maximum.at(most, period_of(sent), levels)
+        told["ended"], told["in_flight"] = counted(ended), most.tolist()
     return told
-
-
-def _most(
-    sent_ns: Sequence[int], ended_ns: Sequence[int], began_ns: int, period_ns: int, periods: int
-) -> list[int]:
-    """Return the maximum in flight of each period. Both columns ascend; an end at a send time overlaps it."""
-    most, level, begun, over = [], 0, 0, 0
-    for period in range(periods):
-        until_ns = began_ns + (period + 1) * period_ns
-        last = period == periods - 1
-        top = level
-        while begun < len(sent_ns) and (last or sent_ns[begun] < until_ns):
-            while over < len(ended_ns) and ended_ns[over] < sent_ns[begun]:
-                level, over = level - 1, over + 1
-            level, begun = level + 1, begun + 1
-            top = max(top, level)
-        while over < len(ended_ns) and ended_ns[over] < until_ns:
-            level, over = level - 1, over + 1
-        most.append(top)
-    return most
 
 
 QUANTILES: Final = (
@@ -237,7 +280,7 @@ QUANTILES: Final = (
 """Shares of a distribution: even, and finer in the tail."""
 _DRAWN: Final = ("ttft", "tbc", "itl", "e2e", "user_idle")
 _CORRECTED: Final = ("ttft", "e2e")
-_KEPT: Final = ("planned", "sent", "skipped", "dropped", "unsent", "retries")
+_KEPT: Final = ("planned", "sent", "dropped", "unsent", "retries")
 
 
 def result_of(
@@ -277,7 +320,6 @@ def result_of(
     result["lengths"] = seen.lengths.describe()
     result["tasks"] = None if seen.tasks is None else seen.tasks.to_dict()
     result["errors"] = dict(seen.errors.most_common(ERRORS_MAX))
-    result["error_statuses"] = {str(status): n for status, n in sorted(seen.error_statuses.items())}
     result["arrivals"] = None if closed else seen.arrivals(outcome.began_ns)
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
@@ -327,18 +369,22 @@ def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int])
 
 
 ERRORS_MAX: Final = 20
-_ERROR_STATUS: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.UPSTREAM_ERROR})
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 GRACE_NS: Final = 10_000_000
 """Allowed lateness of the last request."""
 
 
 def _quantiles(tally: LoadTally) -> dict[str, object]:
     """Return quantiles in seconds, one for each of `shares`; null without values."""
+
+    def quantiles(histogram: Histogram) -> list[float] | None:
+        return [to_seconds(v) for v in histogram.percentiles(QUANTILES) if v is not None] or None
+
     return {
         "shares": list(QUANTILES),
-        "submit": {name: quantiles_s(tally.summary.histogram(name), QUANTILES) for name in _DRAWN},
-        "schedule": {name: quantiles_s(tally.corrected[name], QUANTILES) for name in _CORRECTED},
-        "dispatch_lateness": quantiles_s(tally.lateness, QUANTILES),
+        "submit": {name: quantiles(tally.summary.histogram(name)) for name in _DRAWN},
+        "schedule": {name: quantiles(tally.corrected[name]) for name in _CORRECTED},
+        "dispatch_lateness": quantiles(tally.lateness),
     }
 
 
@@ -356,7 +402,7 @@ def _sender(outcome: LoadResult, clock: str, seconds: float) -> dict[str, object
                 "cpu_share": d.cpu_ns / NS_PER_S / seconds if seconds else 0.0,
                 "rss_bytes": d.rss_bytes, "connections_opened": d.connects,
                 "connections_opened_before": d.opened_before, "connections_reused": d.reuses,
-                "lag_max": d.lag_max_ns / NS_PER_S, "realtime": d.realtime,
+                "lag_max": d.lag_max_ns / NS_PER_S,
             }
             for d in done
         ],
@@ -372,4 +418,6 @@ def _dict(value: object) -> dict[str, Any]:
 
 
 def _date(anchor: WallAnchor, mono_ns: int) -> str:
-    return date_ms(anchor.to_wall_ns(mono_ns))
+    """Return a date in UTC, to the millisecond."""
+    moment = _EPOCH + timedelta(microseconds=anchor.to_wall_ns(mono_ns) // 1_000)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

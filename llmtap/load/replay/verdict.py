@@ -49,8 +49,6 @@ _UNLIMITED: Final = (
     "whether several chunks got one timestamp: the chunks of an answer come in one read, so that neither the"
     " TBC p50 nor the TPOT p50 gives a limit"
 )
-_SERVERS_OWN: Final = frozenset({408, 425, 429})
-"""4xx statuses that do not blame the request: too slow, too early, too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ def _late(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Findi
 
 def _slow(result: Mapping[str, Any]) -> Iterator[Finding]:
     load = result["load"]
-    share, skipped = load.get("sent_share"), load.get("skipped")
+    share = load.get("sent_share")
     if share is None:
         return
     due, in_time = load["due"], load["in_time"]
@@ -165,8 +163,7 @@ def _slow(result: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "rate", share, LIMITS["rate_share"],
             f"{_part(in_time, due, 'requests')} that were planned until then had been sent when the plan"
-            " ended"
-            + (f"; {skipped:,} were skipped by --limit-in-flight" if skipped else ""),
+            " ended",
         )  # fmt: skip
 
 
@@ -231,21 +228,8 @@ def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "failed", failed / n, LIMITS["failed_share"],
             f"{failed:,} of {n:,} requests did not end well ({why}): E2E is of the others, TTFT and gaps"
-            f" are of whatever came{_of_requests(result)}",
+            f" are of whatever came",
         )  # fmt: skip
-
-
-def _of_requests(result: Mapping[str, Any]) -> str:
-    """Return the part about answers that blame the request: upstream errors, but not the server's fault."""
-    blamed = {
-        status: n
-        for status, n in (result.get("error_statuses") or {}).items()
-        if 400 <= int(status) < 500 and int(status) not in _SERVERS_OWN
-    }
-    if not blamed:
-        return ""
-    statuses = ", ".join(f"{status} ({n:,})" for status, n in blamed.items())
-    return f"; {sum(blamed.values()):,} of them by answers that blame the request: status {statuses}"
 
 
 def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:

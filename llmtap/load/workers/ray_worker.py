@@ -1,35 +1,30 @@
 """Run a sending process on a node of a Ray cluster, by an actor that forwards commands and output.
 
 `RayMember` is the parent's side, used by `worker_pool.py` like a local process; `RemoteProcess` is the actor
-on the node, which starts `worker.py` there. Each node gets the bodies of its own rows; exchanges come back
-after the run. A lost actor ends its process and is not restarted. Ray encrypts no prompts or keys unless
-RAY_USE_TLS is set.
+on the node, which starts `worker.py` there. Each node gets all bodies; exchanges come back after the run. A
+lost actor ends its process and is not restarted. Ray encrypts no prompts or keys unless RAY_USE_TLS is set.
 """
 
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import tempfile
 import threading
-from array import array
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
 
 import llmtap
-from llmtap.clock import Clock, SystemClock, WallAnchor
+from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.workers.worker_handle import (
     ClockReading,
-    Compared,
     HostClock,
     Trip,
     WorkerScript,
     WorkerSetup,
-    compared,
     read_clocks,
     spawned,
 )
@@ -63,13 +58,10 @@ class RemoteProcess:
     def take(self, piece: bytes) -> None:
         self._bodies.write(piece)
 
-    def start(self, setup: bytes, script: bytes, ca: bytes | None, keep: bool) -> int:
+    def start(self, setup: bytes, script: bytes, keep: bool) -> int:
         own = msgspec.json.decode(setup, type=WorkerSetup, dec_hook=decode_special)
-        if ca is not None:
-            own.ca = self._certificates(ca)
         spill_fd = self._spill.fileno() if keep else None
-        self._proc, line = spawned(own, script, self._bodies.fileno(), spill_fd)
-        self._say(line)
+        self._proc = spawned(own, script, self._bodies.fileno(), spill_fd)
         return self._proc.pid
 
     def tell(self, said: list[str]) -> None:
@@ -101,12 +93,6 @@ class RemoteProcess:
         with contextlib.suppress(BrokenPipeError):
             self._proc.stdin.write(line + b"\n")
 
-    def _certificates(self, ca: bytes) -> str:
-        self._ca = tempfile.NamedTemporaryFile(suffix=".pem")  # noqa: SIM115 (it ends with the actor)
-        self._ca.write(ca)
-        self._ca.flush()
-        return self._ca.name
-
 
 class RayMember:
     lead_ns = LEAD_NS
@@ -117,13 +103,14 @@ class RayMember:
         self._actor: Any = None
         self._said: list[str] = []
         self._spill: BinaryIO | None = None
-        self.clock = HostClock.of_this_host()
+        self.clock = HostClock(socket.gethostname())
         self.pid: int | None = None
         self.spill_error: str | None = None
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
-        """As Member.start; raises ConfigError if the cluster has no room, or another version of llmtap."""
-        ca = _read(setup.ca)
+        """As LocalMember; raises ConfigError if the cluster has no room, or another version of llmtap."""
+        if setup.ca is not None:
+            raise ConfigError("--ca", "cannot be combined with --ray", "the nodes trust their own CAs")
         self._spill = spill
         # SPREAD: on as many nodes as possible, with one CPU each.
         self._actor = (
@@ -137,13 +124,15 @@ class RayMember:
                 raise ConfigError(
                     "--ray", f"the node {theirs.host} has llmtap {version}, and this is {llmtap.__version__}"
                 )
-            self.clock = HostClock.met(read_clocks(self._clock), theirs, await self._compare())
-            own, pieces = _own_bodies(script, setup.bodies_fd)
-            for piece in pieces:
+            # In a thread: waiting for the loop would lengthen the round trip.
+            self.clock = await asyncio.get_running_loop().run_in_executor(None, self._compare)
+            at = 0
+            while piece := os.pread(setup.bodies_fd, PIECE_BYTES, at):
                 await self._ask("take", piece)
+                at += len(piece)
             line = msgspec.json.encode(setup, enc_hook=encode_special)
-            packed = msgspec.msgpack.encode(own)
-            self.pid = await self._ask("start", line, packed, ca, spill is not None)
+            packed = msgspec.msgpack.encode(script)
+            self.pid = await self._ask("start", line, packed, spill is not None)
         except TimeoutError:
             raise ConfigError(
                 "--ray", f"no node had a CPU for a sending process within {STARTED_WITHIN_S} s",
@@ -166,7 +155,6 @@ class RayMember:
     async def ended(self) -> int | None:
         try:
             status: int = await self._ask("ended")
-            self.clock.after = await self._compare()
             await self._fetch()
         except self._ray.exceptions.RayError as exc:
             self.spill_error = f"its node was lost: {_last_line(exc)}"
@@ -185,17 +173,13 @@ class RayMember:
     async def _ask(self, name: str, *args: Any) -> Any:
         return await _result(getattr(self._actor, name).remote(*args))
 
-    async def _compare(self) -> Compared:
-        # In a thread: waiting for the loop would lengthen the round trip.
-        return await asyncio.get_running_loop().run_in_executor(None, self._make_trips)
-
-    def _make_trips(self) -> Compared:
+    def _compare(self) -> HostClock:
         trips: list[Trip] = []
         for _ in range(TRIPS):
             asked_ns = self._clock.mono_ns()
             reading = self._ray.get(self._actor.about.remote())[1]
             trips.append((asked_ns, self._clock.mono_ns(), reading))
-        return compared(trips, WallAnchor.sample(self._clock))
+        return HostClock.compared(read_clocks(self._clock), trips)
 
     async def _fetch(self) -> None:
         if self._spill is None:
@@ -211,37 +195,5 @@ async def _result(ref: Any) -> Any:
     return await asyncio.wrap_future(ref.future())
 
 
-def _read(file: str | None) -> bytes | None:
-    return None if file is None else Path(file).read_bytes()
-
-
 def _last_line(exc: BaseException) -> str:
     return str(exc).strip().splitlines()[-1].strip()
-
-
-def _own_bodies(script: WorkerScript, fd: int) -> tuple[WorkerScript, Iterator[bytes]]:
-    """Return the script with places in a file of only its own rows' bodies, and that file in pieces."""
-    begins, ends = array("q", script.body_begins), array("q", script.body_ends)
-    own_begins, own_ends = (array("q", bytes(len(script.body_begins))) for _ in range(2))
-    places: dict[tuple[int, int], int] = {}
-    at = 0
-    for row in array("q", script.rows):
-        place = (begins[row], ends[row])
-        if place not in places:
-            places[place] = at
-            at += place[1] - place[0]
-        own_begins[row] = places[place]
-        own_ends[row] = own_begins[row] + place[1] - place[0]
-    own = msgspec.structs.replace(script, body_begins=own_begins.tobytes(), body_ends=own_ends.tobytes())
-    return own, _pieces(fd, list(places))
-
-
-def _pieces(fd: int, places: list[tuple[int, int]]) -> Iterator[bytes]:
-    piece = bytearray()
-    for begin, end in places:
-        piece += os.pread(fd, end - begin, begin)
-        if len(piece) >= PIECE_BYTES:
-            yield bytes(piece)
-            piece.clear()
-    if piece:
-        yield bytes(piece)

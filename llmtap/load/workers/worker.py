@@ -1,8 +1,8 @@
-"""Main function of a process that sends load (`python -m llmtap.load`), controlled through stdin.
+"""Program of a process that sends load (`python -m llmtap.load.workers.worker`), controlled through stdin.
 
-It reads its setup, its rows and commands from the parent, sends the rows (`load/run.py`), and reports
-progress and the final counts (`LoadTally`) through a pipe. Exchanges go to a file that the parent reads after
-the run. The parent's side is `worker_handle.py` and `worker_pool.py`.
+It reads its setup and rows from a file and commands from the parent, sends the rows (`load/run.py`), and
+reports progress and the final counts (`LoadTally`) through a pipe. Exchanges go to a file that the parent
+reads after the run. The parent's side is `worker_handle.py` and `worker_pool.py`.
 """
 
 import asyncio
@@ -24,11 +24,10 @@ import uvloop
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import LoadSender
+from llmtap.load.prompt_sender import Asking, check_target, make_asking
 from llmtap.load.run import LoadRun, Schedule
-from llmtap.load.sending import Later, Sending
-from llmtap.load.sessions.prompt_sender import Asking, check_target, make_asking
+from llmtap.load.sending import Later, parse_target, protocol_of
 from llmtap.load.tally import LoadTally
-from llmtap.load.target import parse_target, protocol_of
 from llmtap.load.workers.worker_handle import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
@@ -44,8 +43,6 @@ SPILL_BYTES: Final = 1 << 20
 LATEST: Final = 512
 """Values kept for progress: percentiles of all would take 2 ms without sending, these take 0.1 ms."""
 CUT_NS: Final = 0
-PRIORITY: Final = 10
-"""Real-time priority; the kernel's own threads have more."""
 
 mono_ns = SystemClock.mono_ns
 
@@ -54,24 +51,23 @@ def main() -> int:
     # A terminal's Ctrl-C reaches the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    line, rest = _first_line(sys.stdin.fileno())
-    if not line:
-        return 0
-    setup = msgspec.json.decode(line, type=WorkerSetup, dec_hook=decode_special)
+    with open(int(sys.argv[1]), "rb") as file:
+        file.seek(0)
+        setup = msgspec.json.decode(file.readline(), type=WorkerSetup, dec_hook=decode_special)
+        script = msgspec.msgpack.decode(file.read(), type=WorkerScript)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     gc.collect()
     gc.freeze()
     gc.disable()  # see _keep_telling
-    uvloop.run(work(setup, sys.stdin.fileno(), sys.stdout.fileno(), rest))
+    uvloop.run(work(setup, script, sys.stdin.fileno(), sys.stdout.fileno()))
     return 0
 
 
-async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: bytes = b"") -> None:
-    """Run one load by commands of `commands_fd` (`said`: already read) and report on `reports_fd`."""
+async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, reports_fd: int) -> None:
+    """Run one load by commands of `commands_fd` and report on `reports_fd`."""
     loop = asyncio.get_running_loop()
-    script = msgspec.msgpack.decode(_read_all(setup.script_fd), type=WorkerScript)
     sender = _sender(loop, setup)
     requests = Requests(
         _column(script.arrival_ns), after=_column(script.after), think_ns=_column(script.think_ns),
@@ -81,10 +77,8 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
     schedule = Schedule(requests, rows, setup.slots)
     tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None, setup.reader)
     tally.planned = len(rows)
-    realtime = setup.priority and _real_time()
     commands = _Commands(commands_fd)
     loop.add_reader(commands_fd, commands.read)
-    commands.feed(said)
     keeper = _Keeper(tally, requests.tenants, setup.spill_fd)
     later = sender.later
     run: LoadRun | None = None
@@ -95,7 +89,7 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
             lambda row, x: later.add(partial(keeper.keep, row, x)), start_ns=start_ns,
             duration_ns=setup.duration_ns, drain_ns=setup.drain_ns,
             headers=_row_headers(setup, requests.tenants),
-            limit_in_flight=setup.limit_in_flight, stop_errors=setup.stop_errors,
+            stop_errors=setup.stop_errors,
         )  # fmt: skip
         commands.run = run
         telling = loop.create_task(
@@ -108,7 +102,6 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
     loop.remove_reader(commands_fd)
     ended_ns = mono_ns()
     tally.dropped = schedule.dropped
-    tally.skipped = 0 if run is None else run.skipped
     tally.summary.opened = sender.sent
     tally.retries.update(sender.retries)
     keeper.flush()
@@ -117,7 +110,7 @@ async def work(setup: WorkerSetup, commands_fd: int, reports_fd: int, said: byte
     done = Done(
         tally.to_bytes(), stopped, sender.connects, sender.reuses,
         int((usage.ru_utime + usage.ru_stime) * 1e9), usage.ru_maxrss * 1024,
-        sender.lateness.meter.take_max(), ended_ns if start_ns is None else start_ns, ended_ns, realtime,
+        sender.lateness.meter.take_max(), ended_ns if start_ns is None else start_ns, ended_ns,
         keeper.spill_error,
     )  # fmt: skip
     if isinstance(sender, Asking):
@@ -136,7 +129,9 @@ def _sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender |
     return LoadSender(loop, parse_target(setup.url, setup.endpoint, headers), setup.sender, tls=tls)
 
 
-async def _get_ready(sender: Sending, connections: int, commands: "_Commands", reports_fd: int) -> int | None:
+async def _get_ready(
+    sender: LoadSender | Asking, connections: int, commands: "_Commands", reports_fd: int
+) -> int | None:
     """Open connections and report it; return the start time, or None if the run was cancelled."""
     opening = asyncio.ensure_future(sender.open(connections))
     await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
@@ -175,13 +170,9 @@ class _Commands:
 
     def read(self) -> None:
         data = os.read(self._fd, 4096)
-        if data:
-            self.feed(data)
-        else:
+        if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
             self._obey("cut", "its parent is gone")
-
-    def feed(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode().partition(" ")
@@ -238,14 +229,14 @@ class _Keeper:
             self.spill_error = exc.strerror
             self._aside.clear()
 
-    def progress(self, sender: Sending, schedule: Schedule, run: LoadRun | None) -> Progress:
+    def progress(self, sender: LoadSender | Asking, schedule: Schedule, run: LoadRun | None) -> Progress:
         tally = self._tally
         late, ttft, tbc = map(sorted, self._latest.values())
         return Progress(
             sender.sent, len(sender.calls), tally.summary.n, self._failed, schedule.left, self._tokens,
             percentile(late, 0.99), percentile(ttft, 0.5), percentile(ttft, 0.99), percentile(tbc, 0.5),
             percentile(tbc, 0.99),
-            0 if run is None else run.skipped, sender.retries.total(), None if run is None else run.gave_up,
+            sender.retries.total(), None if run is None else run.gave_up,
         )  # fmt: skip
 
 
@@ -258,7 +249,7 @@ def _row_headers(setup: WorkerSetup, tenants: list[str]) -> Callable[[int], list
     prefix, name = setup.request_ids.encode(), (setup.tenant_header or "").encode()
 
     def headers(row: int) -> list[tuple[bytes, bytes]]:
-        fields = [(b"X-Request-Id", b"%b-%d" % (prefix, row))] if prefix else []
+        fields = [(b"X-Request-Id", b"%b-%d" % (prefix, row))]
         if name and tenants and tenants[row]:
             fields.append((name, tenants[row].encode()))
         return fields
@@ -270,27 +261,6 @@ def _column(packed: bytes) -> "array[int]":
     column = array("q")
     column.frombytes(packed)
     return column
-
-
-def _first_line(fd: int) -> tuple[bytes, bytes]:
-    """Return the first line and the data after it; b"" if `fd` ended before."""
-    data = b""
-    while b"\n" not in data:
-        piece = os.read(fd, 1 << 16)
-        if not piece:
-            return b"", b""
-        data += piece
-    line, _, rest = data.partition(b"\n")
-    return line, rest
-
-
-def _read_all(fd: int) -> bytes:
-    pieces = []
-    at = 0
-    while piece := os.pread(fd, 1 << 20, at):
-        pieces.append(piece)
-        at += len(piece)
-    return b"".join(pieces)
 
 
 def _tell(fd: int, data: bytes, *, wait: bool) -> None:
@@ -305,9 +275,5 @@ def _tell(fd: int, data: bytes, *, wait: bool) -> None:
         return  # the parent is gone: stdin ends, too
 
 
-def _real_time() -> bool:
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
-    except OSError:
-        return False
-    return True
+if __name__ == "__main__":
+    sys.exit(main())

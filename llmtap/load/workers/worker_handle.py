@@ -1,9 +1,8 @@
 """One sending process as its parent sees it: the process, its messages, and the clock of its host.
 
-`Member` is the interface of a process and `LocalMember` starts one on this machine (`ray_worker.py`: on
-another). The setup, the rows and the reports of a process are defined here and used by `worker.py` too;
-commands are lines of text. `HostClock` converts the times of another host to ours. `worker_pool.py` controls
-several processes.
+`LocalMember` is a process on this machine; `RayMember` of `ray_worker.py` is the same on another. The setup,
+the rows and the reports of a process are defined here and used by `worker.py` too; commands are lines of
+text. `HostClock` converts the times of another host to ours. `worker_pool.py` controls several processes.
 """
 
 import asyncio
@@ -16,17 +15,16 @@ import sys
 import tempfile
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
 from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.errors import LlmtapError
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import Exchange, Timeline
 from llmtap.load.http import SenderOptions
-from llmtap.load.run import StopErrors
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.units import NEVER, encode_special, to_seconds
@@ -44,23 +42,19 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     tenant_header: str | None = None
     exact_output: bool = False
     """Realtime, gRPC: request exactly the given number of tokens. HTTP bodies state it themselves."""
-    request_ids: str = ""
-    """Prefix of each X-Request-Id, before a hyphen and the row; empty: none is sent."""
+    request_ids: str = "llmtap"
+    """Prefix of each X-Request-Id, before a hyphen and the row."""
     ca: str | None = None
     verify: bool = True
-    script_fd: int
     bodies_fd: int
     spill_fd: int | None
     slots: int | None = None
     open: int = 0
     duration_ns: int = NEVER
     drain_ns: int = NEVER
-    limit_in_flight: int | None = None
-    """Open loop: skip and count a due request with so many in flight."""
-    stop_errors: StopErrors | None = None
+    stop_errors: float | None = None
     slo: str | None = None
     reader: Benefit = DEFAULT_BENEFIT
-    priority: bool = False
 
 
 class WorkerScript(msgspec.Struct, array_like=True):
@@ -97,7 +91,6 @@ class Progress(msgspec.Struct, tag=True):
     ttft_p99_ns: float | None
     tbc_p50_ns: float | None
     tbc_p99_ns: float | None
-    skipped: int = 0
     retries: int = 0
     gave_up: str | None = None
     """Why all processes should stop: too many errors."""
@@ -114,7 +107,6 @@ class Done(msgspec.Struct, tag=True):
     lag_max_ns: int
     began_ns: int
     ended_ns: int
-    realtime: bool
     spill_error: str | None = None
     """Why exchanges could not be stored (full disk); they are counted all the same."""
     opened_before: int = 0
@@ -146,11 +138,7 @@ class Frames:
             yield _decode(packed)
 
 
-_MOVED: Final = (
-    "arrival_ns", "request_end_ns", "submit_ns", "head_ns", "first_byte_ns", "first_any_ns", "first_token_ns",
-    "first_reasoning_ns", "first_tool_call_ns", "first_refusal_ns", "first_content_ns", "last_token_ns",
-    "response_end_ns", "delivered_ns",
-)  # fmt: skip
+_MOVED: Final = tuple(f.name for f in fields(Timeline) if f.name.endswith("_ns") and f.name != "paused_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,94 +156,63 @@ Trip = tuple[int, int, ClockReading]
 """Times of the request and of the answer on our monotonic clock, and the reading."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """Offset of another host's clocks from ours."""
-
-    at_ns: int
-    mono_ahead_ns: int
-    wall_ahead_ns: int
-    rtt_ns: int
-    """Both offsets are accurate to half of it."""
-
-
 def read_clocks(clock: Clock | None = None) -> ClockReading:
     anchor = WallAnchor.sample(SystemClock() if clock is None else clock)
     return ClockReading(socket.gethostname(), _boot(), anchor.mono_ns, anchor.wall_ns)
 
 
-def compared(trips: Sequence[Trip], anchor: WallAnchor) -> Compared:
-    asked_ns, heard_ns, reading = min(trips, key=lambda trip: trip[1] - trip[0])
-    at_ns = (asked_ns + heard_ns) // 2
-    wall_ahead_ns = reading.wall_ns - anchor.to_wall_ns(at_ns)
-    return Compared(at_ns, reading.mono_ns - at_ns, wall_ahead_ns, heard_ns - asked_ns)
-
-
+@dataclass(frozen=True, slots=True)
 class HostClock:
-    """Converts times of a host's monotonic clock to ours."""
+    """Offset of a host's clocks from ours; converts its times to ours."""
 
-    def __init__(self, host: str, before: Compared, *, shared: bool) -> None:
-        self.host = host
-        self.shared = shared
-        self.before = before
-        self.after: Compared | None = None
-
-    @classmethod
-    def of_this_host(cls) -> "HostClock":
-        return cls(socket.gethostname(), Compared(0, 0, 0, 0), shared=True)
+    host: str
+    shared: bool = True
+    """It has the same monotonic clock."""
+    mono_ahead_ns: int = 0
+    wall_ahead_ns: int = 0
+    rtt_ns: int = 0
+    """Both offsets are accurate to half of it."""
 
     @classmethod
-    def met(cls, ours: ClockReading, theirs: ClockReading, before: Compared) -> "HostClock":
-        """Return the clock of a compared host. Two hosts with the same boot id are different if their clocks
-        differ by more than the round trip."""
-        same = bool(ours.boot) and ours.boot == theirs.boot and abs(before.mono_ahead_ns) <= before.rtt_ns
-        return cls(theirs.host, before, shared=same)
+    def compared(cls, ours: ClockReading, trips: Sequence[Trip]) -> "HostClock":
+        """Return the clock of a host by the quickest trip to it. Two hosts with the same boot id are
+        different if their clocks differ by more than the round trip."""
+        asked_ns, heard_ns, theirs = min(trips, key=lambda trip: trip[1] - trip[0])
+        at_ns, rtt_ns = (asked_ns + heard_ns) // 2, heard_ns - asked_ns
+        mono_ahead_ns = theirs.mono_ns - at_ns
+        if ours.boot and ours.boot == theirs.boot and abs(mono_ahead_ns) <= rtt_ns:
+            return cls(theirs.host, rtt_ns=rtt_ns)
+        wall_ahead_ns = theirs.wall_ns - (ours.wall_ns + at_ns - ours.mono_ns)
+        return cls(theirs.host, False, mono_ahead_ns, wall_ahead_ns, rtt_ns)
 
     def theirs(self, ours_ns: int) -> int:
-        """Convert our time, with the offset known before the run."""
-        return ours_ns if self.shared else ours_ns + self.before.mono_ahead_ns
-
-    def ahead_ns(self, theirs_ns: int) -> int:
-        """Return the offset at a time of theirs."""
-        before, after = self.before, self.after
-        if self.shared:
-            return 0
-        if after is None or after.at_ns <= before.at_ns:
-            return before.mono_ahead_ns
-        drift_ns = after.mono_ahead_ns - before.mono_ahead_ns
-        passed_ns = theirs_ns - before.mono_ahead_ns - before.at_ns
-        return before.mono_ahead_ns + drift_ns * passed_ns // (after.at_ns - before.at_ns)
+        return ours_ns + self.mono_ahead_ns
 
     def ours(self, theirs_ns: int) -> int:
-        return theirs_ns - self.ahead_ns(theirs_ns)
+        return theirs_ns - self.mono_ahead_ns
 
     def place(self, x: Exchange) -> Exchange:
+        """Convert all times of an exchange."""
         if self.shared:
             return x
         t = x.timeline
-        ahead_ns = self.ahead_ns(t.arrival_ns)
         for name in _MOVED:
             ns = getattr(t, name)
             if ns is not None:
-                setattr(t, name, ns - ahead_ns)
-        t.events.t_ns = array("q", (ns - ahead_ns for ns in t.events.t_ns))
+                setattr(t, name, self.ours(ns))
+        t.events.t_ns = array("q", map(self.ours, t.events.t_ns))
         if x.scheduled_ns is not None:
-            x.scheduled_ns -= ahead_ns
-        x.arrival_wall_ns -= self.before.wall_ahead_ns
+            x.scheduled_ns = self.ours(x.scheduled_ns)
+        x.arrival_wall_ns -= self.wall_ahead_ns
         return x
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds. `rtt`: of the worse comparison (accuracy: half of it); `offset`: of
-        the wall clock, corrected in all times; `drift`: of the monotonic clock, None if unknown."""
-        after = self.after
-        drift_ns = None if after is None else after.mono_ahead_ns - self.before.mono_ahead_ns
+        """Return public JSON in seconds. `rtt`: of the comparison (accuracy: half of it); `offset`: of the
+        wall clock, corrected in all times."""
         return {
-            "host": self.host,
-            "shared": self.shared,
-            "offset": to_seconds(self.before.wall_ahead_ns),
-            "rtt": to_seconds(max(self.before.rtt_ns, 0 if after is None else after.rtt_ns)),
-            "drift": None if drift_ns is None else 0.0 if self.shared else to_seconds(drift_ns),
-        }
+            "host": self.host, "shared": self.shared, "offset": to_seconds(self.wall_ahead_ns),
+            "rtt": to_seconds(self.rtt_ns),
+        }  # fmt: skip
 
 
 def _boot() -> str:
@@ -272,62 +229,32 @@ LEAD_NS: Final = 100_000_000
 _READ_BYTES: Final = 1 << 18
 
 
-class Member(Protocol):
-    """A sending process. Only `start` raises LlmtapError."""
-
-    lead_ns: int
-    """Time before the start at which it must be told."""
-    spill_error: str | None
-    """Why stored exchanges are incomplete."""
-
-    @property
-    def pid(self) -> int | None: ...
-
-    @property
-    def clock(self) -> HostClock: ...
-
-    async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
-        """Start it. Its stored exchanges are in `spill` after its end."""
-        ...
-
-    def tell(self, words: str) -> None:
-        """Send a command line; no effect after its end."""
-        ...
-
-    async def read(self) -> bytes:
-        """Return its next output; b"" at the end."""
-        ...
-
-    async def ended(self) -> int | None:
-        """Return its exit status, negative for a signal; None if its host was lost."""
-        ...
-
-    async def kill(self) -> None: ...
-
-
 def spawned(
     setup: WorkerSetup, script: bytes, bodies_fd: int, spill_fd: int | None
-) -> tuple[subprocess.Popen[bytes], bytes]:
-    """Start a sending process; return it and its first line: the setup with its own descriptors. Not by the
+) -> subprocess.Popen[bytes]:
+    """Start a sending process; its file has the setup as a line of JSON and the packed script. Not by the
     loop: uvloop runs Python between fork and exec, which hangs beside other threads."""
+    own = msgspec.structs.replace(setup, bodies_fd=bodies_fd, spill_fd=spill_fd)
     with tempfile.TemporaryFile() as file:
-        file.write(script)
+        file.write(msgspec.json.encode(own, enc_hook=encode_special) + b"\n" + script)
         file.flush()
-        own = msgspec.structs.replace(setup, script_fd=file.fileno(), bodies_fd=bodies_fd, spill_fd=spill_fd)
         fds = [file.fileno(), bodies_fd, *([] if spill_fd is None else [spill_fd])]
-        proc = subprocess.Popen(
-            [sys.executable, "-m", "llmtap.load"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            pass_fds=fds, bufsize=0,
+        return subprocess.Popen(
+            [sys.executable, "-m", "llmtap.load.workers.worker", str(file.fileno())], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, pass_fds=fds, bufsize=0,
         )  # fmt: skip
-    return proc, msgspec.json.encode(own, enc_hook=encode_special)
 
 
 class LocalMember:
+    """A sending process on this host. Only `start` raises LlmtapError."""
+
     lead_ns = LEAD_NS
+    """Time before the start at which it must be told."""
     spill_error: str | None = None
+    """Why stored exchanges are incomplete."""
 
     def __init__(self) -> None:
-        self.clock = HostClock.of_this_host()
+        self.clock = HostClock(socket.gethostname())
         self._proc: subprocess.Popen[bytes] | None = None
         self._said: asyncio.StreamReader | None = None
         self._pipe: asyncio.ReadTransport | None = None
@@ -337,11 +264,12 @@ class LocalMember:
         return None if self._proc is None else self._proc.pid
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
+        """Start it. Its stored exchanges are in `spill` after its end."""
         spill_fd = None if spill is None else spill.fileno()
         packed = msgspec.msgpack.encode(script)
         try:
             # A few ms, before anything is due.
-            self._proc, line = spawned(setup, packed, setup.bodies_fd, spill_fd)
+            self._proc = spawned(setup, packed, setup.bodies_fd, spill_fd)
         except OSError as exc:
             raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
         loop = asyncio.get_running_loop()
@@ -349,20 +277,21 @@ class LocalMember:
         self._pipe, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(said), self._proc.stdout
         )
-        self.tell(line.decode())
 
     def tell(self, words: str) -> None:
+        """Send a command line; no effect after its end."""
         stdin = None if self._proc is None else self._proc.stdin
         if stdin is not None and not stdin.closed:
-            # A pipe holds 64 KiB; the first line is the longest, and it is read at once.
             with contextlib.suppress(BrokenPipeError):
                 stdin.write(words.encode() + b"\n")
 
     async def read(self) -> bytes:
+        """Return its next output; b"" at the end."""
         assert self._said is not None
         return await self._said.read(_READ_BYTES)
 
     async def ended(self) -> int | None:
+        """Return its exit status, negative for a signal; None if its host was lost."""
         assert self._proc is not None
         return await asyncio.get_running_loop().run_in_executor(None, self._proc.wait)
 

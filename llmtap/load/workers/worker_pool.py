@@ -22,14 +22,14 @@ import msgspec
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.sessions.prompt_sender import check_target
+from llmtap.load.prompt_sender import check_target
 from llmtap.load.tally import LoadTally
+from llmtap.load.workers.ray_worker import RayMember
 from llmtap.load.workers.worker_handle import (
     Done,
     Frames,
     HostClock,
     LocalMember,
-    Member,
     Progress,
     WorkerReady,
     WorkerScript,
@@ -39,8 +39,9 @@ from llmtap.metrics.objectives import Objectives
 from llmtap.net.tls import client_context
 from llmtap.workload.requests import Requests
 
+Member = LocalMember | RayMember
 STOPPED: Final = "somebody stopped it"
-_COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "skipped", "retries")
+_COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "retries")
 _WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswith("_ns"))
 
 
@@ -97,7 +98,7 @@ class WorkerPool:
         self._requests = requests
         self._bodies = (body_begins.tobytes(), body_ends.tobytes())
         # A process without a slot would never send.
-        hands = min(processes, setup.slots or processes, setup.limit_in_flight or processes)
+        hands = min(processes, setup.slots or processes)
         self._hands = [rows for rows in dealt(requests, hands) if rows]
         self._members = [hire() for _ in self._hands]
         self._clock = SystemClock() if clock is None else clock
@@ -181,7 +182,7 @@ class WorkerPool:
         setup = self._setup
         shares = {
             name: None if (whole := getattr(setup, name)) is None else _share(whole, i, len(self._hands))
-            for name in ("slots", "limit_in_flight", "open")
+            for name in ("slots", "open")
         }
         sender = msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}{i}")
         return msgspec.structs.replace(setup, sender=sender, **shares)
@@ -263,7 +264,7 @@ class WorkerPool:
                         report, began_ns=clock.ours(report.began_ns), ended_ns=clock.ours(report.ended_ns),
                         spill_error=report.spill_error or member.spill_error,
                     )  # fmt: skip
-                    tally.merge_bytes(done.tally, None if clock.shared else clock.ours)
+                    tally.merge_bytes(done.tally, clock.ours)
                     out.done.append(done)
                     out.clocks.append(clock)
                     out.ended_ns = max(out.ended_ns, done.ended_ns)
@@ -285,9 +286,6 @@ def _check(setup: WorkerSetup) -> None:
             raise ConfigError("--ca", exc.problem, exc.hint) from None
     if setup.slo:
         Objectives.parse(setup.slo)
-    limit = setup.limit_in_flight
-    if limit is not None and (limit < 1 or setup.slots is not None):
-        raise ConfigError("--limit-in-flight", "expected at least 1, in an open loop only")
 
 
 def _share(whole: int, i: int, shares: int) -> int:

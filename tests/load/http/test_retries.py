@@ -3,41 +3,25 @@
 import pytest
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.http import FIRST_NS, retry_after_ns, wait_ns
+from llmtap.load.http import FIRST_NS, wait_ns
 from llmtap.load.tally import LoadTally
 from tests.support.servers.loading import sender_to, streamed_answer
 from tests.support.servers.peer import chunked, scene, wait_until
 from tests.support.servers.upstream import CLOSE, RESET, Call, Script, upstream
 
 S = 1_000_000_000
-NOW_NS = 784_111_767 * S
-"""Ten seconds before the dates of RFC 9110, 5.6.7."""
 
 
 @pytest.mark.parametrize(
-    ("value", "asked_ns"),
+    ("retries", "asked", "waits_ns"),
     [
-        (None, None), (b"", None), (b"0", 0), (b" 120 ", 120 * S), (b"007", 7 * S), (b"1.5", None),
-        (b"-1", None), (b"9" * 10, None), (b"\xb2", None),
-        (b"Sun, 06 Nov 1994 08:49:37 GMT", 10 * S), (b"Sunday, 06-Nov-94 08:49:37 GMT", 10 * S),
-        (b"Sun Nov  6 08:49:37 1994", 10 * S), (b"Mon, 99 Jan 2024 00:00:00 GMT", None),
-        (b"Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
-        (b"Mon, 01 Jan 2024 00:00:00 +99999999999999999999", None),
+        (0, None, FIRST_NS), (4, None, 16 * FIRST_NS), (100_000, None, 30 * S), (0, b" 30 ", 30 * S),
+        (7, b"0", 0), (0, b"007", 7 * S), (0, b"31", None), (0, b"9" * 5_000, None), (0, b"1.5", FIRST_NS),
+        (0, b"Sun, 06 Nov 1994 08:49:37 GMT", FIRST_NS), (0, b"\xb2", FIRST_NS),
     ],
 )  # fmt: skip
-def test_retry_after(value: bytes | None, asked_ns: int | None) -> None:
-    assert retry_after_ns(value, NOW_NS) == asked_ns
-
-
-@pytest.mark.parametrize(
-    ("retries", "asked_ns", "longest_ns", "waits_ns"),
-    [
-        (0, None, 30 * S, FIRST_NS), (4, None, 30 * S, 16 * FIRST_NS), (100_000, None, 30 * S, 30 * S),
-        (0, 30 * S, 30 * S, 30 * S), (7, 0, 30 * S, 0), (0, 30 * S + 1, 30 * S, None),
-    ],
-)  # fmt: skip
-def test_the_wait(retries: int, asked_ns: int | None, longest_ns: int, waits_ns: int | None) -> None:
-    assert wait_ns(retries, asked_ns, longest_ns) == waits_ns
+def test_the_wait(retries: int, asked: bytes | None, waits_ns: int | None) -> None:
+    assert wait_ns(retries, asked) == waits_ns
 
 
 def busy(status: bytes, *fields: bytes, close: bool = False) -> bytes:
@@ -102,7 +86,7 @@ NEVER_AGAIN: dict[str, tuple[tuple[bytes, ...], str | None]] = {
     "closes within its answer": (tuple(streamed_answer(3)[:2]), CLOSE),
     "closes within its head": ((b"HTTP/1.1 5",), CLOSE),
     "breaks HTTP": ((b"no\r\n\r\n",), None),
-    "asks for too long": ((busy(b"429 Too Many Requests", b"Retry-After: 11"),), None),
+    "asks for too long": ((busy(b"429 Too Many Requests", b"Retry-After: 31"),), None),
 }
 
 
@@ -121,7 +105,7 @@ async def test_nobody_listens_for_a_while() -> None:
     async with upstream() as server:
         path, port = server.on(first(0)), server.port
         await server.stop()
-        async with sender_to(f"http://127.0.0.1:{port}{path}", retries=9, retry_wait_s=0.05) as to:
+        async with sender_to(f"http://127.0.0.1:{port}{path}", retries=9) as to:
             call = to.send()
             await wait_until(lambda: call.retries)
             server.start()

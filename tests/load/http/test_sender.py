@@ -9,7 +9,7 @@ import trustme
 
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.http import LoadSender, SenderOptions
-from llmtap.load.target import parse_target
+from llmtap.load.sending import parse_target
 from llmtap.net.tls import client_context
 from tests.support.servers.loading import BODY, sender_to, streamed_answer
 from tests.support.servers.peer import scene, wait_until

@@ -88,33 +88,26 @@ def test_a_counter_that_was_started_anew_counts_from_0_again() -> None:
     assert (told["total"], told["restarts"], told["per_second"]) == (40, 1, pytest.approx(40 / 3))
 
 
-GPUS = {
-    f"gpu{i}_{what}": spec
-    for i in range(2)
-    for what, spec in (("power", MonitorSeries("watts")), ("energy", MonitorSeries("joules", "counter")))
-}
+GPUS = {f"gpu{i}_power": MonitorSeries("watts") for i in range(2)}
 POWERED = columns(
-    (0, {"gpu0_power": 100, "gpu1_power": 200, "gpu0_energy": 1_000, "gpu1_energy": 50}),
-    (1, {"gpu0_power": 300, "gpu1_power": 200, "gpu0_energy": 1_190, "gpu1_energy": 260}),
-    (2, {"gpu0_power": 100, "gpu1_power": 200, "gpu0_energy": 1_400, "gpu1_energy": 470}),
-    spec=GPUS,
-)
+    (0, {"gpu0_power": 100, "gpu1_power": 200}), (1, {"gpu0_power": 300, "gpu1_power": 200}),
+    (2, {"gpu0_power": 100, "gpu1_power": 200}), spec=GPUS,
+)  # fmt: skip
 
 
 def test_energy_is_that_of_all_gpus_over_the_window() -> None:
     told = TimeSeries(100 * S, POWERED).summary(from_ns=100 * S, to_ns=102 * S, tokens=1_600)["energy"]
     assert told == {
         "joules": 800.0, "seconds": 2.0, "seconds_missing": 0.0, "power": 400.0, "tokens": 1_600,
-        "joules_per_token": 0.5, "counted_joules": 820.0, "counted_power": 410.0,
+        "joules_per_token": 0.5,
         "devices": {"gpu0": {"joules": 400.0}, "gpu1": {"joules": 400.0}},
     }  # fmt: skip
 
 
-def test_energy_says_what_is_missing_and_needs_no_counter() -> None:
+def test_energy_says_what_is_missing() -> None:
     run = columns((0, {"gpu0_power": 100}), (1, {"gpu0_power": 100}), spec=GPUS)
     told = TimeSeries(100 * S, run).summary(from_ns=100 * S, to_ns=110 * S)["energy"]
     assert (told["joules"], told["seconds"], told["seconds_missing"]) == (400.0, 4.0, 6.0)
-    assert told["counted_joules"] is None
     wide = TimeSeries(100 * S, run).summary(from_ns=100 * S, to_ns=110 * S, gap_ns_max=20 * S)["energy"]
     assert (wide["joules"], wide["seconds_missing"]) == (1_000.0, 0.0)
 

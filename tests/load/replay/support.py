@@ -31,6 +31,6 @@ async def replayed(
     """The result of a plan sent to `url`."""
     options = ReplayOptions(
         target=url, timeout=Duration(60 * NS_PER_S), connect_timeout=Duration(60 * NS_PER_S),
-        retry_wait=Duration(NS_PER_S), capture=None if capture is None else str(capture), **more,
+        capture=None if capture is None else str(capture), **more,
     )  # fmt: skip
     return await Replay(plan, options, body or BodyOptions(temperature=0.0), Silent()).run()

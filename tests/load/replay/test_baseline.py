@@ -136,8 +136,6 @@ def test_differences_are_those_of_pairs(times: list[tuple[int, int]]) -> None:
         for side, values in (("then", [t for t, _ in times]), ("now", [n for _, n in times])):
             expected = shares_of([v / 1e3 + wait_s for v in values])
             assert list(pair[side].values()) == close_to(expected)
-            quantiles = dict(zip(result["quantiles"]["shares"], result["quantiles"][side][name], strict=True))
-            assert [quantiles[share] for share in SHARES.values()] == list(pair[side].values())
         # Between two order statistics far apart the error is that of the larger.
         largest = max(map(abs, more))
         assert list(pair["difference"].values()) == pytest.approx(
@@ -160,7 +158,6 @@ def test_a_pair_ended_well_on_both_sides() -> None:
     result = told(both(pairs))
     assert result["ended_well"] == {"both": 4, "then": 4, "now": 4, "neither": 4}
     assert {result["pairs"][name]["n"] for name in ("ttft", "tpot", "tbc_max", "e2e")} == {4}
-    assert result["then"]["outcomes"] == {kind.value: 4 for kind in kinds}
 
 
 @pytest.mark.parametrize(
@@ -177,7 +174,6 @@ def test_where_lengths_differ_e2e_cannot_be_compared_and_that_is_said(
     result = told(both([(answer(0, 20, then), answer(0, 20, now)) for then, now in lengths]))
     figures = result["output_tokens"]
     assert tuple(figures[name] for name in ("n", "equal", "near", "comparable")) == expected
-    assert (figures["then"], figures["now"]) == (sum(t for t, _ in lengths), sum(n for _, n in lengths))
     assert result["pairs"]["e2e"]["n"] == len(lengths)
     assert result["pairs"]["e2e_same_length"]["n"] == expected[1]
     notes = [note for note in result["notes"] if "E2E" in note]
@@ -223,8 +219,7 @@ def test_who_tells_how_long_an_answer_took_but_not_when_it_was_submitted_has_ela
     assert list(pairs["elapsed"]["now"].values()) == close_to(shares_of([0.162, 0.262]))
     assert pairs["elapsed"]["slower"] == 0
     assert result["ended_well"] == {"both": 2, "then": 0, "now": 1, "neither": 0}
-    assert result["uncertainty"] is result["then"]["uncertainty"] is None
-    assert result["then"]["window"]["start"] is None, "its zero is its own"
+    assert result["uncertainty"] is None
     assert result["notes"][:-1] == [
         "the source does not say when requests were submitted: elapsed counts from arrival",
         "the model was m then, and is tiny now",
@@ -269,8 +264,6 @@ def test_a_capture_is_compared_with_its_replay(tmp_path: Path) -> None:
         for place in places[1:]
     )
     for name in ("ttft", "tpot", "e2e"):
-        before = baseline["then"]["metrics"][name]["p50"]
-        assert before == pytest.approx(was["metrics"][name]["p50"], rel=2 * RELATIVE_ERROR, abs=1e-6)
         then_ns, now_ns = (
             [getattr(measure(side[row]), f"{name}_ns") for row in range(40)] for side in (then, now)
         )

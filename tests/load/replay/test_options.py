@@ -26,7 +26,7 @@ NEVER_SHOWN = "sk-very-secret"
 
 def options(**more: Any) -> ReplayOptions:
     given: dict[str, Any] = {
-        "target": "http://h:1", "timeout": SECOND, "connect_timeout": SECOND, "retry_wait": SECOND, **more,
+        "target": "http://h:1", "timeout": SECOND, "connect_timeout": SECOND, **more,
     }  # fmt: skip
     return ReplayOptions(**given)
 
@@ -38,7 +38,6 @@ def options(**more: Any) -> ReplayOptions:
         ({"connect_timeout": Duration(0)}, "--connect-timeout"),
         ({"duration": Duration(0)}, "--duration"),
         ({"drain": Duration(-1)}, "--drain"),
-        ({"retry_wait": Duration(-1)}, "--retry-wait"),
         ({"tenant_header": ""}, "--tenant-header"),
         ({"tenant_header": "Host"}, "--tenant-header"),
         ({"tenant_header": "X-Täter"}, "--tenant-header"),
@@ -164,7 +163,7 @@ def test_a_replay_of_twenty_requests(spoken: str, endpoint: str, workload: str, 
 
 @pytest.mark.parametrize("target", ["grpc://h:1", "ws://h:1", "wss://h:1"])
 def test_what_means_nothing_there_is_refused(target: str) -> None:
-    named = {"--endpoint", "--body-field", "--no-stream", "--fresh", "--retries", "--retry-wait"}
+    named = {"--endpoint", "--body-field", "--no-stream", "--fresh", "--retries", "--tenant-header"}
     for option in (*named, *(("--server", "--ca", "--insecure") if target.startswith("grpc") else ())):
         with pytest.raises(ConfigError, match=f"^{option}: has no meaning for {target.partition(':')[0]}://"):
             refuse_meaningless(target, {option: True})

@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.replay.result import PERIODS_MAX, QUANTILES, ObservedLengths, RunObservations, timeline_of
-from llmtap.load.replay.tasks import TURNS_MAX, TaskTimes
+from llmtap.load.replay.result import (
+    PERIODS_MAX,
+    QUANTILES,
+    TURNS_MAX,
+    ObservedLengths,
+    RunObservations,
+    TaskTimes,
+    timeline_of,
+)
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S
@@ -81,19 +88,6 @@ def test_prompts_by_our_count_and_the_server_s(
         x.tokens.input = told
         lengths.add(x, row, counted, 3)
     assert (lengths.input_counted, lengths.input_usage, lengths.input_apart) == sums
-
-
-def test_statuses_are_of_upstream_errors() -> None:
-    columns = array("q", [0] * 5), array("q", [3] * 5), array("q", [3] * 5)
-    seen = RunObservations(Requests(*columns), columns[1])
-    for row, (outcome, status) in enumerate(
-        [(Outcome.COMPLETE, 200), (Outcome.UPSTREAM_ERROR, 401), (Outcome.UPSTREAM_ERROR, 401),
-         (Outcome.REFUSED, 400), (Outcome.UPSTREAM_ERROR, None)]
-    ):  # fmt: skip
-        x = streamed(row + 1, 3)
-        x.outcome, x.status = outcome, status
-        seen.add(row, x)
-    assert seen.error_statuses == {401: 2}
 
 
 def test_who_was_sent_again_is_as_late_as_the_first_time() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import time
 import warnings
 from array import array
@@ -10,10 +9,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from llmtap.clock import SystemClock
@@ -24,15 +21,12 @@ from llmtap.load.workers.ray_worker import RayMember
 from llmtap.load.workers.worker_handle import (
     ClockReading,
     Progress,
-    WorkerScript,
-    WorkerSetup,
     read_clocks,
-    spawned,
 )
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
 from llmtap.net.cluster import ray_cluster
 from llmtap.sim.server.options import SimOptions
-from llmtap.units import Duration, encode_special
+from llmtap.units import Duration
 from llmtap.workload.requests import Requests
 from tests.support.servers.loading import alive, bodies
 from tests.support.servers.peer import play, wait_until
@@ -169,7 +163,7 @@ def test_hosts_with_other_clocks_start_together_and_come_back_in_our_time(
     out = found.out
     assert [clock.shared for clock in out.clocks] == [False, False]
     assert [clock.host for clock in out.clocks] == [boot.host] * 2
-    rtt_ns = max(clock.before.rtt_ns for clock in out.clocks)
+    rtt_ns = max(clock.rtt_ns for clock in out.clocks)
     assert before_ns < out.began_ns - HOUR_NS < out.ended_ns - HOUR_NS < after_ns
     # The plan of both workers has one start, as well as their clocks were compared.
     for row, x in found.exchanges:
@@ -190,7 +184,6 @@ def test_hosts_with_other_clocks_start_together_and_come_back_in_our_time(
     for clock in out.clocks:
         told = clock.to_dict()
         assert told["offset"] == pytest.approx(-3.0, abs=told["rtt"])
-        assert abs(told["drift"]) <= told["rtt"] + (clock.after or clock.before).rtt_ns / 1e9
 
 
 def wait_gone(pids: list[int]) -> None:
@@ -228,55 +221,16 @@ def test_who_is_lost_is_told_and_nobody_waits(ray: Any) -> None:
     wait_gone(pids)
 
 
-def test_each_node_gets_the_bodies_of_its_own_rows_and_identical_ones_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ray_member, "PIECE_BYTES", 100)
-    n = 30
-    with bodies("http://h", n) as (setup, begins, ends):
-        begins[7], ends[7] = begins[3], ends[3]  # row 7 says what row 3 does
-        rows = array("q", [3, 5, 7, 29])
-        script = WorkerScript(rows.tobytes(), b"", b"", b"", [], begins.tobytes(), ends.tobytes())
-        own, pieces = ray_member._own_bodies(script, setup.bodies_fd)
-        data = b"".join(pieces)
-        own_begins, own_ends = array("q", own.body_begins), array("q", own.body_ends)
-        assert len(own_begins) == len(own_ends) == n
-        for row in rows:
-            whole = os.pread(setup.bodies_fd, ends[row] - begins[row], begins[row])
-            assert data[own_begins[row] : own_ends[row]] == whole
-            assert b"row-" in whole
-        assert own_begins[3] == own_begins[7]
-        assert len(data) == sum(ends[row] - begins[row] for row in (3, 5, 29))
-        assert own.rows == script.rows
-
-
 @pytest.fixture
 def remote() -> Iterator[ray_member.RemoteProcess]:
     """What an actor is, in this process."""
     one = ray_member.RemoteProcess()
     yield one
     one.kill()
-    proc, files = one._proc, [one._bodies, one._spill, getattr(one, "_ca", None)]
+    proc, files = one._proc, [one._bodies, one._spill]
     for file in (*files, *(() if proc is None else (proc.stdin, proc.stdout))):
         if file is not None:
             file.close()
-
-
-def test_the_certificates_of_whoever_asks_are_trusted_on_the_node(
-    remote: ray_member.RemoteProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str | None, bytes]] = []
-
-    def noted(own: WorkerSetup, script: bytes, bodies_fd: int, spill_fd: int | None) -> Any:
-        assert own.ca is not None
-        seen.append((own.ca, Path(own.ca).read_bytes()))
-        return spawned(own, script, bodies_fd, spill_fd)
-
-    monkeypatch.setattr(ray_member, "spawned", noted)
-    with bodies("https://h", 1, ca="/of/another/host.pem") as (setup, _, _):
-        remote.start(msgspec.json.encode(setup, enc_hook=encode_special), b"", b"PEM", keep=False)
-    [(file, pem)] = seen
-    assert (file != "/of/another/host.pem", pem) == (True, b"PEM")
 
 
 def test_words_that_overtake_each_other_are_said_in_order(

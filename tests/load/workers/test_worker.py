@@ -3,7 +3,6 @@
 import asyncio
 import fcntl
 import os
-import tempfile
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,16 +83,14 @@ class Pipes:
 
 
 @contextmanager
-def worker_for(url: str, arrivals_ns: list[int]) -> Iterator[tuple[WorkerSetup, Pipes]]:
-    """The setup of a lone process that sends at these times, and its pipes."""
+def worker_for(url: str, arrivals_ns: list[int]) -> Iterator[tuple[WorkerSetup, WorkerScript, Pipes]]:
+    """The setup and script of a lone process that sends at these times, and its pipes."""
     both, n = Pipes(), len(arrivals_ns)
-    with bodies(url, n) as (setup, begins, ends), tempfile.TemporaryFile() as file:
+    with bodies(url, n) as (setup, begins, ends):
         rows, times = array("q", range(n)).tobytes(), array("q", arrivals_ns).tobytes()
         script = WorkerScript(rows, times, b"", b"", [], begins.tobytes(), ends.tobytes())
-        file.write(msgspec.msgpack.encode(script))
-        file.flush()
         try:
-            yield msgspec.structs.replace(setup, script_fd=file.fileno()), both
+            yield setup, script, both
         finally:
             both.close()
 
@@ -112,10 +109,11 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
     async with upstream() as server:
         with worker_for(server.url + server.on(last_is_held), [4_000_000 * row for row in range(n)]) as (
             told,
+            script,
             parent,
         ):
             parent.say(f"go {SystemClock.mono_ns()}")
-            working = asyncio.ensure_future(work(told, parent.commands, parent.reports))
+            working = asyncio.ensure_future(work(told, script, parent.commands, parent.reports))
             await wait_until(lambda: parent.of(WorkerReady))
             filled = parent.fill()
             assert filled > 10
@@ -145,10 +143,10 @@ def counted(done: Done) -> int:
 @scene
 async def test_called_off_before_the_start(words: list[str]) -> None:
     async with upstream() as server:
-        with worker_for(server.url, [0, 0]) as (told, parent):
-            for word in words[1:]:
+        with worker_for(server.url, [0, 0]) as (told, script, parent):
+            for word in words:
                 parent.say(word)
-            await work(told, parent.commands, parent.reports, f"{words[0]}\n".encode())
+            await work(told, script, parent.commands, parent.reports)
             assert parent.done().stopped == "enough"
             assert not server.calls
 
@@ -156,11 +154,12 @@ async def test_called_off_before_the_start(words: list[str]) -> None:
 @scene
 async def test_a_disk_that_is_full_loses_records_and_no_counts() -> None:
     async with upstream() as server:
-        with worker_for(server.url + server.on(ANSWER), [0] * 5) as (told, parent):
+        with worker_for(server.url + server.on(ANSWER), [0] * 5) as (told, script, parent):
             parent.say(f"go {SystemClock.mono_ns()}")
             full = os.open("/dev/full", os.O_WRONLY)
             try:
-                await work(msgspec.structs.replace(told, spill_fd=full), parent.commands, parent.reports)
+                told = msgspec.structs.replace(told, spill_fd=full)
+                await work(told, script, parent.commands, parent.reports)
             finally:
                 os.close(full)
             done = parent.done()

@@ -96,7 +96,7 @@ def test_each_row_once_at_its_time() -> None:
     assert (out.stopped, out.lost, out.lost_rows) == (None, [], 0)
     assert sorted(out.tally.sent_ns) == sorted(x.timeline.arrival_ns for _, x in load.exchanges)
     assert plan(out) | {"lateness": None} == {
-        "planned": n, "sent": n, "skipped": 0, "dropped": 0, "unsent": 0, "retries": {"n": 0, "reasons": {}},
+        "planned": n, "sent": n, "dropped": 0, "unsent": 0, "retries": {"n": 0, "reasons": {}},
         "lateness": None,
     }  # fmt: skip
     assert load.told[-1].ended == load.told[-1].sent == n
@@ -164,7 +164,7 @@ async def main():
         file.write(b"{}")
         file.flush()
         setup = WorkerSetup(sender=SenderOptions(), url=sys.argv[1], endpoint="completions", headers=[],
-                      script_fd=0, bodies_fd=file.fileno(), spill_fd=None, open=int(sys.argv[2]))
+                      bodies_fd=file.fileno(), spill_fd=None, open=int(sys.argv[2]))
         plan = Requests(array("q", [0, 0, 3_600_000_000_000]))
         with WorkerPool(setup, plan, array("q", [0] * 3), array("q", [2] * 3), processes=2) as crew:
             running = asyncio.ensure_future(crew.run())
@@ -209,8 +209,6 @@ def test_a_parent_that_dies_takes_its_processes_along(when: str) -> None:
         ({"url": "gw.test"}, "--target"),
         ({"url": "https://gw.test", "ca": "/no/such/file.pem"}, "--ca"),
         ({"slo": "no"}, "objectives"),
-        ({"limit_in_flight": 0}, "--limit-in-flight"),
-        ({"limit_in_flight": 5, "slots": 2}, "--limit-in-flight"),
     ],
 )
 def test_settings_that_no_process_could_use(more: dict[str, Any], place: str) -> None:

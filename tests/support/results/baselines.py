@@ -7,7 +7,6 @@ from pathlib import Path
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import EventClass
 from llmtap.load.replay.baseline import Baseline, RecordedAnswer
-from llmtap.load.replay.result import QUANTILES
 from tests.support.storage.captures import write_capture
 from tests.support.traffic.exchanges import streamed
 
@@ -46,7 +45,7 @@ def recorded(rows: int) -> RecordedAnswer:
 
 def both(pairs: Sequence[tuple[Exchange, Exchange]]) -> Baseline:
     """What rows were, and what they are now."""
-    baseline = Baseline(recorded(len(pairs)), QUANTILES)
+    baseline = Baseline(recorded(len(pairs)))
     for row, (_, now) in enumerate(pairs):
         baseline.add_now(row, now)
     for row, (then, _) in enumerate(pairs):

@@ -39,7 +39,7 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
         seen.add(i, x)
     tally.planned = tally.summary.opened = n
     ended_ns = BEGAN_NS + offsets[-1] + NS_PER_S
-    done = Done(b"", None, n, 0, NS_PER_S // 10, 100 << 20, MS, BEGAN_NS, ended_ns, False)
+    done = Done(b"", None, n, 0, NS_PER_S // 10, 100 << 20, MS, BEGAN_NS, ended_ns)
     outcome = LoadResult(tally, BEGAN_NS, ended_ns, [done])
     series = _series(ended_ns)
     summary = series.summary(from_ns=BEGAN_NS, to_ns=ended_ns, tokens=600)
@@ -60,7 +60,7 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
         clock="kernel",
         anchor=WallAnchor.sample(ManualClock()),
         beside={
-            "warmup": {"skipped": "cold start", "requests": 0},
+            "warmup": {"skipped": "cold start", "requests": 0}, "baseline": None, "unread": 0,
             "system": {"summary": summary, "series": series.to_dict()},
         },
     )  # fmt: skip
@@ -72,7 +72,7 @@ def _series(ended_ns: int) -> TimeSeries:
         "host_cpu": MonitorSeries("share", "interval"), "sender_memory": MonitorSeries("bytes"),
         "host_memory": MonitorSeries("bytes"), "gpu0_power": MonitorSeries("watts"),
         "gpu0_utilization": MonitorSeries("share"),
-        "gpu1_power": MonitorSeries("watts"), "gpu0_energy": MonitorSeries("joules", "counter"),
+        "gpu1_power": MonitorSeries("watts"),
     })  # fmt: skip
     server = Columns({
         "running": MonitorSeries("requests"), "waiting": MonitorSeries("requests"),
@@ -87,7 +87,7 @@ def _series(ended_ns: int) -> TimeSeries:
         system.add(t_ns, MS, {
             "sender_cpu": average, "server_cpu": average and 2 * average, "host_cpu": average,
             "sender_memory": (1 << 30) + i, "host_memory": 5 << 30, "gpu0_power": 300 + i,
-            "gpu0_utilization": 0.5, "gpu1_power": 100 + i, "gpu0_energy": 310.0 * i,
+            "gpu0_utilization": 0.5, "gpu1_power": 100 + i,
         })  # fmt: skip
         server.add(t_ns, MS, {
             "running": 4 + i, "waiting": 0, "kv_use": 0.125, "generation_tokens": 100.0 * i,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import Call, LoadSender, SenderOptions
-from llmtap.load.target import parse_target
+from llmtap.load.sending import parse_target
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import Duration
 from tests.support.servers.peer import chunk, wait_until
@@ -101,13 +101,13 @@ class Sending:
 @asynccontextmanager
 async def sender_to(
     url: str, *, tls: ssl.SSLContext | None = None, endpoint: str = "chat.completions",
-    timeout_s: float = 100, retry_wait_s: float = 10, clock: str = "kernel",
+    timeout_s: float = 100, clock: str = "kernel",
     fresh: bool = False, retries: int = 0, headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> AsyncIterator[Sending]:  # fmt: skip
     """The only sender to `url`. At the end every call has ended, once, and every socket is closed."""
     options = SenderOptions(
         clock=clock, fresh=fresh, retries=retries, connect_timeout=Duration(100 * 10**9),
-        timeout=Duration(int(timeout_s * 1e9)), retry_wait=Duration(int(retry_wait_s * 1e9)),
+        timeout=Duration(int(timeout_s * 1e9)),
     )  # fmt: skip
     target = parse_target(url, endpoint, list(headers))
     before = sockets(target.origin.port)
@@ -133,6 +133,6 @@ def bodies(url: str, count: int, **more: object) -> Iterator[tuple[WorkerSetup, 
         file.flush()
         plain: dict[str, object] = {
             "sender": SenderOptions(), "url": url, "endpoint": "chat.completions", "headers": [],
-            "script_fd": 0, "bodies_fd": file.fileno(), "spill_fd": None,
+            "bodies_fd": file.fileno(), "spill_fd": None,
         }  # fmt: skip
         yield WorkerSetup(**(plain | more)), begins, ends  # type: ignore[arg-type]

@@ -2,45 +2,31 @@
 
 `PromptMaker` encodes prompts before the run, as `load/bodies.py` does for HTTP. `Asking` is the sender (the
 counterpart of `load/http.py`): each request is a task, cancelled by its id, and ends with its Exchange. The
-target (`PromptTarget`: `websocket.py`, `grpc_target.py`) builds the message from the prompt and sends it.
+target (`websocket.py`, `grpc_target.py`) builds the message from the prompt and sends it.
 """
 
 import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import Decode
-from llmtap.load.sending import Done, Lateness, Later, OnAnswer, PromptRequest
-from llmtap.load.target import WEBSOCKET, Spoken, check_fields, parse_target, protocol_of
+from llmtap.load.sending import WEBSOCKET, Later, Spoken, check_fields, parse_target, protocol_of
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 
+if TYPE_CHECKING:
+    from llmtap.load.grpc_target import GrpcTarget
+    from llmtap.load.websocket import WebSocketTarget
+
 _ID: Final = b"X-Request-Id"
-
-
-class PromptTarget(Protocol):
-    lateness: Lateness
-    connects: int
-    reuses: int
-
-    async def open(self, connections: int) -> int: ...
-
-    async def ask(self, request: PromptRequest) -> Exchange:
-        """Send one request and return its Exchange. `cancel` knows its id from its first wait on."""
-        ...
-
-    def cancel(self, request_id: str) -> None:
-        """End the request as cancelled; no effect after its end."""
-        ...
-
-    async def close(self) -> None: ...
 
 
 class _Prepared(msgspec.Struct, array_like=True):
@@ -92,7 +78,7 @@ class PromptMaker:
         )
 
 
-class _Request:
+class PromptCall:
     __slots__ = ("_cancel", "row")
 
     def __init__(self, row: int, cancel: Callable[[], object]) -> None:
@@ -103,16 +89,18 @@ class _Request:
         self._cancel()
 
 
+_Done = Callable[[PromptCall, Exchange], None]
+
+
 class Asking:
     """Sends to one target from one loop; `aclose` when done."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        target: PromptTarget,
+        target: "WebSocketTarget | GrpcTarget",
         *,
         name: str,
-        tenant_header: str | None = None,
         connect_timeout_ns: int = 10 * NS_PER_S,
     ) -> None:
         self.loop = loop
@@ -120,9 +108,8 @@ class Asking:
         self.later = Later(loop)
         self._target = target
         self._name = name
-        self._tenant_header = None if tenant_header is None else tenant_header.encode()
         self._connect_s = connect_timeout_ns / NS_PER_S
-        self.calls: dict[_Request, asyncio.Task[None]] = {}
+        self.calls: dict[PromptCall, asyncio.Task[None]] = {}
         self.sent = 0
         self.retries: Counter[str] = Counter()
 
@@ -137,32 +124,28 @@ class Asking:
     def send(
         self,
         body: bytes,
-        done: Done,
+        done: "_Done",
         *,
         row: int = 0,
         scheduled_ns: int | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
-        on_answer: OnAnswer | None = None,
-    ) -> _Request:
-        """As `Sending.send`; of `headers` only request id and tenant are used. `on_answer` is not called."""
+        on_answer: object = None,
+    ) -> PromptCall:
+        """As `LoadSender.send`; of `headers` only the request id is used. `on_answer` is not called."""
         self.sent += 1
-        fields = dict(headers)
-        given = fields.get(_ID)
-        request_id = f"{self._name}-{self.sent}" if given is None else given.decode()
-        whose = None if self._tenant_header is None else fields.get(self._tenant_header)
-        tenant = None if whose is None else whose.decode()
+        request_id = dict(headers).get(_ID, f"{self._name}-{self.sent}".encode()).decode()
         p = _decode(body)
         prompt = Prompt(p.text, p.ids, p.system, p.history)
-        asked = PromptRequest(prompt, p.output, scheduled_ns, tenant, request_id)
         # After the first step of the task, in which the target registers the id.
-        request = _Request(row, lambda: self.loop.call_soon(self._target.cancel, request_id))
-        task = self.calls[request] = self.loop.create_task(self._ask(request, asked, done))
+        request = PromptCall(row, lambda: self.loop.call_soon(self._target.cancel, request_id))
+        task = self.calls[request] = self.loop.create_task(
+            self._ask(request, done, prompt, p.output, scheduled_ns, request_id)
+        )
         task.add_done_callback(self._check)
         return request
 
     async def open(self, connections: int) -> int:
-        """Open sessions in advance; not with tenants, whose sessions are opened when needed."""
-        if self._tenant_header is not None or not connections:
+        if not connections:
             return 0
         try:
             return await asyncio.wait_for(self._target.open(connections), self._connect_s)
@@ -178,8 +161,10 @@ class Asking:
         await asyncio.gather(*self.calls.values(), return_exceptions=True)
         await self._target.close()
 
-    async def _ask(self, request: _Request, asked: PromptRequest, done: Done) -> None:
-        x = await self._target.ask(asked)
+    async def _ask(
+        self, request: PromptCall, done: "Callable[[PromptCall, Exchange], None]", *asked: Any
+    ) -> None:
+        x = await self._target.ask(*asked)
         del self.calls[request]
         done(request, x)
 
@@ -197,12 +182,12 @@ def check_target(setup: WorkerSetup) -> bool:
         case "http":
             return parse_target(setup.url, setup.endpoint, headers).origin.tls
         case "responses" | "realtime":
-            from llmtap.load.sessions.websocket import parse_websocket
+            from llmtap.load.websocket import parse_websocket
 
             check_fields(headers)
             return parse_websocket(setup.url)[0].tls
         case "grpc":
-            from llmtap.load.sessions.grpc_target import metadata_of, parse_grpc
+            from llmtap.load.grpc_target import metadata_of, parse_grpc
 
             check_fields(headers)
             metadata_of(headers)
@@ -213,22 +198,17 @@ def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SS
     options = setup.sender
     common: dict[str, Any] = {
         "model": options.model, "headers": [(name.encode(), value.encode()) for name, value in setup.headers],
-        "tenant_header": setup.tenant_header, "exact_output": setup.exact_output,
-        "timeout_ns": options.timeout, "name": options.name,
+        "exact_output": setup.exact_output, "timeout_ns": options.timeout, "name": options.name,
     }  # fmt: skip
-    target: PromptTarget
+    asking = partial(Asking, loop, name=options.name, connect_timeout_ns=options.connect_timeout)
     if protocol_of(setup.url) in WEBSOCKET:
-        from llmtap.load.sessions.websocket import WebSocketTarget
+        from llmtap.load.websocket import WebSocketTarget
 
-        target = WebSocketTarget(
-            setup.url, clock=options.clock, tls=tls, connect_timeout_ns=options.connect_timeout, **common
+        connect_ns = options.connect_timeout
+        return asking(
+            WebSocketTarget(setup.url, clock=options.clock, tls=tls, connect_timeout_ns=connect_ns, **common)
         )
-    else:
-        # Imported only here: 33 ms and 14 MB.
-        from llmtap.load.sessions.grpc_target import GrpcTarget
+    # Imported only here: 33 ms and 14 MB.
+    from llmtap.load.grpc_target import GrpcTarget
 
-        target = GrpcTarget(setup.url, ca=setup.ca, **common)
-    return Asking(
-        loop, target, name=options.name, tenant_header=setup.tenant_header,
-        connect_timeout_ns=options.connect_timeout,
-    )  # fmt: skip
+    return asking(GrpcTarget(setup.url, ca=setup.ca, **common))

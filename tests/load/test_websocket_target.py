@@ -2,6 +2,7 @@
 against a server that plays recorded answers."""
 
 import asyncio
+import itertools
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -14,8 +15,7 @@ from aiohttp import WSMsgType, web
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.sending import PromptRequest
-from llmtap.load.sessions.websocket import WebSocketTarget
+from llmtap.load.websocket import WebSocketTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
@@ -28,6 +28,7 @@ from tests.support.servers.sim_engine import Engine, engine
 
 MS = 1_000_000
 HI = Prompt(text="hi")
+NUMBERS = itertools.count(1)
 mono_ns = SystemClock.mono_ns
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
@@ -37,7 +38,7 @@ TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
 async def target_of(e: Engine, **sim: str) -> AsyncIterator[WebSocketTarget]:
     headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in sim.items()]
     url = e.url.replace("http", "ws")
-    target = WebSocketTarget(url, model="m", headers=headers, exact_output=True, tenant_header="x-tenant")
+    target = WebSocketTarget(url, model="m", headers=headers, exact_output=True)
     try:
         yield target
     finally:
@@ -57,9 +58,8 @@ async def ask(
     output: int = 8,
     *,
     due: int | None = None,
-    who: str | None = None,
 ) -> Exchange:
-    return await target.ask(PromptRequest(prompt, output, due, who))
+    return await target.ask(prompt, output, due, f"load-{next(NUMBERS)}")
 
 
 @pytest.mark.parametrize("clock", ["kernel", "mono"])
@@ -101,15 +101,14 @@ async def test_one_session_serves_one_request_after_another_and_nothing_is_remem
 
 
 @scene
-async def test_requests_at_the_same_time_have_a_session_each_and_tenants_their_own() -> None:
+async def test_requests_at_the_same_time_have_a_session_each() -> None:
     async with engine(TIMED) as e, target_of(e) as target:
         assert await target.open(2) == 2
         assert len(e.server._sessions) == 2
-        found = await asyncio.gather(*(ask(target, who="a" if i == 3 else None) for i in range(4)))
+        found = await asyncio.gather(*(ask(target) for _ in range(4)))
         assert len(e.server._sessions) == 4
-        assert [x.tenant for x in found] == ["default"] * 3 + ["a"]
         assert {x.outcome for x in found} == {Outcome.COMPLETE}
-        await ask(target, who="a")
+        await ask(target)
         assert len(e.server._sessions) == 4
         assert len(await ended(e, 5)) == 5
 
@@ -228,11 +227,10 @@ async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Out
     async with served("/v1/responses", server.handle) as url:
         target = WebSocketTarget(
             f"{url}/v1/responses", model="m", headers=[(b"authorization", b"Bearer k")],
-            tenant_header="x-tenant",
         )  # fmt: skip
-        found = [await ask(target, prompt, 7, due=5, who="a") for _ in range(2)]
+        found = [await ask(target, prompt, 7, due=5) for _ in range(2)]
         await target.close()
-    assert [(s["authorization"], s["x-tenant"]) for s in server.sessions] == [("Bearer k", "a")]
+    assert [s["authorization"] for s in server.sessions] == ["Bearer k"]
     assert (target.connects, target.reuses) == (1, 1)
     for message in server.messages:
         assert message == {
@@ -248,7 +246,7 @@ async def test_each_response_of_a_session_is_an_exchange(name: str, outcome: Out
     expected = server.expected
     for x, got_ns, sent_ns in zip(found, server.received_ns, server.sent_ns, strict=True):
         assert (x.outcome, x.dialect, x.endpoint) == (outcome, "openai.responses", "responses")
-        assert (x.status, x.tenant, x.model, x.stream, x.unparsed_events) == (101, "a", "m", True, 0)
+        assert (x.status, x.model, x.stream, x.unparsed_events) == (101, "m", True, 0)
         assert x.finish_reason == expected["finish_reason"]
         assert (x.tokens.output or 0) == expected["output_tokens"]
         t = x.timeline

@@ -20,11 +20,11 @@ from llmtap.exchange.bounds import bound
 from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import TOKENS_MAX, Interventions, remove_implausible
-from llmtap.load.sending import Lateness, PromptRequest
+from llmtap.load.sending import Lateness
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.verdicts import INPUT, of_finish_reason
 from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
-from llmtap.units import NS_PER_S
+from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.tokenizer import as_text
 
 TIMEOUT_NS: Final = 600 * NS_PER_S
@@ -43,7 +43,6 @@ class GrpcTarget:
         model: str | None = None,
         ca: str | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
-        tenant_header: str | None = None,
         exact_output: bool = False,
         timeout_ns: int = TIMEOUT_NS,
         name: str = "load",
@@ -56,7 +55,6 @@ class GrpcTarget:
         address, tls = parse_grpc(url)
         self._metadata = metadata_of(headers)
         self.model = model
-        self._tenant_header = None if tenant_header is None else tenant_header.lower()
         self._exact = exact_output
         self._timeout_ns = timeout_ns
         self._name = name
@@ -78,32 +76,29 @@ class GrpcTarget:
         """At most 1; reconnects of gRPC are not visible."""
         self.reuses = 0
 
-    async def ask(self, request: PromptRequest) -> Exchange:
+    async def ask(
+        self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
+    ) -> Exchange:
         self._seq += 1
         self.reuses += self._seq > 1
         self.connects = 1
-        request_id = request.request_id or f"{self._name}-{self._seq}"
-        prompt, tenant, scheduled_ns = request.prompt, request.tenant, request.scheduled_ns
-        output = max(1, request.output_tokens)
+        output = max(1, output_tokens)
         message = write_request(
             GrpcRequest(
                 request_id, text="" if prompt.ids else as_text(prompt), ids=prompt.ids,
                 max_tokens=output, min_tokens=output if self._exact else 0, ignore_eos=self._exact,
             )
         )  # fmt: skip
-        metadata = list(self._metadata)
-        if self._tenant_header is not None and tenant is not None:
-            metadata.append((self._tenant_header, tenant))
         began_ns = mono_ns()
         answer = _Answer(
             Exchange(
                 self._name, self._seq, self.lateness.timebase.anchor.to_wall_ns(began_ns),
                 Timeline(began_ns, request_end_ns=began_ns), method="POST", path=METHOD,
-                endpoint="inference.generate", dialect="grpc", model=self.model, tenant=tenant or "default",
+                endpoint="inference.generate", dialect="grpc", model=self.model,
                 request_id=request_id, stream=True, scheduled_ns=scheduled_ns, request_bytes=len(message),
             )
         )  # fmt: skip
-        call = self._call(metadata=metadata)
+        call = self._call(metadata=self._metadata)
         self._calls[request_id] = call, answer
         try:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):

@@ -14,8 +14,7 @@ import trustme
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.sending import PromptRequest
-from llmtap.load.sessions.grpc_target import GrpcTarget
+from llmtap.load.grpc_target import GrpcTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.protocol.vllm_grpc import METHOD, SERVICE, GrpcChunk, GrpcUsage, read_request, write_chunk
 from llmtap.sim.server.options import SimOptions
@@ -31,17 +30,15 @@ TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
 @asynccontextmanager
 async def target_of(e: GrpcEngine, **sim: str) -> AsyncIterator[GrpcTarget]:
     headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in sim.items()]
-    target = GrpcTarget(
-        f"grpc://{e.address}", model="m", headers=headers, exact_output=True, tenant_header="X-Tenant"
-    )
+    target = GrpcTarget(f"grpc://{e.address}", model="m", headers=headers, exact_output=True)
     try:
         yield target
     finally:
         await target.close()
 
 
-async def ask(target: GrpcTarget, *, due: int | None = None, who: str | None = None) -> Exchange:
-    return await target.ask(PromptRequest(Prompt(text="hi"), 8, due, who))
+async def ask(target: GrpcTarget, *, due: int | None = None, name: str = "load-1") -> Exchange:
+    return await target.ask(Prompt(text="hi"), 8, due, name)
 
 
 async def serving(generate: Any) -> tuple[grpc.aio.Server, int]:
@@ -58,13 +55,13 @@ async def serving(generate: Any) -> tuple[grpc.aio.Server, int]:
 async def test_an_exchange_is_what_the_engine_did() -> None:
     async with grpc_engine(TIMED) as e, target_of(e) as target:
         await target.open()
-        found = await asyncio.gather(*(ask(target, due=5, who="a") for _ in range(3)))
+        found = await asyncio.gather(*(ask(target, due=5, name=f"load-{i}") for i in range(3)))
         truths = {truth.id: truth for truth in await e.truths(3)}
     assert len(truths) == 3
     for x in found:
         truth = truths[x.request_id or ""]
         assert (x.outcome, x.status, x.error, x.stream) == (Outcome.COMPLETE, 200, None, True)
-        assert (x.dialect, x.path, x.model, x.tenant, x.clock) == ("grpc", METHOD, "m", "a", "mono")
+        assert (x.dialect, x.path, x.model, x.clock) == ("grpc", METHOD, "m", "mono")
         assert (x.tokens.input, x.tokens.output, x.tokens.source) == (1, 8, TokenSource.USAGE)
         assert (x.finish_reason, x.reads) == ("length", 9)
         t, log = x.timeline, x.timeline.events
@@ -111,7 +108,7 @@ async def test_an_engine_that_gives_up_is_an_error() -> None:
 
 
 @scene
-async def test_who_asks_is_in_the_metadata() -> None:
+async def test_headers_are_metadata() -> None:
     seen: list[dict[str, str]] = []
     ids: list[str] = []
 
@@ -120,11 +117,11 @@ async def test_who_asks_is_in_the_metadata() -> None:
         ids.append(read_request(request).request_id)
 
     server, port = await serving(generate)
-    target = GrpcTarget(f"grpc://127.0.0.1:{port}", headers=[(b"Authorization", b"k")], tenant_header="X-Who")
-    x = await ask(target, who="acme")
+    target = GrpcTarget(f"grpc://127.0.0.1:{port}", headers=[(b"Authorization", b"k")])
+    x = await ask(target)
     await target.close()
     await server.stop(None)
-    assert (seen[0]["authorization"], seen[0]["x-who"]) == ("k", "acme")
+    assert seen[0]["authorization"] == "k"
     assert ids == [x.request_id]
     assert (x.outcome, x.no_token_reason) == (Outcome.TRUNCATED, "error"), "it ended without a finish reason"
 
@@ -162,7 +159,7 @@ async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
         assert (x.outcome, x.error) == (Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time")
         await target.close()
         target = GrpcTarget(f"grpc://{e.address}")
-        one, two = (asyncio.create_task(ask(target)) for _ in range(2))
+        one, two = (asyncio.create_task(ask(target, name=name)) for name in "ab")
         while e.server.gauges._open < 2:
             await asyncio.sleep(0.001)
         two.cancel()

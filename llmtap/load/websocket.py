@@ -3,7 +3,7 @@
 `prompt_sender.py` gives prompts to `WebSocketTarget` (`ask`) and gets an Exchange of each; a
 `WebSocketSession` is one connection. Long because target and session are one subject. A request is one
 `response.create` with its whole input and outside any conversation, so sessions can be reused. A session
-belongs to one tenant and serves one request at a time. The last byte of a request is T_submit (IETF draft,
+serves one request at a time. The last byte of a request is T_submit (IETF draft,
 B.1.1); connecting comes before it and is only in the latencies that are corrected for lateness.
 
 Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
@@ -25,8 +25,7 @@ from llmtap.errors import ConfigError, PeerProtocolError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.sending import Lateness, PromptRequest
-from llmtap.load.target import protocol_of
+from llmtap.load.sending import Lateness, protocol_of
 from llmtap.net.failures import failure_said
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, keep_stamps_on
@@ -111,7 +110,6 @@ class WebSocketSession:
         pool: Pool,
         upgrade: bytes,
         key: bytes,
-        tenant: str | None,
         all_of_them: "set[WebSocketSession]",
         *,
         realtime: bool,
@@ -120,7 +118,6 @@ class WebSocketSession:
         goes on after an error."""
         self._realtime = realtime
         self.upgrade = upgrade
-        self.tenant = tenant
         self._pool = pool
         self._key = key
         self._all = all_of_them
@@ -353,7 +350,6 @@ class WebSocketTarget:
         *,
         model: str | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
-        tenant_header: str | None = None,
         exact_output: bool = False,
         clock: str = "kernel",
         timeout_ns: int = TIMEOUT_NS,
@@ -375,7 +371,6 @@ class WebSocketTarget:
         self._path = (path + query).encode()
         self._authority = origin.authority
         self._headers = list(headers)
-        self._tenant_header = None if tenant_header is None else tenant_header.encode()
         self._exact = exact_output
         self._timeout_ns = timeout_ns
         self._name = name
@@ -387,41 +382,40 @@ class WebSocketTarget:
             loop, origin, self.lateness.timebase, clock=self.clock, idle_max=0, idle_ns=0,
             connect_ns=connect_timeout_ns, tls=tls, server_name=None,
         )  # fmt: skip
-        self._idle: dict[str | None, list[WebSocketSession]] = {}
+        self._idle: list[WebSocketSession] = []
         self._sessions: set[WebSocketSession] = set()
         self._under_way: dict[str, tuple[WebSocketSession, ResponseWait]] = {}
         self.connects = 0
         self.reuses = 0
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
-    async def open(self, sessions: int, tenant: str | None = None) -> int:
-        idle = self._idle.setdefault(tenant, [])
-        fresh = [self._new(tenant) for _ in range(sessions - len(idle))]
+    async def open(self, sessions: int) -> int:
+        fresh = [self._new() for _ in range(sessions - len(self._idle))]
         done = await asyncio.gather(*(one.open() for one in fresh), return_exceptions=True)
         for one, failed in zip(fresh, done, strict=True):
             if failed is None:
-                self._give_back(one)
+                self._idle.append(one)
             else:
                 one.drop()  # each request reports the failure itself
-        return len(idle)
+        return len(self._idle)
 
-    async def ask(self, request: PromptRequest) -> Exchange:
+    async def ask(
+        self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
+    ) -> Exchange:
         """Send one request and return its Exchange. Raises ConfigError for a prompt of token ids."""
         self._seq += 1
-        seq, request_id = self._seq, request.request_id or f"{self._name}-{self._seq}"
-        tenant, scheduled_ns = request.tenant, request.scheduled_ns
-        message = self._message(request.prompt, request.output_tokens, request_id)
+        message = self._message(prompt, output_tokens, request_id)
         data = frame(message, key=os.urandom(4))
         began_ns = mono_ns()
-        session = self._take(tenant)
+        session = self._take()
         fresh = session is None
         if session is None:
-            session = self._new(tenant)
+            session = self._new()
         else:
             self.reuses += session.used
             session.send(data)
         observer = Observer(
-            self._name, seq, began_ns, self.lateness.timebase.anchor.to_wall_ns(began_ns),
+            self._name, self._seq, began_ns, self.lateness.timebase.anchor.to_wall_ns(began_ns),
             session.upgrade, self.clock, waited=self.lateness.longest_wait,
         )  # fmt: skip
         observer.request_end(began_ns)
@@ -443,10 +437,10 @@ class WebSocketTarget:
         finally:
             del self._under_way[request_id]
             if session.reusable:
-                self._give_back(session)
+                self._idle.append(session)
             else:
                 session.drop()
-        x = self._finished(answer, began_ns, tenant, len(data) + (len(session.upgrade) if fresh else 0))
+        x = self._finished(answer, began_ns, len(data) + (len(session.upgrade) if fresh else 0))
         if scheduled_ns is not None:
             x.scheduled_ns, x.dispatch_late_ns = scheduled_ns, began_ns - scheduled_ns
         return x
@@ -472,9 +466,7 @@ class WebSocketTarget:
             session.look_again(now_ns)
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
 
-    def _finished(
-        self, answer: ResponseWait, began_ns: int, tenant: str | None, request_bytes: int
-    ) -> Exchange:
+    def _finished(self, answer: ResponseWait, began_ns: int, request_bytes: int) -> Exchange:
         x = answer.observer.finish(
             None, answer.outcome.value, answer.status, answer.error, 0, self.lateness.worst_since(began_ns),
             request_bytes, answer.response_bytes,
@@ -485,7 +477,7 @@ class WebSocketTarget:
         x.uncertainty_ns = max(x.uncertainty_ns, answer.submit_width_ns)
         x.request_id, x.anchor = answer.request_id, self.lateness.timebase.steps
         x.model = self.model or x.response_model
-        x.tenant, x.stream = tenant or x.tenant, True
+        x.stream = True
         x.timeline.submit_ns = answer.submit_ns
         if x.tokens.output is None:
             chunks = sum(flags & OUTPUT > 0 for flags in x.timeline.events.flags)
@@ -493,30 +485,24 @@ class WebSocketTarget:
                 x.tokens.output, x.tokens.source = chunks, TokenSource.CHUNKS
         return x
 
-    def _take(self, tenant: str | None) -> WebSocketSession | None:
-        idle = self._idle.get(tenant, [])
-        while idle:
-            session = idle.pop()
+    def _take(self) -> WebSocketSession | None:
+        while self._idle:
+            session = self._idle.pop()
             if session.reusable and session.is_alive():
                 return session
             session.drop()
         return None
 
-    def _give_back(self, session: WebSocketSession) -> None:
-        self._idle.setdefault(session.tenant, []).append(session)
-
-    def _new(self, tenant: str | None) -> WebSocketSession:
+    def _new(self) -> WebSocketSession:
         key = base64.b64encode(os.urandom(16))
         lines = [
             b"GET " + self._path + b" HTTP/1.1", b"Host: " + self._authority, b"Upgrade: websocket",
             b"Connection: Upgrade", b"Sec-WebSocket-Version: 13", b"Sec-WebSocket-Key: " + key,
         ]  # fmt: skip
         lines += [name + b": " + value for name, value in self._headers]
-        if self._tenant_header is not None and tenant is not None:
-            lines.append(self._tenant_header + b": " + tenant.encode())
         self.connects += 1
         upgrade = b"\r\n".join((*lines, b"", b""))
-        session = WebSocketSession(self._pool, upgrade, key, tenant, self._sessions, realtime=self._realtime)
+        session = WebSocketSession(self._pool, upgrade, key, self._sessions, realtime=self._realtime)
         self._sessions.add(session)
         return session
 

@@ -12,8 +12,8 @@ from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import prepare
 from llmtap.load.http import SenderOptions
-from llmtap.load.sessions.prompt_sender import PromptMaker
-from llmtap.load.target import protocol_of
+from llmtap.load.prompt_sender import PromptMaker
+from llmtap.load.sending import protocol_of
 from llmtap.load.workers import worker_pool as crews
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.load.workers.worker_pool import LoadResult, WorkerPool
@@ -79,7 +79,7 @@ async def sent(
     )
     with prepare(r, Words(r), maker) as prepared:
         setup = WorkerSetup(
-            sender=options, url=url, endpoint="", script_fd=-1, bodies_fd=prepared.fd, spill_fd=None,
+            sender=options, url=url, endpoint="", bodies_fd=prepared.fd, spill_fd=None,
             exact_output=True, **more,
         )  # fmt: skip
         with WorkerPool(setup, r, prepared.begins, prepared.ends, keep=True) as crew:
@@ -97,7 +97,7 @@ async def sent(
 async def test_a_closed_loop_goes_on_after_time_outs_and_tenants_go_with_their_rows(spoken: str) -> None:
     r = requests([0] * 6, ["a", "b", "", "a", "c", "c"])
     async with serving(spoken, ENDLESS) as url:
-        _, exchanges = await sent(url, r, slots=2, timeout_ms=100, tenant_header="X-Tenant")
+        _, exchanges = await sent(url, r, slots=2, timeout_ms=100)
     assert {row: x.tenant for row, x in exchanges} == dict(enumerate(r.tenants))
     assert {(x.outcome.value, x.scheduled_ns) for _, x in exchanges} == {("upstream_timeout", None)}
 

@@ -1,1 +1,0 @@
-"""Load targets other than plain HTTP: Responses and Realtime over WebSocket, and gRPC."""
