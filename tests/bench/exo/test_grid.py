@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llmtap.bench.exo.grid import measured_grid
-from llmtap.bench.exo.result import ExoBatch, ExoRun
+from llmtap.bench.exo.result import ExoBatch, ExoRun, measured_grid
 from llmtap.sim.latency import LatencyModel
 from llmtap.sim.sweep.fitting import fit_batches, load_grid
 from tests.bench.exo.exo import exo_run
@@ -17,8 +16,8 @@ MS = 1_000_000
 MODEL = LatencyModel(alpha_ns=60 * MS, beta_ns=5 * MS, gamma=0.3)
 LATE_S = 0.001
 _BATCH = ExoBatch(
-    start_s=0.0, wall_s=None, per_req_tps=None, agg_gen_tps=None, wall_gen_tps=None, start_spread_s=0.002,
-    energy=None, findings=[],
+    start_s=0.0, wall_s=None, per_req_tps=None, agg_gen_tps=None, start_spread_s=0.002, joules=None,
+    findings=[],
 )  # fmt: skip
 PLACE = {"repeat_index": 0, "concurrency": 1, "concurrent_index": 0}
 
@@ -56,7 +55,6 @@ def test_the_file_has_the_constants_that_were_planted(tmp_path: Path) -> None:
         assert (cell.min_s, cell.max_s) == (pytest.approx(seconds), pytest.approx(seconds + 0.002))
         assert [cell.median_s, cell.mean_s, cell.model_s] == pytest.approx([seconds + 0.001] * 3)
         assert cell.std_s == pytest.approx(0.002 / 2**0.5)
-        assert cell.step_s == pytest.approx(MODEL.step_ns(cell.batch) / 1e9)
         assert cell.uncertainty_s == 0.002, "the requests were sent 2 ms apart"
     place = tmp_path / "grid.csv"
     place.write_text(grid.to_csv())
