@@ -340,17 +340,6 @@ def init(
     print(f"llmtap: {still}")
 
 
-@bench.command(short_help="List the requirements of the IETF draft, and their tests.")
-def compliance() -> None:
-    """List the requirements of the IETF draft (MUST, SHOULD, RECOMMENDED), and the tests of each one."""
-    from llmtap.bench.compliance.judge import listing
-
-    table = listing()
-    widths = [max(len(row[i]) for row in (table.heads, *table.rows)) for i in range(len(table.heads) - 1)]
-    for row in (table.heads, *table.rows):
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
-
-
 async def _performed(one: "Bench", watcher: "BenchLines", names: list[str], heard: Heard) -> dict[str, Any]:
     def stop() -> None:
         watcher.stopping()
