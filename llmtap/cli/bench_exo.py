@@ -265,7 +265,7 @@ def _measured(
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
     from llmtap.bench.exo.mode import ExoBench, ExoOptions
     from llmtap.bench.exo.server import KINDS
-    from llmtap.cli.progress import watching_bench
+    from llmtap.cli.progress import watching_progress
     from llmtap.load.bodies import parse_body_fields
     from llmtap.load.replay.options import read_headers
 
@@ -278,7 +278,7 @@ def _measured(
         timeout=option_duration("--timeout", timeout), **options,
     )  # fmt: skip
     heard = Heard()
-    with watching_bench() as watcher:
+    with watching_progress() as watcher:
         result = asyncio.run(_run(ExoBench(chosen, points, watcher), heard))
     return result, heard
 

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from glob import glob
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -327,7 +328,7 @@ def verdicts_beside(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, A
 
 def _refuse_bench(places: list[str]) -> None:
     """Refuse results folders: the sum of a benchmark's captures, of several loads, means nothing."""
-    for place in map(Path, places):
+    for place in (Path(found) for pattern in places for found in sorted(glob(pattern))):
         results = [place] if (place / "bench.json").is_file() else []
         results += [found.parent for found in sorted(place.glob("*/bench.json"))]
         if results:
