@@ -27,8 +27,7 @@ from llmtap.report.document import (
     VerdictBox,
     terms,
 )
-from llmtap.report.page import page_html
-from llmtap.report.render import markdown, terminal
+from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.replay_charts import baseline_distributions, distributions_of, time_charts_of
 from llmtap.report.replay_terms import (
     RATES,

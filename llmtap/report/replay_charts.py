@@ -1,7 +1,7 @@
 """Turn the JSON of a replay into data of charts: latency distributions, and the run over time.
 
 `replay.py` puts the result into its page: `Distribution` and `TimeChart` have the `Panel`s (for plotly) and
-tables of `document.py`; `page.py` renders them. Distributions are made of `quantiles` of the public JSON,
+tables of `document.py`; `render.py` renders them. Distributions are made of `quantiles` of the public JSON,
 each as a whole and as the share of requests that exceed a latency. Parts of too few samples (IETF draft,
 5.1.4.3) are dotted. Of very many samples over time only the lowest and the highest of each stretch are kept.
 """
@@ -14,9 +14,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from llmtap.metrics.statistics import SHARES, is_enough
-from llmtap.report.document import LegendKey, Panel, Table
-from llmtap.report.page import COLOURS
-from llmtap.report.plots import DASHES
+from llmtap.report.document import COLOURS, DASHES, LegendKey, Panel, Table
 from llmtap.report.summary import series_title, series_value
 from llmtap.report.values import FEW, MARK, METRIC_TITLES, at, milliseconds, number
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llmtap.report.plots import chart_table
+from llmtap.report.document import chart_table
 from tests.support.results.bench_documents import CHARTS
 
 

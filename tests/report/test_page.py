@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from llmtap.bench.report.compare import compare_results
 from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench
-from llmtap.report.page import COLOURS
+from llmtap.report.document import COLOURS
 from llmtap.report.replay import replay_html
 from llmtap.report.sweep_page import sweep_html
 from tests.report.simulated_runs import run

@@ -9,8 +9,7 @@ from typing import Any, Final
 from rich.console import RenderableType
 
 from llmtap.report.document import Note, ReportDocument, Section, Table
-from llmtap.report.page import page_html
-from llmtap.report.render import markdown, terminal
+from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.values import (
     FEW,
     MARK,
