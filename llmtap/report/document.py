@@ -282,24 +282,22 @@ def chart_figure(key: str, charts: Sequence[_Chart]) -> FigureBlock:
 
 
 def chart_panel(chart: _Chart) -> Panel:
-    data = [_trace(chart, one, i) for i, one in enumerate(chart["series"])]
+    kind, series = chart["kind"], chart["series"]
     layout: dict[str, Any] = {"xaxis": _x_axis(chart), "yaxis": _y_axis(chart)}
-    if chart["kind"] == "histogram":
-        layout |= {"barmode": "overlay", "bargap": 0}
-    elif chart["kind"] == "bars":
-        layout |= {"barmode": "group", "bargap": 0.25}
-    return Panel(chart["title"], _words(chart), [*data, *_marks(chart)], layout, _legend(chart))
-
-
-def _legend(chart: _Chart) -> list[LegendKey]:
-    """None where there is but one series."""
-    series, bar = chart["series"], chart["kind"] in _BARS
-    if len(series) < 2:
-        return []
-    return [
-        LegendKey(one["name"], i % COLOURS, "solid" if bar else DASHES[i % len(DASHES)], bar)
+    if kind in _BARS:
+        layout |= (
+            {"barmode": "overlay", "bargap": 0}
+            if kind == "histogram"
+            else {"barmode": "group", "bargap": 0.25}
+        )
+    legend = [
+        LegendKey(
+            one["name"], i % COLOURS, "solid" if kind in _BARS else DASHES[i % len(DASHES)], kind in _BARS
+        )
         for i, one in enumerate(series)
     ]
+    data = [*(_trace(chart, one, i) for i, one in enumerate(series)), *_marks(chart)]
+    return Panel(chart["title"], _words(chart), data, layout, legend if len(series) > 1 else [])
 
 
 def chart_table(chart: _Chart, rows_max: int = ROWS_MAX) -> Table:
@@ -355,14 +353,15 @@ def _trace(chart: _Chart, one: Mapping[str, Any], i: int) -> dict[str, Any]:
 
 def _interval(one: Mapping[str, Any]) -> dict[str, Any]:
     """Bars from low to high; none to an end that is not known."""
-
-    def off(ends: Sequence[float | None], sign: int) -> list[float]:
-        pairs = zip(one["y"], ends, strict=True)
-        return [0.0 if y is None or end is None else max(0.0, sign * (end - y)) for y, end in pairs]
-
+    above, below = (
+        [
+            0.0 if None in (y, end) else max(0.0, sign * (end - y))
+            for y, end in zip(one["y"], ends, strict=True)
+        ]
+        for ends, sign in ((one["high"], 1), (one["low"], -1))
+    )
     return {
-        "type": "data", "symmetric": False, "array": off(one["high"], 1), "arrayminus": off(one["low"], -1),
-        "thickness": 1.2, "width": 4,
+        "type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.2, "width": 4,
     }  # fmt: skip
 
 
@@ -428,28 +427,19 @@ def _hover(chart: _Chart, one: Mapping[str, Any]) -> str:
 def _words(chart: _Chart) -> str:
     said = []
     for one in chart["series"]:
-        points = [(y, x) for x, y in zip(one["x"], one["y"], strict=True) if y is not None]
+        points = [(y, plain_text(x)) for x, y in zip(one["x"], one["y"], strict=True) if y is not None]
         if not points:
             said.append(f"{one['name']}: nothing was measured.")
             continue
         (low, low_x), (high, high_x) = (pick(points, key=lambda point: point[0]) for pick in (min, max))
         if chart["kind"] == "cdf":
-            said.append(f"{one['name']}: {', '.join(_reached(points))}.")
+            shares = ((0.5, "half by"), (0.99, "99 % by"))
+            reached = [(words, [x for y, x in points if y >= share]) for share, words in shares]
+            what = ", ".join(f"{words} {xs[0]}" for words, xs in reached if xs)
         elif chart["kind"] == "histogram":
-            said.append(f"{one['name']}: most often about {plain_text(high_x)} ({high:.1%}).")
+            what = f"most often about {high_x} ({high:.1%})"
         else:
-            lowest, highest = (
-                f"{number(low)} (at {plain_text(low_x)})",
-                f"{number(high)} (at {plain_text(high_x)})",
-            )
-            said.append(f"{one['name']}: {lowest} to {highest}.")
+            what = f"{number(low)} (at {low_x}) to {number(high)} (at {high_x})"
+        said.append(f"{one['name']}: {what}.")
     said += [f"{mark['says']} at {number(mark['x'])}." for mark in chart.get("marks") or ()]
     return " ".join(said)
-
-
-def _reached(points: Sequence[tuple[float, Any]]) -> Iterator[str]:
-    """Where a rising share reaches a half, and 99 %."""
-    for share, words in ((0.5, "half by"), (0.99, "99 % by")):
-        reached = [x for y, x in points if y >= share]
-        if reached:
-            yield f"{words} {plain_text(reached[0])}"

@@ -374,8 +374,11 @@ def _spread(values: Iterable[float | None]) -> Spread | None:
 LengthOf = Literal["output", "prompt+output"]
 LENGTHS: Final = ("output", "prompt+output")
 """Tokens that count as the length L of a batch: values of `length` in `llmtap.sim.model_options`."""
-_COLUMNS: Final = ("batch_size", "max_seq_len", "mean_latency_sec", "std_latency_sec", "num_trials")
-"""As in the multi-bin paper, 3.2."""
+_COLUMNS: Final = (
+    "batch_size", "max_seq_len", "mean_latency_sec", "std_latency_sec", "num_trials", "prompt_tokens",
+    "output_tokens",
+)  # fmt: skip
+"""Five as in the multi-bin paper, 3.2; by the other two, `llmtap sim run` checks what a length counts."""
 
 
 class GridCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -417,7 +420,8 @@ class MeasuredGrid:
         for cell in self.cells:
             if cell.problem is None:
                 mean, std = ("" if value is None else f"{value:.9f}" for value in (cell.mean_s, cell.std_s))
-                writer.writerow((cell.batch, cell.length, mean, std, cell.n))
+                lengths = (cell.prompt_tokens, cell.output_tokens)
+                writer.writerow((cell.batch, cell.length, mean, std, cell.n, *lengths))
         return out.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
