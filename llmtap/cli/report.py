@@ -41,7 +41,7 @@ from llmtap.cli.shared import (
     reader_of,
     write_output,
 )
-from llmtap.errors import ConfigError, LlmtapError
+from llmtap.errors import ConfigError
 
 RESULT_BYTES_MAX: Final = 256 << 20
 """A result has some MB: a value for each second and series."""
@@ -176,12 +176,7 @@ def report(
         told = _of_trace(places[0], options)
         print_json(told, json) if json is not None else print_rich(render_capture(told))
         return
-    try:
-        capture = read(places, skip_broken=skip_broken)
-    except ConfigError:
-        raise
-    except LlmtapError as exc:  # of a later version
-        raise ConfigError("capture", str(exc)) from None
+    capture = read(places, skip_broken=skip_broken)
     checked = capture.integrity()
     if integrity:
         told = checked.to_dict()
@@ -224,24 +219,13 @@ def _is_trace(places: list[str]) -> bool:
 
 
 def _of_trace(path: str, options: dict[str, Any]) -> dict[str, object]:
-    import pyarrow as pa
-
     from llmtap.capture.read.describe import describe
-    from llmtap.capture.read.streams import opened
-    from llmtap.traces.format import FormatError
-    from llmtap.traces.registry import SNIFF_BYTES, detect
+    from llmtap.traces.source import open_trace
 
-    try:
-        with opened(path, SNIFF_BYTES, None) as file:
-            found = detect(path.removesuffix(".gz").removesuffix(".zst"), file.head)
-            source = found.read(file.stream)
-            with _progress(None) as progress:
-                told = describe([source.info], source.batches, progress=progress, **options)
-    except FormatError as exc:
-        raise ConfigError(path, str(exc)) from None
-    except (pa.ArrowException, OSError, EOFError) as exc:
-        raise ConfigError(path, f"cannot be read: {exc}") from None
-    told["capture"] |= {"source": [found.name], "notes": source.notes}  # type: ignore[operator]
+    with open_trace(path) as trace, _progress(None) as progress:
+        source = trace.source
+        told = describe([source.info], source.batches, progress=progress, **options)
+    told["capture"] |= {"source": [trace.format.name], "notes": source.notes}  # type: ignore[operator]
     return told
 
 
