@@ -274,7 +274,7 @@ def requirements_table() -> str:
             one.id, one.level, plain(one.says), code(f"llmtap/bench/compliance/{module}.py"),
             code(f"tests/bench/compliance/{cases[one.subject == COMPARISON]}"),
         ]
-        for module in ("preparation", "procedures", "comparison")
+        for module in ("preparation", "procedures", "judge")
         for one in import_module(f"llmtap.bench.compliance.{module}").ROWS
     ]  # fmt: skip
     return table(["id", "level", "requirement", "check", "test"], rows)

@@ -1,11 +1,13 @@
 """Clocks for measurements: real ones (`SystemClock`, `AdapterClock`) and one that is set (`ManualClock`).
 
+Also the resident memory of this process, which relays and the meter report beside their CPU time.
 `ManualClock` serves tests, and meters of recorded packets, whose time is that of the file.
 All code that measures reads time from these classes; only `native/reading.c` reads a clock itself. Durations
 are measured with monotonic time: integer nanoseconds of CLOCK_MONOTONIC, which all processes of a host share.
 Wall time is for dates. Only a WallAnchor converts between them.
 """
 
+import resource
 import time
 from dataclasses import dataclass
 from typing import Protocol
@@ -102,3 +104,12 @@ class WallAnchor:
 
     def to_mono_ns(self, wall_ns: int) -> int:
         return self.mono_ns + (wall_ns - self.wall_ns)
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process in bytes, or its peak where /proc does not exist."""
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # getrusage(2): in KiB

@@ -25,6 +25,7 @@ from llmtap.export.options import STANDARD_ENV, OtlpOptions
 from llmtap.log import LogSetup
 from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
 from llmtap.metrics.slo import SloOptions, check_slos
+from llmtap.settings import in_words
 from llmtap.units import encode_special, read_special
 from llmtap.user_files import decode_json, key_lines, read_toml
 from llmtap.vantage.passive.options import WatchOptions
@@ -143,11 +144,9 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
         if kind is not None and name in kind.__struct_fields__:
             tables[table][name] = value
             mistakes.set_place(key, place)
-        elif name:
+        else:
             hint = _nearest_key(key, _all_keys(classes))
             mistakes.found.append(ConfigError(place, f"there is no key {key!r}", hint))
-        else:
-            mistakes.found.append(_names_a_table(table, place))
 
     for variable, key in STANDARD_ENV.items():
         if environ.get(variable):
@@ -293,30 +292,9 @@ def _wrong_values(content: Any, wanted: Any, place: str) -> Iterator[ConfigError
     except msgspec.ValidationError as exc:
         path = re.search(r"`\$(.*)`$", str(exc))
         hint = None if path else _choices(wanted) or _as_list(wanted, content)
-        yield ConfigError(place + (path[1] if path else ""), _in_words(str(exc)), hint)
+        yield ConfigError(place + (path[1] if path else ""), in_words(exc), hint)
     except ConfigError as exc:
         yield from exc.each()
-
-
-_KINDS: Final = {
-    "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
-    "object": "a table", "null": "nothing",
-}  # fmt: skip
-_BOUNDS: Final = {" >= ": " of at least ", " <= ": " of at most ", " > ": " above ", " < ": " below "}
-
-
-def _in_words(text: str) -> str:
-    """Return msgspec's message in words of this project."""
-    text = re.sub(r"\s*- at `.*`$", "", text)
-    text = text.replace("Invalid enum value ", "unknown value ")
-    for bound, words in _BOUNDS.items():
-        text = text.replace(bound, words)
-    if text.startswith("Expected"):
-        text = text.replace(" | null`", "`")  # a key that can be left out
-        text = re.sub(
-            r"`([a-z |]+)`", lambda m: " or ".join(_KINDS.get(kind, kind) for kind in m[1].split(" | ")), text
-        )
-    return text[0].lower() + text[1:]
 
 
 def _choices(kind: Any) -> str | None:
@@ -328,25 +306,9 @@ def _choices(kind: Any) -> str | None:
 
 
 def _as_list(kind: Any, value: object) -> str | None:
-    """Return the hint that a list is written in JSON, with the given names as the example."""
-    if get_origin(kind) not in (list, tuple) or not isinstance(value, str):
-        return None
-    shown = '[{"key": "value"}]'
-    if get_args(kind)[0] is str:
-        items = [item.strip(" \"'") for item in value.strip("[] ").split(",")]
-        shown = msgspec.json.encode([item for item in items if item]).decode()
-    return f"a list is written in JSON: {shown}"
-
-
-def _names_a_table(table: str, place: str) -> ConfigError:
-    """Return the error for a table without a key, such as `LLMTAP_CAPTURE`."""
-    if table.startswith(SLO):
-        first = f"{table.partition('.')[2] or 'NAME'}_objectives"
-        table = SLO
-    else:
-        first = _TABLES[table].__struct_fields__[0]
-    variable = f"{ENV_PREFIX}{table}_{first}".upper()
-    return ConfigError(place, f"names the table {table!r} without a key", f"did you mean {variable}?")
+    """Return the hint that the environment and flags write a list in JSON."""
+    is_list = get_origin(kind) in (list, tuple) and isinstance(value, str)
+    return 'a list is written in JSON, such as ["a", "b"]' if is_list else None
 
 
 def fingerprint(settings: Settings) -> str:

@@ -8,7 +8,6 @@ key, at any level.
 
 import logging
 import sys
-import time
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -26,15 +25,8 @@ class LogSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _Formatter(logging.Formatter):
-    _second = 0
-    _second_said = ""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        second = int(record.created)
-        if second != self._second:
-            self._second = second
-            self._second_said = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(second))
-        return f"{self._second_said}.{int(record.msecs):03d}"
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03d"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return (

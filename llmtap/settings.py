@@ -2,27 +2,18 @@
 
 `read_options` and `explained` are for options that are fields of a msgspec struct, such as `--reading` and
 `--serving` of `llmtap sim run`, and for the list of parameters that `llmtap bench list` prints. `read_value`
-reads one value, for example of an `x-sim-*` header of the simulated server. The settings of the
-configuration file are in `config.py`.
+reads one value, for example of an `x-sim-*` header of the simulated server. `in_words` words an error of
+msgspec, also for the settings of the configuration file (`config.py`).
 """
 
 import difflib
+import re
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec.inspect import (
-    BoolType,
-    FloatType,
-    IntType,
-    LiteralType,
-    Metadata,
-    StrType,
-    Type,
-    UnionType,
-    type_info,
-)
+from msgspec.inspect import Metadata, type_info
 
 from llmtap.units import Duration, format_ns, parse_duration_ns
 
@@ -99,27 +90,26 @@ def read_value(kind: object, text: str) -> object:
     raw: object = [one.strip() for one in text.split(",")] if get_origin(parts[0]) is tuple else text
     try:
         return msgspec.convert(raw, kind, strict=False)
-    except msgspec.ValidationError:
-        raise ValueError(f"expected {_wanted(type_info(kind))}, got {text!r}") from None
+    except msgspec.ValidationError as exc:
+        raise ValueError(f"{in_words(exc).partition(', got')[0]}, got {text!r}") from None
 
 
-def _wanted(info: Type) -> str:
-    match info:
-        case Metadata():
-            return _wanted(info.type)
-        case UnionType():
-            return " or ".join(map(_wanted, info.types))
-        case LiteralType():
-            return ", ".join(map(str, info.values))
-        case BoolType():
-            return "true or false"
-        case StrType():
-            return "a text"
-        case IntType() | FloatType() as number:
-            what = "a whole number" if isinstance(number, IntType) else "a number"
-            if number.ge is not None and number.le is not None:
-                return f"{what} from {number.ge:,} to {number.le:,}"
-            if number.ge is not None:
-                return f"{what} of at least {number.ge:,}"
-            return what if number.gt is None else f"{what} above {number.gt:,}"
-    return "whole numbers, apart by commas"
+_KINDS: Final = {
+    "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
+    "object": "a table", "null": "nothing",
+}  # fmt: skip
+_BOUNDS: Final = {" >= ": " of at least ", " <= ": " of at most ", " > ": " above ", " < ": " below "}
+
+
+def in_words(error: msgspec.ValidationError) -> str:
+    """Return msgspec's message in words of this project, without the path."""
+    text = re.sub(r"\s*- at `.*`$", "", str(error))
+    text = text.replace("Invalid enum value ", "unknown value ")
+    for bound, words in _BOUNDS.items():
+        text = text.replace(bound, words)
+    if text.startswith("Expected"):
+        text = text.replace(" | null`", "`")  # a key that can be left out
+        text = re.sub(
+            r"`([a-z |]+)`", lambda m: " or ".join(_KINDS.get(kind, kind) for kind in m[1].split(" | ")), text
+        )
+    return text[0].lower() + text[1:]

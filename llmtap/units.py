@@ -87,14 +87,12 @@ def parse_duration_ns(value: object) -> int:
 
     Raises ValueError when it is neither, negative, or above DURATION_S_MAX.
     """
-    ns: int | float | None = None
-    if isinstance(value, str):
-        m = _DURATION.fullmatch(value)
-        ns = None if m is None else float(m[1]) * _NS_PER[m[2] or "s"]
+    if isinstance(value, str) and (m := _DURATION.fullmatch(value)):
+        ns = float(m[1]) * _NS_PER[m[2] or "s"]
     elif isinstance(value, int | float) and not isinstance(value, bool):
         # Compared first: a huge integer is no float, and NaN fails the comparison.
         ns = value * NS_PER_S if 0 <= value <= DURATION_S_MAX else -1
-    if ns is None:
+    else:
         raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {shown(value)}")
     if not 0 <= ns <= DURATION_S_MAX * NS_PER_S:
         raise ValueError(f"expected a duration of 0 to 1e9 s, got {shown(value)}")
@@ -106,13 +104,12 @@ def parse_bytes(value: object) -> int:
 
     Raises ValueError when it is neither, negative, or BYTES_MAX or more.
     """
-    n: int | float | None = None
-    if isinstance(value, str):
-        m = _SIZE.fullmatch(value)
-        n = None if m is None else float(m[1]) * _BYTES_PER[(m[2] or "").lower()]
+    n: float = -1
+    if isinstance(value, str) and (m := _SIZE.fullmatch(value)):
+        n = float(m[1]) * _BYTES_PER[(m[2] or "").lower()]
     elif isinstance(value, int) and not isinstance(value, bool):
         n = value
-    if n is None or not 0 <= n < BYTES_MAX:
+    if not 0 <= n < BYTES_MAX:
         raise ValueError(f"expected a size such as 65536 or '64KiB', got {shown(value)}")
     return round(n)
 

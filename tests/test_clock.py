@@ -1,9 +1,11 @@
+import resource
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.clock import WallAnchor
+from llmtap.clock import WallAnchor, resident_bytes
 
 
 @given(st.integers(0, 2**60), st.integers(0, 2**60))
@@ -41,3 +43,11 @@ def test_an_anchor_is_the_tightest_of_its_readings() -> None:
     # In the middle of its bracket: wrong by half of it at most.
     assert anchor.mono_ns == 1_000 + 4
     assert abs(anchor.wall_ns - 1_000_000 - anchor.mono_ns) <= anchor.width_ns / 2
+
+
+def test_memory_is_the_peak_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_file(*_: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", no_file)
+    assert resident_bytes() == resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

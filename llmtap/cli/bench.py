@@ -44,7 +44,7 @@ from llmtap.errors import ConfigError
 if TYPE_CHECKING:
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.sut.file import BenchFile
-    from llmtap.cli.progress import BenchLines
+    from llmtap.cli.progress import ProgressLines
 
 _ALL: Final = "all"
 
@@ -185,7 +185,7 @@ def _run(
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.run.session import Interrupted
     from llmtap.bench.sut.file import load_bench
-    from llmtap.cli.progress import watching_bench
+    from llmtap.cli.progress import watching_progress
 
     name = context.info_name or ""
     names = list(TESTS) if name == _ALL else [name]
@@ -200,7 +200,7 @@ def _run(
             "selftest": not no_selftest,
         }  # fmt: skip
         systems = {"a": file, "b": other}
-        with watching_bench() as watcher:
+        with watching_progress() as watcher:
             _alternate(systems, place, names, watcher, heard, runs=max(runs, 3), again=again, **how)
         if heard.code is not None:
             _stopped(place, command, heard)
@@ -220,7 +220,7 @@ def _run(
         keep(document)
         outputs.write(bench_texts(document))
 
-    with watching_bench() as watcher:
+    with watching_progress() as watcher:
         one = Bench(
             file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, again=again,
             command=command, selftest=not no_selftest, reported=written, reader=reader,
@@ -340,18 +340,9 @@ def init(
     print(f"llmtap: {still}")
 
 
-@bench.command(short_help="List the requirements of the IETF draft, and their tests.")
-def compliance() -> None:
-    """List the requirements of the IETF draft (MUST, SHOULD, RECOMMENDED), and the tests of each one."""
-    from llmtap.bench.compliance.judge import listing
-
-    table = listing()
-    widths = [max(len(row[i]) for row in (table.heads, *table.rows)) for i in range(len(table.heads) - 1)]
-    for row in (table.heads, *table.rows):
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]))
-
-
-async def _performed(one: "Bench", watcher: "BenchLines", names: list[str], heard: Heard) -> dict[str, Any]:
+async def _performed(
+    one: "Bench", watcher: "ProgressLines", names: list[str], heard: Heard
+) -> dict[str, Any]:
     def stop() -> None:
         watcher.stopping()
         one.stop()
@@ -361,7 +352,7 @@ async def _performed(one: "Bench", watcher: "BenchLines", names: list[str], hear
 
 
 def _alternate(
-    systems: "dict[str, BenchFile]", place: Path, names: list[str], watcher: "BenchLines", heard: Heard, *,
+    systems: "dict[str, BenchFile]", place: Path, names: list[str], watcher: "ProgressLines", heard: Heard, *,
     runs: int, again: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Measure one run of each system after the other, in turn first; until a signal stops it."""

@@ -4,8 +4,9 @@ Both run an `ExoBench` (`bench/exo/mode.py`) and print a table with notes, or wr
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from collections.abc import Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -33,11 +34,9 @@ from llmtap.errors import ConfigError
 from llmtap.units import format_bytes
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from llmtap.bench.exo.grid import GridCell, MeasuredGrid
     from llmtap.bench.exo.mode import ExoBench, ExoGrid
-    from llmtap.bench.exo.result import ExoResult, ExoRow, Spread
+    from llmtap.bench.exo.result import ExoResult, MeasuredGrid, Spread
+    from llmtap.report.document import Note, Table
 
 EPILOG = """Each point of the grid --pp x --tg x --concurrency is measured --repeat times, with its requests
 sent at the same instant. Rates use the timings that the server reports (exo, llama.cpp), otherwise the
@@ -80,7 +79,7 @@ ResponseLengths = Annotated[str, option("N...", "Response lengths in tokens, at 
 ServerType = Annotated[
     str,
     option(
-        "auto|openai|vllm|sglang|llamacpp|exo",
+        "auto|openai|vllm|sglang|exo",
         "Server type; decides which vendor-specific fields are sent; auto detects it.",
     ),
 ]
@@ -122,17 +121,7 @@ def exo(
         flag(
             "--use-prefix-cache",
             "Use the server's prefix cache. This saves time, but the prefill rates of hits are approximate. "
-            "Default: the cache of exo and llama.cpp is off; with other servers, each batch has a new "
-            "prompt.",
-        ),
-    ] = False,
-    distinct_prompts: Annotated[
-        bool,
-        flag(
-            "--distinct-prompts",
-            "Use a different prompt for each request of a batch. Default: one prompt for the whole batch, "
-            "which a server with a cache may compute only once. Ignored by exo and llama.cpp, and if "
-            "--use-prefix-cache is set.",
+            "Default: the cache of exo is off; with other servers, each batch has a new prompt.",
         ),
     ] = False,
     instance_meta: Annotated[
@@ -163,24 +152,19 @@ def exo(
     body_field: BodyFields = None,
     ca: CaFile = None,
     timeout: AnswerTimeout = "10m",
-    metrics: Annotated[
-        str | None,
-        option(
-            "URL|none",
-            "URL of the server's metrics, or none (default: /metrics of the server, if available).",
-        ),
-    ] = None,
     seed: PromptSeed = None,
     json: Json = None,
 ) -> None:
     """Measure prefill and generation rates over a grid of lengths and concurrency, like exo-bench."""
     outputs = Outputs(json=json)
     from llmtap.bench.exo.mode import ExoGrid
-    from llmtap.bench.exo.placement import PlacementWish
+    from llmtap.bench.exo.server import PlacementWish
+    from llmtap.metrics.summary import ENDED_WELL
+    from llmtap.report.render import terminal
 
     points = ExoGrid(
         pp=_numbers("--pp", pp), tg=_numbers("--tg", tg), concurrency=_numbers("--concurrency", concurrency),
-        repeat=repeat, warmup=warmup, use_prefix_cache=use_prefix_cache, distinct_prompts=distinct_prompts,
+        repeat=repeat, warmup=warmup, use_prefix_cache=use_prefix_cache,
     )  # fmt: skip
     for name, given, choices in (
         ("--instance-meta", instance_meta, ("ring", "jaccl", "both")),
@@ -191,17 +175,13 @@ def exo(
     wish = {
         "instance_meta": instance_meta, "sharding": sharding, "nodes_min": min_nodes, "nodes_max": max_nodes
     }  # fmt: skip
-    told = {name: value for name, value in wish.items() if value is not None}
+    told: dict[str, Any] = {name: value for name, value in wish.items() if value is not None}
     result, heard = _measured(
         points, target, server, timeout, header, api_key_env, body_field,
-        model=model, tokenizer=tokenizer, ca=ca, metrics=metrics, seed=seed,
-        placement=PlacementWish(**told) if told else None,  # type: ignore[arg-type]
+        model=model, tokenizer=tokenizer, ca=ca, seed=seed, placement=PlacementWish(**told) if told else None,
     )  # fmt: skip
-    outputs.tell({"--json": result.to_json}, lambda: print_rich(render_exo(result)))
-    if heard.code is not None:
-        raise typer.Exit(heard.code)
-    if any(row.failed for row in _rows(result)):
-        raise typer.Exit(FAILED)
+    outputs.tell({"--json": result.to_json}, lambda: print_rich(terminal(exo_blocks(result))))
+    _end(heard, any(run.outcome not in ENDED_WELL for run in result.runs))
 
 
 @bench.command(
@@ -244,8 +224,9 @@ def grid(
 ) -> None:
     """Measure batch times over a grid of batch sizes and lengths, and fit the simulator's latency model."""
     outputs = Outputs(json=json, csv=csv)
-    from llmtap.bench.exo.grid import LENGTHS, measured_grid
     from llmtap.bench.exo.mode import ExoGrid
+    from llmtap.bench.exo.result import LENGTHS, measured_grid
+    from llmtap.report.render import terminal
 
     if length not in LENGTHS:
         raise ConfigError("--length", f"expected one of {', '.join(LENGTHS)}, got {length!r}")
@@ -260,7 +241,7 @@ def grid(
         raise ConfigError(place, exc.problem, f"such as {place} 8,32") from None
     result, heard = _measured(
         points, target, server, timeout, header, api_key_env, body_field,
-        model=model, tokenizer=tokenizer, ca=ca, metrics="none", seed=seed,
+        model=model, tokenizer=tokenizer, ca=ca, seed=seed,
     )  # fmt: skip
     found = measured_grid(result.runs, warmup=warmup, length=length)  # type: ignore[arg-type]
     told = {
@@ -271,11 +252,8 @@ def grid(
         "cluster": result.cluster,
     }
     texts = {"--json": lambda: json_text(told), "--csv": lambda: found.to_csv().rstrip("\n")}
-    outputs.tell(texts, lambda: print_rich(render_grid(found, result)))
-    if heard.code is not None:
-        raise typer.Exit(heard.code)
-    if any(cell.problem for cell in found.cells):
-        raise typer.Exit(FAILED)
+    outputs.tell(texts, lambda: print_rich(terminal(grid_blocks(found, result))))
+    _end(heard, any(cell.problem for cell in found.cells))
 
 
 def _measured(
@@ -287,7 +265,7 @@ def _measured(
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
     from llmtap.bench.exo.mode import ExoBench, ExoOptions
     from llmtap.bench.exo.server import KINDS
-    from llmtap.cli.progress import watching_bench
+    from llmtap.cli.progress import watching_progress
     from llmtap.load.bodies import parse_body_fields
     from llmtap.load.replay.options import read_headers
 
@@ -300,145 +278,9 @@ def _measured(
         timeout=option_duration("--timeout", timeout), **options,
     )  # fmt: skip
     heard = Heard()
-    with watching_bench() as watcher:
+    with watching_progress() as watcher:
         result = asyncio.run(_run(ExoBench(chosen, points, watcher), heard))
     return result, heard
-
-
-def render_exo(result: "ExoResult") -> "RenderableType":
-    """A row for each point of the grid, with the median of its repeats, their range, and all notes."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    rows = _rows(result)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    shown = [(head, cell) for head, cell in _COLUMNS if any(cell(row) for row in rows)]
-    for head, _ in shown:
-        table.add_column(head, justify="right")
-    for row in rows:
-        table.add_row(*(cell(row) or "-" for _, cell in shown))
-    parts: list[RenderableType] = [table]
-    said = "rates in tokens/s, wall in s, energy in J; of several repeats the median and the range"
-    if any(row.concurrency > 1 for row in rows):
-        said += "; agg: the fastest one's rate x concurrency; all/wall: all tokens by wall time"
-    parts.append(Text(said, style="dim"))
-    energy = result.system_metrics["energy"]
-    if energy is not None:
-        watts = f"{energy['average_power_w']:,.1f} W"
-        parts.append(
-            Text(f"energy  {energy['joules']:,.1f} J in {energy['inference_seconds']:,.1f} s: {watts}")
-        )
-    return Group(*parts, *_notes(result))
-
-
-def _notes(result: "ExoResult") -> "Iterator[RenderableType]":
-    from rich.text import Text
-
-    for note in result.cluster["bench"]["notes"]:
-        yield Text(f"note: {note}")
-    for line in _findings(result):
-        yield Text(f"beware: {line}", style="yellow")
-
-
-_MODEL_ABOUT: Final = (
-    "the model is of the time of whole batches: beta and gamma contain the prefill where it grows with the"
-    " lengths and the batch; the column step is the time between tokens alone"
-)
-
-
-def render_grid(found: "MeasuredGrid", result: "ExoResult") -> "RenderableType":
-    """A row for each valid cell, the fitted model, the cells that are not valid, and all notes."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for head, _ in _GRID_COLUMNS:
-        table.add_column(head, justify="right")
-    for cell in found.cells:
-        if cell.problem is None:
-            table.add_row(*(text(cell) for _, text in _GRID_COLUMNS))
-    parts: list[RenderableType] = [table]
-    parts.append(Text("times in ms: the median, and the range of the n batches", style="dim"))
-    if found.fit is None:
-        parts.append(Text(f"no model: {found.problem}"))
-    else:
-        model, part = found.fit.model, found.fit.part
-        constants = (
-            f"alpha {model.alpha_ns / 1e6:.4g} ms, beta {model.beta_ns / 1e6:.4g} ms, gamma {model.gamma:.4g}"
-        )
-        parts.append(Text(f"model: {constants}; R2 {part.r2:.4f}, largest error {part.error_max:.1%}"))
-        parts.append(Text(_MODEL_ABOUT, style="dim"))
-    for cell in found.cells:
-        if cell.problem is not None:
-            name = f"batch {cell.batch:,} pp {cell.prompt_tokens:,} tg {cell.output_tokens:,}"
-            parts.append(Text(f"not valid: {name}: {cell.problem}", style="yellow"))
-    return Group(*parts, *_notes(result))
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:,.4g}"
-
-
-_GRID_COLUMNS: Final[Sequence[tuple[str, Callable[["GridCell"], str]]]] = (
-    ("batch", lambda cell: f"{cell.batch:,}"),
-    ("pp", lambda cell: f"{cell.prompt_tokens:,}"),
-    ("tg", lambda cell: f"{cell.output_tokens:,}"),
-    ("n", lambda cell: f"{cell.n:,}"),
-    ("time", lambda cell: f"{_ms(cell.median_s)} ({_ms(cell.min_s)} - {_ms(cell.max_s)})"),
-    ("step", lambda cell: _ms(cell.step_s)),
-    ("uncertainty", lambda cell: _ms(cell.uncertainty_s)),
-    ("model", lambda cell: _ms(cell.model_s)),
-)
-
-
-def _findings(result: "ExoResult") -> Iterator[str]:
-    """A line for each kind of what speaks against the figures: the worst case, and in how many batches."""
-    batches = [run.batch for run in result.runs if run.concurrent_index == 0]
-    by_kind: dict[str, list[dict[str, Any]]] = {}
-    for batch in batches:
-        for finding in batch.findings:
-            by_kind.setdefault(finding["what"], []).append(finding)
-    for found in by_kind.values():
-        worst = max(found, key=lambda finding: abs(finding["figure"] - finding["limit"]))
-        yield f"in {len(found):,} of {len(batches):,} batches, at worst: {worst['says']}"
-
-
-def _spread(spread: "Spread | None", digits: int = 4) -> str:
-    if spread is None:
-        return ""
-    middle = _short(spread.median, digits)
-    if spread.n < 2:
-        return middle
-    return f"{middle} ({_short(spread.low, digits)} - {_short(spread.high, digits)})"
-
-
-def _short(value: float, digits: int) -> str:
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
-
-
-def _hits(row: "ExoRow") -> str:
-    return ", ".join(f"{n:,} {hit}" for hit, n in row.hits.items())
-
-
-_COLUMNS: Final[Sequence[tuple[str, Callable[["ExoRow"], str]]]] = (
-    ("pp", lambda row: f"{row.pp_tokens:,}"),
-    ("tg", lambda row: f"{row.tg:,}"),
-    ("x", lambda row: f"{row.concurrency:,}"),
-    ("n", lambda row: f"{row.repeats:,}"),
-    ("prefill", lambda row: _spread(row.prompt_tps)),
-    ("generation", lambda row: _spread(row.per_req_tps)),
-    ("agg", lambda row: _spread(row.agg_gen_tps) if row.concurrency > 1 else ""),
-    ("all/wall", lambda row: _spread(row.wall_gen_tps)),
-    ("wall", lambda row: _spread(row.wall_s)),
-    ("energy", lambda row: _spread(row.joules)),
-    ("peak memory", lambda row: "" if row.memory_bytes is None else format_bytes(row.memory_bytes)),
-    ("cache hits", _hits),
-    ("clock", lambda row: row.timing),
-    ("failed", lambda row: f"{row.failed:,}" if row.failed else ""),
-)
-"""Heads, and what stands below; a column without a single figure is left out."""
 
 
 async def _run(one: "ExoBench", heard: Heard) -> "ExoResult":
@@ -446,10 +288,9 @@ async def _run(one: "ExoBench", heard: Heard) -> "ExoResult":
     return await one.run()
 
 
-def _rows(result: "ExoResult") -> "list[ExoRow]":
-    from llmtap.bench.exo.result import rows_of
-
-    return rows_of(result.runs)
+def _end(heard: Heard, failed: bool) -> None:
+    if heard.code is not None or failed:
+        raise typer.Exit(FAILED if heard.code is None else heard.code)
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -459,3 +300,108 @@ def _numbers(option: str, text: str) -> list[int]:
         if not (word.isascii() and word.isdigit()):
             raise ConfigError(option, f"expected a number, got {word!r}", f"such as {option} 512,4096")
     return list(dict.fromkeys(map(int, words)))
+
+
+# ---------------------------------------------------------------- tables
+
+
+def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
+    """Yield a row for each point of the grid, with the median of its repeats and their range, and notes."""
+    from llmtap.bench.exo.result import rows_of
+    from llmtap.report.document import Note
+    from llmtap.report.values import joined
+
+    rows = rows_of(result.runs)
+    columns = {
+        "pp": [f"{row.pp_tokens:,}" for row in rows],
+        "tg": [f"{row.tg:,}" for row in rows],
+        "x": [f"{row.concurrency:,}" for row in rows],
+        "n": [f"{row.repeats:,}" for row in rows],
+        "prefill": [_spread(row.figures["prompt_tps"]) for row in rows],
+        "generation": [_spread(row.figures["per_req_tps"]) for row in rows],
+        "agg": [_spread(row.figures["agg_gen_tps"]) if row.concurrency > 1 else "" for row in rows],
+        "wall": [_spread(row.figures["wall_s"]) for row in rows],
+        "energy": [_spread(row.figures["joules"]) for row in rows],
+        "peak memory": ["" if row.memory_bytes is None else format_bytes(row.memory_bytes) for row in rows],
+        "cache hits": [joined(row.hits) for row in rows],
+        "clock": [row.timing for row in rows],
+        "failed": [f"{row.failed:,}" if row.failed else "" for row in rows],
+    }
+    yield _table({head: cells for head, cells in columns.items() if any(cells)})
+    said = "rates in tokens/s, wall in s, energy in J; of several repeats the median and the range"
+    if any(row.concurrency > 1 for row in rows):
+        said += "; agg: the fastest one's rate x concurrency"
+    yield Note(said, "dim")
+    energy = result.system_metrics["energy"]
+    if energy is not None:
+        joules, seconds, watts = (energy[name] for name in ("joules", "inference_seconds", "average_power_w"))
+        yield Note(f"energy  {joules:,.1f} J in {seconds:,.1f} s: {watts:,.1f} W")
+    yield from _notes(result)
+
+
+def grid_blocks(found: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note | Table]":
+    """Yield a row for each valid cell, the fitted model, the cells that are not valid, and all notes."""
+    from llmtap.report.document import Note
+
+    cells = [cell for cell in found.cells if cell.problem is None]
+    yield _table({
+        "batch": [f"{cell.batch:,}" for cell in cells],
+        "pp": [f"{cell.prompt_tokens:,}" for cell in cells],
+        "tg": [f"{cell.output_tokens:,}" for cell in cells],
+        "n": [f"{cell.n:,}" for cell in cells],
+        "time": [f"{_ms(cell.median_s)} ({_ms(cell.min_s)} - {_ms(cell.max_s)})" for cell in cells],
+        "uncertainty": [_ms(cell.uncertainty_s) for cell in cells],
+        "model": [_ms(cell.model_s) for cell in cells],
+    })  # fmt: skip
+    yield Note("times in ms: the median, and the range of the n batches", "dim")
+    if found.fit is None:
+        yield Note(f"no model: {found.problem}")
+    else:
+        model, part = found.fit.model, found.fit.part
+        constants = (
+            f"alpha {model.alpha_ns / 1e6:.4g} ms, beta {model.beta_ns / 1e6:.4g} ms, gamma {model.gamma:.4g}"
+        )
+        yield Note(f"model: {constants}; R2 {part.r2:.4f}, largest error {part.error_max:.1%}")
+        yield Note(
+            "the model is of the time of whole batches: beta and gamma contain the prefill where it grows "
+            "with the lengths and the batch",
+            "dim",
+        )
+    for cell in found.cells:
+        if cell.problem is not None:
+            name = f"batch {cell.batch:,} pp {cell.prompt_tokens:,} tg {cell.output_tokens:,}"
+            yield Note(f"not valid: {name}: {cell.problem}", "yellow")
+    yield from _notes(result)
+
+
+def _table(columns: "dict[str, list[str]]") -> "Table":
+    from llmtap.report.document import Table
+
+    rows = zip(*columns.values(), strict=True)
+    return Table(list(columns), [[cell or "-" for cell in row] for row in rows])
+
+
+def _notes(result: "ExoResult") -> "Iterator[Note]":
+    from llmtap.report.document import Note
+
+    yield from (Note(f"note: {note}") for note in result.cluster["bench"]["notes"])
+    batches = [run.batch for run in result.runs if run.concurrent_index == 0]
+    found = sorted((one for batch in batches for one in batch.findings), key=lambda one: one["what"])
+    for _, alike in groupby(found, key=lambda one: one["what"]):
+        of_kind = list(alike)
+        worst = max(of_kind, key=lambda one: abs(one["figure"] - one["limit"]))
+        n = f"{len(of_kind):,} of {len(batches):,}"
+        yield Note(f"warning: in {n} batches, at worst: {worst['says']}", "yellow")
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:,.4g}"
+
+
+def _spread(spread: "Spread | None") -> str:
+    from llmtap.report.values import number
+
+    if spread is None:
+        return ""
+    middle, low, high = map(number, spread[1:])
+    return middle if spread.n < 2 else f"{middle} ({low} - {high})"

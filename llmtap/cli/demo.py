@@ -1,31 +1,28 @@
 """`llmtap demo`: simulated engine, proxy and load in one command.
 
 Sends a replay through the proxy, shows the proxy's figures meanwhile, and prints its comparison of the
-requests with and without a guardrail. `demo_stage.py` starts the processes and plans the load.
+requests with and without a guardrail, which the engine simulates for one arm of an experiment. Engine and
+proxy are processes in sessions of their own, so that Ctrl-C in the terminal reaches only the demo, which then
+ends them.
 """
 
 import asyncio
+import os
 import signal
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
 
+import msgspec
 import typer
 
-from llmtap.cli.demo_stage import (
-    ENGINE,
-    GUARDRAIL,
-    OBJECTIVES,
-    TENANT_HEADER,
-    DemoStage,
-    burst_workload,
-    demo_plan,
-)
 from llmtap.cli.main import app
 from llmtap.cli.shared import (
     Alpha,
@@ -33,25 +30,25 @@ from llmtap.cli.shared import (
     Json,
     ReaderGrace,
     ReaderSpeed,
-    SourceFormat,
     Stopped,
     argument,
     flag,
     option,
     option_duration,
     print_json,
+    print_rich,
     reader_of,
     stoppable,
 )
 from llmtap.clock import SystemClock
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, LlmtapError
 from llmtap.meter.tenants import DEFAULT
 from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.summary import ENDED_WELL
+from llmtap.net.listener import keep_port
 from llmtap.units import NS_PER_S, Duration
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from llmtap.cli.progress import LatestProgress
     from llmtap.load.replay.perform import Replay
     from llmtap.load.replay.plan import ReplayPlan
@@ -70,22 +67,63 @@ Examples:
 Exit codes: 0 ok; 1 a stream failed, or the proxy did not measure every exchange; 130 stopped by Ctrl-C, 143
 by SIGTERM, with a summary of the completed part."""
 
+WORKLOAD: Final = "bursty"
+RATE_RPS: Final = 0.27
+"""Mean rate of BurstGPT's trace (multi-bin paper, 3.1)."""
+TOKENS_MAX: Final = 512
+"""Maximum length of a response, so that the demo ends. One drawn response in twenty would be longer."""
+SEED: Final = 280
+"""Chosen so that half a minute has several bursts. With most seeds it is empty or has one large burst."""
+TRACE_ROWS: Final = 1_000
+"""Number of rows of a trace: more than a demo has time for."""
+MORE: Final = 6
+"""Factor of requests to draw, because bursts can exceed the mean rate. Later requests are not sent."""
+TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
+"""Tenants of requests without a tenant, with their shares. Requests of other clients have none."""
 DRAIN_S: Final = 15
-TIMEOUT_S: Final = 120
-_SPEED: Final = 10.0
-"""Default of --speed."""
-FIRST_LOOK_S: Final = 0.25
-LOOK_S: Final = 1.0
+READY_S: Final = 30
+END_S: Final = 10.0
+LOOK_S: Final = 0.25
 LINE_NS: Final = 5 * NS_PER_S
-"""Time between two lines in a log."""
-SETTLED_NS: Final = 5 * NS_PER_S
-SECONDS_MAX: Final = 86_400
-NOBODY: Final[Mapping[str, Any]] = {"n": 0, "outcomes": {}}
-EXCHANGES_MAX: Final = 1_000
-"""Maximum of one answer of the admin API. The exchanges give the uncertainties."""
-COLUMNS: Final = 100
-"""Width of the report if standard output is no terminal."""
+"""Time between two lines with figures, and for the meter to catch up at the end."""
+SAID_CHARS_MAX: Final = 2_000
 _CUT: Final = "client_cancelled"
+OBJECTIVES: Final = "ttft:500ms tpot:50ms"
+ENGINE: Final = "150 ms to the first token, then 20 ms per token, +-30 %"
+GUARDRAIL: Final = "simulated: checks the prompt (40 ms) and each block of 8 tokens (20 ms), refuses 5 %"
+_CONFIG: Final = f"""
+[relay]
+drain_timeout = "1s"
+
+[slo.default]
+objectives = "{OBJECTIVES}"
+target = 0.95
+
+[experiment]
+enabled = true
+name = "guardrail"
+unit = "request"
+
+[[experiment.arms]]
+name = "plain"
+
+[[experiment.arms]]
+name = "guarded"
+
+[experiment.arms.headers]                 # of the simulated engine: `llmtap sim serve --keys`
+x-sim-input-filter = "40ms"
+x-sim-output-hold = "8"
+x-sim-output-filter = "20ms"
+x-sim-refusal-rate = "0.05"
+
+[experiment.disclosure]
+systems = ["simulated: a filter of prompts (40 ms), one of answers that holds 8 tokens (20 ms); refuses 5 %"]
+"""
+
+_NEXT: Final = """Look next:
+  llmtap demo --keep                        repeat the load, and open the dashboard
+  llmtap proxy --upstream http://HOST:PORT  measure your own server
+  llmtap --help                             all commands"""
 
 T = TypeVar("T")
 
@@ -96,15 +134,13 @@ def demo(
         str, argument("TRACE", "Trace, capture or workload to send (default: a synthetic workload).")
     ] = "",
     seconds: Annotated[str, option("TIME", "Duration of the load.")] = "30s",
-    requests: Annotated[int | None, option("N", "Maximum number of requests.", min=1, max=1_000_000)] = None,
     speed: Annotated[
         float,
         option(
             "X",
             "Factor by which TRACE is sent faster. At 10, the default load sends 169 requests in 30 s.",
         ),
-    ] = _SPEED,
-    from_format: SourceFormat = None,
+    ] = 10.0,
     reader_speed: ReaderSpeed = None,
     alpha: Alpha = None,
     idle_cost: IdleCost = None,
@@ -122,16 +158,109 @@ def demo(
     if not 0 < speed <= 1e6:
         raise ConfigError("--speed", f"expected a number above 0, at most 1e6, got {speed:g}")
     seconds_ns = option_duration("--seconds", seconds)
-    if not 0 < seconds_ns <= SECONDS_MAX * NS_PER_S:
-        raise ConfigError("--seconds", f"{seconds} is not between 0 and a day")
+    if not seconds_ns:
+        raise ConfigError("--seconds", "expected a duration above 0")
     reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
-            one = _Demo(Path(folder), trace, from_format, seconds_ns, requests, speed, reader, keep, json)
+            one = _Demo(Path(folder), trace, seconds_ns, speed, reader, keep, json)
             code = asyncio.run(one.run())
     except Stopped as exc:
-        raise typer.Exit(exc.code) from None
+        code = exc.code
     raise typer.Exit(code)
+
+
+def demo_plan(source: str, *, speed: float, seconds: float) -> "ReplayPlan":
+    """Return the plan of the demo's requests. Raises ConfigError.
+
+    `source` is a trace, a capture, or a workload, which gets the rate RATE_RPS times `speed`.
+    """
+    from llmtap.load.replay.plan import ReplayQuestion, make_plan
+    from llmtap.workload.registry import is_workload
+    from llmtap.workload.trace_rows import NO_TIMES
+
+    if is_workload(source):
+        rate = RATE_RPS * speed
+        count = max(MORE, round(MORE * rate * seconds))
+        asked = ReplayQuestion(source=source, requests=count, rate_rps=rate, seed=SEED)
+    else:
+        asked = ReplayQuestion(source=source, requests=TRACE_ROWS, speed=speed, seed=SEED)
+    try:
+        plan = make_plan(asked)
+    except ConfigError as exc:
+        hint = "the demo plays a trace in its own times; `llmtap replay` can give it others"
+        raise ConfigError(exc.place, exc.problem, hint if exc.problem == NO_TIMES else exc.hint) from None
+    requests = plan.requests
+    for i, tokens in enumerate(requests.output):
+        requests.output[i] = min(tokens, TOKENS_MAX)
+    drawn = Random(SEED).choices(list(TENANTS), list(TENANTS.values()), k=len(requests))
+    requests.tenants = [own or name for own, name in zip(requests.tenants or drawn, drawn, strict=True)]
+    return plan
+
+
+class DemoStage:
+    """Context of the engine and the proxy. `folder` gets the proxy's configuration and both logs."""
+
+    def __init__(self, folder: Path, reader: Benefit) -> None:
+        self._folder = folder
+        self._reader = reader
+        self._log = folder / "log"
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._kept = [keep_port() for _ in range(3)]
+        self._addresses = [f"127.0.0.1:{sock.getsockname()[1]}" for sock in self._kept]
+        self.engine, self.proxy, self.admin = (f"http://{address}" for address in self._addresses)
+
+    def __enter__(self) -> Self:
+        config, reader = self._folder / "llmtap.toml", self._reader
+        meter = f"alpha = {reader.alpha:g}\nreader_tokens_per_second = {reader.speed:g}\n"
+        meter += f'idle_cost = "{reader.f}"\nreader_grace_tokens = {reader.grace_tokens}\n'
+        config.write_text(f"[meter]\n{meter}{_CONFIG}", encoding="utf-8")
+        engine, proxy, admin = self._addresses
+        commands = (
+            ["sim", "serve", "--listen", engine, "--spread", "0.3", "--tokens", str(TOKENS_MAX)],
+            ["proxy", "--upstream", self.engine, "--listen", proxy, "--admin", admin, "--config", str(config),
+             "--set", "log.level=warning"],
+        )  # fmt: skip
+        # The user's variables are for the user's own proxy.
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("LLMTAP_")}
+        with self._log.open("ab") as log:
+            for args in commands:
+                self._children.append(
+                    subprocess.Popen(
+                        [sys.executable, "-P", "-m", "llmtap.cli", *args], env=environ, stderr=log,
+                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+                    )
+                )  # fmt: skip
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        # The proxy first: the engine then has no client to wait for.
+        for child in reversed(self._children):
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(END_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        for sock in self._kept:
+            sock.close()
+
+    def check(self) -> None:
+        """Raise LlmtapError if a process has ended."""
+        for child in self._children:
+            if child.poll() is not None:
+                said = self._log.read_text(encoding="utf-8", errors="replace")[-SAID_CHARS_MAX:]
+                raise LlmtapError(f"a process of the demo ended with {child.returncode}\n{said}".strip())
+
+    async def ready(self, session: Any) -> None:
+        """Wait until both processes answer. Raises LlmtapError after READY_S."""
+        end_ns = SystemClock.mono_ns() + READY_S * NS_PER_S
+        for url in (f"{self.engine}/health", f"{self.admin}/readyz"):
+            while await _get(session, url) is None:
+                self.check()
+                if SystemClock.mono_ns() > end_ns:
+                    raise LlmtapError(f"{url} was not ready within {READY_S} s")
+                await asyncio.sleep(LOOK_S / 5)
 
 
 class _Over(Exception):
@@ -144,44 +273,37 @@ class _Demo:
 
     folder: Path
     source: str
-    source_format: str | None
     seconds: Duration
-    requests: int | None
     speed: float
     reader: Benefit
     keep: bool
     json: str | None
-    _console: "Console" = field(init=False)
     _sent: "LatestProgress" = field(init=False)
-    _tenants: set[str] = field(default_factory=set)
     _replay: "Replay | None" = None
     _over: asyncio.Event = field(default_factory=asyncio.Event)
     _signal: int | None = None
     _began_ns: int = field(default_factory=SystemClock.mono_ns)
 
     def __post_init__(self) -> None:
-        from rich.console import Console
-
         from llmtap.cli.progress import LatestProgress
 
-        self._console = Console(stderr=True, highlight=False)
         self._sent = LatestProgress()
 
     async def run(self) -> int:
         """Return the exit code. Raises ConfigError and LlmtapError."""
         import aiohttp
 
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._stop, number)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         code = 0
         try:
             # Read the trace first: an error in it must be reported before a process starts.
             plan = await self._unless_over(asyncio.to_thread(self._plan)) if self.source else None
             with DemoStage(self.folder, self.reader) as stage:
-                async with aiohttp.ClientSession() as session:
+                async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
                     code = await self._play(stage, session, plan)
                     if self.keep and not self._over.is_set():
+                        self._say(f"Both arms: {stage.admin}/#experiment")
                         self._say("The proxy runs and the load repeats until Ctrl-C.")
                         await self._repeat(stage)
                         self._say(f"stopped by {signal.Signals(self._signal or signal.SIGINT).name}")
@@ -199,18 +321,20 @@ class _Demo:
                 self._replay.stop()
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        print(text, file=sys.stderr, flush=True)
 
     async def _play(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
         """Send the load and print the result. Raises _Over if a signal arrives before the first request."""
         from llmtap.load.replay.perform import ReplayStopped as Unsent
 
-        self._say(f"engine     {stage.engine}   simulated: {ENGINE}")
-        self._say(f"proxy      {stage.proxy}   llmtap, forwards and measures (OpenAI's API, model: sim)")
-        self._say(f"dashboard  {stage.admin}/  or in a terminal: llmtap top --admin {stage.admin}")
-        load = "bursts of chat requests" if not self.source else Path(self.source).name
-        self._say(f"load       {load}; half of them go through a guardrail")
-        self._say(f"guardrail  {GUARDRAIL}")
+        load = Path(self.source).name if self.source else "bursts of chat requests"
+        self._say(
+            f"engine     {stage.engine}   simulated: {ENGINE}\n"
+            f"proxy      {stage.proxy}   llmtap, forwards and measures (OpenAI's API, model: sim)\n"
+            f"dashboard  {stage.admin}/  or in a terminal: llmtap top --admin {stage.admin}\n"
+            f"load       {load}; half of them go through a guardrail\n"
+            f"guardrail  {GUARDRAIL}"
+        )
         # Prompts are drawn while the processes start.
         made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy, plan), stage.ready(session))
         self._replay = (await self._unless_over(made))[0]
@@ -224,17 +348,14 @@ class _Demo:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
         summary = await self._settled(session, stage, result["load"]["sent"])
-        others = self._others(summary)
-        experiment = await _get(session, f"{stage.admin}/api/v1/experiment")
-        newest = await _get(session, f"{stage.admin}/api/v1/exchanges?limit={EXCHANGES_MAX}")
-        self._show(summary, experiment, newest["exchanges"], result)
-        if others["n"]:
-            sent = "1 exchange was" if others["n"] == 1 else f"{others['n']:,} exchanges were"
-            self._say(f"{sent} sent by other clients; the figures contain them")
-        problems = _problems(summary, others, result)
+        await self._show(session, stage, summary, result)
+        ours = _ours(summary)
+        if ours["n"] < summary["n"]:
+            self._say("other clients sent requests, too; the figures contain them")
+        problems = _problems(ours, result)
         for problem in problems:
             self._say(f"failed: {problem}")
-        self._look_next(stage)
+        self._say(_NEXT)
         return 1 if problems else 0
 
     async def _repeat(self, stage: DemoStage) -> None:
@@ -248,26 +369,21 @@ class _Demo:
                 stage.check()
 
     def _plan(self) -> "ReplayPlan":
-        return demo_plan(
-            self.source or str(burst_workload(self.folder)), source_format=self.source_format,
-            speed=self.speed, seconds=self.seconds / NS_PER_S, requests=self.requests,
-        )  # fmt: skip
+        return demo_plan(self.source or WORKLOAD, speed=self.speed, seconds=self.seconds / NS_PER_S)
 
     def _make(self, target: str, plan: "ReplayPlan | None") -> "Replay":
         from llmtap.load.bodies import BodyOptions
         from llmtap.load.replay.options import ReplayOptions
         from llmtap.load.replay.perform import Replay
 
-        plan = plan or self._plan()
-        self._tenants = {tenant or DEFAULT for tenant in plan.requests.tenants}
         options = ReplayOptions(
-            target=target, model="sim", tenant_header=TENANT_HEADER, timeout=Duration(TIMEOUT_S * NS_PER_S),
-            connect_timeout=Duration(10 * NS_PER_S), duration=self.seconds,
-            drain=Duration(DRAIN_S * NS_PER_S), request_ids="demo", slo=OBJECTIVES,
-            reader=self.reader, scrape="none",
+            target=target, model="sim", tenant_header="x-llm-d-inference-fairness-id",
+            timeout=Duration(120 * NS_PER_S), connect_timeout=Duration(10 * NS_PER_S),
+            duration=self.seconds, drain=Duration(DRAIN_S * NS_PER_S),
+            request_ids="demo", slo=OBJECTIVES, reader=self.reader, scrape="none",
         )  # fmt: skip
         body = BodyOptions(server="openai", model="sim", temperature=0.0)
-        return Replay(plan, options, body, self._sent)
+        return Replay(plan or self._plan(), options, body, self._sent)
 
     async def _unless_over(self, what: Awaitable[T]) -> T:
         """Return the result of `what`. Raises _Over if a signal arrives first."""
@@ -283,40 +399,23 @@ class _Demo:
             await asyncio.gather(task, over, return_exceptions=True)
 
     async def _watch(self, sending: "asyncio.Future[dict[str, Any]]", stage: DemoStage, session: Any) -> None:
-        """Show the proxy's figures until the load has ended."""
-        from rich.text import Text
-
-        status = self._console.status(Text("sending")) if self._console.is_terminal else None
-        told_ns: int | None = None
-        if status is not None:
-            status.start()
-        try:
-            while not sending.done():
-                await asyncio.wait((sending,), timeout=FIRST_LOOK_S if told_ns is None else LOOK_S)
-                stage.check()
+        """Print a line with the proxy's figures now and then, until the load has ended."""
+        next_ns = 0
+        while not sending.done():
+            await asyncio.wait((sending,), timeout=LOOK_S)
+            stage.check()
+            if SystemClock.mono_ns() >= next_ns:
                 summary = await _summary(session, stage)
-                if summary is None or not summary["n"]:
-                    continue
-                now_ns = SystemClock.mono_ns()
-                if status is not None:
-                    status.update(Text(self._line(summary)))
-                elif told_ns is None or now_ns - told_ns >= LINE_NS:
+                if summary is not None and summary["n"]:
                     self._say(self._line(summary))
-                else:
-                    continue
-                told_ns = now_ns
-        finally:
-            if status is not None:
-                status.stop()
+                    next_ns = SystemClock.mono_ns() + LINE_NS
 
     def _line(self, summary: Mapping[str, Any]) -> str:
         from llmtap.report.values import figure_text
 
-        progress = self._sent.progress
-        said = [f"{(SystemClock.mono_ns() - self._began_ns) / NS_PER_S:.0f} s"]
-        if progress is not None:
-            said.append(f"sent {progress.sent:,}")
-        said.append(f"measured {summary['n']:,}")
+        passed_s = (SystemClock.mono_ns() - self._began_ns) / 1e9
+        sent = 0 if self._sent.progress is None else self._sent.progress.sent
+        said = [f"{passed_s:.0f} s", f"sent {sent:,}", f"measured {summary['n']:,}"]
         for title, name in (("TTFT", "ttft"), ("TBC", "tbc")):
             figures = summary["metrics"][name]
             if figures["n"]:
@@ -324,95 +423,78 @@ class _Demo:
         return "  ".join(said)
 
     async def _settled(self, session: Any, stage: DemoStage, sent: int) -> dict[str, Any]:
-        """Return the summary when the meter has measured all requests, or after SETTLED_NS."""
-        end_ns = SystemClock.mono_ns() + SETTLED_NS
+        """Return the summary when the meter has measured all requests, or after LINE_NS."""
+        end_ns = SystemClock.mono_ns() + LINE_NS
         while True:
             stage.check()
             summary = await _summary(session, stage)
             if summary is not None:
-                settled = summary["n"] - self._others(summary)["n"] >= sent and not any(
-                    relay.get("unsettled", 1) for relay in summary["relays"].values()
-                )
-                if settled or SystemClock.mono_ns() > end_ns:
+                unsettled = any(relay.get("unsettled", 1) for relay in summary["relays"].values())
+                if (_ours(summary)["n"] >= sent and not unsettled) or SystemClock.mono_ns() > end_ns:
                     return summary
             await asyncio.sleep(0.1)
 
-    def _others(self, summary: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the figures of requests of other clients, which are those without a tenant name."""
-        tenants = summary["by"]["tenant"]
-        theirs = DEFAULT in tenants and DEFAULT not in self._tenants
-        found: Mapping[str, Any] = tenants[DEFAULT] if theirs else NOBODY
-        return found
-
-    def _show(
-        self, summary: Mapping[str, Any], experiment: Mapping[str, Any],
-        exchanges: Sequence[Mapping[str, Any]], result: Mapping[str, Any],
-    ) -> None:  # fmt: skip
-        from rich.console import Console
-
+    async def _show(
+        self, session: Any, stage: DemoStage, summary: Mapping[str, Any], result: Mapping[str, Any]
+    ) -> None:
         from llmtap.report.experiment import demo_blocks
         from llmtap.report.render import terminal
         from llmtap.report.values import joined
 
+        experiment = msgspec.json.decode(await _get(session, f"{stage.admin}/api/v1/experiment") or b"{}")
         outcomes = result["outcomes"]
         if self.json is not None:
             clients = {"n": result["n"], "outcomes": outcomes, "metrics": result["metrics"]}
             print_json({**summary, "experiment": experiment, "clients": clients}, self.json)
             return
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else COLUMNS)
-        console.print(terminal(demo_blocks(summary, experiment, exchanges)))
+        newest = await _get(session, f"{stage.admin}/api/v1/exchanges?limit=1000")
+        exchanges = msgspec.json.decode(newest)["exchanges"] if newest else []
+        print_rich(terminal(demo_blocks(summary, experiment, exchanges)))
         self._say(f"clients      {joined(outcomes) or 'nothing was sent'}")
         if outcomes.get(_CUT):
             why = "at the signal" if self._signal else f"{DRAIN_S} s after the last request"
             self._say(f"             {outcomes[_CUT]:,} responses were cancelled {why}")
 
-    def _look_next(self, stage: DemoStage) -> None:
-        self._say("Look next:")
-        if self.keep:
-            self._say(f"  {stage.admin}/#experiment   both arms; #streams: each stream as it is sent")
-            self._say(f"  curl {stage.admin}/metrics   the same figures for Prometheus")
-        else:
-            self._say("  llmtap demo --keep                        repeat the load, and open the dashboard")
-        self._say("  llmtap proxy --upstream http://HOST:PORT  measure your own server")
-        self._say("  llmtap --help                             all commands")
-
-
-async def _get(session: Any, url: str) -> Any:
-    async with session.get(url) as response:
-        return await response.json()
-
 
 async def _summary(session: Any, stage: DemoStage) -> dict[str, Any] | None:
     """Return the summary since the start, or None if the meter does not answer."""
+    raw = await _get(session, f"{stage.admin}/api/v1/summary?window=all&by=tenant")
+    return None if raw is None else msgspec.json.decode(raw, type=dict[str, Any])
+
+
+async def _get(session: Any, url: str) -> bytes | None:
+    """Return the body of a response, or None if there is none with status 200."""
     import aiohttp
 
-    url = f"{stage.admin}/api/v1/summary?window=all&by=tenant"
     try:
-        async with session.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
-            found: dict[str, Any] | None = await response.json() if response.status == 200 else None
-            return found
+        async with session.get(url) as response:
+            return await response.read() if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError):
         return None
 
 
-def _problems(summary: Mapping[str, Any], others: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
-    """Return the faults: broken streams, seen by the clients or the proxy, and unmeasured exchanges."""
-    from llmtap.metrics.summary import ENDED_WELL
+def _ours(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the count and outcomes of the demo's own requests: all of them have a tenant."""
+    others = summary["by"]["tenant"].get(DEFAULT, {"n": 0, "outcomes": {}})
+    outcomes = Counter(summary["outcomes"])
+    outcomes.subtract(others["outcomes"])
+    return {"n": summary["n"] - others["n"], "outcomes": outcomes}
 
-    found = []
-    seen = Counter(summary["outcomes"])
-    seen.subtract(others["outcomes"])
-    for side, outcomes in (("clients", result["outcomes"]), ("proxy", seen)):
-        for name, n in outcomes.items():
-            if n and name not in ENDED_WELL and name != _CUT:
-                found.append(f"{n:,} {name} (counted by the {side})")
+
+def _problems(ours: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+    """Return the faults: broken streams, seen by the clients or the proxy, and unmeasured exchanges."""
+    found = [
+        f"{n:,} {name} (counted by the {side})"
+        for side, outcomes in (("clients", result["outcomes"]), ("proxy", ours["outcomes"]))
+        for name, n in outcomes.items()
+        if n and name not in ENDED_WELL and name != _CUT
+    ]
     if found:
         found += [f"{n:,} x {error}" for error, n in result["errors"].items()]
-    left = seen[_CUT] - result["outcomes"].get(_CUT, 0)
+    left = ours["outcomes"].get(_CUT, 0) - result["outcomes"].get(_CUT, 0)
     if left > 0:
         found.append(f"{left:,} more responses were cancelled than the clients cancelled")
     sent = result["load"]["sent"]
-    measured = summary["n"] - others["n"]
-    if measured != sent:
-        found.append(f"{measured:,} of {sent:,} exchanges were measured")
+    if ours["n"] != sent:
+        found.append(f"{ours['n']:,} of {sent:,} exchanges were measured")
     return found

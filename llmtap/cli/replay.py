@@ -53,7 +53,7 @@ from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S, Duration
 
 if TYPE_CHECKING:
-    from llmtap.cli.progress import ReplayLines
+    from llmtap.cli.progress import ProgressLines
     from llmtap.load.replay.perform import Replay
 
 EPILOG = """TRACE is a file in any format of `llmtap convert --list`, a capture, or a workload (--workloads
@@ -278,7 +278,7 @@ def replay(
         if number is not None and not 0 < number <= 1e6:
             raise ConfigError(name, f"expected a number above 0, at most 1e6, got {number:g}")
     need_warmup(warmup)
-    from llmtap.cli.progress import watching_replay
+    from llmtap.cli.progress import watching_progress
     from llmtap.load.bodies import BodyOptions, parse_body_fields
     from llmtap.load.replay.options import ReplayOptions, read_headers, refuse_meaningless
     from llmtap.load.replay.perform import Replay
@@ -319,7 +319,7 @@ def replay(
         need_capture(capture)
     try:
         with stoppable() as heard:
-            with watching_replay() as audience:
+            with watching_progress() as audience:
                 plan = make_plan(
                     ReplayQuestion(
                         source=trace, source_format=source_format, requests=requests, rate_rps=rate,
@@ -347,7 +347,7 @@ def replay(
         raise typer.Exit(FAILED)
 
 
-async def _run(one: "Replay", audience: "ReplayLines", heard: Heard, *, selftest: bool) -> dict[str, Any]:
+async def _run(one: "Replay", audience: "ProgressLines", heard: Heard, *, selftest: bool) -> dict[str, Any]:
     from llmtap.bench.selftest import run_selftest, selftest_load
     from llmtap.cli.progress import Answering
 

@@ -9,9 +9,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from glob import glob, has_magic
+from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -41,12 +41,7 @@ from llmtap.cli.shared import (
     reader_of,
     write_output,
 )
-from llmtap.errors import ConfigError, LlmtapError
-
-if TYPE_CHECKING:
-    from llmtap.capture.read.describe import TenantClass
-    from llmtap.metrics.deadlines import Benefit
-    from llmtap.metrics.slo import SloOptions
+from llmtap.errors import ConfigError
 
 RESULT_BYTES_MAX: Final = 256 << 20
 """A result has some MB: a value for each second and series."""
@@ -69,8 +64,6 @@ spool folder of the proxy (its key capture.spool) as another CAPTURE.
 Examples:
 
   llmtap report captures/ --by tenant --slo "ttft:500ms tpot:50ms"
-
-  llmtap report captures/ --config llmtap.toml
 
   llmtap report s3://bucket/captures --json=summary.json
 
@@ -110,10 +103,6 @@ def report(
     ] = None,
     slo: Slo = None,
     goodput: VllmGoodput = None,
-    config: Annotated[
-        Path | None,
-        option("FILE", "Configuration file of the proxy, with objectives by class of tenants ([slo.NAME])."),
-    ] = None,
     percentiles: Percentiles = None,
     skip_broken: Annotated[
         bool, flag("--skip-broken", "Skip files that cannot be read, and list their names.")
@@ -154,8 +143,7 @@ def report(
         )
     if result is not None:
         for option, refused in (
-            ("--by", by), ("--slo", slo), ("--goodput", goodput), ("--config", config),
-            ("--percentiles", percentiles),
+            ("--by", by), ("--slo", slo), ("--goodput", goodput), ("--percentiles", percentiles),
             ("--integrity", integrity), ("--skip-broken", skip_broken),
             ("--reader-speed", reader_speed), ("--alpha", alpha), ("--idle-cost", idle_cost),
             ("--reader-grace", reader_grace),
@@ -176,27 +164,19 @@ def report(
         if label not in BY:
             raise ConfigError("--by", f"expected one of {', '.join(BY)}, got {label!r}")
     text = read_objectives(slo, goodput)
-    reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
-    classes = {} if config is None else _classes(config, text)
     options: dict[str, Any] = {
         "by": by or (), "objectives": None if text is None else Objectives.parse(text),
-        "percentiles": read_percentiles(percentiles), "reader": reader,
-        "class_of": _class_of(classes, reader) if classes else None,
+        "percentiles": read_percentiles(percentiles),
+        "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
     }  # fmt: skip
     told: dict[str, Any]
     if _is_trace(places):
         if integrity:
             raise ConfigError("--integrity", "applies to captures of llmtap only")
         told = _of_trace(places[0], options)
-        told["slo"] = _judged(classes, told)
         print_json(told, json) if json is not None else print_rich(render_capture(told))
         return
-    try:
-        capture = read(places, skip_broken=skip_broken)
-    except ConfigError:
-        raise
-    except LlmtapError as exc:  # of a later version
-        raise ConfigError("capture", str(exc)) from None
+    capture = read(places, skip_broken=skip_broken)
     checked = capture.integrity()
     if integrity:
         told = checked.to_dict()
@@ -210,7 +190,6 @@ def report(
         "bytes": sum(f.bytes for f in capture.files),
         "broken": [{"file": file, "problem": problem} for file, problem in capture.broken],
     }  # fmt: skip
-    told["slo"] = _judged(classes, told)
     told["integrity"] = checked.to_dict()
     verdicts = dict(verdicts_beside(places))
     if verdicts:
@@ -228,53 +207,6 @@ def report(
 # ---------------------------------------------------------------- captures and traces
 
 
-def _classes(config: Path, given: str | None) -> "Mapping[str, SloOptions]":
-    """Return the classes of tenants of a configuration. Raises ConfigError."""
-    from llmtap.config import load_settings
-
-    if given is not None:
-        raise ConfigError("--config", "its objectives are by class, and others are given", "one of the two")
-    classes = load_settings(config, {}, {}).slo
-    if not classes:
-        raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
-    return classes
-
-
-def _class_of(classes: "Mapping[str, SloOptions]", reader: "Benefit") -> "Callable[[str], TenantClass]":
-    """Return the function that finds the class of a tenant, as the live tap does."""
-    from llmtap.capture.read.describe import TenantClass
-    from llmtap.metrics.slo import SloClass, TenantClasses
-
-    tenants = TenantClasses(SloClass.of(name, options) for name, options in classes.items())
-    none = TenantClass("none", None, reader)
-    known = {
-        name: TenantClass(name, options.parsed, options.reader(reader)) for name, options in classes.items()
-    }
-
-    def class_of(tenant: str) -> TenantClass:
-        slo = tenants.of(tenant)
-        return none if slo is None else known[slo.name]
-
-    return class_of
-
-
-def _judged(classes: "Mapping[str, SloOptions]", told: Mapping[str, Any]) -> dict[str, object]:
-    """Return attainment and burn rate of each class over the whole capture, as public JSON."""
-    from llmtap.metrics.slo import burn_rate, error_ratio, events_min
-
-    found: dict[str, object] = {}
-    for name, options in classes.items():
-        goodput = told["by"]["class"].get(name, {}).get("goodput") or {"counted": 0, "met": 0}
-        good, counted = goodput["met"], goodput["counted"]
-        found[name] = {
-            "objectives": options.parsed.text, "target": options.target, "tenants": list(options.tenants),
-            "counted": counted, "good": good, "attainment": good / counted if counted else None,
-            "burn_rate": burn_rate(error_ratio(good, counted), options.target),
-            "marks": ["burn_rate"] if 0 < counted < events_min(options.target, 1) else [],
-        }  # fmt: skip
-    return found
-
-
 def _is_trace(places: list[str]) -> bool:
     """One file that is neither Parquet nor a spool; `read` reports everything else."""
     if len(places) != 1:
@@ -287,24 +219,13 @@ def _is_trace(places: list[str]) -> bool:
 
 
 def _of_trace(path: str, options: dict[str, Any]) -> dict[str, object]:
-    import pyarrow as pa
-
     from llmtap.capture.read.describe import describe
-    from llmtap.capture.read.streams import opened
-    from llmtap.traces.format import FormatError
-    from llmtap.traces.registry import SNIFF_BYTES, detect
+    from llmtap.traces.registry import open_trace
 
-    try:
-        with opened(path, SNIFF_BYTES, None) as file:
-            found = detect(path.removesuffix(".gz").removesuffix(".zst"), file.head)
-            source = found.read(file.stream)
-            with _progress(None) as progress:
-                told = describe([source.info], source.batches, progress=progress, **options)
-    except FormatError as exc:
-        raise ConfigError(path, str(exc)) from None
-    except (pa.ArrowException, OSError, EOFError) as exc:
-        raise ConfigError(path, f"cannot be read: {exc}") from None
-    told["capture"] |= {"source": [found.name], "notes": source.notes}  # type: ignore[operator]
+    with open_trace(path) as trace, _progress(None) as progress:
+        source = trace.source
+        told = describe([source.info], source.batches, progress=progress, **options)
+    told["capture"] |= {"source": [trace.format.name], "notes": source.notes}  # type: ignore[operator]
     return told
 
 
@@ -390,38 +311,13 @@ def verdicts_beside(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, A
 
 
 def _refuse_bench(places: list[str]) -> None:
-    """A benchmark's captures are of several systems, and of warm and cold and fast and slow loads: their sum
-    would mean nothing."""
-    results: list[str] = []
-    others: list[str] = []
-    for place in places:
-        found = [str(folder) for at in _matching(place) for folder in _results_in(at)]
-        results += found
-        others += [] if found else [place]
-    if not results:
-        return
-    first, *rest = (shlex.quote(one) for one in results)
-    problem, hint = f"{results[0]} has benchmark results", f"llmtap report {first}"
-    if others:
-        problem += f", and {others[0]} has none"
-    elif rest:
-        problem, hint = "expected one results folder", hint + "".join(f" --compare {one}" for one in rest)
-    raise ConfigError("CAPTURE", problem, hint)
-
-
-def _matching(place: str) -> list[Path]:
-    """What a place names; the whole of a pattern."""
-    if "://" in place:
-        return []
-    path = str(Path(place).expanduser())
-    return [Path(found) for found in sorted(glob(path))] if has_magic(path) else [Path(path)]
-
-
-def _results_in(place: Path) -> list[Path]:
-    """Results folders of benchmarks: the place itself, or those that lie in it."""
-    if (place / "bench.json").is_file():
-        return [place]
-    return [asked.parent for asked in sorted(place.glob("*/bench.json"))] if place.is_dir() else []
+    """Refuse results folders: the sum of a benchmark's captures, of several loads, means nothing."""
+    for place in (Path(found) for pattern in places for found in sorted(glob(pattern))):
+        results = [place] if (place / "bench.json").is_file() else []
+        results += [found.parent for found in sorted(place.glob("*/bench.json"))]
+        if results:
+            hint = f"llmtap report {shlex.quote(str(results[0]))}; --compare names other results"
+            raise ConfigError("CAPTURE", f"{results[0]} has benchmark results", hint)
 
 
 def _show_bench(folder: Path, outputs: Outputs) -> None:
@@ -461,8 +357,7 @@ def _compare_replays(
         comparison_document,
         render_replay_comparison,
     )
-    from llmtap.report.page import page_html
-    from llmtap.report.render import markdown
+    from llmtap.report.render import markdown, page_html
 
     if missing := [place for place, result in results.items() if result is None]:
         if not Path(missing[0]).exists():

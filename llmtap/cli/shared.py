@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -231,13 +232,13 @@ class Stopped(KeyboardInterrupt):
         self.code = _SIGNAL_EXIT + number
 
 
+@dataclass(slots=True)
 class Heard:
     """Signals so far, and an optional handler that replaces raising Stopped."""
 
-    def __init__(self) -> None:
-        self.numbers: list[int] = []
-        self.instead: Callable[[], bool] | None = None
-        """Called in the handler of a signal. False: raise Stopped."""
+    numbers: list[int] = field(default_factory=list)
+    instead: Callable[[], bool] | None = None
+    """Called in the handler of a signal. False: raise Stopped."""
 
     @property
     def code(self) -> int | None:
@@ -304,17 +305,15 @@ class SeveralValues(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         joined: list[str] = []
-        form, has_value = None, False
-        for arg in args:
-            if form and has_value and re.fullmatch(form, arg):
+        form: str | None = None
+        """Of further words of the last option, if it has a value."""
+        for i, arg in enumerate(args):
+            if form and re.fullmatch(form, arg):
                 joined[-1] += f",{arg}"
                 continue
             joined.append(arg)
-            if form and not has_value:
-                has_value = True
-                continue
-            name, has_value = arg.partition("=")[0], "=" in arg
-            form = self.words.get(name)
+            name, has_value, _ = arg.partition("=")
+            form = self.words.get(name if has_value else args[i - 1] if i else "")
         return super().parse_args(ctx, joined)
 
 

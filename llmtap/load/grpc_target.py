@@ -24,6 +24,7 @@ from llmtap.load.sending import Lateness
 from llmtap.protocol.delta import Verdict
 from llmtap.protocol.verdicts import INPUT, of_finish_reason
 from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
+from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.tokenizer import as_text
 

@@ -27,10 +27,9 @@ from llmtap.report.document import (
     Tile,
     Tiles,
     VerdictBox,
+    chart_figure,
 )
-from llmtap.report.page import page_html
-from llmtap.report.plots import chart_figure
-from llmtap.report.render import markdown, terminal
+from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.values import (
     FEW,
     METRIC_TITLES,

@@ -30,7 +30,6 @@ _Json = Mapping[str, Any]
 def render_capture(told: _Json) -> RenderableType:
     blocks: list[Note | Table] = [Note(line, "bold") for line in _heading(told)]
     blocks += [*summary_blocks(told), *map(Note, _workload(told.get("workload") or {}))]
-    blocks += [Note(line) for line in _classes(told.get("slo") or {})]
     if told.get("integrity"):
         blocks.append(Note(f"integrity  {_integrity_said(told['integrity'])}"))
     blocks += map(Note, _broken(at(told, "capture", "broken") or ()))
@@ -55,17 +54,6 @@ def _heading(told: _Json) -> Iterator[str]:
     yield " · ".join(said)
     if window.get("start"):
         yield f"{window['start']} to {window['end']}"
-
-
-def _classes(slos: _Json) -> Iterator[str]:
-    for name, slo in slos.items():
-        target = f"{slo['objectives']} (target {slo['target']:.4g})"
-        if not slo["counted"]:
-            yield f"class      {name}: no exchange counted for {target}"
-            continue
-        rate = f"{slo['burn_rate']:.3g}{MARK * ('burn_rate' in slo['marks'])}"
-        met = f"{slo['good']:,} of {slo['counted']:,} met {target}"
-        yield f"class      {name}: {met}, burn rate {rate}"
 
 
 def _workload(workload: _Json) -> Iterator[str]:

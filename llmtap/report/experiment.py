@@ -6,7 +6,7 @@ JSON lists, and arms whose chunks arrive several at a time. The result of the de
 verdict, a table and notes, for 100 columns; it also needs the summary and the exchanges.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llmtap.metrics.experiment import FIRST_LOOK
@@ -14,11 +14,11 @@ from llmtap.metrics.statistics import percentile
 from llmtap.report.document import Note, Table
 from llmtap.report.values import (
     FEW,
-    MARK,
     METRIC_TITLES,
     at,
     bursts_said,
     figure_text,
+    is_marked,
     joined,
     milliseconds,
     number,
@@ -37,55 +37,36 @@ def experiment_lines(told: _Json) -> list[str]:
     """The first line says what runs. Cautions come before the figures that they apply to."""
     if told.get("state") in (None, "none"):
         return ["no experiment is configured"]
-    split = _split(told)
-    alarm = [split] if at(told, "sample_ratio", "alarm") else []
-    rest = [] if alarm else [split]
-    return [_heading(told), *alarm, *_cautions(told), *_stopped(told), *rest, *_findings(told)]
-
-
-def _heading(told: _Json) -> str:
     arms = told.get("arms") or {}
     ended = ", ".join(f"{name} {arm['ended']:,} of {arm['assigned']:,} ended" for name, arm in arms.items())
     aa = " (A/A: nothing is changed)" if told.get("aa") else ""
     dealt = f"dealt by {told.get('unit')}, control {told.get('control')}"
-    return f"experiment {told.get('name')}: {told['state']}{aa}, {dealt}; {ended}"
-
-
-def _stopped(told: _Json) -> Iterator[str]:
-    if stopped := told.get("stopped"):
-        metric = stopped["figure"].partition(".")[0]
-        more = _signed(metric, stopped.get("difference"))
-        yield f"stopped: {stopped['arm']} was worse in {stopped['figure']} ({more}) at {stopped['at']}"
-
-
-def _split(told: _Json) -> str:
+    lines = [f"experiment {told.get('name')}: {told['state']}{aa}, {dealt}; {ended}"]
     ratio = told.get("sample_ratio") or {}
     units, p = joined(ratio.get("units") or {}), ratio.get("p")
     if ratio.get("alarm"):
-        return f"ALARM: units {units} are not the configured shares; all figures below are invalid"
-    return f"split: {units} units, as it was dealt" + ("" if p is None else f" (p {p:.2g})")
-
-
-def _findings(told: _Json) -> Iterator[str]:
-    found = told.get("findings") or []
-    for one in found:
-        yield _finding(told, one)
-    few = {name: arm["units"] for name, arm in (told.get("arms") or {}).items() if arm["units"] < FIRST_LOOK}
-    if few:
-        said = ", ".join(f"{name} has {n:,}" for name, n in few.items())
-        yield f"means are compared from {FIRST_LOOK} units an arm on: {said}"
-    elif not found:
-        yield f"no difference stands in {told.get('comparisons')} comparisons so far"
-
-
-def _cautions(told: _Json) -> Iterator[str]:
-    """Arms whose chunks come several at once: a wait for the first one, and none for the others."""
+        lines.append(f"ALARM: units {units} are not the configured shares; all figures below are invalid")
     for one in told.get("cautions") or ():
         n, usual = number(one["events_per_read"], 3), number(one["control_events_per_read"], 3)
-        yield (
+        lines.append(
             f"caution: {one['arm']}: chunks come {n} at a time ({told['control']}: {usual}), so most gaps"
             " are 0: its TBC, ITL and TPOT flatter it, its TTFT and longest pause do not"
         )
+    if stopped := told.get("stopped"):
+        more = _signed(stopped["figure"].partition(".")[0], stopped.get("difference"))
+        lines.append(
+            f"stopped: {stopped['arm']} was worse in {stopped['figure']} ({more}) at {stopped['at']}"
+        )
+    if not ratio.get("alarm"):
+        lines.append(f"split: {units} units, as it was dealt" + ("" if p is None else f" (p {p:.2g})"))
+    found = told.get("findings") or []
+    lines += [_finding(told, one) for one in found]
+    few = [f"{name} has {arm['units']:,}" for name, arm in arms.items() if arm["units"] < FIRST_LOOK]
+    if few:
+        lines.append(f"means are compared from {FIRST_LOOK} units an arm on: {', '.join(few)}")
+    elif not found:
+        lines.append(f"no difference stands in {told.get('comparisons')} comparisons so far")
+    return lines
 
 
 def _finding(told: _Json, one: _Json) -> str:
@@ -98,12 +79,9 @@ def _finding(told: _Json, one: _Json) -> str:
     if by.get("anytime_interval") is not None:
         low, high = (_signed(metric, end) for end in by["anytime_interval"])
         said += f" ({100 * (1 - told.get('alpha', 0.05)):g} %: {low} to {high})"
-    return f"{said}, p {_p_text(one['p'])} at every look"
-
-
-def _p_text(p: float) -> str:
-    """A p that is 0 as a float is below the smallest difference from 1."""
-    return f"{p:.1g}" if p >= _P_MIN else f"< {_P_MIN:g}"
+    # A p that is 0 as a float is below the smallest difference from 1.
+    p = f"{one['p']:.1g}" if one["p"] >= _P_MIN else f"< {_P_MIN:g}"
+    return f"{said}, p {p} at every look"
 
 
 def _signed(metric: str, value: float | None) -> str:
@@ -127,23 +105,30 @@ _DEMO_ROWS: Final = (
 
 def demo_blocks(summary: _Json, experiment: _Json, exchanges: Sequence[_Json]) -> Iterator[Note | Table]:
     """`exchanges` are those of the summary, with their uncertainties."""
-    control = experiment["control"]
-    arms = experiment["arms"]
+    arms, control = experiment["arms"], experiment["control"]
     other = next(name for name in arms if name != control)
-    refused = sum(arms[other]["refusals"].values())
+    both = (arms[control], arms[other])
+    refused = [sum(arm["refusals"].values()) for arm in both]
     yield Note(_demo_verdict(experiment, other), "bold")
-    yield Note(f"The guardrail refused {refused:,} of {arms[other]['ended']:,} requests.", "bold")
+    yield Note(f"The guardrail refused {refused[1]:,} of {arms[other]['ended']:,} requests.", "bold")
     if at(experiment, "sample_ratio", "alarm"):
         yield Note("warning: the arms did not get their shares of the requests; do not compare them", "red")
+    a_read = [number(at(arm, "chunking", "events_per_read"), 2) for arm in both]
+    ended = [f"{arm['ended']:,}" for arm in both]
     rows = [
-        *_demo_counts(arms, control, other),
+        ["requests", *ended, "-", f"{control} or {other}, chosen at random"],
+        ["refused", *(f"{n:,}" for n in refused), "-", "by the guardrail, before the model"],
         *_demo_times(experiment, control, other),
-        _demo_grouping(arms, control, other),
+        ["chunks arriving together", *a_read, "-", "the output filter delays text"],
     ]
     yield Table(["median, ms", control, other, "difference (95 %)", "meaning"], rows)
-    yield from (Note(line, "yellow") for line in _demo_cautions(experiment, other))
+    for one in experiment.get("cautions") or ():
+        if one["arm"] == other and "tpot" in one["metrics"]:
+            says, advice = bursts_said(one["events_per_read"], other)
+            yield Note(f"caution: {says}", "yellow")
+            yield Note(f"         {advice}", "yellow")
     yield from map(Note, _about_the_tap(summary, exchanges))
-    if any(MARK in cell for row in rows for cell in row):
+    if is_marked(rows):
         yield Note(FEW, "yellow")
 
 
@@ -155,19 +140,12 @@ def _demo_verdict(experiment: _Json, arm: str) -> str:
     low, high = ttft.get("interval") or (0, 0)
     if low <= 0 <= high:
         return "The guardrail does not change the median time to first token significantly."
-    difference, *ends = (_ms(abs(one)) for one in (ttft["difference"], *sorted((low, high), key=abs)))
+    ends = sorted((abs(low), abs(high)))
+    difference, least, most = (f"{seconds * 1e3:,.0f}" for seconds in (abs(ttft["difference"]), *ends))
     does = f"adds {difference} ms to" if low > 0 else f"saves {difference} ms of"
     level = f"{100 * (1 - experiment.get('alpha', 0.05)):g} %"
-    interval = f"{level} confidence: {ends[0]} to {ends[1]} ms"
+    interval = f"{level} confidence: {least} to {most} ms"
     return f"The guardrail {does} the median time to first token ({interval})."
-
-
-def _demo_counts(arms: _Json, *names: str) -> Iterator[list[str]]:
-    def row(title: str, of: Callable[[_Json], int], meaning: str) -> list[str]:
-        return [title, *(f"{of(arms[name]):,}" for name in names), "-", meaning]
-
-    yield row("requests", lambda arm: arm["ended"], f"{' or '.join(names)}, chosen at random")
-    yield row("refused", lambda arm: sum(arm["refusals"].values()), "by the guardrail, before the model")
 
 
 def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[str]]:
@@ -181,19 +159,6 @@ def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[st
         yield [title, *(figure_text(one, statistic) for one in figures), difference, meaning]
 
 
-def _demo_grouping(arms: _Json, *names: str) -> list[str]:
-    a_read = [number(at(arms[name], "chunking", "events_per_read"), 2) for name in names]
-    return ["chunks arriving together", *a_read, "-", "the output filter delays text"]
-
-
-def _demo_cautions(experiment: _Json, other: str) -> Iterator[str]:
-    for one in experiment.get("cautions") or ():
-        if one["arm"] == other and "tpot" in one["metrics"]:
-            says, advice = bursts_said(one["events_per_read"], other)
-            yield f"caution: {says}"
-            yield f"         {advice}"
-
-
 def _about_the_tap(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
     if (goodput := summary.get("goodput") or {}).get("counted"):
         met, counted = goodput["met"], goodput["counted"]
@@ -204,10 +169,6 @@ def _about_the_tap(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
     if widths := sorted(x["uncertainty"] for x in exchanges):
         p50, p99 = (milliseconds(percentile(widths, p)) for p in (0.5, 0.99))
         yield f"uncertainty  of a time of one request: median {p50} ms, p99 {p99} ms"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f}"
 
 
 def _signed_ms(seconds: float) -> str:

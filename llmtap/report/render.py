@@ -1,16 +1,25 @@
-"""Render blocks for a terminal (with rich), and documents as Markdown, without their charts.
+"""Render blocks for a terminal (with rich), and documents as Markdown and as HTML pages.
 
-`terminal` takes blocks, `markdown` a `ReportDocument` (`document.py`). `page.py` renders HTML.
+`terminal` takes blocks; `markdown` and `page_html` take a `ReportDocument` (`document.py`). Markdown has no
+charts. A page loads nothing: plotly is in it, and its policy forbids requests. The template `page.html`
+escapes every text; texts for plotly are escaped before, since it reads tags in them.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+from markupsafe import Markup
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from llmtap.report.document import (
+    COLOURS,
     Block,
     ItemList,
     Note,
@@ -23,9 +32,26 @@ from llmtap.report.document import (
 )
 from llmtap.report.values import harmless, is_words
 
-_TERM_WIDTH = 14
-_GAP = 2
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+_TERM_WIDTH: Final = 14
+_GAP: Final = 2
 """Blanks between two columns."""
+_DASH_ARRAYS: Final = {
+    "solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4",
+    "longdashdot": "11 3 2 3",
+}  # fmt: skip
+"""Plotly's dashes in SVG."""
+_SHAPES: Final = {
+    "circle": Markup('<circle cx="20" cy="7" r="4.5"/>'),
+    "square": Markup('<path d="M16 3h8v8h-8z"/>'),
+    "diamond": Markup('<path d="M20 1.5 25.5 7 20 12.5 14.5 7z"/>'),
+    "triangle-up": Markup('<path d="M20 1.5 25.5 11.5h-11z"/>'),
+    "cross": Markup('<path d="M18 2h4v3h3v4h-3v3h-4v-3h-3v-4h3z"/>'),
+    "x": Markup('<path d="m17 2 3 3 3-3 2.5 2.5L22.5 7.5l3 3L23 13l-3-3-3 3-2.5-2.5 3-3-3-3z"/>'),
+}
+"""Plotly's symbols in SVG."""
 
 
 def terminal(blocks: Iterable[Block]) -> RenderableType:
@@ -155,3 +181,53 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
     for section in document.sections:
         found += [f"{'#' * section.level} {text(section.heading)}", *parts(section.blocks)]
     return "\n\n".join(found)
+
+
+def page_html(document: ReportDocument, *assets: str) -> str:
+    """Return the page; `assets` are style sheets and scripts of this folder beside those of every page."""
+    from plotly.offline import get_plotlyjs  # imported late: it takes its time, and only pages need it
+
+    plots = {
+        f"{figure.key}-{i}": {"data": panel.data, "layout": panel.layout}
+        for figure in document.figures()
+        for i, panel in enumerate(figure.panels)
+    }
+    lines: list[Mapping[str, Any]] = [{"of": line.of, "colour": line.colour} for line in document.lines]
+    lines = lines or [{"of": {}, "colour": i} for i in range(COLOURS)]
+    return _template().render(
+        doc=document,
+        dashes=_DASH_ARRAYS,
+        shapes=_SHAPES,
+        style=_parts("curves.css", *(name for name in assets if name.endswith(".css"))),
+        script=_parts("curves.js", *(name for name in assets if name.endswith(".js"))),
+        figures=_json({"lines": lines, "plots": plots}),
+        plotly=Markup(get_plotlyjs()),
+    )
+
+
+@cache
+def _template() -> "Template":
+    from jinja2 import Environment, PackageLoader
+
+    environment = Environment(
+        loader=PackageLoader("llmtap.report", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, finalize=_escaped,
+    )  # fmt: skip
+    environment.filters["json"] = lambda value: str(_json(value))
+    return environment.get_template("page.html")
+
+
+def _escaped(value: object) -> Markup:
+    """Spell quotes as Python's standard library does."""
+    return value if isinstance(value, Markup) else Markup(escape(str(value)))
+
+
+def _parts(*names: str) -> Markup:
+    return Markup(
+        "".join(files("llmtap.report").joinpath(name).read_text(encoding="utf-8") for name in names)
+    )
+
+
+def _json(value: object) -> Markup:
+    """For inside a script element: without a `<` that could end it."""
+    return Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))

@@ -25,8 +25,7 @@ from llmtap.report.document import (
     Tiles,
     VerdictBox,
 )
-from llmtap.report.page import page_html
-from llmtap.report.render import markdown, terminal
+from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.replay_charts import distribution_sections, time_sections
 from llmtap.report.replay_terms import RATES, plan_rows, rests_on
 from llmtap.report.summary import bursts_caution, goodput_said, system_blocks, system_warnings

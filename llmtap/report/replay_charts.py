@@ -12,9 +12,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from llmtap.metrics.statistics import SHARES, is_enough
-from llmtap.report.document import FigureBlock, LegendKey, Note, Panel, Section, Table
-from llmtap.report.page import COLOURS
-from llmtap.report.plots import DASHES
+from llmtap.report.document import COLOURS, DASHES, FigureBlock, LegendKey, Note, Panel, Section, Table
 from llmtap.report.replay_terms import rests_on
 from llmtap.report.summary import series_title, system_table
 from llmtap.report.values import FEW, MARK, at, is_marked, milliseconds, number

@@ -7,11 +7,11 @@ named as such. An exchange of a packet capture has the times of its packets.
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from llmtap.exchange.saved import Explained, Saved, SavedEvent
+from llmtap.exchange.saved import Explained, Saved
 from llmtap.metrics.latency import chunking_of, metrics_of
 from llmtap.protocol.delta import Delta, EventClass
 from llmtap.report.values import harmless, milliseconds
@@ -21,7 +21,6 @@ _TIMELESS: Final = frozenset(
     ("events", "content_events", "bytes_per_event_mean", "tokens_per_chunk_mean", "single_token_share")
 )
 """What `chunking` says without the times and the cuts of reads."""
-_FIRSTS: Final = ("any", "token", "reasoning", "tool call", "refusal", "content")
 
 
 def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) -> dict[str, object]:
@@ -29,53 +28,34 @@ def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) 
     decoded body and its text. Without times, what would need them is null, but for what a HAR's totals tell.
     """
     x = explained.exchange
-    told = x.to_dict(metrics_of(x), chunking_of(x), events=True)
+    told: dict[str, Any] = x.to_dict(metrics_of(x), chunking_of(x), events=True)
     if not explained.timed:
         _remove_times(told, saved)
-    told["events"] = [
-        {**event, **_event_extras(e, text=text)}
-        for event, e in zip(_events(told["events"]), explained.events, strict=False)
-    ]
+    for event, e in zip(told["events"], explained.events, strict=False):
+        d = e.delta
+        event |= {
+            "start": e.start, "end": e.end, "also": [_name(also) for also in d.also],
+            "text": (d.text or None) if text else None, "finish_reason": d.finish_reason, "parsed": d.parsed,
+        }  # fmt: skip
     told["saved"] = {
         "what": saved.what, "whole": saved.whole, "totals": saved.totals or None, "notes": saved.notes,
-        "first": {name.replace(" ", "_"): i for name, i in _firsts(explained.events).items()},
     }  # fmt: skip
     return told
 
 
-def _remove_times(told: dict[str, object], saved: Saved) -> None:
-    metrics: dict[str, object] = dict.fromkeys(_names(told["metrics"]))
+def _remove_times(told: dict[str, Any], saved: Saved) -> None:
     for name in ("id", "relay", "seq", "clock", "uncertainty", "paused"):
         told[name] = None
-    told["added"] = dict.fromkeys(_names(told["added"]))
-    told["timeline"] = dict.fromkeys(_names(told["timeline"]))
-    told["chunking"] = {n: v if n in _TIMELESS else None for n, v in _names(told["chunking"]).items()}
+    for name in ("added", "timeline", "metrics"):
+        told[name] = dict.fromkeys(told[name])
+    told["chunking"] = {name: v if name in _TIMELESS else None for name, v in told["chunking"].items()}
     if saved.arrival_wall_ns is None:
         told["arrival"] = None
     wait, receive = saved.totals.get("wait"), saved.totals.get("receive")
     if wait is not None:
-        metrics["ttfb"] = wait
-        metrics["e2e"] = None if receive is None else wait + receive
-    told["metrics"] = metrics
-    told["events"] = [{**event, "t": None} for event in _events(told["events"])]
-
-
-def _names(value: object) -> dict[str, object]:
-    assert isinstance(value, dict)
-    return dict(value)
-
-
-def _events(value: object) -> list[dict[str, object]]:
-    assert isinstance(value, list)
-    return value
-
-
-def _event_extras(e: SavedEvent, *, text: bool) -> dict[str, object]:
-    d = e.delta
-    return {
-        "start": e.start, "end": e.end, "also": [_name(also) for also in d.also],
-        "text": (d.text or None) if text else None, "finish_reason": d.finish_reason, "parsed": d.parsed,
-    }  # fmt: skip
+        told["metrics"] |= {"ttfb": wait, "e2e": None if receive is None else wait + receive}
+    for event in told["events"]:
+        event["t"] = None
 
 
 def headline(saved: Saved, explained: Explained) -> str:
@@ -94,14 +74,12 @@ def event_cells(explained: Explained, *, text: bool = True) -> Iterator[tuple[st
     """One row for each event, under `event_columns`; `ms` is the time since the request was sent."""
     line = explained.exchange.timeline
     times_ns = list(line.events.t_ns) if explained.timed else []
-    submit_ns = line.submit_ns or 0
     for i, e in enumerate(explained.events):
         d = e.delta
-        kind = " +".join([_name(d.event_class), *map(_name, d.also)])
-        tokens = f"{d.tokens}" if d.tokens >= 0 else ""
-        ms = [f"{(times_ns[i] - submit_ns) / 1e6:.3f}" if i < len(times_ns) else "-"]
+        ms = f"{(times_ns[i] - (line.submit_ns or 0)) / 1e6:.3f}" if i < len(times_ns) else "-"
         yield (
-            str(i), *(ms if explained.timed else ()), f"{e.start}-{e.end}", kind, tokens,
+            str(i), *((ms,) if explained.timed else ()), f"{e.start}-{e.end}",
+            " +".join([_name(d.event_class), *map(_name, d.also)]), f"{d.tokens}" if d.tokens >= 0 else "",
             harmless("  ".join(_adds(d, text=text))),
         )  # fmt: skip
 
@@ -145,6 +123,9 @@ def story(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
 
 
 def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
+    def json(value: object) -> str:
+        return "none" if value is None else msgspec.json.encode(value).decode()
+
     x = explained.exchange
     yield "outcome", x.outcome.value + (f": {x.error}" if x.error else "")
     yield "finish reason", x.finish_reason or "none"
@@ -154,16 +135,14 @@ def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
     counts = (("input", t.input), ("output", t.output), ("reasoning", t.reasoning), ("cached", t.cached))
     counted = [f"{name} {n:,}" for name, n in counts if n is not None]
     yield "tokens", "  ".join([*counted, f"output by {t.source.value}"]) if counted else "none"
-    yield "usage", "none" if x.usage is None else msgspec.json.encode(x.usage).decode()
-    firsts = _firsts(explained.events)
-    yield "first", "  ".join(f"{name} {'-' if i is None else f'#{i}'}" for name, i in firsts.items())
+    yield "usage", json(x.usage)
     yield "chunking", _chunking(explained)
     if x.no_token_reason is not None:
         yield "no token", x.no_token_reason
     if x.retries:
         yield "retries", f"{x.retries:,}: the answer began again; usage is of the last attempt"
-    for name, value in (("refusal", x.refusal), ("guardrail", x.guardrail)):
-        yield name, "none" if value is None else msgspec.json.encode(value).decode()
+    yield "refusal", json(x.refusal)
+    yield "guardrail", json(x.guardrail)
     times = [f"{e.get('name')} {e.get('ms'):g} ms ({e.get('where')})" for e in x.server_timing or ()]
     yield "server timing", "  ".join(times) or "none"
     if x.unparsed_events:
@@ -171,20 +150,6 @@ def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
     yield "times", _times(saved, explained)
     for note in saved.notes:
         yield "note", note
-
-
-def _firsts(events: list[SavedEvent]) -> dict[str, int | None]:
-    """Index of the first event of each kind that is somebody's TTFT; and of the last token."""
-    deltas = [e.delta for e in events]
-    marks = {
-        "any": [True for _ in deltas],
-        "token": [d.output for d in deltas],
-        "reasoning": [d.reasoning for d in deltas],
-        "tool call": [d.tool_call for d in deltas],
-        "refusal": [d.refusal for d in deltas],
-        "content": [d.content for d in deltas],
-    }
-    return {name: next((i for i, there in enumerate(marks[name]) if there), None) for name in _FIRSTS}
 
 
 def _chunking(explained: Explained) -> str:

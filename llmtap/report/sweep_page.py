@@ -16,6 +16,9 @@ from itertools import pairwise
 from typing import Any, Final
 
 from llmtap.report.document import (
+    COLOURS,
+    DASHES,
+    SYMBOLS,
     Block,
     DetailsBlock,
     FigureBlock,
@@ -26,9 +29,9 @@ from llmtap.report.document import (
     Section,
     Table,
     TermTable,
+    is_wide,
 )
-from llmtap.report.page import COLOURS, page_html
-from llmtap.report.plots import DASHES, SYMBOLS, is_wide
+from llmtap.report.render import page_html
 from llmtap.report.sweep import (
     Dimension,
     Line,

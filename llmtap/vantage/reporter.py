@@ -17,8 +17,7 @@ import msgspec
 from llmtap import native
 from llmtap.channel.channel import Tap
 from llmtap.channel.frames import Anchored, Frame, FrameKind, Hello, RelayStatus
-from llmtap.clock import Clock
-from llmtap.memory import resident_bytes
+from llmtap.clock import Clock, resident_bytes
 from llmtap.net.lag import LagMeter
 from llmtap.net.stream import Timebase
 

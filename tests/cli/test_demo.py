@@ -16,8 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from llmtap.cli.demo import NOBODY, _problems
-from llmtap.cli.demo_stage import RATE_RPS, TENANTS, TOKENS_MAX, burst_workload, demo_plan
+from llmtap.cli.demo import MORE, RATE_RPS, TENANTS, TOKENS_MAX, WORKLOAD, _ours, _problems, demo_plan
 from llmtap.errors import ConfigError
 from llmtap.workload.registry import SIMULATED
 
@@ -57,13 +56,13 @@ def running(*args: str, mark: str) -> Iterator["subprocess.Popen[str]"]:
         time.sleep(0.1)
 
 
-def test_a_short_demo_shows_all_there_is() -> None:
-    with running("--requests", "12", "--seconds", "4s", "--json", mark="short") as process:
+def test_a_short_demo_shows_all_there_is(tmp_path: Path) -> None:
+    with running(short_answers(tmp_path), "--seconds", "4s", "--json", mark="short") as process:
         out, err = process.communicate(timeout=250)
     assert process.returncode == 0, err
     told = json.loads(out)
     sent = told["clients"]["n"]
-    assert told["n"] == sent == 12
+    assert told["n"] == sent == 80
     assert set(told["outcomes"]) <= {"complete", "refused"}
     assert told["experiment"]["name"] == "guardrail"
     assert sum(arm["assigned"] for arm in told["experiment"]["arms"].values()) == sent
@@ -84,7 +83,7 @@ def short_answers(folder: Path) -> str:
 
 
 def test_a_trace_is_played_and_then_it_stays_up_when_asked_to(tmp_path: Path) -> None:
-    with running(short_answers(tmp_path), "--requests", "3", "--keep", mark="keep") as process:
+    with running(short_answers(tmp_path), "--seconds", "2s", "--keep", mark="keep") as process:
         assert process.stderr is not None
         said = []
         for line in process.stderr:
@@ -93,9 +92,9 @@ def test_a_trace_is_played_and_then_it_stays_up_when_asked_to(tmp_path: Path) ->
                 break
         assert any(line.startswith("clients      complete") for line in said)
         [admin] = [line.split()[1] for line in said if line.startswith("dashboard ")]
-        for _ in range(600):  # the load repeats: more than its three requests
+        for _ in range(600):  # the load repeats: more than the requests of two seconds
             with urlopen(f"{admin}api/v1/summary?window=all", timeout=10) as answer:
-                if json.load(answer)["n"] > 3:
+                if json.load(answer)["n"] > 40:
                     break
             time.sleep(0.1)
         else:
@@ -106,10 +105,10 @@ def test_a_trace_is_played_and_then_it_stays_up_when_asked_to(tmp_path: Path) ->
     assert out.startswith("A comparison needs 50 requests of each arm")
 
 
-def test_the_drawn_workload_has_the_published_figures(tmp_path: Path) -> None:
+def test_the_drawn_workload_has_the_published_figures() -> None:
     """Of 20,000 requests: medians, the mean of prompts, and of answers the mean of a cut lognormal."""
-    plan = demo_plan(str(burst_workload(tmp_path)), speed=10, seconds=30, requests=20_000)
-    requests = plan.requests
+    requests = demo_plan(WORKLOAD, speed=100, seconds=20_000 / 27 / MORE).requests
+    assert len(requests) == 20_000
     assert sorted(requests.input)[10_000] == pytest.approx(251, rel=0.05)
     assert sorted(requests.output)[10_000] == pytest.approx(34, rel=0.05)
     assert sum(requests.input) / 20_000 == pytest.approx(611, rel=0.08)
@@ -148,25 +147,25 @@ def test_problems_of_a_demo(
     errors: dict[str, int],
     problems: list[str],
 ) -> None:
-    before = {"n": sum(others.values()), "outcomes": others} if others else NOBODY
-    summary = {"n": sum(measured.values()), "outcomes": measured}
-    assert _problems(summary, before, {"outcomes": sent, "errors": errors, "load": {"sent": 5}}) == problems
+    by = {"default": {"n": sum(others.values()), "outcomes": others}} if others else {}
+    ours = _ours({"n": sum(measured.values()), "outcomes": measured, "by": {"tenant": by}})
+    assert _problems(ours, {"outcomes": sent, "errors": errors, "load": {"sent": 5}}) == problems
 
 
 def test_the_rate_and_the_tenants_are_those_of_the_plan(tmp_path: Path) -> None:
-    assert SIMULATED["bursty"].about["rate_rps"] == RATE_RPS
-    drawn = demo_plan(str(burst_workload(tmp_path)), speed=10, seconds=30, requests=500)
-    named = demo_plan("chat", speed=100, seconds=1, requests=20)
+    assert SIMULATED[WORKLOAD].about["rate_rps"] == RATE_RPS
+    drawn = demo_plan(WORKLOAD, speed=10, seconds=30)
+    named = demo_plan("chat", speed=100, seconds=1)
     rates = [cast(dict[str, Any], plan.about["arrivals"])["rate_rps"] for plan in (drawn, named)]
     assert rates == pytest.approx([2.7, 27])
-    assert (len(drawn.requests), set(drawn.requests.tenants)) == (500, set(TENANTS))
+    assert (len(drawn.requests), set(drawn.requests.tenants)) == (486, set(TENANTS))
     assert drawn.requests.arrival_ns[0] < 10**9
-    recorded = demo_plan(short_answers(tmp_path), speed=4, seconds=30, requests=9)
-    assert list(recorded.requests.arrival_ns) == [125_000_000 * i for i in range(9)]
+    recorded = demo_plan(short_answers(tmp_path), speed=4, seconds=30)
+    assert list(recorded.requests.arrival_ns)[:12] == [125_000_000 * i for i in range(12)]
 
 
 def test_a_trace_without_times_is_refused(tmp_path: Path) -> None:
     trace = tmp_path / "requests.jsonl"
     trace.write_text('{"prompt": "hello", "output_tokens": 3}\n' * 3)
     with pytest.raises(ConfigError):
-        demo_plan(str(trace), speed=1, seconds=1, requests=3)
+        demo_plan(str(trace), speed=1, seconds=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtap.cli.progress import Answering, ReplayLines
+from llmtap.cli.progress import Answering, ProgressLines
 from llmtap.load.replay.perform import ReplayStage
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
@@ -29,7 +29,7 @@ def progress(under_way: int) -> Progress:
 
 def test_what_is_said_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*under_way: int) -> list[str]:
-        lines = ReplayLines()
+        lines = ProgressLines()
         for n in under_way:
             lines.sending(progress(n), 14)
             lines.stopping()
@@ -55,7 +55,7 @@ class Played:
 def test_what_a_signal_does_is_decided_by_how_far_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     async def work() -> tuple[list[bool], int]:
         one = Played()
-        answering = Answering(one, ReplayLines(), asyncio.get_running_loop())  # type: ignore[arg-type]
+        answering = Answering(one, ProgressLines(), asyncio.get_running_loop())  # type: ignore[arg-type]
         seen = [answering()]
         one.stage = ReplayStage.SENDING
         seen += [answering(), answering()]

@@ -53,33 +53,6 @@ def test_a_broken_file_is_an_error_that_names_it_or_is_passed_over(folder: Path,
     assert code == 1
 
 
-def test_a_configuration_judges_each_class_by_its_own_objectives(folder: Path, call: Call) -> None:
-    config = folder / "llmtap.toml"
-    config.write_text(
-        '[slo.slow]\nobjectives = "ttft:1s"\ntarget = 0.5\ntenants = ["glob*"]\n'
-        '[slo.fast]\nobjectives = "ttft:90ms"\nalpha = 0\n'
-    )
-    code, out, _ = call("report", folder, "--config", config, "--by", "tenant", "--json")
-    told = json.loads(out)
-    assert code == 0
-    figures = ("objectives", "target", "counted", "good", "attainment", "burn_rate")
-    assert {name: [slo[figure] for figure in figures] for name, slo in told["slo"].items()} == {
-        "slow": ["ttft:1s", 0.5, 1, 1, 1, 0],
-        "fast": ["ttft:90ms", 0.99, 3, 0, 0, pytest.approx(100)],
-    }
-    for label, names in (("class", ("slow", "fast")), ("tenant", ("globex", "acme"))):
-        parts = [told["by"][label][name] for name in names]
-        assert [(part["n"], part["goodput"]["met"]) for part in parts] == [(1, 1), (3, 0)]
-        assert [part["smooth_goodput"]["alpha"] for part in parts] == [5, 0]
-    assert (told["n"], told["goodput"]["met"], told["goodput"]["counted"]) == (4, 1, 4)
-    code, out, _ = call("report", folder, "--config", config)
-    assert [line.split()[1:5] for line in out.splitlines() if line.startswith("class  ")][:2] == [
-        ["slow:", "1", "of", "1"], ["fast:", "0", "of", "3"]
-    ]  # fmt: skip
-    code, _, err = call("report", folder, "--slo", "ttft:1s", "--config", config)
-    assert (code, "one of the two" in err) == (2, True)
-
-
 def test_a_capture_that_runs_is_summed_up_with_its_spool(tmp_path: Path, call: Call) -> None:
     running = store(tmp_path)
     rows, _ = to_batch([streamed(1), streamed(2)], capture="c1", level="shape")

@@ -11,8 +11,7 @@ import uvloop
 
 from llmtap import native
 from llmtap.channel.frames import FrameKind, make_frame_rows
-from llmtap.clock import SystemClock
-from llmtap.memory import resident_bytes
+from llmtap.clock import SystemClock, resident_bytes
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import CompiledStream, Timebase
 from llmtap.protocol.http1 import Framing, scanner_for

@@ -13,8 +13,8 @@ from llmtap.bench.report.texts import full_markdown, minimum_text
 from llmtap.metrics.summary import Summary
 from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench, render_compare
 from llmtap.report.capture import render_capture, render_integrity
+from llmtap.report.document import chart_panel, chart_table
 from llmtap.report.experiment import demo_blocks, experiment_lines
-from llmtap.report.plots import chart_panel, chart_table
 from llmtap.report.render import terminal, terminal_text
 from llmtap.report.replay import render_replay, render_verdicts, replay_html, replay_markdown
 from llmtap.report.replay_terms import plan_rows, rests_on

@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 
 from llmtap.bench.report.compare import compare_results
 from llmtap.report.bench import bench_html, compare_html, compare_markdown, render_bench
-from llmtap.report.page import COLOURS
+from llmtap.report.document import COLOURS, chart_table
 from llmtap.report.replay import replay_html
 from llmtap.report.sweep_page import sweep_html
 from tests.report.simulated_runs import run
@@ -180,3 +180,17 @@ def test_every_colour_stands_out_from_its_ground_in_light_in_dark_and_on_paper()
     for colours, more in zip(common, verdicts, strict=True):
         for name, ratio in least.items():
             assert contrast((colours | more)[name], colours["ground"]) >= ratio, name
+
+
+def chart(kind: str) -> dict[str, Any]:
+    return next(one for one in CHARTS if one["kind"] == kind)
+
+
+def test_every_figure_of_a_chart_is_in_its_table() -> None:
+    for one in CHARTS:
+        table = chart_table(one)
+        assert len(table.rows) == sum(len(series["x"]) for series in one["series"])
+        assert {len(row) for row in table.rows} == {len(table.heads)}
+    long = {"name": "n", "x": list(range(1_000)), "y": list(range(1_000)), "low": [], "high": []}
+    rows = chart_table(chart("line") | {"series": [long]}).rows
+    assert (rows[0][1], rows[-1][1], len(rows)) == ("0", "999", 25)

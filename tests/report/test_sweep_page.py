@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from llmtap.report.page import COLOURS
-from llmtap.report.plots import DASHES, SYMBOLS
+from llmtap.report.document import COLOURS, DASHES, SYMBOLS
 from llmtap.report.sweep import read_sweep
 from llmtap.report.sweep_page import _line_choices, sweep_html
 from tests.report.simulated_runs import flights, run

@@ -1,19 +1,300 @@
 """Check a benchmark report, or a comparison, against every requirement of the IETF draft that applies to it.
 
 Input: the JSON of a report (`judge`) or of a comparison (`judge_comparison`). Output: a `Matrix` with the
-verdict and evidence of each requirement. The checks themselves are in the modules beside this one.
-Unconditional compliance: every MUST and SHOULD is satisfied. Conditional: every MUST is (section 2). Missing
-evidence counts as not satisfied. A procedure that was not followed is a deviation. `listing` is the table of
-`llmtap bench compliance`. Source: IETF draft, 2, 6.
+verdict and evidence of each requirement. Unconditional compliance: every MUST and SHOULD is satisfied.
+Conditional: every MUST is (section 2). Missing evidence counts as not satisfied. A procedure that was not
+followed is a deviation.
+
+Also here: the checks of comparisons (section 6), which get the reports of one test on each system and their
+comparison (`bench/report/compare.py`), and of testers (section 7). The other checks are in `preparation.py`
+and `procedures.py`. Source: IETF draft, 2, 6, 7.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import accumulate, pairwise
 from typing import Any, Final, Literal
 
-from llmtap.bench.compliance import comparison, preparation, procedures
-from llmtap.bench.compliance.evidence import MUSTS, SHOULDS, ComplianceVerdict, Report, Requirement, Subject
-from llmtap.bench.run.test import ReportTable
+import msgspec
+
+from llmtap.bench.compliance import preparation, procedures
+from llmtap.bench.compliance.evidence import (
+    MUSTS,
+    SHOULDS,
+    Check,
+    ComplianceVerdict,
+    Report,
+    Requirement,
+    Step,
+    Subject,
+    at,
+    cannot_tell,
+    count,
+    measured,
+    met,
+    not_applicable,
+    not_met,
+    requirements,
+    text,
+    verdict,
+    workload,
+    workload_name,
+)
+from llmtap.report.values import leaves
+
+RUNS_MIN: Final = 3
+APART_MAX_S: Final = 3_600.0
+"""Longest time between two runs of a comparison, since one sender cannot test two systems at once."""
+_DIGITS: Final = 12
+_PRODUCTION: Final = ("as in production", "production-representative", "production configuration")
+
+
+# ---------------------------------------------------------------- notes of testers
+
+
+def noted(report: Report, *words: str) -> str | None:
+    notes = map(str, at(report, "sut.notes") or ())
+    return next((note for note in notes if any(word in note.lower() for word in words)), None)
+
+
+def _said(what: str, *words: str) -> Check:
+    def check(report: Report) -> ComplianceVerdict:
+        note = noted(report, *words)
+        return met(f"the tester notes: {note}") if note else cannot_tell(f"no note of {what} (sut.notes)")
+
+    return check
+
+
+def _varied(report: Report) -> ComplianceVerdict:
+    shown = ", ".join(sorted({str(workload_name(step)) for step in measured(report)})) or "no workload"
+    what = f"a comparison with production traffic; this report has {shown}"
+    return _said(what, "production traffic", "traffic of production")(report)
+
+
+# ---------------------------------------------------------------- comparisons
+
+
+def _reports(report: Report) -> Sequence[Report]:
+    return report.get("reports") or ()
+
+
+def _systems(report: Report) -> list[Sequence[Report]]:
+    """Return the runs of each system, as the comparison counts them."""
+    ends = [0, *accumulate(one["runs"] for one in at(report, "comparison.systems") or ())]
+    return [_reports(report)[begin:end] for begin, end in pairwise(ends)]
+
+
+def sequence(step: Step) -> str:
+    """Return a text that identifies the requests of a load and their planned times."""
+    told = workload(step)
+    what = (
+        f"{told['name']} {str(told.get('sha256'))[:_DIGITS]}"
+        if told
+        else f"{at(step, 'result.plan.trace')} of {at(step, 'result.plan.rows')} rows"
+    )
+    arrivals = msgspec.json.encode(at(step, "result.plan.arrivals"), order="sorted").decode()
+    n, seed, texts = (at(step, f"result.plan.{name}") for name in ("requests", "seed", "texts"))
+    words = "" if texts is None else f", texts {texts}"
+    return f"{what}, {n} requests, seed {seed}{words}, {arrivals}"
+
+
+def _loads(runs: Sequence[Report]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for one in runs:
+        for step in measured(one):
+            found.setdefault(str(step.get("name")), set()).add(sequence(step))
+    return found
+
+
+def _same_requests(report: Report) -> ComplianceVerdict:
+    loads = [_loads(runs) for runs in _systems(report)]
+    if len(loads) < 2:
+        return cannot_tell("there is one system, or none")
+    names = {name for one in loads for name in one}
+    if not names:
+        return cannot_tell("the reports have no loads")
+    shared = [name for name in loads[0] if all(name in other for other in loads)]
+    differing = [name for name in shared if any(other[name] != loads[0][name] for other in loads)]
+    if differing:
+        return not_met(f"other requests in {', '.join(differing)}")
+    if not shared:
+        return not_met("the systems have no load in common")
+    sample = min(loads[0][shared[0]])
+    return met(f"{len(shared)} of {len(names)} loads in common, with equal requests: {sample}")
+
+
+def _equal(path: str, what: str, *, needed: bool = True) -> Check:
+    """Return a check that all reports have an equal value at `path`; `needed`: a missing one is no value."""
+
+    def check(report: Report) -> ComplianceVerdict:
+        told = [at(one, path) for one in _reports(report)]
+        if not told:
+            return cannot_tell("there are no reports")
+        if needed and not all(text(value) for value in told):
+            return cannot_tell(f"{what} is not stated by all ({path})")
+        kinds = sorted({_shown(value) for value in told})
+        return verdict(len(kinds) == 1, f"{what}: {' / '.join(kinds)}")
+
+    return check
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        parts = [f"{name} {_shown(held)}" for name, held in value.items() if held is not None]
+        return ", ".join(parts) or "none"
+    return text(value) or "none"
+
+
+_ACCELERATOR: Final = "sut.hardware.accelerator"
+_COUNT: Final = "sut.hardware.count"
+
+
+def _equal_hardware(report: Report) -> ComplianceVerdict:
+    found = _equal(_ACCELERATOR, "accelerator")(report)
+    if found.status == "met":
+        found = _equal(_COUNT, "accelerators", needed=False)(report)
+    if found.status == "not met" and _per_gpu(report).status == "met":
+        return met(f"{found.evidence}; normalised by accelerators")
+    return found
+
+
+def _normalised(name: str, what: str) -> Check:
+    """Return a check that a figure of each system is reported where the hardware differs."""
+
+    def check(report: Report) -> ComplianceVerdict:
+        paths = (_ACCELERATOR, _COUNT)
+        same = [_equal(path, path.rpartition(".")[2], needed=False)(report) for path in paths]
+        if all(one.status == "met" for one in same):
+            return not_applicable(f"equal hardware: {', '.join(one.evidence for one in same)}")
+        told = at(report, "comparison.normalised") or ()
+        values = [(one.get("label"), one.get(name)) for one in told]
+        if not values or any(value is None for _, value in values):
+            return not_met(f"hardware differs, and {what} is not reported of every system")
+        return met(", ".join(f"{label} {_shown(value)} {what}" for label, value in values))
+
+    return check
+
+
+_per_gpu: Final = _normalised("tokens_per_gpu_second", "tokens per GPU-second")
+
+
+def _runs(report: Report) -> ComplianceVerdict:
+    runs = [len(one) for one in _systems(report)]
+    if not runs:
+        return cannot_tell("there are no reports")
+    evidence = f"{' and '.join(map(count, runs))} runs, {RUNS_MIN} of each system wanted"
+    return verdict(min(runs) >= RUNS_MIN, evidence)
+
+
+def _compared(report: Report, name: str) -> list[Mapping[str, Any]]:
+    return [one for one in at(report, "comparison.comparisons") or () if one.get(name) is not None]
+
+
+def _intervals(report: Report) -> ComplianceVerdict:
+    told = len(_compared(report, "low"))
+    return verdict(
+        told, f"{told} differences with intervals", otherwise="figures without confidence intervals"
+    )
+
+
+def _tested(report: Report) -> ComplianceVerdict:
+    told = _compared(report, "p")
+    methods = ", ".join(sorted({str(one["method"]) for one in told if one.get("method")}))
+    return verdict(told, f"{len(told)} differences tested by {methods}", otherwise="no difference was tested")
+
+
+def _specification(report: Report) -> ComplianceVerdict:
+    own = ("sha256", "seed", "requests")
+    told: list[set[bytes]] = []
+    names = set()
+    for one in _reports(report):
+        loads = [workload(step) for step in measured(one)]
+        names |= {str(load.get("name")) for load in loads}
+        described = [{k: v for k, v in load.items() if k not in own} for load in loads]
+        told.append({msgspec.json.encode(load, order="sorted") for load in described})
+    if not told or not all(told):
+        return cannot_tell("the reports have no loads")
+    shown = ", ".join(sorted(names))
+    differ = f"workloads that are described differently: {shown}"
+    return verdict(all(one == told[0] for one in told), f"one description: {shown}", otherwise=differ)
+
+
+def _duration(report: Report) -> ComplianceVerdict:
+    """Compare the duration parameter, or the number of requests of tests without one."""
+    asked = _equal("params.duration", "duration (s)", needed=False)(report)
+    if asked.status != "met" or at(_reports(report)[0], "params.duration") is not None:
+        return asked
+    return _equal("params.requests", "requests", needed=False)(report)
+
+
+def _together(report: Report) -> ComplianceVerdict:
+    spans = sorted(span for one in _reports(report) if (span := _run_span(one)) is not None)
+    if len(spans) < max(2, len(_reports(report))):
+        return cannot_tell("the reports do not report when they were made")
+    apart_s = max((b[0] - a[1]).total_seconds() for a, b in pairwise(spans))
+    evidence = f"at most {max(0.0, apart_s) / 60:.0f} min between two runs, from {spans[0][0]:%Y-%m-%d %H:%M}"
+    return verdict(apart_s <= APART_MAX_S, evidence)
+
+
+def _run_span(report: Report) -> tuple[datetime, datetime] | None:
+    windows = [at(step, "result.window") or {} for step in measured(report)]
+    try:
+        begins = [datetime.fromisoformat(one["start"]) for one in windows]
+        ends = [datetime.fromisoformat(one["end"]) for one in windows]
+    except (KeyError, ValueError):
+        return None
+    return (min(begins), max(ends)) if begins else None
+
+
+def _as_in_production(report: Report) -> ComplianceVerdict:
+    notes = [noted(runs[0], *_PRODUCTION) for runs in _systems(report)]
+    if not notes or None in notes:
+        return cannot_tell("no note of each system that it is configured as in production (sut.notes)")
+    return met("; ".join(map(str, notes)))
+
+
+def _differences(report: Report) -> ComplianceVerdict:
+    firsts = [{"sut": runs[0].get("sut"), "target": runs[0].get("target")} for runs in _systems(report)]
+    if not firsts:
+        return cannot_tell("there are no reports")
+    told = [{path: _shown(value) for path, value in leaves(one)} for one in firsts]
+    paths = {path for one in told for path in one}
+    differing = sorted(path for path in paths if len({one.get(path) for one in told}) > 1)
+    said = (f"{path}: {' / '.join(one.get(path, 'none') for one in told)}" for path in differing)
+    return met("; ".join(said) or "no difference in what was declared")
+
+
+ROWS: Final = requirements(
+    {
+        "6.1-1a": _same_requests,
+        "6.1-1b": _equal("sut.boundary", "boundary"),
+        "6.1-1c": _equal_hardware,
+        "6.1-1d": _equal("params", "parameters"),
+        "6.2-p1": _per_gpu,
+        "6.2-p2": _normalised("tokens_per_currency", "tokens per unit of money"),
+        "6.2-p3": _normalised("method", "is how"),
+        "6.3-p1": _intervals,
+        "6.3-p2": _runs,
+        "6.3-p3": _tested,
+        "6.4-p1": _specification,
+        "6.4-p2": _duration,
+        "6.4-p3": _equal("warmup", "warm-up"),
+        "6.4-p4": _equal("params", "parameters, criteria among them"),
+        "6.4-p5": _together,
+        "6.4-p6": _as_in_production,
+        "6.4-p7": _differences,
+        "7.1-1": _said("whether to publish was considered", "publish", "publication"),
+        "7.2-1": _varied,
+        "7.4-1a": _said("that the system was isolated", "isolated"),
+        "7.4-1b": _said("that recovery was prepared", "recovery"),
+        "7.4-1c": _said("that failures were watched for", "monitor", "watch"),
+    }
+)
+
+
+# ---------------------------------------------------------------- compliance
+
 
 _READING: Final = "asks the reader to consult the terminology document: no test satisfies or breaks it"
 _WORDS: Final = "lists the key words"
@@ -27,9 +308,7 @@ EXCLUDED: Final[Mapping[str, str]] = {
 """Key words of the draft that demand nothing, by section and place, and why."""
 
 
-REQUIREMENTS: Final[tuple[Requirement, ...]] = (*preparation.ROWS, *procedures.ROWS, *comparison.ROWS)
-
-
+REQUIREMENTS: Final[tuple[Requirement, ...]] = (*preparation.ROWS, *procedures.ROWS, *ROWS)
 Overall = Literal["unconditionally compliant", "conditionally compliant", "not compliant"]
 _SATISFIED: Final = frozenset({"met", "not applicable"})
 COMPARISON: Final[Subject] = "comparison"
@@ -104,15 +383,3 @@ def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | 
     together: Report = {"reports": list(reports), "comparison": comparison or {}}
     rows = [Judged(one, one.check(together)) for one in REQUIREMENTS if one.subject == COMPARISON]
     return Matrix(COMPARISON, tuple(rows))
-
-
-def listing() -> ReportTable:
-    rows = []
-    for one in REQUIREMENTS:
-        binds = ", ".join(one.binds) if one.binds else "all tests"
-        of = "comparisons" if one.subject == COMPARISON else binds
-        rows.append([one.id, one.level, of, one.subject, one.says])
-    return ReportTable(
-        caption=f"Requirements of the IETF draft: {len(rows)}",
-        heads=["Demand", "Level", "Of", "Subject", "What"], rows=rows,
-    )  # fmt: skip

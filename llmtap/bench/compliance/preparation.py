@@ -6,20 +6,23 @@ one table.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from math import gcd
 from typing import Any, Final
 
 from llmtap.bench.compliance.evidence import (
     DATA_SETS,
     MODEL_LOAD,
     MUSTS,
+    NO_CLOSED,
+    NO_OPEN,
     Check,
     ComplianceVerdict,
     LoadJudge,
     Report,
     Status,
     Step,
+    arms,
     arrivals_of,
     at,
     cannot_tell,
@@ -40,73 +43,61 @@ from llmtap.bench.compliance.evidence import (
     requirements,
     seconds,
     several,
+    states,
     steps,
     text,
     verdict,
     workload,
     workload_is,
+    workload_name,
     worst,
 )
 from llmtap.units import NS_PER_S, parse_duration_ns
 
-_TIMES: Final = ("ttft", "ttfb", "e2e", "tbc", "tbc_max")
-"""Metrics whose minimum and maximum are exact, not rounded to a histogram bucket."""
-AS_PLANNED: Final = 1.1
+_AS_PLANNED: Final = 1.1
 """Allowed ratio of the KS distance of the sent gaps to that of the planned gaps."""
 _LATE: Final = frozenset({"dispatch_lateness", "rate"})
 """Findings of a load's verdict: late requests, or fewer requests than planned."""
-WAITED: Final = 0.1
-NO_OPEN: Final = "no load of this test is an open loop"
-NO_CLOSED: Final = "no load of this test is a closed loop"
+_WAITED: Final = 0.1
+"""From this share of the duration of an answer, requests were late because they waited for answers."""
+_REQUESTS_MIN: Final = 100
+_TOKENS_MIN: Final = 10_000
+"""Both apply, since the draft wants the greater of the two."""
+_VARIATION_MAX: Final = 0.10
+_REFERENCE: Final = "cl100k_base"
+_NTP_MAX_S: Final = 0.010
+_PTP_BELOW_S: Final = 0.001
+_ITL_OPTIONS: Final = {
+    "A": "time between chunks", "B": "distributed over the tokens of a chunk", "C": "the server's",
+}  # fmt: skip
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d\d)")
 
 
-def _resolution(limit_ns: int, what: str) -> Check:
-    """Return a check of the clock resolution: the largest step that divides all times, against a limit."""
+# ---------------------------------------------------------------- 4.2: load generator
 
-    def check(report: Report) -> ComplianceVerdict:
-        times = [
-            at(step, f"result.metrics.{name}.{end}")
-            for step in steps(report)
-            for name in _TIMES
-            for end in ("min", "max")
-        ]
-        stamped = [round(time * 1e9) for time in times if time]
-        if len(stamped) < 4:
-            return cannot_tell("the report has too few times to see their resolution")
-        grain_ns = gcd(*stamped)
-        clocks = {str(at(step, "result.sender.clock")) for step in steps(report)}
-        evidence = (
-            f"{len(stamped)} times of its loads are multiples of {grain_ns:,} ns, {what} needed;"
-            f" stamped by {' and '.join(sorted(clocks))}"
-        )
-        return verdict(grain_ns <= limit_ns, evidence)
 
-    return check
+_stamped: Final = states(
+    "result.sender.clock", "times in nanoseconds, stamped by the {}", "the clock of the times is not reported"
+)
 
 
 @each_load()
 def _streamed(report: Report, step: Step) -> ComplianceVerdict:
-    stream, events = at(step, "result.plan.body.stream"), at(step, "result.chunking.events")
-    if stream is False:
+    if at(step, "result.plan.body.stream") is False:
         return not_met("answers were asked for in one piece")
+    events = at(step, "result.chunking.events")
     if not events:
         return cannot_tell("no event of a stream is in the report")
-    n = at(step, "result.n") or 0
-    seen = f"{several(events, 'event')} of {several(n, 'answer')}"
-    return met(f"{protocol(report) or 'a stream'}: {seen}")
+    answers = several(at(step, "result.n") or 0, "answer")
+    return met(f"{protocol(report) or 'a stream'}: {several(events, 'event')} of {answers}")
 
 
 @each_load()
 def _each_chunk_timed(report: Report, step: Step) -> ComplianceVerdict:
-    gaps, events = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
+    gaps, chunks = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
     if not gaps:
         return cannot_tell("no answer came in more than one chunk, or their times are not in the report")
-    return met(f"{count(gaps)} gaps between {count(events or 0)} chunks with output, {_captured(step)}")
-
-
-def _captured(step: Step) -> str:
-    rows = at(step, "result.capture.rows")
-    return f"capture of {count(rows)} exchanges" if rows else "no capture"
+    return met(f"{count(gaps)} gaps between {count(chunks or 0)} chunks with output")
 
 
 @each_load(is_open, NO_OPEN)
@@ -127,7 +118,7 @@ def _poisson_possible(report: Report) -> ComplianceVerdict:
         sent, limit = (at(step, f"result.arrivals.sent.ks.{name}") for name in ("distance", "limit_95"))
         planned = at(step, "result.arrivals.planned.ks.distance") or 0.0
         if sent is not None and limit:
-            found.append((sent / max(limit, AS_PLANNED * planned), sent, planned, limit))
+            found.append((sent / max(limit, _AS_PLANNED * planned), sent, planned, limit))
     if not found:
         return cannot_tell("the gaps between requests as they were sent are not in the report")
     share, sent, planned, limit = sorted(found)[(len(found) - 1) // 2]
@@ -140,14 +131,10 @@ def _poisson_possible(report: Report) -> ComplianceVerdict:
 
 
 def _other_arrivals(report: Report) -> ComplianceVerdict:
-    named = {
-        process
-        for step in steps(report)
-        if (process := arrivals_of(step)) is not None and process != "poisson"
-    }
+    named = {process for step in steps(report) if (process := arrivals_of(step)) not in (None, "poisson")}
     if not named:
         return not_applicable("no load of this test has uniform or bursty arrivals")
-    return met(f"arrivals: {', '.join(sorted(named))}")
+    return met(f"arrivals: {', '.join(sorted(map(str, named)))}")
 
 
 @each_load(is_closed, NO_CLOSED)
@@ -174,23 +161,19 @@ def _not_delayed(report: Report, step: Step) -> ComplianceVerdict:
     if "lost" in found:
         return not_met("a sending process died, and its requests were not sent")
     beside = f", where an answer took {seconds(slow)} (p50)" if slow else ""
-    evidence = f"requests left {seconds(late)} after their time at p99{beside}"
-    waited = not slow or late >= WAITED * slow
-    return not_met(evidence) if waited and found & _LATE else met(evidence)
+    waited = (not slow or late >= _WAITED * slow) and found & _LATE
+    return verdict(not waited, f"requests left {seconds(late)} after their time at p99{beside}")
 
 
 def _concurrent(report: Report) -> ComplianceVerdict:
-    loads = steps(report)
-    processes = max((len(at(step, "result.sender.processes") or ()) for step in loads), default=0)
+    processes = max((len(at(step, "result.sender.processes") or ()) for step in steps(report)), default=0)
     if not processes:
         return cannot_tell("the report does not report its sending processes")
-    most = max(_in_flight(step) or 0.0 for step in loads)
+    most = max(_in_flight(step) or 0.0 for step in steps(report))
+    evidence = f"{most:.1f} requests in flight on average, sent by {processes} process"
     if most <= 1:
         return not_applicable(f"{most:.2f} requests in flight on average: none had to wait for another")
-    evidence = (
-        f"{most:.1f} requests in flight on average, sent by {processes} process{'es' * (processes > 1)}"
-    )
-    return met(evidence) if most > processes else cannot_tell(evidence)
+    return (met if most > processes else cannot_tell)(evidence + "es" * (processes > 1))
 
 
 def _recorded(what: str, *paths: str, of: str = "") -> Check:
@@ -211,45 +194,31 @@ def _recorded(what: str, *paths: str, of: str = "") -> Check:
 def _all_abilities(report: Report) -> ComplianceVerdict:
     """Judge the introduction of 4.2 by all the requirements that it introduces."""
     rows = [one for one in ROWS if one.section.startswith("4.2.") and one.level in MUSTS]
-    verdicts = [one.check(report) for one in rows]
-    against = [one.id for one, verdict in zip(rows, verdicts, strict=True) if verdict.status == "not met"]
+    verdicts = {one.id: one.check(report) for one in rows}
+    against = [id for id, one in verdicts.items() if one.status == "not met"]
     if against:
         return not_met(f"not met: {', '.join(against)}")
-    gravest = worst(verdicts, "")
-    if gravest.status == "cannot tell":
-        return gravest
-    return met(f"{len(rows)} demands of 4.2.1 to 4.2.6, none unmet")
+    gravest = worst([*verdicts.values()], "")
+    return gravest if gravest.status == "cannot tell" else met(f"{len(rows)} demands, none unmet")
 
 
-NO_WORKLOAD: Final = "the report does not say what the requests were"
-
-
-def _name(step: Step) -> str:
-    return str(workload(step).get("name") or at(step, "result.plan.trace"))
+# ---------------------------------------------------------------- 4.3: workloads
 
 
 def _each_custom(judge: LoadJudge) -> Check:
-    def check(report: Report) -> ComplianceVerdict:
-        none = "its workloads are those of 4.3.2"
-        return over(report, judge, lambda step: bool(departures(report, step)), none)
-
-    return check
+    none = "its workloads are those of 4.3.2"
+    return lambda report: over(report, judge, lambda step: bool(departures(report, step)), none)
 
 
 @_each_custom
 def _custom(report: Report, step: Step) -> ComplianceVerdict:
-    return met(f"{_name(step)}: {'; '.join(departures(report, step))}")
+    return met(f"{workload_name(step)}: {'; '.join(departures(report, step))}")
 
 
 def fully_specified(report: Report, step: Step) -> ComplianceVerdict:
-    parts = [part(report, step) for part in (_input, _output, _contents, _sharing)]
-    found = worst(parts, NO_WORKLOAD)
-    told = f"workload {_name(step)}: lengths, contents and sharing are reported"
+    found = worst([part(report, step) for part in (_input, _output, _contents, _sharing)], "")
+    told = f"workload {workload_name(step)}: lengths, contents and sharing are reported"
     return met(told) if found.status == "met" else found
-
-
-def _described(step: Step) -> Mapping[str, Any]:
-    return workload(step) or at(step, "result.plan.lengths") or {}
 
 
 def _lengths(step: Step, side: str, fixed: object) -> ComplianceVerdict:
@@ -259,19 +228,21 @@ def _lengths(step: Step, side: str, fixed: object) -> ComplianceVerdict:
         return met(f"{side}: fixed, {text(fixed)} tokens")
     if not told:
         trace = at(step, "result.plan.trace")
-        return not_met(f"{side} lengths are those of the trace {trace}" if trace else NO_WORKLOAD)
+        nothing = "the report does not say what the requests were"
+        return not_met(f"{side} lengths are those of the trace {trace}" if trace else nothing)
     lengths = told.get(side)
     if not isinstance(lengths, Mapping) or not lengths:
-        return not_met(f"{_name(step)} does not report its {side} lengths")
+        return not_met(f"{workload_name(step)} does not report its {side} lengths")
     lacking = [name for name in ("distribution", "unit") if not lengths.get(name)]
     if lacking:
         return not_met(f"{side} lengths lack {' and '.join(lacking)}")
-    if (
-        not any(isinstance(lengths.get(name), int | float | list) for name in lengths)
-        and "within" not in lengths
-    ):
+    if "within" not in lengths and not any(isinstance(one, int | float | list) for one in lengths.values()):
         return not_met(f"{side} lengths are {lengths['distribution']}, without parameters or a histogram")
     return met(f"{side}: {_said(lengths)}")
+
+
+def _described(step: Step) -> Mapping[str, Any]:
+    return workload(step) or at(step, "result.plan.lengths") or {}
 
 
 def _said(lengths: Mapping[str, Any]) -> str:
@@ -292,10 +263,8 @@ def _output(report: Report, step: Step) -> ComplianceVerdict:
     if found.status != "met":
         return found
     control = at(_described(step), "output.control")
-    return (
-        met(f"{found.evidence}, by {control}")
-        if control
-        else not_met("how outputs are limited is not reported")
+    return verdict(
+        control, f"{found.evidence}, by {control}", otherwise="how outputs are limited is not reported"
     )
 
 
@@ -303,24 +272,21 @@ def _contents(report: Report, step: Step) -> ComplianceVerdict:
     content = workload(step).get("content")
     if not isinstance(content, Mapping) or not content.get("domain"):
         return not_met("neither domain nor language of the contents is reported")
-    language = content.get("language") or "no language"
-    prompt = at(workload(step), "sharing.tokens")
-    system = "no system prompt" if prompt is None else "the shared context is the system prompt"
-    return met(f"{content['domain']}, {language}; {system}")
+    shared = at(workload(step), "sharing.tokens") is not None
+    system = "the shared context is the system prompt" if shared else "no system prompt"
+    return met(f"{content['domain']}, {content.get('language') or 'no language'}; {system}")
 
 
 def _sharing(report: Report, step: Step) -> ComplianceVerdict:
-    told = workload(step)
-    if "sharing" not in told:
+    if "sharing" not in workload(step):
         return not_met("whether prompts share a prefix is not reported")
-    sharing = told["sharing"]
+    sharing = workload(step)["sharing"]
     if sharing is None:
         return met("no prefix is shared")
     lengths, fraction = sharing.get("tokens"), sharing.get("fraction")
-    known = lengths.get("distribution") if isinstance(lengths, Mapping) else lengths
-    if fraction is None or not known:
+    shown = _said(lengths) if at(lengths, "distribution") else f"{text(lengths)} tokens"
+    if fraction is None or not lengths:
         return not_met("how many requests share how long a prefix is not reported")
-    shown = _said(lengths) if isinstance(lengths, Mapping) else f"{text(lengths)} tokens"
     return met(f"{fraction:.0%} share a prefix: {shown}")
 
 
@@ -333,50 +299,42 @@ def _seeded(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _published(report: Report) -> ComplianceVerdict:
-    exact = report.get("exact_requests")
-    if exact:
-        return met(f"the requests lie in {exact}")
-
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         told = workload(step)
         if not told.get("generation") or told.get("seed") is None:
             return not_met("neither the requests nor how they are made again is in the report")
         return met(f"made again by llmtap {at(report, 'versions.llmtap')} with seed {told['seed']}")
 
-    return over(report, judge)
+    exact = report.get("exact_requests")
+    return met(f"the requests lie in {exact}") if exact else over(report, judge)
 
 
-def _of_data(part: str, what: str) -> Check:
+def _of_data(part: str) -> Check:
     def judge(report: Report, step: Step) -> ComplianceVerdict:
-        data = workload(step).get("data")
+        name, data = str(workload_name(step)), workload(step).get("data")
         if not data:
-            return not_met(
-                f"{_name(step)} is to be drawn from {DATA_SETS[_name(step)]}, and no file was given"
-            )
+            return not_met(f"{name} is to be drawn from {DATA_SETS[name]}, and no file was given")
         told = text(data.get(part))
-        return met(f"{what}: {told}") if told else not_met(f"{what} of the data set is not reported")
+        return verdict(told, f"{part}: {told}", otherwise=f"{part} of the data set is not reported")
 
     def from_data(step: Step) -> bool:
-        return bool(workload(step).get("data")) or _name(step) in DATA_SETS
+        return bool(workload(step).get("data")) or workload_name(step) in DATA_SETS
 
     return lambda report: over(report, judge, from_data, "no workload is drawn from a data set")
 
 
-REFERENCE: Final = "cl100k_base"
+# ---------------------------------------------------------------- 4.4: tokens
 
 
 def _method(report: Report) -> ComplianceVerdict:
-    option = {"native": "A (native)", "reference": "B (reference)"}.get(
-        str(at(report, "sut.tokenizer.counting"))
-    )
+    counting = str(at(report, "sut.tokenizer.counting"))
+    option = {"native": "A (native)", "reference": "B (reference)"}.get(counting)
     if option is None:
         return not_met("neither option is declared (sut.tokenizer.counting)")
-    sources: dict[str, int] = {}
+    sources: Counter[str] = Counter()
     for step in steps(report):
-        for source, n in (at(step, "result.tokens.source") or {}).items():
-            sources[source] = sources.get(source, 0) + (n or 0)
-    guessed = sources.get("chunks", 0)
-    if guessed:
+        sources.update({name: n or 0 for name, n in (at(step, "result.tokens.source") or {}).items()})
+    if guessed := sources["chunks"]:
         return not_met(
             f"option {option} is declared, and tokens of {several(guessed, 'answer')} were taken to be one"
             " each, by chunk: no tokenizer counts so"
@@ -394,20 +352,19 @@ def _reference(report: Report) -> ComplianceVerdict:
     methods = {str(at(one, "sut.tokenizer.counting")) for one in reports}
     if len(names) == 1 and "unknown" not in names and methods == {"native"}:
         return not_applicable(f"all systems have one tokenizer: {names.pop()}")
-    if methods == {"reference"} and names == {REFERENCE}:
-        return met(f"option B with {REFERENCE} for all")
-    return not_met(f"tokens counted by {', '.join(sorted(methods))}: {', '.join(sorted(names))}")
+    return verdict(
+        methods == {"reference"} and names == {_REFERENCE}, f"option B with {_REFERENCE} for all",
+        otherwise=f"tokens counted by {', '.join(sorted(methods))}: {', '.join(sorted(names))}",
+    )  # fmt: skip
 
 
-REQUESTS_MIN: Final = 100
-TOKENS_MIN: Final = 10_000
-"""Both apply, since the draft wants the greater of the two."""
-VARIATION_MAX: Final = 0.10
+# ---------------------------------------------------------------- 4.5: warm-up
+
 
 WarmUp = Mapping[str, Any]
 
 
-def _made(report: Report) -> Sequence[WarmUp]:
+def warmups(report: Report) -> Sequence[WarmUp]:
     return [one for one in report.get("warmups") or () if not one.get("skipped")]
 
 
@@ -420,17 +377,14 @@ def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
     """Return a check over all warm-ups; each measured configuration needs its own."""
 
     def check(report: Report) -> ComplianceVerdict:
-        made, cold = _made(report), _says_cold(report)
+        made, cold = warmups(report), _says_cold(report)
         if not steps(report):
             return cannot_tell("the report has no loads")
         if not made:
             return not_applicable(f"cold start: {cold}") if cold else not_met("no warm-up was made")
-        cold_arms = {str(step.get("arm") or "") for step in steps(report)} - {
-            str(one.get("arm") or "") for one in made
-        }
-        if cold_arms:
-            named = ", ".join(sorted(arm or "the target" for arm in cold_arms))
-            return not_met(f"no warm-up in this configuration: {named}")
+        unwarmed = [arm for arm in arms(steps(report)) if arm not in arms(made)]
+        if unwarmed:
+            return not_met(f"no warm-up in this configuration: {', '.join(unwarmed)}")
         return worst([judge(one) for one in made], "")
 
     return check
@@ -438,29 +392,28 @@ def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
 
 def _loaded(warmup: WarmUp) -> ComplianceVerdict:
     """A stable latency is the only sign from outside that the model is loaded."""
-    n = warmup.get("requests") or 0
-    if not n:
+    answers = several(warmup.get("requests") or 0, "answer")
+    if not warmup.get("requests"):
         return cannot_tell("it answered nothing before it was measured")
-    if not warmup.get("probes"):
-        return cannot_tell(f"{several(n, 'answer')}, whose latency was not probed")
     if not warmup.get("stable"):
-        return cannot_tell(f"{several(n, 'answer')}, whose latency had not settled")
-    return met(f"{several(n, 'answer')} before the measurement, and a latency that had settled")
+        return cannot_tell(f"{answers}, whose latency had not settled, or was not probed")
+    return met(f"{answers} before the measurement, and a latency that had settled")
 
 
 def _processed(warmup: WarmUp) -> ComplianceVerdict:
     n, tokens = warmup.get("requests") or 0, warmup.get("tokens") or 0
-    evidence = (
-        f"{several(n, 'request')} of {REQUESTS_MIN} and {count(tokens)} output tokens of {count(TOKENS_MIN)}"
+    requests, wanted = several(n, "request"), count(_TOKENS_MIN)
+    return verdict(
+        n >= _REQUESTS_MIN and tokens >= _TOKENS_MIN,
+        f"{requests} of {_REQUESTS_MIN} and {count(tokens)} output tokens of {wanted}",
     )
-    return verdict(n >= REQUESTS_MIN and tokens >= TOKENS_MIN, evidence)
 
 
 def _drained(warmup: WarmUp) -> ComplianceVerdict:
-    probes, n, failed = (warmup.get(name) for name in ("probes", "requests", "failed"))
+    probes, n = warmup.get("probes"), warmup.get("requests")
     if probes:
         return met(f"all its answers had come: {len(probes)} probes followed, one at a time")
-    if n and failed == 0:
+    if n and warmup.get("failed") == 0:
         return met(f"all its {several(n, 'answer')} had come, and none had failed")
     return cannot_tell("nothing shows that its answers had all come")
 
@@ -474,8 +427,8 @@ def _prefixes(report: Report) -> ComplianceVerdict:
     hits = [at(step, "result.tokens.cached") or 0 for step in warm]
     evidence = (
         f"{len(warm)} warm loads: {count(sum(primed))} prefixes sent before them, {count(sum(hits))} input"
+        " tokens told to come from the cache"
     )
-    evidence += " tokens told to come from the cache"
     return met(evidence) if all(primed) or all(hits) else cannot_tell(evidence)
 
 
@@ -487,24 +440,19 @@ def _probed(warmup: WarmUp) -> ComplianceVerdict:
 
 
 def _settled(warmup: WarmUp) -> ComplianceVerdict:
-    told = [
-        f"{name.upper()} {value:.1%}"
-        for name, value in (warmup.get("variation") or {}).items()
-        if value is not None
-    ]
+    variation = warmup.get("variation") or {}
+    told = [f"{name.upper()} {value:.1%}" for name, value in variation.items() if value is not None]
     if not told:
         return not_met("too few probes to see their variation")
-    evidence = f"consecutive probes vary by {', '.join(told)}, less than {VARIATION_MAX:.0%} wanted"
-    return verdict(bool(warmup.get("stable")), evidence)
+    evidence = f"consecutive probes vary by {', '.join(told)}, less than {_VARIATION_MAX:.0%} wanted"
+    return verdict(warmup.get("stable"), evidence)
 
 
 def _cold_unwarmed(report: Report) -> ComplianceVerdict:
-    load = report.get("model_load")
+    load, made = report.get("model_load"), warmups(report)
     if load is not None:
         return met(f"model load {load['first_token']:.3g} s: to the first answer of a process just started")
-    cold = _says_cold(report)
-    made = _made(report)
-    if cold is None:
+    if _says_cold(report) is None:
         return not_applicable("no cold start is measured")
     if made:
         return not_met(f"a cold start is measured, after a warm-up of {count(made[0].get('requests') or 0)}")
@@ -514,20 +462,15 @@ def _cold_unwarmed(report: Report) -> ComplianceVerdict:
 def _indicated(report: Report) -> ComplianceVerdict:
     if report.get("model_load") is not None:
         line = (report.get("configuration") or {}).get(MODEL_LOAD)
-        return met(f"it says: {MODEL_LOAD}: {line}") if line else not_met("the model load is not stated")
-    if _made(report) or not steps(report):
+        return verdict(line, f"it says: {MODEL_LOAD}: {line}", otherwise="the model load is not stated")
+    if warmups(report) or not steps(report):
         return not_applicable("no cold start is measured")
     cold = _says_cold(report)
-    if cold is None:
-        return not_met("nothing was warmed up, and the report does not call it a cold start")
-    return met(f"it says: {cold}")
+    nothing = "nothing was warmed up, and the report does not call it a cold start"
+    return verdict(cold, f"it says: {cold}", otherwise=nothing)
 
 
-OPTIONS: Final = {
-    "A": "time between chunks",
-    "B": "distributed over the tokens of a chunk",
-    "C": "the server's",
-}
+# ---------------------------------------------------------------- 4.6: protocol and ITL
 
 
 def _spoken(wanted: str) -> Check:
@@ -535,7 +478,7 @@ def _spoken(wanted: str) -> Check:
         spoken = protocol(report)
         if spoken is None:
             return cannot_tell("the target's address does not report its protocol")
-        return met(spoken) if spoken == wanted else not_met(f"{spoken}, not {wanted}")
+        return verdict(spoken == wanted, spoken, otherwise=f"{spoken}, not {wanted}")
 
     return check
 
@@ -544,21 +487,16 @@ def _protocol(report: Report) -> ComplianceVerdict:
     told, seen = at(report, "sut.protocol"), protocol(report)
     if told and seen and seen.lower() not in str(told).lower():
         return not_met(f"{told} is declared, and {seen} was spoken")
-    return met(str(told or seen)) if told or seen else not_met("the protocol is not reported")
+    return verdict(told or seen, str(told or seen), otherwise="the protocol is not reported")
 
 
 @each_load()
 def _chunking(report: Report, step: Step) -> ComplianceVerdict:
-    told = at(report, "sut.chunking")
-    share, known = (
-        at(step, "result.chunking.single_token_share"),
-        at(step, "result.chunking.chunks_with_known_tokens"),
-    )
+    told, share = at(report, "sut.chunking"), at(step, "result.chunking.single_token_share")
     if share is None:
-        return met(str(told)) if told else not_met("how many tokens a chunk has is not reported")
-    return met(
-        f"{share:.1%} of {count(known)} chunks have one token" + (f"; declared: {told}" if told else "")
-    )
+        return verdict(told, str(told), otherwise="how many tokens a chunk has is not reported")
+    chunks = count(at(step, "result.chunking.chunks_with_known_tokens"))
+    return met(f"{share:.1%} of {chunks} chunks have one token" + (f"; declared: {told}" if told else ""))
 
 
 @each_load()
@@ -566,19 +504,18 @@ def _handling(report: Report, step: Step) -> ComplianceVerdict:
     policies = at(step, "result.metrics.itl.policy") or {}
     if not policies:
         return cannot_tell("no gap between tokens was measured")
-    seen = (f"{policy}: {several(n, 'answer')}" for policy, n in policies.items())
-    return met("; ".join(seen))
+    return met("; ".join(f"{policy}: {several(n, 'answer')}" for policy, n in policies.items()))
 
 
 def _option(report: Report) -> ComplianceVerdict:
     """Judge the declared option: `A`, `B`, `C`, a variant such as `B-even`, or several: `A + B-even`."""
     told = report.get("itl_option")
     options = [one.strip()[:1].upper() for one in str(told or "").split("+")]
-    if not all(option in OPTIONS for option in options):
+    if not all(option in _ITL_OPTIONS for option in options):
         return not_met("none of A, B and C is declared (itl_option)")
     if "C" in options and not _told_by_server(report):
         return not_met("C is declared, and the server reported no times of tokens")
-    return met(f"option {told}: {' and '.join(OPTIONS[option] for option in options)}")
+    return met(f"option {told}: {' and '.join(_ITL_OPTIONS[option] for option in options)}")
 
 
 def _server_side(report: Report) -> ComplianceVerdict:
@@ -594,76 +531,76 @@ def _told_by_server(report: Report) -> int:
     return sum(at(step, "result.metrics.itl_server.n") or 0 for step in steps(report))
 
 
-NTP_MAX_S: Final = 0.010
-PTP_BELOW_S: Final = 0.001
-NOT_PLACED: Final = "where the load generator stands is not declared (sut.clock.placement)"
-_DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d\d)")
+# ---------------------------------------------------------------- 4.7: clocks and network
+
+
+_NOT_PLACED: Final = "where the load generator stands is not declared (sut.clock.placement)"
 
 
 @only_at("model engine")
-@reads("sut.clock.placement", NOT_PLACED)
+@reads("sut.clock.placement", _NOT_PLACED)
 def _same_machine(placement: Any) -> ComplianceVerdict:
     return verdict(placement == "same machine", f"placement of the load generator: {placement}")
 
 
-def _only_remote(check: Check) -> Check:
+def _only_remote(check: Callable[[Report, str, str], ComplianceVerdict]) -> Check:
+    """Make a check of a function of the report, and how and how well clocks are synchronised."""
 
     def checked(report: Report) -> ComplianceVerdict:
         placement = at(report, "sut.clock.placement")
         if placement is None:
-            return cannot_tell(NOT_PLACED)
+            return cannot_tell(_NOT_PLACED)
         if placement != "remote":
             return not_applicable("load generator and SUT share a machine")
-        return check(report)
+        method, accuracy = (text(at(report, f"sut.clock.{one}")) for one in ("synchronization", "accuracy"))
+        return check(report, method, accuracy)
 
     return checked
 
 
-def _accuracy_s(report: Report) -> float | None:
+def _accuracy_s(told: str) -> float | None:
     """Return the declared accuracy in seconds, from texts such as `2ms`, `< 2 ms` or `0.002`."""
-    told = text(at(report, "sut.clock.accuracy")).strip("<~ ").replace(" ", "")
     try:
-        return parse_duration_ns(told) / NS_PER_S
+        return parse_duration_ns(told.strip("<~ ").replace(" ", "")) / NS_PER_S
     except ValueError:
         return None
 
 
 @_only_remote
-def _ntp(report: Report) -> ComplianceVerdict:
-    method, accuracy_s = text(at(report, "sut.clock.synchronization")), _accuracy_s(report)
+def _ntp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
+    accuracy_s = _accuracy_s(accuracy)
     if not method:
         return cannot_tell("how clocks are synchronised is not declared (sut.clock.synchronization)")
     if "ntp" not in method.lower() and "chrony" not in method.lower():
         return not_applicable(f"clocks are synchronised by {method}")
     if accuracy_s is None:
         return cannot_tell("how well NTP does is not declared as a time (sut.clock.accuracy)")
-    evidence = f"{method}, accurate to {seconds(accuracy_s)}; 10 ms needed"
-    return verdict(accuracy_s <= NTP_MAX_S, evidence)
+    return verdict(accuracy_s <= _NTP_MAX_S, f"{method}, accurate to {seconds(accuracy_s)}; 10 ms needed")
 
 
 @_only_remote
-def _ptp(report: Report) -> ComplianceVerdict:
-    method, accuracy_s = text(at(report, "sut.clock.synchronization")), _accuracy_s(report)
+def _ptp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
+    accuracy_s = _accuracy_s(accuracy)
     if "ptp" in method.lower():
         return met(method)
-    if accuracy_s is None or accuracy_s >= PTP_BELOW_S:
+    if accuracy_s is None or accuracy_s >= _PTP_BELOW_S:
         return not_applicable("no accuracy below a millisecond is asked for")
     return not_met(f"accurate to {seconds(accuracy_s)} by {method or 'nothing that is declared'}, not by PTP")
 
 
 @_only_remote
-def _stated(report: Report) -> ComplianceVerdict:
-    method, accuracy = (text(at(report, f"sut.clock.{name}")) for name in ("synchronization", "accuracy"))
-    if method and accuracy:
-        return met(f"{method}, accurate to {accuracy}")
-    return not_met("sut.clock lacks " + ("accuracy" if method else "synchronization"))
+def _stated(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
+    lacking = "accuracy" if method else "synchronization"
+    return verdict(
+        method and accuracy, f"{method}, accurate to {accuracy}", otherwise=f"sut.clock lacks {lacking}"
+    )
 
 
 @only_at("application gateway")
 @_only_remote
-def _rtt(report: Report) -> ComplianceVerdict:
+def _rtt(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
     said = _says(report, "rtt", "round trip")
-    return met(said) if said else not_met("no round trip time of the network is in the report")
+    return verdict(said, str(said), otherwise="no round trip time of the network is in the report")
 
 
 def _subtracted(report: Report) -> ComplianceVerdict:
@@ -686,19 +623,14 @@ def _dated(report: Report, step: Step) -> ComplianceVerdict:
     start = at(step, "result.window.start")
     if not isinstance(start, str):
         return cannot_tell("no load has the time of its start")
-    return verdict(bool(_DATE.fullmatch(start)), start)
+    return verdict(_DATE.fullmatch(start), start)
 
 
-_FILTERS: Final = ("input_filter", "output_filter")
+# ---------------------------------------------------------------- 4.8: guardrails
 
 
 def _state(report: Report) -> dict[str, bool | None]:
-    return {name: at(report, f"sut.guardrails.{name}") for name in _FILTERS}
-
-
-def _shown(state: dict[str, bool | None]) -> str:
-    words = {True: "on", False: "off", None: "not declared"}
-    return ", ".join(f"{name.replace('_', ' ')} {words[value]}" for name, value in state.items())
+    return {name: at(report, f"sut.guardrails.{name}_filter") for name in ("input", "output")}
 
 
 def _named(report: Report) -> ComplianceVerdict:
@@ -723,26 +655,27 @@ def _filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status
 
     def check(report: Report) -> ComplianceVerdict:
         state = _state(report)
+        words = {True: "on", False: "off", None: "not declared"}
+        shown = ", ".join(f"{name} filter {words[value]}" for name, value in state.items())
         on = [*state.values()].count(True)
         status = undeclared if None in state.values() else (none_on, one_on, all_on)[on]
-        return ComplianceVerdict(status, _shown(state))
+        return ComplianceVerdict(status, shown)
 
     return check
 
 
 @only_at("application gateway")
 def _compared(report: Report) -> ComplianceVerdict:
-    arms = {str(step.get("arm") or "the target") for step in steps(report)}
-    evidence = f"configurations measured: {', '.join(sorted(arms)) or 'none'}"
-    return verdict(len(arms) > 1, evidence)
+    found = arms(steps(report))
+    return verdict(len(found) > 1, f"configurations measured: {', '.join(found) or 'none'}")
 
 
 ROWS: Final = requirements(
     {
         "4.1-1": declared("sut.boundary", "boundary"),
         "4.2-1": _all_abilities,
-        "4.2.1-1": _resolution(1_000_000, "1 ms"),
-        "4.2.1-2": _resolution(1_000, "1 us"),
+        "4.2.1-1": _stamped,
+        "4.2.1-2": _stamped,
         "4.2.2-1": _streamed,
         "4.2.2-2": _each_chunk_timed,
         "4.2.3-1": _open_loop,
@@ -770,9 +703,9 @@ ROWS: Final = requirements(
         "4.3.3-1": _seeded,
         "4.3.3-2": declared("seed", "seed"),
         "4.3.3-3": _published,
-        "4.3.3-4a": _of_data("version", "version"),
-        "4.3.3-4b": _of_data("subset", "subset"),
-        "4.3.3-4c": _of_data("preprocessing", "preprocessing"),
+        "4.3.3-4a": _of_data("version"),
+        "4.3.3-4b": _of_data("subset"),
+        "4.3.3-4c": _of_data("preprocessing"),
         "4.4.1-1a": declared("sut.tokenizer.name", "tokenizer"),
         "4.4.1-1b": declared("sut.tokenizer.vocabulary", "vocabulary"),
         "4.4.1-1c": declared("sut.tokenizer.source", "source"),

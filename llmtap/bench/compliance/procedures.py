@@ -5,31 +5,35 @@ checks, for `judge.py`. Long because section 5 is one table.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from llmtap.bench.compliance.evidence import (
+    NO_CLOSED,
+    NO_OPEN,
+    Among,
     Check,
     ComplianceVerdict,
-    LoadJudge,
     Report,
     Step,
+    all_levels,
+    arms,
     arrivals_of,
     at,
     cannot_tell,
     cell,
     count,
-    counted,
     declared,
+    each_level,
     each_load,
     has_levels,
     has_requests,
     is_closed,
     is_measured,
     is_open,
-    lacking,
     lasted,
     lasts,
+    levels_of,
     measured,
     met,
     name_of,
@@ -50,16 +54,26 @@ from llmtap.bench.compliance.evidence import (
     workload,
     workload_is,
 )
-from llmtap.bench.compliance.preparation import fully_specified
+from llmtap.bench.compliance.preparation import fully_specified, warmups
 
-P99_MIN: Final = 1_000
-P999_MIN: Final = 10_000
 _PERCENTILES: Final = ("P50", "P90", "P95", "P99", "P99.9")
-_EDGES: Final = (0, 256, 512, 1_024, 2_048, 4_096)
-ITL_OUTPUT_MIN: Final = 50
-ITL_REQUESTS_MIN: Final = 100
-GAPS_MIN: Final = 5_000
-ITL_LEVELS: Final = (25, 50, 75, 90)
+_BOTH: Final = ("n", "mean")
+"""Equal for TTFT and TTFT of any token if content came first."""
+_EDGES: Final = {0, 256, 512, 1_024, 2_048, 4_096}
+_ITL_OUTPUT_MIN: Final = 50
+_GAPS_MIN: Final = 5_000
+_DURATION_MIN_S: Final = 60
+_LEVELS_MIN: Final = 10
+_RAMP_UP: Final = 0.1
+_PER_SLOT_MIN: Final = 100
+_COMPLETION_MIN: Final = 0.99
+_PER_CLASS_MIN: Final = 500
+_OUTPUT: Final = 256
+_CONCURRENCY_MAX: Final = 4
+_CONFIGURATIONS_MIN: Final = 4
+
+
+# ---------------------------------------------------------------- 5.1: TTFT
 
 
 workload_defined: Final = each_load()(fully_specified)
@@ -69,18 +83,17 @@ workload_defined: Final = each_load()(fully_specified)
 load_model: Final = states("result.load.mode", "{} loop", "the load model is not reported")
 
 
-@each_load(is_open, "no load is an open loop")
+@each_load(is_open, NO_OPEN)
 def _rate(report: Report, step: Step) -> ComplianceVerdict:
     rate = at(step, "result.plan.arrivals.rate_rps") or at(step, "result.load.planned_rps")
     return met(f"{rate:g} requests/s") if rate else not_met("no rate")
 
 
-@each_load(is_closed, "no load is a closed loop")
+@each_load(is_closed, NO_CLOSED)
 def _concurrency(report: Report, step: Step) -> ComplianceVerdict:
     slots = slots_of(report, step)
-    return (
-        met(f"{count(slots)} at a time") if slots else not_met("how many requests at a time is not reported")
-    )
+    missing = "how many requests at a time is not reported"
+    return verdict(slots, f"{count(slots)} at a time", otherwise=missing)
 
 
 def _hardware(report: Report) -> ComplianceVerdict:
@@ -93,38 +106,34 @@ def _hardware(report: Report) -> ComplianceVerdict:
     return met(f"{told['count']} x {told['accelerator']}, {told['memory']} each")
 
 
-@each_load(is_open, "no load is an open loop")
+@each_load(is_open, NO_OPEN)
 def _poisson(report: Report, step: Step) -> ComplianceVerdict:
     process = arrivals_of(step)
-    return met("arrivals poisson") if process == "poisson" else not_met(f"arrivals {process}, not poisson")
+    evidence = f"arrivals {process}"
+    return verdict(process == "poisson", evidence, otherwise=f"{evidence}, not poisson")
 
 
 def _other_tokens(report: Report) -> ComplianceVerdict:
-    others = [
-        step
-        for step in steps(report)
-        if at(step, "result.metrics.ttft_any.n") != at(step, "result.metrics.ttft.n")
-        or at(step, "result.metrics.ttft_any.mean") != at(step, "result.metrics.ttft.mean")
-    ]
-    if not any(at(step, "result.metrics.ttft.n") for step in steps(report)):
+    figures = [at(step, "result.metrics") or {} for step in steps(report)]
+    n = sum(at(one, "ttft.n") or 0 for one in figures)
+    if not n:
         return cannot_tell("no first token is in the report")
-    if not others:
-        n = sum(at(step, "result.metrics.ttft.n") or 0 for step in steps(report))
+    if all(
+        at(one, f"ttft_any.{name}") == at(one, f"ttft.{name}") for one in figures for name in ("n", "mean")
+    ):
         return not_applicable(f"content came first in all of {several(n, 'answer')}")
     said = [note for note in map(str, report.get("notes") or ()) if "content token" in note]
-    return (
-        met(said[0]) if said else not_met("tokens came before the content, and the report does not note it")
-    )
+    missing = "tokens came before the content, and the report does not note it"
+    return verdict(said, "".join(said[:1]), otherwise=missing)
 
 
 def _percentiles(report: Report) -> ComplianceVerdict:
-    found = table(report, 1)
-    if found is None:
-        return not_met("the report has no Table 1")
-    lacking = [name for name in _PERCENTILES if cell(found, f"TTFT {name}") is None]
-    if lacking:
-        return not_met(f"Table 1 has no {', '.join(lacking)}")
-    return met(", ".join(f"{name} {cell(found, f'TTFT {name}')}" for name in _PERCENTILES))
+    values = {name: cell(table(report, 1), f"TTFT {name}") for name in _PERCENTILES}
+    lacking = [name for name, value in values.items() if value is None]
+    return verdict(
+        not lacking, ", ".join(f"{name} {value}" for name, value in values.items()),
+        otherwise=f"Table 1 has no {', '.join(lacking)}",
+    )  # fmt: skip
 
 
 def _varies(report: Report) -> bool:
@@ -139,65 +148,7 @@ def _buckets(report: Report) -> ComplianceVerdict:
     if found is None:
         return not_met("the report has no Table 2")
     edges = {int(n) for cells in found["rows"] for n in re.findall(r"\d+", cells[0].replace(",", ""))}
-    shown = ", ".join(cells[0] for cells in found["rows"])
-    return met(shown) if edges and edges <= set(_EDGES) else not_met(f"buckets {shown}")
-
-
-def _sample_count(report: Report) -> ComplianceVerdict:
-    found = table(report, 1)
-    requests = None if found is None else cell(found, "Requests")
-    samples = at(report, "measurements.ttft.n")
-    if requests is None and samples is None:
-        return not_met("neither Table 1 nor the measurements tell how many samples there are")
-    return met(f"{count(samples)} samples" if samples is not None else f"{requests} requests")
-
-
-def _lines(report: Report) -> Sequence[tuple[str, str]]:
-    told = report.get("configuration") or {}
-    return [(str(label).lower(), text(said)) for label, said in told.items()]
-
-
-def _line(what: str, *words: str, or_else: Check | None = None) -> Check:
-    """Return a check for a configuration line of each of `words` (`a|b`: either), or for `or_else`."""
-
-    def check(report: Report) -> ComplianceVerdict:
-        found = []
-        for word in words:
-            line = next(
-                (f"{k}: {v}" for k, v in _lines(report) if v and k.startswith(tuple(word.split("|")))), None
-            )
-            if line is None:
-                other = None if or_else is None else or_else(report)
-                return other if other is not None and other.status == "met" else not_met(f"{what} is missing")
-            found.append(line)
-        return met("; ".join(found))
-
-    return check
-
-
-def _model_and_hardware(report: Report) -> ComplianceVerdict:
-    model, hardware = declared("sut.model", "model")(report), _hardware(report)
-    if "not met" in (model.status, hardware.status):
-        return not_met(model.evidence if model.status == "not met" else hardware.evidence)
-    return met(f"{model.evidence}; {hardware.evidence}")
-
-
-def _warmed(report: Report) -> ComplianceVerdict:
-    told = [one for one in report.get("warmups") or () if not one.get("skipped")]
-    if not told:
-        return not_met("no warm-up is reported")
-    one = told[0]
-    requests, tokens = (one.get(name) or 0 for name in ("requests", "tokens"))
-    return met(f"warm-up: {several(requests, 'request')}, {several(tokens, 'token')}")
-
-
-def _guarded(report: Report) -> ComplianceVerdict:
-    found = [
-        declared(f"sut.guardrails.{side}_filter", f"{side} filter")(report) for side in ("input", "output")
-    ]
-    if any(one.status == "not met" for one in found):
-        return not_met("guardrails are not declared (sut.guardrails)")
-    return met("; ".join(one.evidence for one in found))
+    return verdict(edges and edges <= _EDGES, f"buckets {', '.join(cells[0] for cells in found['rows'])}")
 
 
 def _by_length(report: Report) -> ComplianceVerdict:
@@ -206,26 +157,143 @@ def _by_length(report: Report) -> ComplianceVerdict:
     return table_has(2, ("Input Tokens", "P50", "P95", "P99"))(report)
 
 
+def _sample_count(report: Report) -> ComplianceVerdict:
+    samples = at(report, "measurements.ttft.n")
+    requests = cell(table(report, 1), "Requests")
+    if samples is None and requests is None:
+        return not_met("neither Table 1 nor the measurements tell how many samples there are")
+    return met(f"{requests} requests" if samples is None else f"{count(samples)} samples")
+
+
+def _line(what: str, *words: str) -> Check:
+    """Return a check for a line of the configuration that begins with each of `words`."""
+
+    def check(report: Report) -> ComplianceVerdict:
+        told = report.get("configuration") or {}
+        lines = {str(label).lower(): said for label, held in told.items() if (said := text(held))}
+        found = [next((f"{k}: {v}" for k, v in lines.items() if k.startswith(word)), None) for word in words]
+        return verdict(None not in found, "; ".join(map(str, found)), otherwise=f"{what} is missing")
+
+    return check
+
+
+def _all_of(*checks: Check) -> Check:
+    """Return a check that is met if all of these are."""
+
+    def check(report: Report) -> ComplianceVerdict:
+        found = [one(report) for one in checks]
+        lacking = [one for one in found if one.status != "met"]
+        return lacking[0] if lacking else met("; ".join(one.evidence for one in found))
+
+    return check
+
+
+def _warmed(report: Report) -> ComplianceVerdict:
+    told = warmups(report)
+    if not told:
+        return not_met("no warm-up is reported")
+    requests, tokens = (told[0].get(name) or 0 for name in ("requests", "tokens"))
+    return met(f"warm-up: {several(requests, 'request')}, {several(tokens, 'token')}")
+
+
 def _drawn(report: Report) -> ComplianceVerdict:
     kinds = [chart.get("kind") for chart in report.get("charts") or () if "TTFT" in str(chart.get("title"))]
-    drawn = [kind for kind in kinds if kind in ("cdf", "histogram")]
-    return met(" and ".join(map(str, drawn))) if drawn else not_met("neither histogram nor CDF of TTFT")
+    drawn = [str(kind) for kind in kinds if kind in ("cdf", "histogram")]
+    return verdict(drawn, " and ".join(drawn), otherwise="neither histogram nor CDF of TTFT")
+
+
+# ---------------------------------------------------------------- 5.2 and 5.3: throughput, trade-off
+
+
+def _params(among: Among | None, none: str, *names: str) -> Check:
+    """Return a check that setup parameters have values, if a load has that load model."""
+
+    def check(report: Report) -> ComplianceVerdict:
+        if not steps(report):
+            return cannot_tell("the report has no loads")
+        if among is not None and not any(map(among, measured(report))):
+            return not_applicable(none)
+        told = {name: at(report, f"params.{name}") for name in names}
+        lacking = [name for name, value in told.items() if value is None]
+        return verdict(
+            not lacking, ", ".join(f"{name} {text(value)}" for name, value in told.items()),
+            otherwise=f"{' and '.join(lacking)} not defined",
+        )  # fmt: skip
+
+    return check
+
+
+def _limit_found(report: Report) -> ComplianceVerdict:
+    told = at(report, "measurements")
+    if told is None or "limit" not in told:
+        return cannot_tell("the report does not report where its search ended")
+    if told["limit"] is None:
+        return not_met("the highest load that was tried was sustained: no saturation was found")
+    why = [one.get("why") for one in levels_of(report) if one.get("holds") is False][-1:]
+    return met(f"{text(told['limit'])} was not sustained" + "".join(f": {one}" for one in why if one))
+
+
+def _ramp_up(report: Report) -> ComplianceVerdict:
+    windows = [one.get("window") or {} for one in levels_of(report)]
+    shares = [one["from"] / one["to"] for one in windows if one.get("from") is not None and one.get("to")]
+    if not shares:
+        return cannot_tell("which part of each load counts is not reported")
+    evidence = f"of {len(shares)} loads the first {min(shares):.0%} or more is not counted"
+    return verdict(min(shares) >= _RAMP_UP - 1e-9, evidence)
+
+
+@each_load(is_measured)
+def _all_open(report: Report, step: Step) -> ComplianceVerdict:
+    return verdict(is_open(step), f"{at(step, 'result.load.mode') or 'unknown'} loop")
+
+
+def _percents(report: Report) -> list[float]:
+    return sorted(float(one["percent"]) for one in levels_of(report) if one.get("percent") is not None)
+
+
+@reads("measurements.levels", "the report has no levels")
+def _enough_levels(levels: Any) -> ComplianceVerdict:
+    return verdict(len(levels) >= _LEVELS_MIN, f"{len(levels)} levels, {_LEVELS_MIN} needed")
+
+
+def _span(report: Report) -> ComplianceVerdict:
+    percents = _percents(report)
+    if not percents:
+        return cannot_tell("what share of capacity the levels are is not reported")
+    evidence = f"from {percents[0]:g} to {percents[-1]:g} % of capacity"
+    names = ("saturation_rps", "queue_grows_from_rps")
+    signs = any(at(report, f"measurements.{name}") is not None for name in names)
+    if percents[0] > 10:
+        return not_met(f"{evidence}: not from 10 %")
+    if percents[-1] < 100 and not signs:
+        return not_met(f"{evidence}, and no saturation was seen")
+    return met(evidence + ", with signs of saturation" * signs)
+
+
+def _all_levels(report: Report) -> ComplianceVerdict:
+    percents = _percents(report)
+    if not percents:
+        return cannot_tell("what share of capacity the levels are is not reported")
+    return all_levels(percents, range(10, 121, 10))
+
+
+# ---------------------------------------------------------------- 5.4 and 5.5: ITL, capacity
 
 
 def _long_enough(report: Report) -> ComplianceVerdict:
-    levels = [one for one in at(report, "measurements.levels") or () if isinstance(one, dict)]
+    levels = levels_of(report)
     short = sum(one.get("too_short") or 0 for one in levels)
     if short:
-        return not_met(f"{several(short, 'answer')} had fewer than {ITL_OUTPUT_MIN} tokens: in no figure")
+        return not_met(f"{several(short, 'answer')} had fewer than {_ITL_OUTPUT_MIN} tokens: in no figure")
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
-        output = at(step, "result.plan.workload.output") or {}
+        output = workload(step).get("output") or {}
         asked = at(report, "params.output_tokens") or output.get("tokens") or output.get("min")
-        if asked is not None and asked < ITL_OUTPUT_MIN:
-            return not_met(f"answers of {asked} tokens were asked for, {ITL_OUTPUT_MIN} needed")
+        if asked is not None and asked < _ITL_OUTPUT_MIN:
+            return not_met(f"answers of {asked} tokens were asked for, {_ITL_OUTPUT_MIN} needed")
         if not levels:
             return cannot_tell("the lengths of answers are not reported")
-        return met(f"no answer had fewer than {ITL_OUTPUT_MIN} tokens")
+        return met(f"no answer had fewer than {_ITL_OUTPUT_MIN} tokens")
 
     return over(report, judge, is_measured)
 
@@ -246,148 +314,30 @@ def _gaps(report: Report, step: Step) -> ComplianceVerdict:
     n = at(step, "result.metrics.tbc.n")
     if n is None:
         return cannot_tell("the number of gaps is not reported")
-    evidence = f"{count(n)} gaps between tokens, {count(GAPS_MIN)} wanted"
-    return verdict(n >= GAPS_MIN, evidence)
-
-
-NO_OPEN: Final = "no load is an open loop"
-DURATION_MIN_S: Final = 60
-DURATION_STABLE_S: Final = 300
-LEVELS_MIN: Final = 10
-TRADEOFF_LEVELS: Final = tuple(range(10, 121, 10))
-RAMP_UP: Final = 0.1
-PER_SLOT_MIN: Final = 100
-COMPLETION_MIN: Final = 0.99
-
-
-def _params(among: Callable[[Step], bool] | None, none: str, *names: str) -> Check:
-    """Return a check that setup parameters have values, if a load has that load model."""
-
-    def check(report: Report) -> ComplianceVerdict:
-        if not steps(report):
-            return cannot_tell("the report has no loads")
-        if among is not None and not any(among(step) for step in steps(report) if is_measured(step)):
-            return not_applicable(none)
-        told = {name: at(report, f"params.{name}") for name in names}
-        lacking = [name for name, value in told.items() if value is None]
-        if lacking:
-            return not_met(f"{' and '.join(lacking)} not defined")
-        return met(", ".join(f"{name} {text(value)}" for name, value in told.items()))
-
-    return check
-
-
-def _open(*names: str) -> Check:
-    return _params(is_open, NO_OPEN, *names)
-
-
-def _closed(*names: str) -> Check:
-    return _params(is_closed, "no load is a closed loop", *names)
-
-
-def _limit_found(report: Report) -> ComplianceVerdict:
-    told = at(report, "measurements")
-    if told is None or "limit" not in told:
-        return cannot_tell("the report does not report where its search ended")
-    if told["limit"] is None:
-        return not_met("the highest load that was tried was sustained: no saturation was found")
-    broken = [one for one in told.get("levels") or () if at(one, "holds") is False]
-    why = f": {broken[-1]['why']}" if broken and broken[-1].get("why") else ""
-    return met(f"{text(told['limit'])} was not sustained{why}")
-
-
-def _ramp_up(report: Report) -> ComplianceVerdict:
-    spans = [
-        (window["from"], window["to"])
-        for one in at(report, "measurements.levels") or ()
-        if (window := at(one, "window")) and None not in (window.get("from"), window.get("to"))
-    ]
-    if not spans:
-        return cannot_tell("which part of each load counts is not reported")
-    shares = [begin / end for begin, end in spans if end]
-    least = min(shares, default=0.0)
-    evidence = f"of {len(spans)} loads the first {least:.0%} or more is not counted"
-    return verdict(least >= RAMP_UP - 1e-9, evidence)
-
-
-@each_load(is_measured)
-def _all_open(report: Report, step: Step) -> ComplianceVerdict:
-    mode = at(step, "result.load.mode")
-    return met("open loop") if mode == "open" else not_met(f"{mode or 'unknown'} loop")
-
-
-def _percents(report: Report) -> list[float]:
-    levels = at(report, "measurements.levels") or ()
-    told = [one["percent"] for one in levels if at(one, "percent") is not None]
-    return sorted(map(float, told))
-
-
-@reads("measurements.levels", "the report has no levels")
-def _enough_levels(levels: Any) -> ComplianceVerdict:
-    return verdict(len(levels) >= LEVELS_MIN, f"{len(levels)} levels, {LEVELS_MIN} needed")
-
-
-def _span(report: Report) -> ComplianceVerdict:
-    percents = _percents(report)
-    if not percents:
-        return cannot_tell("what share of capacity the levels are is not reported")
-    evidence = f"from {percents[0]:g} to {percents[-1]:g} % of capacity"
-    told = at(report, "measurements") or {}
-    signs = [told.get(name) is not None for name in ("saturation_rps", "queue_grows_from_rps")]
-    if percents[0] > 10:
-        return not_met(f"{evidence}: not from 10 %")
-    if percents[-1] < 100 and not any(signs):
-        return not_met(f"{evidence}, and no saturation was seen")
-    return met(evidence + (", with signs of saturation" if any(signs) else ""))
-
-
-def _all_levels(report: Report) -> ComplianceVerdict:
-    percents = _percents(report)
-    if not percents:
-        return cannot_tell("what share of capacity the levels are is not reported")
-    less = lacking(percents, TRADEOFF_LEVELS)
-    evidence = f"levels {', '.join(f'{one:g}' for one in percents)} %"
-    return not_met(f"{evidence}; without {', '.join(map(str, less))} %") if less else met(evidence)
+    return verdict(n >= _GAPS_MIN, f"{count(n)} gaps between tokens, {count(_GAPS_MIN)} wanted")
 
 
 def _criteria(report: Report) -> ComplianceVerdict:
     told = at(report, "measurements.criteria") or {}
-    completion, ttft = told.get("completion"), told.get("ttft_p99")
+    completion, ttft, memory = (told.get(name) for name in ("completion", "ttft_p99", "memory_errors"))
     if completion is None or ttft is None:
         return not_met("the report has no criteria of completion and TTFT P99")
-    memory = told.get("memory_errors")
     evidence = f"{completion:.0%} complete, TTFT P99 <= {seconds(ttft)}, {text(memory)} out of memory"
-    return verdict(completion >= COMPLETION_MIN and memory == 0, evidence)
+    return verdict(completion >= _COMPLETION_MIN and memory == 0, evidence)
 
 
-def _each_level(judge: LoadJudge) -> Check:
-    return lambda report: over(report, judge, counted(report))
-
-
-@_each_level
+@each_level
 def _long_levels(report: Report, step: Step) -> ComplianceVerdict:
     """Judge 60 seconds and 100 completions per slot; both must be reached."""
-    time, slots = lasted(report, step), slots_of(report, step)
-    outcomes = at(step, "result.outcomes")
+    time, slots, outcomes = lasted(report, step), slots_of(report, step), at(step, "result.outcomes")
     if time is None or slots is None or outcomes is None:
         return cannot_tell("time, concurrency or completions are not reported")
     done = sum(outcomes.get(name) or 0 for name in ("complete", "refused")) / slots
-    evidence = f"{time:.0f} s of {DURATION_MIN_S}, {done:.0f} completions per slot of {PER_SLOT_MIN}"
-    return verdict(time >= DURATION_MIN_S and done >= PER_SLOT_MIN, evidence)
+    evidence = f"{time:.0f} s of {_DURATION_MIN_S}, {done:.0f} completions per slot of {_PER_SLOT_MIN}"
+    return verdict(time >= _DURATION_MIN_S and done >= _PER_SLOT_MIN, evidence)
 
 
-PER_CLASS_MIN: Final = 500
-MIX_MIN_S: Final = 300
-PRESSURE_MIN_S: Final = 120
-PER_LENGTH_MIN: Final = 20
-OUTPUT: Final = 256
-CONCURRENCY_MAX: Final = 4
-SHARES: Final = (0.7, 0.9)
-GUARDRAIL_LEVELS: Final = (25, 50, 75)
-
-
-def _arms(report: Report) -> set[str]:
-    return {str(step.get("arm") or "") for step in measured(report)}
+# ---------------------------------------------------------------- 5.6 to 5.10
 
 
 def _is_mix(step: Step) -> bool:
@@ -396,8 +346,7 @@ def _is_mix(step: Step) -> bool:
 
 @reads("measurements.load_share", "what share of saturation the load was is not reported")
 def _share_of_saturation(share: Any) -> ComplianceVerdict:
-    evidence = f"{share:.0%} of saturation, {SHARES[0]:.0%} to {SHARES[1]:.0%} recommended"
-    return verdict(SHARES[0] - 0.005 <= share <= SHARES[1] + 0.005, evidence)
+    return verdict(0.695 <= share <= 0.905, f"{share:.0%} of saturation, 70% to 90% recommended")
 
 
 def _classes(report: Report) -> Mapping[str, Any]:
@@ -415,16 +364,14 @@ def _skewed(report: Report) -> ComplianceVerdict:
 
 def _two_classes(report: Report) -> ComplianceVerdict:
     classes = _classes(report)
-    evidence = f"classes: {', '.join(classes) or 'none'}"
-    return verdict(len(classes) > 1, evidence)
+    return verdict(len(classes) > 1, f"classes: {', '.join(classes) or 'none'}")
 
 
 @reads("measurements.classes", "requests by class are not reported")
 def _per_class(classes: Any) -> ComplianceVerdict:
     sent = {name: at(one, "sent") or 0 for name, one in classes.items()}
     told = ", ".join(f"{name} {count(n)}" for name, n in sent.items())
-    evidence = f"{told} requests, {PER_CLASS_MIN} of each needed"
-    return verdict(min(sent.values()) >= PER_CLASS_MIN, evidence)
+    return verdict(min(sent.values()) >= _PER_CLASS_MIN, f"{told} requests, {_PER_CLASS_MIN} of each needed")
 
 
 @reads("measurements.classes", "no classes are reported")
@@ -437,10 +384,9 @@ def _isolated(classes: Any) -> ComplianceVerdict:
 
 
 def _both_states(report: Report) -> ComplianceVerdict:
-    arms = _arms(report)
-    off, on = ({arm for arm in arms if word in arm} for word in ("off", "on"))
-    evidence = f"configurations measured: {', '.join(sorted(arms - {''})) or 'the target alone'}"
-    return verdict(bool(off and on), evidence)
+    found = arms(measured(report))
+    both = all(any(word in arm for arm in found) for word in ("off", "on"))
+    return verdict(both, f"configurations measured: {', '.join(found)}")
 
 
 def _identical(report: Report) -> ComplianceVerdict:
@@ -465,7 +411,7 @@ def _identical(report: Report) -> ComplianceVerdict:
 @reads("params.levels", "levels are not reported")
 def _oversubscribed(told: Any) -> ComplianceVerdict:
     evidence = f"{', '.join(f'{float(one):g} %' for one in told)} of capacity"
-    return met(evidence) if max(map(float, told)) > 100 else not_met(f"{evidence}: none is above it")
+    return verdict(max(map(float, told)) > 100, evidence, otherwise=f"{evidence}: none is above it")
 
 
 def _capacity_known(report: Report) -> ComplianceVerdict:
@@ -478,7 +424,7 @@ def _capacity_known(report: Report) -> ComplianceVerdict:
 
 @reads("params.output_tokens", "the length of answers is not reported")
 def _short_output(tokens: Any) -> ComplianceVerdict:
-    return verdict(tokens == OUTPUT, f"answers of {count(tokens)} tokens, {OUTPUT} wanted")
+    return verdict(tokens == _OUTPUT, f"answers of {count(tokens)} tokens, {_OUTPUT} wanted")
 
 
 def _is_latency(step: Step) -> bool:
@@ -492,7 +438,8 @@ def _few_at_a_time(report: Report, step: Step) -> ComplianceVerdict:
         return not_met("no closed loop")
     if slots is None:
         return cannot_tell("how many requests were kept at a time is not reported")
-    return met(f"{slots} at a time") if slots <= CONCURRENCY_MAX else not_met(f"{slots} at a time, 4 at most")
+    evidence = f"{slots} at a time"
+    return verdict(slots <= _CONCURRENCY_MAX, evidence, otherwise=f"{evidence}, {_CONCURRENCY_MAX} at most")
 
 
 @reads("configuration.Warm-up", "what it was warmed up with is not reported")
@@ -501,10 +448,10 @@ def _short_warm_up(said: Any) -> ComplianceVerdict:
 
 
 def _four_configurations(report: Report) -> ComplianceVerdict:
-    arms = _arms(report)
-    shown = sorted(arm or "the target" for arm in arms)
-    evidence = f"{len(arms)} configurations: {', '.join(shown) or 'none'}"
-    return met(evidence) if len(arms) >= 4 else not_met(f"{evidence}; none, input, output and all are wanted")
+    found = arms(measured(report))
+    evidence = f"{len(found)} configurations: {', '.join(found) or 'none'}"
+    wanted = f"{evidence}; none, input, output and all are wanted"
+    return verdict(len(found) >= _CONFIGURATIONS_MIN, evidence, otherwise=wanted)
 
 
 ROWS: Final = requirements(
@@ -521,22 +468,25 @@ ROWS: Final = requirements(
         "5.1.2-1h": declared("sut.model", "model"),
         "5.1.2-1i": _hardware,
         "5.1.2-1j": declared("sut.prefix_cache", "prefix caching"),
-        "5.1.2.1-1a": has_requests(P99_MIN, "P99"),
+        "5.1.2.1-1a": has_requests(1_000, " for P99"),
         # Not optional: 5.1.4.1 demands P99.9 of every report.
-        "5.1.2.1-1b": has_requests(P999_MIN, "P99.9"),
+        "5.1.2.1-1b": has_requests(10_000, " for P99.9"),
         "5.1.2.2-1": _poisson,
         "5.1.3.1-1": _other_tokens,
         "5.1.4.1-1": _percentiles,
         "5.1.4.2-1": _buckets,
         "5.1.4.3-1": _sample_count,
-        "5.1.5-1a": _line("the SUT", "sut|boundary", or_else=declared("sut.boundary", "boundary")),
-        "5.1.5-1b": _line("model or hardware", "model", "hardware", or_else=_model_and_hardware),
+        "5.1.5-1a": declared("sut.boundary", "boundary"),
+        "5.1.5-1b": _all_of(declared("sut.model", "model"), _hardware),
         "5.1.5-1c": _line("the workload", "workload"),
         "5.1.5-1d": _line("the load model", "load model"),
-        "5.1.5-1e": _line("requests or duration", "request", "test duration|duration"),
-        "5.1.5-1f": _line("the warm-up", "warm-up", or_else=_warmed),
-        "5.1.5-1g": _line("prefix caching", "prefix", or_else=declared("sut.prefix_cache", "prefix caching")),
-        "5.1.5-1h": _line("guardrails", "guardrail", or_else=_guarded),
+        "5.1.5-1e": _line("requests or duration", "request", "test duration"),
+        "5.1.5-1f": _warmed,
+        "5.1.5-1g": declared("sut.prefix_cache", "prefix caching"),
+        "5.1.5-1h": _all_of(
+            declared("sut.guardrails.input_filter", "guardrails: input filter"),
+            declared("sut.guardrails.output_filter", "output filter"),
+        ),
         "5.1.5-1i": _percentiles,
         "5.1.5-1j": _by_length,
         "5.1.5.2-1": table_has(
@@ -548,12 +498,12 @@ ROWS: Final = requirements(
         "5.2.2-1a": workload_defined,
         "5.2.2-1b": _params(None, "", "duration"),
         "5.2.2-1c": load_model,
-        "5.2.2-1d": _open("rate_min", "rate_max"),
-        "5.2.2-1e": _open("rate_step"),
-        "5.2.2-1f": _closed("concurrency_min", "concurrency_max"),
-        "5.2.2-1g": _closed("concurrency_step"),
-        "5.2.2.1-1": lasts(DURATION_STABLE_S),
-        "5.2.2.1-p1": lasts(DURATION_MIN_S),
+        "5.2.2-1d": _params(is_open, NO_OPEN, "rate_min", "rate_max"),
+        "5.2.2-1e": _params(is_open, NO_OPEN, "rate_step"),
+        "5.2.2-1f": _params(is_closed, NO_CLOSED, "concurrency_min", "concurrency_max"),
+        "5.2.2-1g": _params(is_closed, NO_CLOSED, "concurrency_step"),
+        "5.2.2.1-1": lasts(300),
+        "5.2.2.1-p1": lasts(_DURATION_MIN_S),
         "5.2.3.1-p1": _limit_found,
         "5.2.3.2-p1": _ramp_up,
         "5.2.5.1-p1": table_has(
@@ -569,7 +519,7 @@ ROWS: Final = requirements(
         ),
         "5.2.5.2-p1": table_has(4, ("Metric", "P50", "P95", "P99"), ("TTFT", "TPOT", "End-to-End")),
         "5.3.2-1": _all_open,
-        "5.3.2-p1": lasts(DURATION_MIN_S),
+        "5.3.2-p1": lasts(_DURATION_MIN_S),
         "5.3.2-p2": _enough_levels,
         "5.3.2-p3": _span,
         "5.3.3-p1": _all_levels,
@@ -579,8 +529,8 @@ ROWS: Final = requirements(
         ),
         "5.4.2-1": workload_is("synthetic-uniform", "conversation"),
         "5.4.2-2": _long_enough,
-        "5.4.2-3": has_levels(ITL_LEVELS, "saturation"),
-        "5.4.2-p1": has_requests(ITL_REQUESTS_MIN, "figures of a request"),
+        "5.4.2-3": has_levels((25, 50, 75, 90), "saturation"),
+        "5.4.2-p1": has_requests(100),
         "5.4.2-p2": _gaps,
         "5.4.3-1": _without_ttft,
         "5.4.5-p1": table_has(6, ("Metric",), ("P99/P50 Ratio",)),
@@ -594,7 +544,7 @@ ROWS: Final = requirements(
         "5.6.2-p1": _two_classes,
         "5.6.2-p2": _per_class,
         "5.6.3-p1": _isolated,
-        "5.6.3-p2": lasts(MIX_MIN_S, _is_mix),
+        "5.6.3-p2": lasts(300, _is_mix),
         "5.6.5-p1": table_has(8, ("Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99")),
         "5.6.5-p2": table_has(9, ("Metric", "Value"), ("Jain's Fairness Index",)),
         "5.7.2-1": workload_is("code-completion"),
@@ -608,17 +558,17 @@ ROWS: Final = requirements(
         "5.8.2-1": workload_is("long-context", "long-context-uniform"),
         "5.8.2-p1": _oversubscribed,
         "5.8.3-p1": _capacity_known,
-        "5.8.3-p2": lasts(PRESSURE_MIN_S),
+        "5.8.3-p2": lasts(120),
         "5.8.5-p1": table_has(11, ("Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99")),
         "5.9.2-1": workload_is("long-context", "long-context-uniform"),
         "5.9.2-p1": _short_output,
         "5.9.2-p2": _few_at_a_time,
-        "5.9.2-p3": has_requests(PER_LENGTH_MIN, among=_is_latency),
+        "5.9.2-p3": has_requests(20, among=_is_latency),
         "5.9.3-p1": _short_warm_up,
         "5.9.5-p1": table_has(12, ("Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens")),
         "5.10.2-1": workload_is("conversation"),
         "5.10.2-p1": _four_configurations,
-        "5.10.2-p2": has_levels(GUARDRAIL_LEVELS, "capacity"),
+        "5.10.2-p2": has_levels((25, 50, 75), "capacity"),
         "5.10.5-p1": table_has(13, ("Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99")),
         "5.10.5-p2": table_has(14, ("Configuration", "Max Throughput", "Reduction")),
     }

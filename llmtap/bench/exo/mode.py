@@ -3,8 +3,8 @@
 `cli/bench_exo.py` makes an `ExoBench` of options and an `ExoGrid`, also for `llmtap bench grid`; its `run`
 returns an `ExoResult` (`result.py`). Each batch is sent as one replay. Connections are opened and bodies
 prepared before the common start of a batch, from which `elapsed_s` counts. The requests of a batch share one
-prompt, unless the grid asks for distinct ones. Without `--use-prefix-cache` a field of the request switches
-the cache off, or no two batches have a common prefix. A prompt (`Prompts`) is a short word repeated until the
+prompt; for `bench grid` each has its own. Without `--use-prefix-cache`, a field of the request switches the
+cache off, or no two batches have a common prefix. A prompt (`Prompts`) is a short word repeated until the
 text with the chat template has the wanted number of tokens.
 
 Source: exo-bench's methodology, whole.
@@ -13,7 +13,7 @@ Source: exo-bench's methodology, whole.
 import asyncio
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -21,95 +21,41 @@ from urllib.parse import urlsplit
 import msgspec
 
 from llmtap import __version__
-from llmtap.bench.exo.placement import PlacedInstance, PlacementWish, place, remove
-from llmtap.bench.exo.result import ExoCell, ExoResult, ExoRun, Power, Sent, Telling, total_of
-from llmtap.bench.exo.server import ExoServed, Kind, NodeMetrics, ask_served, side_session
+from llmtap.bench.exo.result import ExoCell, ExoResult, ExoRun, Made, Sent, Telling
+from llmtap.bench.exo.server import (
+    ExoCluster,
+    ExoServed,
+    Kind,
+    NodeMetrics,
+    PlacedInstance,
+    PlacementWish,
+    Power,
+    ask_served,
+    side_session,
+    total_of,
+)
 from llmtap.bench.run.session import SessionWatcher
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.bodies import BodyOptions
 from llmtap.load.monitor.system import is_loopback
 from llmtap.load.monitor.watch import Watch
-from llmtap.load.replay.options import USER_AGENT, ReplayOptions
+from llmtap.load.replay.options import ReplayOptions
 from llmtap.load.replay.perform import Replay, ReplayStopped
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.sending import protocol_of, shown_url
 from llmtap.units import NS_PER_S, Duration
-from llmtap.workload.prompts.fitting import ATOM, Draft, Fitted, fit
+from llmtap.workload.prompts.fitting import ATOM, Draft, fit
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import NAME_BYTES, Numbers
 from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
 from llmtap.workload.requests import Requests
 
-__all__ = ["ExoBench", "ExoCell", "ExoGrid", "ExoOptions", "Made", "PreparedPrompts", "Prompts"]
-
-
-Made = tuple[Prompt, Fitted]
-_IN_A_ROW: Final = 8
-
-
-class Prompts:
-    """Generator of prompts of exact length: new for each batch or request, or one per length."""
-
-    def __init__(self, counter: TokenCounter, *, alike: bool, seed: int, distinct: bool = False) -> None:
-        """`alike`: one prompt per length in all batches. `distinct`: one prompt per request of a batch."""
-        self.alike = alike
-        self.distinct = distinct
-        self._counter = counter
-        self._numbers = Numbers(seed)
-        self._given = 0
-        self._overhead = sum(counter.overhead(Prompt()))
-        self._atom = _atom(counter)
-        self._known: dict[int, Made] = {}
-
-    def smallest(self) -> int:
-        return fit([Draft(1, self._maker(0))], self._counter)[0][1].tokens
-
-    def make(self, pp: int, n: int) -> list[Made]:
-        if self.alike:
-            if pp not in self._known:
-                self._known[pp] = self._fit(pp, [0])[0]
-            return [self._known[pp]] * n
-        made = n if self.distinct else 1
-        first, self._given = self._given, self._given + made
-        return self._fit(pp, range(first, first + made)) * (n // made)
-
-    def _fit(self, pp: int, numbers: Sequence[int]) -> list[Made]:
-        return fit([Draft(pp, self._maker(number), self._overhead) for number in numbers], self._counter)
-
-    def _maker(self, number: int) -> Callable[[int], Prompt]:
-        if self.alike:
-            return lambda words: Prompt(text=self._atom.lstrip() + self._atom * (words - 1))
-
-        def begun(words: int) -> Prompt:
-            name = self._numbers.row(number, min(words, NAME_BYTES))
-            return Prompt(text=self._counter.words.text(name) + self._atom * (words - len(name)))
-
-        return begun
-
-
-def _atom(counter: TokenCounter) -> str:
-    if counter.tokenizer.counts([ATOM.lstrip() + ATOM * (_IN_A_ROW - 1)]) == [_IN_A_ROW]:
-        return ATOM
-    return counter.words.separator + counter.words.table[0]
-
-
-class PreparedPrompts:
-    def __init__(self, made: Sequence[Made]) -> None:
-        self._made = made
-
-    def prompt(self, row: int) -> Prompt:
-        return self._made[row][0]
-
-    def prompts(self, rows: Sequence[int]) -> list[Made]:
-        return [self._made[row] for row in rows]
-
-
-WARMUP: Final = "warm-up"
 CONCURRENCY_MAX: Final = 1_000
 """Number of connections that a replay opens before its start."""
 TOKENS_MAX: Final = 10_000_000
 """Maximum length of a prompt or a response, to catch typing errors."""
+_IN_A_ROW: Final = 8
 _OURS: Final = "llmtap"
 
 
@@ -155,12 +101,62 @@ class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
     ca: str | None = None
     """CA certificate (PEM) to trust instead of the system's."""
     timeout: Duration = Duration(600 * NS_PER_S)
-    metrics: str | None = None
-    """URL of the server's metrics, or `none`; None: /metrics of the server, if available."""
     placement: PlacementWish | None = None
     """exo only: how to place the model again; None: measure the present instance."""
     seed: int | None = None
     """Random seed of the first words of prompts; None: a new seed, so that no cache has the prompts."""
+
+
+class Prompts:
+    """Generator of prompts of exact length: new for each batch or request, or one per length."""
+
+    def __init__(self, counter: TokenCounter, *, alike: bool, seed: int, distinct: bool = False) -> None:
+        """`alike`: one prompt per length in all batches. `distinct`: one prompt per request of a batch."""
+        self.alike = alike
+        self.distinct = distinct
+        self._counter = counter
+        self._numbers = Numbers(seed)
+        self._given = 0
+        self._overhead = sum(counter.overhead(Prompt()))
+        atom_is_a_token = counter.tokenizer.counts([ATOM.lstrip() + ATOM * (_IN_A_ROW - 1)]) == [_IN_A_ROW]
+        self._atom = ATOM if atom_is_a_token else counter.words.separator + counter.words.table[0]
+        self._known: dict[int, Made] = {}
+
+    def smallest(self) -> int:
+        """Return the tokens of a prompt of one word."""
+        return fit([self._draft(1)], self._counter)[0][1].tokens
+
+    def make(self, pp: int, n: int) -> list[Made]:
+        """Return the prompts of a batch of `n` requests."""
+        if self.alike:
+            if pp not in self._known:
+                self._known[pp] = fit([self._draft(pp)], self._counter)[0]
+            return [self._known[pp]] * n
+        made = n if self.distinct else 1
+        first, self._given = self._given, self._given + made
+        drafts = [self._draft(pp, number) for number in range(first, first + made)]
+        return fit(drafts, self._counter) * (n // made)
+
+    def _draft(self, pp: int, number: int = 0) -> Draft:
+        def same(words: int) -> Prompt:
+            return Prompt(text=self._atom.lstrip() + self._atom * (words - 1))
+
+        def begun(words: int) -> Prompt:
+            name = self._numbers.row(number, min(words, NAME_BYTES))
+            return Prompt(text=self._counter.words.text(name) + self._atom * (words - len(name)))
+
+        return Draft(pp, same if self.alike else begun, self._overhead)
+
+
+class _PreparedPrompts:
+    def __init__(self, made: Sequence[Made]) -> None:
+        self._made = made
+
+    def prompt(self, row: int) -> Prompt:
+        return self._made[row][0]
+
+    def prompts(self, rows: Sequence[int]) -> list[Made]:
+        return [self._made[row] for row in rows]
 
 
 class ExoBench:
@@ -171,8 +167,7 @@ class ExoBench:
         self._options = options
         self._sending = ReplayOptions(
             target=options.target, headers=options.headers, ca=options.ca, timeout=options.timeout,
-            connect_timeout=Duration(10 * NS_PER_S), scrape=options.metrics,
-            texts=True,
+            connect_timeout=Duration(10 * NS_PER_S), scrape="none", texts=True,
         )  # fmt: skip
         self._tls = self._sending.tls()
         self._grid = grid
@@ -193,36 +188,36 @@ class ExoBench:
             self._replay.stop()
 
     async def run(self) -> ExoResult:
-        options, grid = self._options, self._grid
-        grid.check()
+        options = self._options
+        self._grid.check()
         if protocol_of(options.target) != "http":
             raise ConfigError("--target", "expected an http:// URL", "such as http://127.0.0.1:52415")
         counter = load_counter(options.tokenizer or OWN, chat=True, place="--tokenizer")
-        served = await ask_served(
-            options.target, options.headers, model=options.model, kind=options.server,
-            use_prefix_cache=grid.use_prefix_cache, tls=self._tls,
-        )  # fmt: skip
-        if options.placement is not None:
-            if served.kind != "exo":
-                raise ConfigError("--instance-meta", "only exo places models, and this server is another")
-            async with side_session(options.headers, self._tls) as session:
-                self._watcher.step("placement", f"waiting for an instance of {served.model}")
-                placing = place(session, served.url, served.model, options.placement)
-                self._placing = asyncio.ensure_future(placing)
-                try:
-                    placed = await self._placing
-                except asyncio.CancelledError:
-                    raise LlmtapError("stopped while the model was placed") from None
+        served = await self._ask(options.model)
+        if options.placement is None:
+            return await self._measured(served, counter, None)
+        if served.kind != "exo":
+            raise ConfigError("--instance-meta", "only exo places models, and this server is another")
+        async with side_session(options.headers, self._tls) as session:
+            cluster = ExoCluster(session, served.url)
+            self._watcher.step("placement", f"waiting for an instance of {served.model}")
+            self._placing = asyncio.ensure_future(cluster.place(served.model, options.placement))
             try:
-                served = await ask_served(
-                    options.target, options.headers, model=served.model, kind=options.server,
-                    use_prefix_cache=grid.use_prefix_cache, tls=self._tls, instance=placed.id,
-                )  # fmt: skip
+                placed = await self._placing
+            except asyncio.CancelledError:
+                raise LlmtapError("stopped while the model was placed") from None
+            try:
+                served = await self._ask(served.model, placed.id)
                 return await self._measured(served, counter, placed)
             finally:
-                async with side_session(options.headers, self._tls) as session:
-                    await remove(session, served.url, placed)
-        return await self._measured(served, counter, None)
+                await cluster.remove(placed)
+
+    async def _ask(self, model: str | None, instance: str | None = None) -> ExoServed:
+        options = self._options
+        return await ask_served(
+            options.target, options.headers, model=model, kind=options.server,
+            use_prefix_cache=self._grid.use_prefix_cache, tls=self._tls, instance=instance,
+        )  # fmt: skip
 
     async def _measured(
         self, served: ExoServed, counter: TokenCounter, placed: PlacedInstance | None
@@ -231,18 +226,18 @@ class ExoBench:
         seed = secrets.randbits(32) if options.seed is None else options.seed
         alike = grid.use_prefix_cache or served.switches_cache
         prompts = Prompts(counter, alike=alike, seed=seed, distinct=grid.distinct_prompts)
-        _check_lengths(grid, prompts)
-        watch = Watch(
-            self._clock, served.url, metrics=options.metrics, scrape=options.metrics != "none",
-            headers={"User-Agent": USER_AGENT}, tls=self._tls, nvml=self._nvml,
-        )  # fmt: skip
+        smallest = prompts.smallest()
+        if min(grid.pp) < smallest:
+            problem = (
+                f"{min(grid.pp)} is too small: a prompt of one word has {smallest} tokens with its template"
+            )
+            raise ConfigError("--pp", problem, f"the smallest possible is {smallest}")
+        watch = Watch(self._clock, served.url, scrape=False, nvml=self._nvml)
         nodes = None
-        if served.kind == "exo":
-            nodes = NodeMetrics(self._clock, served.url, options.headers, tls=self._tls)
         start_ns = self._clock.mono_ns()
         watch.start()
-        if nodes is not None:
-            nodes.start()
+        if served.kind == "exo":
+            nodes = NodeMetrics(self._clock, served.url, options.headers, self._tls)
         warm: list[Sent] = []
         sent: list[Sent] = []
         try:
@@ -256,30 +251,37 @@ class ExoBench:
         here = is_loopback(urlsplit(served.url).hostname or "")
         columns = {} if nodes is None else nodes.columns
         power = Power(series.system if here else None, columns)
-        telling = Telling(
-            served, power, start_ns=start_ns, download_s=None if placed is None else placed.download_s
-        )
+        telling = Telling(served, power, start_ns, None if placed is None else placed.download_s)
         for one in warm:
-            list(telling.runs(one))
+            telling.runs(one)
         runs = [run for one in sent for run in telling.runs(one)]
         return ExoResult(
             runs=runs,
-            cluster=self._cluster(
-                served, prompts, counter, seed, [*self._notes(served, here, placed), *_seen(runs)]
-            ),
+            cluster={
+                "target": shown_url(served.url), "server": served.kind, "owned_by": served.owner,
+                "model": served.listed, "state": served.state,
+                "bench": {
+                    "llmtap": __version__, **msgspec.structs.asdict(grid), "stopped": self.stopped,
+                    "endpoint": served.endpoint, "stream": served.stream, "eos_banned_by": served.bans_eos,
+                    "cache_switched_by_request": served.switches_cache, "prompts_alike": alike,
+                    "seed": seed, "counted_by": counter.way,
+                    "tokenizer": counter.tokenizer.name.rpartition("/")[2],
+                    "notes": [*self._notes(served, here, placed), *dict.fromkeys(_seen(runs))],
+                },
+            },
             system_metrics={
                 "local": {"server_is_here": here, **series.to_dict()},
                 "nodes": {node: one.to_dict(start_ns) for node, one in columns.items()},
                 "nodes_failed": None if nodes is None else nodes.failed,
                 "energy": total_of(power.energy(*one.window_ns) for one in sent),
             },
-        )
+        )  # fmt: skip
 
     async def _measure(self, served: ExoServed, prompts: Prompts, warm: list[Sent], sent: list[Sent]) -> None:
         cells, grid = self._grid.cells(), self._grid
         first = ExoCell(cells[0].pp, cells[0].tg, 1)
         for i in range(grid.warmup):
-            self._watcher.step(WARMUP, f"{first}, {i + 1:,} of {grid.warmup:,}")
+            self._watcher.step("warm-up", f"{first}, {i + 1:,} of {grid.warmup:,}")
             warm.append(await self._send(served, prompts, first, i))
         batches = len(cells) * grid.repeat
         for done, (cell, i) in enumerate(product(cells, range(grid.repeat))):
@@ -297,16 +299,15 @@ class ExoBench:
         self._sent_pp.add(cell.pp)
         # All of one arrival: they leave together, one after another as quickly as one process can.
         requests = Requests(array("q", bytes(8 * n)), array("q", [cell.pp] * n), array("q", [cell.tg] * n))
-        options = self._options
         self._replay = Replay(
-            ReplayPlan(requests, PreparedPrompts(made), {"bench": "exo", "requests": n}),
+            ReplayPlan(requests, _PreparedPrompts(made), {"bench": "exo", "requests": n}),
             msgspec.structs.replace(
-                self._sending, target=served.url, endpoint=served.endpoint, model=served.model, scrape="none"
+                self._sending, target=served.url, endpoint=served.endpoint, model=served.model
             ),
             BodyOptions(
-                server=served.kind if served.kind in ("openai", "vllm", "sglang") else "auto",
-                model=served.model, stream=served.stream, min_tokens=True, temperature=0.0,
-                fields={**served.fields, **options.fields},
+                server="auto" if served.kind == "exo" else served.kind, model=served.model,
+                stream=served.stream, min_tokens=True, temperature=0.0,
+                fields={**served.fields, **self._options.fields},
             ),
             self._watcher,
             keeping=sent.keep,
@@ -320,22 +321,7 @@ class ExoBench:
         sent.findings += result["verdict"]["findings"]
         return sent
 
-    def _cluster(
-        self, served: ExoServed, prompts: Prompts, counter: TokenCounter, seed: int, notes: list[str]
-    ) -> dict[str, Any]:
-        return {
-            "target": shown_url(served.url), "server": served.kind,
-            "owned_by": served.owner, "model": served.listed, "state": served.state,
-            "bench": {
-                "llmtap": __version__, **msgspec.structs.asdict(self._grid), "stopped": self.stopped,
-                "endpoint": served.endpoint, "stream": served.stream, "eos_banned_by": served.bans_eos,
-                "cache_switched_by_request": served.switches_cache, "prompts_alike": prompts.alike,
-                "seed": seed, "counted_by": counter.way,
-                "tokenizer": counter.tokenizer.name.rpartition("/")[2], "notes": notes,
-            },
-        }  # fmt: skip
-
-    def _notes(self, served: ExoServed, here: bool, placed: PlacedInstance | None) -> Iterable[str]:
+    def _notes(self, served: ExoServed, here: bool, placed: PlacedInstance | None) -> Iterator[str]:
         if placed is not None and placed.others:
             yield f"{placed.others:,} other placements of the model fit the options and were not measured"
         if self.stopped:
@@ -346,30 +332,17 @@ class ExoBench:
             yield "the prefix cache is not switched off: each prompt begins with words of its own instead"
         if self._options.tokenizer is None and served.owner != _OURS:
             yield "prompts were counted by llmtap's own tokenizer: --tokenizer makes them exact"
-        if served.owner == _OURS:
-            yield f"the server is llmtap's simulated engine, which knows the fields of {served.kind}"
         if served.kind != "exo" and not here:
             yield "the server is not on this host: its power and memory are not known"
 
 
-def _check_lengths(grid: ExoGrid, prompts: Prompts) -> None:
-    smallest = prompts.smallest()
-    for pp in grid.pp:
-        if pp < smallest:
-            raise ConfigError(
-                "--pp", f"{pp} is too small: a prompt of one word has {smallest} tokens with its template",
-                f"the smallest possible is {smallest}",
-            )  # fmt: skip
-
-
-def _seen(runs: Iterable[ExoRun]) -> Iterable[str]:
-    notes: dict[str, None] = {}
+def _seen(runs: Iterable[ExoRun]) -> Iterator[str]:
+    """Yield notes on lengths that differ from the requested ones."""
     for run in runs:
         told, made = run.stats.prompt_tokens, run.stats.generation_tokens
         if run.pp_tokens != run.pp:
-            notes[f"pp {run.pp:,} could not be met: its prompts have {run.pp_tokens:,} tokens"] = None
+            yield f"pp {run.pp:,} could not be met: its prompts have {run.pp_tokens:,} tokens"
         if told is not None and told != run.pp_tokens:
-            notes[f"the server counts {told:,} tokens in prompts of {run.pp_tokens:,}"] = None
+            yield f"the server counts {told:,} tokens in prompts of {run.pp_tokens:,}"
         if run.outcome == "complete" and made != run.tg:
-            notes[f"not all answers of tg {run.tg:,} have as many tokens: see generation_tokens"] = None
-    return notes
+            yield f"not all answers of tg {run.tg:,} have as many tokens: see generation_tokens"

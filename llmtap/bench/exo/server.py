@@ -1,41 +1,49 @@
-"""Detect the type of a server, and the fields and endpoints that an exo benchmark can use with it.
+"""Detect the type of a server for an exo benchmark; place models on an exo cluster; sample power and memory.
 
 `mode.py` calls `ask_served` before it sends anything, and gets an `ExoServed`. The benchmark needs responses
-that ignore EOS and prompts that no cache has. exo has an endpoint for both, llama.cpp has a field for each;
-vLLM, SGLang and the simulated engine have fields for the first. An exo cluster is also asked for its nodes
-and, once a second, their power and load (`NodeMetrics`).
+that ignore EOS and prompts that no cache has. exo has an endpoint for both; vLLM, SGLang and the simulated
+engine have fields for the first. An exo cluster is also asked for its nodes and, once a second, their power
+and load (`NodeMetrics`). `Power` computes energy and peak memory of these samples, or of those of this host.
 
-Source: exo-bench's methodology, "Bench Endpoint", "System Metrics"; exo's src/exo/api/types and
-src/exo/shared/types; llama.cpp tools/server/README.md (`ignore_eos`, `cache_prompt`).
+`place` makes a new instance in the order of exo-bench: previews, download on each node, instance, runners
+ready. Of the previews that fit the options (`PlacementWish`), it uses the one whose instance type, sharding
+(by name) and number of nodes sort last. Other instances remain.
+
+Source: exo-bench's methodology, "Bench Endpoint", "System Metrics", "Reproducing Results"; exo's
+src/exo/api/types, src/exo/shared/types and bench/harness.py.
 """
 
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import aiohttp
 import msgspec
 
-from llmtap.clock import Clock
-from llmtap.errors import ConfigError
+from llmtap.clock import Clock, SystemClock
+from llmtap.errors import ConfigError, LlmtapError
 from llmtap.load.bodies import server_of
-from llmtap.load.monitor.timeseries import Columns
+from llmtap.load.monitor.timeseries import Columns, Ticks
 from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.sending import shown_url
+from llmtap.metrics.cost import Energy, average_power_w, energy_of
 from llmtap.net.failures import failure_said
 from llmtap.net.server_metrics import MonitorSeries
-from llmtap.units import NS_PER_S
+from llmtap.units import NS_PER_S, to_seconds
 
-Kind = Literal["auto", "openai", "vllm", "sglang", "llamacpp", "exo"]
-KINDS: Final = ("auto", "openai", "vllm", "sglang", "llamacpp", "exo")
+Kind = Literal["auto", "openai", "vllm", "sglang", "exo"]
+KINDS: Final = ("auto", "openai", "vllm", "sglang", "exo")
 BENCH_PATH: Final = "/bench/chat/completions"
-_OWNERS: Final[Mapping[str, Kind]] = {"exo": "exo", "llamacpp": "llamacpp"}
+NODES_MAX: Final = 4
+LOOK_S: Final = 0.1
+DOWNLOAD_LOOK_S: Final = 1.0
 _SNAPSHOT: Final = ("nodeIdentities", "topology", "nodeMemory", "nodeSystem", "instances")
 """Members of exo's `/state` to keep; the others are tasks and events."""
 _ASK_S: Final = 10.0
-_NODES_MAX: Final = 64
+_NODES_SAMPLED_MAX: Final = 64
 _NODE_SERIES: Final[Mapping[str, tuple[str, MonitorSeries]]] = {
     "gpuUsage": ("gpu_usage", MonitorSeries("as told")),
     "temp": ("temperature", MonitorSeries("celsius")),
@@ -98,145 +106,38 @@ async def ask_served(
     try:
         async with side_session(headers, tls) as session:
             raw = await _get(session, f"{root}/v1/models")
-            models = _models(raw)
-            owner = _owner(models)
+            models = _decoded(raw, _Listed, _Listed()).data
+            owners = {str(entry.get("owned_by") or "") for entry in models}
+            owner = owners.pop() or None if len(owners) == 1 else None
             if kind == "auto":
-                kind = _OWNERS.get((owner or "").lower()) or server_of(raw)
-            named = _named(model, models)
-            state = await _state(session, root) if kind == "exo" else None
+                kind = "exo" if (owner or "").lower() == "exo" else server_of(raw)
+            named = model or _only_model(models)
+            told = _decoded(await _get(session, f"{root}/state"), dict, {}) if kind == "exo" else {}
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
         raise ConfigError("--target", f"{shown_url(root)} cannot be reached: {failure_said(exc)}") from None
     served = ExoServed(
-        kind=kind, url=url, model=named, owner=owner, state=state,
+        kind=kind, url=url, model=named, owner=owner,
         listed=next((entry for entry in models if entry.get("id") == named), None),
+        bans_eos="ignore_eos, min_tokens" if kind in ("vllm", "sglang") else None,
     )  # fmt: skip
-    match kind:
-        case "exo":
-            return msgspec.structs.replace(
-                served, url=root, endpoint=BENCH_PATH, stream=False, bans_eos="its benchmark endpoint",
-                fields={"use_prefix_cache": _raw(use_prefix_cache)}, switches_cache=True,
-                placement=placement_of((state or {}).get("instances"), named, instance),
-            )  # fmt: skip
-        case "llamacpp":
-            return msgspec.structs.replace(
-                served, bans_eos="ignore_eos", switches_cache=True,
-                fields={"ignore_eos": _raw(True), "cache_prompt": _raw(use_prefix_cache)},
-            )  # fmt: skip
-        case "vllm" | "sglang":
-            return msgspec.structs.replace(served, bans_eos="ignore_eos, min_tokens")
-    return served
+    if kind != "exo":
+        return served
+    return msgspec.structs.replace(
+        served, url=root, endpoint=BENCH_PATH, stream=False, bans_eos="its benchmark endpoint",
+        fields={"use_prefix_cache": msgspec.Raw(msgspec.json.encode(use_prefix_cache))}, switches_cache=True,
+        state={key: told[key] for key in _SNAPSHOT if key in told},
+        placement=placement_of(told.get("instances"), named, instance),
+    )  # fmt: skip
 
 
-def placement_of(instances: Any, model: str, instance: str | None = None) -> Placement:
-    """Return the placement of the instance, or of the first one of the model in exo's state."""
-    for tagged in instances.values() if isinstance(instances, dict) else ():
-        meta, inner = _untag(tagged)
-        shards = inner.get("shardAssignments")
-        if not isinstance(shards, dict) or shards.get("modelId") != model:
-            continue
-        if instance not in (None, inner.get("instanceId")):
-            continue
-        first = next(iter((shards.get("runnerToShard") or {}).values()), None)
-        sharding, _ = _untag(first)
-        nodes = shards.get("nodeToRunner")
-        return Placement(
-            sharding.removesuffix("ShardMetadata") or None, meta.removesuffix("Instance") or None,
-            len(nodes) if isinstance(nodes, dict) else None,
-        )  # fmt: skip
-    return Placement()
-
-
-class NodeMetrics:
-    """Samples of power, temperature and load of the nodes of an exo cluster; failures do not end the run."""
-
-    def __init__(
-        self,
-        clock: Clock,
-        url: str,
-        headers: Sequence[tuple[str, str]],
-        *,
-        tls: ssl.SSLContext | None = None,
-        period_ns: int = NS_PER_S,
-    ) -> None:
-        self.columns: dict[str, Columns] = {}
-        self.failed = 0
-        self._clock = clock
-        self._url = f"{url}/state/nodeSystem"
-        self._headers = headers
-        self._tls = tls
-        self._period_ns = period_ns
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._task = asyncio.ensure_future(self._run())
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        for columns in self.columns.values():
-            columns.close()
-
-    async def _run(self) -> None:
-        async with side_session(self._headers, self._tls) as session:
-            start_ns = self._clock.mono_ns()
-            number = 0
-            while True:
-                began_ns = self._clock.mono_ns()
-                try:
-                    told = msgspec.json.decode(await _get(session, self._url))
-                    ended_ns = self._clock.mono_ns()
-                    self._add(told, (began_ns + ended_ns) // 2, ended_ns - began_ns)
-                except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-                    self.failed += 1
-                now_ns = self._clock.mono_ns()
-                # Samples whose time is over are skipped.
-                number = max(number + 1, -(-(now_ns - start_ns) // self._period_ns))
-                await asyncio.sleep((start_ns + number * self._period_ns - now_ns) / NS_PER_S)
-
-    def _add(self, told: Any, t_ns: int, took_ns: int) -> None:
-        for node, said in told.items() if isinstance(told, dict) else ():
-            if node not in self.columns:
-                if len(self.columns) >= _NODES_MAX:
-                    continue
-                self.columns[node] = Columns(dict(_NODE_SERIES.values()))
-            values = {
-                name: float(said[key])
-                for key, (name, _) in _NODE_SERIES.items()
-                if isinstance(said, dict) and isinstance(said.get(key), int | float)
-            }
-            self.columns[node].add(t_ns, took_ns, values)
-
-
-async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
-    async with session.get(url) as response:
-        return await response.read() if response.status == 200 else b""
-
-
-async def _state(session: aiohttp.ClientSession, root: str) -> dict[str, Any] | None:
+def _decoded(raw: bytes, kind: Any, default: Any) -> Any:
     try:
-        told = msgspec.json.decode(await _get(session, f"{root}/state"))
-    except ValueError:
-        return None
-    return {key: told[key] for key in _SNAPSHOT if key in told} if isinstance(told, dict) else None
-
-
-def _models(raw: bytes) -> list[dict[str, Any]]:
-    try:
-        return msgspec.json.decode(raw, type=_Listed).data
+        return msgspec.json.decode(raw, type=kind)
     except (ValueError, RecursionError):
-        return []
+        return default
 
 
-def _owner(models: Sequence[Mapping[str, Any]]) -> str | None:
-    owners = {str(entry.get("owned_by") or "") for entry in models}
-    return owners.pop() or None if len(owners) == 1 else None
-
-
-def _named(model: str | None, models: Sequence[Mapping[str, Any]]) -> str:
-    if model is not None:
-        return model
+def _only_model(models: Sequence[Mapping[str, Any]]) -> str:
     ids = [str(entry["id"]) for entry in models if entry.get("id")]
     if len(ids) == 1:
         return ids[0]
@@ -244,16 +145,31 @@ def _named(model: str | None, models: Sequence[Mapping[str, Any]]) -> str:
     raise ConfigError("--model", f"is needed: {offered}")
 
 
-def _untag(tagged: Any) -> tuple[str, dict[str, Any]]:
-    """Return the only key of an object and its value."""
+def placement_of(instances: Any, model: str, instance: str | None = None) -> Placement:
+    """Return the placement of the instance, or of the first one of the model in exo's state."""
+    for tagged in instances.values() if isinstance(instances, dict) else ():
+        meta, inner = _untag(tagged)
+        shards = _shards(tagged)
+        if shards.get("modelId") == model and instance in (None, inner.get("instanceId")):
+            sharding, _ = _untag(next(iter((shards.get("runnerToShard") or {}).values()), None))
+            return Placement(
+                sharding.removesuffix("ShardMetadata") or None, meta.removesuffix("Instance") or None,
+                len(shards.get("nodeToRunner") or ()) or None,
+            )  # fmt: skip
+    return Placement()
+
+
+def _untag(tagged: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the only key of an object and its value: exo encodes variants like that."""
     if not isinstance(tagged, dict) or len(tagged) != 1:
         return "", {}
     ((tag, inner),) = tagged.items()
     return str(tag), inner if isinstance(inner, dict) else {}
 
 
-def _raw(value: bool) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
+def _shards(instance: Any) -> Mapping[str, Any]:
+    shards = _untag(instance)[1].get("shardAssignments")
+    return shards if isinstance(shards, dict) else {}
 
 
 def side_session(headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
@@ -262,3 +178,233 @@ def side_session(headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None)
         timeout=aiohttp.ClientTimeout(total=_ASK_S), headers={**dict(headers), "User-Agent": USER_AGENT},
         connector=aiohttp.TCPConnector(ssl=tls or True),
     )  # fmt: skip
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
+    async with session.get(url) as response:
+        return await response.read() if response.status == 200 else b""
+
+
+# ---------------------------------------------------------------- nodes of an exo cluster
+
+
+class NodeMetrics:
+    """Samples of power, temperature and load of the nodes of an exo cluster; failures do not end the run."""
+
+    def __init__(
+        self, clock: Clock, url: str, headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None
+    ) -> None:
+        self.columns: dict[str, Columns] = {}
+        self.failed = 0
+        self._clock = clock
+        self._url = f"{url}/state/nodeSystem"
+        self._session = side_session(headers, tls)
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._session.close()
+
+    async def _run(self) -> None:
+        ticks = Ticks(self._clock.mono_ns(), NS_PER_S)
+        while True:
+            began_ns = self._clock.mono_ns()
+            try:
+                told = msgspec.json.decode(await _get(self._session, self._url), type=dict[str, Any])
+                ended_ns = self._clock.mono_ns()
+                self._add(told, (began_ns + ended_ns) // 2, ended_ns - began_ns)
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+                self.failed += 1
+            await asyncio.sleep(ticks.next(self._clock.mono_ns())[0])
+
+    def _add(self, told: Mapping[str, Any], t_ns: int, took_ns: int) -> None:
+        for node, said in told.items():
+            if node not in self.columns and len(self.columns) >= _NODES_SAMPLED_MAX:
+                continue
+            values = {
+                name: float(said[key])
+                for key, (name, _) in _NODE_SERIES.items()
+                if isinstance(said, dict) and isinstance(said.get(key), int | float)
+            }
+            columns = self.columns.setdefault(node, Columns(dict(_NODE_SERIES.values())))
+            columns.add(t_ns, took_ns, values)
+
+
+# ---------------------------------------------------------------- power and memory
+
+
+class Power:
+    """Power and memory samples of this host, if the server is on it, and of exo's nodes by id."""
+
+    def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
+        self._local = local
+        self._known = [] if local is None else local.known()
+        # The power of a machine includes its GPUs.
+        self._sources = [(one, "power") for one in nodes.values() if "power" in one.known()] or [
+            (local, name) for name in self._known if local is not None and name.endswith("_power")
+        ]
+
+    def energy(self, from_ns: int, to_ns: int) -> Energy | None:
+        found: list[Energy] = []
+        for columns, name in self._sources:
+            one = energy_of(columns.times_ns(), columns.column(name), from_ns=from_ns, to_ns=to_ns)
+            if one is None:
+                return None
+            found.append(one)
+        if not found:
+            return None
+        return Energy(
+            sum(one.joules for one in found), min(one.known_ns for one in found),
+            max(one.missing_ns for one in found),
+        )  # fmt: skip
+
+    def peak_memory(self, from_ns: int, to_ns: int) -> int | None:
+        """Return the most bytes in use by GPUs, or by the server's processes on a host without GPUs.
+
+        Includes the samples beside the window.
+        """
+        if self._local is None:
+            return None
+        gpus = [name for name in self._known if name.startswith("gpu") and name.endswith("_memory")]
+        times_ns = self._local.times_ns()
+        within = slice(max(0, bisect_right(times_ns, from_ns) - 1), bisect_left(times_ns, to_ns) + 1)
+        columns = [self._local.column(name)[within] for name in gpus or ["server_memory"]]
+        sums = [sum(row) for row in zip(*columns, strict=True) if None not in row]
+        return int(max(sums)) if sums else None
+
+
+def total_of(windows: Iterable[Energy | None]) -> dict[str, Any] | None:
+    """Return the energy of all windows and their average power, or None without samples."""
+    known = [window for window in windows if window is not None]
+    if not known:
+        return None
+    return {
+        "joules": sum(window.joules for window in known),
+        "inference_seconds": to_seconds(sum(window.known_ns for window in known)),
+        "seconds_missing": to_seconds(sum(window.missing_ns for window in known)),
+        "average_power_w": average_power_w(known),
+    }
+
+
+# ---------------------------------------------------------------- placement
+
+
+class PlacementWish(msgspec.Struct, frozen=True, kw_only=True):
+    instance_meta: Literal["ring", "jaccl", "both"] = "both"
+    sharding: Literal["pipeline", "tensor", "both"] = "both"
+    nodes_min: int = 1
+    nodes_max: int = NODES_MAX
+
+    def fits(self, preview: Mapping[str, Any]) -> bool:
+        """Return whether a preview has no error and matches the wish."""
+        meta, sharding, nodes = _rank(preview)
+        meta, sharding = meta.lower(), sharding.lower()
+        if preview.get("error") is not None or not self.nodes_min <= nodes <= self.nodes_max:
+            return False
+        # On one node, tensor and jaccl are the same as pipeline and ring.
+        if self.instance_meta == "both":
+            meta_fits = nodes > 1 or "jaccl" not in meta
+        else:
+            meta_fits = self.instance_meta in meta
+        if self.sharding == "both":
+            return meta_fits and (nodes > 1 or "tensor" not in sharding)
+        return meta_fits and self.sharding in sharding
+
+
+class PlacedInstance(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    others: int
+    """Number of other placements that match."""
+    download_s: float | None
+    """None if every node had the model."""
+
+
+class ExoCluster:
+    """The API of an exo cluster at `root`. Its methods raise LlmtapError if exo fails."""
+
+    def __init__(self, session: aiohttp.ClientSession, root: str) -> None:
+        self._session = session
+        self._root = root
+
+    async def place(self, model: str, wish: PlacementWish) -> PlacedInstance:
+        """Create an instance and wait until it is ready. Raises ConfigError if no placement fits."""
+        told = await self._ask("GET", "/instance/previews", params={"model_id": model})
+        previews = [preview for preview in (told or {}).get("previews") or () if wish.fits(preview)]
+        if not previews:
+            hint = "see --sharding, --min-nodes and --max-nodes"
+            raise ConfigError("--instance-meta", f"no placement of {model} fits", hint)
+        instance = max(previews, key=_rank)["instance"]
+        shards = _shards(instance)
+        download_s = await self._download(model, shards)
+        await self._ask("POST", "/instance", body={"instance": instance})
+        placed = PlacedInstance(
+            id=str(_untag(instance)[1].get("instanceId")), others=len(previews) - 1, download_s=download_s
+        )
+        try:
+            await self._ready(placed.id, list(shards.get("runnerToShard") or {}))
+        except BaseException:  # a cancellation, too
+            await self.remove(placed)
+            raise
+        return placed
+
+    async def remove(self, instance: PlacedInstance) -> None:
+        await self._ask("DELETE", f"/instance/{instance.id}")
+
+    async def _download(self, model: str, shards: Mapping[str, Any]) -> float | None:
+        nodes: Mapping[str, str] = shards.get("nodeToRunner") or {}
+        missing = [node for node in nodes if not await self._has(node, model)]
+        began_ns = SystemClock.mono_ns()
+        for node in missing:
+            body = {"targetNodeId": node, "shardMetadata": shards["runnerToShard"][nodes[node]]}
+            await self._ask("POST", "/download/start", body=body)
+        for node in missing:
+            while not await self._has(node, model):
+                await asyncio.sleep(DOWNLOAD_LOOK_S)
+        return (SystemClock.mono_ns() - began_ns) / NS_PER_S if missing else None
+
+    async def _has(self, node: str, model: str) -> bool:
+        for tagged in await self._ask("GET", f"/state/downloads/{node}") or ():
+            state, told = _untag(tagged)
+            if _untag(told.get("shardMetadata"))[1].get("modelCard", {}).get("modelId") != model:
+                continue
+            if state == "DownloadCompleted":
+                return True
+            if state == "DownloadFailed":
+                raise LlmtapError(f"exo: the download on {node} failed: {told.get('errorMessage')}")
+        return False
+
+    async def _ready(self, instance_id: str, runners: Sequence[str]) -> None:
+        existed = False
+        while True:
+            instance = await self._ask("GET", f"/state/instances/{instance_id}")
+            if instance is None and existed:
+                raise LlmtapError(f"exo: the instance {instance_id} was deleted while it was loaded")
+            existed = instance is not None
+            states = [await self._ask("GET", f"/state/runners/{runner}") or {} for runner in runners]
+            for state in states:
+                if "RunnerFailed" in state:
+                    raise LlmtapError(f"exo: a runner failed: {state['RunnerFailed'].get('errorMessage')}")
+            if existed and all("RunnerReady" in state for state in states):
+                return
+            await asyncio.sleep(LOOK_S)
+
+    async def _ask(self, method: str, path: str, *, params: Any = None, body: Any = None) -> Any:
+        """Return the JSON of a response, or None for status 404."""
+        url = f"{self._root}{path}"
+        try:
+            async with self._session.request(method, url, params=params, json=body) as response:
+                raw = await response.read()
+                if response.status == 404:
+                    return None
+                if response.status >= 400:
+                    raise LlmtapError(f"exo: {method} {path} was answered with {response.status}")
+                return msgspec.json.decode(raw) if raw else None
+        except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
+            raise LlmtapError(f"exo: {method} {url} failed: {exc}") from None
+
+
+def _rank(preview: Mapping[str, Any]) -> tuple[str, str, int]:
+    nodes = len(_shards(preview.get("instance")).get("nodeToRunner") or ())
+    return str(preview.get("instance_meta")), str(preview.get("sharding")), nodes

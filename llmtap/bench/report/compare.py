@@ -22,8 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.bench.compliance.comparison import RUNS_MIN, sequence
-from llmtap.bench.compliance.judge import judge_comparison
+from llmtap.bench.compliance.judge import RUNS_MIN, judge_comparison, sequence
 from llmtap.bench.report.compare_tables import charts_of, tables_of
 from llmtap.bench.report.report import is_results
 from llmtap.bench.run.folder import RESULT, Folder

@@ -24,8 +24,8 @@ from llmtap.report.document import (
     Section,
     Table,
     TermTable,
+    chart_table,
 )
-from llmtap.report.plots import chart_table
 from llmtap.report.render import markdown
 from llmtap.report.values import FEW, figure_text, is_marked, milliseconds, number, plain_text
 

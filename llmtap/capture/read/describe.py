@@ -7,7 +7,6 @@ arrivals, lengths, turns and shared blocks. `cli/report.py` calls it, also for t
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -203,39 +202,20 @@ BY: Final = tuple(_LABELS)
 """What a capture's summary can be split by."""
 
 
-@dataclass(frozen=True, slots=True)
-class TenantClass:
-    """Objectives and reader of a class of tenants; `name`: "" without classes, "none" of tenants without."""
-
-    name: str = ""
-    objectives: Objectives | None = None
-    reader: Benefit = DEFAULT_BENEFIT
-
-
 class _Groups:
-    """Summaries by value of a label, each split by the class that judges its exchanges."""
+    """Summaries by value of a label."""
 
-    def __init__(self, of: Callable[[Exchange], str | None], class_of: Callable[[str], TenantClass]) -> None:
-        self._of, self._class_of = of, class_of
-        self._parts: dict[str, dict[str, Summary]] = {}
+    def __init__(self, of: Callable[[Exchange], str | None], new: Callable[[], Summary]) -> None:
+        self._of, self._new = of, new
+        self.summaries: dict[str, Summary] = {}
 
     def add(self, x: Exchange) -> None:
         name = self._of(x) or "none"
-        if name not in self._parts and len(self._parts) >= GROUPS_MAX:
+        if name not in self.summaries and len(self.summaries) >= GROUPS_MAX:
             name = "other"
-        judged = self._class_of(x.tenant)
-        parts = self._parts.setdefault(name, {})
-        if judged.name not in parts:
-            parts[judged.name] = Summary(judged.objectives, judged.reader)
-        parts[judged.name].add(x)
-
-    def summaries(self) -> dict[str, Summary]:
-        found = {}
-        for name, (first, *others) in ((name, parts.values()) for name, parts in self._parts.items()):
-            for other in others:
-                first.merge(other)
-            found[name] = first
-        return found
+        if name not in self.summaries:
+            self.summaries[name] = self._new()
+        self.summaries[name].add(x)
 
 
 def describe(
@@ -244,7 +224,6 @@ def describe(
     *,
     by: Collection[str] = (),
     objectives: Objectives | None = None,
-    class_of: Callable[[str], TenantClass] | None = None,
     percentiles: Mapping[str, float] | None = None,
     reader: Benefit = DEFAULT_BENEFIT,
     progress: Callable[[int], None] | None = None,
@@ -255,30 +234,22 @@ def describe(
         infos: metadata of the files.
         batches: all rows, in the whole schema.
         by: some of BY, to have the same for each tenant, model, ...
-        objectives: what the exchanges are judged by, without `class_of`.
-        class_of: class of a tenant; `by` then has `class`, too.
+        objectives: what the exchanges are judged by.
         percentiles: further ones of each metric, by name.
-        reader: whose user idle latency and smooth goodput are computed, without `class_of`.
+        reader: whose user idle latency and smooth goodput are computed.
         progress: called with the number of rows done.
     """
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
-    labels = {label: _LABELS[label] for label in by}
-    if class_of is None:
-        everyone = TenantClass("", objectives, reader)
-        find = lambda tenant: everyone  # noqa: E731
-    else:
-        find = class_of
-        labels["class"] = lambda x: find(x.tenant).name
-    whole = _Groups(lambda x: "all", find)
-    groups = {label: _Groups(of, find) for label, of in labels.items()}
+    total = Summary(objectives, reader)
+    groups = {label: _Groups(_LABELS[label], lambda: Summary(objectives, reader)) for label in by}
     unknown = uncertainties = 0
     for batch in batches:
         workload.add(batch)
         unknown += batch.column("outcome").null_count
         uncertainties += batch.num_rows - batch.column("uncertainty_us").null_count
         for x in exchanges_of(batch):
-            whole.add(x)
+            total.add(x)
             for group in groups.values():
                 group.add(x)
         if progress is not None:
@@ -287,11 +258,10 @@ def describe(
     parts = {
         label: {
             name: summary.to_dict(window, seconds, mode, percentiles=percentiles)
-            for name, summary in sorted(group.summaries().items(), key=lambda part: -part[1].n)
+            for name, summary in sorted(group.summaries.items(), key=lambda part: -part[1].n)
         }
         for label, group in groups.items()
     }
-    total = whole.summaries().get("all") or Summary(objectives, reader)
     out = total.to_dict(window, seconds, mode, parts, percentiles=percentiles)
     if unknown:
         # A trace without outcomes does not show how its exchanges ended.

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from llmtap import __version__, native
 from llmtap.channel.frames import LAG_EDGES_NS
+from llmtap.clock import resident_bytes
 from llmtap.export.prometheus.catalogue import Value
 from llmtap.export.prometheus.exposition import Cell, Frozen
 from llmtap.export.sinks import CaptureState, ExporterState
-from llmtap.memory import resident_bytes
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY_DEFAULT, names_of
 from llmtap.meter.relays import RelayState

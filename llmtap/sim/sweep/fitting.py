@@ -1,7 +1,7 @@
 """Fit a `LatencyModel` to a grid of batches, and an `IterationModel` to a capture or trace with token times.
 
 A grid is a CSV file of batch size, length and time (`load_grid`), as `llmtap bench grid` measures it.
-`llmtap sim run --latency` does the one or the other, by the file, and `bench/exo/grid.py` fits its grid; the
+`llmtap sim run --latency` does the one or the other, by the file; `bench/exo/result.py` fits its grid. The
 results are the constants of `sim/model_options.py`, with the R^2 of each part.
 
 For a capture, all traffic of the engine must be in it: the number of running requests follows from the rows.

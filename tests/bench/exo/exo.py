@@ -13,7 +13,7 @@ LIMIT_S = 280.0
 
 async def bench(url: str, grid: ExoGrid, *, nvml: Any = None, **more: Any) -> ExoResult:
     """The result; `more` are options."""
-    options = ExoOptions(target=url, seed=SEED, metrics="none", **more)
+    options = ExoOptions(target=url, seed=SEED, **more)
     return await ExoBench(options, grid, Silent(), nvml=nvml).run()
 
 
@@ -29,8 +29,7 @@ def exo_run(
         "elapsed_s": 1.0, "output_text_preview": None, "model_id": "m", "placement_sharding": None,
         "placement_instance_meta": None, "placement_nodes": None, "pp_tokens": 64, "pp": 64,
         "prefix_cache_hit": "none", "cached_tokens": 0, "prompt_tps_stored": False, "timing": "client",
-        "timing_source": "", "ttft_s": None, "dispatch_late_s": 0.0, "uncertainty_s": 0.0,
-        "eos_banned": True, "peak_memory_source": None, "outcome": "complete", "finish_reason": "length",
-        "error": None,
+        "ttft_s": None, "dispatch_late_s": 0.0, "uncertainty_s": 0.0, "outcome": "complete",
+        "finish_reason": "length", "error": None,
     }  # fmt: skip
     return ExoRun(**{**usual, "tg": generated, "stats": stats, "batch": batch, **fields})

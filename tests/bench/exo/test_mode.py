@@ -71,12 +71,11 @@ def test_rates_are_those_of_the_server_s_truth() -> None:
     for one in runs:
         assert one.outcome == "complete" and one.error is None
         assert (one.pp_tokens, one.stats.prompt_tokens, one.stats.generation_tokens) == (40, 40, one.tg)
-        assert one.eos_banned and one.finish_reason == "length"
-        assert one.timing == "client" and one.timing_source == "stamps by kernel"
+        assert one.finish_reason == "length" and one.timing == "client"
         assert one.prefix_cache_hit is None, "a server without a cache"
         assert one.output_text_preview
         assert one.stats.peak_memory_usage == {"inBytes": 3 << 30}
-        assert one.batch.energy is not None and one.batch.energy.average_power_w == pytest.approx(300.0)
+        assert one.batch.joules is not None
         # By the formulas, from what stands beside.
         assert one.ttft_s is not None and one.stats.prompt_tps == pytest.approx(40 / one.ttft_s)
         assert one.elapsed_s is not None and one.batch.wall_s is not None
@@ -90,7 +89,7 @@ def test_rates_are_those_of_the_server_s_truth() -> None:
         assert all(r.batch == told for r in together)
         assert told.per_req_tps == max(rate for rate in rates if rate is not None)
         assert told.agg_gen_tps == pytest.approx(3 * told.per_req_tps)
-        assert told.wall_s is not None and told.wall_gen_tps == pytest.approx(72 / told.wall_s)
+    assert result.system_metrics["energy"]["average_power_w"] == pytest.approx(300.0)
     assert json.loads(result.to_json()).keys() == {"runs", "cluster", "system_metrics"}
 
 
@@ -136,7 +135,7 @@ def test_it_stops_between_batches_and_tells_what_it_has() -> None:
     async def measured() -> ExoResult:
         async with engine() as e:
             watcher = Stopping()
-            options = ExoOptions(target=e.url, metrics="none")
+            options = ExoOptions(target=e.url)
             watcher.bench = one = ExoBench(options, ExoGrid(pp=[16], tg=[4], repeat=9), watcher)
             return await one.run()
 
@@ -183,7 +182,3 @@ def test_without_the_cache_every_prompt_is_computed() -> None:
     assert not any(r.prompt_tps_stored for r in result.runs)
     assert any("words of its own" in note for note in result.cluster["bench"]["notes"])
     assert (result.cluster["server"], result.cluster["owned_by"]) == ("vllm", "llmtap")
-    assert any(
-        "simulated engine, which knows the fields of vllm" in note
-        for note in result.cluster["bench"]["notes"]
-    )

@@ -1,25 +1,30 @@
 """Rates, batches and energy of the exo benchmark, worked out by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from llmtap.bench.exo.result import (
     ExoBatch,
     ExoRun,
-    Power,
     batch_of,
     generation_tps,
+    measured_grid,
     prefill_tps,
     prefix_hit,
     rows_of,
     timing_of,
 )
+from llmtap.bench.exo.server import Power
 from llmtap.exchange.exchange import Exchange, Tokens
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.monitor.timeseries import Columns
 from llmtap.net.server_metrics import MonitorSeries
+from llmtap.sim.model_options import LatencyModel
+from llmtap.sim.sweep.fitting import fit_batches, length_counted, load_grid
 from tests.bench.exo.exo import exo_run
 from tests.support.traffic.exchanges import streamed
 
@@ -65,24 +70,23 @@ def told(*entries: tuple[str, float], stream: bool = True) -> Exchange:
 
 def test_the_server_s_times_go_before_ours() -> None:
     found = timing_of(told(("prefill", 50.0), ("decode", 200.0)))
-    assert (found.by, found.prefill_s, found.decode_s, found.source) == ("server", 0.05, 0.2, "timings")
+    assert found == ("server", 0.05, 0.2)
     found = timing_of(told(("queue", 7.0), ("ttft_from_schedule", 50.0), ("decode", 200.0)))
-    assert (found.by, found.prefill_s) == ("server", 0.05)
+    assert found == ("server", 0.05, 0.2)
 
 
 @pytest.mark.parametrize("entries", [(), (("prefill", 50.0),), (("decode", 200.0),)])
 def test_a_server_that_does_not_tell_both_is_measured_by_our_stamps(entries: Any) -> None:
     found = timing_of(told(*entries))
     # Submitted after 1 ms, the first word after 100 ms, four gaps of 20 ms.
-    assert (found.by, found.prefill_s, found.decode_s) == ("client", 0.099, 0.08)
-    assert found.source == "stamps by kernel"
+    assert found == ("client", 0.099, 0.08)
 
 
 def test_an_answer_in_one_piece_has_only_the_server_s_times() -> None:
     found = timing_of(told(stream=False))
-    assert (found.by, found.prefill_s, found.decode_s) == ("client", None, None)
+    assert found == ("client", None, None)
     found = timing_of(told(("decode", 200.0), stream=False))
-    assert (found.by, found.prefill_s, found.decode_s) == ("server", None, 0.2)
+    assert found == ("server", None, 0.2)
 
 
 def answer(tokens: int, end_s: float, late_ms: float, outcome: Outcome = Outcome.COMPLETE) -> Exchange:
@@ -97,7 +101,7 @@ def answer(tokens: int, end_s: float, late_ms: float, outcome: Outcome = Outcome
 
 
 def batch(*answers: Exchange, rates: Sequence[float | None]) -> ExoBatch:
-    return batch_of(answers, rates, began_ns=100 * S, start_s=3.0, energy=None, findings=[])
+    return batch_of(answers, rates, began_ns=100 * S, start_s=3.0, joules=None, findings=[])
 
 
 def test_the_aggregate_is_the_fastest_one_s_rate_times_the_number() -> None:
@@ -106,7 +110,6 @@ def test_the_aggregate_is_the_fastest_one_s_rate_times_the_number() -> None:
     assert found.per_req_tps == 50.0
     assert found.agg_gen_tps == 200.0
     assert found.wall_s == 1.6
-    assert found.wall_gen_tps == 50.0, "80 tokens in 1.6 s"
     assert found.start_spread_s == pytest.approx(0.3e-3)
 
 
@@ -114,7 +117,7 @@ def test_a_batch_with_a_failure_has_no_aggregate() -> None:
     failed = answer(3, 0.5, 0.1, Outcome.UPSTREAM_RESET)
     found = batch(answer(20, 1.0, 0.1), failed, rates=[40.0, None])
     assert found.per_req_tps == 40.0
-    assert found.agg_gen_tps is found.wall_s is found.wall_gen_tps is None
+    assert found.agg_gen_tps is found.wall_s is None
 
 
 def run(
@@ -132,13 +135,10 @@ def test_a_row_is_the_median_of_its_repeats_and_their_range() -> None:
     (row,) = rows_of([*runs, run(3, 9_999.0, 20.0, stored=True)])
     assert (row.pp_tokens, row.tg, row.concurrency, row.repeats, row.failed) == (64, 20, 2, 4, 0)
     # Of the first repeat 200, the middle of its two requests; a stored rate is no measurement.
-    assert row.prompt_tps is not None
-    assert (row.prompt_tps.n, row.prompt_tps.median) == (3, 240.0)
-    assert (row.prompt_tps.low, row.prompt_tps.high) == (200.0, 500.0)
-    assert row.agg_gen_tps is not None
-    assert (row.agg_gen_tps.low, row.agg_gen_tps.median, row.agg_gen_tps.high) == (20.0, 40.0, 80.0)
+    assert row.figures["prompt_tps"] == (3, 240.0, 200.0, 500.0)
+    assert row.figures["agg_gen_tps"] == (4, 40.0, 20.0, 80.0)
     assert row.hits == {"none": 4, "exact": 1}
-    assert row.joules is None
+    assert row.figures["joules"] is None
 
 
 def sampled(**series: Sequence[float | None]) -> Columns:
@@ -174,9 +174,83 @@ def test_peak_memory_is_the_most_of_all_gpus_at_one_moment() -> None:
     columns = sampled(gpu0_memory=[5, 1, 2, 9, 99], gpu1_memory=[5, 3, 1, 1, 99], server_memory=[500] * 5)
     power = Power(columns, {})
     # From the last sample before to the first after: 11, 12 and 13 s.
-    assert power.peak_memory(11 * S + 1, 12 * S + 1) == (10, "this host's GPUs")
-    assert Power(sampled(server_memory=[7, 8, 6]), {}).peak_memory(10 * S, 12 * S) == (
-        8,
-        "the server's processes",
-    )
+    assert power.peak_memory(11 * S + 1, 12 * S + 1) == 10
+    assert Power(sampled(server_memory=[7, 8, 6]), {}).peak_memory(10 * S, 12 * S) == 8
     assert Power(None, {}).peak_memory(0, 1) is None
+
+
+MODEL = LatencyModel(alpha_ns=60 * MS, beta_ns=5 * MS, gamma=0.3)
+LATE_S = 0.001
+_BATCH = ExoBatch(
+    start_s=0.0, wall_s=None, per_req_tps=None, agg_gen_tps=None, start_spread_s=0.002, joules=None,
+    findings=[],
+)  # fmt: skip
+PLACE = {"repeat_index": 0, "concurrency": 1, "concurrent_index": 0}
+
+
+def grid_run(size: int, tokens: int, repeat: int, index: int, seconds: float) -> ExoRun:
+    """A request of a batch that took `seconds` from its first byte, sent 1 ms after the common start."""
+    return exo_run(
+        tokens, None, 1e9 / MODEL.step_ns(size), _BATCH, repeat_index=repeat, concurrency=size,
+        concurrent_index=index, elapsed_s=LATE_S + seconds, ttft_s=0.06, dispatch_late_s=LATE_S,
+        uncertainty_s=0.0005,
+    )  # fmt: skip
+
+
+def planted(changed: Mapping[tuple[int, int], dict[str, Any]] = {}) -> list[ExoRun]:
+    """Three repeats of each cell; the first takes a second longer, the last one 2 ms longer.
+
+    `changed`: fields of the last request of the last batch of a cell.
+    """
+    runs = []
+    for size, tokens in ((b, n) for b in (1, 2, 4) for n in (16, 64)):
+        for repeat, more_s in enumerate((1.0, 0.0, 0.002)):
+            seconds = MODEL.batch_ns(size, tokens) / 1e9 + more_s
+            runs += [grid_run(size, tokens, repeat, i, seconds) for i in range(size)]
+        runs[-1] = msgspec.structs.replace(runs[-1], **changed.get((size, tokens), {}))
+    return runs
+
+
+def test_the_file_has_the_constants_that_were_planted(tmp_path: Path) -> None:
+    grid = measured_grid(planted(), warmup=1, length="output")
+    assert [(c.batch, c.length, c.n, c.problem) for c in grid.cells] == [
+        (b, n, 2, None) for b in (1, 2, 4) for n in (16, 64)
+    ]
+    for cell in grid.cells:
+        seconds = MODEL.batch_ns(cell.batch, cell.length) / 1e9
+        assert (cell.min_s, cell.max_s) == (pytest.approx(seconds), pytest.approx(seconds + 0.002))
+        assert [cell.median_s, cell.mean_s, cell.model_s] == pytest.approx([seconds + 0.001] * 3)
+        assert cell.std_s == pytest.approx(0.002 / 2**0.5)
+        assert cell.uncertainty_s == 0.002, "the requests were sent 2 ms apart"
+    place = tmp_path / "grid.csv"
+    place.write_text(grid.to_csv())
+    assert length_counted(place) == "output"
+    read = fit_batches(load_grid(place))
+    assert (read.model.alpha_ns, read.model.beta_ns, read.model.gamma) == (
+        pytest.approx(MODEL.alpha_ns + MS, rel=1e-6), pytest.approx(MODEL.beta_ns, rel=1e-6),
+        pytest.approx(MODEL.gamma, rel=1e-5),
+    )  # fmt: skip
+    assert [c.length for c in measured_grid(planted(), warmup=1, length="prompt+output").cells][:2] == [
+        80,
+        128,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"outcome": "upstream_reset"}, "1 of 4 requests failed: upstream_reset"),
+        ({"stats": exo_run(9, None, 1.0, _BATCH, **PLACE).stats}, "an answer has 9 of 64 tokens"),
+        ({"ttft_s": 0.5}, "not all requests ran at the same time"),
+        (
+            {"ttft_s": None},
+            "answers were not streamed: whether all requests ran at the same time is not known",
+        ),
+    ],
+)
+def test_a_cell_that_was_no_batch_is_named_and_left_out(changed: dict[str, Any], problem: str) -> None:
+    grid = measured_grid(planted({(4, 64): changed}), warmup=1, length="output")
+    assert [(c.batch, c.length, c.problem) for c in grid.cells if c.problem] == [(4, 64, problem)]
+    assert grid.fit is not None and grid.fit.part.points == 5
+    assert "\n4,64," not in grid.to_csv()
+    assert "\n4,16," in grid.to_csv()
