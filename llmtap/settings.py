@@ -18,6 +18,7 @@ from msgspec.inspect import (
     IntType,
     LiteralType,
     Metadata,
+    NoneType,
     StrType,
     Type,
     UnionType,
@@ -100,15 +101,16 @@ def read_value(kind: object, text: str) -> object:
     try:
         return msgspec.convert(raw, kind, strict=False)
     except msgspec.ValidationError:
-        raise ValueError(f"expected {_wanted(type_info(kind))}, got {text!r}") from None
+        raise ValueError(f"expected {wanted(type_info(kind))}, got {text!r}") from None
 
 
-def _wanted(info: Type) -> str:
+def wanted(info: Type) -> str:
+    """Return what a value of a type is, in words."""
     match info:
         case Metadata():
-            return _wanted(info.type)
+            return wanted(info.type)
         case UnionType():
-            return " or ".join(map(_wanted, info.types))
+            return " or ".join(wanted(one) for one in info.types if not isinstance(one, NoneType))
         case LiteralType():
             return ", ".join(map(str, info.values))
         case BoolType():

@@ -11,10 +11,9 @@ from urllib.request import urlopen
 import msgspec
 import pyarrow as pa
 
-from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import COLUMNS, Measurement
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Folder
 from llmtap.bench.run.test import BenchTest, TestResult
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.load.workers.worker_handle import Progress

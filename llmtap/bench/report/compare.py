@@ -26,8 +26,8 @@ from llmtap.bench.compliance.comparison import RUNS_MIN, sequence
 from llmtap.bench.compliance.judge import judge_comparison
 from llmtap.bench.report.compare_tables import charts_of, tables_of
 from llmtap.bench.report.report import is_results
-from llmtap.bench.run.folder import RESULT, Folder
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import RESULT, Folder
 from llmtap.bench.run.test import TESTS
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import Comparison, adjusted, compare_quantile, compare_runs

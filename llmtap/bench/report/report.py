@@ -26,10 +26,9 @@ import msgspec
 from llmtap import __version__
 from llmtap.bench.compliance.evidence import MODEL_LOAD, at, several
 from llmtap.bench.compliance.judge import judge
-from llmtap.bench.run.folder import RESULT, Folder
 from llmtap.bench.run.loads import FILE
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import RESULT, BenchSession, Folder
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
 from llmtap.bench.sut.file import params_told, without_keys
 from llmtap.bench.sut.start import model_load_said

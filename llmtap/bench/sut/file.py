@@ -13,130 +13,23 @@ file, `--quick`, the test's defaults. An unknown key or a wrong value is a Confi
 import difflib
 import math
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
+from msgspec.inspect import type_info
 
 from llmtap.bench.run.test import TESTS, BenchTest, test_named
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.errors import ConfigError
 from llmtap.load.target import shown_url
 from llmtap.report.values import leaves
+from llmtap.settings import wanted
 from llmtap.units import encode_seconds, read_special, shown
 from llmtap.user_files import decode_json, read_toml
-
-_PATH: Final = re.compile(r"\s*- at `(?:key in )?\$(.*)`$")
-_STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
-_EXPECTED: Final = re.compile(r"Expected `([^`]+)`(?:, got `([^`]+)`| (.+))$")
-_NOUNS: Final = {
-    "int": "whole number", "float": "number", "str": "text", "array": "list", "object": "table",
-}  # fmt: skip
-_UNKNOWN: Final = object()
-
-
-def _misfit(exc: msgspec.ValidationError, kind: Any, value: Any) -> tuple[str, str, str | None]:
-    """Return the path of a wrong value (`hardware.count`, `classes[0].name`), the problem, and a hint."""
-    found = _PATH.search(str(exc))
-    path = found[1] if found else ""
-    said = _PATH.sub("", str(exc))
-    kind, value = _walked(kind, value, path)
-    if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", said):
-        path += f".{unknown[1]}"
-        problem: str = f"there is no key {unknown[1]!r}"
-        hint: str | None = _near(unknown[1], _names_of(kind))
-    else:
-        problem, hint = _told(said, kind, value)
-    return path.removeprefix("."), problem, hint
-
-
-def _inner_type(kind: Any) -> Any:
-    """Return a type without `Annotated` and without None."""
-    if get_origin(kind) is Annotated:
-        return _inner_type(get_args(kind)[0])
-    if get_origin(kind) in (Union, UnionType):
-        rest = [one for one in get_args(kind) if one is not type(None)]
-        return _inner_type(rest[0]) if len(rest) == 1 else kind
-    return kind
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether no number in it is infinite or NaN: JSON has neither, and no load can be sent at one."""
-    if isinstance(value, dict):
-        return all(map(_is_finite, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def _walked(kind: Any, value: Any, path: str) -> tuple[Any, Any]:
-    for name, index in _STEP.findall(path):
-        kind = _inner_type(kind)
-        if name:
-            kind = {one.encode_name: one.type for one in msgspec.structs.fields(kind)}.get(name)
-            value = value.get(name, _UNKNOWN) if isinstance(value, dict) else _UNKNOWN
-            continue
-        at = int(index) if index.isdigit() else None
-        kinds = [one for one in get_args(kind) if one is not Ellipsis]
-        if get_origin(kind) is dict:
-            kind = kinds[1]
-        elif kinds:
-            kind = kinds[at if at is not None and at < len(kinds) else -1]
-        known = at is not None and isinstance(value, list | tuple) and at < len(value)
-        value = value[at] if known else _UNKNOWN
-    return _inner_type(kind), value
-
-
-def _told(said: str, kind: Any, value: Any) -> tuple[str, str | None]:
-    if said.startswith("Invalid enum value") and get_origin(kind) is Literal:
-        allowed = [one for one in get_args(kind) if one]
-        return f"expected one of {', '.join(map(repr, allowed))}, got {shown(value)}", _meant(
-            str(value), allowed
-        )
-    missing = re.fullmatch(r"Object missing required field `(.+)`", said)
-    if missing:
-        return f"{missing[1]} is missing", None
-    expected = _EXPECTED.fullmatch(said)
-    if expected is None:
-        return said[:1].lower() + said[1:], None
-    types, got, more = expected.groups()
-    wanted = [one for one in types.split(" | ") if one != "null"]
-    if more:
-        given = "" if value is _UNKNOWN else f", got {shown(value)}"
-        return f"expected {' or '.join(map(_noun, wanted))} {more}{given}".replace(".0,", ","), None
-    given = f"a {_NOUNS.get(got, got)}" if value is _UNKNOWN else shown(value)
-    if wanted == ["bool"]:
-        return f"expected true or false, got {given}", None
-    if wanted == ["str"] and get_origin(kind) is Literal:
-        return f"expected one of {', '.join(repr(one) for one in get_args(kind) if one)}, got {given}", None
-    return f"expected {' or '.join(map(_noun, wanted))}, got {given}", _unquoted(value, wanted)
-
-
-def _noun(name: str) -> str:
-    noun = _NOUNS.get(name, name)
-    return noun if noun == "text" else f"a {noun}"
-
-
-def _unquoted(value: Any, wanted: Sequence[str]) -> str | None:
-    if isinstance(value, str) and not {"int", "float"}.isdisjoint(wanted):
-        try:
-            float(value)
-        except ValueError:
-            return None
-        return "without quotation marks" if "float" in wanted or value.lstrip("+-").isdigit() else None
-    return "in quotation marks" if wanted == ["str"] and isinstance(value, int | float) else None
-
-
-def _meant(text: str, allowed: Sequence[str]) -> str | None:
-    """Return a hint with the nearest of the allowed values, by one of its words or as a whole."""
-    words = {word: one for one in allowed for word in one.split()} | {one: one for one in allowed}
-    near = difflib.get_close_matches(text, words, 1, 0.6)
-    return f"did you mean {words[near[0]]!r}?" if near else None
-
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -144,6 +37,10 @@ FLAG: Final = "--set"
 HIDDEN: Final = "(not shown)"
 _TABLES: Final = ("target", "sut", "arms", "tests")
 _Tables = Mapping[str, dict[str, Any]]
+_PATH: Final = re.compile(r"\s*- at `(?:key in )?\$(.*)`$")
+_STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
+_FIELD: Final = re.compile(r"Object (contains unknown|missing required) field `(.+)`")
+_KINDS: Final[Mapping[str, type[msgspec.Struct]]] = {"target": BenchTarget, "sut": Sut}
 _SECRET_FIELD: Final = re.compile(r"auth|cookie|api-?key|token|secret|passw|credential", re.IGNORECASE)
 _SECRET_MEMBER: Final = re.compile(
     r"api_?key|secret|passw|credential|authorization|access_token", re.IGNORECASE
@@ -180,35 +77,21 @@ def load_bench(
             raise ConfigError(f"[{table}]{where}", "there is no such table", _near(table, _TABLES))
         if not isinstance(held, dict):
             raise ConfigError(f"{table}{where}", "stands outside a table", f"write [{table}] above it")
-    tables = {table: dict(content.get(table, {})) for table in _TABLES}
-    for table in ("arms", "tests"):
-        for name, held in tables[table].items():
-            if not isinstance(held, dict):
+        for name, inner in held.items() if table in ("arms", "tests") else ():
+            if not isinstance(inner, dict):
                 raise ConfigError(f"{table}.{name}{where}", "stands outside a table", f"[{table}.NAME]")
             if table == "tests" and name not in TESTS:
                 raise ConfigError(f"[tests.{name}]{where}", "there is no such test", _near(name, TESTS))
-            tables[table][name] = dict(held)
-    _check_all(tables, where)
-    for item in sets:
-        _put_flag(tables, item, tests)
+    tables = {table: content.get(table, {}) for table in _TABLES}
+    flagged: dict[str, str] = {}
     if target is not None:
         tables["target"]["url"] = target
+    read = _decoded({**tables, "target": {"url": ""} | tables["target"]}, where, flagged)
+    for item in sets:
+        _put(tables, flagged, item, tests)
     if "url" not in tables["target"]:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:8000")
-    lenient = bool(sets)
-    return BenchFile(
-        target=_decoded(BenchTarget, tables["target"], "target", where, lenient=lenient),
-        sut=_decoded(Sut, tables["sut"], "sut", where, lenient=lenient),
-        arms={
-            name: _decoded(TargetArm, held, f"arms.{name}", where, lenient=lenient)
-            for name, held in tables["arms"].items()
-        },
-        tests={
-            name: _decoded(test_named(name).params, held, f"tests.{name}", where, lenient=lenient)
-            for name, held in tables["tests"].items()
-        },
-        given={name: frozenset(held) for name, held in tables["tests"].items()},
-    )
+    return _decoded(tables, where, flagged) if sets else read
 
 
 def without_keys(kind: BenchTarget | TargetArm) -> dict[str, Any]:
@@ -227,82 +110,137 @@ def params_told(params: msgspec.Struct) -> dict[str, Any]:
     return told
 
 
-def _check_all(tables: _Tables, where: str) -> None:
-    for table, kind, held in _parts(tables):
+def _decoded(tables: _Tables, where: str, flagged: Mapping[str, str]) -> BenchFile:
+    """Decode all tables. `flagged`: names of flags by the path that each of them set as text."""
+
+    def one(kind: type[S], held: Mapping[str, Any], table: str) -> S:
         for path, value in leaves(held, f"{table}."):
-            if not _is_finite(value):
-                raise ConfigError(f"{path}{where}", f"expected a finite number, got {value}")
-        if table == "target":
-            held = {"url": ""} | held  # --target may set it
-        _decoded(kind, held, table, where)
+            if not _is_finite(value):  # no JSON, and no load can be sent at it
+                raise ConfigError(place(path), f"expected a finite number, got {value}")
+        try:  # by way of JSON, so that members of bodies stay unchanged (`msgspec.Raw`)
+            raw = msgspec.json.encode(held)
+            return msgspec.json.decode(raw, type=kind, strict=not flagged, dec_hook=read_special)
+        except msgspec.ValidationError as exc:
+            path, problem, hint = _misfit(exc, kind, held)
+            raise ConfigError(place(f"{table}{path}"), problem, hint) from None
+
+    def place(path: str) -> str:
+        flags = (flag for key, flag in flagged.items() if f"{path}.".startswith((f"{key}.", f"{key}[")))
+        return next((f"{FLAG} {flag}" for flag in flags), f"{path}{where}")
+
+    return BenchFile(
+        target=one(BenchTarget, tables["target"], "target"),
+        sut=one(Sut, tables["sut"], "sut"),
+        arms={name: one(TargetArm, held, f"arms.{name}") for name, held in tables["arms"].items()},
+        tests={
+            name: one(test_named(name).params, held, f"tests.{name}")
+            for name, held in tables["tests"].items()
+        },
+        given={name: frozenset(held) for name, held in tables["tests"].items()},
+    )
 
 
-def _parts(
-    tables: Mapping[str, dict[str, Any]],
-) -> Iterator[tuple[str, type[msgspec.Struct], dict[str, Any]]]:
-    yield "target", BenchTarget, tables["target"]
-    yield "sut", Sut, tables["sut"]
-    for name, held in tables["arms"].items():
-        yield f"arms.{name}", TargetArm, held
-    for name, held in tables["tests"].items():
-        yield f"tests.{name}", test_named(name).params, held
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
 
 
-def _put_flag(tables: _Tables, item: str, tests: Sequence[str]) -> None:
-    """Put the value of a `--set` flag into the tables."""
+def _misfit(exc: msgspec.ValidationError, kind: Any, value: Any) -> tuple[str, str, str | None]:
+    """Return the path of a wrong value (`.hardware.count`, `.classes[0].name`), the problem, and a hint."""
+    said, found = _PATH.sub("", str(exc)), _PATH.search(str(exc))
+    path = found[1] if found else ""
+    for name, index in _STEP.findall(path):
+        kind = _inner_type(kind)
+        if name:
+            kind, value = _types(kind)[name], value[name]
+        elif index == "...":  # any of a table
+            kind = get_args(kind)[1]
+        else:
+            kinds = [one for one in get_args(kind) if one is not Ellipsis]
+            kind, value = kinds[min(int(index), len(kinds) - 1)], value[int(index)]
+    if key := _FIELD.fullmatch(said):
+        if key[1].startswith("missing"):
+            return path, f"{key[2]} is missing", None
+        return f"{path}.{key[2]}", f"there is no key {key[2]!r}", _near(key[2], _types(_inner_type(kind)))
+    if said.startswith(("Expected", "Invalid")):
+        return path, f"expected {_expected(kind)}, got {shown(value)}", None
+    return path, said[:1].lower() + said[1:], None
+
+
+def _expected(kind: Any) -> str:
+    inner = _inner_type(kind)
+    if get_origin(inner) is Literal:
+        return f"one of {', '.join(filter(None, get_args(inner)))}"
+    if get_origin(inner) in (list, tuple):
+        return "a list"
+    return "a table" if _is_table(inner) or get_origin(inner) is dict else wanted(type_info(kind))
+
+
+def _inner_type(kind: Any) -> Any:
+    """Return a type without `Annotated` and without None."""
+    if get_origin(kind) is Annotated:
+        return _inner_type(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        rest = [one for one in get_args(kind) if one is not type(None)]
+        return _inner_type(rest[0]) if len(rest) == 1 else kind
+    return kind
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _types(kind: Any) -> dict[str, Any]:
+    return {one.encode_name: one.type for one in msgspec.structs.fields(kind)}
+
+
+def _put(tables: _Tables, flagged: dict[str, str], item: str, tests: Sequence[str]) -> None:
+    """Put the text of a `--set` flag into the tables."""
     key, equals, text = item.partition("=")
     if not equals or not key:
         raise ConfigError(FLAG, f"expected NAME=VALUE, got {item!r}", "llmtap bench list")
-    path = key.strip().split(".")
-    names = {name.replace("-", "_"): name for name in TESTS}
-    test = names.get(path[0].replace("-", "_"))
-    if test is not None and len(path) > 1:
-        found = [test]
-        path = path[1:]
-    elif path[0] in ("target", "sut", "arms") and len(path) > 1:
-        root = tables[path[0]]
-        kinds: dict[str, type[msgspec.Struct]] = {"target": BenchTarget, "sut": Sut, "arms": TargetArm}
-        if path[0] == "arms":
-            root = root.setdefault(path[1], {})
-        _put(root, kinds[path[0]], path[2 if path[0] == "arms" else 1 :], text.strip(), key)
-        return
-    else:
-        wanted = path[0].replace("-", "_")
-        found = [name for name in tests if wanted in _names_of(test_named(name).params)]
-    if not found:
-        known = [one for name in tests for one in _names_of(test_named(name).params)]
-        raise ConfigError(f"{FLAG} {key}", "there is no such parameter", _near(path[0], known))
-    for name in found:
-        _put(tables["tests"].setdefault(name, {}), test_named(name).params, path, text.strip(), key)
-
-
-def _put(held: dict[str, Any], kind: type[msgspec.Struct], path: Sequence[str], text: str, key: str) -> None:
-    types = {one.encode_name: one.type for one in msgspec.structs.fields(kind)}
-    name = path[0].replace("-", "_") if path else ""
-    if name not in types:
-        raise ConfigError(f"{FLAG} {key}", "there is no such parameter", _near(name, types))
-    if len(path) > 1:
-        inner = _inner_type(types[name])
-        if get_origin(inner) is dict:
-            held[name] = dict(held.get(name, {})) | {".".join(path[1:]): _value(get_args(inner)[1], text)}
-        elif isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            held[name] = dict(held.get(name, {}))
-            _put(held[name], inner, path[1:], text, key)
-            return
-        else:
-            raise ConfigError(f"{FLAG} {key}", f"{name} is no table")
-    else:
-        held[name] = _value(_inner_type(types[name]), text)
-    try:
-        read = _read(types[name], held[name])
-    except msgspec.ValidationError as exc:
-        _, problem, hint = _misfit(exc, types[name], held[name])
-        raise ConfigError(f"{FLAG} {key}", problem, hint or _example(kind, name, key)) from None
-    if not _is_finite(read):
+    if text.strip().lower() in ("inf", "-inf", "infinity", "nan"):
         raise ConfigError(f"{FLAG} {key}", f"expected a finite number, got {text!r}")
+    for path, kind in _set_by(key.strip(), tests):
+        *within, name = path
+        held: Any = tables
+        for part in within:
+            held = held.setdefault(part, {})
+        held[name] = _from_text(kind, text.strip())
+        flagged[".".join(path)] = key
 
 
-def _value(kind: Any, text: str) -> Any:
+def _set_by(key: str, tests: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
+    """Yield the path and the type of each value that a flag sets."""
+    first, *rest = key.split(".")
+    roots: list[tuple[list[str], Any]]
+    if first in _KINDS and rest:
+        roots = [([first], _KINDS[first])]
+    elif first == "arms" and len(rest) > 1:
+        roots = [([first, rest.pop(0)], TargetArm)]
+    elif (test := first.replace("_", "-")) in TESTS and rest:
+        roots = [(["tests", test], test_named(test).params)]
+    else:
+        rest = [first, *rest]
+        every = [(["tests", test], test_named(test).params) for test in tests]
+        roots = [one for one in every if first.replace("-", "_") in _types(one[1])] or every[:1]
+    for path, kind in roots:
+        for name in rest:
+            if get_origin(kind) is dict:
+                kind = get_args(kind)[1]
+            elif not _is_table(kind):
+                raise ConfigError(f"{FLAG} {key}", f"{path[-1]} is no table")
+            else:
+                name, types = name.replace("-", "_"), _types(kind)
+                if name not in types:
+                    raise ConfigError(f"{FLAG} {key}", "there is no such parameter", _near(name, types))
+                kind = _inner_type(types[name])
+            path = [*path, name]
+        yield path, kind
+
+
+def _from_text(kind: Any, text: str) -> Any:
     """Return the value of a flag's text: lists and tables decoded, numbers as text, which is read by type."""
     if text.startswith(("[", "{")) or kind is msgspec.Raw:
         try:
@@ -316,35 +254,6 @@ def _value(kind: Any, text: str) -> Any:
     return {"on": "true", "off": "false"}.get(text, text) if kind is bool else text
 
 
-def _example(kind: type[msgspec.Struct], name: str, key: str) -> str | None:
-    default = next(one.default for one in msgspec.structs.fields(kind) if one.encode_name == name)
-    if not isinstance(default, list | tuple) or not default:
-        return None
-    if isinstance(default[0], msgspec.Struct):
-        return f"such as {FLAG} {key}={shlex.quote(msgspec.json.encode(default).decode())}"
-    return f"such as {FLAG} {key}={','.join(map('{:g}'.format, default))}"
-
-
-def _read(kind: Any, value: Any) -> Any:
-    raw = msgspec.json.encode(value)
-    return msgspec.json.decode(raw, type=kind, strict=False, dec_hook=read_special)
-
-
-def _decoded(kind: type[S], held: Mapping[str, Any], table: str, where: str, *, lenient: bool = False) -> S:
-    """Decode a table by way of JSON, so that members of bodies stay unchanged (`msgspec.Raw`)."""
-    try:
-        raw = msgspec.json.encode(held)
-        return msgspec.json.decode(raw, type=kind, strict=not lenient, dec_hook=read_special)
-    except msgspec.ValidationError as exc:
-        path, problem, hint = _misfit(exc, kind, held)
-        key = ".".join(part for part in (table, path) if part)
-        raise ConfigError(f"{key}{where}", problem, hint) from None
-
-
-def _names_of(kind: type[msgspec.Struct]) -> list[str]:
-    return [one.encode_name for one in msgspec.structs.fields(kind)]
-
-
-def _near(name: str, known: Sequence[str] | Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(name, list(known), 1, 0.6)
+def _near(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1, 0.6)
     return f"did you mean {near[0]!r}?" if near else f"one of {', '.join(known)}"

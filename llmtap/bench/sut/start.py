@@ -67,6 +67,7 @@ async def started(
         raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}")
     if await round_trip_ns(target.url, clock) is not None:
         raise ConfigError(_KEY, f"a server already listens at {target.url}", "stop it, or remove the key")
+    log.parent.mkdir(parents=True, exist_ok=True)
     began_ns = clock.mono_ns()
     with log.open("wb") as out:
         try:

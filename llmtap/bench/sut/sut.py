@@ -16,12 +16,12 @@ Boundary = Literal["model engine", "application gateway", "compound system"]
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Accelerators and their price (`[sut.hardware]`)."""
 
-    accelerator: Annotated[str | None, Meta(description="type, such as H100 SXM; `none` without one")] = None
+    accelerator: Annotated[str | None, Meta(description="type, such as H100 SXM, or none (5.1.2.3)")] = None
     count: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="number of accelerators")] = None
     memory: Annotated[str | None, Meta(description="memory of each, such as 80 GB")] = None
     cpu: Annotated[str | None, Meta(description="CPU of the host")] = None
     price_per_hour: Annotated[
-        Annotated[float, Meta(gt=0)] | None, Meta(description="price of all hardware per hour")
+        Annotated[float, Meta(gt=0)] | None, Meta(description="price of all hardware per hour (6.2)")
     ] = None
     currency: Annotated[str, Meta(description="currency of the price")] = "USD"
 
@@ -29,25 +29,23 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class SutTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tokens are counted (IETF 4.4)."""
 
-    name: Annotated[str | None, Meta(description="name and version of the tokenizer")] = None
+    name: Annotated[str | None, Meta(description="name and version of the tokenizer (4.4.1)")] = None
     vocabulary: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="vocabulary size")] = None
     source: Annotated[str | None, Meta(description="source: a model id, a tiktoken name")] = None
     counting: Annotated[
         Literal["native", "reference"],
         Meta(description="counting of tokens (4.4.2): option A (native) or B (reference)"),
     ] = "native"
-    special: Annotated[str | None, Meta(description="BOS/EOS: included in counts or excluded")] = None
-    system_prompt: Annotated[str | None, Meta(description="its tokens: counted separately or included")] = (
-        None
-    )
-    tools: Annotated[str | None, Meta(description="formatting tokens of tool calls")] = None
+    special: Annotated[str | None, Meta(description="BOS/EOS: included or excluded (4.4.3)")] = None
+    system_prompt: Annotated[str | None, Meta(description="its tokens: separate or included (4.4.3)")] = None
+    tools: Annotated[str | None, Meta(description="formatting tokens of tool calls (4.4.3)")] = None
 
 
 class Guardrails(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Safety systems (IETF 4.8.1)."""
 
-    input_filter: Annotated[bool | None, Meta(description="whether prompts are filtered")] = None
-    output_filter: Annotated[bool | None, Meta(description="whether responses are filtered")] = None
+    input_filter: Annotated[bool | None, Meta(description="whether prompts are filtered (4.8.1)")] = None
+    output_filter: Annotated[bool | None, Meta(description="whether responses are filtered (4.8.1)")] = None
     names: Annotated[list[str], Meta(description="names of the safety systems, if known")] = []
 
 
@@ -55,7 +53,8 @@ class SutClock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Placement of the load generator, and clock synchronisation (IETF 4.7)."""
 
     placement: Annotated[
-        Literal["same machine", "remote"] | None, Meta(description="placement of load generator and SUT")
+        Literal["same machine", "remote"] | None,
+        Meta(description="place of load generator and SUT (4.7)"),
     ] = None
     synchronization: Annotated[str | None, Meta(description="method, if remote: NTP, PTP")] = None
     accuracy: Annotated[str | None, Meta(description="estimated accuracy, if remote: 2ms")] = None
@@ -65,16 +64,19 @@ class Sut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """System under test (`[sut]`). None: not declared."""
 
     boundary: Annotated[Boundary | None, Meta(description="boundary of the SUT (4.1)")] = None
-    model: Annotated[str | None, Meta(description="name, version and quantization of the model")] = None
-    software: Annotated[str | None, Meta(description="engine or gateway, and version")] = None
+    model: Annotated[str | None, Meta(description="name, version, quantization of the model (5.1.2.3)")] = (
+        None
+    )
+    software: Annotated[str | None, Meta(description="engine or gateway, and version (C.1)")] = None
     protocol: Annotated[str | None, Meta(description="SSE, WebSocket or gRPC (4.6.1)")] = None
     chunking: Annotated[
         Literal["one token per chunk", "several tokens per chunk"] | None,
         Meta(description="tokens per chunk; the observed number is reported, too (4.6.2)"),
     ] = None
-    prefix_cache: Annotated[bool | None, Meta(description="whether the prefix cache is on")] = None
+    prefix_cache: Annotated[bool | None, Meta(description="whether the prefix cache is on (5.1.2.3)")] = None
     max_batch: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="maximum number of running requests, if known")
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="maximum number of running requests (5.2.4.2)"),
     ] = None
     hardware: Hardware = Hardware()
     tokenizer: SutTokenizer = SutTokenizer()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.folder import Folder
 from llmtap.bench.run.levels import (
     ROWS_MAX,
     Bounds,
@@ -24,6 +23,7 @@ from llmtap.bench.run.levels import (
 )
 from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, steady_of
+from llmtap.bench.run.session import Folder
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import Duration
 from tests.bench.support import Planted, answered, measured
