@@ -11,15 +11,15 @@ measurable, not 0.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import ceil
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import FEW, SPANS, Cell, latency_columns, marked, ms, table_of, text
+from llmtap.bench.run.figures import Cell, latency_columns, legend, ms, table_of, text
 from llmtap.bench.run.levels import (
     check_duration,
-    endings,
     lasts,
     latency_rows,
     level_load,
@@ -38,6 +38,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import increase
 from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.statistics import percentile
+from llmtap.report.values import at
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
 DURATION_MIN: Final = Duration(120 * NS_PER_S)
@@ -120,14 +121,17 @@ class _Level:
     def total(self, name: str) -> float | None:
         return server_total(self.measured, name)
 
-    def p99(self, name: str) -> float | None:
-        return percentile(self.measured.values(f"{name}_ns"), 0.99)
+    @property
+    def ttft_p99(self) -> float | None:
+        return percentile(self.measured.values("ttft_ns"), 0.99)
 
 
 @dataclass(slots=True)
 class _Pressed:
     capacity: int
     source: str
+    workload: str
+    """With which the capacity was determined."""
     before: Measurement
     levels: list[_Level] = field(default_factory=list)
     after: Measurement | None = None
@@ -140,19 +144,22 @@ def check(session: BenchSession, params: MemoryPressureParams) -> None:
     levels = params.levels
     if not levels or levels[0] != 100 or any(low >= high for low, high in pairwise(levels)):
         raise ConfigError("levels", "begin with 100, the base, and rise", "such as 100,110,125,150")
-    if params.capacity is None and _capacity_found(session) is None:
+    if _capacity(session, params) is None:
         raise ConfigError(
             "capacity", "is not given, and no capacity test in these results has found one",
             "llmtap bench capacity first, or capacity = 64",
         )  # fmt: skip
 
 
-def _capacity_found(session: BenchSession) -> tuple[int, str] | None:
-    """Return the result of the capacity test in the same folder, and its workload."""
-    told = session.results.read_json("capacity/result.json") or {}
-    measurements = told.get("measurements") or {}
-    slots = measurements.get("max_concurrency")
-    return None if slots is None else (slots, str(measurements.get("workload")))
+def _capacity(session: BenchSession, params: MemoryPressureParams) -> tuple[int, str, str] | None:
+    """Return the capacity, given or of the capacity test in the same folder, its source and workload."""
+    if params.capacity is not None:
+        return params.capacity, "given (capacity)", params.workload
+    told = at(session.results.read_json("capacity/result.json"), "measurements") or {}
+    if told.get("max_concurrency") is None:
+        return None
+    workload = told["workload"]
+    return told["max_concurrency"], f"the capacity test (5.5) in these results, with {workload}", workload
 
 
 async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult:
@@ -174,25 +181,21 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
         table_of("How it degrades", levels, DEGRADATION_COLUMNS),
     ]
     found.charts = _charts(pressed, levels)
-    _remark(found, session, params, pressed)
+    _remark(found, params, pressed)
     return found
 
 
 async def _press(session: BenchSession, params: MemoryPressureParams) -> _Pressed:
-    if params.capacity is not None:
-        capacity, source = params.capacity, "given (capacity)"
-    else:
-        known = _capacity_found(session)
-        assert known is not None  # checked by `check`
-        capacity, source = known[0], f"the capacity test (5.5) in these results, with {known[1]}"
+    known = _capacity(session, params)
+    assert known is not None  # checked by `check`
     seconds = to_seconds(params.duration)
     session.watcher.left(WARNING)
     before = await _probe(session, params, "before")
-    pressed = _Pressed(capacity, source, before)
+    pressed = _Pressed(*known, before)
     rate = (1.0, before.n / before.seconds if before.seconds else 0.0)
     for done, percent in enumerate(params.levels):
         session.watcher.left(lasts(len(params.levels) - done, seconds))
-        slots = -(-capacity * percent // 100)
+        slots = ceil(pressed.capacity * percent / 100)
         try:
             measured, steady, short = await measure_closed(
                 session, f"levels/{percent:03d}", params.workload, slots, params.duration, rate,
@@ -249,7 +252,6 @@ def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
         "requests": measured.n,
         "completion": None if interval is None else interval.to_dict(),
         "fail_rate": 1 - level.completion,
-        "endings": endings(measured),
         "memory_errors": memory_errors(measured),
         "preemption_events": events,
         "preempted_requests": level.total("preempted"),
@@ -261,17 +263,9 @@ def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
         "completed_rps": steady.completed_rps,
         "output_tps": steady.output_tps,
         "drain": max(0.0, measured.seconds - steady.to_s),
-        "longest_pause_p99": percentile(_pauses(measured), 0.99),
-        "ttft_p99_increase": increase(base.p99("ttft"), level.p99("ttft")),
-        "tpot_p99_increase": increase(base.p99("tpot"), level.p99("tpot")),
-        "output_increase": increase(base.steady.output_tps, steady.output_tps),
         "pattern": _pattern(level, base),
         **latency_rows(measured),
     }
-
-
-def _pauses(measured: Measurement) -> list[float]:
-    return sorted(max(gaps) for gaps in measured.gaps_by_request())
 
 
 def _pattern(level: _Level, base: _Level) -> str:
@@ -283,7 +277,7 @@ def _pattern(level: _Level, base: _Level) -> str:
     output = increase(base.steady.output_tps, level.steady.output_tps)
     if output is not None and output < -FALLS:
         return "throughput falls"
-    ttft = increase(base.p99("ttft"), level.p99("ttft"))
+    ttft = increase(base.ttft_p99, level.ttft_p99)
     if ttft is not None and ttft > WAITS - 1:
         return "requests wait"
     return "as at the base"
@@ -336,7 +330,6 @@ DEGRADATION_COLUMNS: Final[Mapping[str, Cell]] = {
     "Completed (req/s)": lambda level: number(level["completed_rps"]),
     "Output (tok/s)": lambda level: number(level["output_tps"]),
     **latency_columns("tpot p99"),
-    "Longest pause P99": lambda level: ms(level["longest_pause_p99"]),
     "OOM errors": text("memory_errors"),
     "Pattern": text("pattern"),
 }
@@ -355,9 +348,7 @@ def _charts(pressed: _Pressed, levels: Sequence[Mapping[str, Any]]) -> list[Char
     ]
 
 
-def _remark(
-    found: TestResult, session: BenchSession, params: MemoryPressureParams, pressed: _Pressed
-) -> None:
+def _remark(found: TestResult, params: MemoryPressureParams, pressed: _Pressed) -> None:
     told, notes = found.measurements, found.notes
     notes.append(WARNING)
     if told["preemption_is_told"]:
@@ -373,23 +364,16 @@ def _remark(
         )
     if pressed.lost is not None:
         notes.append(f"the system could not be reached {pressed.lost}")
-    elif told["recovered"]:
-        notes.append(
-            f"it recovered: TTFT P50 of single requests is {ms(told['ttft_p50_after'])} after and"
-            f" {ms(told['ttft_p50_before'])} before"
-        )
     else:
+        how, more = ("recovered", "") if told["recovered"] else ("did not recover", ", or answers failed")
         notes.append(
-            f"it did not recover: TTFT P50 of single requests is {ms(told['ttft_p50_after'])} after and"
-            f" {ms(told['ttft_p50_before'])} before, or not all of them were answered"
+            f"it {how}: TTFT P50 of single requests is {ms(told['ttft_p50_after'])} after and"
+            f" {ms(told['ttft_p50_before'])} before{more}"
         )
-    notes.append(SPANS)
-    if marked(told["levels"], "ttft", "tpot", share="p99"):
-        notes.append(FEW)
-    known = None if params.capacity is not None else _capacity_found(session)
-    if known is not None and known[1] != params.workload:
+    notes += legend(told["levels"], "ttft", "tpot", share="p99")
+    if pressed.workload != params.workload:
         found.deviations.append(
-            f"5.8.3, 1: capacity was determined with {known[1]}, and memory is pressed with"
+            f"5.8.3, 1: capacity was determined with {pressed.workload}, and memory is pressed with"
             f" {params.workload}: the percentages are not of what memory has room for"
         )
     if pressed.short:

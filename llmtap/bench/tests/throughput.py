@@ -33,13 +33,12 @@ from llmtap.bench.run.levels import (
     share,
     throughput_chart,
 )
-from llmtap.bench.run.measurement import Measurement, Steady, steady_of, tail_is_heavy
+from llmtap.bench.run.measurement import Steady, steady_of, tail_is_heavy
 from llmtap.bench.run.session import BenchSession
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.workload.arrivals import parse_arrivals
 
 DURATION_MIN: Final = Duration(60 * NS_PER_S)
 DURATION_STABLE: Final = Duration(300 * NS_PER_S)
@@ -96,10 +95,8 @@ class Sought:
     @property
     def best(self) -> Tried | None:
         """The last successful try of the highest level that holds."""
-        best = self.search.best
-        if best is None:
-            return None
-        return next(t for t in reversed(self.tried) if t.holds and t.level == best * self.step)
+        level = None if self.search.best is None else self.search.best * self.step
+        return next((t for t in reversed(self.tried) if t.holds and t.level == level), None)
 
     @property
     def limit(self) -> float | None:
@@ -113,7 +110,6 @@ def check(session: BenchSession, params: ThroughputParams) -> None:
     if params.mode == "closed":
         _check_range("concurrency", params.concurrency_min, params.concurrency_max, params.concurrency_step)
     else:
-        parse_arrivals(params.arrivals, rate_rps=params.rate_min, seed=0, place="arrivals")
         _check_range("rate", params.rate_min, params.rate_max, params.rate_step)
 
 
@@ -142,43 +138,29 @@ async def seek(
 ) -> Sought:
     """Search, with steps `PREFIX/16rps`, until the limit is known to `resolution` increments."""
     sought = _search(params, resolution)
-    search, step = sought.search, sought.step
-    lowest: Steady | None = None
+    search, seconds = sought.search, to_seconds(params.duration)
     while (at := search.next) is not None:
-        session.watcher.left(lasts(search.left, to_seconds(params.duration)))
-        unit = "rps" if params.mode == "open" else "slots"
-        name = f"{prefix}/{at * step:g}{unit}"
-        measured, steady = await _send(session, params, sought, name, at * step)
-        lowest = lowest or steady
-        broken = _broken(steady, lowest, params)
+        session.watcher.left(lasts(search.left, seconds))
+        level = at * sought.step
+        if params.mode == "open":
+            name = f"{prefix}/{level:g}rps"
+            load = level_load(
+                session, name, params.workload, rate_rps=level, duration_s=seconds, arrivals=params.arrivals
+            )
+            measured = await session.measure(name, load, slo=params.bounds.slo)
+            steady = steady_of(measured, seconds)
+        else:
+            last = sought.tried[-1] if sought.tried else None
+            measured, steady, short = await measure_closed(
+                session, f"{prefix}/{level:g}slots", params.workload, round(level), params.duration,
+                None if last is None else (last.level, last.steady.completed_rps), slo=params.bounds.slo,
+            )  # fmt: skip
+            sought.short += [measured.name] * short
+        broken = _broken(steady, sought.tried[0].steady if sought.tried else steady, params)
         why = "; ".join(broken) or "sustained"
-        sought.tried.append(Tried(at * step, measured, steady, not broken, why))
+        sought.tried.append(Tried(level, measured, steady, not broken, why))
         search.tell(at, not broken)
     return sought
-
-
-async def _send(
-    session: BenchSession, params: ThroughputParams, sought: Sought, name: str, level: float
-) -> tuple[Measurement, Steady]:
-    if params.mode == "open":
-        load = level_load(
-            session, name, params.workload, rate_rps=level, duration_s=to_seconds(params.duration),
-            arrivals=params.arrivals,
-        )  # fmt: skip
-        measured = await session.measure(name, load, slo=params.bounds.slo)
-        return measured, steady_of(measured, to_seconds(params.duration))
-    before = (sought.tried[-1].level, sought.tried[-1].steady.completed_rps) if sought.tried else None
-    measured, steady, short = await measure_closed(
-        session, name, params.workload, round(level), params.duration, before, slo=params.bounds.slo
-    )
-    if short:
-        sought.short.append(measured.name)
-    return measured, steady
-
-
-def _own_tail_is_heavy(lowest: Steady) -> bool:
-    p50, p99 = (lowest.latency("e2e_ns", share) for share in (0.50, 0.99))
-    return p50 is not None and p99 is not None and p99 > 10 * p50
 
 
 def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[str]:
@@ -258,7 +240,7 @@ def _measurements(session: BenchSession, params: ThroughputParams, sought: Sough
         "constraint": params.bounds.to_dict(),
         "sustainable_load_rps": None, "sustainable_concurrency": None, "limit": sought.limit,
         "max_output_tps": None, "max_request_rps": None, "max_input_tps": None,
-        "tokens_per_gpu_second": None, "batch_utilization": None, "latency": None, "steady": None,
+        "tokens_per_gpu_second": None, "batch_utilization": None, "steady": None,
         "sent_rps": None, "sent": None, "completed": None,
         "levels": [{unit: t.level, **level_json(t)} for t in sought.tried],
     }  # fmt: skip
@@ -277,17 +259,14 @@ def _measurements(session: BenchSession, params: ThroughputParams, sought: Sough
         if gpus and steady.output_tokens is not None
         else None,
         "batch_utilization": None if running is None or batch is None else running / batch,
-        "latency": latency_rows(steady.sent),
         "steady": steady.is_steady,
         "sent_rps": steady.arrival_rps, "sent": steady.arrivals, "completed": steady.completed,
     }  # fmt: skip
 
 
-_RATES: Final = ("sustainable_load_rps", "sent_rps", "max_request_rps")
-
-
 def _summary(told: Mapping[str, Any]) -> test.ReportTable:
-    sustained, sent, completed = (number(told[name], "req/s") for name in _RATES)
+    names = ("sustainable_load_rps", "sent_rps", "max_request_rps")
+    sustained, sent, completed = (number(told[name], "req/s") for name in names)
     if told["sent"] is not None:
         sent += f" (n {told['sent']:,})"
         completed += f" (n {told['completed']:,})"
@@ -322,12 +301,10 @@ def _charts(params: ThroughputParams, sought: Sought) -> list[test.ChartSpec]:
 
 
 def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) -> None:
-    told, best, notes = found.measurements, sought.best, found.notes
-    constrained = f"with the constraint {params.bounds.says}" if params.bounds else "without constraint"
+    best, notes = sought.best, found.notes
     notes.append(
-        f"throughput {constrained}: output tokens made in the last 90 % of a level's time, by that time; an"
-        " answer's tokens count evenly from its first token to its end; latencies are of the"
-        " requests sent in that time"
+        "throughput: output tokens made in the last 90 % of a level's time, by that time; an answer's tokens"
+        " count evenly from its first token to its end; latencies are of the requests sent in that time"
     )
     if best is None:
         notes.append(f"not even the lowest level is sustained: {sought.tried[-1].why}")
@@ -336,12 +313,7 @@ def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) ->
     else:
         notes.append(
             f"the limit lies between {best.level:g} and {sought.limit:g} {params.unit}, the increment of the"
-            " search"
-        )
-    if best is not None:
-        notes.append(
-            "rates have no confidence interval: each level was sent once, and its requests depend on each"
-            " other; --runs repeats the search"
+            " search; rates have no confidence interval: each level was sent once, and --runs repeats it"
         )
     if best is not None and not best.steady.is_steady:
         notes.append("at the highest load that was sustained the throughput was not steady: measure longer")
@@ -350,23 +322,18 @@ def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) ->
             f"each level lasted {to_seconds(params.duration):g} s; 300 s are recommended for stable figures"
             " (5.2.2.1)"
         )
+    lowest = [sought.tried[0].steady.latency("e2e_ns", share) for share in (0.50, 0.99)]
     if params.bounds:
         notes.append(
             "with an SLO the rule of 5.2.3.1 that P99 exceeds 10 x the P50 at lower load decides nothing: the"
             " SLO bounds latency"
         )
-    elif _own_tail_is_heavy(sought.tried[0].steady):
+    elif lowest[0] is not None and lowest[1] is not None and lowest[1] > 10 * lowest[0]:
         notes.append(
             "at the lowest level itself P99 exceeds 10 x P50: that rule of 5.2.3.1 says nothing of load and"
             " was not applied"
         )
-    notes.append(figures.SPANS)
-    if figures.marked(told["levels"], "ttft", "tpot", share="p99"):
-        notes.append(figures.FEW)
-    if told["batch_utilization"] is None:
-        notes.append("batch utilization needs a server that tells what runs, and sut.max_batch")
-    if told["tokens_per_gpu_second"] is None:
-        notes.append("tokens per GPU-second need sut.hardware.count")
+    notes += figures.legend(found.measurements["levels"], "ttft", "tpot", share="p99")
     if params.mode == "closed":
         found.deviations.append(
             "5.2.3.1: in a closed loop no queue grows, so saturation shows in failures and the tail alone"

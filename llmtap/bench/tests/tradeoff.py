@@ -33,7 +33,6 @@ from llmtap.bench.tests.throughput import DURATION_MIN, ThroughputParams, seek
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.workload.arrivals import parse_arrivals
 
 LEVELS_MIN: Final = 10
 RATE_MAX: Final = 1_024.0
@@ -76,8 +75,6 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def check(session: BenchSession, params: TradeoffParams) -> None:
     check_duration(session, params.duration, DURATION_MIN, "5.3.2")
-    if params.search_duration <= 0:
-        raise ConfigError("duration", "is nothing")
     levels = params.levels
     if len(levels) < LEVELS_MIN and not session.quick:
         raise ConfigError("levels", f"are {len(levels)}, and 5.3.2 asks for {LEVELS_MIN} at least")
@@ -85,7 +82,6 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
         raise ConfigError("levels", "are percents above 0, each above the one before", "such as 10,20,30")
     if not session.quick and (levels[0] > 10 or levels[-1] < 100):
         raise ConfigError("levels", "have to begin at 10 % of capacity and to reach 100 % (5.3.2)")
-    parse_arrivals(params.arrivals, rate_rps=1.0, seed=0, place="arrivals")
 
 
 async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
@@ -137,40 +133,24 @@ async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
     told = capacity_told(session, params.max_rate, params.workload)
     if told is not None:
         return told
-    rough = await _search(session, params, params.search_from, "capacity/rough", resolution=_ANY)
-    fine = await _search(session, params, rough / STEPS, "capacity/fine", low=rough / 2, high=rough * 2)
+    step, low, high, resolution = params.search_from, params.search_from, RATE_MAX, _ANY
+    for prefix in ("capacity/rough", "capacity/fine"):
+        search = ThroughputParams(
+            workload=params.workload, duration=params.search_duration, arrivals=params.arrivals,
+            rate_step=step, rate_min=low, rate_max=high,
+        )  # fmt: skip
+        best = (await seek(session, search, prefix, resolution=resolution)).best
+        if best is None:
+            raise ConfigError(
+                "max_rate", f"is not known, and not even {low:g} requests/s is sustained",
+                "a search_from below it, or max_rate where it is known",
+            )  # fmt: skip
+        rate = best.level
+        step, low, high, resolution = rate / STEPS, rate / 2, rate * 2, 1
     seconds = to_seconds(params.search_duration)
     return Capacity(
-        rps=fine, tps=None, how=f"a search, {seconds:g} s a level, in steps of {rough / STEPS:.3g}"
+        rps=rate, tps=None, how=f"a search, {seconds:g} s a level, in steps of {search.rate_step:.3g}"
     )
-
-
-async def _search(
-    session: BenchSession,
-    params: TradeoffParams,
-    step: float,
-    prefix: str,
-    *,
-    low: float | None = None,
-    high: float = RATE_MAX,
-    resolution: int = 1,
-) -> float:
-    sought = await seek(
-        session,
-        ThroughputParams(
-            workload=params.workload, duration=params.search_duration, arrivals=params.arrivals,
-            rate_step=step, rate_min=low or step, rate_max=high,
-        ),
-        prefix,
-        resolution=resolution,
-    )  # fmt: skip
-    best = sought.best
-    if best is None:
-        raise ConfigError(
-            "max_rate", f"is not known, and not even {low or step:g} requests/s is sustained",
-            "a search_from below it, or max_rate where it is known",
-        )  # fmt: skip
-    return best.level
 
 
 def _configuration(params: TradeoffParams, capacity: Capacity) -> dict[str, str]:
@@ -193,12 +173,10 @@ def _measurements(params: TradeoffParams, capacity: Capacity, tried: Sequence[Tr
         "capacity_source": capacity.how,
         "objectives": params.bounds.to_dict(),
         "knee_rps": knee(levels),
-        "knee_by_e2e_rps": knee([saturation_level(t, "e2e_ns") for t in tried]),
         "saturation_rps": saturation_point(levels),
         "peak_rps": peak(levels),
         "queue_grows_from_rps": next((t.level for t in tried if t.steady.queue_grows), None),
         "operating_point_rps": best,
-        "operating_point_output_tps": None if best is None else by_rate[best].steady.output_tps,
         "levels": [
             {
                 "percent": percent,
@@ -212,23 +190,19 @@ def _measurements(params: TradeoffParams, capacity: Capacity, tried: Sequence[Tr
 
 
 def _points(params: TradeoffParams, told: Mapping[str, Any]) -> list[list[str]]:
-    def at(name: str) -> str:
-        return "none of these levels" if told[name] is None else number(told[name], "req/s")
-
-    points = [
-        ["Knee point", at("knee_rps"), "TTFT P99 exceeds 2 x the smallest of all levels"],
-        ["Saturation point (rule)", at("saturation_rps"), "throughput falls below that of the level before"],
-        [
-            "Saturation point (peak)",
-            at("peak_rps"),
-            "throughput is highest, as the draft's Table 5 prints it",
-        ],
-        ["Queue grows", at("queue_grows_from_rps"), "what is in flight grows through the whole level"],
-    ]
+    rules = {
+        "knee_rps": ("Knee point", "TTFT P99 exceeds 2 x the smallest of all levels"),
+        "saturation_rps": ("Saturation point (rule)", "throughput falls below that of the level before"),
+        "peak_rps": ("Saturation point (peak)", "throughput is highest, as the draft's Table 5 prints it"),
+        "queue_grows_from_rps": ("Queue grows", "what is in flight grows through the whole level"),
+    }
     if params.bounds:
         rule = f"highest throughput of the levels with {params.bounds.says}"
-        points.append(["Optimal operating point", at("operating_point_rps"), rule])
-    return points
+        rules["operating_point_rps"] = ("Optimal operating point", rule)
+    return [
+        [point, "none of these levels" if told[name] is None else number(told[name], "req/s"), rule]
+        for name, (point, rule) in rules.items()
+    ]
 
 
 def _charts(told: Mapping[str, Any]) -> list[test.ChartSpec]:
@@ -277,9 +251,7 @@ def _remark(found: test.TestResult, params: TradeoffParams, tried: Sequence[Trie
         notes.append("no level saturates: capacity was estimated too low, and the curve ends before it")
     if tried[0].steady.queue_grows or tried[0].steady.falls_short:
         notes.append("even the lowest level saturates: capacity was estimated too high")
-    if figures.marked(told["levels"], "ttft"):
-        notes.append(figures.FEW)
-    notes.append(figures.SPANS)
+    notes += figures.legend(told["levels"], "ttft")
 
 
 def _seconds(session: BenchSession, params: TradeoffParams) -> float:

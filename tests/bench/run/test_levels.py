@@ -13,7 +13,6 @@ from llmtap.bench.run.levels import (
     capacity_told,
     endings,
     find_capacity,
-    is_long,
     memory_errors,
     overload,
     rows_for,
@@ -64,7 +63,8 @@ def test_any_objective_can_bound_a_level() -> None:
 def test_bounds_are_met_or_named() -> None:
     bounds = Bounds(ttft=Duration(100 * MS), tpot=Duration(20 * MS))
     assert bounds.says == "TTFT P99 <= 100 ms, TPOT P99 <= 20.0 ms"
-    assert bounds.to_dict() == {"ttft_p99": 0.1, "tpot_p99": 0.02}
+    told = bounds.to_dict() or {}
+    assert (told["ttft_p99"], told["tpot_p99"], told["objectives"]) == (0.1, 0.02, None)
     assert Objectives.parse(bounds.slo or "").text == "ttft:100ms tpot:20ms"
     assert not Bounds()
     assert Bounds().slo is None
@@ -170,11 +170,6 @@ def test_a_capacity_is_taken_of_the_same_workload_only(tmp_path: Path) -> None:
     assert told.rps == 12.0
     assert capacity_told(session, None, "code-completion") is None
     assert capacity_told(session, None) is None
-    result["measurements"]["sustainable_load_rps"] = {"value": 3.0}  # type: ignore[assignment]
-    throughput.write_json("result.json", result)
-    told = capacity_told(session, None, "conversation")
-    assert told is not None
-    assert told.rps == 3.0
 
 
 def queued(rate: float, per_s: float, seconds: float, seed: int) -> Measurement:
@@ -200,9 +195,7 @@ def test_what_does_not_keep_up_is_told_and_what_does_is_not() -> None:
 def test_a_load_that_is_no_longer_than_its_answers_says_nothing() -> None:
     """24 requests in 2.4 s, each of 2 s: none is answered in the first half, and nothing is wrong."""
     rows = [answered(i / 10, 0.1, 2, output_tokens=10) for i in range(24)]
-    assert not is_long(measured("short", rows))
     assert overload(measured("short", rows)) is None
-    assert is_long(queued(8.0, 10.0, 60.0, 1))
 
 
 @pytest.mark.parametrize(

@@ -300,6 +300,7 @@ def test_a_path_that_the_server_has_not_is_what_it_is_told_by(tmp_path: Path) ->
     ("given", "place", "problem"),
     [
         ("arrivals=foo", "tests.ttft.arrivals", "no arrival process is called 'foo'"),
+        ("arrivals=ramp", "tests.ttft.arrivals", "ramp"),
         ("workload=nope", "tests.ttft.workload", "no workload is called 'nope'"),
     ],
 )
