@@ -396,16 +396,10 @@ def _compare_summary(told: _Json) -> list[Block]:
 
 
 def _compare_settings(told: _Json) -> list[Block]:
-    by_label: dict[str, _Json] = {}
-    runs = []
-    for test in told["tests"]:
-        for one in test["systems"]:
-            by_label.setdefault(one["label"], one)
-            for i, (seed, began) in enumerate(zip(one["seeds"], one["began"], strict=True), 1):
-                runs.append([test["title"], one["label"], str(i), str(seed), str(began)])
+    first = {one["label"]: one for test in told["tests"] for one in test["systems"]}
     rows = []
     for one in told["systems"]:
-        sut, target = by_label[one["label"]]["sut"], by_label[one["label"]]["target"]
+        sut, target = first[one["label"]]["sut"], first[one["label"]]["target"]
         cells = [
             sut.get("model") or target.get("model"), sut.get("software"),
             at(sut, "hardware", "accelerator"), at(sut, "hardware", "count"),
@@ -413,8 +407,7 @@ def _compare_settings(told: _Json) -> list[Block]:
         cells = [target.get("url", "-"), *(cell or "-" for cell in cells), one["results"]]
         rows.append([one["label"], *map(str, cells)])
     heads = ["system", "address", "model", "software", "accelerator", "count", "results"]
-    every = Table(["test", "system", "run", "seed", "began"], runs, "Runs")
-    return [Table(heads, rows, "Systems"), DetailsBlock(f"Every run ({len(runs)})", [every])]
+    return [Table(heads, rows, "Systems")]
 
 
 def _comparison_page(test: _Json) -> Iterator[Block]:
