@@ -147,7 +147,7 @@ def bench_html(document: _Json) -> str:
         for report in reports
     ]
     if reports:
-        sections.append(Section("loads", "Every load", list(_loads(reports))))
+        sections.append(Section("loads", "Every load", list(load_tables(reports))))
         sections.append(Section("compliance", "Compliance", _compliance(reports)))
         sections.append(Section("again", "To do it again", list(_again(document))))
     sections.append(Section("settings", "What was run", [DetailsBlock("Set-up", list(_settings(document)))]))
@@ -251,19 +251,17 @@ def _test_page(report: _Json) -> Iterator[Block]:
         yield DetailsBlock("Set-up of this test", [TermTable(rows)])
 
 
-LOADS_ABOUT: Final = (
-    "Each load is a folder of the results. Figures here are of all its requests over its whole time, the"
-    " first 10 % and the drain included; latencies are in ms, by histograms (error at most 0.1 %). Tables of"
-    " the tests are exact, leave out the first 10 % of each level of a search, and join the blocks of a"
-    " configuration: their figures of the same load differ."
-)
-
-
-def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
-    measured = [(metric, share) for metric in ("ttft", "tpot", "e2e") for share in ("p50", "p99")]
+def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
+    """Yield what the loads are, and a table of them for each test."""
+    yield Note(
+        "Each load is a folder of the results. Figures here are of all its requests over its whole time, the"
+        " first 10 % and the drain included; latencies are in ms, by histograms (error at most 0.1 %). Tables"
+        " of the tests are exact, leave out the first 10 % of each level of a search, and join the blocks of"
+        " a configuration: their figures of the same load differ."
+    )
+    figures = [(metric, share) for metric in ("ttft", "tpot", "e2e") for share in ("p50", "p99")]
     heads = ["load", "n", "requests/s", "output tok/s"]
-    heads += [f"{METRIC_TITLES[metric]} {share}" for metric, share in measured]
-    yield Note(LOADS_ABOUT)
+    heads += [f"{METRIC_TITLES[metric]} {share}" for metric, share in figures]
     for report in reports:
         rows = []
         for step in report.get("steps") or ():
@@ -274,13 +272,20 @@ def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
                 f"{step['name']} ({step['arm']})" if step.get("arm") else step["name"],
                 f"{result.get('n', 0):,}", number(at(result, "load", "offered_rps")),
                 number(at(result, "tokens", "output_per_second")),
-                *(figure_text(at(result, "metrics", metric) or {}, share) for metric, share in measured),
+                *(figure_text(at(result, "metrics", metric) or {}, share) for metric, share in figures),
                 f"{well / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
             ])  # fmt: skip
         yield Table(
             [*heads, "ended well", "late p99"], rows, f"{report['section']} {report['title']}",
             footnote=FEW if is_marked(rows) else "",
         )  # fmt: skip
+
+
+def requirements_table(rows: Sequence[_Json], caption: str = "") -> Table:
+    columns = {
+        "Id": "id", "Level": "level", "What is demanded": "says", "Status": "status", "Evidence": "evidence",
+    }  # fmt: skip
+    return Table(list(columns), [[row[name] for name in columns.values()] for row in rows], caption)
 
 
 def _compliance(reports: Sequence[_Json]) -> list[Block]:
@@ -345,11 +350,7 @@ def compare_markdown(told: _Json) -> str:
         blocks += [Note(f"Fair comparison (section 6): {_fairness(test)}."), *_tables(test)]
         blocks += [ItemList(test["notes"])] if test["notes"] else []
         blocks += _normalised(test)
-        rows = [
-            [row[name] for name in ("id", "level", "says", "status", "evidence")]
-            for row in test["checklist"]["rows"]
-        ]
-        blocks.append(Table(["Demand", "Level", "What", "Status", "Evidence"], rows, "Checklist"))
+        blocks.append(requirements_table(test["checklist"]["rows"], "Checklist"))
         sections.append(Section(test["test"], _heading(test), blocks))
     left_out = [Note(said) for said in _left_out(told)]
     if sections:

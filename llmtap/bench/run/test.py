@@ -81,6 +81,8 @@ class TestResult:
     notes: list[str] = field(default_factory=list)
     deviations: list[str] = field(default_factory=list)
     """Deviations from the draft's procedure, and why (C.1 Notes, C.2 part 5)."""
+    main: str = ""
+    """Name of the load that represents the test in the minimum report (C.1)."""
     itl_option: str | None = None
     """Option of 4.6.3 for its gaps, `A` or `A + C`; None: as in the loads' results."""
 

@@ -156,6 +156,7 @@ def _found(params: CapacityParams, search: RateSearch, tried: Sequence[Tried]) -
             " errors",
         }
     )  # fmt: skip
+    found.main = next((t for t in reversed(tried) if t.holds and t.level == best), tried[-1]).measured.name
     told = found.measurements = _measurements(params, search, tried)
     found.tables = [
         figures.table_of("Table 7: Capacity Search Results", told["levels"], TABLE_7),

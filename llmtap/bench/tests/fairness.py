@@ -97,7 +97,7 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
     load = mixes.open_mix(mix, rate_rps=rate, seed=session.seed, **plain)
     mixed = await session.measure("mix", load, warm_by=warm)
     classes = [_Class(one.name, mixed.of_class(one.name), *alone[one.name]) for one in mix.classes]
-    found = TestResult(configuration=figures.load_lines(load, mixed))
+    found = TestResult(configuration=figures.load_lines(load, mixed), main=mixed.name)
     found.measurements = {
         "rate_rps": rate,
         "capacity": None if capacity is None else msgspec.to_builtins(capacity),

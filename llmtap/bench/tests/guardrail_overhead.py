@@ -107,6 +107,7 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
         )
     peaks = await _peaks(session, params, capacity, warm_by) if params.search else None
     found = test.TestResult(configuration=figures.load_lines(load, session.steps[-1]))
+    found.main = f"{levels[-1]:g}-percent/0/{BASELINE}"
     told = found.measurements = guardrail_figures(cells, arms, levels, capacity, peaks)
     rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in told["levels"])
     way = "all loads of one, then the next: it takes a command to switch"

@@ -108,6 +108,7 @@ async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
         "Test duration": ", ".join(f"{step.seconds:.1f}" for step in session.steps) + " s by level",
         "ITL measurement": "; ".join(dict.fromkeys(_METHODS[one["option"]] for one in told)),
     }
+    found.main = measured.name
     found.itl_option = " + ".join(sorted({one["option"] for one in told}))
     found.measurements = {"max_rate_rps": capacity.rps, "max_rate_from": capacity.how, "levels": told}
     found.tables = _tables(told)

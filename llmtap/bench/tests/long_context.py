@@ -100,6 +100,7 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
             together = await session.measure(f"{length}-tokens-{slots}-at-a-time", full, warm_by=short)
             throughput.append(_throughput(together, slots))
         told.append(_length(length, measured, throughput))
+        found.main = measured.name
         points += [(told[-1]["context"], ttft) for ttft in measured.values("ttft_ns")]
         found.configuration = figures.load_lines(load, measured)
         if len(measured.ended_well()) < measured.n:

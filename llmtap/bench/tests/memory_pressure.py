@@ -173,6 +173,7 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
             "Test duration": f"{to_seconds(params.duration):g} s per level, and until every answer has ended",
         }
     )
+    found.main = f"levels/{params.levels[0]:03d}"
     found.measurements = _measurements(params, pressed)
     levels = found.measurements["levels"]
     found.tables = [

@@ -144,6 +144,7 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResu
     assert last is not None
     rates = await _throughput(session, params, work, texts, warm_by, cold_first)
     found = test.TestResult(configuration=figures.load_lines(last, runs[-1].states["off"]))
+    found.main = "0/off"
     found.measurements = prefix_figures(runs, rate, capacity, rates)
     found.configuration |= _configuration(params, work, runs, found.measurements, texts)
     found.tables = _tables(found.measurements)

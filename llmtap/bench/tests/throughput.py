@@ -183,7 +183,9 @@ def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[st
 async def run(session: BenchSession, params: ThroughputParams) -> test.TestResult:
     sought = await seek(session, params)
     best, told = sought.best, _measurements(session, params, sought)
-    found = test.TestResult(told, configuration=_configuration(params))
+    found = test.TestResult(
+        told, configuration=_configuration(params), main=(best or sought.tried[0]).measured.name
+    )
     found.tables = [_summary(told)]
     if best is not None:
         found.tables.append(latency_table("Table 4: Latency at Maximum Throughput", best.steady.sent))

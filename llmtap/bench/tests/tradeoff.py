@@ -100,7 +100,8 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
         broken = params.bounds.broken(steady)
         tried.append(Tried(rate_rps, measured, steady, not broken, "; ".join(broken)))
     told = _measurements(params, capacity, tried)
-    found = test.TestResult(told, configuration=_configuration(params, capacity))
+    held = [t for t in tried if t.holds and (params.bounds or not t.steady.queue_grows)] or tried[:1]
+    found = test.TestResult(told, configuration=_configuration(params, capacity), main=held[-1].measured.name)
     found.tables = [
         figures.table_of("Table 5: Throughput-Latency Table", told["levels"], TABLE_5),
         figures.table_of("What else 5.3.4 has recorded at each level", told["levels"], MORE_COLUMNS),

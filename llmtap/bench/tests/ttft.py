@@ -66,7 +66,9 @@ async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
         "e2e": figures.latency_row(measured.values("e2e_ns")),
         "uncertainty_max": max(measured.values("uncertainty_ns"), default=None),
     }
-    found = test.TestResult(told, _tables(told), configuration=figures.load_lines(load, measured))
+    found = test.TestResult(
+        told, _tables(told), configuration=figures.load_lines(load, measured), main=measured.name
+    )
     found.charts = _charts(ttft, measured, told["ttft_any"] is not None)
     _remark(found)
     return found
