@@ -281,13 +281,6 @@ def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
         )  # fmt: skip
 
 
-def requirements_table(rows: Sequence[_Json], caption: str = "") -> Table:
-    columns = {
-        "Id": "id", "Level": "level", "What is demanded": "says", "Status": "status", "Evidence": "evidence",
-    }  # fmt: skip
-    return Table(list(columns), [[row[name] for name in columns.values()] for row in rows], caption)
-
-
 def _compliance(reports: Sequence[_Json]) -> list[Block]:
     found = [(report["test"], row) for report in reports for row in at(report, "compliance", "rows") or ()]
     about = (
@@ -343,35 +336,15 @@ def _comparison(test: _Json) -> Iterator[Note | Table]:
 
 
 def compare_markdown(told: _Json) -> str:
-    sections: list[Section] = []
-    for test in told["tests"]:
-        blocks: list[Block] = [Note("", lead=said) for said in _objections(test)]
-        blocks += [Note(said, lead="Caution:") for said in _bursts(test)]
-        blocks += [Note(f"Fair comparison (section 6): {_fairness(test)}."), *_tables(test)]
-        blocks += [ItemList(test["notes"])] if test["notes"] else []
-        blocks += _normalised(test)
-        blocks.append(requirements_table(test["checklist"]["rows"], "Checklist"))
-        sections.append(Section(test["test"], _heading(test), blocks))
-    left_out = [Note(said) for said in _left_out(told)]
-    if sections:
-        sections[-1].blocks.extend(left_out)
-    title = f"{' and '.join(one['label'] for one in told['systems'])}, compared"
-    return markdown(ReportDocument(title, [] if sections else left_out, sections=sections), special="|")
+    return markdown(_compare_document(told), special="|")
 
 
 def compare_html(told: _Json) -> str:
+    return page_html(_compare_document(told), *_ASSETS)
+
+
+def _compare_document(told: _Json) -> ReportDocument:
     base, *others = (one["label"] for one in told["systems"])
-    sections = [
-        Section(test["test"], f"{test['section']} {test['title']}", list(_comparison_page(test)))
-        for test in told["tests"]
-    ]
-    page = ReportDocument(
-        f"{', '.join(others)} against {base}", _compare_summary(told), _compare_settings(told), sections
-    )
-    return page_html(page, *_ASSETS)
-
-
-def _compare_summary(told: _Json) -> list[Block]:
     fair = not any(test.get("invalid") or _unmet_rows(test) for test in told["tests"])
     items = [f"{test['title']}: {'; '.join((*_objections(test), _fairness(test)))}" for test in told["tests"]]
     tiles = []
@@ -390,10 +363,17 @@ def _compare_summary(told: _Json) -> list[Block]:
             title = f"{other['label']}: {test['title']}"
             tiles.append(Tile(title, ", ".join(counts) or "nothing in common", about, test["test"]))
     lead = "Fair." if fair else "Not to be published as it is."
-    verdict = VerdictBox(fair, lead, "The checklist of section 6:", items)
-    cautions = [said for test in told["tests"] for said in _bursts(test)]
-    notes = [Note(said, lead="Caution:") for said in dict.fromkeys(cautions)]
-    return [verdict, *notes, Tiles(tiles), *(Note(f"{one}.") for one in _left_out(told))]
+    cautions = dict.fromkeys(said for test in told["tests"] for said in _bursts(test))
+    return ReportDocument(
+        f"{', '.join(others)} against {base}",
+        [
+            VerdictBox(fair, lead, "The checklist of section 6:", items),
+            *(Note(said, lead="Caution:") for said in cautions), Tiles(tiles),
+            *(Note(f"{said}.") for said in _left_out(told)),
+        ],
+        _compare_settings(told),
+        [Section(test["test"], _heading(test), list(_comparison_page(test))) for test in told["tests"]],
+    )  # fmt: skip
 
 
 def _compare_settings(told: _Json) -> list[Block]:

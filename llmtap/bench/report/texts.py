@@ -15,10 +15,10 @@ from llmtap.report.bench import (
     deviations_said,
     findings_said,
     load_tables,
-    requirements_table,
 )
 from llmtap.report.document import (
     Block,
+    Compliance,
     ItemList,
     Note,
     Preformatted,
@@ -325,8 +325,7 @@ def _compliance(document: Mapping[str, Any]) -> Iterator[Block]:
             yield from (Note(head), ItemList(items))
     for report in reports:
         if rows := at(report, "compliance.rows"):
-            yield Note(f"Requirements on {report['section']} {report['title']}:")
-            yield requirements_table(rows)
+            yield Compliance(rows, f"Requirements on {report['section']} {report['title']}")
 
 
 def _reproduction(document: Mapping[str, Any]) -> Iterator[Block]:

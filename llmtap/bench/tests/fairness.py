@@ -285,14 +285,7 @@ def _remark(
 ) -> None:
     told = found.measurements
     found.notes += [
-        "the lengths of each class are Synthetic-Skewed's log-normals within the class's ranges",
-        f"alone, each class had as many tokens per second as the mix ({told['tokens_per_second']:,.0f})",
-        (
-            "Jain's index is of requests: TTFT in the mix / the median of its class alone; the spread within"
-            " a class lowers it too. Of class means 0.9 is where one of two classes is slowed down twice as"
-            " much as the other"
-        ),
-        f"starved: a TTFT of more than {STARVED_MEDIANS:g} medians of the class in the mix",
+        "Jain's index is of requests: TTFT in the mix / the median of the class alone; any spread lowers it",
         *figures.legend(told["classes"].values(), "ttft", "tpot"),
         "intervals take requests for independent; those of a queue are not quite, so they are rather narrow",
     ]

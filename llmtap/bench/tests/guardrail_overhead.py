@@ -402,7 +402,6 @@ def _remark(found: test.TestResult, session: BenchSession, params: GuardrailPara
     if missing:
         found.deviations.append(f"5.10.2: not compared, as no such arm is declared: {', '.join(missing)}")
     found.notes += [
-        "input filter overhead is of TTFT; total guardrail overhead is of E2E, in the full configuration",
         "the baseline was measured twice (A/A): what the two differ by is found where there is no difference",
         'intervals of "Overhead" hold what changes from block to block; those at P50 only these requests',
         *figures.legend(rows, *METRICS),
@@ -410,19 +409,15 @@ def _remark(found: test.TestResult, session: BenchSession, params: GuardrailPara
     refused: Counter[str] = Counter()
     for row in rows:
         refused[row["arm"]] += row["refused"]
-    counted = ", ".join(f"{NAMES[arm]} {n:,}" for arm, n in refused.items() if n)
-    found.notes.append(
-        f"refused although the content is benign: {counted}. Refused answers are in no latency"
-        if counted
-        else "no request was refused"
-    )
+    if counted := ", ".join(f"{NAMES[arm]} {n:,}" for arm, n in refused.items() if n):
+        found.notes.append(
+            f"refused although the content is benign: {counted}. Refused answers are in no latency"
+        )
     if any(map(_lacks_interval, rows)):
         found.notes.append(
             "an overhead at a percentile is a dash where it has no interval: fewer than five pairs lie beyond"
         )
     found.deviations += _lacks(told, params)
-    if not params.search:
-        found.notes.append("maximum throughput was not measured (search = false): Table 14 is left out")
     cached = cached_share(cells)
     if cached is not None and cached > CACHED_SHARE:
         found.deviations.append(

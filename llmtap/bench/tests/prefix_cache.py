@@ -377,24 +377,13 @@ def _remark(
     cold_first: Sequence[bool],
 ) -> None:
     told = found.measurements
-    found.notes += [
-        (
-            "off and cold were sent the same requests; warm has the same lengths, arrivals and sharing in"
-            " other words, and only its prefixes were sent before: a cold run leaves whole prompts behind"
-        ),
-        (
-            "a reduction is of the percentile, off to on, over all repeats, its interval by pairs; over"
-            " repeats, it is the mean of what each of them found, with Student's interval"
-        ),
-        f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats",
-        *figures.legend([told["ttft"]], *STATES),
-    ]
+    found.notes.append(
+        "off and cold were sent the same requests; warm has the same lengths and arrivals in other words"
+    )
+    found.notes.append(f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats")
+    found.notes += figures.legend([told["ttft"]], *STATES)
     if told["hit_rate"]["warm"] is None and told["hit_rate"]["cold"] is None:
         found.notes.append("the server does not tell how many tokens came from its cache: no hit rate")
-    if told["throughput"] is not None:
-        found.notes.append(
-            f"throughput is of closed loops of {params.concurrency} at a time, the prefixes in the cache"
-        )
     if capacity is not None:
         found.notes.append(f"capacity without the cache: {capacity.rps:.4g} requests/s ({capacity.how})")
     off = told["hit_rate"]["off"]

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
+    COLUMNS,
     Bounds,
     Capacity,
     Tried,
@@ -24,6 +25,7 @@ from llmtap.bench.run.levels import (
     level_json,
     level_load,
     number,
+    p99_chart,
     saturation_level,
     share,
 )
@@ -208,31 +210,31 @@ def _points(params: TradeoffParams, told: Mapping[str, Any]) -> list[list[str]]:
 
 def _charts(told: Mapping[str, Any]) -> list[test.ChartSpec]:
     levels = told["levels"]
-    rates: list[float | str] = [level["offered_rps"] for level in levels]
+    rates: list[float] = [level["offered_rps"] for level in levels]
     output: list[float | str] = [level["output_tps"] or 0.0 for level in levels]
     named = {
         "knee_rps": "knee", "saturation_rps": "saturation (throughput falls)",
         "peak_rps": "highest throughput", "operating_point_rps": "operating point",
     }  # fmt: skip
     marks = [test.Mark(told[name], says) for name, says in named.items() if told[name] is not None]
-    offered = "offered load (requests/s)"
-    charts = []
-    for by, x_title, xs, marked_at in (
-        ("throughput", "achieved output tokens/s", output, []), ("offered load", offered, rates, marks),
-    ):  # fmt: skip
-        for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "End-to-end latency")):
-            lines = [
-                figures.line_series(p.upper(), xs, [level[name][p] for level in levels])
+    offered, achieved = "offered load (requests/s)", "achieved output tokens/s"
+    charts = [
+        test.ChartSpec(
+            f"{title} by throughput", "line", achieved, f"{title} (ms)",
+            [
+                figures.line_series(p.upper(), output, [level[name][p] for level in levels])
                 for p in figures.KEY_SHARES
-            ]
-            charts.append(
-                test.ChartSpec(
-                    f"{title} by {by}", "line", x_title, f"{title} (ms)", lines, marked_at, log_y=True
-                )
-            )
-    achieved = test.ChartSeries("achieved", rates, [level["output_tps"] for level in levels])
-    title = "Achieved throughput by offered load"
-    return [*charts, test.ChartSpec(title, "line", offered, "output tokens/s", [achieved], marks)]
+            ],
+            log_y=True,
+        )
+        for name, title in COLUMNS.items()
+    ]  # fmt: skip
+    line = test.ChartSeries("achieved", [*rates], [level["output_tps"] for level in levels])
+    return [
+        *charts,
+        p99_chart("Latency P99 by offered load", offered, rates, levels, marks),
+        test.ChartSpec("Achieved throughput by offered load", "line", offered, achieved, [line], marks),
+    ]
 
 
 def _remark(found: test.TestResult, params: TradeoffParams, tried: Sequence[Tried]) -> None:

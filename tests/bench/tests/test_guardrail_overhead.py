@@ -77,8 +77,6 @@ def test_the_draft_s_tables(tmp_path: Path) -> None:
     assert any("fewer than five pairs lie beyond" in note for note in found.notes)
     assert not any(caption.startswith("Table 14") for caption in tables)
     said = " ".join(found.notes)
-    assert "maximum throughput was not measured" in said
-    assert "no request was refused" in said
     assert "A/A" in said and "overhead at 25 %" not in said, "overheads are in the table"
     assert found.deviations == []
     kinds = [(chart.kind, len(chart.series)) for chart in found.charts]
