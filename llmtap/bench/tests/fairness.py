@@ -12,7 +12,7 @@ increase and starvation, Jain's index, tables and charts. Readings of the draft:
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from llmtap.metrics.fairness import STARVED_MEDIANS, UNFAIR_BELOW, jain_readings
 from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import NS_PER_S, Duration
+from llmtap.workload.composed import RandomIds
 from llmtap.workload.prompts.prompt import CL100K_IDS
 
 RESAMPLES: Final = 2_000
@@ -115,9 +116,10 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
 
 
 def _mix(session: BenchSession, params: FairnessParams) -> mixes.ClassMix:
-    content: Literal["ids", "words"] = "ids" if session.target.endpoint == "completions" else "words"
+    if session.target.endpoint != "completions":
+        return mixes.ClassMix(params.classes)
     vocabulary = min(CL100K_IDS, session.sut.tokenizer.vocabulary or CL100K_IDS)
-    return mixes.ClassMix(params.classes, content, vocabulary)
+    return mixes.ClassMix(params.classes, RandomIds(vocabulary))
 
 
 async def _capacity(

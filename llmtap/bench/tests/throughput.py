@@ -1,11 +1,10 @@
 """Output Token Throughput (IETF draft, 5.2): the highest sustained load, and its token rate.
 
 `run` sends open loops at rising rates or closed loops of rising concurrency, and returns the maximum (Table
-3), the latency there (Table 4), all levels, and charts. Other tests use the result as the capacity; `seek` is
-the search, also for the tradeoff test. It doubles the load until it is not sustained, then bisects down to
-one increment. A load is not sustained if its queue grows (open loop), if fewer than 90 % of its arrivals
-complete, or if it breaks the SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50
-(5.2.3.1).
+3), the latency there (Table 4), all levels, and charts. Other tests use the result as the capacity. The
+search doubles the load until it is not sustained, then bisects down to one increment. A load is not
+sustained if its queue grows (open loop), if fewer than 90 % of its arrivals complete, or if it breaks the
+SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50 (5.2.3.1).
 """
 
 from collections.abc import Mapping
@@ -124,26 +123,24 @@ def _check_range(name: str, low: float, high: float, step: float) -> None:
         raise ConfigError(f"{name}_max", f"is {high:g}, below {name}_min ({low:g})")
 
 
-def _search(params: ThroughputParams, resolution: int = 1) -> Sought:
+def _search(params: ThroughputParams) -> Sought:
     if params.mode == "open":
         step, low, high = params.rate_step, params.rate_min, params.rate_max
     else:
         step, low, high = params.concurrency_step, params.concurrency_min, params.concurrency_max
-    first, last = round(low / step), max(round(low / step), int(high / step + 1e-6))
-    return Sought(RateSearch(low=first, high=last, start=first, resolution=resolution), step)
+    first = round(low / step)
+    return Sought(RateSearch(low=first, high=max(first, int(high / step + 1e-6)), start=first), step)
 
 
-async def seek(
-    session: BenchSession, params: ThroughputParams, prefix: str = "search", *, resolution: int = 1
-) -> Sought:
-    """Search, with steps `PREFIX/16rps`, until the limit is known to `resolution` increments."""
-    sought = _search(params, resolution)
+async def seek(session: BenchSession, params: ThroughputParams) -> Sought:
+    """Search, with steps `search/16rps`, until the limit is known to one increment."""
+    sought = _search(params)
     search, seconds = sought.search, to_seconds(params.duration)
     while (at := search.next) is not None:
         session.watcher.left(lasts(search.left, seconds))
         level = at * sought.step
         if params.mode == "open":
-            name = f"{prefix}/{level:g}rps"
+            name = f"search/{level:g}rps"
             load = level_load(
                 session, name, params.workload, rate_rps=level, duration_s=seconds, arrivals=params.arrivals
             )
@@ -152,7 +149,7 @@ async def seek(
         else:
             last = sought.tried[-1] if sought.tried else None
             measured, steady, short = await measure_closed(
-                session, f"{prefix}/{level:g}slots", params.workload, round(level), params.duration,
+                session, f"search/{level:g}slots", params.workload, round(level), params.duration,
                 None if last is None else (last.level, last.steady.completed_rps), slo=params.bounds.slo,
             )  # fmt: skip
             sought.short += [measured.name] * short

@@ -1,7 +1,7 @@
 """Throughput-Latency Tradeoff (IETF draft, 5.3): latency and throughput at 10 to 120 % of capacity.
 
 `run` sends an open loop at each percentage of the capacity, which is given, the throughput test's result, or
-found by a short search. It returns Table 5, points of the curve (knee, saturation, operating point) and
+found with closed loops. It returns Table 5, points of the curve (knee, saturation, operating point) and
 charts. The draft has two readings of saturation, and both are reported: the first level that achieves less
 than the one before it (5.3.4), and the level of the highest throughput (example in 5.3.5).
 """
@@ -21,6 +21,7 @@ from llmtap.bench.run.levels import (
     Tried,
     capacity_told,
     check_duration,
+    find_capacity,
     lasts,
     level_json,
     level_load,
@@ -29,22 +30,15 @@ from llmtap.bench.run.levels import (
     saturation_level,
     share,
 )
+from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import steady_of
 from llmtap.bench.run.session import BenchSession
-from llmtap.bench.tests.throughput import DURATION_MIN, ThroughputParams, seek
+from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
 LEVELS_MIN: Final = 10
-RATE_MAX: Final = 1_024.0
-"""Highest rate of the search for capacity, requests/s."""
-STEPS: Final = 12
-"""Increments per capacity in the preliminary search."""
-SEARCH_LEVELS: Final = 16
-"""Maximum number of levels of that search: eleven doublings and five halvings."""
-_ANY: Final = 1 << 62
-"""Resolution that ends a search after its doublings."""
 
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,10 +56,7 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="capacity, requests/s; default: as measured",
         ),
     ] = None
-    search_duration: Annotated[
-        Duration, Meta(description="duration of each level of the search for capacity")
-    ] = Duration(20 * NS_PER_S)
-    search_from: Annotated[float, Meta(gt=0, description="first rate of that search, requests/s")] = 1.0
+    slots_max: test.SlotsMax = 128
     arrivals: test.ArrivalProcess = "poisson"
     ttft_p99: test.TtftBound = None
     tpot_p99: test.TpotBound = None
@@ -132,28 +123,15 @@ MORE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 
 
 async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
-    """Return the capacity (5.3.3, 1): given, found by the throughput test, or by a short search."""
+    """Return the capacity (5.3.3, 1): given, found by the throughput test, or by closed loops."""
     told = capacity_told(session, params.max_rate, params.workload)
     if told is not None:
         return told
-    step, low, high, resolution = params.search_from, params.search_from, RATE_MAX, _ANY
-    for prefix in ("capacity/rough", "capacity/fine"):
-        search = ThroughputParams(
-            workload=params.workload, duration=params.search_duration, arrivals=params.arrivals,
-            rate_step=step, rate_min=low, rate_max=high,
-        )  # fmt: skip
-        best = (await seek(session, search, prefix, resolution=resolution)).best
-        if best is None:
-            raise ConfigError(
-                "max_rate", f"is not known, and not even {low:g} requests/s is sustained",
-                "a search_from below it, or max_rate where it is known",
-            )  # fmt: skip
-        rate = best.level
-        step, low, high, resolution = rate / STEPS, rate / 2, rate * 2, 1
-    seconds = to_seconds(params.search_duration)
-    return Capacity(
-        rps=rate, tps=None, how=f"a search, {seconds:g} s a level, in steps of {search.rate_step:.3g}"
-    )
+
+    def load_of(slots: int, requests: int) -> Load:
+        return level_load(session, f"capacity/{slots}", params.workload, slots=slots, requests=requests)
+
+    return await find_capacity(session, load_of, params.slots_max)
 
 
 def _configuration(params: TradeoffParams, capacity: Capacity) -> dict[str, str]:
@@ -257,10 +235,9 @@ def _remark(found: test.TestResult, params: TradeoffParams, tried: Sequence[Trie
     notes += figures.legend(told["levels"], "ttft")
 
 
-def _seconds(session: BenchSession, params: TradeoffParams) -> float:
+def _seconds(session: BenchSession, params: TradeoffParams) -> float | None:
     known = capacity_told(session, params.max_rate, params.workload) is not None
-    search = 0 if known else SEARCH_LEVELS * to_seconds(params.search_duration)
-    return search + len(params.levels) * to_seconds(params.duration)
+    return len(params.levels) * to_seconds(params.duration) if known else None
 
 
 TEST: Final = test.BenchTest(
@@ -270,7 +247,6 @@ TEST: Final = test.BenchTest(
     seconds=_seconds,
     quick={
         "duration": Duration(5 * NS_PER_S),
-        "search_duration": Duration(3 * NS_PER_S),
         "levels": (10, 40, 70, 90, 100, 120),
     },
     forfeits=("5.3.2-p1", "5.3.2-p2", "5.3.3-p1"),
