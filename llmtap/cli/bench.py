@@ -43,7 +43,7 @@ from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmtap.bench.run.perform import Bench
-    from llmtap.bench.sut.file import BenchFile
+    from llmtap.bench.sut.sut import BenchFile
     from llmtap.cli.progress import BenchLines
 
 _ALL: Final = "all"
@@ -183,7 +183,7 @@ def _run(
     from llmtap.bench.report.texts import minimum_text
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.run.session import Folder, Interrupted
-    from llmtap.bench.sut.file import load_bench
+    from llmtap.bench.sut.sut import load_bench
     from llmtap.cli.progress import watching_bench
 
     name = context.info_name or ""

@@ -11,9 +11,8 @@ from urllib.request import urlopen
 import msgspec
 import pyarrow as pa
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import COLUMNS, Measurement
-from llmtap.bench.run.session import BenchSession, Folder, SessionWatcher
+from llmtap.bench.run.session import BenchSession, Folder, Load, SessionWatcher
 from llmtap.bench.run.test import BenchTest, TestResult
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from tests.support.servers.peer import play

@@ -27,12 +27,11 @@ import msgspec
 from llmtap import __version__
 from llmtap.bench.compliance.evidence import MODEL_LOAD, at, several
 from llmtap.bench.compliance.judge import judge
-from llmtap.bench.run.loads import FILE
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import RESULT, BenchSession, Folder
+from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
-from llmtap.bench.sut.file import params_told, without_keys
 from llmtap.bench.sut.start import model_load_said
+from llmtap.bench.sut.sut import params_told, without_keys
 from llmtap.errors import ConfigError
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import DEFAULT_BENEFIT
@@ -288,7 +287,7 @@ def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     kept = [one for one in told if one["file"] is not None]
     said = (
-        f"steps/NAME/{FILE} of {len(kept):,} of {several(len(steps), 'load')},"
+        f"steps/NAME/{REQUESTS_FILE} of {len(kept):,} of {several(len(steps), 'load')},"
         f" {several(sum(one['rows'] for one in kept), 'request')} byte for byte"
     )
     if len(kept) == len(steps):

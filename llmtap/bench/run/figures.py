@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from scipy import stats
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.run.test import ChartSeries, ReportTable
 from llmtap.metrics.comparison import compare_quantile
 from llmtap.metrics.intervals import (

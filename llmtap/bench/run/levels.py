@@ -23,9 +23,8 @@ import msgspec
 import pyarrow.compute as pc
 
 from llmtap.bench.run.figures import KEY_SHARES, METRICS, latency_row, line_series, ms, ms_of
-from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, Steady, steady_of
-from llmtap.bench.run.session import BASELINE, BenchSession, time_said
+from llmtap.bench.run.session import BASELINE, BenchSession, Load, make_load, time_said
 from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import SaturationLevel

@@ -32,8 +32,8 @@ from llmtap.bench.run.session import (
 )
 from llmtap.bench.run.test import BenchTest, TestResult, test_named
 from llmtap.bench.selftest import run_selftest, selftest_load
-from llmtap.bench.sut.file import BenchFile, params_told, without_keys
 from llmtap.bench.sut.start import ModelLoad, model_load_said, started
+from llmtap.bench.sut.sut import BenchFile, params_told, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import AT_ONCE

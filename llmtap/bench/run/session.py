@@ -1,8 +1,9 @@
 """Send the loads of a benchmark test and return their results, or read results measured before.
 
-A test calls `BenchSession.measure` with a `Load` and gets a `Measurement`. The server is first switched to
-the load's configuration (arm) and warmed up in it once (4.5); then `load/replay` sends the load. Requests,
-result and capture are stored in the results folder (`Folder`). A `SessionWatcher` gets the progress.
+A test makes a `Load` (`make_load`), calls `BenchSession.measure` with it and gets a `Measurement`. The server
+is first switched to the load's configuration (arm) and warmed up in it once (4.5); then `load/replay` sends
+the load. Requests, result and capture are stored in the results folder (`Folder`). A `SessionWatcher` gets
+the progress.
 
     RESULTS/
       bench.json            SUT, target, parameters, seeds, versions (no keys)
@@ -12,22 +13,25 @@ result and capture are stored in the results folder (`Folder`). A `SessionWatche
       TEST/steps/NAME/      one load: step.json, requests.jsonl.gz (bodies), requests.parquet, capture/
       TEST/run-2/           the second run of a test (`--runs`)
 
-A load is written to a folder beside its place and renamed when it is complete.
+A load is written to a folder beside its place and renamed when it is complete. `requests.jsonl.gz` has a line
+for each request (IETF 4.3.3): `row`, `arrival` (seconds, or null), `after` (row whose response it waits for,
+or null) and `body`, byte for byte. Above `BYTES_MAX` only the digest is stored.
 """
 
 import asyncio
+import gzip
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from llmtap.bench.compliance.evidence import several
-from llmtap.bench.run.loads import Load, write_requests
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
 from llmtap.bench.sut.detect import round_trip_ns
 from llmtap.bench.sut.start import ModelLoad
@@ -35,10 +39,10 @@ from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.bodies import BodyOptions
+from llmtap.load.bodies import BodyOptions, Prepared
 from llmtap.load.replay.options import ReplayOptions, read_headers
 from llmtap.load.replay.perform import ProgressListener, Replay, ReplayStopped
-from llmtap.load.replay.plan import ReplayPlan
+from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
@@ -106,6 +110,101 @@ class Folder:
         place = self.step(name).path
         shutil.rmtree(place, ignore_errors=True)
         os.replace(self.step(f"{name}.unfinished").path, place)
+
+
+SPARE_SHARE = 1.25
+"""Factor on the expected number of arrivals, since a Poisson process may have more."""
+SPARE = 50
+
+
+@dataclass(slots=True, kw_only=True)
+class Load:
+    plan: ReplayPlan
+    closed: int | None = None
+    """Concurrent requests of a closed loop; None: an open loop with the plan's arrivals."""
+    rate_rps: float | None = None
+    """Rate of the plan's arrivals."""
+    duration_ns: int | None = None
+    """Maximum duration of sending; None: until the end of the plan."""
+    class_of: Callable[[int], str | None] = lambda row: None
+    """Request class of a row, if requests have classes."""
+    about: dict[str, object] = field(default_factory=dict)
+    """Further properties of the load, as the results show them."""
+
+    def fingerprint(self) -> str:
+        requests = self.plan.requests
+        digest = hashlib.sha256()
+        for column in (requests.arrival_ns, requests.input, requests.output, requests.after):
+            digest.update(column.tobytes())
+            digest.update(b"|")
+        digest.update(repr((self.closed, self.duration_ns, self.plan.describe(), self.about)).encode())
+        return digest.hexdigest()[:16]
+
+
+def make_load(
+    workload: str, *, seed: int, rate_rps: float | None = None, slots: int | None = None,
+    requests: int | None = None, duration_s: float | None = None, arrivals: str = "poisson",
+    tokenizer: str | None = None, chat: bool = True, output_tokens: int | None = None,
+) -> Load:  # fmt: skip
+    """Make a workload in an open loop at `rate_rps` (IETF 4.2.3), or in a closed loop of `slots` (4.2.4).
+
+    `requests`: their maximum; default: enough for `duration_s`. `output_tokens`: of every answer.
+    """
+    if requests is None:
+        assert rate_rps is not None and duration_s is not None
+        requests = ceil(rate_rps * duration_s * SPARE_SHARE) + SPARE
+    plan = make_plan(
+        ReplayQuestion(
+            source=workload, requests=requests, rate_rps=rate_rps, closed=slots is not None, seed=seed,
+            arrivals=None if rate_rps is None else arrivals, tokenizer=tokenizer, chat=chat,
+        )
+    )  # fmt: skip
+    if output_tokens is not None:
+        for row in range(len(plan.requests.output)):
+            plan.requests.output[row] = output_tokens
+    duration_ns = None if duration_s is None else round(duration_s * NS_PER_S)
+    return Load(plan=plan, closed=slots, rate_rps=rate_rps, duration_ns=duration_ns)
+
+
+REQUESTS_FILE: Final = "requests.jsonl.gz"
+BYTES_MAX: Final = 64 << 20
+"""Bytes of a load's bodies; 1,000 requests of 500 tokens are about 3 MB."""
+_GZIP_LEVEL: Final = 3
+"""Prompts of random words shrink to about a third at any level."""
+
+
+def write_requests(
+    prepared: Prepared, requests: Requests, folder: Path, *, planned: bool, bytes_max: int = BYTES_MAX
+) -> dict[str, Any]:
+    """Write the requests; return JSON with the `sha256` of all bodies. `planned`: whether arrivals are."""
+    digest, total = hashlib.sha256(), prepared.bytes_total
+    kept = total <= bytes_max
+    if kept:
+        # No name and no date, so that equal requests give equal files.
+        with (
+            (folder / REQUESTS_FILE).open("wb") as raw,
+            gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as file,
+        ):
+            for row, body in _bodies(prepared):
+                digest.update(body)
+                after = requests.after[row] if requests.after else -1
+                line = {
+                    "row": row, "arrival": to_seconds(requests.arrival_ns[row]) if planned else None,
+                    "after": None if after < 0 else after, "body": msgspec.Raw(body or b"null"),
+                }  # fmt: skip
+                file.write(msgspec.json.encode(line) + b"\n")
+    else:
+        for _, body in _bodies(prepared):
+            digest.update(body)
+    return {
+        "file": REQUESTS_FILE if kept else None, "rows": len(prepared), "bytes": total,
+        "sha256": digest.hexdigest(),
+    }  # fmt: skip
+
+
+def _bodies(prepared: Prepared) -> Iterator[tuple[int, bytes]]:
+    for row, (begin, end) in enumerate(zip(prepared.begins, prepared.ends, strict=True)):
+        yield row, os.pread(prepared.fd, end - begin, begin)
 
 
 class Interrupted(LlmtapError):

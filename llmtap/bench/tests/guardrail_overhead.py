@@ -20,9 +20,8 @@ from msgspec import Meta
 
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity, overload
-from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import adjusted, compare_paired, compare_quantile, reduction
 from llmtap.metrics.statistics import is_enough, percentile

@@ -20,9 +20,8 @@ from msgspec import Meta
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, capacity_told
-from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.latency import itl_ns
 from llmtap.metrics.modality import dip_test, modes, tail

@@ -18,9 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from llmtap.bench.run import figures
-from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics import saturation

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.loads import Load
+from llmtap.bench.run.session import Load
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.units import NS_PER_S

@@ -23,9 +23,8 @@ import msgspec
 from msgspec import Meta
 
 from llmtap.bench.run import figures, levels, test
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement, Steady, steady_of
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Load
 from llmtap.bench.tests.mixes import Prefixes, prefixes_of
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import cache_hit_rate, increase

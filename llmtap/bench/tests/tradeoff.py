@@ -30,9 +30,8 @@ from llmtap.bench.run.levels import (
     saturation_level,
     share,
 )
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import steady_of
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Load
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point

@@ -20,9 +20,8 @@ from llmtap.bench.run.levels import (
     server_total,
     share,
 )
-from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, steady_of
-from llmtap.bench.run.session import Folder
+from llmtap.bench.run.session import Folder, Load, make_load
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import Duration
 from tests.bench.support import Planted, answered, measured

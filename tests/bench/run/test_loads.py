@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from llmtap.bench.run.loads import FILE, write_requests
+from llmtap.bench.run.session import REQUESTS_FILE, write_requests
 from llmtap.load.bodies import BodyMaker, BodyOptions, prepare
 from llmtap.workload.registry import workload_named
 from llmtap.workload.requests import Requests
@@ -19,7 +19,7 @@ def kept(folder: Path, requests: Requests, **more: Any) -> tuple[dict[str, Any],
     maker = BodyMaker(BodyOptions(endpoint="completions", model="m"))
     with prepare(requests, prompts, maker) as prepared:
         told = write_requests(prepared, requests, folder, **({"planned": True} | more))
-    file = folder / FILE
+    file = folder / REQUESTS_FILE
     lines = gzip.decompress(file.read_bytes()).splitlines() if file.exists() else []
     return told, [json.loads(line) for line in lines]
 
@@ -40,7 +40,7 @@ def test_each_line_has_a_request_as_it_was_sent(tmp_path: Path) -> None:
     assert told["rows"] == 3
     raw = [
         line.partition(b'"body":')[2][:-1]
-        for line in gzip.decompress((tmp_path / FILE).read_bytes()).splitlines()
+        for line in gzip.decompress((tmp_path / REQUESTS_FILE).read_bytes()).splitlines()
     ]
     assert told["bytes"] == sum(map(len, raw))
     assert told["sha256"] == sha256(b"".join(raw)).hexdigest()
@@ -48,7 +48,7 @@ def test_each_line_has_a_request_as_it_was_sent(tmp_path: Path) -> None:
 
 def test_too_many_bytes_leave_their_digest(tmp_path: Path) -> None:
     whole, _ = kept(tmp_path, three())
-    (tmp_path / FILE).unlink()
+    (tmp_path / REQUESTS_FILE).unlink()
     told, lines = kept(tmp_path, three(), bytes_max=whole["bytes"] - 1)
     assert lines == []
     assert told == whole | {"file": None}

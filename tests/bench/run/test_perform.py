@@ -17,7 +17,7 @@ from llmtap.bench.run.perform import ORDER, Bench
 from llmtap.bench.run.session import Folder
 from llmtap.bench.run.test import TESTS
 from llmtap.bench.run.test import test_named as one_test
-from llmtap.bench.sut.file import load_bench
+from llmtap.bench.sut.sut import load_bench
 from llmtap.errors import ConfigError
 from llmtap.report.bench import deviations_said
 from tests.bench.support import SERVE, Silent, sim

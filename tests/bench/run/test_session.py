@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llmtap.bench.run.loads import Load, make_load
+from llmtap.bench.run.session import Load, make_load
 from llmtap.metrics.deadlines import Benefit
 from tests.bench.support import session_to, sim, truths
 from tests.support.servers.peer import play

@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from llmtap.bench.sut.detect import Detected, detect, starter_text
-from llmtap.bench.sut.file import load_bench
-from llmtap.bench.sut.sut import BenchTarget
+from llmtap.bench.sut.sut import BenchTarget, load_bench
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.text import tokenizer_json
 from tests.bench.support import sim

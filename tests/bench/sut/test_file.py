@@ -10,8 +10,7 @@ from llmtap import __version__
 from llmtap.bench.compliance.judge import judge
 from llmtap.bench.run import test as registry
 from llmtap.bench.run.test import TESTS
-from llmtap.bench.sut.file import BenchFile, load_bench, params_told, without_keys
-from llmtap.bench.sut.sut import BenchTarget, TargetArm
+from llmtap.bench.sut.sut import BenchFile, BenchTarget, TargetArm, load_bench, params_told, without_keys
 from llmtap.bench.tests.guardrail_overhead import ARMS
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.text import VOCABULARY

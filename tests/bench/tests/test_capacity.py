@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.tests.capacity import TEST
 from llmtap.units import Duration
 from tests.bench.support import Planted, answered, measured, perform

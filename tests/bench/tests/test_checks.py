@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.run.test import test_named as named
 from llmtap.bench.sut.sut import TargetArm
 from llmtap.errors import ConfigError

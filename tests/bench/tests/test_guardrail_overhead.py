@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.bench.run.levels import Capacity
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.sut.sut import TargetArm
 from llmtap.bench.tests.guardrail_overhead import (
     AGAIN,

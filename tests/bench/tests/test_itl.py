@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.tests.itl import TEST
 from tests.bench.support import Planted, measured, perform
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.tests.long_context import TEST
 from tests.bench.support import Planted, measured, perform
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.tests.memory_pressure import TEST, WARNING
 from llmtap.errors import ConfigError
 from tests.bench.support import Planted, Silent, answered, measured, perform

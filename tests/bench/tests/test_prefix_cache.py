@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.sut.sut import TargetArm
 from llmtap.bench.tests.prefix_cache import TEST, PrefixRun, hot_firsts, prefix_figures
 from llmtap.workload.plan import NO_CONTEXT

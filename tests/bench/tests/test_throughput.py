@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.sut.sut import Hardware, Sut
 from llmtap.bench.tests.throughput import TEST
 from llmtap.errors import ConfigError

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.tests.ttft import TEST
 from tests.bench.support import Planted, measured, perform
 
