@@ -9,8 +9,7 @@ import pytest
 from llmtap import __version__
 from llmtap.bench.compliance.judge import judge
 from llmtap.bench.run import test as registry
-from llmtap.bench.run.test import TESTS
-from llmtap.bench.sut.sut import BenchFile, BenchTarget, TargetArm, load_bench, params_told, without_keys
+from llmtap.bench.sut.sut import BenchFile, BenchTarget, TargetArm, load_bench, without_keys
 from llmtap.bench.tests.guardrail_overhead import ARMS
 from llmtap.errors import ConfigError
 from llmtap.workload.prompts.text import VOCABULARY
@@ -194,10 +193,3 @@ def test_results_have_no_keys_in_them() -> None:
     assert told["body"]["max_tokens"] == 7
     assert "secret" not in str(without_keys(TargetArm(headers={"cookie": "secret"})))
     assert without_keys(BenchTarget(url="http://h", metrics="none"))["metrics"] == "none"
-
-
-@pytest.mark.parametrize("name", TESTS)
-def test_parameters_of_every_test_can_be_told_as_json(name: str) -> None:
-    for quick in (False, True):
-        told = params_told(params(flags(), name, quick=quick))
-        assert msgspec.json.decode(msgspec.json.encode(told)).keys() == told.keys()

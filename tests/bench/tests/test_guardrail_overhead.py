@@ -263,14 +263,6 @@ def test_p_values_are_adjusted_over_arms_and_loads() -> None:
     assert all(shift["p"] <= shift["p_adjusted"] for shift in shifts)
 
 
-def test_refused_answers_are_counted_and_no_latency() -> None:
-    told = guardrail_figures(cells(refused=20), list(BOTH_COSTS_MS), [50.0], CAPACITY, None)
-    one = told["levels"][0]["arms"]["input_filter"]
-    assert (one["sent"], one["complete"], one["refused"]) == (600, 540, 60)
-    assert one["ttft"]["n"] == 540
-    assert one["overhead"]["ttft"]["pairs"] == 540
-
-
 def test_what_came_from_a_cache_is_counted_where_it_is_told() -> None:
     rows = [{"cached_tokens": 30, "input_tokens": 100}, {"input_tokens": 100}]
     assert cached_share({("baseline", 50.0): {0: measured("a", rows)}}) == pytest.approx(0.15)

@@ -178,17 +178,6 @@ def repeat(cold: list[int | None], ttft_ms: int = 30) -> PrefixRun:
     return PrefixRun(CONTEXTS, LENGTHS, states)
 
 
-def test_a_reduction_by_hand() -> None:
-    told = prefix_figures([repeat([None] * 6)] * 4, 2.0, None, None)
-    for state in ("cold", "warm"):
-        assert told["reduction"][state]["p50"]["value"] == pytest.approx(0.7)
-        assert told["reduction"][state]["pairs"] == 24
-        assert told["reduction"][state]["by_repeats"]["value"] == pytest.approx(0.7)
-        low, high = (told["reduction"][state]["p50"][end] for end in ("low", "high"))
-        assert low == pytest.approx(0.7)
-        assert high == pytest.approx(0.7)
-
-
 def test_hits_are_of_the_prefix_s_tokens_and_never_more() -> None:
     """700 tokens of prefixes; what the server has of a message behind one does not count."""
     told = prefix_figures([repeat([None, None, 0, 96, 192, 500])], 2.0, None, None)["hit_rate"]
