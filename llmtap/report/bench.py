@@ -39,7 +39,6 @@ from llmtap.report.values import (
     counted,
     figure_text,
     is_marked,
-    leaves,
     milliseconds,
     number,
     plain_text,
@@ -123,8 +122,8 @@ def render_bench(document: _Json) -> RenderableType:
 
 
 def _test_blocks(report: _Json) -> Iterator[Note | Table]:
-    if configuration := report.get("configuration"):
-        yield Note(" · ".join(f"{name}: {value}" for name, value in configuration.items()))
+    if told := report.get("configuration"):
+        yield Note(" · ".join(f"{name}: {value}" for name, value in told.items()))
     yield from _tables(report)
     yield from (Note(f"note: {note}") for note in report.get("notes") or ())
     yield from (Note(f"deviation: {said}", "yellow") for said in report.get("deviations") or ())
@@ -150,7 +149,9 @@ def bench_html(document: _Json) -> str:
         sections.append(Section("loads", "Every load", list(load_tables(reports))))
         sections.append(Section("compliance", "Compliance", _compliance(reports)))
         sections.append(Section("again", "To do it again", list(_again(document))))
-    sections.append(Section("settings", "What was run", [DetailsBlock("Set-up", list(_settings(document)))]))
+    setup = [[name, str(document.get(name))] for name in ("seed", "warmup", "quick", "made")]
+    blocks = [*identification(document), TermTable(setup)]
+    sections.append(Section("settings", "What was run", [DetailsBlock("Set-up", blocks)]))
     titles = ", ".join(report["title"] for report in reports)
     if len(reports) > _TITLES_MAX:
         titles = f"{len(reports)} tests"
@@ -223,19 +224,61 @@ def _headlines(report: _Json) -> Iterator[Tile]:
             yield Tile(report["title"], value.partition(" (")[0], about, report["test"])
 
 
-def _settings(document: _Json) -> Iterator[Block]:
-    sut, target = dict(document.get("sut") or {}), document.get("target") or {}
-    sut["hardware"] = hardware = dict(sut.get("hardware") or {})
-    if hardware.get("price_per_hour") is None:
-        hardware.pop("currency", None)
-    rows = [("address", str(target.get("url", "-")))]
-    # With spaces, where a narrow page can break them.
-    rows += [(path.replace(".", " ").replace("_", " "), text) for path, text in _flat(sut)]
-    rows += [(name, _plain(document.get(name))) for name in ("seed", "warmup", "quick", "made")]
-    yield TermTable(rows)
-    whole = {"target": target, "arms": document.get("arms") or {}, "params": document.get("params") or {}}
-    values = _flat(whole)
-    yield DetailsBlock(f"All of it ({len(values):,} values)", [TermTable(values)] if values else [])
+BOUNDARIES: Final = {
+    "model engine": "Model Engine", "application gateway": "Gateway", "compound system": "Compound",
+}  # fmt: skip
+NOT_SAID: Final = "not declared"
+
+
+def identification(document: _Json) -> list[Block]:
+    """Return the declarations of the SUT (C.2, 1)."""
+    sut, target = document.get("sut") or {}, document.get("target") or {}
+    tokenizer, clock = sut.get("tokenizer") or {}, sut.get("clock") or {}
+    told = {
+        "Model": sut.get("model") or target.get("model"),
+        "Hardware": hardware_said(sut),
+        "Software": sut.get("software"),
+        "SUT boundary": BOUNDARIES.get(sut.get("boundary") or ""),
+        "Address": target.get("url"),
+        "Tokenizer": _said(tokenizer, ("name", "vocabulary", "source")),
+        "Token counting": _said(tokenizer, ("counting", "special", "system_prompt", "tools")),
+        "Streaming": _said(sut, ("protocol", "chunking")),
+        "Prefix caching": {True: "on", False: "off"}.get(sut.get("prefix_cache")),  # type: ignore[arg-type]
+        "Largest batch": sut.get("max_batch"),
+        "Guardrails": guardrails_said(sut),
+        "Clocks": _said(clock, ("placement", "synchronization", "accuracy")),
+    }
+    rows = TermTable([[name, str(value or NOT_SAID)] for name, value in told.items()])
+    return [rows, *([ItemList(notes)] if (notes := sut.get("notes")) else [])]
+
+
+def _said(told: _Json, names: Sequence[str]) -> str:
+    return ", ".join(
+        f"{name.replace('_', ' ')}: {told[name]}" for name in names if told.get(name) is not None
+    )
+
+
+def hardware_said(sut: _Json) -> str:
+    """`H100 SXM x 8`, or `no accelerator`; memory and host where they are declared."""
+    hardware = sut.get("hardware") or {}
+    accelerator, count = hardware.get("accelerator"), hardware.get("count")
+    if not accelerator:
+        return f"{NOT_SAID} (host: {hardware['cpu']})" if hardware.get("cpu") else NOT_SAID
+    said = f"{accelerator} x {'?' if count is None else count}"
+    if accelerator == "none":
+        said = "no accelerator"
+    more = [hardware[name] for name in ("memory", "cpu") if hardware.get(name)]
+    return f"{said} ({', '.join(more)})" if more else said
+
+
+def guardrails_said(sut: _Json) -> str:
+    """Return the state and names of prompt and response filters (4.8.1)."""
+    guardrails = sut.get("guardrails") or {}
+    words = {True: "on", False: "off", None: NOT_SAID}
+    said = [
+        f"{side} filter {words[guardrails.get(f'{side}_filter')]}" for side in ("input", "output")
+    ]  # fmt: skip
+    return ", ".join([*said, *(guardrails.get("names") or ())])
 
 
 def _test_page(report: _Json) -> Iterator[Block]:
@@ -246,9 +289,15 @@ def _test_page(report: _Json) -> Iterator[Block]:
     notes = [*(report.get("notes") or ()), *(f"Deviation: {one}" for one in report.get("deviations") or ())]
     if notes:
         yield ItemList(notes, "notes")
-    if configuration := report.get("configuration"):
-        rows = [(name, str(value)) for name, value in configuration.items()]
-        yield DetailsBlock("Set-up of this test", [TermTable(rows)])
+    yield DetailsBlock("Set-up of this test", configuration(report))
+
+
+def configuration(report: _Json) -> list[Block]:
+    """Return the configuration of a test, its parameters and its arms (C.2, 2)."""
+    rows = [(name, str(value)) for name, value in (report.get("configuration") or {}).items()]
+    rows += [(name, plain_text(value)) for name, value in (report.get("params") or {}).items()]
+    arms = [[name, arm.get("about") or "-"] for name, arm in (report.get("arms") or {}).items()]
+    return [TermTable(rows), *([Table(["Arm", "What it is"], arms)] if arms else [])]
 
 
 def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
@@ -302,18 +351,6 @@ def _again(document: _Json) -> Iterator[Block]:
         if report.get("exact_requests")
     ]
     yield TermTable(rows)
-
-
-def _flat(tree: _Json) -> list[tuple[str, str]]:
-    """Leaves by their path, as text; nothing that is empty."""
-    return [(path, _plain(value)) for path, value in leaves(tree) if value not in (None, [], "")]
-
-
-def _plain(value: object) -> str:
-    """Whole numbers as they are: a seed has no thousands."""
-    if isinstance(value, list):
-        return ", ".join(map(_plain, value))
-    return str(value) if type(value) is int else plain_text(value)
 
 
 def render_compare(told: _Json) -> RenderableType:

@@ -11,9 +11,15 @@ from typing import Any, Final
 from llmtap.bench.compliance.evidence import MODEL_LOAD, Report, Step, at, measured, name_of
 from llmtap.metrics.statistics import samples_needed
 from llmtap.report.bench import (
+    BOUNDARIES,
+    NOT_SAID,
     compliance_said,
+    configuration,
     deviations_said,
     findings_said,
+    guardrails_said,
+    hardware_said,
+    identification,
     load_tables,
 )
 from llmtap.report.document import (
@@ -25,10 +31,9 @@ from llmtap.report.document import (
     ReportDocument,
     Section,
     Table,
-    TermTable,
 )
 from llmtap.report.render import markdown
-from llmtap.report.values import milliseconds, number, plain_text
+from llmtap.report.values import milliseconds, number
 
 
 def main_load(report: Report) -> Step | None:
@@ -45,10 +50,6 @@ def _holds(one: Mapping[str, Any]) -> bool:
     return bool(one.get("queue") == "stable" if holds is None else holds)
 
 
-BOUNDARIES: Final = {
-    "model engine": "Model Engine", "application gateway": "Gateway", "compound system": "Compound",
-}  # fmt: skip
-NOT_SAID: Final = "not declared"
 NOT_MEASURED: Final = "not measured"
 TTFT_P99_MAX: Final = 0.5
 _FOR_LATENCY: Final = ("ttft", "tradeoff", "throughput", "itl", "capacity")
@@ -95,19 +96,6 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield "=== End Report ==="
 
 
-def hardware_said(sut: Mapping[str, Any]) -> str:
-    """`H100 SXM x 8`, or `no accelerator`; memory and host where they are declared."""
-    hardware = sut.get("hardware") or {}
-    accelerator, count = hardware.get("accelerator"), hardware.get("count")
-    if not accelerator:
-        return f"{NOT_SAID} (host: {hardware['cpu']})" if hardware.get("cpu") else NOT_SAID
-    said = f"{accelerator} x {'?' if count is None else count}"
-    if accelerator == "none":
-        said = "no accelerator"
-    more = [hardware[name] for name in ("memory", "cpu") if hardware.get(name)]
-    return f"{said} ({', '.join(more)})" if more else said
-
-
 def workload_said(result: Mapping[str, Any]) -> str:
     plan = result.get("plan") or {}
     return str((plan.get("workload") or {}).get("name") or plan.get("trace") or NOT_SAID)
@@ -123,16 +111,6 @@ def load_said(step: Mapping[str, Any]) -> str:
     process = (plan.get("arrivals") or {}).get("arrivals")
     said = "open-loop" if rate is None else f"open-loop {number(rate)} requests/s"
     return f"{said}, {process}" if process else said
-
-
-def guardrails_said(sut: Mapping[str, Any]) -> str:
-    """Return the state and names of prompt and response filters (4.8.1)."""
-    guardrails = sut.get("guardrails") or {}
-    words = {True: "on", False: "off", None: NOT_SAID}
-    said = [
-        f"{side} filter {words[guardrails.get(f'{side}_filter')]}" for side in ("input", "output")
-    ]  # fmt: skip
-    return ", ".join([*said, *(guardrails.get("names") or ())])
 
 
 def _main_load(document: Mapping[str, Any]) -> _Found | None:
@@ -224,11 +202,11 @@ def full_markdown(document: Mapping[str, Any]) -> str:
     each = list(zip(titles, reports, strict=True))
     seed = f"Seed {document.get('seed')}; warm-up {document.get('warmup')}"
     sections = [
-        Section("", "1. System identification", list(_identification(document))),
+        Section("", "1. System identification", identification(document)),
         Section("", "2. Test configuration", [
             Note(f"{seed}; shortened by --quick." if document.get("quick") else f"{seed}.")
         ]),
-        *(Section("", title, list(_configuration(report)), 3) for title, report in each),
+        *(Section("", title, configuration(report), 3) for title, report in each),
         Section("", "3. Results", [
             *load_tables(reports), Note("The minimum report (C.1):"),
             Preformatted(minimum_text(document).rstrip("\n")),
@@ -258,41 +236,6 @@ def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
         yield Note(
             "The load was sent as asked and on time: nothing that is checked speaks against the figures."
         )
-
-
-def _identification(document: Mapping[str, Any]) -> Iterator[Block]:
-    sut, target = document.get("sut") or {}, document.get("target") or {}
-    tokenizer, clock = sut.get("tokenizer") or {}, sut.get("clock") or {}
-    told = {
-        "Model": sut.get("model") or target.get("model"),
-        "Hardware": hardware_said(sut),
-        "Software": sut.get("software"),
-        "SUT boundary": BOUNDARIES.get(sut.get("boundary") or ""),
-        "Address": target.get("url"),
-        "Tokenizer": _said(tokenizer, ("name", "vocabulary", "source")),
-        "Token counting": _said(tokenizer, ("counting", "special", "system_prompt", "tools")),
-        "Streaming": _said(sut, ("protocol", "chunking")),
-        "Prefix caching": {True: "on", False: "off"}.get(sut.get("prefix_cache")),  # type: ignore[arg-type]
-        "Largest batch": sut.get("max_batch"),
-        "Guardrails": guardrails_said(sut),
-        "Clocks": _said(clock, ("placement", "synchronization", "accuracy")),
-    }
-    yield TermTable([[name, str(value or NOT_SAID)] for name, value in told.items()])
-    if notes := sut.get("notes"):
-        yield ItemList(notes)
-
-
-def _said(told: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(
-        f"{name.replace('_', ' ')}: {told[name]}" for name in names if told.get(name) is not None
-    )
-
-
-def _configuration(report: Mapping[str, Any]) -> Iterator[Block]:
-    rows = [(name, str(value)) for name, value in (report.get("configuration") or {}).items()]
-    yield TermTable([*rows, *((f"`{k}`", plain_text(v)) for k, v in (report.get("params") or {}).items())])
-    if arms := report.get("arms"):
-        yield Table(["Arm", "What it is"], [[name, arm.get("about") or "-"] for name, arm in arms.items()])
 
 
 def _details(report: Mapping[str, Any]) -> Iterator[Block]:

@@ -146,13 +146,16 @@ def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
             yield f"  needs {needed}" + (f", and one or more of {optional}" if optional else "")
         usual, width = test.params(), max(map(len, test.params.__struct_fields__))
         for param, _, meaning in explained(test.params):
-            values = {"default": getattr(usual, param), "--quick": test.quick.get(param)}
-            told = "; ".join(f"{what}: {_written(v)}" for what, v in values.items() if v is not None)
-            yield f"  {param:{width}}  {meaning}" + f" ({told})" * bool(told)
+            default = getattr(usual, param)
+            told = [] if default is None else [f"default: {_written(default)}"]
+            told += [f"--quick: {_written(test.quick[param])}"] if param in test.quick else []
+            yield f"  {param:{width}}  {meaning}" + f" ({'; '.join(told)})" * bool(told)
         yield ""
 
 
 def _written(value: Any) -> str:
+    if value is None:
+        return "none"
     if isinstance(value, Duration):
         return format_ns(value).replace(" ", "")
     if isinstance(value, bool):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -76,54 +76,11 @@ class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     output_tokens: OutputTokens = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
+class _Level(NamedTuple):
     percent: int
     slots: int
     measured: Measurement
     steady: Steady
-
-    @property
-    def failed(self) -> int:
-        return self.measured.n - len(self.measured.ended_well())
-
-    @property
-    def completion(self) -> float:
-        return 1 - self.failed / self.measured.n if self.measured.n else 0.0
-
-    @property
-    def preemptions(self) -> int | None:
-        """Preemption events by the server's counter, or None."""
-        told = self.total("preemptions")
-        return None if told is None else round(told)
-
-    @property
-    def preempted_most(self) -> float | None:
-        """Share of preempted requests; from events alone, an upper bound."""
-        told = self.total("preempted")
-        told = self.preemptions if told is None else told
-        return None if told is None else min(1.0, told / max(1, self.measured.n))
-
-    @property
-    def recovery_rate(self) -> float | None:
-        """Share of preempted requests with a complete response."""
-        preempted, recovered = self.total("preempted"), self.total("recovered")
-        if preempted and recovered is not None:
-            return recovered / preempted
-        return 1.0 if self.preemptions and not self.failed else None
-
-    @property
-    def loss(self) -> float | None:
-        """Tokens discarded per preemption."""
-        tokens = self.total("preempted_tokens")
-        return tokens / self.preemptions if tokens is not None and self.preemptions else None
-
-    def total(self, name: str) -> float | None:
-        return server_total(self.measured, name)
-
-    @property
-    def ttft_p99(self) -> float | None:
-        return percentile(self.measured.values("ttft_ns"), 0.99)
 
 
 @dataclass(slots=True)
@@ -181,7 +138,7 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
         table_of("Preemption (5.8.4)", levels, PREEMPTION_COLUMNS),
         table_of("How it degrades", levels, DEGRADATION_COLUMNS),
     ]
-    found.charts = _charts(pressed, levels)
+    found.charts = _charts(levels)
     _remark(found, params, pressed)
     return found
 
@@ -235,7 +192,9 @@ def _measurements(params: MemoryPressureParams, pressed: _Pressed) -> dict[str, 
         "capacity_source": pressed.source,
         "workload": params.workload,
         "levels": [_level_json(level, pressed.levels[0]) for level in pressed.levels],
-        "preemption_is_told": any(level.preemptions is not None for level in pressed.levels),
+        "preemption_is_told": any(
+            server_total(level.measured, "preemptions") is not None for level in pressed.levels
+        ),
         "system_lost": pressed.lost,
         "recovered": recovered,
         "ttft_p50_before": before,
@@ -244,44 +203,49 @@ def _measurements(params: MemoryPressureParams, pressed: _Pressed) -> dict[str, 
 
 
 def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
-    measured, steady, events = level.measured, level.steady, level.preemptions
-    interval = share_interval(measured.n - level.failed, measured.n)
+    measured, steady, n = level.measured, level.steady, level.measured.n
+    well = len(measured.ended_well())
+    interval = share_interval(well, n)
+    names = ("preemptions", "preempted", "recovered", "preempted_tokens")
+    events, preempted, recovered, lost = (server_total(measured, name) for name in names)
+    most = events if preempted is None else preempted  # of events alone, an upper bound
+    recovery = 1.0 if events and well == n else None
+    if preempted and recovered is not None:
+        recovery = recovered / preempted
     return {
         "percent": level.percent,
         "concurrency": level.slots,
         "step": measured.name,
-        "requests": measured.n,
+        "requests": n,
         "completion": None if interval is None else interval.to_dict(),
-        "fail_rate": 1 - level.completion,
+        "fail_rate": 1 - well / n if n else 1.0,
         "memory_errors": memory_errors(measured),
-        "preemption_events": events,
-        "preempted_requests": level.total("preempted"),
-        "preemption_rate_max": level.preempted_most,
-        "preemption_recovery_rate": level.recovery_rate,
-        "preemption_loss_tokens": level.loss,
-        "swapped_tokens": level.total("swapped_tokens"),
+        "preemption_events": None if events is None else round(events),
+        "preempted_requests": preempted,
+        "preemption_rate_max": None if most is None else min(1.0, most / max(1, n)),
+        "preemption_recovery_rate": recovery,
+        "preemption_loss_tokens": lost / events if lost is not None and events else None,
+        "swapped_tokens": server_total(measured, "swapped_tokens"),
         "swapped_mean": server_mean(measured, "swapped", steady),
         "completed_rps": steady.completed_rps,
         "output_tps": steady.output_tps,
         "drain": max(0.0, measured.seconds - steady.to_s),
-        "pattern": _pattern(level, base),
+        "pattern": _pattern(level, base, 1 - well / max(1, n)),
         **latency_rows(measured),
     }
 
 
-def _pattern(level: _Level, base: _Level) -> str:
+def _pattern(level: _Level, base: _Level, failed: float) -> str:
     """Return the most severe degradation compared with the base level."""
-    if level.failed / max(1, level.measured.n) > FAILS:
+    if failed > FAILS:
         return "requests fail"
     if level is base:
         return "base"
     output = increase(base.steady.output_tps, level.steady.output_tps)
+    ttft = increase(*(percentile(one.measured.values("ttft_ns"), 0.99) for one in (base, level)))
     if output is not None and output < -FALLS:
         return "throughput falls"
-    ttft = increase(base.ttft_p99, level.ttft_p99)
-    if ttft is not None and ttft > WAITS - 1:
-        return "requests wait"
-    return "as at the base"
+    return "requests wait" if ttft is not None and ttft > WAITS - 1 else "as at the base"
 
 
 def _name(level: Mapping[str, Any]) -> str:
@@ -336,16 +300,16 @@ DEGRADATION_COLUMNS: Final[Mapping[str, Cell]] = {
 }
 
 
-def _charts(pressed: _Pressed, levels: Sequence[Mapping[str, Any]]) -> list[ChartSpec]:
-    xs: list[float | str] = [level["percent"] for level in levels]
+def _charts(levels: Sequence[Mapping[str, Any]]) -> list[ChartSpec]:
+    xs = [level["percent"] for level in levels]
     x_title = "requests at a time (% of capacity)"
     shares = [
-        ChartSeries("complete", xs, [level.completion for level in pressed.levels]),
+        ChartSeries("complete", xs, [1 - level["fail_rate"] for level in levels]),
         ChartSeries("preempted, at most", xs, [level["preemption_rate_max"] for level in levels]),
     ]
     return [
         ChartSpec("Completion and preemption", "line", x_title, "share of requests", shares),
-        p99_chart("Latency P99", x_title, [level["percent"] for level in levels], levels),
+        p99_chart("Latency P99", x_title, xs, levels),
     ]
 
 
