@@ -48,7 +48,7 @@ TRIPS: Final = 5
 """Number of connections; the fastest handshake is the round trip."""
 SINGLE_SHARE: Final = 0.9
 """IETF B.2.1: single-token chunks dominate above this."""
-_PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
+PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
 _CACHE: Final = re.compile(
     r'^(?:vllm|sglang):cache_config_info\{.*enable_prefix_caching="(True|False)"', re.MULTILINE
 )
@@ -213,7 +213,7 @@ class _Detector:
             server=found.value("target.server") or target.server,
             model=target.model or found.value("target.model"), temperature=0.0, fields=target.body,
         )  # fmt: skip
-        body = BodyMaker(options).body(_PROBE, PROBE_TOKENS)
+        body = BodyMaker(options).body(PROBE, PROBE_TOKENS)
         try:
             status, head, answer = await self._ask(self._base + PATHS[endpoint], body)
             if status in (404, 405):

@@ -10,7 +10,7 @@ increase and starvation, Jain's index, tables and charts. Readings of the draft:
 - Wait time: TTFT, since a client cannot tell queueing from prefill.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -230,11 +230,13 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     metrics |= {
         f"{one['name']} Class Starvation": figures.with_interval(one["starvation"], ".1%") for one in classes
     }
-    against = [
-        [f"{one['name']}, {how}", *map(cell, figures.KEY_SHARES)]
-        for one in classes
-        for how, cell in _compared(one)
-    ]
+    against = []
+    for one in classes:
+        for how, row in (("alone", one["alone"]["ttft"]), ("mixed", one["ttft"])):
+            cells = (figures.ms_of(row, share) for share in figures.KEY_SHARES)
+            against.append([f"{one['name']}, {how}", *cells])
+        growth = (figures.with_interval(one["inflation"][share], ".2f") for share in figures.KEY_SHARES)
+        against.append([f"{one['name']}, inflation", *growth])
     heads = ["Class", "TTFT P50", "TTFT P95", "TTFT P99"]
     return [
         figures.table_of("Table 8: Per-Class Results", classes, TABLE_8),
@@ -249,12 +251,6 @@ TABLE_8: Final[Mapping[str, figures.Cell]] = {
     "Count": lambda one: f"{one['ttft']['n']}",
     **figures.latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
 }
-
-
-def _compared(one: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[str], str]]]:
-    yield "alone", lambda share: figures.ms_of(one["alone"]["ttft"], share)
-    yield "mixed", lambda share: figures.ms_of(one["ttft"], share)
-    yield "inflation", lambda share: figures.with_interval(one["inflation"][share], ".2f")
 
 
 def _readings(jain: Mapping[str, Any]) -> ReportTable:

@@ -224,7 +224,6 @@ def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
         "sent": outcomes.total(),
         "complete": outcomes["complete"],
         "refused": outcomes["refused"],
-        "outcomes": dict(outcomes),
         **{
             metric: figures.latency_row(_values(cell, metric), figures.KEY_SHARES)
             for metric in (*METRICS, "tpot")
@@ -331,7 +330,7 @@ TABLE_14: Final[Mapping[str, figures.Cell]] = {
     "Max Throughput": lambda one: (
         f"{one['rps']:.3g} req/s" if one["tps"] is None else f"{one['tps']:.0f} tok/s"
     ),
-    "Reduction": lambda one: _change(one["reduction"]),
+    "Reduction": lambda one: "-" if one["reduction"] is None else f"{-one['reduction']:+.1%}",
 }
 ANSWER_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": figures.text("load"),
@@ -412,10 +411,6 @@ def _remark(found: test.TestResult, session: BenchSession, params: GuardrailPara
         found.notes.append(
             f"refused although the content is benign: {counted}. Refused answers are in no latency"
         )
-    if any(map(_lacks_interval, rows)):
-        found.notes.append(
-            "an overhead at a percentile is a dash where it has no interval: fewer than five pairs lie beyond"
-        )
     found.deviations += _lacks(told, params)
     cached = cached_share(cells)
     if cached is not None and cached > CACHED_SHARE:
@@ -423,13 +418,6 @@ def _remark(found: test.TestResult, session: BenchSession, params: GuardrailPara
             f"{cached:.1%} of the input tokens came from a prefix cache: all configurations get the same"
             " requests, so whoever comes later finds them there, and who that is was drawn: turn it off"
         )
-
-
-def _lacks_interval(row: Mapping[str, Any]) -> bool:
-    overheads = (row["overhead"] or {}).values()
-    return any(
-        one[name] is None or one[name]["low"] is None for one in overheads for name in figures.KEY_SHARES
-    )
 
 
 def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
@@ -447,11 +435,6 @@ def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
                 f"{row['name']} did not keep up at {row['load']}: answers came at"
                 f" {min(row['overload']):.0%} of the rate of requests"
             )
-
-
-def _change(share: float | None) -> str:
-    """Format a reduction as in Table 14: `-3.9%`."""
-    return "-" if share is None else f"{-share:+.1%}"
 
 
 TEST: Final = test.BenchTest(

@@ -232,35 +232,33 @@ def _configuration(params: ThroughputParams) -> dict[str, str]:
 
 
 def _measurements(session: BenchSession, params: ThroughputParams, sought: Sought) -> dict[str, Any]:
-    best = sought.best
-    unit = "planned_rps" if params.mode == "open" else "concurrency"
+    best, is_open = sought.best, params.mode == "open"
+    unit = "planned_rps" if is_open else "concurrency"
     told: dict[str, Any] = {
-        "load_model": params.mode,
-        "constraint": params.bounds.to_dict(),
-        "sustainable_load_rps": None, "sustainable_concurrency": None, "limit": sought.limit,
-        "max_output_tps": None, "max_request_rps": None, "max_input_tps": None,
-        "tokens_per_gpu_second": None, "batch_utilization": None, "steady": None,
-        "sent_rps": None, "sent": None, "completed": None,
-        "levels": [{unit: t.level, **level_json(t)} for t in sought.tried],
+        "load_model": params.mode, "constraint": params.bounds.to_dict(), "limit": sought.limit,
+        "levels": [{unit: t.level, **level_json(t)} for t in sought.tried], **dict.fromkeys(_FOUND),
     }  # fmt: skip
     if best is None:
         return told
-    steady, gpus = best.steady, session.sut.hardware.count
+    steady, gpus, tokens = best.steady, session.sut.hardware.count, best.steady.output_tokens
     running, batch = server_mean(best.measured, "running", steady), session.sut.max_batch
-    is_open = params.mode == "open"
-    return told | {
-        "sustainable_load_rps": best.level if is_open else steady.completed_rps,
-        "sustainable_concurrency": None if is_open else round(best.level),
-        "max_output_tps": steady.output_tps,
-        "max_request_rps": steady.completed_rps,
-        "max_input_tps": steady.input_tps,
-        "tokens_per_gpu_second": tokens_per_gpu_second(round(steady.output_tokens), steady.seconds, gpus)
-        if gpus and steady.output_tokens is not None
-        else None,
-        "batch_utilization": None if running is None or batch is None else running / batch,
-        "steady": steady.is_steady,
-        "sent_rps": steady.arrival_rps, "sent": steady.arrivals, "completed": steady.completed,
-    }  # fmt: skip
+    per_gpu = None
+    if gpus and tokens is not None:
+        per_gpu = tokens_per_gpu_second(round(tokens), steady.seconds, gpus)
+    found = (
+        best.level if is_open else steady.completed_rps, None if is_open else round(best.level),
+        steady.output_tps, steady.completed_rps, steady.input_tps, per_gpu,
+        None if running is None or batch is None else running / batch, steady.is_steady,
+        steady.arrival_rps, steady.arrivals, steady.completed,
+    )  # fmt: skip
+    return told | dict(zip(_FOUND, found, strict=True))
+
+
+_FOUND: Final = (
+    "sustainable_load_rps", "sustainable_concurrency", "max_output_tps", "max_request_rps", "max_input_tps",
+    "tokens_per_gpu_second", "batch_utilization", "steady", "sent_rps", "sent", "completed",
+)  # fmt: skip
+"""Figures of the highest level that is sustained; None without one."""
 
 
 def _summary(told: Mapping[str, Any]) -> test.ReportTable:
