@@ -192,13 +192,12 @@ def _run(
     place = results if results is not None else _fresh_folder(name)
     command = _command(place)
     heard = Heard()
+    how: dict[str, Any] = {
+        "seed": seed, "quick": quick, "warmup": warmup, "command": command, "reader": reader,
+        "selftest": not no_selftest,
+    }  # fmt: skip
     if against is not None:
-        other = load_bench(against, target=None, sets=assign or (), tests=names)
-        how: dict[str, Any] = {
-            "seed": seed, "quick": quick, "warmup": warmup, "command": command, "reader": reader,
-            "selftest": not no_selftest,
-        }  # fmt: skip
-        systems = {"a": file, "b": other}
+        systems = {"a": file, "b": load_bench(against, target=None, sets=assign or (), tests=names)}
         with watching_bench() as watcher:
             _alternate(systems, place, names, watcher, heard, runs=max(runs, 3), again=again, **how)
         if heard.code is not None:
@@ -220,10 +219,7 @@ def _run(
         outputs.write(bench_texts(document))
 
     with watching_bench() as watcher:
-        one = Bench(
-            file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, again=again,
-            command=command, selftest=not no_selftest, reported=written, reader=reader,
-        )  # fmt: skip
+        one = Bench(file, Folder(place), watcher, runs=runs, again=again, reported=written, **how)
         try:
             document = asyncio.run(_performed(one, watcher, names, heard))
         except Interrupted:

@@ -1,9 +1,8 @@
 """Declaration of a benchmark test (`BenchTest`), its result with tables and charts, and the list of tests.
 
 Each test is a module of `bench/tests` with one `BenchTest`, whose `run` returns a `TestResult`; `mixes.py`
-and `paired.py` there only help some of them. `TESTS` has names, sections and titles; `test_named` imports a
-test's module on demand. `tests_said` gives the lines of `llmtap bench list`: parameters with defaults and
-meanings.
+there makes loads for two of them. `TESTS` has names, sections and titles; `test_named` imports a test's
+module on demand. `tests_said` gives the lines of `llmtap bench list`: parameters with meanings and defaults.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

@@ -2,10 +2,7 @@
 
 import json
 import socket
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -252,24 +249,6 @@ def test_files_of_others_are_not_written_among(tmp_path: Path) -> None:
 RATE = "ttft.rate=4"
 
 
-class _NotFound(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_error(404)
-
-    def log_message(self, format: str, *args: Any) -> None: ...
-
-
-@contextmanager
-def not_found() -> Iterator[str]:
-    """A server that has nothing at all."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _NotFound) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-
-
 def refused_first(
     results: Path, *sets: str, url: str = NOBODY, tests: Sequence[str] = ("ttft",)
 ) -> tuple[ConfigError, Silent]:
@@ -281,17 +260,14 @@ def refused_first(
     return caught.value, watcher
 
 
-def test_a_path_that_the_server_has_not_is_what_it_is_told_by(tmp_path: Path) -> None:
+def test_a_path_that_the_server_has_not_is_what_it_is_told_by(tmp_path: Path, url: str) -> None:
     nobody, _ = refused_first(tmp_path / "nobody", RATE)
     assert (nobody.place, list(tmp_path.iterdir())) == ("--target", []), "nothing is written"
-    with not_found() as url:
-        why, _ = refused_first(tmp_path / "r", RATE, url=f"{url}/nope")
-        assert why.place == "target.model"
-        assert why.hint == f"{url}/nope/v1/models was asked: is the path of the URL right?"
-        several, _ = refused_first(
-            tmp_path / "r", RATE, "itl.max_rate=4", "itl.output_tokens=200", url=f"{url}/nope",
-            tests=("ttft", "itl"),
-        )  # fmt: skip
+    why, _ = refused_first(tmp_path / "r", RATE, url=f"{url}/nope")
+    assert why.place == "target.model"
+    assert why.hint == f"{url}/nope/v1/models was asked: is the path of the URL right?"
+    two = ("itl.max_rate=4", "itl.output_tokens=200")
+    several, _ = refused_first(tmp_path / "r", RATE, *two, url=f"{url}/nope", tests=("ttft", "itl"))
     assert several.place == "target.model"
 
 
