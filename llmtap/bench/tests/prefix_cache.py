@@ -377,7 +377,7 @@ def _remark(
 ) -> None:
     told = found.measurements
     found.notes.append(
-        "off and cold were sent the same requests; warm has the same lengths and arrivals in other words"
+        "off and cold have the same requests; warm has the same lengths and arrivals, and different text"
     )
     found.notes.append(f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats")
     found.notes += figures.legend([told["ttft"]], *STATES)
