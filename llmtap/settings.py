@@ -3,7 +3,7 @@
 `read_options` and `explained` are for options that are fields of a msgspec struct, such as `--reading` and
 `--serving` of `llmtap sim run`, and for the list of parameters that `llmtap bench list` prints. `read_value`
 reads one value, for example of an `x-sim-*` header of the simulated server. `in_words` words an error of
-msgspec, also for the settings of the configuration file (`config.py`).
+msgspec, for the settings of the configuration file (`config.py`).
 """
 
 import difflib
@@ -13,7 +13,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec.inspect import Metadata, type_info
+from msgspec.inspect import (
+    BoolType,
+    FloatType,
+    IntType,
+    LiteralType,
+    Metadata,
+    NoneType,
+    StrType,
+    Type,
+    UnionType,
+    type_info,
+)
 
 from llmtap.units import Duration, format_ns, parse_duration_ns
 
@@ -90,8 +101,31 @@ def read_value(kind: object, text: str) -> object:
     raw: object = [one.strip() for one in text.split(",")] if get_origin(parts[0]) is tuple else text
     try:
         return msgspec.convert(raw, kind, strict=False)
-    except msgspec.ValidationError as exc:
-        raise ValueError(f"{in_words(exc).partition(', got')[0]}, got {text!r}") from None
+    except msgspec.ValidationError:
+        raise ValueError(f"expected {wanted(type_info(kind))}, got {text!r}") from None
+
+
+def wanted(info: Type) -> str:
+    """Return what a value of a type is, in words."""
+    match info:
+        case Metadata():
+            return wanted(info.type)
+        case UnionType():
+            return " or ".join(wanted(one) for one in info.types if not isinstance(one, NoneType))
+        case LiteralType():
+            return ", ".join(map(str, info.values))
+        case BoolType():
+            return "true or false"
+        case StrType():
+            return "a text"
+        case IntType() | FloatType() as number:
+            what = "a whole number" if isinstance(number, IntType) else "a number"
+            if number.ge is not None and number.le is not None:
+                return f"{what} from {number.ge:,} to {number.le:,}"
+            if number.ge is not None:
+                return f"{what} of at least {number.ge:,}"
+            return what if number.gt is None else f"{what} above {number.gt:,}"
+    return "whole numbers, apart by commas"
 
 
 _KINDS: Final = {

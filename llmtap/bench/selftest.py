@@ -21,7 +21,6 @@ from llmtap.load.bodies import BodyOptions
 from llmtap.load.replay.options import ReplayOptions
 from llmtap.load.replay.perform import Replay
 from llmtap.load.replay.plan import ReplayPlan
-from llmtap.load.workers.worker_handle import Progress
 from llmtap.metrics.latency import output_times_ns, tbc_ns, ttft_ns
 from llmtap.metrics.statistics import percentile
 from llmtap.net.listener import bind
@@ -84,9 +83,9 @@ async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
             closed=load.streams, processes=load.processes, scrape="none",
         )  # fmt: skip
         found: list[Exchange] = []
-        one = Replay(
-            ReplayPlan(requests, None, {}), options, BodyOptions(server="openai", model="sim"), _Silent()
-        )
+        silent: Any = _Silent()
+        body_options = BodyOptions(server="openai", model="sim")
+        one = Replay(ReplayPlan(requests, None, {}), options, body_options, silent)
         one.keeping = lambda _: lambda row, x: found.append(x)
         result = await one.run()
         truths: list[Truth] = []
@@ -136,12 +135,5 @@ def _error(errors_ns: list[int]) -> dict[str, Any]:
 class _Silent:
     """Progress listener that ignores everything."""
 
-    def preparing(self, done: int, of: int) -> None: ...
-
-    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None: ...
-
-    def sending(self, progress: Progress, planned: int | None) -> None: ...
-
-    def writing(self, done: int, of: int) -> None: ...
-
-    def comparing(self, done: int, of: int | None) -> None: ...
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **how: None

@@ -43,7 +43,7 @@ from llmtap.errors import ConfigError
 
 if TYPE_CHECKING:
     from llmtap.bench.run.perform import Bench
-    from llmtap.bench.sut.file import BenchFile
+    from llmtap.bench.sut.sut import BenchFile
     from llmtap.cli.progress import ProgressLines
 
 _ALL: Final = "all"
@@ -181,10 +181,9 @@ def _run(
         raise ConfigError("--again", "requires --results with the folder of existing results")
     from llmtap.bench.report.report import load_document
     from llmtap.bench.report.texts import minimum_text
-    from llmtap.bench.run.folder import Folder
     from llmtap.bench.run.perform import Bench
-    from llmtap.bench.run.session import Interrupted
-    from llmtap.bench.sut.file import load_bench
+    from llmtap.bench.run.session import Folder, Interrupted
+    from llmtap.bench.sut.sut import load_bench
     from llmtap.cli.progress import watching_progress
 
     name = context.info_name or ""
@@ -193,13 +192,12 @@ def _run(
     place = results if results is not None else _fresh_folder(name)
     command = _command(place)
     heard = Heard()
+    how: dict[str, Any] = {
+        "seed": seed, "quick": quick, "warmup": warmup, "command": command, "reader": reader,
+        "selftest": not no_selftest,
+    }  # fmt: skip
     if against is not None:
-        other = load_bench(against, target=None, sets=assign or (), tests=names)
-        how: dict[str, Any] = {
-            "seed": seed, "quick": quick, "warmup": warmup, "command": command, "reader": reader,
-            "selftest": not no_selftest,
-        }  # fmt: skip
-        systems = {"a": file, "b": other}
+        systems = {"a": file, "b": load_bench(against, target=None, sets=assign or (), tests=names)}
         with watching_progress() as watcher:
             _alternate(systems, place, names, watcher, heard, runs=max(runs, 3), again=again, **how)
         if heard.code is not None:
@@ -221,10 +219,7 @@ def _run(
         outputs.write(bench_texts(document))
 
     with watching_progress() as watcher:
-        one = Bench(
-            file, Folder(place), watcher, seed=seed, quick=quick, warmup=warmup, runs=runs, again=again,
-            command=command, selftest=not no_selftest, reported=written, reader=reader,
-        )  # fmt: skip
+        one = Bench(file, Folder(place), watcher, runs=runs, again=again, reported=written, **how)
         try:
             document = asyncio.run(_performed(one, watcher, names, heard))
         except Interrupted:
@@ -319,25 +314,17 @@ def init(
     to_stdout = str(file) == "-"
     if not to_stdout and file.exists() and not force:
         raise ConfigError(str(file), "already exists", "--force replaces it")
-    from llmtap.bench.sut.detect import detect
-    from llmtap.bench.sut.starter import open_declarations, starter_text
+    from llmtap.bench.sut.detect import detect, starter_text
     from llmtap.bench.sut.sut import BenchTarget
 
     found = asyncio.run(detect(BenchTarget(url=target, key_env=api_key_env, ca=ca)))
     text = starter_text(found)
-    demanded = list(open_declarations(found))
-    still = "no declaration that the draft demands is open"
-    if demanded:
-        many = "s that the draft demands are" if len(demanded) > 1 else " that the draft demands is"
-        still = f"{len(demanded)} declaration{many} still open: {', '.join(demanded)}"
     if to_stdout:
         print(text, end="")
-        print(f"llmtap: {still}", file=sys.stderr)
         return
     write_output("FILE", file, text.rstrip("\n"))
     known = ", ".join(key for key in found.facts if key.startswith("sut."))
     print(f"llmtap: wrote {file}; the server told {known or 'nothing'}: the comments say what is to be added")
-    print(f"llmtap: {still}")
 
 
 async def _performed(
@@ -356,9 +343,8 @@ def _alternate(
     runs: int, again: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Measure one run of each system after the other, in turn first; until a signal stops it."""
-    from llmtap.bench.run.folder import Folder
     from llmtap.bench.run.perform import Bench
-    from llmtap.bench.run.session import Interrupted
+    from llmtap.bench.run.session import Folder, Interrupted
 
     for run in range(1, runs + 1):
         for i, label in enumerate(sorted(systems, reverse=run % 2 == 0), 1):

@@ -38,7 +38,6 @@ from llmtap.report.values import (
     counted,
     figure_text,
     is_marked,
-    leaves,
     milliseconds,
     number,
     plain_text,
@@ -122,8 +121,8 @@ def render_bench(document: _Json) -> RenderableType:
 
 
 def _test_blocks(report: _Json) -> Iterator[Note | Table]:
-    if configuration := report.get("configuration"):
-        yield Note(" · ".join(f"{name}: {value}" for name, value in configuration.items()))
+    if told := report.get("configuration"):
+        yield Note(" · ".join(f"{name}: {value}" for name, value in told.items()))
     yield from _tables(report)
     yield from (Note(f"note: {note}") for note in report.get("notes") or ())
     yield from (Note(f"deviation: {said}", "yellow") for said in report.get("deviations") or ())
@@ -146,10 +145,12 @@ def bench_html(document: _Json) -> str:
         for report in reports
     ]
     if reports:
-        sections.append(Section("loads", "Every load", list(_loads(reports))))
+        sections.append(Section("loads", "Every load", list(load_tables(reports))))
         sections.append(Section("compliance", "Compliance", _compliance(reports)))
         sections.append(Section("again", "To do it again", list(_again(document))))
-    sections.append(Section("settings", "What was run", [DetailsBlock("Set-up", list(_settings(document)))]))
+    setup = [[name, str(document.get(name))] for name in ("seed", "warmup", "quick", "made")]
+    blocks = [*identification(document), TermTable(setup)]
+    sections.append(Section("settings", "What was run", [DetailsBlock("Set-up", blocks)]))
     titles = ", ".join(report["title"] for report in reports)
     if len(reports) > _TITLES_MAX:
         titles = f"{len(reports)} tests"
@@ -222,19 +223,61 @@ def _headlines(report: _Json) -> Iterator[Tile]:
             yield Tile(report["title"], value.partition(" (")[0], about, report["test"])
 
 
-def _settings(document: _Json) -> Iterator[Block]:
-    sut, target = dict(document.get("sut") or {}), document.get("target") or {}
-    sut["hardware"] = hardware = dict(sut.get("hardware") or {})
-    if hardware.get("price_per_hour") is None:
-        hardware.pop("currency", None)
-    rows = [("address", str(target.get("url", "-")))]
-    # With spaces, where a narrow page can break them.
-    rows += [(path.replace(".", " ").replace("_", " "), text) for path, text in _flat(sut)]
-    rows += [(name, _plain(document.get(name))) for name in ("seed", "warmup", "quick", "made")]
-    yield TermTable(rows)
-    whole = {"target": target, "arms": document.get("arms") or {}, "params": document.get("params") or {}}
-    values = _flat(whole)
-    yield DetailsBlock(f"All of it ({len(values):,} values)", [TermTable(values)] if values else [])
+BOUNDARIES: Final = {
+    "model engine": "Model Engine", "application gateway": "Gateway", "compound system": "Compound",
+}  # fmt: skip
+NOT_SAID: Final = "not declared"
+
+
+def identification(document: _Json) -> list[Block]:
+    """Return the declarations of the SUT (C.2, 1)."""
+    sut, target = document.get("sut") or {}, document.get("target") or {}
+    tokenizer, clock = sut.get("tokenizer") or {}, sut.get("clock") or {}
+    told = {
+        "Model": sut.get("model") or target.get("model"),
+        "Hardware": hardware_said(sut),
+        "Software": sut.get("software"),
+        "SUT boundary": BOUNDARIES.get(sut.get("boundary") or ""),
+        "Address": target.get("url"),
+        "Tokenizer": _said(tokenizer, ("name", "vocabulary", "source")),
+        "Token counting": _said(tokenizer, ("counting", "special", "system_prompt", "tools")),
+        "Streaming": _said(sut, ("protocol", "chunking")),
+        "Prefix caching": {True: "on", False: "off"}.get(sut.get("prefix_cache")),  # type: ignore[arg-type]
+        "Largest batch": sut.get("max_batch"),
+        "Guardrails": guardrails_said(sut),
+        "Clocks": _said(clock, ("placement", "synchronization", "accuracy")),
+    }
+    rows = TermTable([[name, str(value or NOT_SAID)] for name, value in told.items()])
+    return [rows, *([ItemList(notes)] if (notes := sut.get("notes")) else [])]
+
+
+def _said(told: _Json, names: Sequence[str]) -> str:
+    return ", ".join(
+        f"{name.replace('_', ' ')}: {told[name]}" for name in names if told.get(name) is not None
+    )
+
+
+def hardware_said(sut: _Json) -> str:
+    """`H100 SXM x 8`, or `no accelerator`; memory and host where they are declared."""
+    hardware = sut.get("hardware") or {}
+    accelerator, count = hardware.get("accelerator"), hardware.get("count")
+    if not accelerator:
+        return f"{NOT_SAID} (host: {hardware['cpu']})" if hardware.get("cpu") else NOT_SAID
+    said = f"{accelerator} x {'?' if count is None else count}"
+    if accelerator == "none":
+        said = "no accelerator"
+    more = [hardware[name] for name in ("memory", "cpu") if hardware.get(name)]
+    return f"{said} ({', '.join(more)})" if more else said
+
+
+def guardrails_said(sut: _Json) -> str:
+    """Return the state and names of prompt and response filters (4.8.1)."""
+    guardrails = sut.get("guardrails") or {}
+    words = {True: "on", False: "off", None: NOT_SAID}
+    said = [
+        f"{side} filter {words[guardrails.get(f'{side}_filter')]}" for side in ("input", "output")
+    ]  # fmt: skip
+    return ", ".join([*said, *(guardrails.get("names") or ())])
 
 
 def _test_page(report: _Json) -> Iterator[Block]:
@@ -245,24 +288,28 @@ def _test_page(report: _Json) -> Iterator[Block]:
     notes = [*(report.get("notes") or ()), *(f"Deviation: {one}" for one in report.get("deviations") or ())]
     if notes:
         yield ItemList(notes, "notes")
-    if configuration := report.get("configuration"):
-        rows = [(name, str(value)) for name, value in configuration.items()]
-        yield DetailsBlock("Set-up of this test", [TermTable(rows)])
+    yield DetailsBlock("Set-up of this test", configuration(report))
 
 
-LOADS_ABOUT: Final = (
-    "Each load is a folder of the results. Figures here are of all its requests over its whole time, the"
-    " first 10 % and the drain included; latencies are in ms, by histograms (error at most 0.1 %). Tables of"
-    " the tests are exact, leave out the first 10 % of each level of a search, and join the blocks of a"
-    " configuration: their figures of the same load differ."
-)
+def configuration(report: _Json) -> list[Block]:
+    """Return the configuration of a test, its parameters and its arms (C.2, 2)."""
+    rows = [(name, str(value)) for name, value in (report.get("configuration") or {}).items()]
+    rows += [(name, plain_text(value)) for name, value in (report.get("params") or {}).items()]
+    arms = [[name, arm.get("about") or "-"] for name, arm in (report.get("arms") or {}).items()]
+    return [TermTable(rows), *([Table(["Arm", "What it is"], arms)] if arms else [])]
 
 
-def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
-    measured = [(metric, share) for metric in ("ttft", "tpot", "e2e") for share in ("p50", "p99")]
+def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
+    """Yield what the loads are, and a table of them for each test."""
+    yield Note(
+        "Each load is a folder of the results. Figures here are of all its requests over its whole time, the"
+        " first 10 % and the drain included; latencies are in ms, by histograms (error at most 0.1 %). Tables"
+        " of the tests are exact, leave out the first 10 % of each level of a search, and join the blocks of"
+        " a configuration: their figures of the same load differ."
+    )
+    figures = [(metric, share) for metric in ("ttft", "tpot", "e2e") for share in ("p50", "p99")]
     heads = ["load", "n", "requests/s", "output tok/s"]
-    heads += [f"{METRIC_TITLES[metric]} {share}" for metric, share in measured]
-    yield Note(LOADS_ABOUT)
+    heads += [f"{METRIC_TITLES[metric]} {share}" for metric, share in figures]
     for report in reports:
         rows = []
         for step in report.get("steps") or ():
@@ -273,7 +320,7 @@ def _loads(reports: Sequence[_Json]) -> Iterator[Block]:
                 f"{step['name']} ({step['arm']})" if step.get("arm") else step["name"],
                 f"{result.get('n', 0):,}", number(at(result, "load", "offered_rps")),
                 number(at(result, "tokens", "output_per_second")),
-                *(figure_text(at(result, "metrics", metric) or {}, share) for metric, share in measured),
+                *(figure_text(at(result, "metrics", metric) or {}, share) for metric, share in figures),
                 f"{well / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
             ])  # fmt: skip
         yield Table(
@@ -305,18 +352,6 @@ def _again(document: _Json) -> Iterator[Block]:
     yield TermTable(rows)
 
 
-def _flat(tree: _Json) -> list[tuple[str, str]]:
-    """Leaves by their path, as text; nothing that is empty."""
-    return [(path, _plain(value)) for path, value in leaves(tree) if value not in (None, [], "")]
-
-
-def _plain(value: object) -> str:
-    """Whole numbers as they are: a seed has no thousands."""
-    if isinstance(value, list):
-        return ", ".join(map(_plain, value))
-    return str(value) if type(value) is int else plain_text(value)
-
-
 def render_compare(told: _Json) -> RenderableType:
     blocks: list[Note | Table] = []
     for test in told["tests"]:
@@ -337,39 +372,15 @@ def _comparison(test: _Json) -> Iterator[Note | Table]:
 
 
 def compare_markdown(told: _Json) -> str:
-    sections: list[Section] = []
-    for test in told["tests"]:
-        blocks: list[Block] = [Note("", lead=said) for said in _objections(test)]
-        blocks += [Note(said, lead="Caution:") for said in _bursts(test)]
-        blocks += [Note(f"Fair comparison (section 6): {_fairness(test)}."), *_tables(test)]
-        blocks += [ItemList(test["notes"])] if test["notes"] else []
-        blocks += _normalised(test)
-        rows = [
-            [row[name] for name in ("id", "level", "says", "status", "evidence")]
-            for row in test["checklist"]["rows"]
-        ]
-        blocks.append(Table(["Demand", "Level", "What", "Status", "Evidence"], rows, "Checklist"))
-        sections.append(Section(test["test"], _heading(test), blocks))
-    left_out = [Note(said) for said in _left_out(told)]
-    if sections:
-        sections[-1].blocks.extend(left_out)
-    title = f"{' and '.join(one['label'] for one in told['systems'])}, compared"
-    return markdown(ReportDocument(title, [] if sections else left_out, sections=sections), special="|")
+    return markdown(_compare_document(told), special="|")
 
 
 def compare_html(told: _Json) -> str:
+    return page_html(_compare_document(told), *_ASSETS)
+
+
+def _compare_document(told: _Json) -> ReportDocument:
     base, *others = (one["label"] for one in told["systems"])
-    sections = [
-        Section(test["test"], f"{test['section']} {test['title']}", list(_comparison_page(test)))
-        for test in told["tests"]
-    ]
-    page = ReportDocument(
-        f"{', '.join(others)} against {base}", _compare_summary(told), _compare_settings(told), sections
-    )
-    return page_html(page, *_ASSETS)
-
-
-def _compare_summary(told: _Json) -> list[Block]:
     fair = not any(test.get("invalid") or _unmet_rows(test) for test in told["tests"])
     items = [f"{test['title']}: {'; '.join((*_objections(test), _fairness(test)))}" for test in told["tests"]]
     tiles = []
@@ -388,23 +399,24 @@ def _compare_summary(told: _Json) -> list[Block]:
             title = f"{other['label']}: {test['title']}"
             tiles.append(Tile(title, ", ".join(counts) or "nothing in common", about, test["test"]))
     lead = "Fair." if fair else "Not to be published as it is."
-    verdict = VerdictBox(fair, lead, "The checklist of section 6:", items)
-    cautions = [said for test in told["tests"] for said in _bursts(test)]
-    notes = [Note(said, lead="Caution:") for said in dict.fromkeys(cautions)]
-    return [verdict, *notes, Tiles(tiles), *(Note(f"{one}.") for one in _left_out(told))]
+    cautions = dict.fromkeys(said for test in told["tests"] for said in _bursts(test))
+    return ReportDocument(
+        f"{', '.join(others)} against {base}",
+        [
+            VerdictBox(fair, lead, "The checklist of section 6:", items),
+            *(Note(said, lead="Caution:") for said in cautions), Tiles(tiles),
+            *(Note(f"{said}.") for said in _left_out(told)),
+        ],
+        _compare_settings(told),
+        [Section(test["test"], _heading(test), list(_comparison_page(test))) for test in told["tests"]],
+    )  # fmt: skip
 
 
 def _compare_settings(told: _Json) -> list[Block]:
-    by_label: dict[str, _Json] = {}
-    runs = []
-    for test in told["tests"]:
-        for one in test["systems"]:
-            by_label.setdefault(one["label"], one)
-            for i, (seed, began) in enumerate(zip(one["seeds"], one["began"], strict=True), 1):
-                runs.append([test["title"], one["label"], str(i), str(seed), str(began)])
+    first = {one["label"]: one for test in told["tests"] for one in test["systems"]}
     rows = []
     for one in told["systems"]:
-        sut, target = by_label[one["label"]]["sut"], by_label[one["label"]]["target"]
+        sut, target = first[one["label"]]["sut"], first[one["label"]]["target"]
         cells = [
             sut.get("model") or target.get("model"), sut.get("software"),
             at(sut, "hardware", "accelerator"), at(sut, "hardware", "count"),
@@ -412,8 +424,7 @@ def _compare_settings(told: _Json) -> list[Block]:
         cells = [target.get("url", "-"), *(cell or "-" for cell in cells), one["results"]]
         rows.append([one["label"], *map(str, cells)])
     heads = ["system", "address", "model", "software", "accelerator", "count", "results"]
-    every = Table(["test", "system", "run", "seed", "began"], runs, "Runs")
-    return [Table(heads, rows, "Systems"), DetailsBlock(f"Every run ({len(runs)})", [every])]
+    return [Table(heads, rows, "Systems")]
 
 
 def _comparison_page(test: _Json) -> Iterator[Block]:

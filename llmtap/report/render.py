@@ -21,6 +21,7 @@ from rich.text import Text
 from llmtap.report.document import (
     COLOURS,
     Block,
+    Compliance,
     ItemList,
     Note,
     Preformatted,
@@ -172,6 +173,12 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
                     yield from parts(block.tables)
                 case TermTable():
                     yield tabled(["", ""], block.rows)
+                case Compliance():
+                    if block.caption:
+                        yield f"**{text(block.caption)}**"
+                    names = ("id", "level", "says", "status", "evidence")
+                    rows = [[row[name] for name in names] for row in block.rows]
+                    yield tabled(["Id", "Level", "What is demanded", "Status", "Evidence"], rows)
                 case Preformatted():
                     yield f"```\n{block.text}\n```"
                 case _:

@@ -11,20 +11,17 @@ from urllib.request import urlopen
 import msgspec
 import pyarrow as pa
 
-from llmtap.bench.run.folder import Folder
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import COLUMNS, Measurement
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Folder, Load, SessionWatcher
 from llmtap.bench.run.test import BenchTest, TestResult
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
-from llmtap.load.workers.worker_handle import Progress
 from tests.support.servers.peer import play
 
 SERVE = [sys.executable, "-P", "-m", "llmtap.cli", "sim", "serve", "--listen", "127.0.0.1:0"]
 SECONDS_MAX = 280.0
 
 
-class Silent:
+class Silent(SessionWatcher):
     """A watcher that shows nobody anything, and keeps what it was told of steps."""
 
     def __init__(self) -> None:
@@ -38,16 +35,6 @@ class Silent:
 
     def left(self, said: str) -> None:
         self.lefts.append(said)
-
-    def preparing(self, done: int, of: int) -> None: ...
-
-    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None: ...
-
-    def sending(self, progress: Progress, planned: int) -> None: ...
-
-    def writing(self, done: int, of: int) -> None: ...
-
-    def comparing(self, done: int, of: int | None) -> None: ...
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def test_a_result_is_shown_written_and_gone_on_with(
     outputs = ("--json", "r.json", "--html", "r.html", "--markdown", "r.md", "--results", "r")
     with sim("--ttft", "20ms") as url:
         init = ["bench", "init", "--target", url]
-        assert "sut.prefix_cache" in CliRunner().invoke(app, init).output
+        assert "sut.software" in CliRunner().invoke(app, init).output
         assert "--force" in str(CliRunner().invoke(app, init).exception)
         assert CliRunner().invoke(app, [*init, "--force"]).exit_code == 0
         first = run("ttft", "--config", "bench.toml", *SMALL, *outputs, cwd=tmp_path)

@@ -1,7 +1,7 @@
 """Compare results folders of several systems, or of one system with itself, by section 6 of the IETF draft.
 
 Input: folders of `llmtap bench`. Output: public JSON (`compare_results`) for `llmtap report --compare` and
-`llmtap bench --against`; `compare_tables.py` adds tables and charts, `llmtap/report/bench.py` renders it.
+`llmtap bench --against`, with tables and charts, which `llmtap/report/bench.py` renders.
 
 The samples are runs, at least three of each system (6.3), since requests of one run share the state of the
 machine. With fewer runs, the samples are the requests of the first runs. Figures of loads that differ are not
@@ -15,7 +15,7 @@ Source: IETF draft, 6.1 to 6.4.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -23,15 +23,16 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.bench.compliance.judge import RUNS_MIN, judge_comparison, sequence
-from llmtap.bench.report.compare_tables import charts_of, tables_of
 from llmtap.bench.report.report import is_results
-from llmtap.bench.run.folder import RESULT, Folder
+from llmtap.bench.run.figures import Cell, cdf_series, ms, table_of
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.test import TESTS
+from llmtap.bench.run.session import RESULT, Folder
+from llmtap.bench.run.test import TESTS, ChartSpec, ReportTable
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import Comparison, adjusted, compare_quantile, compare_runs
 from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import is_enough, percentile
+from llmtap.report.values import MARK
 
 ALPHA: Final = 0.05
 LEVEL: Final = 1 - ALPHA
@@ -66,6 +67,15 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
 }  # fmt: skip
 """Figures of a whole test by their name in its measurements; higher is better."""
 
+DISTRIBUTIONS_MAX: Final = 6
+_NOTHING: Final = dict.fromkeys(("difference", "low", "high", "p", "method"))
+_ABSENT: Final = "-"
+_FAMILIES: Final = {
+    True: "what the test is about, p by Holm, intervals of 95 % for all of them together",
+    False: "other figures, p by Benjamini-Hochberg, each interval of 95 % by itself",
+}
+_Row = Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
@@ -93,53 +103,49 @@ def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
             raise ConfigError("--compare", f"{place} is named twice")
     names = [place.resolve().name for place in places]
     labels = names if len(set(names)) == len(names) else [str(place) for place in places]
+    folders = dict(zip(labels, map(Folder, places), strict=True))
     held = {
-        label: [test for test in TESTS if (place / test / RESULT).is_file()]
-        for label, place in zip(labels, places, strict=True)
+        label: [test for test in TESTS if folder.within(test).runs()] for label, folder in folders.items()
     }
-    known = [test for test in TESTS if any(test in tests for tests in held.values())]
-    shared = [test for test in known if all(test in tests for tests in held.values())]
+    known = {
+        test: [label for label, tests in held.items() if test in tests]
+        for test in TESTS
+        if any(test in tests for tests in held.values())
+    }
+    shared = [test for test, having in known.items() if having == labels]
     if not shared:
         told = "; ".join(f"{label} has {', '.join(tests) or 'none'}" for label, tests in held.items())
         raise ConfigError("--compare", f"the results have no test in common: {told}")
-    tests = []
-    for test in shared:
-        first, *rest = (read_system(label, at, test) for label, at in zip(labels, places, strict=True))
-        tests.append(compare(first, rest))
     return {
         "systems": [
-            {"label": label, "results": str(place), "tests": held[label]}
-            for label, place in zip(labels, places, strict=True)
+            {"label": label, "results": str(folder.path), "tests": held[label]}
+            for label, folder in folders.items()
         ],
-        "tests": tests,
-        "left_out": [
-            {"test": test, "only": [label for label in labels if test in held[label]]}
-            for test in known
-            if test not in shared
+        "tests": [
+            compare(*(_read_system(label, folder.within(test)) for label, folder in folders.items()))
+            for test in shared
         ],
+        "left_out": [{"test": test, "only": only} for test, only in known.items() if test not in shared],
     }  # fmt: skip
 
 
-def read_system(label: str, results: Path, test: str) -> System:
+def _read_system(label: str, folder: Folder) -> System:
     """Read a system's runs of a test. Raises ConfigError if the folder lacks data of a reported load."""
-    folder = Folder(results).within(test)
-    return System(label, [_read_run(folder.run(number)) for number in folder.runs()])
+    runs = []
+    for one in map(folder.run, folder.runs()):
+        report, steps = one.read_json(RESULT), {}
+        for step in report["steps"]:
+            at = one.step(step["name"]).path
+            try:
+                steps[step["name"]] = Measurement.load(at, step["name"], step["arm"], step["result"])
+            except FileNotFoundError:
+                hint = "the command that measured it goes on"
+                raise ConfigError(str(at), "lacks its requests.parquet", hint) from None
+        runs.append(ComparedRun(report, steps))
+    return System(label, runs)
 
 
-def _read_run(folder: Folder) -> ComparedRun:
-    report = folder.read_json(RESULT)
-    steps = {}
-    for step in report["steps"]:
-        at = folder.path / "steps" / step["name"]
-        try:
-            steps[step["name"]] = Measurement.load(at, step["name"], step["arm"], step["result"])
-        except FileNotFoundError:
-            hint = "the command that measured it goes on"
-            raise ConfigError(str(at), "lacks its requests.parquet", hint) from None
-    return ComparedRun(report, steps)
-
-
-def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
+def compare(base: System, *others: System) -> dict[str, Any]:
     """Compare each of `others` with `base` in one test.
 
     Public JSON: `test`, `section`, `title`, `unlike` (how parameters or loads differ, which are not tested),
@@ -150,13 +156,12 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
     `tables`, `charts`. Times are in seconds.
     """
     systems, left_out = _in_common([base, *others])
-    base, *others = systems
+    base, *rest = systems
     shared = _shared(systems)
     unlike: list[str] = []
-    found: list[dict[str, Any]] = []
-    intervals: list[_AtLevel] = []
+    figures: list[tuple[dict[str, Any], _AtLevel]] = []
     cautions: list[dict[str, Any]] = []
-    for other in others:
+    for other in rest:
         bursty = list(_bursty(base, other, shared))
         cautions += bursty
         misled = {step for caution in bursty for step in caution["steps"]}
@@ -165,10 +170,10 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
         unlike += differing + [f"{step}: {told}" for step, told in loads.items()]
         for row, at_level in _compared(base, other, shared):
             flattered = row["step"] in misled and row["figure"].split()[0].lower() in FLATTERED
-            found.append(_untested(row) if differing or row["step"] in loads or flattered else row)
-            intervals.append(at_level)
-    _judge(found)
-    _widen(found, intervals)
+            untested = differing or row["step"] in loads or flattered
+            figures.append((row | _NOTHING if untested else row, at_level))
+    _judge(figures)
+    found = [row for row, _ in figures]
     normalised = [_normalised(system) for system in systems]
     together = {
         "systems": [_told(system) for system in systems], "comparisons": found, "normalised": normalised,
@@ -183,31 +188,26 @@ def compare(base: System, others: Sequence[System]) -> dict[str, Any]:
         ).to_dict(),
         "notes": [
             *left_out, *_run_notes(systems), *_load_notes(systems, shared), *_figure_notes(found),
-            *_rate_notes(normalised),
         ],
-        "tables": msgspec.to_builtins(tables_of(base.label, found)),
-        "charts": msgspec.to_builtins(charts_of(report["test"], _loads(systems, shared), found)),
+        "tables": msgspec.to_builtins(list(_tables(base.label, found))),
+        "charts": msgspec.to_builtins(list(_distributions(report["test"], systems, shared))),
     }  # fmt: skip
 
 
 def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
     """Return the systems with the runs whose seeds all have (6.1), or all if fewer than three; and notes."""
-    seeds = [{run.report["seed"] for run in system.runs} for system in systems]
-    shared = set.intersection(*seeds)
-    if len(shared) < RUNS_MIN or all(own == shared for own in seeds):
+    shared = set.intersection(*({run.report["seed"] for run in system.runs} for system in systems))
+    if len(shared) < RUNS_MIN:
         return list(systems), []
-    notes = []
+    chosen, notes = [], []
     for system in systems:
-        more = [str(run.report.get("run", 1)) for run in system.runs if run.report["seed"] not in shared]
+        chosen.append(System(system.label, [run for run in system.runs if run.report["seed"] in shared]))
+        more = [str(run.report["run"]) for run in system.runs if run.report["seed"] not in shared]
         if more:
             notes.append(
                 "left out, since their requests were not sent to all systems (6.1): run"
                 f" {', '.join(more)} of {system.label}"
             )
-    chosen = [
-        System(system.label, [run for run in system.runs if run.report["seed"] in shared])
-        for system in systems
-    ]
     return chosen, notes
 
 
@@ -217,28 +217,25 @@ def _shared(systems: Sequence[System]) -> list[str]:
 
 
 def _unlike_params(base: System, other: System) -> list[str]:
-    """Return differing parameters as `rate 4 of a, 8 of b`, without those that only one version has."""
-    ours, theirs = (one.runs[0].report.get("params") or {} for one in (base, other))
+    """Return differing parameters as `rate 4 of a, 8 of b`."""
+    ours, theirs = (one.runs[0].report["params"] for one in (base, other))
     return [
         f"{name} {_plain(ours[name])} of {base.label}, {_plain(theirs[name])} of {other.label}"
         for name in ours
-        if name in theirs and ours[name] != theirs[name]
+        if ours[name] != theirs[name]
     ]
 
 
 def _unlike(base: System, other: System, step: str) -> str | None:
     """Return how the compared requests of a load, or their sending, differ; None if they do not."""
-    runs = RUNS_MIN if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1
-    sent = []
-    for system in (base, other):
-        chosen = system.runs if runs > 1 else system.runs[:1]
-        told = [one for run in chosen for one in run.report["steps"] if one["name"] == step]
-        sent.append({_sent(one) for one in told})
-    if sent[0] == sent[1]:
-        return None
-    first, second = (
-        sorted(one - other)[0] if one - other else "no more" for one, other in (sent, sent[::-1])
+    runs = None if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1
+    ours, theirs = (
+        {_sent(one) for run in system.runs[:runs] for one in run.report["steps"] if one["name"] == step}
+        for system in (base, other)
     )
+    if ours == theirs:
+        return None
+    first, second = (min(one - rest, default="no more") for one, rest in ((ours, theirs), (theirs, ours)))
     return f"{first} of {base.label}, {second} of {other.label}"
 
 
@@ -268,17 +265,7 @@ def _sent(step: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    return (
-        "none" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    )
-
-
-def _untested(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {**row, **dict.fromkeys(("difference", "low", "high", "p", "method"))}
-
-
-def _loads(systems: Sequence[System], shared: Sequence[str]) -> dict[str, dict[str, list[Measurement]]]:
-    return {name: {one.label: [run.steps[name] for run in one.runs] for one in systems} for name in shared}
+    return "none" if value is None else str(value)
 
 
 def _told(system: System) -> dict[str, Any]:
@@ -286,15 +273,9 @@ def _told(system: System) -> dict[str, Any]:
     return {
         "label": system.label, "runs": len(system.runs), "sut": first["sut"], "target": first["target"],
         "quick": any(run.report["quick"] for run in system.runs),
-        "seeds": [run.report["seed"] for run in system.runs], "began": [_began(run) for run in system.runs],
+        "seeds": [run.report["seed"] for run in system.runs],
         "valid": all((run.report.get("verdict") or {}).get("valid", True) for run in system.runs),
     }  # fmt: skip
-
-
-def _began(run: ComparedRun) -> str:
-    """Return the start time of the first load."""
-    starts = [str(step.result["window"].get("start") or "") for step in run.steps.values()]
-    return min(starts, default="")
 
 
 def _compared(
@@ -347,23 +328,25 @@ def _row(
     doubtful: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     test = base.runs[0].report["test"]
-    nothing = dict.fromkeys(("difference", "low", "high", "p", "method"))
     return {
         "a_system": base.label, "b_system": other.label, "step": step, "figure": says, "unit": unit,
         "better": "lower" if unit == "s" else "higher",
         "key": step is None or says in _KEYS.get(test, ()),
         "samples": "runs" if min(len(base.runs), len(other.runs)) >= RUNS_MIN else "requests",
-        "doubtful": doubtful, "level": LEVEL, **(nothing if result is None else result.to_dict()),
+        "doubtful": doubtful, "level": LEVEL, **(_NOTHING if result is None else result.to_dict()),
     }  # fmt: skip
 
 
-def _judge(found: Sequence[dict[str, Any]]) -> None:
+def _judge(found: Sequence[tuple[dict[str, Any], _AtLevel]]) -> None:
+    """Correct the p-values, widen the intervals of main figures, and add the findings."""
     for key in (True, False):
-        family = [row for row in found if row["key"] is key and row["p"] is not None]
-        corrected = adjusted([row["p"] for row in family], "holm" if key else "bh")
-        for row, judged in zip(family, corrected, strict=True):
+        family = [(row, at_level) for row, at_level in found if row["key"] is key and row["p"] is not None]
+        corrected = adjusted([row["p"] for row, _ in family], "holm" if key else "bh")
+        for (row, at_level), judged in zip(family, corrected, strict=True):
             row["p_adjusted"] = judged
-    for row in found:
+            if key and (wider := at_level(level=1 - ALPHA / len(family))) is not None:
+                row |= {"level": 1 - ALPHA / len(family), "low": wider.low, "high": wider.high}
+    for row, _ in found:
         p, difference = row.setdefault("p_adjusted", None), row["difference"]
         row["share"] = difference / row["a"] if difference is not None and row["a"] else None
         if p is None:
@@ -372,19 +355,6 @@ def _judge(found: Sequence[dict[str, Any]]) -> None:
             row["finding"] = "no difference shown"
         else:
             row["finding"] = "better" if (difference < 0) == (row["better"] == "lower") else "worse"
-
-
-def _widen(found: Sequence[dict[str, Any]], intervals: Sequence[_AtLevel]) -> None:
-    family = [
-        (row, at_level)
-        for row, at_level in zip(found, intervals, strict=True)
-        if row["key"] and row["p"] is not None
-    ]
-    level = 1 - ALPHA / max(1, len(family))
-    for row, at_level in family:
-        wider = at_level(level=level)
-        assert wider is not None
-        row |= {"level": level, "low": wider.low, "high": wider.high}
 
 
 def _normalised(system: System) -> dict[str, Any]:
@@ -423,27 +393,12 @@ def _invalid(systems: Sequence[System]) -> Iterator[str]:
 
 def _run_notes(systems: Sequence[System]) -> Iterator[str]:
     for system in systems:
-        runs = len(system.runs)
-        if runs < RUNS_MIN:
+        if len(system.runs) < RUNS_MIN:
             yield (
-                f"{system.label} has {runs} of the {RUNS_MIN} independent runs of a claim (6.3, --runs):"
-                " instead of runs, requests of first runs are compared with it, and how much runs differ is"
-                " in no interval"
+                f"{system.label} has {len(system.runs)} of the {RUNS_MIN} independent runs of a claim (6.3,"
+                " --runs): instead of runs, requests of first runs are compared with it, and how much runs"
+                " differ is in no interval"
             )
-    quick = [one.label for one in systems if any(run.report["quick"] for run in one.runs)]
-    if quick:
-        yield f"with --quick, which gives demands of the methodology up, was measured: {', '.join(quick)}"
-    versions = {str((run.report.get("versions") or {}).get("llmtap")) for one in systems for run in one.runs}
-    if len(versions) > 1:
-        yield f"measured with different versions of llmtap: {', '.join(sorted(versions))}"
-    began = sorted((_began(run), system.label) for system in systems for run in system.runs)
-    in_turn = [label for label, _ in groupby(label for _, label in began)]
-    if all(at for at, _ in began) and len(in_turn) == len(systems) < len(began):
-        yield (
-            f"runs were not taken in turn, but all of {', then all of '.join(in_turn)}: whatever changed on"
-            " the machine meanwhile is in the differences. --runs 1 for each system, then --runs 2 into the"
-            " same folders, and so on, takes them in turn"
-        )
 
 
 def _load_notes(systems: Sequence[System], shared: Sequence[str]) -> Iterator[str]:
@@ -452,8 +407,7 @@ def _load_notes(systems: Sequence[System], shared: Sequence[str]) -> Iterator[st
         if own:
             named = ", ".join(sorted(own))
             yield f"left out, since not every run of all systems has them: {named} of {system.label}"
-    for name in shared:
-        for system in systems:
+        for name in shared:
             loads = [run.steps[name] for run in system.runs]
             sent, well = sum(load.n for load in loads), sum(len(load.ended_well()) for load in loads)
             if well < sent:
@@ -461,14 +415,6 @@ def _load_notes(systems: Sequence[System], shared: Sequence[str]) -> Iterator[st
                     f"{system.label}, {name}: {well:,} of {sent:,} requests ({well / sent:.1%}) were answered"
                     " whole, and latencies are of these alone"
                 )
-
-
-def _rate_notes(normalised: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if all(one["tokens_per_gpu_second"] is None and one["tokens_per_currency"] is None for one in normalised):
-        yield (
-            "output rates are not normalised (6.2): no system has accelerators (sut.hardware.count) or a"
-            " price (sut.hardware.price_per_hour)"
-        )
 
 
 def _figure_notes(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -479,3 +425,62 @@ def _figure_notes(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         )
     if any(row["doubtful"] for row in found):
         yield "* rests on fewer samples than 5.1.4.3 asks for: 1,000 in a run for P99"
+
+
+def _tables(base: str, found: Sequence[_Row]) -> Iterator[ReportTable]:
+    for other in dict.fromkeys(row["b_system"] for row in found):
+        columns = {{"a": base, "b": other}.get(head, head): cell for head, cell in COLUMNS.items()}
+        for key, what in _FAMILIES.items():
+            rows = [row for row in found if row["b_system"] == other and row["key"] is key]
+            if rows:
+                yield table_of(f"{other} against {base}: {what}", rows, columns)
+
+
+def _interval(row: _Row) -> str:
+    if row["low"] is None:
+        return _ABSENT
+    return f"{_said(row['low'], row['unit'])} to {_said(row['high'], row['unit'])}"
+
+
+def _difference(row: _Row) -> str:
+    by = "" if row["share"] is None else f" ({row['share']:+.1%})"
+    return _said(row["difference"], row["unit"]) + by
+
+
+def _p(row: _Row) -> str:
+    p = row["p_adjusted"]
+    return _ABSENT if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _said(value: float | None, unit: str) -> str:
+    if value is None:
+        return _ABSENT
+    return ms(value) if unit == "s" else f"{value:,.4g} {unit}"
+
+
+COLUMNS: Final[Mapping[str, Cell]] = {
+    "Figure": lambda row: row["figure"] + f" {MARK}" * row["doubtful"],
+    "Load": lambda row: row["step"] or "all",
+    "a": lambda row: _said(row["a"], row["unit"]),
+    "b": lambda row: _said(row["b"], row["unit"]),
+    "Difference": _difference,
+    "Interval": _interval,
+    "p": _p,
+    "Finding": lambda row: row["finding"],
+}
+
+
+def _distributions(test: str, systems: Sequence[System], shared: Sequence[str]) -> Iterator[ChartSpec]:
+    """Yield the distributions of gaps (ITL test) or TTFT in some of the loads."""
+    gaps = test == "itl"
+    what, of = ("TBC", "gaps") if gaps else ("TTFT", "requests")
+    for name in shared[:: ceil(len(shared) / DISTRIBUTIONS_MAX) or 1]:
+        series = []
+        for system in systems:
+            steps = [run.steps[name] for run in system.runs]
+            values = [v for step in steps for v in _values(step, _GAPS if gaps else "ttft_ns")]
+            if values:
+                label = f"{system.label} ({len(steps)} runs)" if len(steps) > 1 else system.label
+                series.append(cdf_series(label, values))
+        if series:
+            yield ChartSpec(f"{what}, {name}", "cdf", f"{what} (ms)", f"share of {of}", series)

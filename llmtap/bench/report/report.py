@@ -7,14 +7,15 @@ it.
 A report has: `test`, `section`, `title`, `run`, `quick`, `params`, `sut`, `target` and `arms` (without keys),
 `seed`, `warmup`, `began`, `ended`, `versions`, `steps` (each load: `name`, `arm`, `load`, `cached`,
 `requests`, `result`), `warmups`, `refused`, `measurements`, `tables`, `charts`, `configuration`, `notes`,
-`deviations`, `itl_option`, `round_trip` (seconds), `model_load`, `selftest`, `exact_requests`, `forfeits`,
-`verdict` and `compliance`. The document has what the reports share, `tests` (reports of first runs),
-`repeats` (short forms of the reports of further runs), `not_run` and a verdict over all.
+`deviations`, `main` (name of the load that represents the test), `itl_option`, `round_trip` (seconds),
+`model_load`, `selftest`, `exact_requests`, `forfeits`, `verdict` and `compliance`. The document has what the
+reports share, `tests` (reports of first runs), `repeats` (short forms of the reports of further runs),
+`not_run` and a verdict over all.
 """
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import accumulate
@@ -26,13 +27,11 @@ import msgspec
 from llmtap import __version__
 from llmtap.bench.compliance.evidence import MODEL_LOAD, at, several
 from llmtap.bench.compliance.judge import judge
-from llmtap.bench.run.folder import RESULT, Folder
-from llmtap.bench.run.loads import FILE
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
-from llmtap.bench.sut.file import params_told, without_keys
 from llmtap.bench.sut.start import model_load_said
+from llmtap.bench.sut.sut import params_told, without_keys
 from llmtap.errors import ConfigError
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import DEFAULT_BENEFIT
@@ -101,8 +100,8 @@ _OPTIONS_SAID: Final = {
     "B-even": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
     "C": "the server's own stamps",
 }
-_OVER: Final = frozenset({"failed"})
-"""Findings about the server, which tests at its limits expect."""
+FAILED: Final = "failed"
+"""Finding about the server, which tests at its limits expect."""
 _STREAMED: Final = frozenset({"ttft", "itl"})
 """Tests with charts of two streams of the last load."""
 _REPEATED: Final = ("test", "run", "seed", "began", "ended", "verdict")
@@ -137,17 +136,13 @@ def report_of(
         "versions": versions(), "steps": steps, "warmups": session.warmups, "refused": session.refused,
         "measurements": found.measurements, "tables": msgspec.to_builtins(found.tables),
         "charts": msgspec.to_builtins(charts),
-        "configuration": found.configuration
-        | _itl_line(option)
-        | _trip_line(trip)
-        | ({} if session.model_load is None else {MODEL_LOAD: model_load_said(session.model_load)})
-        | ({} if session.reader == DEFAULT_BENEFIT else {"Reader": session.reader.text})
-        | ({"error of our own times": selftest_said(selftest)} if selftest else {}),
+        "configuration": found.configuration | dict(_configuration(session, option, trip, selftest)),
         "round_trip": trip,
         "model_load": msgspec.to_builtins(session.model_load),
         "selftest": selftest,
         "notes": [*found.notes, *_warm_notes(session)],
-        "deviations": [*found.deviations, *_unprobed(session), *_of_workloads(steps)],
+        "deviations": [*found.deviations, *_of_workloads(steps)],
+        "main": found.main,
         "itl_option": option,
         "exact_requests": _exact_requests(steps),
         "forfeits": list(test.forfeits) if session.quick else [],
@@ -155,6 +150,23 @@ def report_of(
     }  # fmt: skip
     report["compliance"] = judge(report).to_dict()
     return report
+
+
+def _configuration(
+    session: BenchSession, option: str | None, trip: float | None, selftest: Mapping[str, Any] | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the configuration that every test has."""
+    if option is not None:
+        yield "ITL option (4.6.3)", "; ".join(f"{one}: {_OPTIONS_SAID[one]}" for one in option.split(" + "))
+    if trip is not None:
+        said = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
+        yield "Network round trip (4.7.3)", said
+    if session.model_load is not None:
+        yield MODEL_LOAD, model_load_said(session.model_load)
+    if session.reader != DEFAULT_BENEFIT:
+        yield "Reader", session.reader.text
+    if selftest is not None:
+        yield "error of our own times", selftest_said(selftest)
 
 
 def document_of(
@@ -183,15 +195,6 @@ def _warm_notes(session: BenchSession) -> list[str]:
     if session.warmup == "none":
         return ["cold start: the SUT was not warmed up"]
     return ["no measured prompt was sent to warm up: none was in a prefix cache for that reason"]
-
-
-def _unprobed(session: BenchSession) -> list[str]:
-    if session.warmup in ("auto", "none"):
-        return []
-    said = (
-        f"4.5.2: warm-ups were of {several(int(session.warmup), 'request')}, as --warmup says, and no probe"
-    )
-    return [f"{said}: that latency had settled is not shown (4.5.1-1a, 4.5.2-1a, 4.5.2-1b)"]
 
 
 def _of_workloads(steps: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -264,34 +267,17 @@ def _steps(session: BenchSession) -> list[dict[str, Any]]:
 
 def _short(result: Mapping[str, Any]) -> dict[str, Any]:
     short = {name: part for name, part in result.items() if name not in _LONG}
-    system = short.get("system")
-    if isinstance(system, Mapping):
+    if system := short.get("system"):
         short["system"] = {name: part for name, part in system.items() if name != "series"}
     return short
-
-
-def _itl_line(option: str | None) -> dict[str, str]:
-    """Return the configuration line that declares the ITL option (4.6.3)."""
-    if option is None:
-        return {}
-    said = "; ".join(f"{one}: {_OPTIONS_SAID[one]}" for one in option.split(" + "))
-    return {"ITL option (4.6.3)": said}
-
-
-def _trip_line(trip: float | None) -> dict[str, str]:
-    if trip is None:
-        return {}
-    said = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
-    return {"Network round trip (4.7.3)": said}
 
 
 def _itl_option(found: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the option of 4.6.3, such as `A` or `B-even`; `A + B-even` where loads differ."""
     if found.itl_option is not None:
         return found.itl_option
-    told = [((step["result"].get("metrics") or {}).get("itl") or {}).get("option") for step in steps]
-    options = {option for one in told if one for option in one.split("+")}
-    return " + ".join(sorted(options)) or None
+    told = [at(step, "result.metrics.itl.option") for step in steps]
+    return " + ".join(sorted({option for one in told if one for option in one.split("+")})) or None
 
 
 def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
@@ -301,7 +287,7 @@ def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     kept = [one for one in told if one["file"] is not None]
     said = (
-        f"steps/NAME/{FILE} of {len(kept):,} of {several(len(steps), 'load')},"
+        f"steps/NAME/{REQUESTS_FILE} of {len(kept):,} of {several(len(steps), 'load')},"
         f" {several(sum(one['rows'] for one in kept), 'request')} byte for byte"
     )
     if len(kept) == len(steps):
@@ -310,36 +296,24 @@ def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def _verdict(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    findings = [
-        {
-            "step": step["name"],
-            "what": finding["what"],
-            "says": finding["says"],
-            "share": finding.get("share"),
-            "invalidates": finding.get("invalidates", True),
-        }
-        for step in steps
-        for finding in (step["result"].get("verdict") or {}).get("findings") or ()
-    ]
-    cautions = [finding for finding in findings if not finding.pop("invalidates")]
-    findings = [finding for finding in findings if finding not in cautions]
-    against = [finding for finding in findings if finding["what"] not in _OVER]
-    answered = any(
-        (step["result"].get("outcomes") or {}).get(name, 0)
-        for step in steps
-        for name in ("complete", "refused")
-    )
-    if steps and not answered:
+    verdicts = [(step["name"], at(step, "result.verdict") or {}) for step in steps]
+    found: dict[str, list[dict[str, Any]]] = {"findings": [], "cautions": [], "failures": []}
+    for name, verdict in verdicts:
+        for one in verdict.get("findings") or ():
+            kind = "failures" if one["what"] == FAILED else "findings"
+            kind = kind if one.get("invalidates", True) else "cautions"
+            told = {"step": name, "what": one["what"], "says": one["says"], "share": one.get("share")}
+            found[kind].append(told)
+    answers = [at(step, f"result.outcomes.{name}") for step in steps for name in ("complete", "refused")]
+    if steps and not any(answers):
         says = "no request of any load ended well"
-        against.append({"step": steps[-1]["name"], "what": "no_answers", "says": says})
-    expected = [finding for finding in findings if finding["what"] in _OVER]
+        found["findings"].append({"step": steps[-1]["name"], "what": "no_answers", "says": says})
     return {
-        "valid": not against, "grade": _grade(against, cautions), "findings": against, "cautions": cautions,
-        "failures": expected,
+        "valid": not found["findings"], "grade": _grade(found["findings"], found["cautions"]), **found,
         "unchecked": [
-            {"step": step["name"], "what": "unchecked", "says": said}
-            for step in steps
-            for said in (step["result"].get("verdict") or {}).get("unchecked") or ()
+            {"step": name, "what": "unchecked", "says": said}
+            for name, verdict in verdicts
+            for said in verdict.get("unchecked") or ()
         ],
     }  # fmt: skip
 

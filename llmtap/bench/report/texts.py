@@ -1,73 +1,47 @@
 """Render a benchmark's document as text: the minimum report (IETF draft, C.1) and the full report (C.2).
 
 Input: the JSON document of `report.py`. Output: plain text (`minimum_text`) and Markdown (`full_markdown`)
-for `llmtap bench` and `llmtap report`. The minimum report shows one load: that of the TTFT test, else of the
-first test. A test's main load is the highest level that held, the highest share, the mix of classes, or the
-baseline of configurations. The full report ends with the data of its charts as tables, streams excepted.
+for `llmtap bench` and `llmtap report`. The minimum report shows one load: the main load of the TTFT test,
+else of the first test.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from llmtap.bench.compliance.evidence import MODEL_LOAD, Report, Step, at, measured, name_of
 from llmtap.metrics.statistics import samples_needed
-from llmtap.metrics.summary import ENDED_WELL
-from llmtap.report.bench import LOADS_ABOUT, compliance_said, deviations_said, findings_said
+from llmtap.report.bench import (
+    BOUNDARIES,
+    NOT_SAID,
+    compliance_said,
+    configuration,
+    deviations_said,
+    findings_said,
+    guardrails_said,
+    hardware_said,
+    identification,
+    load_tables,
+)
 from llmtap.report.document import (
     Block,
+    Compliance,
     ItemList,
     Note,
     Preformatted,
     ReportDocument,
     Section,
     Table,
-    TermTable,
-    chart_table,
 )
 from llmtap.report.render import markdown
-from llmtap.report.values import FEW, figure_text, is_marked, milliseconds, number, plain_text
-
-_Rule = Callable[[Report, Sequence[Step]], Step | None]
+from llmtap.report.values import milliseconds, number
 
 
 def main_load(report: Report) -> Step | None:
-    """Return the load that represents a test, with responses if any load has them, or None."""
-    loads = [load for load in measured(report) if at(load, "result.metrics.ttft.n")] or measured(report)
-    rule = _RULES.get(str(report.get("test")))
-    chosen = None if rule is None else rule(report, loads)
+    """Return the load that represents a test, by default the one with the most requests, or None."""
+    loads = measured(report)
+    chosen = next((load for load in loads if name_of(load) == report.get("main")), None)
     plain = [load for load in loads if not load.get("arm")] or loads
     return chosen or max(plain, key=lambda load: at(load, "result.n") or 0, default=None)
-
-
-def _called(name: str) -> _Rule:
-    return lambda report, loads: next((load for load in loads if name_of(load) == name), None)
-
-
-def _greatest(pattern: str) -> _Rule:
-    def rule(report: Report, loads: Sequence[Step]) -> Step | None:
-        named = [(found, load) for load in loads if (found := re.fullmatch(pattern, name_of(load)))]
-        return max(named, key=lambda one: float(one[0][1]))[1] if named else None
-
-    return rule
-
-
-def _highest_held(report: Report, loads: Sequence[Step]) -> Step | None:
-    """Choose the highest level that held below the limit, else the lowest level."""
-    told: Mapping[str, Any] = at(report, "measurements") or {}
-    limit = told.get("limit")
-    tried = [(level, one) for one in told.get("levels") or () if (level := _level(one)) is not None]
-    held = [(level, one) for level, one in tried if _holds(one) and (limit is None or level < limit)]
-    if not tried:
-        return None
-    _, chosen = max(held, key=_first) if held else min(tried, key=_first)
-    return _called(str(chosen.get("step")))(report, loads)
-
-
-def _level(one: Mapping[str, Any]) -> float | None:
-    names = ("planned_rps", "offered_rps", "concurrency")
-    return next((one[name] for name in names if one.get(name) is not None), None)
 
 
 def _holds(one: Mapping[str, Any]) -> bool:
@@ -76,32 +50,6 @@ def _holds(one: Mapping[str, Any]) -> bool:
     return bool(one.get("queue") == "stable" if holds is None else holds)
 
 
-def _first(one: tuple[float, object]) -> float:
-    return one[0]
-
-
-def _base(report: Report, loads: Sequence[Step]) -> Step | None:
-    levels: Sequence[Any] = at(report, "measurements.levels") or ({},)
-    return _called(str(at(levels[0], "step")))(report, loads)
-
-
-_RULES: Final[Mapping[str, _Rule]] = {
-    "throughput": _highest_held,
-    "tradeoff": _highest_held,
-    "itl": _greatest(r"([\d.]+)-percent"),
-    "capacity": _highest_held,
-    "fairness": _called("mix"),
-    "prefix-cache": _called("0/off"),
-    "memory-pressure": _base,
-    "long-context": _greatest(r"(\d+)-tokens"),
-    "guardrail-overhead": _greatest(r"([\d.]+)-percent/0/baseline"),
-}
-
-
-BOUNDARIES: Final = {
-    "model engine": "Model Engine", "application gateway": "Gateway", "compound system": "Compound",
-}  # fmt: skip
-NOT_SAID: Final = "not declared"
 NOT_MEASURED: Final = "not measured"
 TTFT_P99_MAX: Final = 0.5
 _FOR_LATENCY: Final = ("ttft", "tradeoff", "throughput", "itl", "capacity")
@@ -148,19 +96,6 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield "=== End Report ==="
 
 
-def hardware_said(sut: Mapping[str, Any]) -> str:
-    """`H100 SXM x 8`, or `no accelerator`; memory and host where they are declared."""
-    hardware = sut.get("hardware") or {}
-    accelerator, count = hardware.get("accelerator"), hardware.get("count")
-    if not accelerator:
-        return f"{NOT_SAID} (host: {hardware['cpu']})" if hardware.get("cpu") else NOT_SAID
-    said = f"{accelerator} x {'?' if count is None else count}"
-    if accelerator == "none":
-        said = "no accelerator"
-    more = [hardware[name] for name in ("memory", "cpu") if hardware.get(name)]
-    return f"{said} ({', '.join(more)})" if more else said
-
-
 def workload_said(result: Mapping[str, Any]) -> str:
     plan = result.get("plan") or {}
     return str((plan.get("workload") or {}).get("name") or plan.get("trace") or NOT_SAID)
@@ -176,16 +111,6 @@ def load_said(step: Mapping[str, Any]) -> str:
     process = (plan.get("arrivals") or {}).get("arrivals")
     said = "open-loop" if rate is None else f"open-loop {number(rate)} requests/s"
     return f"{said}, {process}" if process else said
-
-
-def guardrails_said(sut: Mapping[str, Any]) -> str:
-    """Return the state and names of prompt and response filters (4.8.1)."""
-    guardrails = sut.get("guardrails") or {}
-    words = {True: "on", False: "off", None: NOT_SAID}
-    said = [
-        f"{side} filter {words[guardrails.get(f'{side}_filter')]}" for side in ("input", "output")
-    ]  # fmt: skip
-    return ", ".join([*said, *(guardrails.get("names") or ())])
 
 
 def _main_load(document: Mapping[str, Any]) -> _Found | None:
@@ -234,9 +159,9 @@ def _figure(row: Mapping[str, Any], name: str) -> float | None:
 def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
     verdict = document.get("verdict") or {}
-    yield from (f"Not to be relied on: {said}" for said in findings_said(verdict.get("findings") or ()))
-    yield from (f"Caution: {said}" for said in findings_said(verdict.get("cautions") or ()))
-    yield from (f"Not checked: {said}" for said in findings_said(verdict.get("unchecked") or ()))
+    leads = {"findings": "Not to be relied on", "cautions": "Caution", "unchecked": "Not checked"}
+    for kind, lead in leads.items():
+        yield from (f"{lead}: {said}" for said in findings_said(verdict.get(kind) or ()))
     if main is not None:
         report, step = main
         arm = f" ({step['arm']})" if step["arm"] else ""
@@ -266,11 +191,7 @@ def _tps(rate: float | None) -> str:
     return NOT_MEASURED if rate is None else f"{number(rate)} tok/s"
 
 
-POINTS_MAX: Final = 12
 NAMED_MAX: Final = 3
-_METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
-_STREAM: Final = "steps"
-"""Kind of the charts that show one response token by token."""
 
 
 def full_markdown(document: Mapping[str, Any]) -> str:
@@ -279,105 +200,42 @@ def full_markdown(document: Mapping[str, Any]) -> str:
     titles = [f"{report['section']} {report['title']}" for report in reports]
     named = f"{len(reports)} tests" if len(reports) > NAMED_MAX else ", ".join(titles)
     each = list(zip(titles, reports, strict=True))
-    drawn = [(title, report) for title, report in each if any(map(_is_drawn, report.get("charts") or ()))]
     seed = f"Seed {document.get('seed')}; warm-up {document.get('warmup')}"
     sections = [
-        Section("", "1. System identification", list(_identification(document))),
+        Section("", "1. System identification", identification(document)),
         Section("", "2. Test configuration", [
             Note(f"{seed}; shortened by --quick." if document.get("quick") else f"{seed}.")
         ]),
-        *(Section("", title, list(_configuration(report)), 3) for title, report in each),
-        Section("", "3. Results", list(_results(document))),
+        *(Section("", title, configuration(report), 3) for title, report in each),
+        Section("", "3. Results", [
+            *load_tables(reports), Note("The minimum report (C.1):"),
+            Preformatted(minimum_text(document).rstrip("\n")),
+        ]),
         Section("", "4. Detailed results", []),
         *(Section("", title, list(_details(report)), 3) for title, report in each),
         Section("", "5. Methodology compliance", list(_compliance(document))),
         Section("", "6. Reproduction information", list(_reproduction(document))),
-        *([Section("", "Data of the charts", [])] if drawn else []),
-        *(Section("", f"{title}: charts", list(_data(report)), 3) for title, report in drawn),
     ]  # fmt: skip
-    summary = list(_summary(document))
     title = f"LLM benchmark: {named or 'no test was run'}"
-    return markdown(ReportDocument(title, summary, sections=sections), special="|") + "\n"
+    return markdown(ReportDocument(title, list(_summary(document)), sections=sections), special="|") + "\n"
 
 
 def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
     version = (document.get("versions") or {}).get("llmtap", "?")
     yield Note(f"By the methodology of the IETF draft, with llmtap {version}, {document.get('made', '?')}.")
     verdict = document.get("verdict") or {}
-    if cautions := findings_said(verdict.get("cautions") or ()):
-        yield Note("", lead="Caution:")
-        yield ItemList(cautions)
-    elif verdict.get("valid", True):
+    leads = {
+        "findings": "Some figures are not to be relied on:", "cautions": "Caution:",
+        "unchecked": "Not checked:",
+    }  # fmt: skip
+    said = {lead: findings_said(verdict.get(kind) or ()) for kind, lead in leads.items()}
+    for lead, items in said.items():
+        if items:
+            yield from (Note("", lead=lead), ItemList(items))
+    if not any(said.values()):
         yield Note(
             "The load was sent as asked and on time: nothing that is checked speaks against the figures."
         )
-    if not verdict.get("valid", True):
-        yield Note("", lead="Some figures are not to be relied on:")
-        yield ItemList(findings_said(verdict.get("findings") or ()))
-    if unchecked := findings_said(verdict.get("unchecked") or ()):
-        yield Note("", lead="Not checked:")
-        yield ItemList(unchecked)
-
-
-def _identification(document: Mapping[str, Any]) -> Iterator[Block]:
-    sut, target = document.get("sut") or {}, document.get("target") or {}
-    tokenizer, clock = sut.get("tokenizer") or {}, sut.get("clock") or {}
-    told = {
-        "Model": sut.get("model") or target.get("model"),
-        "Hardware": hardware_said(sut),
-        "Software": sut.get("software"),
-        "SUT boundary": BOUNDARIES.get(sut.get("boundary") or ""),
-        "Address": target.get("url"),
-        "Tokenizer": _said(tokenizer, ("name", "vocabulary", "source")),
-        "Token counting": _said(tokenizer, ("counting", "special", "system_prompt", "tools")),
-        "Streaming": _said(sut, ("protocol", "chunking")),
-        "Prefix caching": {True: "on", False: "off"}.get(sut.get("prefix_cache")),  # type: ignore[arg-type]
-        "Largest batch": sut.get("max_batch"),
-        "Guardrails": guardrails_said(sut),
-        "Clocks": _said(clock, ("placement", "synchronization", "accuracy")),
-    }
-    yield TermTable([[name, str(value or NOT_SAID)] for name, value in told.items()])
-    if notes := sut.get("notes"):
-        yield ItemList(notes)
-
-
-def _said(told: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(
-        f"{name.replace('_', ' ')}: {told[name]}" for name in names if told.get(name) is not None
-    )
-
-
-def _configuration(report: Mapping[str, Any]) -> Iterator[Block]:
-    rows = [(name, str(value)) for name, value in (report.get("configuration") or {}).items()]
-    yield TermTable([*rows, *((f"`{k}`", plain_text(v)) for k, v in (report.get("params") or {}).items())])
-    if arms := report.get("arms"):
-        yield Table(["Arm", "What it is"], [[name, arm.get("about") or "-"] for name, arm in arms.items()])
-
-
-def _results(document: Mapping[str, Any]) -> Iterator[Block]:
-    rows = []
-    for report in document.get("tests") or ():
-        for step in report["steps"]:
-            result = step["result"]
-            outcomes = result.get("outcomes") or {}
-            well, n = sum(outcomes.get(name, 0) for name in ENDED_WELL), sum(outcomes.values())
-            figures = [
-                figure_text((result.get("metrics") or {}).get(metric) or {}, share)
-                for metric in _METRICS
-                for share in ("p50", "p99")
-            ]
-            rows.append([
-                report["test"], step["name"], step["arm"] or "-", workload_said(result), load_said(step),
-                f"{result.get('n', 0):,}", *figures,
-                number((result.get("tokens") or {}).get("output_per_second")),
-                f"{well / n:.1%}" if n else "-",
-            ])  # fmt: skip
-    latencies = [f"{title} {share} (ms)" for title in _METRICS.values() for share in ("P50", "P99")]
-    heads = ["Test", "Load", "Arm", "Workload", "Load model", "n", *latencies, "Output tok/s", "Success"]
-    yield Note(LOADS_ABOUT)
-    yield Table(heads, rows, footnote=FEW if is_marked(rows) else "")
-    yield Note("The minimum report (C.1):")
-    yield Preformatted(minimum_text(document).rstrip("\n"))
 
 
 def _details(report: Mapping[str, Any]) -> Iterator[Block]:
@@ -387,51 +245,30 @@ def _details(report: Mapping[str, Any]) -> Iterator[Block]:
         yield ItemList(notes)
 
 
-def _is_drawn(chart: Mapping[str, Any]) -> bool:
-    marked = bool(chart.get("marks"))
-    return bool(chart["kind"] != _STREAM and (marked or any(one["x"] for one in chart["series"])))
-
-
-def _data(report: Mapping[str, Any]) -> Iterator[Block]:
-    for chart in filter(_is_drawn, report["charts"]):
-        table = chart_table(chart, POINTS_MAX)
-        if table.rows:
-            yield from (Note(f"*{table.caption}*"), replace(table, caption=""))
-        if marks := chart.get("marks"):
-            yield ItemList([f"{mark['says']}: {number(mark['x'])}" for mark in marks])
-
-
 def _compliance(document: Mapping[str, Any]) -> Iterator[Block]:
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
+    limits = [
+        f"{r['test']}: shortened by --quick, which gives up {', '.join(r['forfeits'])}"
+        for r in reports
+        if r.get("forfeits")
+    ]
+    limits += [
+        f"{r['test']}, {one['step']}: {one['says']}"
+        for r in reports
+        for one in (r.get("verdict") or {}).get("failures") or ()
+    ]
     listed = {
         "Tests performed:": [f"{r['section']} {r['title']}: {compliance_said(r)}" for r in reports],
         "Tests that could not run:": [f"{r['test']}: {r['why']}" for r in document.get("not_run") or ()],
         "Deviations:": deviations_said(document) or ["none that the tests know of"],
-        "Limitations:": [
-            *(
-                f"{r['test']}: shortened by --quick, which gives up {', '.join(r['forfeits'])}"
-                for r in reports
-                if r.get("forfeits")
-            ),
-            *(
-                f"{r['test']}, {one['step']}: {one['says']}"
-                for r in reports
-                for one in (r.get("verdict") or {}).get("failures") or ()
-            ),
-        ]
-        or ["none that are known beside the notes of each test"],
+        "Limitations:": limits or ["none that are known beside the notes of each test"],
     }
     for head, items in listed.items():
         if items:
             yield from (Note(head), ItemList(items))
     for report in reports:
-        rows = [
-            [row["id"], row["level"], row["says"], row["status"], row["evidence"]]
-            for row in (report.get("compliance") or {}).get("rows") or ()
-        ]
-        if rows:
-            yield Note(f"Requirements on {report['section']} {report['title']}:")
-            yield Table(["Id", "Level", "What is demanded", "Status", "Evidence"], rows)
+        if rows := at(report, "compliance.rows"):
+            yield Compliance(rows, f"Requirements on {report['section']} {report['title']}")
 
 
 def _reproduction(document: Mapping[str, Any]) -> Iterator[Block]:

@@ -6,24 +6,29 @@ the intervals.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import floor, log10
+from math import exp, floor, log, log10
 from typing import Any, Final
 
-from llmtap.bench.run.loads import Load
+from scipy import stats
+
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.run.test import ChartSeries, ReportTable
+from llmtap.metrics.comparison import compare_quantile
 from llmtap.metrics.intervals import (
     Interval,
     clustered_quantile_interval,
+    mean_interval,
     quantile_interval,
 )
 from llmtap.metrics.statistics import SHARES, is_enough, mean, percentile
 from llmtap.report.values import FEW, MARK
 
 __all__ = [
-    "FEW", "KEY_SHARES", "METRICS", "SPANS", "Cell", "cdf_series", "clustered_row", "figure",
-    "histogram_series", "latency_columns", "latency_row", "line_series", "load_lines", "marked",
-    "metric_table", "ms", "ms_of", "spanned", "table_of", "text", "with_interval",
+    "FEW", "KEY_SHARES", "METRICS", "RUNS_MIN", "SPANS", "Cell", "cdf_series", "clustered_row", "figure",
+    "histogram_series", "latency_columns", "latency_row", "legend", "line_series", "load_lines",
+    "metric_table", "ms", "ms_of", "over_repeats", "pairs", "quantile_ratio", "spanned", "table_of", "text",
+    "with_interval",
 ]  # fmt: skip
 
 KEY_SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
@@ -34,6 +39,8 @@ Cell = Callable[[Any], str]
 """Function from a row to the text of a cell."""
 SPANS: Final = "in brackets after a figure: its interval of 95 %, where it has one"
 _LEVEL: Final = 0.95
+RUNS_MIN: Final = 3
+"""Independent runs that a claim needs (6.3)."""
 _ENDS: Final = ("value", "low", "high")
 _PLACES_MAX: Final = 2
 _POINTS_MAX: Final = 500
@@ -76,6 +83,43 @@ def _row(ordered: Sequence[float], found: Mapping[str, tuple[float, Interval | N
             row[name] = interval.to_dict()
     row["marks"] = [name for name, (p, _) in found.items() if n and not is_enough(n, p)]
     return row
+
+
+def pairs(both: Iterable[tuple[Measurement, Measurement]], column: str) -> tuple[list[float], list[float]]:
+    """Return a column of the rows that both answered completely, in seconds if its name ends in `_ns`."""
+    first: list[float] = []
+    second: list[float] = []
+    for ours, theirs in ((a.by_row(column), b.by_row(column)) for a, b in both):
+        rows = sorted(ours.keys() & theirs.keys())
+        first += [ours[row] for row in rows]
+        second += [theirs[row] for row in rows]
+    return first, second
+
+
+def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
+    """Return the mean difference of three or more repeats, with Student's interval and p; else None."""
+    found = mean_interval(values)
+    if len(values) < RUNS_MIN or found is None:
+        return None
+    if min(values) == max(values):
+        p = 1.0 if values[0] == 0 else 0.0
+    else:
+        p = float(stats.ttest_1samp(values, 0.0).pvalue)
+    return figure(found.value, found.low, found.high, found.n, p=p, method="Student's t over repeats")
+
+
+def quantile_ratio(
+    base: Sequence[float], other: Sequence[float], p: float, *, paired: bool
+) -> dict[str, Any] | None:
+    """Return other / base of the p-th quantiles, with its interval; None without values above 0."""
+    if not base or not other or min(base) <= 0 or min(other) <= 0:
+        return None
+    first, second = percentile(sorted(base), p), percentile(sorted(other), p)
+    assert first is not None and second is not None
+    found = compare_quantile([log(x) for x in base], [log(x) for x in other], p, paired=paired)
+    if found is None:
+        return figure(second / first, None, None, len(other), method=None)
+    return figure(second / first, exp(found.low), exp(found.high), len(other), method=found.method)
 
 
 def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> str:
@@ -148,10 +192,10 @@ def text(name: str, form: str = "") -> Cell:
     return lambda row: format(row[name], form)
 
 
-def marked(rows: Iterable[Mapping[str, Any]], *metrics: str, share: str | None = None) -> bool:
-    """Return whether a figure of these metrics (or `share` of them) has too few samples."""
-    marks = [mark for row in rows for metric in metrics for mark in row[metric]["marks"]]
-    return bool(marks) if share is None else share in marks
+def legend(rows: Iterable[Mapping[str, Any]], *metrics: str, share: str | None = None) -> list[str]:
+    """Return notes on intervals, and on a figure of these metrics (or `share` of them) of too few samples."""
+    marks = {mark for row in rows for metric in metrics for mark in row[metric]["marks"]}
+    return [SPANS] + [FEW] * (bool(marks) if share is None else share in marks)
 
 
 def cdf_series(name: str, values: Sequence[float]) -> ChartSeries:

@@ -14,7 +14,7 @@ Source: IETF draft, 5.2.3 (4), 5.2.3.2 and 5.5.3 (4).
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Final
 from zlib import crc32
@@ -23,13 +23,13 @@ import msgspec
 import pyarrow.compute as pc
 
 from llmtap.bench.run.figures import KEY_SHARES, METRICS, latency_row, line_series, ms, ms_of
-from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement, Steady, steady_of
-from llmtap.bench.run.session import BASELINE, BenchSession, time_said
+from llmtap.bench.run.session import BASELINE, BenchSession, Load, make_load, time_said
 from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import SaturationLevel
 from llmtap.metrics.summary import ENDED_WELL
+from llmtap.report.values import at
 from llmtap.units import Duration, to_seconds
 
 COLUMNS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "End-to-End"}
@@ -39,7 +39,6 @@ ROWS_SPARE: Final = 1.5
 """Factor on the number of requests that the previous level suggests for a closed loop."""
 ROWS_PER_SLOT_S: Final = 5.0
 """Requests per slot and second if no response time is known (200 ms each)."""
-QUICK_HINT: Final = "--quick gives that up, and the report says so"
 ENOUGH: Final = 0.95
 """Share of its time for which the requests of a closed loop have to last."""
 ROWS_MAX: Final = 100_000
@@ -47,6 +46,9 @@ ROWS_MAX: Final = 100_000
 _NO_MEMORY: Final = re.compile(
     r"out[ -]of[ -]memory|\boom\b|memoryallocation|alloc_failed|insufficient memory", re.IGNORECASE
 )
+
+
+_P99S: Final = ("ttft", "tpot")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,13 @@ class Bounds:
     def to_dict(self) -> dict[str, float | str | None] | None:
         if not self:
             return None
-        found: dict[str, float | str | None] = {"ttft_p99": None, "tpot_p99": None}
-        found |= {f"{name}_p99": to_seconds(ns) for name, ns in self._given()}
-        if self.objectives is not None:
-            found |= {"objectives": self.objectives, "attainment": self.attainment}
-        return found if self.smooth is None else found | {"smooth": self.smooth}
+        given = dict(self._given())
+        return {
+            **{f"{name}_p99": None if (ns := given.get(name)) is None else to_seconds(ns) for name in _P99S},
+            "objectives": self.objectives,
+            "attainment": None if self.objectives is None else self.attainment,
+            "smooth": self.smooth,
+        }
 
     def broken(self, steady: Steady) -> list[str]:
         """Return the violated bounds as texts. Failed requests violate every bound."""
@@ -127,7 +131,7 @@ class Bounds:
         return found
 
     def _given(self) -> list[tuple[str, int]]:
-        return [(name, ns) for name, ns in (("ttft", self.ttft), ("tpot", self.tpot)) if ns is not None]
+        return [(name, ns) for name, ns in zip(_P99S, (self.ttft, self.tpot), strict=True) if ns is not None]
 
 
 def level_load(session: BenchSession, name: str, workload: str, **how: Any) -> Load:
@@ -174,15 +178,11 @@ def rows_for(slots: int, seconds: float, before: tuple[float, float] | None) -> 
     return min(ROWS_MAX, ceil(rate * seconds) + 2 * slots)
 
 
-def saturation_level(tried: Tried, column: str = "ttft_ns") -> SaturationLevel:
-    """Return a level for the rules of `metrics/saturation.py`; an unknown latency is infinite."""
-    steady = tried.steady
-    p50, p99 = steady.latency(column, 0.50), steady.latency(column, 0.99)
-    endless = float("inf")
-    return SaturationLevel(
-        tried.level, steady.output_tps or 0.0, endless if p50 is None else p50,
-        endless if p99 is None else p99, steady.success,
-    )  # fmt: skip
+def saturation_level(tried: Tried) -> SaturationLevel:
+    """Return a level for the rules of `metrics/saturation.py`, by TTFT; an unknown one is infinite."""
+    steady, endless = tried.steady, float("inf")
+    p50, p99 = (endless if (ttft := steady.latency("ttft_ns", p)) is None else ttft for p in (0.50, 0.99))
+    return SaturationLevel(tried.level, steady.output_tps or 0.0, p50, p99, steady.success)
 
 
 def level_json(tried: Tried) -> dict[str, Any]:
@@ -241,13 +241,11 @@ def p99_chart(
     return ChartSpec(title, "line", x_title, "ms", lines, list(marks), log_y=True)
 
 
-def check_duration(
-    session: BenchSession, duration: Duration, least: Duration, section: str, hint: str | None = QUICK_HINT
-) -> None:
+def check_duration(session: BenchSession, duration: Duration, least: Duration, section: str) -> None:
     """Raise ConfigError if a level is shorter than the draft demands, except in a quick run."""
     if duration < least and not session.quick:
         told = f"is {to_seconds(duration):g} s, and {section} asks for {to_seconds(least):g} s at least"
-        raise ConfigError("duration", told, hint)
+        raise ConfigError("duration", told, "--quick gives that up, and the report says so")
     if duration <= 0:
         raise ConfigError("duration", "is 0; expected more than 0 s")
 
@@ -270,27 +268,20 @@ def share(value: float | None) -> str:
 
 def server_mean(measured: Measurement, name: str, steady: Steady) -> float | None:
     """Return the mean of a server metric over the steady part, or None."""
-    told = _told(measured, "series")
-    series = (told.get("series") or {}).get(name)
-    if series is None:
-        return None
-    values = [
+    told = at(measured.result, "system", "series", "server") or {}
+    series = at(told, "series", name, "values") or ()
+    known = [
         value
-        for t, value in zip(told["t"], series["values"], strict=True)
+        for t, value in zip(told.get("t", ()), series, strict=False)
         if value is not None and steady.from_s <= t < steady.to_s
     ]
-    return sum(values) / len(values) if values else None
+    return sum(known) / len(known) if known else None
 
 
 def server_total(measured: Measurement, name: str) -> float | None:
     """Return the increase of a server counter during a load, or None."""
-    total: float | None = (_told(measured, "summary").get(name) or {}).get("total")
+    total: float | None = at(measured.result, "system", "summary", "server", name, "total")
     return total
-
-
-def _told(measured: Measurement, part: str) -> dict[str, Any]:
-    system: dict[str, Any] = (measured.result.get("system") or {}).get(part) or {}
-    return system.get("server") or {}
 
 
 def memory_errors(measured: Measurement) -> int:
@@ -338,16 +329,12 @@ def capacity_told(
         return Capacity(rps=max_rate, tps=None, how="given as max_rate")
     if workload is None:
         return None
-    found = session.results.read_json("throughput/result.json") or {}
-    rps = _at(found, "measurements", "sustainable_load_rps")
-    if isinstance(rps, dict):
-        rps = rps.get("value")
-    same = _at(found, "params", "workload") == workload
-    if not same or not isinstance(rps, int | float) or rps <= 0:
+    found = session.results.read_json("throughput/result.json")
+    if found is None or found["params"]["workload"] != workload:
         return None
-    return Capacity(
-        rps=float(rps), tps=None, how="sustainable load of the throughput test, of the same workload"
-    )
+    rps = found["measurements"]["sustainable_load_rps"]
+    how = "sustainable load of the throughput test, of the same workload"
+    return Capacity(rps=float(rps), tps=None, how=how) if rps else None
 
 
 async def find_capacity(
@@ -392,25 +379,16 @@ def _rates(measured: Measurement) -> tuple[float, float | None]:
 
 
 def overload(measured: Measurement) -> float | None:
-    """Return completions by arrivals of a long open loop above saturation (5.2.3.1), else None."""
-    steady = steady_of(measured)
-    judged = steady.falls_short and steady.queue_grows and is_long(measured)
-    return steady.delivered if judged else None
+    """Return completions by arrivals of an open loop above saturation (5.2.3.1), else None.
 
-
-def is_long(measured: Measurement) -> bool:
-    """Return whether a load lasted for three answers without a queue."""
-    table = measured.ended_well()
-    sent_ns = pc.max(measured.table["sent_ns"]).as_py() or 0
+    A load says nothing of it that lasts less than three answers without a queue.
+    """
+    steady, table = steady_of(measured), measured.ended_well()
+    if not (steady.falls_short and steady.queue_grows):
+        return None
     first_ns = pc.min(table["ttft_ns"]).as_py() or 0
     rest_ns = pc.approximate_median(pc.subtract(table["e2e_ns"], table["ttft_ns"])).as_py() or 0.0
-    return bool(sent_ns >= ANSWERS_MIN * (first_ns + rest_ns))
-
-
-def _at(told: Any, *names: str) -> Any:
-    for name in names:
-        told = told.get(name) if isinstance(told, dict) else None
-    return told
+    return steady.delivered if steady.to_s * 1e9 >= ANSWERS_MIN * (first_ns + rest_ns) else None
 
 
 @dataclass(slots=True)
@@ -448,18 +426,13 @@ class RateSearch:
     @property
     def left(self) -> int:
         """Largest possible number of further tries."""
-        if self.limit is not None:
-            return _halvings(self.limit - self._floor, self._nearest)
-        steps, worst, best = 0, 0, self.best
-        if best is None:
-            steps, best = 1, self.start
-            worst = 1 + _halvings(self.start - self.low + 1, 1)
-        while best < self.high:
-            following = min(self.high, 2 * best)
-            steps += 1
-            worst = max(worst, steps + _halvings(following - best, self.resolution))
-            best = following
-        return max(worst, steps)
+        level = self.next
+        if level is None:
+            return 0
+        after = [replace(self, best=level)]  # of two halves the greater, once both ends are known
+        if self.best is None or self.limit is None:
+            after.append(replace(self, limit=level))
+        return 1 + max(one.left for one in after)
 
     @property
     def _floor(self) -> int:
@@ -470,11 +443,3 @@ class RateSearch:
     def _nearest(self) -> int:
         # If no level holds, the lowest one is tried at any resolution.
         return 1 if self.best is None else self.resolution
-
-
-def _halvings(gap: int, resolution: int) -> int:
-    steps = 0
-    while gap > resolution:
-        gap -= gap // 2
-        steps += 1
-    return steps

@@ -9,18 +9,21 @@ it exceeds two standard deviations of independent arrivals and departures.
 Source: IETF draft, 5.2.3.1 and 5.2.3.2, which define neither "growing" nor "stable".
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
 from math import sqrt
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT, measure
 from llmtap.metrics.objectives import Objectives
@@ -72,8 +75,7 @@ class Measurement:
         return self.table.filter(pc.field("outcome").isin([o.value for o in ENDED_WELL]))
 
     def of_class(self, name: str) -> "Measurement":
-        chosen = self.table.filter(pc.field("request_class") == name)
-        return Measurement(self.name, self.arm, self.result, chosen, self.cached)
+        return replace(self, table=self.table.filter(pc.field("request_class") == name))
 
     def values(self, column: str) -> list[float]:
         """Return a column's sorted values of complete responses, in seconds if its name ends in `_ns`."""
@@ -81,11 +83,16 @@ class Measurement:
         scale = 1e9 if column.endswith("_ns") else 1
         return sorted(value / scale for value in found)
 
+    def by_row(self, column: str) -> dict[int, float]:
+        """Return a column of complete responses by row of the plan, in seconds if its name ends in `_ns`."""
+        table = self.table.filter(pc.field("outcome") == Outcome.COMPLETE.value)
+        scale = 1e9 if column.endswith("_ns") else 1
+        both = zip(table["row"].to_pylist(), table[column].to_pylist(), strict=True)
+        return {row: value / scale for row, value in both if value is not None}
+
     def gaps(self) -> list[float]:
         """Return all times between events with tokens of complete responses, in seconds, unsorted."""
-        column = self.ended_well().column("gaps_ns").combine_chunks()
-        flat = column.flatten() if len(column) else pa.array([], pa.int64())
-        return [ns / 1e9 for ns in flat.to_pylist()]
+        return [gap for gaps in self.gaps_by_request() for gap in gaps]
 
     def gaps_by_request(self) -> list[list[float]]:
         rows = self.ended_well().column("gaps_ns").to_pylist()
@@ -96,10 +103,7 @@ class Measurement:
 
     @classmethod
     def load(cls, folder: Path, name: str, arm: str, result: Mapping[str, Any]) -> "Measurement":
-        table = pq.read_table(folder / "requests.parquet")
-        for column in COLUMNS.keys() - set(table.column_names):  # of an earlier version
-            table = table.append_column(column, pa.nulls(len(table), COLUMNS[column]))
-        return cls(name, arm, dict(result), table, cached=True)
+        return cls(name, arm, dict(result), pq.read_table(folder / "requests.parquet"), cached=True)
 
 
 @dataclass(slots=True)
@@ -152,20 +156,7 @@ DEVIATIONS: Final = 2.0
 EARLY_MIN: Final = 5
 CHANGE_MAX: Final = 0.1
 """Share by which the throughput of the halves may always differ."""
-_WELL: Final = frozenset(outcome.value for outcome in ENDED_WELL)
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """Times in seconds from the load's start."""
-
-    sent_s: float
-    first_s: float
-    """First token, or the end of a response without tokens."""
-    end_s: float
-    well: bool
-    input: int | None
-    output: int | None
+_Values = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +215,6 @@ class Steady:
 
     @property
     def failed(self) -> float:
-        """Share of its requests without a complete response."""
         return (self.arrivals - len(self.sent.ended_well())) / self.arrivals if self.arrivals else 0.0
 
     @property
@@ -253,10 +243,9 @@ class Steady:
     @property
     def falls_short(self) -> bool:
         """Whether fewer than 90 % of the arrivals complete, beyond chance."""
-        short = self.expected - self.completed
         level = SaturationLevel(max(self.arrival_rps, 1e-9), 0.0, 0.0, 0.0, self.delivered)
         by_chance = DEVIATIONS * sqrt(self.at_begin + self.at_end)
-        return incomplete([level]) is not None and short > by_chance
+        return incomplete([level]) is not None and self.expected - self.completed > by_chance
 
     @property
     def throughput_is_stable(self) -> bool:
@@ -278,107 +267,110 @@ class Steady:
 
 def steady_of(measured: Measurement, duration_s: float | None = None) -> Steady:
     """Return a load without its ramp-up; `duration_s`: planned, None: until the last request was sent."""
-    requests = list(_requests(measured.table))
-    last_sent_s = max((r.sent_s for r in requests), default=0.0)
+    r = _requests(measured.table)
+    well = _Requests(*(column[r.well] for column in r))
+    last_sent_s = max(r.sent_s, default=0.0)
     stopped = (measured.result.get("load") or {}).get("stopped")
-    to_s = last_sent_s if duration_s is None or stopped is None else duration_s
+    to_s = float(last_sent_s if duration_s is None or stopped is None else duration_s)
     from_s = RAMP_UP * to_s
     sent_ns = pc.coalesce(pc.field("sent_ns"), pc.field("scheduled_ns"))
     within = measured.table.filter((sent_ns >= round(from_s * 1e9)) & (sent_ns < round(to_s * 1e9)))
-    sent = Measurement(measured.name, measured.arm, measured.result, within, measured.cached)
-    well = [r for r in requests if r.well]
-    edges = [from_s + (to_s - from_s) * i / PARTS for i in range(PARTS + 1)]
+    edges = np.linspace(from_s, to_s, PARTS + 1)
+    tell_output, tell_input = (not np.isnan(tokens).all() for tokens in (well.output, well.input))
+    output = np.nan_to_num(well.output) if tell_output else np.ones(len(well.output))
     middle_s = (from_s + to_s) / 2
-    takes_s = _takes_s(well, from_s)
-    tell_output = any(r.output is not None for r in well)
-    tell_input = any(r.input is not None for r in well)
-    amounts = [(r, float((r.output or 0) if tell_output else 1)) for r in well]
     first, second = (
-        sum(amount * _share_made(r, a, b) for r, amount in amounts)
-        for a, b in ((from_s, middle_s), (middle_s, to_s))
+        float(output @ _share_made(well, a, b)) for a, b in ((from_s, middle_s), (middle_s, to_s))
     )
-    squares = sum(amount**2 for r, amount in amounts if _share_made(r, from_s, to_s) > 0)
+
+    def count(times_s: _Values) -> int:
+        return int(((from_s <= times_s) & (times_s < to_s)).sum())
+
     return Steady(
         from_s=from_s,
         to_s=to_s,
-        sent=sent,
+        sent=replace(measured, table=within),
         arrivals=len(within),
-        completed=sum(from_s <= r.end_s < to_s for r in well),
-        expected=sum(from_s <= r.sent_s + takes_s < to_s for r in requests),
+        completed=count(well.end_s),
+        expected=count(r.sent_s + _takes_s(well, from_s)),
         output_tokens=first + second if tell_output else None,
-        input_tokens=sum(r.input or 0 for r in well if from_s <= r.first_s < to_s) if tell_input else None,
+        input_tokens=int(np.nan_to_num(well.input)[(from_s <= well.first_s) & (well.first_s < to_s)].sum())
+        if tell_input
+        else None,
         in_flight=tuple(
-            sum(_overlap(r.sent_s, r.end_s, a, b) for r in requests) / (b - a) if b > a else 0.0
+            float(_overlap(r.sent_s, r.end_s, a, b).sum() / (b - a)) if b > a else 0.0
             for a, b in pairwise(edges)
         ),
-        at_begin=sum(r.sent_s < from_s <= r.end_s for r in requests),
-        at_end=sum(r.sent_s < to_s <= r.end_s for r in requests),
+        at_begin=int(((r.sent_s < from_s) & (from_s <= r.end_s)).sum()),
+        at_end=int(((r.sent_s < to_s) & (to_s <= r.end_s)).sum()),
         halves=(first, second),
-        halves_deviation=sqrt(squares),
+        halves_deviation=float(np.linalg.norm(output[_share_made(well, from_s, to_s) > 0])),
         held_tokens=_held_tokens(well, from_s, to_s) if tell_output and tell_input else None,
     )
 
 
 def tail_is_heavy(steady: Steady, lowest: Steady, column: str = "e2e_ns", times: float = 10.0) -> bool:
     """Return whether P99 exceeds 10 x the lowest level's P50 (5.2.3.1), unless that level's own does."""
-    figures = [lowest.latency(column, 0.50), lowest.latency(column, 0.99)]
-    figures += [steady.latency(column, 0.50), steady.latency(column, 0.99)]
-    if any(figure is None for figure in figures):
-        return False
-    base_p50, base_p99, p50, p99 = (figure or 0.0 for figure in figures)
-    if base_p99 > times * base_p50:
+    base_p50, base_p99 = (lowest.latency(column, p) for p in (0.50, 0.99))
+    p50, p99 = (steady.latency(column, p) for p in (0.50, 0.99))
+    if base_p50 is None or base_p99 is None or p50 is None or p99 is None or base_p99 > times * base_p50:
         return False
     levels = [SaturationLevel(1.0, 0.0, base_p50, base_p99), SaturationLevel(2.0, 0.0, p50, p99)]
     return heavy_tail(levels, times) is not None
 
 
-def _requests(table: pa.Table) -> Iterator[_Request]:
-    names = ["sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens", "outcome"]
-    rows: list[dict[str, Any]] = table.select(names).to_pylist()
-    for number, row in enumerate(rows):
-        sent_ns, end_ns = row["sent_ns"], row["end_ns"]
-        if sent_ns is None:  # no connection: counted at its scheduled time
-            sent_ns = row["scheduled_ns"]
-        if sent_ns is None:
-            continue
-        ttft_ns = row["ttft_any_ns"]
-        if end_ns is None:  # broken off: ends with its last known event
-            gaps_ns: Sequence[int] = table["gaps_ns"][number].as_py() or ()
-            end_ns = sent_ns + (ttft_ns or 0) + sum(gaps_ns)
-        first_ns = end_ns if ttft_ns is None else min(end_ns, sent_ns + ttft_ns)
-        yield _Request(
-            sent_ns / 1e9, first_ns / 1e9, end_ns / 1e9, row["outcome"] in _WELL,
-            row["input_tokens"], row["output_tokens"],
-        )  # fmt: skip
+class _Requests(NamedTuple):
+    """Columns of requests; times in seconds from the load's start, unknown tokens as NaN."""
+
+    sent_s: _Values
+    first_s: _Values
+    """First token, or the end of a response without tokens."""
+    end_s: _Values
+    well: _Values
+    input: _Values
+    output: _Values
 
 
-def _takes_s(well: Sequence[_Request], ramp_up_s: float) -> float:
+def _requests(table: pa.Table) -> _Requests:
+    names = ("sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens")
+    sent, scheduled, ttft, end, given, made = (table[name].to_numpy().astype(float) for name in names)
+    sent = np.where(np.isnan(sent), scheduled, sent)  # no connection: counted at its scheduled time
+    gaps = table["gaps_ns"].to_pylist() if np.isnan(end).any() else []
+    known = np.array([sum(one or ()) for one in gaps] or 0.0) + np.nan_to_num(ttft)
+    end = np.where(np.isnan(end), sent + known, end)  # broken off: ends with its last known event
+    first = np.where(np.isnan(ttft), end, np.minimum(end, sent + ttft))
+    well = np.isin(table["outcome"].to_numpy(), [o.value for o in ENDED_WELL])
+    columns = (sent / 1e9, first / 1e9, end / 1e9, well, given, made)
+    return _Requests(*(column[~np.isnan(sent)] for column in columns))
+
+
+def _takes_s(well: _Requests, ramp_up_s: float) -> float:
     """Return the duration of a response without a queue: the median of the ramp-up or of the first few."""
-    early = [r.end_s - r.sent_s for r in well if r.sent_s < ramp_up_s]
-    if len(early) < EARLY_MIN:
-        early = [r.end_s - r.sent_s for r in well[:EARLY_MIN]]
-    return percentile(sorted(early), 0.5) or 0.0
+    takes_s = well.end_s - well.sent_s
+    early = takes_s[well.sent_s < ramp_up_s]
+    early = early if len(early) >= EARLY_MIN else takes_s[:EARLY_MIN]
+    return float(np.median(early)) if len(early) else 0.0
 
 
-def _overlap(a: float, b: float, c: float, d: float) -> float:
-    return max(0.0, min(b, d) - max(a, c))
+def _overlap(a: _Values, b: _Values, from_s: float, to_s: float) -> _Values:
+    seconds: _Values = np.maximum(0.0, np.minimum(b, to_s) - np.maximum(a, from_s))
+    return seconds
 
 
-def _share_made(r: _Request, from_s: float, to_s: float) -> float:
-    if r.end_s <= r.first_s:
-        return float(from_s <= r.end_s < to_s)
-    return _overlap(r.first_s, r.end_s, from_s, to_s) / (r.end_s - r.first_s)
+def _share_made(r: _Requests, from_s: float, to_s: float) -> _Values:
+    """Return the share of each response that was generated in a time."""
+    takes_s = r.end_s - r.first_s
+    at_once = (from_s <= r.end_s) & (r.end_s < to_s)
+    part = _overlap(r.first_s, r.end_s, from_s, to_s) / np.where(takes_s > 0, takes_s, 1)
+    share: _Values = np.where(takes_s > 0, part, at_once)
+    return share
 
 
-def _held_tokens(requests: Sequence[_Request], from_s: float, to_s: float) -> float:
+def _held_tokens(r: _Requests, from_s: float, to_s: float) -> float:
     """Return the time average of tokens held: prompts from submission to end, responses as they grow."""
     if to_s <= from_s:
         return 0.0
-    total = 0.0
-    for r in requests:
-        total += (r.input or 0) * _overlap(r.sent_s, r.end_s, from_s, to_s)
-        begin, end = max(r.first_s, from_s), min(r.end_s, to_s)
-        if end > begin:
-            grown = ((begin + end) / 2 - r.first_s) / (r.end_s - r.first_s)
-            total += (r.output or 0) * grown * (end - begin)
-    return total / (to_s - from_s)
+    prompts = np.nan_to_num(r.input) * _overlap(r.sent_s, r.end_s, from_s, to_s)
+    middle_s = (np.maximum(r.first_s, from_s) + np.minimum(r.end_s, to_s)) / 2
+    grown = (middle_s - r.first_s) * _share_made(r, from_s, to_s)
+    return float((prompts + np.nan_to_num(r.output) * grown).sum()) / (to_s - from_s)

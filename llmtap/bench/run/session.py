@@ -1,22 +1,37 @@
 """Send the loads of a benchmark test and return their results, or read results measured before.
 
-A test calls `BenchSession.measure` with a `Load` and gets a `Measurement`. The server is first switched to
-the load's configuration (arm) and warmed up in it once (4.5); then `load/replay` sends the load. Requests,
-result and capture are stored in the results folder. A `SessionWatcher` gets the progress.
+A test makes a `Load` (`make_load`), calls `BenchSession.measure` with it and gets a `Measurement`. The server
+is first switched to the load's configuration (arm) and warmed up in it once (4.5); then `load/replay` sends
+the load. Requests, result and capture are stored in the results folder (`Folder`). A `SessionWatcher` gets
+the progress.
+
+    RESULTS/
+      bench.json            SUT, target, parameters, seeds, versions (no keys)
+      server.log            output of the server, if llmtap started it
+      TEST/asked.json       parameters of the test's runs, to recognise other ones
+      TEST/result.json      report of the test
+      TEST/steps/NAME/      one load: step.json, requests.jsonl.gz (bodies), requests.parquet, capture/
+      TEST/run-2/           the second run of a test (`--runs`)
+
+A load is written to a folder beside its place and renamed when it is complete. `requests.jsonl.gz` has a line
+for each request (IETF 4.3.3): `row`, `arrival` (seconds, or null), `after` (row whose response it waits for,
+or null) and `body`, byte for byte. Above `BYTES_MAX` only the digest is stored.
 """
 
 import asyncio
+import gzip
 import hashlib
-from collections.abc import Callable, Coroutine, Mapping
+import os
+import shutil
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from llmtap.bench.compliance.evidence import several
-from llmtap.bench.run.folder import Folder
-from llmtap.bench.run.loads import Load, write_requests
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
 from llmtap.bench.sut.detect import round_trip_ns
 from llmtap.bench.sut.start import ModelLoad
@@ -24,21 +39,172 @@ from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.bodies import BodyOptions
+from llmtap.load.bodies import BodyOptions, Prepared
 from llmtap.load.replay.options import ReplayOptions, read_headers
 from llmtap.load.replay.perform import ProgressListener, Replay, ReplayStopped
-from llmtap.load.replay.plan import ReplayPlan
+from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration, to_seconds
+from llmtap.user_files import decode_json
 from llmtap.workload.requests import Requests
 
 TIMEOUT: Final = Duration(600 * NS_PER_S)
 CAPTURE: Final = "capture"
 BASELINE: Final = ""
 """Name of the arm without changes to the target."""
+RESULT: Final = "result.json"
+
+
+class Folder:
+    """Files of a benchmark or of a test. Folders are made when something is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def within(self, name: str) -> "Folder":
+        return Folder(self.path / name)
+
+    def run(self, number: int) -> "Folder":
+        """Return the folder of a run of this test; the first run uses the test's own folder."""
+        return self if number == 1 else self.within(f"run-{number}")
+
+    def runs(self) -> list[int]:
+        """Return the numbers of the runs that have a report."""
+        names = [at.name.removeprefix("run-") for at in self.path.glob("run-*")]
+        numbers = [1, *(int(name) for name in names if name.isdecimal())]
+        return sorted(n for n in numbers if (self.run(n).path / RESULT).is_file())
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write JSON atomically. Raises ConfigError if the folder cannot be made."""
+        beside = self.path / f"{name}.new"
+        try:
+            beside.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise ConfigError("--results", f"cannot make {beside.parent}: {exc.strerror}") from None
+        beside.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+        os.replace(beside, self.path / name)
+
+    def read_json(self, name: str) -> Any:
+        """Return the content of a file; None if there is none. Raises ConfigError."""
+        try:
+            return decode_json((self.path / name).read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError as exc:  # msgspec's errors, and UnicodeDecodeError
+            raise ConfigError(str(self.path / name), f"is no JSON: {exc}") from None
+
+    def step(self, name: str) -> "Folder":
+        return self.within(f"steps/{name}")
+
+    def begin(self, name: str) -> Path:
+        """Return an empty folder for a load, which `finish` moves to its place."""
+        beside = self.step(f"{name}.unfinished").path
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        return beside
+
+    def finish(self, name: str) -> None:
+        place = self.step(name).path
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(self.step(f"{name}.unfinished").path, place)
+
+
+SPARE_SHARE = 1.25
+"""Factor on the expected number of arrivals, since a Poisson process may have more."""
+SPARE = 50
+
+
+@dataclass(slots=True, kw_only=True)
+class Load:
+    plan: ReplayPlan
+    closed: int | None = None
+    """Concurrent requests of a closed loop; None: an open loop with the plan's arrivals."""
+    rate_rps: float | None = None
+    """Rate of the plan's arrivals."""
+    duration_ns: int | None = None
+    """Maximum duration of sending; None: until the end of the plan."""
+    class_of: Callable[[int], str | None] = lambda row: None
+    """Request class of a row, if requests have classes."""
+    about: dict[str, object] = field(default_factory=dict)
+    """Further properties of the load, as the results show them."""
+
+    def fingerprint(self) -> str:
+        requests = self.plan.requests
+        digest = hashlib.sha256()
+        for column in (requests.arrival_ns, requests.input, requests.output, requests.after):
+            digest.update(column.tobytes())
+            digest.update(b"|")
+        digest.update(repr((self.closed, self.duration_ns, self.plan.describe(), self.about)).encode())
+        return digest.hexdigest()[:16]
+
+
+def make_load(
+    workload: str, *, seed: int, rate_rps: float | None = None, slots: int | None = None,
+    requests: int | None = None, duration_s: float | None = None, arrivals: str = "poisson",
+    tokenizer: str | None = None, chat: bool = True, output_tokens: int | None = None,
+) -> Load:  # fmt: skip
+    """Make a workload in an open loop at `rate_rps` (IETF 4.2.3), or in a closed loop of `slots` (4.2.4).
+
+    `requests`: their maximum; default: enough for `duration_s`. `output_tokens`: of every answer.
+    """
+    if requests is None:
+        assert rate_rps is not None and duration_s is not None
+        requests = ceil(rate_rps * duration_s * SPARE_SHARE) + SPARE
+    plan = make_plan(
+        ReplayQuestion(
+            source=workload, requests=requests, rate_rps=rate_rps, closed=slots is not None, seed=seed,
+            arrivals=None if rate_rps is None else arrivals, tokenizer=tokenizer, chat=chat,
+        )
+    )  # fmt: skip
+    if output_tokens is not None:
+        for row in range(len(plan.requests.output)):
+            plan.requests.output[row] = output_tokens
+    duration_ns = None if duration_s is None else round(duration_s * NS_PER_S)
+    return Load(plan=plan, closed=slots, rate_rps=rate_rps, duration_ns=duration_ns)
+
+
+REQUESTS_FILE: Final = "requests.jsonl.gz"
+BYTES_MAX: Final = 64 << 20
+"""Bytes of a load's bodies; 1,000 requests of 500 tokens are about 3 MB."""
+_GZIP_LEVEL: Final = 3
+"""Prompts of random words shrink to about a third at any level."""
+
+
+def write_requests(
+    prepared: Prepared, requests: Requests, folder: Path, *, planned: bool, bytes_max: int = BYTES_MAX
+) -> dict[str, Any]:
+    """Write the requests; return JSON with the `sha256` of all bodies. `planned`: whether arrivals are."""
+    digest, total = hashlib.sha256(), prepared.bytes_total
+    kept = total <= bytes_max
+    if kept:
+        # No name and no date, so that equal requests give equal files.
+        with (
+            (folder / REQUESTS_FILE).open("wb") as raw,
+            gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as file,
+        ):
+            for row, body in _bodies(prepared):
+                digest.update(body)
+                after = requests.after[row] if requests.after else -1
+                line = {
+                    "row": row, "arrival": to_seconds(requests.arrival_ns[row]) if planned else None,
+                    "after": None if after < 0 else after, "body": msgspec.Raw(body or b"null"),
+                }  # fmt: skip
+                file.write(msgspec.json.encode(line) + b"\n")
+    else:
+        for _, body in _bodies(prepared):
+            digest.update(body)
+    return {
+        "file": REQUESTS_FILE if kept else None, "rows": len(prepared), "bytes": total,
+        "sha256": digest.hexdigest(),
+    }  # fmt: skip
+
+
+def _bodies(prepared: Prepared) -> Iterator[tuple[int, bytes]]:
+    for row, (begin, end) in enumerate(zip(prepared.begins, prepared.ends, strict=True)):
+        yield row, os.pread(prepared.fd, end - begin, begin)
 
 
 class Interrupted(LlmtapError):
@@ -74,8 +240,8 @@ class BenchSession:
     refused: int = 0
     model_load: ModelLoad | None = None
     """Of the server, if this run of the bench started it."""
-    _trips: dict[str, int | None] = field(default_factory=dict)
-    """Network round trip by address, measured before the test's first load to it (4.7.3)."""
+    _trips: dict[str, float | None] = field(default_factory=dict)
+    """Network round trip in seconds by address, measured before the test's first load to it (4.7.3)."""
     _warm: set[str] = field(default_factory=set)
     _state: str | None = None
     _replay: Replay | None = None
@@ -98,10 +264,10 @@ class BenchSession:
 
     async def reach(self, arm: str = BASELINE) -> None:
         """Raise ConfigError if the server of an arm cannot be reached or lacks the endpoint."""
-        overlay, plan = self._overlay(arm), ReplayPlan(Requests(bodies=[b"{}"]), None, {})
         # Without the model's name, so that the server is always asked for its models.
-        body = BodyOptions(endpoint=self._body(overlay).endpoint)
-        await Replay(plan, self._options(Load(plan=plan), overlay), body, self.watcher).reach()
+        one = self._replay_of(Load(plan=ReplayPlan(Requests(bodies=[b"{}"]), None, {})), self._overlay(arm))
+        one.body = BodyOptions(endpoint=one.body.endpoint)
+        await one.reach()
 
     async def measure(
         self, name: str, load: Load, *, arm: str = BASELINE, slo: str | None = None,
@@ -120,12 +286,11 @@ class BenchSession:
             raise Interrupted("stopped")
         overlay = self._overlay(arm)
         fingerprint = self._fingerprint(load, arm, overlay, slo)
-        before = self.folder.step(name, fingerprint)
-        if before is not None:
-            told = Folder(before).read_json("step.json")
-            found = Measurement.load(before, name, arm, told["result"])
+        step = self.folder.step(name)
+        before = step.read_json("step.json")
+        if before is not None and before["fingerprint"] == fingerprint:
             self.watcher.step(name, "measured before")
-            return self._keep(found)
+            return self._keep(Measurement.load(step.path, name, arm, before["result"]))
         await self._switch(arm, overlay)
         self.watcher.step(name, _says(load), _lasts_s(load))
         place = self.folder.begin(name)
@@ -140,32 +305,30 @@ class BenchSession:
 
         url = overlay.url or self.target.url
         if url not in self._trips:
-            self._trips[url] = await round_trip_ns(url, SystemClock())
-        warmup = self.warmup if arm not in self._warm else "none"
+            trip_ns = await round_trip_ns(url, SystemClock())
+            self._trips[url] = None if trip_ns is None else to_seconds(trip_ns)
         warmed: dict[str, Any] | None = None
-        if warmup != "none":
-            warmed = await self._warm_up(warm_by or load, overlay, warmup)
+        if self.warmup != "none" and arm not in self._warm:
+            # Requests like those of the load, but not the same.
+            one = self._replay_of(warm_by or load, overlay, warmup=self.warmup)
+            warmed = await self._perform(one, one.warm())
         if prime is not None:
-            sent = self._replay_of(prime.plan, self._options(prime, overlay), overlay)
-            await self._perform(sent, sent.run())
-        one = self._replay_of(
-            load.plan, self._options(load, overlay, slo=slo, capture=place / CAPTURE), overlay
-        )
+            one = self._replay_of(prime, overlay)
+            await self._perform(one, one.run())
+        one = self._replay_of(load, overlay, slo=slo, capture=str(place / CAPTURE))
         one.asking = lambda prepared: exact.update(
             write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
         )
         one.keeping = keeping
         result = await self._perform(one, one.run(), partly=True)
         assert recorder is not None
-        trip_ns = self._trips[url]
-        result["round_trip"] = None if trip_ns is None else to_seconds(trip_ns)
-        result["capture"]["to"] = str(self.folder.place(name) / CAPTURE)
+        result["round_trip"] = self._trips[url]
+        result["capture"]["to"] = str(step.path / CAPTURE)
         if prime is not None:
             result["primed"] = len(prime.plan.requests)
         if warmed is not None:
             result["warmup"] = warmed
             self._warm.add(arm)
-            self.warmups.append({"arm": arm, "step": name, **warmed})
         found = Measurement(name, arm, result, recorder.table())
         if self._is_stopped():  # reported, and sent again when the command is resumed
             self.steps += [found] if found.n else []
@@ -194,20 +357,12 @@ class BenchSession:
             raise Interrupted("stopped")
         return result
 
-    async def _warm_up(self, load: Load, overlay: TargetArm, warmup: str) -> dict[str, Any]:
-        """Warm up with requests like those of the load, but not the same; return the result."""
-        options = self._options(load, overlay, warmup=warmup)
-        one = self._replay_of(load.plan, options, overlay)
-        return await self._perform(one, one.warm())
-
-    def _replay_of(self, plan: ReplayPlan, options: ReplayOptions, overlay: TargetArm) -> Replay:
-        return Replay(plan, options, self._body(overlay), self.watcher)
-
     def _keep(self, found: Measurement) -> Measurement:
         self.steps.append(found)
         self.refused += int((found.result.get("outcomes") or {}).get("refused", 0))
-        if found.cached and not (found.result.get("warmup") or {}).get("skipped"):
-            self.warmups.append({"arm": found.arm, "step": found.name, **found.result["warmup"]})
+        warmup = found.result.get("warmup") or {"skipped": True}
+        if not warmup.get("skipped"):
+            self.warmups.append({"arm": found.arm, "step": found.name, **warmup})
         return found
 
     def _overlay(self, arm: str) -> TargetArm:
@@ -232,33 +387,26 @@ class BenchSession:
         self._state = arm
         self._warm.clear()
 
-    def _options(
-        self, load: Load, overlay: TargetArm, *, warmup: str = "none", slo: str | None = None,
-        capture: Path | None = None,
-    ) -> ReplayOptions:  # fmt: skip
+    def _replay_of(self, load: Load, overlay: TargetArm, warmup: str = "none", **more: Any) -> Replay:
         target = self.target
         fields = [*read_headers([], None, target.key_env), *target.headers.items(), *overlay.headers.items()]
-        return ReplayOptions(
+        options = ReplayOptions(
             target=overlay.url or target.url, endpoint=target.endpoint, model=target.model, headers=fields,
             ca=target.ca, closed=load.closed, processes=target.processes, timeout=TIMEOUT,
-            connect_timeout=Duration(10 * NS_PER_S), warmup=warmup, slo=slo,
+            connect_timeout=Duration(10 * NS_PER_S), warmup=warmup,
             duration=None if load.duration_ns is None else Duration(load.duration_ns),
-            capture=None if capture is None else str(capture), scrape=target.metrics, reader=self.reader,
+            scrape=target.metrics, reader=self.reader, **more,
         )  # fmt: skip
-
-    def _body(self, overlay: TargetArm) -> BodyOptions:
-        target = self.target
-        return BodyOptions(
+        body = BodyOptions(
             endpoint=target.endpoint, server=target.server, model=target.model,  # type: ignore[arg-type]
             temperature=0.0, fields={**target.body, **overlay.body},
         )  # fmt: skip
+        return Replay(load.plan, options, body, self.watcher)
 
     def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, slo: str | None) -> str:
         """Return a digest of what determines the measurement, without declarations about the SUT."""
         told = msgspec.json.encode([self.target, overlay])
-        # True stands for a removed option, so that results of earlier versions are still found.
-        reader = () if self.reader == DEFAULT_BENEFIT else (self.reader,)
-        parts = (load.fingerprint(), arm, True, slo, self.warmup, told, *reader)
+        parts = (load.fingerprint(), arm, slo, self.warmup, told, self.reader)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

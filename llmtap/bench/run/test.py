@@ -1,25 +1,20 @@
 """Declaration of a benchmark test (`BenchTest`), its result with tables and charts, and the list of tests.
 
 Each test is a module of `bench/tests` with one `BenchTest`, whose `run` returns a `TestResult`; `mixes.py`
-and `paired.py` there only help some of them. `TESTS` has names, sections and titles; `test_named` imports a
-test's module on demand. `tests_said` gives the lines of `llmtap bench list`: parameters with defaults and
-meanings.
+there makes loads for two of them. `TESTS` has names, sections and titles; `test_named` imports a test's
+module on demand. `tests_said` gives the lines of `llmtap bench list`: parameters with meanings and defaults.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
 from llmtap.errors import ConfigError
 from llmtap.settings import explained
 from llmtap.units import Duration, format_ns
-
-if TYPE_CHECKING:
-    from llmtap.bench.run.session import BenchSession
-
 
 P = TypeVar("P", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -81,6 +76,8 @@ class TestResult:
     notes: list[str] = field(default_factory=list)
     deviations: list[str] = field(default_factory=list)
     """Deviations from the draft's procedure, and why (C.1 Notes, C.2 part 5)."""
+    main: str = ""
+    """Name of the load that represents the test in the minimum report (C.1)."""
     itl_option: str | None = None
     """Option of 4.6.3 for its gaps, `A` or `A + C`; None: as in the loads' results."""
 
@@ -91,14 +88,15 @@ class BenchTest(Generic[P]):
     """Name on the command line: `ttft`, `prefix-cache`."""
     params: type[P]
     """Setup parameters with descriptions; None is a required one without a default (see `check`)."""
-    run: "Callable[[BenchSession, P], Awaitable[TestResult]]"
+    run: Callable[[Any, P], Awaitable[TestResult]]
+    """Measure in a `BenchSession`, and return the result."""
     quick: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of parameters with `--quick`."""
-    seconds: "Callable[[BenchSession, P], float | None] | None" = None
+    seconds: Callable[[Any, P], float | None] | None = None
     """Upper bound of the time to send all loads; None if it depends on the server."""
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that a quick run does not meet."""
-    check: "Callable[[BenchSession, P], None] | None" = None
+    check: Callable[[Any, P], None] | None = None
     arms: tuple[str, ...] = ()
     """Required configurations (`[arms.NAME]` of the bench file) to compare; `check` reports a missing one."""
     arms_any: tuple[str, ...] = ()
@@ -136,12 +134,8 @@ def test_named(name: str) -> "BenchTest[Any]":
     return test
 
 
-DEFAULT_MAX: Final = 40
-"""Longest default that is printed on the parameter's line."""
-
-
 def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
-    """Yield lines with the parameters of tests: defaults, meanings, and values with `--quick`."""
+    """Yield lines with the parameters of tests: meanings, defaults, and values with `--quick`."""
     for name in TESTS if names is None else names:
         test = test_named(name)
         yield f"{test.name}: {test.title} (IETF draft, {test.section})"
@@ -149,28 +143,18 @@ def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
             needed = " and ".join(f"[arms.{arm}]" for arm in test.arms)
             optional = ", ".join(f"[arms.{arm}]" for arm in test.arms_any)
             yield f"  needs {needed}" + (f", and one or more of {optional}" if optional else "")
-        defaults = test.params()
-        rows = [
-            (param, _written(getattr(defaults, param)), meaning, _quick(test.quick, param))
-            for param, _, meaning in explained(test.params)
-        ]
-        first = max((len(row[0]) for row in rows), default=0)
-        second = max((len(row[1]) for row in rows if len(row[1]) <= DEFAULT_MAX), default=0)
-        for param, default, meaning, quick in rows:
-            below = len(default) > DEFAULT_MAX
-            yield f"  {param:{first}}  {'' if below else default:{second}}  {meaning}{quick}"
-            if below:
-                yield f"    = {default}"
+        usual, width = test.params(), max(map(len, test.params.__struct_fields__))
+        for param, _, meaning in explained(test.params):
+            default = getattr(usual, param)
+            told = [] if default is None else [f"default: {_written(default)}"]
+            told += [f"--quick: {_written(test.quick[param])}"] if param in test.quick else []
+            yield f"  {param:{width}}  {meaning}" + f" ({'; '.join(told)})" * bool(told)
         yield ""
-
-
-def _quick(quick: Any, name: str) -> str:
-    return f" (--quick: {_written(quick[name])})" if name in quick else ""
 
 
 def _written(value: Any) -> str:
     if value is None:
-        return "-"
+        return "none"
     if isinstance(value, Duration):
         return format_ns(value).replace(" ", "")
     if isinstance(value, bool):

@@ -1,28 +1,30 @@
-"""Detect model, server and settings of a system under test, with a few small requests.
+"""Detect model, server and settings of a system under test with a few small requests, and write a bench file.
 
 `llmtap bench init` calls `detect` with a target and gets the values of bench-file keys that it found, each
-with its source, and hints and notes for the rest (`Detected`). The requests are `/v1/models`, endpoints of
-vLLM, SGLang, LiteLLM and `llmtap sim serve`, `/metrics`, and one short stream for the tokens per chunk.
-Response headers and a status 404 are used, too. `round_trip_ns` measures the network round trip, also for a
-run's loads.
+with its source, and hints for the rest (`Detected`); `starter_text` makes the file of them, with comments for
+what it did not find. The requests are `/v1/models`, endpoints of vLLM, SGLang, LiteLLM and
+`llmtap sim serve`, `/metrics`, and one short stream for the tokens per chunk. `round_trip_ns` measures the
+network round trip, also for a run's loads.
 """
 
 import asyncio
 import re
 import socket
-import ssl
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+from msgspec.inspect import Metadata, type_info
 
 from llmtap import __version__
-from llmtap.bench.sut.sut import BenchTarget
+from llmtap.bench.run.test import TESTS
+from llmtap.bench.sut.sut import BenchTarget, Guardrails, Hardware, Sut, SutClock, SutTokenizer
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.saved import explain, read_saved
@@ -46,8 +48,20 @@ TRIPS: Final = 5
 """Number of connections; the fastest handshake is the round trip."""
 SINGLE_SHARE: Final = 0.9
 """IETF B.2.1: single-token chunks dominate above this."""
-_PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
-_LABEL: Final = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
+_CACHE: Final = re.compile(
+    r'^(?:vllm|sglang):cache_config_info\{.*enable_prefix_caching="(True|False)"', re.MULTILINE
+)
+_SIMULATED: Final[Mapping[str, Any]] = {
+    "sut.software": "llmtap sim serve", "sut.boundary": "model engine",
+    "sut.tokenizer.name": f"llmtap words, {__version__}", "sut.tokenizer.vocabulary": len(VOCABULARY),
+    "sut.tokenizer.source": "llmtap sim tokenizer",
+    "sut.tokenizer.special": "excluded: the tokenizer has none",
+    "sut.tokenizer.system_prompt": "included: in the prompt, as any other message",
+    "sut.tokenizer.tools": "no request has tools", "sut.hardware.accelerator": "none",
+    "sut.hardware.count": 0, "sut.guardrails.input_filter": False, "sut.guardrails.output_filter": False,
+}  # fmt: skip
+"""Facts about the simulated engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,27 +83,22 @@ class Detected:
         if value not in (None, "", []):
             self.facts.setdefault(key, Fact(value, how))
 
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    fields: Mapping[str, str]
-    body: bytes
-
-    def json(self) -> dict[str, Any]:
-        try:
-            value = msgspec.json.decode(self.body) if self.status == 200 else None
-        except (ValueError, RecursionError):
-            return {}
-        return value if isinstance(value, dict) else {}
+    def value(self, key: str) -> Any:
+        return self.facts[key].value if key in self.facts else None
 
 
-async def detect(target: BenchTarget, clock: Clock | None = None) -> Detected:
+async def detect(target: BenchTarget) -> Detected:
     """Ask a server about itself. Raises ConfigError if it cannot be reached."""
-    one = _Detecting(target, SystemClock() if clock is None else clock)
-    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        return await one.run(session)
+    parts = urlsplit(target.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError("--target", "expected http://host:port or https://host", "other protocols by hand")
+    async with aiohttp.ClientSession() as session:
+        one = _Detector(session, target)
+        await one.identify()
+        await one.read_metrics()
+        await one.choose_endpoint()
+    await _place(one.found, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+    return one.found
 
 
 async def round_trip_ns(url: str, clock: Clock) -> int | None:
@@ -109,246 +118,138 @@ async def round_trip_ns(url: str, clock: Clock) -> int | None:
     return min(trips, default=None)
 
 
-class _Detecting:
-    def __init__(self, target: BenchTarget, clock: Clock) -> None:
-        if target.endpoint not in PATHS:
-            raise ConfigError(
-                "target.endpoint", f"expected one of {', '.join(PATHS)}, got {target.endpoint!r}"
-            )
+class _Detector:
+    def __init__(self, session: aiohttp.ClientSession, target: BenchTarget) -> None:
+        self._session = session
         self._target = target
-        self._clock = clock
         parts = urlsplit(target.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(
-                "--target", "expected http://host:port or https://host", "other protocols by hand"
-            )
-        self._host, self._port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = client_context(target.ca, True) if parts.scheme == "https" else None
         self._root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._base = self._root + parts.path.rstrip("/").removesuffix("/v1")
         self._headers = dict([*read_headers([], None, target.key_env), *target.headers.items()])
         self.found = Detected(target.url)
 
-    async def run(self, session: aiohttp.ClientSession) -> Detected:
-        models = await self._get(session, f"{self._base}/v1/models")
-        if models is None:
-            raise ConfigError("--target", f"{self._root} cannot be reached")
-        await self._identify(session, models)
-        await self._metrics(session)
-        await self._endpoint(session)
-        await self._clocks()
-        if "sut.software" not in self.found.facts and models.fields.get("Server"):
-            self.found.hints["sut.software"] = f"its answers say Server: {models.fields['Server']}"
-        return self.found
-
-    async def _identify(self, session: aiohttp.ClientSession, models: _Answer) -> None:
+    async def identify(self) -> None:
         know = self.found.know
-        listed = model_ids(models.body) if models.status == 200 else []
-        server = server_of(models.body) if models.status == 200 else "auto"
-        if models.status in (401, 403):
+        try:
+            status, _, body = await self._ask(f"{self._base}/v1/models")
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            raise ConfigError("--target", f"{self._root} cannot be reached") from None
+        if status in (401, 403):
             self.found.notes.append("it wants a key: export it, and name its variable by target.key_env")
+        listed = model_ids(body) if status == 200 else []
+        server = server_of(body) if status == 200 else "auto"
         if len(listed) == 1:
             know("target.model", listed[0], "GET /v1/models")
         elif listed:
             self.found.hints["target.model"] = f"one of {', '.join(listed[:12])}"
-        if await self._is_there(session, "/sim/truth?since=0"):
-            know("sut.software", "llmtap sim serve", "it answers /sim/truth")
-            know("sut.boundary", "model engine", "llmtap's simulated engine")
-            how = "it counts by llmtap's own"
-            know("sut.tokenizer.name", f"llmtap words, {__version__}", how)
-            know("sut.tokenizer.vocabulary", len(VOCABULARY), how)
-            know("sut.tokenizer.source", "llmtap sim tokenizer", how)
-            know("sut.tokenizer.special", "excluded: the tokenizer has none", how)
-            know("sut.tokenizer.system_prompt", "included: in the prompt, as any other message", how)
-            know("sut.tokenizer.tools", "no request has tools", "no test sends any")
-            know("sut.hardware.accelerator", "none", "it is simulated")
-            know("sut.hardware.count", 0, "it is simulated")
-            know("sut.guardrails.input_filter", False, "unless --set guardrails... or headers ask for it")
-            know("sut.guardrails.output_filter", False, "unless --set guardrails... or headers ask for it")
-        readiness = await self._json(session, "/health/readiness")
-        if "litellm_version" in readiness:
-            know("sut.software", f"LiteLLM {readiness['litellm_version']}", "GET /health/readiness")
+        if await self._json("/sim/truth?since=0"):
+            for key, value in _SIMULATED.items():
+                know(key, value, "it answers /sim/truth: the simulated engine")
+        if version := (await self._json("/health/readiness")).get("litellm_version"):
+            know("sut.software", f"LiteLLM {version}", "GET /health/readiness")
             know("sut.boundary", "application gateway", "LiteLLM is one")
-            await self._litellm_guardrails(session)
-        sglang = await self._json(session, "/server_info") or await self._json(session, "/get_server_info")
-        if "disable_radix_cache" in sglang or "tp_size" in sglang:
-            self._of_sglang(sglang, await self._json(session, "/get_model_info"))
-        version = (await self._json(session, "/version")).get("version")
-        if server == "vllm" and isinstance(version, str):
+            await self._guardrails()
+        if server == "sglang":
+            await self._sglang()
+        if server == "vllm" and (version := (await self._json("/version")).get("version")):
             know("sut.software", f"vLLM {version}", "GET /version")
-            know("sut.boundary", "model engine", "vLLM is one")
         if server in ("vllm", "sglang"):
-            know("target.server", server, _why(server, models.json()))
-        root = _first(models.json().get("data")).get("root")
-        if isinstance(root, str) and root and not root.startswith("/"):
-            know("sut.tokenizer.source", root, "root of GET /v1/models")
+            know("sut.boundary", "model engine", f"{server} is one")
+            know("target.server", server, "owned_by of GET /v1/models")
         if len(listed) == 1:
+            first = msgspec.json.decode(body)["data"][0]
+            root = str(first.get("root") or "")
+            know("sut.tokenizer.source", "" if root.startswith("/") else root, "root of GET /v1/models")
             know("sut.model", listed[0], "GET /v1/models; add version and quantization")
-        if not await self._is_there(session, "/health"):
-            self.found.notes.append("GET /health does not answer 200")
 
-    def _of_sglang(self, info: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    async def _sglang(self) -> None:
         know, how = self.found.know, "SGLang's server info"
-        name = " ".join(filter(None, ("SGLang", str(info.get("version") or ""))))
-        know("sut.software", name, how)
-        know("sut.boundary", "model engine", "SGLang is one")
-        if isinstance(info.get("disable_radix_cache"), bool):
+        info = await self._json("/server_info") or await self._json("/get_server_info")
+        model = await self._json("/get_model_info")
+        know("sut.software", f"SGLang {info.get('version') or ''}".strip(), how)
+        if "disable_radix_cache" in info:
             know("sut.prefix_cache", not info["disable_radix_cache"], f"{how}: disable_radix_cache")
-        if isinstance(info.get("max_running_requests"), int):
-            know("sut.max_batch", info["max_running_requests"], f"{how}: max_running_requests")
-        if isinstance(info.get("tp_size"), int):
-            self.found.hints["sut.hardware.count"] = f"tensor parallel size {info['tp_size']}"
-        path = model.get("model_path") or info.get("model_path")
-        if isinstance(path, str):
-            quantization = info.get("quantization")
-            know("sut.model", f"{path}, {quantization}" if quantization else path, how)
-        source = model.get("tokenizer_path") or info.get("tokenizer_path")
-        know("sut.tokenizer.source", source if isinstance(source, str) else None, how)
+        know("sut.max_batch", info.get("max_running_requests"), f"{how}: max_running_requests")
+        named = (model.get("model_path") or info.get("model_path"), info.get("quantization"))
+        know("sut.model", ", ".join(filter(None, named)), how)
+        know("sut.tokenizer.source", model.get("tokenizer_path") or info.get("tokenizer_path"), how)
 
-    async def _litellm_guardrails(self, session: aiohttp.ClientSession) -> None:
-        listed = (await self._json(session, "/guardrails/list")).get("guardrails")
-        if not isinstance(listed, list):
-            self.found.hints["sut.guardrails.names"] = "LiteLLM did not list its own"
-            return
+    async def _guardrails(self) -> None:
         how = "GET /guardrails/list"
-        names, modes = [], set()
+        listed = (await self._json("/guardrails/list")).get("guardrails")
+        if not isinstance(listed, list):
+            return
+        modes = set()
         for one in listed:
-            if isinstance(one, dict):
-                names.append(str(one.get("guardrail_name")))
-                mode = (one.get("litellm_params") or {}).get("mode")
-                modes |= set(mode if isinstance(mode, list) else [mode])
-        self.found.know("sut.guardrails.names", names, how)
+            mode = (one.get("litellm_params") or {}).get("mode")
+            modes |= set(mode if isinstance(mode, list) else [mode])
+        self.found.know("sut.guardrails.names", [str(one.get("guardrail_name")) for one in listed], how)
         self.found.know("sut.guardrails.input_filter", bool(modes & {"pre_call", "during_call"}), how)
         self.found.know("sut.guardrails.output_filter", "post_call" in modes, how)
 
-    async def _metrics(self, session: aiohttp.ClientSession) -> None:
-        """Read the cache configuration that vLLM and SGLang report as labels of a gauge."""
-        answer = await self._get(session, self._target.metrics or f"{self._root}/metrics")
-        if answer is None or answer.status != 200:
-            self.found.hints["target.metrics"] = "GET /metrics does not answer: no preemptions"
+    async def read_metrics(self) -> None:
+        """Read whether the prefix cache is on, which vLLM and SGLang report as a label of a gauge."""
+        try:
+            _, _, body = await self._ask(self._target.metrics or f"{self._root}/metrics")
+        except (aiohttp.ClientError, TimeoutError, OSError):
             return
-        for line in answer.body.decode(errors="replace").splitlines():
-            if line.startswith(("vllm:cache_config_info{", "sglang:cache_config_info{")):
-                labels = dict(_LABEL.findall(line))
-                enabled = labels.get("enable_prefix_caching")
-                if enabled in ("True", "False"):
-                    self.found.know("sut.prefix_cache", enabled == "True", "cache_config_info in /metrics")
-                block = labels.get("block_size") or labels.get("page_size")
-                if block:
-                    self.found.notes.append(f"blocks of the KV cache have {block} tokens")
+        if told := _CACHE.search(body.decode(errors="replace")):
+            self.found.know("sut.prefix_cache", told[1] == "True", "cache_config_info in /metrics")
 
-    async def _endpoint(self, session: aiohttp.ClientSession) -> None:
+    async def choose_endpoint(self) -> None:
         """Choose completions for an engine (its workload is token ids), else chat completions."""
-        if _value(self.found.facts.get("sut.boundary")) == "model engine":
+        if self.found.value("sut.boundary") == "model engine" and await self._probe("completions"):
             how = "an engine's workload (4.3.2.1) is token ids, which a chat takes only by a tokenizer"
-            if await self._probe(session, "completions"):
-                self.found.know("target.endpoint", "completions", how)
-                return
-        if await self._probe(session, CHAT):
+            self.found.know("target.endpoint", "completions", how)
+        elif await self._probe(CHAT):
             self.found.know("target.endpoint", CHAT, "it answers there, and that is what users ask")
 
-    async def _probe(self, session: aiohttp.ClientSession, endpoint: str) -> bool:
-        """Send one short stream, for protocol, chunks and guardrails. False if there is no such endpoint."""
-        found = self.found
-        model = self._target.model or _value(found.facts.get("target.model"))
-        server = _value(found.facts.get("target.server")) or self._target.server
+    async def _probe(self, endpoint: str) -> bool:
+        """Send one short stream, for protocol and chunks. False if there is no such endpoint."""
+        found, target = self.found, self._target
         options = BodyOptions(
-            endpoint=endpoint, server=server, model=model,  # type: ignore[arg-type]
-            temperature=0.0, fields=self._target.body,
+            endpoint=endpoint,  # type: ignore[arg-type]
+            server=found.value("target.server") or target.server,
+            model=target.model or found.value("target.model"), temperature=0.0, fields=target.body,
         )  # fmt: skip
-        body = BodyMaker(options).body(_PROBE, PROBE_TOKENS)
+        body = BodyMaker(options).body(PROBE, PROBE_TOKENS)
         try:
-            answer = await self._ask(session, self._base + PATHS[endpoint], body)
-        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            found.notes.append(f"the probe got no answer: {type(exc).__name__}")
+            status, head, answer = await self._ask(self._base + PATHS[endpoint], body)
+            if status in (404, 405):
+                return False
+            if status != 200:
+                raise LlmtapError(f"status {status}")
+            x = explain(read_saved(answer, path=PATHS[endpoint], request_body=body)).exchange
+        except (aiohttp.ClientError, TimeoutError, OSError, LlmtapError) as exc:
+            found.notes.append(f"the probe failed, so chunks are not known: {exc or type(exc).__name__}")
             return True
-        if answer.status in (404, 405):
-            return False
-        if answer.status != 200:
-            found.notes.append(f"the probe was answered with status {answer.status}: chunks are not known")
-            return True
-        if answer.fields.get("Content-Type", "").startswith("text/event-stream"):
+        if head.get("Content-Type", "").startswith("text/event-stream"):
             found.know("sut.protocol", "SSE", "the probe's content type")
-        guards = [value for name, value in answer.fields.items() if "guardrail" in name.lower() and value]
-        if guards:
-            found.hints["sut.guardrails.names"] = f"the probe's head names {', '.join(guards)}"
-        try:
-            x = explain(read_saved(answer.body, path=PATHS[endpoint], request_body=body)).exchange
-        except LlmtapError as exc:
-            found.notes.append(f"the probe's answer could not be read: {exc}")
-            return True
-        if x.guardrail is not None:
-            found.hints["sut.guardrails.input_filter"] = f"the probe was acted on: {x.guardrail}"
         measured = measure(x)
-        self._chunking(measured.tokens_per_chunk, x.tokens.output, measured.output_events)
+        tokens, output, events = measured.tokens_per_chunk or [], x.tokens.output, measured.output_events
+        how = f"the probe: {output or 'unknown'} tokens in {events} chunks"
+        single = bool(tokens) and tokens.count(1) / len(tokens) > SINGLE_SHARE
+        if tokens or (output and 0 < events < output):
+            told = "one token per chunk" if single else "several tokens per chunk"
+            found.know("sut.chunking", told, how)
+        else:
+            found.hints["sut.chunking"] = how
         return True
 
-    def _chunking(self, tokens: list[int] | None, output: int | None, events: int) -> None:
-        key = "sut.chunking"
-        how = f"the probe: {output} tokens in {events} chunks" if output else f"the probe: {events} chunks"
-        if tokens:
-            share = tokens.count(1) / len(tokens)
-            single = share > SINGLE_SHARE
-            told = "one token per chunk" if single else "several tokens per chunk"
-            self.found.know(key, told, f"{how}, {share:.0%} of them of one token")
-        elif output and events and output > events:
-            self.found.know(key, "several tokens per chunk", how)
-        else:
-            self.found.hints[key] = f"{how}, and it does not tell how many tokens are in each"
-
-    async def _clocks(self) -> None:
-        """Detect where the load generator runs (4.7), and the hardware of its machine."""
-        found = self.found
-        addresses = await self._addresses()
-        if any(_is_ours(address, self._port) for address in addresses):
-            found.know("sut.clock.placement", "same machine", f"{self._host} is an address of this one")
-            gpus, why_not = open_gpus()
-            if gpus is None:
-                found.hints["sut.hardware.accelerator"] = f"this machine tells of none: {why_not}"
-            else:
-                kinds = ", ".join(dict.fromkeys(gpus.names))
-                found.know("sut.hardware.accelerator", kinds, "this machine's, by NVML")
-                found.know("sut.hardware.count", len(gpus.names), "this machine's; fewer may be in use")
-                gpus.close()
-            found.know("sut.hardware.cpu", _cpu(), "this machine's")
-            return
-        found.know("sut.clock.placement", "remote", f"{self._host} is no address of this machine")
-        rtt_ns = await round_trip_ns(self._target.url, self._clock)
-        if rtt_ns is not None:
-            found.notes.append(
-                f"network round trip {format_ns(rtt_ns)} (4.7.3; quickest of {TRIPS} connections)"
-            )
-        found.hints["sut.clock.synchronization"] = (
-            "TTFT, gaps and E2E are differences of one clock, ours: only the server's own stamps need it"
-        )
-
-    async def _addresses(self) -> list[str]:
+    async def _json(self, path: str) -> dict[str, Any]:
+        """Return the JSON object of a path, or nothing."""
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                self._host, self._port, type=socket.SOCK_STREAM
-            )
-        except OSError:
-            return []
-        return list(dict.fromkeys(str(one[4][0]) for one in found))
+            status, _, body = await self._ask(self._root + path)
+            value = msgspec.json.decode(body) if status == 200 else {}
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
 
-    async def _is_there(self, session: aiohttp.ClientSession, path: str) -> bool:
-        answer = await self._get(session, self._root + path)
-        return answer is not None and answer.status == 200
-
-    async def _json(self, session: aiohttp.ClientSession, path: str) -> dict[str, Any]:
-        answer = await self._get(session, self._root + path)
-        return {} if answer is None else answer.json()
-
-    async def _get(self, session: aiohttp.ClientSession, url: str) -> _Answer | None:
-        try:
-            return await self._ask(session, url, None)
-        except (aiohttp.ClientError, TimeoutError, OSError, ssl.SSLError):
-            return None
-
-    async def _ask(self, session: aiohttp.ClientSession, url: str, body: bytes | None) -> _Answer:
+    async def _ask(self, url: str, body: bytes | None = None) -> tuple[int, Mapping[str, str], bytes]:
         fields = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S if body is None else PROBE_TIMEOUT_S)
-        async with session.request(
+        async with self._session.request(
             "GET" if body is None else "POST", url, data=body, headers=fields, ssl=self._tls or True,
             timeout=timeout, allow_redirects=False,
         ) as response:  # fmt: skip
@@ -357,24 +258,29 @@ class _Detecting:
                 read += chunk
                 if len(read) > BODY_BYTES_MAX:
                     break
-            return _Answer(response.status, response.headers, bytes(read))
+            return response.status, response.headers, bytes(read)
 
 
-def _value(fact: Fact | None) -> Any:
-    return None if fact is None else fact.value
-
-
-def _why(server: str, listed: Mapping[str, Any]) -> str:
-    owner = str(_first(listed.get("data")).get("owned_by"))
-    if owner.lower() == server:
-        return "owned_by of GET /v1/models"
-    return f"owned_by of GET /v1/models is {owner}: the simulated engine, which knows the fields of {server}"
-
-
-def _first(value: object) -> dict[str, Any]:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return value[0]
-    return {}
+async def _place(found: Detected, host: str, port: int) -> None:
+    """Detect where the load generator runs (4.7), and the hardware of its machine."""
+    try:
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        addresses = []
+    if not any(_is_ours(str(one[4][0]), port) for one in addresses):
+        found.know("sut.clock.placement", "remote", f"{host} is no address of this machine")
+        rtt_ns = await round_trip_ns(found.url, SystemClock())
+        if rtt_ns is not None:
+            found.notes.append(f"network round trip {format_ns(rtt_ns)} (4.7.3; quickest of {TRIPS})")
+        return
+    found.know("sut.clock.placement", "same machine", f"{host} is an address of this one")
+    gpus, _ = open_gpus()
+    if gpus is not None:
+        kinds = ", ".join(dict.fromkeys(gpus.names))
+        found.know("sut.hardware.accelerator", kinds, "this machine's, by NVML")
+        found.know("sut.hardware.count", len(gpus.names), "this machine's; fewer may be in use")
+        gpus.close()
+    found.know("sut.hardware.cpu", _cpu(), "this machine's")
 
 
 def _is_ours(address: str, port: int) -> bool:
@@ -392,8 +298,102 @@ def _is_ours(address: str, port: int) -> bool:
 
 def _cpu() -> str | None:
     try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
     except OSError:
         return None
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0]}, {len(names)} CPUs" if names else None
+
+
+_EXAMPLES: Final = {
+    "sut.boundary": "model engine", "sut.model": "Qwen2-7B-Instruct, bf16", "sut.software": "vLLM 0.9.1",
+    "sut.protocol": "SSE", "sut.chunking": "one token per chunk", "sut.prefix_cache": True,
+    "sut.max_batch": 256, "sut.notes": ["behind nginx"],
+    "sut.start": ["vllm", "serve", "NAME"], "sut.hardware.accelerator": "H100 SXM",
+    "sut.hardware.count": 1, "sut.hardware.memory": "80 GB", "sut.hardware.cpu": "2 x EPYC 9554",
+    "sut.hardware.price_per_hour": 2.5, "sut.hardware.currency": "USD",
+    "sut.tokenizer.name": "Qwen2 tokenizer",
+    "sut.tokenizer.vocabulary": 151_936, "sut.tokenizer.source": "Qwen/Qwen2-7B-Instruct",
+    "sut.tokenizer.counting": "native", "sut.tokenizer.special": "excluded",
+    "sut.tokenizer.system_prompt": "included", "sut.tokenizer.tools": "no tools are used",
+    "sut.guardrails.input_filter": False, "sut.guardrails.output_filter": False,
+    "sut.guardrails.names": ["Llama Guard 3"], "sut.clock.placement": "remote",
+    "sut.clock.synchronization": "NTP (chrony)", "sut.clock.accuracy": "2ms", "target.model": "NAME",
+    "target.server": "vllm", "target.tokenizer": "models/qwen2", "target.headers": {"x-team": "perf"},
+    "target.body": {"top_p": 1.0}, "target.key_env": "OPENAI_API_KEY", "target.ca": "ca.pem",
+    "target.metrics": "http://127.0.0.1:8000/metrics", "target.processes": 1,
+    "target.endpoint": "chat.completions",
+}  # fmt: skip
+"""Examples of values in comments."""
+_TABLES: Final[dict[str, type[msgspec.Struct]]] = {
+    "target": BenchTarget, "sut": Sut, "sut.hardware": Hardware, "sut.tokenizer": SutTokenizer,
+    "sut.guardrails": Guardrails, "sut.clock": SutClock,
+}  # fmt: skip
+_WIDTH: Final = 110
+_ARMS: Final = """
+# Configurations of the server that tests compare, each as what differs from [target]: another `url`,
+# `headers`, members of the `body`, or a command that switches the server over (`apply`). `llmtap bench list`
+# says which test wants which.
+#
+# [arms.NAME]
+# about = "what it is, for the report"
+# headers = { x-cache = "off" }
+# apply = ["./switch.sh", "cache-off"]
+
+# Setup parameters that are to differ from the tests' own: `llmtap bench list TEST` has them all. Tests:
+# {tests}
+#
+# [tests.ttft]
+# requests = 10000
+"""
+
+
+def starter_text(detected: Detected) -> str:
+    """Return the bench file; unknown declarations are comments."""
+    lines = [
+        "# Bench file, written by `llmtap bench init`. Comments name the source of detected values.",
+        "# Unknown declarations are comments, with the section of the IETF draft that asks for them.",
+    ]
+    lines += [line for note in detected.notes for line in _comment(f"Noted: {note}.")]
+    for table, kind in _TABLES.items():
+        lines += ["", f"[{table}]", *_table(table, kind, detected)]
+    return "\n".join(lines) + "\n" + _ARMS.replace("{tests}", ", ".join(TESTS))
+
+
+def _table(table: str, kind: type[msgspec.Struct], detected: Detected) -> Iterator[str]:
+    detected.know("target.url", detected.url, "--target")
+    for one in msgspec.structs.fields(kind):
+        key = f"{table}.{one.name}"
+        if key in _TABLES:
+            continue
+        if key in detected.facts:
+            fact = detected.facts[key]
+            yield f"{one.name} = {_toml(fact.value)}  # {fact.how}"
+            continue
+        yield from _comment(_meaning(one.type))
+        if key in detected.hints:
+            yield from _comment(f"found: {detected.hints[key]}")
+        yield f"# {one.name} = {_toml(_EXAMPLES[key])}"
+
+
+def _meaning(kind: Any) -> str:
+    info = type_info(kind)
+    assert isinstance(info, Metadata) and info.extra_json_schema is not None
+    inner = get_args(kind)[0]
+    choices = [
+        c for one in (inner, *get_args(inner)) if "Literal" in str(get_origin(one)) for c in get_args(one)
+    ]
+    said: str = info.extra_json_schema["description"]
+    return said + (f": {' | '.join(filter(None, choices))}" if choices else "")
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _toml(value: Any) -> str:
+    """Format a value as TOML. JSON strings are TOML basic strings except for one character."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{name} = {_toml(held)}" for name, held in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(held) for held in value) + "]"
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

@@ -18,7 +18,7 @@ from typing import Final
 import aiohttp
 import msgspec
 
-from llmtap.bench.sut.detect import round_trip_ns
+from llmtap.bench.sut.detect import PROBE, round_trip_ns
 from llmtap.bench.sut.sut import BenchTarget
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError
@@ -31,7 +31,6 @@ from llmtap.metrics.latency import ttft_any_ns
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.net.tls import client_context
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.workload.prompts.prompt import Prompt
 
 POLL_S: Final = 0.02
 RETRY_S: Final = 0.2
@@ -39,7 +38,6 @@ START_S_MAX: Final = 1800
 """Large models load for minutes from network storage, and compile."""
 STOP_S_MAX: Final = 60
 _KEY: Final = "sut.start"
-_PROMPT: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
 _TOKENS: Final = 8
 
 
@@ -67,6 +65,7 @@ async def started(
         raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}")
     if await round_trip_ns(target.url, clock) is not None:
         raise ConfigError(_KEY, f"a server already listens at {target.url}", "stop it, or remove the key")
+    log.parent.mkdir(parents=True, exist_ok=True)
     began_ns = clock.mono_ns()
     with log.open("wb") as out:
         try:
@@ -149,7 +148,7 @@ async def _answer(target: BenchTarget, models: list[str], check: Callable[[], No
     )  # fmt: skip
     answered: asyncio.Future[Exchange] = loop.create_future()
     try:
-        sender.send(BodyMaker(options).body(_PROMPT, _TOKENS), lambda call, x: answered.set_result(x))
+        sender.send(BodyMaker(options).body(PROBE, _TOKENS), lambda call, x: answered.set_result(x))
         while not answered.done():
             check()
             await asyncio.wait({answered}, timeout=RETRY_S)

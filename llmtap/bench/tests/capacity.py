@@ -7,7 +7,6 @@ requests follows from the previous level; a level that ended too soon is sent ag
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from math import ceil
 from typing import Annotated, Any, Final
 
@@ -16,19 +15,17 @@ from msgspec import Meta
 
 from llmtap.bench.run import figures
 from llmtap.bench.run.levels import (
+    ROWS_MAX,
     RateSearch,
     Tried,
     check_duration,
     endings,
     lasts,
     latency_rows,
-    latency_table,
     level_json,
     level_load,
     memory_errors,
     number,
-    rows_for,
-    server_total,
     share,
     throughput_chart,
 )
@@ -38,7 +35,6 @@ from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, TestR
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import share_interval
-from llmtap.metrics.saturation import capacity
 from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
@@ -70,12 +66,6 @@ class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     )
 
 
-@dataclass(slots=True)
-class _Levels:
-    tried: list[Tried] = field(default_factory=list)
-    short: list[str] = field(default_factory=list)
-
-
 def check(session: BenchSession, params: CapacityParams) -> None:
     if params.ttft_p99 is None:
         raise ConfigError(
@@ -83,74 +73,57 @@ def check(session: BenchSession, params: CapacityParams) -> None:
             "is not given: capacity is what meets a threshold of TTFT (5.5.2)",
             "such as ttft_p99 = 2s",
         )
-    if params.ttft_p99 <= 0 or params.duration <= 0:
-        raise ConfigError("ttft_p99" if params.ttft_p99 <= 0 else "duration", "is nothing")
     if params.maximum < params.initial:
         raise ConfigError("maximum", f"is {params.maximum}, below initial ({params.initial})")
-    check_duration(session, params.duration, DURATION_MIN, "5.5.3", None)
+    check_duration(session, params.duration, DURATION_MIN, "5.5.3")
     if params.per_slot < PER_SLOT_MIN and not session.quick:
         raise ConfigError("per_slot", f"is {params.per_slot}, and 5.5.3 asks for {PER_SLOT_MIN} at least")
 
 
 async def run(session: BenchSession, params: CapacityParams) -> TestResult:
-    search = RateSearch(1, params.maximum, params.initial, params.resolution)
-    levels = _Levels()
+    search = _search(params)
+    tried: list[Tried] = []
     while (slots := search.next) is not None:
-        session.watcher.left(lasts(search.left, _level_s(params, levels, slots)))
-        one = await _try(session, params, levels, slots)
-        levels.tried.append(one)
-        search.tell(slots, one.holds)
-    return _found(params, search, levels)
+        session.watcher.left(lasts(search.left, to_seconds(params.duration)))
+        tried.append(await _try(session, params, tried, slots))
+        search.tell(slots, tried[-1].holds)
+    return _found(params, search, tried)
 
 
-def _level_s(params: CapacityParams, levels: _Levels, slots: int) -> float:
-    seconds = to_seconds(params.duration)
-    if not levels.tried or not levels.tried[-1].steady.completed_rps:
-        return seconds
-    last = levels.tried[-1]
-    return max(seconds, params.per_slot * slots / last.steady.completed_rps * min(1.0, last.level / slots))
+def _search(params: CapacityParams) -> RateSearch:
+    return RateSearch(1, params.maximum, params.initial, params.resolution)
 
 
-async def _try(session: BenchSession, params: CapacityParams, levels: _Levels, slots: int) -> Tried:
+async def _try(session: BenchSession, params: CapacityParams, tried: Sequence[Tried], slots: int) -> Tried:
     """Send a level, and again with more requests if it ended too soon."""
-    assert params.ttft_p99 is not None
     seconds = to_seconds(params.duration)
-    base = f"search/{slots:04d}"
-    least = most = 0.0
-    if levels.tried:
-        last = levels.tried[-1]
-        least, most = _rates(last.level, last.steady.completed_rps, slots)
-    for name in (base, f"{base}-longer"):
-        duration = params.duration if params.per_slot * slots <= least * seconds else None
+    rate = 0.0
+    if tried:
+        rate = tried[-1].steady.completed_rps * max(1.0, slots / tried[-1].level)
+    for name in (f"search/{slots:04d}", f"search/{slots:04d}-longer"):
         # One more per slot, so that all slots are busy until the last is sent.
-        rows = max(params.per_slot * slots, ceil(most * seconds)) + slots
-        if duration is not None:
-            rows = rows_for(slots, seconds, (slots, most))
+        rows = min(ROWS_MAX, max(params.per_slot * slots, ceil(rate * RATE_SPARE * seconds)) + slots)
         load = level_load(
-            session, name, params.workload, slots=slots, requests=rows,
-            duration_s=None if duration is None else seconds, output_tokens=params.output_tokens,
-        )  # fmt: skip
+            session, name, params.workload, slots=slots, requests=rows, output_tokens=params.output_tokens
+        )
         measured = await session.measure(name, load, slo=f"ttft:{params.ttft_p99:d}ns")
-        steady = steady_of(measured, None if duration is None else seconds)
+        steady = steady_of(measured)
         broken = _broken(params, measured)
         one = Tried(slots, measured, steady, not broken, "; ".join(broken) or "meets all criteria")
-        if broken or (steady.to_s >= seconds and measured.n >= params.per_slot * slots):
-            return one
-        least, most = _rates(slots, measured.n / max(steady.to_s, 1e-3), slots)
-    levels.short.append(one.measured.name)
+        if broken or not _is_short(params, one):
+            break
+        rate = measured.n / max(steady.to_s, 1e-3)
     return one
 
 
-def _rates(before: float, rate_rps: float, slots: int) -> tuple[float, float]:
-    """Return the lowest and highest rate of completion with `slots`, if `before` slots had `rate_rps`."""
-    times = slots / before
-    return rate_rps * min(1.0, times) / RATE_SPARE, rate_rps * max(1.0, times) * RATE_SPARE
+def _is_short(params: CapacityParams, one: Tried) -> bool:
+    too_few = one.measured.n < params.per_slot * one.level
+    return one.holds and (too_few or one.steady.to_s < to_seconds(params.duration))
 
 
 def _broken(params: CapacityParams, measured: Measurement) -> list[str]:
-    assert params.ttft_p99 is not None
     found = []
-    completed, bound = _completion(measured), to_seconds(params.ttft_p99)
+    completed, bound = _completion(measured), _bound_s(params)
     if completed < params.completion:
         found.append(f"{share(completed)} completed, {share(params.completion)} needed")
     p99 = percentile(measured.values("ttft_ns"), 0.99)
@@ -161,27 +134,30 @@ def _broken(params: CapacityParams, measured: Measurement) -> list[str]:
     return found
 
 
+def _bound_s(params: CapacityParams) -> float:
+    assert params.ttft_p99 is not None  # checked by `check`
+    return to_seconds(params.ttft_p99)
+
+
 def _completion(measured: Measurement) -> float:
     return len(measured.ended_well()) / measured.n if measured.n else 0.0
 
 
-def _found(params: CapacityParams, search: RateSearch, levels: _Levels) -> TestResult:
-    assert params.ttft_p99 is not None
-    bound, seconds = to_seconds(params.ttft_p99), to_seconds(params.duration)
+def _found(params: CapacityParams, search: RateSearch, tried: Sequence[Tried]) -> TestResult:
+    bound, best = figures.ms(_bound_s(params)), search.best
     found = TestResult(
         configuration={
             "Workload": f"{params.workload}, answers of {params.output_tokens} tokens",
             "Load model": "closed loop",
             "Concurrency": f"from {params.initial} to at most {params.maximum}, told to {params.resolution}",
-            "Test duration": f"per level {seconds:g} s or {params.per_slot} completions per slot, whichever"
-            " is longer",
-            "Success criteria": f"{share(params.completion)} complete, TTFT P99 <= {figures.ms(bound)}, no"
-            " out-of-memory errors",
+            "Test duration": f"per level {to_seconds(params.duration):g} s or {params.per_slot} completions"
+            " per slot, whichever is longer",
+            "Success criteria": f"{share(params.completion)} complete, TTFT P99 <= {bound}, no out-of-memory"
+            " errors",
         }
     )  # fmt: skip
-    best = search.best
-    at_best = next((t for t in reversed(levels.tried) if t.holds and t.level == best), None)
-    told = found.measurements = _measurements(params, search, levels, at_best)
+    found.main = next((t for t in reversed(tried) if t.holds and t.level == best), tried[-1]).measured.name
+    told = found.measurements = _measurements(params, search, tried)
     found.tables = [
         figures.table_of("Table 7: Capacity Search Results", told["levels"], TABLE_7),
         figures.metric_table(
@@ -194,10 +170,8 @@ def _found(params: CapacityParams, search: RateSearch, levels: _Levels) -> TestR
         ),
         figures.table_of("Each level, and what decided it", told["levels"], WHY_COLUMNS),
     ]
-    if at_best is not None:
-        found.tables.append(latency_table("Latency at maximum concurrency", at_best.measured))
-    found.charts = _charts(params, levels.tried, best)
-    _remark(found, params, search, levels, at_best)
+    found.charts = _charts(params, tried, best)
+    _remark(found, params, search, tried)
     return found
 
 
@@ -218,29 +192,22 @@ WHY_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 }
 
 
-def _measurements(
-    params: CapacityParams, search: RateSearch, levels: _Levels, at_best: Tried | None
-) -> dict[str, Any]:
-    steady = None if at_best is None else at_best.steady
-    tried = sorted(levels.tried, key=lambda t: t.level)
+def _measurements(params: CapacityParams, search: RateSearch, tried: Sequence[Tried]) -> dict[str, Any]:
+    steady = next((t.steady for t in reversed(tried) if t.holds and t.level == search.best), None)
     return {
         "max_concurrency": search.best,
-        "max_concurrency_by_completion": capacity(
-            [(t.level, _completion(t.measured)) for t in tried], params.completion
-        ),
         "limit": search.limit,
         "workload": params.workload,
         "output_tokens": params.output_tokens,
         "criteria": {
-            "ttft_p99": None if params.ttft_p99 is None else to_seconds(params.ttft_p99),
-            "completion": params.completion, "memory_errors": 0,
+            "ttft_p99": _bound_s(params), "completion": params.completion, "memory_errors": 0,
         },
         "output_tps": None if steady is None else steady.output_tps,
         "request_rps": None if steady is None else steady.completed_rps,
         "tokens_in_flight": None if steady is None else steady.held_tokens,
-        "latency": None if at_best is None else latency_rows(at_best.measured),
         "levels": [
-            {"concurrency": round(t.level), **level_json(t), **_own(t.measured)} for t in tried
+            {"concurrency": round(t.level), **level_json(t), **_own(t.measured)}
+            for t in sorted(tried, key=lambda t: t.level)
         ],
     }  # fmt: skip
 
@@ -254,34 +221,29 @@ def _own(measured: Measurement) -> dict[str, Any]:
         "failed": measured.n - well,
         "endings": endings(measured),
         "memory_errors": memory_errors(measured),
-        "preemptions": server_total(measured, "preemptions"),
         **latency_rows(measured),
     }
 
 
 def _charts(params: CapacityParams, tried: Sequence[Tried], best: int | None) -> list[ChartSpec]:
-    assert params.ttft_p99 is not None
-    last = {t.level: t for t in tried}
-    xs: list[float | str] = [*sorted(last)]
-    levels = [last[level] for level in sorted(last)]
+    last = {t.level: t for t in sorted(tried, key=lambda t: t.level)}
+    xs, levels = [*last], [*last.values()]
     marks = [] if best is None else [Mark(best, "capacity")]
     x_title = "requests at a time"
-    bound = ChartSeries("threshold", xs, [to_seconds(params.ttft_p99) * 1e3] * len(xs))
+    bound = ChartSeries("threshold", [*xs], [_bound_s(params) * 1e3] * len(xs))
     ttft = figures.line_series("TTFT P99", xs, [latency_rows(t.measured)["ttft"]["p99"] for t in levels])
     return [
         ChartSpec(
             "TTFT P99 by concurrency", "line", x_title, "ms", [ttft, bound], marks, log_x=True, log_y=True
         ),
-        throughput_chart("concurrency", x_title, sorted(last), levels, marks, log_x=True),
+        throughput_chart("concurrency", x_title, xs, levels, marks, log_x=True),
     ]
 
 
-def _remark(
-    found: TestResult, params: CapacityParams, search: RateSearch, levels: _Levels, at_best: Tried | None
-) -> None:
+def _remark(found: TestResult, params: CapacityParams, search: RateSearch, tried: Sequence[Tried]) -> None:
     notes = found.notes
     if search.best is None:
-        notes.append(f"not even one request at a time meets the criteria: {levels.tried[-1].why}")
+        notes.append(f"not even one request at a time meets the criteria: {tried[-1].why}")
     elif search.limit is None:
         notes.append(f"the highest concurrency of the search meets the criteria: {search.best} is no limit")
     else:
@@ -290,19 +252,11 @@ def _remark(
         "tokens in flight are the mean over time of prompts that were sent and of answers as far as they had"
         " come, from their lengths: what waits in the server's queue is among them"
     )
-    notes.append("out-of-memory errors are those that an answer's error tells")
-    notes.append(figures.SPANS)
-    if figures.marked(found.measurements["levels"], "ttft", "tpot", share="p99"):
-        notes.append(figures.FEW)
-    uneven = at_best is not None and len(set(at_best.measured.values("output_tokens"))) > 1
-    if uneven:
-        notes.append(
-            f"not every answer had {params.output_tokens} tokens: the server ends them when it likes"
-        )
-    if levels.short:
+    notes += figures.legend(found.measurements["levels"], "ttft", "tpot", share="p99")
+    if short := [t.measured.name for t in tried if _is_short(params, t)]:
         found.deviations.append(
             f"5.5.3: less than {to_seconds(params.duration):g} s or {params.per_slot} completions per slot:"
-            f" {', '.join(levels.short)}"
+            f" {', '.join(short)}"
         )
 
 
@@ -310,9 +264,7 @@ TEST: Final = BenchTest(
     name="capacity",
     params=CapacityParams,
     run=run,
-    seconds=lambda session, params: (
-        RateSearch(1, params.maximum, params.initial, params.resolution).left * to_seconds(params.duration)
-    ),
+    seconds=lambda session, params: _search(params).left * to_seconds(params.duration),
     quick={
         "ttft_p99": Duration(2 * NS_PER_S),
         "output_tokens": 64,

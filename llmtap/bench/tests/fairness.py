@@ -10,15 +10,14 @@ increase and starvation, Jain's index, tables and charts. Readings of the draft:
 - Wait time: TTFT, since a client cannot tell queueing from prefill.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
-from scipy import stats
 
 from llmtap.bench.run import figures
 from llmtap.bench.run.levels import Capacity, capacity_told, find_capacity, latency_rows, overload
@@ -26,16 +25,14 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, SlotsMax, TestResult
 from llmtap.bench.tests import mixes
-from llmtap.bench.tests.paired import quantile_ratio
 from llmtap.metrics.fairness import STARVED_MEDIANS, UNFAIR_BELOW, jain_readings, starvation
 from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import NS_PER_S, Duration
+from llmtap.workload.plan import RandomIds
 from llmtap.workload.prompts.prompt import CL100K_IDS
 
 RESAMPLES: Final = 2_000
-BATCH: Final = 100
-"""Resamples per batch: 100 of 10,000 latencies are 8 MB."""
 _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017}
 """Added to the seed, so that loads share no prompts, which a prefix cache would have."""
 
@@ -101,7 +98,7 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
     load = mixes.open_mix(mix, rate_rps=rate, seed=session.seed, **plain)
     mixed = await session.measure("mix", load, warm_by=warm)
     classes = [_Class(one.name, mixed.of_class(one.name), *alone[one.name]) for one in mix.classes]
-    found = TestResult(configuration=figures.load_lines(load, mixed))
+    found = TestResult(configuration=figures.load_lines(load, mixed), main=mixed.name)
     found.measurements = {
         "rate_rps": rate,
         "capacity": None if capacity is None else msgspec.to_builtins(capacity),
@@ -119,9 +116,10 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
 
 
 def _mix(session: BenchSession, params: FairnessParams) -> mixes.ClassMix:
-    content: Literal["ids", "words"] = "ids" if session.target.endpoint == "completions" else "words"
+    if session.target.endpoint != "completions":
+        return mixes.ClassMix(params.classes)
     vocabulary = min(CL100K_IDS, session.sut.tokenizer.vocabulary or CL100K_IDS)
-    return mixes.ClassMix(params.classes, content, vocabulary)
+    return mixes.ClassMix(params.classes, RandomIds(vocabulary))
 
 
 async def _capacity(
@@ -147,7 +145,7 @@ def _figures(one: _Class) -> dict[str, Any]:
     waits = starvation(ttft)
     rate = None if waits is None else share_interval(waits.starved, waits.n)
     inflation: dict[str, Any] = {
-        name: quantile_ratio(before, ttft, p, paired=False) for name, p in figures.KEY_SHARES.items()
+        name: figures.quantile_ratio(before, ttft, p, paired=False) for name, p in figures.KEY_SHARES.items()
     }
     ours, theirs = mean(ttft), mean(before)
     inflation["mean"] = None if ours is None or not theirs else ours / theirs
@@ -172,7 +170,7 @@ def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
     if len(isolated) < len(classes) or not all(latencies.values()):
         return None
     read = jain_readings(latencies, isolated)
-    intervals = _jain_intervals([*latencies.values()], [*alone.values()], seed)
+    intervals = _jain_intervals(latencies, alone, seed)
     count = sum(map(len, latencies.values()))
     method = "bootstrap of each class's requests, percentiles"
     told = {
@@ -187,35 +185,24 @@ def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
 
 
 def _jain_intervals(
-    mixed: Sequence[Sequence[float]], alone: Sequence[Sequence[float]], seed: int
+    mixed: Mapping[str, Sequence[float]], alone: Mapping[str, Sequence[float]], seed: int
 ) -> dict[str, tuple[float | None, float | None]]:
     """Return bootstrap intervals of the index by request and by class."""
-    samples = [np.asarray(values) for values in (*mixed, *alone)]
-    if min(map(len, samples)) < 2:
-        return {"per_request": (None, None), "per_class": (None, None)}
+    if min(map(len, (*mixed.values(), *alone.values()))) < 2:
+        return dict.fromkeys(("per_request", "per_class"), (None, None))
+    random = np.random.default_rng(seed)
+    both = [(np.asarray(mixed[name]), np.asarray(alone[name])) for name in mixed]
+    found: dict[str, list[float]] = {"per_request": [], "per_class": []}
+    for _ in range(RESAMPLES):
+        normal = [random.choice(a, len(a)) / np.median(random.choice(b, len(b))) for a, b in both]
+        found["per_request"].append(_index(np.concatenate(normal)))
+        found["per_class"].append(_index(np.array([one.mean() for one in normal])))
+    ends = {name: np.percentile(values, (2.5, 97.5)) for name, values in found.items()}
+    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
-    def index(*drawn: NDArray[np.float64], axis: int = -1) -> NDArray[np.float64]:
-        """Both indices; the sums over requests follow from the moments of each class."""
-        classes = list(zip(drawn[: len(mixed)], drawn[len(mixed) :], strict=True))
-        n = [one.shape[axis] for one, _ in classes]
-        medians = [np.median(one, axis=axis) for _, one in classes]
-        x = np.stack([one.mean(axis=axis) / m for (one, _), m in zip(classes, medians, strict=True)])
-        squares = np.stack(
-            [(one**2).mean(axis=axis) / m**2 for (one, _), m in zip(classes, medians, strict=True)]
-        )
-        weights = np.asarray(n, float).reshape(-1, *[1] * (x.ndim - 1))
-        by_request = (weights * x).sum(axis=0) ** 2 / (sum(n) * (weights * squares).sum(axis=0))
-        by_class = x.sum(axis=0) ** 2 / (len(classes) * (x**2).sum(axis=0))
-        found: NDArray[np.float64] = np.stack([by_request, by_class])
-        return found
 
-    ends = stats.bootstrap(
-        samples, index, n_resamples=RESAMPLES, batch=BATCH, vectorized=True, paired=False,
-        method="percentile", rng=np.random.default_rng(seed),
-    ).confidence_interval  # fmt: skip
-    return {
-        name: (float(ends.low[i]), float(ends.high[i])) for i, name in enumerate(("per_request", "per_class"))
-    }
+def _index(x: NDArray[np.float64]) -> float:
+    return float(x.sum() ** 2 / (len(x) * (x**2).sum()))
 
 
 def _configuration(params: FairnessParams, told: Mapping[str, Any]) -> dict[str, str]:
@@ -243,11 +230,13 @@ def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
     metrics |= {
         f"{one['name']} Class Starvation": figures.with_interval(one["starvation"], ".1%") for one in classes
     }
-    against = [
-        [f"{one['name']}, {how}", *map(cell, figures.KEY_SHARES)]
-        for one in classes
-        for how, cell in _compared(one)
-    ]
+    against = []
+    for one in classes:
+        for how, row in (("alone", one["alone"]["ttft"]), ("mixed", one["ttft"])):
+            cells = (figures.ms_of(row, share) for share in figures.KEY_SHARES)
+            against.append([f"{one['name']}, {how}", *cells])
+        growth = (figures.with_interval(one["inflation"][share], ".2f") for share in figures.KEY_SHARES)
+        against.append([f"{one['name']}, inflation", *growth])
     heads = ["Class", "TTFT P50", "TTFT P95", "TTFT P99"]
     return [
         figures.table_of("Table 8: Per-Class Results", classes, TABLE_8),
@@ -262,12 +251,6 @@ TABLE_8: Final[Mapping[str, figures.Cell]] = {
     "Count": lambda one: f"{one['ttft']['n']}",
     **figures.latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
 }
-
-
-def _compared(one: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[str], str]]]:
-    yield "alone", lambda share: figures.ms_of(one["alone"]["ttft"], share)
-    yield "mixed", lambda share: figures.ms_of(one["ttft"], share)
-    yield "inflation", lambda share: figures.with_interval(one["inflation"][share], ".2f")
 
 
 def _readings(jain: Mapping[str, Any]) -> ReportTable:
@@ -300,19 +283,10 @@ def _remark(
 ) -> None:
     told = found.measurements
     found.notes += [
-        "the lengths of each class are Synthetic-Skewed's log-normals within the class's ranges",
-        f"alone, each class had as many tokens per second as the mix ({told['tokens_per_second']:,.0f})",
-        (
-            "Jain's index is of requests: TTFT in the mix / the median of its class alone; the spread within"
-            " a class lowers it too. Of class means 0.9 is where one of two classes is slowed down twice as"
-            " much as the other"
-        ),
-        f"starved: a TTFT of more than {STARVED_MEDIANS:g} medians of the class in the mix",
-        figures.SPANS,
+        "Jain's index is of requests: TTFT in the mix / the median of the class alone; any spread lowers it",
+        *figures.legend(told["classes"].values(), "ttft", "tpot"),
         "intervals take requests for independent; those of a queue are not quite, so they are rather narrow",
     ]
-    if figures.marked(told["classes"].values(), "ttft", "tpot"):
-        found.notes.append(figures.FEW)
     if capacity is not None:
         found.notes.append(f"saturation: {capacity.rps:.4g} requests/s of the mix ({capacity.how})")
         if not capacity.saturated:

@@ -1,42 +1,43 @@
 """Guardrail Overhead (IETF draft, 5.10): what safety systems cost in latency and throughput.
 
 Configurations are arms of the bench file: `baseline`, and any of `input_filter`, `output_filter` and `full`.
-At each load and repeat, `run` sends the same rows to all of them in random order, and twice to the baseline
-(A/A). `paired.py` calculates the figures; this module has parameters, loads, Tables 13 and 14 and charts. An
-overhead is the mean over repeats of the shift of pairs (Hodges and Lehmann), with Student's interval (6.3);
-of a percentile, the difference of percentiles (5.10.4) with an interval by pairs. p-values are Holm's, for
-each metric over all configurations and loads. The parameter `search` adds the maximum throughput of each
+At each load and repeat, `run` sends the same rows to all of them in random order, so that drift becomes
+noise, and twice to the baseline (A/A). It returns Tables 13 and 14 and charts. An overhead is the mean over
+repeats of the shift of pairs (Hodges and Lehmann), with Student's interval (6.3); of a percentile, the
+difference of percentiles (5.10.4) with an interval by pairs. p-values are Holm's, for each metric over all
+configurations and loads. The parameter `search` adds the maximum throughput of each
 configuration (Table 14).
 """
 
-import difflib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from random import Random
 from typing import Annotated, Any, Final
 
 import msgspec
+import pyarrow.compute as pc
 from msgspec import Meta
 
 from llmtap.bench.run import figures, test
-from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity
-from llmtap.bench.run.loads import Load, make_load
-from llmtap.bench.run.session import BenchSession
-from llmtap.bench.tests.paired import (
-    AGAIN,
-    ARMS,
-    BASELINE,
-    METRICS,
-    NAMES,
-    Block,
-    Cells,
-    GuardrailCell,
-    blocks,
-    cached_share,
-    guardrail_figures,
-)
+from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity, overload
+from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.errors import ConfigError
-from llmtap.metrics.statistics import is_enough
+from llmtap.metrics.comparison import adjusted, compare_paired, compare_quantile, reduction
+from llmtap.metrics.statistics import is_enough, percentile
 
-RUNS_MIN: Final = 3
+BASELINE: Final = "baseline"
+AGAIN: Final = "baseline_again"
+ARMS: Final = {
+    BASELINE: "Baseline", "input_filter": "Input Filter", "output_filter": "Output Filter",
+    "full": "Full Filter",
+}  # fmt: skip
+"""Names in the draft's tables by arm."""
+NAMES: Final = {**ARMS, AGAIN: "Baseline again (A/A)"}
+METRICS: Final = {"ttft": "TTFT", "e2e": "E2E"}
+Cell = dict[int, Measurement]
+"""A configuration at a load: one block per repeat."""
+Cells = Mapping[tuple[str, float], Cell]
 _APART: Final = 1_000
 """Difference between seeds of repeats; levels and searches use the seeds between."""
 CACHED_SHARE: Final = 0.01
@@ -72,20 +73,12 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
     hint = "in the file of --config, as what differs from [target]: url, headers, body or apply"
-    others = [name for name in ARMS if name != BASELINE]
-    named = f"{', '.join(f'[arms.{name}]' for name in others[:-1])} or [arms.{others[-1]}]"
+    named = "[arms.input_filter], [arms.output_filter] or [arms.full]"
     if BASELINE not in session.arms:
-        raise ConfigError(
-            f"[arms.{BASELINE}]",
-            f"is missing: all guardrails disabled (5.10.2), with which {named} is compared", hint,
-        )  # fmt: skip
+        problem = f"is missing: all guardrails disabled (5.10.2), with which {named} is compared"
+        raise ConfigError(f"[arms.{BASELINE}]", problem, hint)
     if not _filters(session):
-        problem = f"is missing: one at least has to be compared with [arms.{BASELINE}] (5.10.2)"
-        for name in session.arms:
-            near = difflib.get_close_matches(name, others, 1, 0.5)
-            if near:
-                hint = f"[arms.{name}] is none of them: did you mean [arms.{near[0]}]?"
-        raise ConfigError(named, problem, hint)
+        raise ConfigError(named, f"is missing: one has to be compared with [arms.{BASELINE}] (5.10.2)", hint)
 
 
 async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult:
@@ -100,39 +93,59 @@ async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult
     levels = sorted(params.levels)
     switches = any(session.arms[name].switches for name in arms if name != AGAIN)
     order = blocks(arms, levels, params.repeats, session.seed, together=switches)
-    cells = {(arm, level): GuardrailCell() for level in levels for arm in arms}
-    last: Load | None = None
-    for i, block in enumerate(order):
+    cells: Cells = {(arm, level): {} for level in levels for arm in arms}
+    for i, (arm, level, repeat) in enumerate(order):
         session.watcher.left(f"{len(order) - i} of {len(order)} blocks")
-        last = _load(session, params, block, levels, capacity.rps)
-        cells[block.arm, block.level].runs[block.repeat] = await session.measure(
-            f"{block.level:g}-percent/{block.repeat}/{block.arm}", last,
-            arm=BASELINE if block.arm == AGAIN else block.arm, warm_by=warm_by,
+        load = make_load(  # the same for all configurations
+            params.workload, rate_rps=capacity.rps * level / 100, requests=params.requests,
+            seed=session.seed + _APART * repeat + levels.index(level), arrivals=params.arrivals,
+            output_tokens=params.output_tokens, **session.target.counting,
         )  # fmt: skip
-    assert last is not None
+        cells[arm, level][repeat] = await session.measure(
+            f"{level:g}-percent/{repeat}/{arm}", load, arm=BASELINE if arm == AGAIN else arm, warm_by=warm_by
+        )
     peaks = await _peaks(session, params, capacity, warm_by) if params.search else None
-    found = test.TestResult(configuration=figures.load_lines(last, session.steps[-1]))
-    found.measurements = guardrail_figures(cells, arms, levels, capacity, peaks)
-    found.configuration |= _configuration(session, params, found.measurements, order, arms, switches)
-    found.tables = _tables(found.measurements)
-    found.charts = _charts(cells, found.measurements)
+    found = test.TestResult(configuration=figures.load_lines(load, session.steps[-1]))
+    found.main = f"{levels[-1]:g}-percent/0/{BASELINE}"
+    told = found.measurements = guardrail_figures(cells, arms, levels, capacity, peaks)
+    rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in told["levels"])
+    way = "all loads of one, then the next: it takes a command to switch"
+    seconds = sum(one.seconds for one in session.steps if "-percent/" in one.name)
+    found.configuration |= {
+        "Workload": f"{params.workload}, seeds from {session.seed}, one for each repeat and load",
+        "Test duration": f"{seconds:.0f} s in all",
+        "Load model": f"open loop, arrivals {params.arrivals}; of {capacity.rps:.4g} requests/s: {rates}",
+        "Configurations": ", ".join(NAMES[arm] for arm in arms),
+        "Request count": f"{params.requests:,} in each of {len(order)} blocks",
+        "Order of blocks": f"drawn from the seed; {way if switches else 'at each load in turn'}",
+    }
+    found.tables = _tables(told)
+    found.charts = _charts(cells, told)
     _remark(found, session, params, cells)
     return found
 
 
+def blocks(
+    arms: Sequence[str], levels: Sequence[float], repeats: int, seed: int, *, together: bool = False
+) -> list[tuple[str, float, int]]:
+    """Return all arms at all levels, `repeats` times, in random order; arms of a level are neighbours.
+
+    `together`: for arms that cost a restart, an arm has all levels before the next one.
+    """
+    random = Random(f"{seed}/blocks")
+    order: list[tuple[str, float, int]] = []
+    for repeat in range(repeats):
+        if together:
+            for arm in random.sample(arms, len(arms)):
+                order += [(arm, level, repeat) for level in random.sample(levels, len(levels))]
+        else:
+            for level in random.sample(levels, len(levels)):
+                order += [(arm, level, repeat) for arm in random.sample(arms, len(arms))]
+    return order
+
+
 def _filters(session: BenchSession) -> list[str]:
     return [name for name in ARMS if name != BASELINE and name in session.arms]
-
-
-def _load(
-    session: BenchSession, params: GuardrailParams, block: Block, levels: Sequence[float], capacity_rps: float
-) -> Load:
-    """Return the requests of a repeat and a level, the same for all configurations."""
-    return make_load(
-        params.workload, rate_rps=capacity_rps * block.level / 100, requests=params.requests,
-        seed=session.seed + _APART * block.repeat + levels.index(block.level), arrivals=params.arrivals,
-        output_tokens=params.output_tokens, **session.target.counting,
-    )  # fmt: skip
 
 
 def _closed(session: BenchSession, params: GuardrailParams, *, slots: int, requests: int, seed: int) -> Load:
@@ -162,30 +175,111 @@ async def _peaks(
     return found
 
 
-def _configuration(
-    session: BenchSession,
-    params: GuardrailParams,
-    told: Mapping[str, Any],
-    order: Sequence[Block],
-    arms: Sequence[str],
-    switches: bool,
-) -> dict[str, str]:
-    rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in told["levels"])
-    capacity = told["capacity"]["rps"]
-    way = (
-        "all loads of one, then the next: it takes a command to switch"
-        if switches
-        else "at each load in turn"
-    )
-    seconds = sum(one.seconds for one in session.steps if "-percent/" in one.name)
+def guardrail_figures(
+    cells: Cells, arms: Sequence[str], levels: Sequence[float], capacity: Capacity,
+    peaks: Mapping[str, Capacity] | None,
+) -> dict[str, Any]:  # fmt: skip
+    told: dict[str, Any] = {
+        "capacity": msgspec.to_builtins(capacity),
+        "levels": [
+            {
+                "level": level,
+                "rate_rps": capacity.rps * level / 100,
+                "arms": {arm: _arm(cells, arm, level) for arm in arms},
+            }
+            for level in levels
+        ],
+        "max_throughput": None if peaks is None else {
+            arm: {
+                **msgspec.to_builtins(peak),
+                "reduction": None if arm == BASELINE else reduction(_made(peaks[BASELINE]), _made(peak)),
+            }
+            for arm, peak in peaks.items()
+        },
+    }  # fmt: skip
+    for metric in METRICS:
+        compared = [
+            overall
+            for row in _rows(told["levels"])
+            if row["arm"] not in (BASELINE, AGAIN)
+            and (overall := row["overhead"][metric]["overall"]) is not None
+        ]
+        for one, p in zip(compared, adjusted([one["p"] for one in compared]), strict=True):
+            one["p_adjusted"] = p
+    return told
+
+
+def _made(peak: Capacity) -> float:
+    return peak.rps if peak.tps is None else peak.tps
+
+
+def _values(cell: Cell, metric: str) -> list[float]:
+    return [value for one in cell.values() for value in one.by_row(f"{metric}_ns").values()]
+
+
+def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
+    cell, base = cells[arm, level], cells[BASELINE, level]
+    outcomes = Counter(outcome for one in cell.values() for outcome in one.table["outcome"].to_pylist())
     return {
-        "Workload": f"{params.workload}, seeds from {session.seed}, one for each repeat and load",
-        "Test duration": f"{seconds:.0f} s in all",
-        "Load model": f"open loop, arrivals {params.arrivals}; of {capacity:.4g} requests/s: {rates}",
-        "Configurations": ", ".join(NAMES[arm] for arm in arms),
-        "Request count": f"{params.requests:,} in each of {len(order)} blocks",
-        "Order of blocks": f"drawn from the seed; {way}",
+        "sent": outcomes.total(),
+        "complete": outcomes["complete"],
+        "refused": outcomes["refused"],
+        **{
+            metric: figures.latency_row(_values(cell, metric), figures.KEY_SHARES)
+            for metric in (*METRICS, "tpot")
+        },
+        "overhead": None if arm == BASELINE else {
+            metric: _overhead(base, cell, f"{metric}_ns") for metric in METRICS
+        },
+        "overload": [kept for one in cell.values() if (kept := overload(one)) is not None],
+    }  # fmt: skip
+
+
+def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
+    """Return other - base by repeats (by pairs, if fewer than three), by pairs, and by percentile."""
+    both = [(base[repeat], other[repeat]) for repeat in sorted(base)]
+    ours, theirs = figures.pairs(both, column)
+    shift = compare_paired(ours, theirs)
+    found = [value for one in both if (value := _shift(*figures.pairs([one], column))) is not None]
+    head = figures.over_repeats(found)
+    if head is None and shift is not None:
+        head = figures.figure(
+            shift.difference, shift.low, shift.high, shift.n, p=shift.p, method=shift.method
+        )
+    quantiles: dict[str, Any] = {}
+    for name, p in figures.KEY_SHARES.items():
+        compared = compare_quantile(ours, theirs, p, paired=True) if ours else None
+        first, second = percentile(sorted(ours), p), percentile(sorted(theirs), p)
+        low, high = (None, None) if compared is None else (compared.low, compared.high)
+        quantiles[name] = None
+        if first is not None and second is not None:
+            quantiles[name] = figures.figure(second - first, low, high, len(ours))
+    return {
+        "overall": head,
+        "by_repeat": found,
+        "pairs": len(ours),
+        "shift": None if shift is None else shift.to_dict(),
+        **quantiles,
     }
+
+
+def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    """Return the shift between two blocks: Hodges and Lehmann's, or the median of very few pairs."""
+    compared = compare_paired(ours, theirs)
+    if compared is not None:
+        return compared.difference
+    return percentile(sorted(b - a for a, b in zip(ours, theirs, strict=True)), 0.5)
+
+
+def cached_share(cells: Cells) -> float | None:
+    """Return the share of cached input tokens, or None."""
+    tables = [one.table for cell in cells.values() for one in cell.values()]
+    cached, given = (
+        sum(pc.sum(table[name]).as_py() or 0 for table in tables)
+        for name in ("cached_tokens", "input_tokens")
+    )
+    known = any(table["cached_tokens"].null_count < len(table) for table in tables)
+    return cached / given if known and given else None
 
 
 def _rows(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -236,7 +330,7 @@ TABLE_14: Final[Mapping[str, figures.Cell]] = {
     "Max Throughput": lambda one: (
         f"{one['rps']:.3g} req/s" if one["tps"] is None else f"{one['tps']:.0f} tok/s"
     ),
-    "Reduction": lambda one: _change(one["reduction"]),
+    "Reduction": lambda one: "-" if one["reduction"] is None else f"{-one['reduction']:+.1%}",
 }
 ANSWER_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": figures.text("load"),
@@ -278,7 +372,7 @@ def _charts(cells: Cells, told: Mapping[str, Any]) -> list[test.ChartSpec]:
         curves = [
             figures.cdf_series(NAMES[arm], values)
             for (arm, level), cell in cells.items()
-            if level == highest and (values := cell.values(f"{metric}_ns"))
+            if level == highest and (values := _values(cell, metric))
         ]
         if curves:
             title = f"{says} of each configuration at {highest:g} % of capacity"
@@ -300,28 +394,24 @@ def _charts(cells: Cells, told: Mapping[str, Any]) -> list[test.ChartSpec]:
 
 def _remark(found: test.TestResult, session: BenchSession, params: GuardrailParams, cells: Cells) -> None:
     told = found.measurements
-    capacity = told["capacity"]
+    capacity, rows = told["capacity"], list(_rows(told["levels"]))
     found.notes.append(f"capacity of the baseline: {capacity['rps']:.4g} requests/s ({capacity['how']})")
     missing = [NAMES[name] for name in ARMS if name not in session.arms]
     if missing:
         found.deviations.append(f"5.10.2: not compared, as no such arm is declared: {', '.join(missing)}")
     found.notes += [
-        "input filter overhead is of TTFT; total guardrail overhead is of E2E, in the full configuration",
         "the baseline was measured twice (A/A): what the two differ by is found where there is no difference",
         'intervals of "Overhead" hold what changes from block to block; those at P50 only these requests',
-        figures.SPANS,
-        *_refusals(told),
+        *figures.legend(rows, *METRICS),
     ]
-    rows = list(_rows(told["levels"]))
-    if any(map(_lacks_interval, rows)):
+    refused: Counter[str] = Counter()
+    for row in rows:
+        refused[row["arm"]] += row["refused"]
+    if counted := ", ".join(f"{NAMES[arm]} {n:,}" for arm, n in refused.items() if n):
         found.notes.append(
-            "an overhead at a percentile is a dash where it has no interval: fewer than five pairs lie beyond"
+            f"refused although the content is benign: {counted}. Refused answers are in no latency"
         )
     found.deviations += _lacks(told, params)
-    if figures.marked(rows, *METRICS):
-        found.notes.append(figures.FEW)
-    if not params.search:
-        found.notes.append("maximum throughput was not measured (search = false): Table 14 is left out")
     cached = cached_share(cells)
     if cached is not None and cached > CACHED_SHARE:
         found.deviations.append(
@@ -330,27 +420,10 @@ def _remark(found: test.TestResult, session: BenchSession, params: GuardrailPara
         )
 
 
-def _lacks_interval(row: Mapping[str, Any]) -> bool:
-    overheads = (row["overhead"] or {}).values()
-    return any(
-        one[name] is None or one[name]["low"] is None for one in overheads for name in figures.KEY_SHARES
-    )
-
-
-def _refusals(told: Mapping[str, Any]) -> Iterator[str]:
-    refused: dict[str, int] = {}
-    for row in _rows(told["levels"]):
-        refused[row["arm"]] = refused.get(row["arm"], 0) + row["refused"]
-    counted = ", ".join(f"{NAMES[arm]} {n:,}" for arm, n in refused.items() if n)
-    if counted:
-        yield f"refused although the content is benign: {counted}. Refused answers are in no latency"
-    else:
-        yield "no request was refused"
-
-
 def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
-    if params.repeats < RUNS_MIN:
-        yield f"6.3: {params.repeats} independent runs of each configuration and load, {RUNS_MIN} wanted"
+    least = figures.RUNS_MIN
+    if params.repeats < least:
+        yield f"6.3: {params.repeats} independent runs of each configuration and load, {least} wanted"
     if not told["capacity"]["saturated"]:
         yield "5.10.2: capacity was not reached: loads are shares of the most that was tried"
     for row in _rows(told["levels"]):
@@ -362,11 +435,6 @@ def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
                 f"{row['name']} did not keep up at {row['load']}: answers came at"
                 f" {min(row['overload']):.0%} of the rate of requests"
             )
-
-
-def _change(share: float | None) -> str:
-    """Format a reduction as in Table 14: `-3.9%`."""
-    return "-" if share is None else f"{-share:+.1%}"
 
 
 TEST: Final = test.BenchTest(

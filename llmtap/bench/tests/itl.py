@@ -20,9 +20,8 @@ from msgspec import Meta
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, capacity_told
-from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.latency import itl_ns
 from llmtap.metrics.modality import dip_test, modes, tail
@@ -34,8 +33,6 @@ REQUESTS_MIN: Final = 100
 SAMPLES_MIN: Final = 5_000
 DIRECT_SHARE: Final = 0.9
 """Share above which single-token chunks dominate (B.2.1)."""
-ZERO_SHARE: Final = 0.01
-"""Share of gaps of 0 from which a note is made."""
 _ROWS: Final = {"p50": "P50", "p90": "P90", "p95": "P95", "p99": "P99", "p999": "P99.9"}
 _RESULTS: Final = ("Samples", *_ROWS.values(), "Mean", "Std Dev", "P99/P50 Ratio")
 _HISTOGRAM_TO: Final = 0.995
@@ -110,6 +107,7 @@ async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
         "Test duration": ", ".join(f"{step.seconds:.1f}" for step in session.steps) + " s by level",
         "ITL measurement": "; ".join(dict.fromkeys(_METHODS[one["option"]] for one in told)),
     }
+    found.main = measured.name
     found.itl_option = " + ".join(sorted({one["option"] for one in told}))
     found.measurements = {"max_rate_rps": capacity.rps, "max_rate_from": capacity.how, "levels": told}
     found.tables = _tables(told)
@@ -164,14 +162,13 @@ def _level(
         "answers": len(groups),
         "too_short": len(rows) - len(answers),
         "offered_rps": load.get("offered_rps"),
-        "option": "B" if option == "B" else _option(server, direct),
+        "option": "B" if option == "B" else "C" if server else "A (direct)" if direct else "A",
         "term": "ITL" if option == "B" or server or direct else "TBC",
         "itl": itl,
         "std": deviation(gaps),
         "jitter": figures.latency_row(jitters, figures.KEY_SHARES),
         "max_pause": figures.latency_row([max(group) for group in groups], figures.KEY_SHARES),
-        "p99_p50": _ratio(itl),
-        "zero_share": gaps.count(0.0) / len(gaps) if gaps else None,
+        "p99_p50": tail_ratio(itl["p50"]["value"], itl["p99"]["value"]) if itl["n"] else None,
         "modality": _modality(gaps),
         "tail": asdict(tail(gaps)),
         "chunking": {
@@ -190,17 +187,6 @@ def _distributed(row: dict[str, Any]) -> list[float]:
 def _tokens(row: dict[str, Any]) -> int:
     told = row["output_tokens"]
     return len(row["gaps_ns"] or ()) + 1 if told is None else int(told)
-
-
-def _option(server: bool, direct: bool) -> str:
-    """Return the option of 4.6.3 to declare."""
-    if server:
-        return "C"
-    return "A (direct)" if direct else "A"
-
-
-def _ratio(itl: dict[str, Any]) -> float | None:
-    return tail_ratio(itl["p50"]["value"], itl["p99"]["value"]) if itl["n"] else None
 
 
 def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
@@ -291,12 +277,11 @@ def _remark(found: test.TestResult, told: Sequence[dict[str, Any]]) -> None:
     notes = found.notes
     notes.append("the time before an answer's first token is in no figure (5.4.3)")
     notes.append(f"saturation: {found.measurements['max_rate_from']}")
+    notes += figures.legend(told, "itl", "jitter", "max_pause")
     notes.append(
-        "intervals, in brackets, are of 95 % and take an answer's gaps together, since they are alike; jitter"
-        " is the standard deviation of an answer's gaps, its longest pause the greatest of them"
+        "intervals take an answer's gaps together, since they are alike; jitter is the standard deviation of"
+        " an answer's gaps, its longest pause the greatest of them"
     )
-    if figures.marked(told, "itl", "jitter", "max_pause"):
-        notes.append(figures.FEW)
     for one in told:
         chunks = one["chunking"]
         if one["term"] == "TBC":
@@ -304,16 +289,6 @@ def _remark(found: test.TestResult, told: Sequence[dict[str, Any]]) -> None:
             size = "unknown sizes" if mean is None else f"{mean:.2f} tokens on average"
             single = "" if share is None else f", {share:.0%} of one token"
             notes.append(f"{_name(one)}: chunks have {size}{single}, so what is told is time between chunks")
-        if one["option"] == "B":
-            notes.append(
-                f"{_name(one)}: {one['zero_share'] or 0:.1%} of gaps are 0 by option B; answers whose tokens"
-                " per chunk are unknown are left out"
-            )
-        elif (one["zero_share"] or 0) > ZERO_SHARE:
-            notes.append(
-                f"{_name(one)}: {one['zero_share']:.1%} of gaps are 0, because tokens came in one read"
-                " (buffers on the way, or too little CPU here): how far apart they left is not known"
-            )
         if one["too_short"]:
             notes.append(
                 f"{_name(one)}: {several(one['too_short'], 'answer')} had fewer than {OUTPUT_MIN} tokens:"
@@ -324,6 +299,8 @@ def _remark(found: test.TestResult, told: Sequence[dict[str, Any]]) -> None:
                 f"5.4.2: {several(one['answers'], 'answer')} with {one['itl']['n']:,} gaps at {_name(one)} of"
                 f" saturation, where {REQUESTS_MIN} with {SAMPLES_MIN:,} are wanted"
             )
+    if any(one["option"] == "B" for one in told):
+        notes.append("option B: answers whose tokens per chunk are unknown are left out")
 
 
 TEST: Final = test.BenchTest(

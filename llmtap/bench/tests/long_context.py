@@ -9,7 +9,7 @@ residuals).
 Source: Kass and Raftery 1995 (a difference of 6 is strong evidence).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
 from typing import Annotated, Any, Final
@@ -18,9 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from llmtap.bench.run import figures
-from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, ReportTable, TestResult
 from llmtap.errors import ConfigError
 from llmtap.metrics import saturation
@@ -100,6 +99,7 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
             together = await session.measure(f"{length}-tokens-{slots}-at-a-time", full, warm_by=short)
             throughput.append(_throughput(together, slots))
         told.append(_length(length, measured, throughput))
+        found.main = measured.name
         points += [(told[-1]["context"], ttft) for ttft in measured.values("ttft_ns")]
         found.configuration = figures.load_lines(load, measured)
         if len(measured.ended_well()) < measured.n:
@@ -114,10 +114,10 @@ async def run(session: BenchSession, params: LongContextParams) -> TestResult:
         "Warm-up": f"requests of {SHORT} tokens (5.9.3 step 1)",
     }
     fits = _fits(told, points)
-    found.measurements = {"lengths": told, **_fits_told(fits, told)}
+    found.measurements = {"lengths": told, **_fits_told(fits, len(told))}
     found.tables = _tables(told, fits)
     found.charts = _charts(told, fits)
-    _remark(found, told, fits, params)
+    _remark(found, told, fits)
     return found
 
 
@@ -194,49 +194,42 @@ class _Fit:
 
 
 def _fits(told: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float]]) -> list[_Fit]:
+    """Return the fits, the best one first."""
     xs = [float(one["context"]) for one in told]
     ys = [float(one["ttft_mean"]["value"]) for one in told]
     if len(xs) < 2:
         return []
+    n, fits = len(points), []
 
-    def fit(name: str, formula: str, parameters: int, at: Callable[[float], float], raw: Any) -> _Fit:
-        n = len(points)
+    def add(name: str, formula: str, parameters: int, at: Callable[[float], float], raw: Any) -> None:
         # A perfect fit still has the error of a timestamp.
         rss = max(sum((y - at(x)) ** 2 for x, y in points), n * 1e-18)
         bic = n * log(rss / n) + parameters * log(n)
-        return _Fit(
-            name, formula, parameters, saturation.r_squared(ys, [at(x) for x in xs]), bic, at, asdict(raw)
-        )
+        r2 = saturation.r_squared(ys, [at(x) for x in xs])
+        fits.append(_Fit(name, formula, parameters, r2, bic, at, asdict(raw)))
 
-    power = saturation.fit_power(xs, ys)
-    line = saturation.fit_linear(xs, ys)
-    fits = [
-        fit("Power", f"{power.a * 1e6:.4g} us x L^{power.k:.3f}", 2, lambda x: power.a * x**power.k, power),
-        fit(
-            "Linear", f"{line.intercept * 1e3:.4g} ms + {line.slope * 1e6:.4g} us x L", 2,
-            lambda x: line.intercept + line.slope * x, line,
-        ),
-    ]  # fmt: skip
+    power, line = saturation.fit_power(xs, ys), saturation.fit_linear(xs, ys)
+    add("Power", f"{power.a * 1e6:.4g} us x L^{power.k:.3f}", 2, lambda x: power.a * x**power.k, power)
+    formula = f"{line.intercept * 1e3:.4g} ms + {line.slope * 1e6:.4g} us x L"
+    add("Linear", formula, 2, lambda x: line.intercept + line.slope * x, line)
     if len(xs) > 2:
         bent = saturation.fit_quadratic(xs, ys)
         formula = f"{bent.c0 * 1e3:.4g} ms + {bent.c1 * 1e6:.4g} us x L + {bent.c2 * 1e9:.4g} ns x L^2"
-        fits.append(fit("Quadratic", formula, 3, lambda x: bent.c0 + bent.c1 * x + bent.c2 * x * x, bent))
+        add("Quadratic", formula, 3, lambda x: bent.c0 + bent.c1 * x + bent.c2 * x * x, bent)
     lowest = min(one.bic for one in fits)
     return sorted(fits, key=lambda one: (one.bic > lowest + BIC_STRONG, one.parameters, one.bic))
 
 
-def _fits_told(fits: Sequence[_Fit], told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _fits_told(fits: Sequence[_Fit], lengths: int) -> dict[str, Any]:
     if not fits:
-        return {"scaling_exponent": None, "best_fit": None, "fits": {}, "local_exponents": []}
+        return {"scaling_exponent": None, "best_fit": None, "fits": {}}
     power = next(one for one in fits if one.name == "Power").told
     low, high = power["k_interval"] or (None, None)
-    xs, ys = [one["context"] for one in told], [one["ttft_mean"]["value"] for one in told]
     return {
-        "scaling_exponent": figures.figure(power["k"], low, high, len(told), r2_log=power["r2_log"]),
+        "scaling_exponent": figures.figure(power["k"], low, high, lengths, r2_log=power["r2_log"]),
         "best_fit": fits[0].name.lower(),
         "fits": {one.name.lower(): {**one.told, "r2": one.r2, "bic": one.bic} for one in fits},
-        "local_exponents": saturation.local_exponents(xs, ys),
-    }  # fmt: skip
+    }
 
 
 def _best(fits: Sequence[_Fit]) -> str:
@@ -292,28 +285,17 @@ def _charts(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[Cha
     contexts: list[float | str] = [float(one["context"]) for one in told]
     series = [figures.line_series("mean TTFT", contexts, [one["ttft_mean"] for one in told])]
     series += [_curve(one, float(contexts[0]), float(contexts[-1])) for one in fits]
-    per_thousand = ChartSeries(
-        "TTFT / context", contexts, [one["seconds_per_1000_tokens"] * 1e3 for one in told]
-    )
-    x_title, title = "context (tokens)", "Prefill: mean TTFT per 1,000 tokens of context"
+    rates = [one["throughput_max"]["input_tokens_per_s"] for one in told]
+    x_title = "context (tokens)"
     return [
         ChartSpec(
             "TTFT against context length", "line", x_title, "TTFT (ms)", series, log_x=True, log_y=True
         ),
-        ChartSpec(title, "line", x_title, "ms per 1,000 tokens", [per_thousand], log_x=True),
         ChartSpec(
             "Throughput against context length", "line", x_title, "input tokens/s",
-            list(_throughput_series(contexts, told)), log_x=True,
+            [ChartSeries("highest", contexts, rates)], log_x=True,
         ),
     ]  # fmt: skip
-
-
-def _throughput_series(
-    contexts: list[float | str], told: Sequence[Mapping[str, Any]]
-) -> Iterator[ChartSeries]:
-    for slots in dict.fromkeys(t["concurrency"] for one in told for t in one["throughput"]):
-        rates = [{t["concurrency"]: t["input_tokens_per_s"] for t in one["throughput"]} for one in told]
-        yield ChartSeries(f"{slots} at a time", contexts, [rate.get(slots) for rate in rates])
 
 
 def _curve(fit: _Fit, first: float, last: float) -> ChartSeries:
@@ -324,18 +306,13 @@ def _curve(fit: _Fit, first: float, last: float) -> ChartSeries:
     return ChartSeries(f"{fit.name}: {fit.formula}", list(xs), [y if y > 0 else None for y in ys])
 
 
-def _remark(
-    found: TestResult, told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit], params: LongContextParams
-) -> None:
+def _remark(found: TestResult, told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> None:
     notes = found.notes
     if fits:
         notes.insert(0, _best(fits))
-        power = next(one for one in fits if one.name == "Power").told
-        interval = power["k_interval"]
-        within = "" if interval is None else f" (95 %: {interval[0]:.3f} to {interval[1]:.3f})"
-        notes.insert(
-            1, f"scaling exponent k = {power['k']:.3f}{within}, R^2 of the logarithms {power['r2_log']:.4f}"
-        )
+        exponent = found.measurements["scaling_exponent"]
+        within = figures.with_interval(exponent, ".3f")
+        notes.insert(1, f"scaling exponent k = {within}, R^2 of the logarithms {exponent['r2_log']:.4f}")
         notes.append(
             "fits are of the mean at each length; best is the one of fewest parameters whose BIC over all"
             f" requests is within {BIC_STRONG:g} of the lowest"
@@ -345,19 +322,15 @@ def _remark(
     ]
     if counts:
         notes.append(f"tokens as the server counted them, on average: {'; '.join(counts)}")
-    notes.append(figures.SPANS)
-    if figures.marked(told, "ttft"):
-        notes.append(figures.FEW)
+    notes += figures.legend(told, "ttft")
     tried = sorted({t["concurrency"] for one in told for t in one["throughput"]})
     notes.append(
         f"throughput is the highest seen in a closed loop of {' and of '.join(map(str, tried)) or 'none'}: a"
         " bound from below of the most that can be had"
     )
-    few = [one["length"] for one in told if one["ttft"]["n"] < 20]
+    few = [f"{one['length']:,}" for one in told if one["ttft"]["n"] < 20]
     if few:
-        found.deviations.append(
-            f"5.9.2: fewer than 20 answers at {', '.join(f'{length:,}' for length in few)} tokens"
-        )
+        found.deviations.append(f"5.9.2: fewer than 20 answers at {', '.join(few)} tokens")
 
 
 TEST: Final = BenchTest(

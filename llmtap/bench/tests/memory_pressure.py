@@ -11,15 +11,15 @@ measurable, not 0.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Any, Final
+from math import ceil
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.figures import FEW, SPANS, Cell, latency_columns, marked, ms, table_of, text
+from llmtap.bench.run.figures import Cell, latency_columns, legend, ms, table_of, text
 from llmtap.bench.run.levels import (
     check_duration,
-    endings,
     lasts,
     latency_rows,
     level_load,
@@ -38,6 +38,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import increase
 from llmtap.metrics.intervals import share_interval
 from llmtap.metrics.statistics import percentile
+from llmtap.report.values import at
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
 DURATION_MIN: Final = Duration(120 * NS_PER_S)
@@ -75,59 +76,19 @@ class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     output_tokens: OutputTokens = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
+class _Level(NamedTuple):
     percent: int
     slots: int
     measured: Measurement
     steady: Steady
-
-    @property
-    def failed(self) -> int:
-        return self.measured.n - len(self.measured.ended_well())
-
-    @property
-    def completion(self) -> float:
-        return 1 - self.failed / self.measured.n if self.measured.n else 0.0
-
-    @property
-    def preemptions(self) -> int | None:
-        """Preemption events by the server's counter, or None."""
-        told = self.total("preemptions")
-        return None if told is None else round(told)
-
-    @property
-    def preempted_most(self) -> float | None:
-        """Share of preempted requests; from events alone, an upper bound."""
-        told = self.total("preempted")
-        told = self.preemptions if told is None else told
-        return None if told is None else min(1.0, told / max(1, self.measured.n))
-
-    @property
-    def recovery_rate(self) -> float | None:
-        """Share of preempted requests with a complete response."""
-        preempted, recovered = self.total("preempted"), self.total("recovered")
-        if preempted and recovered is not None:
-            return recovered / preempted
-        return 1.0 if self.preemptions and not self.failed else None
-
-    @property
-    def loss(self) -> float | None:
-        """Tokens discarded per preemption."""
-        tokens = self.total("preempted_tokens")
-        return tokens / self.preemptions if tokens is not None and self.preemptions else None
-
-    def total(self, name: str) -> float | None:
-        return server_total(self.measured, name)
-
-    def p99(self, name: str) -> float | None:
-        return percentile(self.measured.values(f"{name}_ns"), 0.99)
 
 
 @dataclass(slots=True)
 class _Pressed:
     capacity: int
     source: str
+    workload: str
+    """With which the capacity was determined."""
     before: Measurement
     levels: list[_Level] = field(default_factory=list)
     after: Measurement | None = None
@@ -140,19 +101,22 @@ def check(session: BenchSession, params: MemoryPressureParams) -> None:
     levels = params.levels
     if not levels or levels[0] != 100 or any(low >= high for low, high in pairwise(levels)):
         raise ConfigError("levels", "begin with 100, the base, and rise", "such as 100,110,125,150")
-    if params.capacity is None and _capacity_found(session) is None:
+    if _capacity(session, params) is None:
         raise ConfigError(
             "capacity", "is not given, and no capacity test in these results has found one",
             "llmtap bench capacity first, or capacity = 64",
         )  # fmt: skip
 
 
-def _capacity_found(session: BenchSession) -> tuple[int, str] | None:
-    """Return the result of the capacity test in the same folder, and its workload."""
-    told = session.results.read_json("capacity/result.json") or {}
-    measurements = told.get("measurements") or {}
-    slots = measurements.get("max_concurrency")
-    return None if slots is None else (slots, str(measurements.get("workload")))
+def _capacity(session: BenchSession, params: MemoryPressureParams) -> tuple[int, str, str] | None:
+    """Return the capacity, given or of the capacity test in the same folder, its source and workload."""
+    if params.capacity is not None:
+        return params.capacity, "given (capacity)", params.workload
+    told = at(session.results.read_json("capacity/result.json"), "measurements") or {}
+    if told.get("max_concurrency") is None:
+        return None
+    workload = told["workload"]
+    return told["max_concurrency"], f"the capacity test (5.5) in these results, with {workload}", workload
 
 
 async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult:
@@ -166,6 +130,7 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
             "Test duration": f"{to_seconds(params.duration):g} s per level, and until every answer has ended",
         }
     )
+    found.main = f"levels/{params.levels[0]:03d}"
     found.measurements = _measurements(params, pressed)
     levels = found.measurements["levels"]
     found.tables = [
@@ -173,26 +138,22 @@ async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult
         table_of("Preemption (5.8.4)", levels, PREEMPTION_COLUMNS),
         table_of("How it degrades", levels, DEGRADATION_COLUMNS),
     ]
-    found.charts = _charts(pressed, levels)
-    _remark(found, session, params, pressed)
+    found.charts = _charts(levels)
+    _remark(found, params, pressed)
     return found
 
 
 async def _press(session: BenchSession, params: MemoryPressureParams) -> _Pressed:
-    if params.capacity is not None:
-        capacity, source = params.capacity, "given (capacity)"
-    else:
-        known = _capacity_found(session)
-        assert known is not None  # checked by `check`
-        capacity, source = known[0], f"the capacity test (5.5) in these results, with {known[1]}"
+    known = _capacity(session, params)
+    assert known is not None  # checked by `check`
     seconds = to_seconds(params.duration)
     session.watcher.left(WARNING)
     before = await _probe(session, params, "before")
-    pressed = _Pressed(capacity, source, before)
+    pressed = _Pressed(*known, before)
     rate = (1.0, before.n / before.seconds if before.seconds else 0.0)
     for done, percent in enumerate(params.levels):
         session.watcher.left(lasts(len(params.levels) - done, seconds))
-        slots = -(-capacity * percent // 100)
+        slots = ceil(pressed.capacity * percent / 100)
         try:
             measured, steady, short = await measure_closed(
                 session, f"levels/{percent:03d}", params.workload, slots, params.duration, rate,
@@ -231,7 +192,9 @@ def _measurements(params: MemoryPressureParams, pressed: _Pressed) -> dict[str, 
         "capacity_source": pressed.source,
         "workload": params.workload,
         "levels": [_level_json(level, pressed.levels[0]) for level in pressed.levels],
-        "preemption_is_told": any(level.preemptions is not None for level in pressed.levels),
+        "preemption_is_told": any(
+            server_total(level.measured, "preemptions") is not None for level in pressed.levels
+        ),
         "system_lost": pressed.lost,
         "recovered": recovered,
         "ttft_p50_before": before,
@@ -240,53 +203,49 @@ def _measurements(params: MemoryPressureParams, pressed: _Pressed) -> dict[str, 
 
 
 def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
-    measured, steady, events = level.measured, level.steady, level.preemptions
-    interval = share_interval(measured.n - level.failed, measured.n)
+    measured, steady, n = level.measured, level.steady, level.measured.n
+    well = len(measured.ended_well())
+    interval = share_interval(well, n)
+    names = ("preemptions", "preempted", "recovered", "preempted_tokens")
+    events, preempted, recovered, lost = (server_total(measured, name) for name in names)
+    most = events if preempted is None else preempted  # of events alone, an upper bound
+    recovery = 1.0 if events and well == n else None
+    if preempted and recovered is not None:
+        recovery = recovered / preempted
     return {
         "percent": level.percent,
         "concurrency": level.slots,
         "step": measured.name,
-        "requests": measured.n,
+        "requests": n,
         "completion": None if interval is None else interval.to_dict(),
-        "fail_rate": 1 - level.completion,
-        "endings": endings(measured),
+        "fail_rate": 1 - well / n if n else 1.0,
         "memory_errors": memory_errors(measured),
-        "preemption_events": events,
-        "preempted_requests": level.total("preempted"),
-        "preemption_rate_max": level.preempted_most,
-        "preemption_recovery_rate": level.recovery_rate,
-        "preemption_loss_tokens": level.loss,
-        "swapped_tokens": level.total("swapped_tokens"),
+        "preemption_events": None if events is None else round(events),
+        "preempted_requests": preempted,
+        "preemption_rate_max": None if most is None else min(1.0, most / max(1, n)),
+        "preemption_recovery_rate": recovery,
+        "preemption_loss_tokens": lost / events if lost is not None and events else None,
+        "swapped_tokens": server_total(measured, "swapped_tokens"),
         "swapped_mean": server_mean(measured, "swapped", steady),
         "completed_rps": steady.completed_rps,
         "output_tps": steady.output_tps,
         "drain": max(0.0, measured.seconds - steady.to_s),
-        "longest_pause_p99": percentile(_pauses(measured), 0.99),
-        "ttft_p99_increase": increase(base.p99("ttft"), level.p99("ttft")),
-        "tpot_p99_increase": increase(base.p99("tpot"), level.p99("tpot")),
-        "output_increase": increase(base.steady.output_tps, steady.output_tps),
-        "pattern": _pattern(level, base),
+        "pattern": _pattern(level, base, 1 - well / max(1, n)),
         **latency_rows(measured),
     }
 
 
-def _pauses(measured: Measurement) -> list[float]:
-    return sorted(max(gaps) for gaps in measured.gaps_by_request())
-
-
-def _pattern(level: _Level, base: _Level) -> str:
+def _pattern(level: _Level, base: _Level, failed: float) -> str:
     """Return the most severe degradation compared with the base level."""
-    if level.failed / max(1, level.measured.n) > FAILS:
+    if failed > FAILS:
         return "requests fail"
     if level is base:
         return "base"
     output = increase(base.steady.output_tps, level.steady.output_tps)
+    ttft = increase(*(percentile(one.measured.values("ttft_ns"), 0.99) for one in (base, level)))
     if output is not None and output < -FALLS:
         return "throughput falls"
-    ttft = increase(base.p99("ttft"), level.p99("ttft"))
-    if ttft is not None and ttft > WAITS - 1:
-        return "requests wait"
-    return "as at the base"
+    return "requests wait" if ttft is not None and ttft > WAITS - 1 else "as at the base"
 
 
 def _name(level: Mapping[str, Any]) -> str:
@@ -336,28 +295,25 @@ DEGRADATION_COLUMNS: Final[Mapping[str, Cell]] = {
     "Completed (req/s)": lambda level: number(level["completed_rps"]),
     "Output (tok/s)": lambda level: number(level["output_tps"]),
     **latency_columns("tpot p99"),
-    "Longest pause P99": lambda level: ms(level["longest_pause_p99"]),
     "OOM errors": text("memory_errors"),
     "Pattern": text("pattern"),
 }
 
 
-def _charts(pressed: _Pressed, levels: Sequence[Mapping[str, Any]]) -> list[ChartSpec]:
-    xs: list[float | str] = [level["percent"] for level in levels]
+def _charts(levels: Sequence[Mapping[str, Any]]) -> list[ChartSpec]:
+    xs = [level["percent"] for level in levels]
     x_title = "requests at a time (% of capacity)"
     shares = [
-        ChartSeries("complete", xs, [level.completion for level in pressed.levels]),
+        ChartSeries("complete", xs, [1 - level["fail_rate"] for level in levels]),
         ChartSeries("preempted, at most", xs, [level["preemption_rate_max"] for level in levels]),
     ]
     return [
         ChartSpec("Completion and preemption", "line", x_title, "share of requests", shares),
-        p99_chart("Latency P99", x_title, [level["percent"] for level in levels], levels),
+        p99_chart("Latency P99", x_title, xs, levels),
     ]
 
 
-def _remark(
-    found: TestResult, session: BenchSession, params: MemoryPressureParams, pressed: _Pressed
-) -> None:
+def _remark(found: TestResult, params: MemoryPressureParams, pressed: _Pressed) -> None:
     told, notes = found.measurements, found.notes
     notes.append(WARNING)
     if told["preemption_is_told"]:
@@ -373,23 +329,16 @@ def _remark(
         )
     if pressed.lost is not None:
         notes.append(f"the system could not be reached {pressed.lost}")
-    elif told["recovered"]:
-        notes.append(
-            f"it recovered: TTFT P50 of single requests is {ms(told['ttft_p50_after'])} after and"
-            f" {ms(told['ttft_p50_before'])} before"
-        )
     else:
+        how, more = ("recovered", "") if told["recovered"] else ("did not recover", ", or answers failed")
         notes.append(
-            f"it did not recover: TTFT P50 of single requests is {ms(told['ttft_p50_after'])} after and"
-            f" {ms(told['ttft_p50_before'])} before, or not all of them were answered"
+            f"it {how}: TTFT P50 of single requests is {ms(told['ttft_p50_after'])} after and"
+            f" {ms(told['ttft_p50_before'])} before{more}"
         )
-    notes.append(SPANS)
-    if marked(told["levels"], "ttft", "tpot", share="p99"):
-        notes.append(FEW)
-    known = None if params.capacity is not None else _capacity_found(session)
-    if known is not None and known[1] != params.workload:
+    notes += legend(told["levels"], "ttft", "tpot", share="p99")
+    if pressed.workload != params.workload:
         found.deviations.append(
-            f"5.8.3, 1: capacity was determined with {known[1]}, and memory is pressed with"
+            f"5.8.3, 1: capacity was determined with {pressed.workload}, and memory is pressed with"
             f" {params.workload}: the percentages are not of what memory has room for"
         )
     if pressed.short:

@@ -14,37 +14,36 @@ import itertools
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from statistics import NormalDist
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-from llmtap.bench.run.loads import Load
+from llmtap.bench.run.session import Load
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.units import NS_PER_S
-from llmtap.workload.arrivals import parse_arrivals
+from llmtap.workload.arrivals import Arrivals, parse_arrivals
 from llmtap.workload.lengths import LogNormal, UniformLengths, uniform_draw
 from llmtap.workload.plan import (
-    GENERATION,
-    REQUEST,
     TOKENIZER,
     Composed,
     ConversationScript,
     PlannedTurn,
+    PlannedWorkload,
     RandomIds,
     Sharing,
     Speaker,
+    WorkloadPlan,
     Written,
     assemble,
-    check_rows,
+    description,
 )
-from llmtap.workload.plan import WorkloadPlan as Parts
 from llmtap.workload.prompts.fitting import ElasticPrompts
-from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids
+from llmtap.workload.prompts.prompt import ElasticSource
 from llmtap.workload.prompts.prose import ProseWords
 from llmtap.workload.prompts.tokenizer import OWN, load_counter
 from llmtap.workload.registry import is_workload, report_of, workload_named
@@ -89,46 +88,35 @@ def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> No
 
 
 @dataclass(frozen=True, slots=True)
-class ClassMix:
+class ClassMix(PlannedWorkload):
     classes: tuple[RequestClass, ...]
-    content: Literal["words", "ids"] = "words"
-    vocabulary: int = CL100K_IDS
-    """Upper bound of token ids."""
+    content: ProseWords | RandomIds = field(default_factory=ProseWords)
     name: str = "request-classes"
 
     def alone(self, name: str) -> "ClassMix":
         (one,) = (one for one in self.classes if one.name == name)
-        whole = msgspec.structs.replace(one, share=1.0)
-        return ClassMix((whole,), self.content, self.vocabulary)
+        return replace(self, classes=(msgspec.structs.replace(one, share=1.0),))
 
     def describe(self) -> Mapping[str, object]:
-        content = RandomIds(self.vocabulary) if self.content == "ids" else ProseWords()
-        return {
-            "name": self.name,
-            "about": "requests of classes, mixed by share",
-            "source": "IETF draft, 5.6.2, 4.3.2.2 and A.2",
-            "classes": msgspec.to_builtins(self.classes),
-            "input": _described(_INPUT, "the prompt"),
-            "output": {**_described(_OUTPUT, "the answer"), "control": "max_tokens"},
-            "content": content.describe(),
-            "sharing": None,
-            "conversations": None,
-            "data": None,
-            "tokenizer": {**TOKENIZER, **_IDS_COUNTED} if self.content == "ids" else TOKENIZER,
-            "generation": GENERATION,
-            "request": REQUEST,
-            "deviations": [
-                {
-                    "section": "4.3.2.2", "says": "log-normal lengths up to a cap",
-                    "here": "the lengths of 5.6.2's classes in their ratio, within whose ranges they are"
-                    " as these log-normals have them",
-                },
-                *([] if self.content == "ids" else [{
-                    "section": "4.3.2.2", "says": "random token sequences",
-                    "here": "random words of a token each: a chat takes text",
-                }]),
-            ],
-        }  # fmt: skip
+        counted: dict[str, Any] = {}
+        deviations = [
+            {
+                "section": "4.3.2.2", "says": "log-normal lengths up to a cap",
+                "here": "the lengths of 5.6.2's classes in their ratio, within whose ranges they are as these"
+                " log-normals have them",
+            },
+        ]  # fmt: skip
+        if isinstance(self.content, RandomIds):
+            counted = {"tokenizer": {**TOKENIZER, **_IDS_COUNTED}}
+        else:
+            here = "random words of a token each: a chat takes text"
+            deviations.append({"section": "4.3.2.2", "says": "random token sequences", "here": here})
+        return description(
+            self.name, _described(_INPUT, "the prompt"), _described(_OUTPUT, "the answer"),
+            self.content.describe(), about="requests of classes, mixed by share",
+            source="IETF draft, 5.6.2, 4.3.2.2 and A.2", classes=msgspec.to_builtins(self.classes),
+            deviations=deviations, **counted,
+        )  # fmt: skip
 
     def names(self, seed: int) -> Iterator[str]:
         """Yield the class of each row, endlessly."""
@@ -140,35 +128,24 @@ class ClassMix:
             for one in self.classes
         )
 
-    def requests(self, count: int, seed: int) -> Requests:
-        return self._parts(count, seed).requests
-
-    def prompts(self, requests: Requests, seed: int) -> ElasticSource:
-        """Return the prompts of `requests(count, seed)`. Raises ValueError for other requests."""
-        parts = self._parts(len(requests), seed)
-        check_rows(parts.requests, requests)
-        if self.content == "ids":
-            return _Ids(requests, self.vocabulary, seed)
-        return Speaker(parts, Written(ProseWords(), parts, seed))
-
-    def _parts(self, count: int, seed: int) -> Parts:
-        return assemble(self._turns(seed), count, seed)
-
-    def _turns(self, seed: int) -> Iterator[PlannedTurn]:
+    def plan(self, count: int, seed: int) -> WorkloadPlan:
         given, made = Random(f"{seed}/input"), Random(f"{seed}/output")
-        for one in self._drawn(seed):
-            yield PlannedTurn(
+        turns = (
+            PlannedTurn(
                 _length(_INPUT, one.input, uniform_draw(given)),
                 _length(_OUTPUT, one.output, uniform_draw(made)),
             )
+            for one in self._drawn(seed)
+        )
+        return assemble(turns, count, seed)
+
+    def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
+        return Composed(self.name, _INPUT, _OUTPUT, self.content).source(plan, seed)
 
     def _drawn(self, seed: int) -> Iterator[RequestClass]:
-        ends = list(itertools.accumulate(one.share for one in self.classes))
-        random = Random(f"{seed}/class")
+        random, shares = Random(f"{seed}/class"), [one.share for one in self.classes]
         while True:
-            u = random.random()
-            # The last end is 1 but for rounding.
-            yield next((c for c, end in zip(self.classes, ends, strict=True) if u < end), self.classes[-1])
+            yield random.choices(self.classes, shares)[0]
 
 
 def _length(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
@@ -190,34 +167,10 @@ def _described(skewed: LogNormal, of: str) -> dict[str, Any]:
     return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **about}
 
 
-@dataclass(frozen=True, slots=True)
-class _Ids:
-    """Prompts of random token ids of exact length."""
-
-    requests: Requests
-    vocabulary: int
-    seed: int
-
-    def prompt(self, row: int) -> Prompt:
-        return Prompt(ids=random_ids(Random(f"{self.seed}/{row}"), self.requests.input[row], self.vocabulary))
-
-    def sized(self, row: int, tokens: int) -> Prompt:
-        return self.prompt(row)
-
-    def fitted(self, fit: Fit) -> "_Ids":
-        return self
-
-
 def open_mix(
-    mix: ClassMix,
-    *,
-    rate_rps: float,
-    seed: int,
-    duration_s: float = 0.0,
-    per_class: int = 0,
-    tokenizer: str | None = None,
-    chat: bool = True,
-) -> Load:
+    mix: ClassMix, *, rate_rps: float, seed: int, duration_s: float = 0.0, per_class: int = 0,
+    tokenizer: str | None = None, chat: bool = True,
+) -> Load:  # fmt: skip
     """Return an open-loop load with Poisson arrivals and a minimum duration and requests per class."""
     arrivals = parse_arrivals("poisson", rate_rps=rate_rps, seed=seed)
     missing = {one.name: per_class for one in mix.classes}
@@ -228,31 +181,34 @@ def open_mix(
         missing[name] -= 1
         if at_ns >= until_ns and max(missing.values()) <= 0:
             break
-    requests = mix.requests(len(offsets), seed)
-    requests.arrival_ns = offsets
-    return _load(mix, requests, seed, arrivals.describe(), tokenizer, chat, rate_rps=rate_rps)
+    load = closed_mix(mix, slots=1, requests=len(offsets), seed=seed, tokenizer=tokenizer, chat=chat)
+    return _opened(load, offsets, arrivals, rate_rps)
+
+
+def _opened(load: Load, offsets: "array[int]", arrivals: Arrivals, rate_rps: float) -> Load:
+    """Return the requests of a closed loop as an open one."""
+    load.plan.requests.arrival_ns = offsets
+    load.plan.about = {**load.plan.about, "arrivals": arrivals.describe()}
+    return replace(load, closed=None, rate_rps=rate_rps)
 
 
 def closed_mix(
     mix: ClassMix, *, slots: int, requests: int, seed: int, tokenizer: str | None = None, chat: bool = True
 ) -> Load:
     """Return requests of the mix as a closed loop."""
-    return _load(mix, mix.requests(requests, seed), seed, None, tokenizer, chat, slots=slots)
+    named = list(itertools.islice(mix.names(seed), requests))
+    parts = mix.plan(requests, seed)
+    about = {"workload": report_of(mix, parts.requests, seed), "arrivals": None, "seed": seed}
+    plan = _replay_plan(parts.requests, mix.source(parts, seed), about, tokenizer, chat)
+    return Load(plan=plan, closed=slots, class_of=named.__getitem__)
 
 
-def _load(
-    mix: ClassMix, requests: Requests, seed: int, arrivals: Mapping[str, object] | None,
-    tokenizer: str | None, chat: bool, *, slots: int | None = None, rate_rps: float | None = None,
-) -> Load:  # fmt: skip
+def _replay_plan(
+    requests: Requests, source: ElasticSource, about: dict[str, Any], tokenizer: str | None, chat: bool
+) -> ReplayPlan:
     counter = load_counter(tokenizer or OWN, chat=chat, place="[target] tokenizer")
-    prompts = ElasticPrompts(mix.prompts(requests, seed), requests, counter)
-    about = {
-        "workload": report_of(mix, requests, seed), "arrivals": arrivals, "seed": seed,
-        "requests": len(requests),
-    }  # fmt: skip
-    named = list(itertools.islice(mix.names(seed), len(requests)))
-    plan = ReplayPlan(requests, prompts, about, [], counter.tokenizer.decode)
-    return Load(plan=plan, closed=slots, rate_rps=rate_rps, class_of=named.__getitem__)
+    prompts = ElasticPrompts(source, requests, counter)
+    return ReplayPlan(requests, prompts, {**about, "requests": len(requests)}, [], counter.tokenizer.decode)
 
 
 PRIMER_TOKENS: Final = 16
@@ -276,62 +232,49 @@ class Prefixes:
 
     def open(self, count: int, seed: int, texts: int, rate_rps: float) -> Load:
         arrivals = parse_arrivals("poisson", rate_rps=rate_rps, seed=seed)
-        parts = self._parts(count, seed)
-        parts.requests.arrival_ns = array("q", itertools.islice(arrivals, count))
-        plan = self._plan(parts, self._script(parts, texts), seed, texts, arrivals.describe())
-        return Load(plan=plan, rate_rps=rate_rps)
+        offsets = array("q", itertools.islice(arrivals, count))
+        return _opened(self.closed(count, seed, texts, 1), offsets, arrivals, rate_rps)
 
     def closed(self, count: int, seed: int, texts: int, slots: int) -> Load:
         parts = self._parts(count, seed)
-        plan = self._plan(parts, self._script(parts, texts), seed, texts, None)
-        return Load(plan=plan, closed=slots)
+        return Load(plan=self._plan(parts, self._script(parts, texts), seed, texts), closed=slots)
 
     def primer(self, seed: int, texts: int) -> Load:
         """Return a load with each prefix of these seeds once, each with a message of its own."""
         lengths = self.sharing.lengths(seed)
-        parts = Parts(lengths=lengths)
-        for number, tokens in enumerate(lengths):
-            parts.requests.arrival_ns.append(0)
-            parts.requests.input.append(tokens + PRIMER_TOKENS)
-            parts.requests.output.append(1)
-            parts.messages.append(PRIMER_TOKENS)
-            parts.contexts.append(number)
-            parts.places.append(0)
-        plan = self._plan(parts, _Primer(self._script(parts, texts)), seed, texts, None)
-        return Load(plan=plan, closed=1)
+        n = len(lengths)
+        requests = Requests(
+            array("q", bytes(8 * n)), array("q", [tokens + PRIMER_TOKENS for tokens in lengths]),
+            array("q", [1] * n),
+        )  # fmt: skip
+        parts = WorkloadPlan(
+            lengths=lengths, requests=requests, messages=array("q", [PRIMER_TOKENS] * n),
+            contexts=array("q", range(n)), places=array("q", [0] * n),
+        )  # fmt: skip
+        return Load(plan=self._plan(parts, _Primer(self._script(parts, texts)), seed, texts), closed=1)
 
     def shared(self, count: int, seed: int) -> tuple[Sequence[int], Sequence[int]]:
         """Return the number of each row's prefix (or NO_CONTEXT), and the tokens of each prefix."""
         parts = self._parts(count, seed)
         return parts.contexts, parts.lengths
 
-    def _parts(self, count: int, seed: int) -> Parts:
+    def _parts(self, count: int, seed: int) -> WorkloadPlan:
         parts = self.workload.plan(count, seed)
         if self.output_tokens is not None:
             parts.requests.output = array("q", [self.output_tokens]) * len(parts.requests)
         return parts
 
-    def _script(self, parts: Parts, texts: int) -> Written:
+    def _script(self, parts: WorkloadPlan, texts: int) -> Written:
         content = self.workload.content
         assert not isinstance(content, RandomIds)
         return Written(content, parts, texts)
 
-    def _plan(
-        self,
-        parts: Parts,
-        script: ConversationScript,
-        seed: int,
-        texts: int,
-        arrivals: dict[str, object] | None,
-    ) -> ReplayPlan:
-        requests = parts.requests
-        counter = load_counter(self.tokenizer or OWN, chat=self.chat, place="[target] tokenizer")
+    def _plan(self, parts: WorkloadPlan, script: ConversationScript, seed: int, texts: int) -> ReplayPlan:
         about = {
-            "workload": report_of(self.workload, requests, seed), "arrivals": arrivals, "seed": seed,
-            "texts": texts, "requests": len(requests),
+            "workload": report_of(self.workload, parts.requests, seed), "arrivals": None, "seed": seed,
+            "texts": texts,
         }  # fmt: skip
-        prompts = ElasticPrompts(Speaker(parts, script), requests, counter)
-        return ReplayPlan(requests, prompts, about, [], counter.tokenizer.decode)
+        return _replay_plan(parts.requests, Speaker(parts, script), about, self.tokenizer, self.chat)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Prefix Cache Effectiveness (IETF draft, 5.7): the effect of a cache of shared prefixes.
 
-`run` compares the arms `cache_off` and `cache_on` of the bench file. `mixes.py` makes the loads, `paired.py`
-calculates the figures; this module has parameters, order, Table 10 and charts. A repeat measures three
+`run` compares the arms `cache_off` and `cache_on` of the bench file, each row with itself, with loads of
+`mixes.py`. Repeats have rows of their own and are independent runs (6.1, 6.3). A repeat measures three
 states:
 
 - Off: with the cache off, the requests of cold. Cold comes first if both share one running server (arms that
@@ -13,8 +13,9 @@ If servers report cached tokens, the hit rate is measured, and off and cold are 
 """
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, log
 from random import Random
 from typing import Annotated, Any, Final
 
@@ -22,16 +23,17 @@ import msgspec
 from msgspec import Meta
 
 from llmtap.bench.run import figures, levels, test
-from llmtap.bench.run.loads import Load
-from llmtap.bench.run.measurement import steady_of
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.measurement import Measurement, Steady, steady_of
+from llmtap.bench.run.session import BenchSession, Load
 from llmtap.bench.tests.mixes import Prefixes, prefixes_of
-from llmtap.bench.tests.paired import STATES, PrefixRun, hot_firsts, prefix_figures, ttfts
 from llmtap.errors import ConfigError
+from llmtap.metrics.comparison import cache_hit_rate, increase
+from llmtap.metrics.statistics import mean
+from llmtap.workload.plan import NO_CONTEXT
 
 OFF: Final = "cache_off"
 ON: Final = "cache_on"
-RUNS_MIN: Final = 3
+STATES: Final = {"off": "Cache Disabled", "cold": "Cache (Cold)", "warm": "Cache (Warm)"}
 KEPT: Final = "texts.json"
 _APART: Final = 1_000
 """Difference between seeds of repeats, so that no two loads share a seed."""
@@ -79,6 +81,20 @@ class PrefixCacheParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ] = None
 
 
+@dataclass(slots=True)
+class PrefixRun:
+    """Repeat of the test: one measurement per state of the cache."""
+
+    contexts: Sequence[int]
+    """Number of the shared prefix by row, or NO_CONTEXT."""
+    lengths: Sequence[int]
+    states: dict[str, Measurement] = field(default_factory=dict)
+
+    def prefix(self, row: int) -> int:
+        context = self.contexts[row]
+        return 0 if context == NO_CONTEXT else self.lengths[context]
+
+
 def check(session: BenchSession, params: PrefixCacheParams) -> None:
     for name, does in ((OFF, "disables"), (ON, "enables")):
         if name not in session.arms:
@@ -111,9 +127,8 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResu
     for repeat in range(params.repeats):
         session.watcher.left(f"{params.repeats - repeat} of {params.repeats} repeats")
         seed = session.seed + _APART * repeat
-        shape = work.open(params.requests, seed, 0, rate)
         cold, warm = (
-            work.open(params.requests, seed, texts.of(f"{repeat}/{state}", shape), rate)
+            work.open(params.requests, seed, texts.of(f"{repeat}/{state}"), rate)
             for state in ("cold", "warm")
         )
         primer = work.primer(seed, texts.used[f"{repeat}/warm"])
@@ -128,6 +143,7 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResu
     assert last is not None
     rates = await _throughput(session, params, work, texts, warm_by, cold_first)
     found = test.TestResult(configuration=figures.load_lines(last, runs[-1].states["off"]))
+    found.main = "0/off"
     found.measurements = prefix_figures(runs, rate, capacity, rates)
     found.configuration |= _configuration(params, work, runs, found.measurements, texts)
     found.tables = _tables(found.measurements)
@@ -153,24 +169,20 @@ class _Texts:
     """Seeds of words: new ones for a load to send, stored ones for a load measured before."""
 
     def __init__(self, session: BenchSession, given: int | None) -> None:
-        self._session = session
+        self._folder = session.folder
         self._given = given
-        self._kept: dict[str, int] = session.folder.read_json(KEPT) or {}
+        self._kept: dict[str, int] = self._folder.read_json(KEPT) or {}
         self.used: dict[str, int] = {}
 
-    def of(self, step: str, shape: Load) -> int:
+    def of(self, step: str) -> int:
         """Return the seed of a load; an interrupted load gets a new one."""
-        if step in self.used:
-            return self.used[step]
-        key = f"{step} {shape.fingerprint()}"
-        whole = (self._session.folder.path / "steps" / step / "step.json").is_file()
-        if self._given is not None:
-            self.used[step] = self._given + len(self.used)
-        elif whole and key in self._kept:
-            self.used[step] = self._kept[key]
-        else:
-            self.used[step] = self._kept[key] = self.new()
-            self._session.folder.write_json(KEPT, self._kept)
+        if step not in self.used:
+            if self._given is not None:
+                self._kept[step] = self._given + len(self.used)
+            elif step not in self._kept or self._folder.step(step).read_json("step.json") is None:
+                self._kept[step] = self.new()
+            self._folder.write_json(KEPT, self._kept)
+            self.used[step] = self._kept[step]
         return self.used[step]
 
     def new(self) -> int:
@@ -186,58 +198,125 @@ async def _capacity(
         return told
 
     def load_of(slots: int, requests: int) -> Load:
-        seed = session.seed + 7 * _APART + slots
-        words = texts.of(f"capacity/{slots:04d}-at-a-time", work.closed(requests, seed, 0, slots))
-        return work.closed(requests, seed, words, slots)
+        words = texts.of(f"capacity/{slots:04d}-at-a-time")
+        return work.closed(requests, session.seed + 7 * _APART + slots, words, slots)
 
     return await levels.find_capacity(session, load_of, params.slots_max, arm=OFF, warm_by=warm_by)
 
 
 async def _throughput(
-    session: BenchSession,
-    params: PrefixCacheParams,
-    work: Prefixes,
-    texts: _Texts,
-    warm_by: Load,
+    session: BenchSession, params: PrefixCacheParams, work: Prefixes, texts: _Texts, warm_by: Load,
     cold_first: Sequence[bool],
-) -> dict[str, list[tuple[float, float | None]]] | None:
-    """Return requests and output tokens per second of closed loops, off and with a warm cache; or None."""
+) -> dict[str, Any] | None:  # fmt: skip
+    """Return output tokens (or requests) per second of closed loops, off and with a warm cache; or None."""
     if not params.concurrency:
         return None
-    found: dict[str, list[tuple[float, float | None]]] = {"off": [], "on": []}
+    found: dict[str, list[Steady]] = {"off": [], "on": []}
     for repeat, first in enumerate(cold_first):
         session.watcher.left(f"throughput: {len(cold_first) - repeat} of {len(cold_first)} repeats")
         seed = session.seed + _APART * repeat + 1
-        name, count = f"{repeat}/throughput", params.throughput_requests
-        words = texts.of(f"{name}-on", work.closed(count, seed, 0, params.concurrency))
-        load = work.closed(count, seed, words, params.concurrency)
+        words = texts.of(f"{repeat}/throughput-on")
+        load = work.closed(params.throughput_requests, seed, words, params.concurrency)
         for state in ("on", "off") if first else ("off", "on"):
             measured = await session.measure(
-                f"{name}-{state}", load, arm=OFF if state == "off" else ON,
+                f"{repeat}/throughput-{state}", load, arm=OFF if state == "off" else ON,
                 warm_by=warm_by, prime=work.primer(seed, words) if state == "on" else None,
             )  # fmt: skip
-            steady = steady_of(measured)
-            found[state].append((steady.completed_rps, steady.output_tps))
-    return found
+            found[state].append(steady_of(measured))
+    known = all(one.output_tps is not None for runs in found.values() for one in runs)
+    off, on = ([(one.output_tps if known else one.completed_rps) or 0.0 for one in found[s]] for s in found)
+    more = [gain for a, b in zip(off, on, strict=True) if (gain := increase(a, b)) is not None]
+    compared = figures.over_repeats(more) or dict.fromkeys(("low", "high", "p"))
+    return {
+        "unit": "output tokens/s" if known else "requests/s",
+        "off": {"mean": mean(off), "runs": off},
+        "on": {"mean": mean(on), "runs": on},
+        "improvement": figures.figure(
+            mean(more), compared["low"], compared["high"], len(off), p=compared["p"]
+        ),
+    }  # fmt: skip
+
+
+def prefix_figures(
+    runs: Sequence[PrefixRun], rate: float, capacity: levels.Capacity | None, rates: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Return the measurements of 5.7.4, of cold and warm compared with off."""
+    return {
+        "rate_rps": rate,
+        "capacity": None if capacity is None else msgspec.to_builtins(capacity),
+        "ttft": {state: figures.latency_row(_ttfts(runs, state), figures.KEY_SHARES) for state in STATES},
+        "reduction": {state: _reductions(runs, state) for state in ("cold", "warm")},
+        "hit_rate": {state: _hits(runs, state) for state in STATES},
+        "throughput": rates,
+    }  # fmt: skip
+
+
+def _ttfts(runs: Iterable[PrefixRun], state: str) -> list[float]:
+    return [value for one in runs for value in one.states[state].by_row("ttft_ns").values()]
+
+
+def _reductions(runs: Sequence[PrefixRun], state: str) -> dict[str, Any]:
+    """Return the reductions of percentiles over all pairs, and of P50 as the geometric mean of repeats."""
+    both = [(one.states["off"], one.states[state]) for one in runs]
+    off, on = figures.pairs(both, "ttft_ns")
+    ratios = {name: figures.quantile_ratio(off, on, p, paired=True) for name, p in figures.KEY_SHARES.items()}
+    single = [figures.quantile_ratio(*figures.pairs([one], "ttft_ns"), 0.5, paired=True) for one in both]
+    logs = figures.over_repeats([log(one["value"]) for one in single if one is not None])
+    if logs is not None:
+        logs |= {end: exp(logs[end]) for end in ("value", "low", "high")}
+    return {name: _less(ratio) for name, ratio in {**ratios, "by_repeats": logs}.items()} | {
+        "pairs": len(off)
+    }  # fmt: skip
+
+
+def _less(ratio: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Convert the ratio on / off to the reduction (off - on) / off."""
+    if ratio is None:
+        return None
+    ends = {"value": "value", "low": "high", "high": "low"}
+    return {**ratio, **{to: None if ratio[end] is None else 1 - ratio[end] for to, end in ends.items()}}
+
+
+def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
+    """Return the share of prefix tokens from the cache; None if the server never reports any."""
+    cached = prefix = told = 0
+    for one in runs:
+        hits = one.states[state].by_row("cached_tokens")
+        told += len(hits)
+        for row in one.states[state].by_row("e2e_ns"):
+            cached += min(int(hits.get(row, 0)), one.prefix(row))
+            prefix += one.prefix(row)
+    rate = cache_hit_rate(cached, prefix)
+    if not told or rate is None:
+        return None
+    return {"value": rate, "cached_tokens": cached, "prefix_tokens": prefix, "answers_that_tell": told}
+
+
+def hot_firsts(runs: Sequence[PrefixRun]) -> int:
+    """Return the number of first requests of a prefix in cold runs whose prefix was mostly cached."""
+    hot = 0
+    for one in runs:
+        hits = one.states["cold"].by_row("cached_tokens")
+        first = {context: row for row, context in reversed([*enumerate(one.contexts)])}
+        first.pop(NO_CONTEXT, None)
+        hot += sum(hits.get(row, 0) > one.prefix(row) / 2 for row in first.values())
+    return hot
 
 
 def _configuration(
-    params: PrefixCacheParams,
-    work: Prefixes,
-    runs: Sequence[PrefixRun],
-    told: Mapping[str, Any],
+    params: PrefixCacheParams, work: Prefixes, runs: Sequence[PrefixRun], told: Mapping[str, Any],
     texts: _Texts,
-) -> dict[str, str]:
+) -> dict[str, str]:  # fmt: skip
     rows = [one.prefix(row) for one in runs for row in range(len(one.contexts))]
     shared = [tokens for tokens in rows if tokens]
-    asked = work.sharing.fraction
     lengths = f"{min(shared):,}-{max(shared):,} tokens" if shared else "none"
     seconds = sum(one.seconds for run in runs for one in run.states.values())
     return {
         "Request count": f"{params.requests:,} in each of {3 * len(runs)} runs",
         "Test duration": f"{seconds:.0f} s in all",
         "Shared prefix": f"{work.sharing.contexts} different ones, {lengths}",
-        "Sharing fraction": f"{len(shared) / len(rows):.1%} of the requests ({asked:.0%} asked for)",
+        "Sharing fraction": f"{len(shared) / len(rows):.1%} of the requests"
+        f" ({work.sharing.fraction:.0%} asked for)",
         "Load level": f"{told['rate_rps']:.3g} requests/s",
         "Seeds of the words": ", ".join(f"{step} {seed}" for step, seed in texts.used.items()),
     }
@@ -282,7 +361,7 @@ REDUCTION_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 
 def _charts(runs: Sequence[PrefixRun]) -> list[test.ChartSpec]:
     series = [
-        figures.cdf_series(says, values) for state, says in STATES.items() if (values := ttfts(runs, state))
+        figures.cdf_series(says, values) for state, says in STATES.items() if (values := _ttfts(runs, state))
     ]
     title = "TTFT without the cache, with an empty one, and with the prefixes in it"
     chart = test.ChartSpec(title, "cdf", "TTFT (ms)", "share of requests", series, log_x=True)
@@ -297,26 +376,13 @@ def _remark(
     cold_first: Sequence[bool],
 ) -> None:
     told = found.measurements
-    found.notes += [
-        (
-            "off and cold were sent the same requests; warm has the same lengths, arrivals and sharing in"
-            " other words, and only its prefixes were sent before: a cold run leaves whole prompts behind"
-        ),
-        (
-            "a reduction is of the percentile, off to on, over all repeats, its interval by pairs; over"
-            " repeats, it is the mean of what each of them found, with Student's interval"
-        ),
-        f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats",
-        figures.SPANS,
-    ]
-    if any(row["marks"] for row in told["ttft"].values()):
-        found.notes.append(figures.FEW)
+    found.notes.append(
+        "off and cold have the same requests; warm has the same lengths and arrivals, and different text"
+    )
+    found.notes.append(f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats")
+    found.notes += figures.legend([told["ttft"]], *STATES)
     if told["hit_rate"]["warm"] is None and told["hit_rate"]["cold"] is None:
         found.notes.append("the server does not tell how many tokens came from its cache: no hit rate")
-    if told["throughput"] is not None:
-        found.notes.append(
-            f"throughput is of closed loops of {params.concurrency} at a time, the prefixes in the cache"
-        )
     if capacity is not None:
         found.notes.append(f"capacity without the cache: {capacity.rps:.4g} requests/s ({capacity.how})")
     off = told["hit_rate"]["off"]
@@ -329,8 +395,10 @@ def _remark(
         found.deviations.append(
             f"5.7.3: {warmed} prefixes were in the cache before the cold run sent them: it was not cold"
         )
-    if len(runs) < RUNS_MIN:
-        found.deviations.append(f"6.3: {len(runs)} independent runs of each configuration, {RUNS_MIN} wanted")
+    if len(runs) < figures.RUNS_MIN:
+        found.deviations.append(
+            f"6.3: {len(runs)} independent runs of each configuration, {figures.RUNS_MIN} wanted"
+        )
     for one in runs:
         for measured in one.states.values():
             kept = levels.overload(measured)

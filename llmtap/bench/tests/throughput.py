@@ -1,11 +1,10 @@
 """Output Token Throughput (IETF draft, 5.2): the highest sustained load, and its token rate.
 
 `run` sends open loops at rising rates or closed loops of rising concurrency, and returns the maximum (Table
-3), the latency there (Table 4), all levels, and charts. Other tests use the result as the capacity; `seek` is
-the search, also for the tradeoff test. It doubles the load until it is not sustained, then bisects down to
-one increment. A load is not sustained if its queue grows (open loop), if fewer than 90 % of its arrivals
-complete, or if it breaks the SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50
-(5.2.3.1).
+3), the latency there (Table 4), all levels, and charts. Other tests use the result as the capacity. The
+search doubles the load until it is not sustained, then bisects down to one increment. A load is not
+sustained if its queue grows (open loop), if fewer than 90 % of its arrivals complete, or if it breaks the
+SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50 (5.2.3.1).
 """
 
 from collections.abc import Mapping
@@ -33,13 +32,12 @@ from llmtap.bench.run.levels import (
     share,
     throughput_chart,
 )
-from llmtap.bench.run.measurement import Measurement, Steady, steady_of, tail_is_heavy
+from llmtap.bench.run.measurement import Steady, steady_of, tail_is_heavy
 from llmtap.bench.run.session import BenchSession
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.workload.arrivals import parse_arrivals
 
 DURATION_MIN: Final = Duration(60 * NS_PER_S)
 DURATION_STABLE: Final = Duration(300 * NS_PER_S)
@@ -96,10 +94,8 @@ class Sought:
     @property
     def best(self) -> Tried | None:
         """The last successful try of the highest level that holds."""
-        best = self.search.best
-        if best is None:
-            return None
-        return next(t for t in reversed(self.tried) if t.holds and t.level == best * self.step)
+        level = None if self.search.best is None else self.search.best * self.step
+        return next((t for t in reversed(self.tried) if t.holds and t.level == level), None)
 
     @property
     def limit(self) -> float | None:
@@ -113,7 +109,6 @@ def check(session: BenchSession, params: ThroughputParams) -> None:
     if params.mode == "closed":
         _check_range("concurrency", params.concurrency_min, params.concurrency_max, params.concurrency_step)
     else:
-        parse_arrivals(params.arrivals, rate_rps=params.rate_min, seed=0, place="arrivals")
         _check_range("rate", params.rate_min, params.rate_max, params.rate_step)
 
 
@@ -128,57 +123,41 @@ def _check_range(name: str, low: float, high: float, step: float) -> None:
         raise ConfigError(f"{name}_max", f"is {high:g}, below {name}_min ({low:g})")
 
 
-def _search(params: ThroughputParams, resolution: int = 1) -> Sought:
+def _search(params: ThroughputParams) -> Sought:
     if params.mode == "open":
         step, low, high = params.rate_step, params.rate_min, params.rate_max
     else:
         step, low, high = params.concurrency_step, params.concurrency_min, params.concurrency_max
-    first, last = round(low / step), max(round(low / step), int(high / step + 1e-6))
-    return Sought(RateSearch(low=first, high=last, start=first, resolution=resolution), step)
+    first = round(low / step)
+    return Sought(RateSearch(low=first, high=max(first, int(high / step + 1e-6)), start=first), step)
 
 
-async def seek(
-    session: BenchSession, params: ThroughputParams, prefix: str = "search", *, resolution: int = 1
-) -> Sought:
-    """Search, with steps `PREFIX/16rps`, until the limit is known to `resolution` increments."""
-    sought = _search(params, resolution)
-    search, step = sought.search, sought.step
-    lowest: Steady | None = None
+async def seek(session: BenchSession, params: ThroughputParams) -> Sought:
+    """Search, with steps `search/16rps`, until the limit is known to one increment."""
+    sought = _search(params)
+    search, seconds = sought.search, to_seconds(params.duration)
     while (at := search.next) is not None:
-        session.watcher.left(lasts(search.left, to_seconds(params.duration)))
-        unit = "rps" if params.mode == "open" else "slots"
-        name = f"{prefix}/{at * step:g}{unit}"
-        measured, steady = await _send(session, params, sought, name, at * step)
-        lowest = lowest or steady
-        broken = _broken(steady, lowest, params)
+        session.watcher.left(lasts(search.left, seconds))
+        level = at * sought.step
+        if params.mode == "open":
+            name = f"search/{level:g}rps"
+            load = level_load(
+                session, name, params.workload, rate_rps=level, duration_s=seconds, arrivals=params.arrivals
+            )
+            measured = await session.measure(name, load, slo=params.bounds.slo)
+            steady = steady_of(measured, seconds)
+        else:
+            last = sought.tried[-1] if sought.tried else None
+            measured, steady, short = await measure_closed(
+                session, f"search/{level:g}slots", params.workload, round(level), params.duration,
+                None if last is None else (last.level, last.steady.completed_rps), slo=params.bounds.slo,
+            )  # fmt: skip
+            sought.short += [measured.name] * short
+        broken = _broken(steady, sought.tried[0].steady if sought.tried else steady, params)
         why = "; ".join(broken) or "sustained"
-        sought.tried.append(Tried(at * step, measured, steady, not broken, why))
+        sought.tried.append(Tried(level, measured, steady, not broken, why))
         search.tell(at, not broken)
     return sought
-
-
-async def _send(
-    session: BenchSession, params: ThroughputParams, sought: Sought, name: str, level: float
-) -> tuple[Measurement, Steady]:
-    if params.mode == "open":
-        load = level_load(
-            session, name, params.workload, rate_rps=level, duration_s=to_seconds(params.duration),
-            arrivals=params.arrivals,
-        )  # fmt: skip
-        measured = await session.measure(name, load, slo=params.bounds.slo)
-        return measured, steady_of(measured, to_seconds(params.duration))
-    before = (sought.tried[-1].level, sought.tried[-1].steady.completed_rps) if sought.tried else None
-    measured, steady, short = await measure_closed(
-        session, name, params.workload, round(level), params.duration, before, slo=params.bounds.slo
-    )
-    if short:
-        sought.short.append(measured.name)
-    return measured, steady
-
-
-def _own_tail_is_heavy(lowest: Steady) -> bool:
-    p50, p99 = (lowest.latency("e2e_ns", share) for share in (0.50, 0.99))
-    return p50 is not None and p99 is not None and p99 > 10 * p50
 
 
 def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[str]:
@@ -201,7 +180,9 @@ def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[st
 async def run(session: BenchSession, params: ThroughputParams) -> test.TestResult:
     sought = await seek(session, params)
     best, told = sought.best, _measurements(session, params, sought)
-    found = test.TestResult(told, configuration=_configuration(params))
+    found = test.TestResult(
+        told, configuration=_configuration(params), main=(best or sought.tried[0]).measured.name
+    )
     found.tables = [_summary(told)]
     if best is not None:
         found.tables.append(latency_table("Table 4: Latency at Maximum Throughput", best.steady.sent))
@@ -251,43 +232,38 @@ def _configuration(params: ThroughputParams) -> dict[str, str]:
 
 
 def _measurements(session: BenchSession, params: ThroughputParams, sought: Sought) -> dict[str, Any]:
-    best = sought.best
-    unit = "planned_rps" if params.mode == "open" else "concurrency"
+    best, is_open = sought.best, params.mode == "open"
+    unit = "planned_rps" if is_open else "concurrency"
     told: dict[str, Any] = {
-        "load_model": params.mode,
-        "constraint": params.bounds.to_dict(),
-        "sustainable_load_rps": None, "sustainable_concurrency": None, "limit": sought.limit,
-        "max_output_tps": None, "max_request_rps": None, "max_input_tps": None,
-        "tokens_per_gpu_second": None, "batch_utilization": None, "latency": None, "steady": None,
-        "sent_rps": None, "sent": None, "completed": None,
-        "levels": [{unit: t.level, **level_json(t)} for t in sought.tried],
+        "load_model": params.mode, "constraint": params.bounds.to_dict(), "limit": sought.limit,
+        "levels": [{unit: t.level, **level_json(t)} for t in sought.tried], **dict.fromkeys(_FOUND),
     }  # fmt: skip
     if best is None:
         return told
-    steady, gpus = best.steady, session.sut.hardware.count
+    steady, gpus, tokens = best.steady, session.sut.hardware.count, best.steady.output_tokens
     running, batch = server_mean(best.measured, "running", steady), session.sut.max_batch
-    is_open = params.mode == "open"
-    return told | {
-        "sustainable_load_rps": best.level if is_open else steady.completed_rps,
-        "sustainable_concurrency": None if is_open else round(best.level),
-        "max_output_tps": steady.output_tps,
-        "max_request_rps": steady.completed_rps,
-        "max_input_tps": steady.input_tps,
-        "tokens_per_gpu_second": tokens_per_gpu_second(round(steady.output_tokens), steady.seconds, gpus)
-        if gpus and steady.output_tokens is not None
-        else None,
-        "batch_utilization": None if running is None or batch is None else running / batch,
-        "latency": latency_rows(steady.sent),
-        "steady": steady.is_steady,
-        "sent_rps": steady.arrival_rps, "sent": steady.arrivals, "completed": steady.completed,
-    }  # fmt: skip
+    per_gpu = None
+    if gpus and tokens is not None:
+        per_gpu = tokens_per_gpu_second(round(tokens), steady.seconds, gpus)
+    found = (
+        best.level if is_open else steady.completed_rps, None if is_open else round(best.level),
+        steady.output_tps, steady.completed_rps, steady.input_tps, per_gpu,
+        None if running is None or batch is None else running / batch, steady.is_steady,
+        steady.arrival_rps, steady.arrivals, steady.completed,
+    )  # fmt: skip
+    return told | dict(zip(_FOUND, found, strict=True))
 
 
-_RATES: Final = ("sustainable_load_rps", "sent_rps", "max_request_rps")
+_FOUND: Final = (
+    "sustainable_load_rps", "sustainable_concurrency", "max_output_tps", "max_request_rps", "max_input_tps",
+    "tokens_per_gpu_second", "batch_utilization", "steady", "sent_rps", "sent", "completed",
+)  # fmt: skip
+"""Figures of the highest level that is sustained; None without one."""
 
 
 def _summary(told: Mapping[str, Any]) -> test.ReportTable:
-    sustained, sent, completed = (number(told[name], "req/s") for name in _RATES)
+    names = ("sustainable_load_rps", "sent_rps", "max_request_rps")
+    sustained, sent, completed = (number(told[name], "req/s") for name in names)
     if told["sent"] is not None:
         sent += f" (n {told['sent']:,})"
         completed += f" (n {told['completed']:,})"
@@ -322,12 +298,10 @@ def _charts(params: ThroughputParams, sought: Sought) -> list[test.ChartSpec]:
 
 
 def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) -> None:
-    told, best, notes = found.measurements, sought.best, found.notes
-    constrained = f"with the constraint {params.bounds.says}" if params.bounds else "without constraint"
+    best, notes = sought.best, found.notes
     notes.append(
-        f"throughput {constrained}: output tokens made in the last 90 % of a level's time, by that time; an"
-        " answer's tokens count evenly from its first token to its end; latencies are of the"
-        " requests sent in that time"
+        "throughput: output tokens made in the last 90 % of a level's time, by that time; an answer's tokens"
+        " count evenly from its first token to its end; latencies are of the requests sent in that time"
     )
     if best is None:
         notes.append(f"not even the lowest level is sustained: {sought.tried[-1].why}")
@@ -336,12 +310,7 @@ def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) ->
     else:
         notes.append(
             f"the limit lies between {best.level:g} and {sought.limit:g} {params.unit}, the increment of the"
-            " search"
-        )
-    if best is not None:
-        notes.append(
-            "rates have no confidence interval: each level was sent once, and its requests depend on each"
-            " other; --runs repeats the search"
+            " search; rates have no confidence interval: each level was sent once, and --runs repeats it"
         )
     if best is not None and not best.steady.is_steady:
         notes.append("at the highest load that was sustained the throughput was not steady: measure longer")
@@ -350,23 +319,18 @@ def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) ->
             f"each level lasted {to_seconds(params.duration):g} s; 300 s are recommended for stable figures"
             " (5.2.2.1)"
         )
+    lowest = [sought.tried[0].steady.latency("e2e_ns", share) for share in (0.50, 0.99)]
     if params.bounds:
         notes.append(
             "with an SLO the rule of 5.2.3.1 that P99 exceeds 10 x the P50 at lower load decides nothing: the"
             " SLO bounds latency"
         )
-    elif _own_tail_is_heavy(sought.tried[0].steady):
+    elif lowest[0] is not None and lowest[1] is not None and lowest[1] > 10 * lowest[0]:
         notes.append(
             "at the lowest level itself P99 exceeds 10 x P50: that rule of 5.2.3.1 says nothing of load and"
             " was not applied"
         )
-    notes.append(figures.SPANS)
-    if figures.marked(told["levels"], "ttft", "tpot", share="p99"):
-        notes.append(figures.FEW)
-    if told["batch_utilization"] is None:
-        notes.append("batch utilization needs a server that tells what runs, and sut.max_batch")
-    if told["tokens_per_gpu_second"] is None:
-        notes.append("tokens per GPU-second need sut.hardware.count")
+    notes += figures.legend(found.measurements["levels"], "ttft", "tpot", share="p99")
     if params.mode == "closed":
         found.deviations.append(
             "5.2.3.1: in a closed loop no queue grows, so saturation shows in failures and the tail alone"

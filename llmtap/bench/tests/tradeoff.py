@@ -1,7 +1,7 @@
 """Throughput-Latency Tradeoff (IETF draft, 5.3): latency and throughput at 10 to 120 % of capacity.
 
 `run` sends an open loop at each percentage of the capacity, which is given, the throughput test's result, or
-found by a short search. It returns Table 5, points of the curve (knee, saturation, operating point) and
+found with closed loops. It returns Table 5, points of the curve (knee, saturation, operating point) and
 charts. The draft has two readings of saturation, and both are reported: the first level that achieves less
 than the one before it (5.3.4), and the level of the highest throughput (example in 5.3.5).
 """
@@ -15,35 +15,29 @@ from msgspec import Meta
 
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
+    COLUMNS,
     Bounds,
     Capacity,
     Tried,
     capacity_told,
     check_duration,
+    find_capacity,
     lasts,
     level_json,
     level_load,
     number,
+    p99_chart,
     saturation_level,
     share,
 )
 from llmtap.bench.run.measurement import steady_of
-from llmtap.bench.run.session import BenchSession
-from llmtap.bench.tests.throughput import DURATION_MIN, ThroughputParams, seek
+from llmtap.bench.run.session import BenchSession, Load
+from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point
 from llmtap.units import NS_PER_S, Duration, to_seconds
-from llmtap.workload.arrivals import parse_arrivals
 
 LEVELS_MIN: Final = 10
-RATE_MAX: Final = 1_024.0
-"""Highest rate of the search for capacity, requests/s."""
-STEPS: Final = 12
-"""Increments per capacity in the preliminary search."""
-SEARCH_LEVELS: Final = 16
-"""Maximum number of levels of that search: eleven doublings and five halvings."""
-_ANY: Final = 1 << 62
-"""Resolution that ends a search after its doublings."""
 
 
 class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,10 +55,7 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             description="capacity, requests/s; default: as measured",
         ),
     ] = None
-    search_duration: Annotated[
-        Duration, Meta(description="duration of each level of the search for capacity")
-    ] = Duration(20 * NS_PER_S)
-    search_from: Annotated[float, Meta(gt=0, description="first rate of that search, requests/s")] = 1.0
+    slots_max: test.SlotsMax = 128
     arrivals: test.ArrivalProcess = "poisson"
     ttft_p99: test.TtftBound = None
     tpot_p99: test.TpotBound = None
@@ -76,8 +67,6 @@ class TradeoffParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def check(session: BenchSession, params: TradeoffParams) -> None:
     check_duration(session, params.duration, DURATION_MIN, "5.3.2")
-    if params.search_duration <= 0:
-        raise ConfigError("duration", "is nothing")
     levels = params.levels
     if len(levels) < LEVELS_MIN and not session.quick:
         raise ConfigError("levels", f"are {len(levels)}, and 5.3.2 asks for {LEVELS_MIN} at least")
@@ -85,7 +74,6 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
         raise ConfigError("levels", "are percents above 0, each above the one before", "such as 10,20,30")
     if not session.quick and (levels[0] > 10 or levels[-1] < 100):
         raise ConfigError("levels", "have to begin at 10 % of capacity and to reach 100 % (5.3.2)")
-    parse_arrivals(params.arrivals, rate_rps=1.0, seed=0, place="arrivals")
 
 
 async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
@@ -104,7 +92,8 @@ async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
         broken = params.bounds.broken(steady)
         tried.append(Tried(rate_rps, measured, steady, not broken, "; ".join(broken)))
     told = _measurements(params, capacity, tried)
-    found = test.TestResult(told, configuration=_configuration(params, capacity))
+    held = [t for t in tried if t.holds and (params.bounds or not t.steady.queue_grows)] or tried[:1]
+    found = test.TestResult(told, configuration=_configuration(params, capacity), main=held[-1].measured.name)
     found.tables = [
         figures.table_of("Table 5: Throughput-Latency Table", told["levels"], TABLE_5),
         figures.table_of("What else 5.3.4 has recorded at each level", told["levels"], MORE_COLUMNS),
@@ -133,44 +122,15 @@ MORE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 
 
 async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
-    """Return the capacity (5.3.3, 1): given, found by the throughput test, or by a short search."""
+    """Return the capacity (5.3.3, 1): given, found by the throughput test, or by closed loops."""
     told = capacity_told(session, params.max_rate, params.workload)
     if told is not None:
         return told
-    rough = await _search(session, params, params.search_from, "capacity/rough", resolution=_ANY)
-    fine = await _search(session, params, rough / STEPS, "capacity/fine", low=rough / 2, high=rough * 2)
-    seconds = to_seconds(params.search_duration)
-    return Capacity(
-        rps=fine, tps=None, how=f"a search, {seconds:g} s a level, in steps of {rough / STEPS:.3g}"
-    )
 
+    def load_of(slots: int, requests: int) -> Load:
+        return level_load(session, f"capacity/{slots}", params.workload, slots=slots, requests=requests)
 
-async def _search(
-    session: BenchSession,
-    params: TradeoffParams,
-    step: float,
-    prefix: str,
-    *,
-    low: float | None = None,
-    high: float = RATE_MAX,
-    resolution: int = 1,
-) -> float:
-    sought = await seek(
-        session,
-        ThroughputParams(
-            workload=params.workload, duration=params.search_duration, arrivals=params.arrivals,
-            rate_step=step, rate_min=low or step, rate_max=high,
-        ),
-        prefix,
-        resolution=resolution,
-    )  # fmt: skip
-    best = sought.best
-    if best is None:
-        raise ConfigError(
-            "max_rate", f"is not known, and not even {low or step:g} requests/s is sustained",
-            "a search_from below it, or max_rate where it is known",
-        )  # fmt: skip
-    return best.level
+    return await find_capacity(session, load_of, params.slots_max)
 
 
 def _configuration(params: TradeoffParams, capacity: Capacity) -> dict[str, str]:
@@ -193,12 +153,10 @@ def _measurements(params: TradeoffParams, capacity: Capacity, tried: Sequence[Tr
         "capacity_source": capacity.how,
         "objectives": params.bounds.to_dict(),
         "knee_rps": knee(levels),
-        "knee_by_e2e_rps": knee([saturation_level(t, "e2e_ns") for t in tried]),
         "saturation_rps": saturation_point(levels),
         "peak_rps": peak(levels),
         "queue_grows_from_rps": next((t.level for t in tried if t.steady.queue_grows), None),
         "operating_point_rps": best,
-        "operating_point_output_tps": None if best is None else by_rate[best].steady.output_tps,
         "levels": [
             {
                 "percent": percent,
@@ -212,52 +170,48 @@ def _measurements(params: TradeoffParams, capacity: Capacity, tried: Sequence[Tr
 
 
 def _points(params: TradeoffParams, told: Mapping[str, Any]) -> list[list[str]]:
-    def at(name: str) -> str:
-        return "none of these levels" if told[name] is None else number(told[name], "req/s")
-
-    points = [
-        ["Knee point", at("knee_rps"), "TTFT P99 exceeds 2 x the smallest of all levels"],
-        ["Saturation point (rule)", at("saturation_rps"), "throughput falls below that of the level before"],
-        [
-            "Saturation point (peak)",
-            at("peak_rps"),
-            "throughput is highest, as the draft's Table 5 prints it",
-        ],
-        ["Queue grows", at("queue_grows_from_rps"), "what is in flight grows through the whole level"],
-    ]
+    rules = {
+        "knee_rps": ("Knee point", "TTFT P99 exceeds 2 x the smallest of all levels"),
+        "saturation_rps": ("Saturation point (rule)", "throughput falls below that of the level before"),
+        "peak_rps": ("Saturation point (peak)", "throughput is highest, as the draft's Table 5 prints it"),
+        "queue_grows_from_rps": ("Queue grows", "what is in flight grows through the whole level"),
+    }
     if params.bounds:
         rule = f"highest throughput of the levels with {params.bounds.says}"
-        points.append(["Optimal operating point", at("operating_point_rps"), rule])
-    return points
+        rules["operating_point_rps"] = ("Optimal operating point", rule)
+    return [
+        [point, "none of these levels" if told[name] is None else number(told[name], "req/s"), rule]
+        for name, (point, rule) in rules.items()
+    ]
 
 
 def _charts(told: Mapping[str, Any]) -> list[test.ChartSpec]:
     levels = told["levels"]
-    rates: list[float | str] = [level["offered_rps"] for level in levels]
+    rates: list[float] = [level["offered_rps"] for level in levels]
     output: list[float | str] = [level["output_tps"] or 0.0 for level in levels]
     named = {
         "knee_rps": "knee", "saturation_rps": "saturation (throughput falls)",
         "peak_rps": "highest throughput", "operating_point_rps": "operating point",
     }  # fmt: skip
     marks = [test.Mark(told[name], says) for name, says in named.items() if told[name] is not None]
-    offered = "offered load (requests/s)"
-    charts = []
-    for by, x_title, xs, marked_at in (
-        ("throughput", "achieved output tokens/s", output, []), ("offered load", offered, rates, marks),
-    ):  # fmt: skip
-        for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "End-to-end latency")):
-            lines = [
-                figures.line_series(p.upper(), xs, [level[name][p] for level in levels])
+    offered, achieved = "offered load (requests/s)", "achieved output tokens/s"
+    charts = [
+        test.ChartSpec(
+            f"{title} by throughput", "line", achieved, f"{title} (ms)",
+            [
+                figures.line_series(p.upper(), output, [level[name][p] for level in levels])
                 for p in figures.KEY_SHARES
-            ]
-            charts.append(
-                test.ChartSpec(
-                    f"{title} by {by}", "line", x_title, f"{title} (ms)", lines, marked_at, log_y=True
-                )
-            )
-    achieved = test.ChartSeries("achieved", rates, [level["output_tps"] for level in levels])
-    title = "Achieved throughput by offered load"
-    return [*charts, test.ChartSpec(title, "line", offered, "output tokens/s", [achieved], marks)]
+            ],
+            log_y=True,
+        )
+        for name, title in COLUMNS.items()
+    ]  # fmt: skip
+    line = test.ChartSeries("achieved", [*rates], [level["output_tps"] for level in levels])
+    return [
+        *charts,
+        p99_chart("Latency P99 by offered load", offered, rates, levels, marks),
+        test.ChartSpec("Achieved throughput by offered load", "line", offered, achieved, [line], marks),
+    ]
 
 
 def _remark(found: test.TestResult, params: TradeoffParams, tried: Sequence[Tried]) -> None:
@@ -277,15 +231,12 @@ def _remark(found: test.TestResult, params: TradeoffParams, tried: Sequence[Trie
         notes.append("no level saturates: capacity was estimated too low, and the curve ends before it")
     if tried[0].steady.queue_grows or tried[0].steady.falls_short:
         notes.append("even the lowest level saturates: capacity was estimated too high")
-    if figures.marked(told["levels"], "ttft"):
-        notes.append(figures.FEW)
-    notes.append(figures.SPANS)
+    notes += figures.legend(told["levels"], "ttft")
 
 
-def _seconds(session: BenchSession, params: TradeoffParams) -> float:
+def _seconds(session: BenchSession, params: TradeoffParams) -> float | None:
     known = capacity_told(session, params.max_rate, params.workload) is not None
-    search = 0 if known else SEARCH_LEVELS * to_seconds(params.search_duration)
-    return search + len(params.levels) * to_seconds(params.duration)
+    return len(params.levels) * to_seconds(params.duration) if known else None
 
 
 TEST: Final = test.BenchTest(
@@ -295,7 +246,6 @@ TEST: Final = test.BenchTest(
     seconds=_seconds,
     quick={
         "duration": Duration(5 * NS_PER_S),
-        "search_duration": Duration(3 * NS_PER_S),
         "levels": (10, 40, 70, 90, 100, 120),
     },
     forfeits=("5.3.2-p1", "5.3.2-p2", "5.3.3-p1"),

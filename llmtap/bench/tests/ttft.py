@@ -15,9 +15,8 @@ from msgspec import Meta
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import Capacity, capacity_told
-from llmtap.bench.run.loads import Load, make_load
 from llmtap.bench.run.measurement import Measurement
-from llmtap.bench.run.session import BenchSession
+from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
 
@@ -66,7 +65,9 @@ async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
         "e2e": figures.latency_row(measured.values("e2e_ns")),
         "uncertainty_max": max(measured.values("uncertainty_ns"), default=None),
     }
-    found = test.TestResult(told, _tables(told), configuration=figures.load_lines(load, measured))
+    found = test.TestResult(
+        told, _tables(told), configuration=figures.load_lines(load, measured), main=measured.name
+    )
     found.charts = _charts(ttft, measured, told["ttft_any"] is not None)
     _remark(found)
     return found
@@ -194,26 +195,17 @@ def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[test
 
 def _remark(found: test.TestResult) -> None:
     told = found.measurements
-    row = told["ttft"]
-    found.notes.append(
-        f"TTFT of {several(row['n'], 'answer')}; intervals, in brackets, are of 95 %, by order statistics"
-    )
-    if row["marks"]:
-        found.notes.append(figures.FEW)
-    if told["ttft_any"] is None:
-        found.notes.append("TTFT is to the first content token; no answer had a token of another kind before")
-    else:
+    found.notes.append(f"TTFT is of {several(told['ttft']['n'], 'answer')}, to the first content token")
+    found.notes += figures.legend([told], "ttft")
+    if told["ttft_any"] is not None:
         share = told["ttft_any"]["answers_with_others_first"] / max(1, told["answered"])
         found.notes.append(
-            f"TTFT is to the first content token; {share:.0%} of answers had tokens of another kind before it"
-            f" (reasoning, tool calls), the first after {figures.ms_of(told['ttft_any'], 'mean')} on average"
+            f"{share:.0%} of answers had tokens of another kind before the first content token (reasoning,"
+            f" tool calls), the first after {figures.ms_of(told['ttft_any'], 'mean')} on average"
         )
-    buckets = told["ttft_by_input"]
-    if buckets is not None:
-        counts = ", ".join(f"{_range(bucket)}: {bucket['n']:,}" for bucket in buckets)
+    if told["ttft_by_input"] is not None:
+        counts = ", ".join(f"{_range(bucket)}: {bucket['n']:,}" for bucket in told["ttft_by_input"])
         found.notes.append(f"requests by input tokens: {counts}")
-    if told["server_queue"] is None and told["server_prefill"] is None:
-        found.notes.append("the server tells neither queue wait nor prefill: TTFT is not taken apart")
     if told["answered"] < told["requests"]:
         failed = told["requests"] - told["answered"]
         found.notes.append(f"{failed:,} of {told['requests']:,} answers did not come whole: not in TTFT")

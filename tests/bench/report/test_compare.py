@@ -70,7 +70,7 @@ def test_gaps_are_what_the_itl_test_is_about(tmp_path: Path) -> None:
         assert (row["key"], row["finding"]) == (True, "worse")
         assert row["share"] == pytest.approx(0.2, abs=0.05)
         assert one(told, "TTFT P50", step)["finding"] == "no difference shown"
-    assert told["tests"][0]["charts"][1]["title"] == "TBC, 25-percent"
+    assert told["tests"][0]["charts"][0]["title"] == "TBC, 25-percent"
 
 
 def test_gaps_of_a_system_whose_chunks_come_in_bursts_are_not_tested(tmp_path: Path) -> None:
@@ -149,7 +149,6 @@ def test_other_parameters_are_named_and_nothing_is_tested(tmp_path: Path) -> Non
         assert row["b"]
     assert check(told, "6.3-p3")["status"] == "not met"
     assert "a difference counts as one" not in notes(told)
-    assert not [chart for chart in test["charts"] if chart["title"].startswith("Difference")]
 
 
 def test_a_load_of_other_requests_is_not_tested_and_others_are(tmp_path: Path) -> None:

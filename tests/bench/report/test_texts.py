@@ -7,62 +7,16 @@ import pytest
 
 from llmtap.bench.report.texts import full_markdown, main_load, minimum_text
 from tests.support.results.bench_documents import bench_document, bench_report, load_step
-from tests.support.results.compliance_reports import report_of_test
-
-LEVELS: list[dict[str, Any]] = [
-    {"offered_rps": 1.0, "step": "search/1rps", "holds": True},
-    {"offered_rps": 4.0, "step": "search/4rps", "holds": False},
-    {"offered_rps": 2.0, "step": "search/2rps", "holds": True},
-    {"offered_rps": 8.0, "step": "search/8rps", "holds": True},  # by chance, beyond the limit
-]
 
 
-def found(test: str, steps: list[dict[str, Any]], **measurements: Any) -> str | None:
-    load = main_load(bench_report(test, steps=steps, measurements=measurements))
-    return None if load is None else str(load["name"])
-
-
-@pytest.mark.parametrize(
-    ("test", "name"),
-    [
-        ("ttft", "load"), ("itl", "90-percent"), ("fairness", "mix"), ("prefix-cache", "0/off"),
-        ("memory-pressure", "levels/100"), ("long-context", "2048-tokens"),
-        ("guardrail-overhead", "75-percent/0/baseline"), ("tradeoff", "levels/010.0"),
-    ],
-)  # fmt: skip
-def test_each_test_has_the_load_that_it_is_about(test: str, name: str) -> None:
-    """Those of `report_of_test` have no offered rates: of its curve the first level is taken, by its size."""
-    load = main_load(report_of_test(test))
-    assert load is not None
-    assert load["name"] == name
-
-
-def test_of_a_search_it_is_the_highest_level_that_held_below_the_limit() -> None:
-    steps = [load_step(str(one["step"]), n=round(100 * one["offered_rps"])) for one in LEVELS]
-    assert found("throughput", steps, levels=LEVELS, limit=4.0) == "search/2rps"
-    none = [dict(one, holds=False) for one in LEVELS]
-    assert found("throughput", steps, levels=none, limit=1.0) == "search/1rps"
-    slots = [{"concurrency": 8, "step": "a", "holds": True}, {"concurrency": 9, "step": "b", "holds": False}]
-    assert found("capacity", [load_step("a"), load_step("b")], levels=slots, limit=9) == "a"
-
-
-def test_loads_that_look_for_capacity_stand_for_nothing() -> None:
+def test_a_test_has_the_load_that_it_is_about() -> None:
+    """Else the largest of those that measure, without a configuration."""
     pilot = load_step("capacity/0064-at-a-time", n=9_999)
-    assert found("fairness", [pilot, load_step("alone/short", n=900), load_step("mix", n=500)]) == "mix"
-    assert found("prefix-cache", [pilot, load_step("0/cold", n=400), load_step("0/off", n=400)]) == "0/off"
-    assert found("ttft", [pilot]) is None
-
-
-def test_a_length_that_was_refused_has_no_figures_to_show() -> None:
-    refused = load_step("4096-tokens")
-    refused["result"]["metrics"] = {"ttft": {"n": 0}}
-    steps = [
-        load_step("1024-tokens"),
-        load_step("2048-tokens"),
-        load_step("2048-tokens-8-at-a-time"),
-        refused,
-    ]
-    assert found("long-context", steps) == "2048-tokens"
+    loads = [pilot, load_step("0/cold", n=400), load_step("0/off", n=300), load_step("1/on", n=900, arm="on")]
+    named, other = (main_load(bench_report("prefix-cache", steps=loads, main=main)) for main in ("0/off", ""))
+    assert named is not None and other is not None
+    assert (named["name"], other["name"]) == ("0/off", "0/cold")
+    assert main_load(bench_report(steps=[pilot])) is None
 
 
 LABELS = [

@@ -13,9 +13,12 @@ from llmtap.bench.run.figures import (
     histogram_series,
     latency_row,
     line_series,
-    ms_of,
+    over_repeats,
+    pairs,
+    quantile_ratio,
     spanned,
 )
+from tests.bench.support import measured
 
 _SECONDS = st.lists(st.floats(0, 100), min_size=1, max_size=700)
 
@@ -37,11 +40,6 @@ def test_a_row_has_percentiles_with_intervals_and_the_plain_figures() -> None:
             assert row[name]["high"] >= row[name]["value"]
         assert (row[name]["n"], row[name]["level"]) == (101, 0.95)
     assert row["marks"] == ["p95", "p99", "p999"]
-
-
-@pytest.mark.parametrize(("n", "marks"), [(0, []), (999, ["p99", "p999"]), (1_000, ["p999"]), (10_000, [])])
-def test_too_few_samples_are_marked_by_the_rules_of_the_draft(n: int, marks: list[str]) -> None:
-    assert latency_row([0.001] * n)["marks"] == marks
 
 
 def test_the_interval_of_groups_is_that_of_so_many_groups() -> None:
@@ -71,16 +69,6 @@ def test_a_figure_is_told_with_its_interval_and_digits_that_tell_its_ends_apart(
     value: float | None, low: float | None, high: float | None, text: str
 ) -> None:
     assert spanned({"value": value, "low": low, "high": high}) == text
-
-
-def test_an_open_end_is_null_and_told_as_such() -> None:
-    """Of 30 values none tells how high P99.9 may be."""
-    row = latency_row([0.2 + i / 1_000 for i in range(30)])
-    assert (row["p999"]["low"], row["p999"]["high"]) == (pytest.approx(0.228971), None)
-    assert row["p999"]["method"] == "order statistics, open above"
-    assert ms_of(row, "p999", unit=False) == "229 * (229 or more)"
-    assert row["p50"]["high"] is not None
-    assert spanned(None) == "-"
 
 
 @given(_SECONDS)
@@ -125,3 +113,49 @@ def test_a_line_has_its_intervals_in_ms_and_gaps_where_nothing_is_known() -> Non
     figure = {"value": 0.002, "low": 0.001, "high": None}
     series = line_series("l", [1, 2], [figure, None])
     assert (series.x, series.y, series.low, series.high) == ([1, 2], [2.0, None], [1.0, None], [None, None])
+
+
+def test_only_rows_that_both_answered_completely_are_pairs() -> None:
+    ms = 1_000_000
+    a = measured("a", [
+        {"row": 3, "ttft_ns": 10 * ms}, {"row": 1, "ttft_ns": 20 * ms}, {"row": 2, "ttft_ns": 30 * ms},
+        {"row": 4, "ttft_ns": 40 * ms},
+    ])  # fmt: skip
+    b = measured("b", [
+        {"row": 1, "ttft_ns": 25 * ms}, {"row": 2, "ttft_ns": 1 * ms, "outcome": "refused"},
+        {"row": 3, "ttft_ns": 17 * ms}, {"row": 4}, {"row": 5, "ttft_ns": 50 * ms},
+    ])  # fmt: skip
+    assert pairs([(a, b)], "ttft_ns") == ([0.02, 0.01], [0.025, 0.017])
+    assert pairs([(a, b), (b, a)], "ttft_ns") == ([0.02, 0.01, 0.025, 0.017], [0.025, 0.017, 0.02, 0.01])
+    assert b.by_row("ttft_ns") == {1: 0.025, 3: 0.017, 5: 0.05}
+
+
+def test_a_ratio_is_that_of_the_quantiles_with_its_interval() -> None:
+    base = [0.01 * i for i in range(1, 201)]
+    exact = quantile_ratio(base, [2 * x for x in base], 0.5, paired=True)
+    assert exact is not None
+    assert [exact[name] for name in ("value", "low", "high")] == pytest.approx([2, 2, 2])
+    loose = quantile_ratio(base, [2 * x for x in base], 0.5, paired=False)
+    assert loose is not None
+    assert loose["low"] < 2 < loose["high"]
+    # So few values say where a quantile is, and not how sure that is.
+    few = quantile_ratio([1.0, 2.0], [3.0, 6.0], 0.99, paired=False)
+    assert few is not None
+    assert (few["value"], few["low"], few["high"]) == (pytest.approx(3), None, None)
+    assert quantile_ratio([], [1.0], 0.5, paired=False) is None
+    assert quantile_ratio([0.0, 1.0], [1.0, 2.0], 0.5, paired=True) is None
+
+
+def test_repeats_have_student_s_interval() -> None:
+    """40, 41 and 42: 41 +- 4.303 / sqrt(3); against 0, t = 41 sqrt(3)."""
+    found = over_repeats([40.0, 41.0, 42.0])
+    assert found is not None
+    assert found["value"] == pytest.approx(41)
+    assert found["high"] - found["value"] == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    # Of Student's t with two degrees of freedom, in closed form.
+    t = 41 * 3**0.5
+    assert found["p"] == pytest.approx(1 - t / (2 + t * t) ** 0.5, rel=1e-4)
+    assert over_repeats([1.0, 2.0]) is None
+    same = over_repeats([2.0] * 3)
+    assert same is not None
+    assert same["p"] == 0.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.tests.capacity import TEST
 from llmtap.units import Duration
 from tests.bench.support import Planted, answered, measured, perform
@@ -56,7 +56,6 @@ def test_capacity_by_ttft(tmp_path: Path) -> None:
     assert levels == ["0008", "0016", "0032", "0024", "0020", "0018", "0019"]
     told = found.measurements
     assert (told["max_concurrency"], told["limit"]) == (19, 20)
-    assert told["max_concurrency_by_completion"] == 32, "all completed, however late"
     assert told["output_tps"] == pytest.approx(19 * 256, rel=0.02)
     # A prompt of 44 all the time, and an answer that is at half on average, but for its first 50 ms.
     assert told["tokens_in_flight"] == pytest.approx(19 * (44 + 0.95 * 128), rel=0.02)
@@ -76,7 +75,7 @@ def test_capacity_by_completion(tmp_path: Path) -> None:
     session = planted(tmp_path, 10, broken=0.02)
     found = perform(TEST, session, ttft_p99=Duration(60 * S), maximum=64)
     told = found.measurements
-    assert (told["max_concurrency"], told["max_concurrency_by_completion"]) == (10, 10)
+    assert told["max_concurrency"] == 10
     beyond = next(level for level in told["levels"] if level["concurrency"] == 16)
     assert beyond["completion"]["value"] == pytest.approx(0.98, abs=0.001)
     assert beyond["endings"] == {"upstream_error": beyond["failed"]}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.tests.fairness import TEST, FairnessParams
 from llmtap.bench.tests.mixes import ClassMix
 from llmtap.units import Duration

@@ -4,12 +4,23 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from llmtap.bench.run.loads import Load
+from llmtap.bench.run.levels import Capacity
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.sut.sut import TargetArm
-from llmtap.bench.tests.guardrail_overhead import TEST
+from llmtap.bench.tests.guardrail_overhead import (
+    AGAIN,
+    BASELINE,
+    TEST,
+    blocks,
+    cached_share,
+    guardrail_figures,
+)
 from tests.bench.support import Planted, answered, measured, perform
 
 INPUT = {"x-sim-input-filter-ms": "40"}
@@ -63,11 +74,8 @@ def test_the_draft_s_tables(tmp_path: Path) -> None:
     # 90 pairs: nine lie beyond P90, so P95 and P99 have no interval, and P50 has one.
     assert all(" ms (" in row[4] for row in overhead.rows)
     assert {row[6] for row in overhead.rows} == {"-"}
-    assert any("fewer than five pairs lie beyond" in note for note in found.notes)
     assert not any(caption.startswith("Table 14") for caption in tables)
     said = " ".join(found.notes)
-    assert "maximum throughput was not measured" in said
-    assert "no request was refused" in said
     assert "A/A" in said and "overhead at 25 %" not in said, "overheads are in the table"
     assert found.deviations == []
     kinds = [(chart.kind, len(chart.series)) for chart in found.charts]
@@ -141,3 +149,120 @@ def test_benign_requests_that_are_refused_are_a_deviation(tmp_path: Path) -> Non
     assert (full["refused"], full["complete"], full["ttft"]["n"]) == (10, 10, 10)
     assert any("10 benign requests were refused (Full Filter" in one for one in found.deviations)
     assert any("refused although the content is benign" in note for note in found.notes)
+
+
+names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True)
+levels = st.lists(st.sampled_from([25.0, 50.0, 75.0]), min_size=1, unique=True)
+
+
+@given(names, levels, st.integers(1, 6), st.integers(0, 1 << 40), st.booleans())
+def test_every_block_comes_once_and_repeats_one_after_the_other(
+    arms: list[str], loads: list[float], repeats: int, seed: int, together: bool
+) -> None:
+    order = blocks(arms, loads, repeats, seed, together=together)
+    every = {(arm, level, r) for arm in arms for level in loads for r in range(repeats)}
+    assert len(order) == len(every)
+    assert set(order) == every
+    assert [repeat for _, _, repeat in order] == sorted(repeat for _, _, repeat in order)
+    assert order == blocks(arms, loads, repeats, seed, together=together)
+
+
+CAPACITY = Capacity(rps=20.0, tps=1_000.0, how="given")
+BOTH_COSTS_MS = {BASELINE: (0, 0), "input_filter": (40, 40), "output_filter": (16, 90), AGAIN: (0, 0)}
+
+
+def block(arm: str, repeat: int, rows: int, *, refused: int = 0, noise_ms: float = 3.0) -> Measurement:
+    """TTFT and E2E of a row are the row's own, the same in all arms, and the arm's cost, and noise."""
+    random, out = Random(f"{arm}/{repeat}"), []
+    ttft_cost, e2e_cost = BOTH_COSTS_MS[arm]
+    for row in range(rows):
+        own = Random(f"row/{repeat}/{row}")
+        ttft_ms = own.lognormvariate(4.6, 0.5)
+        e2e_ms = ttft_ms + own.lognormvariate(6, 0.8)
+        ttft = (ttft_ms + ttft_cost + random.gauss(0, noise_ms)) / 1e3
+        e2e = (e2e_ms + e2e_cost + random.gauss(0, noise_ms)) / 1e3
+        out.append(answered(row / 10, ttft, e2e, row=row, outcome="refused" if row < refused else "complete"))
+    return measured(f"{arm}/{repeat}", out)
+
+
+def cells(
+    levels: tuple[float, ...] = (50.0,), rows: int = 200, **more: Any
+) -> dict[tuple[str, float], dict[int, Measurement]]:
+    return {
+        (arm, level): {repeat: block(arm, repeat, rows, **more) for repeat in range(3)}
+        for arm in BOTH_COSTS_MS
+        for level in levels
+    }
+
+
+def test_planted_costs_lie_in_the_intervals_and_a_baseline_costs_nothing() -> None:
+    told = guardrail_figures(cells(), list(BOTH_COSTS_MS), [50.0], CAPACITY, None)
+    arms = told["levels"][0]["arms"]
+    assert told["levels"][0]["rate_rps"] == 10.0
+    for arm, costs in BOTH_COSTS_MS.items():
+        if arm == BASELINE:
+            assert arms[arm]["overhead"] is None
+            continue
+        for metric, cost_ms in zip(("ttft", "e2e"), costs, strict=True):
+            found = arms[arm]["overhead"][metric]
+            overall, shift = found["overall"], found["shift"]
+            assert found["pairs"] == 600
+            assert overall["value"] == pytest.approx(sum(found["by_repeat"]) / 3)
+            assert overall["low"] < cost_ms / 1e3 < overall["high"]
+            assert overall["high"] - overall["low"] < 0.005
+            # Of ten intervals of 95 % one may well miss, by a little.
+            assert shift["low"] - 0.0003 < cost_ms / 1e3 < shift["high"] + 0.0003
+            assert shift["high"] - shift["low"] < 0.001
+            assert found["p50"]["low"] - 0.003 < cost_ms / 1e3 < found["p50"]["high"] + 0.003
+            assert found["p50"]["n"] == 600
+            # Medians of samples of 600 apart would be known to 20 ms.
+            assert found["p50"]["high"] - found["p50"]["low"] < 0.012
+            if arm == AGAIN:
+                assert "p_adjusted" not in overall
+                assert overall["p"] > 0.05
+            else:
+                assert overall["p_adjusted"] < 0.01
+            assert overall["n"] == 3
+
+
+def test_blocks_that_differ_among_themselves_widen_the_interval() -> None:
+    """Whole blocks are 0, 8 or 16 ms late, whatever the arm: pairs would be sure of a difference between two
+    baselines that repeats show to be none."""
+
+    def late(measurement: Measurement, ms: int) -> Measurement:
+        column = pc.add(measurement.table["ttft_ns"], ms * 1_000_000)
+        place = measurement.table.schema.get_field_index("ttft_ns")
+        return Measurement(
+            "x", "", measurement.result, measurement.table.set_column(place, "ttft_ns", column)
+        )
+
+    both = {
+        (BASELINE, 50.0): {r: late(block(BASELINE, r, 200), ms) for r, ms in enumerate((0, 16, 0))},
+        (AGAIN, 50.0): {r: late(block(AGAIN, r, 200), ms) for r, ms in enumerate((8, 8, 8))},
+    }
+    told = guardrail_figures(both, [BASELINE, AGAIN], [50.0], CAPACITY, None)
+    found = told["levels"][0]["arms"][AGAIN]["overhead"]["ttft"]
+    assert found["shift"]["p"] < 1e-6
+    assert found["overall"]["p"] > 0.3
+    assert found["overall"]["low"] < 0 < found["overall"]["high"]
+
+
+def test_p_values_are_adjusted_over_arms_and_loads() -> None:
+    """Holm's over 2 filters x 3 loads: the smallest counts six times."""
+    told = guardrail_figures(
+        cells((25.0, 50.0, 75.0), 40), list(BOTH_COSTS_MS), [25.0, 50.0, 75.0], CAPACITY, None
+    )
+    shifts = [
+        one["arms"][arm]["overhead"]["ttft"]["overall"]
+        for one in told["levels"]
+        for arm in ("input_filter", "output_filter")
+    ]
+    smallest = min(shifts, key=lambda shift: shift["p"])
+    assert smallest["p_adjusted"] == pytest.approx(6 * smallest["p"])
+    assert all(shift["p"] <= shift["p_adjusted"] for shift in shifts)
+
+
+def test_what_came_from_a_cache_is_counted_where_it_is_told() -> None:
+    rows = [{"cached_tokens": 30, "input_tokens": 100}, {"input_tokens": 100}]
+    assert cached_share({("baseline", 50.0): {0: measured("a", rows)}}) == pytest.approx(0.15)
+    assert cached_share({("baseline", 50.0): {0: measured("a", rows[1:])}}) is None

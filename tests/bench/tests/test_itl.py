@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.tests.itl import TEST
 from tests.bench.support import Planted, measured, perform
 
@@ -113,7 +113,6 @@ def test_option_b_gives_all_tokens_of_a_chunk_its_time(tmp_path: Path) -> None:
     assert level["itl"]["n"] == 9 * 79
     assert level["itl"]["mean"] == pytest.approx(0.04 * 19 / 79)
     assert (level["itl"]["p50"]["value"], level["itl"]["p90"]["value"]) == (0.0, 0.04)
-    assert level["zero_share"] == pytest.approx(60 / 79)
 
 
 @pytest.mark.parametrize(("option", "option_found", "p50"), [("auto", "C", 0.005), ("A", "A", 0.02)])

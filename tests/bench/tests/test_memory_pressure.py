@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import Load
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.session import Load
 from llmtap.bench.tests.memory_pressure import TEST, WARNING
 from llmtap.errors import ConfigError
 from tests.bench.support import Planted, Silent, answered, measured, perform
@@ -76,9 +76,7 @@ def test_table_11_is_told_as_it_was_planted(tmp_path: Path) -> None:
     told = found.measurements
     assert [level["pattern"] for level in told["levels"]] == ["base"] + ["requests fail"] * 3
     assert [level["memory_errors"] for level in told["levels"]] == [1, 9, 27, 88]
-    assert told["levels"][2]["ttft_p99_increase"] == pytest.approx(1.456 / 0.523 - 1)
     assert told["levels"][0]["drain"] == pytest.approx(10.0)
-    assert told["levels"][0]["longest_pause_p99"] == pytest.approx(0.01)
     assert told["recovered"] is True
     assert isinstance(session.watcher, Silent)
     assert session.watcher.lefts[0] == WARNING

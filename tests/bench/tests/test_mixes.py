@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.bench.run.loads import Load
+from llmtap.bench.run.session import Load
 from llmtap.bench.tests.mixes import (
     LONG,
     SHORT,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.run.loads import make_load
+from llmtap.bench.run.session import make_load
 from llmtap.errors import ConfigError
 from llmtap.load.replay.perform import planned_within
 from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan, other_words

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, Final
 
 from llmtap.bench.report.report import ASKED
-from llmtap.bench.run.folder import RESULT, Folder
+from llmtap.bench.run.session import RESULT, Folder
 from tests.bench.support import measured
 from tests.support.results.compliance_reports import changed, report_of_test
 
