@@ -37,7 +37,6 @@ from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from llmtap.clock import Clock
@@ -253,18 +252,12 @@ class OtlpExporter:
         logging.getLogger("opentelemetry.exporter").setLevel(
             logging.CRITICAL
         )  # the receiver's answers are ours to log
-        with _environment(options.environment()):
+        with _environment(options.endpoint):
             resource = _resource(version, reader)
-            self._traces = options.traces and _is_wanted("TRACES")
-            self._metrics = options.metrics and _is_wanted("METRICS")
+            self._traces, self._metrics = _is_wanted("TRACES"), _is_wanted("METRICS")
             spans, metrics, receivers = _exporters(options.protocol)
-            always = options.sampler == "always"
-            root = TraceIdRatioBased(1.0 if options.sample_ratio is None else options.sample_ratio)
             self._ids = ExchangeIds()
-            self._provider = TracerProvider(
-                ParentBased(root, remote_parent_not_sampled=ALWAYS_ON) if always else None,
-                resource, shutdown_on_exit=False, id_generator=self._ids,
-            )  # fmt: skip
+            self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=self._ids)
             self._tracer = self._provider.get_tracer("llmtap", version, schema_url=self._names.schema_url)
             self._spans = _SpanDelivery(spans, receivers[0], self._closing)
             self._queue_max = max(1, round(_number("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_MAX)))
@@ -382,14 +375,13 @@ def _number(variable: str, default: float) -> float:
 
 
 @contextmanager
-def _environment(ours: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
+def _environment(endpoint: str | None) -> Iterator[None]:
+    """Let the SDK read this endpoint from the environment; None: what is set there already."""
+    name = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    before = os.environ.get(name)
+    os.environ.update({} if endpoint is None else {name: endpoint})
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.pop(name, None)
+        os.environ.update({} if before is None else {name: before})
