@@ -1,7 +1,7 @@
 """Commands `llmtap proxy` and `llmtap meter` (measure live traffic), `llmtap top`, `llmtap slo generate`.
 
 They read the configuration (`config.py`) and start the processes (`supervisor/`), the terminal view (`top/`),
-or the generation of alert rules (`export/rules`). `llmtap watch` is in `watch.py` and uses `announce` from
+or the generation of alert rules (`export/rules.py`). `llmtap watch` is in `watch.py` and uses `announce` from
 here.
 """
 
@@ -91,7 +91,7 @@ def proxy(
     settings = loaded.settings
     import asyncio
 
-    from llmtap.export.rules.prometheus import missing_alarms
+    from llmtap.export.rules import missing_alarms
     from llmtap.log import set_up
     from llmtap.metrics.slo import SloClass
     from llmtap.supervisor.checks import problems_of, warnings_of
@@ -218,7 +218,7 @@ def generate(
 ) -> None:
     """Write recording rules and alerts for the configured objectives."""
     from llmtap.config import load_settings
-    from llmtap.export.rules.prometheus import check_job, missing_alarms, render
+    from llmtap.export.rules import check_job, missing_alarms, render
     from llmtap.metrics.slo import SloClass
 
     check_job(job)

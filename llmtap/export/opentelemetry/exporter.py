@@ -1,7 +1,7 @@
 """Export finished exchanges to an OpenTelemetry receiver: a span of each that is sampled, and metrics.
 
 `OtlpExporter` is a sink of the meter's pipeline. The SDK makes, batches and sends spans in a thread of its
-own, by `OtlpOptions` (`export/options.py`) and the `OTEL_*` variables. Metrics are counted by `metrics.py`,
+own, by `OtlpOptions` (`export/options.py`) and the `OTEL_*` variables. Metrics are counted by `signals.py`,
 because the SDK's instruments take 9 us a value, and sent by a thread of this module. A batch of spans is sent
 again while the receiver is away. Each span that no receiver took is counted by reason (`state().dropped`);
 the SDK's exporters (1.45) do not count them.
@@ -41,12 +41,17 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
-from llmtap.export.opentelemetry.metrics import MetricRecorder, Totals, metrics_of
 from llmtap.export.opentelemetry.semconv import SERVICE_VERSION, VERSIONS
-from llmtap.export.opentelemetry.spans import ExchangeIds, start_span, terms_of
+from llmtap.export.opentelemetry.signals import (
+    ExchangeIds,
+    MetricRecorder,
+    Totals,
+    metrics_of,
+    start_span,
+    terms_of,
+)
 from llmtap.export.options import OtlpOptions
-from llmtap.export.sinks import ExporterState, SeriesKey
-from llmtap.export.trace_context import parse_trace_parent
+from llmtap.export.sinks import ExporterState, SeriesKey, parse_trace_parent
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured
 

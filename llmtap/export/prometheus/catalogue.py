@@ -1,9 +1,9 @@
 """Catalogue of the metrics on `/metrics`: name, type, help, labels, histogram edges.
 
-Metrics of exchanges are in `HISTOGRAMS` and `COUNTERS` (`series.py` counts them), those of llmtap itself in
-`SELF` (`meter/admin/views.py` has the values; `collect` converts them for prometheus_client). A counter's
-name gets `_total` in the exposition. `llmtap_capture_paused` is the metric to alert on: exchanges are
-measured and not captured; the reason is in `llmtap_capture_problem`.
+Metrics of exchanges are in `HISTOGRAMS` and `COUNTERS` (`exposition.py` counts them), those of llmtap
+itself in `SELF` (`meter/admin/views.py` has the values; `collect` converts them for prometheus_client). A
+counter's name gets `_total` in the exposition. `llmtap_capture_paused` is the metric to alert on:
+exchanges are measured and not captured; the reason is in `llmtap_capture_problem`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

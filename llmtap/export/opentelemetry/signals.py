@@ -1,0 +1,432 @@
+"""Make spans and metrics of OpenTelemetry from finished exchanges, without any text of prompt or answer.
+
+`exporter.py` calls it. `terms_of` collects the values that span and metrics share (`Terms`); both have the
+names of a version of `semconv.py`. `start_span` makes the span of an exchange. The caller's `traceparent`
+passes the relay unchanged, so our span is its child, beside the spans of the gateway behind us.
+
+`MetricRecorder` counts each exchange when it ends. The exporter's sending thread takes the table of new
+counts as a whole, so that neither thread waits long for the lock, adds it to `Totals`, and sends the
+result of `metrics_of`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import compress, groupby
+from operator import sub
+from threading import Lock
+from typing import Any, Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.metrics import export as sdk
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+
+from llmtap.exchange.exchange import EventLog, Exchange
+from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.export.buckets import Buckets, ExponentialBuckets
+from llmtap.export.opentelemetry import semconv
+from llmtap.export.sinks import TraceParent
+from llmtap.metrics.latency import Measured
+from llmtap.metrics.summary import ENDED_WELL
+
+TEXT_MAX: Final = 256
+"""Characters of a name from traffic: enough for any model name, few enough to be harmless."""
+
+_NO_ERROR: Final = ENDED_WELL | {Outcome.CLIENT_CANCELLED}
+_COUNTED: Final = frozenset(
+    {TokenSource.USAGE, TokenSource.TOKEN_IDS, TokenSource.LOGPROBS, TokenSource.RUNNING_USAGE}
+)
+"""Token sources that the conventions accept as usage: the provider reported the count, or each token."""
+_IS_CHUNK: Final = bytes(
+    code not in (EventClass.KEEPALIVE.value, EventClass.DONE.value) for code in range(256)
+)
+"""By EventClass code: 1 where a client library returns a chunk to its caller."""
+
+
+@dataclass(slots=True)
+class Terms:
+    operation: str | None
+    provider: str | None
+    model: str | None
+    response_model: str | None
+    error_type: str | None
+    end_ns: int
+    duration_ns: int
+    first_chunk_ns: int | None
+    chunk_times_ns: list[int]
+    output_tokens: int | None
+    """None where their number is an estimate."""
+    cache_write_tokens: int | None
+    server_duration_ns: int | None
+    server_first_token_ns: int | None
+    server_per_token_ns: int | None
+
+
+def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -> Terms:
+    t = x.timeline
+    times = chunk_times_ns(t.events) if x.stream else []
+    end_ns = _end_ns(x)
+    well = x.outcome in ENDED_WELL and (x.status is None or x.status < 400)
+    output = x.tokens.output if x.tokens.source in _COUNTED else None
+    # The server's terms are those of an answer that came: from the request's last byte on, and whole.
+    server = m.e2e_ns
+    first_token = m.ttft_any_ns if x.stream and well else None
+    operation = semconv.operation_of(x.endpoint)
+    return Terms(
+        operation=operation,
+        provider=None if operation is None else provider or semconv.provider_of(host, x.dialect),
+        model=_cut(x.model),
+        response_model=_cut(x.response_model),
+        error_type=error_type(x),
+        end_ns=end_ns,
+        duration_ns=end_ns - t.arrival_ns,
+        first_chunk_ns=times[0] - t.arrival_ns if times else None,
+        chunk_times_ns=times,
+        output_tokens=output,
+        cache_write_tokens=_cache_write_tokens(x.usage or {}),
+        server_duration_ns=server,
+        server_first_token_ns=first_token,
+        server_per_token_ns=_per_token_ns(x, server, first_token, output),
+    )
+
+
+def error_type(x: Exchange) -> str | None:
+    """Return `error.type`: the status from 400 on, else the outcome if it is a failure; None for success.
+
+    A client that left is no error, nor is a refusal. Source: semantic conventions, HTTP client spans.
+    """
+    if x.status is not None and x.status >= 400:
+        return str(x.status)
+    return None if x.outcome in _NO_ERROR else x.outcome.value
+
+
+def chunk_times_ns(log: EventLog) -> list[int]:
+    """Return the timestamps of all events but keep-alives and end marker."""
+    return list(compress(log.t_ns, log.classes.translate(_IS_CHUNK)))
+
+
+def _end_ns(x: Exchange) -> int:
+    t = x.timeline
+    points = (t.arrival_ns, t.request_end_ns, t.submit_ns, t.head_ns, t.first_byte_ns, t.response_end_ns,
+              t.delivered_ns, t.events.t_ns[-1] if len(t.events) else None)  # fmt: skip
+    return max(point for point in points if point is not None)
+
+
+def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, output: int | None) -> int | None:
+    if server_ns is None or first_ns is None or output is None or output < 2:
+        return None
+    if x.tokens.reasoning and x.timeline.first_reasoning_ns is None:
+        return None  # reasoned before the first token that we could see: not "after the first token"
+    return (server_ns - first_ns) // (output - 1)
+
+
+def _cache_write_tokens(usage: Mapping[str, object]) -> int | None:
+    """Return the input tokens written to a cache (fields of Anthropic, Converse and OpenRouter)."""
+    details = usage.get("prompt_tokens_details")
+    for source, name in (
+        (usage, "cache_creation_input_tokens"), (usage, "cacheWriteInputTokens"),
+        (details, "cache_write_tokens"),
+    ):  # fmt: skip
+        count = source.get(name) if isinstance(source, Mapping) else None
+        if isinstance(count, int) and count >= 0:
+            return count
+    return None
+
+
+def _cut(text: str | None) -> str | None:
+    return None if text is None else text[:TEXT_MAX]
+
+
+Value = str | bool | int | float | list[str]
+
+
+class ExchangeIds(IdGenerator):
+    """Ids of the span being made: the same for an exchange each time, so that its span can be found again."""
+
+    def __init__(self) -> None:
+        self.trace_id = self.span_id = 0
+
+    def set(self, x: Exchange) -> None:
+        """Use the ids of this exchange: a hash, so that nothing need be stored."""
+        text = f"{x.id} {x.arrival_wall_ns} {x.timeline.arrival_ns}".encode()
+        digest = blake2b(text, digest_size=24).digest()
+        self.trace_id, self.span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:])
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def generate_span_id(self) -> int:
+        return self.span_id
+
+
+def start_span(
+    tracer: trace.Tracer,
+    x: Exchange,
+    terms: Terms,
+    names: semconv.Semconv,
+    parent: TraceParent | None,
+    server: tuple[str, int] | None,
+) -> trace.Span:
+    """Return the exchange as a span of kind CLIENT, in the names of a version; `terms.end_ns` is not set yet.
+
+    It does not record if the tracer's sampler leaves it out.
+    """
+    context = Context()
+    if parent is not None:
+        caller = trace.SpanContext(
+            int(parent.trace_id, 16), int(parent.span_id, 16), True, trace.TraceFlags(parent.flags)
+        )
+        context = trace.set_span_in_context(trace.NonRecordingSpan(caller), context)
+    attributes = {k: _clean(v) for k, v in _attributes(x, terms, names, server) if v is not None}
+    span = tracer.start_span(
+        _text(_name(x, terms)), context, trace.SpanKind.CLIENT, attributes, start_time=x.arrival_wall_ns
+    )
+    if not span.is_recording():
+        return span
+    t = x.timeline
+    for name, t_ns in (
+        ("llmtap.submit", t.submit_ns),
+        ("llmtap.first_byte", t.first_byte_ns),
+        ("llmtap.first_token", t.first_token_ns if x.stream else None),
+        ("llmtap.first_content", t.first_content_ns if x.stream else None),
+        ("llmtap.last_token", t.last_token_ns if x.stream else None),
+    ):
+        if t_ns is not None:
+            span.add_event(name, timestamp=t_ns + x.arrival_wall_ns - t.arrival_ns)
+    if terms.error_type is not None:
+        span.set_status(trace.Status(trace.StatusCode.ERROR, _text(x.error or terms.error_type)))
+    return span
+
+
+def _text(text: str) -> str:
+    # Text from traffic may hold what UTF-8 cannot encode: half a surrogate pair from a JSON escape.
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _clean(value: Value) -> Value:
+    if isinstance(value, str):
+        return _text(value)
+    return [_text(text) for text in value] if isinstance(value, list) else value
+
+
+def _name(x: Exchange, terms: Terms) -> str:
+    if terms.operation is None:
+        return x.method[:TEXT_MAX] or "HTTP"
+    return terms.operation if terms.model is None else f"{terms.operation} {terms.model}"
+
+
+def _attributes(
+    x: Exchange, terms: Terms, names: semconv.Semconv, server: tuple[str, int] | None
+) -> "list[tuple[str, Value | None]]":
+    host, port = server or (None, None)
+    out: list[tuple[str, Value | None]] = [
+        (semconv.HTTP_METHOD, x.method[:TEXT_MAX] or None), (semconv.URL_PATH, x.path[:TEXT_MAX] or None),
+        (semconv.HTTP_STATUS, x.status), (semconv.SERVER_ADDRESS, host), (semconv.SERVER_PORT, port),
+        (semconv.ERROR_TYPE, terms.error_type), (semconv.EXCHANGE_ID, x.id),
+        (semconv.OUTCOME, x.outcome.value), (semconv.TENANT, x.tenant[:TEXT_MAX]), (semconv.ARM, x.arm),
+        (semconv.REQUEST_ID, x.request_id), (semconv.UNCERTAINTY, x.uncertainty_ns / 1e9),
+    ]  # fmt: skip
+    if terms.operation is None:
+        return out
+    kind = None if x.refusal is None else x.refusal.get("kind")
+    tokens = x.tokens
+    out += [
+        (names.operation, terms.operation), (names.provider, terms.provider),
+        (names.request_model, terms.model), (names.response_model, terms.response_model),
+        (names.request_stream, True if x.stream else None),
+        (names.finish_reasons, None if x.finish_reason is None else [x.finish_reason[:TEXT_MAX]]),
+        (names.first_chunk, None if terms.first_chunk_ns is None else terms.first_chunk_ns / 1e9),
+        (names.input_tokens, tokens.input), (names.output_tokens, terms.output_tokens),
+        (names.cached_tokens, tokens.cached), (names.cache_write_tokens, terms.cache_write_tokens),
+        (names.reasoning_tokens, tokens.reasoning),
+        (semconv.DIALECT, x.dialect), (semconv.REFUSAL_KIND, None if kind is None else str(kind)),
+        (semconv.TOKEN_SOURCE, tokens.source.value),
+    ]  # fmt: skip
+    return out
+
+
+EXPONENTIAL_MAX: Final = 160
+"""Buckets of an exponential histogram. Source: OpenTelemetry metrics SDK specification, default `MaxSize`."""
+
+NO_EXTREMES: Final[Mapping[str, Any]] = {"min": None, "max": None}
+
+Key = tuple[str | None, ...]
+"""Values of the attributes, in the order of `Recorder.names`; empty: the series of what had no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    measure: semconv.Measure
+    attributes: list[tuple[str, str | bool | int]]
+    cell: Buckets | ExponentialBuckets
+    start_ns: int
+    place: tuple[int, Key]
+
+
+class MetricRecorder:
+    """Counter of exchanges, on the thread where they end."""
+
+    def __init__(self, names: semconv.Semconv, series_max: int, *, exponential: bool = False) -> None:
+        self.names: Final = (
+            names.operation, names.provider, names.request_model, names.response_model,
+            semconv.TENANT, semconv.ARM, semconv.ERROR_TYPE, semconv.OUTCOME,
+        )  # fmt: skip
+        self.measures: list[semconv.Measure] = []
+        self._of: dict[semconv.SemconvQuantity, tuple[int, ...]] = {}
+        for quantity, measures in names.measures.items():
+            first = len(self.measures)
+            self.measures += measures
+            self._of[quantity] = tuple(range(first, len(self.measures)))
+        self._known: list[set[Key]] = [set() for _ in self.measures]
+        self._series_max = series_max
+        self._lock = Lock()
+        self._fresh: dict[tuple[int, Key], Buckets | ExponentialBuckets] = {}
+        self._exponential = exponential
+
+    def take(self) -> dict[tuple[int, Key], Buckets | ExponentialBuckets]:
+        """Return what was counted since the last call; for any thread."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}
+        return fresh
+
+    def record(self, x: Exchange, m: Measured, terms: Terms) -> None:
+        with self._lock:
+            self._record(x, m, terms)
+
+    def _record(self, x: Exchange, m: Measured, terms: Terms) -> None:
+        add = self._add
+        base = (
+            terms.operation, terms.provider, terms.model, terms.response_model, x.tenant[:TEXT_MAX], x.arm
+        )  # fmt: skip
+        key = (*base, None, None)
+        add(semconv.SemconvQuantity.EXCHANGES, (*base, terms.error_type, x.outcome.value), 1)
+        if terms.operation is None:
+            return
+        # Only durations have the error's type: the other terms belong to answers.
+        of_error = key if terms.error_type is None else (*base, terms.error_type, None)
+        if terms.operation == "embeddings":
+            add(semconv.SemconvQuantity.EMBEDDINGS_DURATION, of_error, terms.duration_ns)
+            add(semconv.SemconvQuantity.EMBEDDINGS_TOKENS, key, x.tokens.input)
+        else:
+            add(semconv.SemconvQuantity.DURATION, of_error, terms.duration_ns)
+            add(semconv.SemconvQuantity.INPUT_TOKENS, key, x.tokens.input)
+            add(semconv.SemconvQuantity.OUTPUT_TOKENS, key, terms.output_tokens)
+            add(semconv.SemconvQuantity.CACHED_TOKENS, key, x.tokens.cached)
+            add(semconv.SemconvQuantity.CACHE_WRITE_TOKENS, key, terms.cache_write_tokens)
+            add(semconv.SemconvQuantity.REASONING_TOKENS, key, x.tokens.reasoning)
+        add(semconv.SemconvQuantity.SERVER_DURATION, of_error, terms.server_duration_ns)
+        if not x.stream:
+            return
+        times = terms.chunk_times_ns
+        add(semconv.SemconvQuantity.FIRST_CHUNK, key, terms.first_chunk_ns)
+        add(semconv.SemconvQuantity.SERVER_FIRST_TOKEN, key, terms.server_first_token_ns)
+        add(semconv.SemconvQuantity.SERVER_PER_TOKEN, key, terms.server_per_token_ns)
+        add(semconv.SemconvQuantity.FIRST_CONTENT, key, m.ttft_ns)
+        add(semconv.SemconvQuantity.USER_IDLE, key, m.user_idle_ns)
+        self._add_many(semconv.SemconvQuantity.CHUNK_GAP, key, list(map(sub, times[1:], times)))
+        self._add_many(semconv.SemconvQuantity.TBC, key, m.tbc_ns)
+
+    def _add(self, quantity: semconv.SemconvQuantity, key: Key, value: int | None) -> None:
+        if value is not None:
+            for i in self._of.get(quantity, ()):
+                self._cell(i, key).record(value)
+
+    def _add_many(self, quantity: semconv.SemconvQuantity, key: Key, values: Sequence[int]) -> None:
+        if values:
+            for i in self._of.get(quantity, ()):
+                self._cell(i, key).record_many(values)
+
+    def _cell(self, i: int, key: Key) -> Buckets | ExponentialBuckets:
+        cell = self._fresh.get((i, key))
+        if cell is not None:
+            return cell
+        known = self._known[i]
+        if key not in known:
+            if len(known) < self._series_max:
+                known.add(key)
+            else:
+                key = ()
+        instrument = self.measures[i].instrument
+        if self._exponential and instrument.edges:
+            return self._fresh.setdefault((i, key), ExponentialBuckets(instrument.scale))
+        return self._fresh.setdefault((i, key), Buckets(instrument.edges))
+
+
+class Totals:
+    def __init__(
+        self, recorder: MetricRecorder, servers: Mapping[str, tuple[str, int]], start_ns: int = 0
+    ) -> None:
+        """`servers` names the upstream's host and port by arm, under "" for all others."""
+        self._recorder = recorder
+        self._servers = servers
+        self._arm = recorder.names.index(semconv.ARM)
+        self._cells: dict[tuple[int, Key], tuple[int, Buckets | ExponentialBuckets]] = {}
+        self._start_ns = self._gathered_ns = start_ns
+
+    def gather(self, now_ns: int = 0) -> Iterator[Point]:
+        for at, cell in self._recorder.take().items():
+            if at in self._cells:
+                self._cells[at][1].merge(cell)  # type: ignore[arg-type]  # of the same kind
+            else:
+                self._cells[at] = self._gathered_ns, cell
+        self._gathered_ns = now_ns
+        measures = self._recorder.measures
+        for place, (start_ns, cell) in sorted(
+            self._cells.items(), key=lambda item: measures[item[0][0]].instrument.name
+        ):
+            measure = measures[place[0]]
+            yield Point(measure, self._attributes(measure, place[1]), cell, start_ns, place)
+
+    def forget(self, points: Sequence[Point]) -> None:
+        """Count these series from zero again, because they were delivered as deltas."""
+        for point in points:
+            del self._cells[point.place]
+
+    def _attributes(self, measure: semconv.Measure, key: Key) -> list[tuple[str, str | bool | int]]:
+        if not key:
+            return [*measure.attributes, (semconv.OVERFLOW, True)]
+        out: list[tuple[str, str | bool | int]] = list(measure.attributes)
+        for name, value in zip(self._recorder.names, key, strict=True):
+            if value is not None:
+                out.append((name, value))
+        server = self._servers.get(key[self._arm] or "", self._servers.get(""))
+        if server is not None:
+            out += ((semconv.SERVER_ADDRESS, server[0]), (semconv.SERVER_PORT, server[1]))
+        return out
+
+
+def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Metric]:
+    """Return these points as the SDK's exporters take them; those of one instrument follow each other."""
+    temporality = sdk.AggregationTemporality.DELTA if delta else sdk.AggregationTemporality.CUMULATIVE
+    found = []
+    for instrument, group in groupby(points, key=lambda point: point.measure.instrument):
+        ready = [_ready(point, now_ns) for point in group]
+        data: Any
+        if not instrument.edges:
+            data = sdk.Sum(ready, temporality, is_monotonic=True)
+        elif isinstance(ready[0], sdk.HistogramDataPoint):
+            data = sdk.Histogram(ready, temporality)
+        else:
+            data = sdk.ExponentialHistogram(ready, temporality)
+        found.append(sdk.Metric(instrument.name, instrument.description, instrument.unit, data))
+    return found
+
+
+def _ready(point: Point, now_ns: int) -> Any:
+    instrument, cell, when = point.measure.instrument, point.cell, (point.start_ns, now_ns)
+    attributes = dict(point.attributes)
+    if isinstance(cell, ExponentialBuckets):
+        scale, offset, dense = cell.dense(EXPONENTIAL_MAX)
+        positive, negative = sdk.Buckets(offset, dense), sdk.Buckets(0, [])
+        return sdk.ExponentialHistogramDataPoint(
+            attributes, *when, cell.n, cell.total / instrument.scale, scale, cell.zeros, positive, negative,
+            flags=0, **NO_EXTREMES,
+        )  # fmt: skip
+    counts, total = cell.read()
+    if not instrument.edges:
+        return sdk.NumberDataPoint(attributes, *when, total)
+    bounds = [edge / instrument.scale for edge in instrument.edges]
+    return sdk.HistogramDataPoint(
+        attributes, *when, sum(counts), total / instrument.scale, counts, bounds, **NO_EXTREMES
+    )
