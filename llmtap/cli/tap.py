@@ -242,7 +242,7 @@ def generate(
 
 _TOP_EPILOG = """\
 Keyboard: 1 to 8 or tab: select a view; s and S: sort; /: filter; w: change the window; p: pause; enter: show
-the events of an exchange (finished or in flight); ?: list all keys; q: quit.
+the events of an exchange; ?: list all keys; q: quit.
 
 An admin port that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the
 variable named by --token-env, or from --token-file. An option or a URL cannot contain the token itself.

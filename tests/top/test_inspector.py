@@ -11,8 +11,7 @@ from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Token
 from llmtap.exchange.outcome import EventClass, TokenSource
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import chunking_of, measure
-from llmtap.top.inspector import inspected, story_so_far, watched
-from tests.support.servers.fake_admin import a_stream
+from llmtap.top.views import inspected
 
 MS = 1_000_000
 
@@ -88,21 +87,3 @@ def test_tokens_that_nobody_declares_are_told_as_what_they_count_for() -> None:
     table = inspected(told(x))
     assert [row.cells[4].text for row in table.rows] == ["-", "~1", "~1", "-"]
     assert "~1: no token count declared" in table.notes[0]
-
-
-def test_of_a_stream_under_way_the_newest_is_first_and_the_oldest_are_one() -> None:
-    """20 tokens/s: 4 at 100 ms are read by 300; 2 of one read at 500 end at 600, so 1.4 s of waiting."""
-    stream = a_stream(tokens=6, timeline=[[0.5, 1], [0.5, 1]], age=2.0)
-    table = watched(stream)
-    assert [tuple(cell.text for cell in row.cells) for row in table.rows] == [
-        ("500", "0", "1", "550", "50.0 ms ahead"),
-        ("500", "400", "1", "300", "WAITS 200 ms"),
-        ("100", "-", "4", "0", "WAITS 100 ms"),
-    ]
-    assert len({row.key for row in table.rows}) == 3
-    facts = list(story_so_far(stream))
-    assert facts[0] == "r0-1: UNDER WAY, 2 s old"
-    assert facts[-1] == "the reader WAITS, 1,400 ms by now"
-    silent = a_stream(tokens=None, ttft=None, since_last=None, timeline=[])
-    assert watched(silent).rows == []
-    assert "reader" not in " ".join(story_so_far(silent))

@@ -25,10 +25,10 @@ def some() -> dict[str, Any]:
     )
 
 
-def table(name: str, documents: dict[str, Any], width: int = 80) -> ViewTable:
+def table(name: str, documents: dict[str, Any]) -> ViewTable:
     view = BY_NAME[name]
     beside = {} if view.path is None else {view.path: documents.get(view.path)}
-    return view.table(Shown(documents["summary"], beside), width)
+    return view.table(Shown(documents["summary"], beside))
 
 
 def cells(found: ViewTable) -> dict[str, dict[str, str]]:
@@ -48,7 +48,7 @@ def test_the_tap_of_a_passive_vantage_tells_its_packets() -> None:
         "vantage": "passive", "connected": True, "packets": {"captured": 900, "lost": 3}, "side": "server",
         "watched": {"followed": 4, "encrypted": 1}, "missing_bytes": 70_000, "dropped": {"packets_lost": 1},
     }  # fmt: skip
-    found = cells(table("tap", documents, 120))
+    found = cells(table("tap", documents))
     mine = {key.removeprefix("passive w0/"): line for key, line in found.items() if "w0" in key}
     assert {name: line["value"] for name, line in mine.items() if not line["about"].startswith("ms")} == {
         "state": "connected", "packets captured": "900", "packets lost": "3", "watched followed": "4",
@@ -63,7 +63,7 @@ def test_burn_rates_and_alarms_of_classes_are_shown_and_a_firing_alarm_is_in_the
     assert states == ["quiet until 7 counted", "quiet until 17 counted"]
     assert firing(quiet) == []
     bad = recorded([streamed(i, 3, outcome=Outcome.UPSTREAM_ERROR) for i in range(1, 11)])["summary"]
-    found = cells(table("slo", {"summary": bad}, 120))
+    found = cells(table("slo", {"summary": bad}))
     assert found["default 1h"] == {
         "class": "default", "state": "FIRING", "severity": "page", "limit": "14.4", "counted": "10",
         "long": "100 over the 1 s measured", "short": "100 over the 1 s measured",
@@ -92,8 +92,8 @@ def test_names_of_others_are_harmless_in_every_view() -> None:
 
 def test_every_view_stands_a_tap_that_tells_nothing() -> None:
     for view in VIEWS:
-        for beside in ({}, {view.path or "": None}, {view.path or "": {}}):
-            assert view.table(Shown({}, beside), 80).columns
+        for beside in ({}, {view.path or "": {}}):
+            assert view.table(Shown({}, beside)).columns
 
 
 def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of() -> None:
@@ -113,14 +113,14 @@ def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of(
 
 
 def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:
-    timeline = [[0.0, 1], [0.1, 1], [1.5, 8], [3.9, None]]
+    timeline = [[0.0, 1], [0.1, 1], [1.5, 8], [3.9, 1]]
     assert sparkline(timeline, 4, 0.0, 4.0) == "▂█·▁"
     assert sparkline(timeline, 2, 2.0, 4.0) == "·█"
     assert sparkline([[4.0, 1]], 4, 0.0, 4.0) == "···█"
 
 
-def table_streams(told: dict[str, Any] | None, width: int = 80) -> ViewTable:
-    return streams_table(Shown({}, {"streams": told}), width)
+def table_streams(told: dict[str, Any]) -> ViewTable:
+    return streams_table(Shown({}, {"streams": told}))
 
 
 def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:
@@ -128,9 +128,9 @@ def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:
     told = {"count": 7, "window": 10.0, "streams": [a_stream(), silent]}
     first, second = table_streams(told).rows
     assert [cell.text for cell in first.cells[:8]] == [
-        "acme", "tiny", "2", "100", "3", "3", "50.0", "█····█·····█",
+        "acme", "tiny", "2", "100", "3", "3", "50.0", "·█········█············█",
     ]  # fmt: skip
-    assert [cell.text for cell in second.cells[:8]] == ["acme", "-", "0.5", "-", "3", "3", "-", "·" * 12]
+    assert [cell.text for cell in second.cells[:8]] == ["acme", "-", "0.5", "-", "3", "3", "-", "·" * 24]
     assert (
         table_streams(told)
         .notes[0]
