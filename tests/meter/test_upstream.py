@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 
 from llmtap.meter.admin.views import upstream_values
-from llmtap.meter.upstream import UpstreamLoad
+from llmtap.meter.relays import UpstreamLoad
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.support.servers.peer import scene, wait_until

@@ -2,7 +2,7 @@
 
 `metrics_of`, `histograms_of` and `summary_of` take an ExchangePipeline, copy what they need on the meter's
 loop, and return the rest as work for a worker thread. `server.py` calls them, `live_feed.py` for its summary
-each second, `meter/offline.py` for the summary of a file. The values of the metrics of llmtap itself are set
+each second, `meter/process.py` for the summary of a file. The values of the metrics of llmtap itself are set
 here.
 """
 
@@ -18,9 +18,8 @@ from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.memory import resident_bytes
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY_DEFAULT, names_of
-from llmtap.meter.relays import RelayState
+from llmtap.meter.relays import RelayState, UpstreamLoad
 from llmtap.meter.slo import FrozenSlos
-from llmtap.meter.upstream import UpstreamLoad
 
 _RELAY_COUNTERS: Final = {
     "relay_exchanges": "opened", "tap_measured_exchanges": "measured",

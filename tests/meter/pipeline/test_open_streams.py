@@ -13,7 +13,7 @@ from llmtap.clock import ManualClock
 from llmtap.meter.admin.server import admin_app
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.open_streams import POINTS_MAX, StreamsQuery, thinned
+from llmtap.meter.pipeline.exchanges import POINTS_MAX, StreamsQuery, thinned
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import measure
 from tests.meter.admin.test_openapi import fits

@@ -17,8 +17,8 @@ from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.meter.admin.views import summary_of
 from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.exchanges import Query
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.meter.pipeline.windows import BY_DEFAULT
 from llmtap.metrics.slo import SloOptions
 from tests.support.traffic.relay_status import relay_status

@@ -9,8 +9,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.export.prometheus.exposition import Exposition
 from llmtap.export.sinks import CaptureState, ExporterState, SeriesKey
 from llmtap.meter.admin.views import capture_values, exporter_values, lag_cells, relay_values, upstream_values
-from llmtap.meter.relays import RelayState
-from llmtap.meter.upstream import UpstreamLoad
+from llmtap.meter.relays import RelayState, UpstreamLoad
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.server_metrics import SERIES

@@ -8,8 +8,8 @@ import pytest
 from llmtap.exchange.exchange import Exchange, RequestShape
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.sinks import SeriesKey
-from llmtap.meter.pipeline import recent_exchanges as kept_module
-from llmtap.meter.pipeline.recent_exchanges import Query, RecentExchanges, weight_bytes
+from llmtap.meter.pipeline import exchanges as kept_module
+from llmtap.meter.pipeline.exchanges import Query, RecentExchanges, weight_bytes
 from llmtap.metrics.latency import measure
 from tests.support.traffic.streams import streamed
 
@@ -67,7 +67,7 @@ def test_cursors_walk_through_all_of_it_also_while_it_turns() -> None:
     assert page(kept, limit="3") == ([7, 6, 5], "5")
     add(kept, streamed(100, seq=8))
     assert page(kept, limit="3", next="5") == ([4, 3, 2], "2")
-    assert page(kept, limit="3", cursor="2") == ([1], None)
+    assert page(kept, limit="3", next="2") == ([1], None)
 
 
 def test_filters_match_by_an_exchanges_own_names() -> None:
