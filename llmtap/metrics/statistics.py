@@ -13,7 +13,7 @@ both. The gaps of a Poisson process are exponential and independent: coefficient
 Kolmogorov-Smirnov distance and autocorrelations. Each figure comes with its limit under pure chance.
 
 Source: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas 2021, theorem 2.2; Lindon and Malek 2020, "Anytime-valid
-inference for multinomial count data"; Abramowitz and Stegun 26.7.1 and 26.5.8 (Student's t).
+inference for multinomial count data".
 """
 
 import re
@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from math import ceil, exp, lgamma, log, log1p, sqrt
+from math import ceil, exp, lgamma, log, pi, sqrt, tan
 from operator import mul
 from statistics import NormalDist
 from typing import Any, Final
@@ -153,9 +153,9 @@ Interval = tuple[float, float]
 
 _COUNT_EXACT: Final = 0.01
 """Precision of the bound of a count."""
-_TINY: Final = 1e-300
-_NEAR: Final = 1e-15
-_STEPS_MAX: Final = 10_000
+_DEVIATIONS: Final = 12.0
+"""Farther out there is nothing to sum: t has the normal distribution's tails where it is cut."""
+_ANGLES: Final = 20_001
 
 
 def share_range(p: float, n: float, z: float | None = None) -> Interval:
@@ -166,57 +166,19 @@ def share_range(p: float, n: float, z: float | None = None) -> Interval:
     return (middle - reach if p else 0.0), (middle + reach if p < 1 else 1.0)
 
 
-def t_tail(t: float, df: float) -> float:
-    """Return the probability that |T| exceeds |t|, with `df` > 0 degrees of freedom."""
-    return _beta_share(df / (df + t * t), df / 2, 0.5)
-
-
 @lru_cache(1_024)
 def t_quantile(alpha: float, df: float) -> float:
-    """Return the t that |T| exceeds with probability `alpha`, by bisection to 12 digits; alpha in (0, 1)."""
-    # The normal distribution has the shorter tails: its quantile is a lower bound.
-    low = NormalDist().inv_cdf(1 - alpha / 2)
-    high = 1.1 * low + 0.1
-    while t_tail(high, df) > alpha:
-        low, high = high, high * 2
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if t_tail(middle, df) > alpha:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    """Return the t that |T| exceeds with probability `alpha` in (0, 1); `df` is 1 or more.
 
+    The angle atan(t / sqrt(df)) has a density proportional to cos^(df - 1), which is summed by trapezoids:
+    5 digits, fewer with `df` between 1 and 2.
+    """
+    import numpy as np  # slow to import, and needed by experiments only
 
-def _beta_share(x: float, a: float, b: float) -> float:
-    """Return I_x(a, b), the regularised incomplete beta function."""
-    if x <= 0 or x >= 1:
-        return min(1.0, max(0.0, x))
-    front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x))
-    # The fraction converges quickly below the mean; above it, the symmetry helps.
-    if x < (a + 1) / (a + b + 2):
-        return front * _fraction(x, a, b) / a
-    return 1 - front * _fraction(1 - x, b, a) / b
-
-
-def _fraction(x: float, a: float, b: float) -> float:
-    """Return the continued fraction, by Lentz's method."""
-    c, d = 1.0, 1 - (a + b) * x / (a + 1)
-    d = 1 / (d if abs(d) > _TINY else _TINY)
-    value = d
-    for m in range(1, _STEPS_MAX):
-        for term in (
-            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
-        ):
-            d = 1 + term * d
-            d = 1 / (d if abs(d) > _TINY else _TINY)
-            c = 1 + term / c
-            c = c if abs(c) > _TINY else _TINY
-            value *= c * d
-        if abs(c * d - 1) < _NEAR:
-            break
-    return value
+    angles = np.linspace(0, min(pi / 2, _DEVIATIONS / sqrt(df)), _ANGLES)
+    density = np.cos(angles) ** (df - 1)
+    reached = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
+    return sqrt(df) * tan(np.interp((1 - alpha) * reached[-1], reached, angles))
 
 
 TIGHTEST_AT: Final = 5_000

@@ -23,18 +23,16 @@ from llmtap.meter.slo import FrozenSlos
 
 _RELAY_COUNTERS: Final = {
     "relay_exchanges": "opened", "tap_measured_exchanges": "measured",
-    "relay_accepted_connections": "accepted", "relay_upstream_connects": "upstream_connects",
+    "relay_upstream_connects": "upstream_connects",
     "relay_upstream_reuses": "upstream_reuses", "relay_upstream_unsolicited": "upstream_unsolicited",
 }  # fmt: skip
 _RELAY_GAUGES: Final = {
     "relay_connections": "connections", "relay_streams": "streams", "relay_upstream_idle": "upstream_idle",
-    "relay_unsettled_exchanges": "unsettled", "relay_tap_pending_bytes": "tap_pending_bytes",
-    "relay_rss_bytes": "rss_bytes",
+    "relay_tap_pending_bytes": "tap_pending_bytes", "relay_rss_bytes": "rss_bytes",
 }  # fmt: skip
 _UPSTREAM: Final = {
     "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
-    "upstream_kv_cache_usage_ratio": "kv_use", "upstream_preemptions": "preemptions",
-    "upstream_input_tokens": "prompt_tokens", "upstream_output_tokens": "generation_tokens",
+    "upstream_kv_cache_usage_ratio": "kv_use", "upstream_output_tokens": "generation_tokens",
 }  # fmt: skip
 Values = dict[str, Value]
 
@@ -50,8 +48,6 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         "meter_frames": p.frames,
         "meter_cpu_seconds": usage.ru_utime + usage.ru_stime,
         "meter_rss_bytes": resident_bytes(),
-        "meter_live_exchanges": p.live,
-        "live_subscribers": p.subscribers,
         "live_missed_exchanges": p.live_missed,
         "smooth_goodput_tokens_per_second": {
             name: r.smooth_goodput_tps for name, r in rates.items() if r.smooth_goodput_tps is not None
@@ -155,8 +151,6 @@ def exporter_values(exporters: Sequence[ExporterState]) -> Values:
     return {
         "export_sent": {e.name: e.sent for e in exporters},
         "export_dropped": {(e.name, why): n for e in exporters for why, n in e.dropped.items()},
-        "export_failures": {e.name: e.failures for e in exporters},
-        "export_queued_spans": {e.name: e.queued for e in exporters},
     }
 
 
@@ -168,7 +162,6 @@ def capture_values(state: CaptureState | None) -> Values:
         "capture_unshaped_exchanges": state.unshaped,
         "capture_written_bytes": state.bytes_written,
         "capture_files": state.files,
-        "capture_deleted_files": state.files_deleted,
         "capture_failures": state.failures,
         "capture_recovered_exchanges": state.recovered,
         "capture_damaged_batches": state.damaged,
