@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from llmtap.meter.pipeline.recorder import Recorder
 
 NICE = 5
-"""A third of a relay's share when both want the same CPU."""
+"""A third of a relay's share when both want the same CPU (benchmarks/relay/README.md)."""
 ADMIN_LOOK_S = 0.05
 ADMIN_LOOKS_MAX = 100
 """5 s: relays report twice a second."""
@@ -62,36 +62,25 @@ def main() -> int:
         line = stdin.readline()  # and nothing of what may follow it, which is for `Ending`
     setup = msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special)
     set_up(setup.changeable.log)
-    _settle(setup)
+    _settle()
     uvloop.run(_run(setup))
     return 0
 
 
 def serve(setup: MeterSetup, sock: socket.socket, announce: Callable[[], None]) -> None:
     """Run a meter without a supervisor on this listening socket, until SIGTERM, Ctrl-C or a hang-up."""
-    _settle(setup)
+    _settle()
     uvloop.run(_run(setup, sock, announce))
 
 
-def _settle(setup: MeterSetup) -> None:
-    _yield_to_relays(setup.options.priority)
+def _settle() -> None:
+    os.nice(NICE)
     # Objects that exist now are permanent. Observers and exchanges make no cycles, so collections can be
     # rare. The middle generation is collected often: slices of many tenants outlive the first
     # (benchmarks/meter/memory.py).
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 4, 250)
-
-
-def _yield_to_relays(priority: str) -> None:
-    """Lower our priority below that of the relays, which may share our CPU (benchmarks/relay/README.md)."""
-    if priority == "idle":
-        try:
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        except OSError as exc:
-            log.warning("event=priority_not_set priority=idle error=%r", str(exc))
-    else:
-        os.nice(NICE)
 
 
 def _start_tokenizer(text: str | None) -> Encode | None:

@@ -87,7 +87,7 @@ ROUTES: Final = (
         answers={JSON: reference("Summary")}, errors=_BAD_QUERY,
         query=(
             Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}),
-            Parameter("by", f"some of {', '.join(BY)}; all but series where not given; or none"),
+            Parameter("by", f"some of {', '.join(BY)}; all where not given; or none"),
             _CERTAIN,
         ),
     ),

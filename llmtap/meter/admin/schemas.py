@@ -207,8 +207,7 @@ _OBJECTS: Final = {
         included flag
         limit number: `meter.uncertainty_limit`.""",
     "By": """The same for each value of the labels in `by=`.
-        tenant* model* arm* class* map:SummaryPart
-        series* list:SummarySeries""",
+        tenant* model* arm* class* map:SummaryPart""",
     "Meter": """The meter that answers.
         version text
         implementation native|python
@@ -298,10 +297,6 @@ _OBJECTS: Final = {
         field text?: Invalid query parameter.""",
 }
 _OBJECTS["Goodput"] = _OBJECTS["GoodputCount"] + "\nobjectives text\nby map:GoodputCount"
-_OBJECTS["SummarySeries"] = (
-    _OBJECTS["SummaryPart"].replace("a part of the exchanges", "one tenant, model, arm and class")
-    + "\ntenant model arm class text?"
-)
 _OBJECTS["Summary"] = (
     _OBJECTS["SummaryPart"].replace("a part of the exchanges", "a window")
     + """

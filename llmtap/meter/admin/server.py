@@ -35,7 +35,7 @@ from llmtap.meter.options import WINDOWS, MeterOptions, is_loopback
 from llmtap.meter.pipeline import exchanges as kept
 from llmtap.meter.pipeline.exchanges import BadQuery, Query, read_fields
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.windows import BY, BY_DEFAULT, window_name
+from llmtap.meter.pipeline.windows import BY, window_name
 from llmtap.net.tls import server_context
 from llmtap.units import shown
 
@@ -265,7 +265,7 @@ class _Admin:
     async def summary(self, request: web.Request) -> web.Response:
         """Answer the Summary of `?window=`, split by `?by=`; `?certain=1`: without uncertain exchanges."""
         window, certain, by = self._asked(request, "by")
-        labels = _by(",".join(BY_DEFAULT) if by is None else by)
+        labels = _by(",".join(BY) if by is None else by)
         work = summary_of(self._pipeline, window, labels, certain=certain)
         return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
 

@@ -17,7 +17,7 @@ from llmtap.export.prometheus.exposition import Cell, Frozen
 from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.memory import resident_bytes
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.windows import BY_DEFAULT, names_of
+from llmtap.meter.pipeline.windows import BY, names_of
 from llmtap.meter.relays import RelayState, UpstreamLoad
 from llmtap.meter.slo import FrozenSlos
 
@@ -196,7 +196,7 @@ def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callabl
 def _clear_after_cancel(summary: Any) -> None:
     """Set tokens after a disconnect to null: only the middleware reads them."""
     for group in summary.get("by", {}).values():
-        for part in group if isinstance(group, list) else group.values():  # `series` is a list
+        for part in group.values():
             part["tokens"]["after_cancel"] = None
     summary["tokens"]["after_cancel"] = None
 
@@ -204,7 +204,7 @@ def _clear_after_cancel(summary: Any) -> None:
 def summary_of(
     p: ExchangePipeline,
     window: str | None = None,
-    by: Collection[str] = BY_DEFAULT,
+    by: Collection[str] = BY,
     *,
     certain: bool = False,
 ) -> Callable[[], dict[str, object]]:

@@ -250,7 +250,6 @@ STREAM_EVENTS_MAX: Final = 1_000_000
 """Events copied for one answer, at 17 bytes each; each stream gets an equal share, its newest events."""
 SLICE: Final = 16
 """Streams processed before frames get their turn: about half a millisecond."""
-_FILTERS: Final = ("id", "tenant", "model", "arm")
 
 OpenExchange = tuple[Observer, str | None]
 
@@ -260,34 +259,21 @@ class StreamsQuery:
     limit: int = STREAMS_DEFAULT
     window_ns: int = WINDOW_DEFAULT_NS
     id: str | None = None
-    tenant: str | None = None
-    model: str | None = None
-    arm: str | None = None
 
     @classmethod
     def parse(cls, fields: Mapping[str, str]) -> "StreamsQuery":
-        """Parse `limit`, `window` and filters. Raises BadQuery for an unknown name or an invalid value."""
-        limit, window_ns = STREAMS_DEFAULT, WINDOW_DEFAULT_NS
-        for field, value in fields.items():
-            if field == "limit":
-                limit = read_number(field, value, STREAMS_MAX)
-            elif field == "window":
-                window_ns = _window_ns(value)
-            elif field not in _FILTERS:
-                raise BadQuery(field, f"no such field; known: limit, window, {', '.join(_FILTERS)}")
-        return cls(limit, window_ns, **{name: fields[name] for name in _FILTERS if name in fields})
+        """Parse `limit`, `window` and `id`. Raises BadQuery for an unknown name or an invalid value."""
+        for field in fields.keys() - {"limit", "window", "id"}:
+            raise BadQuery(field, "no such field; known: limit, window, id")
+        return cls(
+            read_number("limit", fields.get("limit", str(STREAMS_DEFAULT)), STREAMS_MAX),
+            _window_ns(fields["window"]) if "window" in fields else WINDOW_DEFAULT_NS,
+            fields.get("id"),
+        )
 
     def matches(self, found: OpenExchange) -> bool:
-        """Return whether the stream matches; tenant and model are known once the request has been read."""
-        observer, arm = found
-        x = observer.exchange
-        return (
-            x.call is None
-            and (self.id is None or x.id == self.id)
-            and (self.tenant is None or x.tenant == self.tenant)
-            and (self.model is None or x.model == self.model)
-            and (self.arm is None or arm == self.arm)
-        )
+        x = found[0].exchange
+        return x.call is None and self.id in (None, x.id)
 
 
 @dataclass(frozen=True, slots=True)

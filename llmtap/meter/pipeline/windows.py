@@ -188,8 +188,7 @@ TIDY_EACH_STATUS: Final = 16
 EVERYTHING: Final = "all"
 
 
-BY: Final = ("tenant", "model", "arm", "class", "series")
-BY_DEFAULT: Final = BY[:-1]
+BY: Final = ("tenant", "model", "arm", "class")
 _FEW: Final = {"model": "model", "arm": "arm", "class": "slo"}
 """Labels with few values beside the tenants, and their fields of SeriesKey."""
 
@@ -328,7 +327,7 @@ class FrozenWindow:
 
     def to_dict(
         self,
-        by: Collection[str] = BY_DEFAULT,
+        by: Collection[str] = BY,
         *,
         certain: bool = False,
         price: Price | None = None,
@@ -357,7 +356,6 @@ class FrozenWindow:
         total.saw_uncertainty(sums.lag_ns)
         groups = {label: defaultdict[str, Summary](Summary) for label in _FEW if label in by}
         tenants: dict[str, object] = {}
-        series: list[dict[str, object]] = []
         # One tenant after the other: all of them unpacked at once would take a gigabyte.
         for tenant, found in groupby(self.series(certain=certain), lambda one: one[0].tenant):
             of_tenant = Summary()
@@ -366,8 +364,6 @@ class FrozenWindow:
                 for label, group in groups.items():
                     if name := getattr(who, _FEW[label]):
                         group[name].merge(summary)
-                if "series" in by:
-                    series.append(names_of(who) | told(summary))
             total.merge(of_tenant)
             if "tenant" in by and tenant:
                 tenants[tenant] = told(of_tenant)
@@ -377,8 +373,6 @@ class FrozenWindow:
         out = total.to_dict(window, self.seconds, by=labels, price=price)
         out["not_inference"] = sums.sums["skipped"]
         out["uncertain"] = {"n": sums.sums["uncertain"], "included": not certain}
-        if "series" in by:
-            out["by"] = {**labels, "series": series}
         return out
 
     def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
