@@ -273,7 +273,7 @@ class MetricRecorder:
             semconv.TENANT, semconv.ARM, semconv.ERROR_TYPE, semconv.OUTCOME,
         )  # fmt: skip
         self.measures: list[semconv.Measure] = []
-        self._of: dict[semconv.SemconvQuantity, tuple[int, ...]] = {}
+        self._of: dict[str, tuple[int, ...]] = {}
         for quantity, measures in names.measures.items():
             first = len(self.measures)
             self.measures += measures
@@ -300,42 +300,40 @@ class MetricRecorder:
             terms.operation, terms.provider, terms.model, terms.response_model, x.tenant[:TEXT_MAX], x.arm
         )  # fmt: skip
         key = (*base, None, None)
-        add(semconv.SemconvQuantity.EXCHANGES, (*base, terms.error_type, x.outcome.value), 1)
+        add("exchanges", (*base, terms.error_type, x.outcome.value), (1,))
         if terms.operation is None:
             return
         # Only durations have the error's type: the other terms belong to answers.
         of_error = key if terms.error_type is None else (*base, terms.error_type, None)
+        tokens = x.tokens
+        add("server_duration", of_error, (terms.server_duration_ns,))
         if terms.operation == "embeddings":
-            add(semconv.SemconvQuantity.EMBEDDINGS_DURATION, of_error, terms.duration_ns)
-            add(semconv.SemconvQuantity.EMBEDDINGS_TOKENS, key, x.tokens.input)
+            add("embeddings_duration", of_error, (terms.duration_ns,))
+            add("embeddings_tokens", key, (tokens.input,))
         else:
-            add(semconv.SemconvQuantity.DURATION, of_error, terms.duration_ns)
-            add(semconv.SemconvQuantity.INPUT_TOKENS, key, x.tokens.input)
-            add(semconv.SemconvQuantity.OUTPUT_TOKENS, key, terms.output_tokens)
-            add(semconv.SemconvQuantity.CACHED_TOKENS, key, x.tokens.cached)
-            add(semconv.SemconvQuantity.CACHE_WRITE_TOKENS, key, terms.cache_write_tokens)
-            add(semconv.SemconvQuantity.REASONING_TOKENS, key, x.tokens.reasoning)
-        add(semconv.SemconvQuantity.SERVER_DURATION, of_error, terms.server_duration_ns)
+            add("duration", of_error, (terms.duration_ns,))
+            for name, n in (
+                ("input", tokens.input), ("output", terms.output_tokens), ("cached", tokens.cached),
+                ("cache_write", terms.cache_write_tokens), ("reasoning", tokens.reasoning),
+            ):  # fmt: skip
+                add(f"{name}_tokens", key, (n,))
         if not x.stream:
             return
+        for quantity, ns in (
+            ("first_chunk", terms.first_chunk_ns), ("server_first_token", terms.server_first_token_ns),
+            ("server_per_token", terms.server_per_token_ns), ("first_content", m.ttft_ns),
+            ("user_idle", m.user_idle_ns),
+        ):  # fmt: skip
+            add(quantity, key, (ns,))
         times = terms.chunk_times_ns
-        add(semconv.SemconvQuantity.FIRST_CHUNK, key, terms.first_chunk_ns)
-        add(semconv.SemconvQuantity.SERVER_FIRST_TOKEN, key, terms.server_first_token_ns)
-        add(semconv.SemconvQuantity.SERVER_PER_TOKEN, key, terms.server_per_token_ns)
-        add(semconv.SemconvQuantity.FIRST_CONTENT, key, m.ttft_ns)
-        add(semconv.SemconvQuantity.USER_IDLE, key, m.user_idle_ns)
-        self._add_many(semconv.SemconvQuantity.CHUNK_GAP, key, list(map(sub, times[1:], times)))
-        self._add_many(semconv.SemconvQuantity.TBC, key, m.tbc_ns)
+        add("chunk_gap", key, list(map(sub, times[1:], times)))
+        add("tbc", key, m.tbc_ns)
 
-    def _add(self, quantity: semconv.SemconvQuantity, key: Key, value: int | None) -> None:
-        if value is not None:
+    def _add(self, quantity: str, key: Key, values: Sequence[int | None]) -> None:
+        """Count values of a quantity; (None,) is a value that does not apply."""
+        if values and values[0] is not None:
             for i in self._of.get(quantity, ()):
-                self._cell(i, key).record(value)
-
-    def _add_many(self, quantity: semconv.SemconvQuantity, key: Key, values: Sequence[int]) -> None:
-        if values:
-            for i in self._of.get(quantity, ()):
-                self._cell(i, key).record_many(values)
+                self._cell(i, key).record_many(values)  # type: ignore[arg-type]  # no other is None
 
     def _cell(self, i: int, key: Key) -> Buckets | ExponentialBuckets:
         cell = self._fresh.get((i, key))
