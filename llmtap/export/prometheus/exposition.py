@@ -131,12 +131,9 @@ class Series:
         tokens = x.tokens
         if tokens.output is not None:
             self._count("output", tokens.output, tokens.source.value)
-        if tokens.input is not None:
-            self._count("input", tokens.input)
-        if tokens.cached is not None:
-            self._count("cached", tokens.cached)
-        if tokens.reasoning is not None:
-            self._count("reasoning", tokens.reasoning)
+        for name, n in (("input", tokens.input), ("cached", tokens.cached), ("reasoning", tokens.reasoning)):
+            if n is not None:
+                self._count(name, n)
         if x.outcome is Outcome.CLIENT_CANCELLED and (after := summary.tokens_after_cancel(x, m)):
             self._count("after_cancel", after)
         if not m.output_events and (reason := summary.no_token_reason(x, m)) is not None:
