@@ -136,11 +136,11 @@ ROUTES: Final = (
             Parameter(
                 "limit", "maximum number of streams",
                 {**COUNT, "minimum": 1, "maximum": kept.STREAMS_MAX, "default": kept.STREAMS_DEFAULT},
-            ), Parameter("window", f"length of timelines, up to {kept.WINDOW_MAX_S}s", {**TEXT, "default":
-            "10s"}), *(
-                Parameter(name, f"only streams with this {name}")
-                for name in ("id", "tenant", "model", "arm")
             ),
+            Parameter(
+                "window", f"length of timelines, up to {kept.WINDOW_MAX_S}s", {**TEXT, "default": "10s"}
+            ),
+            Parameter("id", "only the stream with this id"),
         ),
     ),
     ApiRoute(
