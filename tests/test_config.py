@@ -60,7 +60,7 @@ OTHER_THAN_DEFAULT = {
 OF_A_SET = {
     "relay.clock": "mono", "relay.host": "client", "relay.request_id": "make", "log.level": "debug",
     "meter.admin": "127.0.0.1:1", "experiment.until": "1h",
-    "otlp.endpoint": "http://127.0.0.1:4317", "otlp.headers": "a=b", "otlp.resource": "a=b",
+    "otlp.endpoint": "http://127.0.0.1:4317",
     "meter.upstream_metrics": "http://127.0.0.1:8000/metrics", "meter.buckets": '{"ttft": [1, 2]}',
     "meter.window": "5m", "meter.idle_cost": "tokens", "cost.gpus": "4", "tenants.names": '{"key-1": "acme"}',
     "tenants.rules": '[{"header": "x-team"}]',
@@ -69,9 +69,7 @@ OF_A_SET = {
     "capture.full_share": "0.25", "capture.full_tenants": '["x"]',
     "capture.redact": '["email"]', "capture.flush": "100ms",
     "watch.interfaces": '["lo"]', "watch.ports": "[8000]", "watch.upstream_hosts": '["10.0.0.1"]',
-    "otlp.protocol": "http/protobuf", "otlp.semconv": "off", "otlp.sampler": "always",
-    "otlp.sample_ratio": "0.5", "otlp.histograms": "exponential", "otlp.interval": "5s", "otlp.timeout": "5s",
-    "otlp.queue_max": "7",
+    "otlp.protocol": "http/protobuf", "otlp.semconv": "off",
 }  # fmt: skip
 ONLY_BESIDE = {
     "capture.full_tenants": {"LLMTAP_CAPTURE_LEVEL": "full"},

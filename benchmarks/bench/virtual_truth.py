@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
 
-from llmtap.metrics.fairness import jain_readings
+from llmtap.metrics.saturation import jain_readings
 from llmtap.metrics.statistics import percentile
 from llmtap.sim.engine import Engine, run_virtual
 from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from llmtap.metrics.arrivals import strongest_autocorrelation
+from llmtap.metrics.statistics import strongest_autocorrelation
 from llmtap.units import NS_PER_S, format_ns
 from llmtap.workload.arrivals import Arrivals, parse_arrivals
 

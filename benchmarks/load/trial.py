@@ -19,7 +19,7 @@ from peers import Job, Report, Tool
 from tree import Tree
 from truth_log import Log, read_log, truth
 
-from llmtap.metrics.arrivals import compare, figures
+from llmtap.metrics.statistics import arrival_figures, punctuality
 
 END_WITHIN_S = 5
 LATE = (
@@ -134,7 +134,7 @@ def _compare(case: Case, report: Report, log: Log, tree: Tree, rusage_s: float, 
     whole = sum(len(stamps) == case.events for stamps in load.sent_ns)
     true = truth(load)
     tokens = whole * case.tokens
-    arrivals = figures(load.read_ns, rate_rps=case.rate_rps)
+    arrivals = arrival_figures(load.read_ns, rate_rps=case.rate_rps)
     cpu_s = max(rusage_s, tree.cpu_s)
     load_cpu_s = tree.cpu_s_between(load.begin_ns, load.end_ns)
     return {
@@ -173,5 +173,5 @@ def _of_schedule(planned_ns: list[int] | None, read_ns: list[int]) -> Json | Non
     if not planned_ns or len(planned_ns) != len(read_ns):
         return None
     first = min(read - planned for planned, read in zip(planned_ns, read_ns, strict=True))
-    of = compare(planned_ns, [read - first for read in read_ns])
+    of = punctuality(planned_ns, [read - first for read in read_ns])
     return {"ratio": of.ratio, "late_ms": {name: ns / 1e6 for name, ns in of.late_ns.items()}}

@@ -150,7 +150,7 @@ def all_exchanges(admin: str) -> Iterable[dict]:
     """Every complete stream the tap still holds, with its events."""
     cursor = None
     while True:
-        query = f"limit={PAGE}&events=1&outcome=complete" + (f"&cursor={cursor}" if cursor else "")
+        query = f"limit={PAGE}&events=1&outcome=complete" + (f"&next={cursor}" if cursor else "")
         with urllib.request.urlopen(f"{admin}/api/v1/exchanges?{query}", timeout=60) as answer:
             page = json.load(answer)
         yield from (x for x in page["exchanges"] if x["stream"])

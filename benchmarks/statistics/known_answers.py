@@ -1,11 +1,10 @@
 """Do our intervals, tests and shapes say what they claim? Samples whose truth is known, many times over.
 
     .venv/bin/python benchmarks/statistics/known_answers.py [--only NAME,..] [--scale 1] [--seed 42]
-    .venv/bin/python benchmarks/statistics/known_answers.py --dip-table
 
 Samples are drawn from a law, the function under test is called as a report would call it, and its answer is
-held against what is true of that law. `--scale 0.1` draws a tenth as often. `--dip-table` prints the table of
-llmtap/metrics/modality.py, made anew. README.md has the last results, and what follows from them.
+held against what is true of that law. `--scale 0.1` draws a tenth as often. README.md has the last results,
+and what follows from them.
 """
 
 import argparse
@@ -25,7 +24,7 @@ TABLES: dict[str, Callable[[Effort], Iterator[Table]]] = {
     "means": intervals.means, "shares": intervals.shares,
     "clusters": intervals.clusters, "queues": intervals.queues, "samples": intervals.samples,
     "false-positives": comparisons.false_positives, "shifts": comparisons.shifts,
-    "powers": comparisons.powers, "dips": shapes.dips, "places": shapes.places,
+    "powers": comparisons.powers, "places": shapes.places,
     "tails": shapes.tails,
 }  # fmt: skip
 
@@ -37,13 +36,9 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(TABLES), help=f"of {', '.join(TABLES)}")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=42)
-    parser.add_argument("--dip-table", action="store_true")
     asked = parser.parse_args()
     if unknown := set(asked.only.split(",")) - set(TABLES):
         parser.error(f"no table is called {', '.join(sorted(unknown))}")
-    if asked.dip_table:
-        shapes.dip_table(Effort(asked.scale, np.random.default_rng(asked.seed)))
-        return
     print(f"Python {platform.python_version()}, NumPy {np.__version__}, SciPy {scipy.__version__}\n")
     for name in asked.only.split(","):
         began = time.monotonic()

@@ -255,7 +255,7 @@ def inspect(
 def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
     from llmtap.channel.frames import Frame, FrameKind
     from llmtap.config import Settings
-    from llmtap.meter.offline import OfflineMeter
+    from llmtap.meter.process import OfflineMeter
     from llmtap.protocol.inference import SkipRules
     from llmtap.supervisor.run import fresh_meter_setup
     from llmtap.vantage.passive.file_vantage import FileVantage

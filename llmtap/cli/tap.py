@@ -1,7 +1,7 @@
 """Commands `llmtap proxy` and `llmtap meter` (measure live traffic), `llmtap top`, `llmtap slo generate`.
 
 They read the configuration (`config.py`) and start the processes (`supervisor/`), the terminal view (`top/`),
-or the generation of alert rules (`export/rules`). `llmtap watch` is in `watch.py` and uses `announce` from
+or the generation of alert rules (`export/rules.py`). `llmtap watch` is in `watch.py` and uses `announce` from
 here.
 """
 
@@ -91,7 +91,7 @@ def proxy(
     settings = loaded.settings
     import asyncio
 
-    from llmtap.export.rules.prometheus import missing_alarms
+    from llmtap.export.rules import missing_alarms
     from llmtap.log import set_up
     from llmtap.metrics.slo import SloClass
     from llmtap.supervisor.checks import problems_of, warnings_of
@@ -218,7 +218,7 @@ def generate(
 ) -> None:
     """Write recording rules and alerts for the configured objectives."""
     from llmtap.config import load_settings
-    from llmtap.export.rules.prometheus import check_job, missing_alarms, render
+    from llmtap.export.rules import check_job, missing_alarms, render
     from llmtap.metrics.slo import SloClass
 
     check_job(job)
@@ -242,7 +242,7 @@ def generate(
 
 _TOP_EPILOG = """\
 Keyboard: 1 to 8 or tab: select a view; s and S: sort; /: filter; w: change the window; p: pause; enter: show
-the events of an exchange (finished or in flight); ?: list all keys; q: quit.
+the events of an exchange; ?: list all keys; q: quit.
 
 An admin port that is not on loopback requires a token. The token is read from $LLMTAP_ADMIN_TOKEN, from the
 variable named by --token-env, or from --token-file. An option or a URL cannot contain the token itself.

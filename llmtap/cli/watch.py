@@ -151,7 +151,7 @@ def _ports(texts: list[str]) -> list[int]:
 
 
 def _read(settings: "Settings", name: str, *, json: str | None) -> None:
-    from llmtap.meter.offline import OfflineMeter
+    from llmtap.meter.process import OfflineMeter
     from llmtap.report.summary import render_summary
     from llmtap.supervisor.run import fresh_meter_setup
     from llmtap.vantage.passive.file_vantage import FileVantage

@@ -8,12 +8,10 @@ and including its edge.
 
 import math
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from operator import add
 from typing import Final
-
-import numpy as np
 
 from llmtap import native
 from llmtap.errors import ConfigError
@@ -61,11 +59,6 @@ ADDED_EDGES_NS: Final = edges_ns(
 """Latency added by llmtap: 10 us to 50 ms."""
 TOKEN_EDGES: Final = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
 
-_NUMPY_MIN: Final = 96
-"""From this number of values on, NumPy fills exponential buckets faster than a loop (measured)."""
-_SORT_MIN: Final = 24
-"""From this number of values on, one sort and a search for each edge is faster than a loop (measured)."""
-
 
 class Buckets:
     """Counts of integers by fixed upper edges, and their sum; without edges: one total."""
@@ -89,19 +82,8 @@ class Buckets:
                 self._total += total
                 return
         self._total += sum(values)
-        if len(values) < _SORT_MIN:
-            for value in values:
-                counts[bisect_left(edges, value)] += 1
-            return
-        ordered = sorted(values)
-        below, n = 0, len(ordered)
-        for i, edge in enumerate(edges):
-            upto = bisect_right(ordered, edge, below)
-            counts[i] += upto - below
-            below = upto
-            if upto == n:
-                return
-        counts[-1] += n - below
+        for value in values:
+            counts[bisect_left(edges, value)] += 1
 
     def merge(self, other: "Buckets") -> None:
         self._total += other._total
@@ -138,17 +120,6 @@ class ExponentialBuckets:
 
     def record_many(self, values: Sequence[int]) -> None:
         counts, unit = self.counts, self._unit
-        if len(values) >= _NUMPY_MIN:
-            found = np.asarray(values, dtype=float)
-            positive = found[found > 0] / unit
-            mantissas, exponents = np.frexp(positive)
-            places = (exponents - 1) * _PER_OCTAVE + np.searchsorted(_UPPER, mantissas)
-            for i, n in zip(*(part.tolist() for part in np.unique(places, return_counts=True)), strict=True):
-                counts[i] = counts.get(i, 0) + n
-            self.zeros += len(found) - len(positive)
-            self.n += len(values)
-            self.total += sum(values)
-            return
         for value in values:
             if value <= 0:
                 self.zeros += 1

@@ -2,12 +2,14 @@
 
 The meter's pipeline calls `ended` of each sink with the exchange, its metrics, its `SeriesKey` (tenant,
 model, arm, class) and whether it met its objectives. `ExporterState` and `CaptureState` are the counts of the
-OTLP exporter and of the capture, for `/metrics` and the summary.
+OTLP exporter and of the capture, for `/metrics` and the summary. `parse_trace_parent` reads the header
+`traceparent` for spans and exemplars. Source: https://www.w3.org/TR/trace-context/, 3.2 and 3.2.2.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.metrics.latency import Measured
@@ -70,3 +72,33 @@ class CaptureState:
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
+
+
+# Version 00 ends after the flags; a later one may go on after a dash, and only its first four fields count.
+_FIELDS: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
+_NO_TRACE: Final = "0" * 32
+_NO_SPAN: Final = "0" * 16
+
+
+@dataclass(frozen=True, slots=True)
+class TraceParent:
+    trace_id: str
+    span_id: str
+    flags: int
+
+    @property
+    def sampled(self) -> bool:
+        return bool(self.flags & 1)
+
+
+def parse_trace_parent(text: str | None) -> TraceParent | None:
+    """The fields of a `traceparent`, or None where there is none or it is not valid."""
+    if text is None:
+        return None
+    m = _FIELDS.fullmatch(text.strip(" \t"))
+    if m is None:
+        return None
+    version, trace_id, span_id, flags, more = m.groups()
+    if version == "ff" or (version == "00" and more) or trace_id == _NO_TRACE or span_id == _NO_SPAN:
+        return None
+    return TraceParent(trace_id, span_id, int(flags, 16))

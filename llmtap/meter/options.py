@@ -151,10 +151,6 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Tokens whose reading time is added to every deadline; 1: equation 4 as printed.",
         ),
     ] = 0
-    priority: Annotated[
-        Literal["normal", "idle"],
-        Meta(description="CPU priority of the meter; `idle`: only unused CPU time, so the meter may starve."),
-    ] = "normal"
 
     def __post_init__(self) -> None:
         host, _ = parse_address(self.admin, "meter.admin")

@@ -4,7 +4,8 @@ It starts the pipeline, the capture's recorder, the OTLP exporter, the receiver 
 The supervisor runs it as `python -m llmtap.meter` with a MeterSetup as one line of JSON on stdin, and ends it
 by SIGTERM after its relays; `shutdown.py` lists the other events that end it, such as a closed stdin. If it
 inherits the admin socket, the socket outlives this process, and scrapes wait while it restarts.
-`make_pipeline` and `start_recorder` serve `offline.py`, too.
+
+`OfflineMeter` is a meter inside this process, on frames from a file (`llmtap watch --read`, `inspect`).
 """
 
 import asyncio
@@ -13,9 +14,10 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import uvloop
@@ -24,10 +26,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from llmtap import __version__, native
 from llmtap.capture.tokenizer import Encode, load_tokenizer
-from llmtap.clock import Clock, SystemClock
+from llmtap.channel.frames import Frame, Hello, RelayStatus
+from llmtap.clock import Clock, ManualClock, SystemClock
 from llmtap.errors import LlmtapError
+from llmtap.exchange.exchange import Exchange
 from llmtap.log import set_up
 from llmtap.meter.admin.server import AdminTls, admin_app
+from llmtap.meter.admin.views import summary_of
+from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, listen_on
 from llmtap.meter.setup import Changeable, MeterSetup
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
     from llmtap.meter.pipeline.recorder import Recorder
 
 NICE = 5
-"""A third of a relay's share when both want the same CPU."""
+"""A third of a relay's share when both want the same CPU (benchmarks/relay/README.md)."""
 ADMIN_LOOK_S = 0.05
 ADMIN_LOOKS_MAX = 100
 """5 s: relays report twice a second."""
@@ -56,36 +62,25 @@ def main() -> int:
         line = stdin.readline()  # and nothing of what may follow it, which is for `Ending`
     setup = msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special)
     set_up(setup.changeable.log)
-    _settle(setup)
+    _settle()
     uvloop.run(_run(setup))
     return 0
 
 
 def serve(setup: MeterSetup, sock: socket.socket, announce: Callable[[], None]) -> None:
     """Run a meter without a supervisor on this listening socket, until SIGTERM, Ctrl-C or a hang-up."""
-    _settle(setup)
+    _settle()
     uvloop.run(_run(setup, sock, announce))
 
 
-def _settle(setup: MeterSetup) -> None:
-    _yield_to_relays(setup.options.priority)
+def _settle() -> None:
+    os.nice(NICE)
     # Objects that exist now are permanent. Observers and exchanges make no cycles, so collections can be
     # rare. The middle generation is collected often: slices of many tenants outlive the first
     # (benchmarks/meter/memory.py).
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 4, 250)
-
-
-def _yield_to_relays(priority: str) -> None:
-    """Lower our priority below that of the relays, which may share our CPU (benchmarks/relay/README.md)."""
-    if priority == "idle":
-        try:
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        except OSError as exc:
-            log.warning("event=priority_not_set priority=idle error=%r", str(exc))
-    else:
-        os.nice(NICE)
 
 
 def _start_tokenizer(text: str | None) -> Encode | None:
@@ -272,3 +267,77 @@ async def _open_admin(site: web.BaseSite, pipeline: ExchangePipeline, *, at_once
         looks -= 1
         await asyncio.sleep(ADMIN_LOOK_S)
     await site.start()
+
+
+WAITING_MAX: Final = 2_000
+"""Exchanges that may wait for the capture, which is slower than reading."""
+WAIT_S: Final = 0.01
+WAITS_MAX: Final = 6_000
+"""Limit of a wait, one minute. If the capture is stuck (full disk), the recorder drops exchanges and counts
+them."""
+CLOSE_S: Final = 60.0
+
+
+class OfflineMeter:
+    """Meter of the frames of one vantage; its clock stands at the newest frame. No socket, no admin port.
+
+    The same pipeline as of a meter process measures, captures (if configured) and hands each exchange to a
+    callback.
+
+    Args:
+        setup: as of a meter process; its socket and admin port are not used.
+        on_exchange: called with each exchange that ended, in order.
+    """
+
+    def __init__(
+        self, setup: MeterSetup, hello: Hello, on_exchange: Callable[[Exchange], None] | None = None
+    ) -> None:
+        self._setup = setup
+        self._hello = hello
+        self._on_exchange = on_exchange
+        self._clock = ManualClock(wall_offset_ns=0)
+        self._recorder: Recorder | None = None
+        self._pipeline: ExchangePipeline | None = None
+        self._assembler: Assembler | None = None
+
+    def digest(self, frames: Sequence[Frame], now_ns: int) -> None:
+        """Measure a batch of frames; `now_ns`: the newest time of the file."""
+        if self._pipeline is None or self._assembler is None:
+            # Windows begin with the file.
+            self._clock.now_ns = frames[0][2] if frames else now_ns
+            self._begin()
+            assert self._assembler is not None
+        self._clock.now_ns = max(self._clock.now_ns, now_ns)
+        self._assembler.digest(frames)
+        for _ in range(WAITS_MAX):
+            if self._recorder is None or self._recorder.state().waiting <= WAITING_MAX:
+                break
+            time.sleep(WAIT_S)
+
+    def finish(self, status: RelayStatus) -> dict[str, Any]:
+        """End the capture; return the summary of the whole file as public JSON."""
+        pipeline = self._pipeline
+        assert pipeline is not None, "`digest` is called at least once, at the end of the file"
+        pipeline.status(self._hello.relay, status)
+        if self._recorder is not None:
+            self._recorder.close(CLOSE_S, whole=True)
+        told: dict[str, Any] = summary_of(pipeline, "all")()
+        told["load"]["mode"] = "recorded"
+        return told
+
+    def _begin(self) -> None:
+        self._pipeline, encode = make_pipeline(self._setup, self._clock)
+        if self._setup.capture.to:
+            self._recorder = start_recorder(self._setup, self._pipeline, encode)
+        if self._on_exchange is not None:
+            self._pipeline.sinks.append(_Listener(self._on_exchange))
+        self._pipeline.relays.join(self._hello)
+        self._assembler = Assembler(self._hello, self._pipeline)
+
+
+class _Listener:
+    def __init__(self, on_exchange: Callable[[Exchange], None]) -> None:
+        self._on_exchange = on_exchange
+
+    def ended(self, x: Exchange, *_: object) -> None:
+        self._on_exchange(x)

@@ -1,17 +1,23 @@
-"""Registry of the relays connected to a meter: identity, last status, disconnects, lost exchanges.
+"""Relays connected to a meter (identity, last status, disconnects, lost exchanges), and load of the upstream.
 
 The receiver and the pipeline feed `RelayBook` (`join`, `say`, `leave`); the admin port reads it for
 `/readyz`, `/metrics` and summaries. `Reckoning` keeps the counts of one relay current between two reports,
-for the assembler, in case the relay dies.
+for the assembler, in case the relay dies. `UpstreamLoad` requests the `/metrics` of the inference server
+(vLLM, SGLang, TGI) or of llm-d's router every 5 s, and keeps the values of the last scrape for summaries and
+the meter's own `/metrics`; `net/server_metrics.py` parses them. After a failed scrape there are no values.
+Counters restart with the upstream.
 """
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import aiohttp
 import msgspec
 
 from llmtap.channel.frames import Hello, RelayStatus
+from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, read_body, read_metrics
 from llmtap.units import NS_PER_S
 
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
@@ -250,3 +256,37 @@ def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, di
                     "missing_bytes": s.missing_bytes,
                 }  # fmt: skip
         yield name, about
+
+
+PERIOD_S: Final = 5.0
+TIMEOUT_S: Final = 4.0
+
+
+class UpstreamLoad:
+    def __init__(self, url: str) -> None:
+        """`url`: of the metrics. It may hold a key: never reported."""
+        self._url = url
+        self.values: dict[str, float] = {}
+        """By the names of `net.server_metrics.SERIES`; empty after a failure."""
+        self.failures = 0
+        self.problem: str | None = None
+
+    async def run(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout, headers=ACCEPT) as session:
+            while True:
+                await self._scrape(session)
+                await asyncio.sleep(PERIOD_S)
+
+    async def _scrape(self, session: aiohttp.ClientSession) -> None:
+        try:
+            async with session.get(self._url) as response:
+                values = read_metrics(await read_body(response))
+            problem = None if values else "no metric of vLLM, SGLang or TGI"
+        except SCRAPE_ERRORS as exc:
+            values, problem = {}, failure_reason(exc)
+        self.values, self.problem = values, problem
+        self.failures += problem is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"values": dict(self.values), "failures": self.failures, "problem": self.problem}

@@ -1,25 +1,27 @@
-"""Confidence intervals of quantiles, means and shares of one run, for other requests of the same kind.
+"""Confidence intervals of quantiles, means and shares of one run, and the shape of its values: modes, tail.
 
 Functions from all values of a run, or counts, to an `Interval`, for benchmarks and comparisons of replays.
+The ITL test of `llmtap bench` also calls `modes` and `tail`.
 Values are taken as independent; `clustered_quantile_interval` draws whole requests instead. No interval here
 covers the difference between runs (`comparison.compare_runs`). Intervals that are updated while traffic runs
 are in `experiment.py`.
 
-Source: IETF draft, 5.1.4.3 and 6.3; Hahn and Meeker 1991 (order statistics); Wilson 1927.
+Source: IETF draft, 5.1.4.3, 5.4.4.3 and 6.3; Hahn and Meeker 1991 (order statistics); Wilson 1927.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from math import sqrt
 from statistics import NormalDist
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import ndimage, signal, stats
 
-from llmtap.metrics.statistics import percentile, share_range
+from llmtap.metrics.statistics import percentile, share_range, tail_ratio
 
 Values = NDArray[np.float64]
 
@@ -170,3 +172,117 @@ class _Pool:
         inside = np.cumsum(times[self._owner[start:end]])
         place = np.searchsorted(inside, rank - reached[piece], side="right")
         return float(self.values[start + place])
+
+
+GRID: Final = 2_048
+WIDE: Final = 10.0
+"""Ratio of greatest to least value from which modes are looked for on a logarithmic scale."""
+OUTERMOST: Final = 0.002
+"""Share of the values left out on either side."""
+MODE_SHARE_MIN: Final = 0.01
+"""Least share of the values that a mode has above the level of its valleys."""
+MODE_VALUES_MIN: Final = 10
+MODE_ERRORS_MIN: Final = 4.0
+"""Standard errors of that number which it must exceed, or it may be random."""
+_ALMOST: Final = 1 - 1e-9
+TAIL_SHARE: Final = 0.1
+"""Share of the values, the greatest, that form the tail."""
+TAIL_VALUES_MIN: Final = 50
+"""With fewer values any shape fits."""
+TAIL_VALUES_MAX: Final = 2_000
+"""With more values the tail begins further out."""
+
+
+def modes(values: Sequence[float]) -> list[float]:
+    """Return the peaks of the density of the values, ascending: one for a unimodal distribution.
+
+    Gaussian kernel of Silverman's width, on a logarithmic scale if values are above 0 and spread over more
+    than a factor of 10. Zeros are a place of their own. A peak has at least 1 % of the values above its
+    valleys. Source: IETF draft, 5.4.4.3.
+    """
+    data = np.asarray(values, dtype=float)
+    if not len(data):
+        return []
+    enough = max(MODE_VALUES_MIN, MODE_SHARE_MIN * len(data))
+    positive = data[data > 0]
+    if len(positive) and (data == 0).sum() >= enough:
+        return [0.0, *_places(positive, enough)]
+    return _places(data, enough)
+
+
+def _places(data: Values, enough: float) -> list[float]:
+    low, high = (
+        np.quantile(data, OUTERMOST, method="lower"),
+        np.quantile(data, 1 - OUTERMOST, method="higher"),
+    )
+    inner = data[(data >= low) & (data <= high)]
+    if low > 0 and high > WIDE * low:
+        return [float(np.exp(x)) for x in _peaks(np.log(inner), enough)]
+    return _peaks(inner, enough)
+
+
+def _peaks(data: Values, enough: float) -> list[float]:
+    spread = min(float(data.std()), float(stats.iqr(data)) / 1.349) or float(data.std())
+    low, high = float(data.min()), float(data.max())
+    if not spread or low == high:
+        return [low]
+    width = 0.9 * spread * len(data) ** -0.2
+    low, high = low - 4 * width, high + 4 * width
+    cell = max((high - low) / GRID, width / 20)
+    cells = int((high - low) / cell) + 1
+    counts, edges = np.histogram(data, bins=cells, range=(low, low + cells * cell))
+    density = ndimage.gaussian_filter1d(counts.astype(float), width / cell, mode="constant", truncate=4)
+    found, about = signal.find_peaks(density, prominence=0)
+    kept = []
+    for place, depth in zip(found, about["prominences"], strict=True):
+        level = density[place] - depth * _ALMOST  # not just below its valley by rounding
+        down = np.flatnonzero(density <= level)
+        after = int(np.searchsorted(down, place))
+        left = down[after - 1] + 1 if after else 0
+        right = down[after] if after < len(down) else len(density)
+        mass = float(density[left:right].sum())
+        if mass - level * (right - left) >= max(enough, MODE_ERRORS_MIN * sqrt(mass)):
+            kept.append(float((edges[place] + edges[place + 1]) / 2))
+    return kept or [float(np.median(data))]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    ratio: float | None
+    """P99 / P50 (5.4.4.3); None without values, or where half of them are 0."""
+    kind: Literal["light", "exponential", "heavy"] | None
+    """Lighter than an exponential, not distinguishable from it, or heavier: the interval of `shape` lies
+    below 0, across it, or above; None with fewer than 50 values in the tail (500 in all)."""
+    shape: float | None
+    """Of the generalised Pareto distribution fitted to the values above `threshold`: 0 is an exponential
+    tail, above it a power of 1 / shape, below it one that ends."""
+    low: float | None
+    high: float | None
+    threshold: float | None
+    n: int
+
+
+def tail(values: Sequence[float]) -> Tail:
+    """Return the tail of values in any order: the greatest tenth of them, 2,000 at most.
+
+    By maximum likelihood, for independent values. Source: Pickands 1975, and Smith 1987 (the interval).
+    """
+    data = np.sort(np.asarray(values, dtype=float))
+    if not len(data):
+        return Tail(None, None, None, None, None, None, 0)
+    p50, p99 = np.quantile(data, (0.5, 0.99))
+    ratio = tail_ratio(float(p50), float(p99))
+    n = min(int(len(data) * TAIL_SHARE), TAIL_VALUES_MAX)
+    if n < TAIL_VALUES_MIN:
+        return Tail(ratio, None, None, None, None, None, n)
+    threshold = float(data[-n - 1])
+    beyond = data[-n:] - threshold
+    if beyond[0] == beyond[-1]:  # one value: it ends there
+        return Tail(ratio, "light", None, None, None, threshold, n)
+    shape, _, _ = stats.genpareto.fit(beyond / beyond.mean(), 0.1, floc=0)
+    reach = float(stats.norm.ppf(0.975)) * max(0.0, 1 + shape) / sqrt(n)
+    low, high = float(shape - reach), float(shape + reach)
+    kind: Literal["light", "exponential", "heavy"] = (
+        "heavy" if low > 0 else "light" if high < 0 else "exponential"
+    )
+    return Tail(ratio, kind, float(shape), low, high, threshold, n)

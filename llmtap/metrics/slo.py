@@ -2,7 +2,7 @@
 
 Definitions and arithmetic only: the options of a class and their check (`check_slos`, for the configuration),
 and the class of a tenant (`TenantClasses`). Nothing is counted here. `meter/slo.py` counts exchanges in
-windows, `export/rules/prometheus.py` writes alert rules. The latency bounds that make an exchange good are in
+windows, `export/rules.py` writes alert rules. The latency bounds that make an exchange good are in
 `objectives.py`.
 
 An objective is the share of exchanges that must be good (0.99); the error budget is the rest. Burn rate 1

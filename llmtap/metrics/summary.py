@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from math import isfinite
+from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct, msgpack
@@ -114,6 +115,12 @@ ENDED_WELL: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
 """Outcomes whose end to end time is that of an answer."""
 _ADDED: Final = ("request", "first_chunk", "chunk")
 _TOKENS: Final = ("input", "output", "reasoning", "cached")
+_token_counts: Final = attrgetter(*_TOKENS)
+_OF_STREAMS: Final = (
+    "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "tpot", "user_idle",
+    "user_idle_from_first_token", "tbc_max", "jitter",
+)  # fmt: skip
+_stream_terms: Final = attrgetter(*(f"{name}_ns" for name in _OF_STREAMS))
 _NOTHING: Final = Histogram()
 _UNCERTAINTIES: Final = "uncertainties"
 _COUNTERS: Final = (
@@ -208,12 +215,7 @@ class Summary:
 
     def _add_stream(self, x: Exchange, m: Measured) -> None:
         metrics = self._metrics
-        for name, value in (
-            ("ttft", m.ttft_ns), ("ttft_any", m.ttft_any_ns), ("ttft_reasoning", m.ttft_reasoning_ns),
-            ("ttft_tool_call", m.ttft_tool_call_ns), ("first_event", m.first_event_ns), ("tpot", m.tpot_ns),
-            ("user_idle", m.user_idle_ns), ("user_idle_from_first_token", m.user_idle_from_first_token_ns),
-            ("tbc_max", m.tbc_max_ns), ("jitter", m.jitter_ns),
-        ):  # fmt: skip
+        for name, value in zip(_OF_STREAMS, _stream_terms(m), strict=True):
             if value is not None:
                 _in(metrics, name).record(round(value))
         if m.smooth_benefit is not None:
@@ -233,9 +235,12 @@ class Summary:
         if self.objectives is not None:
             experience = experience_of(x, m, self.objectives)
             if experience is not None:
-                _in(metrics, "fluidity_index_doc").record(round(experience.fluidity.doc * 1e9))
-                _in(metrics, "fluidity_index_code").record(round(experience.fluidity.code * 1e9))
-                _in(metrics, "qoe_area_step").record(round(experience.qoe_area_step * 1e9))
+                for name, share in (
+                    ("fluidity_index_doc", experience.fluidity.doc),
+                    ("fluidity_index_code", experience.fluidity.code),
+                    ("qoe_area_step", experience.qoe_area_step),
+                ):
+                    _in(metrics, name).record(round(share * 1e9))
         self._add_chunking(x, m)
 
     def _add_chunking(self, x: Exchange, m: Measured) -> None:
@@ -261,23 +266,17 @@ class Summary:
             self._burst_hold_max_ns = ns
 
     def _add_tokens(self, x: Exchange) -> None:
-        tokens, totals = x.tokens, self._tokens
-        if tokens.output is not None:
-            self._sources[tokens.source.value] += 1
-            totals["output"] += tokens.output
-        if tokens.input is not None:
-            totals["input"] += tokens.input
-        if tokens.reasoning is not None:
-            totals["reasoning"] += tokens.reasoning
-        if tokens.cached is not None:
-            totals["cached"] += tokens.cached
+        if x.tokens.output is not None:
+            self._sources[x.tokens.source.value] += 1
+        for name, n in zip(_TOKENS, _token_counts(x.tokens), strict=True):
+            if n is not None:
+                self._tokens[name] += n
 
     def _add_added(self, x: Exchange) -> None:
         added = x.added
-        if added.request_ns is not None:
-            _in(self._added, "request").record(added.request_ns)
-        if added.first_chunk_ns is not None:
-            _in(self._added, "first_chunk").record(added.first_chunk_ns)
+        for name, ns in (("request", added.request_ns), ("first_chunk", added.first_chunk_ns)):
+            if ns is not None:
+                _in(self._added, name).record(ns)
         if added.chunks_ns:
             _in(self._added, "chunk").record_many(added.chunks_ns)
 

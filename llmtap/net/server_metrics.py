@@ -1,6 +1,6 @@
 """Read the `/metrics` page of an inference server: a few values under common names (`SERIES`).
 
-`read_metrics` parses a page; `meter/upstream.py` and `load/monitor/` request it. Metric names of vLLM,
+`read_metrics` parses a page; `meter/relays.py` and `load/monitor/` request it. Metric names of vLLM,
 SGLang, TGI, llm-d's router and llmtap's simulated server, present and former ones, are known. Other lines are
 not parsed, so that a scrape is cheap.
 

@@ -4,7 +4,6 @@
 mistakes. `alone.py` and `watching.py` check their commands with the part for the meter.
 """
 
-import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -113,5 +112,3 @@ def measuring_problems(settings: Settings, supervisor: int | None = None) -> Ite
         from llmtap.capture.store.store import check
 
         yield from failures(check, settings.capture, supervisor)
-    if settings.otlp.ca and not os.access(settings.otlp.ca, os.R_OK):
-        yield ConfigError("otlp.ca", f"{settings.otlp.ca} cannot be read")

@@ -1,18 +1,16 @@
 """`llmtap top`: the terminal application (textual) with header, tabs, table and keys.
 
-`TopApp` shows the tables of `views.py`, filled from the answers that `feed.py` polls; `HelpScreen` and
-`EventScreen` (the events of one exchange, from `inspector.py`) are above them. Everything shown by colour is
-also shown by a word; textual handles NO_COLOR.
+`TopApp` shows the tables of `views.py` in a `TextTable`, filled from the answers that `Feed` of
+`client.py` polls; `HelpScreen` and `EventScreen` (the events of one exchange) are above them. Everything
+shown by colour is also shown by a word; textual handles NO_COLOR.
 """
 
 import asyncio
 import signal
 import threading
-from collections.abc import Iterable
 from typing import ClassVar, Final
 
 from rich.text import Text
-from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
@@ -21,19 +19,16 @@ from textual.widgets import DataTable, Footer, Input, Static, Tab, Tabs
 from textual.worker import Worker
 
 from llmtap.clock import SystemClock
-from llmtap.top.client import WINDOWS, Admin, TopOptions, Trouble
-from llmtap.top.feed import Feed, FeedLink
-from llmtap.top.inspector import EVENTS_MAX, inspected, reader_ns, story, story_so_far, watched
-from llmtap.top.table import facts, firing, flowed, shown, troubles
-from llmtap.top.text_table import ROWS_MAX, TextTable
-from llmtap.top.views import VIEWS, View
+from llmtap.top.client import WINDOWS, Admin, Feed, FeedLink, TopOptions, Trouble
+from llmtap.top.table import Column, ViewTable, facts, filtered, firing, flowed, ordered, shown, troubles
+from llmtap.top.views import EVENTS_MAX, VIEWS, View, inspected, reader_ns, story
 
 _HELP: Final = """\
 1 to 8, tab   select a view
 up, down      move the cursor; on the first line it follows the newest
 home          go to the first line
-left, right   show hidden columns, marked ← and → at the right edge
-enter         in views 4 and 5: show the events of an exchange
+left, right   scroll to hidden columns
+enter         in view 5: show the events of an exchange
 escape        go back; in a view: clear the filter
 s, S          sort by the next column; reverse the order
 /             filter by text in any column; enter keeps, escape clears it
@@ -64,11 +59,102 @@ class HelpScreen(Screen[None]):
         self.dismiss()
 
 
-FOLLOW_S: Final = 1.0
+ROWS_MAX: Final = 200
+"""Maximum number of rows drawn; further ones are counted, and the filter finds them."""
+
+
+class TextTable(DataTable[Text]):
+    """Table in the chosen order and filter, which stay while tables change.
+
+    On the first row the cursor follows the newest row; elsewhere it stays on its row.
+    """
+
+    DEFAULT_CSS = """
+    TextTable { height: 1fr; scrollbar-size: 1 1; }
+    TextTable > .datatable--cursor { text-style: reverse; }
+    TextTable > .datatable--header { text-style: bold; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("home", "first", "First line", show=False)]
+
+    def __init__(self, id_: str, rows_max: int = ROWS_MAX) -> None:
+        super().__init__(
+            id=id_, cursor_type="row", header_height=2, fixed_columns=1, show_row_labels=False,
+            zebra_stripes=True,
+        )  # fmt: skip
+        self.rows_max = rows_max
+        self.table = ViewTable(())
+        self._titles: list[str] = []
+        self.order: str | None = None
+        self.largest_first = True
+        self.wanted = ""
+        self.matching = 0
+
+    def show(self, table: ViewTable) -> None:
+        self.table = table
+        self.redraw()
+
+    def redraw(self) -> None:
+        columns, rows = self.table.columns, filtered(self.table.rows, self.wanted)
+        keys = [column.key for column in columns]
+        if self.order in keys:
+            rows = ordered(rows, keys.index(self.order), largest_first=self.largest_first)
+        self.matching = len(rows)
+        at_key, at_line, x, y = self.key_under_cursor(), self.cursor_row, self.scroll_x, self.scroll_y
+        titles = [self._title(column) for column in columns]
+        self.clear(columns=titles != self._titles)
+        if titles != self._titles:
+            self._titles = titles
+            for title, column in zip(titles, columns, strict=True):
+                self.add_column(_text(title, column))
+        rows = rows[: self.rows_max]
+        for row in rows:
+            cells = zip(row.cells, columns, strict=True)
+            self.add_row(*(_text(cell.text, column) for cell, column in cells), key=row.key)
+        if at_line and rows:
+            # The row under the cursor, or the one that is now in its place.
+            line = next((i for i, row in enumerate(rows) if row.key == at_key), min(at_line, len(rows) - 1))
+            self.move_cursor(row=line, animate=False, scroll=False)
+            y = max(0, y + line - at_line)
+        self.scroll_to(x, y, animate=False)
+
+    def next_order(self) -> None:
+        keys: list[str | None] = [None, *(column.key for column in self.table.columns)]
+        at = keys.index(self.order) if self.order in keys else 0
+        self.sort_by(keys[(at + 1) % len(keys)])
+
+    def sort_by(self, key: str | None) -> None:
+        if key is not None and key == self.order:
+            self.largest_first = not self.largest_first
+        else:
+            column = next((c for c in self.table.columns if c.key == key), None)
+            self.order, self.largest_first = key, column is None or column.number
+        self.redraw()
+
+    def turn(self) -> None:
+        self.largest_first = not self.largest_first
+        self.redraw()
+
+    def action_first(self) -> None:
+        self.move_cursor(row=0, animate=False)
+        self.scroll_to(0, 0, animate=False, immediate=True)
+
+    def key_under_cursor(self) -> str | None:
+        if not self.row_count or not 0 <= self.cursor_row < self.row_count:
+            return None
+        return self.ordered_rows[self.cursor_row].key.value
+
+    def _title(self, column: Column) -> str:
+        if column.key != self.order:
+            return column.title
+        return f"{column.title}{'▼' if self.largest_first else '▲'}"
+
+
+def _text(text: str, column: Column) -> Text:
+    return Text(text, justify="right" if column.number else "left", no_wrap=True, end="")
 
 
 class EventScreen(Screen[None]):
-    """Events of one exchange, requested until it is over. `v_ns`: ns per token of the reader."""
+    """Events of one exchange. `v_ns`: ns per token of the reader."""
 
     CSS = """
     #story { height: auto; max-height: 9; padding: 0 1; }
@@ -92,34 +178,22 @@ class EventScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.query_one("#story", Static).update(Text(f"{shown(self._wanted)}: requesting"))
+        self._say([f"{shown(self._wanted)}: requesting"])
         self.query_one("#events", TextTable).focus()
-        self.run_worker(self._follow(), name="follow")
+        self.run_worker(self._ask(), name="ask")
 
-    async def _follow(self) -> None:
-        while not await self._ask():
-            await asyncio.sleep(FOLLOW_S)
-
-    async def _ask(self) -> bool:
-        table, width = self.query_one("#events", TextTable), self.size.width - 2
+    async def _ask(self) -> None:
         try:
-            x, told = await self._feed.exchange(self._wanted), None
-            if x is None:
-                told = await self._feed.stream(self._wanted)
-            if x is None and told is None:
-                x = await self._feed.exchange(self._wanted)  # it may have ended between the two
+            x = await self._feed.exchange(self._wanted)
         except Trouble as exc:
             self._say([f"{shown(self._wanted)}: {shown(str(exc), 200)}"])
-            return not table.row_count
-        if x is not None:
-            table.show(inspected(x, self._v_ns))
-            self._say([*flowed(story(x), width), *table.table.notes])
-        elif told is not None:
-            table.show(watched(told, self._v_ns))
-            self._say([*flowed(story_so_far(told, self._v_ns), width), *table.table.notes])
-        else:
-            self._say([f"{shown(self._wanted)} is neither running nor kept any more"])
-        return told is None
+            return
+        if x is None:
+            self._say([f"{shown(self._wanted)} is not kept any more"])
+            return
+        table = self.query_one("#events", TextTable)
+        table.show(inspected(x, self._v_ns))
+        self._say([*flowed(story(x), self.size.width - 2), *table.table.notes])
 
     def _say(self, lines: list[str]) -> None:
         self.query_one("#story", Static).update(Text("\n".join(lines)))
@@ -135,7 +209,8 @@ class EventScreen(Screen[None]):
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
         event.stop()
-        self.query_one("#events", TextTable).sort_by_drawn(event.column_index)
+        table = self.query_one("#events", TextTable)
+        table.sort_by(table.table.columns[event.column_index].key)
 
 
 TICK_S: Final = 0.5
@@ -143,12 +218,6 @@ _OF_TABS: Final = frozenset(
     {"filter", "no_filter", "sort", "turn", "window", "pause", "ask", "open", "next_tab"}
 )
 _LETTERS: Final = frozenset({"leave", "filter", "sort", "turn", "window", "pause", "ask", "help"})
-CELLS_MIN: Final = 60, 15
-NOTES_MIN: Final = 5
-"""Lines of notes that may be shown above a table of any length."""
-_BARS: Final = 3
-"""Lines of the tabs and the footer."""
-_TITLE_LINES: Final = 2
 _MARKED: Final = {
     FeedLink.DISCONNECTED: "reverse bold",
     FeedLink.STALE: "reverse",
@@ -169,12 +238,9 @@ class TopApp(App[None]):
     CSS = """
     #head { height: auto; max-height: 8; padding: 0 1; }
     #tabs { height: 2; }
-    #notes { height: auto; padding: 0 1; }
+    #notes { height: auto; max-height: 50%; padding: 0 1; }
     #filter { display: none; height: 1; border: none; padding: 0 1; }
     #filter.open { display: block; }
-    Screen { layers: below above; }
-    #small { layer: above; display: none; width: 100%; height: 100%; }
-    Screen.small #small { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "leave", "Quit"),
@@ -215,11 +281,6 @@ class TopApp(App[None]):
         yield self.grid
         yield FilterLine(id="filter", placeholder="filter: text in any column")
         yield Footer()
-        yield Static("the terminal is too small: use 80x24 or larger", id="small")
-
-    def on_resize(self, event: events.Resize) -> None:
-        small = event.size.width < CELLS_MIN[0] or event.size.height < CELLS_MIN[1]
-        self.screen_stack[0].set_class(small, "small")
 
     async def on_mount(self) -> None:
         options = self._options
@@ -278,40 +339,20 @@ class TopApp(App[None]):
         self._head.update(head)
 
     def _show_table(self) -> None:
-        if not self.grid.is_attached:
+        grid = self.grid
+        if not grid.is_attached:
             return
-        self.grid.show(self.view.table(self.feed.shown, self.size.width))
-        self._show_notes(self.grid.table.notes)
-
-    def _show_notes(self, notes: Iterable[str]) -> None:
-        grid, said = self.grid, list(notes)
-        of = len(grid.table.rows)
+        grid.show(self.view.table(self.feed.shown))
+        said, of = list(grid.table.notes), len(grid.table.rows)
         if self.view.inspects and of:
             said.append("enter: events")
-        before, behind = grid.aside
-        if behind:
-            said.append(f"→: {behind} more column{'' if behind == 1 else 's'}")
-        elif before:
-            said.append("←: the columns before")
         if grid.wanted:
             said.append(f"filter {shown(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape clears it")
         if grid.matching > ROWS_MAX:
             said.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
         if not of and self.feed.trouble is None:
             said.append("no data in this window yet" if self._answered is self.view else "requesting data")
-        width = self.size.width - 2
-        text = Text("\n".join(flowed(said, width)))
-        lines, room = text.wrap(self.console, max(1, width)), self._notes_max()
-        if len(lines) > room:
-            more = Text(f"... {len(lines) - room + 1} more lines of notes: use a larger terminal")
-            text = Text("\n").join([*lines[: room - 1], more])
-        self._notes.update(text)
-
-    def _notes_max(self) -> int:
-        """Return the number of lines that header, tabs, table and footer leave free, at least NOTES_MIN."""
-        table = _TITLE_LINES + len(self.grid.table.rows)
-        others = self._head.outer_size.height + _BARS + self.query_one("#filter").outer_size.height
-        return max(NOTES_MIN, self.size.height - others - table)
+        self._notes.update(Text("\n".join(flowed(said, self.size.width - 2))))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable keys of the tabs below another screen, and letters while text is typed."""
@@ -356,7 +397,7 @@ class TopApp(App[None]):
         self.grid.turn()
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
-        self.grid.sort_by_drawn(event.column_index)
+        self.grid.sort_by(self.grid.table.columns[event.column_index].key)
 
     def action_window(self) -> None:
         self.feed.window = WINDOWS[(WINDOWS.index(self.feed.window) + 1) % len(WINDOWS)]

@@ -1,30 +1,37 @@
-"""HTTP client of the admin API (`Admin`), and the checked options of `llmtap top` (`TopOptions`).
+"""HTTP client of the admin API (`Admin`), its polling for the open view (`Feed`), and the options of
+`llmtap top`.
 
-`Admin.get` returns the JSON of a path, or raises `Trouble` with the reason and a hint. The token comes from a
-variable or a file: a flag's value would be visible in the process list and in the shell's history, a URL in
-logs.
+`Admin.get` returns the JSON of a path, or raises `Trouble` with the reason and a hint. `Feed` requests the
+summary and what the open view needs, and keeps the newest answers, their age, and the last error. After an
+error the pauses between attempts grow to 3 s, and the last answers stay, with their age.
+
+The token comes from a variable or a file (`TopOptions`): a flag's value would be visible in the process list
+and in the shell's history, a URL in logs.
 """
 
+import asyncio
 import os
 import socket
 import ssl
 from collections.abc import Mapping
+from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
 from llmtap import __version__
+from llmtap.clock import Clock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.net.failures import failure_said
 from llmtap.net.tls import client_context
+from llmtap.top.table import clock_time
+from llmtap.top.views import Document, Shown, View
 from llmtap.units import NS_PER_S, parse_duration_ns
-
-Document = dict[str, Any]
 
 ANSWER_S: Final = 10.0
 DOCUMENT_BYTES_MAX: Final = 64 << 20
@@ -38,10 +45,6 @@ class Trouble(LlmtapError):
     def __init__(self, said: str, hint: str | None = None) -> None:
         super().__init__(said)
         self.hint = hint
-
-
-class NotThere(Trouble):
-    """The path does not exist: the llmtap there is older."""
 
 
 class Denied(Trouble):
@@ -99,6 +102,13 @@ class Admin:
             raise Trouble("the server is no admin port of llmtap: its answer is not JSON")
         return document
 
+    async def summary(self, window: str, by: str) -> Document:
+        """Return the summary of a window. Raises Trouble."""
+        summary = await self.get("summary", window=window, by=by)
+        if not isinstance(summary.get("metrics"), dict):
+            raise Trouble("the server is no admin port of llmtap: its answer is no summary")
+        return summary
+
     def _refused(self, status: int, body: bytes) -> Trouble:
         match status:
             case 401 | 403 if self._has_token:
@@ -107,7 +117,7 @@ class Admin:
                 # Without a token the port answers 403 and lists the names under which it may be asked.
                 return Denied((status == 403 and _said(body)) or "a token is required")
             case 404:
-                return NotThere("the path does not exist: an older llmtap, or no admin port of llmtap")
+                return Trouble("the path does not exist: no admin port of llmtap, or of another version")
         said = _said(body)
         return Trouble(f"the answer is status {status}" + (f": {said}" if said else ""))
 
@@ -255,3 +265,100 @@ def _is_url(text: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
+"""Pauses before the next attempts; the last one repeats."""
+STALE_NS: Final = 3 * NS_PER_S
+"""Age from which figures are marked, if it is also more than three intervals."""
+
+
+class FeedLink(StrEnum):
+    CONNECTING = "CONNECTING"
+    LIVE = "LIVE"
+    STALE = "STALE"
+    DISCONNECTED = "DISCONNECTED"
+    PAUSED = "PAUSED"
+
+
+class Feed:
+    """Answers of one admin port: one task polls, the screen reads.
+
+    `interval_ns`: time between an answer and the next request.
+    """
+
+    def __init__(self, admin: Admin, clock: Clock, *, window: str, interval_ns: int) -> None:
+        self._admin = admin
+        self._clock = clock
+        self._interval_ns = interval_ns
+        self.window = window
+        self.paused = False
+        self.shown = Shown()
+        self.trouble: str | None = None
+        self._tries = 0
+        self._fetched_ns: int | None = None
+        self._fetched_wall_ns = 0
+        self._lost_ns = 0
+        self._due_ns = 0
+
+    async def poll(self, view: View) -> None:
+        now_ns = self._clock.mono_ns()
+        try:
+            summary = await self._admin.summary(self.window, view.by)
+            beside = None if view.path is None else await self._admin.get(view.path, **view.query)
+        except Trouble as exc:
+            if not self._tries:
+                self._lost_ns = now_ns
+            self.trouble = str(exc)
+            self._due_ns = self._clock.mono_ns() + RETRY_NS[min(self._tries, len(RETRY_NS) - 1)]
+            self._tries += 1
+            return
+        self.shown.summary = summary
+        if view.path is not None and beside is not None:
+            self.shown.beside[view.path] = beside
+        self.trouble, self._tries = None, 0
+        self._fetched_ns, self._fetched_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
+        self._due_ns = self._fetched_ns + self._interval_ns
+
+    async def exchange(self, id_: str) -> Document | None:
+        """Return one exchange with its events; None if it is not kept any more. Raises Trouble."""
+        found = (await self._admin.get("exchanges", id=id_, events="1", limit="1")).get("exchanges")
+        return found[0] if found else None
+
+    async def wait(self, woken: asyncio.Event) -> None:
+        """Wait until the next request is due, or is wanted now."""
+        seconds = max(0, self._due_ns - self._clock.mono_ns()) / NS_PER_S
+        try:
+            async with asyncio.timeout(None if self.paused else seconds):
+                await woken.wait()
+        except TimeoutError:
+            pass
+
+    @property
+    def link(self) -> FeedLink:
+        if self.paused:
+            return FeedLink.PAUSED
+        if self.trouble is not None:
+            return FeedLink.DISCONNECTED
+        if self._fetched_ns is None:
+            return FeedLink.CONNECTING
+        old_ns = self._clock.mono_ns() - self._fetched_ns
+        return FeedLink.STALE if old_ns > max(STALE_NS, 3 * self._interval_ns) else FeedLink.LIVE
+
+    def said(self) -> str:
+        now_ns, link = self._clock.mono_ns(), self.link
+        of = f"figures of {self.time()}" if self._fetched_ns is not None else "no figures yet"
+        match link:
+            case FeedLink.DISCONNECTED:
+                lost_s, left_s = (now_ns - self._lost_ns) // NS_PER_S, (self._due_ns - now_ns) / NS_PER_S
+                again = f"again in {left_s:.0f} s" if left_s >= 0.5 else "trying"
+                return f"{link} {lost_s} s: {self.trouble}; {again}; {of}"
+            case FeedLink.STALE:
+                return f"{link}: no answer for {(now_ns - (self._fetched_ns or now_ns)) // NS_PER_S} s; {of}"
+            case FeedLink.CONNECTING:
+                return f"{link}"
+            case _:
+                return f"{link} {self.time()}"
+
+    def time(self) -> str:
+        return clock_time(self._fetched_wall_ns / NS_PER_S)

@@ -5,22 +5,22 @@ tables are those of `views.py`; no textual is needed.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from io import StringIO
 from typing import Any, Final
 
-from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.top.client import TOKEN_ENV, Admin, Denied, Document, NotThere, TopOptions, Trouble, Untrusted
-from llmtap.top.table import Column, ViewTable, facts, firing, fitting, flowed, shown, troubles
-from llmtap.top.views import EXCHANGES, EXPERIMENT, STREAMS, VIEWS, Shown
+from llmtap.top.client import TOKEN_ENV, Admin, Denied, TopOptions, Trouble, Untrusted
+from llmtap.top.table import ViewTable, facts, firing, flowed, shown, troubles
+from llmtap.top.views import EXCHANGES, EXPERIMENT, STREAMS, VIEWS, Document, Shown
 
 ROWS_MAX: Final = 20
 PIPED_CELLS: Final = 240
-"""Width without a terminal; a table may be wider."""
+"""Width of the header without a terminal."""
 _APART: Final = 2
 _BY: Final = "tenant,model,arm"
 
@@ -28,10 +28,7 @@ _BY: Final = "tenant,model,arm"
 async def probe(options: TopOptions, admin: Admin) -> Document:
     """Return a first summary. Raises ConfigError with a hint."""
     try:
-        summary = await admin.get("summary", window=options.window, by=_BY)
-        if not isinstance(summary.get("metrics"), dict):
-            raise NotThere("the server is no admin port of llmtap: its answer is no summary")
-        return summary
+        return await admin.summary(options.window, _BY)
     except Denied as exc:
         raise ConfigError(
             "--token-env", f"{options.url}: {exc}",
@@ -42,26 +39,20 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
             "--ca", f"{options.url}: {exc}",
             "the file with the CA that signed its certificate: --ca FILE; and ask by a name that it has",
         ) from None  # fmt: skip
-    except NotThere as exc:
-        raise ConfigError("--admin", f"{options.url}: {exc}") from None
     except Trouble as exc:
         start = "start the tap: llmtap proxy --upstream URL; or name its admin port: --admin http://HOST:9464"
         raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint or start) from None
 
 
 def fetched(options: TopOptions) -> dict[str, Any]:
-    """Return all documents by name; None for paths that this llmtap does not have. Raises as `probe`."""
+    """Return all documents by name. Raises as `probe`, or LlmtapError."""
 
     async def fetch() -> dict[str, Any]:
         async with Admin(options.url, options.token, options.tls()) as admin:
             documents: dict[str, Any] = {"admin": options.url, "summary": await probe(options, admin)}
-            limits = {STREAMS: "200", EXCHANGES: str(ROWS_MAX)}
-            for path in (EXPERIMENT, STREAMS, EXCHANGES):
-                query = {"limit": limits[path]} if path in limits else {}
+            for path, limit in ((EXPERIMENT, None), (STREAMS, "200"), (EXCHANGES, str(ROWS_MAX))):
                 try:
-                    documents[path] = await admin.get(path, **query)
-                except NotThere:
-                    documents[path] = None
+                    documents[path] = await admin.get(path, **({} if limit is None else {"limit": limit}))
                 except Trouble as exc:
                     raise LlmtapError(f"{options.url}: {exc}") from None
             return documents
@@ -69,62 +60,44 @@ def fetched(options: TopOptions) -> dict[str, Any]:
     return asyncio.run(fetch())
 
 
-def render_once(documents: dict[str, Any], width: int, *, whole: bool = False) -> RenderableType:
-    """Return the header and all tables with rows; `whole`: with columns that do not fit."""
+def render_once(documents: dict[str, Any], width: int) -> RenderableType:
+    """Return the header, flowed into lines of this width, and all tables with rows, which may be wider."""
     summary = documents["summary"]
-    beside = {path: documents.get(path) for path in (EXPERIMENT, STREAMS, EXCHANGES)}
-    told = Shown(summary, beside)
-    parts: list[RenderableType] = [Text(f"llmtap top {shown(documents['admin'], 200)}", style="bold")]
-    parts += [Text(trouble, style="bold") for trouble in [*troubles(summary), *firing(summary)]]
-    parts += _lines(flowed(facts(summary), width))
+    beside = {path: documents[path] for path in (EXPERIMENT, STREAMS, EXCHANGES)}
+    lines = [f"llmtap top {shown(documents['admin'], 200)}", *troubles(summary), *firing(summary)]
+    parts: list[RenderableType] = [Text(line, style="bold") for line in lines]
+    parts += map(Text, flowed(facts(summary), width))
     for view in VIEWS:
-        table = view.table(told, width)
+        table = view.table(Shown(summary, beside))
         notes = [note for note in table.notes if table.rows or view.path is not None]
         if table.rows or notes:
-            parts.append(Text(f"\n{view.title}", style="bold"))
-            parts += _lines(notes)
+            parts += [Text(f"\n{view.title}", style="bold"), *map(Text, notes)]
         if table.rows:
-            parts += _table(table, None if whole else width, limited=view.name != "tap")
+            parts += _table(table, len(table.rows) if view.name == "tap" else ROWS_MAX)
     return Group(*parts)
 
 
 def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
-    """Print to standard output; if that is no terminal, nothing is wrapped or left out."""
-    if terminal:
-        console = Console(highlight=False)
-        console.print(render_once(documents, console.width))
-    else:
-        # rich cuts a table that is wider than its console.
-        console = Console(highlight=False, width=10_000, no_color=True)
-        console.print(render_once(documents, PIPED_CELLS, whole=True), soft_wrap=True)
+    """Print to standard output; a terminal's width cuts the lines, otherwise nothing is cut or wrapped."""
+    out = StringIO()
+    # rich narrows a table that is wider than its console.
+    wide = Console(file=out, highlight=False, width=10_000, no_color=True)
+    console = Console(highlight=False)
+    width = console.width if terminal else PIPED_CELLS
+    wide.print(render_once(documents, width), soft_wrap=True)
+    for line in out.getvalue().splitlines():
+        console.print(
+            line.rstrip(), markup=False, soft_wrap=True, overflow="ellipsis" if terminal else "ignore"
+        )
 
 
-def _lines(lines: Iterable[str]) -> list[RenderableType]:
-    return [Text(line) for line in lines]
-
-
-def _table(table: ViewTable, room: int | None, *, limited: bool) -> Iterator[RenderableType]:
-    """Yield the table; columns that do not fit are named below it."""
-    rows = table.rows[:ROWS_MAX] if limited else table.rows
-    titles = [_title(column) for column in table.columns]
-    widths = [
-        max(cell_len(titles[i]), *(cell_len(row.cells[i].text) for row in rows)) + _APART
-        for i in range(len(titles))
-    ]
-    places = range(len(titles)) if room is None else fitting(table.columns, widths, room + _APART)
+def _table(table: ViewTable, rows_max: int) -> Iterator[RenderableType]:
     drawn = RichTable(box=None, pad_edge=False, padding=(0, _APART, 0, 0), header_style="bold")
-    for i in places:
-        number = table.columns[i].number
-        drawn.add_column(Text(titles[i]), justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(row.cells[i].text) for i in places))
+    for column in table.columns:
+        title = column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")
+        drawn.add_column(Text(title), justify="right" if column.number else "left", overflow="fold")
+    for row in table.rows[:rows_max]:
+        drawn.add_row(*(Text(cell.text) for cell in row.cells))
     yield drawn
-    if len(rows) < len(table.rows):
-        yield Text(f"... {len(table.rows) - len(rows):,} more")
-    hidden = [title for i, title in enumerate(titles) if i not in places]
-    if hidden:
-        yield Text(f"({room} columns have no room for: {', '.join(hidden)}; `| cat` shows all)")
-
-
-def _title(column: Column) -> str:
-    return column.title.strip().replace("-\n", "").replace("/\n", "/").replace("\n", " ")
+    if rows_max < len(table.rows):
+        yield Text(f"... {len(table.rows) - rows_max:,} more")

@@ -1,36 +1,35 @@
 """Data model of the tables of `llmtap top` (columns, rows, cells, sort keys), and the texts of its header.
 
-`views.py` and `inspector.py` make `ViewTable`s with it; `text_table.py` and `plain.py` draw them. The texts
-(`facts`, `firing`, `troubles`) come from the JSON of a summary. Names come from traffic: `shown` escapes
-them.
+`views.py` makes `ViewTable`s with it; `app.py` and `plain.py` draw them. The texts (`facts`, `firing`,
+`troubles`) come from the JSON of a summary. Names come from traffic: `shown` escapes them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from rich.cells import cell_len
 
-from llmtap.report.values import figure_text, harmless, milliseconds, number
+from llmtap.report.values import at, figure_text, harmless, milliseconds, number
 
 NOTHING: Final = "-"
-NAME_CHARS: Final = (14, 32)
-TEXT_CELLS_MIN: Final = 12
-"""Width from which a text may be cut."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    key: str
-    title: str
-    number: bool = True
+NAME_CHARS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     text: str
     value: float | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    key: str
+    title: str
+    cell: Callable[[Any], Cell]
+    """Makes the cell of a row from its part of the document."""
+    number: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,10 @@ class ViewTable:
     columns: tuple[Column, ...]
     rows: list[Row] = field(default_factory=list)
     notes: tuple[str, ...] = ()
+
+
+def row_of(key: object, columns: Iterable[Column], part: object) -> Row:
+    return Row(str(key), tuple(column.cell(part) for column in columns))
 
 
 def ordered(rows: Iterable[Row], column: int, *, largest_first: bool) -> list[Row]:
@@ -62,31 +65,7 @@ def filtered(rows: Iterable[Row], text: str) -> list[Row]:
     return [row for row in rows if any(wanted in cell.text.casefold() for cell in row.cells)]
 
 
-def unique(rows: Iterable[Row]) -> list[Row]:
-    found: dict[str, Row] = {}
-    for row in rows:
-        found.setdefault(row.key, row)
-    return list(found.values())
-
-
-def fitting(columns: Sequence[Column], widths: Sequence[int], room: int, first: int = 1) -> dict[int, int]:
-    """Return the width of each column that fits, by place: the first, and those from `first` on.
-
-    A column of figures is shown whole or not at all; a text, as the last, may be cut.
-    """
-    found = {0: min(widths[0], room)} if columns else {}
-    left = room - sum(found.values())
-    for place in range(max(1, first), len(columns)):
-        if widths[place] > left:
-            if not columns[place].number and left >= TEXT_CELLS_MIN:
-                found[place] = left
-            break
-        found[place] = widths[place]
-        left -= widths[place]
-    return found
-
-
-def shown(value: object, chars: int = NAME_CHARS[1]) -> str:
+def shown(value: object, chars: int = NAME_CHARS) -> str:
     """Return text from traffic without control characters, cut to `chars`."""
     if value is None or value == "":
         return NOTHING
@@ -94,15 +73,11 @@ def shown(value: object, chars: int = NAME_CHARS[1]) -> str:
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
-def name_chars(width: int) -> int:
-    return min(NAME_CHARS[1], max(NAME_CHARS[0], width // 6))
-
-
 def clock_time(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).astimezone().strftime("%H:%M:%S")
 
 
-def name_cell(value: object, chars: int = NAME_CHARS[1]) -> Cell:
+def name_cell(value: object, chars: int = NAME_CHARS) -> Cell:
     return Cell(shown(value, chars), None if value is None else str(value))
 
 
@@ -110,20 +85,14 @@ def text_cell(text: str) -> Cell:
     return Cell(text, text)
 
 
-def count_cell(value: object) -> Cell:
-    return Cell(f"{value:,.0f}", value) if isinstance(value, int | float) else Cell(NOTHING)
+def _number_cell(write: Callable[[float], str]) -> Callable[[object], Cell]:
+    return lambda value: Cell(write(value), value) if isinstance(value, int | float) else Cell(NOTHING)
 
 
-def number_cell(value: object) -> Cell:
-    return Cell(number(value, 3), value) if isinstance(value, int | float) else Cell(NOTHING)
-
-
-def share_cell(value: object) -> Cell:
-    return Cell(f"{value:.1%}", value) if isinstance(value, int | float) else Cell(NOTHING)
-
-
-def ms_cell(seconds: object) -> Cell:
-    return Cell(milliseconds(seconds), seconds) if isinstance(seconds, int | float) else Cell(NOTHING)
+count_cell: Final = _number_cell("{:,.0f}".format)
+number_cell: Final = _number_cell(lambda value: number(value, 3))
+share_cell: Final = _number_cell("{:.1%}".format)
+ms_cell: Final = _number_cell(milliseconds)
 
 
 def figure_cell(figures: object, statistic: str) -> Cell:
@@ -132,15 +101,6 @@ def figure_cell(figures: object, statistic: str) -> Cell:
     if not isinstance(figures, Mapping) or not isinstance(value, int | float):
         return Cell(NOTHING)
     return Cell(figure_text(figures, statistic), value)
-
-
-def at(document: object, *path: str) -> Any:
-    """Return the value at a path of a document; None if an older llmtap does not report it."""
-    for name in path:
-        if not isinstance(document, Mapping):
-            return None
-        document = document.get(name)
-    return document
 
 
 SILENT_S: Final = 5.0
@@ -162,8 +122,16 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     yield _latency("TTFT", at(summary, "metrics", "ttft"))
     option = at(summary, "metrics", "itl", "option")
     yield _latency(f"ITL ({shown(option)})", at(summary, "metrics", "itl"))
-    yield _goodput(at(summary, "goodput"))
-    yield _smooth(at(summary, "smooth_goodput"))
+    goodput, smooth = at(summary, "goodput"), at(summary, "smooth_goodput")
+    if at(goodput, "attainment") is None:
+        yield "goodput - (no objectives met or missed)"
+    else:
+        said = shown(goodput["objectives"], _OBJECTIVES_CHARS)
+        met = f"{goodput['met']:,} of {goodput['counted']:,} met {said}"
+        yield f"goodput {number(goodput['requests_per_second'], 3)} req/s ({met})"
+    rate, speed = at(smooth, "tokens_per_second"), at(smooth, "speed_tokens_per_second")
+    of = "several readers" if speed is None else f"alpha {smooth['alpha']:g}, reader {speed:g} tok/s"
+    yield "smooth goodput -" if rate is None else f"smooth goodput {number(rate, 3)} tok/s ({of})"
     yield _latency("uncertainty", at(summary, "uncertainties"))
 
 
@@ -173,23 +141,6 @@ def _latency(title: str, figures: Any) -> str:
     return (
         f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms (n {figures['n']:,})"
     )
-
-
-def _goodput(goodput: Any) -> str:
-    if at(goodput, "attainment") is None:
-        return "goodput - (no objectives met or missed)"
-    said = shown(goodput["objectives"], _OBJECTIVES_CHARS)
-    met = f"{goodput['met']:,} of {goodput['counted']:,} met {said}"
-    return f"goodput {number(goodput['requests_per_second'], 3)} req/s ({met})"
-
-
-def _smooth(smooth: Any) -> str:
-    rate = at(smooth, "tokens_per_second")
-    if rate is None:
-        return "smooth goodput -"
-    speed, alpha = at(smooth, "speed_tokens_per_second"), at(smooth, "alpha")
-    of = "several readers" if speed is None else f"alpha {alpha:g}, reader {speed:g} tok/s"
-    return f"smooth goodput {number(rate, 3)} tok/s ({of})"
 
 
 def flowed(said: Iterable[str], width: int) -> list[str]:
@@ -211,8 +162,7 @@ _COMPLETE: Final = 0.9
 
 def alarms(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
     """Yield burn-rate alarms: class, alarm, and the burn rates of its long and short window in words."""
-    slos = summary.get("slo")
-    for name, slo in slos.items() if isinstance(slos, Mapping) else ():
+    for name, slo in (at(summary, "slo") or {}).items():
         for alarm in at(slo, "alarms") or ():
             yield name, alarm, *(_burn(slo, alarm[window]) for window in ("long", "short"))
 
@@ -238,15 +188,14 @@ def firing(summary: Mapping[str, Any]) -> list[str]:
 
 def troubles(summary: Mapping[str, Any]) -> list[str]:
     """Return a warning if nothing is being measured, and one for each upstream that is down."""
-    relays = summary.get("relays")
-    if not isinstance(relays, Mapping):
+    if "relays" not in summary:
         return []
-    connected = [relay for relay in relays.values() if at(relay, "connected")]
+    connected = [relay for relay in summary["relays"].values() if at(relay, "connected")]
     found = []
     if not any(isinstance(age := at(r, "status_age"), int | float) and age <= SILENT_S for r in connected):
         found.append("NO RELAY REPORTS: requests are not measured. Hint: is the proxy running? See its log")
-    upstreams = [up for up in (at(relay, "upstreams") for relay in connected) if isinstance(up, Mapping)]
+    upstreams = [at(relay, "upstreams") or {} for relay in connected]
     down = dict.fromkeys(url for of in upstreams for url, up in of.items() if not up)
     return found + [
-        f"UPSTREAM DOWN: {shown(url)} accepts no connection; clients get 502 or 504" for url in down
+        f"UPSTREAM DOWN: {shown(url, 40)} accepts no connection; clients get 502 or 504" for url in down
     ]

@@ -1,278 +1,249 @@
-"""Views of `llmtap top` in the order of their tabs (`VIEWS`): the API documents and the table of each.
+"""Views of `llmtap top` in the order of their tabs (`VIEWS`), and the events of one exchange (`inspected`).
 
-Functions such as `streams_table` take the JSON documents and a width, and return a `ViewTable` (`table.py`).
-Both the application (`app.py`, `feed.py`) and `plain.py` use them.
+A view says which documents of the API it needs, and makes a `ViewTable` (`table.py`) from them. Both the
+application (`app.py`, `client.py`) and `plain.py` use them. `inspected` shows time, deadline and wait of the
+reader for each event; the waits add up to the user idle latency (smooth goodput paper, eq. 4 and 6).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
+from itertools import accumulate
 from math import ceil
 from typing import Any, Final
 
 from llmtap.exchange.outcome import FAILED
+from llmtap.metrics.deadlines import READER_NS_PER_TOKEN
 from llmtap.report.experiment import experiment_lines
-from llmtap.report.values import milliseconds, number
-from llmtap.top.client import Document
+from llmtap.report.values import at, milliseconds, number
 from llmtap.top.table import (
+    NAME_CHARS,
+    NOTHING,
     Cell,
     Column,
-    Row,
     ViewTable,
     alarms,
-    at,
     clock_time,
     count_cell,
     figure_cell,
     ms_cell,
     name_cell,
-    name_chars,
     number_cell,
     ordered,
+    row_of,
     share_cell,
     shown,
     text_cell,
-    unique,
 )
 from llmtap.units import format_bytes
+
+Document = dict[str, Any]
+EXPERIMENT: Final = "experiment"
+STREAMS: Final = "streams"
+EXCHANGES: Final = "exchanges"
 
 
 @dataclass(slots=True)
 class Shown:
     summary: Document = field(default_factory=dict)
-    beside: dict[str, Document | None] = field(default_factory=dict)
+    beside: dict[str, Document] = field(default_factory=dict)
+    """By path: documents beside the summary."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
     name: str
     title: str
-    table: Callable[[Shown, int], ViewTable]
+    table: Callable[[Shown], ViewTable]
     by: str = "none"
     path: str | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     inspects: bool = False
-    """Rows are exchanges, ended or running, whose events can be shown."""
+    """Rows are exchanges whose events can be shown."""
 
 
-EXPERIMENT: Final = "experiment"
+def _column(key: str, title: str, cell: Callable[[Any], Cell], *path: str, number: bool = True) -> Column:
+    """Return a column whose cells are of the value at a path of each row's document."""
+    return Column(key, title, lambda part: cell(at(part, *path)), number)
+
+
+def _text(key: str, title: str, *path: str, chars: int = NAME_CHARS) -> Column:
+    return _column(key, title, partial(name_cell, chars=chars), *path, number=False)
+
+
+def _percentile(key: str, title: str, metric: str, statistic: str) -> Column:
+    return _column(key, title, partial(figure_cell, statistic=statistic), "metrics", metric)
+
+
+def _failed(part: object) -> Cell:
+    outcomes = at(part, "outcomes")
+    return count_cell(outcomes and sum(n for name, n in outcomes.items() if name in FAILED))
+
+
 _FIGURES: Final = (
-    Column("n", "\nn"), Column("rps", "\nreq/s"),
-    Column("ttft_p50", "TTFT\np50"), Column("ttft_p99", "TTFT\np99"),
-    Column("itl_p50", "ITL\np50"), Column("itl_p99", "ITL\np99"), Column("idle_p99", "idle\np99"),
-    Column("good", "SLO\nmet"), Column("smooth", "smooth\ntok/s"), Column("failed", "\nfail"),
-    Column("refused", "re-\nfused"), Column("output", "output\ntok/s"),
-)  # fmt: skip
+    _column("n", "\nn", count_cell, "n"),
+    _column("rps", "\nreq/s", number_cell, "load", "achieved_rps"),
+    _percentile("ttft_p50", "TTFT\np50", "ttft", "p50"),
+    _percentile("ttft_p99", "TTFT\np99", "ttft", "p99"),
+    _percentile("itl_p50", "ITL\np50", "itl", "p50"),
+    _percentile("itl_p99", "ITL\np99", "itl", "p99"),
+    _percentile("idle_p99", "idle\np99", "user_idle", "p99"),
+    _column("good", "SLO\nmet", share_cell, "goodput", "attainment"),
+    _column("smooth", "smooth\ntok/s", number_cell, "smooth_goodput", "tokens_per_second"),
+    Column("failed", "\nfail", _failed),
+    _column("refused", "re-\nfused", count_cell, "refusals", "n"),
+    _column("output", "output\ntok/s", number_cell, "tokens", "output_per_second"),
+)
 
 
-def arms_table(documents: Shown, width: int) -> ViewTable:
-    table = _series(documents, width, "arm")
+def _series(documents: Shown, label: str) -> ViewTable:
+    summary = documents.summary
+    columns = (_text("name", f"\n{label}", "name"), *_FIGURES)
+    parts = at(summary, "by", label) or {}
+    rows = [row_of(name, columns, {"name": name, **part}) for name, part in parts.items()]
+    return ViewTable(columns, ordered(rows, 1, largest_first=True), (_caption(summary),))
+
+
+def _arms(documents: Shown) -> ViewTable:
+    table = _series(documents, "arm")
     if EXPERIMENT not in documents.beside:
         return table
-    told = documents.beside[EXPERIMENT]
-    lines = ("this version of llmtap has no experiments",) if told is None else tuple(experiment_lines(told))
-    notes = table.notes if table.rows else ()  # units of nothing
-    return ViewTable(table.columns, table.rows, tuple(shown(line, 400) for line in lines) + notes)
+    lines = (shown(line, 400) for line in experiment_lines(documents.beside[EXPERIMENT]))
+    return ViewTable(table.columns, table.rows, (*lines, *(table.notes if table.rows else ())))
 
 
-def _series(documents: Shown, width: int, label: str) -> ViewTable:
-    summary = documents.summary
-    parts = at(summary, "by", label)
-    rows = [
-        Row(str(name), (name_cell(name, name_chars(width)), *_cells(part)))
-        for name, part in (parts.items() if isinstance(parts, Mapping) else ())
-    ]
-    busiest = ordered(rows, 1, largest_first=True)
-    return ViewTable((Column("name", f"\n{label}", number=False), *_FIGURES), busiest, (caption(summary),))
-
-
-def caption(summary: Mapping[str, Any]) -> str:
-    option = at(summary, "metrics", "itl", "option")
-    window = at(summary, "window", "name")
+def _caption(summary: Mapping[str, Any]) -> str:
+    speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
+    reader = "several speeds" if speed is None else f"{speed:g} tok/s"
+    option, window = at(summary, "metrics", "itl", "option"), at(summary, "window", "name")
     return (
-        f"ms, window {shown(window)}; ITL ({shown(option)}); idle: reader of {reader(summary)};"
+        f"ms, window {shown(window)}; ITL ({shown(option)}); idle: reader of {reader};"
         " * fewer than ten samples beyond it"
     )
 
 
-def reader(summary: Mapping[str, Any]) -> str:
-    speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
-    return f"{speed:g} tok/s" if isinstance(speed, int | float) else "several speeds"
-
-
-def _cells(part: object) -> tuple[Cell, ...]:
-    outcomes = at(part, "outcomes")
-    failed = None
-    if isinstance(outcomes, Mapping):
-        failed = sum(n for name, n in outcomes.items() if name in FAILED and isinstance(n, int))
-    return (
-        count_cell(at(part, "n")), number_cell(at(part, "load", "achieved_rps")),
-        figure_cell(at(part, "metrics", "ttft"), "p50"), figure_cell(at(part, "metrics", "ttft"), "p99"),
-        figure_cell(at(part, "metrics", "itl"), "p50"), figure_cell(at(part, "metrics", "itl"), "p99"),
-        figure_cell(at(part, "metrics", "user_idle"), "p99"), share_cell(at(part, "goodput", "attainment")),
-        number_cell(at(part, "smooth_goodput", "tokens_per_second")), count_cell(failed),
-        count_cell(at(part, "refusals", "n")), number_cell(at(part, "tokens", "output_per_second")),
-    )  # fmt: skip
-
-
-STREAMS: Final = "streams"
-OLDER: Final = "this version of llmtap has no list of running streams (no /api/v1/streams)"
 LEVELS: Final = "▁▂▃▄▅▆▇█"
 SILENT: Final = "·"
-SPARK_CELLS: Final = (12, 40)
-_COLUMNS: Final = (
-    Column("tenant", "\ntenant", number=False), Column("model", "\nmodel", number=False),
-    Column("age", "age\ns"), Column("ttft", "TTFT\nms"), Column("events", "\nevents"),
-    Column("tokens", "\ntokens"), Column("silent", "silent\nms"),
-    Column("timeline", "\ntokens over time", number=False), Column("arm", "\narm", number=False),
-    Column("dialect", "\ndialect", number=False), Column("id", "\nid", number=False),
-)  # fmt: skip
+SPARK_CELLS: Final = 24
 
 
-def streams_table(documents: Shown, width: int) -> ViewTable:
-    told = documents.beside.get(STREAMS, {})
-    if told is None:
-        return ViewTable(_COLUMNS, [], (OLDER,))
-    streams, window = told.get("streams"), told.get("window")
-    rows = unique(_row(one, width, window) for one in streams or () if isinstance(one, dict))
-    count = told.get("count")
-    notes = []
-    if isinstance(count, int):
-        said = f"{count:,} stream{'' if count == 1 else 's'} under way"
-        notes.append(said + (f", the {len(rows):,} newest below" if count > len(rows) else ""))
-    if isinstance(window, int | float):
-        notes.append(f"tokens over the last {window:g} s, each line by its own largest; {SILENT} no token")
-    return ViewTable(_COLUMNS, rows, ("; ".join(notes),) if notes else ())
+def _spark(one: Any) -> Cell:
+    age, window = one.get("age"), one.get("window")
+    if age is None or window is None:
+        return Cell("")
+    return Cell(sparkline(one.get("timeline") or (), SPARK_CELLS, max(0.0, age - window), age))
 
 
-def _row(one: dict[str, Any], width: int, window: object) -> Row:
-    chars = name_chars(width) - 4
-    cells = min(SPARK_CELLS[1], max(SPARK_CELLS[0], width - 68))
-    age, timeline = one.get("age"), one.get("timeline")
-    drawn = ""
-    if isinstance(age, int | float) and isinstance(timeline, list):
-        since = max(0.0, age - window) if isinstance(window, int | float) else 0.0
-        drawn = sparkline(timeline, cells, since, age)
-    return Row(
-        str(one.get("id")),
-        (
-            name_cell(one.get("tenant"), chars), name_cell(one.get("model"), chars),
-            number_cell(age), ms_cell(one.get("ttft")), count_cell(one.get("events")),
-            count_cell(one.get("tokens")), ms_cell(one.get("since_last")), Cell(drawn),
-            name_cell(one.get("arm"), chars), name_cell(one.get("dialect")), name_cell(one.get("id")),
-        ),
-    )  # fmt: skip
-
-
-def sparkline(timeline: Sequence[object], cells: int, since: float, until: float) -> str:
+def sparkline(timeline: Sequence[Any], cells: int, since: float, until: float) -> str:
     """Draw the tokens in each of `cells` equal parts of the time from `since` to `until`.
 
-    Relative to the largest. `timeline` has `[t, tokens]`, in seconds; an event with unknown tokens counts as
-    one.
+    Relative to the largest. `timeline` has `[t, tokens]`, in seconds.
     """
-    length = until - since
-    if length <= 0 or cells < 1:
-        return ""
     sums = [0.0] * cells
-    for point in timeline:
-        if not (isinstance(point, list) and point and isinstance(point[0], int | float)):
-            continue
-        tokens = point[1] if len(point) > 1 and isinstance(point[1], int | float) else 1
-        place = int((point[0] - since) / length * cells)
-        if since <= point[0] <= until:
-            sums[min(place, cells - 1)] += tokens
+    for t, tokens in timeline:
+        if since <= t <= until:
+            sums[min(int((t - since) / ((until - since) or 1) * cells), cells - 1)] += tokens
     most = max(sums)
     return "".join(LEVELS[ceil(n / most * len(LEVELS)) - 1] if n > 0 else SILENT for n in sums)
 
 
-EXCHANGES: Final = "exchanges"
-PATH_CHARS: Final = 24
-ALL: Final = "all"
-_EXCHANGE_COLUMNS: Final = (
-    Column("arrival", "\narrival", number=False), Column("tenant", "\ntenant", number=False),
-    Column("model", "\nmodel", number=False), Column("outcome", "\noutcome", number=False),
-    Column("ttft", "TTFT\nms"), Column("tpot", "TPOT\nms"), Column("idle", "idle\nms"),
-    Column("e2e", "E2E\nms"), Column("tokens", "\ntokens"), Column("status", "\nstatus"),
-    Column("path", "\npath", number=False),
-    Column("arm", "\narm", number=False), Column("refusal", "\nrefused by", number=False),
-    Column("finish", "\nfinish", number=False), Column("id", "\nid", number=False),
-)  # fmt: skip
-_CUT_COLUMNS: Final = (
-    Column("name", "\ntenant", number=False), Column("n", "\nn"), Column("refused", "re-\nfused"),
-    Column("share", "\nshare"), Column("kinds", "\nby whom", number=False),
-    Column("tokens_chunk", "tokens/\nchunk"), Column("single", "single\ntoken"),
-    Column("events_read", "events/\nread"), Column("bursts", "\nbursts"), Column("held", "held\nms"),
-    Column("tbc_p99", "TBC\np99"),
+_STREAM_COLUMNS: Final = (
+    _text("tenant", "\ntenant", "tenant"), _text("model", "\nmodel", "model"),
+    _column("age", "age\ns", number_cell, "age"), _column("ttft", "TTFT\nms", ms_cell, "ttft"),
+    _column("events", "\nevents", count_cell, "events"), _column("tokens", "\ntokens", count_cell, "tokens"),
+    _column("silent", "silent\nms", ms_cell, "since_last"),
+    Column("timeline", "\ntokens over time", _spark, number=False), _text("arm", "\narm", "arm"),
+    _text("dialect", "\ndialect", "dialect"), _text("id", "\nid", "id"),
 )  # fmt: skip
 
 
-def exchanges_table(documents: Shown, width: int) -> ViewTable:
-    found = at(documents.beside.get(EXCHANGES), "exchanges")
-    rows = [_exchange_row(x, width) for x in found or () if isinstance(x, dict)]
-    return ViewTable(_EXCHANGE_COLUMNS, unique(rows))
+def streams_table(documents: Shown) -> ViewTable:
+    told = documents.beside.get(STREAMS) or {}
+    streams, window, count = told.get("streams") or (), told.get("window"), told.get("count")
+    rows = [row_of(one.get("id"), _STREAM_COLUMNS, {**one, "window": window}) for one in streams]
+    if count is None:
+        return ViewTable(_STREAM_COLUMNS, rows)
+    newest = f", the {len(rows):,} newest below" if count > len(rows) else ""
+    note = (
+        f"{count:,} stream{'' if count == 1 else 's'} under way{newest}; tokens over the last {window:g} s,"
+        f" each line by its own largest; {SILENT} no token"
+    )
+    return ViewTable(_STREAM_COLUMNS, rows, (note,))
 
 
-def _exchange_row(x: dict[str, Any], width: int) -> Row:
-    chars = name_chars(width) - 4
-    token_times = x.get("metrics") if x.get("stream", True) else None
-    return Row(
-        str(x.get("id")),
-        (
-            _arrival(x.get("arrival")), name_cell(x.get("tenant"), chars), name_cell(x.get("model"), chars),
-            name_cell(x.get("outcome")), ms_cell(at(token_times, "ttft")), ms_cell(at(token_times, "tpot")),
-            ms_cell(at(x, "metrics", "user_idle")), ms_cell(at(x, "metrics", "e2e")),
-            count_cell(at(x, "tokens", "output")), Cell(*_status(x.get("status"))),
-            name_cell(x.get("path"), PATH_CHARS), name_cell(x.get("arm"), chars),
-            name_cell(at(x, "refusal", "kind")), name_cell(x.get("finish_reason")), name_cell(x.get("id")),
-        ),
-    )  # fmt: skip
-
-
-def _arrival(value: object) -> Cell:
+def _arrival(x: Any) -> Cell:
     try:
-        wall_s = datetime.fromisoformat(str(value)).timestamp()
+        wall_s = datetime.fromisoformat(str(x.get("arrival"))).timestamp()
     except (ValueError, OverflowError):
-        return Cell("-")
+        return Cell(NOTHING)
     return Cell(clock_time(wall_s), wall_s)
 
 
-def _status(value: object) -> tuple[str, float | None]:
-    return (str(value), value) if isinstance(value, int) else ("-", None)
+def _token_time(key: str, title: str) -> Column:
+    """Return a column that is empty for an answer in one piece."""
+    return Column(key, title, lambda x: ms_cell(at(x, "metrics", key) if x.get("stream", True) else None))
 
 
-def refusals_table(documents: Shown, width: int) -> ViewTable:
+_EXCHANGE_COLUMNS: Final = (
+    Column("arrival", "\narrival", _arrival, number=False), _text("tenant", "\ntenant", "tenant"),
+    _text("model", "\nmodel", "model"), _text("outcome", "\noutcome", "outcome"),
+    _token_time("ttft", "TTFT\nms"), _token_time("tpot", "TPOT\nms"),
+    _column("idle", "idle\nms", ms_cell, "metrics", "user_idle"),
+    _column("e2e", "E2E\nms", ms_cell, "metrics", "e2e"),
+    _column("tokens", "\ntokens", count_cell, "tokens", "output"),
+    _column("status", "\nstatus", count_cell, "status"), _text("path", "\npath", "path"),
+    _text("arm", "\narm", "arm"), _text("refusal", "\nrefused by", "refusal", "kind"),
+    _text("finish", "\nfinish", "finish_reason"), _text("id", "\nid", "id", chars=48),
+)  # fmt: skip
+
+
+def _exchanges(documents: Shown) -> ViewTable:
+    found = at(documents.beside.get(EXCHANGES), "exchanges") or ()
+    return ViewTable(_EXCHANGE_COLUMNS, [row_of(x.get("id"), _EXCHANGE_COLUMNS, x) for x in found])
+
+
+def _kinds(part: Any) -> Cell:
+    kinds = at(part, "refusals", "kinds") or {}
+    return name_cell(", ".join(f"{kind} {n:,}" for kind, n in kinds.items()), 48)
+
+
+_CUT_COLUMNS: Final = (
+    _text("name", "\ntenant", "name"), _column("n", "\nn", count_cell, "n"),
+    _column("refused", "re-\nfused", count_cell, "refusals", "n"),
+    _column("share", "\nshare", share_cell, "refusals", "share"),
+    Column("kinds", "\nby whom", _kinds, number=False),
+    _column("tokens_chunk", "tokens/\nchunk", number_cell, "chunking", "tokens_per_chunk_mean"),
+    _column("single", "single\ntoken", share_cell, "chunking", "single_token_share"),
+    _column("events_read", "events/\nread", number_cell, "chunking", "events_per_read"),
+    _column("bursts", "\nbursts", count_cell, "chunking", "bursts", "n"),
+    _column("held", "held\nms", ms_cell, "chunking", "bursts", "hold_max"),
+    _percentile("tbc_p99", "TBC\np99", "tbc", "p99"),
+)  # fmt: skip
+
+
+def _refusals(documents: Shown) -> ViewTable:
     summary = documents.summary
-    parts = at(summary, "by", "tenant")
-    # A tenant may also be called `all`.
-    rows = [_cut_row("", Cell(ALL, ""), summary)] if "refusals" in summary else []
-    for name, part in parts.items() if isinstance(parts, Mapping) else ():
-        rows.append(_cut_row(f"tenant {name}", name_cell(name, name_chars(width)), part))
+    # A tenant may also be called `all`: its key is another.
+    rows = [row_of("", _CUT_COLUMNS, {**summary, "name": "all"})] if "refusals" in summary else []
+    for name, part in (at(summary, "by", "tenant") or {}).items():
+        rows.append(row_of(f"tenant {name}", _CUT_COLUMNS, {"name": name, **part}))
     held = "held: longest silence before a burst of events"
-    return ViewTable(_CUT_COLUMNS, rows, (f"{caption(summary)}; {held}",))
-
-
-def _cut_row(key: str, name: Cell, part: object) -> Row:
-    kinds = at(part, "refusals", "kinds")
-    said = ", ".join(f"{kind} {n:,}" for kind, n in kinds.items()) if isinstance(kinds, Mapping) else ""
-    chunking, bursts = at(part, "chunking"), at(part, "chunking", "bursts")
-    return Row(
-        key,
-        (
-            name, count_cell(at(part, "n")), count_cell(at(part, "refusals", "n")),
-            share_cell(at(part, "refusals", "share")), name_cell(said),
-            number_cell(at(chunking, "tokens_per_chunk_mean")),
-            share_cell(at(chunking, "single_token_share")),
-            number_cell(at(chunking, "events_per_read")), count_cell(at(bursts, "n")),
-            ms_cell(at(bursts, "hold_max")), figure_cell(at(part, "metrics", "tbc"), "p99"),
-        ),
-    )  # fmt: skip
+    return ViewTable(_CUT_COLUMNS, rows, (f"{_caption(summary)}; {held}",))
 
 
 TEXT_CHARS: Final = 160
+Line = tuple[str, str, Cell, str]
+"""A row of the view of the tap: of what, what, value, about."""
+
+
+def _tap_text(place: int) -> Callable[[Line], Cell]:
+    return lambda line: Cell(shown(line[place], TEXT_CHARS) if line[place] else "", str(line[place]))
+
+
 _TAP_COLUMNS: Final = (
-    Column("of", "\nof", number=False), Column("what", "\nwhat", number=False), Column("value", "\nvalue"),
-    Column("about", "\nabout", number=False),
+    Column("of", "\nof", _tap_text(0), number=False), Column("what", "\nwhat", _tap_text(1), number=False),
+    Column("value", "\nvalue", lambda line: line[2]), Column("about", "\nabout", _tap_text(3), number=False),
 )  # fmt: skip
 _POINTS: Final = {
     "request": "request: last byte read to last byte written",
@@ -285,97 +256,80 @@ _COUNTS: Final = {
     "connections": "open client connections", "streams": "responses in progress",
     "refused": "rejected connections",
 }  # fmt: skip
-_PACKETS: Final = {"packets": "lost: the kernel had no room for them", "watched": "connections, by kind"}
 
 
-def tap_table(documents: Shown, width: int) -> ViewTable:
-    found = _lines(documents.summary)
-    rows = [
-        Row(f"{of}/{what}", (_cell(of), _cell(what), value, _cell(about))) for of, what, value, about in found
-    ]
-    return ViewTable(
-        _TAP_COLUMNS, rows, ("added: latency added by llmtap, in ms; lag: delay of its event loops",)
-    )
-
-
-def _cell(text: str) -> Cell:
-    return Cell(shown(text, TEXT_CHARS) if text else "", text)
-
-
-Line = tuple[str, str, Cell, str]
+def _tap(documents: Shown) -> ViewTable:
+    rows = [row_of(f"{line[0]}/{line[1]}", _TAP_COLUMNS, line) for line in _lines(documents.summary)]
+    note = "added: latency added by llmtap, in ms; lag: delay of its event loops"
+    return ViewTable(_TAP_COLUMNS, rows, (note,))
 
 
 def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
-    yield from _added(summary)
+    for point, about in _POINTS.items():
+        figures = at(summary, "added", point)
+        for statistic in ("p50", "p99", "max"):
+            said = f"ms; {about}; n {at(figures, 'n') or 0:,}"
+            yield "added", f"{point.replace('_', ' ')} {statistic}", figure_cell(figures, statistic), said
     yield "stamps", "uncertainty", ms_cell(summary.get("uncertainty")), "ms; worst time a byte waited unread"
     uncertain, limit = at(summary, "uncertain", "n"), at(summary, "uncertain", "limit")
-    yield "stamps", "uncertain", _count(uncertain), f"exchanges above {milliseconds(limit)} ms"
+    yield "stamps", "uncertain", count_cell(uncertain), f"exchanges above {milliseconds(limit)} ms"
     yield "loops", "lag max", ms_cell(at(summary, "window", "lag_max")), "ms; of any relay in the window"
-    for name, relay in _items(summary.get("relays")):
-        yield from _relay(f"{at(relay, 'vantage') or 'relay'} {name}", relay)
-    for kind, n in _items(summary.get("meter_errors")):
-        yield "meter", f"errors: {kind}", _count(n), "exchanges or values not measured"
-    for name, value in _items(summary.get("capture")):
-        if isinstance(value, int | float | str | bool) and value != "":
+    for name, relay in (summary.get("relays") or {}).items():
+        for what, value, about in _relay(relay):
+            yield f"{at(relay, 'vantage') or 'relay'} {name}", what, value, about
+    for kind, n in (summary.get("meter_errors") or {}).items():
+        yield "meter", f"errors: {kind}", count_cell(n), "exchanges or values not measured"
+    for name, value in (summary.get("capture") or {}).items():
+        if isinstance(value, int | float | str) and value != "":
             yield "capture", name, Cell(shown(value, TEXT_CHARS), str(value)), ""
 
 
-def _added(summary: Mapping[str, Any]) -> Iterator[Line]:
-    for point, about in _POINTS.items():
-        figures = at(summary, "added", point)
-        n = at(figures, "n")
-        for statistic in ("p50", "p99", "max"):
-            said = f"ms; {about}; n {n:,}" if isinstance(n, int) else about
-            yield "added", f"{point.replace('_', ' ')} {statistic}", figure_cell(figures, statistic), said
-
-
-def _relay(of: str, relay: object) -> Iterator[Line]:
-    connected, age = at(relay, "connected"), at(relay, "status_age")
-    spoke = f"reported {age:.1f} s ago" if isinstance(age, int | float) else "no report yet"
-    clock = f"{at(relay, 'clock') or '?'} clock, pid {at(relay, 'pid') or '?'}"
-    yield of, "state", Cell("connected" if connected else "GONE", str(connected)), f"{spoke}; {clock}"
+def _relay(relay: Mapping[str, Any]) -> Iterator[tuple[str, Cell, str]]:
+    connected, age = relay.get("connected"), relay.get("status_age")
+    spoke = "no report yet" if age is None else f"reported {age:.1f} s ago"
+    clock = f"{relay.get('clock') or '?'} clock, pid {relay.get('pid') or '?'}"
+    yield "state", Cell("connected" if connected else "GONE", str(connected)), f"{spoke}; {clock}"
     for name, about in _COUNTS.items():
-        if at(relay, name) is not None:
-            yield of, name, _count(at(relay, name)), about
-    for group, about in _PACKETS.items():
-        for kind, n in _items(at(relay, group)):
-            yield of, f"{group} {kind}", _count(n), about
-    missing = at(relay, "missing_bytes")
-    if isinstance(missing, int):
-        place = at(relay, "side") or "unknown"
-        yield of, "missing", Cell(format_bytes(missing), missing), f"bytes in no packet; side: {place}"
-    dropped = at(relay, "dropped")
-    if isinstance(dropped, Mapping):
-        total = sum(n for n in dropped.values() if isinstance(n, int))
-        why = ", ".join(f"{reason} {n:,}" for reason, n in dropped.items() if n)
-        yield of, "dropped", _count(total), why or "no exchange dropped"
-    for url, up in _items(at(relay, "upstreams")):
-        ages = at(relay, "upstream_ages")
-        age = ages.get(url) if isinstance(ages, Mapping) else None
-        when = f", {age:.0f} s ago" if isinstance(age, int | float) else ""
-        yield of, f"upstream {url}", Cell("up" if up else "DOWN", str(up)), f"at the latest connection{when}"
-    if isinstance(skipped := at(relay, "skipped"), Mapping):
-        rules = ", ".join(f"{rule} {n:,}" for rule, n in skipped.items())
-        yield of, "skipped", _count(sum(skipped.values())), rules or "no request that is not inference"
-    yield of, "lag max", ms_cell(at(relay, "lag_max")), "ms; since its last report"
-    pending = at(relay, "tap_pending_bytes")
-    if isinstance(pending, int):
-        yield of, "pending", Cell(format_bytes(pending), pending), "queued for the meter"
-    cpu, rss = at(relay, "cpu"), at(relay, "rss_bytes")
-    if isinstance(cpu, int | float) and isinstance(rss, int):
-        yield of, "memory", Cell(format_bytes(rss), rss), f"resident; {number(cpu, 3)} s of CPU so far"
+        if (n := relay.get(name)) is not None:
+            yield name, count_cell(sum(n.values()) if isinstance(n, Mapping) else n), about
+    for kind, n in (relay.get("packets") or {}).items():
+        yield f"packets {kind}", count_cell(n), "lost: the kernel had no room for them"
+    for kind, n in (relay.get("watched") or {}).items():
+        yield f"watched {kind}", count_cell(n), "connections, by kind"
+    if (missing := relay.get("missing_bytes")) is not None:
+        about = f"bytes in no packet; side: {relay.get('side') or 'unknown'}"
+        yield "missing", Cell(format_bytes(missing), missing), about
+    for name, none in (("dropped", "no exchange dropped"), ("skipped", "no request that is not inference")):
+        if (counts := relay.get(name)) is not None:
+            why = ", ".join(f"{reason} {n:,}" for reason, n in counts.items() if n)
+            yield name, count_cell(sum(counts.values())), why or none
+    for url, up in (relay.get("upstreams") or {}).items():
+        age = at(relay, "upstream_ages", url)
+        when = "" if age is None else f", {age:.0f} s ago"
+        yield f"upstream {url}", Cell("up" if up else "DOWN", str(up)), f"at the latest connection{when}"
+    yield "lag max", ms_cell(relay.get("lag_max")), "ms; since its last report"
+    if (pending := relay.get("tap_pending_bytes")) is not None:
+        yield "pending", Cell(format_bytes(pending), pending), "queued for the meter"
+    if (rss := relay.get("rss_bytes")) is not None:
+        yield (
+            "memory",
+            Cell(format_bytes(rss), rss),
+            f"resident; {number(relay.get('cpu'), 3)} s of CPU so far",
+        )
 
 
 _ALARM_COLUMNS: Final = (
-    Column("class", "\nclass", number=False), Column("state", "\nstate", number=False),
-    Column("severity", "\nseverity", number=False), Column("limit", "\nlimit"),
-    Column("long", "burn rate,\nlong window", number=False),
-    Column("short", "burn rate,\nshort window", number=False), Column("counted", "counted,\nlong window"),
-    Column("objectives", "\nobjectives", number=False), Column("target", "\ntarget"),
+    _text("class", "\nclass", "class"), _text("state", "\nstate", "state", chars=40),
+    _text("severity", "\nseverity", "severity"), _column("limit", "\nlimit", number_cell, "burn_rate"),
+    _text("long", "burn rate,\nlong window", "long_rate", chars=40),
+    _text("short", "burn rate,\nshort window", "short_rate", chars=40),
+    _column("counted", "counted,\nlong window", count_cell, "counted"),
+    _text("objectives", "\nobjectives", "objectives", chars=TEXT_CHARS),
+    _column("target", "\ntarget", share_cell, "target"),
 )  # fmt: skip
 
 
-def slo_table(documents: Shown, width: int) -> ViewTable:
+def _slo(documents: Shown) -> ViewTable:
     """Return a row for each burn-rate alarm of each class of tenants; firing alarms first."""
     rows = []
     for name, alarm, long, short in alarms(documents.summary):
@@ -389,45 +343,130 @@ def slo_table(documents: Shown, width: int) -> ViewTable:
             state = f"quiet until {alarm['events_min']:,} counted"
         else:
             state = "quiet"
-        cells = (
-            name_cell(name, name_chars(width)), text_cell(state), name_cell(alarm["severity"]),
-            number_cell(alarm["burn_rate"]), text_cell(long), text_cell(short), count_cell(counted),
-            name_cell(at(slo, "objectives"), TEXT_CHARS), share_cell(at(slo, "target")),
-        )  # fmt: skip
-        rows.append(Row(f"{name} {alarm['long']}", cells))
+        told = {
+            **slo, **alarm, "class": name, "state": state, "long_rate": long, "short_rate": short,
+            "counted": counted,
+        }  # fmt: skip
+        rows.append(row_of(f"{name} {alarm['long']}", _ALARM_COLUMNS, told))
     rows.sort(key=lambda row: row.cells[1].text != "FIRING")
     note = "burn rate 1 uses exactly the error budget; an alarm fires if both windows are above its limit"
     none = "no class of tenants has objectives: [slo.NAME] in the configuration"
     return ViewTable(_ALARM_COLUMNS, rows, (note if rows else none,))
 
 
-def _items(document: object) -> Iterator[tuple[str, Any]]:
-    if isinstance(document, Mapping):
-        yield from document.items()
-
-
-def _count(value: object) -> Cell:
-    if isinstance(value, Mapping):
-        value = sum(n for n in value.values() if isinstance(n, int))
-    return Cell(f"{value:,}", value) if isinstance(value, int) else Cell("-")
-
-
-STREAMS_MAX: Final = 200
-EXCHANGES_MAX: Final = 200
-
+_NEWEST: Final = {"limit": "200"}
 VIEWS: Final = (
     View("tenants", "Tenants", partial(_series, label="tenant"), by="tenant"),
     View("models", "Models", partial(_series, label="model"), by="model"),
-    View("arms", "Arms", arms_table, by="arm", path=EXPERIMENT),
-    View(
-        "streams", "Streams", streams_table,
-        path=STREAMS, query={"limit": str(STREAMS_MAX)}, inspects=True,
-    ),
-    View(
-        "exchanges", "Exchanges", exchanges_table,
-        path=EXCHANGES, query={"limit": str(EXCHANGES_MAX)}, inspects=True,
-    ),
-    View("refusals", "Refusals", refusals_table, by="tenant"),
-    View("tap", "Tap", tap_table),
-    View("slo", "SLO", slo_table),
+    View("arms", "Arms", _arms, by="arm", path=EXPERIMENT),
+    View("streams", "Streams", streams_table, path=STREAMS, query=_NEWEST),
+    View("exchanges", "Exchanges", _exchanges, path=EXCHANGES, query=_NEWEST, inspects=True),
+    View("refusals", "Refusals", _refusals, by="tenant"),
+    View("tap", "Tap", _tap),
+    View("slo", "SLO", _slo),
+)
+
+
+EVENTS_MAX: Final = 1_000
+"""Maximum number of rows of one exchange."""
+OUTPUT: Final = frozenset({"content", "tool_call", "reasoning", "refusal"})
+
+
+def reader_ns(summary: Mapping[str, Any]) -> int:
+    """Return V (ns per token) of the reader of the meter; of 20 tokens/s if it reports none."""
+    speed = at(summary, "smooth_goodput", "speed_tokens_per_second")
+    return round(1e9 / speed) if speed else READER_NS_PER_TOKEN
+
+
+_EVENT_COLUMNS: Final = (
+    _column("i", "\n#", count_cell, "i"), _column("t", "since\nsubmit ms", ms_cell, "since"),
+    _column("gap", "gap\nms", ms_cell, "gap"), _text("class", "\nclass", "class"),
+    Column("tokens", "\ntokens", lambda event: event["tokens"]),
+    _column("bytes", "\nbytes", count_cell, "bytes"), _column("due", "needed\nat ms", ms_cell, "due"),
+    Column("reader", "\nreader", lambda event: text_cell(event["reader"]), number=False),
 )  # fmt: skip
+
+
+def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTable:
+    """Return the events of an exchange, from `/api/v1/exchanges`. `v_ns`: ns per token of the reader."""
+    events, submit = x.get("events") or [], at(x, "timeline", "submit")
+    origin_ns, first = _ns(submit or 0), at(x, "timeline", "first_token")
+    due_ns: dict[int, int] = {}
+    if submit is not None and first is not None:
+        places = [i for i, e in enumerate(events) if e["class"] in OUTPUT and e["t"] >= first]
+        due_ns = dict(zip(places, _due_ns(x, [events[i] for i in places], v_ns), strict=False))
+    by_chunks = at(x, "tokens", "source") == "chunks"
+    rows, waited_ns, before = [], 0, None
+    for i, event in enumerate(events[:EVENTS_MAX]):
+        since_ns, tokens = _ns(event["t"]) - origin_ns, count_cell(event["tokens"])
+        told = {**event, "i": i, "since": since_ns / 1e9, "reader": ""}
+        told["gap"] = None if before is None else event["t"] - before
+        before = event["t"]
+        if i in due_ns:
+            needed_ns = due_ns[i] + waited_ns
+            waited_ns += max(0, since_ns - needed_ns)
+            told |= {"due": needed_ns / 1e9, "reader": _reader(needed_ns - since_ns)}
+            if by_chunks and event["tokens"] is None:
+                tokens = Cell("~1", 1)
+        rows.append(row_of(i, _EVENT_COLUMNS, told | {"tokens": tokens}))
+    reader = f"a reader of {1e9 / v_ns:g} tokens/s, from submit on"
+    notes = [reader if submit is not None else "never submitted"]
+    if len(events) > EVENTS_MAX:
+        notes.append(f"the first {EVENTS_MAX:,} of {len(events):,} events")
+    if by_chunks:
+        notes.append("~1: no token count declared, counts as one")
+    return ViewTable(_EVENT_COLUMNS, rows, ("; ".join(notes),))
+
+
+def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
+    """Yield the deadline of each event since submit, by the tokens before it, known or on average.
+
+    A provider's total includes reasoning that it may not have sent.
+    """
+    sizes = [event["tokens"] for event in output]
+    if sizes and None not in sizes and any(sizes):
+        return (v_ns * read for read in accumulate(sizes, initial=0))
+    total, hidden, pace = at(x, "tokens", "output"), at(x, "tokens", "reasoning"), 1.0
+    if total is not None and output and at(x, "tokens", "source") not in ("none", "chunks"):
+        if hidden and not any(event["class"] == "reasoning" for event in output):
+            total = max(0, total - hidden)
+        pace = max(1.0, total / len(output))
+    return (round(v_ns * pace) * i for i in range(len(output)))
+
+
+def _reader(ahead_ns: int) -> str:
+    if ahead_ns < 0:
+        return f"WAITS {milliseconds(-ahead_ns / 1e9)} ms"
+    return f"{milliseconds(ahead_ns / 1e9)} ms ahead" if ahead_ns else "just in time"
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def story(x: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{shown(x.get('id'))}: {shown(x.get('outcome'))}"
+    yield f"{shown(x.get('method'))} {shown(x.get('path'), 60)} {shown(x.get('status'))}"
+    for name in ("tenant", "model", "arm", "dialect", "finish_reason"):
+        if x.get(name) is not None:
+            yield f"{name.replace('_', ' ')} {shown(x[name])}"
+    metrics = x.get("metrics") or {}
+    whole = not x.get("stream", True)
+    for name, title in (("ttft", "TTFT"), ("tpot", "TPOT"), ("e2e", "E2E"), ("user_idle", "user idle")):
+        if metrics.get(name) is not None and not (whole and name in ("ttft", "tpot")):
+            yield f"{title} {milliseconds(metrics[name])} ms"
+    output, source = at(x, "tokens", "output"), at(x, "tokens", "source")
+    if output is not None:
+        yield f"{output:,} output tokens by {shown(source)}"
+    for name in ("refusal", "guardrail"):
+        told = x.get(name)
+        if isinstance(told, Mapping):
+            said = told.get("kind") or told.get("action")
+            yield f"{name}: {shown(said)} by {shown(told.get('source') or told.get('signal'))}"
+    if x.get("error") is not None:
+        yield f"error: {shown(x['error'], 120)}"
+    added = at(x, "added", "chunk_max")
+    if added is not None:
+        yield f"added by the tap at most {milliseconds(added)} ms a chunk"
+    if x.get("uncertainty") is not None:
+        yield f"uncertainty {milliseconds(x['uncertainty'])} ms"

@@ -234,7 +234,11 @@ def run(with_ray: bool) -> list[str]:
         servers: dict[str, Server] = {}
 
         def start(name: str, argv: list[str]) -> None:
-            servers[name] = Server(f"fleet-{name}", argv, logs=LOGS, env=ENVIRON, cwd=HOME)
+            otel = {
+                "OTEL_METRIC_EXPORT_INTERVAL": "1000",
+                "OTEL_RESOURCE_ATTRIBUTES": f"service.instance.id={name}",
+            }
+            servers[name] = Server(f"fleet-{name}", argv, logs=LOGS, env=ENVIRON | otel, cwd=HOME)
 
         def stop(name: str) -> None:
             complaint = servers.pop(name).stop(30)
@@ -294,8 +298,7 @@ def tap_argv(tap: Tap, engine: int, listen: int, admin: int, url: str, otlp: int
     argv = proxy_argv(LLMTAP, engine, listen, admin, "--config", str(HOME / "slo.toml"), "--capture", url)
     settings = {
         "capture.spool": HOME / f"spool-{tap.name}", "capture.rotate_every": "2s",
-        "otlp.endpoint": f"http://localhost:{otlp}", "otlp.interval": "1s",
-        "otlp.resource": f"service.instance.id={tap.name}", "log.level": "warning",
+        "otlp.endpoint": f"http://localhost:{otlp}", "log.level": "warning",
     }  # fmt: skip
     for key, value in settings.items():
         argv += ["--set", f"{key}={value}"]

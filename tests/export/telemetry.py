@@ -2,7 +2,7 @@
 
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import EventClass, TokenSource
-from llmtap.export.opentelemetry.spans import Terms, terms_of
+from llmtap.export.opentelemetry.signals import Terms, terms_of
 from llmtap.metrics.latency import Measured, measure
 from tests.support.traffic.streams import streamed
 

@@ -88,7 +88,7 @@ def top() -> str:
     out = StringIO()
     documents = recorded(_exchanges(), experiment=an_experiment(*_ARMS))
     console = Console(file=out, width=_TOP_COLUMNS, highlight=False, no_color=True)
-    console.print(render_once({"admin": "http://tap", **documents}, _TOP_COLUMNS, whole=True), soft_wrap=True)
+    console.print(render_once({"admin": "http://tap", **documents}, _TOP_COLUMNS), soft_wrap=True)
     return out.getvalue()
 
 

@@ -28,9 +28,8 @@ from llmtap.export.options import OtlpOptions
 from llmtap.meter.admin.views import metrics_of
 from llmtap.meter.options import MeterOptions, TenantOptions, TenantRule
 from llmtap.meter.pipeline.assembler import Assembler
-from llmtap.meter.pipeline.open_streams import StreamsQuery
+from llmtap.meter.pipeline.exchanges import Query, StreamsQuery
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.meter.pipeline.recorder import Recorder
 from tests.meter.sinks import CollectingSink
 from tests.support.servers.otlp_receiver import OtlpReceiver

@@ -18,8 +18,8 @@ from llmtap.meter import experiments as module
 from llmtap.meter.experiments import METRICS, SHARES, Experiments
 from llmtap.meter.options import MeterOptions
 from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.exchanges import Query
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.metrics.latency import measure
 from tests.support.traffic.experiments import an_experiment
 from tests.support.traffic.streams import streamed

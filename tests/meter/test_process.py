@@ -30,9 +30,7 @@ class Meter:
         self.path = str(path / "tap.sock")
         self.admin = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.admin.getsockname()[1]}"
-        setup = MeterSetup(
-            options=MeterOptions(priority="normal"), socket=self.path, admin_fd=self.admin.fileno(), **more
-        )
+        setup = MeterSetup(options=MeterOptions(), socket=self.path, admin_fd=self.admin.fileno(), **more)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "llmtap.meter"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -34,7 +34,6 @@ COMPARED = frozenset(
 VALID = {
     ("/api/v1/streams", "window"): {"fraction"},
     ("/api/v1/exchanges", "next"): {"fraction"},  # event 5 of exchange 1
-    ("/api/v1/exchanges", "cursor"): {"fraction"},
     ("/api/v1/summary", "by"): {"empty"},
 }  # fmt: skip
 PARAMETERS = [(route.path, parameter.name) for route in ROUTES for parameter in route.query]

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.metrics.arrivals import (
+from llmtap.metrics.statistics import (
     KS_95,
     KS_95_OWN_MEAN,
     Autocorrelation,
-    compare,
-    figures,
+    arrival_figures,
     ks_exponential,
+    punctuality,
     strongest_autocorrelation,
 )
 from tests.support.workloads.arrival_theory import KS_999, Z_999
@@ -25,7 +25,7 @@ TIMES = st.lists(st.integers(0, 10**12), max_size=60)
 
 
 def test_figures_by_hand() -> None:
-    found = figures([5 * S, 0, S, S, 5 * S])
+    found = arrival_figures([5 * S, 0, S, S, 5 * S])
     assert (found.n, found.span_ns, found.rate_rps) == (5, 5 * S, 0.8)
     # Gaps of 1, 0, 4 and 0 s.
     assert (found.gap_mean_ns, found.gap_min_ns, found.ties) == (1.25 * S, 0, 0.5)
@@ -39,7 +39,7 @@ def test_figures_by_hand() -> None:
 
 
 def test_a_given_rate_has_the_limit_of_a_law_known_beforehand() -> None:
-    found = figures([0, S, 2 * S, 3 * S, 4 * S], rate_rps=2)
+    found = arrival_figures([0, S, 2 * S, 3 * S, 4 * S], rate_rps=2)
     assert not found.ks_own_mean
     assert found.ks_limit == KS_95 / 2
     # No gap is below 1 s, where 1 - exp(-2) of them should be.
@@ -52,26 +52,26 @@ def test_a_given_rate_has_the_limit_of_a_law_known_beforehand() -> None:
 @pytest.mark.parametrize("times", [[], [7]])
 def test_without_gaps_there_are_no_figures_of_gaps(times: list[int]) -> None:
     for rate_rps in (None, 5.0):
-        found = figures(times, rate_rps=rate_rps).to_dict()
+        found = arrival_figures(times, rate_rps=rate_rps).to_dict()
         assert found.pop("n") == len(times)
         assert found.pop("span") == 0
         assert set(found.values()) == {None}
 
 
 def test_all_at_once_has_ties_and_no_rate() -> None:
-    found = figures([3, 3, 3])
+    found = arrival_figures([3, 3, 3])
     assert (found.ties, found.gap_min_ns, found.gap_mean_ns) == (1, 0, 0)
     assert (found.rate_rps, found.gap_cv, found.ks, found.ks_limit) == (None, None, None, None)
-    assert figures([3, 3, 3], rate_rps=5).ks == 1
+    assert arrival_figures([3, 3, 3], rate_rps=5).ks == 1
 
 
 @given(TIMES.filter(lambda t: len(t) > 1), st.floats(1e-3, 1e3))
 def test_figures_agree_with_their_definitions(times: list[int], rate_rps: float) -> None:
-    found = figures(times, rate_rps=rate_rps)
+    found = arrival_figures(times, rate_rps=rate_rps)
     ordered = sorted(times)
     gaps = [b - a for a, b in pairwise(ordered)]
     n = len(gaps)
-    assert found == figures(ordered, rate_rps=rate_rps)
+    assert found == arrival_figures(ordered, rate_rps=rate_rps)
     assert found.gap_mean_ns == pytest.approx(sum(gaps) / n)
     assert found.ties == sum(gap == 0 for gap in gaps) / n
     if found.span_ns:
@@ -111,7 +111,7 @@ def test_the_limit_of_the_largest_of_twenty_is_bonferronis() -> None:
 
 def test_a_constant_rate_has_no_autocorrelation_of_its_rounding() -> None:
     times = [round(k * S / 3) for k in range(100)]
-    assert figures(times).autocorrelation is None
+    assert arrival_figures(times).autocorrelation is None
 
 
 def test_both_limits_are_exceeded_once_in_twenty_times() -> None:
@@ -133,14 +133,14 @@ def test_both_limits_are_exceeded_once_in_twenty_times() -> None:
 
 def test_a_plan_that_is_kept_has_a_ratio_of_one() -> None:
     planned = [0, S, 3 * S, 4 * S]
-    found = compare(planned, [t + 2_000_000 for t in planned])
+    found = punctuality(planned, [t + 2_000_000 for t in planned])
     assert (found.planned, found.sent, found.asked_rps, found.achieved_rps) == (4, 4, 0.75, 0.75)
     assert (found.ratio, found.early) == (1, 0)
     assert set(found.late_ns.values()) == {2_000_000}
 
 
 def test_who_falls_behind_or_leaves_out_achieves_less() -> None:
-    found = compare([0, S, 2 * S, 3 * S], [-5, 2 * S, None, 6 * S])
+    found = punctuality([0, S, 2 * S, 3 * S], [-5, 2 * S, None, 6 * S])
     assert (found.planned, found.sent, found.early) == (4, 3, 1)
     assert (found.asked_rps, found.achieved_rps) == (1, pytest.approx(2 / 6))
     assert found.ratio == pytest.approx(1 / 3)
@@ -153,11 +153,11 @@ def test_who_falls_behind_or_leaves_out_achieves_less() -> None:
     ("planned", "sent", "ratio"), [([], [], None), ([5], [None], None), ([5, 5], [5, 6], None)]
 )
 def test_what_cannot_be_told_is_none(planned: list[int], sent: list[int | None], ratio: float | None) -> None:
-    found = compare(planned, sent)
+    found = punctuality(planned, sent)
     assert found.ratio is ratio
     assert bool(found.late_ns) == any(t is not None for t in sent)
 
 
 def test_rows_must_be_the_same() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        compare([1, 2], [1])
+        punctuality([1, 2], [1])

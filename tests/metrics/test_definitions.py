@@ -18,7 +18,6 @@ TEXT = (HERE / "DEFINITIONS.md").read_text(encoding="utf-8")
 NO_TERMS = {
     "histogram",
     "statistics.t_quantile",
-    "statistics.t_tail",
     "slo.check_slos",
     "statistics.parse_percentiles",
 }

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
-from llmtap.metrics.fairness import UNFAIR_BELOW, jain, jain_readings, starvation
 from llmtap.metrics.latency import itl_even_ns, itl_ns, jitter_ns, tbc_max_ns, tbc_ns
 from llmtap.metrics.objectives import fluidity, qoe_area_step
 from llmtap.metrics.saturation import (
+    UNFAIR_BELOW,
     SaturationLevel,
     capacity,
     fit_linear,
@@ -21,12 +21,15 @@ from llmtap.metrics.saturation import (
     fit_quadratic,
     heavy_tail,
     incomplete,
+    jain,
+    jain_readings,
     knee,
     local_exponents,
     operating_point,
     peak,
     per_thousand_tokens,
     saturation_point,
+    starvation,
 )
 from llmtap.metrics.statistics import deviation, marks, mean, percentile, percentile_by, tail_ratio
 from tests.support.data import ORACLE

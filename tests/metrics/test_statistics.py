@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.metrics import histogram as module
-from llmtap.metrics.fairness import starvation
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram, hdr_values
+from llmtap.metrics.saturation import starvation
 from llmtap.metrics.statistics import (
     marks,
     percentile,

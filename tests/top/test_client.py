@@ -1,4 +1,4 @@
-"""Client of the admin API, and the options of `llmtap top`."""
+"""Client of the admin API, the options of `llmtap top`, and what is shown while nobody answers."""
 
 import asyncio
 import ssl
@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import trustme
 
+from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
-from llmtap.top.client import Admin, Denied, NotThere, TopOptions, Trouble, read_token
+from llmtap.top.client import RETRY_NS, Admin, Denied, Feed, FeedLink, TopOptions, Trouble, read_token
+from llmtap.top.views import VIEWS
 from tests.support.servers.fake_admin import FakeAdmin, fake_admin, recorded
 from tests.support.servers.peer import scene
+from tests.support.traffic.exchanges import streamed
 
 
 @scene
@@ -40,7 +43,7 @@ async def test_each_refusal_says_what_it_is() -> None:
         )
         assert isinstance(await refused(fake), Denied)
         fake.status = 404
-        assert isinstance(await refused(fake), NotThere)
+        assert "does not exist" in str(await refused(fake))
         fake.status = 503
         assert str(await refused(fake)) == "the answer is status 503: said so"
         fake.status, fake.body = 302, b"elsewhere"
@@ -137,3 +140,69 @@ async def test_an_answer_without_end_is_given_up() -> None:
             assert "longer than" in str(await refused(fake))
         finally:
             client.DOCUMENT_BYTES_MAX = before  # type: ignore[misc]
+
+
+S = 1_000_000_000
+BY_NAME = {view.name: view for view in VIEWS}
+
+
+@scene
+async def test_a_view_asks_for_what_it_shows_and_no_more() -> None:
+    async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
+        feed = Feed(admin, ManualClock(), window="5m", interval_ns=S)
+        asked = {}
+        for name, view in BY_NAME.items():
+            fake.asked.clear()
+            await feed.poll(view)
+            assert fake.asked[0][0] == "summary"
+            assert fake.asked[0][1]["window"] == "5m"
+            asked[name] = (fake.asked[0][1]["by"], *(path for path, _ in fake.asked[1:]))
+        assert asked == {
+            "tenants": ("tenant",), "models": ("model",), "arms": ("arm", "experiment"),
+            "streams": ("none", "streams"), "exchanges": ("none", "exchanges"), "refusals": ("tenant",),
+            "tap": ("none",), "slo": ("none",),
+        }  # fmt: skip
+        assert feed.link is FeedLink.LIVE
+
+
+@scene
+async def test_tries_grow_rarer_and_figures_stay() -> None:
+    clock = ManualClock(now_ns=S)
+    async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
+        feed = Feed(admin, clock, window="1m", interval_ns=S)
+        assert (feed.link, feed.said()) == (FeedLink.CONNECTING, "CONNECTING")
+        await feed.poll(VIEWS[0])
+        assert feed.said().startswith("LIVE ")
+        fake.status = 503
+        pauses = []
+        for _ in range(len(RETRY_NS) + 2):
+            await feed.poll(VIEWS[0])
+            before = clock.now_ns
+            said = feed.said()
+            assert said.startswith("DISCONNECTED ")
+            assert "the answer is status 503: said so" in said
+            assert "figures of " in said
+            pauses.append(int(said.split("again in ")[1].split(" s")[0]) * S)
+            clock.advance(pauses[-1])
+            assert clock.now_ns - before == pauses[-1]
+        assert pauses == [*RETRY_NS, RETRY_NS[-1], RETRY_NS[-1]]
+        assert feed.said().startswith(f"DISCONNECTED {sum(pauses) // S} s")
+        assert feed.shown.summary["n"] == 1
+        fake.status = None
+        await feed.poll(VIEWS[0])
+        assert feed.link is FeedLink.LIVE
+
+
+@scene
+async def test_figures_that_nobody_renewed_are_stale() -> None:
+    clock = ManualClock(now_ns=S)
+    async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
+        feed = Feed(admin, clock, window="1m", interval_ns=2 * S)
+        await feed.poll(VIEWS[0])
+        clock.advance(6 * S)
+        assert feed.link is FeedLink.LIVE
+        clock.advance(1)
+        assert feed.link is FeedLink.STALE
+        assert feed.said().startswith("STALE: no answer for 6 s")
+        feed.paused = True
+        assert feed.link is FeedLink.PAUSED

@@ -4,14 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.top.table import (
-    TEXT_CELLS_MIN,
     Cell,
-    Column,
     Row,
     count_cell,
     figure_cell,
     filtered,
-    fitting,
     ms_cell,
     ordered,
     shown,
@@ -59,22 +56,6 @@ def test_a_filter_looks_at_each_cell() -> None:
     assert [r.key for r in filtered(rows, "ACM")] == ["Acme"]
     assert [r.key for r in filtered(rows, "7.0")] == ["globex"]
     assert filtered(rows, "") == rows
-
-
-def test_figures_fit_whole_or_not_and_the_last_text_in_part() -> None:
-    columns = [
-        Column("name", "", number=False),
-        Column("a", ""),
-        Column("b", ""),
-        Column("t", "", number=False),
-    ]
-    widths = [10, 8, 8, 40]
-    assert fitting(columns, widths, 100) == {0: 10, 1: 8, 2: 8, 3: 40}
-    assert fitting(columns, widths, 25) == {0: 10, 1: 8}
-    assert fitting(columns, widths, 26 + TEXT_CELLS_MIN) == {0: 10, 1: 8, 2: 8, 3: TEXT_CELLS_MIN}
-    assert fitting(columns, widths, 25 + TEXT_CELLS_MIN) == {0: 10, 1: 8, 2: 8}
-    assert fitting(columns, widths, 60, first=3) == {0: 10, 3: 40}
-    assert fitting([], [], 10) == {}
 
 
 def test_cells_of_what_is_not_there_are_empty() -> None:

@@ -1,10 +1,18 @@
 """The tables of documents that a meter made."""
 
+import json
 from typing import Any
 
-from llmtap.exchange.outcome import FAILED, Outcome
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
+from llmtap.exchange.outcome import FAILED, EventClass, Outcome, TokenSource
+from llmtap.metrics.deadlines import Benefit
+from llmtap.metrics.latency import chunking_of, measure
 from llmtap.top.table import ViewTable, firing, flowed, troubles
-from llmtap.top.views import VIEWS, Shown, sparkline, streams_table
+from llmtap.top.views import VIEWS, Shown, inspected, sparkline, streams_table
 from tests.support.servers.fake_admin import a_stream, recorded
 from tests.support.traffic.exchanges import streamed
 from tests.support.traffic.experiments import an_experiment
@@ -25,10 +33,10 @@ def some() -> dict[str, Any]:
     )
 
 
-def table(name: str, documents: dict[str, Any], width: int = 80) -> ViewTable:
+def table(name: str, documents: dict[str, Any]) -> ViewTable:
     view = BY_NAME[name]
     beside = {} if view.path is None else {view.path: documents.get(view.path)}
-    return view.table(Shown(documents["summary"], beside), width)
+    return view.table(Shown(documents["summary"], beside))
 
 
 def cells(found: ViewTable) -> dict[str, dict[str, str]]:
@@ -48,7 +56,7 @@ def test_the_tap_of_a_passive_vantage_tells_its_packets() -> None:
         "vantage": "passive", "connected": True, "packets": {"captured": 900, "lost": 3}, "side": "server",
         "watched": {"followed": 4, "encrypted": 1}, "missing_bytes": 70_000, "dropped": {"packets_lost": 1},
     }  # fmt: skip
-    found = cells(table("tap", documents, 120))
+    found = cells(table("tap", documents))
     mine = {key.removeprefix("passive w0/"): line for key, line in found.items() if "w0" in key}
     assert {name: line["value"] for name, line in mine.items() if not line["about"].startswith("ms")} == {
         "state": "connected", "packets captured": "900", "packets lost": "3", "watched followed": "4",
@@ -63,7 +71,7 @@ def test_burn_rates_and_alarms_of_classes_are_shown_and_a_firing_alarm_is_in_the
     assert states == ["quiet until 7 counted", "quiet until 17 counted"]
     assert firing(quiet) == []
     bad = recorded([streamed(i, 3, outcome=Outcome.UPSTREAM_ERROR) for i in range(1, 11)])["summary"]
-    found = cells(table("slo", {"summary": bad}, 120))
+    found = cells(table("slo", {"summary": bad}))
     assert found["default 1h"] == {
         "class": "default", "state": "FIRING", "severity": "page", "limit": "14.4", "counted": "10",
         "long": "100 over the 1 s measured", "short": "100 over the 1 s measured",
@@ -92,8 +100,8 @@ def test_names_of_others_are_harmless_in_every_view() -> None:
 
 def test_every_view_stands_a_tap_that_tells_nothing() -> None:
     for view in VIEWS:
-        for beside in ({}, {view.path or "": None}, {view.path or "": {}}):
-            assert view.table(Shown({}, beside), 80).columns
+        for beside in ({}, {view.path or "": {}}):
+            assert view.table(Shown({}, beside)).columns
 
 
 def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of() -> None:
@@ -113,14 +121,14 @@ def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of(
 
 
 def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:
-    timeline = [[0.0, 1], [0.1, 1], [1.5, 8], [3.9, None]]
+    timeline = [[0.0, 1], [0.1, 1], [1.5, 8], [3.9, 1]]
     assert sparkline(timeline, 4, 0.0, 4.0) == "▂█·▁"
     assert sparkline(timeline, 2, 2.0, 4.0) == "·█"
     assert sparkline([[4.0, 1]], 4, 0.0, 4.0) == "···█"
 
 
-def table_streams(told: dict[str, Any] | None, width: int = 80) -> ViewTable:
-    return streams_table(Shown({}, {"streams": told}), width)
+def table_streams(told: dict[str, Any]) -> ViewTable:
+    return streams_table(Shown({}, {"streams": told}))
 
 
 def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:
@@ -128,9 +136,9 @@ def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:
     told = {"count": 7, "window": 10.0, "streams": [a_stream(), silent]}
     first, second = table_streams(told).rows
     assert [cell.text for cell in first.cells[:8]] == [
-        "acme", "tiny", "2", "100", "3", "3", "50.0", "█····█·····█",
+        "acme", "tiny", "2", "100", "3", "3", "50.0", "·█········█············█",
     ]  # fmt: skip
-    assert [cell.text for cell in second.cells[:8]] == ["acme", "-", "0.5", "-", "3", "3", "-", "·" * 12]
+    assert [cell.text for cell in second.cells[:8]] == ["acme", "-", "0.5", "-", "3", "3", "-", "·" * 24]
     assert (
         table_streams(told)
         .notes[0]
@@ -143,3 +151,79 @@ def test_facts_flow_into_lines_and_are_never_torn() -> None:
     assert flowed(said, 15) == ["one · two three", "four", "a fact longer than the line"]
     assert flowed(["日本", "語"], 7) == ["日本", "語"], "each letter is two cells wide"
     assert flowed([], 10) == []
+
+
+MS = 1_000_000
+
+
+def told(x: Exchange, benefit: Benefit | None = None) -> dict[str, Any]:
+    metrics = measure(x, benefit or Benefit()).metrics()
+    document: dict[str, Any] = json.loads(json.dumps(x.to_dict(metrics, chunking_of(x), events=True)))
+    return document
+
+
+def exchange(chunks: list[tuple[int, int]], *, declared: bool = True, total: int | None = None) -> Exchange:
+    """Chunks as (ms since submit, tokens); submitted 3 ms after arrival at 1 s."""
+    log = EventLog()
+    arrival, submit = 1_000 * MS, 1_003 * MS
+    log.add(submit + MS, EventClass.ROLE, 50, -1, 0)
+    for t_ms, tokens in chunks:
+        log.add(submit + t_ms * MS, EventClass.CONTENT, 100, tokens if declared else -1, OUTPUT)
+    log.add(log.t_ns[-1] + MS, EventClass.DONE, 12, -1, 0)
+    first = submit + chunks[0][0] * MS
+    count = sum(n for _, n in chunks) if total is None else total
+    return Exchange(
+        relay="r", seq=1, arrival_wall_ns=0, stream=True, status=200, method="POST", path="/v1/x",
+        timeline=Timeline(
+            arrival_ns=arrival, submit_ns=submit, first_any_ns=submit + MS, first_token_ns=first,
+            first_content_ns=first, last_token_ns=log.t_ns[-2], response_end_ns=log.t_ns[-1], events=log,
+        ),
+        tokens=Tokens(output=count, source=TokenSource.USAGE),
+    )  # fmt: skip
+
+
+def waits_ms(x: dict[str, Any], v_ns: int = 50 * MS) -> list[float]:
+    texts = [row.cells[-1].text for row in inspected(x, v_ns).rows]
+    return [float(t.split()[1].replace(",", "")) for t in texts if t.startswith("WAITS")]
+
+
+def test_a_worked_example() -> None:
+    """A reader of 20 tokens/s: 2 tokens at 100 ms, 1 at 180, 1 at 400."""
+    table = inspected(told(exchange([(100, 2), (180, 1), (400, 1)])))
+    assert [tuple(cell.text for cell in row.cells) for row in table.rows] == [
+        ("0", "1.00", "-", "role", "-", "50", "-", ""),
+        ("1", "100", "99.0", "content", "2", "100", "0", "WAITS 100 ms"),
+        ("2", "180", "80.0", "content", "1", "100", "200", "20.0 ms ahead"),
+        ("3", "400", "220", "content", "1", "100", "250", "WAITS 150 ms"),
+        ("4", "401", "1.00", "done", "-", "12", "-", ""),
+    ]
+    assert table.notes == ("a reader of 20 tokens/s, from submit on",)
+    assert told(exchange([(100, 2), (180, 1), (400, 1)]))["metrics"]["user_idle"] == pytest.approx(0.25)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 6)), min_size=1, max_size=30),
+    st.booleans(),
+    st.integers(0, 60) | st.none(),
+    st.sampled_from((5.0, 20.0, 33.0)),
+)
+def test_waits_add_up_to_the_meters_figure(
+    gaps: list[tuple[int, int]], declared: bool, total: int | None, speed: float
+) -> None:
+    t_ms, chunks = 2, []
+    for gap, tokens in gaps:
+        t_ms += gap
+        chunks.append((t_ms, tokens))
+    benefit = Benefit.at_speed(speed)
+    document = told(exchange(chunks, declared=declared, total=total), benefit)
+    summed = sum(waits_ms(document, benefit.reader_ns_per_token))
+    # Texts have three digits.
+    assert summed == pytest.approx(document["metrics"]["user_idle"] * 1e3, rel=0.006, abs=0.01)
+
+
+def test_tokens_that_nobody_declares_are_told_as_what_they_count_for() -> None:
+    x = exchange([(100, 1), (180, 1)], declared=False)
+    x.tokens.source = TokenSource.CHUNKS
+    table = inspected(told(x))
+    assert [row.cells[4].text for row in table.rows] == ["-", "~1", "~1", "-"]
+    assert "~1: no token count declared" in table.notes[0]

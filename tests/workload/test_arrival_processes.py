@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.metrics.arrivals import figures
+from llmtap.metrics.statistics import arrival_figures
 from llmtap.units import NS_PER_S as S
 from llmtap.workload.arrivals import Arrivals, Intensity, Slope, Wave, parse_arrivals
 from tests.support.workloads.arrival_theory import (
@@ -44,7 +44,7 @@ def until(arrivals: Arrivals, end_ns: int) -> list[int]:
 def test_poisson_at_240_a_second_is_poisson() -> None:
     # What issue 6 asks: CV 1.00 +- 0.05 and Kolmogorov-Smirnov within its 95 % limit.
     times = until(process("poisson", 240), 60 * S)
-    found = figures(times, rate_rps=240)
+    found = arrival_figures(times, rate_rps=240)
     assert abs(len(times) - 14_400) <= Z_999 * math.sqrt(14_400)
     assert abs(found.gap_cv - 1) <= min(0.05, Z_999 * cv_deviation(1, len(times)))
     assert found.ks <= found.ks_limit

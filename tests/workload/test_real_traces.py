@@ -5,8 +5,7 @@ from collections import Counter
 
 import pytest
 
-from llmtap.metrics.arrivals import figures
-from llmtap.metrics.statistics import percentile
+from llmtap.metrics.statistics import arrival_figures, percentile
 from llmtap.workload.trace import Trace, load_trace
 from tests.support.workloads.trace_files import TRACES, stats
 
@@ -29,7 +28,7 @@ def loaded(name: str) -> Trace:
 def test_scaling_keeps_variation_ties_and_lengths(name: str) -> None:
     trace, held, scale = loaded(name), stats(name), 7.3
     made = trace.requests_at(count=len(trace), scale=scale)
-    found, arrivals = figures(made.arrival_ns), held["arrivals"]
+    found, arrivals = arrival_figures(made.arrival_ns), held["arrivals"]
     assert found.n == arrivals["n"]
     # Arrivals are rounded to whole ns, no gap is wrong by more than one: 1e-6 of the smallest mean gap, 2 ms.
     assert found.gap_cv == pytest.approx(arrivals["iat_cv_pop"], rel=1e-6)

@@ -25,8 +25,8 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, SlotsMax, TestResult
 from llmtap.bench.tests import mixes
-from llmtap.metrics.fairness import STARVED_MEDIANS, UNFAIR_BELOW, jain_readings, starvation
 from llmtap.metrics.intervals import share_interval
+from llmtap.metrics.saturation import STARVED_MEDIANS, UNFAIR_BELOW, jain_readings, starvation
 from llmtap.metrics.statistics import mean, percentile
 from llmtap.units import NS_PER_S, Duration
 from llmtap.workload.plan import RandomIds

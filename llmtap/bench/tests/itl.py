@@ -1,7 +1,7 @@
 """Inter-Token Latency Distribution (IETF draft, 5.4): gaps between tokens at several shares of saturation.
 
 `run` sends an open loop at each share of the saturation rate, which is given or the throughput test's result,
-and returns percentiles, a test for several modes, tables and charts by level. TTFT is not included, nor are
+and returns percentiles, modes, tables and charts by level. TTFT is not included, nor are
 responses of fewer than 50 tokens.
 
 The gap is the time between events with output: ITL if nearly all have one token (B.2.1), else time between
@@ -23,8 +23,8 @@ from llmtap.bench.run.levels import Capacity, capacity_told
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.errors import ConfigError
+from llmtap.metrics.intervals import modes, tail
 from llmtap.metrics.latency import itl_ns
-from llmtap.metrics.modality import dip_test, modes, tail
 from llmtap.metrics.statistics import deviation, percentile, tail_ratio
 
 OUTPUT_MIN: Final = 50
@@ -190,9 +190,9 @@ def _tokens(row: dict[str, Any]) -> int:
 
 
 def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
-    """Return the dip test, with the modes if there are several."""
-    dip = dip_test(gaps)
-    return None if dip is None else {**asdict(dip), "modes": [] if dip.unimodal else modes(gaps)}
+    """Return the modes, and whether there is only one; None without gaps."""
+    found = modes(gaps)
+    return {"unimodal": len(found) == 1, "modes": found} if found else None
 
 
 def _tables(told: Sequence[dict[str, Any]]) -> list[test.ReportTable]:
@@ -214,8 +214,8 @@ def _results(one: dict[str, Any]) -> list[str]:
     return [f"{itl['n']}", *cells, figures.ms(one["std"]), _number(one["p99_p50"])]
 
 
-def _of_dip(cell: figures.Cell) -> figures.Cell:
-    """Return a cell of the dip test, or `-` without one."""
+def _of_modes(cell: figures.Cell) -> figures.Cell:
+    """Return a cell of the modes, or `-` without any."""
     return lambda one: "-" if one["modality"] is None else cell(one["modality"])
 
 
@@ -242,10 +242,8 @@ REQUEST_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 }
 SHAPE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": _name,
-    "Modality": _of_dip(lambda found: "unimodal" if found["unimodal"] else "multimodal"),
-    "Dip": _of_dip(figures.text("dip", ".4f")),
-    "p": _of_dip(figures.text("p", ".3g")),
-    "Modes": _of_dip(lambda found: ", ".join(map(figures.ms, found["modes"])) or "-"),
+    "Modality": _of_modes(lambda found: "unimodal" if found["unimodal"] else "multimodal"),
+    "Modes": _of_modes(lambda found: ", ".join(map(figures.ms, found["modes"])) or "-"),
     "Tail": lambda one: one["tail"]["kind"] or "-",
     "P99/P50 Ratio": lambda one: _number(one["p99_p50"]),
 }

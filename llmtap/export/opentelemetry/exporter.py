@@ -1,7 +1,7 @@
 """Export finished exchanges to an OpenTelemetry receiver: a span of each that is sampled, and metrics.
 
 `OtlpExporter` is a sink of the meter's pipeline. The SDK makes, batches and sends spans in a thread of its
-own, by `OtlpOptions` (`export/options.py`) and the `OTEL_*` variables. Metrics are counted by `metrics.py`,
+own, by `OtlpOptions` (`export/options.py`) and the `OTEL_*` variables. Metrics are counted by `signals.py`,
 because the SDK's instruments take 9 us a value, and sent by a thread of this module. A batch of spans is sent
 again while the receiver is away. Each span that no receiver took is counted by reason (`state().dropped`);
 the SDK's exporters (1.45) do not count them.
@@ -37,17 +37,21 @@ from opentelemetry.sdk.metrics.view import ExponentialBucketHistogramAggregation
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, TraceIdRatioBased
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
-from llmtap.export.opentelemetry.metrics import MetricRecorder, Totals, metrics_of
 from llmtap.export.opentelemetry.semconv import SERVICE_VERSION, VERSIONS
-from llmtap.export.opentelemetry.spans import ExchangeIds, start_span, terms_of
+from llmtap.export.opentelemetry.signals import (
+    ExchangeIds,
+    MetricRecorder,
+    Totals,
+    metrics_of,
+    start_span,
+    terms_of,
+)
 from llmtap.export.options import OtlpOptions
-from llmtap.export.sinks import ExporterState, SeriesKey
-from llmtap.export.trace_context import parse_trace_parent
+from llmtap.export.sinks import ExporterState, SeriesKey, parse_trace_parent
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured
 
@@ -253,18 +257,12 @@ class OtlpExporter:
         logging.getLogger("opentelemetry.exporter").setLevel(
             logging.CRITICAL
         )  # the receiver's answers are ours to log
-        with _environment(options.environment()):
+        with _environment(options.endpoint):
             resource = _resource(version, reader)
-            self._traces = options.traces and _is_wanted("TRACES")
-            self._metrics = options.metrics and _is_wanted("METRICS")
+            self._traces, self._metrics = _is_wanted("TRACES"), _is_wanted("METRICS")
             spans, metrics, receivers = _exporters(options.protocol)
-            always = options.sampler == "always"
-            root = TraceIdRatioBased(1.0 if options.sample_ratio is None else options.sample_ratio)
             self._ids = ExchangeIds()
-            self._provider = TracerProvider(
-                ParentBased(root, remote_parent_not_sampled=ALWAYS_ON) if always else None,
-                resource, shutdown_on_exit=False, id_generator=self._ids,
-            )  # fmt: skip
+            self._provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=self._ids)
             self._tracer = self._provider.get_tracer("llmtap", version, schema_url=self._names.schema_url)
             self._spans = _SpanDelivery(spans, receivers[0], self._closing)
             self._queue_max = max(1, round(_number("OTEL_BSP_MAX_QUEUE_SIZE", QUEUE_MAX)))
@@ -382,14 +380,13 @@ def _number(variable: str, default: float) -> float:
 
 
 @contextmanager
-def _environment(ours: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in ours}
-    os.environ.update(ours)
+def _environment(endpoint: str | None) -> Iterator[None]:
+    """Let the SDK read this endpoint from the environment; None: what is set there already."""
+    name = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    before = os.environ.get(name)
+    os.environ.update({} if endpoint is None else {name: endpoint})
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        os.environ.pop(name, None)
+        os.environ.update({} if before is None else {name: before})

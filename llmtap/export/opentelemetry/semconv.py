@@ -2,13 +2,21 @@
 
 `VERSIONS` has a table (`Semconv`) for each version; `off` has only llmtap's own names. A metric is listed
 only if our measure is exactly its definition. Also the standard names of operation and provider
-(`operation_of`, `provider_of`). Source: open-telemetry/semantic-conventions v1.41.0 and
+(`operation_of`, `provider_of`).
+
+Quantities of an exchange: `duration`: first byte of the request to the end of the exchange, the span's own
+length. `first_chunk`: first byte of the request to the first event of a stream that is no keep-alive.
+`chunk_gap`: between consecutive events that are neither keep-alives nor the end marker. `server_duration`:
+submit to the last byte of the answer. `server_first_token`: submit to the first token of any kind, of streams
+that ended well. `server_per_token`: their difference / (output tokens - 1). `first_content`, `tbc`,
+`user_idle`: as llmtap defines them (metrics/DEFINITIONS.md).
+
+Source: open-telemetry/semantic-conventions v1.41.0 and
 open-telemetry/semantic-conventions-genai v0.1.0, docs/gen-ai.
 """
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from enum import Enum, auto
 from typing import Final, Literal
 
 from llmtap.export.buckets import GAP_EDGES_NS, TTFT_EDGES_NS, edges_ns
@@ -50,34 +58,6 @@ _PER_TOKEN: Final = edges_ns(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
 _TOKENS: Final = tuple(4**i for i in range(14))
 
 
-class SemconvQuantity(Enum):
-    DURATION = auto()
-    """First byte of the request to the end of the exchange: the span's own length."""
-    FIRST_CHUNK = auto()
-    """First byte of the request to the first event that is no keep-alive, of a stream."""
-    CHUNK_GAP = auto()
-    """Between consecutive events that are neither keep-alives nor the end marker."""
-    SERVER_DURATION = auto()
-    """Submit to the last byte of the answer."""
-    SERVER_FIRST_TOKEN = auto()
-    """Submit to the first token of any kind, of streams that ended well."""
-    SERVER_PER_TOKEN = auto()
-    """(SERVER_DURATION - SERVER_FIRST_TOKEN) / (output tokens - 1)."""
-    INPUT_TOKENS = auto()
-    OUTPUT_TOKENS = auto()
-    CACHED_TOKENS = auto()
-    CACHE_WRITE_TOKENS = auto()
-    REASONING_TOKENS = auto()
-    EMBEDDINGS_DURATION = auto()
-    EMBEDDINGS_TOKENS = auto()
-    FIRST_CONTENT = auto()
-    """TTFT as llmtap defines it (metrics/DEFINITIONS.md), of a stream."""
-    TBC = auto()
-    """Time between chunks as llmtap defines it: of events that carry output."""
-    USER_IDLE = auto()
-    EXCHANGES = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class Instrument:
     name: str
@@ -117,38 +97,38 @@ class Semconv:
     cache_write_tokens: str = "gen_ai.usage.cache_write.input_tokens"
     reasoning_tokens: str = "gen_ai.usage.reasoning.output_tokens"
     # Metrics.
-    measures: Mapping[SemconvQuantity, tuple[Measure, ...]]
+    measures: Mapping[str, tuple[Measure, ...]]
+    """By quantity."""
 
 
 def _seconds(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
     return (Measure(Instrument(name, text, "s", edges)),)
 
 
-_Q = SemconvQuantity
 _OWN: Final = {
-    _Q.FIRST_CONTENT: _seconds(
+    "first_content": _seconds(
         "llmtap.time_to_first_token", "Request handed on to first content that is not blank, of a stream.",
         TTFT_EDGES_NS,
     ),
-    _Q.TBC: _seconds(
+    "tbc": _seconds(
         "llmtap.inter_chunk", "Time between consecutive events that carry output.", GAP_EDGES_NS
     ),
-    _Q.USER_IDLE: _seconds(
+    "user_idle": _seconds(
         "llmtap.user_idle", "Time that a reader (attributes llmtap.reader.*) waits with nothing to read.",
         TTFT_EDGES_NS,
     ),
-    _Q.EXCHANGES: (Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),),
+    "exchanges": (Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),),
 }  # fmt: skip
 _SERVER: Final = {
-    _Q.SERVER_DURATION: _seconds(
+    "server_duration": _seconds(
         "gen_ai.server.request.duration",
         "Generative AI server request duration such as time-to-last byte or last output token.",
     ),
-    _Q.SERVER_FIRST_TOKEN: _seconds(
+    "server_first_token": _seconds(
         "gen_ai.server.time_to_first_token", "Time to generate first token for successful responses.",
         _FIRST_TOKEN,
     ),
-    _Q.SERVER_PER_TOKEN: _seconds(
+    "server_per_token": _seconds(
         "gen_ai.server.time_per_output_token",
         "Time per output token generated after the first token for successful responses.", _PER_TOKEN,
     ),
@@ -168,13 +148,13 @@ def _v1_41() -> Semconv:
         schema_url="https://opentelemetry.io/schemas/1.41.0",
         cache_write_tokens="gen_ai.usage.cache_creation.input_tokens",
         measures={
-            _Q.DURATION: duration,
-            _Q.EMBEDDINGS_DURATION: duration,
-            _Q.FIRST_CHUNK: _seconds(client + "time_to_first_chunk", "Time to receive the first chunk."),
-            _Q.CHUNK_GAP: _seconds(client + "time_per_output_chunk", "Time per output chunk."),
-            _Q.INPUT_TOKENS: read,
-            _Q.EMBEDDINGS_TOKENS: read,
-            _Q.OUTPUT_TOKENS: (Measure(usage, (("gen_ai.token.type", "output"),)),),
+            "duration": duration,
+            "embeddings_duration": duration,
+            "first_chunk": _seconds(client + "time_to_first_chunk", "Time to receive the first chunk."),
+            "chunk_gap": _seconds(client + "time_per_output_chunk", "Time per output chunk."),
+            "input_tokens": read,
+            "embeddings_tokens": read,
+            "output_tokens": (Measure(usage, (("gen_ai.token.type", "output"),)),),
             **_SERVER,
             **_OWN,
         },
@@ -195,24 +175,24 @@ def _v0_1_0() -> Semconv:
     return Semconv(
         version="0.1.0",
         measures={
-            _Q.DURATION: _seconds(inference + "duration", "GenAI client inference operation duration."),
-            _Q.FIRST_CHUNK: _seconds(inference + "time_to_first_chunk", "Time to receive the first chunk."),
-            _Q.CHUNK_GAP: _seconds(inference + "time_per_output_chunk", "Time per output chunk."),
-            _Q.INPUT_TOKENS: (
+            "duration": _seconds(inference + "duration", "GenAI client inference operation duration."),
+            "first_chunk": _seconds(inference + "time_to_first_chunk", "Time to receive the first chunk."),
+            "chunk_gap": _seconds(inference + "time_per_output_chunk", "Time per output chunk."),
+            "input_tokens": (
                 counter("input_tokens", "Input tokens used, including cached tokens."),
                 tokens(inference + "operation.input_tokens", "Input tokens used per inference operation."),
             ),
-            _Q.OUTPUT_TOKENS: (
+            "output_tokens": (
                 counter("output_tokens", "Output tokens used, including reasoning tokens."),
                 tokens(inference + "operation.output_tokens", "Output tokens used per inference operation."),
             ),
-            _Q.CACHED_TOKENS: (counter("cache_read.input_tokens", "Input tokens read from a cache."),),
-            _Q.CACHE_WRITE_TOKENS: (counter("cache_write.input_tokens", "Input tokens written to a cache."),),
-            _Q.REASONING_TOKENS: (counter("reasoning.output_tokens", "Output tokens used for reasoning."),),
-            _Q.EMBEDDINGS_DURATION: _seconds(
+            "cached_tokens": (counter("cache_read.input_tokens", "Input tokens read from a cache."),),
+            "cache_write_tokens": (counter("cache_write.input_tokens", "Input tokens written to a cache."),),
+            "reasoning_tokens": (counter("reasoning.output_tokens", "Output tokens used for reasoning."),),
+            "embeddings_duration": _seconds(
                 embeddings + "duration", "GenAI client embeddings operation duration."
             ),
-            _Q.EMBEDDINGS_TOKENS: (
+            "embeddings_tokens": (
                 tokens(embeddings + "operation.input_tokens", "Input tokens used per embeddings operation."),
             ),
             **_SERVER,

@@ -1,9 +1,9 @@
 """Catalogue of the metrics on `/metrics`: name, type, help, labels, histogram edges.
 
-Metrics of exchanges are in `HISTOGRAMS` and `COUNTERS` (`series.py` counts them), those of llmtap itself in
-`SELF` (`meter/admin/views.py` has the values; `collect` converts them for prometheus_client). A counter's
-name gets `_total` in the exposition. `llmtap_capture_paused` is the metric to alert on: exchanges are
-measured and not captured; the reason is in `llmtap_capture_problem`.
+Metrics of exchanges are in `HISTOGRAMS` and `COUNTERS` (`exposition.py` counts them), those of llmtap
+itself in `SELF` (`meter/admin/views.py` has the values; `collect` converts them for prometheus_client). A
+counter's name gets `_total` in the exposition. `llmtap_capture_paused` is the metric to alert on:
+exchanges are measured and not captured; the reason is in `llmtap_capture_problem`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -188,7 +188,6 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     ),
     "relay_exchanges": SelfMetric(_C, "Exchanges started", _RELAY),
     "tap_measured_exchanges": SelfMetric(_C, "Exchanges whose every frame was acknowledged", _RELAY),
-    "relay_accepted_connections": SelfMetric(_C, "Connections accepted", _RELAY),
     "relay_upstream_connects": SelfMetric(_C, "Connections made upstream", _RELAY),
     "relay_upstream_reuses": SelfMetric(_C, "Requests on a kept-alive connection", _RELAY),
     "relay_upstream_unsolicited": SelfMetric(
@@ -198,7 +197,6 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "relay_connections": SelfMetric(_G, "Client connections now", _RELAY),
     "relay_streams": SelfMetric(_G, "Exchanges in progress", _RELAY),
     "relay_upstream_idle": SelfMetric(_G, "Idle upstream connections", _RELAY),
-    "relay_unsettled_exchanges": SelfMetric(_G, "Neither measured nor dropped yet", _RELAY),
     "relay_tap_pending_bytes": SelfMetric(_G, "Bytes waiting to go to the meter", _RELAY),
     "relay_rss_bytes": SelfMetric(_G, "Resident memory of the relay", _RELAY),
     "relay_up": SelfMetric(_G, "1 while the relay reports to the meter", _RELAY),
@@ -229,8 +227,6 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "meter_frames": SelfMetric(_C, "Frames read from relays"),
     "meter_cpu_seconds": SelfMetric(_C, "CPU time of the meter"),
     "meter_rss_bytes": SelfMetric(_G, "Resident memory of the meter"),
-    "meter_live_exchanges": SelfMetric(_G, "Exchanges being rebuilt"),
-    "live_subscribers": SelfMetric(_G, "Subscribers of the live feed"),
     "live_missed_exchanges": SelfMetric(_C, "Exchanges that a subscriber of the live feed was too slow for"),
     "smooth_goodput_tokens_per_second": SelfMetric(
         _G, f"Sum of output tokens - alpha x user idle latency, per second{_SPAN}", _WINDOW
@@ -241,8 +237,6 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "upstream_running_requests": SelfMetric(_G, "Requests that the upstream runs, by its own /metrics"),
     "upstream_waiting_requests": SelfMetric(_G, "Requests in the queue of the upstream"),
     "upstream_kv_cache_usage_ratio": SelfMetric(_G, "Share of the KV cache of the upstream in use"),
-    "upstream_preemptions": SelfMetric(_C, "Requests that the upstream preempted"),
-    "upstream_input_tokens": SelfMetric(_C, "Prompt tokens that the upstream counted"),
     "upstream_output_tokens": SelfMetric(
         _C,
         "Output tokens that the upstream counted; more than llmtap_output_tokens_total: generated for clients"
@@ -263,13 +257,10 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     ),
     "watch_missing_bytes": SelfMetric(_C, "Bytes of streams that no packet brought", _RELAY),
     "export_dropped": SelfMetric(_C, "Spans that no receiver got", ("exporter", "reason")),
-    "export_failures": SelfMetric(_C, "Requests to receivers that failed", _EXPORTER),
-    "export_queued_spans": SelfMetric(_G, "Spans waiting for a receiver", _EXPORTER),
     "capture_exchanges": SelfMetric(_C, "Exchanges kept"),
     "capture_unshaped_exchanges": SelfMetric(_C, "Exchanges kept without the shape of their request"),
     "capture_written_bytes": SelfMetric(_C, "Bytes written to the spool"),
     "capture_files": SelfMetric(_C, "Files finished and delivered"),
-    "capture_deleted_files": SelfMetric(_C, "Files deleted to stay below the bound"),
     "capture_failures": SelfMetric(_C, "Attempts to finish or deliver a file that failed"),
     "capture_recovered_exchanges": SelfMetric(_C, "Exchanges found in spools of an earlier run"),
     "capture_damaged_batches": SelfMetric(_C, "Batches of such spools that could not be read"),

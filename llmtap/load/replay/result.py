@@ -42,10 +42,9 @@ from llmtap.exchange.outcome import TokenSource
 from llmtap.load.replay.verdict import findings, unchecked
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_pool import LoadResult
-from llmtap.metrics.arrivals import compare, figures
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import e2e_ns, ttft_ns
-from llmtap.metrics.statistics import summarise_ns
+from llmtap.metrics.statistics import arrival_figures, punctuality, summarise_ns
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.requests import Requests
@@ -200,11 +199,13 @@ class RunObservations:
             None if (t := self._first_sent_ns.get(row)) is None else t - began_ns for row in self._firsts()
         ]
         times = sorted(t for t in sent if t is not None)
-        kept = compare(planned, sent).to_dict()
-        punctuality = {"rate_ratio": kept["ratio"], "early": kept["early"], "lateness": kept["lateness"]}
+        kept = punctuality(planned, sent).to_dict()
         return {
-            "planned": figures(planned).to_dict(), "sent": figures(times).to_dict(),
-            "punctuality": punctuality,
+            "planned": arrival_figures(planned).to_dict(),
+            "sent": arrival_figures(times).to_dict(),
+            "punctuality": {
+                "rate_ratio": kept["ratio"], "early": kept["early"], "lateness": kept["lateness"],
+            },
         }  # fmt: skip
 
     def in_time(self, began_ns: int, until_ns: int) -> int:

@@ -17,7 +17,7 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.admin.views import summary_of
 from llmtap.meter.options import WINDOWS
-from llmtap.meter.pipeline import recent_exchanges
+from llmtap.meter.pipeline import exchanges as kept
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.metrics.latency import Measured, chunking_of
 
@@ -54,7 +54,7 @@ class _Subscriber:
         "weight_bytes",
     )  # fmt: skip
 
-    def __init__(self, query: recent_exchanges.Query, *, summaries: bool, exchanges: bool) -> None:
+    def __init__(self, query: kept.Query, *, summaries: bool, exchanges: bool) -> None:
         self.query = query
         self.summaries = summaries
         self.exchanges = exchanges
@@ -110,7 +110,7 @@ class LiveFeed:
         wanted = [one for one in self._subscribers if one.exchanges and one.query.matches(x)]
         if not wanted:
             return
-        weight = recent_exchanges.weight_bytes(x)
+        weight = kept.weight_bytes(x)
         for subscriber in wanted:
             if not subscriber.offer(x, m, weight):
                 self._pipeline.live_missed += 1
@@ -207,21 +207,21 @@ class LiveFeed:
                 task.cancel()
 
 
-def _read_query(request: web.Request) -> tuple[recent_exchanges.Query, bool, bool]:
-    fields = recent_exchanges.read_fields(request.query.items())
-    for field in ("limit", "next", "cursor"):
+def _read_query(request: web.Request) -> tuple[kept.Query, bool, bool]:
+    fields = kept.read_fields(request.query.items())
+    for field in ("limit", "next"):
         if field in fields:
-            raise recent_exchanges.BadQuery(field, "a live stream has no pages")
-    summaries = recent_exchanges.read_flag("summary", fields.pop("summary", "1"))
-    exchanges = recent_exchanges.read_flag("exchanges", fields.pop("exchanges", "1"))
-    return recent_exchanges.Query.parse(fields), summaries, exchanges
+            raise kept.BadQuery(field, "a live stream has no pages")
+    summaries = kept.read_flag("summary", fields.pop("summary", "1"))
+    exchanges = kept.read_flag("exchanges", fields.pop("exchanges", "1"))
+    return kept.Query.parse(fields), summaries, exchanges
 
 
 def _events_of(batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
     out = []
     for x, m, _ in batch:
         about = x.to_dict(m.metrics(), chunking_of(x))
-        data = recent_exchanges.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
+        data = kept.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
         out.append(_framed("exchange", data))
     return b"".join(out)
 

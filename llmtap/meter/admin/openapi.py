@@ -1,7 +1,7 @@
 """OpenAPI description of the admin API (`/api/v1/openapi.json`): table of routes, and the document.
 
 `add_openapi_route` serves the document. The described requests are handled by `server.py`, `live_feed.py`,
-`page.py` and `pipeline/open_streams.py`. The schemas of answers are in `schemas.py`. Source: OpenAPI 3.1.0,
+and `pipeline/exchanges.py`. The schemas of answers are in `schemas.py`. Source: OpenAPI 3.1.0,
 whose schemas are JSON Schema 2020-12.
 """
 
@@ -13,13 +13,9 @@ from aiohttp import web
 
 from llmtap import __version__
 from llmtap.exchange.outcome import Outcome
-from llmtap.meter.admin.page import ASSETS
 from llmtap.meter.admin.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
 from llmtap.meter.options import WINDOWS
-from llmtap.meter.pipeline import recent_exchanges
-from llmtap.meter.pipeline.open_streams import LIMIT_DEFAULT as STREAMS_DEFAULT
-from llmtap.meter.pipeline.open_streams import LIMIT_MAX as STREAMS_MAX
-from llmtap.meter.pipeline.open_streams import WINDOW_MAX_S
+from llmtap.meter.pipeline import exchanges as kept
 from llmtap.meter.pipeline.windows import BY
 
 JSON: Final = "application/json"
@@ -49,12 +45,11 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
 
 _EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)
 _READ: Final[dict[Callable[[str, str], object], Schema]] = {
-    recent_exchanges.read_text: TEXT, recent_exchanges.read_count: COUNT, recent_exchanges.read_flag: FLAG,
-    recent_exchanges.read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
+    kept.read_text: TEXT, kept.read_count: COUNT, kept.read_flag: FLAG,
+    kept.read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
 }  # fmt: skip
 _FILTERS: Final = tuple(
-    Parameter(name, f"only exchanges with this {name}", _READ[read])
-    for name, read in recent_exchanges.FILTERS.items()
+    Parameter(name, f"only exchanges with this {name}", _READ[read]) for name, read in kept.FILTERS.items()
 )
 _CERTAIN: Final = Parameter("certain", "1: without exchanges flagged `uncertain`", FLAG)
 _FORBIDDEN: Final = "The request is from a page of another origin."
@@ -68,8 +63,8 @@ ROUTES: Final = (
     ),
     ApiRoute(
         path="/assets/{name}", name="asset", text="A file of the page.",
-        answers=dict.fromkeys(sorted(set(ASSETS.values())), TEXT), probe=True,
-        parts=(Parameter("name", "the file", {**TEXT, "enum": sorted(ASSETS)}),),
+        answers=dict.fromkeys(("image/svg+xml", "text/css", "text/javascript"), TEXT), probe=True,
+        parts=(Parameter("name", "the file"),),
         errors={404: "There is no such file."},
     ),
     ApiRoute(
@@ -92,7 +87,7 @@ ROUTES: Final = (
         answers={JSON: reference("Summary")}, errors=_BAD_QUERY,
         query=(
             Parameter("window", "or all since the start", {**TEXT, "enum": [*WINDOWS, "all"]}),
-            Parameter("by", f"some of {', '.join(BY)}; all but series where not given; or none"),
+            Parameter("by", f"some of {', '.join(BY)}; all where not given; or none"),
             _CERTAIN,
         ),
     ),
@@ -108,20 +103,19 @@ ROUTES: Final = (
         path="/api/v1/exchanges", name="exchanges",
         text=(
             "The newest exchanges that match, newest first. An answer ends after `limit` exchanges or about"
-            f" {recent_exchanges.PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
+            f" {kept.PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
         ),
         answers={JSON: reference("Exchanges")}, errors=_BAD_QUERY,
         query=(
             Parameter(
                 "limit", "maximum number of exchanges",
                 {
-                    **COUNT, "minimum": 1, "maximum": recent_exchanges.LIMIT_MAX,
-                    "default": recent_exchanges.LIMIT_DEFAULT,
+                    **COUNT, "minimum": 1, "maximum": kept.LIMIT_MAX,
+                    "default": kept.LIMIT_DEFAULT,
                 },
             ),
             _EVENTS,
             Parameter("next", "cursor from an earlier answer"),
-            Parameter("cursor", "the same"),
             _CERTAIN,
             *_FILTERS,
         ),
@@ -141,13 +135,12 @@ ROUTES: Final = (
         query=(
             Parameter(
                 "limit", "maximum number of streams",
-                {**COUNT, "minimum": 1, "maximum": STREAMS_MAX, "default": STREAMS_DEFAULT},
+                {**COUNT, "minimum": 1, "maximum": kept.STREAMS_MAX, "default": kept.STREAMS_DEFAULT},
             ),
-            Parameter("window", f"length of timelines, up to {WINDOW_MAX_S}s", {**TEXT, "default": "10s"}),
-            *(
-                Parameter(name, f"only streams with this {name}")
-                for name in ("id", "tenant", "model", "arm")
+            Parameter(
+                "window", f"length of timelines, up to {kept.WINDOW_MAX_S}s", {**TEXT, "default": "10s"}
             ),
+            Parameter("id", "only the stream with this id"),
         ),
     ),
     ApiRoute(

@@ -1,9 +1,10 @@
 """Admin port of the meter: HTTP server with `/metrics`, health checks, the JSON API, and access control.
 
-`admin_app` makes the aiohttp application, `AdminTls` the TLS context, renewed when the files change. The data
-come from `views.py` and the pipeline; the dashboard and the live feed add their own routes (`page.py`,
-`live_feed.py`). Work that takes long (merging windows, rendering metrics, writing many exchanges) runs in a
-worker thread on a copy, so that neither frames nor `/healthz` wait for it.
+`admin_app` makes the aiohttp application, `AdminTls` the TLS context, renewed when the files change. The
+data come from `views.py` and the pipeline; the live feed adds its own route (`live_feed.py`). The
+dashboard's files are in `static/`; plotly.js comes from the package `plotly`. Work that takes long
+(merging windows, rendering metrics, writing many exchanges) runs in a worker thread on a copy, so that
+neither frames nor `/healthz` wait for it.
 """
 
 import asyncio
@@ -14,6 +15,11 @@ import os
 import re
 import ssl
 from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -23,14 +29,13 @@ from aiohttp.typedefs import Handler, Middleware
 from llmtap.errors import ConfigError
 from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.admin.openapi import add_openapi_route
-from llmtap.meter.admin.page import PATHS, add_dashboard
 from llmtap.meter.admin.views import histograms_of, metrics_of, summary_of
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import WINDOWS, MeterOptions, is_loopback
-from llmtap.meter.pipeline import recent_exchanges as kept
+from llmtap.meter.pipeline import exchanges as kept
+from llmtap.meter.pipeline.exchanges import BadQuery, Query, read_fields
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.recent_exchanges import BadQuery, Query, read_fields
-from llmtap.meter.pipeline.windows import BY, BY_DEFAULT, window_name
+from llmtap.meter.pipeline.windows import BY, window_name
 from llmtap.net.tls import server_context
 from llmtap.units import shown
 
@@ -143,7 +148,57 @@ def add_experiment_routes(app: web.Application, experiments: Experiments) -> Non
     app.router.add_post("/api/v1/experiment", switch)
 
 
-_OPEN_TO_ALL: Final = frozenset({"/healthz", "/readyz"}) | PATHS
+INDEX: Final = "index.html"
+PLOTLY: Final = "plotly.js"
+_TYPES: Final = {
+    ".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml",
+}  # fmt: skip
+_STATIC: Final = files("llmtap.meter.admin") / "static"
+ASSETS: Final = frozenset({PLOTLY, *(part.name for part in _STATIC.iterdir())} - {INDEX})
+_PAGE_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    hdrs.CACHE_CONTROL: "no-cache",
+    hdrs.VARY: hdrs.ACCEPT_ENCODING,
+}
+
+
+async def _page_part(request: web.Request) -> web.Response:
+    """Answer the dashboard (`/`) or one of its files. Nothing of it may come from other hosts."""
+    name = request.match_info.get("name", INDEX)
+    if "name" in request.match_info and name not in ASSETS:
+        raise web.HTTPNotFound(reason="the page has no such part")
+    etag, zipped = await asyncio.to_thread(_read_part, name)
+    # Weak, as RFC 9110 8.8.1 wants it: the same for both codings.
+    headers = {**_PAGE_HEADERS, hdrs.ETAG: f'W/"{etag}"'}
+    if any(tag.value in (etag, "*") for tag in request.if_none_match or ()):
+        return web.Response(status=304, headers=headers)
+    if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
+        headers[hdrs.CONTENT_ENCODING], body = "gzip", zipped
+    else:
+        body = gzip.decompress(zipped)
+    kind = _TYPES[Path(name).suffix]
+    return web.Response(body=body, headers=headers, content_type=kind, charset="utf-8")
+
+
+@cache
+def _read_part(name: str) -> tuple[str, bytes]:
+    """Return the ETag and the compressed content of a file of the page."""
+    content = (_STATIC / name).read_bytes() if name != PLOTLY else _plotly().read_bytes()
+    # mtime: the same file is the same bytes. Level 6 makes 1.5 of plotly's 4.8 MB.
+    return sha256(content).hexdigest()[:32], gzip.compress(content, 6, mtime=0)
+
+
+def _plotly() -> Path:
+    spec = find_spec("plotly")  # not imported: only the file is needed
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "package_data" / "plotly.min.js"
+
+
+_OPEN_TO_ALL: Final = frozenset({"/healthz", "/readyz", "/", *(f"/assets/{name}" for name in ASSETS)})
 """Paths without a token: probes answer only yes or no, the dashboard's files hold no data. Whole paths, so
 that no other spelling of a path matches."""
 
@@ -171,7 +226,8 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     app.router.add_post("/api/v1/capture/flush", api.flush)
     LiveFeed(pipeline).add_to(app)
     pipeline.streams.add_to(app)
-    add_dashboard(app)
+    app.router.add_get("/", _page_part)
+    app.router.add_get("/assets/{name}", _page_part)
     add_openapi_route(app, token=token is not None)
     add_experiment_routes(app, pipeline.experiments)
     return app
@@ -208,24 +264,26 @@ class _Admin:
 
     async def summary(self, request: web.Request) -> web.Response:
         """Answer the Summary of `?window=`, split by `?by=`; `?certain=1`: without uncertain exchanges."""
-        fields = read_fields(request.query.items())
-        window = _window(fields.pop("window", self._pipeline.options.window_name))
-        by = _by(fields.pop("by", ",".join(BY_DEFAULT)))
-        certain = kept.read_flag("certain", fields.pop("certain", "0"))
-        for field in fields:
-            raise BadQuery(field, "no such field; known: window, by, certain")
-        work = summary_of(self._pipeline, window, by, certain=certain)
+        window, certain, by = self._asked(request, "by")
+        labels = _by(",".join(BY) if by is None else by)
+        work = summary_of(self._pipeline, window, labels, certain=certain)
         return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
 
     async def histograms(self, request: web.Request) -> web.Response:
         """The latencies of each series in `?window=` as HdrHistograms; `?certain=1` as for the summary."""
+        window, certain, _ = self._asked(request)
+        work = histograms_of(self._pipeline, window, certain=certain)
+        return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
+
+    def _asked(self, request: web.Request, more: str | None = None) -> tuple[str, bool, str | None]:
+        """Return `window`, `certain` and another parameter of a request. Raises BadQuery."""
         fields = read_fields(request.query.items())
         window = _window(fields.pop("window", self._pipeline.options.window_name))
         certain = kept.read_flag("certain", fields.pop("certain", "0"))
+        other = None if more is None else fields.pop(more, None)
         for field in fields:
-            raise BadQuery(field, "no such field; known: window, certain")
-        work = histograms_of(self._pipeline, window, certain=certain)
-        return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
+            raise BadQuery(field, f"no such field; known: window, {f'{more}, ' if more else ''}certain")
+        return window, certain, other
 
     async def exchanges(self, request: web.Request) -> web.Response:
         query = Query.parse(read_fields(request.query.items()))
@@ -320,6 +378,8 @@ log = logging.getLogger(__name__)
 
 
 class AdminTls:
+    """TLS context of the admin port, renewed when the files of certificate and key change."""
+
     def __init__(self, certificate: str, key: str) -> None:
         self._files = (certificate, key)
         self._seen = self._look()
@@ -356,13 +416,10 @@ class AdminTls:
         log.info("event=admin_tls_renewed")
         return True
 
-    def _look(self) -> tuple[tuple[int, int], ...]:
+    def _look(self) -> list[tuple[int, int]]:
         found = []
         for name in self._files:
-            try:
+            with suppress(OSError):
                 about = os.stat(name)
-            except OSError:
-                found.append((0, 0))
-            else:
                 found.append((about.st_ino, about.st_mtime_ns))
-        return tuple(found)
+        return found

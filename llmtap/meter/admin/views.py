@@ -2,7 +2,7 @@
 
 `metrics_of`, `histograms_of` and `summary_of` take an ExchangePipeline, copy what they need on the meter's
 loop, and return the rest as work for a worker thread. `server.py` calls them, `live_feed.py` for its summary
-each second, `meter/offline.py` for the summary of a file. The values of the metrics of llmtap itself are set
+each second, `meter/process.py` for the summary of a file. The values of the metrics of llmtap itself are set
 here.
 """
 
@@ -17,25 +17,22 @@ from llmtap.export.prometheus.catalogue import Value
 from llmtap.export.prometheus.exposition import Cell, Frozen
 from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.windows import BY_DEFAULT, names_of
-from llmtap.meter.relays import RelayState
+from llmtap.meter.pipeline.windows import BY, names_of
+from llmtap.meter.relays import RelayState, UpstreamLoad
 from llmtap.meter.slo import FrozenSlos
-from llmtap.meter.upstream import UpstreamLoad
 
 _RELAY_COUNTERS: Final = {
     "relay_exchanges": "opened", "tap_measured_exchanges": "measured",
-    "relay_accepted_connections": "accepted", "relay_upstream_connects": "upstream_connects",
+    "relay_upstream_connects": "upstream_connects",
     "relay_upstream_reuses": "upstream_reuses", "relay_upstream_unsolicited": "upstream_unsolicited",
 }  # fmt: skip
 _RELAY_GAUGES: Final = {
     "relay_connections": "connections", "relay_streams": "streams", "relay_upstream_idle": "upstream_idle",
-    "relay_unsettled_exchanges": "unsettled", "relay_tap_pending_bytes": "tap_pending_bytes",
-    "relay_rss_bytes": "rss_bytes",
+    "relay_tap_pending_bytes": "tap_pending_bytes", "relay_rss_bytes": "rss_bytes",
 }  # fmt: skip
 _UPSTREAM: Final = {
     "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
-    "upstream_kv_cache_usage_ratio": "kv_use", "upstream_preemptions": "preemptions",
-    "upstream_input_tokens": "prompt_tokens", "upstream_output_tokens": "generation_tokens",
+    "upstream_kv_cache_usage_ratio": "kv_use", "upstream_output_tokens": "generation_tokens",
 }  # fmt: skip
 Values = dict[str, Value]
 
@@ -51,8 +48,6 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         "meter_frames": p.frames,
         "meter_cpu_seconds": usage.ru_utime + usage.ru_stime,
         "meter_rss_bytes": resident_bytes(),
-        "meter_live_exchanges": p.live,
-        "live_subscribers": p.subscribers,
         "live_missed_exchanges": p.live_missed,
         "smooth_goodput_tokens_per_second": {
             name: r.smooth_goodput_tps for name, r in rates.items() if r.smooth_goodput_tps is not None
@@ -156,8 +151,6 @@ def exporter_values(exporters: Sequence[ExporterState]) -> Values:
     return {
         "export_sent": {e.name: e.sent for e in exporters},
         "export_dropped": {(e.name, why): n for e in exporters for why, n in e.dropped.items()},
-        "export_failures": {e.name: e.failures for e in exporters},
-        "export_queued_spans": {e.name: e.queued for e in exporters},
     }
 
 
@@ -169,7 +162,6 @@ def capture_values(state: CaptureState | None) -> Values:
         "capture_unshaped_exchanges": state.unshaped,
         "capture_written_bytes": state.bytes_written,
         "capture_files": state.files,
-        "capture_deleted_files": state.files_deleted,
         "capture_failures": state.failures,
         "capture_recovered_exchanges": state.recovered,
         "capture_damaged_batches": state.damaged,
@@ -204,7 +196,7 @@ def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callabl
 def _clear_after_cancel(summary: Any) -> None:
     """Set tokens after a disconnect to null: only the middleware reads them."""
     for group in summary.get("by", {}).values():
-        for part in group if isinstance(group, list) else group.values():  # `series` is a list
+        for part in group.values():
             part["tokens"]["after_cancel"] = None
     summary["tokens"]["after_cancel"] = None
 
@@ -212,7 +204,7 @@ def _clear_after_cancel(summary: Any) -> None:
 def summary_of(
     p: ExchangePipeline,
     window: str | None = None,
-    by: Collection[str] = BY_DEFAULT,
+    by: Collection[str] = BY,
     *,
     certain: bool = False,
 ) -> Callable[[], dict[str, object]]:

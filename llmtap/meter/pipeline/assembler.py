@@ -1,6 +1,6 @@
 """Rebuild Exchanges from the frames of one relay, with one Observer for each open exchange (`Assembler`).
 
-`receiver.py` (or `meter/offline.py`) calls `digest` with each batch of frames; opened and finished exchanges
+`receiver.py` (or `meter/process.py`) calls `digest` with each batch of frames; opened and finished exchanges
 go to a `Sink`, the pipeline. An exchange that cannot be understood is given up and counted; the others
 continue. Exchanges that were open when a relay died end as `tap_error`, with what was seen of them.
 `CooperativeYield`, also here, offers the CPU to relays between frames and measures the CPU time of long ones.

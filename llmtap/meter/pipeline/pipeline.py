@@ -23,13 +23,11 @@ from llmtap.export.sinks import ExchangeSink, ExporterState, SeriesKey
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import MeterOptions, TenantOptions
 from llmtap.meter.pipeline.assembler import CooperativeYield
-from llmtap.meter.pipeline.open_streams import Streams
-from llmtap.meter.pipeline.recent_exchanges import RecentExchanges
+from llmtap.meter.pipeline.exchanges import RecentExchanges, Streams
 from llmtap.meter.pipeline.windows import Windows
-from llmtap.meter.relays import RelayBook
+from llmtap.meter.relays import RelayBook, UpstreamLoad
 from llmtap.meter.slo import SloBook
 from llmtap.meter.tenants import Labels, Tenants
-from llmtap.meter.upstream import UpstreamLoad
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured, measure
 from llmtap.metrics.slo import SloOptions

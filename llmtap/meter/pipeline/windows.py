@@ -6,7 +6,7 @@ reader takes the slices of a window and merges them in a thread of its own. `Sli
 Summaries, serves `meter/slo.py`, too.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,12 +23,6 @@ from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import Summary
 from llmtap.units import NS_PER_S, parse_duration_ns
-
-__all__ = [
-    "BY", "BY_DEFAULT", "FrozenWindow", "Merging", "Rates", "SeriesKey", "SliceLevel", "Slices", "Windows",
-    "names_of", "window_name",
-]  # fmt: skip
-
 
 SLICES_MAX: Final = 512
 """Slices that may wait to be merged; beyond it the creator of the next one does all the work."""
@@ -157,30 +151,28 @@ class Slices(Generic[T]):
         return found
 
     def _next_job(self) -> tuple[int, int, int, int, Merging[T]] | None:
-        sealed = self._sealed
-        begin = 0
-        while begin < len(sealed):
-            start_ns = sealed[begin].start_ns
-            level = self._level_of(start_ns)
-            end = begin + 1
-            if level == len(self._levels):
-                while end < len(sealed) and self._level_of(sealed[end].start_ns) == level:
-                    end += 1
-                if self._past is None:
-                    del sealed[begin:end]
-                    continue
-                data = [self._past, *(s.data for s in sealed[begin:end])]
-                return begin, end, 0, level, self._merge(data, level)
-            step_ns = self._levels[level].step_ns
-            start_ns = start_ns // step_ns * step_ns
-            while end < len(sealed) and sealed[end].start_ns < start_ns + step_ns:
-                end += 1
-            whole = level > 0 or start_ns != self._open.start_ns
-            if whole and (end - begin > 1 or sealed[begin].level < level):
-                data = [s.data for s in sealed[begin:end]]
-                return begin, end, start_ns, level, self._merge(data, level)
-            begin = end
+        past = len(self._levels)
+        for (level, start_ns), group in groupby(list(enumerate(self._sealed)), self._place):
+            found = list(group)
+            begin, end = found[0][0], found[-1][0] + 1
+            data = [one.data for _, one in found]
+            if level == past and self._past is None:
+                del self._sealed[begin:end]
+                return self._next_job()
+            if level == past and self._past is not None:
+                data.insert(0, self._past)
+            elif start_ns == self._open.start_ns or (len(found) == 1 and found[0][1].level == level):
+                continue  # more of it comes, or it is merged
+            return begin, end, start_ns, level, self._merge(data, level)
         return None
+
+    def _place(self, sealed: tuple[int, _Slice[T]]) -> tuple[int, int]:
+        """Return level and start of the slice into which a sealed one is merged."""
+        level = self._level_of(sealed[1].start_ns)
+        if level == len(self._levels):
+            return level, 0
+        step_ns = self._levels[level].step_ns
+        return level, sealed[1].start_ns // step_ns * step_ns
 
 
 _STEPS_S: Final = (1, 5, 30, 300)
@@ -196,36 +188,25 @@ TIDY_EACH_STATUS: Final = 16
 EVERYTHING: Final = "all"
 
 
-BY: Final = ("tenant", "model", "arm", "class", "series")
-BY_DEFAULT: Final = BY[:-1]
+BY: Final = ("tenant", "model", "arm", "class")
 _FEW: Final = {"model": "model", "arm": "arm", "class": "slo"}
 """Labels with few values beside the tenants, and their fields of SeriesKey."""
 
 
 @dataclass(slots=True)
 class _Tile:
-    opened: int = 0
-    """Exchanges begun; below, the relays' lag and skipped requests: values without a series."""
     lag_ns: int = 0
-    skipped: int = 0
-    n: int = 0
-    uncertain: int = 0
+    """Worst of the relays; it and the sums below have no series."""
+    sums: Counter[str] = field(default_factory=Counter)
+    """Exchanges `opened`, ended (`n`), `uncertain`, `counted` for objectives and `met`; requests `skipped`;
+    streams with a benefit (`benefit_n`)."""
     benefit: float = 0.0
-    benefit_n: int = 0
-    counted: int = 0
-    met: int = 0
     parts: dict[SeriesKey, Summary | bytes] = field(default_factory=dict)
 
     def add_sums(self, other: "_Tile") -> None:
-        self.opened += other.opened
         self.lag_ns = max(self.lag_ns, other.lag_ns)
-        self.skipped += other.skipped
-        self.n += other.n
-        self.uncertain += other.uncertain
+        self.sums.update(other.sums)
         self.benefit += other.benefit
-        self.benefit_n += other.benefit_n
-        self.counted += other.counted
-        self.met += other.met
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,22 +240,23 @@ class Windows:
             summary = tile.parts[key] = Summary(self._objectives.get(key.slo))
         assert isinstance(summary, Summary)
         summary.add(x, m)
-        tile.n += 1
-        tile.uncertain += key.uncertain
+        sums = tile.sums
+        sums["n"] += 1
+        sums["uncertain"] += key.uncertain
         if m.smooth_benefit is not None and x.stream:
             tile.benefit += m.smooth_benefit
-            tile.benefit_n += 1
+            sums["benefit_n"] += 1
         if met is not None:
-            tile.counted += 1
-            tile.met += met
+            sums["counted"] += 1
+            sums["met"] += met
         self._tidy(TIDY_EACH)
 
     def opened(self, n: int = 1) -> None:
         """Count exchanges that began; -1 takes one back that is no model traffic."""
-        self._slices.current(self._clock.mono_ns()).opened += n
+        self._slices.current(self._clock.mono_ns()).sums["opened"] += n
 
     def skipped(self, n: int) -> None:
-        self._slices.current(self._clock.mono_ns()).skipped += n
+        self._slices.current(self._clock.mono_ns()).sums["skipped"] += n
 
     def lagged(self, lag_ns: int) -> None:
         tile = self._slices.current(self._clock.mono_ns())
@@ -294,17 +276,18 @@ class Windows:
             for tile in self._slices.window(level, now_ns):
                 total.add_sums(tile)
             seconds = (now_ns - self._slices.window_start_ns(level, now_ns)) / NS_PER_S
+            n = total.sums
             found[name] = Rates(
-                seconds, total.n, total.uncertain, total.lag_ns,
-                total.met / seconds if total.counted and seconds else None,
-                total.benefit / seconds if total.benefit_n and seconds else None,
+                seconds, n["n"], n["uncertain"], total.lag_ns,
+                n["met"] / seconds if n["counted"] and seconds else None,
+                total.benefit / seconds if n["benefit_n"] and seconds else None,
             )  # fmt: skip
         return found
 
     def freeze(self, window: str) -> "FrozenWindow":
         """Return the content of a window: one of WINDOWS, or `all` since the start."""
         now_ns = self._clock.mono_ns()
-        if self._slices.current(now_ns).n:
+        if self._slices.current(now_ns).sums["n"]:
             self._slices.seal(now_ns)
         if window == EVERYTHING:
             tiles, start_ns = self._slices.everything(now_ns), self._start_ns
@@ -344,7 +327,7 @@ class FrozenWindow:
 
     def to_dict(
         self,
-        by: Collection[str] = BY_DEFAULT,
+        by: Collection[str] = BY,
         *,
         certain: bool = False,
         price: Price | None = None,
@@ -369,11 +352,10 @@ class FrozenWindow:
             return summary.to_dict(window, self.seconds, price=part_price)
 
         total = Summary()
-        total.opened = sums.opened
+        total.opened = sums.sums["opened"]
         total.saw_uncertainty(sums.lag_ns)
         groups = {label: defaultdict[str, Summary](Summary) for label in _FEW if label in by}
         tenants: dict[str, object] = {}
-        series: list[dict[str, object]] = []
         # One tenant after the other: all of them unpacked at once would take a gigabyte.
         for tenant, found in groupby(self.series(certain=certain), lambda one: one[0].tenant):
             of_tenant = Summary()
@@ -382,8 +364,6 @@ class FrozenWindow:
                 for label, group in groups.items():
                     if name := getattr(who, _FEW[label]):
                         group[name].merge(summary)
-                if "series" in by:
-                    series.append(names_of(who) | told(summary))
             total.merge(of_tenant)
             if "tenant" in by and tenant:
                 tenants[tenant] = told(of_tenant)
@@ -391,21 +371,16 @@ class FrozenWindow:
         for label, group in groups.items():
             labels[label] = {name: told(summary) for name, summary in sorted(group.items())}
         out = total.to_dict(window, self.seconds, by=labels, price=price)
-        out["not_inference"] = sums.skipped
-        out["uncertain"] = {"n": sums.uncertain, "included": not certain}
-        if "series" in by:
-            out["by"] = {**labels, "series": series}
+        out["not_inference"] = sums.sums["skipped"]
+        out["uncertain"] = {"n": sums.sums["uncertain"], "included": not certain}
         return out
 
     def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
-        found: dict[SeriesKey, list[Summary | bytes]] = {}
-        for tile in self.tiles:
-            for who, part in tile.parts.items():
-                if who.uncertain:
-                    if certain:
-                        continue
-                    who = who._replace(uncertain=False)
-                found.setdefault(who, []).append(part)
+        found = _by_who(self.tiles)
+        for who in [who for who in found if who.uncertain]:
+            parts = found.pop(who)
+            if not certain:
+                found.setdefault(who._replace(uncertain=False), []).extend(parts)
         for who, parts in sorted(found.items(), key=itemgetter(0)):
             summary = Summary()
             for part in parts:
@@ -448,7 +423,7 @@ def _merge(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
     if level == len(LEVELS):  # the past: most of it stays as it is
         out.parts = dict(tiles[0].parts)
         tiles = tiles[1:]
-    for who, found in _by_who(tiles):
+    for who, found in _by_who(tiles).items():
         first = out.parts.get(who)
         if first is None and len(found) == 1 and (level == 0 or isinstance(found[0], bytes)):
             out.parts[who] = found[0]
@@ -461,9 +436,9 @@ def _merge(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
     return out
 
 
-def _by_who(tiles: Sequence[_Tile]) -> Iterator[tuple[SeriesKey, list[Summary | bytes]]]:
+def _by_who(tiles: Sequence[_Tile]) -> dict[SeriesKey, list[Summary | bytes]]:
     found: dict[SeriesKey, list[Summary | bytes]] = {}
     for tile in tiles:
         for who, part in tile.parts.items():
             found.setdefault(who, []).append(part)
-    yield from found.items()
+    return found

@@ -1,7 +1,7 @@
 """Convert the packets of a pcap or pcapng file to frames, with the code for live packets (`FileVantage`).
 
 `llmtap watch --read` and `llmtap inspect` call `read`; the frames go, batch by batch, to a function, the
-`digest` of `meter/offline.py`. Wall time and monotonic time are the same here: a frame has the time that the
+`digest` of `meter/process.py`. Wall time and monotonic time are the same here: a frame has the time that the
 file gives its packet.
 """
 

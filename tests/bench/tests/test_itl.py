@@ -75,7 +75,6 @@ def test_stalls_make_a_second_mode(tmp_path: Path) -> None:
     found = perform(TEST, Planted(tmp_path, answers(gaps), "itl"), max_rate=8.0, levels=[75.0])
     (one,) = found.measurements["levels"]
     assert not one["modality"]["unimodal"]
-    assert one["modality"]["p"] < 0.01
     first, *others = one["modality"]["modes"]
     assert first == pytest.approx(0.008, rel=0.05)
     assert others and all(other == pytest.approx(0.06, rel=0.1) for other in others)

@@ -5,15 +5,11 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import trustme
-from opentelemetry.proto.metrics.v1.metrics_pb2 import (
-    AGGREGATION_TEMPORALITY_CUMULATIVE,
-)
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_CUMULATIVE
 
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
@@ -22,7 +18,7 @@ from llmtap.export.opentelemetry.exporter import OtlpExporter
 from llmtap.export.options import OtlpOptions
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
-from tests.export.telemetry import MS, PARENT, SPAN, TRACE, chat
+from tests.export.telemetry import PARENT, SPAN, TRACE, chat
 from tests.support.servers.otlp_receiver import GUARD_S, OtlpReceiver, plain
 
 WALL_NS = 1_700_000_000_000_000_000
@@ -72,19 +68,21 @@ def test_the_callers_span_is_the_parent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trace_parent", "options", "spans"),
+    ("trace_parent", "sampler", "spans"),
     [
-        (f"00-{TRACE}-{SPAN}-00", {}, 0),
-        (f"00-{TRACE}-{SPAN}-00", {"sampler": "always", "sample_ratio": 0.0}, 1),
-        (PARENT, {"sample_ratio": 0.0}, 1),
-        (None, {"sample_ratio": 0.0}, 0),
-        ("not a traceparent", {"sample_ratio": 0.0}, 0),
-        (None, {"traces": False}, 0),
+        (f"00-{TRACE}-{SPAN}-00", "parentbased_always_on", 0),
+        (f"00-{TRACE}-{SPAN}-00", "always_on", 1),
+        (PARENT, "parentbased_always_off", 1),
+        (None, "parentbased_always_off", 0),
+        ("not a traceparent", "parentbased_always_off", 0),
     ],
 )
-def test_who_gets_a_span(trace_parent: str | None, options: dict[str, object], spans: int) -> None:
+def test_who_gets_a_span(
+    monkeypatch: pytest.MonkeyPatch, trace_parent: str | None, sampler: str, spans: int
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
     with OtlpReceiver() as receiver:
-        e = export(receiver, chat(trace_parent=trace_parent), **options)
+        e = export(receiver, chat(trace_parent=trace_parent))
         assert len(receiver.spans) == spans == e.state().sent
         assert receiver.last_metrics, "metrics know no sampling"
         assert e.state().dropped == {}
@@ -131,9 +129,10 @@ def test_metrics_arrive_with_names_units_edges_and_exact_counts() -> None:
 
 def test_a_receiver_that_was_away_gets_everything_when_it_is_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
     with OtlpReceiver() as receiver:
         receiver.stop()
-        e = exporter(receiver.endpoint, timeout=200 * MS)
+        e = exporter(receiver.endpoint)
         end(e, *(chat(seq=i) for i in range(1, 11)))
         until = time.monotonic() + GUARD_S
         while e.state().failures < 2:
@@ -149,10 +148,11 @@ def test_a_receiver_that_was_away_gets_everything_when_it_is_back(monkeypatch: p
     assert (state.sent, state.queued, state.dropped) == (11, 0, {})
 
 
-def test_the_queue_has_a_bound_and_every_span_is_accounted_for() -> None:
+def test_the_queue_has_a_bound_and_every_span_is_accounted_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "5")
     with OtlpReceiver() as receiver:
         receiver.hold = threading.Event()
-        e = exporter(receiver.endpoint, queue_max=5)
+        e = exporter(receiver.endpoint)
         end(e, *(chat(seq=i) for i in range(101)))  # a receiver that hangs does not hold up who calls
         assert e.state().queued == 5, "those on their way included"
         assert e.state().dropped == {"queue_full": 96}
@@ -174,9 +174,10 @@ def test_a_refusal_is_tried_again_where_that_may_help(
     monkeypatch: pytest.MonkeyPatch, code: grpc.StatusCode, again: bool
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
     with OtlpReceiver() as receiver:
         receiver.refuse = code
-        e = exporter(receiver.endpoint, metrics=False, timeout=500 * MS)
+        e = exporter(receiver.endpoint)
         end(e, chat())
         receiver.wait(lambda: receiver.refused >= (2 if again else 1))
         receiver.refuse = None
@@ -187,7 +188,7 @@ def test_a_refusal_is_tried_again_where_that_may_help(
     assert e.state().dropped == ({} if again else {"refused": 1})
 
 
-# ---------------------------------------------------------------- who we are, and TLS
+# ---------------------------------------------------------------- who we are
 
 
 @pytest.mark.parametrize(
@@ -232,9 +233,11 @@ def test_a_signal_may_have_an_endpoint_of_its_own(monkeypatch: pytest.MonkeyPatc
         assert (len(traces.spans), len(all_else.metrics)) == (2, 1)
 
 
-def test_histograms_are_exponential_where_asked() -> None:
+def test_histograms_are_exponential_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"
+    monkeypatch.setenv(variable, "base2_exponential_bucket_histogram")
     with OtlpReceiver() as receiver:
-        export(receiver, chat(), chat(1110, 1120), histograms="exponential")
+        export(receiver, chat(), chat(1110, 1120))
         metric = receiver.last_metrics["llmtap.time_to_first_token"]
     (point,) = metric.exponential_histogram.data_points
     assert (point.count, point.sum, point.zero_count) == (2, pytest.approx(1.2), 0)
@@ -246,25 +249,6 @@ def test_histograms_are_exponential_where_asked() -> None:
     ]
     for lower, exact in zip(found, (0.1, 1.1), strict=True):
         assert lower < exact <= lower * base
-
-
-def test_tls_is_checked_against_the_authorities_given(tmp_path: Path) -> None:
-    ca, other = trustme.CA(), trustme.CA()
-    server = ca.issue_cert("localhost")
-    credentials = grpc.ssl_server_credentials(
-        [(server.private_key_pem.bytes(), b"".join(pem.bytes() for pem in server.cert_chain_pems))]
-    )
-    trusted, untrusted = tmp_path / "ca.pem", tmp_path / "other.pem"
-    ca.cert_pem.write_to_path(trusted)
-    other.cert_pem.write_to_path(untrusted)
-    with OtlpReceiver(credentials) as receiver:
-        assert receiver.endpoint.startswith("https://")
-        assert export(receiver, chat(), ca=str(trusted)).state().sent == 1
-        e = exporter(receiver.endpoint, ca=str(untrusted))
-        end(e, chat())
-        e.close(2.0)
-        assert e.state().dropped == {"shutdown": 1}
-        assert len(receiver.spans) == 1
 
 
 def test_without_an_endpoint_the_meter_loads_none_of_it() -> None:

@@ -60,10 +60,10 @@ def server() -> Iterator[Server]:
         thread.join(GUARD_S)
 
 
-def export(server: Server, **options: object) -> ExporterState:
+def export(server: Server) -> ExporterState:
     url = f"http://127.0.0.1:{server.server_address[1]}/prefix/"
     e = OtlpExporter(
-        OtlpOptions(endpoint=url, protocol="http/protobuf", timeout=200_000_000, **options),
+        OtlpOptions(endpoint=url, protocol="http/protobuf"),
         ManualClock(now_ns=1),
         "1",
     )
@@ -75,7 +75,8 @@ def export(server: Server, **options: object) -> ExporterState:
 
 def test_spans_and_metrics_arrive_at_their_paths(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "deflate")
-    state = export(server, headers="x-key=k")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=k")
+    state = export(server)
     assert set(server.got) == {"/prefix/v1/traces", "/prefix/v1/metrics"}
     for fields, _ in server.got.values():
         assert (fields["content-type"], fields["x-key"]) == ("application/x-protobuf", "k")
@@ -97,12 +98,15 @@ def test_spans_and_metrics_arrive_at_their_paths(server: Server, monkeypatch: py
     ],
 )
 def test_every_answer_is_accounted_for(
-    server: Server, status: int, body: bytes, sent: int, dropped: dict[str, int]
-) -> None:
+    server: Server, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, sent: int,
+    dropped: dict[str, int],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
     if body == b"rejected":
         response = ExportTraceServiceResponse()
         response.partial_success.rejected_spans = 1
         body = response.SerializeToString()
     server.answer = status, body
-    state = export(server, metrics=False)
+    state = export(server)
     assert (state.sent, state.dropped) == (sent, dropped)

@@ -4,9 +4,8 @@ import pytest
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.export.opentelemetry.metrics import MetricRecorder, Point, Totals
 from llmtap.export.opentelemetry.semconv import VERSIONS
-from llmtap.export.opentelemetry.spans import error_type
+from llmtap.export.opentelemetry.signals import MetricRecorder, Point, Totals, error_type
 from tests.export.telemetry import MS, chat, read
 
 

@@ -12,8 +12,8 @@ from llmtap.clock import ManualClock
 from llmtap.meter.admin import live_feed as live
 from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.exchanges import weight_bytes
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.recent_exchanges import weight_bytes
 from tests.support.servers.peer import LIMIT_S, wait_until
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.traffic.streams import streamed

@@ -107,7 +107,7 @@ def test_real_answers_are_as_the_document_says() -> None:
             fits(told, "Exchanges")
             fits(await answer_of(client, "/api/v1/exchanges?limit=2"), "Exchanges")
             fits(await answer_of(client, "/api/v1/summary"), "Summary")
-            fits(await answer_of(client, "/api/v1/summary?window=all&by=series,class&certain=1"), "Summary")
+            fits(await answer_of(client, "/api/v1/summary?window=all&by=tenant,class&certain=1"), "Summary")
             fits(await answer_of(client, "/api/v1/summary?by=none"), "Summary")
             fits(await answer_of(client, "/api/v1/experiment"), "Experiment")
             fits(await answer_of(client, "/api/v1/exchanges?limit=0", 400), "Error")

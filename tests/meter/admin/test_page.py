@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from llmtap.meter.admin.page import ASSETS, PATHS
+from llmtap.meter.admin.server import ASSETS
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.meter.admin.serving import Client, play
 from tests.support.servers.raw_client import RawClient, request
@@ -54,7 +54,7 @@ def test_what_a_browser_has_already_is_not_sent_again(path: str) -> None:
 
 def test_page_and_parts_need_no_token_and_all_else_does() -> None:
     async def scene(tally: ExchangePipeline, client: Client) -> None:
-        for path in sorted(PATHS):
+        for path in ("/", *(f"/assets/{name}" for name in sorted(ASSETS))):
             async with client.get(path) as answer:
                 assert answer.status == 200, path
         for path in (

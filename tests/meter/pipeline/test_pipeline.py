@@ -15,8 +15,8 @@ from llmtap.meter.admin.views import metrics_of, summary_of
 from llmtap.meter.options import MeterOptions, TenantOptions
 from llmtap.meter.pipeline import pipeline as module
 from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.exchanges import Query
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.recent_exchanges import Query
 from llmtap.metrics.slo import SloOptions
 from tests.meter.sinks import CollectingSink
 from tests.support.traffic.streams import streamed

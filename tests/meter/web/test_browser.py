@@ -7,7 +7,7 @@ from unittest import mock
 import aiohttp
 import pytest
 
-from llmtap.meter.pipeline import recent_exchanges as kept
+from llmtap.meter.pipeline import exchanges as kept
 from tests.meter.web.dashboard import (
     TITLES,
     VIEWS,

@@ -17,9 +17,9 @@ from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.meter.admin.views import summary_of
 from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline.exchanges import Query
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.recent_exchanges import Query
-from llmtap.meter.pipeline.windows import BY_DEFAULT
+from llmtap.meter.pipeline.windows import BY
 from llmtap.metrics.slo import SloOptions
 from tests.support.traffic.relay_status import relay_status
 
@@ -50,7 +50,7 @@ def recorded(
     found = tally.recent.find(Query())
     with_events = json.loads(tally.recent.to_json(found, Query(events=True)))
     documents = {
-        "summary": summary_of(tally, "1m", BY_DEFAULT)(),
+        "summary": summary_of(tally, "1m", BY)(),
         "exchanges": json.loads(tally.recent.to_json(found, Query())),
         "experiment": tally.experiments.results()(),
         "streams": {"count": 0, "window": 10.0, "streams": []},

@@ -31,7 +31,7 @@ def _value(value: AnyValue) -> Any:
 class OtlpReceiver:
     """Use as a context manager; `start` and `stop` may be repeated, and the port stays the same."""
 
-    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
+    def __init__(self) -> None:
         self.port = 0
         self.traces: list[trace_service_pb2.ExportTraceServiceRequest] = []
         self.metrics: list[metrics_service_pb2.ExportMetricsServiceRequest] = []
@@ -46,7 +46,6 @@ class OtlpReceiver:
         self.refused = 0
         self.hold: threading.Event | None = None
         """Answer only once this is set."""
-        self._credentials = credentials
         self._changed = threading.Condition()
         self._server: grpc.Server | None = None
 
@@ -61,18 +60,13 @@ class OtlpReceiver:
 
     @property
     def endpoint(self) -> str:
-        scheme = "http" if self._credentials is None else "https"
-        return f"{scheme}://localhost:{self.port}"
+        return f"http://localhost:{self.port}"
 
     def start(self) -> None:
         server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Traces(self), server)
         metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_Metrics(self), server)
-        address = f"localhost:{self.port}"
-        if self._credentials is None:
-            self.port = server.add_insecure_port(address)
-        else:
-            self.port = server.add_secure_port(address, self._credentials)
+        self.port = server.add_insecure_port(f"localhost:{self.port}")
         server.start()
         self._server = server
 

@@ -9,8 +9,7 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.export.prometheus.exposition import Exposition
 from llmtap.export.sinks import CaptureState, ExporterState, SeriesKey
 from llmtap.meter.admin.views import capture_values, exporter_values, lag_cells, relay_values, upstream_values
-from llmtap.meter.relays import RelayState
-from llmtap.meter.upstream import UpstreamLoad
+from llmtap.meter.relays import RelayState, UpstreamLoad
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.server_metrics import SERIES
@@ -51,8 +50,8 @@ def exposition_text() -> str:
         "slo_burn_rate": {("gold", "5m"): 1.0},
         "label_overflow": {"tenant": 1},
         "meter_errors": {"x": 1},
-        **dict.fromkeys(("meter_cpu_seconds", "meter_rss_bytes", "meter_live_exchanges"), 0),
-        **dict.fromkeys(("live_subscribers", "live_missed_exchanges"), 0),
+        **dict.fromkeys(("meter_cpu_seconds", "meter_rss_bytes"), 0),
+        "live_missed_exchanges": 0,
         "meter_frames": 1,
         "smooth_goodput_tokens_per_second": {"1m": 1.0},
         "goodput_requests_per_second": {"1m": 1.0},

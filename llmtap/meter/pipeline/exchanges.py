@@ -1,24 +1,37 @@
-"""Keep the newest finished exchanges in memory, and answer queries of `/api/v1/exchanges` from them.
+"""Answer `/api/v1/exchanges` and `/api/v1/streams`: the newest finished exchanges, and those under way.
 
-`RecentExchanges` is a sink of the pipeline, bounded by number and bytes. `Query` parses filters, limits and
-cursors of a request; the readers of single query parameters (`read_*`, `FILTERS`, `BadQuery`) are used by the
-other routes of the admin API, too.
+`RecentExchanges` is a sink of the pipeline, bounded by number and bytes. `Streams` lists the open
+observers of each assembler that joined, copied a few at a time, newest first. Frames come every 10 ms
+(`channel/channel.py`), so `since_last` is up to that much too long.
+
+`Query` and `StreamsQuery` parse filters, limits and cursors of a request; the readers of single query
+parameters (`read_*`, `FILTERS`, `BadQuery`) are used by the other routes of the admin API, too.
 """
 
+import asyncio
 import re
+from array import array
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import compress
 from typing import Final
 
 import msgspec
+from aiohttp import web
 
+from llmtap.clock import Clock
 from llmtap.exchange.bounds import memory_bytes
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import OUTPUT, Exchange
+from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
 from llmtap.export.sinks import SeriesKey
+from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.metrics.deadlines import Benefit
-from llmtap.metrics.latency import Measured, chunking_of, measure
-from llmtap.units import shown
+from llmtap.metrics.latency import Measured, chunking_of, measure, ttft_ns
+from llmtap.units import NS_PER_S, parse_duration_ns, shown
 
 BYTES_MAX: Final = 80 << 20
 """Of all exchanges kept: 2 million events, or 20,000 exchanges without any."""
@@ -131,7 +144,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
             elif field == "certain":
                 if read_flag(field, value):
                     wanted["uncertain"] = False
-            elif field in ("next", "cursor"):
+            elif field == "next":
                 before, events_start = _read_cursor(field, value)
             elif field in FILTERS:
                 wanted[field] = FILTERS[field](field, value)
@@ -226,3 +239,166 @@ def encode_with_events(
 def weight_bytes(x: Exchange) -> int:
     """Return the memory of an exchange, except for bodies, which a capture counts and removes soon."""
     return memory_bytes(x) - memory_bytes(x.said) - memory_bytes(x.keeping)
+
+
+STREAMS_DEFAULT: Final = 200
+STREAMS_MAX: Final = 1_000
+WINDOW_DEFAULT_NS: Final = 10 * NS_PER_S
+WINDOW_MAX_S: Final = 60
+POINTS_MAX: Final = 200
+STREAM_EVENTS_MAX: Final = 1_000_000
+"""Events copied for one answer, at 17 bytes each; each stream gets an equal share, its newest events."""
+SLICE: Final = 16
+"""Streams processed before frames get their turn: about half a millisecond."""
+
+OpenExchange = tuple[Observer, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsQuery:
+    limit: int = STREAMS_DEFAULT
+    window_ns: int = WINDOW_DEFAULT_NS
+    id: str | None = None
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, str]) -> "StreamsQuery":
+        """Parse `limit`, `window` and `id`. Raises BadQuery for an unknown name or an invalid value."""
+        for field in fields.keys() - {"limit", "window", "id"}:
+            raise BadQuery(field, "no such field; known: limit, window, id")
+        return cls(
+            read_number("limit", fields.get("limit", str(STREAMS_DEFAULT)), STREAMS_MAX),
+            _window_ns(fields["window"]) if "window" in fields else WINDOW_DEFAULT_NS,
+            fields.get("id"),
+        )
+
+    def matches(self, found: OpenExchange) -> bool:
+        x = found[0].exchange
+        return x.call is None and self.id in (None, x.id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    about: dict[str, object]
+    arrival_ns: int
+    since_ns: int
+    now_ns: int
+    t_ns: "array[int]"
+    tokens: "array[int]"
+    flags: bytearray
+
+    def to_dict(self) -> dict[str, object]:
+        carries = [flags & OUTPUT for flags in self.flags]
+        # A chunk without a declared number of tokens counts as one, as in the token source `chunks`.
+        points = [
+            (t, n if n >= 0 else 1) for t, n in compress(zip(self.t_ns, self.tokens, strict=True), carries)
+        ]
+        points = thinned(points, self.since_ns, self.now_ns)
+        self.about["timeline"] = [(_seconds(t - self.arrival_ns), n) for t, n in points]
+        return self.about
+
+
+class Streams:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._assemblers: list[Assembler] = []
+        self._lock = asyncio.Lock()
+
+    def join(self, assembler: Assembler) -> None:
+        self._assemblers.append(assembler)
+
+    def leave(self, assembler: Assembler) -> None:
+        self._assemblers.remove(assembler)
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_get("/api/v1/streams", self._answer)
+
+    async def find(self, query: StreamsQuery) -> list[_Copied]:
+        found: list[_Copied] = []
+        events_max = STREAM_EVENTS_MAX // query.limit
+        for looked, one in enumerate(self._newest_first(), 1):
+            if query.matches(one):
+                found.append(_copy(one, self._clock.mono_ns(), query.window_ns, events_max))
+                if len(found) == query.limit:
+                    break
+            if looked % SLICE == 0:
+                await asyncio.sleep(0)
+        # Relays report requests in the order of the ends of their heads, which is nearly that of arrivals.
+        found.sort(key=lambda copied: copied.arrival_ns, reverse=True)
+        return found
+
+    def _newest_first(self) -> Iterator[OpenExchange]:
+        return merge(
+            *(assembler.under_way() for assembler in self._assemblers),
+            key=lambda one: -one[0].exchange.timeline.arrival_ns,
+        )
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        query = StreamsQuery.parse(read_fields(request.query.items()))
+        async with self._lock:  # one answer's copies at a time
+            found = await self.find(query)
+            count = sum(map(len, self._assemblers))
+            window_s = query.window_ns / NS_PER_S
+
+            def work() -> bytes:
+                told = [copied.to_dict() for copied in found]
+                return msgspec.json.encode({"count": count, "window": window_s, "streams": told})
+
+            body = await asyncio.to_thread(work)
+        return web.Response(body=body, content_type="application/json")
+
+
+def thinned(points: list[tuple[int, int]], since_ns: int, now_ns: int) -> list[tuple[int, int]]:
+    """Return at most POINTS_MAX points of `(t_ns, tokens)` in order of time.
+
+    If there are more, the span is cut into POINTS_MAX equal pieces, and each becomes one point: the time of
+    its first event, the tokens of all. So no pause longer than a piece is hidden, and no token is lost.
+    """
+    if len(points) <= POINTS_MAX:
+        return points
+    span_ns = max(1, now_ns - since_ns)
+    out: list[tuple[int, int]] = []
+    last = -1
+    for t_ns, tokens in points:
+        piece = min(POINTS_MAX - 1, (t_ns - since_ns) * POINTS_MAX // span_ns)
+        if piece == last:
+            out[-1] = out[-1][0], out[-1][1] + tokens
+        else:
+            out.append((t_ns, tokens))
+            last = piece
+    return out
+
+
+def _copy(one: OpenExchange, now_ns: int, window_ns: int, events_max: int) -> _Copied:
+    observer, arm = one
+    now = observer.under_way()
+    x = now.exchange
+    t = x.timeline
+    log = t.events
+    since_ns = max(t.arrival_ns, now_ns - window_ns)
+    start = max(bisect_left(log.t_ns, since_ns), len(log) - events_max)
+    ttft = ttft_ns(t)
+    about: dict[str, object] = {
+        "id": x.id, "tenant": x.tenant, "model": x.model, "route": x.route, "arm": arm,
+        "endpoint": x.endpoint, "dialect": now.dialect, "stream": now.stream,
+        "age": _seconds(max(0, now_ns - t.arrival_ns)),
+        "ttft": None if ttft is None else _seconds(ttft),
+        "events": now.events, "tokens": now.tokens,
+        "since_last": None if t.last_token_ns is None else _seconds(max(0, now_ns - t.last_token_ns)),
+    }  # fmt: skip
+    return _Copied(
+        about, t.arrival_ns, since_ns, now_ns, log.t_ns[start:], log.tokens[start:], log.flags[start:]
+    )
+
+
+def _window_ns(text: str) -> int:
+    try:
+        window_ns = parse_duration_ns(text)
+    except ValueError:
+        window_ns = 0
+    if not 0 < window_ns <= WINDOW_MAX_S * NS_PER_S:
+        raise BadQuery("window", f"expected a duration up to {WINDOW_MAX_S}s such as 10s, got {shown(text)}")
+    return window_ns
+
+
+def _seconds(ns: int) -> float:
+    return round(ns / NS_PER_S, 6)

@@ -1,1 +1,0 @@
-"""Recording rules and alerts for Prometheus, made from the configured objectives (`llmtap slo generate`)."""
