@@ -22,8 +22,6 @@ from llmtap.supervisor.ports import HandedPorts
 from llmtap.supervisor.run import ProxyRun
 from llmtap.units import decode_special, encode_special
 
-FORMAT: Final = 1
-"""Version of Handover; increased with incompatible changes."""
 _VARIABLE: Final = "LLMTAP_HANDOVER"
 _HELD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 TRY_S: Final = 60.0
@@ -32,14 +30,9 @@ SAID_MAX: Final = 500
 """Maximum characters of its message that are logged."""
 
 
-class _Format(msgspec.Struct):
-    format: int
-
-
 class Handover(msgspec.Struct, kw_only=True):
     """State that one supervisor leaves to the next in its process."""
 
-    format: int = FORMAT
     pid: int
     """Process that it is for: the variable may leak into others."""
     run: ProxyRun
@@ -62,10 +55,6 @@ def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | Non
     except OSError:
         return None
     try:
-        if msgspec.json.decode(data, type=_Format).format != FORMAT:
-            raise ConfigError(
-                _VARIABLE, "was written by a version whose hot restart this one does not know", "restart it"
-            )
         handover = msgspec.json.decode(data, type=Handover, dec_hook=decode_special)
     except msgspec.MsgspecError as exc:
         raise ConfigError(_VARIABLE, f"cannot be read: {exc}", "restart it") from None

@@ -19,7 +19,7 @@ from llmtap.channel.channel import Tap
 from llmtap.channel.frames import Anchored, Frame, FrameKind, Hello, RelayStatus
 from llmtap.clock import Clock
 from llmtap.memory import resident_bytes
-from llmtap.net.lag import LagMeter
+from llmtap.net.lag import PythonLagMeter
 from llmtap.net.stream import Timebase
 
 STATUS_S: Final = 0.5
@@ -49,7 +49,7 @@ class Reporter:
         loop: asyncio.AbstractEventLoop,
         path: str,
         tap_bytes: int,
-        lag: LagMeter,
+        lag: PythonLagMeter,
         clock: Clock,
         *,
         name: str,

@@ -242,11 +242,7 @@ async def test_a_slow_tls_client_is_back_pressure(papers: Papers) -> None:
         client.writer.transport.pause_reading()
         # Until the upstream can push no more.
         assert await wait_still(lambda: call_peer[0].sent_bytes) < 30_000_000
-        (flow,) = tap.relay.flows
-        acked = await wait_still(lambda: flow._stream.acked_bytes)
-        assert 0 < acked < 30_000_000
         client.writer.transport.resume_reading()
-        await wait_until(lambda: flow._stream.acked_bytes > acked)
         got = 0
         while got < total:
             got += len(await client.reader.read(1 << 20))

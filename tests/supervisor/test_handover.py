@@ -68,7 +68,7 @@ def test_what_is_left_is_found_again_whole(left: Handover) -> None:
         os.fstat(fd)
 
 
-@pytest.mark.parametrize("data", [b'{"format": 99}', b"[]", b"{", b'{"format": 1, "pid": "x"}'])
+@pytest.mark.parametrize("data", [b'{"later": 99}', b"[]", b"{", b'{"pid": "x"}'])
 def test_a_format_that_nobody_knows_is_named(data: bytes) -> None:
     with pytest.raises(ConfigError, match="LLMTAP_HANDOVER"):
         take_handover(put(data), os.getpid())

@@ -18,9 +18,9 @@ from llmtap.channel.frames import (
     Assigned,
     Closing,
     Frame,
-    FrameBatch,
     FrameKind,
     Hello,
+    PythonFrameBatch,
     RelayStatus,
 )
 from llmtap.exchange.bounds import bounded
@@ -115,7 +115,7 @@ class Assembler:
             found += [(open_one, arms.get(seq)) for open_one in own]
         return found
 
-    def unrecognised(self, frames: FrameBatch) -> Iterator[Frame]:
+    def unrecognised(self, frames: PythonFrameBatch) -> Iterator[Frame]:
         """Return the frames of a batch for `digest`, without token events recognised by their bytes."""
         return frames.unrecognised(self._live)
 

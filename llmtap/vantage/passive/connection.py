@@ -78,15 +78,6 @@ class Connection:
         """Whether a request has begun on it."""
         return self._conversation.began
 
-    def may_have_ended(self, loss_ns: int) -> bool:
-        """Return whether packets were lost since its last one (the latest loss: `loss_ns`), or its place was.
-
-        Its end may be among the lost packets. False while an exchange is under way.
-        """
-        if self.ignored or self._conversation.is_busy:
-            return False
-        return self.client.next is None or self.last_ns < loss_ns
-
     def segment(
         self, way: TcpDirection, seq: int, ack: int, flags: int, window: int, payload: bytes, t_ns: int
     ) -> None:

@@ -29,8 +29,6 @@ CONNECTIONS_MAX: Final = 65_536
 """About 100 MB where all of them have asked."""
 SILENT_NS: Final = 600_000_000_000
 """A connection without a packet for this time is forgotten; it is joined again at its next request."""
-LOST_SILENT_NS: Final = 30_000_000_000
-"""The same for an idle connection whose end may be among lost packets."""
 _SPECIAL: Final = FIN | SYN | RST | CUT_OFF
 
 
@@ -76,7 +74,6 @@ class ConnectionTable:
         """By flow of the client: those that had not asked when they were last looked at, oldest first."""
         self._connections_max = connections_max
         self._ring_lost = False
-        self._ring_lost_ns = 0
 
     def __len__(self) -> int:
         return len(self._ways) // 2
@@ -126,8 +123,6 @@ class ConnectionTable:
 
     def ring_lost(self, t_ns: int, *, now: bool) -> None:
         """The ring lost packets (`now`), or has not for a while. Until then a hole is final at once."""
-        if now:
-            self._ring_lost_ns = t_ns
         if now or self._ring_lost:
             self._ring_lost = now
             for connection in self._connections().values():
@@ -139,10 +134,7 @@ class ConnectionTable:
         """Drop exchanges with old holes, and forget silent connections."""
         for flow, connection in self._connections().items():
             connection.sweep(t_ns)
-            silent_ns = t_ns - connection.last_ns
-            if silent_ns > SILENT_NS or (
-                silent_ns > LOST_SILENT_NS and connection.may_have_ended(self._ring_lost_ns)
-            ):
+            if t_ns - connection.last_ns > SILENT_NS:
                 connection.give_up(t_ns, "silent")
                 self._forget(flow)
 

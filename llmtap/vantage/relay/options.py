@@ -27,10 +27,6 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["kernel", "mono"],
         _help("source of read timestamps: the kernel on arrival, or the relay's monotonic clock at the read"),
     ] = "kernel"
-    host: Annotated[
-        Literal["upstream", "client"],
-        _help("Host field of forwarded requests: of the upstream URL, or as sent by the client"),
-    ] = "upstream"
     request_id: Annotated[
         Literal["pass", "make"],
         _help("X-Request-Id: forward it unmodified, or also create it if it is missing"),

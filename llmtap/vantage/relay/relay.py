@@ -158,7 +158,7 @@ class Relay:
         )
         self._pools.append(pool)
         self._checks.append(_UpstreamCheck(origin, pool))
-        return Route(origin, origin.authority if options.host == "upstream" else None, pool)
+        return Route(origin, pool)
 
     # ---------------------------------------------------------------- the experiment
 
