@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.net.failures import is_own_shortage
+from llmtap.net.listener import is_own_shortage
 from llmtap.net.stream import Handler, Stream, Timebase, open_stream
 from llmtap.net.tls import TlsStream
 
@@ -112,15 +112,13 @@ class Pool:
         idle_ns: int,
         connect_ns: int,
         tls: ssl.SSLContext | None,
-        server_name: str | None,
     ) -> None:
         self.loop = loop
         self.tls = tls
         self.timebase = timebase
         self.clock = clock
-        self.server_name = server_name or origin.host
         self.attempts: set[Attempt] = set()
-        self._host = origin.host
+        self.host = origin.host
         self._port = origin.port
         self._connect_ns = connect_ns
         self._idle_max = idle_max
@@ -208,7 +206,7 @@ class Pool:
         error: OSError | None = None
         try:
             found = await self.loop.getaddrinfo(
-                self._host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+                self.host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
             )
         except OSError as exc:
             error = exc
@@ -305,7 +303,7 @@ class Attempt:
         pool = self._pool
         try:
             _, stream = await pool.loop.create_connection(
-                lambda: TlsStream(self.waiter), sock=sock, ssl=pool.tls, server_hostname=pool.server_name
+                lambda: TlsStream(self.waiter), sock=sock, ssl=pool.tls, server_hostname=pool.host
             )
         except OSError as exc:
             pool.resolved_ns = -RESOLVED_FOR_NS  # the addresses may be somebody else's by now

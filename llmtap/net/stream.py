@@ -81,28 +81,25 @@ class Handler(Protocol):
 
 
 class Stream(Protocol):
-    """One connection, plain (PlainStream) or encrypted (TlsStream)."""
+    """One connection, plain (PlainStream) or encrypted (TlsStream).
+
+    Attributes:
+        resumed_ns: bytes with an earlier stamp waited while reading was paused, not for the event loop.
+        paused: reading is suspended.
+        pending: bytes written but not yet taken by the kernel.
+        out_of_order: the kernel's timestamps of this connection may be too early.
+    """
 
     handler: Handler
     closed: bool
     resumed_ns: int
-    """Bytes with an earlier stamp waited while reading was paused, not for the event loop."""
 
     @property
-    def paused(self) -> bool:
-        """Reading is suspended."""
-        ...
-
+    def paused(self) -> bool: ...
     @property
-    def pending(self) -> int:
-        """Bytes written but not yet taken by the kernel."""
-        ...
-
+    def pending(self) -> int: ...
     @property
-    def out_of_order(self) -> bool:
-        """Whether the kernel's timestamps of this connection may be too early."""
-        ...
-
+    def out_of_order(self) -> bool: ...
     def write(self, data: bytes) -> bool:
         """True when the kernel took all of it; raises OSError when the connection is broken."""
         ...

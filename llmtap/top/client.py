@@ -20,7 +20,7 @@ import msgspec
 
 from llmtap import __version__
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.net.failures import failure_said
+from llmtap.net.listener import failure_said
 from llmtap.net.tls import client_context
 from llmtap.units import NS_PER_S, parse_duration_ns
 

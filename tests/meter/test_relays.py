@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from llmtap.channel.channel import Ledger
+from llmtap.channel import Ledger
 from llmtap.channel.frames import Hello
 from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook
 from tests.support.traffic.relay_status import relay_status

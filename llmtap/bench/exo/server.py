@@ -24,7 +24,7 @@ from llmtap.load.bodies import server_of
 from llmtap.load.monitor.timeseries import Columns
 from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.target import shown_url
-from llmtap.net.failures import failure_said
+from llmtap.net.listener import failure_said
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S
 

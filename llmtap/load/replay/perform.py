@@ -48,7 +48,7 @@ from llmtap.load.workers.worker_handle import LocalMember, Member, Progress, Wor
 from llmtap.load.workers.worker_pool import STOPPED, LoadResult, WorkerPool
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.cluster import ray_cluster
-from llmtap.net.failures import failure_said
+from llmtap.net.listener import failure_said
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 

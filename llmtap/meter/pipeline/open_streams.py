@@ -1,7 +1,7 @@
 """Answer `/api/v1/streams`: list the exchanges under way, answered or not yet, newest first.
 
 The source is the open observers of each assembler that joined (`Streams.join`), copied a few at a time.
-Finished exchanges are in `recent_exchanges.py`. Frames come every 10 ms (`channel/channel.py`), so
+Finished exchanges are in `recent_exchanges.py`. Frames come every 10 ms (`llmtap/channel/`), so
 `since_last` is up to that much too long.
 """
 

@@ -23,8 +23,14 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from llmtap.protocol.inference import NOT_INFERENCE, SkipRules
-from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
-from llmtap.vantage.middleware.exchange import AppExchange, request_head
+from llmtap.vantage.middleware.exchange import (
+    TAP_BYTES,
+    AppExchange,
+    Emitter,
+    Emitters,
+    mono_ns,
+    request_head,
+)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

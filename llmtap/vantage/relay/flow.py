@@ -15,10 +15,9 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import CompiledStream, Stream
 from llmtap.protocol import http1
 from llmtap.protocol.http1_response import begin_response_body, next_response_head
-from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.heads import own_answer, response_lines
 from llmtap.vantage.relay.tunnel import Tunnel
-from llmtap.vantage.relay.upload import ExchangeClient, Upload
+from llmtap.vantage.relay.upload import ExchangeClient, RelayContext, Upload
 
 QUIET_NS: Final = 200_000_000
 """After this long without a byte, a stream is asked whether the loop has stopped watching it."""
@@ -197,14 +196,20 @@ class Flow(FlowState):
     def _interim(self, head: http1.ResponseHead, raw: bytes, t_ns: int) -> None:
         # RFC 9110 15.2: 1xx are forwarded, but not to HTTP/1.0, which does not know them.
         if self._client.is_11:
-            try:
-                sent = self._stream.write(response_lines(head, keep_alive=True, client_11=True))
-            except OSError:
-                self.client_gone()
+            sent = self._say(response_lines(head, keep_alive=True, client_11=True))
+            if sent is None:
                 return
             if not sent:
                 self.pause_upstream()
         self._tap.offer(FrameKind.INTERIM, self.seq, t_ns, 0, raw)
+
+    def _say(self, data: bytes) -> bool | None:
+        """Send bytes to the client, and return whether the kernel took all; None: the client has left."""
+        try:
+            return self._stream.write(data)
+        except OSError:
+            self.client_gone()
+            return None
 
     def _answer(self, head: http1.ResponseHead, data: bytes, head_end: int, t_ns: int) -> None:
         """Forward the final response head and the body bytes that came with it."""
@@ -231,10 +236,8 @@ class Flow(FlowState):
         lines = response_lines(head, keep_alive=self._keep_client, client_11=is_11, dechunk=not is_11)
         body = data[head_end:]
         self._answered = True
-        try:
-            sent = self._stream.write(lines + (body if self._dechunker is None else self._dechunked(body)))
-        except OSError:
-            self.client_gone()
+        sent = self._say(lines + (body if self._dechunker is None else self._dechunked(body)))
+        if sent is None:
             return
         self.response_bytes += len(data)
         tap, added_ns = self._tap, mono_ns() - t_ns
@@ -320,10 +323,7 @@ class Flow(FlowState):
         self._answered = True
         self._keep_client = self._keep_upstream = False
         self.response_bytes += len(raw)
-        try:
-            self._stream.write(response_lines(head, keep_alive=True, client_11=True))
-        except OSError:
-            self.client_gone()
+        if self._say(response_lines(head, keep_alive=True, client_11=True)) is None:
             return
         self._tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, mono_ns() - t_ns, raw)
         self._tap.offer(FrameKind.UPGRADED, self.seq, t_ns, 0)
@@ -395,10 +395,8 @@ class Flow(FlowState):
         answer = own_answer(
             status, code, what, fields or [], close=not self._keep_client, body=self._method != b"HEAD"
         )
-        try:
-            sent = self._stream.write(answer)
-        except OSError:
-            self.client_gone()
+        sent = self._say(answer)
+        if sent is None:
             return
         self.finishing, self.reads_on = True, self.reads_on and sent
         if self.reads_on:

@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from llmtap.native import compiled
-from llmtap.protocol.http1 import KEEP_ALIVE, SEEN_MAX, Headers, RequestHead, ResponseHead
+from llmtap.protocol.http1 import KEEP_ALIVE, Headers, RequestHead, ResponseHead
 from llmtap.vantage.relay.options import RelayOptions
 
 _PASS, _HOP, _HOST, _TE, _UPGRADE = range(5)
@@ -17,7 +17,6 @@ _KINDS: Final = {
     b"connection": _HOP, b"keep-alive": _HOP, b"proxy-connection": _HOP, b"http2-settings": _HOP,
     b"upgrade": _UPGRADE, b"te": _TE, b"host": _HOST,
 }  # fmt: skip
-_seen: dict[bytes, int] = {}
 _write_head = None if compiled is None else compiled.write_head
 """Writes heads without special cases; None where Python writes all heads."""
 # Fields that the next hop needs, even if the sender lists them in Connection.
@@ -42,14 +41,6 @@ _REASONS: Final = {
     431: b"Request Header Fields Too Large", 501: b"Not Implemented", 502: b"Bad Gateway",
     503: b"Service Unavailable", 504: b"Gateway Timeout", 505: b"HTTP Version Not Supported",
 }  # fmt: skip
-
-
-def _kind_of(name: bytes) -> int:
-    """Return how a field is treated; the spelling is remembered, up to a bound."""
-    kind = _KINDS.get(name.lower(), _PASS)
-    if len(_seen) < SEEN_MAX and len(name) <= 64:
-        _seen[name] = kind
-    return kind
 
 
 def _without_named(headers: Headers, connection: tuple[bytes, ...]) -> Headers:
@@ -122,9 +113,7 @@ def _request_lines(
     out = [head.method, b" ", target, b" HTTP/1.1\r\n"]
     had_host = had_te = False
     for name, value in _without_named(head.headers, head.connection) if head.connection else head.headers:
-        kind = _seen.get(name, -1)
-        if kind < 0:
-            kind = _kind_of(name)
+        kind = _KINDS.get(name.lower(), _PASS)
         if kind == _PASS:
             out += (name, b": ", value, b"\r\n")
         elif kind == _HOST:
@@ -171,9 +160,7 @@ def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, de
     if head.status == 204 or head.status < 200:
         drop = (b"transfer-encoding", b"content-length")  # RFC 9110 8.6, RFC 9112 6.1
     for name, value in _without_named(head.headers, head.connection) if head.connection else head.headers:
-        kind = _seen.get(name, -1)
-        if kind < 0:
-            kind = _kind_of(name)
+        kind = _KINDS.get(name.lower(), _PASS)
         if kind == _PASS:
             if not drop or name.lower() not in drop:
                 out += (name, b": ", value, b"\r\n")

@@ -93,6 +93,3 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tls_key: Annotated[str | None, _help("PEM file with the private key of tls_certificate")] = None
     upstream_ca: Annotated[str | None, _help("PEM file with the CAs to trust for the upstream")] = None
     upstream_verify: Annotated[bool, _help("verify the upstream's certificate")] = True
-    upstream_server_name: Annotated[
-        str | None, _help("host name for SNI and verification (default: the host of the URL)")
-    ] = None

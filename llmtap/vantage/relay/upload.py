@@ -3,22 +3,68 @@
 A Flow (`flow.py`), which handles the response, has one `Upload` and passes it the head and each read of the
 body. A request is sent again once at most, and only if a kept-alive connection was closed before it returned
 a byte, and if either no byte of the request had left this process, or its method is idempotent (RFC 9110
-9.2.2) and all of it is in memory. A POST that the upstream may have read is never repeated.
+9.2.2) and all of it is in memory. A POST that the upstream may have read is never repeated. The state that
+all connections and exchanges of a relay share is in its `RelayContext`.
 """
 
+import asyncio
+import logging
 from typing import Final, Protocol
 
 from llmtap.channel.frames import FrameKind
 from llmtap.clock import SystemClock
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.outcome import Outcome
-from llmtap.net.failures import failure_said, is_own_shortage
-from llmtap.net.pool import Attempt, Waiter
+from llmtap.net.listener import failure_said, is_own_shortage
+from llmtap.net.pool import Attempt, Route, Waiter
 from llmtap.net.stream import Stream
 from llmtap.protocol.http1 import NO_TRAILERS, BodyScanner, Framing, Headers, RequestHead, scanner_for
-from llmtap.vantage.relay.context import RelayContext
-from llmtap.vantage.relay.experiment_router import Assignment
+from llmtap.protocol.inference import SkipRules
+from llmtap.vantage.relay.experiment_router import Assignment, ExperimentRouter
 from llmtap.vantage.relay.heads import added_fields, request_lines
+from llmtap.vantage.relay.options import RelayOptions
+from llmtap.vantage.reporter import Reporter
+
+WARN_EVERY_NS: Final = 1_000_000_000
+
+log = logging.getLogger(__name__)
+
+
+class RelayContext:
+    """Options of a relay, its route to the upstream, its channel to the meter, and counts of refusals."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, options: RelayOptions, reporter: Reporter, route: Route
+    ) -> None:
+        self.loop = loop
+        self.options = options
+        self.reporter = reporter
+        self.tap = reporter.tap
+        self.now_ns = reporter.now_ns
+        self.running = reporter.arrivals
+        """The exchanges now."""
+        self.route = route
+        self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
+        self.router: ExperimentRouter | None = None
+        self.skips = SkipRules(options.skip, "relay.skip")
+        self.refused: dict[str, int] = {}
+        self.last_request_ns = 0
+        """While the relay drains: time that an idle client connection has for one more request."""
+        self._warned_ns: dict[str, int] = {}
+
+    def refuse(self, limit: str) -> None:
+        self.refused[limit] = self.refused.get(limit, 0) + 1
+
+    def warn(self, kind: str, what: str, error: Exception | None = None) -> None:
+        """Log a fault of a peer or of the system: at most one line per second and kind.
+
+        Where the fault is ours, `error` is logged with its traceback.
+        """
+        now_ns = self.now_ns()
+        if now_ns - self._warned_ns.get(kind, -WARN_EVERY_NS) >= WARN_EVERY_NS:
+            self._warned_ns[kind] = now_ns
+            log.warning("event=%s relay=%s error=%r", kind, self.reporter.name, what, exc_info=error)
+
 
 # By name: each would be looked up in its class for every request.
 OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA

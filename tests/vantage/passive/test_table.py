@@ -5,8 +5,8 @@ import random
 import pytest
 
 from llmtap.channel.frames import FrameKind
+from llmtap.vantage.passive.connection import SILENT_NS, ConnectionTable, pack_addresses
 from llmtap.vantage.passive.segments import ACK, FIN, RST, SYN
-from llmtap.vantage.passive.table import SILENT_NS, ConnectionTable, pack_addresses
 from tests.vantage.passive.wire import (
     ANSWER,
     ASK,
