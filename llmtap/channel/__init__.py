@@ -26,6 +26,13 @@ import msgspec
 
 from llmtap.channel.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello, RelayStatus, make_frame_rows
 
+FLUSH_S: Final = 0.01
+"""Time that frames wait for a batch: longer batches hold the loop longer, shorter ones cost more CPU."""
+FLUSH_BYTES: Final = 128 << 10
+RECONNECT_S: Final = 0.1
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""unix(7): sun_path has 108 bytes, one of them for the end."""
+
 
 class Ledger:
     __slots__ = ("_closed", "dropped", "live", "measured", "opened")
@@ -80,14 +87,6 @@ class Ledger:
         self._closed.clear()
         if lost:
             self.dropped["meter_lost"] = self.dropped.get("meter_lost", 0) + lost
-
-
-FLUSH_S: Final = 0.01
-"""Time that frames wait for a batch: longer batches hold the loop longer, shorter ones cost more CPU."""
-FLUSH_BYTES: Final = 128 << 10
-RECONNECT_S: Final = 0.1
-SOCKET_PATH_BYTES_MAX: Final = 107
-"""unix(7): sun_path has 108 bytes, one of them for the end."""
 
 
 def replaceable(path: str) -> bool:

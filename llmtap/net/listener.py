@@ -22,6 +22,12 @@ ACCEPTS_PER_TURN: Final = 64
 BACKLOG: Final = 4_096
 FULL_PAUSE_S: Final = 0.1
 """Pause of accepting when the process has no file descriptor left."""
+_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
+"""asyncio's error about several addresses has the number in its text only."""
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
+"""OpenSSL's reasons when the peer answers in plain text."""
+_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""socket(2), accept(2): no file descriptor or kernel memory left here."""
 
 
 def parse_address(text: str, place: str) -> tuple[str, int]:
@@ -139,14 +145,6 @@ class Listener:
         if self._timer is not None:  # not before: the last accept may have begun a pause
             self._timer.cancel()
         self._sock.close()
-
-
-_ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
-"""asyncio's error about several addresses has the number in its text only."""
-_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
-"""OpenSSL's reasons when the peer answers in plain text."""
-_SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-"""socket(2), accept(2): no file descriptor or kernel memory left here."""
 
 
 def failure_said(error: BaseException) -> str:

@@ -17,7 +17,6 @@ import logging
 import os
 import secrets
 import signal
-import sys
 import tempfile
 from collections.abc import Iterable, MutableMapping
 from datetime import UTC, datetime
@@ -37,6 +36,13 @@ from llmtap.net.pool import parse_origin
 from llmtap.supervisor.child import HandedChild
 from llmtap.units import decode_special, encode_special
 from llmtap.vantage.relay.relay import RelaySetup
+
+_VARIABLE: Final = "LLMTAP_HANDOVER"
+_HELD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+TRY_S: Final = 60.0
+"""Time limit of the new program's check: it takes a second, or many on a busy machine."""
+SAID_MAX: Final = 500
+"""Maximum characters of its message that are logged."""
 
 log = logging.getLogger(__name__)
 
@@ -175,14 +181,6 @@ def _servers(settings: Settings) -> dict[str, tuple[str, int]]:
     return {arm: (origin.host, origin.port) for arm, origin in origins.items()}
 
 
-_VARIABLE: Final = "LLMTAP_HANDOVER"
-_HELD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-TRY_S: Final = 60.0
-"""Time limit of the new program's check: it takes a second, or many on a busy machine."""
-SAID_MAX: Final = 500
-"""Maximum characters of its message that are logged."""
-
-
 class Handover(msgspec.Struct, kw_only=True):
     """State that one supervisor leaves to the next in its process."""
 
@@ -213,11 +211,6 @@ def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | Non
     except msgspec.MsgspecError as exc:
         raise ConfigError(_VARIABLE, f"cannot be read: {exc}", "restart it") from None
     return handover if handover.pid == pid else None
-
-
-def command() -> list[str]:
-    """Return the command line of this program, which starts the new one after an upgrade."""
-    return [sys.executable, *sys.orig_argv[1:]]
 
 
 async def try_out(handover: Handover, argv: list[str]) -> str | None:

@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -31,7 +32,6 @@ from llmtap.supervisor.run import (
     Handover,
     ProxyRun,
     become,
-    command,
     hold_signals,
     let_signals_in,
     take_handover,
@@ -363,7 +363,7 @@ class Supervisor:
 
     async def _restart(self) -> None:
         """Replace this program by the installed one, if that passes its check."""
-        argv = command()
+        argv = [sys.executable, *sys.orig_argv[1:]]  # after an upgrade, it starts the new program
         log.info("event=restart_asked pid=%d", os.getpid())
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
         problem = await try_out(self._to_leave(), argv)

@@ -37,6 +37,11 @@ from llmtap.vantage.passive.connection import pack_addresses
 from llmtap.vantage.passive.ring import ANY, PORTS_MAX, RING_BYTES_MIN, open_adapter_clock, open_ring
 from llmtap.vantage.passive.watcher import WatchSetup
 
+STOP_S: Final = 8.0
+"""Above what either child takes at its end."""
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_CAPABILITY_VERSION_3: Final = 0x20080522
+
 log = logging.getLogger(__name__)
 
 
@@ -76,12 +81,6 @@ def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
     if replaceable(path):
         log.warning("event=meter_socket_exposed socket=%s hint=%r", path, "chmod 700 its directory")
     serve(fresh_meter_setup(settings, path, admin.detach()), sock, lambda: announce(path, address))
-
-
-STOP_S: Final = 8.0
-"""Above what either child takes at its end."""
-_PR_SET_NO_NEW_PRIVS: Final = 38
-_CAPABILITY_VERSION_3: Final = 0x20080522
 
 
 def watching_problems(settings: Settings) -> Iterator[ConfigError]:

@@ -40,6 +40,11 @@ DRAIN_S: Final = 2.0
 """Maximum time that the end of an app waits for the meter's last acknowledgement, as in a relay."""
 NO_METER_S: Final = 2.0
 
+_CODING: Final = b"transfer-encoding"
+_HOST: Final = b"host"
+_BODILESS: Final = (204, 304)
+P = ParamSpec("P")
+
 log = logging.getLogger(__name__)
 mono_ns = SystemClock.mono_ns
 
@@ -185,13 +190,6 @@ def warn(text: str, *values: object) -> None:
 
 
 Fields = Iterable[tuple[bytes, bytes]]
-
-_CODING: Final = b"transfer-encoding"
-_HOST: Final = b"host"
-_BODILESS: Final = (204, 304)
-
-
-P = ParamSpec("P")
 
 
 def _while_measured(method: Callable[Concatenate["AppExchange", P], None]) -> Callable[..., None]:

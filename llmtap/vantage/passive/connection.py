@@ -36,6 +36,11 @@ HOLE_NS: Final = 3_000_000_000
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]{3,16} [\x21-\x7e]+ HTTP/1\.[01]\r\n")
 """No JSON body contains such a line: there CR and LF are escaped."""
 _TLS_RECORD: Final = re.compile(rb"[\x14-\x18]\x03[\x00-\x04]")
+CONNECTIONS_MAX: Final = 65_536
+"""About 100 MB where all of them have asked."""
+SILENT_NS: Final = 600_000_000_000
+"""A connection without a packet for this time is forgotten; it is joined again at its next request."""
+_SPECIAL: Final = FIN | SYN | RST | CUT_OFF
 
 
 def begins_request(payload: bytes) -> bool:
@@ -203,13 +208,6 @@ class Connection:
     def _ignore(self, kind: str) -> None:
         self.ignored = True
         self._counts.add(kind)
-
-
-CONNECTIONS_MAX: Final = 65_536
-"""About 100 MB where all of them have asked."""
-SILENT_NS: Final = 600_000_000_000
-"""A connection without a packet for this time is forgotten; it is joined again at its next request."""
-_SPECIAL: Final = FIN | SYN | RST | CUT_OFF
 
 
 def pack_addresses(addresses: Collection[str]) -> frozenset[bytes]:

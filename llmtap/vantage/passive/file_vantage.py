@@ -37,6 +37,9 @@ _TS_RESOLUTION, _TS_OFFSET = 9, 14
 _MAGICS: Final = frozenset(
     {_NG_MAGIC, *(struct.pack(order + "I", magic) for order in "<>" for magic in _UNITS_NS)}
 )
+BATCH_FRAMES: Final = 1_000
+SWEEP_NS: Final = 1_000_000_000
+NAME: Final = "file"
 
 
 class PcapError(LlmtapError):
@@ -156,11 +159,6 @@ def _clock_of(options: bytes, order: str) -> tuple[int, int]:
             (offset_s,) = struct.unpack(order + "q", value)
         at += 4 + (length + 3) // 4 * 4
     return ticks_per_s, offset_s
-
-
-BATCH_FRAMES: Final = 1_000
-SWEEP_NS: Final = 1_000_000_000
-NAME: Final = "file"
 
 
 class FileVantage:

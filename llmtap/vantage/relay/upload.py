@@ -27,6 +27,11 @@ from llmtap.vantage.reporter import Reporter
 
 WARN_EVERY_NS: Final = 1_000_000_000
 
+# By name: each would be looked up in its class for every request.
+OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA
+NONE, LENGTH = Framing.NONE, Framing.LENGTH
+IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
+
 log = logging.getLogger(__name__)
 
 
@@ -66,32 +71,22 @@ class RelayContext:
             log.warning("event=%s relay=%s error=%r", kind, self.reporter.name, what, exc_info=error)
 
 
-# By name: each would be looked up in its class for every request.
-OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA
-NONE, LENGTH = Framing.NONE, Framing.LENGTH
-IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
-
 mono_ns = SystemClock.mono_ns
 
 
 class ExchangeClient(Protocol):
-    """Interface of the client connection for an exchange."""
+    """Interface of the client connection (`ClientConnection`) for an exchange."""
 
     address: bytes
     is_11: bool
 
-    def request_complete(self) -> None:
-        """The request has been read to its end."""
-
-    def hand_over(self) -> bytes:
-        """The connection becomes a tunnel; returns what the client sent ahead."""
-
-    def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None:
-        """The exchange is over."""
+    def request_complete(self) -> None: ...
+    def hand_over(self) -> bytes: ...
+    def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None: ...
 
 
 class UploadOwner(Waiter, Protocol):
-    """Interface of the exchange; becomes the handler of the upstream's stream."""
+    """Interface of the exchange (`Flow`), which becomes the handler of the upstream's stream."""
 
     seq: int
     tapped: bool
@@ -100,13 +95,10 @@ class UploadOwner(Waiter, Protocol):
     finishing: bool
     reads_on: bool
 
+    def client_drained(self) -> None: ...
     def fail(
         self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
-    ) -> None:
-        """End the exchange with an error."""
-
-    def client_drained(self) -> None:
-        """End an exchange that only waits for its client."""
+    ) -> None: ...
 
 
 class Upload:
