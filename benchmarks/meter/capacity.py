@@ -28,7 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from llmtap.channel.channel import Tap
+from llmtap.channel import Tap
 from llmtap.channel.frames import BatchReader, Closing, FrameKind, Hello, pack_batch
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.meter.options import MeterOptions

@@ -1,1 +1,343 @@
-"""Transport of observations from vantage to meter: frames, the bounded channel, experiment assignment."""
+r"""Send a vantage's frames to the meter over a local socket without blocking, and count what was measured.
+
+`Tap` is the sender of a relay, a watcher or an application with the middleware; `Ledger` counts. `frames.py`
+has the format, `experiment.py` the assignment to arms. The receiver is `meter/pipeline/receiver.py`. A timer
+or a size packs frames into one batch. When the channel is half full, new exchanges are dropped; when it is
+full, also running ones with new frames: each as a whole, and counted. Every exchange has a number, and is in
+exactly one of these states:
+
+    open -> closed, waiting for the meter's acknowledgement -> measured
+      \____________________\____> dropped, for one reason
+
+so that `opened = measured + dropped + unsettled` holds at any moment. Exchanges that a dying relay held are
+not counted here: see `Reckoning` in `meter/relays.py`.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.channel.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello, RelayStatus, make_frame_rows
+
+FLUSH_S: Final = 0.01
+"""Time that frames wait for a batch: longer batches hold the loop longer, shorter ones cost more CPU."""
+FLUSH_BYTES: Final = 128 << 10
+RECONNECT_S: Final = 0.1
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""unix(7): sun_path has 108 bytes, one of them for the end."""
+
+
+class Ledger:
+    __slots__ = ("_closed", "dropped", "live", "measured", "opened")
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.measured = 0
+        self.dropped: dict[str, int] = {}
+        self.live: set[int] = set()
+        """Exchanges whose frames are sent to the meter."""
+        self._closed: dict[int, int] = {}
+
+    @property
+    def unsettled(self) -> int:
+        return len(self.live) + sum(self._closed.values())
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts as fields of RelayStatus."""
+        return {
+            "opened": self.opened, "measured": self.measured, "dropped": dict(self.dropped),
+            "unsettled": self.unsettled,
+        }  # fmt: skip
+
+    def open(self) -> int:
+        """Return the number of a new exchange; it counts as dropped unless `begin` follows."""
+        self.opened += 1
+        return self.opened
+
+    def begin(self, seq: int) -> None:
+        """Send the exchange's frames to the meter from now on."""
+        self.live.add(seq)
+
+    def close(self, seq: int, batch_no: int) -> None:
+        """Note that the last frame of the exchange is in batch `batch_no`."""
+        self.live.discard(seq)
+        self._closed[batch_no] = self._closed.get(batch_no, 0) + 1
+
+    def drop(self, seq: int, reason: str) -> None:
+        """Count the exchange as not measured."""
+        self.live.discard(seq)
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def acknowledge(self, batch_no: int) -> None:
+        """Count the exchanges in batches up to this one as measured."""
+        for number in [n for n in self._closed if n <= batch_no]:
+            self.measured += self._closed.pop(number)
+
+    def lose_meter(self) -> None:
+        """Drop all exchanges that the meter has not acknowledged, and all that are running."""
+        lost = self.unsettled
+        self.live.clear()
+        self._closed.clear()
+        if lost:
+            self.dropped["meter_lost"] = self.dropped.get("meter_lost", 0) + lost
+
+
+def replaceable(path: str) -> bool:
+    """Return whether other users may write to the directory of a socket, and so put another in its place.
+
+    In a directory with the sticky bit, such as /tmp, they may not.
+    """
+    try:
+        mode = os.stat(os.path.dirname(path) or ".").st_mode
+    except OSError:
+        return False
+    return bool(mode & 0o022) and not mode & stat.S_ISVTX
+
+
+log = logging.getLogger(__name__)
+_json = msgspec.json.Encoder()
+
+
+class Tap:
+    """Sender of one relay's frames to the meter."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        path: str,
+        bytes_max: int,
+        hello: Callable[[], Hello],
+        on_word: Callable[[int], None] | None = None,
+        news: Callable[[], Frame | None] | None = None,
+    ) -> None:
+        """`on_word` is called with control words from the meter.
+
+        `news` is asked before every batch for a frame to be sent in front of all others.
+        """
+        self._loop = loop
+        self._path = path
+        self._bytes_max = bytes_max
+        self._hello = hello
+        self._on_word = on_word
+        self._news = news
+        self.ledger = Ledger()
+        self._sock: socket.socket | None = None
+        self.rows = make_frame_rows()
+        """Frames for the next batch. While there are any, the timer runs."""
+        self._batch_no = 0
+        self._unsent: deque[memoryview] = deque()
+        self._in_flight: deque[tuple[int, int]] = deque()  # (batch number, bytes) not yet acknowledged
+        self._outstanding = 0  # bytes of batches unsent or unacknowledged
+        self._acks = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing = False
+        self._closed = False
+        self._settled = asyncio.Event()
+
+    @property
+    def pending_bytes(self) -> int:
+        return self.rows.size + self._outstanding
+
+    @property
+    def connected(self) -> bool:
+        return self._sock is not None
+
+    def open(
+        self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN, arm: bytes | None = None
+    ) -> tuple[int, bool]:
+        """Number a new exchange; True when it will be measured. `kind` is OPEN or SENT; `arm`: Assigned."""
+        ledger = self.ledger
+        seq = ledger.open()
+        if self._sock is None:
+            ledger.drop(seq, "no_meter")
+            return seq, False
+        # Half the bound is kept for running exchanges, so that fewer of them are lost in part.
+        if self.rows.size + self._outstanding > self._bytes_max // 2:
+            ledger.drop(seq, "overflow")
+            return seq, False
+        ledger.begin(seq)
+        self._append(kind, seq, t_ns, extra_ns, data)
+        if arm is not None:
+            self._append(FrameKind.ARM, seq, t_ns, 0, arm)
+        return seq, True
+
+    def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool:
+        """Add a frame; return False if the exchange is not measured any more and the caller should stop."""
+        if seq not in self.ledger.live:
+            return False
+        rows = self.rows
+        if rows.add(kind, seq, t_ns, extra_ns, data):
+            return True
+        if rows.size + self._outstanding > self._bytes_max:
+            self.drop(seq, t_ns, "overflow")
+            return False
+        self._append(kind, seq, t_ns, extra_ns, data)
+        if rows.size > FLUSH_BYTES:
+            self._flush()
+        return True
+
+    def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
+        offered = self.offer(FrameKind.CLOSE, seq, t_ns, 0, _json.encode(closing))
+        # The offer may have flushed, which shows whether the meter is gone: check the ledger again.
+        if offered and seq in self.ledger.live:
+            self.ledger.close(seq, self._batch_no + 1 if self.rows else self._batch_no)
+
+    def drop(self, seq: int, t_ns: int, reason: str) -> None:
+        """Drop an exchange; no effect if it is over or was lost with a meter."""
+        if seq in self.ledger.live:
+            self.ledger.drop(seq, reason)
+            self.rows.epoch += 1
+            # Also beyond the bound: this small last frame makes the meter free the exchange.
+            self._append(FrameKind.DROP, seq, t_ns, 0, b"")
+
+    def status(self, status: RelayStatus) -> None:
+        if self._sock is not None and self.pending_bytes < self._bytes_max:
+            self._append(FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status))
+
+    def close(self) -> None:
+        """Send what can be sent at once, then hang up."""
+        self._flush()
+        self._closed = True
+        if self._timer:
+            self._timer.cancel()
+        self._disconnect()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until the meter has acknowledged everything, or the time is up."""
+        self._flush()
+        if self._outstanding:
+            self._settled.clear()
+            try:
+                await asyncio.wait_for(self._settled.wait(), timeout_s)
+            except TimeoutError:
+                pass
+
+    def _append(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
+        self.rows.put(kind, seq, t_ns, extra_ns, data)
+        if self._timer is None:
+            self._timer = self._loop.call_later(FLUSH_S, self._flush)
+
+    def _bound(self) -> None:
+        """Set the size up to which frames are added without a check of the limits."""
+        self.rows.bound = min(FLUSH_BYTES, self._bytes_max - self._outstanding)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self.rows:
+            return
+        if self._sock is None:
+            self.rows.clear()
+            return
+        self._batch_no += 1
+        batch = self.rows.pack(self._batch_no, None if self._news is None else self._news())
+        self._in_flight.append((self._batch_no, len(batch)))
+        self._outstanding += len(batch)
+        self._bound()
+        self._unsent.append(memoryview(batch))
+        if not self._writing:
+            self._send()
+
+    def _send(self) -> None:
+        sock = self._sock
+        assert sock is not None
+        try:
+            while self._unsent:
+                sent = sock.send(self._unsent[0])
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                else:
+                    self._unsent.popleft()
+        except (BlockingIOError, InterruptedError):
+            if not self._writing:
+                self._writing = True
+                self._loop.add_writer(sock, self._send)
+            return
+        except OSError:
+            self._lost()
+            return
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(sock)
+
+    def _readable(self) -> None:
+        assert self._sock is not None
+        try:
+            data = self._sock.recv(4_096)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lost()
+            return
+        data = self._acks + data
+        whole = len(data) // ACK.size * ACK.size
+        self._acks = data[whole:]
+        batch_no = 0
+        for (word,) in ACK.iter_unpack(data[:whole]):
+            if word < CONTROL:
+                batch_no = word
+            elif self._on_word is not None:
+                self._on_word(word)
+        if batch_no:
+            while self._in_flight and self._in_flight[0][0] <= batch_no:
+                self._outstanding -= self._in_flight.popleft()[1]
+            self._bound()
+            self.ledger.acknowledge(batch_no)
+            if not self._outstanding:
+                self._settled.set()
+
+    def _lost(self) -> None:
+        """Handle the loss of the meter: unacknowledged exchanges are not measured."""
+        before = self.ledger.unsettled
+        self._disconnect()
+        log.warning("event=meter_lost unmeasured=%d", before)
+        if not self._closed:
+            self._loop.call_later(RECONNECT_S, self.connect)
+
+    def _disconnect(self) -> None:
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock)
+            if self._writing:
+                self._loop.remove_writer(self._sock)
+                self._writing = False
+            self._sock.close()
+            self._sock = None
+        self.rows.clear()
+        self.rows.epoch += 1
+        self._unsent.clear()
+        self._in_flight.clear()
+        self._outstanding = 0
+        self._bound()
+        self._acks = b""
+        self._settled.set()
+        self.ledger.lose_meter()
+
+    def connect(self) -> None:
+        """Connect to the meter now, and try again until it is there."""
+        if self._closed or self._sock is not None:
+            return
+        sock = None
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            sock.connect(self._path)
+        except OSError:  # nobody is there, or no file descriptor is left
+            if sock is not None:
+                sock.close()
+            self._loop.call_later(RECONNECT_S, self.connect)
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self._sock = sock
+        self._loop.add_reader(sock, self._readable)
+        self._append(FrameKind.HELLO, 0, 0, 0, _json.encode(self._hello()))
+        self._flush()

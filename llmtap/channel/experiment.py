@@ -41,6 +41,7 @@ _FRAMING: Final = frozenset({
     "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
 })  # fmt: skip
 """Header fields of framing and routing, which an arm must not change."""
+_HEADER_KEYS: Final = ("conversation_headers", "tenant_headers")
 _ON: Final = 1 << 62
 
 
@@ -168,7 +169,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 )  # fmt: skip
         if self.key is not None and not self.key:
             raise ConfigError("experiment.key", "is empty", "try: openssl rand -hex 16, or leave it out")
-        for key in ("conversation_headers", "tenant_headers"):
+        for key in _HEADER_KEYS:
             for name in getattr(self, key):
                 if _FIELD.fullmatch(name) is None:
                     raise ConfigError(f"experiment.{key}", f"{name!r} is no header name")
@@ -220,36 +221,21 @@ def _check_arm(arm: Arm, place: str) -> None:
         raise ConfigError(f"{place}.body", f"cannot be written as JSON: {exc}") from None
 
 
-class Experiment(Struct, frozen=True, kw_only=True):
-    """Experiment as every process gets it."""
+class Experiment(ExperimentOptions, frozen=True, kw_only=True):
+    """Experiment as every process gets it. `key` is None in processes that do not assign."""
 
     id: int
     """32 bits that identify one configuration of an experiment."""
-    name: str
-    enabled: bool
-    until_wall_ns: int | None
-    unit: str
-    key: str
-    """Empty in processes that do not assign."""
-    key_fingerprint: str
-    aa: bool
     control: str
-    arms: list[Arm]
-    conversation_headers: list[str]
-    tenant_headers: list[str]
-    body_bytes: int
-    held_bytes: int
-    alpha: float
-    covariate: str
-    stop_worse: list[str]
-    disclosure: dict[str, Any]
+    until_wall_ns: int | None
+    key_fingerprint: str
 
     def over(self, wall_ns: int) -> bool:
         return self.until_wall_ns is not None and wall_ns >= self.until_wall_ns
 
     def without_key(self) -> "Experiment":
         """Return a copy for processes that need not know the assignment."""
-        return msgspec.structs.replace(self, key="")
+        return msgspec.structs.replace(self, key=None)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -271,25 +257,14 @@ def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> E
         control = next(arm.name for arm in options.arms if options.aa or not arm.changes)
     until_ns = None if options.until is None else _ends_ns(options.until, start_wall_ns)
     told = msgspec.json.encode([options, key, until_ns], enc_hook=encode_special, order="sorted")
+    resolved = {name: getattr(options, name) for name in options.__struct_fields__} | {
+        name: tuple(header.lower() for header in getattr(options, name)) for name in _HEADER_KEYS
+    }
     return Experiment(
+        **resolved | {"key": key, "control": control},
         id=int.from_bytes(blake2b(told, digest_size=4).digest()),
-        name=options.name,
-        enabled=options.enabled,
         until_wall_ns=until_ns,
-        unit=options.unit,
-        key=key,
         key_fingerprint=blake2b(key.encode(), digest_size=6, person=b"fingerprint").hexdigest(),
-        aa=options.aa,
-        control=control,
-        arms=options.arms,
-        conversation_headers=[name.lower() for name in options.conversation_headers],
-        tenant_headers=[name.lower() for name in options.tenant_headers],
-        body_bytes=int(options.body_bytes),
-        held_bytes=int(options.held_bytes),
-        alpha=options.alpha,
-        covariate=options.covariate,
-        stop_worse=list(options.stop_worse),
-        disclosure=options.disclosure,
     )
 
 
@@ -343,9 +318,6 @@ class Assigner:
         digest.update(unit)
         raw = digest.digest()
         return bisect_right(self._bounds, int.from_bytes(raw[:8])), raw[8:].hex()
-
-    def arm(self, unit: bytes) -> int:
-        return self.assign(unit)[0]
 
 
 def request_unit(relay: str, seq: int) -> bytes:

@@ -18,7 +18,8 @@ number (u64). A u64 with the CONTROL bit is a control word to the relay (see `ch
 import struct
 from array import array
 from collections.abc import Iterator
-from typing import Any, Final, Protocol
+from itertools import accumulate, pairwise
+from typing import Any, Final
 
 import msgspec
 
@@ -210,64 +211,35 @@ FRAME_BYTES: Final = 128
 def pack_batch(batch_no: int, rows: list[Any]) -> bytes:
     """One batch from a flat list `[kind, seq, t_ns, extra_ns, data, kind, seq, ...]`."""
     datas = rows[4::5]
-    n = len(datas)
     blob = b"".join(datas)
-    return b"".join((
-        _HEAD.pack(MAGIC, n, len(blob), batch_no),
-        bytes(rows[0::5]),
-        array("q", rows[1::5]).tobytes(),
-        array("q", rows[2::5]).tobytes(),
-        array("q", rows[3::5]).tobytes(),
-        array("I", map(len, datas)).tobytes(),
-        blob,
-    ))  # fmt: skip
-
-
-class FrameRows(Protocol):
-    """Frames of the next batch."""
-
-    bound: int
-    """Limit in bytes up to which `add` takes frames."""
-    epoch: int
-    """Grows when an exchange stops being measured: direct callers of `add` then ask the Tap again."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def size(self) -> int:
-        """Bytes of the data, and FRAME_BYTES for each frame."""
-
-    def add(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> bool:
-        """Add a frame if it is not the first and stays within `bound`. Return whether."""
-
-    def put(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
-        """Add a frame."""
-
-    def pack(self, batch_no: int, news: Frame | None = None) -> bytes:
-        """Return the batch, with `news` in front of all frames but HELLO, and forget the frames."""
-
-    def clear(self) -> None:
-        """Forget the frames."""
+    head = _HEAD.pack(MAGIC, len(datas), len(blob), batch_no)
+    columns = [array("q", rows[i::5]).tobytes() for i in (1, 2, 3)]
+    return b"".join((head, bytes(rows[0::5]), *columns, array("I", map(len, datas)).tobytes(), blob))
 
 
 class PythonFrameRows:
+    """Frames of the next batch; the reference of the compiled ones.
+
+    Attributes:
+        bound: limit in bytes up to which `add` takes frames.
+        epoch: grows when an exchange stops being measured: direct callers of `add` then ask the Tap again.
+        size: bytes of the data, and FRAME_BYTES for each frame.
+    """
+
     __slots__ = ("_rows", "bound", "epoch", "size")
 
     def __init__(self) -> None:
-        self._rows: list[Any] = []
-        self.bound = 0
-        self.epoch = 0
-        self.size = 0
+        self.bound = self.epoch = 0
+        self.clear()
 
     def __len__(self) -> int:
         return len(self._rows) // 5
 
     def add(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> bool:
-        size = self.size + len(data) + FRAME_BYTES
-        if size > self.bound or not self._rows:
+        """Add a frame if it is not the first and stays within `bound`. Return whether."""
+        if self.size + len(data) + FRAME_BYTES > self.bound or not self._rows:
             return False
-        self._rows += (kind, seq, t_ns, extra_ns, data)
-        self.size = size
+        self.put(kind, seq, t_ns, extra_ns, data)
         return True
 
     def put(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
@@ -275,6 +247,7 @@ class PythonFrameRows:
         self.size += len(data) + FRAME_BYTES
 
     def pack(self, batch_no: int, news: Frame | None = None) -> bytes:
+        """Return the batch, with `news` in front of all frames but HELLO, and forget the frames."""
         rows = self._rows
         if news is not None:
             at = 5 if rows and rows[0] == FrameKind.HELLO else 0
@@ -284,13 +257,54 @@ class PythonFrameRows:
         return batch
 
     def clear(self) -> None:
-        self._rows = []
+        self._rows: list[Any] = []
         self.size = 0
 
 
-def make_frame_rows() -> FrameRows:
-    rows: FrameRows = PythonFrameRows() if native.compiled is None else native.compiled.FrameRows()
+def make_frame_rows() -> PythonFrameRows:
+    rows: PythonFrameRows = PythonFrameRows() if native.compiled is None else native.compiled.FrameRows()
     return rows
+
+
+class PythonFrameBatch:
+    """The frames of one batch, in order: an iterator; the reference of the compiled one.
+
+    `last_ns`: `t_ns` of the last frame. The length counts all frames, however many were taken.
+    """
+
+    __slots__ = ("_frames", "_n", "last_ns")
+
+    def __init__(self, packed: bytes, n: int) -> None:
+        view = memoryview(packed)[_HEAD.size :]
+        seqs, stamps, extras = (view[n + 8 * n * i : n + 8 * n * (i + 1)].cast("q") for i in range(3))
+        ends = accumulate(view[25 * n : 29 * n].cast("I"), initial=_HEAD.size + 29 * n)
+        datas = [packed[start:end] for start, end in pairwise(ends)]
+        self._frames = zip(view[:n], seqs, stamps, extras, datas, strict=True)
+        self._n = n
+        self.last_ns = stamps[-1] if n else None
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __iter__(self) -> Iterator[Frame]:
+        return self._frames
+
+    def __next__(self) -> Frame:
+        return next(self._frames)
+
+    def unrecognised(self, live: dict[int, Any]) -> Iterator[Frame]:
+        """Iterate over the rest, without the frames that an exchange recognises.
+
+        Args:
+            live: the open exchanges (Observer) by seq. The compiled implementation adds token events to their
+                `token_run`, and goes on; this one leaves that to `Observer.response_data`.
+        """
+        return self._frames
+
+
+def make_frame_batch(packed: bytes, n: int) -> PythonFrameBatch:
+    kind: type[PythonFrameBatch] = PythonFrameBatch if native.compiled is None else native.compiled.FrameBatch
+    return kind(packed, n)
 
 
 class BatchReader:
@@ -299,7 +313,7 @@ class BatchReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> "Iterator[tuple[int, FrameBatch]]":
+    def feed(self, data: bytes) -> Iterator[tuple[int, PythonFrameBatch]]:
         """Yield the number and the frames of each complete batch. Raises ValueError for other bytes."""
         buf = self._buffer
         buf += data
@@ -313,76 +327,3 @@ class BatchReader:
             packed = bytes(memoryview(buf)[:size])
             del buf[:size]
             yield batch_no, make_frame_batch(packed, n)
-
-
-class FrameBatch(Protocol):
-    """The frames of one batch, in order: an iterator."""
-
-    def __len__(self) -> int:
-        """Frames in the batch, however many were taken from the iterator."""
-
-    @property
-    def last_ns(self) -> int | None:
-        """`t_ns` of the last frame."""
-
-    def __iter__(self) -> Iterator[Frame]: ...
-
-    def __next__(self) -> Frame: ...
-
-    def unrecognised(self, live: dict[int, Any]) -> Iterator[Frame]:
-        """Iterate over the rest, without the frames that an exchange recognises.
-
-        Args:
-            live: the open exchanges (Observer) by seq. The compiled implementation adds token events to their
-                `token_run`, and goes on; the Python one leaves that to `Observer.response_data`.
-        """
-
-
-class PythonFrameBatch:
-    __slots__ = ("_frames", "_n", "last_ns")
-
-    def __init__(self, packed: bytes, n: int) -> None:
-        frames = _unpack(packed, n)
-        self._n = len(frames)
-        self.last_ns = frames[-1][2] if frames else None
-        self._frames = iter(frames)
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __iter__(self) -> Iterator[Frame]:
-        return self._frames
-
-    def __next__(self) -> Frame:
-        return next(self._frames)
-
-    def unrecognised(self, live: dict[int, Any]) -> Iterator[Frame]:
-        return self._frames
-
-
-def make_frame_batch(packed: bytes, n: int) -> FrameBatch:
-    if native.compiled is None:
-        return PythonFrameBatch(packed, n)
-    batch: FrameBatch = native.compiled.FrameBatch(packed, n)
-    return batch
-
-
-def _unpack(batch: bytes, n: int) -> list[Frame]:
-    view = memoryview(batch)
-    start = _HEAD.size
-    kinds = batch[start : start + n]
-    start += n
-    wide: list[list[int]] = []
-    for _ in range(3):
-        column = array("q")
-        column.frombytes(view[start : start + 8 * n])
-        wide.append(column.tolist())
-        start += 8 * n
-    lengths = array("I")
-    lengths.frombytes(view[start : start + 4 * n])
-    at = start + 4 * n
-    datas = []
-    for length in lengths:
-        datas.append(batch[at : at + length])
-        at += length
-    return list(zip(kinds, *wide, datas, strict=True))

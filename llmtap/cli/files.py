@@ -225,7 +225,7 @@ def inspect(
     """Explain a saved response: class, bytes, text and tokens of each event, and the totals."""
     from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
     from llmtap.report.stream import explained_to_dict
-    from llmtap.vantage.passive.pcap_file import is_packet_file
+    from llmtap.vantage.passive.file_vantage import is_packet_file
 
     name = "standard input" if file == "-" else file
     measured: Exchange | None = None
@@ -258,9 +258,8 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
     from llmtap.meter.process import OfflineMeter
     from llmtap.protocol.inference import SkipRules
     from llmtap.supervisor.run import fresh_meter_setup
-    from llmtap.vantage.passive.file_vantage import FileVantage
+    from llmtap.vantage.passive.file_vantage import FileVantage, PcapError
     from llmtap.vantage.passive.options import WatchOptions
-    from llmtap.vantage.passive.pcap_file import PcapError
 
     parts: dict[int, list[bytes]] = {}
     found: list[tuple[Exchange, bytes]] = []

@@ -4,11 +4,12 @@ Packets come from a network interface (`supervisor/watching.py`), or from a file
 is printed.
 """
 
+import io
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
 
@@ -178,37 +179,33 @@ def _read(settings: "Settings", name: str, *, json: str | None) -> None:
 
 def read_packets(vantage: "FileVantage", name: str) -> None:
     """Read a capture file, or standard input for `-`. Raises ConfigError."""
-    from llmtap.vantage.passive.pcap_file import PcapError
+    from llmtap.vantage.passive.file_vantage import PcapError
 
     where = "standard input" if name == "-" else name
     try:
-        with _opened(name) as file, _bar(name) as progress:
-            vantage.read(file, progress)
+        with _opened(name) as file:
+            vantage.read(file)
     except OSError as exc:
         raise ConfigError(where, f"cannot be read: {exc.strerror}") from None
     except PcapError as exc:
         raise ConfigError(where, str(exc), "write it with: tcpdump -s 0 -w FILE tcp port N") from None
 
 
-@contextmanager
-def _opened(name: str) -> Iterator[BinaryIO]:
+def _opened(name: str) -> AbstractContextManager[BinaryIO]:
+    """Open a file; show a progress bar of the bytes read, if stderr is a terminal."""
     if name == "-":
-        yield sys.stdin.buffer
-    else:
-        with open(name, "rb") as file:
-            yield file
+        return nullcontext(sys.stdin.buffer)
+    if not sys.stderr.isatty():
+        return open(name, "rb")
+    from rich.console import Console
+    from rich.progress import open as open_shown
+
+    shown = open_shown(name, "rb", description="reading", console=Console(stderr=True), transient=True)
+    return _buffered(shown)
 
 
 @contextmanager
-def _bar(name: str) -> Iterator[Callable[[int], None] | None]:
-    """Show a progress bar of the bytes read, if stderr is a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("reading"), BarColumn(20), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None if name == "-" else os.path.getsize(name))
-        yield lambda done: bar.update(task, completed=done)
+def _buffered(file: AbstractContextManager[BinaryIO]) -> Iterator[BinaryIO]:
+    """Read in large pieces: each moves the progress bar."""
+    with file as raw:
+        yield cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, raw), 1 << 20))

@@ -79,7 +79,7 @@ class LoadSender:
         self.pool = Pool(
             loop, target.origin, self.timebase, clock=self.clock,
             idle_max=0 if options.fresh else 1 << 20, idle_ns=60 * NS_PER_S,
-            connect_ns=options.connect_timeout, tls=tls, server_name=None,
+            connect_ns=options.connect_timeout, tls=tls,
         )  # fmt: skip
         self.later = Later(loop, gathers=kernel)
         self.calls: dict[Call, None] = {}

@@ -26,7 +26,7 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.sending import Lateness, protocol_of
-from llmtap.net.failures import failure_said
+from llmtap.net.listener import failure_said
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, keep_stamps_on
 from llmtap.protocol.http1 import header_value
@@ -380,7 +380,7 @@ class WebSocketTarget:
         self._stamped = keep_stamps_on() if kernel else None
         self._pool = Pool(
             loop, origin, self.lateness.timebase, clock=self.clock, idle_max=0, idle_ns=0,
-            connect_ns=connect_timeout_ns, tls=tls, server_name=None,
+            connect_ns=connect_timeout_ns, tls=tls,
         )  # fmt: skip
         self._idle: list[WebSocketSession] = []
         self._sessions: set[WebSocketSession] = set()

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from llmtap.capture.options import CaptureOptions
-from llmtap.channel.channel import SOCKET_PATH_BYTES_MAX
+from llmtap.channel import SOCKET_PATH_BYTES_MAX
 from llmtap.channel.experiment import Experiment
 from llmtap.errors import ConfigError
 from llmtap.export.options import OtlpOptions

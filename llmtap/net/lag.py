@@ -1,13 +1,13 @@
 """Record event-loop lags: the times that bytes waited in the kernel before this process read them.
 
-A LagMeter measures nothing itself: its owner passes the lateness of a timer or, with the kernel's timestamps,
+A lag meter does not measure: its owner passes the lateness of a timer or, with the kernel's timestamps,
 the waiting time of each read (`note`). The worst lag during an exchange (`worst_since`) bounds the error of
 its timestamps. `make_lag_meter` chooses the compiled implementation or the Python one.
 """
 
 from bisect import bisect_left
 from collections import deque
-from typing import Final, Protocol
+from typing import Final
 
 from llmtap import native
 from llmtap.channel.frames import LAG_EDGES_NS
@@ -16,40 +16,13 @@ PEAKS_MAX: Final = 4_096
 """Maximum number of peaks remembered; beyond it the two oldest become one, which only widens."""
 
 
-class LagMeter(Protocol):
-    """Event-loop lags of one process; times are monotonic nanoseconds."""
-
-    @property
-    def buckets(self) -> list[int]:
-        """Number of lags in each bucket of LAG_EDGES_NS, and beyond."""
-
-    @property
-    def sum_ns(self) -> int:
-        """Sum of all lags."""
-
-    @property
-    def max_ns(self) -> int:
-        """Worst lag since `take_max`."""
-
-    def note(self, t_ns: int, lag_ns: int) -> None:
-        """Record an event that was due at `t_ns - lag_ns` and handled at `t_ns`."""
-
-    def worst_since(self, t_ns: int) -> int:
-        """Return the worst lag recorded at or after `t_ns`, and at least the floor."""
-
-    def forget_before(self, t_ns: int) -> None:
-        """Drop older peaks: no open exchange began before `t_ns`."""
-
-    def take_max(self) -> int:
-        """Return the worst lag since the last call."""
-
-
 class PythonLagMeter:
-    """LagMeter in Python: the reference of the compiled one."""
+    """Event-loop lags of one process, in ns; the reference of the compiled one.
 
-    __slots__ = (
-        "_blind_ns", "_floor_ns", "_peaks", "_turns", "buckets", "max_ns", "sum_ns",
-    )  # fmt: skip
+    `buckets`: number of lags in each bucket of LAG_EDGES_NS, and beyond; `max_ns`: worst since `take_max`.
+    """
+
+    __slots__ = ("_blind_ns", "_floor_ns", "_peaks", "_turns", "buckets", "max_ns", "sum_ns")
 
     def __init__(self, floor_ns: int, *, blind_ns: int = 0, turns: int = 1) -> None:
         self._turns = turns
@@ -62,6 +35,7 @@ class PythonLagMeter:
         self._peaks: deque[tuple[int, int]] = deque()
 
     def note(self, t_ns: int, lag_ns: int) -> None:
+        """Record an event that was due at `t_ns - lag_ns` and handled at `t_ns`."""
         self.buckets[bisect_left(LAG_EDGES_NS, lag_ns)] += 1
         self.sum_ns += lag_ns
         if lag_ns > self.max_ns:
@@ -76,28 +50,24 @@ class PythonLagMeter:
                 peaks[0] = (peaks[0][0], lag_old)
 
     def worst_since(self, t_ns: int) -> int:
-        peaks = self._peaks
-        lo, hi = 0, len(peaks)
-        while lo < hi:
-            mid = (lo + hi) // 2
-            if peaks[mid][0] < t_ns:
-                lo = mid + 1
-            else:
-                hi = mid
-        worst = peaks[lo][1] * self._turns if lo < len(peaks) else self._floor_ns
+        """Return the worst lag recorded at or after `t_ns`, and at least the floor."""
+        first = bisect_left(self._peaks, (t_ns,))
+        worst = self._peaks[first][1] * self._turns if first < len(self._peaks) else self._floor_ns
         return worst + self._blind_ns
 
     def forget_before(self, t_ns: int) -> None:
+        """Drop older peaks: no open exchange began before `t_ns`."""
         peaks = self._peaks
         while len(peaks) > 1 and peaks[0][0] < t_ns:
             peaks.popleft()
 
     def take_max(self) -> int:
+        """Return the worst lag since the last call."""
         worst, self.max_ns = self.max_ns, 0
         return worst
 
 
-def make_lag_meter(floor_ns: int, *, blind_ns: int = 0, turns: int = 1) -> LagMeter:
+def make_lag_meter(floor_ns: int, *, blind_ns: int = 0, turns: int = 1) -> PythonLagMeter:
     """Make a meter for one process.
 
     Args:
@@ -106,6 +76,5 @@ def make_lag_meter(floor_ns: int, *, blind_ns: int = 0, turns: int = 1) -> LagMe
         turns: factor for a byte that waits for more turns of the loop than the timer: it comes as one turn
             begins, and is read last in the next.
     """
-    kind = PythonLagMeter if native.compiled is None else native.compiled.LagMeter
-    meter: LagMeter = kind(floor_ns, blind_ns=blind_ns, turns=turns)
-    return meter
+    kind: type[PythonLagMeter] = PythonLagMeter if native.compiled is None else native.compiled.LagMeter
+    return kind(floor_ns, blind_ns=blind_ns, turns=turns)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.net.failures import is_own_shortage
+from llmtap.net.listener import is_own_shortage
 from llmtap.net.stream import Handler, Stream, Timebase, open_stream
 from llmtap.net.tls import TlsStream
 
@@ -86,13 +86,13 @@ class _Idle:
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         self._pool.unsolicited += 1
-        self._pool.discard(self)
+        self.on_eof()
 
     def on_eof(self) -> None:
         self._pool.discard(self)
 
     def on_lost(self, error: OSError | None) -> None:
-        self._pool.discard(self)
+        self.on_eof()
 
     def on_drained(self) -> None:
         """Nothing is written to an idle connection."""
@@ -112,23 +112,21 @@ class Pool:
         idle_ns: int,
         connect_ns: int,
         tls: ssl.SSLContext | None,
-        server_name: str | None,
     ) -> None:
         self.loop = loop
         self.tls = tls
+        self.timebase = timebase
+        self.clock = clock
         self.attempts: set[Attempt] = set()
-        self._host = origin.host
+        self.host = origin.host
         self._port = origin.port
         self._connect_ns = connect_ns
-        self._timebase = timebase
-        self._clock = clock
         self._idle_max = idle_max
         self._idle_ns = idle_ns
-        self._server_name = server_name or origin.host
         self._idle: list[_Idle] = []  # youngest last: it is the least likely to be closed under us
         self._addresses: list[Address] = []
-        self._resolved_ns = -RESOLVED_FOR_NS
-        self._unresolved: dict[Attempt, None] = {}  # who waits for the name, first come first
+        self.resolved_ns = -RESOLVED_FOR_NS
+        self.unresolved: dict[Attempt, None] = {}  # who waits for the name, first come first
         self._looking_up: asyncio.Task[None] | None = None
         self.connects = 0
         self.up: bool | None = None
@@ -195,10 +193,10 @@ class Pool:
         """Open a connection for `waiter`, which is called with the result, maybe before this returns."""
         attempt = Attempt(self, waiter)
         self.attempts.add(attempt)
-        if mono_ns() - self._resolved_ns < RESOLVED_FOR_NS:
-            attempt.try_addresses(self._addresses)
+        if mono_ns() - self.resolved_ns < RESOLVED_FOR_NS:
+            attempt.resolved(self._addresses, None)
         else:
-            self._unresolved[attempt] = None
+            self.unresolved[attempt] = None
             if self._looking_up is None:
                 self._looking_up = self.loop.create_task(self._look_up())
         return attempt
@@ -208,7 +206,7 @@ class Pool:
         error: OSError | None = None
         try:
             found = await self.loop.getaddrinfo(
-                self._host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+                self.host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
             )
         except OSError as exc:
             error = exc
@@ -216,67 +214,43 @@ class Pool:
             error = OSError(str(exc))
         else:
             self._addresses = [(family, address) for family, _, _, _, address in found]
-            self._resolved_ns = mono_ns()
+            self.resolved_ns = mono_ns()
         finally:
             self._looking_up = None
         # Each in a callback of its own: an exception in one does not reach the others.
-        for attempt in self._unresolved:
+        for attempt in self.unresolved:
             self.loop.call_soon(attempt.resolved, self._addresses, error)
-        self._unresolved.clear()
-
-    def leave(self, attempt: "Attempt") -> None:
-        self.attempts.discard(attempt)
-        self._unresolved.pop(attempt, None)
-
-    def forget_addresses(self) -> None:
-        """Resolve the name again at the next connection, because no address answered."""
-        self._resolved_ns = -RESOLVED_FOR_NS
-
-    def opened(self, sock: socket.socket, waiter: Waiter) -> Stream:
-        return open_stream(self.loop, sock, waiter, self._timebase, self._clock)
-
-    async def secured(self, sock: socket.socket, waiter: Waiter) -> Stream:
-        """Return the stream after a TLS handshake. Raises OSError; ValueError for an invalid server name."""
-        _, stream = await self.loop.create_connection(
-            lambda: TlsStream(waiter), sock=sock, ssl=self.tls, server_hostname=self._server_name
-        )
-        return stream
+        self.unresolved.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Target of a request: origin of the upstream, its Host value, and its connection pool."""
+    """Target of a request: origin of the upstream, and its connection pool."""
 
     origin: Origin
-    authority: bytes | None
-    """What the Host field becomes; None: it stays the client's."""
     pool: Pool
 
 
 class Attempt:
     """One connection that is being opened, by callbacks: a task would cost more CPU."""
 
-    __slots__ = ("_addresses", "_loop", "_pool", "_sock", "_task", "began_ns", "waiter")
+    __slots__ = ("_addresses", "_pool", "_sock", "_task", "began_ns", "waiter")
 
     def __init__(self, pool: Pool, waiter: Waiter) -> None:
         self._pool = pool
-        self._loop = pool.loop
         self._sock: socket.socket | None = None
         self._addresses: list[Address] = []
+        self._task: asyncio.Task[None] | None = None
         self.waiter = waiter
         self.began_ns = mono_ns()
-        self._task: asyncio.Task[None] | None = None
-
-    def try_addresses(self, addresses: list[Address]) -> None:
-        """Connect to the first address that answers."""
-        self._addresses = list(addresses)
-        self._next(OSError("the name has no address"))
 
     def resolved(self, addresses: list[Address], error: OSError | None) -> None:
+        """Connect to the first address that answers, unless the look-up failed."""
         if self not in self._pool.attempts:
             return  # cancelled meanwhile
         if error is None:
-            self.try_addresses(addresses)
+            self._addresses = list(addresses)
+            self._next(OSError("the name has no address"))
         else:
             self.fail(error)
 
@@ -291,51 +265,48 @@ class Attempt:
                     return
                 error = exc
                 continue
-            try:
-                sock.setblocking(False)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                status = sock.connect_ex(address)
-                if status in (0, errno.EINPROGRESS):
-                    self._sock = sock
-                    if status == 0 or _is_connected(sock):
-                        self._connected()
-                    else:
-                        self._loop.add_writer(sock, self._writable)
-                    return
-                error = OSError(status, os.strerror(status))
-            except OSError as exc:
-                error = exc
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            status = sock.connect_ex(address)
+            if status in (0, errno.EINPROGRESS):
+                self._sock = sock
+                if status == 0 or _is_connected(sock):
+                    self._connected(sock)
+                else:
+                    self._pool.loop.add_writer(sock, self._writable, sock)
+                return
+            error = OSError(status, os.strerror(status))
             sock.close()
-        self._pool.forget_addresses()
+        self._pool.resolved_ns = -RESOLVED_FOR_NS  # look the name up again: no address answered
         self.fail(error)
 
-    def _writable(self) -> None:
-        sock = self._sock
-        assert sock is not None
-        self._loop.remove_writer(sock)
+    def _writable(self, sock: socket.socket) -> None:
+        self._pool.loop.remove_writer(sock)
         status = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if status == 0:
-            self._connected()
+            self._connected(sock)
         else:
             self._sock = None
             sock.close()
             self._next(OSError(status, os.strerror(status)))
 
-    def _connected(self) -> None:
-        if self._pool.tls is not None:
-            self._task = self._loop.create_task(self._secure())
+    def _connected(self, sock: socket.socket) -> None:
+        pool = self._pool
+        if pool.tls is not None:
+            self._task = pool.loop.create_task(self._secure(sock))
             return
-        sock, self._sock = self._sock, None
-        assert sock is not None
-        self._succeed(self._pool.opened(sock, self.waiter))
+        self._sock = None
+        self._succeed(open_stream(pool.loop, sock, self.waiter, pool.timebase, pool.clock))
 
-    async def _secure(self) -> None:
-        sock, self._sock = self._sock, None  # from here on it is the loop's to close
-        assert sock is not None
+    async def _secure(self, sock: socket.socket) -> None:
+        self._sock = None  # from here on it is the loop's to close
+        pool = self._pool
         try:
-            stream = await self._pool.secured(sock, self.waiter)
+            _, stream = await pool.loop.create_connection(
+                lambda: TlsStream(self.waiter), sock=sock, ssl=pool.tls, server_hostname=pool.host
+            )
         except OSError as exc:
-            self._pool.forget_addresses()  # they may be somebody else's by now
+            pool.resolved_ns = -RESOLVED_FOR_NS  # the addresses may be somebody else's by now
             self.fail(exc)
         except ValueError as exc:  # a name that cannot be encoded (UnicodeError)
             self.fail(OSError(str(exc)))
@@ -343,26 +314,31 @@ class Attempt:
             self._succeed(stream)
 
     def _succeed(self, stream: Stream) -> None:
-        self._pool.leave(self)
-        self._pool.connects += 1
-        self._pool.up, self._pool.tried_ns = True, mono_ns()
-        self.waiter.on_connected(stream, self._pool.tried_ns - self.began_ns)
+        pool = self._pool
+        self._leave()
+        pool.connects += 1
+        pool.up, pool.tried_ns = True, mono_ns()
+        self.waiter.on_connected(stream, pool.tried_ns - self.began_ns)
 
     def fail(self, error: OSError) -> None:
-        self._pool.leave(self)
+        self._leave()
         if not is_own_shortage(error):
             self._pool.up, self._pool.tried_ns = False, mono_ns()
         self.waiter.on_connect_failed(error)
 
     def cancel(self) -> None:
         """Stop the attempt without a call of the waiter."""
-        self._pool.leave(self)
+        self._leave()
         if self._task is not None:
             self._task.cancel()
         if self._sock is not None:
-            self._loop.remove_writer(self._sock)
+            self._pool.loop.remove_writer(self._sock)
             self._sock.close()
             self._sock = None
+
+    def _leave(self) -> None:
+        self._pool.attempts.discard(self)
+        self._pool.unresolved.pop(self, None)
 
 
 def _is_connected(sock: socket.socket) -> bool:

@@ -12,14 +12,14 @@ reference; llm-d-router, docs of its metrics (prefix `llm_d_epp_`).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final, Literal
+from typing import Final, Literal, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from llmtap.net.failures import failure_said
+from llmtap.net.listener import failure_said
 
 ACCEPT: Final = {"Accept": "text/plain;version=0.0.4"}
 BODY_BYTES_MAX: Final = 16 << 20
@@ -36,76 +36,53 @@ class MonitorSeries:
     """`interval`: average since the previous sample; `gauge`: current value; `counter`: only grows."""
 
 
-_MAP: Final[dict[str, tuple[MonitorSeries, str, str]]] = {
-    "running": (
-        MonitorSeries("requests"),
-        "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size", "sum",
-    ),
-    "waiting": (
-        MonitorSeries("requests"), "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size", "sum",
-    ),
+_TABLE: Final = (
+    ("running", "requests", "gauge",
+     "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size"),
+    ("waiting", "requests", "gauge", "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size"),
     # vLLM renamed its own in 0.9 and removed the former.
-    "kv_use": (
-        MonitorSeries("share"),
-        ("vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage"
-         " llm_d_epp_average_kv_cache_utilization"), "mean",
-    ),
+    ("kv_use", "share", "gauge",
+     ("vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage"
+     " llm_d_epp_average_kv_cache_utilization")),
     # SGLang looks for all tokens of a prompt.
-    "prefix_queries": (
-        MonitorSeries("tokens", "counter"),
-        "vllm:prefix_cache_queries_total vllm:gpu_prefix_cache_queries_total sglang:prompt_tokens_total",
-        "sum",
-    ),
-    "prefix_hits": (
-        MonitorSeries("tokens", "counter"),
-        "vllm:prefix_cache_hits_total vllm:gpu_prefix_cache_hits_total sglang:cached_tokens_total", "sum",
-    ),
-    "preemptions": (
-        MonitorSeries("requests", "counter"),
-        "vllm:num_preemptions_total sglang:num_retracted_requests_total", "sum",
-    ),
-    "preempted": (MonitorSeries("requests", "counter"), "llmtap_sim:preempted_requests_total", "sum"),
-    "recovered": (MonitorSeries("requests", "counter"), "llmtap_sim:recovered_requests_total", "sum"),
-    "preempted_tokens": (MonitorSeries("tokens", "counter"), "llmtap_sim:preempted_tokens_total", "sum"),
-    "swapped_tokens": (MonitorSeries("tokens", "counter"), "llmtap_sim:swapped_tokens_total", "sum"),
+    ("prefix_queries", "tokens", "counter",
+     "vllm:prefix_cache_queries_total vllm:gpu_prefix_cache_queries_total sglang:prompt_tokens_total"),
+    ("prefix_hits", "tokens", "counter",
+     "vllm:prefix_cache_hits_total vllm:gpu_prefix_cache_hits_total sglang:cached_tokens_total"),
+    ("preemptions", "requests", "counter",
+     "vllm:num_preemptions_total sglang:num_retracted_requests_total"),
+    ("preempted", "requests", "counter", "llmtap_sim:preempted_requests_total"),
+    ("recovered", "requests", "counter", "llmtap_sim:recovered_requests_total"),
+    ("preempted_tokens", "tokens", "counter", "llmtap_sim:preempted_tokens_total"),
+    ("swapped_tokens", "tokens", "counter", "llmtap_sim:swapped_tokens_total"),
     # Of vLLM's first engine; SGLang has none.
-    "swapped": (MonitorSeries("requests"), "vllm:num_requests_swapped", "sum"),
+    ("swapped", "requests", "gauge", "vllm:num_requests_swapped"),
     # TGI and llm-d's router count tokens only as the sums of their histograms.
-    "prompt_tokens": (
-        MonitorSeries("tokens", "counter"),
-        ("vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum"
-         " llm_d_epp_request_input_tokens_sum"), "sum",
-    ),
-    "generation_tokens": (
-        MonitorSeries("tokens", "counter"),
-        ("vllm:generation_tokens_total sglang:generation_tokens_total tgi_request_generated_tokens_sum"
-         " llm_d_epp_request_output_tokens_sum"), "sum",
-    ),
+    ("prompt_tokens", "tokens", "counter",
+     ("vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum"
+     " llm_d_epp_request_input_tokens_sum")),
+    ("generation_tokens", "tokens", "counter",
+     ("vllm:generation_tokens_total sglang:generation_tokens_total tgi_request_generated_tokens_sum"
+     " llm_d_epp_request_output_tokens_sum")),
     # The server's own times: a mean is the growth of the first by that of the second.
-    "ttft_seconds": (
-        MonitorSeries("seconds", "counter"),
-        ("vllm:time_to_first_token_seconds_sum sglang:time_to_first_token_seconds_sum"
-         " llm_d_epp_request_ttft_seconds_sum"), "sum",
-    ),
-    "ttft_values": (
-        MonitorSeries("requests", "counter"),
-        ("vllm:time_to_first_token_seconds_count sglang:time_to_first_token_seconds_count"
-         " llm_d_epp_request_ttft_seconds_count"), "sum",
-    ),
-    "itl_seconds": (
-        MonitorSeries("seconds", "counter"),
-        ("vllm:inter_token_latency_seconds_sum vllm:time_per_output_token_seconds_sum"
-         " sglang:inter_token_latency_seconds_sum llm_d_epp_request_streaming_itl_seconds_sum"), "sum",
-    ),
-    "itl_values": (
-        MonitorSeries("gaps", "counter"),
-        ("vllm:inter_token_latency_seconds_count vllm:time_per_output_token_seconds_count"
-         " sglang:inter_token_latency_seconds_count llm_d_epp_request_streaming_itl_seconds_count"), "sum",
-    ),
-}  # fmt: skip
-"""Our series, the names it is read from (the first one present counts), and how engines are combined."""
-SERIES: Final = {name: series for name, (series, _, _) in _MAP.items()}
-_WANTED: Final = tuple({name.encode() for _, names, _ in _MAP.values() for name in names.split()})
+    ("ttft_seconds", "seconds", "counter",
+     ("vllm:time_to_first_token_seconds_sum sglang:time_to_first_token_seconds_sum"
+     " llm_d_epp_request_ttft_seconds_sum")),
+    ("ttft_values", "requests", "counter",
+     ("vllm:time_to_first_token_seconds_count sglang:time_to_first_token_seconds_count"
+     " llm_d_epp_request_ttft_seconds_count")),
+    ("itl_seconds", "seconds", "counter",
+     ("vllm:inter_token_latency_seconds_sum vllm:time_per_output_token_seconds_sum"
+     " sglang:inter_token_latency_seconds_sum llm_d_epp_request_streaming_itl_seconds_sum")),
+    ("itl_values", "gaps", "counter",
+     ("vllm:inter_token_latency_seconds_count vllm:time_per_output_token_seconds_count"
+     " sglang:inter_token_latency_seconds_count llm_d_epp_request_streaming_itl_seconds_count")),
+)  # fmt: skip
+"""Our series, its unit and kind, and the names that it is read from (the first one present counts). A share
+is the mean over a server's engines, any other value their sum."""
+SERIES: Final = {name: MonitorSeries(unit, cast(Kind, kind)) for name, unit, kind, _ in _TABLE}
+_NAMES: Final = {name: names.split() for name, _, _, names in _TABLE}
+_WANTED: Final = tuple({name.encode() for names in _NAMES.values() for name in names})
 _COPIES: Final = ("tp_rank", "pp_rank", "moe_ep_rank")
 """Labels of SGLang's ranks of one engine, which report the same value."""
 
@@ -128,10 +105,10 @@ def read_metrics(body: bytes) -> dict[str, float]:
     except IndexError as exc:  # so the parser says that a line ends too soon
         raise ValueError("a line is cut") from exc
     values = {}
-    for ours, (_, names, how) in _MAP.items():
-        name = next((name for name in names.split() if name in found), None)
+    for ours, names in _NAMES.items():
+        name = next((name for name in names if name in found), None)
         if name is not None:
-            value = _over_engines(found[name], how)
+            value = _over_engines(found[name], mean=SERIES[ours].unit == "share")
             if 0 <= value < inf:  # NaN is neither
                 values[ours] = value
     return values
@@ -149,7 +126,7 @@ async def read_body(response: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-def _over_engines(samples: Sequence[Sample], how: str) -> float:
+def _over_engines(samples: Sequence[Sample], *, mean: bool) -> float:
     """Combine the values of several engines (label `engine` or `dp_rank`) and models."""
     # With priorities, SGLang says the total under an empty one beside each priority's own.
     totals = [sample for sample in samples if sample.labels.get("priority") == ""]
@@ -158,7 +135,7 @@ def _over_engines(samples: Sequence[Sample], how: str) -> float:
         at = frozenset((name, value) for name, value in sample.labels.items() if name not in _COPIES)
         engines[at] = max(engines.get(at, sample.value), sample.value)
     total = sum(engines.values())
-    return total if how == "sum" else total / len(engines)
+    return total / len(engines) if mean else total
 
 
 def failure_reason(exc: Exception) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from llmtap import native
 from llmtap.clock import Clock, SystemClock, WallAnchor
-from llmtap.net.lag import LagMeter, PythonLagMeter
+from llmtap.net.lag import PythonLagMeter
 
 READ_BYTES_MAX: Final = 65_536
 """Maximum length of a read, and so of what is held for a slow receiver, per direction."""
@@ -34,22 +34,11 @@ _ANCILLARY_BYTES: Final = 64
 _TIMESPEC: Final = struct.Struct("@ll")
 _TCP_LEFT: Final = frozenset({7, 8, 9})
 """tcp_states.h: CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the peer's FIN came)."""
-_TCPI_BYTES_ACKED: Final = struct.Struct("=120xQ")
-"""tcp_info of Linux linux/tcp.h, up to and with tcpi_bytes_acked."""
 _TCPI_RCV_OOOPACK: Final = struct.Struct("=224xI")
-"""As before, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
+"""tcp_info of Linux linux/tcp.h, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
 mono_ns = SystemClock.mono_ns
-
-
-def acked_bytes_of(sock: socket.socket) -> int:
-    """Return the bytes that the peer's kernel has acknowledged; 0 if the connection is gone."""
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_BYTES_ACKED.size)
-        return int(_TCPI_BYTES_ACKED.unpack(info)[0])
-    except (OSError, struct.error):
-        return 0
 
 
 def out_of_order(sock: socket.socket) -> bool:
@@ -92,33 +81,25 @@ class Handler(Protocol):
 
 
 class Stream(Protocol):
-    """One connection, plain (PlainStream) or encrypted (TlsStream)."""
+    """One connection, plain (PlainStream) or encrypted (TlsStream).
+
+    Attributes:
+        resumed_ns: bytes with an earlier stamp waited while reading was paused, not for the event loop.
+        paused: reading is suspended.
+        pending: bytes written but not yet taken by the kernel.
+        out_of_order: the kernel's timestamps of this connection may be too early.
+    """
 
     handler: Handler
     closed: bool
     resumed_ns: int
-    """Bytes with an earlier stamp waited while reading was paused, not for the event loop."""
 
     @property
-    def paused(self) -> bool:
-        """Reading is suspended."""
-        ...
-
+    def paused(self) -> bool: ...
     @property
-    def pending(self) -> int:
-        """Bytes written but not yet taken by the kernel."""
-        ...
-
+    def pending(self) -> int: ...
     @property
-    def acked_bytes(self) -> int:
-        """Bytes that the peer's kernel has acknowledged; they grow while the peer reads."""
-        ...
-
-    @property
-    def out_of_order(self) -> bool:
-        """Whether the kernel's timestamps of this connection may be too early."""
-        ...
-
+    def out_of_order(self) -> bool: ...
     def write(self, data: bytes) -> bool:
         """True when the kernel took all of it; raises OSError when the connection is broken."""
         ...
@@ -142,7 +123,7 @@ class Timebase:
         "since_ns", "steps", "width_ns",
     )  # fmt: skip
 
-    def __init__(self, clock: Clock, lag: LagMeter) -> None:
+    def __init__(self, clock: Clock, lag: PythonLagMeter) -> None:
         self._clock = clock
         self.lag = lag
         self.anchor = WallAnchor.sample(clock)
@@ -310,10 +291,6 @@ class PlainStream:
         return not self._reading
 
     @property
-    def acked_bytes(self) -> int:
-        return acked_bytes_of(self._sock)
-
-    @property
     def out_of_order(self) -> bool:
         return out_of_order(self._sock)
 
@@ -398,7 +375,7 @@ class PlainStream:
 class KernelStream(PlainStream):
     """A TCP socket whose reads carry the kernel's receive stamp of their last segment, in monotonic ns.
 
-    Our own lateness is not part of the stamp; it goes to the LagMeter.
+    Our own lateness is not part of the stamp; it goes to the lag meter.
     """
 
     __slots__ = ("_recvmsg",)

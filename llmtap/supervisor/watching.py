@@ -1,13 +1,15 @@
-"""Parent process of `llmtap watch`: opens packet sockets, gives up capabilities, runs a watcher and a meter.
+"""Parent process of `llmtap watch`, and `llmtap meter`: a meter without a proxy.
 
-The watcher inherits the packet sockets, the meter the admin port; neither has capabilities. A child that dies
-is started again; a new watcher reads on in the ring buffers where the earlier one stopped.
+`watch` opens packet sockets, gives up capabilities, and runs a watcher and a meter. The watcher inherits the
+packet sockets, the meter the admin port; neither has capabilities. A child that dies is started again; a new
+watcher reads on in the ring buffers where the earlier one stopped. `run_meter` needs one process: it opens
+the unix socket for applications with the middleware and the admin port, and calls `serve`.
 """
 
 import asyncio
 import ctypes
+import logging
 import os
-import pwd
 import secrets
 import shutil
 import signal
@@ -19,24 +21,66 @@ from typing import Final, Literal
 
 import msgspec
 
+from llmtap.channel import replaceable
 from llmtap.config import Settings
-from llmtap.errors import ConfigError, failures
+from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.log import set_up
+from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.meter.setup import need_no_meter
 from llmtap.net.listener import name_of
 from llmtap.protocol.inference import SkipRules
-from llmtap.supervisor.checks import check_measuring
+from llmtap.supervisor.checks import measuring_problems
 from llmtap.supervisor.child import Child, back_off, is_ready, start_at_last
 from llmtap.supervisor.ports import bind_for, notify
 from llmtap.supervisor.run import fresh_meter_setup
+from llmtap.vantage.passive.connection import pack_addresses
 from llmtap.vantage.passive.ring import ANY, PORTS_MAX, RING_BYTES_MIN, open_adapter_clock, open_ring
-from llmtap.vantage.passive.table import pack_addresses
 from llmtap.vantage.passive.watcher import WatchSetup
 
 STOP_S: Final = 8.0
 """Above what either child takes at its end."""
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
+
+log = logging.getLogger(__name__)
+
+
+def alone_problems(settings: Settings) -> Iterator[ConfigError]:
+    """Yield what is wrong with the settings of a meter without relays."""
+    if settings.meter.socket is None:
+        yield ConfigError(
+            "meter.socket", "the path that applications connect to is missing", "give --listen-socket PATH"
+        )
+    if settings.experiment.enabled:
+        yield ConfigError(
+            "experiment.enabled", "needs `llmtap proxy`: only its relays can assign requests to arms"
+        )
+    yield from measuring_problems(settings)
+
+
+def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
+    """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the socket and the admin port's address.
+
+    The settings are checked (`alone_problems`). Raises ConfigError.
+    """
+    from llmtap.meter.process import serve
+
+    path = settings.meter.socket
+    assert path is not None
+    need_no_meter(path)
+    (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
+    address = name_of(admin)
+    try:
+        sock = listen_on(path)
+    except OSError as exc:
+        hint = None
+        if isinstance(exc, PermissionError):
+            hint = f"make its directory for this user: install -d -m 700 -o {os.geteuid()} DIRECTORY"
+        raise ConfigError("meter.socket", f"cannot listen at {path}: {exc.strerror or exc}", hint) from None
+    set_up(settings.log)
+    if replaceable(path):
+        log.warning("event=meter_socket_exposed socket=%s hint=%r", path, "chmod 700 its directory")
+    serve(fresh_meter_setup(settings, path, admin.detach()), sock, lambda: announce(path, address))
 
 
 def watching_problems(settings: Settings) -> Iterator[ConfigError]:
@@ -55,8 +99,6 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError("watch.ports", f"has more than {PORTS_MAX} ports")
     if options.ring_bytes < RING_BYTES_MIN:
         yield ConfigError("watch.ring_bytes", f"must be at least {RING_BYTES_MIN >> 10} KiB")
-    if options.user is not None:
-        yield from failures(_user_named, options.user)
     if settings.experiment.enabled:
         yield ConfigError("experiment.enabled", "needs `llmtap proxy`: packets cannot be assigned to arms")
 
@@ -66,7 +108,7 @@ def packet_problems(settings: Settings) -> Iterator[ConfigError]:
     for i, host in enumerate(settings.watch.upstream_hosts):
         try:
             pack_addresses([host])
-        except OSError:
+        except ValueError:
             yield ConfigError(f"watch.upstream_hosts[{i}]", f"{host!r} is no IP address")
     yield from failures(SkipRules, settings.watch.skip, "watch.skip")
 
@@ -87,8 +129,8 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
             open_adapter_clock(sock, name) for sock, name in zip(packets, options.interfaces, strict=True)
         ]
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
-    drop_privileges(options.user)
-    check_measuring(settings)
+    drop_privileges()
+    raise_all(measuring_problems(settings))
     set_up(settings.log)
     folder = tempfile.mkdtemp(prefix="llmtap-")
     try:
@@ -98,30 +140,14 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def drop_privileges(user: str | None) -> None:
-    """Give up all capabilities for good, and become `user` if one is named. Raises ConfigError."""
+def drop_privileges() -> None:
+    """Give up all capabilities for good. Raises ConfigError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if user is not None:
-        known = _user_named(user)
-        if os.geteuid() != known.pw_uid:
-            try:
-                os.setgroups([])
-                os.setgid(known.pw_gid)
-                os.setuid(known.pw_uid)
-            except OSError as exc:
-                raise ConfigError("watch.user", f"cannot become {user}: {exc.strerror}") from None
     # Without the first, a program that root starts would have all capabilities again.
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, none):
-        raise ConfigError("watch.user", f"cannot drop privileges: {os.strerror(ctypes.get_errno())}")
-
-
-def _user_named(name: str) -> pwd.struct_passwd:
-    try:
-        return pwd.getpwnam(name)
-    except KeyError:
-        raise ConfigError("watch.user", f"there is no user {name!r}") from None
+        raise ConfigError("llmtap watch", f"cannot drop privileges: {os.strerror(ctypes.get_errno())}")
 
 
 class _Processes:

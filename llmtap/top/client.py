@@ -27,7 +27,7 @@ import msgspec
 from llmtap import __version__
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.net.failures import failure_said
+from llmtap.net.listener import failure_said
 from llmtap.net.tls import client_context
 from llmtap.top.table import clock_time
 from llmtap.top.views import Document, Shown, View

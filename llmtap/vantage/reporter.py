@@ -6,20 +6,24 @@ middleware has one for each event loop.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import resource
+import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from llmtap import native
-from llmtap.channel.channel import Tap
+from llmtap.channel import Tap
 from llmtap.channel.frames import Anchored, Frame, FrameKind, Hello, RelayStatus
 from llmtap.clock import Clock, resident_bytes
-from llmtap.net.lag import LagMeter
+from llmtap.log import LogSetup, set_up
+from llmtap.net.lag import PythonLagMeter
 from llmtap.net.stream import Timebase
+from llmtap.units import decode_special
 
 STATUS_S: Final = 0.5
 PROBE_NS: Final = 10_000_000
@@ -31,6 +35,39 @@ PROBE_GRAIN_NS: Final = 1_000_000
 """Resolution of uvloop's timers, which may also fire early by as much: only more than this is lag."""
 
 log = logging.getLogger(__name__)
+
+
+class ChildSetup(msgspec.Struct, kw_only=True):
+    """Setup of a process, sent by the supervisor."""
+
+    name: str
+    tap_path: str
+    log: LogSetup
+
+
+S = TypeVar("S", bound=ChildSetup)
+
+
+def begin_child(kind: type[S]) -> S:
+    """Read the setup of this process from stdin, and prepare log and garbage collector."""
+    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind, dec_hook=decode_special)
+    set_up(setup.log)
+    # What is alive now lives for good; and the hot path makes no cycles, so collections can be rare.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    return setup
+
+
+def on_orphaned(loop: asyncio.AbstractEventLoop, setup: ChildSetup, end: Callable[[], None]) -> None:
+    """Call `end` when stdin closes, because the supervisor is gone."""
+
+    def orphaned() -> None:
+        loop.remove_reader(sys.stdin.fileno())
+        log.error("event=supervisor_lost name=%s", setup.name)
+        end()
+
+    loop.add_reader(sys.stdin.fileno(), orphaned)
 
 
 class Reporter:
@@ -48,7 +85,7 @@ class Reporter:
         loop: asyncio.AbstractEventLoop,
         path: str,
         tap_bytes: int,
-        lag: LagMeter,
+        lag: PythonLagMeter,
         clock: Clock,
         *,
         name: str,
@@ -111,24 +148,12 @@ class Reporter:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         tap = self.tap
         return RelayStatus(
-            t_ns=self.now_ns(),
-            opened=tap.ledger.opened,
-            measured=tap.ledger.measured,
-            dropped=tap.ledger.dropped,
-            unsettled=tap.ledger.unsettled,
-            skipped=self.skipped,
-            streams=len(self.arrivals),
-            tap_pending_bytes=tap.pending_bytes,
-            cpu_ns=int((usage.ru_utime + usage.ru_stime) * 1e9),
-            rss_bytes=resident_bytes(),
-            lag_ns_max=self.lag.take_max(),
-            lag_buckets=self.lag.buckets,
-            lag_sum_ns=self.lag.sum_ns,
-            bytes_up=self.bytes_up,
-            bytes_down=self.bytes_down,
-            draining=self.draining,
-            **self._counters(),
-        )
+            t_ns=self.now_ns(), **tap.ledger.counts(), skipped=self.skipped, streams=len(self.arrivals),
+            tap_pending_bytes=tap.pending_bytes, cpu_ns=int((usage.ru_utime + usage.ru_stime) * 1e9),
+            rss_bytes=resident_bytes(), lag_ns_max=self.lag.take_max(), lag_buckets=self.lag.buckets,
+            lag_sum_ns=self.lag.sum_ns, bytes_up=self.bytes_up, bytes_down=self.bytes_down,
+            draining=self.draining, **self._counters(),
+        )  # fmt: skip
 
     def uncertainty_since(self, t_ns: int) -> int:
         """Return the longest time that a byte waited unread since `t_ns`, as far as the probes show, or the
@@ -168,20 +193,11 @@ class Reporter:
         self.timebase.check()
         anchor = self._reported_anchor = self.timebase.anchor
         return Hello(
-            relay=self.name,
-            pid=os.getpid(),
-            clock=self._clock_name,
-            vantage=self._vantage,
-            listen=self._listen,
-            anchor_mono_ns=anchor.mono_ns,
-            anchor_wall_ns=anchor.wall_ns,
-            anchor_steps=self.timebase.steps,
-            switch=self.switch,
-            skipped=sum(self.skipped.values()),
-            guest=self._guest,
-            implementation=native.NAME,
-            implementation_reason=native.REASON,
-        )
+            relay=self.name, pid=os.getpid(), clock=self._clock_name, vantage=self._vantage,
+            listen=self._listen, anchor_mono_ns=anchor.mono_ns, anchor_wall_ns=anchor.wall_ns,
+            anchor_steps=self.timebase.steps, switch=self.switch, skipped=sum(self.skipped.values()),
+            guest=self._guest, implementation=native.NAME, implementation_reason=native.REASON,
+        )  # fmt: skip
 
     def _anchor_news(self) -> Frame | None:
         """Return the frame of a new anchor, which goes before every frame that it may concern."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.channel.channel import Tap
+from llmtap.channel import Tap
 from llmtap.channel.experiment import (
     Arm,
     Assigner,
@@ -188,7 +188,7 @@ def test_an_assignment_is_a_function_of_key_name_and_unit(
 ) -> None:
     arm, public = Assigner(key, name, weights).assign(unit)
     assert Assigner(key, name, weights).assign(unit) == (arm, public)
-    assert Assigner(key, name, weights).arm(unit) == arm
+    assert Assigner(key, name, weights).assign(unit)[0] == arm
     assert 0 <= arm < len(weights)
     assert len(public) == 16
 
@@ -207,7 +207,7 @@ def test_it_can_be_worked_out_again_by_the_definition() -> None:
 def test_arms_get_their_shares(weights: list[float]) -> None:
     n = 40_000
     assigner = Assigner("k", "e", weights)
-    counts = Counter(assigner.arm(request_unit("r", i)) for i in range(n))
+    counts = Counter(assigner.assign(request_unit("r", i))[0] for i in range(n))
     for i, weight in enumerate(weights):
         share = weight / sum(weights)
         assert abs(counts[i] - n * share) < 5 * (n * share * (1 - share)) ** 0.5

@@ -14,7 +14,6 @@ from llmtap.channel.frames import (
     FRAME_BYTES,
     BatchReader,
     FrameKind,
-    FrameRows,
     PythonFrameRows,
     make_frame_rows,
     pack_batch,
@@ -80,7 +79,7 @@ EACH = pytest.mark.parametrize("make", [PythonFrameRows, make_frame_rows])
 @EACH
 @given(st.lists(ROW, max_size=30), st.booleans(), st.booleans())
 def test_rows_come_out_as_they_went_in_with_news_behind_the_hello(
-    make: Callable[[], FrameRows], frames: list[Row], news: bool, hello: bool
+    make: Callable[[], PythonFrameRows], frames: list[Row], news: bool, hello: bool
 ) -> None:
     kept = make()
     expected = [(FrameKind.HELLO, 0, 0, 0, b"{}"), *frames] if hello else list(frames)
@@ -96,7 +95,7 @@ def test_rows_come_out_as_they_went_in_with_news_behind_the_hello(
 
 
 @EACH
-def test_rows_are_added_behind_others_and_up_to_the_bound(make: Callable[[], FrameRows]) -> None:
+def test_rows_are_added_behind_others_and_up_to_the_bound(make: Callable[[], PythonFrameRows]) -> None:
     kept = make()
     kept.bound = 3 * FRAME_BYTES + 10
     row: Row = (FrameKind.RESPONSE_DATA, 1, 2, 3, b"12345")
@@ -116,7 +115,7 @@ def test_rows_are_added_behind_others_and_up_to_the_bound(make: Callable[[], Fra
 @pytest.mark.parametrize(
     "row", [(256, 1, 2, 3, b""), (-1, 1, 2, 3, b""), (8, 2**63, 2, 3, b""), (8, 1, 2, 2**63, b"")]
 )
-def test_what_no_frame_can_hold_raises(make: Callable[[], FrameRows], row: Row) -> None:
+def test_what_no_frame_can_hold_raises(make: Callable[[], PythonFrameRows], row: Row) -> None:
     with pytest.raises((OverflowError, ValueError)):
         kept = make()
         kept.put(*row)

@@ -9,13 +9,11 @@ is wrong. README.md in this folder explains the table; it is in `.e2e/clients.js
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from parts import client_checks, client_plan, curl_client, environments
@@ -181,15 +179,13 @@ def run_all(port: int, told: Json) -> list[str]:
     return [f"{row.client}: {row.name}: {sentence}" for row in rows for sentence in row.wrong]
 
 
-def run(options: argparse.Namespace) -> list[str]:
+def run() -> list[str]:
     """Everything; returns what is wrong."""
     HOME.mkdir(exist_ok=True)
-    if not options.llmtap.exists():
-        raise Failure(f"{options.llmtap} is missing: run `make setup` first")
     environments.prepare("gateway")
-    subprocess.run([str(options.llmtap), "sim", "tokenizer", str(TOKENIZER)], check=True, timeout=200)
+    subprocess.run([str(LLMTAP), "sim", "tokenizer", str(TOKENIZER)], check=True, timeout=200)
     port = port_free()
-    argv = [str(options.llmtap), "sim", "serve", "--listen", f"127.0.0.1:{port}", *client_plan.SERVE]
+    argv = [str(LLMTAP), "sim", "serve", "--listen", f"127.0.0.1:{port}", *client_plan.SERVE]
     wrong: list[str] = []
     told: Json = {"versions": {}, "skipped": {}, "rows": [], "wrong": wrong}
     with running("sim-clients", argv, wrong) as sim:
@@ -199,14 +195,5 @@ def run(options: argparse.Namespace) -> list[str]:
     return wrong
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command to start as the server")
-    options = parser.parse_args()
-    return carry_out("clients", lambda: run(options), limit_s=RUN_S_MAX)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out("clients", run, limit_s=RUN_S_MAX))

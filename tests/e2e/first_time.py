@@ -1,7 +1,6 @@
 """A first-time user's path: clone, what the README says, and figures on the dashboard.
 
     .venv/bin/python tests/e2e/first_time.py             # as on a clean machine: every package is fetched
-    .venv/bin/python tests/e2e/first_time.py --cached    # with pip's cache
 
 Clones the repository (its last commit) into a new folder and runs the first command of that README. Tells
 the seconds of each step, and exits 1 where the dashboard had no figures within 180 s, or the command failed.
@@ -10,7 +9,6 @@ Standard library only.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -108,7 +106,7 @@ def shows_figures(admin: str) -> bool:
     return b"<title>" in page and summary["metrics"]["ttft"]["n"] > 0
 
 
-def run(folder: Path, *, cached: bool) -> list[str]:
+def run(folder: Path) -> list[str]:
     """What was wrong."""
     clock = Clock()
     clone = folder / "llmtap"
@@ -120,8 +118,7 @@ def run(folder: Path, *, cached: bool) -> list[str]:
     command = found[1].strip()
     ours = ("LLMTAP_", "VIRTUAL_ENV", "MAKE", "MFLAGS")
     environ = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
-    if not cached:
-        environ["PIP_CACHE_DIR"] = str(folder / "pip")
+    environ["PIP_CACHE_DIR"] = str(folder / "pip")
     with Running(command, clone, environ) as running:
         running.until((clone / ".venv" / "bin" / "llmtap").exists, clock)
         clock.step(f"{command}: installs")
@@ -144,13 +141,8 @@ def run(folder: Path, *, cached: bool) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cached", action="store_true", help="let pip use its cache")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="first-time-") as folder:
-        return carry_out("first time", lambda: run(Path(folder), cached=options.cached))
+        return carry_out("first time", lambda: run(Path(folder)))
 
 
 if __name__ == "__main__":

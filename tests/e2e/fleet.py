@@ -11,7 +11,6 @@ naming what is wrong.
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -207,7 +206,7 @@ def check_replay(url: str, engine: int) -> Iterator[str]:
         yield f"the replay came to {told['outcomes']}, {told['load']['sent']} sent of {n}"
 
 
-def run(with_ray: bool) -> list[str]:
+def run() -> list[str]:
     shutil.rmtree(HOME, ignore_errors=True)
     HOME.mkdir(exist_ok=True)
     os.environ.update(ENVIRON)
@@ -285,12 +284,11 @@ def run(with_ray: bool) -> list[str]:
             wrong += by_otlp(receiver, [tap.name for tap in TAPS], ttfts_s)
         with phase("DuckDB"):
             wrong += by_duckdb(store, BUCKET, KEYS, ttfts_s)
-        if with_ray:
-            with phase("Ray over the same files"):
-                wrong += by_ray(url, store, KEYS, ttfts_s)
-            with phase("llmtap sim run --ray, llmtap replay --ray"):
-                wrong += check_sweep(url)
-                wrong += check_replay(url, engine)
+        with phase("Ray over the same files"):
+            wrong += by_ray(url, store, KEYS, ttfts_s)
+        with phase("llmtap sim run --ray, llmtap replay --ray"):
+            wrong += check_sweep(url)
+            wrong += check_replay(url, engine)
     return wrong
 
 
@@ -305,14 +303,5 @@ def tap_argv(tap: Tap, engine: int, listen: int, admin: int, url: str, otlp: int
     return argv
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--no-ray", action="store_true", help="leave out what starts a Ray")
-    options = parser.parse_args()
-    return carry_out("fleet", lambda: run(not options.no_ray))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out("fleet", run))

@@ -1,7 +1,6 @@
 """The image, built by podman and started as an orchestrator starts it: `make image-check`, not `make e2e`.
 
-    .venv/bin/python tests/e2e/image.py           the base image is made here, of Debian's packages
-    .venv/bin/python tests/e2e/image.py --pull    the base image is python:3.11-slim, from its registry
+The base image is made here, of Debian's packages.
 
 Checked are what the image holds, what its processes may do, the health check, a stream through the tap to
 `llmtap sim serve`, the services of compose.yaml as they stand there, and SIGTERM while a stream is under
@@ -12,7 +11,6 @@ else. Exits 1, naming what is wrong. About 4 minutes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -370,21 +368,18 @@ def run_pod(podman: Podman, name: str, network: str, reference: list[Any]) -> It
     yield from check_end(podman, name, pod["terminationGracePeriodSeconds"])
 
 
-def run(*, pull: bool) -> list[str]:
+def run() -> list[str]:
     if os.geteuid() != 0:
         raise Failure("only root can make a base image, and start containers of other users")
     with phase("podman, of Debian's packages"):
-        install(["podman", "crun"] if pull else ["podman", "crun", "debootstrap"])
+        install(["podman", "crun", "debootstrap"])
     wrong: list[str] = []
     with scratch() as home:
         podman = Podman(home, ["sim", "llmtap"])
         print("  " + podman.say("--version"))
         try:
             with phase("the base image"):
-                if pull:
-                    podman.work("image-base", "pull", BASE)
-                else:
-                    make_base(podman)
+                make_base(podman)
             with phase("the image"):
                 # Docker's format: OCI's has no health check.
                 options = ["--format=docker", "--pull=never", "--isolation=chroot", "--network=host"]
@@ -401,14 +396,9 @@ def run(*, pull: bool) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--pull", action="store_true", help=f"fetch the base image, {BASE}")
-    options = parser.parse_args()
     if os.geteuid() == 0:
         keep_mounts_apart()
-    return carry_out("image", lambda: run(pull=options.pull), limit_s=RUN_S_MAX)
+    return carry_out("image", run, limit_s=RUN_S_MAX)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ naming what is wrong.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from typing import Any
 
 from parts import environments, vantages
 from parts.script import LLMTAP, PROGRAMS, REPOSITORY, ROOT, carry_out, phase
-from parts.servers import Failure, get_exchanges, get_json, port_free, proxy_argv
+from parts.servers import get_exchanges, get_json, port_free, proxy_argv
 from run import READY_S_MAX, Way, run_client, running, warm_up
 
 RUN_S_MAX = 1_200  # with the gateway's environment made on a slow machine
@@ -131,10 +130,8 @@ def table(records: list[Json], at_proxy: list[Json], at_app: list[Json]) -> str:
     return "\n".join(lines)
 
 
-def run(options: argparse.Namespace) -> list[str]:
+def run() -> list[str]:
     """Everything; returns what is wrong."""
-    if not options.llmtap.exists():
-        raise Failure(f"{options.llmtap} is missing: run `make setup` first")
     environments.prepare("gateway")
     wrong: list[str] = []
     ports = {name: port_free() for name in ("engine", "gateway", "tap", "admin")}
@@ -142,9 +139,9 @@ def run(options: argparse.Namespace) -> list[str]:
     plan = make_plan()
     with tempfile.TemporaryDirectory(prefix="tap-") as folder:  # a socket's path may not be long
         path = f"{folder}/tap.sock"
-        engine_argv = [str(options.llmtap), "sim", "serve", "--listen", at["engine"], *ENGINE]
+        engine_argv = [str(LLMTAP), "sim", "serve", "--listen", at["engine"], *ENGINE]
         tap_argv = proxy_argv(
-            options.llmtap, ports["gateway"], ports["tap"], ports["admin"], "--set", f"meter.socket={path}"
+            LLMTAP, ports["gateway"], ports["tap"], ports["admin"], "--set", f"meter.socket={path}"
         )
         python = str(ROOT / "gateway/bin/python")
         gateway_argv = [python, "-P", str(PROGRAMS / "litellm_with_tap.py"), str(ports["gateway"]), path]
@@ -160,27 +157,14 @@ def run(options: argparse.Namespace) -> list[str]:
                 gateway.wait_ready(f"http://{at['gateway']}/health/readiness", limit_s=READY_S_MAX)
                 warm_up(ports["gateway"])
             with phase(f"{len(plan)} requests by the openai client"):
-                records = run_client(WAY, ports, plan, options)
+                records = run_client(WAY, ports, plan)
             at_proxy, at_app, relays = read_both(ports["admin"], plan)
             (ROOT / "exchanges-middleware.json").write_text(json.dumps(at_proxy + at_app))
     wrong += [f"{r['id']}: {r['error']}" for r in records if r["error"]]
     wrong += check(plan, records, at_proxy, at_app) + check_counts(relays)
-    print(
-        f"\n{WAY.name}, {options.concurrency} requests at once\n\n{table(records, at_proxy, at_app)}",
-        flush=True,
-    )
+    print(f"\n{WAY.name}\n\n{table(records, at_proxy, at_app)}", flush=True)
     return wrong
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--concurrency", type=int, default=4, help="requests at once (default 4)")
-    parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command to start")
-    options = parser.parse_args()
-    return carry_out("middleware", lambda: run(options), limit_s=RUN_S_MAX)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out("middleware", run, limit_s=RUN_S_MAX))

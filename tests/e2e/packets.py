@@ -14,7 +14,6 @@ Packets need root or CAP_NET_RAW: without, it says so and ends well. Exits 1, na
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import signal
@@ -77,19 +76,19 @@ def dump(port: int, file: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def observe(way: Way, ports: dict[str, int], options: argparse.Namespace) -> list[str]:
+def observe(way: Way, ports: dict[str, int]) -> list[str]:
     """One way from start to end; returns what is wrong."""
     wrong: list[str] = []
-    plan, admin, port = make_plan(way, options), port_free(), ports[way.first]
+    plan, admin, port = make_plan(way), port_free(), ports[way.first]
     live, file, read = (ROOT / f"{name}-{way.key}" for name in ("live", "packets.pcap", "read"))
     for folder in (live, read):
         shutil.rmtree(folder, ignore_errors=True)
-    argv = [str(options.llmtap), "watch", "--interface", "lo", "--port", str(port)]
+    argv = [str(LLMTAP), "watch", "--interface", "lo", "--port", str(port)]
     argv += ["--admin", f"127.0.0.1:{admin}", "--capture", str(live)]
     with running(f"watch-{way.key}", argv, wrong) as watch:
         watch.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
         process = dump(port, file)
-        records = run_client(way, ports, plan, options)
+        records = run_client(way, ports, plan)
         # The client's first request, which is not measured, goes to the engine, too.
         seen, _ = read_tap(admin, len(plan) + (way.first == "engine"))
         time.sleep(SETTLE_S)
@@ -103,17 +102,7 @@ def observe(way: Way, ports: dict[str, int], options: argparse.Namespace) -> lis
     wrong += [f"{r['id']}: {r['error']}" for r in records if r["error"]]
     if relay["packets"]["lost"] or relay["dropped"]:
         wrong.append(f"packets {relay['packets']}, dropped {relay['dropped']}")
-    argv = [
-        str(options.llmtap),
-        "watch",
-        "--read",
-        str(file),
-        "--port",
-        str(port),
-        "--capture",
-        str(read),
-        "--json",
-    ]
+    argv = [str(LLMTAP), "watch", "--read", str(file), "--port", str(port), "--capture", str(read), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     if done.returncode:
         return [*wrong, f"the file cannot be read: {done.stderr.strip()}"]
@@ -121,7 +110,7 @@ def observe(way: Way, ports: dict[str, int], options: argparse.Namespace) -> lis
     counts = [(r["opened"], r["measured"], r["dropped"]) for r in (relay, from_file)]
     if counts[0] != counts[1]:
         wrong.append(f"opened, measured, dropped: {counts[0]} live, {counts[1]} from the file")
-    at = {name: exchanges(options.llmtap, folder) for name, folder in (("live", live), ("file", read))}
+    at = {name: exchanges(folder) for name, folder in (("live", live), ("file", read))}
     return wrong + compare(
         *({key: rows[key] for key in wanted & rows.keys()} for rows in at.values()), wanted
     )
@@ -149,7 +138,7 @@ def compare(live: Json, from_file: Json, wanted: set[str]) -> list[str]:
     return wrong
 
 
-def perform(options: argparse.Namespace) -> list[str]:
+def perform() -> list[str]:
     if reason := permission():
         print(f"  not run: packets need root or CAP_NET_RAW ({reason})", flush=True)
         return []
@@ -171,21 +160,9 @@ def perform(options: argparse.Namespace) -> list[str]:
         for way in WAYS:
             if way.upstream is None:
                 with phase(f"packets of {way.name}"):
-                    wrong += [f"{way.name}: {complaint}" for complaint in observe(way, ports, options)]
+                    wrong += [f"{way.name}: {complaint}" for complaint in observe(way, ports)]
     return wrong
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--streams", type=int, default=20, help="plain streams per way (default 20)")
-    parser.add_argument("--concurrency", type=int, default=4, help="requests at once (default 4)")
-    parser.add_argument("--quick", action="store_true", help="without the pause of the idle request")
-    parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command to start")
-    options = parser.parse_args()
-    return carry_out("packets", lambda: perform(options), limit_s=RUN_S_MAX)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out("packets", perform, limit_s=RUN_S_MAX))

@@ -16,7 +16,6 @@ Exits 1, naming what is wrong.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -32,6 +31,8 @@ from parts.servers import Failure, port_free, proxy_argv, tail
 from run import MODEL, make_model, running, warm_up
 
 TRACE = HERE / "azure_conv_200.csv"
+REQUESTS = 40  # of 200
+RATE = "1.5"  # per second
 READY_S_MAX = 180
 REPLAY_S_MAX = 900
 HAND_OVER_S = 0.002
@@ -53,14 +54,14 @@ def engine_argv(port: int) -> list[str]:
     return argv
 
 
-def replay(target: int, options: argparse.Namespace) -> dict[str, Any]:
+def replay(target: int) -> dict[str, Any]:
     """The result of the command."""
     kept, result = ROOT / "replayed", ROOT / "replay.json"
     shutil.rmtree(kept, ignore_errors=True)
     result.unlink(missing_ok=True)
     argv = [
-        str(options.llmtap), "replay", str(TRACE), "--target", f"http://127.0.0.1:{target}",
-        "--rate", f"{options.rate:g}", "--requests", str(options.requests), "--model", MODEL,
+        str(LLMTAP), "replay", str(TRACE), "--target", f"http://127.0.0.1:{target}",
+        "--rate", RATE, "--requests", str(REQUESTS), "--model", MODEL,
         "--tokenizer", str(ROOT / MODEL), "--capture", str(kept), "--json", str(result),
     ]  # fmt: skip
     done = subprocess.run(argv, timeout=REPLAY_S_MAX)
@@ -69,14 +70,14 @@ def replay(target: int, options: argparse.Namespace) -> dict[str, Any]:
     return json.loads(result.read_text())  # type: ignore[no-any-return]
 
 
-def exchanges(llmtap: Path, folder: Path) -> dict[str, dict[str, Any]]:
+def exchanges(folder: Path) -> dict[str, dict[str, Any]]:
     """The rows of a capture by request id."""
     code = (
         "import json, sys, llmtap\n"
         "for row in llmtap.read(sys.argv[1]).table().to_pylist():\n"
         "    print(json.dumps(row, default=str))"
     )
-    argv = [str(llmtap.parent / "python"), "-c", code, str(folder)]
+    argv = [str(LLMTAP.parent / "python"), "-c", code, str(folder)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise Failure(f"the capture cannot be read: {done.stderr[-500:]}")
@@ -84,8 +85,8 @@ def exchanges(llmtap: Path, folder: Path) -> dict[str, dict[str, Any]]:
     return {row["request_id"]: row for row in rows}
 
 
-def check_result(result: dict[str, Any], options: argparse.Namespace) -> Iterator[str]:
-    lengths, n = result["lengths"], options.requests
+def check_result(result: dict[str, Any]) -> Iterator[str]:
+    lengths, n = result["lengths"], REQUESTS
     with TRACE.open() as file:
         rows = [int(line.split(",")[1]) for line in file.readlines()[1 : n + 1]]
     possible = sum(tokens >= TEMPLATE_TOKENS for tokens in rows)
@@ -146,7 +147,7 @@ def table(ours: dict[str, Any], tap: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def perform(options: argparse.Namespace) -> list[str]:
+def perform() -> list[str]:
     environments.prepare("engine")
     with phase("model"):
         make_model()
@@ -159,31 +160,20 @@ def perform(options: argparse.Namespace) -> list[str]:
             engine.wait_ready(f"http://127.0.0.1:{engine_at}/health", limit_s=READY_S_MAX)
         with phase("first answers"):
             warm_up(engine_at)
-        argv = proxy_argv(options.llmtap, engine_at, tap_at, admin, "--capture", str(seen))
+        argv = proxy_argv(LLMTAP, engine_at, tap_at, admin, "--capture", str(seen))
         with running("tap-replay", argv, wrong) as tap:
             tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
-            with phase(f"replay of {options.requests} requests"):
-                result = replay(tap_at, options)
+            with phase(f"replay of {REQUESTS} requests"):
+                result = replay(tap_at)
         if engine.process.poll() is not None:
             wrong.append(f"the engine ended on the way\n{tail(engine.log)}")
-    wrong += check_result(result, options)
-    ours = exchanges(options.llmtap, ROOT / "replayed")
-    tapped = {key: row for key, row in exchanges(options.llmtap, seen).items() if key in ours}
+    wrong += check_result(result)
+    ours = exchanges(ROOT / "replayed")
+    tapped = {key: row for key, row in exchanges(seen).items() if key in ours}
     wrong += compare(ours, tapped)
     print("\n" + table(ours, tapped), flush=True)
     return wrong
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--requests", type=int, default=40, help="rows of the trace (default 40 of 200)")
-    parser.add_argument("--rate", type=float, default=1.5, help="requests per second (default 1.5)")
-    parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command")
-    options = parser.parse_args()
-    return carry_out("replay", lambda: perform(options), limit_s=run.RUN_S_MAX)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out("replay", perform, limit_s=run.RUN_S_MAX))

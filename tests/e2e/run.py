@@ -15,7 +15,6 @@ client did, or the two vantage points contradict each other. README.md in this f
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import shutil
@@ -50,6 +49,8 @@ RUN_S_MAX = 1_500  # everything, a cold install on a slow machine included
 READY_S_MAX = 180
 WARM_UP_S_MAX = 240  # the first answer of an engine may take half a minute
 CLIENT_S_MAX = 400
+CONCURRENCY = 4  # requests at once
+EXPERIMENT_REQUESTS = 240
 SETTLE_S_MAX = 60  # from the client's last byte to the last exchange in the tap's API
 
 OFFLINE = {
@@ -91,15 +92,9 @@ WAYS = [
 ]
 
 
-def make_plan(way: Way, options: argparse.Namespace) -> list[dict[str, Any]]:
+def make_plan(way: Way) -> list[dict[str, Any]]:
     """The requests of one path; the same prompts and lengths on each, under names of its own."""
-    counts = {
-        "stream": options.streams,
-        "usage": 4,
-        "plain": 4,
-        "cancelled": 1,
-        "idle": 0 if options.quick else 1,
-    }
+    counts = {"stream": 20, "usage": 4, "plain": 4, "cancelled": 1, "idle": 1}
     return [
         {
             "id": f"e2e-{way.key}-{kind}-{i}",
@@ -184,7 +179,7 @@ def warm_up(port: int) -> None:
 
 
 def run_client(
-    way: Way, ports: dict[str, int], plan: list[dict[str, Any]], options: argparse.Namespace
+    way: Way, ports: dict[str, int], plan: list[dict[str, Any]], at_once: int = CONCURRENCY
 ) -> list[Any]:
     """The client's records, from a process of its own."""
     plan_file, records_file = ROOT / f"plan-{way.key}.json", ROOT / f"records-{way.key}.json"
@@ -198,7 +193,7 @@ def run_client(
     ]
     argv += ["--base-url", f"http://127.0.0.1:{ports[way.first]}/v1", "--model", way.model, "--key", KEY]
     argv += ["--warm-up-url", f"http://127.0.0.1:{ports['engine']}/v1", "--warm-up-model", MODEL]
-    argv += ["--concurrency", str(options.concurrency)]
+    argv += ["--concurrency", str(at_once)]
     run_to_end(f"client-{way.key}", argv, logs=LOGS, env=OFFLINE, cwd=ROOT, limit_s=CLIENT_S_MAX)
     return json.loads(records_file.read_text())
 
@@ -216,9 +211,9 @@ def read_tap(admin: int, expected: int) -> tuple[list[Any], dict[str, Any]]:
     return get_exchanges(base), get_json(f"{base}/summary")
 
 
-def check_capture(kept: Path, expected: int, options: argparse.Namespace) -> list[str]:
+def check_capture(kept: Path, expected: int) -> list[str]:
     """What is wrong with the files that the tap, which has ended, left of what it measured."""
-    argv = [str(options.llmtap), "report", str(kept), "--json"]
+    argv = [str(LLMTAP), "report", str(kept), "--json"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
     if done.returncode:
         return [f"the capture cannot be read: {done.stderr.strip()}"]
@@ -229,21 +224,21 @@ def check_capture(kept: Path, expected: int, options: argparse.Namespace) -> lis
 
 
 def run_path(
-    way: Way, ports: dict[str, int], options: argparse.Namespace, reference: dict[str, str]
+    way: Way, ports: dict[str, int], reference: dict[str, str]
 ) -> tuple[list[Any], list[Any] | None, list[str]]:
     """One path from start to end: the client's records, the tap's exchanges, and what is wrong with them."""
-    plan = make_plan(way, options)
+    plan = make_plan(way)
     wrong: list[str] = []
     exchanges = None
     if way.upstream is None:
-        records = run_client(way, ports, plan, options)
+        records = run_client(way, ports, plan)
     else:
         admin, kept = port_free(), ROOT / f"capture-{way.key}"
         shutil.rmtree(kept, ignore_errors=True)
-        argv = proxy_argv(options.llmtap, ports[way.upstream], ports["tap"], admin, "--capture", str(kept))
+        argv = proxy_argv(LLMTAP, ports[way.upstream], ports["tap"], admin, "--capture", str(kept))
         with running(f"tap-{way.key}", argv, wrong) as tap:
             tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
-            records = run_client(way, ports, plan, options)
+            records = run_client(way, ports, plan)
             exchanges, summary = read_tap(admin, len(plan))
             (ROOT / f"exchanges-{way.key}.json").write_text(json.dumps(exchanges))
             (ROOT / f"summary-{way.key}.json").write_text(json.dumps(summary))
@@ -252,7 +247,7 @@ def run_path(
             wrong += vantages.check_tap(
                 records, exchanges, summary, left=left, same_chunks=way.first == "tap"
             )
-        wrong += check_capture(kept, len(exchanges), options)
+        wrong += check_capture(kept, len(exchanges))
     # The engine says usage unasked in its last chunk; LiteLLM hands it on only to those who ask.
     usage_kinds = ("usage", "plain") if way.through_gateway else ("usage", "plain", "stream", "idle")
     if not reference:  # the first path is the one without anyone between
@@ -261,18 +256,17 @@ def run_path(
     return records, exchanges, wrong
 
 
-def run_experiment(ports: dict[str, int], options: argparse.Namespace, *, aa: bool) -> list[str]:
+def run_experiment(ports: dict[str, int], *, aa: bool) -> list[str]:
     """One experiment on the tap in front of LiteLLM; prints its table and returns what is wrong."""
     way = Way("aa" if aa else "ab", "experiment", "tap", "gateway")
     wrong: list[str] = []
-    requests = guardrail.plan(options.experiment, way.key)
+    requests = guardrail.plan(EXPERIMENT_REQUESTS, way.key)
     file, admin = ROOT / f"experiment-{way.key}.toml", port_free()
     guardrail.config(file, aa=aa)
-    argv = proxy_argv(options.llmtap, ports["gateway"], ports["tap"], admin, "--config", str(file))
+    argv = proxy_argv(LLMTAP, ports["gateway"], ports["tap"], admin, "--config", str(file))
     with running(f"tap-{way.key}", argv, wrong) as tap:
         tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
-        calm = argparse.Namespace(**{**vars(options), "concurrency": 2})
-        records = run_client(way, ports, requests, calm)
+        records = run_client(way, ports, requests, at_once=2)
         exchanges, _ = read_tap(admin, len(requests))
         found = get_json(f"http://127.0.0.1:{admin}/api/v1/experiment")
         (ROOT / f"experiment-{way.key}.json").write_text(json.dumps(found, indent=1))
@@ -291,11 +285,8 @@ def describe(way: Way, records: list[Any], exchanges: list[Any] | None) -> str:
     return line
 
 
-def run(options: argparse.Namespace) -> list[str]:
+def run() -> list[str]:
     """Everything; returns what is wrong, path by path."""
-    ways = [p for p in WAYS if not (options.no_tap and p.upstream)]
-    if not options.no_tap and not options.llmtap.exists():
-        raise Failure(f"{options.llmtap} is missing: run `make setup` first, or `tests/e2e/run.py --no-tap`")
     environments.prepare("engine", "gateway")
     with phase("model"):
         make_model()
@@ -315,38 +306,24 @@ def run(options: argparse.Namespace) -> list[str]:
         with phase("first answers"):
             warm_up(ports["engine"])
             warm_up(ports["gateway"])
-        for way in ways:
+        for way in WAYS:
             with phase(f"path {way.key}: {way.name}"):
-                records, exchanges, complaints = run_path(way, ports, options, reference)
+                records, exchanges, complaints = run_path(way, ports, reference)
                 print(describe(way, records, exchanges), flush=True)
             rows.append((way.name, records, exchanges))
             wrong += [f"path {way.key} ({way.name}): {c}" for c in complaints]
-        for aa in () if options.no_tap or not options.experiment else (False, True):
+        for aa in (False, True):
             with phase(
                 f"experiment: the content filter {'against itself, A/A' if aa else 'on and off, A/B'}"
             ):
-                wrong += [f"experiment: {c}" for c in run_experiment(ports, options, aa=aa)]
+                wrong += [f"experiment: {c}" for c in run_experiment(ports, aa=aa)]
         for server in (engine, gateway):
             if server.process.poll() is not None:
                 wrong.append(f"{server.name} ended on the way\n{tail(server.log)}")
-    print(f"\nTwo vantage points, {options.concurrency} requests at once (~: fewer than 1,000 samples)\n")
+    print(f"\nTwo vantage points, {CONCURRENCY} requests at once (~: fewer than 1,000 samples)\n")
     print(vantages.table(rows), flush=True)
     return wrong
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--streams", type=int, default=20, help="plain streams per path (default 20)")
-    parser.add_argument("--concurrency", type=int, default=4, help="requests at once (default 4)")
-    parser.add_argument("--experiment", type=int, default=240, help="requests of each experiment (240)")
-    parser.add_argument("--quick", action="store_true", help="without the pause of the idle request")
-    parser.add_argument("--no-tap", action="store_true", help="engine and gateway alone, no llmtap")
-    parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command to start as the tap")
-    options = parser.parse_args()
-    return carry_out("run", lambda: run(options), limit_s=RUN_S_MAX)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(carry_out("run", run, limit_s=RUN_S_MAX))

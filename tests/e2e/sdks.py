@@ -10,18 +10,16 @@ messages by the service's own model. Exits 1, naming what is wrong.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from aiohttp import WSMsgType, web
 from parts import environments
 from parts.script import LLMTAP, PROGRAMS, REPOSITORY, ROOT, carry_out, phase
-from parts.servers import Failure, get_exchanges, get_json, port_free, proxy_argv, run_to_end
+from parts.servers import get_exchanges, get_json, port_free, proxy_argv, run_to_end
 from run import LOGS, OFFLINE, READY_S_MAX, running
 
 RUN_S_MAX = 900  # with the environment made on a slow machine
@@ -150,17 +148,15 @@ def compare(records: list[Json], exchanges: list[Json]) -> list[str]:
     return wrong + [f"the tap has an exchange that nobody asked for: {x['path']}" for x in left]
 
 
-def run(options: argparse.Namespace) -> list[str]:
+def run() -> list[str]:
     """Everything; returns what is wrong."""
-    if not options.llmtap.exists():
-        raise Failure(f"{options.llmtap} is missing: run `make setup` first")
     environments.prepare("sdks")
     wrong: list[str] = []
     upstream, listen, admin = port_free(), port_free(), port_free()
     file = ROOT / "sdk-records.json"
     with (
-        running("sdk-server", [sys.executable, __file__, "--serve", str(upstream)], wrong) as server,
-        running("tap-sdks", proxy_argv(options.llmtap, upstream, listen, admin), wrong) as tap,
+        running("sdk-server", [sys.executable, __file__, str(upstream)], wrong) as server,
+        running("tap-sdks", proxy_argv(LLMTAP, upstream, listen, admin), wrong) as tap,
     ):
         server.wait_ready(f"http://127.0.0.1:{upstream}/health", limit_s=READY_S_MAX)
         tap.wait_ready(f"http://127.0.0.1:{admin}/readyz", limit_s=READY_S_MAX)
@@ -174,18 +170,8 @@ def run(options: argparse.Namespace) -> list[str]:
     return wrong + compare(records, exchanges)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--serve", type=int, metavar="PORT", help="only play the fixtures on this port")
-    parser.add_argument("--llmtap", type=Path, default=LLMTAP, help="the command to start")
-    options = parser.parse_args()
-    if options.serve:
-        serve(options.serve)
-        return 0
-    return carry_out("sdks", lambda: run(options), limit_s=RUN_S_MAX)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:]:  # started by `run`: play the fixtures on this port
+        serve(int(sys.argv[1]))
+    else:
+        sys.exit(carry_out("sdks", run, limit_s=RUN_S_MAX))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from llmtap.channel.channel import Ledger
+from llmtap.channel import Ledger
 from llmtap.channel.frames import Hello
 from llmtap.meter.admin.views import upstream_values
 from llmtap.meter.relays import GONE_NS, RELAYS_MAX, STATUS_FRESH_NS, Reckoning, RelayBook, UpstreamLoad

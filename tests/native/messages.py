@@ -89,9 +89,8 @@ def request_twins(raw: bytes) -> bool:
         raise AssertionError("the compiled parser accepts what Python refuses") from error
     head = http1.parse_request_head(raw)
     assert head == expected
-    for authority in (b"up:1", None):
-        args = {"prefix": b"/p", "authority": authority, "upgrade": False, "extra": []}
-        assert heads.request_lines(head, **args) == heads._request_lines(head, **args)
+    args = {"prefix": b"/p", "authority": b"up:1", "upgrade": False, "extra": []}
+    assert heads.request_lines(head, **args) == heads._request_lines(head, **args)
     return True
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from llmtap import native
-from llmtap.channel.channel import Tap
+from llmtap.channel import Tap
 from llmtap.channel.frames import BatchReader, FrameKind, Hello, PythonFrameRows
 from llmtap.clock import SystemClock
 from llmtap.net.lag import PythonLagMeter, make_lag_meter

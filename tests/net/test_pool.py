@@ -74,7 +74,6 @@ async def pool_to(
         idle_ns=idle_ns,
         connect_ns=CONNECT_NS,
         tls=tls,
-        server_name=None,
     )
     try:
         yield pool

@@ -14,7 +14,7 @@ from llmtap.channel.frames import LAG_EDGES_NS
 from llmtap.clock import ManualClock, SystemClock
 from llmtap.exchange import observer
 from llmtap.exchange.observer import UNSEEN_NS
-from llmtap.net.lag import PEAKS_MAX, LagMeter, PythonLagMeter, make_lag_meter
+from llmtap.net.lag import PEAKS_MAX, PythonLagMeter, make_lag_meter
 from llmtap.net.stream import (
     KERNEL_FLOOR_NS,
     LAG_ABSURD_NS,
@@ -211,12 +211,12 @@ NOTES = st.lists(st.tuples(st.integers(0, 50), LAG), max_size=60)
 """(time since the note before, lag)"""
 
 
-Make = Callable[..., LagMeter]
+Make = Callable[..., PythonLagMeter]
 EACH = pytest.mark.parametrize("make", [PythonLagMeter, make_lag_meter])
 """The Python implementation, and the one that runs."""
 
 
-def noted(make: Make, steps: list[tuple[int, int]]) -> tuple[LagMeter, list[tuple[int, int]]]:
+def noted(make: Make, steps: list[tuple[int, int]]) -> tuple[PythonLagMeter, list[tuple[int, int]]]:
     meter = make(FLOOR_NS)
     t = 0
     notes = []

@@ -21,7 +21,7 @@ from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import Upstream, answers, upstream
 
 DEAL = Assigner("pepper", "experiment", [1, 1])
-BY_ARM = [[t for t in range(50) if DEAL.arm(b"x-api-key\0%d" % t) == arm] for arm in (0, 1)]
+BY_ARM = [[t for t in range(50) if DEAL.assign(b"x-api-key\0%d" % t)[0] == arm] for arm in (0, 1)]
 TENANTS = [tenant for pair in zip(*BY_ARM, strict=False) for tenant in pair]
 """Old arm, new arm, old, new ..."""
 DEALT = [b"old", b"new"] * 6

@@ -14,12 +14,12 @@ import ast
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Final
 
 FOLDER_MODULES_MAX: Final = 15
 MODULE_LINES_MAX: Final = 500
-LINE_COLUMNS_MAX: Final = 110
 REASON: Final = "long because"
 LLMTAP_LINES_MAX: Final = 60_000
 LLMTAP_CODE_MAX: Final = 44_000
@@ -43,8 +43,6 @@ class Module:
     """Absolute names of what it imports at run time: of modules, and of things in modules."""
     type_imports: frozenset[str]
     """The same under `if TYPE_CHECKING:`."""
-    wide: tuple[int, ...]
-    """Numbers of the lines that are wider than LINE_COLUMNS_MAX."""
 
 
 def read_tree(folder: Path) -> dict[str, Module]:
@@ -61,16 +59,14 @@ def read_tree(folder: Path) -> dict[str, Module]:
 def _read(name: str, path: Path, *, is_package: bool) -> Module:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    lines = text.removesuffix("\n").split("\n") if text else []
     imports: dict[bool, set[str]] = {False: set(), True: set()}
     for one, for_types in _imports(tree, name if is_package else name.rpartition(".")[0]):
         imports[for_types].add(one)
     classes = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
     return Module(
-        name, path, len(lines), _code_lines(text, tree), ast.get_docstring(tree) or "",
+        name, path, text.count("\n"), _code_lines(text, tree), ast.get_docstring(tree) or "",
         tuple(one for one in classes if not one.startswith("_")), frozenset(imports[False]),
         frozenset(imports[True]),
-        tuple(number for number, line in enumerate(lines, 1) if len(line) > LINE_COLUMNS_MAX),
     )  # fmt: skip
 
 
@@ -122,22 +118,13 @@ def import_graph(modules: Mapping[str, Module], *, with_types: bool = False) -> 
     return graph
 
 
-def cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return the sets of modules in which each imports each other, directly or through others of the set."""
-    reached = {name: _reachable(graph, name) for name in graph}
-    found = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
-    return sorted(sorted(one) for one in found if one)
-
-
-def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
-    found: set[str] = set()
-    left = list(graph[start])
-    while left:
-        name = left.pop()
-        if name not in found:
-            found.add(name)
-            left.extend(graph[name])
-    return found
+def cycles(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return a cycle of imports, if there is any."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as found:
+        return [", ".join(found.args[1])]
+    return []
 
 
 def repeated_classes(modules: Iterable[Module]) -> dict[str, list[str]]:
@@ -169,7 +156,6 @@ def report(root: Path) -> str:
     """Return the tables for the repository at `root`."""
     product, tests = read_tree(root / "llmtap"), read_tree(root / "tests")
     both = [*product.values(), *tests.values()]
-    graph = import_graph(product)
 
     groups: dict[str, list[Module]] = defaultdict(list)
     for module in product.values():
@@ -195,11 +181,8 @@ def report(root: Path) -> str:
         "public class names of several modules": [
             f"{name}: {', '.join(at)}" for name, at in repeated_classes(product.values()).items()
         ],
-        "import cycles": [", ".join(one) for one in cycles(graph)],
-        "import cycles with imports for types": [
-            ", ".join(one) for one in cycles(import_graph(product, with_types=True))
-        ],
-        f"lines over {LINE_COLUMNS_MAX} columns": [f"{within(m.path)}:{n}" for m in both for n in m.wide],
+        "import cycles": cycles(import_graph(product)),
+        "import cycles with imports for types": cycles(import_graph(product, with_types=True)),
     }
     (modules, lines, code), test_lines = counts["llmtap/"], counts["tests/"][1]
     limits = [

@@ -30,7 +30,7 @@ from llmtap.load.monitor.timeseries import Columns, Ticks
 from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.sending import shown_url
 from llmtap.metrics.cost import Energy, average_power_w, energy_of
-from llmtap.net.failures import failure_said
+from llmtap.net.listener import failure_said
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S, to_seconds
 

@@ -25,7 +25,7 @@ import psutil
 
 from llmtap.clock import Clock
 from llmtap.load.monitor.timeseries import Columns, Ticks
-from llmtap.net.failures import failure_said
+from llmtap.net.listener import failure_said
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S, to_seconds
 

@@ -25,7 +25,7 @@ from llmtap.load.prompt_sender import PromptMaker
 from llmtap.load.sending import Spoken, check_fields, protocol_of
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
-from llmtap.net.failures import failure_said
+from llmtap.net.listener import failure_said
 from llmtap.net.tls import client_context
 from llmtap.units import Duration
 

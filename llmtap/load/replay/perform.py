@@ -48,7 +48,7 @@ from llmtap.load.workers.ray_worker import RayMember
 from llmtap.load.workers.worker_handle import LocalMember, Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import STOPPED, LoadResult, Member, WorkerPool
 from llmtap.net.cluster import ray_cluster
-from llmtap.net.failures import failure_said
+from llmtap.net.listener import failure_said
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 

@@ -18,9 +18,9 @@ from llmtap.channel.frames import (
     Assigned,
     Closing,
     Frame,
-    FrameBatch,
     FrameKind,
     Hello,
+    PythonFrameBatch,
     RelayStatus,
 )
 from llmtap.exchange.bounds import bounded
@@ -115,7 +115,7 @@ class Assembler:
             found += [(open_one, arms.get(seq)) for open_one in own]
         return found
 
-    def unrecognised(self, frames: FrameBatch) -> Iterator[Frame]:
+    def unrecognised(self, frames: PythonFrameBatch) -> Iterator[Frame]:
         """Return the frames of a batch for `digest`, without token events recognised by their bytes."""
         return frames.unrecognised(self._live)
 
@@ -368,7 +368,7 @@ AWAY_NS: Final = 2_000_000
 """A longer return from a yield means that the CPU is shared with a process that never sleeps."""
 INSIST_NS: Final = 100_000_000
 BEHIND_NS: Final = 50_000_000
-"""Frames come every 10 ms (`channel/channel.py`); a batch as old as five of those waited for the CPU."""
+"""Frames come every 10 ms (`llmtap/channel/`); a batch as old as five of those waited for the CPU."""
 CPU_EVERY_NS: Final = 1_000_000
 """Least time between two readings of the thread's CPU clock, a system call of about 0.5 us."""
 

@@ -2,7 +2,7 @@
 
 `RecentExchanges` is a sink of the pipeline, bounded by number and bytes. `Streams` lists the open
 observers of each assembler that joined, copied a few at a time, newest first. Frames come every 10 ms
-(`channel/channel.py`), so `since_last` is up to that much too long.
+(`llmtap/channel/`), so `since_last` is up to that much too long.
 
 `Query` and `StreamsQuery` parse filters, limits and cursors of a request; the readers of single query
 parameters (`read_*`, `FILTERS`, `BadQuery`) are used by the other routes of the admin API, too.

@@ -18,8 +18,14 @@ from aiohttp import HttpVersion10, web
 from aiohttp.typedefs import Handler, Middleware
 
 from llmtap.protocol.inference import NOT_INFERENCE, SkipRules
-from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
-from llmtap.vantage.middleware.exchange import AppExchange, request_head
+from llmtap.vantage.middleware.exchange import (
+    TAP_BYTES,
+    AppExchange,
+    Emitter,
+    Emitters,
+    mono_ns,
+    request_head,
+)
 
 _SWITCHING: Final = 101
 _WATCHED: Final = ("write_headers", "write", "write_eof", "enable_compression")

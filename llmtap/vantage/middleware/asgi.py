@@ -23,8 +23,14 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from llmtap.protocol.inference import NOT_INFERENCE, SkipRules
-from llmtap.vantage.middleware.emitter import TAP_BYTES, Emitter, Emitters, mono_ns
-from llmtap.vantage.middleware.exchange import AppExchange, request_head
+from llmtap.vantage.middleware.exchange import (
+    TAP_BYTES,
+    AppExchange,
+    Emitter,
+    Emitters,
+    mono_ns,
+    request_head,
+)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -94,12 +100,8 @@ class LlmtapMiddleware:
 def _rule(skips: SkipRules, scope: Scope) -> str | None:
     """Return the rule by which a request is not measured. Never raises."""
     try:
-        fields = scope.get("headers", ())
-        if iter(fields) is fields:
-            fields = ()  # they can be read only once, and that is for the app
-        return skips.rule_of(
-            scope.get("method", ""), scope["path"], scope.get("query_string", b"").decode("latin-1"), fields
-        )
+        query = scope.get("query_string", b"").decode("latin-1")
+        return skips.rule_of(scope.get("method", ""), scope["path"], query, scope.get("headers", ()))
     except Exception:
         return None  # it is measured, or fails where that is counted
 
@@ -111,8 +113,6 @@ def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival
         target = scope.get("raw_path") or quote(scope["path"], safe="/:@!$&'()*+,;=~%").encode()
         query = scope.get("query_string")
         version, fields = scope.get("http_version", "1.1"), scope["headers"]
-        if iter(fields) is fields:
-            raise TypeError("headers that can be read only once are the app's")
         head = request_head(method, target + b"?" + query if query else target, version, fields)
         is_whole = not _may_have_body(method, fields)
     except Exception as exc:
@@ -138,13 +138,12 @@ def _may_have_body(method: str, fields: list[tuple[bytes, bytes]]) -> bool:
 class _Call:
     """The app's `receive` and `send` for one request."""
 
-    __slots__ = ("_has_trailers", "_receive", "_send", "exchange")
+    __slots__ = ("_receive", "_send", "exchange")
 
     def __init__(self, exchange: AppExchange, receive: Receive, send: Send) -> None:
         self.exchange = exchange
         self._receive = receive
         self._send = send
-        self._has_trailers = False
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -186,17 +185,11 @@ class _Call:
             body = message.get("body", b"")
             if body:
                 exchange.said(body, t_ns)
-            last = not (message.get("more_body", False) or self._has_trailers)
+            last = not message.get("more_body", False)
         elif kind == "http.response.start":
-            self._has_trailers = message.get("trailers", False)
             exchange.answered(message["status"], message.get("headers", ()), t_ns)
-        elif kind == "http.response.zerocopysend":
-            # The server reads the file itself: its bytes do not pass here.
-            last = not (message.get("more_body", False) or self._has_trailers)
-        elif kind == "http.response.trailers":
-            last = not message.get("more_trailers", False)
         elif kind == "http.response.pathsend":
-            last = not self._has_trailers
+            last = True  # the server reads the file itself: its bytes do not pass here
         if last:
             exchange.complete(t_ns, passed_ns)
         else:

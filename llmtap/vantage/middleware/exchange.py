@@ -1,33 +1,209 @@
-"""Report one request and its response inside an application as the frames of a relay (`AppExchange`).
+"""Report an application's requests as the frames of a relay (`AppExchange`) to a meter (`Emitter`).
 
-The two middlewares call it with heads and body bytes; it sends frames through the `Emitter`. `arrival` is the
-time of the call of the app, `request_end` that at which the server had the last request bytes, `submit` that
-at which the app received them. So TTFT includes the work of the app and its upstream, but no network. `added`
-is the time that the middleware itself needed since the message before. Heads have no Transfer-Encoding,
-because bodies have no chunks here.
+The two middlewares call an AppExchange with heads and body bytes. `arrival` is the time of the call of the
+app, `request_end` that at which the server had the last request bytes, `submit` that at which the app
+received them. So TTFT includes the work of the app and its upstream, but no network. `added` is the time that
+the middleware itself needed since the message before. Heads have no Transfer-Encoding, because bodies have no
+chunks here.
+
+Each event loop has one Emitter (`Emitters`). It connects, reports the application's status, and warns where
+no meter is there. To the meter an application is one more relay, with the same bounded channel. Exchanges
+that do not fit, or find no meter, are dropped whole and counted.
+
+Only a wrong option raises, in `Emitters(...)`; nothing raises into a request of the application. An error in
+llmtap's code drops the exchange (`middleware_error`) and is logged once for each kind, without its text,
+which could quote a header.
 """
 
-from collections.abc import Iterable
-from typing import Final
+import asyncio
+import logging
+import os
+import secrets
+import traceback
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Concatenate, Final, ParamSpec
 
+from llmtap.channel import SOCKET_PATH_BYTES_MAX, replaceable
 from llmtap.channel.frames import Closing, FrameKind
+from llmtap.clock import Clock, SystemClock
+from llmtap.errors import ConfigError
 from llmtap.exchange.outcome import Outcome
-from llmtap.vantage.middleware.emitter import Emitter, mono_ns
+from llmtap.net.lag import make_lag_meter
+from llmtap.vantage.reporter import PROBE_GRAIN_NS, STATUS_S, Reporter
 
-Fields = Iterable[tuple[bytes, bytes]]
+TAP_BYTES: Final = 32 << 20
+"""Maximum bytes of frames waiting for the meter, as for a relay (`relay.tap_bytes`)."""
+TAP_BYTES_MIN: Final = 64 << 10
+"""Half of it is for exchanges that run already, and a request head alone may have 64 KiB in most servers."""
+DRAIN_S: Final = 2.0
+"""Maximum time that the end of an app waits for the meter's last acknowledgement, as in a relay."""
+NO_METER_S: Final = 2.0
 
 _CODING: Final = b"transfer-encoding"
 _HOST: Final = b"host"
 _BODILESS: Final = (204, 304)
-# By name: an enum's member would be looked up in its class, and its value in the member, for every message.
-OPEN: Final = FrameKind.OPEN
-SENT: Final = FrameKind.SENT
-REQUEST_DATA: Final = FrameKind.REQUEST_DATA
-REQUEST_END: Final = FrameKind.REQUEST_END
-SUBMIT: Final = FrameKind.SUBMIT
-RESPONSE_HEAD: Final = FrameKind.RESPONSE_HEAD
-RESPONSE_DATA: Final = FrameKind.RESPONSE_DATA
-RESPONSE_END: Final = FrameKind.RESPONSE_END
+P = ParamSpec("P")
+
+log = logging.getLogger(__name__)
+mono_ns = SystemClock.mono_ns
+
+
+class Emitter(Reporter):
+    """The reporter of one event loop of an app. `start` and `close` it on that loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, path: str, tap_bytes: int, clock: Clock | None = None
+    ) -> None:
+        # Stamps are of calls, not of reads: what a stalled loop makes late is the app's own answer. Only the
+        # call itself may have waited, so nothing is added for stalls between two probes.
+        lag = make_lag_meter(PROBE_GRAIN_NS)
+        name = f"app-{secrets.token_hex(3)}-{os.getpid()}"
+        super().__init__(
+            loop, path, tap_bytes, lag, clock or SystemClock(), name=name, vantage="middleware", guest=True
+        )
+        self.closed = False
+        self._path = path
+        self._missing: asyncio.TimerHandle | None = None
+        self._had_meter = False
+        self._failures: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Connect to the meter as soon as it is there, and begin to report."""
+        if replaceable(self._path):
+            warn("event=meter_socket_exposed socket=%s hint=%r", self._path, "chmod 700 its directory")
+        self.tap.connect()
+        self._timer = self._loop.call_later(STATUS_S, self._on_report)
+        self._missing = self._loop.call_later(NO_METER_S, self._warn_without_meter)
+
+    def pass_unmeasured(self, reason: str) -> None:
+        """Number and count an exchange that is not measured."""
+        ledger = self.tap.ledger
+        ledger.drop(ledger.open(), reason)
+
+    def failed(self, error: BaseException) -> None:
+        """Log an error of our own code, once for each kind."""
+        kind = type(error).__name__
+        if kind not in self._failures:
+            self._failures.add(kind)
+            log_failure(error)
+
+    async def close(self) -> None:
+        """Send the last status, wait DRAIN_S at most for the meter to have everything, and disconnect."""
+        self.closed = self.draining = True
+        for timer in (self._timer, self._missing):
+            if timer is not None:
+                timer.cancel()
+        self.stop_probe()
+        self.tap.status(self.status())
+        await self.tap.drain(DRAIN_S)
+        self.tap.close()
+
+    def _warn_without_meter(self) -> None:
+        if not self.tap.connected:
+            event, hint = "no_meter", f"llmtap meter --listen-socket {self._path}"
+            if _denied(self._path):
+                event = "meter_denied"
+                hint = f"run `llmtap meter` as the user of this application (uid {os.geteuid()})"
+            warn("event=%s socket=%s exchanges=unmeasured hint=%r", event, self._path, hint)
+
+    def _on_report(self) -> None:
+        self._timer = self._loop.call_later(STATUS_S, self._on_report)
+        if self._had_meter and not self.tap.connected:
+            self._missing = self._loop.call_later(NO_METER_S, self._warn_without_meter)
+        self._had_meter = self.tap.connected
+        try:
+            self.report()
+        except Exception as exc:
+            self.failed(exc)
+
+
+def _denied(path: str) -> bool:
+    """Return whether permissions keep this user from a socket."""
+    try:
+        os.stat(path)
+    except OSError as exc:
+        return isinstance(exc, PermissionError)
+    return not os.access(path, os.W_OK, effective_ids=True)
+
+
+class Emitters:
+    """An emitter for each event loop that the app runs on, made by the first request of the loop."""
+
+    def __init__(self, socket: str, tap_bytes: int) -> None:
+        """Raises ConfigError: wrong settings are reported at the start, and never later."""
+        if not socket:
+            raise ConfigError("socket", "is empty", "the path given to `llmtap meter --listen-socket`")
+        if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
+            raise ConfigError("socket", f"is longer than {SOCKET_PATH_BYTES_MAX} bytes, the system's limit")
+        if tap_bytes < TAP_BYTES_MIN:
+            raise ConfigError("tap_bytes", f"must be at least {TAP_BYTES_MIN}")
+        self._socket = socket
+        self._tap_bytes = tap_bytes
+        self._by_loop: dict[asyncio.AbstractEventLoop, Emitter] = {}
+        self._failed = False
+
+    def here(self) -> Emitter | None:
+        """Return the running loop's emitter, or None if there can be none, logged once. Never raises."""
+        try:
+            loop = asyncio.get_running_loop()
+            emitter = self._by_loop.get(loop)
+            if emitter is None or emitter.closed:
+                emitter = Emitter(loop, self._socket, self._tap_bytes)
+                emitter.start()
+                self._by_loop = {
+                    **{known: one for known, one in self._by_loop.items() if not known.is_closed()},
+                    loop: emitter,
+                }
+            return emitter
+        except Exception as exc:
+            if not self._failed:
+                self._failed = True
+                log_failure(exc)
+            return None
+
+    async def close(self) -> None:
+        """Close the running loop's emitter. Never raises."""
+        try:
+            emitter = self._by_loop.pop(asyncio.get_running_loop(), None)
+            if emitter is not None:
+                await emitter.close()
+        except Exception as exc:
+            log_failure(exc)
+
+
+def log_failure(error: BaseException) -> None:
+    """Log the kind and the place of an error, and nothing of its text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "?"
+    warn("event=middleware_error kind=%s where=%s further=counted", type(error).__name__, where)
+
+
+def warn(text: str, *values: object) -> None:
+    """Log a warning; in an application without log handlers, to stderr with prefix and time."""
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("llmtap %(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger("llmtap").addHandler(handler)
+    log.warning(text, *values)
+
+
+Fields = Iterable[tuple[bytes, bytes]]
+
+
+def _while_measured(method: Callable[Concatenate["AppExchange", P], None]) -> Callable[..., None]:
+    """Do nothing once the exchange is over; drop it after an internal error."""
+
+    @wraps(method)
+    def guarded(self: "AppExchange", *args: P.args, **kwargs: P.kwargs) -> None:
+        if not self.over:
+            try:
+                method(self, *args, **kwargs)
+            except Exception as exc:
+                self.give_up(exc)
+
+    return guarded
 
 
 class AppExchange:
@@ -64,81 +240,66 @@ class AppExchange:
 
     # ---------------------------------------------------------------- the request
 
+    @_while_measured
     def asked_whole(self) -> None:
         """The request has no body: it is complete at the call."""
-        try:
-            self.request_over = self._submitted = True
-            self._begin(self._head, mono_ns(), SENT)
-        except Exception as exc:
-            self.give_up(exc)
+        self.request_over = self._submitted = True
+        self._begin(self._head, mono_ns(), FrameKind.SENT)
 
+    @_while_measured
     def asked(self, data: bytes, t_ns: int, *, last: bool, submit_ns: int | None = None) -> None:
         """The app gets `data` of the request's body, which the server had at `t_ns`.
 
         `submit_ns`: time at which the app got it; None: now.
         """
-        if self.over or self.request_over:
+        if self.request_over:
             return
-        try:
-            self._request_bytes += len(data)
-            if self.begun:
-                if data:
-                    self._tap.offer(REQUEST_DATA, self.seq, t_ns, 0, data)
-                if last:
-                    self._tap.offer(REQUEST_END, self.seq, t_ns, 0)
-            elif last:
-                self._begin(self._head + data, t_ns)
-            else:
+        self._request_bytes += len(data)
+        if last and not self.begun:
+            self._begin(self._head + data, t_ns)
+        else:
+            if not self.begun:
                 self._begin(self._head)
-                if data:
-                    self._tap.offer(REQUEST_DATA, self.seq, t_ns, 0, data)
+            if data:
+                self._tap.offer(FrameKind.REQUEST_DATA, self.seq, t_ns, 0, data)
             if last:
-                self.request_over = True
-                if not self._submitted:
-                    self._submitted = True
-                    now_ns = mono_ns() if submit_ns is None else submit_ns
-                    self._tap.offer(SUBMIT, self.seq, now_ns, now_ns - t_ns)
-        except Exception as exc:
-            self.give_up(exc)
+                self._tap.offer(FrameKind.REQUEST_END, self.seq, t_ns, 0)
+        if last:
+            self.request_over = True
+            if not self._submitted:
+                self._submitted = True
+                now_ns = mono_ns() if submit_ns is None else submit_ns
+                self._tap.offer(FrameKind.SUBMIT, self.seq, now_ns, now_ns - t_ns)
 
-    def _begin(self, data: bytes, whole_ns: int = 0, kind: int = OPEN) -> None:
+    def _begin(self, data: bytes, whole_ns: int = 0, kind: int = FrameKind.OPEN) -> None:
         self.begun = True
         self.seq, _ = self._tap.open(self.arrival_ns, data, whole_ns, kind)
 
     # ---------------------------------------------------------------- the answer
 
+    @_while_measured
     def answered(self, status: int, fields: Fields, t_ns: int) -> None:
         """The app sent the response head at `t_ns`."""
-        if self.over:
-            return
-        try:
-            if not self.begun:
-                self._begin(self._head)
-            if not self._submitted:
-                # It answers before it has read all of the request.
-                self._submitted = True
-                self._tap.offer(SUBMIT, self.seq, self.arrival_ns, 0)
-            self.status = status
-            self._bodiless = self._method == "HEAD" or status < 200 or status in _BODILESS
-            head = response_head(status, fields)
-            self._response_bytes += len(head)
-            own_ns, self.own_ns = self.own_ns, 0
-            self._tap.offer(RESPONSE_HEAD, self.seq, t_ns, own_ns, head)
-        except Exception as exc:
-            self.give_up(exc)
+        if not self.begun:
+            self._begin(self._head)
+        if not self._submitted:
+            # It answers before it has read all of the request.
+            self._submitted = True
+            self._tap.offer(FrameKind.SUBMIT, self.seq, self.arrival_ns, 0)
+        self.status = status
+        self._bodiless = self._method == "HEAD" or status < 200 or status in _BODILESS
+        self._offer(FrameKind.RESPONSE_HEAD, t_ns, response_head(status, fields))
 
+    @_while_measured
     def said(self, data: bytes, t_ns: int) -> None:
         """The app sent `data` of the response body at `t_ns`."""
-        if self.over or self._bodiless:
-            return
-        try:
-            if type(data) is not bytes:
-                data = bytes(data)
-            self._response_bytes += len(data)
-            own_ns, self.own_ns = self.own_ns, 0
-            self._tap.offer(RESPONSE_DATA, self.seq, t_ns, own_ns, data)
-        except Exception as exc:
-            self.give_up(exc)
+        if not self._bodiless:
+            self._offer(FrameKind.RESPONSE_DATA, t_ns, data if type(data) is bytes else bytes(data))
+
+    def _offer(self, kind: int, t_ns: int, data: bytes) -> None:
+        self._response_bytes += len(data)
+        own_ns, self.own_ns = self.own_ns, 0
+        self._tap.offer(kind, self.seq, t_ns, own_ns, data)
 
     @property
     def turns(self) -> int:
@@ -159,15 +320,11 @@ class AppExchange:
 
     # ---------------------------------------------------------------- ends
 
+    @_while_measured
     def complete(self, t_ns: int, passed_ns: int) -> None:
         """The app sent the last of its answer at `t_ns`; the server had taken it at `passed_ns`."""
-        if self.over:
-            return
-        try:
-            self._tap.offer(RESPONSE_END, self.seq, t_ns, 0)
-            self._close(Outcome.COMPLETE, passed_ns)
-        except Exception as exc:
-            self.give_up(exc)
+        self._tap.offer(FrameKind.RESPONSE_END, self.seq, t_ns, 0)
+        self._close(Outcome.COMPLETE, passed_ns)
 
     def client_gone(self) -> None:
         """The client left before the end of the response."""
@@ -178,8 +335,6 @@ class AppExchange:
 
         `status`: the server's answer for an app that has not begun one.
         """
-        if self.over:
-            return
         if self.status is not None:
             self._end(Outcome.TRUNCATED, f"the app {how} in the middle of its answer")
         else:
@@ -204,26 +359,18 @@ class AppExchange:
         self._emitter.failed(error)
         self.leave_unmeasured("middleware_error")
 
+    @_while_measured
     def _end(self, outcome: Outcome, error: str) -> None:
-        if self.over:
-            return
-        try:
-            if not self.begun:
-                self._begin(self._head)
-            self._close(outcome, mono_ns(), error)
-        except Exception as exc:
-            self.give_up(exc)
+        if not self.begun:
+            self._begin(self._head)
+        self._close(outcome, mono_ns(), error)
 
     def _close(self, outcome: Outcome, t_ns: int, error: str | None = None) -> None:
         closing = Closing(
-            outcome=outcome.value,
-            status=self.status,
-            error=error,
-            paused_ns=self.paused_ns,
-            lag_ns=self._emitter.lag.worst_since(self.arrival_ns),
-            request_bytes=self._request_bytes,
+            outcome=outcome.value, status=self.status, error=error, paused_ns=self.paused_ns,
+            lag_ns=self._emitter.lag.worst_since(self.arrival_ns), request_bytes=self._request_bytes,
             response_bytes=self._response_bytes,
-        )
+        )  # fmt: skip
         self._tap.close_exchange(self.seq, t_ns, closing)
         self._finish()
 

@@ -1,4 +1,7 @@
-"""Follow one TCP connection from its packets, and pass both byte streams in order to `conversation.py`.
+"""Follow TCP connections by their packets, and pass both byte streams in order to `conversation.py`.
+
+`watcher.py` and `file_vantage.py` pass IP packets to a `ConnectionTable`, which assigns each one to its
+`Connection`. The number of connections is bounded; silent ones are forgotten.
 
 Bytes that no packet brought are a hole. A hole is final if the receiver acknowledged the missing bytes, if
 the packet ring has overflowed lately, if a later request begins, or after HOLE_NS. Then all exchanges under
@@ -7,6 +10,10 @@ that time, a request could get the response of an earlier one; clients of LLM se
 """
 
 import re
+from collections import OrderedDict
+from collections.abc import Collection
+from ipaddress import ip_address
+from mmap import mmap
 from typing import Final
 
 from llmtap.errors import PeerProtocolError
@@ -20,6 +27,8 @@ from llmtap.vantage.passive.segments import (
     EarlyBytes,
     LostSyncError,
     TcpDirection,
+    parse_segment,
+    reverse_flow,
 )
 
 HOLE_NS: Final = 3_000_000_000
@@ -27,6 +36,11 @@ HOLE_NS: Final = 3_000_000_000
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]{3,16} [\x21-\x7e]+ HTTP/1\.[01]\r\n")
 """No JSON body contains such a line: there CR and LF are escaped."""
 _TLS_RECORD: Final = re.compile(rb"[\x14-\x18]\x03[\x00-\x04]")
+CONNECTIONS_MAX: Final = 65_536
+"""About 100 MB where all of them have asked."""
+SILENT_NS: Final = 600_000_000_000
+"""A connection without a packet for this time is forgotten; it is joined again at its next request."""
+_SPECIAL: Final = FIN | SYN | RST | CUT_OFF
 
 
 def begins_request(payload: bytes) -> bool:
@@ -77,15 +91,6 @@ class Connection:
     def has_asked(self) -> bool:
         """Whether a request has begun on it."""
         return self._conversation.began
-
-    def may_have_ended(self, loss_ns: int) -> bool:
-        """Return whether packets were lost since its last one (the latest loss: `loss_ns`), or its place was.
-
-        Its end may be among the lost packets. False while an exchange is under way.
-        """
-        if self.ignored or self._conversation.is_busy:
-            return False
-        return self.client.next is None or self.last_ns < loss_ns
 
     def segment(
         self, way: TcpDirection, seq: int, ack: int, flags: int, window: int, payload: bytes, t_ns: int
@@ -203,3 +208,167 @@ class Connection:
     def _ignore(self, kind: str) -> None:
         self.ignored = True
         self._counts.add(kind)
+
+
+def pack_addresses(addresses: Collection[str]) -> frozenset[bytes]:
+    """Return IPv4 and IPv6 addresses as in packets. Raises ValueError for text that is no address."""
+    return frozenset(ip_address(address.partition("%")[0]).packed for address in addresses)
+
+
+class ConnectionTable:
+    """Connections of one interface or file, each with its state.
+
+    Args:
+        sink: gets the frames of all exchanges.
+        ports: of the servers; empty: any, told by who sends the first request.
+        hosts: packed addresses of the servers; empty: any.
+        local: packed addresses of this host, to tell which side of the network this is.
+    """
+
+    def __init__(
+        self,
+        sink: FrameSink,
+        ports: Collection[int] = (),
+        hosts: frozenset[bytes] = frozenset(),
+        *,
+        local: frozenset[bytes] = frozenset(),
+        counts: WatchCounts | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+    ) -> None:
+        self.counts = WatchCounts() if counts is None else counts
+        self.sides: set[str] = set()
+        """Where the connections were seen: `client`, `server`, `host` (both), `middle`."""
+        self._sink = sink
+        self._ports = frozenset(port.to_bytes(2) for port in ports)
+        self._hosts = hosts
+        self._local = local
+        self._early = EarlyBytes()
+        self._ways: dict[bytes, tuple[Connection, TcpDirection]] = {}
+        self._silent_ones: OrderedDict[bytes, Connection] = OrderedDict()
+        """By flow of the client: those that had not asked when they were last looked at, oldest first."""
+        self._connections_max = connections_max
+        self._ring_lost = False
+
+    def __len__(self) -> int:
+        return len(self._ways) // 2
+
+    def packet(self, buf: bytes | mmap, start: int, stop: int, t_ns: int) -> None:
+        """Take the IP packet between `start` and `stop`, which passed at `t_ns`."""
+        segment = parse_segment(buf, start, stop)
+        if segment is None:
+            return
+        flow, seq, ack, flags, window, start, stop = segment
+        found = self._ways.get(flow)
+        if found is None:
+            found = self._begin(flow, flags, buf[start:stop])
+            if found is None:
+                return
+        connection, way = found
+        if (
+            seq == way.next
+            and start < stop
+            and ack == way.peer.next
+            and not way.hole_ns
+            and not flags & _SPECIAL
+        ):
+            # Nearly every segment: the next of its direction, while nothing is missing.
+            payload = buf[start:stop]
+            way.next = (seq + stop - start) & 0xFFFFFFFF
+            way.last = payload
+            connection.last_ns = t_ns
+            connection.take(way, payload, t_ns)
+            return
+        if (
+            flags & SYN
+            and way.is_up
+            and (connection.ignored or way.next not in (None, (seq + 1) & 0xFFFFFFFF))
+        ):
+            # The same ports again: the end of the connection before was missed.
+            connection.give_up(t_ns, "packets_lost")
+            self._forget(flow)
+            found = self._begin(flow, flags, b"")
+            if found is None:
+                return
+            connection, way = found
+        connection.last_ns = t_ns
+        connection.segment(way, seq, ack, flags, window, buf[start:stop], t_ns)
+        if connection.over:
+            self._forget(flow if way.is_up else reverse_flow(flow))
+
+    def ring_lost(self, t_ns: int, *, now: bool) -> None:
+        """The ring lost packets (`now`), or has not for a while. Until then a hole is final at once."""
+        if now or self._ring_lost:
+            self._ring_lost = now
+            for connection in self._connections().values():
+                connection.ring_lost = now
+                if now and (connection.client.hole_ns or connection.server.hole_ns):
+                    connection.lose(t_ns, "packets_lost")
+
+    def sweep(self, t_ns: int) -> None:
+        """Drop exchanges with old holes, and forget silent connections."""
+        for flow, connection in self._connections().items():
+            connection.sweep(t_ns)
+            if t_ns - connection.last_ns > SILENT_NS:
+                connection.give_up(t_ns, "silent")
+                self._forget(flow)
+
+    def close(self, t_ns: int) -> None:
+        """No more packets: drop the exchanges under way."""
+        for flow, connection in self._connections().items():
+            connection.give_up(t_ns, "watch_ended")
+            self._forget(flow)
+
+    def _connections(self) -> dict[bytes, Connection]:
+        return {flow: connection for flow, (connection, way) in self._ways.items() if way.is_up}
+
+    def _serves(self, address: bytes, port: bytes) -> bool:
+        return (not self._ports or port in self._ports) and (not self._hosts or address in self._hosts)
+
+    def _begin(self, flow: bytes, flags: int, payload: bytes) -> tuple[Connection, TcpDirection] | None:
+        """Follow a connection that was not known; return None where it is none of ours."""
+        n = (len(flow) - 4) // 2
+        source, target = flow[:n], flow[n : 2 * n]
+        up = self._serves(target, flow[-2:])
+        if up == self._serves(source, flow[-4:-2]):
+            if not up:
+                return None
+            # Either end could be the server's: only a beginning tells.
+            if not flags & SYN and not begins_request(payload):
+                return None
+            up = not (flags & SYN and flags & ACK)
+        if not payload and not flags & SYN:
+            return None
+        if len(self._ways) >= 2 * self._connections_max and not self._make_room():
+            self.counts.add("overflow")
+            return None
+        if not up:
+            flow, source, target = reverse_flow(flow), target, source
+        kind = "followed" if flags & SYN else "joined"
+        connection = Connection(self._sink, self.counts, self._early, kind)
+        connection.ring_lost = self._ring_lost
+        from_client, from_server = (connection, connection.client), (connection, connection.server)
+        self._ways[flow], self._ways[reverse_flow(flow)] = from_client, from_server
+        self._silent_ones[flow] = connection
+        if self._local:
+            by_client, by_server = source in self._local, target in self._local
+            self.sides.add(
+                "host" if by_client and by_server
+                else "client" if by_client else "server" if by_server else "middle"
+            )  # fmt: skip
+        return from_client if up else from_server
+
+    def _make_room(self) -> bool:
+        """Forget the oldest connection that has not asked anything."""
+        while self._silent_ones:
+            flow, connection = self._silent_ones.popitem(last=False)
+            if not connection.has_asked:
+                self._forget(flow)
+                return True
+        return False
+
+    def _forget(self, flow: bytes) -> None:
+        """Forget a connection by the flow of its client."""
+        connection, _ = self._ways.pop(flow)
+        del self._ways[reverse_flow(flow)]
+        self._silent_ones.pop(flow, None)
+        connection.release()

@@ -20,11 +20,6 @@ PIPELINED_MAX: Final = 64
 _METHOD: Final = re.compile(rb"[A-Z]{1,16}\Z|[A-Z]{3,16} (?:\Z|[/*h])")
 _METHOD_BYTES: Final = 18
 _STATUS_LINE: Final = b"HTTP/1."
-# By name: each would be looked up in its class for every frame.
-OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA
-REQUEST_END, SUBMIT, RESPONSE_HEAD = FrameKind.REQUEST_END, FrameKind.SUBMIT, FrameKind.RESPONSE_HEAD
-RESPONSE_DATA, RESPONSE_END, ANSWER = FrameKind.RESPONSE_DATA, FrameKind.RESPONSE_END, FrameKind.ANSWER
-TUNNEL_UP, TUNNEL_DOWN = FrameKind.TUNNEL_UP, FrameKind.TUNNEL_DOWN
 LENGTH: Final = http1.Framing.LENGTH
 
 
@@ -37,12 +32,14 @@ class UnfollowableError(LlmtapError):
 
 
 class FrameSink(Protocol):
-    """Receiver of frames, in the terms of the channel (`channel/channel.py`)."""
+    """Receiver of frames, in the terms of the channel (`llmtap/channel/`)."""
 
     def skips(self, head: http1.RequestHead) -> bool:
         """Whether the request is counted only."""
 
-    def open(self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = OPEN) -> tuple[int, bool]: ...
+    def open(
+        self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN
+    ) -> tuple[int, bool]: ...
     def offer(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes = b"") -> bool: ...
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None: ...
     def drop(self, seq: int, t_ns: int, reason: str) -> None: ...
@@ -87,11 +84,6 @@ class Conversation:
         self._server_ended = False
         self._window_closed_ns = 0
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a request or its answer is under way."""
-        return bool(self._pending or self._head)
-
     # ---------------------------------------------------------------- the request
 
     def request(self, data: bytes, t_ns: int) -> None:
@@ -100,7 +92,7 @@ class Conversation:
             x, scanner = self._uploading, self._upload
             if self._tunnel is not None:
                 self._tunnel.request_bytes += len(data)
-                self._offer(self._tunnel, TUNNEL_UP, t_ns, data)
+                self._offer(self._tunnel, FrameKind.TUNNEL_UP, t_ns, data)
                 return
             if x is None or scanner is None:
                 data = self._begin(data, t_ns)
@@ -110,11 +102,11 @@ class Conversation:
             if end >= 0:
                 data, rest = data[:end], data[end:]
             x.request_bytes += len(data)
-            self._offer(x, REQUEST_DATA, t_ns, data)
+            self._offer(x, FrameKind.REQUEST_DATA, t_ns, data)
             if end >= 0:
                 self._uploading = self._upload = None
-                self._offer(x, REQUEST_END, t_ns)
-                self._offer(x, SUBMIT, t_ns)
+                self._offer(x, FrameKind.REQUEST_END, t_ns)
+                self._offer(x, FrameKind.SUBMIT, t_ns)
             data = rest
 
     def _begin(self, data: bytes, t_ns: int) -> bytes:
@@ -157,10 +149,10 @@ class Conversation:
         if skipped:
             pass
         elif self._head_ns == t_ns:
-            x.seq, x.tapped = self._sink.open(t_ns, whole[:stop], t_ns, SENT)
+            x.seq, x.tapped = self._sink.open(t_ns, whole[:stop], t_ns, FrameKind.SENT)
         else:
             x.seq, x.tapped = self._sink.open(self._head_ns, whole[:stop], t_ns)
-            self._offer(x, SUBMIT, t_ns)
+            self._offer(x, FrameKind.SUBMIT, t_ns)
         return whole[stop:]
 
     def _unexpected(self, data: bytes) -> LlmtapError:
@@ -189,9 +181,9 @@ class Conversation:
                 data, rest = data[:end], data[end:]
             x.response_bytes += len(data)
             if x.tapped:
-                x.tapped = self._sink.offer(RESPONSE_DATA, x.seq, t_ns, 0, data)
+                x.tapped = self._sink.offer(FrameKind.RESPONSE_DATA, x.seq, t_ns, 0, data)
             if end >= 0:
-                self._offer(x, RESPONSE_END, t_ns)
+                self._offer(x, FrameKind.RESPONSE_END, t_ns)
                 self._close(x, t_ns, Outcome.COMPLETE)
             data = rest
 
@@ -199,7 +191,7 @@ class Conversation:
         """Take bytes of an answer's head, or of a tunnel; return what follows."""
         if self._tunnel is not None:
             self._tunnel.response_bytes += len(data)
-            self._offer(self._tunnel, TUNNEL_DOWN, t_ns, data)
+            self._offer(self._tunnel, FrameKind.TUNNEL_DOWN, t_ns, data)
             return b""
         if not self._pending:
             raise PeerProtocolError("an answer without a request")
@@ -221,21 +213,21 @@ class Conversation:
         x.status = head.status
         if head.status == 101:
             x.response_bytes += end
-            self._offer(x, RESPONSE_HEAD, t_ns, whole[:end])
+            self._offer(x, FrameKind.RESPONSE_HEAD, t_ns, whole[:end])
             self._offer(x, FrameKind.UPGRADED, t_ns)
             self._tunnel = x
             return whole[end:]
         stop, scanner = begin_response_body(head, whole, end)
         if stop >= 0:
             x.response_bytes += stop
-            self._offer(x, ANSWER, t_ns, whole[:stop])
+            self._offer(x, FrameKind.ANSWER, t_ns, whole[:stop])
             self._close(x, t_ns, Outcome.COMPLETE)
             return whole[stop:]
         x.response_bytes += len(whole)
         self._answering, self._scanner = x, scanner
-        self._offer(x, RESPONSE_HEAD, t_ns, whole[:end])
+        self._offer(x, FrameKind.RESPONSE_HEAD, t_ns, whole[:end])
         if len(whole) > end:
-            self._offer(x, RESPONSE_DATA, t_ns, whole[end:])
+            self._offer(x, FrameKind.RESPONSE_DATA, t_ns, whole[end:])
         return b""
 
     def window_closed(self, t_ns: int) -> None:
@@ -265,7 +257,7 @@ class Conversation:
             return
         self.over = True
         if isinstance(self._scanner, http1.CloseScanner) and self._answering is not None:
-            self._offer(self._answering, RESPONSE_END, t_ns)
+            self._offer(self._answering, FrameKind.RESPONSE_END, t_ns)
             self._close(self._answering, t_ns, Outcome.COMPLETE)
         self._cut(t_ns, "closed")
 

@@ -52,33 +52,29 @@ def parse_segment(buf: bytes | mmap, at: int, end: int) -> Segment | None:
     if end - at < 40:
         return None
     first, total, fragment, protocol, flow, seq, ack, offset, flags, window = _V4.unpack_from(buf, at)
-    if first == 0x45:
-        if protocol != _TCP_PROTOCOL or fragment & 0x3FFF:
+    if first >> 4 == 4:
+        direct, tcp, addresses = at + 20, at + (first & 15) * 4, 8
+        if fragment & 0x3FFF or tcp < direct:
             return None
-        start = at + 20 + (offset >> 4) * 4
-    elif first >> 4 == 4:
-        tcp = at + (first & 15) * 4
-        if protocol != _TCP_PROTOCOL or fragment & 0x3FFF or first & 15 < 5 or end - tcp < 20:
-            return None
-        ports, seq, ack, offset, flags, window = _TCP.unpack_from(buf, tcp)
-        flow, start = flow[:8] + ports, tcp + (offset >> 4) * 4
     elif first >> 4 == 6 and end - at >= 60:
         _, length, protocol, flow, seq, ack, offset, flags, window = _V6.unpack_from(buf, at)
-        tcp, extensions = at + 40, 0
+        total = length + 40 if length else 0
+        direct = tcp = at + 40
+        addresses, extensions = 32, 0
         while protocol in _EXTENSIONS and extensions < _EXTENSIONS_MAX and end - tcp >= 28:
             protocol, size = _EXTENSION.unpack_from(buf, tcp)
             tcp += 8 * (size + 1)
             extensions += 1
-        if protocol != _TCP_PROTOCOL or end - tcp < 20:
-            return None
-        if extensions:
-            ports, seq, ack, offset, flags, window = _TCP.unpack_from(buf, tcp)
-            flow = flow[:32] + ports
-        total, start = (length + 40 if length else 0), tcp + (offset >> 4) * 4
     else:
         return None
+    if protocol != _TCP_PROTOCOL or end - tcp < 20:
+        return None
+    if tcp != direct:  # behind options or extensions
+        ports, seq, ack, offset, flags, window = _TCP.unpack_from(buf, tcp)
+        flow = flow[:addresses] + ports
     if offset < 0x50:
         return None
+    start = tcp + (offset >> 4) * 4
     # A total of 0 is a packet of more than 64 KiB (BIG TCP). What follows the packet is padding of the link.
     stop = at + total if total else end
     if stop > end:

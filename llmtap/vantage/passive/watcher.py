@@ -7,7 +7,6 @@ conversion, however late the packet was read.
 """
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -16,23 +15,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import msgspec
 import psutil
 import uvloop
 
 from llmtap.channel.frames import Closing, FrameKind
 from llmtap.clock import AdapterClock, Clock, SystemClock
-from llmtap.log import LogSetup, set_up
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import Timebase
 from llmtap.protocol.http1 import RequestHead
 from llmtap.protocol.inference import SkipRules
-from llmtap.units import decode_special
-from llmtap.vantage.passive.connection import WatchCounts
+from llmtap.vantage.passive.connection import ConnectionTable, WatchCounts, pack_addresses
 from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.passive.ring import PacketRing
-from llmtap.vantage.passive.table import ConnectionTable, pack_addresses
-from llmtap.vantage.reporter import STATUS_S, Reporter
+from llmtap.vantage.reporter import STATUS_S, ChildSetup, Reporter, begin_child, on_orphaned
 
 CALM_NS: Final = 2_000_000_000
 """The ring has not overflowed for so long: holes may be reordered packets again."""
@@ -52,17 +47,14 @@ UNFOLLOWED: Final = {
 log = logging.getLogger(__name__)
 
 
-class WatchSetup(msgspec.Struct, kw_only=True):
-    """Setup of a watcher process, sent by the supervisor."""
+class WatchSetup(ChildSetup, kw_only=True):
+    """Setup of a watcher process."""
 
     options: WatchOptions
-    name: str
     packet_fds: list[int]
     """One packet socket for each interface, in their order."""
     adapter_fds: list[int] = []
     """The clock of each one's adapter, with `--timestamps adapter`."""
-    tap_path: str
-    log: LogSetup
 
 
 class _ChannelSink:
@@ -254,13 +246,7 @@ def local_addresses() -> frozenset[bytes]:
 
 def main() -> int:
     """Run until SIGTERM, or until the supervisor is gone."""
-    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=WatchSetup, dec_hook=decode_special)
-    set_up(setup.log)
-    # What is alive now lives for good; connections are released without the collector.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-    uvloop.run(_run(setup))
+    uvloop.run(_run(begin_child(WatchSetup)))
     return 0
 
 
@@ -274,16 +260,11 @@ async def _run(setup: WatchSetup) -> None:
     )  # fmt: skip
     stop = asyncio.Event()
 
-    def orphaned() -> None:
-        loop.remove_reader(sys.stdin.fileno())
-        log.error("event=supervisor_lost watcher=%s", setup.name)
-        stop.set()
-
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     # A terminal's Ctrl-C and hang-up reach the whole group: the supervisor decides.
     for number in (signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: None)
-    loop.add_reader(sys.stdin.fileno(), orphaned)
+    on_orphaned(loop, setup, stop.set)
     watcher.start()
     sys.stdout.write("ready\n")
     sys.stdout.flush()

@@ -7,7 +7,6 @@ leaves.
 """
 
 from collections.abc import Callable
-from enum import IntEnum
 from typing import Final
 
 from llmtap.channel.frames import Closing
@@ -15,9 +14,9 @@ from llmtap.errors import PeerProtocolError
 from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import Stream
 from llmtap.protocol.http1 import Headers, RequestHead, header_value, parse_request_head
-from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.flow import QUIET_NS, Flow
 from llmtap.vantage.relay.heads import own_answer, target_of
+from llmtap.vantage.relay.upload import RelayContext
 
 LINGER_NS: Final = 2_000_000_000
 """Time for a client to read a last answer that came before it had finished sending."""
@@ -32,21 +31,9 @@ _CLIENT_ERRORS: Final = frozenset({"malformed_request", "http_version"})
 """Reasons that are an error of the client, not a limit of llmtap."""
 
 
-class ConnectionState(IntEnum):
-    """Meaning of the next byte from the client."""
-
-    HEAD = 0
-    BODY = 1
-    AHEAD = 2
-    """Of a later request: the current one is complete and its answer under way."""
-    LINGER = 3
-    """Ignored; read so that closing does not reset the answer on its way."""
-    TUNNEL = 4
-    GONE = 5
-    """None: the connection is closed."""
-
-
-HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = ConnectionState
+HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = range(6)
+"""Meaning of the next byte from the client. AHEAD: of a later request; the current one is complete and
+its answer under way. LINGER: ignored, but read so that closing does not reset the answer on its way."""
 
 
 class ClientConnection:
@@ -84,16 +71,16 @@ class ClientConnection:
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         state = self._state
-        if state is HEAD:
+        if state == HEAD:
             if not self._buffer:
                 self._arrival_ns = t_ns
             self._read_head(self._buffer + data if self._buffer else data, t_ns)
-        elif state is BODY:
+        elif state == BODY:
             assert self._flow is not None
             rest = self._flow.upload.feed(data, t_ns)
             if rest:
                 self._keep_ahead(rest, t_ns)
-        elif state is AHEAD:
+        elif state == AHEAD:
             self._keep_ahead(data, t_ns)
         else:
             self._lingered += len(data)
@@ -115,7 +102,7 @@ class ClientConnection:
     def on_drained(self) -> None:
         if self._flow is not None:
             self._flow.client_drained()
-        elif self._state is LINGER and self._stream is not None:
+        elif self._state == LINGER and self._stream is not None:
             self._stream.shutdown_write()
 
     # ---------------------------------------------------------------- heads
@@ -256,7 +243,7 @@ class ClientConnection:
                 self._context.loop.call_soon(self._read_ahead)
 
     def _read_ahead(self) -> None:
-        if self._state is HEAD and self._buffer and self._stream is not None:
+        if self._state == HEAD and self._buffer and self._stream is not None:
             data, self._buffer = self._buffer, b""
             self._read_head(data, self._ahead_ns)
             if self._flow is not None:
@@ -279,16 +266,16 @@ class ClientConnection:
         if self._flow is not None:
             stream = self._stream
             # Back-pressure keeps us from reading the end. (In a tunnel an end is no leaving: it may be half.)
-            if self._state is not TUNNEL and stream is not None and stream.paused and stream.peer_left():
+            if self._state != TUNNEL and stream is not None and stream.paused and stream.peer_left():
                 self._flow.client_gone()
                 return
             if self._stream is not None and now_ns - self._flow.last_ns > QUIET_NS:
                 self._stream.look_again()
             self._flow.check(now_ns)
-        elif self._state is LINGER:
+        elif self._state == LINGER:
             if now_ns - self._since_ns > LINGER_NS:
                 self._close()
-        elif self._state is HEAD:
+        elif self._state == HEAD:
             if self._buffer:
                 if now_ns - self._arrival_ns > options.head_timeout:
                     what = "the request head did not arrive in time"
@@ -302,7 +289,7 @@ class ClientConnection:
 
     def drain(self, now_ns: int) -> None:
         """Close an idle connection, now or after `last_request_ns`; a new one may send its first request."""
-        if self._flow is not None or self._state is not HEAD or self._buffer:
+        if self._flow is not None or self._state != HEAD or self._buffer:
             return
         if self._context.last_request_ns:
             self._since_ns = now_ns

@@ -76,10 +76,14 @@ class Assignment:
 
     def by_head(self, seq: int) -> None:
         """Assign request `seq` and change its head, if the head is enough; otherwise hold the body."""
-        router, head = self._router, self.head
-        unit = router.unit_of_head(head)
-        hindrance = _hindrance(head, router.experiment.body_bytes)
-        if unit is None and router.experiment.unit == "conversation" and hindrance is None:
+        e, head = self._router.experiment, self.head
+        unit = None
+        if e.unit != "request":
+            unit = named_unit(
+                head.headers, e.tenant_headers if e.unit == "tenant" else e.conversation_headers
+            )
+        hindrance = _hindrance(head, e.body_bytes)
+        if unit is None and e.unit == "conversation" and hindrance is None:
             self.holds = True
             return
         plan = self._deal(unit, seq)
@@ -105,10 +109,15 @@ class Assignment:
         self.holds = False
         plan = self._plan
         if hindrance == NO_ROOM:
-            plan, self._unit = router.control_for(seq)
-            self._plan, self.excluded = plan, NO_ROOM
+            plan = self._plan = router.control
+            self._unit = router.unit_of(None, seq)[1]
+            self.excluded = NO_ROOM
         elif plan is None:
-            plan = self._deal(router.unit_of_body(head, body) if hindrance is None else None, seq)
+            unit = None
+            if hindrance is None:
+                sender = named_unit(head.headers, router.experiment.tenant_headers)
+                unit = opening_unit(body, sender or b"")
+            plan = self._deal(unit, seq)
         if plan.headers:
             set_fields(head, plan.headers)
         elif plan.body:
@@ -120,8 +129,12 @@ class Assignment:
         return held
 
     def _deal(self, unit: bytes | None, seq: int) -> _Plan:
-        plan, self._unit, self.note = self._router.deal(unit, seq)
-        self._plan = plan
+        """Assign a unit, or request `seq` by itself."""
+        router = self._router
+        place, self._unit = router.unit_of(unit, seq)
+        self._plan = plan = router.plans[place]
+        single = unit is None and router.experiment.unit != "request"
+        self.note = _encode(Assigned(arm=plan.name, unit=self._unit, single=single))
         return plan
 
     def give_room(self) -> None:
@@ -155,22 +168,23 @@ class ExperimentRouter:
         routes: Mapping[str, Route],
         short: Callable[[], None],
     ) -> None:
+        assert experiment.key is not None
         self.experiment = experiment
         self.on = False
         self.room = Budget(experiment.held_bytes, short)
         self._over = False
         self._relay = relay
         self._assigner = Assigner(experiment.key, experiment.name, [arm.weight for arm in experiment.arms])
-        self._plans: list[_Plan] = []
+        self.plans: list[_Plan] = []
         for arm in experiment.arms:
             if experiment.aa:
-                self._plans.append(_Plan(arm.name, None, default))
+                self.plans.append(_Plan(arm.name, None, default))
                 continue
             fields = [(n.encode(), v.encode("latin-1")) for n, v in arm.headers.items()]
             body = {name: msgspec.Raw(_encode(value)) for name, value in arm.body.items()}
-            self._plans.append(_Plan(arm.name, arm.route, routes.get(arm.name, default), fields, body))
-        self._control = next(plan for plan in self._plans if plan.name == experiment.control)
-        self.refused_trailers = NO_TRAILERS | {n.lower() for plan in self._plans for n, _ in plan.headers}
+            self.plans.append(_Plan(arm.name, arm.route, routes.get(arm.name, default), fields, body))
+        self.control = next(plan for plan in self.plans if plan.name == experiment.control)
+        self.refused_trailers = NO_TRAILERS | {n.lower() for plan in self.plans for n, _ in plan.headers}
         """Fields that no request of the experiment may have as trailers, whatever its arm: a recipient that
         merged trailers into the head would not read the arm's value."""
 
@@ -190,27 +204,9 @@ class ExperimentRouter:
         assignment.by_head(seq)
         return assignment
 
-    def unit_of_head(self, head: RequestHead) -> bytes | None:
-        """Return the unit that the head names, if any."""
-        e = self.experiment
-        if e.unit == "request":
-            return None
-        return named_unit(head.headers, e.tenant_headers if e.unit == "tenant" else e.conversation_headers)
-
-    def unit_of_body(self, head: RequestHead, body: bytes) -> bytes | None:
-        """Return the conversation that the body continues, if it can be found."""
-        return opening_unit(body, named_unit(head.headers, self.experiment.tenant_headers) or b"")
-
-    def deal(self, unit: bytes | None, seq: int) -> tuple[_Plan, str, bytes]:
-        """Return the arm of a unit (or of request `seq` by itself), its public id, and the report's data."""
-        place, public = self._assigner.assign(request_unit(self._relay, seq) if unit is None else unit)
-        plan = self._plans[place]
-        single = unit is None and self.experiment.unit != "request"
-        return plan, public, _encode(Assigned(arm=plan.name, unit=public, single=single))
-
-    def control_for(self, seq: int) -> tuple[_Plan, str]:
-        """Return the control arm, and a public id for request `seq` by itself."""
-        return self._control, self._assigner.assign(request_unit(self._relay, seq))[1]
+    def unit_of(self, unit: bytes | None, seq: int) -> tuple[int, str]:
+        """Return the arm's place, and the public id, of a unit, or of request `seq` by itself."""
+        return self._assigner.assign(request_unit(self._relay, seq) if unit is None else unit)
 
 
 def _hindrance(head: RequestHead, bytes_max: int) -> str | None:

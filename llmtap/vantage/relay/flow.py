@@ -15,10 +15,9 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import CompiledStream, Stream
 from llmtap.protocol import http1
 from llmtap.protocol.http1_response import begin_response_body, next_response_head
-from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.heads import own_answer, response_lines
 from llmtap.vantage.relay.tunnel import Tunnel
-from llmtap.vantage.relay.upload import ExchangeClient, Upload
+from llmtap.vantage.relay.upload import ExchangeClient, RelayContext, Upload
 
 QUIET_NS: Final = 200_000_000
 """After this long without a byte, a stream is asked whether the loop has stopped watching it."""
@@ -58,7 +57,7 @@ class Flow(FlowState):
     """One exchange between client and upstream; the handler of the upstream's stream."""
 
     __slots__ = (
-        "_acked_bytes", "_answered", "_client", "_context", "_dechunker", "_error", "_head_part",
+        "_answered", "_client", "_context", "_dechunker", "_error", "_head_part",
         "_keep_client", "_keep_upstream", "_method", "_outcome", "_paused_since_ns", "_scanner", "_stream",
         "_tap", "_tunnel", "arrival_ns", "finishing", "over", "paused_ns", "reads_on", "status", "upload",
     )  # fmt: skip
@@ -81,7 +80,6 @@ class Flow(FlowState):
         self._keep_client = True
         self._keep_upstream = False
         self._paused_since_ns = 0
-        self._acked_bytes = 0  # by whoever did not take all at once, at the last look
         self._outcome = COMPLETE
         self._error: str | None = None
         self.over = False
@@ -198,14 +196,20 @@ class Flow(FlowState):
     def _interim(self, head: http1.ResponseHead, raw: bytes, t_ns: int) -> None:
         # RFC 9110 15.2: 1xx are forwarded, but not to HTTP/1.0, which does not know them.
         if self._client.is_11:
-            try:
-                sent = self._stream.write(response_lines(head, keep_alive=True, client_11=True))
-            except OSError:
-                self.client_gone()
+            sent = self._say(response_lines(head, keep_alive=True, client_11=True))
+            if sent is None:
                 return
             if not sent:
                 self.pause_upstream()
         self._tap.offer(FrameKind.INTERIM, self.seq, t_ns, 0, raw)
+
+    def _say(self, data: bytes) -> bool | None:
+        """Send bytes to the client, and return whether the kernel took all; None: the client has left."""
+        try:
+            return self._stream.write(data)
+        except OSError:
+            self.client_gone()
+            return None
 
     def _answer(self, head: http1.ResponseHead, data: bytes, head_end: int, t_ns: int) -> None:
         """Forward the final response head and the body bytes that came with it."""
@@ -232,10 +236,8 @@ class Flow(FlowState):
         lines = response_lines(head, keep_alive=self._keep_client, client_11=is_11, dechunk=not is_11)
         body = data[head_end:]
         self._answered = True
-        try:
-            sent = self._stream.write(lines + (body if self._dechunker is None else self._dechunked(body)))
-        except OSError:
-            self.client_gone()
+        sent = self._say(lines + (body if self._dechunker is None else self._dechunked(body)))
+        if sent is None:
             return
         self.response_bytes += len(data)
         tap, added_ns = self._tap, mono_ns() - t_ns
@@ -321,10 +323,7 @@ class Flow(FlowState):
         self._answered = True
         self._keep_client = self._keep_upstream = False
         self.response_bytes += len(raw)
-        try:
-            self._stream.write(response_lines(head, keep_alive=True, client_11=True))
-        except OSError:
-            self.client_gone()
+        if self._say(response_lines(head, keep_alive=True, client_11=True)) is None:
             return
         self._tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, mono_ns() - t_ns, raw)
         self._tap.offer(FrameKind.UPGRADED, self.seq, t_ns, 0)
@@ -396,10 +395,8 @@ class Flow(FlowState):
         answer = own_answer(
             status, code, what, fields or [], close=not self._keep_client, body=self._method != b"HEAD"
         )
-        try:
-            sent = self._stream.write(answer)
-        except OSError:
-            self.client_gone()
+        sent = self._say(answer)
+        if sent is None:
             return
         self.finishing, self.reads_on = True, self.reads_on and sent
         if self.reads_on:
@@ -422,13 +419,9 @@ class Flow(FlowState):
         """Apply the idle limits; called several times a second."""
         idle_ns = now_ns - self.last_ns
         upstream = self.upload.upstream
-        if idle_ns > QUIET_NS:
-            if upstream is not None:
-                upstream.look_again()
-                if self.over:
-                    return
-            if self._is_draining():
-                self.last_ns = now_ns
+        if idle_ns > QUIET_NS and upstream is not None:
+            upstream.look_again()
+            if self.over:
                 return
         if idle_ns < (READ_ON_NS if self.reads_on else self._context.options.idle_timeout):
             return
@@ -448,15 +441,6 @@ class Flow(FlowState):
             self.fail(
                 504, "upstream_timeout", "the upstream was silent for too long", Outcome.UPSTREAM_TIMEOUT
             )
-
-    def _is_draining(self) -> bool:
-        """A side that did not take all at once has taken some of it since this was asked last."""
-        acked_bytes = self._stream.acked_bytes if self._stream.pending else 0
-        upstream = self.upload.upstream
-        if upstream is not None and upstream.pending:
-            acked_bytes += upstream.acked_bytes
-        before, self._acked_bytes = self._acked_bytes, acked_bytes
-        return acked_bytes != before
 
     def cut_short(self) -> None:
         """End the exchange as `tap_error`, because the drain limit is over."""

@@ -1,15 +1,15 @@
 """Write HTTP heads: those forwarded to upstream or client, and the relay's own error answers.
 
 Forwarded fields keep order and spelling. Hop-by-hop fields (RFC 9110 7.6.1) are removed, Host becomes that of
-the upstream unless `relay.host` is `client`, and Connection and the fields that the options ask for are
-added. Framing fields stay, because the body passes with its framing; only HTTP/1.0 clients get no chunks.
+the upstream, and Connection and the fields that the options ask for are added. Framing fields stay, because
+the body passes with its framing; only HTTP/1.0 clients get no chunks.
 """
 
 import os
 from typing import Final
 
 from llmtap.native import compiled
-from llmtap.protocol.http1 import KEEP_ALIVE, SEEN_MAX, Headers, RequestHead, ResponseHead
+from llmtap.protocol.http1 import KEEP_ALIVE, Headers, RequestHead, ResponseHead
 from llmtap.vantage.relay.options import RelayOptions
 
 _PASS, _HOP, _HOST, _TE, _UPGRADE = range(5)
@@ -17,7 +17,6 @@ _KINDS: Final = {
     b"connection": _HOP, b"keep-alive": _HOP, b"proxy-connection": _HOP, b"http2-settings": _HOP,
     b"upgrade": _UPGRADE, b"te": _TE, b"host": _HOST,
 }  # fmt: skip
-_seen: dict[bytes, int] = {}
 _write_head = None if compiled is None else compiled.write_head
 """Writes heads without special cases; None where Python writes all heads."""
 # Fields that the next hop needs, even if the sender lists them in Connection.
@@ -44,14 +43,6 @@ _REASONS: Final = {
 }  # fmt: skip
 
 
-def _kind_of(name: bytes) -> int:
-    """Return how a field is treated; the spelling is remembered, up to a bound."""
-    kind = _KINDS.get(name.lower(), _PASS)
-    if len(_seen) < SEEN_MAX and len(name) <= 64:
-        _seen[name] = kind
-    return kind
-
-
 def _without_named(headers: Headers, connection: tuple[bytes, ...]) -> Headers:
     """Return the fields without those that Connection names (RFC 9110 7.6.1)."""
     named = frozenset(connection) - _NEVER_HOP
@@ -65,23 +56,13 @@ def target_of(head: RequestHead) -> bytes:
         return target
     # RFC 9112 3.2.2: a server accepts the absolute form; it does not decide where the message goes.
     scheme, _, rest = target.partition(b"://")
-    if scheme.lower() not in (b"http", b"https") or not _authority_of(target):
+    authority = rest.partition(b"/")[0].partition(b"?")[0]
+    if scheme.lower() not in (b"http", b"https") or not authority.rpartition(b"@")[2]:
         return b""  # RFC 9110 4.2.1: no host, no URI
-    slash = len(rest)
-    for mark in (b"/", b"?"):
-        at = rest.find(mark)
-        if 0 <= at < slash:
-            slash = at
-    path = rest[slash:]
+    path = rest[len(authority) :]
     if not path and head.method == b"OPTIONS":
         return b"*"  # RFC 9112 3.2.4
     return path if path.startswith(b"/") else b"/" + path
-
-
-def _authority_of(target: bytes) -> bytes:
-    """Return host and port of a target in absolute form, without the user (RFC 9112 3.2)."""
-    whole = target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
-    return whole.rpartition(b"@")[2]
 
 
 def added_fields(head: RequestHead, options: RelayOptions, address: bytes) -> Headers:
@@ -100,12 +81,12 @@ def added_fields(head: RequestHead, options: RelayOptions, address: bytes) -> He
 
 
 def request_lines(
-    head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
+    head: RequestHead, *, prefix: bytes, authority: bytes, upgrade: bool, extra: Headers
 ) -> bytes:
     """Return the request head for the upstream.
 
-    `authority` replaces Host; None keeps the client's, or sends an empty one (RFC 9112 3.2). `extra` fields
-    are appended; X-Forwarded-For and Via continue what the client sent (RFC 9110 5.3).
+    `authority` replaces Host. `extra` fields are appended; X-Forwarded-For and Via continue what the client
+    sent (RFC 9110 5.3).
     """
     if (
         _write_head is not None
@@ -123,31 +104,26 @@ def request_lines(
 
 
 def _request_lines(
-    head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
+    head: RequestHead, *, prefix: bytes, authority: bytes, upgrade: bool, extra: Headers
 ) -> bytes:
     """Write any request head; the reference of the compiled writer."""
     target = target_of(head)
-    if authority is None and not head.target.startswith((b"/", b"*")):
-        # RFC 9112 3.2.2: with the absolute form it is the target's host that counts.
-        authority = _authority_of(head.target)
     if prefix and target != b"*":
         target = prefix + target
     out = [head.method, b" ", target, b" HTTP/1.1\r\n"]
     had_host = had_te = False
     for name, value in _without_named(head.headers, head.connection) if head.connection else head.headers:
-        kind = _seen.get(name, -1)
-        if kind < 0:
-            kind = _kind_of(name)
+        kind = _KINDS.get(name.lower(), _PASS)
         if kind == _PASS:
             out += (name, b": ", value, b"\r\n")
         elif kind == _HOST:
             had_host = True
-            out += (name, b": ", value if authority is None else authority, b"\r\n")
+            out += (name, b": ", authority, b"\r\n")
         elif kind == _TE and not had_te and b"trailers" in value.lower():
             had_te = True
             out.append(b"Connection: TE\r\nTE: trailers\r\n")
     if not had_host:  # an HTTP/1.0 client may leave it out, we may not
-        out.insert(4, b"Host: " + (authority or b"") + b"\r\n")
+        out.insert(4, b"Host: " + authority + b"\r\n")
     if upgrade and head.upgrade is not None:
         out += (b"Connection: Upgrade\r\nUpgrade: ", head.upgrade, b"\r\n")
     for name, value in extra:
@@ -184,9 +160,7 @@ def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, de
     if head.status == 204 or head.status < 200:
         drop = (b"transfer-encoding", b"content-length")  # RFC 9110 8.6, RFC 9112 6.1
     for name, value in _without_named(head.headers, head.connection) if head.connection else head.headers:
-        kind = _seen.get(name, -1)
-        if kind < 0:
-            kind = _kind_of(name)
+        kind = _KINDS.get(name.lower(), _PASS)
         if kind == _PASS:
             if not drop or name.lower() not in drop:
                 out += (name, b": ", value, b"\r\n")

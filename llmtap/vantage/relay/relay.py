@@ -7,7 +7,6 @@ If a task for time limits or reports fails, it ends at once, and the supervisor 
 """
 
 import asyncio
-import gc
 import logging
 import resource
 import signal
@@ -17,25 +16,29 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import msgspec
 import uvloop
 
 from llmtap import native
 from llmtap.channel.experiment import Experiment, read_switch
 from llmtap.clock import Clock, SystemClock
-from llmtap.log import LogSetup, set_up
-from llmtap.net.failures import failure_said
 from llmtap.net.lag import make_lag_meter
-from llmtap.net.listener import Listener, bound_url
+from llmtap.net.listener import Listener, failure_said, name_of
 from llmtap.net.pool import Origin, Pool, Route, parse_origin
 from llmtap.net.stream import KERNEL_FLOOR_NS, Stream, keep_stamps_on, open_stream
 from llmtap.net.tls import TlsStream, client_context, server_context
-from llmtap.units import decode_special
 from llmtap.vantage.relay.connection import ClientConnection
-from llmtap.vantage.relay.context import RelayContext
 from llmtap.vantage.relay.experiment_router import ExperimentRouter
 from llmtap.vantage.relay.options import RelayOptions
-from llmtap.vantage.reporter import PROBE_GRAIN_NS, PROBE_NS, STATUS_S, Reporter
+from llmtap.vantage.relay.upload import RelayContext
+from llmtap.vantage.reporter import (
+    PROBE_GRAIN_NS,
+    PROBE_NS,
+    STATUS_S,
+    ChildSetup,
+    Reporter,
+    begin_child,
+    on_orphaned,
+)
 
 SWEEP_S = 0.25
 ASK_S = 2.0
@@ -119,14 +122,19 @@ class Relay:
         self._pools: list[Pool] = []
         self._checks: list[_UpstreamCheck] = []
         origin = parse_origin(options.upstream, "relay.upstream")
-        route = self._route_to(origin, options.upstream_server_name)
+        route = self._route_to(origin)
         self.pool = route.pool
         self.context = RelayContext(loop, options, reporter, route)
         self._briefing = asyncio.Event()
         if experiment is not None:
-            self.context.router = ExperimentRouter(
-                experiment, name, route, self._arm_routes(experiment), self._no_room
-            )
+            arm_routes = {
+                arm.name: self._route_to(parse_origin(arm.upstream, f"experiment.arms[{i}].upstream"))
+                for i, arm in enumerate(experiment.arms)
+                if arm.upstream is not None
+            }
+            what = "experiment.held_bytes is used up: requests go the control arm's way, excluded"
+            no_room = partial(self.context.warn, "no_room", what)
+            self.context.router = ExperimentRouter(experiment, name, route, arm_routes, no_room)
             self.context.router.switch(experiment.enabled)
         self._server_tls = None
         if options.tls_certificate or options.tls_key:
@@ -143,36 +151,19 @@ class Relay:
     def flows(self) -> Iterable[Any]:
         return self.reporter.arrivals.keys()
 
-    def _route_to(self, origin: Origin, server_name: str | None) -> Route:
+    def _route_to(self, origin: Origin) -> Route:
         options = self.options
+        tls = client_context(options.upstream_ca, options.upstream_verify) if origin.tls else None
         pool = Pool(
-            self.loop,
-            origin,
-            self.reporter.timebase,
-            clock=options.clock,
-            idle_max=options.upstream_idle_connections,
-            idle_ns=options.upstream_keepalive,
+            self.loop, origin, self.reporter.timebase, clock=options.clock, tls=tls,
+            idle_max=options.upstream_idle_connections, idle_ns=options.upstream_keepalive,
             connect_ns=options.connect_timeout,
-            tls=client_context(options.upstream_ca, options.upstream_verify) if origin.tls else None,
-            server_name=server_name,
-        )
+        )  # fmt: skip
         self._pools.append(pool)
         self._checks.append(_UpstreamCheck(origin, pool))
-        return Route(origin, origin.authority if options.host == "upstream" else None, pool)
+        return Route(origin, pool)
 
     # ---------------------------------------------------------------- the experiment
-
-    def _arm_routes(self, experiment: Experiment) -> dict[str, Route]:
-        """Return a route with its own connection pool for each arm that has an upstream."""
-        return {
-            arm.name: self._route_to(parse_origin(arm.upstream, f"experiment.arms[{i}].upstream"), None)
-            for i, arm in enumerate(experiment.arms)
-            if arm.upstream is not None
-        }
-
-    def _no_room(self) -> None:
-        what = "experiment.held_bytes is used up: requests go the control arm's way, excluded"
-        self.context.warn("no_room", what)
 
     def _on_word(self, word: int) -> None:
         """Switch the experiment on or off as the meter says; ignore messages about others."""
@@ -304,11 +295,9 @@ class Relay:
         stream = TlsStream(connection)
         connection.attach(stream, self.reporter.now_ns())
         try:
+            limit_s = self.options.head_timeout / 1e9
             await self.loop.connect_accepted_socket(
-                lambda: stream,
-                sock,
-                ssl=self._server_tls,
-                ssl_handshake_timeout=self.options.head_timeout / 1e9,
+                lambda: stream, sock, ssl=self._server_tls, ssl_handshake_timeout=limit_s
             )
         except (OSError, TimeoutError) as exc:
             self.context.refuse("tls_handshake")
@@ -371,14 +360,11 @@ class Relay:
             task.cancel()
 
 
-class RelaySetup(msgspec.Struct, kw_only=True):
-    """Setup of a relay process, sent by the supervisor."""
+class RelaySetup(ChildSetup, kw_only=True):
+    """Setup of a relay process."""
 
     options: RelayOptions
-    name: str
     listen_fds: list[int]
-    tap_path: str
-    log: LogSetup
     experiment: Experiment | None = None
     asks_upstream: bool = False
     """Warn if the upstream is not there."""
@@ -386,15 +372,10 @@ class RelaySetup(msgspec.Struct, kw_only=True):
 
 def main() -> int:
     """Run until SIGTERM or SIGUSR1, or until the supervisor is gone: status 0; 1 when the relay broke."""
-    setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=RelaySetup, dec_hook=decode_special)
-    set_up(setup.log)
+    setup = begin_child(RelaySetup)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # What is alive now lives for good; and the hot path makes no cycles, so collections can be rare.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
     return uvloop.run(_run(setup))
 
 
@@ -404,13 +385,11 @@ async def _run(setup: RelaySetup) -> int:
     socks = [socket.socket(fileno=fd) for fd in setup.listen_fds]
     relay = Relay(
         loop, options, name=setup.name, tap_path=setup.tap_path, experiment=setup.experiment,
-        listen=bound_url(socks[0], tls=bool(options.tls_certificate)) if socks else "",
+        listen=f"http{'s' if options.tls_certificate else ''}://{name_of(socks[0])}" if socks else "",
     )  # fmt: skip
     stop = asyncio.Event()
 
     def bereave() -> None:
-        loop.remove_reader(sys.stdin.fileno())
-        log.error("event=supervisor_lost relay=%s", setup.name)
         loop.call_later(ORPHAN_DRAIN_S, relay.hurry)
         stop.set()
 
@@ -424,7 +403,7 @@ async def _run(setup: RelaySetup) -> int:
     # A hang-up reaches the whole group, as a signal to a service may; the supervisor decides what it means.
     for number in (signal.SIGHUP, signal.SIGUSR2):
         loop.add_signal_handler(number, lambda: None)
-    loop.add_reader(sys.stdin.fileno(), bereave)
+    on_orphaned(loop, setup, bereave)
     if setup.experiment is not None:
         await relay.briefed()  # connections wait in the kernel meanwhile
     relay.start(socks)
@@ -434,11 +413,8 @@ async def _run(setup: RelaySetup) -> int:
     sys.stdout.flush()
     log.info(
         "event=relay_ready relay=%s upstream=%s clock=%s implementation=%r",
-        setup.name,
-        options.upstream,
-        options.clock,
-        native.describe(),
-    )
+        setup.name, options.upstream, options.clock, native.describe(),
+    )  # fmt: skip
     stopping = loop.create_task(stop.wait())
     await asyncio.wait((stopping, relay.broken), return_when=asyncio.FIRST_COMPLETED)
     if relay.broken.done():

@@ -3,49 +3,90 @@
 A Flow (`flow.py`), which handles the response, has one `Upload` and passes it the head and each read of the
 body. A request is sent again once at most, and only if a kept-alive connection was closed before it returned
 a byte, and if either no byte of the request had left this process, or its method is idempotent (RFC 9110
-9.2.2) and all of it is in memory. A POST that the upstream may have read is never repeated.
+9.2.2) and all of it is in memory. A POST that the upstream may have read is never repeated. The state that
+all connections and exchanges of a relay share is in its `RelayContext`.
 """
 
+import asyncio
+import logging
 from typing import Final, Protocol
 
 from llmtap.channel.frames import FrameKind
 from llmtap.clock import SystemClock
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.outcome import Outcome
-from llmtap.net.failures import failure_said, is_own_shortage
-from llmtap.net.pool import Attempt, Waiter
+from llmtap.net.listener import failure_said, is_own_shortage
+from llmtap.net.pool import Attempt, Route, Waiter
 from llmtap.net.stream import Stream
 from llmtap.protocol.http1 import NO_TRAILERS, BodyScanner, Framing, Headers, RequestHead, scanner_for
-from llmtap.vantage.relay.context import RelayContext
-from llmtap.vantage.relay.experiment_router import Assignment
+from llmtap.protocol.inference import SkipRules
+from llmtap.vantage.relay.experiment_router import Assignment, ExperimentRouter
 from llmtap.vantage.relay.heads import added_fields, request_lines
+from llmtap.vantage.relay.options import RelayOptions
+from llmtap.vantage.reporter import Reporter
+
+WARN_EVERY_NS: Final = 1_000_000_000
 
 # By name: each would be looked up in its class for every request.
 OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA
 NONE, LENGTH = Framing.NONE, Framing.LENGTH
 IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
 
+log = logging.getLogger(__name__)
+
+
+class RelayContext:
+    """Options of a relay, its route to the upstream, its channel to the meter, and counts of refusals."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, options: RelayOptions, reporter: Reporter, route: Route
+    ) -> None:
+        self.loop = loop
+        self.options = options
+        self.reporter = reporter
+        self.tap = reporter.tap
+        self.now_ns = reporter.now_ns
+        self.running = reporter.arrivals
+        """The exchanges now."""
+        self.route = route
+        self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
+        self.router: ExperimentRouter | None = None
+        self.skips = SkipRules(options.skip, "relay.skip")
+        self.refused: dict[str, int] = {}
+        self.last_request_ns = 0
+        """While the relay drains: time that an idle client connection has for one more request."""
+        self._warned_ns: dict[str, int] = {}
+
+    def refuse(self, limit: str) -> None:
+        self.refused[limit] = self.refused.get(limit, 0) + 1
+
+    def warn(self, kind: str, what: str, error: Exception | None = None) -> None:
+        """Log a fault of a peer or of the system: at most one line per second and kind.
+
+        Where the fault is ours, `error` is logged with its traceback.
+        """
+        now_ns = self.now_ns()
+        if now_ns - self._warned_ns.get(kind, -WARN_EVERY_NS) >= WARN_EVERY_NS:
+            self._warned_ns[kind] = now_ns
+            log.warning("event=%s relay=%s error=%r", kind, self.reporter.name, what, exc_info=error)
+
+
 mono_ns = SystemClock.mono_ns
 
 
 class ExchangeClient(Protocol):
-    """Interface of the client connection for an exchange."""
+    """Interface of the client connection (`ClientConnection`) for an exchange."""
 
     address: bytes
     is_11: bool
 
-    def request_complete(self) -> None:
-        """The request has been read to its end."""
-
-    def hand_over(self) -> bytes:
-        """The connection becomes a tunnel; returns what the client sent ahead."""
-
-    def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None:
-        """The exchange is over."""
+    def request_complete(self) -> None: ...
+    def hand_over(self) -> bytes: ...
+    def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None: ...
 
 
 class UploadOwner(Waiter, Protocol):
-    """Interface of the exchange; becomes the handler of the upstream's stream."""
+    """Interface of the exchange (`Flow`), which becomes the handler of the upstream's stream."""
 
     seq: int
     tapped: bool
@@ -54,13 +95,10 @@ class UploadOwner(Waiter, Protocol):
     finishing: bool
     reads_on: bool
 
+    def client_drained(self) -> None: ...
     def fail(
         self, status: int, code: str, what: str, outcome: Outcome, fields: Headers | None = None
-    ) -> None:
-        """End the exchange with an error."""
-
-    def client_drained(self) -> None:
-        """End an exchange that only waits for its client."""
+    ) -> None: ...
 
 
 class Upload:
@@ -252,10 +290,10 @@ class Upload:
     # ---------------------------------------------------------------- to the upstream
 
     def _lines(self, head: RequestHead) -> bytes:
-        route, context = self._route, self._context
+        origin, context = self._route.origin, self._context
         extra = added_fields(head, context.options, self._client.address) if context.adds_fields else []
         return request_lines(
-            head, prefix=route.origin.prefix, authority=route.authority, upgrade=self.upgrade, extra=extra
+            head, prefix=origin.prefix, authority=origin.authority, upgrade=self.upgrade, extra=extra
         )
 
     def _forward(self, head: RequestHead, body: bytes) -> None:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from llmtap.channel.channel import Ledger
+from llmtap.channel import Ledger
 from llmtap.vantage.middleware.asgi import App, LlmtapMiddleware, Message
-from llmtap.vantage.middleware.emitter import Emitter
+from llmtap.vantage.middleware.exchange import Emitter
 from tests.support.servers.peer import wait_until
 from tests.support.servers.proxy import FakeMeter, Recording
 

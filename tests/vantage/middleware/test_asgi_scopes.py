@@ -14,7 +14,7 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.vantage.middleware.asgi import LlmtapMiddleware, Message, Receive, Scope, Send
-from llmtap.vantage.middleware.emitter import Emitters
+from llmtap.vantage.middleware.exchange import Emitters
 from tests.support.servers.peer import play, scene, wait_until
 from tests.vantage.middleware.asgi import Server, asked, http_scope, watched
 from tests.vantage.middleware.test_asgi import STREAM, WHOLE, answering, app_of, take_all
@@ -150,8 +150,8 @@ def test_our_own_failures_do_not_reach_the_app(broken: str, caplog: pytest.LogCa
 
 WITHOUT_A_METER = """
 import asyncio, os, sys
-from llmtap.vantage.middleware import emitter
-emitter.NO_METER_S = emitter.STATUS_S = 0.01
+from llmtap.vantage.middleware import exchange
+exchange.NO_METER_S = exchange.STATUS_S = 0.01
 write, told = sys.stderr.write, asyncio.Event()
 def note(text):
     if "WARNING" in text:
@@ -159,7 +159,7 @@ def note(text):
     return write(text)
 sys.stderr.write = note
 async def run():
-    emitters = emitter.Emitters(sys.argv[1], 1 << 20)
+    emitters = exchange.Emitters(sys.argv[1], 1 << 20)
     emitters.here()
     await told.wait()
     await asyncio.sleep(0.1)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmtap.vantage.passive.connection import ConnectionTable
 from llmtap.vantage.passive.segments import (
     ACK,
     EARLY_BYTES_MAX,
@@ -18,7 +19,6 @@ from llmtap.vantage.passive.segments import (
     LostSyncError,
     TcpDirection,
 )
-from llmtap.vantage.passive.table import ConnectionTable
 from tests.vantage.passive.wire import ANSWER, ASK, COMPLETE, PORT, Sink, Wire, counted
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from llmtap.vantage.passive.pcap_file import PacketFile, PcapError, is_packet_file
+from llmtap.vantage.passive.connection import ConnectionTable
+from llmtap.vantage.passive.file_vantage import PacketFile, PcapError, is_packet_file
 from llmtap.vantage.passive.segments import network_offset, parse_segment
-from llmtap.vantage.passive.table import ConnectionTable
 from tests.vantage.passive.wire import ASK, COMPLETE, PORT, Sink, Wire
 
 T0_NS = 1_700_000_000_000_000_000

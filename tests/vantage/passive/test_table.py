@@ -5,8 +5,8 @@ import random
 import pytest
 
 from llmtap.channel.frames import FrameKind
+from llmtap.vantage.passive.connection import SILENT_NS, ConnectionTable, pack_addresses
 from llmtap.vantage.passive.segments import ACK, FIN, RST, SYN
-from llmtap.vantage.passive.table import LOST_SILENT_NS, SILENT_NS, ConnectionTable, pack_addresses
 from tests.vantage.passive.wire import (
     ANSWER,
     ASK,
@@ -318,23 +318,6 @@ def test_end_and_silence_are_accounted(wire: Wire, sink: Sink) -> None:
     wire.up(ASK)
     table.close(wire.t_ns)
     assert sink.dropped == {"silent": 1, "watch_ended": 1} and not sink.said()
-
-
-@pytest.mark.parametrize("how", ["its place is lost", "the ring lost packets", "busy", "nothing is lost"])
-def test_connection_whose_end_may_be_lost_is_forgotten_sooner(wire: Wire, how: str) -> None:
-    table = table_of(wire)
-    wire.begin()
-    if how != "busy":
-        wire.answer()
-    if how == "its place is lost":
-        wire.make(1, EVENTS[0])
-        wire.up()
-    elif how != "nothing is lost":
-        table.ring_lost(wire.t_ns + MS, now=True)
-    table.sweep(wire.t_ns + LOST_SILENT_NS)
-    assert len(table) == 1
-    table.sweep(wire.t_ns + LOST_SILENT_NS + MS)
-    assert len(table) == (how in ("busy", "nothing is lost"))
 
 
 @pytest.mark.parametrize(("ports", "hosts"), [((), ()), ((PORT, 40_000), ("10.0.0.2",))])

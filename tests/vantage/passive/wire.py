@@ -5,15 +5,15 @@ import struct
 from collections import Counter
 from typing import Any
 
-from llmtap.channel.channel import Ledger
+from llmtap.channel import Ledger
 from llmtap.channel.frames import Closing, FrameKind, Hello
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.protocol.http1 import RequestHead
 from llmtap.protocol.inference import SkipRules
+from llmtap.vantage.passive.connection import ConnectionTable
 from llmtap.vantage.passive.segments import ACK, FIN, SYN
-from llmtap.vantage.passive.table import ConnectionTable
 
 ASK = b'POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 15\r\n\r\n{"stream":true}'
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

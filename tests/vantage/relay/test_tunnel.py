@@ -27,10 +27,6 @@ class FakeStream:
     def pending(self) -> int:
         return 0 if self.closed else sum(map(len, self._kept))
 
-    @property
-    def acked_bytes(self) -> int:
-        return sum(map(len, self.took))
-
     def write(self, data: bytes) -> bool:
         assert not self.ended or self.closed, "written behind the end"
         if self.closed:
