@@ -58,7 +58,7 @@ OTHER_THAN_DEFAULT = {
     "list": '[{"name": "a"}, {"name": "b", "body": {"n": 2}}]', "tuple": '["x"]', "dict": '{"a": 1}',
 }  # fmt: skip
 OF_A_SET = {
-    "relay.clock": "mono", "relay.request_id": "make", "log.level": "debug",
+    "relay.clock": "mono", "relay.host": "client", "relay.request_id": "make", "log.level": "debug",
     "meter.admin": "127.0.0.1:1", "experiment.until": "1h",
     "otlp.endpoint": "http://127.0.0.1:4317",
     "meter.upstream_metrics": "http://127.0.0.1:8000/metrics", "meter.buckets": '{"ttft": [1, 2]}',

@@ -52,11 +52,11 @@ def test_what_is_not_set_is_as_it_was_and_dashes_are_underscores() -> None:
         ("wait", "soon", "wait: expected a duration such as 30, 0.5 or '500ms', got 'soon'"),
         ("mode", "quick", "mode: expected one of fast, slow, got 'quick'"),
         ("on", "maybe", "on: expected true or false, got 'maybe'"),
-        ("count", "0", "count: expected a whole number of at least 1, got '0'"),
+        ("count", "0", "count: expected a whole number from 1 to 2,000, got '0'"),
         ("least", "2", "least: expected a whole number of at least 3, got '2'"),
-        ("share", "0", "share: expected a number above 0.0, got '0'"),
-        ("share", "nan", "share: expected a number above 0.0, got 'nan'"),
-        ("edges", "1,x", "edges: expected a whole number, got '1,x'"),
+        ("share", "0", "share: expected a number above 0, got '0'"),
+        ("share", "nan", "share: expected a number above 0, got 'nan'"),
+        ("edges", "1,x", "edges: expected whole numbers, apart by commas, got '1,x'"),
     ],
 )
 def test_what_cannot_be_read_is_told_with_what_was_expected(name: str, text: str, problem: str) -> None:

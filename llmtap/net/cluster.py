@@ -19,6 +19,7 @@ import llmtap
 from llmtap.errors import ConfigError, install_hint
 
 _REACHED_WITHIN_S: Final = 5.0
+_STARTS: Final = 2
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 256 << 20
 """Of a Ray of our own: a million requests are 24 MB, a load's bodies travel in pieces of some MB."""
@@ -70,11 +71,8 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             "runtime_env": {"env_vars": {"PYTHONPATH": _import_path()}},
         }  # fmt: skip
         try:
-            with _on_loopback_only(ray), _signals_kept():
-                try:
-                    ray.init("local", **settings)
-                except Exception as exc:  # which it raises bare, where it timed out
-                    raise ConfigError("--ray", f"Ray did not start on this machine: {exc}") from None
+            with _on_loopback_only(ray):
+                _start(ray, settings)
             yield ray
         finally:
             ray.shutdown()
@@ -94,6 +92,20 @@ def _on_loopback_only(ray: Any) -> Iterator[None]:
         raise ConfigError(
             "--ray", f"Ray would listen on {', '.join(sorted(addresses))}, not on loopback only"
         )
+
+
+def _start(ray: Any, settings: dict[str, Any]) -> None:
+    """Start Ray; twice, since a busy machine may exceed its 30 s. Raises ConfigError."""
+    said = ""
+    for _ in range(_STARTS):
+        try:
+            with _signals_kept():
+                ray.init("local", **settings)
+            return
+        except Exception as exc:  # which it raises bare, where it timed out
+            said = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+            ray.shutdown()
+    raise ConfigError("--ray", f"Ray did not start on this machine, {_STARTS} times: {said}")
 
 
 @contextmanager

@@ -112,13 +112,15 @@ class Pool:
         idle_ns: int,
         connect_ns: int,
         tls: ssl.SSLContext | None,
+        server_name: str | None = None,
     ) -> None:
         self.loop = loop
         self.tls = tls
         self.timebase = timebase
         self.clock = clock
         self.attempts: set[Attempt] = set()
-        self.host = origin.host
+        self.server_name = server_name or origin.host
+        self._host = origin.host
         self._port = origin.port
         self._connect_ns = connect_ns
         self._idle_max = idle_max
@@ -206,7 +208,7 @@ class Pool:
         error: OSError | None = None
         try:
             found = await self.loop.getaddrinfo(
-                self.host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+                self._host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
             )
         except OSError as exc:
             error = exc
@@ -225,9 +227,11 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Target of a request: origin of the upstream, and its connection pool."""
+    """Target of a request: origin of the upstream, its Host value, and its connection pool."""
 
     origin: Origin
+    authority: bytes | None
+    """What the Host field becomes; None: it stays the client's."""
     pool: Pool
 
 
@@ -303,7 +307,7 @@ class Attempt:
         pool = self._pool
         try:
             _, stream = await pool.loop.create_connection(
-                lambda: TlsStream(self.waiter), sock=sock, ssl=pool.tls, server_hostname=pool.host
+                lambda: TlsStream(self.waiter), sock=sock, ssl=pool.tls, server_hostname=pool.server_name
             )
         except OSError as exc:
             pool.resolved_ns = -RESOLVED_FOR_NS  # the addresses may be somebody else's by now

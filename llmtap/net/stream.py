@@ -34,11 +34,22 @@ _ANCILLARY_BYTES: Final = 64
 _TIMESPEC: Final = struct.Struct("@ll")
 _TCP_LEFT: Final = frozenset({7, 8, 9})
 """tcp_states.h: CLOSE (a reset came), CLOSE_WAIT and LAST_ACK (the peer's FIN came)."""
+_TCPI_BYTES_ACKED: Final = struct.Struct("=120xQ")
+"""tcp_info of Linux linux/tcp.h, up to and with tcpi_bytes_acked."""
 _TCPI_RCV_OOOPACK: Final = struct.Struct("=224xI")
-"""tcp_info of Linux linux/tcp.h, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
+"""As before, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
 mono_ns = SystemClock.mono_ns
+
+
+def acked_bytes_of(sock: socket.socket) -> int:
+    """Return the bytes that the peer's kernel has acknowledged; 0 if the connection is gone."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_BYTES_ACKED.size)
+        return int(_TCPI_BYTES_ACKED.unpack(info)[0])
+    except (OSError, struct.error):
+        return 0
 
 
 def out_of_order(sock: socket.socket) -> bool:
@@ -87,6 +98,7 @@ class Stream(Protocol):
         resumed_ns: bytes with an earlier stamp waited while reading was paused, not for the event loop.
         paused: reading is suspended.
         pending: bytes written but not yet taken by the kernel.
+        acked_bytes: bytes that the peer's kernel has acknowledged; they grow while the peer reads.
         out_of_order: the kernel's timestamps of this connection may be too early.
     """
 
@@ -98,6 +110,8 @@ class Stream(Protocol):
     def paused(self) -> bool: ...
     @property
     def pending(self) -> int: ...
+    @property
+    def acked_bytes(self) -> int: ...
     @property
     def out_of_order(self) -> bool: ...
     def write(self, data: bytes) -> bool:
@@ -289,6 +303,10 @@ class PlainStream:
     @property
     def paused(self) -> bool:
         return not self._reading
+
+    @property
+    def acked_bytes(self) -> int:
+        return acked_bytes_of(self._sock)
 
     @property
     def out_of_order(self) -> bool:

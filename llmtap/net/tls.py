@@ -7,7 +7,7 @@ from typing import cast
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.net.stream import Handler
+from llmtap.net.stream import Handler, acked_bytes_of
 
 mono_ns = SystemClock.mono_ns
 
@@ -61,6 +61,10 @@ class TlsStream(asyncio.Protocol):
         if self.closed or not self._full or self._transport is None:
             return 0
         return self._transport.get_write_buffer_size()
+
+    @property
+    def acked_bytes(self) -> int:
+        return acked_bytes_of(self._transport.get_extra_info("socket")) if self._transport else 0
 
     @property
     def out_of_order(self) -> bool:

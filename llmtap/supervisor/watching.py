@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import pwd
 import secrets
 import shutil
 import signal
@@ -99,6 +100,8 @@ def watching_problems(settings: Settings) -> Iterator[ConfigError]:
         yield ConfigError("watch.ports", f"has more than {PORTS_MAX} ports")
     if options.ring_bytes < RING_BYTES_MIN:
         yield ConfigError("watch.ring_bytes", f"must be at least {RING_BYTES_MIN >> 10} KiB")
+    if options.user is not None:
+        yield from failures(_user_named, options.user)
     if settings.experiment.enabled:
         yield ConfigError("experiment.enabled", "needs `llmtap proxy`: packets cannot be assigned to arms")
 
@@ -129,7 +132,7 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
             open_adapter_clock(sock, name) for sock, name in zip(packets, options.interfaces, strict=True)
         ]
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
-    drop_privileges()
+    drop_privileges(options.user)
     raise_all(measuring_problems(settings))
     set_up(settings.log)
     folder = tempfile.mkdtemp(prefix="llmtap-")
@@ -140,14 +143,30 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def drop_privileges() -> None:
-    """Give up all capabilities for good. Raises ConfigError."""
+def drop_privileges(user: str | None) -> None:
+    """Give up all capabilities for good, and become `user` if one is named. Raises ConfigError."""
     libc = ctypes.CDLL(None, use_errno=True)
+    if user is not None:
+        known = _user_named(user)
+        if os.geteuid() != known.pw_uid:
+            try:
+                os.setgroups([])
+                os.setgid(known.pw_gid)
+                os.setuid(known.pw_uid)
+            except OSError as exc:
+                raise ConfigError("watch.user", f"cannot become {user}: {exc.strerror}") from None
     # Without the first, a program that root starts would have all capabilities again.
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, none):
-        raise ConfigError("llmtap watch", f"cannot drop privileges: {os.strerror(ctypes.get_errno())}")
+        raise ConfigError("watch.user", f"cannot drop privileges: {os.strerror(ctypes.get_errno())}")
+
+
+def _user_named(name: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise ConfigError("watch.user", f"there is no user {name!r}") from None
 
 
 class _Processes:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from llmtap.errors import ConfigError
+from llmtap.net import cluster
 from llmtap.net.cluster import ray_cluster
 
 
@@ -50,3 +51,27 @@ def test_where_nothing_was_found_a_token_is_no_help(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match="--ray: no Ray at auto: ") as refused, ray_cluster("auto", None):
         pass
     assert refused.value.hint is None
+
+
+class Busy:
+    """A module `ray` of a machine so busy that its node is late, so many times."""
+
+    def __init__(self, late: int) -> None:
+        self.late = late
+        self.calls: list[str] = []
+
+    def init(self, address: str, **settings: object) -> None:
+        self.calls.append("init")
+        if self.late:
+            self.late -= 1
+            raise Exception("The current node timed out during startup. This could happen\nfor reasons")
+
+    def shutdown(self) -> None:
+        self.calls.append("shutdown")
+
+
+def test_a_ray_that_does_not_start_is_said() -> None:
+    busy = Busy(2)
+    with pytest.raises(ConfigError, match="--ray: Ray did not start on this machine, 2 times: The current"):
+        cluster._start(busy, {})
+    assert busy.calls == ["init", "shutdown"] * 2

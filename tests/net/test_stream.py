@@ -13,7 +13,7 @@ from llmtap.clock import SystemClock
 from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import CompiledStream, KernelStream, PlainStream, Timebase, open_stream
 from tests.support.clocks import kernel_stamps
-from tests.support.servers.peer import Ending, Peer, scene, wait_until
+from tests.support.servers.peer import Ending, Peer, scene, wait_still, wait_until
 
 IMPLEMENTATIONS = [None] if native.compiled is None else [native.compiled, None]
 CLOCKS = pytest.mark.parametrize("clock", ["mono", "kernel"])
@@ -226,6 +226,20 @@ async def test_writing_to_a_broken_connection_raises() -> None:
             for _ in range(2):  # the first may meet the reset, the second the broken pipe
                 stream.write(b"x")
         assert notes.lost == []
+
+
+@scene
+async def test_what_the_peers_kernel_has_taken_is_known() -> None:
+    """While the peer does not read it stands still, and grows when it reads, if only a little."""
+    async with pair() as (stream, _, peer, _):
+        while stream.write(b"x" * 300_000):
+            pass
+        before = await wait_still(lambda: stream.acked_bytes)
+        assert 0 < before < 300_000_000
+        await peer.exactly(400_000)
+        await wait_until(lambda: stream.acked_bytes > before)
+        stream.close()
+        assert stream.acked_bytes == 0
 
 
 @scene

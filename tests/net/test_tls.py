@@ -242,7 +242,11 @@ async def test_a_slow_tls_client_is_back_pressure(papers: Papers) -> None:
         client.writer.transport.pause_reading()
         # Until the upstream can push no more.
         assert await wait_still(lambda: call_peer[0].sent_bytes) < 30_000_000
+        (flow,) = tap.relay.flows
+        acked = await wait_still(lambda: flow._stream.acked_bytes)
+        assert 0 < acked < 30_000_000
         client.writer.transport.resume_reading()
+        await wait_until(lambda: flow._stream.acked_bytes > acked)
         got = 0
         while got < total:
             got += len(await client.reader.read(1 << 20))
@@ -268,12 +272,17 @@ async def test_an_https_upstream_is_verified_called_by_name_and_kept(papers: Pap
 
 
 @scene
-async def test_an_upstream_may_be_known_by_its_address(papers: Papers) -> None:
-    async with (
-        tls_upstream(papers, says_hello) as up,
-        tapped(f"https://127.0.0.1:{up.port}", upstream_ca=papers.ca) as tap,
-    ):
-        assert (await tap.get("/")).data == b"hello "
+async def test_the_name_for_sni_and_verification_may_be_set(papers: Papers) -> None:
+    options = {"upstream_ca": papers.ca, "upstream_server_name": "gateway.test"}
+    async with tls_upstream(papers, says_hello) as up:
+        async with tapped(f"https://127.0.0.1:{up.port}", **options) as tap:
+            assert (await tap.get("/")).status == 200
+        assert up.names == ["gateway.test"]
+        async with tapped(f"https://127.0.0.1:{up.port}", upstream_ca=papers.ca) as tap:
+            assert (await tap.get("/")).data == b"hello ", "known by its address"
+        options["upstream_server_name"] = "somebody-else.test"
+        async with tapped(f"https://127.0.0.1:{up.port}", **options) as tap:
+            await refused_with(tap, 502)
 
 
 @pytest.mark.parametrize("trusted", ["another", "the system's"])

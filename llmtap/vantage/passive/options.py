@@ -40,3 +40,7 @@ class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tap_bytes: Annotated[Bytes, Meta(description="Maximum bytes of frames waiting for the meter.")] = Bytes(
         32 << 20
     )
+    user: Annotated[
+        str | None,
+        Meta(description="User to switch to after the packet sockets are open (default: no switch)."),
+    ] = None

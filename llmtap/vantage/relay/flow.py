@@ -57,7 +57,7 @@ class Flow(FlowState):
     """One exchange between client and upstream; the handler of the upstream's stream."""
 
     __slots__ = (
-        "_answered", "_client", "_context", "_dechunker", "_error", "_head_part",
+        "_acked_bytes", "_answered", "_client", "_context", "_dechunker", "_error", "_head_part",
         "_keep_client", "_keep_upstream", "_method", "_outcome", "_paused_since_ns", "_scanner", "_stream",
         "_tap", "_tunnel", "arrival_ns", "finishing", "over", "paused_ns", "reads_on", "status", "upload",
     )  # fmt: skip
@@ -80,6 +80,7 @@ class Flow(FlowState):
         self._keep_client = True
         self._keep_upstream = False
         self._paused_since_ns = 0
+        self._acked_bytes = 0  # by whoever did not take all at once, at the last look
         self._outcome = COMPLETE
         self._error: str | None = None
         self.over = False
@@ -419,9 +420,13 @@ class Flow(FlowState):
         """Apply the idle limits; called several times a second."""
         idle_ns = now_ns - self.last_ns
         upstream = self.upload.upstream
-        if idle_ns > QUIET_NS and upstream is not None:
-            upstream.look_again()
-            if self.over:
+        if idle_ns > QUIET_NS:
+            if upstream is not None:
+                upstream.look_again()
+                if self.over:
+                    return
+            if self._is_draining():
+                self.last_ns = now_ns
                 return
         if idle_ns < (READ_ON_NS if self.reads_on else self._context.options.idle_timeout):
             return
@@ -441,6 +446,15 @@ class Flow(FlowState):
             self.fail(
                 504, "upstream_timeout", "the upstream was silent for too long", Outcome.UPSTREAM_TIMEOUT
             )
+
+    def _is_draining(self) -> bool:
+        """A side that did not take all at once has taken some of it since this was asked last."""
+        acked_bytes = self._stream.acked_bytes if self._stream.pending else 0
+        upstream = self.upload.upstream
+        if upstream is not None and upstream.pending:
+            acked_bytes += upstream.acked_bytes
+        before, self._acked_bytes = self._acked_bytes, acked_bytes
+        return acked_bytes != before
 
     def cut_short(self) -> None:
         """End the exchange as `tap_error`, because the drain limit is over."""

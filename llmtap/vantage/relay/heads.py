@@ -1,8 +1,8 @@
 """Write HTTP heads: those forwarded to upstream or client, and the relay's own error answers.
 
 Forwarded fields keep order and spelling. Hop-by-hop fields (RFC 9110 7.6.1) are removed, Host becomes that of
-the upstream, and Connection and the fields that the options ask for are added. Framing fields stay, because
-the body passes with its framing; only HTTP/1.0 clients get no chunks.
+the upstream unless `relay.host` is `client`, and Connection and the fields that the options ask for are
+added. Framing fields stay, because the body passes with its framing; only HTTP/1.0 clients get no chunks.
 """
 
 import os
@@ -56,13 +56,18 @@ def target_of(head: RequestHead) -> bytes:
         return target
     # RFC 9112 3.2.2: a server accepts the absolute form; it does not decide where the message goes.
     scheme, _, rest = target.partition(b"://")
-    authority = rest.partition(b"/")[0].partition(b"?")[0]
+    authority = _authority_of(target)
     if scheme.lower() not in (b"http", b"https") or not authority.rpartition(b"@")[2]:
         return b""  # RFC 9110 4.2.1: no host, no URI
     path = rest[len(authority) :]
     if not path and head.method == b"OPTIONS":
         return b"*"  # RFC 9112 3.2.4
     return path if path.startswith(b"/") else b"/" + path
+
+
+def _authority_of(target: bytes) -> bytes:
+    """Return user, host and port of a target in absolute form (RFC 9112 3.2)."""
+    return target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
 
 
 def added_fields(head: RequestHead, options: RelayOptions, address: bytes) -> Headers:
@@ -81,12 +86,12 @@ def added_fields(head: RequestHead, options: RelayOptions, address: bytes) -> He
 
 
 def request_lines(
-    head: RequestHead, *, prefix: bytes, authority: bytes, upgrade: bool, extra: Headers
+    head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
 ) -> bytes:
     """Return the request head for the upstream.
 
-    `authority` replaces Host. `extra` fields are appended; X-Forwarded-For and Via continue what the client
-    sent (RFC 9110 5.3).
+    `authority` replaces Host; None keeps the client's, or sends an empty one (RFC 9112 3.2). `extra` fields
+    are appended; X-Forwarded-For and Via continue what the client sent (RFC 9110 5.3).
     """
     if (
         _write_head is not None
@@ -104,10 +109,13 @@ def request_lines(
 
 
 def _request_lines(
-    head: RequestHead, *, prefix: bytes, authority: bytes, upgrade: bool, extra: Headers
+    head: RequestHead, *, prefix: bytes, authority: bytes | None, upgrade: bool, extra: Headers
 ) -> bytes:
     """Write any request head; the reference of the compiled writer."""
     target = target_of(head)
+    if authority is None and not head.target.startswith((b"/", b"*")):
+        # RFC 9112 3.2.2: with the absolute form it is the target's host that counts.
+        authority = _authority_of(head.target).rpartition(b"@")[2]
     if prefix and target != b"*":
         target = prefix + target
     out = [head.method, b" ", target, b" HTTP/1.1\r\n"]
@@ -118,12 +126,12 @@ def _request_lines(
             out += (name, b": ", value, b"\r\n")
         elif kind == _HOST:
             had_host = True
-            out += (name, b": ", authority, b"\r\n")
+            out += (name, b": ", value if authority is None else authority, b"\r\n")
         elif kind == _TE and not had_te and b"trailers" in value.lower():
             had_te = True
             out.append(b"Connection: TE\r\nTE: trailers\r\n")
     if not had_host:  # an HTTP/1.0 client may leave it out, we may not
-        out.insert(4, b"Host: " + authority + b"\r\n")
+        out.insert(4, b"Host: " + (authority or b"") + b"\r\n")
     if upgrade and head.upgrade is not None:
         out += (b"Connection: Upgrade\r\nUpgrade: ", head.upgrade, b"\r\n")
     for name, value in extra:

@@ -27,6 +27,10 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["kernel", "mono"],
         _help("source of read timestamps: the kernel on arrival, or the relay's monotonic clock at the read"),
     ] = "kernel"
+    host: Annotated[
+        Literal["upstream", "client"],
+        _help("Host field of forwarded requests: of the upstream URL, or as sent by the client"),
+    ] = "upstream"
     request_id: Annotated[
         Literal["pass", "make"],
         _help("X-Request-Id: forward it unmodified, or also create it if it is missing"),
@@ -93,3 +97,6 @@ class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tls_key: Annotated[str | None, _help("PEM file with the private key of tls_certificate")] = None
     upstream_ca: Annotated[str | None, _help("PEM file with the CAs to trust for the upstream")] = None
     upstream_verify: Annotated[bool, _help("verify the upstream's certificate")] = True
+    upstream_server_name: Annotated[
+        str | None, _help("host name for SNI and verification (default: the host of the URL)")
+    ] = None

@@ -122,7 +122,7 @@ class Relay:
         self._pools: list[Pool] = []
         self._checks: list[_UpstreamCheck] = []
         origin = parse_origin(options.upstream, "relay.upstream")
-        route = self._route_to(origin)
+        route = self._route_to(origin, options.upstream_server_name)
         self.pool = route.pool
         self.context = RelayContext(loop, options, reporter, route)
         self._briefing = asyncio.Event()
@@ -151,17 +151,17 @@ class Relay:
     def flows(self) -> Iterable[Any]:
         return self.reporter.arrivals.keys()
 
-    def _route_to(self, origin: Origin) -> Route:
+    def _route_to(self, origin: Origin, server_name: str | None = None) -> Route:
         options = self.options
         tls = client_context(options.upstream_ca, options.upstream_verify) if origin.tls else None
         pool = Pool(
             self.loop, origin, self.reporter.timebase, clock=options.clock, tls=tls,
             idle_max=options.upstream_idle_connections, idle_ns=options.upstream_keepalive,
-            connect_ns=options.connect_timeout,
+            connect_ns=options.connect_timeout, server_name=server_name,
         )  # fmt: skip
         self._pools.append(pool)
         self._checks.append(_UpstreamCheck(origin, pool))
-        return Route(origin, pool)
+        return Route(origin, origin.authority if options.host == "upstream" else None, pool)
 
     # ---------------------------------------------------------------- the experiment
 

@@ -290,10 +290,10 @@ class Upload:
     # ---------------------------------------------------------------- to the upstream
 
     def _lines(self, head: RequestHead) -> bytes:
-        origin, context = self._route.origin, self._context
+        route, context = self._route, self._context
         extra = added_fields(head, context.options, self._client.address) if context.adds_fields else []
         return request_lines(
-            head, prefix=origin.prefix, authority=origin.authority, upgrade=self.upgrade, extra=extra
+            head, prefix=route.origin.prefix, authority=route.authority, upgrade=self.upgrade, extra=extra
         )
 
     def _forward(self, head: RequestHead, body: bytes) -> None:

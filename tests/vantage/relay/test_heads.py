@@ -28,10 +28,11 @@ def sent_on(
     head: RequestHead,
     *,
     prefix: bytes = b"",
+    authority: bytes | None = b"gw.test:80",
     upgrade: bool = False,
     extra: list[tuple[bytes, bytes]] | None = None,
 ) -> list[bytes]:
-    raw = request_lines(head, prefix=prefix, authority=b"gw.test:80", upgrade=upgrade, extra=extra or [])
+    raw = request_lines(head, prefix=prefix, authority=authority, upgrade=upgrade, extra=extra or [])
     assert raw.endswith(b"\r\n\r\n")
     return raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
 
@@ -91,16 +92,28 @@ def test_an_upgrade_that_is_wanted_is_said_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "host"),
+    ("first", "host", "authority", "expected"),
     [
-        (b"GET /x HTTP/1.1", b"Host: a.test"),
-        (HTTP10, None),
-        (HTTP10, b"Host: a.test"),
-        (b"GET http://user:pw@real.test:81/x HTTP/1.1", b"Host: a.test"),
+        (b"GET /x HTTP/1.1", b"Host: a.test", None, b"Host: a.test"),
+        (HTTP10, None, b"gw.test:80", GATEWAY),
+        (HTTP10, b"Host: a.test", b"gw.test:80", GATEWAY),
+        # RFC 9112 3.2 and 3.2.2: the authority of an absolute form without its userinfo.
+        (b"GET http://user:pw@real.test:81/x HTTP/1.1", b"Host: a.test", None, b"Host: real.test:81"),
+        (b"GET http://user:pw@real.test:81/x HTTP/1.1", b"Host: a.test", b"gw.test:80", GATEWAY),
     ],
-)
-def test_the_host_of_a_request_is_the_upstreams(first: bytes, host: bytes | None) -> None:
-    assert sent_on(asked(b"X: 1", first=first, host=host)) == [b"GET /x HTTP/1.1", GATEWAY, b"X: 1"]
+)  # fmt: skip
+def test_the_host_of_a_request(
+    first: bytes, host: bytes | None, authority: bytes | None, expected: bytes
+) -> None:
+    assert sent_on(asked(b"X: 1", first=first, host=host), authority=authority) == [
+        b"GET /x HTTP/1.1", expected, b"X: 1",
+    ]  # fmt: skip
+
+
+def test_an_http11_request_always_has_a_host() -> None:
+    """RFC 9112 3.2: also when the client's own is kept and an HTTP/1.0 client sent none."""
+    lines = sent_on(asked(first=HTTP10, host=None), authority=None)
+    assert [line for line in lines if line.lower().startswith(b"host:")] != []
 
 
 @pytest.mark.parametrize(
