@@ -141,7 +141,9 @@ class OpenAIChat(ChoicesReader):
             or delta.extra_content is not None
             or delta.function_call
             or delta.reasoning_steps
-            or of_filter_results(choice.content_filter_results) is not None
+            or (
+                choice.content_filter_results and of_filter_results(choice.content_filter_results) is not None
+            )
         ):
             return None
         index = choice.index
@@ -227,7 +229,8 @@ class OpenAIChat(ChoicesReader):
         if reason:
             only = (streamed or findings.railed) and bool(delta.content) and index not in self._plain
             replaced |= findings.finish(reason, results, only_text=only)
-        findings.filtered(results, alone=alone)
+        if results is not None:
+            findings.filtered(results, alone=alone)
         if delta is not _NOTHING:
             self._read_delta(delta, index, f"choices[{position}].{field}", findings, replaced=replaced)
         if (reason or not streamed) and index in self._thinking:

@@ -30,6 +30,10 @@ _KNOWN: Final = (
     *BESIDE_NAMES[:-1], "usage", "timings", "detections", "x_groq", "metrics", "time_info", "perf_metrics",
     "nvext", "guardrails_data", "guardrails", "generation_stats", _GUARDRAIL, _INVOCATION,
 )  # fmt: skip
+_USUAL: Final = frozenset(
+    ("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint")
+)
+"""Members of OpenAI's own chunks. One without others has nothing beside its choices but its usage."""
 _ERROR_BYTES_MAX: Final = 1 << 20
 """Of an event with an error that is searched for a guardrail's signs; the longest known has a few KiB."""
 _FINE: Final = (0, 200, "0", "200", "", "ok", "OK", "success", "Success")
@@ -90,9 +94,13 @@ def _times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
         ("nvext.timing", nvext.get("timing") if isinstance(nvext, dict) else None),
         (_INVOCATION, value.get(_INVOCATION)),
     ):  # fmt: skip
-        out += object_times(place, told)
-    counts = openai_shapes.read_usage(usage)
-    return out + rate_times(value.get("generation_stats"), None if counts is None else counts.cached)
+        if told is not None:
+            out += object_times(place, told)
+    stats = value.get("generation_stats")
+    if stats is not None:
+        counts = openai_shapes.read_usage(usage)
+        out += rate_times(stats, None if counts is None else counts.cached)
+    return out
 
 
 def add_beside(
@@ -101,6 +109,10 @@ def add_beside(
     """Add what stands beside the choices of an event of `size` bytes, usage and timings left out. `finished`:
     the answer had ended."""
     get = value.get
+    if name is None and _USUAL.issuperset(value) and get("object") != "error":
+        if get("usage") is not None:
+            findings.delta.server_times += _times(value)
+        return
     findings.verdict(verdicts.of_hook_results(get("hook_results")))
     findings.verdict(verdicts.of_moderation(get("moderation")))
     findings.verdict(verdicts.of_warnings(get("warnings"), get("detections"), answered=findings.chose))
@@ -175,7 +187,7 @@ class ChoicesReader:
         value = None if is_plain(chunk, name) else openai_shapes.read_json(data)
         if choices:
             self._begin(chunk, data)
-            verdict = None if value is None else _replaced(value)
+            verdict = None if value is None or _USUAL.issuperset(value) else _replaced(value)
             replaced = verdict is not None and verdict.substituted
             if verdict is not None and verdict.confidence == "high":
                 findings.verdict(verdict)  # it says more than the finish reason does

@@ -100,10 +100,15 @@ def count(value: Any) -> int | None:
 
 
 def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts:
-    told = (of_input, of_output, reasoning, cached)
-    found = [count(value) for value in told]
-    refused = sum(n is None and value is not None for n, value in zip(found, told, strict=True))
-    return UsageCounts(found[0], found[1], found[2], found[3], refused)
+    # One after the other: a usage may come with every token.
+    counts = UsageCounts(count(of_input), count(of_output), count(reasoning), count(cached))
+    counts.refused = (
+        (counts.input is None and of_input is not None)
+        + (counts.output is None and of_output is not None)
+        + (counts.reasoning is None and reasoning is not None)
+        + (counts.cached is None and cached is not None)
+    )
+    return counts
 
 
 def sum_counts(counts: Sequence[UsageCounts]) -> UsageCounts:
