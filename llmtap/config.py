@@ -4,8 +4,8 @@ Sources, each before those that it overrides: flags, `LLMTAP_` environment varia
 `OTEL_` variables, defaults. The file has a table for each field of `Settings` (`[relay]`, `[tenants]`) and
 for each class of tenants (`[slo.NAME]`). `relay.idle_timeout` is also `LLMTAP_RELAY_IDLE_TIMEOUT`,
 `slo.gold.target` is `LLMTAP_SLO_GOLD_TARGET`. The result is a `Settings`, or a ConfigError with all mistakes
-and their places. `llmtap slo generate` and `llmtap report --config` use the objectives of the same file. The
-other commands (`replay`, `sim`, `bench`) have options of their own.
+and their places. `llmtap slo generate` uses the objectives of the same file. The other commands (`replay`,
+`sim`, `bench`) have options of their own.
 """
 
 import difflib
@@ -144,9 +144,11 @@ def read_settings(file: Path | None, environ: Mapping[str, str], flags: Mapping[
         if kind is not None and name in kind.__struct_fields__:
             tables[table][name] = value
             mistakes.set_place(key, place)
-        else:
+        elif name:
             hint = _nearest_key(key, _all_keys(classes))
             mistakes.found.append(ConfigError(place, f"there is no key {key!r}", hint))
+        else:
+            mistakes.found.append(_names_a_table(table, place))
 
     for variable, key in STANDARD_ENV.items():
         if environ.get(variable):
@@ -306,9 +308,25 @@ def _choices(kind: Any) -> str | None:
 
 
 def _as_list(kind: Any, value: object) -> str | None:
-    """Return the hint that the environment and flags write a list in JSON."""
-    is_list = get_origin(kind) in (list, tuple) and isinstance(value, str)
-    return 'a list is written in JSON, such as ["a", "b"]' if is_list else None
+    """Return the hint that a list is written in JSON, with the given names as the example."""
+    if get_origin(kind) not in (list, tuple) or not isinstance(value, str):
+        return None
+    shown = '[{"key": "value"}]'
+    if get_args(kind)[0] is str:
+        items = [item.strip(" \"'") for item in value.strip("[] ").split(",")]
+        shown = msgspec.json.encode([item for item in items if item]).decode()
+    return f"a list is written in JSON: {shown}"
+
+
+def _names_a_table(table: str, place: str) -> ConfigError:
+    """Return the error for a table without a key, such as `LLMTAP_CAPTURE`."""
+    if table.startswith(SLO):
+        first = f"{table.partition('.')[2] or 'NAME'}_objectives"
+        table = SLO
+    else:
+        first = _TABLES[table].__struct_fields__[0]
+    variable = f"{ENV_PREFIX}{table}_{first}".upper()
+    return ConfigError(place, f"names the table {table!r} without a key", f"did you mean {variable}?")
 
 
 def fingerprint(settings: Settings) -> str:

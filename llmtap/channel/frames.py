@@ -1,7 +1,7 @@
 """Binary format of the frames (observations) that a vantage sends to the meter, packed in batches by column.
 
 `FrameKind` lists all kinds of frames, with the meaning of their fields; the vantages (relay, middleware,
-passive) use it. `channel.py` writes batches with `FrameRows`, the meter reads them with `BatchReader`. The
+passive) use it. `__init__.py` writes batches with `FrameRows`, the meter reads them with `BatchReader`. The
 structs of the frames' data (Hello, RelayStatus, Closing, Assigned) are here, too. By columns, the relay packs
 a thousand frames with a handful of C calls:
 

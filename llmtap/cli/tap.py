@@ -95,7 +95,7 @@ def proxy(
     from llmtap.log import set_up
     from llmtap.metrics.slo import SloClass
     from llmtap.supervisor.checks import problems_of, warnings_of
-    from llmtap.supervisor.run import take_handover
+    from llmtap.supervisor.handover import take_handover
     from llmtap.supervisor.supervisor import Supervisor
 
     # A proxy that is to become this program asks whether it can.
@@ -169,7 +169,7 @@ def meter(
 ) -> None:
     """Measure applications with the llmtap middleware, without a proxy."""
     from llmtap.config import fingerprint, read_settings
-    from llmtap.supervisor.watching import alone_problems, run_meter
+    from llmtap.supervisor.alone import alone_problems, run_meter
 
     flags: dict[str, Any] = {"meter.socket": listen_socket, "meter.admin": admin, "capture.to": capture}
     flags |= read_pairs("--set", assign)

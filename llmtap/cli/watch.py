@@ -200,7 +200,9 @@ def _opened(name: str) -> AbstractContextManager[BinaryIO]:
     from rich.console import Console
     from rich.progress import open as open_shown
 
-    shown = open_shown(name, "rb", description="reading", console=Console(stderr=True), transient=True)
+    shown = open_shown(
+        name, "rb", buffering=0, description="reading", console=Console(stderr=True), transient=True
+    )
     return _buffered(shown)
 
 

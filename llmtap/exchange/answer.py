@@ -33,6 +33,8 @@ _PREFIX_BYTES: Final = 6
 """Enough to know an SSE field name at the start of a body of no telling type."""
 _HELD_BYTES_MAX: Final = 4_096
 """White space before anything else; a body with more of it in one line is nothing we know."""
+_FIRST_LINE_BYTES_MAX: Final = 65_536
+"""Of a JSON body, where a line may tell that more of them follow."""
 _PADDING: Final = b'"obfuscation":'
 _MESSAGES: Final = b"application/vnd.amazon.eventstream"
 _ARRAY_PATH: Final = ":streamGenerateContent"
@@ -58,8 +60,8 @@ class AnswerReader:
     body of an error status (`failed`) is an error in whatever shape."""
 
     __slots__ = (
-        "_body", "_failed", "_held", "_keeps", "_lines", "_messages", "_parser", "_path", "_repeats",
-        "_share", "_size", "_type", "dialect", "kind", "padded",
+        "_body", "_failed", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_path",
+        "_repeats", "_share", "_size", "_type", "dialect", "kind", "padded",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +81,7 @@ class AnswerReader:
         self._body = bytearray()  # of JSON
         self._keeps = True  # there is room for it
         self._size = 0
+        self._one_value = False  # its first line told that no more of them follow
         self.padded: bool | None = None
         """The first event with a text has random padding (OpenAI's `obfuscation`); None until it came."""
 
@@ -125,8 +128,7 @@ class AnswerReader:
                 self._repeats.look(payload, delta, parser.offset, self.dialect)
             return out
         if self.kind is BodyKind.JSON:
-            self._keep(payload)
-            return []
+            return self._keep(payload)
         if self.kind is BodyKind.OPAQUE:
             return [Delta(EventClass.METADATA, len(payload), parsed=False)]
         if self._lines is not None:
@@ -184,13 +186,31 @@ class AnswerReader:
         self._lines = self._messages = None
         self._let_go()
 
-    def _keep(self, payload: bytes) -> None:
+    def _keep(self, payload: bytes) -> list[Delta]:
+        """The next bytes of a JSON body, which may turn out to be the first of several lines."""
         self._size += len(payload)
-        if self._keeps and self._size <= BODY_BYTES_MAX and self._share.take(len(payload)):
-            self._body += payload
-        elif self._keeps:
+        if not self._keeps:
+            return []
+        if self._size > BODY_BYTES_MAX or not self._share.take(len(payload)):
             self._keeps = False
             self._let_go()
+            return []
+        self._body += payload
+        if self._one_value:
+            return []
+        newline = self._body.find(b"\n", max(0, self._size - len(payload)))
+        if newline < 0:
+            self._one_value = self._size > _FIRST_LINE_BYTES_MAX
+            return []
+        # Ollama behind a gateway that names another type: its lines say themselves that they go on.
+        value = read_json(bytes(self._body[:newline]))
+        if not (isinstance(value, dict) and value.get("done") is False):
+            self._one_value = True
+            return []
+        body = bytes(self._body)
+        self._let_go()
+        self._size = 0
+        return self._begin_lines(body, LineParser())
 
     def _let_go(self) -> None:
         self._share.give(len(self._body))

@@ -149,6 +149,8 @@ class _Reader:
         if several and len(found) > MESSAGES_MAX:
             return []
         messages = [self._made("system", value["system"])] if value.get("system") else []
+        if value.get("context"):  # Ollama's: the ids of the conversation until now
+            messages.append(PromptMessage("context", self._ids_or_text(value["context"])))
         messages += [
             PromptMessage("prompt", self._ids_or_text(one)) for one in (found if several else [found])
         ]

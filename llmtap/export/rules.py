@@ -17,6 +17,7 @@ from llmtap.errors import ConfigError
 from llmtap.metrics.slo import PERIOD_NS, Alarm, SloClass, burn_rate_max, events_min
 
 BURN: Final = "LlmtapErrorBudgetBurn"
+OUTDATED: Final = "LlmtapSloRulesOutdated"
 EVENTS: Final = "llmtap_slo_events_total"
 GOOD: Final = "llmtap_slo_good_total"
 SHORT: Final = ("5m", "30m", "1h", "2h", "6h")
@@ -94,10 +95,10 @@ def render(classes: Sequence[SloClass], job: str, runbooks: str) -> str:
         about = f"{slo.name}: {slo.target:.10g} of the exchanges meet {slo.objectives.text}."
         parts.append(_commented([about]))
         parts.append(_commented((f"Omitted: {one}." for one in missing_alarms(slo)), 2))
-        alerts = [_burn_alert(slo, alarm, job) for alarm in slo.alarms]
+        alerts = [*(_burn_alert(slo, alarm, job) for alarm in slo.alarms), _outdated(slo, job)]
         parts.append(_group(f"llmtap-slo-{slo.name}", [*_recordings(slo, job), *alerts], runbooks))
     parts.append(_commented(["The tap about itself, and what it takes to see anything at all."]))
-    parts.append(_group("llmtap-tap", self_alerts(job), runbooks))
+    parts.append(_group("llmtap-tap", [_unwatched(classes, job), *self_alerts(job)], runbooks))
     return "".join(parts)
 
 
@@ -151,25 +152,78 @@ def _burn_alert(slo: SloClass, alarm: Alarm, job: str) -> Rule:
         f"max without (sloth_window) (slo:sli_error:ratio_rate{short}{this}) / {budget} > {factor}\n"
         f"and on ()\n{counted} >= {least}\n"
     )
-    labels = {"slo": slo.name, "long": long, "short": short, "sloth_severity": alarm.severity}
-    return {
-        "alert": BURN,
-        "expr": expr,
-        "labels": {"severity": alarm.severity, **labels},
-        "annotations": {
-            "summary": f"{slo.name}: the error budget burns more than {factor} times faster than allowed",
-            "description": (
-                f"Burn rate over {long}: {{{{ $value | humanize }}}}; limit over {long} and {short}: {factor}"
-                f". More than {100 * slo.budget * alarm.factor:.4g} % of the exchanges of {slo.name} miss"
-                f" {slo.objectives.text} (allowed: {100 * slo.budget:.10g} %). At this rate the budget of"
-                f" {PERIOD_DAYS} days lasts less than {PERIOD_DAYS / alarm.factor:.3g} days."
-            ),
-        },
-    }
+    days = PERIOD_DAYS / alarm.factor
+    return _alert(
+        BURN,
+        alarm.severity,
+        expr,
+        f"{slo.name}: the error budget burns more than {factor} times faster than allowed",
+        f"Burn rate over {long}: {{{{ $value | humanize }}}}; limit over {long} and {short}: {factor}. More"
+        f" than {100 * slo.budget * alarm.factor:.4g} % of the exchanges of {slo.name} miss"
+        f" {slo.objectives.text} (allowed: {100 * slo.budget:.10g} %). At this rate the budget of"
+        f" {PERIOD_DAYS} days lasts less than {days:.3g} days.",
+        labels={"slo": slo.name, "long": long, "short": short, "sloth_severity": alarm.severity},
+    )
 
 
 def _recording(record: str, expr: str, labels: Mapping[str, str]) -> Rule:
     return {"record": record, "expr": expr, "labels": dict(labels)}
+
+
+def _outdated(slo: SloClass, job: str) -> Rule:
+    """Return an alert for each class whose rules and proxy have different objectives."""
+    this = f'job="{job}",slo="{slo.name}"'
+    target = f"llmtap_slo_target_ratio{{{this}}}"
+    differs = [f"{target} != {slo.target:.10g}"]
+    for objective, bound_ns in slo.objectives.bounds:
+        bound = f'llmtap_slo_objective_seconds{{{this},objective="{objective}"}} == {bound_ns / 1e9!r}'
+        differs.append(f"{target}\nunless ignoring (objective)\n{bound}")
+    known = "|".join(objective for objective, _ in slo.objectives.bounds)
+    more = f'llmtap_slo_objective_seconds{{{this},objective!~"{known}"}}'
+    differs.append(f"{target}\nand ignoring (objective)\n{more}")
+    differs.append(f'absent({target})\nand on ()\nmax(up{{job="{job}"}}) == 1\n')
+    return _alert(
+        OUTDATED,
+        "ticket",
+        "\nor\n".join(differs),
+        f"{slo.name}: rules and proxy have different objectives",
+        f"The rules were generated for {slo.objectives.text} and a target of {slo.target:.10g}. The proxy has"
+        f" other objectives, or no class {slo.name}. Until they are generated again, no alert is valid.",
+        wait="15m",
+        labels={"slo": slo.name},
+    )
+
+
+def _unwatched(classes: Sequence[SloClass], job: str) -> Rule:
+    """Alert about a class that was added after the rules were generated."""
+    known = "|".join(slo.name for slo in classes)
+    return _alert(
+        OUTDATED,
+        "ticket",
+        f'llmtap_slo_target_ratio{{job="{job}",slo!~"{known}"}}',
+        "{{ $labels.slo }}: the rules do not have this class of the proxy",
+        "For 15 minutes the proxy has had the class {{ $labels.slo }}, which did not exist when the rules"
+        " were generated. No alert monitors it until they are generated again.",
+        wait="15m",
+    )
+
+
+def _alert(
+    name: str,
+    severity: str,
+    expr: str,
+    summary: str,
+    description: str,
+    wait: str | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> Rule:
+    return {
+        "alert": name,
+        "expr": expr,
+        **({} if wait is None else {"for": wait}),
+        "labels": {"severity": severity, **(labels or {})},
+        "annotations": {"summary": summary, "description": description},
+    }
 
 
 def self_alerts(job: str) -> list[Rule]:

@@ -43,7 +43,7 @@ def count_by_float(values: list[int], counts: dict[int, int], /) -> tuple[int, i
 def count_by_edge(values: Sequence[int], edges: Sequence[int], counts: array[int], /) -> int | None: ...
 
 class LagMeter:
-    """net/lag.py LagMeter."""
+    """net/lag.py PythonLagMeter."""
 
     buckets: list[int]
     sum_ns: int
@@ -55,7 +55,7 @@ class LagMeter:
     def take_max(self) -> int: ...
 
 class FrameRows:
-    """channel/frames.py FrameRows."""
+    """channel/frames.py PythonFrameRows."""
 
     bound: int
     epoch: int

@@ -357,8 +357,9 @@ class MessageStreamParser:
         if kind != b"chunk":
             return SseEvent(start, self.offset, payload or b"{}", kind)
         try:
-            part = base64.b64decode(_object(payload).get("bytes") or "", validate=True)
-        except (ValueError, TypeError, binascii.Error):
+            told = msgspec.convert(msgspec.json.decode(payload), dict[str, Any]).get("bytes")
+            part = base64.b64decode(msgspec.convert(told, str | None) or "", validate=True)
+        except (ValueError, TypeError, RecursionError, binascii.Error):
             self.skipped += 1
             part = payload
         return SseEvent(start, self.offset, part)  # an event of the model's own dialect

@@ -24,6 +24,8 @@ _GROUP_COLUMNS: Final = (
 _NAME_CHARS: Final = 40
 _MISSING_SHARE_MAX: Final = 0.01
 """Above this, what is missing may be of one kind (the long ones, the busiest minute) and move the figures."""
+_BROKEN_SHOWN: Final = 20
+_OPEN_SHOWN: Final = 3
 _Json = Mapping[str, Any]
 
 
@@ -162,8 +164,9 @@ def _integrity_said(integrity: _Json) -> str:
     if integrity["broken"]:
         said.append(f"{counted(len(integrity['broken']), 'file')} could not be read")
     if open_ := [capture["capture"] or "(no id)" for capture in captures if not capture["closed"]]:
+        more = f" and {len(open_) - _OPEN_SHOWN:,} more" if len(open_) > _OPEN_SHOWN else ""
         said.append(
-            f"not closed: {', '.join(open_)}: still running, the meter or"
+            f"not closed: {', '.join(open_[:_OPEN_SHOWN])}{more}: still running, the meter or"
             " a relay was killed, or the meter ended before its application (all that it had measured is"
             " kept); exchanges that began later are not counted"
         )
@@ -171,7 +174,11 @@ def _integrity_said(integrity: _Json) -> str:
 
 
 def _broken(broken: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    return (f"broken     {one['file']}: {one['problem']}" for one in broken)
+    """Files that could not be read, by name."""
+    for one in broken[:_BROKEN_SHOWN]:
+        yield f"broken     {one['file']}: {one['problem']}"
+    if len(broken) > _BROKEN_SHOWN:
+        yield f"broken     and {len(broken) - _BROKEN_SHOWN:,} more (--json names all)"
 
 
 def _capture_lines(capture: _Json) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Check a configuration (addresses, files, certificates, contradictions) before it takes effect.
 
 `check_settings` raises one ConfigError with all problems of a proxy's settings; `warnings_of` yields probable
-mistakes. `watching.py` checks its commands with the part for the meter.
+mistakes. `alone.py` and `watching.py` check their commands with the part for the meter.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,11 @@ HEAD_BYTES_MIN: Final = 256
 def check_settings(settings: Settings, supervisor: int | None = None) -> None:
     """Raise one ConfigError for all problems of a proxy's settings (`problems_of`)."""
     raise_all(problems_of(settings, supervisor))
+
+
+def check_measuring(settings: Settings, supervisor: int | None = None) -> None:
+    """Raise one ConfigError for all problems of the settings of any meter."""
+    raise_all(measuring_problems(settings, supervisor))
 
 
 def problems_of(settings: Settings, supervisor: int | None = None) -> Iterator[ConfigError]:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -53,12 +53,17 @@ class HandedChild(msgspec.Struct, kw_only=True):
     """Monotonic time at which it is killed, if it was told to end."""
 
 
+class _Process(Protocol):
+    @property
+    def pid(self) -> int: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, signal: int) -> None: ...
+
+
 class Child:
     """A running child. It ends when its stdin closes, which stays open while we live."""
 
-    def __init__(
-        self, kind: Kind, name: str, index: int, process: "asyncio.subprocess.Process | _Adopted", stdin: int
-    ) -> None:
+    def __init__(self, kind: Kind, name: str, index: int, process: _Process, stdin: int) -> None:
         self.kind = kind
         self.name = name
         self.index = index
@@ -80,10 +85,15 @@ class Child:
         cls, kind: Kind, name: str, index: int, setup: msgspec.Struct, fds: Sequence[int]
     ) -> "Child":
         """Run the package of this kind with `python -m`; it gets `setup` as JSON and inherits `fds`."""
-        # -P: modules in the current folder are not ours.
-        command = [sys.executable, "-P", "-m", PACKAGES[kind]]
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, pass_fds=fds)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",  # modules in the current folder are not ours
+            "-m",
+            PACKAGES[kind],
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=fds,
+        )
         assert process.stdin is not None
         with contextlib.suppress(ConnectionError):
             process.stdin.write(encode_setup(setup) + b"\n")
@@ -103,9 +113,14 @@ class Child:
 
     def to_hand(self) -> HandedChild:
         return HandedChild(
-            kind=self.kind, name=self.name, index=self.index, pid=self.pid, stdin=self._stdin,
-            ready=self.is_ready, until_s=self.until_s,
-        )  # fmt: skip
+            kind=self.kind,
+            name=self.name,
+            index=self.index,
+            pid=self.pid,
+            stdin=self._stdin,
+            ready=self.is_ready,
+            until_s=self.until_s,
+        )
 
     @property
     def pid(self) -> int:
@@ -163,9 +178,13 @@ class _Adopted:
     """Process that was started before a hot restart, so asyncio does not know it."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
+        self._pid = pid
         self._status: int | None = None
         self._look()
+
+    @property
+    def pid(self) -> int:
+        return self._pid
 
     async def wait(self) -> int:
         # Polling needs no pidfd, which kernels before 5.3 do not have.
@@ -177,16 +196,16 @@ class _Adopted:
     def send_signal(self, signal: int) -> None:
         self._look()
         if self._status is None:
-            os.kill(self.pid, signal)
+            os.kill(self._pid, signal)
 
     def _look(self) -> None:
         """Store the exit status, if the process has ended."""
         if self._status is not None:
             return
         try:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
         except ChildProcessError:  # it was buried just before the change
-            pid, status = self.pid, 0
+            pid, status = self._pid, 0
         if pid:
             self._status = os.waitstatus_to_exitcode(status)
 

@@ -1,7 +1,8 @@
 """Listening sockets of a proxy: opened by the supervisor, or received from systemd or the previous version.
 
 The supervisor keeps them open, and each relay gets some of them, so connections wait in them while a relay
-restarts. They keep their addresses until the proxy ends. A socket with FileDescriptorName=admin is for
+restarts. Sockets from systemd keep their addresses; sockets of the supervisor move when the configuration
+names another address (the admin port at a hot restart only). A socket with FileDescriptorName=admin is for
 the admin port, all others are for clients. `notify` tells systemd the state. Sources: sd_listen_fds(3),
 sd_notify(3).
 """
@@ -9,7 +10,7 @@ sd_notify(3).
 import errno
 import os
 import socket
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -87,45 +88,103 @@ def notify(state: str, environ: Mapping[str, str] = os.environ) -> bool:
     return True
 
 
-class Ports:
-    """The sockets for clients, at least one for each worker, and the admin port's."""
+class HandedPorts(msgspec.Struct, kw_only=True):
+    """State of the sockets in a hot restart: descriptors and configured addresses."""
 
-    def __init__(self, clients: list[socket.socket], admin: socket.socket) -> None:
+    clients: list[int]
+    admin: int
+    listen_at: str | None
+    """None where the sockets came from outside."""
+    admin_at: str | None
+
+
+class Ports:
+    """The sockets for clients, at least one for each worker, and the admin port's.
+
+    `listen_at` and `admin_at` are the configured addresses; None for sockets from outside, which do not move.
+    """
+
+    def __init__(
+        self, clients: list[socket.socket], admin: socket.socket, listen_at: str | None, admin_at: str | None
+    ) -> None:
         self.clients = clients
         self.admin = admin
+        self.listen_at = listen_at
+        self.admin_at = admin_at
 
     @classmethod
     def open(cls, settings: Settings, environ: MutableMapping[str, str], pid: int) -> "Ports":
         """Return the sockets that came with process `pid`, or our own. Raises ConfigError."""
-        relay = settings.relay
+        relay, meter = settings.relay, settings.meter
         handed = take_sockets(environ, pid)
         clients = handed.clients or bind_for("relay.listen", relay.listen, relay.workers)
-        ports = cls(clients, handed.admin or bind_for("meter.admin", settings.meter.admin, 1)[0])
+        ports = cls(
+            clients,
+            handed.admin or bind_for("meter.admin", meter.admin, 1)[0],
+            None if handed.clients else relay.listen,
+            None if handed.admin else meter.admin,
+        )
         ports.check_admin(settings)
-        ports.share(relay.workers)
+        ports._share(relay.workers)
         return ports
 
     @classmethod
-    def take(cls, fds: Iterable[int]) -> "Ports":
-        """Return the sockets that the previous program of this process left (`fds`)."""
-        sockets = [socket.socket(fileno=fd) for fd in fds]
+    def take(cls, handed: HandedPorts) -> "Ports":
+        """Return the sockets that the previous program of this process left."""
+        sockets = [socket.socket(fileno=fd) for fd in (*handed.clients, handed.admin)]
         for sock in sockets:
             sock.set_inheritable(False)
             sock.setblocking(False)
-        return cls(sockets[:-1], sockets[-1])
+        return cls(sockets[:-1], sockets[-1], handed.listen_at, handed.admin_at)
 
-    @property
-    def fds(self) -> list[int]:
-        """Descriptors of the clients' sockets and, last, of the admin port's."""
-        return [sock.fileno() for sock in (*self.clients, self.admin)]
+    def to_hand(self) -> HandedPorts:
+        return HandedPorts(
+            clients=[sock.fileno() for sock in self.clients],
+            admin=self.admin.fileno(),
+            listen_at=self.listen_at,
+            admin_at=self.admin_at,
+        )
+
+    def copy(self) -> "Ports":
+        """Return a copy with the same sockets, in which sockets can be replaced."""
+        return Ports(list(self.clients), self.admin, self.listen_at, self.admin_at)
+
+    def close_but(self, others: "Ports") -> None:
+        """Close the sockets that `others` does not have."""
+        kept = {others.admin, *others.clients}
+        for sock in (self.admin, *self.clients):
+            if sock not in kept:
+                sock.close()
+
+    def move_clients(self, settings: Settings) -> None:
+        """Move to the configured address, unless from outside, with a socket for each worker. Closes none.
+
+        Raises ConfigError if that fails: then nothing has changed.
+        """
+        relay = settings.relay
+        if self.listen_at is not None:
+            if relay.listen != self.listen_at:
+                self.clients = bind_for("relay.listen", relay.listen, relay.workers)
+                self.listen_at = relay.listen
+            host, port = parse_address(relay.listen, "relay.listen")
+            try:
+                for _ in range(relay.workers - len(self.clients)):
+                    self.clients.append(bind(host, port, shared=True))
+            except OSError:
+                pass  # a single worker's socket does not share its port
+        self._share(relay.workers)
+
+    def move_admin(self, settings: Settings) -> None:
+        """Move the admin port, which only a new meter can serve, in the same way. Raises ConfigError."""
+        at = settings.meter.admin
+        if self.admin_at in (None, at):
+            return
+        (self.admin,) = bind_for("meter.admin", at, 1)
+        self.admin_at = at
 
     def check_admin(self, settings: Settings) -> None:
         """Raise ConfigError if these settings do not allow an admin port at the socket's address."""
-        msgspec.structs.replace(settings.meter, admin=name_of(self.admin))
-
-    def share(self, workers: int) -> None:
-        """Share the first socket if there are more workers than sockets."""
-        self.clients += [self.clients[0].dup() for _ in range(workers - len(self.clients))]
+        msgspec.structs.replace(settings.meter, admin=self.admin_at or name_of(self.admin))
 
     def of(self, index: int, workers: int) -> list[socket.socket]:
         """Return the sockets of worker `index`; the last worker serves all that are left."""
@@ -140,6 +199,10 @@ class Ports:
         self.close_clients()
         self.admin.close()
 
+    def _share(self, workers: int) -> None:
+        """Share the first socket if there are more workers than sockets."""
+        self.clients += [self.clients[0].dup() for _ in range(workers - len(self.clients))]
+
 
 def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
     """Return `copies` sockets that listen on `text`, the value of `key`. Raises ConfigError."""
@@ -150,6 +213,11 @@ def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
         is_free(host, port)  # SO_REUSEPORT would let two proxies share a port
         return [bind(host, port, shared=True) for _ in range(copies)]
     except OSError as exc:
-        option = "--admin" if key == "meter.admin" else "--listen"
-        hint = f"another address: {option} HOST:PORT" if exc.errno == errno.EADDRINUSE else None
-        raise ConfigError(f"{key} ({option})", f"cannot listen on {text}: {exc.strerror}", hint) from None
+        raise not_bound(key, text, exc) from None
+
+
+def not_bound(key: str, text: str, error: OSError) -> ConfigError:
+    """Return the error for an address, the value of `key`, on which nothing can listen."""
+    option = "--admin" if key == "meter.admin" else "--listen"
+    hint = f"another address: {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None
+    return ConfigError(f"{key} ({option})", f"cannot listen on {text}: {error.strerror}", hint)

@@ -3,7 +3,7 @@
 The supervisor owns the listening sockets and the folder of the socket between relays and meter. On SIGTERM
 it drains. On SIGHUP (reload) it starts new relays on the same sockets, waits until they are ready, and lets
 the old ones finish, so no connection is lost. On SIGUSR2 (hot restart) it does the same for all processes
-with the installed version of the program (`run.py`); the old meter measures the old relays to their end.
+with the installed version of the program (`handover.py`); the old meter measures the old relays to their end.
 """
 
 import asyncio
@@ -11,10 +11,9 @@ import logging
 import os
 import shutil
 import signal
-import sys
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -25,18 +24,11 @@ from llmtap.errors import ConfigError, LlmtapError
 from llmtap.log import set_up
 from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, need_no_meter
 from llmtap.net.listener import name_of
+from llmtap.supervisor import handover
 from llmtap.supervisor.checks import check_settings
 from llmtap.supervisor.child import Child, back_off, encode_setup, is_ready, log_not_started, start_at_last
 from llmtap.supervisor.ports import Ports, notify
-from llmtap.supervisor.run import (
-    Handover,
-    ProxyRun,
-    become,
-    hold_signals,
-    let_signals_in,
-    take_handover,
-    try_out,
-)
+from llmtap.supervisor.run import ProxyRun
 
 METER_S: Final = 5.0
 """Maximum wait for the meter at the start; it takes half a second, or one with a capture."""
@@ -51,9 +43,10 @@ log = logging.getLogger(__name__)
 
 
 class _Plan(NamedTuple):
-    """Settings and run state with which children are started."""
+    """Settings, sockets and run state with which children are started."""
 
     settings: Settings
+    ports: Ports
     run: ProxyRun
 
 
@@ -90,7 +83,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Run until SIGTERM or SIGINT; return 0, or 1 after an internal error. Raises ConfigError."""
-        left = take_handover(os.environ, os.getpid())
+        left = handover.take_handover(os.environ, os.getpid())
         if left is None:
             if self._settings.meter.socket is not None:
                 need_no_meter(self._settings.meter.socket)
@@ -122,9 +115,9 @@ class Supervisor:
                 os.unlink(self._run.tap_path(self._settings) + ASIDE)
         return 1 if self._failed else 0
 
-    def _inherit(self, left: Handover) -> None:
+    def _inherit(self, left: handover.Handover) -> None:
         """Take over sockets and children of the previous program; its children work until ours are ready."""
-        self._ports = Ports.take(left.port_fds)
+        self._ports = Ports.take(left.ports)
         self._run = left.run
         self._run.follow(self._settings)
         for handed in left.children:
@@ -145,7 +138,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._on_stop)
         loop.add_signal_handler(signal.SIGHUP, self._asked.set)
         loop.add_signal_handler(signal.SIGUSR2, self._on_restart)
-        let_signals_in()
+        handover.let_signals_in()
 
     def _on_stop(self) -> None:
         if self._stopping.is_set():  # asked twice: now means now
@@ -256,8 +249,8 @@ class Supervisor:
 
     async def _start_relay(self, index: int, plan: _Plan | None = None) -> Child:
         async with self._starting:
-            settings, run = plan or self._plan()
-            fds = [sock.fileno() for sock in self._ports.of(index, settings.relay.workers)]
+            settings, ports, run = plan or self._plan()
+            fds = [sock.fileno() for sock in ports.of(index, settings.relay.workers)]
             self._run.relays += 1  # here, whatever the plan: no two relays have one name
             setup = run.relay_setup(settings, index, self._run.relays, fds)
             child = self._register(await Child.start("relay", setup.name, index, setup, fds))
@@ -266,8 +259,8 @@ class Supervisor:
 
     async def _start_meter(self, plan: _Plan | None = None, *, takes_over: bool = False) -> Child:
         async with self._starting:
-            settings, run = plan or self._plan()
-            fd = self._ports.admin.fileno()
+            settings, ports, run = plan or self._plan()
+            fd = ports.admin.fileno()
             setup = run.meter_setup(settings, fd, takes_over=takes_over)
             child = self._register(await Child.start("meter", "meter", 0, setup, [fd]))
             child.told = setup
@@ -275,8 +268,8 @@ class Supervisor:
             return child
 
     def _plan(self) -> _Plan:
-        """Return the settings and run state in force."""
-        return _Plan(self._settings, self._run)
+        """Return the settings, sockets and run state in force."""
+        return _Plan(self._settings, self._ports, self._run)
 
     def _register(self, child: Child) -> Child:
         self._children.add(child)
@@ -310,38 +303,53 @@ class Supervisor:
 
     async def _reload(self) -> None:
         """Start relays with new settings on the same sockets. Until they are ready, nothing changes."""
-        old, run = self._settings, msgspec.structs.replace(self._run)
-        try:
-            settings = self._read_again()
-            check_settings(settings)
-            self._ports.check_admin(settings)
-            run.follow(settings)
-        except Exception as exc:
-            ours = not isinstance(exc, LlmtapError)
-            log.error("event=reload_refused error=%r", str(exc), exc_info=ours)
-            return
-        self._ports.share(settings.relay.workers)
-        plan = _Plan(settings, run)
-        fresh, ready = await self._start_relays(plan)
-        if not ready:
-            for child in fresh.values():
-                self._retire(child)
-            log.error("event=reload_failed hint='the old relays continue with their settings'")
-            return
-        run.catch_up(self._run)
-        self._settings, self._run = plan  # later children start with it
+        with self._moving() as ports:
+            old, run = self._settings, msgspec.structs.replace(self._run)
+            try:
+                settings = self._read_again()
+                check_settings(settings)
+                ports.check_admin(settings)
+                ports.move_clients(settings)
+                run.follow(settings)
+            except Exception as exc:
+                ours = not isinstance(exc, LlmtapError)
+                log.error("event=reload_refused error=%r", str(exc), exc_info=ours)
+                return
+            plan = _Plan(settings, ports, run)
+            fresh, ready = await self._start_relays(plan)
+            if not ready:
+                for child in fresh.values():
+                    self._retire(child)
+                log.error("event=reload_failed hint='the old relays continue with their settings'")
+                return
+            self._enforce(plan)
         set_up(settings.log)
-        for key, before, now in (
-            ("relay.listen", old.relay.listen, settings.relay.listen),
-            ("meter.admin", old.meter.admin, settings.meter.admin),
-        ):
-            if now != before:
-                log.warning("event=reload_partial key=%s hint='the address changes with a restart'", key)
+        if settings.relay.listen != old.relay.listen and ports.listen_at is None:
+            log.warning("event=reload_partial key=relay.listen hint='its sockets came from outside'")
+        if settings.meter.admin != old.meter.admin:
+            log.warning("event=reload_partial key=meter.admin hint='needs a restart: SIGUSR2'")
         retiring = self._go_on_with(fresh)
         for child in retiring.values():
             self._retire(child)
         self._update_meter()
         log.info("event=reloaded config=%s retiring=%d", fingerprint(settings), len(retiring))
+
+    @contextmanager
+    def _moving(self) -> Iterator[Ports]:
+        """Yield a copy of the sockets to change; new sockets that are not in force at the end are closed."""
+        ports = self._ports.copy()
+        try:
+            yield ports
+        finally:
+            if ports is not self._ports:
+                ports.close_but(self._ports)
+
+    def _enforce(self, plan: _Plan) -> None:
+        """Put a plan in force: later children start with it."""
+        before = self._ports
+        plan.run.catch_up(self._run)
+        self._settings, self._ports, self._run = plan
+        before.close_but(plan.ports)
 
     def _update_meter(self) -> None:
         """Tell the meter the settings in force, or replace it, where no message can change them.
@@ -363,52 +371,59 @@ class Supervisor:
 
     async def _restart(self) -> None:
         """Replace this program by the installed one, if that passes its check."""
-        argv = [sys.executable, *sys.orig_argv[1:]]  # after an upgrade, it starts the new program
+        argv = handover.command()
         log.info("event=restart_asked pid=%d", os.getpid())
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
-        problem = await try_out(self._to_leave(), argv)
+        problem = await handover.try_out(self._to_leave(), argv)
         if problem is None:
             async with self._starting:
-                hold_signals()
+                handover.hold_signals()
                 await asyncio.sleep(HEARD_S)  # earlier signals arrive
                 if self._stopping.is_set():
-                    let_signals_in()
+                    handover.let_signals_in()
                     return
                 for child in self._children:
                     if not child.is_ready:  # its report would be lost
                         child.signal(signal.SIGKILL)
                 try:
-                    become(self._to_leave(), argv)
+                    handover.become(self._to_leave(), argv)
                 except OSError as exc:
                     problem = f"{argv[0]} cannot be run: {exc.strerror}"
-                let_signals_in()
+                handover.let_signals_in()
         log.error("event=restart_refused error=%r", problem)
         notify("READY=1")
 
-    def _to_leave(self) -> Handover:
-        return Handover(
+    def _to_leave(self) -> handover.Handover:
+        return handover.Handover(
             pid=os.getpid(),
             run=self._run,
             tap_path=self._run.tap_path(self._settings),
             drain_s=self._settings.relay.drain_timeout / 1e9,
-            port_fds=self._ports.fds,
+            ports=self._ports.to_hand(),
             children=[child.to_hand() for child in self._children],
         )
 
-    async def _take_over(self, left: Handover) -> None:
+    async def _take_over(self, left: handover.Handover) -> None:
         """Start a meter and relays of this program; the old ones go once ours are ready."""
         with suppress(FileNotFoundError):
             os.rename(left.tap_path, left.tap_path + ASIDE)
         fresh: dict[int, Child] = {}
         meter, ready = None, False
-        self._ports.share(self._settings.relay.workers)
-        plan = self._plan()
-        try:
-            meter = await self._start_meter(plan, takes_over=self._meter is not None)
-        except OSError as exc:
-            log_not_started("meter", exc)
-        if meter is not None and await is_ready(meter):
-            fresh, ready = await self._start_relays(plan)
+        with self._moving() as ports:
+            for move in (ports.move_clients, ports.move_admin):
+                try:
+                    move(self._settings)
+                except ConfigError as exc:
+                    log.error("event=restart_partial error=%r", str(exc))
+            plan = _Plan(self._settings, ports, self._run)
+            try:
+                meter = await self._start_meter(plan, takes_over=self._meter is not None)
+            except OSError as exc:
+                log_not_started("meter", exc)
+            if meter is not None and await is_ready(meter):
+                fresh, ready = await self._start_relays(plan)
+            if ready:
+                self._enforce(plan)
         if meter is None or not ready:
             for child in fresh.values():
                 self._retire(child)
@@ -433,7 +448,7 @@ class Supervisor:
         now_s = time.monotonic()
         return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
 
-    async def _fall_back(self, left: Handover, failed: Child | None) -> None:
+    async def _fall_back(self, left: handover.Handover, failed: Child | None) -> None:
         """Return to the old children, because the new ones failed to start."""
         log.error("event=restart_failed pid=%d hint='the old relays and their meter continue'", os.getpid())
         if failed is not None:

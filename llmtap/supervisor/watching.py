@@ -1,14 +1,11 @@
-"""Parent process of `llmtap watch`, and `llmtap meter`: a meter without a proxy.
+"""Parent process of `llmtap watch`: opens packet sockets, gives up capabilities, runs a watcher and a meter.
 
-`watch` opens packet sockets, gives up capabilities, and runs a watcher and a meter. The watcher inherits the
-packet sockets, the meter the admin port; neither has capabilities. A child that dies is started again; a new
-watcher reads on in the ring buffers where the earlier one stopped. `run_meter` needs one process: it opens
-the unix socket for applications with the middleware and the admin port, and calls `serve`.
+The watcher inherits the packet sockets, the meter the admin port; neither has capabilities. A child that dies
+is started again; a new watcher reads on in the ring buffers where the earlier one stopped.
 """
 
 import asyncio
 import ctypes
-import logging
 import os
 import pwd
 import secrets
@@ -22,15 +19,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from llmtap.channel import replaceable
 from llmtap.config import Settings
-from llmtap.errors import ConfigError, failures, raise_all
+from llmtap.errors import ConfigError, failures
 from llmtap.log import set_up
-from llmtap.meter.pipeline.receiver import listen_on
 from llmtap.meter.setup import need_no_meter
 from llmtap.net.listener import name_of
 from llmtap.protocol.inference import SkipRules
-from llmtap.supervisor.checks import measuring_problems
+from llmtap.supervisor.checks import check_measuring
 from llmtap.supervisor.child import Child, back_off, is_ready, start_at_last
 from llmtap.supervisor.ports import bind_for, notify
 from llmtap.supervisor.run import fresh_meter_setup
@@ -42,46 +37,6 @@ STOP_S: Final = 8.0
 """Above what either child takes at its end."""
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
-
-log = logging.getLogger(__name__)
-
-
-def alone_problems(settings: Settings) -> Iterator[ConfigError]:
-    """Yield what is wrong with the settings of a meter without relays."""
-    if settings.meter.socket is None:
-        yield ConfigError(
-            "meter.socket", "the path that applications connect to is missing", "give --listen-socket PATH"
-        )
-    if settings.experiment.enabled:
-        yield ConfigError(
-            "experiment.enabled", "needs `llmtap proxy`: only its relays can assign requests to arms"
-        )
-    yield from measuring_problems(settings)
-
-
-def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
-    """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the socket and the admin port's address.
-
-    The settings are checked (`alone_problems`). Raises ConfigError.
-    """
-    from llmtap.meter.process import serve
-
-    path = settings.meter.socket
-    assert path is not None
-    need_no_meter(path)
-    (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
-    address = name_of(admin)
-    try:
-        sock = listen_on(path)
-    except OSError as exc:
-        hint = None
-        if isinstance(exc, PermissionError):
-            hint = f"make its directory for this user: install -d -m 700 -o {os.geteuid()} DIRECTORY"
-        raise ConfigError("meter.socket", f"cannot listen at {path}: {exc.strerror or exc}", hint) from None
-    set_up(settings.log)
-    if replaceable(path):
-        log.warning("event=meter_socket_exposed socket=%s hint=%r", path, "chmod 700 its directory")
-    serve(fresh_meter_setup(settings, path, admin.detach()), sock, lambda: announce(path, address))
 
 
 def watching_problems(settings: Settings) -> Iterator[ConfigError]:
@@ -133,7 +88,7 @@ def watch(settings: Settings, announce: Callable[[str], None]) -> int:
         ]
     (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
     drop_privileges(options.user)
-    raise_all(measuring_problems(settings))
+    check_measuring(settings)
     set_up(settings.log)
     folder = tempfile.mkdtemp(prefix="llmtap-")
     try:

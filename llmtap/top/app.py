@@ -20,7 +20,18 @@ from textual.worker import Worker
 
 from llmtap.clock import SystemClock
 from llmtap.top.client import WINDOWS, Admin, Feed, FeedLink, TopOptions, Trouble
-from llmtap.top.table import Column, ViewTable, facts, filtered, firing, flowed, ordered, shown, troubles
+from llmtap.top.table import (
+    Column,
+    ViewTable,
+    facts,
+    filtered,
+    firing,
+    flowed,
+    ordered,
+    shown,
+    troubles,
+    unique,
+)
 from llmtap.top.views import EVENTS_MAX, VIEWS, View, inspected, reader_ns, story
 
 _HELP: Final = """\
@@ -94,7 +105,8 @@ class TextTable(DataTable[Text]):
         self.redraw()
 
     def redraw(self) -> None:
-        columns, rows = self.table.columns, filtered(self.table.rows, self.wanted)
+        # A second row of a key would raise DuplicateKey.
+        columns, rows = self.table.columns, filtered(unique(self.table.rows), self.wanted)
         keys = [column.key for column in columns]
         if self.order in keys:
             rows = ordered(rows, keys.index(self.order), largest_first=self.largest_first)
@@ -153,6 +165,9 @@ def _text(text: str, column: Column) -> Text:
     return Text(text, justify="right" if column.number else "left", no_wrap=True, end="")
 
 
+RETRY_S: Final = 1.0
+
+
 class EventScreen(Screen[None]):
     """Events of one exchange. `v_ns`: ns per token of the reader."""
 
@@ -183,11 +198,13 @@ class EventScreen(Screen[None]):
         self.run_worker(self._ask(), name="ask")
 
     async def _ask(self) -> None:
-        try:
-            x = await self._feed.exchange(self._wanted)
-        except Trouble as exc:
-            self._say([f"{shown(self._wanted)}: {shown(str(exc), 200)}"])
-            return
+        while True:
+            try:
+                x = await self._feed.exchange(self._wanted)
+                break
+            except Trouble as exc:
+                self._say([f"{shown(self._wanted)}: {shown(str(exc), 200)}"])
+                await asyncio.sleep(RETRY_S)
         if x is None:
             self._say([f"{shown(self._wanted)} is not kept any more"])
             return

@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from enum import StrEnum
+from errno import ECONNREFUSED
 from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
@@ -37,6 +38,9 @@ ANSWER_S: Final = 10.0
 DOCUMENT_BYTES_MAX: Final = 64 << 20
 """5,000 tenants in one summary."""
 SAID_CHARS_MAX: Final = 200
+START_HINT: Final = (
+    "start the tap: llmtap proxy --upstream URL; or name its admin port: --admin http://HOST:9464"
+)
 
 
 class Trouble(LlmtapError):
@@ -123,7 +127,7 @@ class Admin:
 
 
 def _hint(exc: Exception, url: str) -> str | None:
-    """Return what to try for this error; None if nothing seems to listen there."""
+    """Return what to try for this error, if that is known."""
     scheme, _, rest = url.partition("://")
     inner = getattr(exc, "os_error", None) or exc
     match inner:
@@ -135,7 +139,8 @@ def _hint(exc: Exception, url: str) -> str | None:
             return f"it closed the connection without an answer; with TLS: --admin https://{rest}"
         case TimeoutError():
             return "check that the host is reachable; a firewall may drop the packets"
-    return None
+    # The text, because a failure at several addresses of a host may be one error without a number.
+    return START_HINT if f"[Errno {ECONNREFUSED}]" in str(inner) else None
 
 
 async def _bounded(response: aiohttp.ClientResponse) -> bytes:
@@ -271,6 +276,8 @@ RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
 """Pauses before the next attempts; the last one repeats."""
 STALE_NS: Final = 3 * NS_PER_S
 """Age from which figures are marked, if it is also more than three intervals."""
+PAGES_MAX: Final = 16
+"""Maximum number of answers read for one exchange."""
 
 
 class FeedLink(StrEnum):
@@ -322,8 +329,23 @@ class Feed:
 
     async def exchange(self, id_: str) -> Document | None:
         """Return one exchange with its events; None if it is not kept any more. Raises Trouble."""
-        found = (await self._admin.get("exchanges", id=id_, events="1", limit="1")).get("exchanges")
-        return found[0] if found else None
+        query = {"id": id_, "events": "1", "limit": "1"}
+        whole: Document | None = None
+        for _ in range(PAGES_MAX):
+            told = await self._admin.get("exchanges", **query)
+            found, cursor = told.get("exchanges"), told.get("next")
+            if not found:
+                break
+            if whole is None:
+                whole = found[0]
+            elif found[0].get("events_start") == len(whole["events"]):
+                whole["events"] += found[0]["events"]
+            else:
+                break  # another exchange with the same id
+            if cursor is None:
+                break
+            query["next"] = cursor
+        return whole
 
     async def wait(self, woken: asyncio.Event) -> None:
         """Wait until the next request is due, or is wanted now."""
@@ -355,6 +377,8 @@ class Feed:
                 return f"{link} {lost_s} s: {self.trouble}; {again}; {of}"
             case FeedLink.STALE:
                 return f"{link}: no answer for {(now_ns - (self._fetched_ns or now_ns)) // NS_PER_S} s; {of}"
+            case FeedLink.PAUSED if self.trouble is not None:
+                return f"{link}; the last request failed: {self.trouble}; {of}"
             case FeedLink.CONNECTING:
                 return f"{link}"
             case _:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from io import StringIO
 from typing import Any, Final
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -40,8 +40,7 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
             "the file with the CA that signed its certificate: --ca FILE; and ask by a name that it has",
         ) from None  # fmt: skip
     except Trouble as exc:
-        start = "start the tap: llmtap proxy --upstream URL; or name its admin port: --admin http://HOST:9464"
-        raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint or start) from None
+        raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint) from None
 
 
 def fetched(options: TopOptions) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def fetched(options: TopOptions) -> dict[str, Any]:
     return asyncio.run(fetch())
 
 
-def render_once(documents: dict[str, Any], width: int) -> RenderableType:
+def render_once(documents: dict[str, Any], width: int) -> list[RenderableType]:
     """Return the header, flowed into lines of this width, and all tables with rows, which may be wider."""
     summary = documents["summary"]
     beside = {path: documents[path] for path in (EXPERIMENT, STREAMS, EXCHANGES)}
@@ -74,21 +73,26 @@ def render_once(documents: dict[str, Any], width: int) -> RenderableType:
             parts += [Text(f"\n{view.title}", style="bold"), *map(Text, notes)]
         if table.rows:
             parts += _table(table, len(table.rows) if view.name == "tap" else ROWS_MAX)
-    return Group(*parts)
+    return parts
 
 
 def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
-    """Print to standard output; a terminal's width cuts the lines, otherwise nothing is cut or wrapped."""
-    out = StringIO()
-    # rich narrows a table that is wider than its console.
-    wide = Console(file=out, highlight=False, width=10_000, no_color=True)
-    console = Console(highlight=False)
-    width = console.width if terminal else PIPED_CELLS
-    wide.print(render_once(documents, width), soft_wrap=True)
-    for line in out.getvalue().splitlines():
-        console.print(
-            line.rstrip(), markup=False, soft_wrap=True, overflow="ellipsis" if terminal else "ignore"
-        )
+    """Print to standard output.
+
+    A terminal's width cuts the lines of tables and wraps the others; otherwise nothing is cut or wrapped.
+    """
+    console = Console(highlight=False, emoji=False)
+    for part in render_once(documents, console.width if terminal else PIPED_CELLS):
+        if not isinstance(part, RichTable):
+            console.print(part, soft_wrap=not terminal)
+            continue
+        out = StringIO()
+        # rich narrows a table that is wider than its console.
+        Console(file=out, highlight=False, width=10_000, no_color=True).print(part, soft_wrap=True)
+        for line in out.getvalue().splitlines():
+            console.print(
+                line.rstrip(), markup=False, soft_wrap=True, overflow="ellipsis" if terminal else "ignore"
+            )
 
 
 def _table(table: ViewTable, rows_max: int) -> Iterator[RenderableType]:

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from llmtap.report.values import at, figure_text, harmless, milliseconds, number
 
 NOTHING: Final = "-"
-NAME_CHARS: Final = 24
+NAME_CHARS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,24 @@ def _rank(value: float | str | None) -> tuple[float, str]:
 
 
 def filtered(rows: Iterable[Row], text: str) -> list[Row]:
+    """Return the rows with this text in a cell, also in the part of a name that is not shown."""
     wanted = text.casefold()
-    return [row for row in rows if any(wanted in cell.text.casefold() for cell in row.cells)]
+    return [row for row in rows if any(wanted in told.casefold() for told in _texts(row))]
+
+
+def _texts(row: Row) -> Iterator[str]:
+    for cell in row.cells:
+        yield cell.text
+        if isinstance(cell.value, str):
+            yield cell.value
+
+
+def unique(rows: Iterable[Row]) -> list[Row]:
+    """Return the first row of each key."""
+    found: dict[str, Row] = {}
+    for row in rows:
+        found.setdefault(row.key, row)
+    return list(found.values())
 
 
 def shown(value: object, chars: int = NAME_CHARS) -> str:

@@ -55,6 +55,16 @@ def test_alerts_have_the_windows_factors_and_least_counts() -> None:
     ]  # fmt: skip
 
 
+def test_outdated_compares_the_target_and_each_bound_in_seconds() -> None:
+    odd = SloOptions(objectives="ttft:1500us tpot:50ms", target=0.99)
+    (rule,) = [r for r in rules(gold=odd) if r.get("alert") == "LlmtapSloRulesOutdated"]
+    told = re.findall(r'objective="(\w+)"\} == (\S+)', rule["expr"])
+    # What `/metrics` has for it, to the last digit: ns / 1e9.
+    assert [(name, float(bound)) for name, bound in told] == [("ttft", 1_500_000 / 1e9), ("tpot", 0.05)]
+    assert 'objective!~"ttft|tpot"' in rule["expr"]
+    assert "ttft:1500us tpot:50ms and a target of 0.99" in rule["annotations"]["description"]
+
+
 def test_an_unreachable_alarm_is_a_comment_and_no_rule() -> None:
     text = render(asked(batch=BATCH), "llmtap", "x")
     said = " ".join(line.removeprefix("# ").strip() for line in text.splitlines() if line.startswith("#"))

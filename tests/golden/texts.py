@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from aiohttp.test_utils import TestClient, TestServer
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
+from rich.console import Console, Group
 
 from llmtap.capture.read.reader import read
 from llmtap.capture.schema import SCHEMA
@@ -88,7 +88,7 @@ def top() -> str:
     out = StringIO()
     documents = recorded(_exchanges(), experiment=an_experiment(*_ARMS))
     console = Console(file=out, width=_TOP_COLUMNS, highlight=False, no_color=True)
-    console.print(render_once({"admin": "http://tap", **documents}, _TOP_COLUMNS), soft_wrap=True)
+    console.print(Group(*render_once({"admin": "http://tap", **documents}, _TOP_COLUMNS)), soft_wrap=True)
     return out.getvalue()
 
 

@@ -177,19 +177,24 @@ async def proxy(
     config: Path | None = None,
     log: Path = Path(os.devnull),
     program: Path = ROOT,
+    listen: int | None = None,
     level: str | None = "warning",
     workers: int = 1,
 ) -> AsyncIterator[Proxy]:
     """A proxy that is ready, measures GET requests too, and is killed at the end.
 
-    `log`: its log; `program`: where its package lies; `level`: of the log, or None, where `config` has it;
+    `log`: its log; `program`: where its package lies.
+
+    `listen`: the port, where `config` names it; `level`: of the log, or None, where `config` does;
     `workers`: number of relays to wait for.
     """
-    listen, admin = port_free(), port_free()
+    admin = port_free()
     args = ["--set", "relay.skip=[]", "--admin", f"127.0.0.1:{admin}", *more]
-    args += ["--listen", f"127.0.0.1:{listen}"]
     if level is not None:
         args = ["--set", f"log.level={level}", *args]
+    if listen is None:
+        listen = port_free()
+        args += ["--listen", f"127.0.0.1:{listen}"]
     if up is not None:
         args += ["--upstream", up.url, "--workers", str(workers)]
     if config is not None:

@@ -32,12 +32,13 @@ OPEN = "0.0.0.0:9464"
 TOKEN = {"meter.admin_token": "a" * 48, "meter.admin_plaintext": "true"}
 
 
+@pytest.mark.parametrize("handed", [False, True])
 def test_a_port_for_everybody_is_not_served_without_a_token_because_the_settings_name_another(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, handed: bool
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as admin:
         monkeypatch.setattr("llmtap.supervisor.ports.name_of", lambda sock: OPEN)
-        ports = Ports([], admin)
+        ports = Ports([], admin, None, None if handed else OPEN)
         with pytest.raises(ConfigError, match=r"meter\.admin_token"):
             ports.check_admin(load_settings(None, {}, {"meter.admin": "127.0.0.1:9464"}))
         ports.check_admin(load_settings(None, {}, {"meter.admin": "127.0.0.1:9464"} | TOKEN))

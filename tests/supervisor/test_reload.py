@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.supervisor.own_program import OwnProgram
 from tests.supervisor.running import (
     LONG_S,
+    Proxy,
     all_whole,
     is_alive,
     proxy,
@@ -15,27 +16,32 @@ from tests.supervisor.running import (
     until,
     write_config,
 )
+from tests.support.servers.live_proxy import port_free
 from tests.support.servers.peer import scene, wait_until
 from tests.support.servers.upstream import answers, upstream
 
 
 @scene
-async def test_new_relays_that_fail_leave_the_old_ones_with_their_settings(
+async def test_new_relays_that_fail_leave_the_old_ones_with_their_settings_and_their_port(
     tmp_path: Path,
 ) -> None:
     file, log = tmp_path / "llmtap.toml", tmp_path / "log"
     program = OwnProgram(tmp_path / "program")
     async with upstream() as up, upstream() as other:
         path, there = up.on(answers(b"here")), other.on(answers(b"there"))
-        write_config(file, up.url)
-        async with proxy(None, config=file, log=log, program=program.folder) as tap:
+        ports = port_free(), port_free()
+        listens = [f'listen = "127.0.0.1:{port}"' for port in ports]
+        write_config(file, up.url, listens[0])
+        async with proxy(None, config=file, log=log, program=program.folder, listen=ports[0]) as tap:
+            moved = Proxy(tap.process, ports[1], tap.admin)
             family = tap.family()
             program.relays_fail()
-            write_config(file, other.url, "workers = 2")
+            write_config(file, other.url, listens[1], "workers = 2")
             os.kill(tap.pid, signal.SIGHUP)
             await wait_until(lambda: b"event=reload_failed" in log.read_bytes(), LONG_S)
             await wait_until(lambda: tap.family() == family, LONG_S)
             assert await tap.get(path) == b"here"
+            assert await moved.refuses()
 
             # A relay that dies comes back as it was.
             program.relays_work()
@@ -49,7 +55,8 @@ async def test_new_relays_that_fail_leave_the_old_ones_with_their_settings(
             os.kill(tap.pid, signal.SIGHUP)
             await replaced(tap.relays, before, 2)
             for _ in range(4):
-                assert await tap.get(there) == b"there"
+                assert await moved.get(there) == b"there"
+            await until(tap.refuses)
 
 
 @scene

@@ -192,6 +192,31 @@ def test_an_exchange_is_inspected_event_by_event() -> None:
     play(screenplay)
 
 
+def test_events_are_requested_again_after_a_failure() -> None:
+    async def screenplay(stage: Stage) -> None:
+        await stage.open("exchanges")
+        await stage.until(lambda: len(stage.row_keys()) == 4)
+        stage.fake.status = 503
+        await stage.press("enter")
+        await stage.until(lambda: len(stage.app.screen_stack) == 2)
+        await stage.until(lambda: "status 503" in stage.text("story"))
+        stage.fake.status = None
+        await stage.until(lambda: len(stage.row_keys("events")) > 0)
+
+    play(screenplay)
+
+
+def test_rows_with_the_same_id_are_drawn_once() -> None:
+    documents = some()
+    documents["streams"]["streams"].append(a_stream(8))
+
+    async def screenplay(stage: Stage) -> None:
+        await stage.open("streams")
+        await stage.until(lambda: stage.row_keys() == ["r0-8", "r0-7"])
+
+    play(screenplay, documents)
+
+
 def test_a_row_that_is_held_stays_on_its_line_while_others_come_above() -> None:
     documents = some()
 

@@ -10,7 +10,7 @@ import trustme
 from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
 from llmtap.top.client import RETRY_NS, Admin, Denied, Feed, FeedLink, TopOptions, Trouble, read_token
-from llmtap.top.views import VIEWS
+from llmtap.top.views import VIEWS, Document
 from tests.support.servers.fake_admin import FakeAdmin, fake_admin, recorded
 from tests.support.servers.peer import scene
 from tests.support.traffic.exchanges import streamed
@@ -206,3 +206,29 @@ async def test_figures_that_nobody_renewed_are_stale() -> None:
         assert feed.said().startswith("STALE: no answer for 6 s")
         feed.paused = True
         assert feed.link is FeedLink.PAUSED
+        fake.status = 503
+        await feed.poll(VIEWS[0])
+        assert feed.said().startswith("PAUSED; the last request failed: the answer is status 503")
+
+
+class PagedAdmin:
+    """Answers with these pages, one after the other."""
+
+    def __init__(self, *pages: Document) -> None:
+        self.pages = list(pages)
+        self.asked: list[str | None] = []
+
+    async def get(self, path: str, **query: str) -> Document:
+        self.asked.append(query.get("next"))
+        return self.pages.pop(0)
+
+
+def page(start: int, events: list[int], cursor: str | None) -> Document:
+    return {"exchanges": [{"id": "a", "events": events, "events_start": start}], "next": cursor}
+
+
+def test_all_pages_of_an_exchange_are_read_and_none_of_another() -> None:
+    admin = PagedAdmin(page(0, [1, 2], "7.2"), page(2, [3], "7.3"), page(3, [4], "7"), page(0, [9], None))
+    feed = Feed(admin, ManualClock(), window="1m", interval_ns=S)  # type: ignore[arg-type]
+    assert (asyncio.run(feed.exchange("a")) or {})["events"] == [1, 2, 3, 4]
+    assert admin.asked == [None, "7.2", "7.3", "7"]

@@ -27,6 +27,19 @@ def test_a_terminal_cuts_the_lines_and_a_pipe_has_them_whole(
     assert "run.0.1-5" in printed(capsys, documents)
 
 
+def test_a_terminal_wraps_a_warning_and_cuts_no_word_of_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    text = printed(capsys, recorded(relay=False), terminal=True)
+    assert "requests are not measured. Hint: is the proxy running? See its log" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_a_name_with_an_emoji_code_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "team:key:a" in printed(capsys, recorded([streamed(1, tenant="team:key:a")]))
+
+
 def test_a_long_table_is_cut_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, recorded([streamed(i, tenant=f"t{i:03}") for i in range(1, ROWS_MAX + 4)]))
     assert "... 3 more" in text
@@ -46,7 +59,11 @@ async def test_what_is_wrong_at_the_start_says_what_to_do() -> None:
     assert (nobody.place, "connection refused" in nobody.problem) == ("--admin", True)
     assert "llmtap proxy --upstream" in (nobody.hint or "")
     async with fake_admin({}) as fake:
-        assert (await wrong(fake.url)).place == "--admin"
+        absent = await wrong(fake.url)
+        assert (absent.place, absent.hint) == ("--admin", None)
+        fake.body = b"{}"
+        assert (await wrong(fake.url)).hint is None
+        fake.body = None
         plain = await wrong(fake.url.replace("http:", "https:"))
         assert "does not speak it" in plain.problem
         assert plain.hint == f"without TLS: --admin {fake.url}"

@@ -10,8 +10,10 @@ from llmtap.top.table import (
     figure_cell,
     filtered,
     ms_cell,
+    name_cell,
     ordered,
     shown,
+    unique,
 )  # fmt: skip
 
 TEXT = st.text(max_size=200)
@@ -56,6 +58,13 @@ def test_a_filter_looks_at_each_cell() -> None:
     assert [r.key for r in filtered(rows, "ACM")] == ["Acme"]
     assert [r.key for r in filtered(rows, "7.0")] == ["globex"]
     assert filtered(rows, "") == rows
+    long = Row("m", (name_cell("x" * 60 + "-Instruct"),))
+    assert filtered([long], "instruct") == [long]
+
+
+def test_only_the_first_row_of_a_key_is_kept() -> None:
+    rows = [row("a", 1.0), row("b", 2.0), row("a", 3.0)]
+    assert unique(rows) == rows[:2]
 
 
 def test_cells_of_what_is_not_there_are_empty() -> None:

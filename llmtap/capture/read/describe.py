@@ -147,7 +147,7 @@ class CapturedWorkload:
         return [
             {
                 "capture": capture, "unit": unit, "block_size": size, "blocks": n, "hits": n - len(seen),
-                "share": 1 - len(seen) / n,
+                "share": (n - len(seen)) / n,
             }
             for (capture, unit, size), (n, seen) in self._blocks.items()
         ]  # fmt: skip

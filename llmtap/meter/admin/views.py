@@ -151,6 +151,7 @@ def exporter_values(exporters: Sequence[ExporterState]) -> Values:
     return {
         "export_sent": {e.name: e.sent for e in exporters},
         "export_dropped": {(e.name, why): n for e in exporters for why, n in e.dropped.items()},
+        "export_failures": {e.name: e.failures for e in exporters},
     }
 
 
@@ -162,6 +163,7 @@ def capture_values(state: CaptureState | None) -> Values:
         "capture_unshaped_exchanges": state.unshaped,
         "capture_written_bytes": state.bytes_written,
         "capture_files": state.files,
+        "capture_deleted_files": state.files_deleted,
         "capture_failures": state.failures,
         "capture_recovered_exchanges": state.recovered,
         "capture_damaged_batches": state.damaged,

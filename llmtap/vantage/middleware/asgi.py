@@ -101,7 +101,10 @@ def _rule(skips: SkipRules, scope: Scope) -> str | None:
     """Return the rule by which a request is not measured. Never raises."""
     try:
         query = scope.get("query_string", b"").decode("latin-1")
-        return skips.rule_of(scope.get("method", ""), scope["path"], query, scope.get("headers", ()))
+        fields = scope.get("headers", ())
+        if iter(fields) is fields:
+            fields = ()  # they can be read only once, and that is for the app
+        return skips.rule_of(scope.get("method", ""), scope["path"], query, fields)
     except Exception:
         return None  # it is measured, or fails where that is counted
 
@@ -113,6 +116,8 @@ def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival
         target = scope.get("raw_path") or quote(scope["path"], safe="/:@!$&'()*+,;=~%").encode()
         query = scope.get("query_string")
         version, fields = scope.get("http_version", "1.1"), scope["headers"]
+        if iter(fields) is fields:
+            raise TypeError("headers that can be read only once are the app's")
         head = request_head(method, target + b"?" + query if query else target, version, fields)
         is_whole = not _may_have_body(method, fields)
     except Exception as exc:
@@ -188,8 +193,9 @@ class _Call:
             last = not message.get("more_body", False)
         elif kind == "http.response.start":
             exchange.answered(message["status"], message.get("headers", ()), t_ns)
-        elif kind == "http.response.pathsend":
-            last = True  # the server reads the file itself: its bytes do not pass here
+        elif kind in ("http.response.pathsend", "http.response.zerocopysend"):
+            # The server reads the file itself: its bytes do not pass here.
+            last = not message.get("more_body", False)
         if last:
             exchange.complete(t_ns, passed_ns)
         else:

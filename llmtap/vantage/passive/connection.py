@@ -40,6 +40,8 @@ CONNECTIONS_MAX: Final = 65_536
 """About 100 MB where all of them have asked."""
 SILENT_NS: Final = 600_000_000_000
 """A connection without a packet for this time is forgotten; it is joined again at its next request."""
+LOST_SILENT_NS: Final = 30_000_000_000
+"""The same for an idle connection whose end may be among lost packets."""
 _SPECIAL: Final = FIN | SYN | RST | CUT_OFF
 
 
@@ -91,6 +93,15 @@ class Connection:
     def has_asked(self) -> bool:
         """Whether a request has begun on it."""
         return self._conversation.began
+
+    def may_have_ended(self, loss_ns: int) -> bool:
+        """Return whether packets were lost since its last one (the latest loss: `loss_ns`), or its place was.
+
+        Its end may be among the lost packets. False while an exchange is under way.
+        """
+        if self.ignored or self._conversation.is_busy:
+            return False
+        return self.client.next is None or self.last_ns < loss_ns
 
     def segment(
         self, way: TcpDirection, seq: int, ack: int, flags: int, window: int, payload: bytes, t_ns: int
@@ -248,6 +259,7 @@ class ConnectionTable:
         """By flow of the client: those that had not asked when they were last looked at, oldest first."""
         self._connections_max = connections_max
         self._ring_lost = False
+        self._ring_lost_ns = 0
 
     def __len__(self) -> int:
         return len(self._ways) // 2
@@ -297,6 +309,8 @@ class ConnectionTable:
 
     def ring_lost(self, t_ns: int, *, now: bool) -> None:
         """The ring lost packets (`now`), or has not for a while. Until then a hole is final at once."""
+        if now:
+            self._ring_lost_ns = t_ns
         if now or self._ring_lost:
             self._ring_lost = now
             for connection in self._connections().values():
@@ -308,7 +322,10 @@ class ConnectionTable:
         """Drop exchanges with old holes, and forget silent connections."""
         for flow, connection in self._connections().items():
             connection.sweep(t_ns)
-            if t_ns - connection.last_ns > SILENT_NS:
+            silent_ns = t_ns - connection.last_ns
+            if silent_ns > SILENT_NS or (
+                silent_ns > LOST_SILENT_NS and connection.may_have_ended(self._ring_lost_ns)
+            ):
                 connection.give_up(t_ns, "silent")
                 self._forget(flow)
 

@@ -84,6 +84,11 @@ class Conversation:
         self._server_ended = False
         self._window_closed_ns = 0
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request or its answer is under way."""
+        return bool(self._pending or self._head)
+
     # ---------------------------------------------------------------- the request
 
     def request(self, data: bytes, t_ns: int) -> None:

@@ -1,0 +1,64 @@
+"""Run `llmtap meter`: one process that measures applications with the middleware, without relays.
+
+`alone_problems` checks the settings. `run_meter` opens the unix socket for the applications and the admin
+port, and calls `serve` of `meter/process.py`.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+from llmtap.channel import replaceable
+from llmtap.config import Settings
+from llmtap.errors import ConfigError
+from llmtap.log import set_up
+from llmtap.meter.pipeline.receiver import listen_on
+from llmtap.meter.process import serve
+from llmtap.meter.setup import need_no_meter
+from llmtap.net.listener import name_of
+from llmtap.supervisor.checks import measuring_problems
+from llmtap.supervisor.ports import bind_for
+from llmtap.supervisor.run import fresh_meter_setup
+
+log = logging.getLogger(__name__)
+
+
+def alone_problems(settings: Settings) -> Iterator[ConfigError]:
+    """Yield what is wrong with the settings of a meter without relays."""
+    if settings.meter.socket is None:
+        yield ConfigError(
+            "meter.socket", "the path that applications connect to is missing", "give --listen-socket PATH"
+        )
+    if settings.experiment.enabled:
+        yield ConfigError(
+            "experiment.enabled", "needs `llmtap proxy`: only its relays can assign requests to arms"
+        )
+    yield from measuring_problems(settings)
+
+
+def run_meter(settings: Settings, announce: Callable[[str, str], None]) -> None:
+    """Run until SIGTERM, Ctrl-C or a hang-up; `announce` gets the socket and the admin port's address.
+
+    The settings are checked (`alone_problems`). Raises ConfigError.
+    """
+    path = settings.meter.socket
+    assert path is not None
+    need_no_meter(path)
+    (admin,) = bind_for("meter.admin", settings.meter.admin, 1)
+    address = name_of(admin)
+    sock = _listen(path)
+    set_up(settings.log)
+    if replaceable(path):
+        log.warning("event=meter_socket_exposed socket=%s hint=%r", path, "chmod 700 its directory")
+    serve(fresh_meter_setup(settings, path, admin.detach()), sock, lambda: announce(path, address))
+
+
+def _listen(path: str) -> socket.socket:
+    try:
+        return listen_on(path)
+    except OSError as exc:
+        hint = None
+        if isinstance(exc, PermissionError):
+            hint = f"make its directory for this user: install -d -m 700 -o {os.geteuid()} DIRECTORY"
+        raise ConfigError("meter.socket", f"cannot listen at {path}: {exc.strerror or exc}", hint) from None

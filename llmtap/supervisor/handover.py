@@ -1,0 +1,146 @@
+"""Hot restart (SIGUSR2): replace the running supervisor by the installed version, in the same process.
+
+`supervisor.py` calls the steps. The new program first runs with `--check` (`try_out`); if it fails, the old
+one stays. The state for the new program is in a memfd, whose descriptor an environment variable names,
+because the state contains keys and salts. Listening sockets and the stdin of the children stay open across
+execve(2). Signals are blocked from just before execve until the new program handles them.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterable, MutableMapping
+from typing import Final, NoReturn
+
+import msgspec
+
+from llmtap.errors import ConfigError
+from llmtap.supervisor.child import HandedChild
+from llmtap.supervisor.ports import HandedPorts
+from llmtap.supervisor.run import ProxyRun
+from llmtap.units import decode_special, encode_special
+
+FORMAT: Final = 1
+"""Version of Handover; increased with incompatible changes."""
+_VARIABLE: Final = "LLMTAP_HANDOVER"
+_HELD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+TRY_S: Final = 60.0
+"""Time limit of the new program's check: it takes a second, or many on a busy machine."""
+SAID_MAX: Final = 500
+"""Maximum characters of its message that are logged."""
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+class Handover(msgspec.Struct, kw_only=True):
+    """State that one supervisor leaves to the next in its process."""
+
+    format: int = FORMAT
+    pid: int
+    """Process that it is for: the variable may leak into others."""
+    run: ProxyRun
+    tap_path: str
+    drain_s: float
+    """Drain limit of the relays at work."""
+    ports: HandedPorts
+    children: list[HandedChild]
+
+
+def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | None:
+    """Return what the supervisor before us left for process `pid`, if any. Raises ConfigError."""
+    text = environ.pop(_VARIABLE, "")
+    if not text.isdecimal():
+        return None
+    fd = int(text)
+    try:
+        data = os.pread(fd, os.fstat(fd).st_size, 0)
+        os.close(fd)
+    except OSError:
+        return None
+    try:
+        if msgspec.json.decode(data, type=_Format).format != FORMAT:
+            raise ConfigError(
+                _VARIABLE, "was written by a version whose hot restart this one does not know", "restart it"
+            )
+        handover = msgspec.json.decode(data, type=Handover, dec_hook=decode_special)
+    except msgspec.MsgspecError as exc:
+        raise ConfigError(_VARIABLE, f"cannot be read: {exc}", "restart it") from None
+    return handover if handover.pid == pid else None
+
+
+def command() -> list[str]:
+    """Return the command line of this program, which starts the new one after an upgrade."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+async def try_out(handover: Handover, argv: list[str]) -> str | None:
+    """Have the program on disk check configuration and handover; return what is wrong, or None."""
+    try:
+        fd = _written(handover)
+    except OSError as exc:
+        return f"the handover cannot be written: {exc.strerror}"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv, "--check",
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE, env=_environment(fd), pass_fds=(fd,),
+        )  # fmt: skip
+    except OSError as exc:
+        return f"{argv[0]} cannot be run: {exc.strerror}"
+    finally:
+        os.close(fd)
+    try:
+        _, said = await asyncio.wait_for(process.communicate(), TRY_S)
+    except TimeoutError:
+        return f"the new program was not done with --check within {TRY_S:g} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode == 0:
+        return None
+    return said.decode(errors="replace").strip()[-SAID_MAX:] or f"--check ended with {process.returncode}"
+
+
+def become(handover: Handover, argv: list[str]) -> NoReturn:
+    """Become the program on disk. Raises OSError when that fails, and then nothing has changed."""
+    fd = _written(handover)
+    ports = handover.ports
+    fds = [fd, ports.admin, *ports.clients, *(child.stdin for child in handover.children)]
+    try:
+        _let_inherit(fds, True)
+        os.execve(argv[0], argv, _environment(fd))
+    except OSError:
+        _let_inherit(fds, False)
+        os.close(fd)
+        raise
+
+
+def hold_signals() -> None:
+    """Block signals until the next program, or `let_signals_in`, admits them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+
+
+def let_signals_in() -> None:
+    """Unblock signals, those included that came during the change."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
+
+
+def _written(handover: Handover) -> int:
+    fd = os.memfd_create("llmtap-handover")
+    with open(fd, "wb", closefd=False) as file:
+        file.write(msgspec.json.encode(handover, enc_hook=encode_special))
+    return fd
+
+
+def _environment(fd: int) -> dict[str, str]:
+    return {**os.environ, _VARIABLE: str(fd)}
+
+
+def _let_inherit(fds: Iterable[int], inherit: bool) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):  # the stdin of a child that has just been buried
+            os.set_inheritable(fd, inherit)
