@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -282,6 +282,7 @@ class _Demo:
     _replay: "Replay | None" = None
     _over: asyncio.Event = field(default_factory=asyncio.Event)
     _signal: int | None = None
+    _tenants: set[str] = field(default_factory=set)
     _began_ns: int = field(default_factory=SystemClock.mono_ns)
 
     def __post_init__(self) -> None:
@@ -293,7 +294,7 @@ class _Demo:
         """Return the exit code. Raises ConfigError and LlmtapError."""
         import aiohttp
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, self._stop, number)
         code = 0
         try:
@@ -349,7 +350,7 @@ class _Demo:
             await asyncio.gather(sending, return_exceptions=True)
         summary = await self._settled(session, stage, result["load"]["sent"])
         await self._show(session, stage, summary, result)
-        ours = _ours(summary)
+        ours = _ours(summary, self._tenants)
         if ours["n"] < summary["n"]:
             self._say("other clients sent requests, too; the figures contain them")
         problems = _problems(ours, result)
@@ -383,7 +384,9 @@ class _Demo:
             request_ids="demo", slo=OBJECTIVES, reader=self.reader, scrape="none",
         )  # fmt: skip
         body = BodyOptions(server="openai", model="sim", temperature=0.0)
-        return Replay(plan or self._plan(), options, body, self._sent)
+        plan = plan or self._plan()
+        self._tenants = {tenant or DEFAULT for tenant in plan.requests.tenants or [""]}
+        return Replay(plan, options, body, self._sent)
 
     async def _unless_over(self, what: Awaitable[T]) -> T:
         """Return the result of `what`. Raises _Over if a signal arrives first."""
@@ -430,7 +433,8 @@ class _Demo:
             summary = await _summary(session, stage)
             if summary is not None:
                 unsettled = any(relay.get("unsettled", 1) for relay in summary["relays"].values())
-                if (_ours(summary)["n"] >= sent and not unsettled) or SystemClock.mono_ns() > end_ns:
+                settled = _ours(summary, self._tenants)["n"] >= sent and not unsettled
+                if settled or SystemClock.mono_ns() > end_ns:
                     return summary
             await asyncio.sleep(0.1)
 
@@ -473,9 +477,11 @@ async def _get(session: Any, url: str) -> bytes | None:
         return None
 
 
-def _ours(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the count and outcomes of the demo's own requests: all of them have a tenant."""
-    others = summary["by"]["tenant"].get(DEFAULT, {"n": 0, "outcomes": {}})
+def _ours(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any]:
+    """Return the count and outcomes of the demo's own requests. Those without a tenant are of other clients,
+    unless the plan has such requests."""
+    nobody: dict[str, Any] = {"n": 0, "outcomes": {}}
+    others = nobody if DEFAULT in tenants else summary["by"]["tenant"].get(DEFAULT, nobody)
     outcomes = Counter(summary["outcomes"])
     outcomes.subtract(others["outcomes"])
     return {"n": summary["n"] - others["n"], "outcomes": outcomes}

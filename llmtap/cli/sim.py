@@ -6,6 +6,7 @@ tokenizer. `sim_sweep.py` converts the options of `sim run`, runs the sweep and 
 Long because the options of its commands stand in their signatures.
 """
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -213,6 +214,7 @@ def serve(
         print("llmtap sim: stopping; streams may end within 60 s, a second signal cuts them", flush=True)
 
     server.app.on_shutdown.append(drain)
+    logging.getLogger("aiohttp.server").addFilter(_shorten_malformed)
     # What is loaded now stays; looking through it again and again would make streams late.
     # Answers leave no cycles behind, so there is little to find.
     gc.collect()
@@ -227,6 +229,15 @@ def serve(
         handler_cancellation=True,  # who leaves gives back what the engine holds for him
         print=lambda *_: tell(),
     )
+
+
+def _shorten_malformed(record: logging.LogRecord) -> bool:
+    """Replace the traceback of a request that is not HTTP/1.1, for example HTTP/2, by one line."""
+    from aiohttp.http_exceptions import HttpProcessingError
+
+    if record.exc_info and isinstance(error := record.exc_info[1], HttpProcessingError):
+        record.msg, record.args, record.exc_info = "event=malformed_request answer=%d", (error.code,), None
+    return True
 
 
 def _pem_pair(certificate: Path | None, key: Path | None) -> tuple[bytes, bytes] | None:
@@ -513,8 +524,14 @@ def run(
     if capacity is not None and "slo" in bounds and not common["objectives"]:
         raise ConfigError("--capacity-by", "slo needs objectives", "such as --slo ttft:1s")
     outputs = Outputs(json=json, html=html)
-    if capture is not None and ray in (None, "local"):
-        need_capture(capture)
+    if capture is not None:
+        if ray in (None, "local"):
+            need_capture(capture)
+        elif "://" not in capture and not Path(capture).is_absolute():
+            raise ConfigError(
+                "--capture", f"each node of --ray has a folder {capture} of its own",
+                "a URL, or an absolute path of a folder that all nodes share",
+            )  # fmt: skip
     sla = named is not None or capacity is not None or bool(axes.keys() & {"request_sla", "token_sla", "eps"})
     swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
     loud = swept or named is not None or results is not None

@@ -97,7 +97,10 @@ class AxesRead:
                 for value in values:
                     read({name: value})
             except ValueError as exc:
-                raise ConfigError(option, str(exc), _LISTING) from None
+                if option != f"--{name}":
+                    raise ConfigError(option, str(exc), _LISTING) from None
+                vary = f"for several values: --vary {one}" if "," in text else None
+                raise ConfigError(option, str(exc).removeprefix(f"{name}: "), vary) from None
             self._set(name, values, option)
 
     def whole(self, preset: Any, preset_name: str) -> dict[str, tuple[Any, ...]]:
@@ -274,6 +277,8 @@ def run_sweep(
         sweeper = SweepRunner(source.traces, audience, results=kept, workers=workers, ray=ray)
         sweepers.append(sweeper)
         planned = SweepGrid(source, common).jobs(axes, preset, sweeper.run)
+        if "seed" in axes and all(job.seed is None for job in planned):
+            source.remarks.append("seed has no effect: nothing is drawn")
         attempts = sweeper.run(planned)
     told = [attempts[job.id] for job in planned]
     failed = [(job, a.error) for job, a in zip(planned, told, strict=True) if a.error is not None]

@@ -154,6 +154,7 @@ def time_sections(result: _Json) -> Iterator[Section]:
         if panels:
             part = series["server" if who == "server" else "system"]
             sampled = f"{len(part['t']):,} samples, one in {number(series['period'])} s"
+            sampled += f", {part['dropped']:,} not kept" if part.get("dropped") else ""
             table = system_table(at(result, "system", "summary") or {}, who, heading)
             yield _time_section(result, f"over-time-{who}", heading, about, panels, table, sampled)
 
@@ -261,10 +262,10 @@ def _panel(title: str, unit: str, lines: Sequence[_Line], end: float) -> Panel:
     data, words, most = [], [], 0.0
     value = "%{y:.1%}" if unit == "share" else "%{y:.4~r} " + escape(unit)
     for name, t, y, colour, dash, shape in lines:
-        step = -(-len(t) // _POINTS_MAX)
+        shown_t, shown_y = _thinned(t, y)
         data.append({
             "type": "scatter", "mode": "lines", "name": escape(name), "meta": {"line": colour},
-            "x": t[::step], "y": y[::step], "line": {"dash": dash, "width": 2, "shape": shape},
+            "x": shown_t, "y": shown_y, "line": {"dash": dash, "width": 2, "shape": shape},
             "hovertemplate": "%{fullData.name}<br>" + value + " at %{x:.4~r} s<extra></extra>",
         })  # fmt: skip
         known = [v for v in y if v is not None]
@@ -281,3 +282,15 @@ def _panel(title: str, unit: str, lines: Sequence[_Line], end: float) -> Panel:
     )
     layout = {"xaxis": x_axis, "yaxis": y_axis, "meta": {"time": True}}
     return Panel(title, " ".join(words), data, layout, legend)
+
+
+def _thinned(t: Sequence[float], y: Sequence[float | None]) -> tuple[Sequence[float], Sequence[float | None]]:
+    """Return them as they are, or of each stretch its lowest and its highest, in their order."""
+    if len(t) <= _POINTS_MAX:
+        return t, y
+    step = -(-2 * len(t) // _POINTS_MAX)
+    kept: list[int] = []
+    for begin in range(0, len(t), step):
+        known = [(v, i) for i in range(begin, min(begin + step, len(t))) if (v := y[i]) is not None]
+        kept += sorted({min(known)[1], max(known)[1]}) if known else [begin]
+    return [t[i] for i in kept], [y[i] for i in kept]

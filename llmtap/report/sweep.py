@@ -65,7 +65,9 @@ class Dimension:
 
     def place(self, result: Result) -> Any:
         """Where on the axis the run lies: for a load, the rate that was offered."""
-        return at(result, "load", "offered_rps") if self.name == "load" else settings_of(result)[self.name]
+        if self.name == "load":
+            return at(result, "load", "offered_rps")
+        return settings_of(result).get(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,6 +124,8 @@ class TraceWriter:
     told: dict[str, int] = field(default_factory=dict)
     """Written rows that had the aspect, by aspect; also of aspects that the format does not hold."""
     changed: dict[str, str] = field(default_factory=dict)
+    _prompts: list[int] = field(default_factory=lambda: [0, 0, 0])
+    """Bytes and tokens of the prompts with a count, and number of the prompts without one."""
     _zero_ns: int | None = None
     """Subtracted from each arrival; None before the first row."""
 
@@ -151,7 +153,7 @@ class TraceWriter:
         """Yield the rows to write, in time order and counted from a zero; the notes are complete after them.
 
         A trace that is written in the format that it came from keeps its order and its zero. Failed requests
-        and rows that lack what the format needs are dropped.
+        and rows that lack what the format needs are dropped; input tokens are estimated from the prompt.
 
         Args:
             needs: columns without which a row is dropped.
@@ -159,7 +161,7 @@ class TraceWriter:
             failed: the format can hold failed requests.
             reasons: returns for each row why it cannot be written, or None.
         """
-        columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome"]))
+        columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome", "prompt_bytes"]))
         kept = (self._kept(batch.select(columns), needs, failed) for batch in self.batches)
         for batch in kept if self.own else sorted_by("arrival_ns", kept):
             if times == "zero" and batch.num_rows:
@@ -170,6 +172,9 @@ class TraceWriter:
                 self.rows += batch.num_rows
                 self.count(batch)
                 yield batch
+        self.note(
+            self._prompts[2], "rows lack a count of input tokens: estimated from the bytes of the prompt"
+        )
         if times == "date" and self.info.arrivals == "trace" and self.rows:
             self.notes.append("arrivals have no date: written as if the trace began with 1970")
 
@@ -177,9 +182,25 @@ class TraceWriter:
         if not failed and batch.column("outcome").null_count < batch.num_rows:
             good = pc.invert(pc.is_in(batch.column("outcome"), pa.array(FAILED)))
             batch = self._without(batch, good, "failed request")
+        if "input_tokens" in needs and not self.own:
+            batch = self._estimated(batch)
         for column in needs:
             batch = self._without(batch, pc.is_valid(batch.column(column)), _REASONS[column])
         return batch
+
+    def _estimated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Fill input tokens by the bytes per token of the rows so far."""
+        tokens, sizes = batch.column("input_tokens"), batch.column("prompt_bytes")
+        known = pc.and_(pc.is_valid(sizes), pc.greater(pc.fill_null(tokens, 0), 0))
+        for i, column in enumerate((sizes, tokens)):
+            self._prompts[i] += pc.sum(column.filter(known)).as_py() or 0
+        wanted = pc.and_(pc.is_null(tokens), pc.is_valid(sizes))
+        if not wanted.true_count:
+            return batch
+        self._prompts[2] += wanted.true_count
+        per_token = self._prompts[0] / self._prompts[1] if self._prompts[1] else BYTES_PER_TOKEN
+        estimates = pc.max_element_wise(pc.round(pc.divide(sizes.cast(pa.float64()), per_token)), 1.0)
+        return replaced(batch, "input_tokens", pc.if_else(wanted, estimates.cast(pa.int64()), tokens))
 
     def _without(self, batch: pa.RecordBatch, good: pa.BooleanArray, reason: str) -> pa.RecordBatch:
         n = len(good) - good.true_count

@@ -118,8 +118,9 @@ def json_rows(
                 one = lenient(line)
             except (ValueError, RecursionError) as exc:
                 raise told(exc, number) from None
-            full = len(unknown) >= _UNKNOWN_NAMES_MAX
-            unknown.update(n for n in _object(line) if n not in known and (n in unknown or not full))
+            for name in _object(line):
+                if name not in known and (name in unknown or len(unknown) < _UNKNOWN_NAMES_MAX):
+                    unknown[name] += 1
             yield one, number
     notes += [f"{n} rows with a field {name!r} that is not kept" for name, n in unknown.items()]
 
@@ -280,16 +281,19 @@ def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
 
 
 def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
-    """Return the error of a block that does not fit; `number`: of its first line."""
+    """Return the error of the first line that does not fit; `number`: of the block's first line."""
     rows: list[tuple[int, list[str]]] = []
+    found = FormatError(f"line {number}: cannot be read as CSV")
     for at, line in enumerate(block.split(b"\n"), number):
         if line.strip(b"\r"):
             try:
                 fields = _fields(line, at)
             except FormatError as exc:
-                return exc
+                found = exc
+                break
             if len(fields) != len(header):
-                return FormatError(f"line {at}: expected {len(header)} columns, got {len(fields)}")
+                found = FormatError(f"line {at}: expected {len(header)} columns, got {len(fields)}")
+                break
             rows.append((at, fields))
     for c in known:
         values = [fields[header.index(c.name)] for _, fields in rows]
@@ -298,8 +302,9 @@ def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvCol
         if first < len(values):
             wanted = c.kind.wanted + (", or nothing" if c.empty else "")
             got = clipped(values[first])
-            return FormatError(f"line {rows[first][0]}: {c.name}: expected {wanted}, got {got}")
-    return FormatError(f"line {number}: cannot be read as CSV")
+            found = FormatError(f"line {rows[first][0]}: {c.name}: expected {wanted}, got {got}")
+            del rows[first:]
+    return found
 
 
 def _fits(c: CsvColumn, values: list[str]) -> bool:

@@ -207,7 +207,8 @@ class _Words:
     def number(
         self, name: str, least: float = 0.0, most: float = _RATE_MAX, default: str | None = None
     ) -> float:
-        value = _number(name, _given(name, self.get(name) or default))
+        text = self.get(name)
+        value = _number(name, _given(name, default if text is None else text))
         if not least <= value <= most:
             raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {value:g}")
         return value

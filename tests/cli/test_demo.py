@@ -148,8 +148,15 @@ def test_problems_of_a_demo(
     problems: list[str],
 ) -> None:
     by = {"default": {"n": sum(others.values()), "outcomes": others}} if others else {}
-    ours = _ours({"n": sum(measured.values()), "outcomes": measured, "by": {"tenant": by}})
+    ours = _ours({"n": sum(measured.values()), "outcomes": measured, "by": {"tenant": by}}, {"a"})
     assert _problems(ours, {"outcomes": sent, "errors": errors, "load": {"sent": 5}}) == problems
+
+
+def test_requests_without_a_tenant_are_of_others_unless_the_plan_has_them() -> None:
+    rows = {"n": 5, "outcomes": OK}
+    summary = {**rows, "by": {"tenant": {"default": rows}}}
+    assert _ours(summary, {"a"})["n"] == 0
+    assert _ours(summary, {"default"}) == rows
 
 
 def test_the_rate_and_the_tenants_are_those_of_the_plan(tmp_path: Path) -> None:

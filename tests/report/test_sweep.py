@@ -53,6 +53,11 @@ def shape(runs: Runs) -> tuple[str | None, list[str], list[tuple[str, list[Any]]
             [run("a", 1, eps=e) for e in (0.005, 0.001)],
             ("eps", [], [("a", [0.001, 0.005])]),
         ),
+        # Who does not know the option is a level line.
+        (
+            [run("a", 1), *(run("b", 1, serving={"chunk": c}) for c in (128, 256))],
+            ("chunk", ["scheduler"], [("a", [128, 256]), ("b", [128, 256])]),
+        ),
         # Seeds make lines, never an axis.
         (
             [run("a", r, seed=s) for r in (1, 2) for s in (1, 2, 3)],

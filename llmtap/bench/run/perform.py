@@ -147,6 +147,7 @@ class Bench:
             for test in tests:
                 if test.name not in later:
                     self._remove(test)
+        new = not self.folder.path.exists()
         self.folder.write_json(ASKED, asked)
         for name, why in lacking.items():
             self.watcher.step(name, f"will be left out, unless a test before it tells: {_said(why)}")
@@ -160,7 +161,7 @@ class Bench:
             if test.name in not_run:
                 continue
             session, params = self._prepared(test, run)
-            begun = False
+            begun, fresh = False, not session.folder.path.exists()
             try:
                 _check(test, session, params)
                 begun = True
@@ -181,12 +182,16 @@ class Bench:
                 reports += [] if partial is None else [partial]
                 return document_of(asked, reports, list(not_run.values())) | {"stopped": True}
             except ConfigError as exc:
+                if fresh and not session.steps:  # so that a corrected command is not refused
+                    shutil.rmtree(session.folder.path, ignore_errors=True)
                 why = _as_in_file(exc)
                 first = first or (why if begun else None)
                 not_run[test.name] = {
                     "test": test.name, "why": _said(why), "hint": why.hint, "begun": begun
                 }  # fmt: skip
         if first is not None and not reports:
+            if new and [at.name for at in self.folder.path.iterdir()] == [ASKED]:
+                shutil.rmtree(self.folder.path, ignore_errors=True)
             raise first
         return document_of(asked, reports, list(not_run.values())) | {"stopped": False}
 

@@ -93,6 +93,8 @@ class Folder:
             return decode_json((self.path / name).read_bytes())
         except FileNotFoundError:
             return None
+        except NotADirectoryError:
+            raise ConfigError("--results", f"{self.path}: part of this path is a file") from None
         except ValueError as exc:  # msgspec's errors, and UnicodeDecodeError
             raise ConfigError(str(self.path / name), f"is no JSON: {exc}") from None
 

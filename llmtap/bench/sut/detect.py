@@ -180,6 +180,7 @@ class _Detector:
         listed = (await self._json("/guardrails/list")).get("guardrails")
         if not isinstance(listed, list):
             return
+        listed = [one for one in listed if isinstance(one, dict)]
         modes = set()
         for one in listed:
             mode = (one.get("litellm_params") or {}).get("mode")

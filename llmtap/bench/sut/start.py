@@ -65,7 +65,10 @@ async def started(
         raise ConfigError(_KEY, f"requires an HTTP target, got {target.url}")
     if await round_trip_ns(target.url, clock) is not None:
         raise ConfigError(_KEY, f"a server already listens at {target.url}", "stop it, or remove the key")
-    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError("--results", f"cannot make {log.parent}: {exc.strerror}") from None
     began_ns = clock.mono_ns()
     with log.open("wb") as out:
         try:

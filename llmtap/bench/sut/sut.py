@@ -299,7 +299,9 @@ def _misfit(exc: msgspec.ValidationError, kind: Any, value: Any) -> tuple[str, s
             return path, f"{key[2]} is missing", None
         return f"{path}.{key[2]}", f"there is no key {key[2]!r}", _near(key[2], _types(_inner_type(kind)))
     if said.startswith(("Expected", "Invalid")):
-        return path, f"expected {_expected(kind)}, got {shown(value)}", None
+        # A header may hold a key, so a table is not shown.
+        got = "" if isinstance(value, dict) or path.startswith(".headers") else f", got {shown(value)}"
+        return path, f"expected {_expected(kind)}{got}", None
     return path, said[:1].lower() + said[1:], None
 
 

@@ -127,8 +127,9 @@ async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResu
     for repeat in range(params.repeats):
         session.watcher.left(f"{params.repeats - repeat} of {params.repeats} repeats")
         seed = session.seed + _APART * repeat
+        shape = work.open(params.requests, seed, 0, rate)
         cold, warm = (
-            work.open(params.requests, seed, texts.of(f"{repeat}/{state}"), rate)
+            work.open(params.requests, seed, texts.of(f"{repeat}/{state}", shape), rate)
             for state in ("cold", "warm")
         )
         primer = work.primer(seed, texts.used[f"{repeat}/warm"])
@@ -174,15 +175,16 @@ class _Texts:
         self._kept: dict[str, int] = self._folder.read_json(KEPT) or {}
         self.used: dict[str, int] = {}
 
-    def of(self, step: str) -> int:
-        """Return the seed of a load; an interrupted load gets a new one."""
+    def of(self, step: str, shape: Load) -> int:
+        """Return the seed of a load; one that was interrupted, or has another shape now, gets a new one."""
         if step not in self.used:
+            key = f"{step} {shape.fingerprint()}"
             if self._given is not None:
-                self._kept[step] = self._given + len(self.used)
-            elif step not in self._kept or self._folder.step(step).read_json("step.json") is None:
-                self._kept[step] = self.new()
+                self._kept[key] = self._given + len(self.used)
+            elif key not in self._kept or self._folder.step(step).read_json("step.json") is None:
+                self._kept[key] = self.new()
             self._folder.write_json(KEPT, self._kept)
-            self.used[step] = self._kept[step]
+            self.used[step] = self._kept[key]
         return self.used[step]
 
     def new(self) -> int:
@@ -198,8 +200,9 @@ async def _capacity(
         return told
 
     def load_of(slots: int, requests: int) -> Load:
-        words = texts.of(f"capacity/{slots:04d}-at-a-time")
-        return work.closed(requests, session.seed + 7 * _APART + slots, words, slots)
+        seed = session.seed + 7 * _APART + slots
+        words = texts.of(f"capacity/{slots:04d}-at-a-time", work.closed(requests, seed, 0, slots))
+        return work.closed(requests, seed, words, slots)
 
     return await levels.find_capacity(session, load_of, params.slots_max, arm=OFF, warm_by=warm_by)
 
@@ -215,8 +218,9 @@ async def _throughput(
     for repeat, first in enumerate(cold_first):
         session.watcher.left(f"throughput: {len(cold_first) - repeat} of {len(cold_first)} repeats")
         seed = session.seed + _APART * repeat + 1
-        words = texts.of(f"{repeat}/throughput-on")
-        load = work.closed(params.throughput_requests, seed, words, params.concurrency)
+        count = params.throughput_requests
+        words = texts.of(f"{repeat}/throughput-on", work.closed(count, seed, 0, params.concurrency))
+        load = work.closed(count, seed, words, params.concurrency)
         for state in ("on", "off") if first else ("off", "on"):
             measured = await session.measure(
                 f"{repeat}/throughput-{state}", load, arm=OFF if state == "off" else ON,

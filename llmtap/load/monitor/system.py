@@ -52,9 +52,12 @@ class Gpus:
     def __init__(self, nvml: Any) -> None:
         """`nvml` must be initialised. Raises `nvml.NVMLError`."""
         self._nvml = nvml
-        n = min(nvml.nvmlDeviceGetCount(), GPUS_MAX)
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n)]
-        self.names = [str(nvml.nvmlDeviceGetName(handle)) for handle in self._handles]
+        n = nvml.nvmlDeviceGetCount()
+        self.unread = max(0, n - GPUS_MAX)
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n - self.unread)]
+        names = map(nvml.nvmlDeviceGetName, self._handles)
+        # Older versions of the package give bytes.
+        self.names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
 
     def series(self) -> dict[str, MonitorSeries]:
         names = range(len(self.names))
@@ -205,7 +208,10 @@ class SystemSampler:
         self._why: dict[str, str] = {}
         self._roots = dict.fromkeys(sender, SENDER)
         if target is not None and not server:
-            pids, why = listeners(*target)
+            try:
+                pids, why = listeners(*target)
+            except (OSError, RuntimeError, psutil.Error) as exc:
+                pids, why = [], failure_said(exc)
             server = [pid for pid in pids if pid not in self._roots]
             if pids and not server:
                 why = "it is served by a process of the sender"
@@ -251,7 +257,7 @@ class SystemSampler:
                 side: [{"pid": pid, "name": name} for pid, name in list(named.items())[:_NAMED_MAX]]
                 for side, named in self._named.items()
             },
-            "gpu": None if self._gpus is None else {"devices": self._gpus.names},
+            "gpu": None if self._gpus is None else {"devices": self._gpus.names, "unread": self._gpus.unread},
             "why_not": dict(self._why),
         }
 

@@ -136,8 +136,10 @@ def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
     """Return the values of a metric, ascending in seconds, to 0.1 %; none of gaps."""
     if metric in _GAPS:
         return []
-    values = hdr_values(result["hdr_histograms"][metric])
-    return [value_ns / NS_PER_S for value_ns, count in values for _ in range(count)]
+    histogram = result.get("hdr_histograms", {}).get(metric)
+    if histogram is None:
+        return []
+    return [value_ns / NS_PER_S for value_ns, count in hdr_values(histogram) for _ in range(count)]
 
 
 def _row(

@@ -5,7 +5,7 @@ with the totals of the sending processes (`LoadResult`).
 
 Beside the names of a Summary: `plan` (all that makes the load again), `dispatch_lateness`, `corrected`
 (latencies from the scheduled time), `quantiles`, `timeline`, `lengths` (by the server's count), `tasks` (of
-conversations), `sender`, `verdict`, and where known `warmup`, `system`, `baseline`.
+conversations), `error_statuses`, `sender`, `verdict`, and where known `warmup`, `system`, `baseline`.
 
 Rates are in requests per second. Those of `arrivals`, and in an open loop `planned_rps` and `offered_rps`,
 are of requests that wait for no answer.
@@ -38,7 +38,7 @@ import numpy as np
 from llmtap import __version__
 from llmtap.clock import WallAnchor
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import TokenSource
+from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.replay.verdict import findings, unchecked
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_pool import LoadResult
@@ -161,6 +161,8 @@ class RunObservations:
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Last byte of each, or its last known time."""
     errors: "Counter[str]" = field(default_factory=Counter)
+    error_statuses: "Counter[int]" = field(default_factory=Counter)
+    """Answers of 400 and above, by HTTP status: 4xx concerns the request (RFC 9110 15.5)."""
     tasks: TaskTimes | None = field(init=False)
     """None without conversations."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
@@ -178,6 +180,8 @@ class RunObservations:
         self.sent_ns.append(sent_ns)
         if x.error is not None:
             self.errors[x.error] += 1
+        if x.outcome in _ERROR_STATUS and x.status is not None and x.status >= 400:
+            self.error_statuses[x.status] += 1
         log = t.events.t_ns
         self.ended_ns.append(t.response_end_ns or (log[-1] if log else 0) or t.submit_ns or t.arrival_ns)
         requests = self.requests
@@ -321,6 +325,7 @@ def result_of(
     result["lengths"] = seen.lengths.describe()
     result["tasks"] = None if seen.tasks is None else seen.tasks.to_dict()
     result["errors"] = dict(seen.errors.most_common(ERRORS_MAX))
+    result["error_statuses"] = {str(status): n for status, n in sorted(seen.error_statuses.items())}
     result["arrivals"] = None if closed else seen.arrivals(outcome.began_ns)
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
@@ -370,6 +375,7 @@ def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int])
 
 
 ERRORS_MAX: Final = 20
+_ERROR_STATUS: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.UPSTREAM_ERROR})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 GRACE_NS: Final = 10_000_000
 """Allowed lateness of the last request."""

@@ -44,6 +44,8 @@ CAUTION_SHARE: Final = 0.07
 """Up to this share of late stamps or requests a finding is a caution."""
 CPU_SECONDS_MIN: Final = 5.0
 """A shorter run consists mostly of its sender's start."""
+_SERVERS_OWN: Final = frozenset({408, 425, 429})
+"""4xx statuses that do not blame the request: too slow, too early, too many."""
 _MERGED: Final = "several chunks may have got one timestamp"
 _UNLIMITED: Final = (
     "whether several chunks got one timestamp: the chunks of an answer come in one read, so that neither the"
@@ -228,8 +230,21 @@ def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "failed", failed / n, LIMITS["failed_share"],
             f"{failed:,} of {n:,} requests did not end well ({why}): E2E is of the others, TTFT and gaps"
-            f" are of whatever came",
+            f" are of whatever came{_of_requests(result)}",
         )  # fmt: skip
+
+
+def _of_requests(result: Mapping[str, Any]) -> str:
+    """Return the part about answers that blame the request: upstream errors, but not the server's fault."""
+    blamed = {
+        status: n
+        for status, n in (result.get("error_statuses") or {}).items()
+        if 400 <= int(status) < 500 and int(status) not in _SERVERS_OWN
+    }
+    if not blamed:
+        return ""
+    statuses = ", ".join(f"{status} ({n:,})" for status, n in blamed.items())
+    return f"; {sum(blamed.values()):,} of them by answers that blame the request: status {statuses}"
 
 
 def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:

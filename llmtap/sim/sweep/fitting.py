@@ -153,6 +153,7 @@ def load_grid(path: str | Path) -> list[GridPoint]:
     points: list[GridPoint] = []
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
+        reader.fieldnames = _head(reader)
         for name in _COLUMNS:
             if name not in (reader.fieldnames or ()):
                 raise GridError(f"line 1: expected a column {name}")
@@ -171,16 +172,22 @@ def load_grid(path: str | Path) -> list[GridPoint]:
     return points
 
 
+def _head(reader: "csv.DictReader[str]") -> list[str]:
+    return [name.strip().lower() for name in reader.fieldnames or ()]
+
+
 def length_counted(path: str | Path) -> str | None:
     """Return which tokens the lengths of a grid count, as in `ModelOptions.length`; None if it does not say.
 
     A grid says it by the columns `prompt_tokens` and `output_tokens`, as `llmtap bench grid` writes them.
     """
     with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        reader.fieldnames = _head(reader)
         try:
             counts = [
                 (int(row["max_seq_len"]), int(row["prompt_tokens"]), int(row["output_tokens"]))
-                for row in csv.DictReader(file)
+                for row in reader
             ]
         except (KeyError, TypeError, ValueError):
             return None

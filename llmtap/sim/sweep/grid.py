@@ -148,6 +148,7 @@ class GridSource:
         """`name`: a place for `load_trace`, or a synthetic workload if no file has that name."""
         self.name = name
         self.traces: dict[str, Trace] = {}
+        self.remarks: list[str] = []
         self.drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
         """Whether it is a synthetic workload, which depends on the seed."""
         self._format = source_format
@@ -156,7 +157,8 @@ class GridSource:
 
     @property
     def notes(self) -> list[str]:
-        return list(dict.fromkeys(note for trace in self.traces.values() for note in trace.notes))
+        of_rows = [note for trace in self.traces.values() for note in trace.notes]
+        return list(dict.fromkeys(of_rows + self.remarks))
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
         """Return the digest of the first `count` rows, and these. Raises ConfigError."""
@@ -203,6 +205,11 @@ class SweepGrid:
             raise ConfigError("--capacity", _NO_RATE)
         name = point["scheduler"]
         reads = SCHEDULERS[name].reads
+        if "prefix_cache" in reads & point.keys() and not trace.requests.block_tokens:
+            reads -= {"prefix_cache"}
+            self.source.remarks.append(
+                f"prefix_cache has no effect: {self.source.name} does not tell which prompts begin alike"
+            )
         readings, serving = _options({k: v for k, v in point.items() if k in reads})
         fit = self.common.get("fit") or {}
         counted = fit.get("length")

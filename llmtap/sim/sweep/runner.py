@@ -107,27 +107,51 @@ def in_turn(
 
 
 def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Generator[SweepAttempt]:
-    """Run jobs in processes of this machine, which end with this iterator or this process. If one dies, the
-    jobs that were submitted fail, and the others go on in new processes."""
-    waiting = list(reversed(jobs))
-    while waiting:
-        running: dict[Future[SweepAttempt], SweepJob] = {}
-        broken = False
+    """Run jobs in processes of this machine, which end with this iterator or this process. If one dies, each
+    job that was running is run again alone, and fails if its process dies, too."""
+    left = {job.id: job for job in jobs}
+    while left:
+        suspects: list[SweepJob] = []
         with _pool(traces, workers) as submit:
-            while running or (waiting and not broken):
-                while waiting and not broken and len(running) <= workers:
-                    try:
-                        running[submit(waiting[-1])] = waiting[-1]
-                        waiting.pop()
-                    except BrokenProcessPool:
-                        broken = True
-                for future in wait(running, return_when=FIRST_COMPLETED)[0]:
-                    job = running.pop(future)
-                    if isinstance(future.exception(), BrokenProcessPool):
-                        broken = True
-                        yield SweepAttempt(job.id, job.to_dict(), error=_DIED)
-                    else:
-                        yield future.result()
+            for job, told in _as_they_end(list(left.values()), submit, workers + 1):
+                if told is None:
+                    suspects.append(job)
+                else:
+                    del left[job.id]
+                    yield told
+        for job in suspects:
+            with _pool(traces, 1) as submit:
+                [(_, told)] = _as_they_end([job], submit, 1)
+            del left[job.id]
+            yield told or SweepAttempt(job.id, job.to_dict(), error=_DIED)
+
+
+def _as_they_end(
+    jobs: Sequence[SweepJob], submit: Callable[[SweepJob], "Future[SweepAttempt]"], most: int
+) -> Iterator[tuple[SweepJob, SweepAttempt | None]]:
+    """Run jobs, `most` at a time. Yields None for those running when a process died, and then ends."""
+    waiting = iter(jobs)
+    running: dict[Future[SweepAttempt], SweepJob] = {}
+    broken = False
+    while True:
+        while not broken and len(running) < most and (job := next(waiting, None)) is not None:
+            try:
+                running[submit(job)] = job
+            except BrokenProcessPool:
+                broken = True
+                yield job, None
+        if not running:
+            return
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            job = running.pop(future)
+            try:
+                told = future.result()
+            except BrokenProcessPool:
+                broken = True
+                yield job, None
+            else:
+                yield job, told
 
 
 @contextmanager

@@ -9,12 +9,14 @@ Source: aiperf 0.13.0.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmtap.capture.schema import CaptureInfo
 from llmtap.traces import format
 from llmtap.traces.bodies import asked_columns, compact, is_object, read_object
 from llmtap.traces.formats.mooncake import BLOCK_COLUMNS, SIZE, BlockIds
@@ -30,6 +32,8 @@ from llmtap.traces.text import (
 )  # fmt: skip
 
 _MS: Final = 6
+_FIRST_ROWS: Final = 1_000
+"""If none of these has a body, the file is one of lengths alone."""
 _CONTENTS: Final = ("input_length", "payload", "messages", "text_input")
 _WANTED: Final = (
     "arrival_ns", "think_us", "session", "input_tokens", "output_tokens", "request_body",
@@ -50,6 +54,21 @@ class _Row(msgspec.Struct):
     session_id: str | None = None
     tools: list[Json] | None = None
     extra: Json | None = None
+
+
+def _open(stream: BinaryIO) -> format.TraceSource:
+    notes: list[str] = []
+    rows = _read(stream, notes)
+    first: list[Json] = []
+    while len(first) < _FIRST_ROWS and not (first and "request_body" in first[-1]):
+        if (row := next(rows, None)) is None:
+            break
+        first.append(row)
+    info = CaptureInfo(
+        source="aiperf", arrivals="trace", blocks="trace", block_unit="tokens", block_size=SIZE,
+        level="full" if first and "request_body" in first[-1] else "shape",
+    )  # fmt: skip
+    return format.TraceSource(info, format.text_batches(chain(first, rows)), notes)
 
 
 def _read(stream: BinaryIO, notes: list[str]) -> Iterator[Json]:
@@ -165,7 +184,6 @@ FORMAT: Final = format.TraceFormat(
         **format.NO_FAILED,
     },
     sniff=_sniff,
-    info={"blocks": "trace", "block_unit": "tokens", "block_size": SIZE, "level": "full"},
-    rows=_read,
+    opens=_open,
     writes=_write,
 )

@@ -44,7 +44,7 @@ class _Conversation(msgspec.Struct):
 
 
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
-    unanswered = unasked = silent = 0
+    unanswered = unasked = strange = silent = 0
     for number, element in enumerate(read_elements(file)):
         try:
             talk = msgspec.convert(element, _Conversation)
@@ -55,6 +55,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
         count = pending = 0
         for turn in talk.conversations:
             role = _ROLES.get(turn.speaker.lower(), turn.speaker)
+            strange += turn.speaker.lower() not in _ROLES
             if role == "assistant" and pending:
                 yield {
                     "session": str(talk.id) if talk.id not in (None, "") else f"#{number}",
@@ -74,6 +75,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     told = (
         (unanswered, "turns have no answer after them, and are in no row"),
         (unasked, "answers follow no question: they are no rows, but part of later prompts"),
+        (strange, "turns are by a speaker that is none of the usual, whose name became their role"),
         (silent, "conversations have no answer to anything, and became no row"),
     )
     notes += [f"{n:,} {what}" for n, what in told if n]

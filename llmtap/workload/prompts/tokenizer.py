@@ -134,13 +134,21 @@ def fitting_words(tokenizer: Tokenizer) -> Words:
     common = list(dict.fromkeys(COMMON.table))
     if tokenizer.counts([" ".join(common), *common]) == [len(common)] + [1] * len(common):
         return COMMON
-    words = list(dict.fromkeys([*common, *tokenizer.vocabulary()]))
-    in_a_row = tokenizer.counts([" ".join([word] * 8) for word in words])
-    counts = zip(words, tokenizer.counts(words), in_a_row, strict=True)
-    found = [word for word, one, eight in counts if (one, eight) == (1, 8)]
+    found = _single(tokenizer, [*common, *tokenizer.vocabulary()], " ")
     if len(found) >= WORDS_MIN:
         return Words.made_of(found)
+    letters = _single(tokenizer, list("abcdefghijklmnopqrstuvwxyz0123456789"), "")  # a token a letter
+    if len(letters) >= WORDS_MIN:
+        return Words.made_of(letters, "")
     return replace(COMMON, exact=False)
+
+
+def _single(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[str]:
+    """Return those that are one token alone and in a row."""
+    words = list(dict.fromkeys(words))
+    in_a_row = tokenizer.counts([separator.join([word] * 8) for word in words])
+    counts = zip(words, tokenizer.counts(words), in_a_row, strict=True)
+    return [word for word, one, eight in counts if (one, eight) == (1, 8)]
 
 
 def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:

@@ -139,6 +139,7 @@ SETUP: list[Case] = [
     ("4.5.1-1d", "prefix-cache", {f"{S}.tokens.cached": None}, "cannot tell", "0 prefixes sent"),
     ("4.5.2-1a", "ttft", {}, "met", "300.0 ms before and 100.0 ms after"),
     ("4.5.2-1a", "ttft", {"warmups.0.before": None}, "not met", "no probe"),
+    ("4.5.2-1a", "ttft", {"warmups.0.probes": []}, "not met", "no probe"),
     ("4.5.2-1b", "ttft", {"warmups.0.stable": False, "warmups.0.variation.ttft": 0.31}, "not met", "31.0%"),
     ("4.5.3-1", "ttft", COLD, "met", "no warm-up was made"),
     ("4.5.3-1", "ttft", {"notes": ["a cold start is measured"]}, "not met", "after a warm-up of 100"),

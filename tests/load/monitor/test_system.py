@@ -154,7 +154,7 @@ def test_the_host_and_its_gpus_are_sampled() -> None:
     }  # fmt: skip
     assert watch.columns.column("gpu0_power")[:2] == [100.0, 200.0]
     assert "gpu1_power" not in watch.columns.known() and "gpu1_utilization" in watch.columns.known()
-    assert watch.about()["gpu"] == {"devices": ["A", "B"]}
+    assert watch.about()["gpu"] == {"devices": ["A", "B"], "unread": 0}
     assert nvml.open == 0, "NVML is closed"
     shares = [share for share in watch.columns.column("host_cpu") if share is not None]
     assert shares and all(0 <= share <= 1 for share in shares)

@@ -113,3 +113,12 @@ def test_a_result_whose_chunks_come_in_bursts_is_not_compared_by_its_gaps() -> N
         assert rows["tbc_max", "p50"]["difference"] == 0
         assert "held: 8 chunks come at a time" in markdown(comparison_document(told))
     assert compare_replays({"a": bursty, "b": bursty})["comparisons"][0]["cautions"] == []
+
+
+def test_a_metric_without_values_is_no_figure_on_either_side() -> None:
+    base, silent = replay_result(20), replay_result(20)
+    del silent["hdr_histograms"]["ttft"]
+    silent["metrics"]["ttft"] = dict.fromkeys(silent["metrics"]["ttft"]) | {"n": 0}
+    row = figures(compare_replays({"a": base, "b": silent}))["ttft", "p50"]
+    assert (row["n_a"], row["n_b"], row["b"], row["difference"], row["low"]) == (20, 0, None, None, None)
+    assert ("ttft", "p50") not in figures(compare_replays({"a": silent, "b": silent}))

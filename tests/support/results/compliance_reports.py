@@ -37,7 +37,6 @@ SUT: Final[dict[str, Any]] = {
 WARM_UP: Final[dict[str, Any]] = {
     "arm": "", "step": "load", "skipped": None, "requests": 100, "failed": 0, "tokens": 16_000,
     "duration": 10.0, "enough": True, "before": {"outcome": "complete", "ttft": 0.3, "e2e": 1.0},
-    "after": {"outcome": "complete", "ttft": 0.1, "e2e": 0.8},
     "probes": [{"outcome": "complete", "ttft": 0.1, "e2e": 0.8}] * 3,
     "variation": {"ttft": 0.02, "e2e": 0.01}, "stable": True, "problem": None,
 }  # fmt: skip

@@ -72,7 +72,7 @@ def test_each_answer_is_a_row_whose_request_has_what_was_said_before() -> None:
         (turns(("human", "hi"), ("human", "you"), ("gpt", "a")), ["a"], None),
         ([], [], "1 conversations have no answer"),
         (turns(("user", "hi"), ("chatgpt", "a")), ["a"], None),
-        (turns(("human", "hi"), ("Oracle", "hm"), ("gpt", "a")), ["a"], None),
+        (turns(("human", "hi"), ("Oracle", "hm"), ("gpt", "a")), ["a"], "1 turns are by a speaker"),
     ],
 )
 def test_odd_conversations_are_read_as_far_as_they_go(

@@ -74,6 +74,16 @@ def test_a_tokenizer_of_other_words_gets_some_of_its_own(folder: Path) -> None:
         assert tokenizer.counts([words.text(key)]) == [len(key)]
 
 
+class _Characters(OwnTokenizer):
+    def counts(self, texts: list[str]) -> list[int]:  # type: ignore[override]
+        return [len(text) for text in texts]
+
+
+def test_a_tokenizer_of_characters_gets_letters_in_a_row() -> None:
+    words = fitting_words(_Characters())
+    assert words.exact and len(words.text(bytes(range(100)))) == 100
+
+
 class _Pairs(OwnTokenizer):
     """Nothing is one token."""
 
