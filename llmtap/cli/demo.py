@@ -3,7 +3,7 @@
 Sends a replay through the proxy, shows the proxy's figures meanwhile, and prints its comparison of the
 requests with and without a guardrail, which the engine simulates for one arm of an experiment. Engine and
 proxy are processes in sessions of their own, so that Ctrl-C in the terminal reaches only the demo, which then
-ends them.
+ends them. The module is long because it has all of one command: configuration, processes, load, texts.
 """
 
 import asyncio
@@ -478,13 +478,11 @@ async def _get(session: Any, url: str) -> bytes | None:
 
 
 def _ours(summary: Mapping[str, Any], tenants: Collection[str]) -> dict[str, Any]:
-    """Return the count and outcomes of the demo's own requests. Those without a tenant are of other clients,
-    unless the plan has such requests."""
-    nobody: dict[str, Any] = {"n": 0, "outcomes": {}}
-    others = nobody if DEFAULT in tenants else summary["by"]["tenant"].get(DEFAULT, nobody)
+    """Return the count and outcomes of the requests of these tenants; `default` may be other clients'."""
+    others = {} if DEFAULT in tenants else summary["by"]["tenant"].get(DEFAULT, {})
     outcomes = Counter(summary["outcomes"])
-    outcomes.subtract(others["outcomes"])
-    return {"n": summary["n"] - others["n"], "outcomes": outcomes}
+    outcomes.subtract(others.get("outcomes", {}))
+    return {"n": summary["n"] - others.get("n", 0), "outcomes": outcomes}
 
 
 def _problems(ours: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
