@@ -139,8 +139,8 @@ def time_sections(result: _Json) -> Iterator[Section]:
     period = timeline["period"]
     yield _time_section(
         result, "load", "Requests over time",
-        "Asked is what the plan wanted in each second, sent what left in it: in an open loop they are the"
-        " same, whatever the server does. In flight are the most at one moment.",
+        "Asked: requests that the plan has in each second. Sent: requests that left in it. In an open loop"
+        " both are the same, also if the server is slow. In flight: the largest number at one moment.",
         [_panel(title, unit, lines, end) for title, unit, lines in _load_lines(result, series)],
         _timeline_table(timeline), f"counts of each {'second' if period == 1 else f'{number(period)} s'}",
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Invariant: only closed words get out of a body; and each form of dialects.md section 7 has its reading.
 
-Of the times of servers, what is no number is left out, whatever stands in its place.
+A time of a server that is no number is left out.
 """
 
 import math

@@ -105,7 +105,7 @@ def _open_loop(report: Report, step: Step) -> ComplianceVerdict:
     planned, process = at(step, "result.arrivals.planned.n"), arrivals_of(step)
     if not planned or process is None:
         return cannot_tell("an open loop whose planned arrivals are not reported")
-    return met(f"{count(planned)} arrivals planned beforehand, {process}, whatever the answers did")
+    return met(f"{count(planned)} arrivals planned beforehand, {process}, independent of the answers")
 
 
 def _poisson_possible(report: Report) -> ComplianceVerdict:

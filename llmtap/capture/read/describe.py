@@ -163,11 +163,13 @@ class CapturedWorkload:
         known = sum(by.values())
         think = pa.concat_tables(self._think)
         thinking = {
-            who: _figures(
-                think.filter(pc.fill_null(pc.equal(think.column("turn_by"), who), False)).column("think_us"),
+            begun: _figures(
+                think.filter(pc.fill_null(pc.equal(think.column("turn_by"), begun), False)).column(
+                    "think_us"
+                ),
                 1e6,
             )
-            for who in ("human", "tool")
+            for begun in ("human", "tool")
         }
         return {
             "n": len(turns),

@@ -229,8 +229,8 @@ def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
         )
         yield Finding(
             "failed", failed / n, LIMITS["failed_share"],
-            f"{failed:,} of {n:,} requests did not end well ({why}): E2E is of the others, TTFT and gaps"
-            f" are of whatever came{_of_requests(result)}",
+            f"{failed:,} of {n:,} requests did not end well ({why}): E2E is of the others; TTFT and gaps"
+            f" are of all tokens that came{_of_requests(result)}",
         )  # fmt: skip
 
 

@@ -377,10 +377,10 @@ class FrozenWindow:
 
     def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
         found = _by_who(self.tiles)
-        for who in [who for who in found if who.uncertain]:
-            parts = found.pop(who)
+        for key in [key for key in found if key.uncertain]:
+            parts = found.pop(key)
             if not certain:
-                found.setdefault(who._replace(uncertain=False), []).extend(parts)
+                found.setdefault(key._replace(uncertain=False), []).extend(parts)
         for who, parts in sorted(found.items(), key=itemgetter(0)):
             summary = Summary()
             for part in parts:

@@ -3,7 +3,7 @@
 `reception.py` creates a `LiveEngine`; `delivery.py` submits each choice of an answer as a `Ticket` and hears
 of its tokens through a `TokenListener`. The driver in virtual time is `run_virtual` of `sim/engine.py`.
 
-The engine's clock is exact whatever the machine's load: a run ends when it was to end, not when somebody
+The engine's clock is exact also on a busy machine: a run ends when it was to end, not when somebody
 looked, and a request arrives when it was accepted. So the times of tokens depend on arrivals (and departures)
 alone, and the virtual driver, given the same arrivals, has the same to the ns. Only the sending is late.
 

@@ -68,7 +68,8 @@ def draw_faults(options: SimOptions, chance: random.Random) -> RequestFaults:
 def choose(
     asked: SimulatedRequest, options: SimOptions, faults: RequestFaults, key: str, exact: bool
 ) -> Choice:
-    """Return the text of a choice. `exact`: with the options' number of tokens, whatever was asked."""
+    """Return the text of a choice. `exact`: it has the number of tokens in the options; a request's own
+    limit is ignored."""
     match faults.refusal:
         case "content_filter" | "error":
             return Choice([], "content_filter")

@@ -226,8 +226,8 @@ def test_planted_costs_lie_in_the_intervals_and_a_baseline_costs_nothing() -> No
 
 
 def test_blocks_that_differ_among_themselves_widen_the_interval() -> None:
-    """Whole blocks are 0, 8 or 16 ms late, whatever the arm: pairs would be sure of a difference between two
-    baselines that repeats show to be none."""
+    """Whole blocks are 0, 8 or 16 ms late in every arm. From pairs alone, two baselines would seem to differ;
+    repeats show that they do not."""
 
     def late(measurement: Measurement, ms: int) -> Measurement:
         column = pc.add(measurement.table["ttft_ns"], ms * 1_000_000)

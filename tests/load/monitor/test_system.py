@@ -359,7 +359,7 @@ def test_the_stand_in_has_the_names_of_the_package() -> None:
         assert hasattr(pynvml, name), name
     assert pynvml.NVML_TEMPERATURE_GPU == FakeNvml.NVML_TEMPERATURE_GPU
     assert issubclass(pynvml.NVMLError, Exception)
-    # On this host, whatever it has: readings, or a reason.
+    # Every host gives readings, or a reason why there are none.
     gpus, why = open_gpus()
     assert (gpus is None) == (why is not None)
     if gpus is not None:
