@@ -8,24 +8,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
-from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_origin
 
 import msgspec
-import typer
 from msgspec import NODEFAULT
-from msgspec.structs import FieldInfo
 
 from llmtap.bench.compliance.judge import COMPARISON
 from llmtap.bench.run.test import TESTS, test_named
-from llmtap.cli.main import app, load_commands
-from llmtap.config import Settings
+from llmtap.cli.main import root_command
+from llmtap.config import ALL_TABLES
+from llmtap.errors import ExitCode
 from llmtap.meter.admin.openapi import document
-from llmtap.metrics.slo import SloOptions
-from llmtap.settings import explained
-from llmtap.sim.model_options import explain_model_options, explain_serving
+from llmtap.options.fields import Option, choices_of, is_struct, options_of, parts_of, value_text
+from llmtap.sim.model_options import ModelOptions, Serving
 from llmtap.sim.server.options import keys
-from llmtap.units import Bytes, Duration, encode_special, format_ns
+from llmtap.units import Bytes, Duration, encode_special
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -38,7 +35,8 @@ Generated from the program. Flags override the environment, which overrides the 
 overrides the defaults. A key `relay.idle_timeout` is `idle_timeout` in the file's table `[relay]`, the
 variable `LLMTAP_RELAY_IDLE_TIMEOUT`, and `--set relay.idle_timeout=...`. Durations are seconds or text with a
 unit (`0.5`, `"500ms"`, `"2m"`), sizes are bytes or text with a unit (`"64KiB"`).
-In the environment and in `--set`, lists and tables are written in JSON.
+In the environment and in `--set`, tables are written in JSON. Lists are written in JSON or, if they are plain
+words, with commas.
 
 `LLMTAP_NATIVE=0` is not a key: it selects Python in place of the
 compiled code (`llmtap --version` shows which one runs).
@@ -47,8 +45,9 @@ compiled code (`llmtap --version` shows which one runs).
 _COMMANDS: Final = """\
 # Commands
 
-Generated from the program, with the texts of `--help`. Exit codes: 0: ok; 1: a check failed; 2: an error of
-usage or configuration, with the name of the option or key; 130: Ctrl-C.
+Generated from the program, with the texts of `--help`.
+
+## Exit codes
 
 """
 _API: Final = """\
@@ -64,7 +63,6 @@ _TYPES: Final = {
     str: "text", int: "whole number", float: "number", bool: "true or false", Duration: "duration",
     Bytes: "size", list: "list", tuple: "list", dict: "table",
 }  # fmt: skip
-_SIZES: Final = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -91,69 +89,52 @@ def code(text: str) -> str:
 def options_page() -> str:
     """Every key of the configuration, of the simulated engine, and of the tests of `llmtap bench`."""
     out = [_OPTIONS]
-    for name, kind in get_type_hints(Settings).items():
-        of_each = name == "slo"
+    for name, kind in ALL_TABLES.items():
         rows = [
-            [code(field.name), _kind(_inner(field.type)), _default(field), plain(_meaning(field))]
-            for field in msgspec.structs.fields(SloOptions if of_each else kind)
+            [code(option.name), _kind(option.kind), _default(option), plain(option.meaning)]
+            for option in options_of(kind)
         ]
-        out.append(f"## [{name}{'.NAME' if of_each else ''}]\n\n")
-        out.append(table(["key", "kind", "default", "meaning"], rows))
+        out.append(f"## [{name}]\n\n{table(['key', 'kind', 'default', 'meaning'], rows)}")
     out.append("## llmtap sim serve\n\nBy `--set KEY=VALUE`, or by a header of a single request.\n\n")
     told = ([code(one.key), code(one.default), code(one.header), plain(one.meaning)] for one in keys())
     out.append(table(["key", "default", "header", "meaning"], told))
     out.append("### An engine that iterates\n\n`--serving NAME=VALUE`, also of `llmtap sim run`.\n\n")
-    out.append(_named(explain_serving()))
+    out.append(_named(Serving))
     choices = "`--reading NAME=VALUE`: open choices of the multi-bin batching paper."
     out.append(f"### An engine of whole batches\n\n{choices}\n\n")
-    out.append(_named(explain_model_options()))
+    out.append(_named(ModelOptions))
     out.append("## llmtap bench\n\nBy `--set NAME=VALUE`, or in `[tests.TEST]` of the bench file.\n\n")
     for name in TESTS:
         test = test_named(name)
         out.append(f"### {name}\n\n{plain(test.title)} (IETF {test.section}).\n\n")
-        out.append(_named(explained(test.params)))
+        out.append(_named(test.params))
     return "".join(out)
 
 
-def _named(rows: Iterable[tuple[str, Any, str]]) -> str:
-    told = ([code(name), code(default or ""), plain(meaning)] for name, default, meaning in rows)
-    return table(["name", "default", "meaning"], told)
-
-
-def _meaning(field: FieldInfo) -> str:
-    """Return the help text of an option."""
-    [meta] = [one for one in get_args(field.type)[1:] if isinstance(one, msgspec.Meta)]
-    assert meta.description is not None
-    return meta.description
-
-
-def _inner(kind: Any) -> Any:
-    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+def _named(kind: type[msgspec.Struct]) -> str:
+    rows = (
+        [code(option.name), code(option.default_text or ""), plain(option.meaning_with_choices)]
+        for option in options_of(kind)
+    )
+    return table(["name", "default", "meaning"], rows)
 
 
 def _kind(kind: Any) -> str:
     """Return the type of a value in words."""
-    origin = get_origin(kind)
-    if origin is Literal:
-        return ", ".join(map(code, get_args(kind)))
-    if origin in (Union, UnionType):
-        return " or ".join(_kind(_inner(one)) for one in get_args(kind) if one is not type(None))
-    return _TYPES[origin or kind]
+    if choices := choices_of(kind):
+        return ", ".join(map(code, choices))
+    kinds = ("table" if is_struct(part) else _TYPES[get_origin(part) or part] for part in parts_of(kind))
+    return " or ".join(dict.fromkeys(kinds))
 
 
-def _default(field: FieldInfo) -> str:
+def _default(option: Option) -> str:
     """Return the default as a configuration file has it; empty for None."""
-    value = field.default if field.default_factory is NODEFAULT else field.default_factory()
+    value = option.default
     if value is NODEFAULT:
         return "required"
-    if value is None:
-        return ""
-    if isinstance(value, Duration):
-        return code(format_ns(value).replace(" ", ""))
-    if isinstance(value, Bytes):
-        unit, scale = next(((unit, scale) for unit, scale in _SIZES if value % scale == 0), ("", 1))
-        return code(f"{value // scale}{unit}")
-    return code(msgspec.json.encode(value, enc_hook=encode_special).decode())
+    if isinstance(value, Duration | Bytes):
+        return code(value_text(value))
+    return "" if value is None else code(msgspec.json.encode(value, enc_hook=encode_special).decode())
 
 
 # ---------------------------------------------------------------- commands
@@ -161,10 +142,9 @@ def _default(field: FieldInfo) -> str:
 
 def commands_page() -> str:
     """Every command, with its arguments, options and examples."""
-    load_commands()
-    out = [_COMMANDS]
+    out = [_COMMANDS, table(["code", "meaning"], ([str(code), code.meaning] for code in ExitCode))]
     told: dict[str, str] = {}
-    for name, command, context in _leaves(typer.main.get_command(app), "llmtap", None):
+    for name, command, context in _leaves(root_command(), "llmtap", None):
         usage = " ".join(command.get_usage(context).split()).removeprefix("Usage: ")
         out.append(f"## {name}\n\n{plain(command.help or '')}\n\n```text\n{usage}\n```\n\n")
         records = filter(None, (one.get_help_record(context) for one in command.params))

@@ -61,11 +61,14 @@ def relinked(text: str, source: str, pages: dict[str, str]) -> str:
         here = PurePosixPath(pages.get(source, source.removeprefix("docs/"))).parent
         return f"[{found['text']}]({os.path.relpath(page, here)}{anchor})"
 
-    lines, fenced = [], False
+    # A link may go on in the next line, so the text between two fences is adapted as a whole.
+    parts, fenced = [""], False
     for line in text.splitlines(keepends=True):
-        fenced ^= _FENCE.match(line) is not None
-        lines.append(line if fenced else _LINK.sub(linked, line))
-    return "".join(lines)
+        if _FENCE.match(line):
+            fenced = not fenced
+            parts.append("")
+        parts[-1] += line
+    return "".join(part if number % 2 else _LINK.sub(linked, part) for number, part in enumerate(parts))
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -1,23 +1,42 @@
 """llmtap measures LLM traffic (proxy, middleware, packets), and generates, simulates and benchmarks it.
 
-The root of the package has the version and the API for captures: `llmtap.read(path_or_url)` returns a
-Capture, whose rows are available as an Arrow table or as Exchanges. ARCHITECTURE.md describes the packages.
+The root of the package has the version and the Python API. `llmtap.read(path_or_url)` returns a Capture,
+whose rows are available as an Arrow table or as Exchanges. `llmtap.replay`, `llmtap.compare` and
+`llmtap.simulate` return typed results with `to_pandas()` (`llmtap/api.py`). ARCHITECTURE.md describes the
+packages.
 """
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from llmtap.version import __version__
 
 if TYPE_CHECKING:
+    from llmtap.api import (
+        Change,
+        ComparisonResult,
+        FigureValue,
+        JudgedChange,
+        ReplayResult,
+        RequirementState,
+        Result,
+        SimulationResults,
+        compare,
+        replay,
+        simulate,
+    )
     from llmtap.capture.read.reader import Capture, CaptureError, read
 
-__all__ = ["Capture", "CaptureError", "__version__", "read"]
+__all__ = [
+    "Capture", "CaptureError", "Change", "ComparisonResult", "FigureValue", "JudgedChange", "ReplayResult",
+    "RequirementState", "Result", "SimulationResults", "__version__", "compare", "read", "replay", "simulate",
+]  # fmt: skip
 
-__version__ = "0.1.0"
+_READER: Final = frozenset({"Capture", "CaptureError", "read"})
 
 
 def __getattr__(name: str) -> object:
-    # Arrow takes 200 ms and 40 MB, and the relay imports this package, too: only for who reads captures.
-    if name in ("Capture", "CaptureError", "read"):
-        from llmtap.capture.read import reader
-
-        return getattr(reader, name)
+    # Imported on first use: the API needs Arrow (200 ms, 40 MB), and the relay imports this package, too.
+    if name in __all__:
+        return getattr(import_module("llmtap.capture.read.reader" if name in _READER else "llmtap.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,46 @@
-"""Exceptions of llmtap, and helpers to collect several ConfigErrors and to name a missing package.
+"""Exceptions and exit codes of llmtap, and helpers: several errors in one, missing packages, printable text.
 
 A ConfigError is a mistake of the user, such as an invalid option or an unreadable file: a sentence that names
-the place, with a hint, and exit code 2. Another LlmtapError ends a command with exit code 1 (`cli/main.py`).
-A PeerProtocolError is a fault of a client or server, and becomes the outcome of one exchange. A bug in llmtap
-is an `assert`.
+the place, with a hint, and ExitCode.USAGE. Another LlmtapError ends a command with ExitCode.FAILED
+(`cli/main.py`). A PeerProtocolError is a fault of a client or server, and becomes the outcome of one
+exchange. A bug in llmtap is an `assert`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit code of a command, with its meaning. The page "Commands" of the documentation lists them."""
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> "ExitCode":
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
+
+    OK = 0, "ok"
+    FAILED = 1, "the load failed (requests failed, the server is down), or a check failed"
+    USAGE = 2, "invalid option, configuration or input file; the message names it"
+    MISSED = 3, "measured, but an objective or a gate was missed"
+    NOT_VALID = 4, "measured, but a requested figure is not valid; the report says which"
+    HUNG_UP = 129, "stopped by SIGHUP, such as a closed terminal; the report has the completed part"
+    INTERRUPTED = 130, "stopped by Ctrl-C; the report has the completed part"
+    TERMINATED = 143, "stopped by SIGTERM; the report has the completed part"
+
+    @classmethod
+    def of_run(cls, *, failed: bool = False, missed: bool = False, not_valid: bool = False) -> "ExitCode":
+        """Return the code of a run with these results: a failed load first, then a missed gate.
+
+        Set `missed` only for a gate whose figure is valid: a figure that is not valid misses nothing.
+        """
+        if failed:
+            return cls.FAILED
+        if missed:
+            return cls.MISSED
+        return cls.NOT_VALID if not_valid else cls.OK
 
 
 class LlmtapError(Exception):
@@ -17,6 +51,8 @@ class ConfigError(LlmtapError):
     """A setting is wrong. `place` names it (`relay.head_bytes in /etc/llmtap.toml`)."""
 
     def __init__(self, place: str, problem: str, hint: str | None = None) -> None:
+        # A file name may contain line ends: the place stays on one line.
+        place = printable(place)
         super().__init__(f"{place}: {problem}" + (f"\nhint: {hint}" if hint else ""))
         self.place = place
         self.problem = problem
@@ -28,6 +64,11 @@ class ConfigError(LlmtapError):
         """Yield this mistake and `others`, one ConfigError each."""
         yield ConfigError(self.place, self.problem, self.hint)
         yield from self.others
+
+
+def printable(text: str) -> str:
+    """Escape what is not printable: text that others chose must not control a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
 def raise_all(errors: Iterable[ConfigError]) -> None:

@@ -1,8 +1,8 @@
-"""Read TOML files with limits on size and nesting, find the lines of their keys, and decode JSON.
+"""Read files of users with limits on size and nesting, find the lines of TOML keys, and decode JSON.
 
-`read_toml` returns a dict and raises ConfigError with the file, and the line if it is known. `key_lines`
-gives the line of each key, for error messages. `decode_json` decodes bytes that the caller has read, and
-raises msgspec.DecodeError also for JSON that is nested too deeply.
+`read_file` returns bytes. `read_toml` returns a dict and raises ConfigError with the file, and the line if it
+is known. `key_lines` gives the line of each key, for error messages. `decode_json` decodes bytes that the
+caller has read, and raises msgspec.DecodeError also for JSON that is nested too deeply.
 """
 
 import re
@@ -37,6 +37,18 @@ def decode_json(data: bytes | str, kind: Any = Any) -> Any:
         return msgspec.json.decode(data, type=kind)
     except RecursionError:
         raise msgspec.DecodeError(f"JSON {_TOO_DEEP}") from None
+
+
+def read_file(path: Path, place: str, bytes_max: int) -> bytes:
+    """Return the content of a file of at most `bytes_max` bytes. Raises ConfigError that names `place`."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(bytes_max + 1)
+    except OSError as exc:
+        raise ConfigError(place, f"{path} cannot be read: {exc.strerror}") from None
+    if len(raw) > bytes_max:
+        raise ConfigError(place, f"{path} is longer than {bytes_max >> 10:,} KiB", "is it the right file?")
+    return raw
 
 
 def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:

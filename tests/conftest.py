@@ -1,6 +1,8 @@
 """What holds for all tests."""
 
 import fcntl
+import gc
+import os
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -29,7 +31,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 LONG_FIRST = (
     "tests/proxy/",
-    "tests/docs/",
     "tests/bench/",
     "tests/supervisor/",
     "tests/cli/",
@@ -37,6 +38,22 @@ LONG_FIRST = (
 )
 """Folders with long tests: started first, so that no process ends long after the others."""
 NO_BROWSER = "there is no chromium"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of processes for `-n auto`: one more than CPUs, because many tests wait."""
+    return 1 + len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Exclude the objects of all test modules from garbage collection, which would visit them repeatedly."""
+    gc.disable()
+    result = yield
+    gc.enable()
+    gc.freeze()
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 import llmtap.cli.tap  # noqa: F401  it adds the command
 from llmtap.cli.main import app
-from llmtap.config import Settings, keys, load_settings
+from llmtap.config import ALL_TABLES, Settings, keys, load_settings
 from llmtap.errors import ConfigError
+from llmtap.load.own_dialects import read_dialects
 from llmtap.log import LogSetup
 from llmtap.meter.options import MeterOptions, TenantRule
 from llmtap.metrics.slo import SloOptions
@@ -78,7 +79,7 @@ ONLY_BESIDE = {
 }
 
 
-@pytest.mark.parametrize("key", sorted(key for key in keys() if not key.startswith("slo.")))
+@pytest.mark.parametrize("key", sorted(key for key in keys() if key.count(".") == 1))
 def test_every_key_is_a_variable_of_the_environment(key: str) -> None:
     table, _, name = key.partition(".")
     default = getattr(getattr(Settings(), table), name)
@@ -178,6 +179,7 @@ def test_an_unknown_key_names_the_nearest_and_the_place(tmp_path: Path) -> None:
     assert refused(relay__admin="x").hint == "did you mean 'meter.admin'?"
 
 
+STREAMS = "LLMTAP_RELAY_STREAMS"
 MISTAKES = """[relay]
 workers = "many"   # 2
 clock = "sundial"
@@ -197,17 +199,17 @@ level = 3
 
 def test_all_mistakes_are_listed_with_their_lines(tmp_path: Path) -> None:
     file = written(tmp_path, MISTAKES)
-    told = str(refused(file, {"LLMTAP_RELAY_STREAMS": "-1"}, relay__streams=None)).splitlines()
+    told = str(refused(file, {STREAMS: "-1"}, relay__streams=None)).splitlines()
     assert [line for line in told if not line.startswith("hint: ")] == [
         f"{file}, line 5: there is no key 'relay.idle_timout'",
         f"{file}, line 12: there is no table 'zzz'",
-        f"slo.gold.target ({file}, line 9): expected a number, got text",
-        f"relay.workers ({file}, line 2): expected a whole number, got text",
-        f"relay.clock ({file}, line 3): unknown value 'sundial'",
-        f"relay.via ({file}, line 4): expected true or false, got text",
-        "relay.streams (environment variable LLMTAP_RELAY_STREAMS): expected a whole number of at least 1",
+        f"relay.streams (environment variable {STREAMS}): expected a whole number of at least 1, got '-1'",
+        f"relay.workers ({file}, line 2): expected a whole number from 1 to 256, got 'many'",
+        f"relay.clock ({file}, line 3): expected one of kernel, mono, got 'sundial'",
+        f"relay.via ({file}, line 4): expected true or false, got 'maybe'",
         f"tenants.rules[0] ({file}, line 10): there is no key `headr`",
-        f"log.level ({file}, line 14): expected text, got a whole number",
+        f"slo.gold.target ({file}, line 9): expected a number, got 'high'",
+        f"log.level ({file}, line 14): expected one of debug, info, warning, error, got 3",
     ]
 
 
@@ -273,10 +275,38 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the whole
 
 
+DIALECT = """
+[dialects.acme]
+source = "invented"
+end = "{end}"
+[[dialects.acme.rules]]
+content = "{path}"
+[dialects.acme.events]
+done = "bye"
+"""
+
+
+def test_dialects_of_the_user_are_checked_tables(tmp_path: Path) -> None:
+    file = tmp_path / "llmtap.toml"
+    file.write_text(DIALECT.format(end="done", path="a.b"))
+    assert load_settings(file, {}, {}).dialects["acme"].end_certain
+    assert [table.name for table in read_dialects(file)] == ["acme"]
+    file.write_text(DIALECT.format(end="done", path="a["))
+    for read in (lambda: load_settings(file, {}, {}), lambda: read_dialects(file)):
+        with pytest.raises(ConfigError) as caught:
+            read()
+        assert caught.value.place == f"dialects.acme.rules[0].content ({file}, line 6)"
+    file.write_text('name = "acme"\nsource = "s"\nend = "none"\n[[rules]]\ncontent = "a"\n')
+    assert [table.name for table in read_dialects(file)] == ["acme"], "a file that is one table"
+    file.write_text("[dialects]\nacme = 3\n")
+    with pytest.raises(ConfigError, match=r"dialects\.acme"):
+        load_settings(file, {}, {})
+
+
 def test_every_key_has_its_line_of_help() -> None:
     told = keys()
-    tables = [getattr(Settings(), table) for table in Settings.__struct_fields__ if table != "slo"]
-    assert len(told) == sum(len(table.__struct_fields__) for table in (*tables, SloOptions))
+    assert len(told) == sum(len(table.__struct_fields__) for table in ALL_TABLES.values())
+    assert {"slo.NAME.target", "dialects.NAME.end", "dialects.NAME.rules[].verdicts[].path"} <= told.keys()
     assert [key for key, text in told.items() if not text.strip()] == []
 
 
@@ -294,9 +324,7 @@ def test_the_commented_example_shows_every_key_with_its_default() -> None:
     text = file.read_text()
     for key in keys():
         name = key.rpartition(".")[2]
-        assert any(line.lstrip("# ").startswith(f"{name} =") for line in text.splitlines()), (
-            f"{key} is not shown"
-        )
+        assert re.search(rf"^(# )?(.*[{{,] )?{name} =", text, re.MULTILINE), f"{key} is not shown"
     said = tomllib.loads(text)
     assert load_settings(file, {}, {}) == Settings(), f"an example that changes something: {said}"
 

@@ -31,15 +31,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 HERE: Final = Path(__file__).resolve().parent
 REPOSITORY: Final = HERE.parent.parent
-sys.path[:0] = [str(HERE), str(REPOSITORY / "tests" / "e2e")]
+sys.path[:0] = [str(HERE), str(REPOSITORY / "tests" / "e2e"), str(REPOSITORY)]
 
 from model import SHAPES, make_model  # noqa: E402 - folders of scripts
 from parts.servers import Failure, Server, port_free  # noqa: E402
+
+from llmtap.report.document import (  # noqa: E402
+    Axis,
+    FigureBlock,
+    Panel,
+    Plot,
+    ReportDocument,
+    Section,
+    Series,
+)
+from llmtap.report.render import page_html  # noqa: E402
 
 LLMTAP: Final = (sys.executable, "-m", "llmtap.cli")
 PATHS: Final = {"PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))}
@@ -197,18 +205,26 @@ def _show(rows: list[dict[str, Any]], results: Path) -> None:
     for rate, each in of.items():
         cells = [_spread([row[name] for row in each]) for name in FIGURES]
         print(f"| {rate:g} | {len(each)} | {sum(row['valid'] for row in each)} | {' | '.join(cells)} |")
-    page = make_subplots(rows=3, cols=2, subplot_titles=list(FIGURES.values()))
-    for i, name in enumerate(FIGURES):
-        xs = [row["rate"] for row in rows if row[name] is not None]
-        ys = [row[name] for row in rows if row[name] is not None]
-        where = {"row": i // 2 + 1, "col": i % 2 + 1}
-        page.add_trace(go.Scatter(x=xs, y=ys, mode="markers", name=name, showlegend=False), **where)
-        known = [rate for rate in rates if any(row[name] is not None for row in of[rate])]
-        middle = [statistics.median(row[name] for row in of[rate] if row[name] is not None) for rate in known]
-        page.add_trace(go.Scatter(x=known, y=middle, mode="lines", showlegend=False), **where)
-        page.update_xaxes(title_text="requests/s", **where)
-    page.update_layout(height=1100, title="Against the request rate: every run, and the medians")
-    page.write_html(results / "rates.html", include_plotlyjs=True)
+    panels = []
+    for name, title in FIGURES.items():
+        known = [row for row in rows if row[name] is not None]
+        places = [rate for rate in rates if any(row["rate"] == rate for row in known)]
+        middle = [statistics.median(row[name] for row in known if row["rate"] == rate) for rate in places]
+        each = Series(
+            name="a run",
+            x=[row["rate"] for row in known],
+            y=[row[name] for row in known],
+            ink="c0",
+            symbols=["circle"],
+            scattered=True,
+        )
+        medians = Series(name="median", x=places, y=middle, ink="c1")
+        plot = Plot([medians, each], Axis("requests/s", zero=True), Axis(zero=True), "{y} at {x} requests/s")
+        panels.append(Panel(title, f"{title} against the request rate.", plot))
+    figure = FigureBlock("rates", "Against the request rate", panels, [])
+    title = "Against the request rate: every run, and the medians"
+    document = ReportDocument(title, sections=[Section(figure.key, figure.heading, [figure])])
+    (results / "rates.html").write_text(page_html(document), encoding="utf-8")
 
 
 def _spread(values: list[float | None]) -> str:

@@ -17,8 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
 TOKENIZER = BUILD / "tokenizer"
-AIPERF_ELSEWHERE = HERE.parents[1] / ".e2e/bench"  # `make e2e` has it, from the same requirements
-AIPERF_REQUIREMENTS = HERE.parents[1] / "tests/e2e/requirements-bench.txt"
+AIPERF_ELSEWHERE = HERE.parents[1] / ".e2e/bench"
 
 # What the two clients import; versions are those that were current on 2026-11-22.
 CLIENT_PACKAGES = [
@@ -37,6 +36,7 @@ RUST = "sglang/srt/rust_extensions/_bench."
 SGLANG_FOLDERS = ("sglang/benchmark/", RUST)
 # The last torch that comes without CUDA; guidellm itself is content with any.
 GUIDELLM = ["guidellm==0.8.1", "torch==2.13.0"]
+AIPERF = ["aiperf==0.13.0"]
 LOCUST = ["locust==2.47.0"]
 
 
@@ -80,7 +80,7 @@ def tokenizer() -> None:
 INSTALLERS: dict[str, Callable[[], None]] = {
     "vllm": lambda: _client_of(VLLM, VLLM_FOLDERS, "vllm", "regex==2026.11.15"),
     "sglang": lambda: _client_of(SGLANG, SGLANG_FOLDERS, "sglang", "msgspec==0.22.0", "orjson==3.11.9"),
-    "aiperf": lambda: _environment("aiperf", "-r", str(AIPERF_REQUIREMENTS)),
+    "aiperf": lambda: _environment("aiperf", *AIPERF),
     "guidellm": lambda: _environment("guidellm", *GUIDELLM),
     "locust": lambda: _environment("locust", *LOCUST),
 }

@@ -151,7 +151,8 @@ def _schedule(case: Case, seed: int, load: dict[str, Any]) -> list[int] | None:
 
     endless = parse_arrivals("poisson", rate_rps=case.rate_rps, seed=seed)
     planned = list(itertools.islice(endless, case.requests))
-    same = load["planned_rps"] and math.isclose(load["planned_rps"], case.requests / planned[-1] * 1e9)
+    rate_rps = (case.requests - 1) / (planned[-1] - planned[0]) * 1e9
+    same = load["planned_rps"] and math.isclose(load["planned_rps"], rate_rps)
     return planned if same else None
 
 
@@ -346,7 +347,7 @@ TOOLS = [
     Tool(
         "llmtap", "gaps between chunks, spread over a chunk's tokens where these are known",
         _llmtap_there, _llmtap_version, _llmtap, _read_llmtap,
-        statuses=(0, 1),  # 1: its own verdict is that the run is not valid
+        statuses=(0, 1, 4),  # 1: requests failed; 4: by its own verdict a figure is not valid
     ),
     Tool("sse_load (C)", CHUNK_GAPS, lambda: None, lambda: "of here", _sse_load, _read_sse_load, starts_s=10),
     Tool("vllm bench serve", CHUNK_GAPS, _installed("vllm"), _client_version("vllm"), _vllm, _result),

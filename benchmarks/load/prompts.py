@@ -25,7 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyMaker, BodyOptions, prepare
+from llmtap.load.bodies import BodyMaker, prepare
+from llmtap.load.options import BodyOptions
 from llmtap.workload.prompts.fitting import RowPrompts
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import Words

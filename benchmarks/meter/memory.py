@@ -19,7 +19,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from llmtap.channel.frames import LAG_EDGES_NS, Hello, RelayStatus
+from llmtap.channel.frames import Hello
+from llmtap.channel.status import LAG_EDGES_NS, RelayStatus
 from llmtap.clock import ManualClock
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, TokenSource

@@ -120,8 +120,8 @@ def typed(pauses: list[float], rng: random.Random) -> list[Exchange]:
     at_ns, found = rng.randrange(10**12), []
     for number, pause in enumerate(pauses, 1):
         at_ns += round(pause * rng.lognormvariate(0, 0.2) * 1e9)
-        asked = RequestShape(roles=["prompt"], sizes=array("q", [number]))
-        found.append(Exchange("r", number, at_ns, Timeline(at_ns), asked=asked))
+        shape = RequestShape(roles=["prompt"], sizes=array("q", [number]))
+        found.append(Exchange("r", number, at_ns, Timeline(at_ns), shape=shape))
     return found
 
 

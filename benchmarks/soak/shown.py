@@ -5,11 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 from rich.console import Console
 from rich.table import Table
 
+from llmtap.report.document import (
+    Axis,
+    FigureBlock,
+    LegendKey,
+    Look,
+    Mark,
+    Panel,
+    Plot,
+    ReportDocument,
+    Section,
+    Series,
+)
+from llmtap.report.render import page_html
+
+COLOURS = {"supervisor": "c6", "relay": "c0", "meter": "c1"}
 UNITS = {"rss": "RSS, MiB", "pss": "PSS, MiB", "files": "open files"}
 
 
@@ -83,46 +96,34 @@ def _counts(found: dict[str, int]) -> str:
 
 
 def write_page(result: dict[str, Any], place: Path) -> None:
-    """Resident memory and open files of every process over the run, its acts as lines."""
-    figure = make_subplots(
-        rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.06,
-        subplot_titles=("resident memory, MiB", "open files", "exchanges ended, as /metrics tells"),
-    )  # fmt: skip
+    """Resident memory and open files of every process over the run, its acts as marks."""
     lives: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for one in result["watched"]["looks"]:
         lives.setdefault((one["role"], one["pid"]), []).append(one)
-    colours = {"supervisor": "#888888", "relay": "#1f77b4", "meter": "#d95f02"}
-    seen: set[str] = set()
-    for (role, _), looks in lives.items():
-        times = [one["t_s"] for one in looks]
-        for row, values in ((1, [one["rss"] / 1024 for one in looks]), (2, [one["files"] for one in looks])):
-            figure.add_trace(
-                go.Scatter(
-                    x=times, y=values, name=role, legendgroup=role, showlegend=role not in seen,
-                    mode="lines", line={"color": colours[role], "width": 1.5},
-                ),
-                row=row, col=1,
-            )  # fmt: skip
-            seen.add(role)
+    marks = [Mark(act["t_s"], act["what"]) for act in result["watched"]["acts"]]
+    legend = [LegendKey(role, Look(colour)) for role, colour in COLOURS.items()]
+
+    def panel(title: str, series: list[Series]) -> Panel:
+        plot = Plot(series, Axis("s"), Axis(), "{y} at {x} s", marks, timed=True)
+        return Panel(title, f"{title}, over the run.", plot)
+
+    def of_processes(title: str, name: str, factor: float) -> Panel:
+        series = []
+        for (role, _), looks in lives.items():
+            x, y = [one["t_s"] for one in looks], [one[name] * factor for one in looks]
+            series.append(Series(name=role, x=x, y=y, ink=COLOURS[role]))
+        return panel(title, series)
+
     scrapes = result["watched"]["scrapes"]
-    figure.add_trace(
-        go.Scatter(
-            x=[one["t_s"] for one in scrapes],
-            y=[one["sums"]["llmtap_exchanges_total"] for one in scrapes],
-            name="exchanges", mode="lines", line={"color": "#444444", "width": 1.5},
-        ),
-        row=3, col=1,
-    )  # fmt: skip
-    for act in result["watched"]["acts"]:
-        for row, text in ((1, act["what"]), (2, ""), (3, "")):
-            figure.add_vline(
-                x=act["t_s"], line={"width": 1, "dash": "dot"}, annotation_text=text,
-                annotation_textangle=-90, row=row, col=1,
-            )  # fmt: skip
+    ended = [one["sums"]["llmtap_exchanges_total"] for one in scrapes]
+    exchanges = Series(name="exchanges", x=[one["t_s"] for one in scrapes], y=ended, ink="c2")
+    panels = [
+        of_processes("Resident memory, MiB", "rss", 1 / 1024),
+        of_processes("Open files", "files", 1),
+        panel("Exchanges ended, as /metrics tells", [exchanges]),
+    ]
     about = result["about"]
-    figure.update_layout(
-        title=f"Soak: {about['hours of the day']:.1f} hours in {about['minutes']:g} minutes, {about['date']}",
-        height=900, template="plotly_white",
-    )  # fmt: skip
-    figure.update_xaxes(title_text="seconds", row=3, col=1)
-    figure.write_html(place, include_plotlyjs=True)
+    title = f"Soak: {about['hours of the day']:.1f} hours in {about['minutes']:g} minutes, {about['date']}"
+    figure = FigureBlock("processes", "Processes over the run", panels, [], legend=legend)
+    document = ReportDocument(title, sections=[Section(figure.key, figure.heading, [figure])])
+    place.write_text(page_html(document), encoding="utf-8")

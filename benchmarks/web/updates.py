@@ -117,8 +117,7 @@ async def measure(page: Page, seconds: float) -> dict[str, list[float]]:
         )
         await asyncio.sleep(2)  # the first lanes are drawn
         if view == "overview":
-            # plotly has come and drawn all of them once
-            await page.until("document.querySelectorAll('.plot .main-svg').length >= 8", 60)
+            await page.until("document.querySelectorAll('.plot > svg').length >= 4", 60)
         await page.look("window.llmtap.renders.length = 0")
         await asyncio.sleep(seconds)
         renders = await page.look("window.llmtap.renders")

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from panels import variable
 
-__all__ = ["JOB", "JOB_VARIABLE", "RANGE", "SLO", "SLOTH", "WHO", "WHOSE", "p99", "rate", "ratio"]
+__all__ = [
+    "JOB",
+    "JOB_VARIABLE",
+    "NOT_INFERRED",
+    "RANGE",
+    "SLO",
+    "SLOTH",
+    "WHO",
+    "WHOSE",
+    "p99",
+    "rate",
+    "ratio",
+]
 
 JOB = 'job=~"$job"'
 WHO = 'job=~"$job",tenant=~"$tenant",model=~"$model"'
@@ -19,9 +31,19 @@ WHOSE = (
 )
 
 
+READ = (
+    "llmtap_time_to_first_token_seconds", "llmtap_inter_chunk_seconds", "llmtap_inter_token_seconds",
+    "llmtap_time_per_output_token_seconds", "llmtap_user_idle_seconds",
+    "llmtap_user_idle_after_first_token_seconds",
+)  # fmt: skip
+"""Metrics with a label `reading`: inferred times are not shown among the others."""
+NOT_INFERRED = 'reading!="inferred"'
+
+
 def rate(metric: str, labels: str, by: str = "") -> str:
     """Events per second of a counter, summed."""
     group = f"by ({by}) " if by else ""
+    labels = f"{labels},{NOT_INFERRED}" if metric.startswith(READ) else labels
     return f"sum {group}(rate({metric}{{{labels}}}[{RANGE}]))"
 
 

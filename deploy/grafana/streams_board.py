@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from panels import Board, Panel, Row, bars, datasource, heatmap, lines, quantiles
-from queries import JOB, JOB_VARIABLE, RANGE, WHO, WHOSE, p99, rate, ratio
+from queries import JOB, JOB_VARIABLE, NOT_INFERRED, RANGE, WHO, WHOSE, p99, rate, ratio
 
 __all__ = ["streams_board"]
 
@@ -39,7 +39,9 @@ def _first_times() -> tuple[Panel, ...]:
 
 
 def _gaps() -> tuple[Panel, ...]:
-    options = f"sum by (le, option) (rate(llmtap_inter_token_seconds_bucket{{{WHO}}}[{RANGE}]))"
+    options = (
+        f"sum by (le, option) (rate(llmtap_inter_token_seconds_bucket{{{WHO},{NOT_INFERRED}}}[{RANGE}]))"
+    )
     return (
         quantiles(
             "Between chunks",

@@ -152,8 +152,13 @@ def _sees() -> tuple[Panel, ...]:
         ),
         bars(
             "Not understood",
-            "Frames and exchanges by kind of error, events of unknown shape, names that did not fit.",
+            "Frames and exchanges by kind of error; answers and events of unknown format; full labels. "
+            "A dialect for an answer: llmtap inspect FILE --draft NAME.",
             (rate("llmtap_meter_errors_total", JOB, "kind"), "error: {{kind}}"),
+            (
+                rate("llmtap_answers_without_dialect_total", JOB, "reading, path, content_type"),
+                "answers, {{reading}}: {{path}} {{content_type}}",
+            ),
             (rate("llmtap_unparsed_events_total", JOB), "unknown events"),
             (rate("llmtap_label_overflow_total", JOB, "label"), "no name left: {{label}}"),
             unit="short",

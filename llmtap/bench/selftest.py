@@ -2,9 +2,9 @@
 
 The server in this process responds to the load generator's processes and logs the time of every write by the
 same clock. The true ITL is the time between two writes, the true TTFT the time from the submission of the
-request to the first write; until the server has read the request, a client waits. The server shows only the
-latest time of the submission: that of its read. Used by `llmtap selftest`, and after `llmtap replay` and each
-test of `llmtap bench` at a load as dense as theirs. Source: IETF draft, 4.7.
+request to the first write. The request was submitted at the load generator's stamp, or at the server's read
+of it if that is earlier. Used by `llmtap selftest`, and after `llmtap replay` and each test of `llmtap bench`
+at a load as dense as theirs. Source: IETF draft, 4.7.
 """
 
 import math
@@ -17,8 +17,7 @@ import msgspec
 from aiohttp import web
 
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.bodies import BodyOptions
-from llmtap.load.replay.options import ReplayOptions
+from llmtap.load.options import LoadPlan
 from llmtap.load.replay.perform import Replay
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.metrics.latency import output_times_ns, tbc_ns, ttft_ns
@@ -37,6 +36,7 @@ TTFT: Final = Duration(50_000_000)
 SPREAD: Final = 0.3
 """Relative variation of TTFT and ITL between responses, so that streams do not write at once."""
 ANSWER_NS: Final = NS_PER_S
+"""Planned duration of a response."""
 TIMEOUT: Final = Duration(30 * NS_PER_S)
 
 
@@ -59,8 +59,9 @@ def selftest_load(result: Mapping[str, Any], target: str, *, processes: int = 1)
     return SelftestLoad(
         streams=min(streams, STREAMS_MAX, max(1, int(EVENTS_MAX * itl))),
         itl=Duration(max(1_000_000, min(ANSWER_NS // 4, round(itl * NS_PER_S)))),
-        duration=Duration(NS_PER_S), processes=processes,
-    )  # fmt: skip
+        duration=Duration(NS_PER_S),
+        processes=processes,
+    )
 
 
 async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
@@ -75,19 +76,26 @@ async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
         n = load.streams * max(1, round(load.duration / ANSWER_NS))
         body = {"model": "sim", "stream": True, "messages": [{"role": "user", "content": "self-test"}]}
         requests = Requests(
-            array("q", bytes(8 * n)), array("q", bytes(8 * n)), array("q", bytes(8 * n)),
+            array("q", bytes(8 * n)),
+            array("q", bytes(8 * n)),
+            array("q", bytes(8 * n)),
             bodies=[msgspec.json.encode(body)] * n,
-        )  # fmt: skip
-        options = ReplayOptions(
-            target=f"http://127.0.0.1:{sock.getsockname()[1]}", timeout=TIMEOUT, connect_timeout=TIMEOUT,
-            closed=load.streams, processes=load.processes, scrape="none",
-        )  # fmt: skip
-        found: list[Exchange] = []
-        silent: Any = _Silent()
-        body_options = BodyOptions(server="openai", model="sim")
-        one = Replay(ReplayPlan(requests, None, {}), options, body_options, silent)
-        one.keeping = lambda _: lambda row, x: found.append(x)
-        result = await one.run()
+        )
+        plan = LoadPlan.of(
+            closed=load.streams,
+            url=f"http://127.0.0.1:{sock.getsockname()[1]}",
+            server="openai",
+            model="sim",
+            timeout=TIMEOUT,
+            connect_timeout=TIMEOUT,
+            processes=load.processes,
+            scrape="none",
+        )
+        exchanges: list[Exchange] = []
+        listener: Any = _SilentListener()
+        replay = Replay(ReplayPlan(requests, None, {}), plan, listener)
+        replay.keeping = lambda _: lambda row, x: exchanges.append(x)
+        result = await replay.run()
         truths: list[Truth] = []
         while page := server.reception.truths.since(len(truths))["truths"]:
             truths += page
@@ -95,14 +103,16 @@ async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
         await runner.cleanup()
     return {
         "load": {
-            "streams": load.streams, "itl": to_seconds(load.itl), "processes": load.processes,
+            "streams": load.streams,
+            "itl": to_seconds(load.itl),
+            "processes": load.processes,
             "tokens_per_second": result["tokens"]["output_per_second"],
             "duration": result["window"]["seconds"],
         },
-        **measurement_errors(found, truths),
+        **measurement_errors(exchanges, truths),
         "uncertainty": result["uncertainty"],
         "server_late_max": to_seconds(max((truth.late_ns_max for truth in truths), default=0)),
-    }  # fmt: skip
+    }
 
 
 def measurement_errors(exchanges: Iterable[Exchange], truths: Iterable[Truth]) -> dict[str, Any]:
@@ -132,8 +142,8 @@ def _error(errors_ns: list[int]) -> dict[str, Any]:
     }
 
 
-class _Silent:
+class _SilentListener:
     """Progress listener that ignores everything."""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args, **how: None
+        return lambda *args, **options: None

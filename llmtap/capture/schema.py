@@ -1,9 +1,8 @@
 """Format of a capture: columns (one row per Exchange, a request and its response), metadata, and versions.
 
-`SCHEMA` is the Arrow schema, `CaptureInfo` the metadata of a file with the counts of relays
+`SCHEMA` is the Arrow schema of `columns.py`, `CaptureInfo` the metadata of a file with the counts of relays
 (`CaptureLedger`), and `migrate` brings the rows of an older version to the present columns. `store/rows.py`
-fills the columns. FORMAT.md describes each one. Columns are flat, because every reader can filter on them;
-offsets are whole microseconds from `arrival`.
+fills the columns. FORMAT.md describes each one.
 """
 
 from typing import Final
@@ -11,6 +10,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from llmtap.capture.columns import COLUMNS
 from llmtap.errors import ConfigError
 from llmtap.exchange.outcome import EventClass
 from llmtap.user_files import decode_json
@@ -22,53 +22,23 @@ META_KEY: Final = b"llmtap"
 EVENT_CLASS_NAMES: Final = tuple(c.name.lower() for c in EventClass)
 """By code; the column holds the names."""
 
-_string, _int, _small, _bool, _float = pa.string(), pa.int64(), pa.int32(), pa.bool_(), pa.float64()
+_TYPES: Final = {
+    "string": pa.string(),
+    "int64": pa.int64(),
+    "int32": pa.int32(),
+    "uint8": pa.uint8(),
+    "bool": pa.bool_(),
+    "double": pa.float64(),
+    "timestamp us UTC": pa.timestamp("us", "UTC"),
+}
 
-_COLUMNS: Final[tuple[tuple[str, pa.DataType], ...]] = (
-    # Who and when.
-    ("capture", _string), ("relay", _string), ("seq", _int), ("id", _string),
-    ("arrival_ns", _int), ("arrival", pa.timestamp("us", "UTC")), ("anchor", _small),
-    ("tenant", _string), ("model", _string), ("response_model", _string),
-    ("route", _string), ("arm", _string), ("unit", _string), ("excluded", _string),
-    ("endpoint", _string), ("dialect", _string), ("method", _string), ("path", _string),
-    ("request_id", _string), ("trace_parent", _string), ("level", _string),
-    # What was asked.
-    ("stream", _bool), ("max_tokens", _int), ("temperature", _float), ("top_p", _float), ("n", _small),
-    ("tools", _small), ("images", _small), ("response_format", _string),
-    ("message_roles", pa.list_(_string)), ("message_bytes", pa.list_(_int)), ("prompt_bytes", _int),
-    ("request_bytes", _int),
-    ("blocks", pa.list_(_int)), ("block_size", _small), ("block_unit", _string),
-    ("slo_ttft_us", _int), ("slo_tpot_us", _int),
-    # Whose turn it was.
-    ("session", _string), ("session_source", _string), ("turn", _small), ("parent", _string),
-    ("think_us", _int), ("turn_by", _string),
-    # The timeline: microseconds from arrival.
-    ("scheduled_us", _int), ("request_end_us", _int), ("submit_us", _int), ("head_us", _int),
-    ("first_byte_us", _int), ("first_any_us", _int), ("first_token_us", _int), ("first_reasoning_us", _int),
-    ("first_tool_call_us", _int), ("first_refusal_us", _int), ("first_content_us", _int),
-    ("last_token_us", _int), ("response_end_us", _int), ("delivered_us", _int),
-    ("paused_us", _int), ("dispatch_late_us", _int),
-    ("added_request_us", _int), ("connect_us", _int), ("added_first_chunk_us", _int),
-    ("added_chunk_max_us", _int),
-    ("clock", _string), ("uncertainty_us", _int), ("uncertain", _bool),
-    # Event by event: lists of one length.
-    ("event_us", pa.list_(_int)), ("event_class", pa.list_(_string)), ("event_bytes", pa.list_(_int)),
-    ("event_tokens", pa.list_(_int)), ("event_flags", pa.list_(pa.uint8())),
-    ("server_gap_us", pa.list_(_int)),
-    ("reads", _small), ("response_bytes", _int), ("unparsed_events", _int), ("unlogged_events", _int),
-    # How it ended.
-    ("status", _small), ("outcome", _string), ("finish_reason", _string), ("error", _string),
-    ("refusal_kind", _string), ("refusal_source", _string), ("refusal_detail", _string),
-    ("refusal_confidence", _string), ("guardrail", _string), ("retries", _small),
-    ("resent", _small), ("no_token_reason", _string),
-    ("input_tokens", _int), ("input_token_source", _string), ("output_tokens", _int),
-    ("reasoning_tokens", _int), ("cached_tokens", _int), ("token_source", _string),
-    ("usage", _string), ("server_timing", _string),
-    # Only at the level `full`, and redacted.
-    ("request_body", _string), ("response_text", _string), ("redactions", _small),
-)  # fmt: skip
 
-SCHEMA: Final = pa.schema([pa.field(name, kind) for name, kind in _COLUMNS])
+def _arrow_type(text: str) -> pa.DataType:
+    inner = _TYPES[text.removeprefix("list of ")]
+    return pa.list_(inner) if text.startswith("list of ") else inner
+
+
+SCHEMA: Final = pa.schema([pa.field(column.name, _arrow_type(column.type)) for column in COLUMNS])
 """All columns are nullable: a foreign trace has few of them."""
 
 

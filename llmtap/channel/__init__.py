@@ -24,7 +24,8 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.channel.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello, RelayStatus, make_frame_rows
+from llmtap.channel.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello, make_frame_rows
+from llmtap.channel.status import RelayStatus
 
 FLUSH_S: Final = 0.01
 """Time that frames wait for a batch: longer batches hold the loop longer, shorter ones cost more CPU."""

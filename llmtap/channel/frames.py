@@ -2,8 +2,8 @@
 
 `FrameKind` lists all kinds of frames, with the meaning of their fields; the vantages (relay, middleware,
 passive) use it. `__init__.py` writes batches with `FrameRows`, the meter reads them with `BatchReader`. The
-structs of the frames' data (Hello, RelayStatus, Closing, Assigned) are here, too. By columns, the relay packs
-a thousand frames with a handful of C calls:
+structs of the frames' data (Hello, Closing, Assigned) are here, too, and RelayStatus in `status.py`. By
+columns, the relay packs a thousand frames with a handful of C calls:
 
     +--------+--------+---------+----------+----------+-----------+-------------+---------+
     | magic  | frames | payload | batch_no | kind u8  | seq i64   | t_ns i64    | ...     |
@@ -24,13 +24,6 @@ from typing import Any, Final
 import msgspec
 
 from llmtap import native
-
-LAG_EDGES_NS: Final = (
-    50_000, 100_000, 200_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000,
-    50_000_000, 100_000_000, 200_000_000, 500_000_000, 1_000_000_000, 5_000_000_000,
-)  # fmt: skip
-"""Upper bounds of the lag buckets; one more bucket follows for what is beyond."""
-
 
 Frame = tuple[int, int, int, int, bytes]
 """`(kind, seq, t_ns, extra_ns, data)`"""
@@ -151,50 +144,6 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
     route: str | None = None
     unit: str | None = None
     excluded: str | None = None
-
-
-class RelayStatus(msgspec.Struct, kw_only=True):
-    """Status of a relay: counters since its start, and gauges."""
-
-    t_ns: int = 0
-    opened: int = 0
-    measured: int = 0
-    dropped: dict[str, int] = {}
-    unsettled: int = 0
-    connections: int = 0
-    streams: int = 0
-    upstream_idle: int = 0
-    upstream_connects: int = 0
-    upstream_reuses: int = 0
-    accepted: int = 0
-    refused: dict[str, int] = {}
-    tap_pending_bytes: int = 0
-    cpu_ns: int = 0
-    rss_bytes: int = 0
-    lag_ns_max: int = 0
-    lag_buckets: list[int] = []
-    """Samples of lag since start, by bucket of LAG_EDGES_NS and one beyond."""
-    lag_sum_ns: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    upstream_up: bool | None = None
-    """Whether the upstream accepted the connection of the latest check; None: not checked."""
-    upstreams: dict[str, bool] = {}
-    """By URL, whether an upstream accepted the latest connection."""
-    upstreams_tried_ns: dict[str, int] = {}
-    """By URL, the end of the latest attempt to connect."""
-    skipped: dict[str, int] = {}
-    """Requests that are not inference, by rule (`protocol/inference.py`): they are not among `opened`."""
-    draining: bool = False
-    upstream_unsolicited: int = 0
-    """Connections closed because the upstream sent bytes that no request had asked for."""
-    packets: dict[str, int] = {}
-    """Of a passive vantage: packets `captured`, and those that the kernel `lost` for lack of room."""
-    watched: dict[str, int] = {}
-    """Connections with a request: `followed`, `joined` in the middle; not measurable, by kind."""
-    missing_bytes: int = 0
-    side: str = ""
-    """Place of the vantage: `client`, `server`, `host` (both ends), `middle`, `mixed`."""
 
 
 MAGIC: Final = 0x4C4C5402

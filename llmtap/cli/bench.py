@@ -13,38 +13,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
+from msgspec import Struct
 
 from llmtap.bench.run.test import TESTS
+from llmtap.cli.flags import command
 from llmtap.cli.main import app
+from llmtap.cli.options import ApiKeyEnv, NoSelftest, OutputOptions, ReaderOptions, Require
 from llmtap.cli.shared import (
-    FAILED,
-    Alpha,
-    ApiKeyEnv,
-    Heard,
-    IdleCost,
-    Json,
-    NoSelftest,
     Outputs,
-    ReaderGrace,
-    ReaderSpeed,
-    Seed,
-    argument,
-    flag,
+    ReceivedSignals,
+    exit_codes,
     json_text,
     loop_signals,
     need_extra,
-    need_warmup,
-    option,
+    print_line,
+    print_message,
     print_rich,
-    reader_of,
     write_output,
 )
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, ExitCode
+from llmtap.load.options import Seed, parse_warmup
+from llmtap.options.fields import opt
 
 if TYPE_CHECKING:
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.sut.sut import BenchFile
     from llmtap.cli.progress import ProgressLines
+    from llmtap.gates.regression import Tolerances
 
 _ALL: Final = "all"
 
@@ -73,111 +68,115 @@ command with --results resumes an interrupted run; measured loads are not sent a
 same folder. If the folder has results of the same test that were measured with different settings (test
 parameters, target, seed, warm-up or --quick), the command ends with an error. --again replaces these results.
 
-Exit codes: 0 ok; 1 a result is invalid (the report says which), or a test failed; 2 invalid option or missing
-parameter; 130 stopped by Ctrl-C, 143 by SIGTERM; completed loads are kept."""
+""" + exit_codes()
 
 bench = typer.Typer(
-    name="bench", no_args_is_help=True, rich_markup_mode=None, epilog=GROUP_EPILOG,
-    help="Measure a server with the ten tests of the IETF draft \"LLM Benchmarking Methodology\" (January "
+    name="bench",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog=GROUP_EPILOG,
+    help='Measure a server with the ten tests of the IETF draft "LLM Benchmarking Methodology" (January '
     "2026), and report which of its requirements were met.",
-)  # fmt: skip
+)
 app.add_typer(bench, short_help="Run the ten tests of the IETF draft on LLM benchmarking.")
+
+
+class _SystemOptions(Struct, frozen=True, kw_only=True):
+    """Systems and results."""
+
+    target: Annotated[
+        str | None,
+        opt(
+            "URL of the server: http://host:port[/prefix], ws:// or grpc://. Default: target.url of the "
+            "bench file.",
+            "URL",
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        opt(
+            "Bench file: TOML file with the system under test and test parameters; example: "
+            "config/bench.toml.",
+            "FILE",
+        ),
+    ] = None
+    results: Annotated[
+        Path | None,
+        opt("Results folder; an existing one is resumed. Default: a new folder in bench-results/.", "DIR"),
+    ] = None
+    again: Annotated[
+        bool, opt("Repeat the tests: their existing results in --results are removed first.")
+    ] = False
+    against: Annotated[
+        Path | None,
+        opt(
+            "Bench file of a second system. Each run tests both systems, one after the other; at least 3 "
+            "runs are made, even if --runs is lower. The report compares the systems. The results "
+            "folder then contains a subfolder for each system.",
+            "FILE",
+        ),
+    ] = None
+    assign: Annotated[
+        list[str] | None,
+        opt(
+            "Test parameter: rate=10 for every selected test that has it, or ttft.requests=10000 for one "
+            "test. Or a key of the bench file, such as target.model=NAME. May be repeated.",
+            "NAME=VALUE",
+            "--set",
+        ),
+    ] = None
+
+
+class _RunOptions(Struct, frozen=True, kw_only=True):
+    """How the tests are run."""
+
+    quick: Annotated[
+        bool,
+        opt("Run a shorter version; the report lists the requirements that the short version cannot meet."),
+    ] = False
+    seed: Seed = 42
+    runs: Annotated[
+        int,
+        opt(
+            "Number of independent runs of each test, each with its own seed. When llmtap "
+            "report --compare compares two systems, each run is one sample; with fewer than 3 runs of a "
+            "system, each request is one sample.",
+            "N",
+            ge=1,
+            le=100,
+        ),
+    ] = 1
+    warmup: Annotated[
+        str,
+        opt(
+            "Warm-up before the measurement. auto: at least 100 requests and "
+            "10,000 output tokens, then until latency is stable (IETF draft, 4.5). N: N "
+            "requests, without a stability check. none: cold start.",
+            "auto|none|N",
+            parse=parse_warmup,
+            shown="auto",
+        ),
+    ] = "auto"
+    require: Require = None
+    no_selftest: NoSelftest = False
 
 
 def _run(
     context: typer.Context,
-    target: Annotated[
-        str | None,
-        option(
-            "URL",
-            "URL of the server: http://host:port[/prefix], ws:// or grpc://. Default: target.url of the "
-            "bench file.",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "Bench file: TOML file with the system under test and test parameters; example: "
-            "config/bench.toml.",
-        ),
-    ] = None,
-    results: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "Results folder; an existing one is resumed. Default: a new folder in bench-results/.",
-        ),
-    ] = None,
-    again: Annotated[
-        bool, flag("--again", "Repeat the tests: their existing results in --results are removed first.")
-    ] = False,
-    against: Annotated[
-        Path | None,
-        option(
-            "FILE",
-            "Bench file of a second system. Each run tests both systems, one after the other; at least 3 "
-            "runs are made, even if --runs is lower. The report compares the systems. The results "
-            "folder then contains a subfolder for each system.",
-        ),
-    ] = None,
-    quick: Annotated[
-        bool,
-        flag(
-            "--quick",
-            "Run a shorter version; the report lists the requirements that the short version cannot meet.",
-        ),
-    ] = False,
-    assign: Annotated[
-        list[str] | None,
-        option(
-            "NAME=VALUE",
-            "Test parameter: rate=10 for every selected test that has it, or ttft.requests=10000 for one "
-            "test. Or a key of the bench file, such as target.model=NAME. May be repeated.",
-            "--set",
-        ),
-    ] = None,
-    seed: Seed = 42,
-    runs: Annotated[
-        int,
-        option(
-            "N",
-            "Number of independent runs of each test, each with its own seed. When llmtap "
-            "report --compare compares two systems, each run is one sample; with fewer than 3 runs of a "
-            "system, each request is one sample.",
-            min=1,
-            max=100,
-        ),
-    ] = 1,
-    warmup: Annotated[
-        str,
-        option(
-            "auto|none|N",
-            "Warm-up before the measurement. auto: at least 100 requests and "
-            "10,000 output tokens, then until latency is stable (IETF draft, 4.5). N: N "
-            "requests, without a stability check. none: cold start.",
-        ),
-    ] = "auto",
-    reader_speed: ReaderSpeed = None,
-    alpha: Alpha = None,
-    idle_cost: IdleCost = None,
-    reader_grace: ReaderGrace = None,
-    no_selftest: NoSelftest = False,
-    json: Json = None,
-    html: Annotated[
-        str | None,
-        option("FILE", "File for an HTML report with charts and the compliance matrix; - is stdout."),
-    ] = None,
-    markdown: Annotated[
-        str | None,
-        option("FILE", "File for the full report (IETF draft, appendix C.2) as Markdown; - is stdout."),
-    ] = None,
+    system: _SystemOptions,
+    how: _RunOptions,
+    files: OutputOptions,
+    reader: ReaderOptions,
 ) -> None:
+    """Run the tests that the command names, write the reports, and exit with the code of the result."""
     need_extra("llmtap bench", "scipy", "bench")
-    outputs = Outputs(json=json, html=html, markdown=markdown)
-    need_warmup(warmup)
-    reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
-    if again and results is None:
+    from llmtap.gates.requirements import Requirements, exit_code
+
+    outputs = files.opened()
+    requirements = Requirements.parse(how.require)
+    if requirements and system.against is not None:
+        raise ConfigError("--require", "cannot be combined with --against")
+    if system.again and system.results is None:
         raise ConfigError("--again", "requires --results with the folder of existing results")
     from llmtap.bench.report.report import load_document
     from llmtap.bench.report.texts import minimum_text
@@ -188,122 +187,160 @@ def _run(
 
     name = context.info_name or ""
     names = list(TESTS) if name == _ALL else [name]
-    file = load_bench(config, target=target, sets=assign or (), tests=names)
-    place = results if results is not None else _fresh_folder(name)
-    command = _command(place)
-    heard = Heard()
-    how: dict[str, Any] = {
-        "seed": seed, "quick": quick, "warmup": warmup, "command": command, "reader": reader,
-        "selftest": not no_selftest,
-    }  # fmt: skip
-    if against is not None:
-        systems = {"a": file, "b": load_bench(against, target=None, sets=assign or (), tests=names)}
+    file = load_bench(system.config, target=system.target, sets=system.assign or (), tests=names)
+    place = system.results if system.results is not None else _new_folder(name)
+    resume_command = _command(place)
+    signals = ReceivedSignals()
+    options: dict[str, Any] = {
+        "seed": how.seed,
+        "quick": how.quick,
+        "warmup": how.warmup,
+        "command": resume_command,
+        "reader": reader.benefit(),
+        "selftest": not how.no_selftest,
+    }
+    if system.against is not None:
+        systems = {
+            "a": file,
+            "b": load_bench(system.against, target=None, sets=system.assign or (), tests=names),
+        }
         with watching_progress() as watcher:
-            _alternate(systems, place, names, watcher, heard, runs=max(runs, 3), again=again, **how)
-        if heard.code is not None:
-            _stopped(place, command, heard)
-        if not compare_folders(place / "a", [place / "b"], outputs):
-            raise typer.Exit(FAILED)
-        return
+            _alternate(
+                systems, place, names, watcher, signals, runs=max(how.runs, 3), again=system.again, **options
+            )
+        if signals.code is not None:
+            _exit_stopped(place, resume_command, signals)
+        raise typer.Exit(compare_folders(place / "a", [place / "b"], outputs))
 
-    def keep(document: dict[str, Any]) -> None:
-        """Write the pages in the folder, which cover all of its tests, including earlier runs."""
-        whole = document
+    def write_pages(document: dict[str, Any]) -> None:
+        """Write the reports in the results folder; they cover all of its tests, including earlier runs."""
+        full_document = document
         if document["tests"] and not document.get("stopped"):
-            whole = load_document(place) | {"not_run": document["not_run"]}
-        write_output("--results", place / "report.md", bench_texts(whole)["--markdown"]())
-        write_output("--results", place / "minimum.txt", minimum_text(whole).rstrip("\n"))
+            full_document = load_document(place) | {"not_run": document["not_run"]}
+        write_output("--results", place / "report.md", bench_texts(full_document)["--markdown"]())
+        write_output("--results", place / "minimum.txt", minimum_text(full_document).rstrip("\n"))
 
-    def written(document: dict[str, Any]) -> None:
-        keep(document)
+    def write_report(document: dict[str, Any]) -> None:
+        write_pages(document)
         outputs.write(bench_texts(document))
 
     with watching_progress() as watcher:
-        one = Bench(file, Folder(place), watcher, runs=runs, again=again, reported=written, **how)
+        bench_run = Bench(
+            file, Folder(place), watcher, runs=how.runs, again=system.again, on_report=write_report, **options
+        )
         try:
-            document = asyncio.run(_performed(one, watcher, names, heard))
+            document = asyncio.run(_perform(bench_run, watcher, names, signals))
         except Interrupted:
             document = {"tests": [], "stopped": True}
+    rows = requirements.add_to_tests(document)
     if document["tests"] or not document["stopped"]:
-        keep(document)
+        write_pages(document)
         outputs.tell(bench_texts(document), lambda: _show(document, place))
     if document.get("stopped"):
-        _stopped(place, command, heard)
-    if not document["verdict"]["valid"] or any(one["begun"] for one in document["not_run"]):
-        raise typer.Exit(FAILED)
+        _exit_stopped(place, resume_command, signals)
+    has_begun = any(test["begun"] for test in document["not_run"])
+    if requirements and not has_begun:
+        # The requirements decide which figures must be valid.
+        raise typer.Exit(exit_code(None, rows))
+    raise typer.Exit(exit_code_of(document))
+
+
+def exit_code_of(document: dict[str, Any]) -> ExitCode:
+    """Return the exit code of a benchmark: a test that could not be completed is a failed load."""
+    verdict = document["verdict"]
+    return ExitCode.of_run(
+        failed=verdict["failed"] or any(test["begun"] for test in document["not_run"]),
+        missed=bool(verdict["missed"]),
+        not_valid=not verdict["valid"],
+    )
 
 
 _ABOUT: Final = {
-    "ttft":
+    "ttft": (
         "Sends requests at a rate, or with a fixed concurrency. Reports percentiles and the distribution of"
-        " TTFT.",
-    "throughput":
+        " TTFT."
+    ),
+    "throughput": (
         "Raises the load until the server no longer sustains it. Reports the highest sustained load and its"
-        " output tokens per second.",
-    "tradeoff":
+        " output tokens per second."
+    ),
+    "tradeoff": (
         "Measures the maximum request rate, then sends loads of 10 to 120 % of it. Reports latency and"
-        " throughput of each load.",
-    "itl":
-        "Sends loads of 25 to 90 % of the maximum request rate, measured by `llmtap bench throughput` in the"
-        " same results folder, or given by --set max_rate=N. Reports the distribution of the gaps between"
-        " tokens, and the jitter, of each load.",
-    "capacity":
+        " throughput of each load."
+    ),
+    "itl": (
+        "Sends loads of 25 to 90 % of the maximum request rate, measured by `llmtap bench throughput` in"
+        " the same results folder, or given by --set max_rate=N. Reports the distribution of the gaps"
+        " between tokens, and the jitter, of each load."
+    ),
+    "capacity": (
         "Raises the number of concurrent requests. Reports the highest number at which enough requests"
-        " complete and the P99 of TTFT is within its limit.",
-    "fairness":
+        " complete and the P99 of TTFT is within its limit."
+    ),
+    "fairness": (
         "Sends short and long requests: each class alone, then both together. Reports how much each class"
-        " slows the other, and fairness indexes.",
-    "prefix-cache":
-        "Sends prompts that share prefixes: with the cache off, with an empty cache, and with a filled cache."
-        " Reports the hit rate, and how much the cache reduces TTFT and raises throughput.",
-    "memory-pressure":
+        " slows the other, and fairness indexes."
+    ),
+    "prefix-cache": (
+        "Sends prompts that share prefixes: with the cache off, with an empty cache, and with a filled"
+        " cache. Reports the hit rate, and how much the cache reduces TTFT and raises throughput."
+    ),
+    "memory-pressure": (
         "Sends loads of 100 to 150 % of the server's maximum number of concurrent requests, measured by"
         " `llmtap bench capacity` in the same results folder, or given by --set capacity=N. Reports latency,"
-        " failures, preemptions and recovery.",
-    "long-context":
+        " failures, preemptions and recovery."
+    ),
+    "long-context": (
         "Sends prompts of 1,024 to 131,072 tokens. Reports TTFT and throughput by length, and the function"
-        " that fits the growth of TTFT best.",
-    "guardrail-overhead":
+        " that fits the growth of TTFT best."
+    ),
+    "guardrail-overhead": (
         "Sends the same requests to the server without and with guardrails. Reports the latency that each"
-        " guardrail adds, and the throughput that it costs.",
-}  # fmt: skip
+        " guardrail adds, and the throughput that it costs."
+    ),
+}
 """What each test sends and reports, with the default parameters."""
 
 for _name, (_section, _title) in TESTS.items():
-    bench.command(
-        _name, help=f"{_title} (IETF draft, {_section}).\n\n{_ABOUT[_name]}",
-        short_help=f"{_section} {_title}", epilog=TEST_EPILOG,
-    )(_run)  # fmt: skip
-bench.command(
-    _ALL, help="Run all ten tests in order of their dependencies, and list the tests that could not run.",
-    short_help="Run all ten tests, in order of their dependencies.", epilog=TEST_EPILOG,
-)(_run)  # fmt: skip
+    command(
+        bench,
+        _name,
+        help=f"{_title} (IETF draft, {_section}).\n\n{_ABOUT[_name]}",
+        short_help=f"{_section} {_title}",
+        epilog=TEST_EPILOG,
+    )(_run)
+command(
+    bench,
+    _ALL,
+    help="Run all ten tests in order of their dependencies, and list the tests that could not run.",
+    short_help="Run all ten tests, in order of their dependencies.",
+    epilog=TEST_EPILOG,
+)(_run)
 
 
-@bench.command("list")
+@command(bench, "list")
 def show_tests(
-    tests: Annotated[list[str] | None, argument("TEST...", "Test names (default: all).")] = None,
+    tests: Annotated[list[str] | None, opt("Test names (default: all).", "TEST...", argument=True)] = None,
 ) -> None:
     """List the tests with their sections and parameters."""
     need_extra("llmtap bench", "scipy", "bench")
-    from llmtap.bench.run.test import tests_said
+    from llmtap.bench.run.test import test_lines
 
-    for line in tests_said(tests or None):
+    for line in test_lines(tests or None):
         print(line)
 
 
-@bench.command(
+@command(
+    bench,
     short_help="Query a server and write a bench file.",
     epilog="Example:\n\n  llmtap bench init --target http://127.0.0.1:8000 bench.toml",
 )
 def init(
-    file: Annotated[Path, argument("FILE", "Output file; - is stdout.")] = Path("bench.toml"),
-    target: Annotated[str, option("URL", "URL of the server to query.")] = "",
+    file: Annotated[Path, opt("Output file; - is stdout.", "FILE", argument=True)] = Path("bench.toml"),
+    target: Annotated[str, opt("URL of the server to query.", "URL")] = "",
     api_key_env: ApiKeyEnv = None,
-    ca: Annotated[
-        str | None, option("FILE", "PEM file of the CA to trust instead of the system's CAs.")
-    ] = None,
-    force: Annotated[bool, flag("--force", "Overwrite FILE if it exists.")] = False,
+    ca: Annotated[str | None, opt("PEM file of the CA to trust instead of the system's CAs.", "FILE")] = None,
+    force: Annotated[bool, opt("Overwrite FILE if it exists.")] = False,
 ) -> None:
     """Query a server, and write a bench file with its properties.
 
@@ -317,92 +354,116 @@ def init(
     from llmtap.bench.sut.detect import detect, starter_text
     from llmtap.bench.sut.sut import BenchTarget
 
-    found = asyncio.run(detect(BenchTarget(url=target, key_env=api_key_env, ca=ca)))
-    text = starter_text(found)
+    server_facts = asyncio.run(detect(BenchTarget(url=target, key_env=api_key_env, ca=ca)))
+    text = starter_text(server_facts)
     if to_stdout:
         print(text, end="")
         return
     write_output("FILE", file, text.rstrip("\n"))
-    known = ", ".join(key for key in found.facts if key.startswith("sut."))
-    print(f"llmtap: wrote {file}; the server told {known or 'nothing'}: the comments say what is to be added")
+    known = ", ".join(key for key in server_facts.facts if key.startswith("sut."))
+    print_line(
+        f"llmtap: wrote {file}; the server reported {known or 'nothing'}: the comments say what to add"
+    )
 
 
-async def _performed(
-    one: "Bench", watcher: "ProgressLines", names: list[str], heard: Heard
+async def _perform(
+    bench_run: "Bench", watcher: "ProgressLines", names: list[str], signals: ReceivedSignals
 ) -> dict[str, Any]:
     def stop() -> None:
         watcher.stopping()
-        one.stop()
+        bench_run.stop()
 
-    loop_signals(heard, stop)
-    return await one.run(names)
+    loop_signals(signals, stop)
+    return await bench_run.run(names)
 
 
 def _alternate(
-    systems: "dict[str, BenchFile]", place: Path, names: list[str], watcher: "ProgressLines", heard: Heard, *,
-    runs: int, again: bool, **how: Any,
-) -> None:  # fmt: skip
-    """Measure one run of each system after the other, in turn first; until a signal stops it."""
+    systems: "dict[str, BenchFile]",
+    place: Path,
+    names: list[str],
+    watcher: "ProgressLines",
+    signals: ReceivedSignals,
+    *,
+    runs: int,
+    again: bool,
+    **options: Any,
+) -> None:
+    """Measure the runs of both systems in turn, each run in the opposite order; a signal ends it."""
     from llmtap.bench.run.perform import Bench
     from llmtap.bench.run.session import Folder, Interrupted
 
     for run in range(1, runs + 1):
         for i, label in enumerate(sorted(systems, reverse=run % 2 == 0), 1):
             number = f"{(run - 1) * len(systems) + i} of {runs * len(systems)}"
-            watcher.left(f"{number}: run {run} of {runs}, system {label}")
-            one = Bench(
-                systems[label], Folder(place / label), watcher, runs=run, first_run=run,
-                again=again and run == 1, **how,
-            )  # fmt: skip
+            watcher.report_remaining(f"{number}: run {run} of {runs}, system {label}")
+            bench_run = Bench(
+                systems[label],
+                Folder(place / label),
+                watcher,
+                runs=run,
+                first_run=run,
+                again=again and run == 1,
+                **options,
+            )
             try:
-                asyncio.run(_performed(one, watcher, names, heard))
+                asyncio.run(_perform(bench_run, watcher, names, signals))
             except Interrupted:
                 pass
-            if heard.code is not None:
+            if signals.code is not None:
                 return
 
 
-def _stopped(place: Path, command: str, heard: Heard) -> NoReturn:
-    print(f"llmtap: stopped; the complete loads are in {place}. To continue:\n  {command}", file=sys.stderr)
-    assert heard.code is not None
-    raise typer.Exit(heard.code)
+def _exit_stopped(place: Path, command: str, signals: ReceivedSignals) -> NoReturn:
+    print_message(f"stopped; the complete loads are in {place}. To continue:\n  {command}")
+    assert signals.code is not None
+    raise typer.Exit(signals.code)
 
 
-def compare_folders(base: Path, others: Sequence[Path], outputs: Outputs) -> bool:
-    """Report results folders against the first, and whether all runs are valid; exit 1 where loads differ."""
+def compare_folders(
+    base: Path, others: Sequence[Path], outputs: Outputs, tolerances: "Tolerances | None" = None
+) -> ExitCode:
+    """Compare results folders with the first one, and return the exit code.
+
+    The result is not valid if the loads differ. With `tolerances`, the exit code is that of the changes.
+    """
     from llmtap.bench.report.compare import compare_results
+    from llmtap.gates.regression import judge_tests, regression_code
     from llmtap.report.bench import compare_html, compare_markdown, render_compare
 
-    told = compare_results(base, others)
+    comparison = compare_results(base, others)
+    if tolerances is not None:
+        comparison["regression"] = judge_tests(tolerances, comparison)
     texts = {
-        "--json": lambda: json_text(told), "--html": lambda: compare_html(told),
-        "--markdown": lambda: compare_markdown(told),
-    }  # fmt: skip
-    outputs.tell(texts, lambda: print_rich(render_compare(told)))
-    if any(test["unlike"] for test in told["tests"]):  # systems that had other loads are no comparison
-        raise typer.Exit(FAILED)
-    return not any(test["invalid"] for test in told["tests"])
+        "--json": lambda: json_text(comparison),
+        "--html": lambda: compare_html(comparison),
+        "--markdown": lambda: compare_markdown(comparison),
+    }
+    outputs.tell(texts, lambda: print_rich(render_compare(comparison)))
+    if tolerances is not None:
+        return regression_code((), comparison["regression"], differ=False)
+    return ExitCode.of_run(not_valid=any(test["unlike"] or test["invalid"] for test in comparison["tests"]))
 
 
-def _fresh_folder(name: str) -> Path:
+def _new_folder(name: str) -> Path:
     from datetime import UTC, datetime
 
     from llmtap.clock import SystemClock
     from llmtap.units import NS_PER_S
 
-    at = datetime.fromtimestamp(SystemClock.wall_ns() / NS_PER_S, UTC)
-    return Path("bench-results") / f"{at:%Y%m%dT%H%M%SZ}-{name}"
+    now = datetime.fromtimestamp(SystemClock.wall_ns() / NS_PER_S, UTC)
+    return Path("bench-results") / f"{now:%Y%m%dT%H%M%SZ}-{name}"
 
 
 def _command(place: Path) -> str:
-    """As it was typed, with the results folder and without --again, so that it goes on."""
-    given = [arg for arg in sys.argv[1:] if arg != "--again"]
-    if not any(arg == "--results" or arg.startswith("--results=") for arg in given):
-        given = [*given, "--results", str(place)]
-    return shlex.join(["llmtap", *given])
+    """Return the command line that resumes this run: with the results folder, and without --again."""
+    arguments = [arg for arg in sys.argv[1:] if arg != "--again"]
+    if not any(arg == "--results" or arg.startswith("--results=") for arg in arguments):
+        arguments = [*arguments, "--results", str(place)]
+    return shlex.join(["llmtap", *arguments])
 
 
 def bench_texts(document: dict[str, Any]) -> dict[str, Callable[[], str]]:
+    """Return functions that render the outputs of a document, by option."""
 
     def html() -> str:
         from llmtap.report.bench import bench_html
@@ -418,12 +479,11 @@ def bench_texts(document: dict[str, Any]) -> dict[str, Callable[[], str]]:
 
 
 def _show(document: dict[str, Any], folder: Path) -> None:
-
     from llmtap.bench.report.texts import minimum_text
     from llmtap.report.bench import render_bench
 
     print_rich(render_bench(document))
-    print(minimum_text(document), end="")
+    print_line(minimum_text(document).rstrip("\n"))
     if document["repeats"]:
-        print("runs: what is shown is the first; llmtap report RESULTS --compare OTHER uses all")
-    print(f"results: {folder}")
+        print("runs: the tables show the first run; llmtap report RESULTS --compare OTHER uses all runs")
+    print_line(f"results: {folder}")

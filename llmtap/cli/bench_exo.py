@@ -5,38 +5,39 @@ Both run an `ExoBench` (`bench/exo/mode.py`) and print a table with notes, or wr
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import typer
+from msgspec import Meta, Struct
 
 from llmtap.cli.bench import bench
+from llmtap.cli.flags import command
+from llmtap.cli.options import HeaderOptions, Json
 from llmtap.cli.shared import (
-    FAILED,
-    AnswerTimeout,
-    ApiKeyEnv,
-    BodyFields,
-    CaFile,
-    Headers,
-    Heard,
-    Json,
-    ModelName,
     Outputs,
+    ReceivedSignals,
     SeveralValues,
-    flag,
+    exit_codes,
     json_text,
     loop_signals,
-    option,
-    option_duration,
     print_rich,
 )
-from llmtap.errors import ConfigError
-from llmtap.units import format_bytes
+from llmtap.errors import ConfigError, ExitCode
+from llmtap.load.options import AnswerTimeout, BodyFields, CaFile, ModelName, Tokenizer
+from llmtap.options.fields import opt
+from llmtap.units import NS_PER_S, Duration, format_bytes
 
 if TYPE_CHECKING:
     from llmtap.bench.exo.mode import ExoBench, ExoGrid
     from llmtap.bench.exo.result import ExoResult, MeasuredGrid, Spread
+    from llmtap.bench.exo.server import PlacementFilter
     from llmtap.report.document import Note, Table
+
+CODES = [code for code in ExitCode if code is not ExitCode.MISSED]
+"""Exit codes of both commands, which have no objectives."""
 
 EPILOG = """Each point of the grid --pp x --tg x --concurrency is measured --repeat times, with its requests
 sent at the same instant. Rates use the timings that the server reports (exo, llama.cpp), otherwise the
@@ -53,8 +54,7 @@ Examples:
 
   llmtap bench exo --target http://127.0.0.1:8000 --pp 512 --tg 128 --concurrency 1 4 --use-prefix-cache
 
-Exit codes: 0 ok; 1 some requests failed (the table shows how many); 2 invalid option; 130 stopped by Ctrl-C,
-143 by SIGTERM, with the results of the completed part."""
+""" + exit_codes(*CODES)
 
 GRID_EPILOG = """The grid is --batch x --pp x --tg. In each cell, --warmup unmeasured batches are sent, then
 --repeat measured batches. All requests of a batch have the same length and different text, and are sent at
@@ -68,238 +68,233 @@ Examples:
 
   llmtap sim run chat --latency grid.csv --reading length=output --scheduler static_fifo,dynamic_no_bins
 
-Exit codes: 0 ok; 1 some cells are not valid; 2 invalid option; 130 stopped by Ctrl-C, 143 by SIGTERM, with
-the results of the completed part."""
+""" + exit_codes(*CODES)
 
-Target = Annotated[str, option("URL", "URL of the server: http://host:port[/prefix].")]
+
+def _numbers(flag: str, text: str) -> list[int]:
+    """Return the different numbers of a text such as `512,4096`. Raises ConfigError."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    for word in words:
+        if not (word.isascii() and word.isdigit()):
+            raise ConfigError(flag, f"expected a number, got {word!r}", f"such as {flag} 512,4096")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def _numbers_opt(text: str, flag: str, shown: str = "") -> Any:
+    return opt(text, "N...", parse=partial(_numbers, flag), shown=shown)
+
+
 PromptLengths = Annotated[
-    str, option("N...", "Prompt lengths in tokens, including the chat template (required).")
+    list[int],
+    _numbers_opt("Prompt lengths in tokens, including the chat template (required).", "--pp"),
 ]
-ResponseLengths = Annotated[str, option("N...", "Response lengths in tokens, at least 2 (required).")]
-ServerType = Annotated[
-    str,
-    option(
-        "auto|openai|vllm|sglang|exo",
-        "Server type; decides which vendor-specific fields are sent; auto detects it.",
-    ),
-]
-TokenizerName = Annotated[
-    str | None,
-    option(
-        "FOLDER|FILE|tiktoken:NAME",
-        "Tokenizer for exact prompt lengths: model folder (its chat template is applied), "
-        "tokenizer.json or tiktoken name. Default: the tokenizer of `llmtap sim serve`; with another "
-        "server, it gives only approximate lengths.",
-    ),
-]
-PromptSeed = Annotated[
-    int | None,
-    option("N", "Seed for the random first words of the prompts (default: a new seed in each run).", min=0),
+ResponseLengths = Annotated[
+    list[int], _numbers_opt("Response lengths in tokens, at least 2 (required).", "--tg")
 ]
 
 
-@bench.command(
-    short_help="Measure prefill and generation rates, like exo-bench.", epilog=EPILOG, cls=SeveralValues
-)
-def exo(
-    target: Target = "",
-    pp: PromptLengths = "",
-    tg: ResponseLengths = "",
-    concurrency: Annotated[str, option("N...", "Numbers of concurrent requests.")] = "1",
-    repeat: Annotated[int, option("N", "Number of measurements of each point.", min=1, max=10_000)] = 1,
+class _ExoPoints(Struct, frozen=True, kw_only=True):
+    """Points to measure."""
+
+    pp: PromptLengths = []
+    tg: ResponseLengths = []
+    concurrency: Annotated[
+        list[int], _numbers_opt("Numbers of concurrent requests.", "--concurrency", "1")
+    ] = []
+    repeat: Annotated[int, opt("Number of measurements of each point.", "N", ge=1, le=10_000)] = 1
     warmup: Annotated[
         int,
-        option(
-            "N",
+        opt(
             "Number of unmeasured warm-up requests, with the first values of --pp and --tg.",
-            min=0,
-            max=10_000,
+            "N",
+            ge=0,
+            le=10_000,
         ),
-    ] = 0,
+    ] = 0
     use_prefix_cache: Annotated[
         bool,
-        flag(
-            "--use-prefix-cache",
+        opt(
             "Use the server's prefix cache. This saves time, but the prefill rates of hits are approximate. "
-            "Default: the cache of exo is off; with other servers, each batch has a new prompt.",
+            "Default: the cache of exo is off; with other servers, each request has a new prompt."
         ),
-    ] = False,
+    ] = False
+
+
+class _Placement(Struct, frozen=True, kw_only=True):
+    """Placement of the model, of exo only."""
+
     instance_meta: Annotated[
-        str | None,
-        option(
-            "ring|jaccl|both",
-            "exo only: instance type of the model; both (the default) accepts either.",
-        ),
-    ] = None,
+        Literal["ring", "jaccl", "both"] | None,
+        opt("exo only: instance type of the model; both (the default) accepts either.", "ring|jaccl|both"),
+    ] = None
     sharding: Annotated[
-        str | None,
-        option(
-            "pipeline|tensor|both",
-            "exo only: sharding of that instance; both (the default) accepts either.",
+        Literal["pipeline", "tensor", "both"] | None,
+        opt(
+            "exo only: sharding of that instance; both (the default) accepts either.", "pipeline|tensor|both"
         ),
-    ] = None,
-    min_nodes: Annotated[
-        int | None, option("N", "exo only: minimum number of nodes of that instance; default 1.", min=1)
-    ] = None,
-    max_nodes: Annotated[
-        int | None, option("N", "exo only: maximum number of nodes of that instance; default 4.", min=1)
-    ] = None,
-    model: ModelName = None,
-    server: ServerType = "auto",
-    tokenizer: TokenizerName = None,
-    header: Headers = None,
-    api_key_env: ApiKeyEnv = None,
-    body_field: BodyFields = None,
-    ca: CaFile = None,
-    timeout: AnswerTimeout = "10m",
-    seed: PromptSeed = None,
+    ] = None
+    nodes_min: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        opt("exo only: minimum number of nodes of that instance; default 1.", "N", "--min-nodes"),
+    ] = None
+    nodes_max: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        opt("exo only: maximum number of nodes of that instance; default 4.", "N", "--max-nodes"),
+    ] = None
+
+
+class _ServerOptions(Struct, frozen=True, kw_only=True):
+    """The server and its requests."""
+
+    target: Annotated[str, opt("URL of the server: http://host:port[/prefix].", "URL")] = ""
+    model: ModelName = None
+    server: Annotated[
+        Literal["auto", "openai", "vllm", "sglang", "exo"],
+        opt(
+            "Server type; decides which vendor-specific fields are sent; auto detects it.",
+            "auto|openai|vllm|sglang|exo",
+        ),
+    ] = "auto"
+    tokenizer: Tokenizer = None
+    fields: BodyFields = {}
+    ca: CaFile = None
+    timeout: AnswerTimeout = Duration(600 * NS_PER_S)
+    seed: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        opt("Seed for the random first words of the prompts (default: a new seed in each run).", "N"),
+    ] = None
+
+
+@command(
+    bench,
+    short_help="Measure prefill and generation rates, like exo-bench.",
+    epilog=EPILOG,
+    cls=SeveralValues,
+)
+def exo(
+    points: _ExoPoints,
+    placement: _Placement,
+    server: _ServerOptions,
+    headers: HeaderOptions,
     json: Json = None,
 ) -> None:
     """Measure prefill and generation rates over a grid of lengths and concurrency, like exo-bench."""
     outputs = Outputs(json=json)
     from llmtap.bench.exo.mode import ExoGrid
-    from llmtap.bench.exo.server import PlacementWish
-    from llmtap.metrics.summary import ENDED_WELL
+    from llmtap.bench.exo.server import PlacementFilter
     from llmtap.report.render import terminal
 
-    points = ExoGrid(
-        pp=_numbers("--pp", pp), tg=_numbers("--tg", tg), concurrency=_numbers("--concurrency", concurrency),
-        repeat=repeat, warmup=warmup, use_prefix_cache=use_prefix_cache,
-    )  # fmt: skip
-    for name, given, choices in (
-        ("--instance-meta", instance_meta, ("ring", "jaccl", "both")),
-        ("--sharding", sharding, ("pipeline", "tensor", "both")),
-    ):
-        if given is not None and given not in choices:
-            raise ConfigError(name, f"expected one of {', '.join(choices)}, got {given!r}")
-    wish = {
-        "instance_meta": instance_meta, "sharding": sharding, "nodes_min": min_nodes, "nodes_max": max_nodes
-    }  # fmt: skip
-    told: dict[str, Any] = {name: value for name, value in wish.items() if value is not None}
-    result, heard = _measured(
-        points, target, server, timeout, header, api_key_env, body_field,
-        model=model, tokenizer=tokenizer, ca=ca, seed=seed, placement=PlacementWish(**told) if told else None,
-    )  # fmt: skip
+    filters = {name: value for name, value in msgspec.structs.asdict(placement).items() if value is not None}
+    result, signals = _run_grid(
+        ExoGrid(**msgspec.structs.asdict(points)),
+        server,
+        headers,
+        placement=PlacementFilter(**filters) if filters else None,
+    )
     outputs.tell({"--json": result.to_json}, lambda: print_rich(terminal(exo_blocks(result))))
-    _end(heard, any(run.outcome not in ENDED_WELL for run in result.runs))
+    _end(signals, result, not_valid=any(run.not_valid for run in result.runs))
 
 
-@bench.command(
-    short_help="Measure batch times, and fit the simulator's model.", epilog=GRID_EPILOG, cls=SeveralValues
-)
-def grid(
-    target: Target = "",
+class _GridCells(Struct, frozen=True, kw_only=True):
+    """Cells to measure."""
+
     batch: Annotated[
-        str, option("N...", "Batch sizes: numbers of requests sent at the same instant (required).")
-    ] = "",
-    pp: PromptLengths = "",
-    tg: ResponseLengths = "",
-    repeat: Annotated[int, option("N", "Number of measured batches of each cell.", min=1, max=10_000)] = 5,
+        list[int],
+        _numbers_opt("Batch sizes: numbers of requests sent at the same instant (required).", "--batch"),
+    ] = []
+    pp: PromptLengths = []
+    tg: ResponseLengths = []
+    repeat: Annotated[int, opt("Number of measured batches of each cell.", "N", ge=1, le=10_000)] = 5
     warmup: Annotated[
-        int,
-        option("N", "Number of unmeasured batches before the measured ones of each cell.", min=0, max=100),
-    ] = 1,
+        int, opt("Number of unmeasured batches before the measured ones of each cell.", "N", ge=0, le=100)
+    ] = 1
     length: Annotated[
-        str,
-        option(
-            "output|prompt+output",
+        Literal["output", "prompt+output"],
+        opt(
             "What the length column of the CSV file counts: output tokens, or prompt and output tokens. Use "
             "the same value in `llmtap sim run --reading length=...`.",
+            "output|prompt+output",
         ),
-    ] = "output",
-    model: ModelName = None,
-    server: ServerType = "auto",
-    tokenizer: TokenizerName = None,
-    header: Headers = None,
-    api_key_env: ApiKeyEnv = None,
-    body_field: BodyFields = None,
-    ca: CaFile = None,
-    timeout: AnswerTimeout = "10m",
-    seed: PromptSeed = None,
+    ] = "output"
+
+
+@command(
+    bench,
+    short_help="Measure batch times, and fit the simulator's model.",
+    epilog=GRID_EPILOG,
+    cls=SeveralValues,
+)
+def grid(
+    cells: _GridCells,
+    server: _ServerOptions,
+    headers: HeaderOptions,
     csv: Annotated[
-        str | None,
-        option("FILE", "File for the valid cells as CSV, for llmtap sim run --latency; - is stdout."),
+        str | None, opt("File for the valid cells as CSV, for llmtap sim run --latency; - is stdout.", "FILE")
     ] = None,
     json: Json = None,
 ) -> None:
     """Measure batch times over a grid of batch sizes and lengths, and fit the simulator's latency model."""
     outputs = Outputs(json=json, csv=csv)
     from llmtap.bench.exo.mode import ExoGrid
-    from llmtap.bench.exo.result import LENGTHS, measured_grid
+    from llmtap.bench.exo.result import measured_grid
     from llmtap.report.render import terminal
 
-    if length not in LENGTHS:
-        raise ConfigError("--length", f"expected one of {', '.join(LENGTHS)}, got {length!r}")
     points = ExoGrid(
-        pp=_numbers("--pp", pp), tg=_numbers("--tg", tg), concurrency=_numbers("--batch", batch),
-        repeat=repeat + warmup, distinct_prompts=True,
-    )  # fmt: skip
+        pp=cells.pp,
+        tg=cells.tg,
+        concurrency=cells.batch,
+        repeat=cells.repeat + cells.warmup,
+        distinct_prompts=True,
+    )
     try:
         points.check()
     except ConfigError as exc:
         place = "--batch" if exc.place == "--concurrency" else exc.place
         raise ConfigError(place, exc.problem, f"such as {place} 8,32") from None
-    result, heard = _measured(
-        points, target, server, timeout, header, api_key_env, body_field,
-        model=model, tokenizer=tokenizer, ca=ca, seed=seed,
-    )  # fmt: skip
-    found = measured_grid(result.runs, warmup=warmup, length=length)  # type: ignore[arg-type]
-    told = {
-        "length": length,
-        "repeat": repeat,
-        "warmup": warmup,
-        **found.to_dict(),
+    result, signals = _run_grid(points, server, headers)
+    measured = measured_grid(result.runs, warmup=cells.warmup, length=cells.length)
+    document = {
+        "length": cells.length,
+        "repeat": cells.repeat,
+        "warmup": cells.warmup,
+        **measured.to_dict(),
         "cluster": result.cluster,
     }
-    texts = {"--json": lambda: json_text(told), "--csv": lambda: found.to_csv().rstrip("\n")}
-    outputs.tell(texts, lambda: print_rich(terminal(grid_blocks(found, result))))
-    _end(heard, any(cell.problem for cell in found.cells))
+    texts = {"--json": lambda: json_text(document), "--csv": lambda: measured.to_csv().rstrip("\n")}
+    outputs.tell(texts, lambda: print_rich(terminal(grid_blocks(measured, result))))
+    _end(signals, result, not_valid=any(cell.problem for cell in measured.cells))
 
 
-def _measured(
-    points: "ExoGrid", target: str, server: str, timeout: str, header: list[str] | None,
-    api_key_env: str | None, body_field: list[str] | None, **options: Any,
-) -> "tuple[ExoResult, Heard]":  # fmt: skip
-    """Run the benchmark with checked options; `options` are further fields of `ExoOptions`."""
-    if not target:
+def _run_grid(
+    points: "ExoGrid",
+    server: _ServerOptions,
+    headers: HeaderOptions,
+    placement: "PlacementFilter | None" = None,
+) -> "tuple[ExoResult, ReceivedSignals]":
+    """Check the options, and run the benchmark."""
+    if not server.target:
         raise ConfigError("--target", "is missing", "such as --target http://127.0.0.1:52415")
     from llmtap.bench.exo.mode import ExoBench, ExoOptions
-    from llmtap.bench.exo.server import KINDS
     from llmtap.cli.progress import watching_progress
-    from llmtap.load.bodies import parse_body_fields
-    from llmtap.load.replay.options import read_headers
 
-    if server not in KINDS:
-        raise ConfigError("--server", f"expected one of {', '.join(KINDS)}, got {server!r}")
     points.check()
-    chosen = ExoOptions(
-        target=target, server=server,  # type: ignore[arg-type]
-        headers=read_headers(header or [], None, api_key_env), fields=parse_body_fields(body_field or []),
-        timeout=option_duration("--timeout", timeout), **options,
-    )  # fmt: skip
-    heard = Heard()
+    options = ExoOptions(**msgspec.structs.asdict(server), headers=headers.fields(), placement=placement)
+    signals = ReceivedSignals()
     with watching_progress() as watcher:
-        result = asyncio.run(_run(ExoBench(chosen, points, watcher), heard))
-    return result, heard
+        result = asyncio.run(_run(ExoBench(options, points, watcher), signals))
+    return result, signals
 
 
-async def _run(one: "ExoBench", heard: Heard) -> "ExoResult":
-    loop_signals(heard, one.stop)
-    return await one.run()
+async def _run(bench: "ExoBench", signals: ReceivedSignals) -> "ExoResult":
+    loop_signals(signals, bench.stop)
+    return await bench.run()
 
 
-def _end(heard: Heard, failed: bool) -> None:
-    if heard.code is not None or failed:
-        raise typer.Exit(FAILED if heard.code is None else heard.code)
+def _end(signals: ReceivedSignals, result: "ExoResult", *, not_valid: bool) -> None:
+    from llmtap.metrics.summary import ENDED_WELL
 
-
-def _numbers(option: str, text: str) -> list[int]:
-    """`512,4096`, each once. Raises ConfigError that names the option."""
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    for word in words:
-        if not (word.isascii() and word.isdigit()):
-            raise ConfigError(option, f"expected a number, got {word!r}", f"such as {option} 512,4096")
-    return list(dict.fromkeys(map(int, words)))
+    failed = any(run.outcome not in ENDED_WELL for run in result.runs)
+    raise typer.Exit(signals.code or ExitCode.of_run(failed=failed, not_valid=not_valid))
 
 
 # ---------------------------------------------------------------- tables
@@ -328,10 +323,10 @@ def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
         "failed": [f"{row.failed:,}" if row.failed else "" for row in rows],
     }
     yield _table({head: cells for head, cells in columns.items() if any(cells)})
-    said = "rates in tokens/s, wall in s, energy in J; of several repeats the median and the range"
+    legend = "rates in tokens/s, wall in s, energy in J; of several repeats the median and the range"
     if any(row.concurrency > 1 for row in rows):
-        said += "; agg: the fastest one's rate x concurrency"
-    yield Note(said, "dim")
+        legend += "; agg: the fastest one's rate x concurrency"
+    yield Note(legend, "dim")
     energy = result.system_metrics["energy"]
     if energy is not None:
         joules, seconds, watts = (energy[name] for name in ("joules", "inference_seconds", "average_power_w"))
@@ -339,25 +334,27 @@ def exo_blocks(result: "ExoResult") -> "Iterator[Note | Table]":
     yield from _notes(result)
 
 
-def grid_blocks(found: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note | Table]":
+def grid_blocks(measured: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note | Table]":
     """Yield a row for each valid cell, the fitted model, the cells that are not valid, and all notes."""
     from llmtap.report.document import Note
 
-    cells = [cell for cell in found.cells if cell.problem is None]
-    yield _table({
-        "batch": [f"{cell.batch:,}" for cell in cells],
-        "pp": [f"{cell.prompt_tokens:,}" for cell in cells],
-        "tg": [f"{cell.output_tokens:,}" for cell in cells],
-        "n": [f"{cell.n:,}" for cell in cells],
-        "time": [f"{_ms(cell.median_s)} ({_ms(cell.min_s)} - {_ms(cell.max_s)})" for cell in cells],
-        "uncertainty": [_ms(cell.uncertainty_s) for cell in cells],
-        "model": [_ms(cell.model_s) for cell in cells],
-    })  # fmt: skip
+    cells = [cell for cell in measured.cells if cell.problem is None]
+    yield _table(
+        {
+            "batch": [f"{cell.batch:,}" for cell in cells],
+            "pp": [f"{cell.prompt_tokens:,}" for cell in cells],
+            "tg": [f"{cell.output_tokens:,}" for cell in cells],
+            "n": [f"{cell.n:,}" for cell in cells],
+            "time": [f"{_ms(cell.median_s)} ({_ms(cell.min_s)} - {_ms(cell.max_s)})" for cell in cells],
+            "uncertainty": [_ms(cell.uncertainty_s) for cell in cells],
+            "model": [_ms(cell.model_s) for cell in cells],
+        }
+    )
     yield Note("times in ms: the median, and the range of the n batches", "dim")
-    if found.fit is None:
-        yield Note(f"no model: {found.problem}")
+    if measured.fit is None:
+        yield Note(f"no model: {measured.problem}")
     else:
-        model, part = found.fit.model, found.fit.part
+        model, part = measured.fit.model, measured.fit.part
         constants = (
             f"alpha {model.alpha_ns / 1e6:.4g} ms, beta {model.beta_ns / 1e6:.4g} ms, gamma {model.gamma:.4g}"
         )
@@ -367,7 +364,7 @@ def grid_blocks(found: "MeasuredGrid", result: "ExoResult") -> "Iterator[Note | 
             "with the lengths and the batch",
             "dim",
         )
-    for cell in found.cells:
+    for cell in measured.cells:
         if cell.problem is not None:
             name = f"batch {cell.batch:,} pp {cell.prompt_tokens:,} tg {cell.output_tokens:,}"
             yield Note(f"not valid: {name}: {cell.problem}", "yellow")
@@ -386,12 +383,18 @@ def _notes(result: "ExoResult") -> "Iterator[Note]":
 
     yield from (Note(f"note: {note}") for note in result.cluster["bench"]["notes"])
     batches = [run.batch for run in result.runs if run.concurrent_index == 0]
-    found = sorted((one for batch in batches for one in batch.findings), key=lambda one: one["what"])
-    for _, alike in groupby(found, key=lambda one: one["what"]):
+    findings = sorted(
+        (finding for batch in batches for finding in batch.findings), key=lambda finding: finding["what"]
+    )
+    for _, alike in groupby(findings, key=lambda finding: finding["what"]):
         of_kind = list(alike)
-        worst = max(of_kind, key=lambda one: abs(one["figure"] - one["limit"]))
+        worst = max(of_kind, key=lambda finding: abs(finding["figure"] - finding["limit"]))
         n = f"{len(of_kind):,} of {len(batches):,}"
         yield Note(f"warning: in {n} batches, at worst: {worst['says']}", "yellow")
+    if spoiled := sorted({figure for run in result.runs for figure in run.not_valid}):
+        yield Note(f"verdict: not valid: {', '.join(spoiled)}", "red")
+    elif result.runs:
+        yield Note("verdict: all figures are valid" + " or doubtful" * bool(findings))
 
 
 def _ms(seconds: float | None) -> str:

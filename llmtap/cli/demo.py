@@ -23,29 +23,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeVar
 import msgspec
 import typer
 
+from llmtap import native
+from llmtap.cli.flags import command
 from llmtap.cli.main import app
+from llmtap.cli.options import Json, ReaderOptions
 from llmtap.cli.shared import (
-    Alpha,
-    IdleCost,
-    Json,
-    ReaderGrace,
-    ReaderSpeed,
     Stopped,
-    argument,
-    flag,
-    option,
-    option_duration,
     print_json,
+    print_line,
     print_rich,
-    reader_of,
     stoppable,
 )
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.load.options import Rate
 from llmtap.meter.tenants import DEFAULT
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.net.listener import keep_port
+from llmtap.options.fields import opt
 from llmtap.units import NS_PER_S, Duration
 
 if TYPE_CHECKING:
@@ -81,12 +77,15 @@ MORE: Final = 6
 TENANTS: Final = {"acme": 6, "globex": 3, "initech": 1}
 """Tenants of requests without a tenant, with their shares. Requests of other clients have none."""
 DRAIN_S: Final = 15
-READY_S: Final = 30
+READY_S: Final = 120
+"""Processes that run start slowly on a busy machine; one that ended is reported at once."""
 END_S: Final = 10.0
 LOOK_S: Final = 0.25
 LINE_NS: Final = 5 * NS_PER_S
-"""Time between two lines with figures, and for the meter to catch up at the end."""
-SAID_CHARS_MAX: Final = 2_000
+"""Time between two lines with figures."""
+SETTLE_S: Final = 30
+"""Time for a busy meter to catch up at the end."""
+LOG_CHARS_MAX: Final = 2_000
 _CUT: Final = "client_cancelled"
 OBJECTIVES: Final = "ttft:500ms tpot:50ms"
 ENGINE: Final = "150 ms to the first token, then 20 ms per token, +-30 %"
@@ -128,42 +127,31 @@ _NEXT: Final = """Look next:
 T = TypeVar("T")
 
 
-@app.command(short_help="Run a simulated engine, a proxy and a load in one command.", epilog=EPILOG)
+@command(app, short_help="Run a simulated engine, a proxy and a load in one command.", epilog=EPILOG)
 def demo(
     trace: Annotated[
-        str, argument("TRACE", "Trace, capture or workload to send (default: a synthetic workload).")
+        str,
+        opt("Trace, capture or workload to send (default: a synthetic workload).", "TRACE", argument=True),
     ] = "",
-    seconds: Annotated[str, option("TIME", "Duration of the load.")] = "30s",
+    seconds: Annotated[Duration, opt("Duration of the load.", "TIME")] = Duration(30 * NS_PER_S),
     speed: Annotated[
-        float,
-        option(
-            "X",
-            "Factor by which TRACE is sent faster. At 10, the default load sends 169 requests in 30 s.",
-        ),
+        Rate,
+        opt("Factor by which TRACE is sent faster. At 10, the default load sends 169 requests in 30 s.", "X"),
     ] = 10.0,
-    reader_speed: ReaderSpeed = None,
-    alpha: Alpha = None,
-    idle_cost: IdleCost = None,
-    reader_grace: ReaderGrace = None,
+    *,
+    reader: ReaderOptions,
     keep: Annotated[
         bool,
-        flag(
-            "--keep",
-            "Keep the engine and the proxy running after the report, and repeat the load, until Ctrl-C.",
-        ),
+        opt("Keep the engine and the proxy running after the report, and repeat the load, until Ctrl-C."),
     ] = False,
     json: Json = None,
 ) -> None:
     """Start the simulated engine and a proxy, send requests, and show what the proxy measured."""
-    if not 0 < speed <= 1e6:
-        raise ConfigError("--speed", f"expected a number above 0, at most 1e6, got {speed:g}")
-    seconds_ns = option_duration("--seconds", seconds)
-    if not seconds_ns:
+    if not seconds:
         raise ConfigError("--seconds", "expected a duration above 0")
-    reader = reader_of(reader_speed, alpha, idle_cost, reader_grace)
     try:
         with stoppable(), TemporaryDirectory(prefix="llmtap-demo-") as folder:
-            one = _Demo(Path(folder), trace, seconds_ns, speed, reader, keep, json)
+            one = _Demo(Path(folder), trace, seconds, speed, reader.benefit(), keep, json)
             code = asyncio.run(one.run())
     except Stopped as exc:
         code = exc.code
@@ -175,18 +163,19 @@ def demo_plan(source: str, *, speed: float, seconds: float) -> "ReplayPlan":
 
     `source` is a trace, a capture, or a workload, which gets the rate RATE_RPS times `speed`.
     """
-    from llmtap.load.replay.plan import ReplayQuestion, make_plan
+    from llmtap.load.options import ScheduleOptions
+    from llmtap.load.replay.plan import make_plan
     from llmtap.workload.registry import is_workload
     from llmtap.workload.trace_rows import NO_TIMES
 
     if is_workload(source):
         rate = RATE_RPS * speed
         count = max(MORE, round(MORE * rate * seconds))
-        asked = ReplayQuestion(source=source, requests=count, rate_rps=rate, seed=SEED)
+        question = ScheduleOptions(source=source, requests=count, rate=rate, seed=SEED)
     else:
-        asked = ReplayQuestion(source=source, requests=TRACE_ROWS, speed=speed, seed=SEED)
+        question = ScheduleOptions(source=source, requests=TRACE_ROWS, speed=speed, seed=SEED)
     try:
-        plan = make_plan(asked)
+        plan = make_plan(question)
     except ConfigError as exc:
         hint = "the demo plays a trace in its own times; `llmtap replay` can give it others"
         raise ConfigError(exc.place, exc.problem, hint if exc.problem == NO_TIMES else exc.hint) from None
@@ -249,18 +238,33 @@ class DemoStage:
         """Raise LlmtapError if a process has ended."""
         for child in self._children:
             if child.poll() is not None:
-                said = self._log.read_text(encoding="utf-8", errors="replace")[-SAID_CHARS_MAX:]
-                raise LlmtapError(f"a process of the demo ended with {child.returncode}\n{said}".strip())
+                text = self._log.read_text(encoding="utf-8", errors="replace")[-LOG_CHARS_MAX:]
+                raise LlmtapError(f"a process of the demo ended with {child.returncode}\n{text}".strip())
 
     async def ready(self, session: Any) -> None:
         """Wait until both processes answer. Raises LlmtapError after READY_S."""
-        end_ns = SystemClock.mono_ns() + READY_S * NS_PER_S
+        began_ns = SystemClock.mono_ns()
+        line_ns = began_ns + LINE_NS
         for url in (f"{self.engine}/health", f"{self.admin}/readyz"):
             while await _get(session, url) is None:
                 self.check()
-                if SystemClock.mono_ns() > end_ns:
+                now_ns = SystemClock.mono_ns()
+                if now_ns > began_ns + READY_S * NS_PER_S:
                     raise LlmtapError(f"{url} was not ready within {READY_S} s")
+                if now_ns > line_ns:
+                    line_ns += LINE_NS
+                    print(f"waiting    for {url}, {(now_ns - began_ns) // NS_PER_S} s", file=sys.stderr)
                 await asyncio.sleep(LOOK_S / 5)
+
+    async def read(self, session: Any, path: str) -> dict[str, Any]:
+        """Return an answer of the API. A busy meter gets the time of `ready`; then raises LlmtapError."""
+        url, end_ns = f"{self.admin}/api/v1/{path}", SystemClock.mono_ns() + READY_S * NS_PER_S
+        while (raw := await _get(session, url)) is None:
+            self.check()
+            if SystemClock.mono_ns() > end_ns:
+                raise LlmtapError(f"{url} was not answered within {READY_S} s")
+            await asyncio.sleep(LOOK_S)
+        return msgspec.json.decode(raw, type=dict[str, Any])
 
 
 class _Over(Exception):
@@ -322,7 +326,7 @@ class _Demo:
                 self._replay.stop()
 
     def _say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print_line(text, sys.stderr)
 
     async def _play(self, stage: DemoStage, session: Any, plan: "ReplayPlan | None") -> int:
         """Send the load and print the result. Raises _Over if a signal arrives before the first request."""
@@ -336,6 +340,8 @@ class _Demo:
             f"load       {load}; half of them go through a guardrail\n"
             f"guardrail  {GUARDRAIL}"
         )
+        if note := native.missing_build():
+            self._say(f"note: {note}")
         # Prompts are drawn while the processes start.
         made = asyncio.gather(asyncio.to_thread(self._make, stage.proxy, plan), stage.ready(session))
         self._replay = (await self._unless_over(made))[0]
@@ -373,20 +379,26 @@ class _Demo:
         return demo_plan(self.source or WORKLOAD, speed=self.speed, seconds=self.seconds / NS_PER_S)
 
     def _make(self, target: str, plan: "ReplayPlan | None") -> "Replay":
-        from llmtap.load.bodies import BodyOptions
-        from llmtap.load.replay.options import ReplayOptions
+        from llmtap.load.options import LoadPlan
         from llmtap.load.replay.perform import Replay
 
-        options = ReplayOptions(
-            target=target, model="sim", tenant_header="x-llm-d-inference-fairness-id",
-            timeout=Duration(120 * NS_PER_S), connect_timeout=Duration(10 * NS_PER_S),
-            duration=self.seconds, drain=Duration(DRAIN_S * NS_PER_S),
-            request_ids="demo", slo=OBJECTIVES, reader=self.reader, scrape="none",
-        )  # fmt: skip
-        body = BodyOptions(server="openai", model="sim", temperature=0.0)
+        load = LoadPlan.of(
+            duration=self.seconds,
+            drain=Duration(DRAIN_S * NS_PER_S),
+            url=target,
+            tenant_header="x-llm-d-inference-fairness-id",
+            server="openai",
+            model="sim",
+            temperature=0.0,
+            timeout=Duration(120 * NS_PER_S),
+            request_ids="demo",
+            slo=OBJECTIVES,
+            reader=self.reader,
+            scrape="none",
+        )
         plan = plan or self._plan()
         self._tenants = {tenant or DEFAULT for tenant in plan.requests.tenants or [""]}
-        return Replay(plan, options, body, self._sent)
+        return Replay(plan, load, self._sent)
 
     async def _unless_over(self, what: Awaitable[T]) -> T:
         """Return the result of `what`. Raises _Over if a signal arrives first."""
@@ -418,16 +430,16 @@ class _Demo:
 
         passed_s = (SystemClock.mono_ns() - self._began_ns) / 1e9
         sent = 0 if self._sent.progress is None else self._sent.progress.sent
-        said = [f"{passed_s:.0f} s", f"sent {sent:,}", f"measured {summary['n']:,}"]
+        text = [f"{passed_s:.0f} s", f"sent {sent:,}", f"measured {summary['n']:,}"]
         for title, name in (("TTFT", "ttft"), ("TBC", "tbc")):
             figures = summary["metrics"][name]
             if figures["n"]:
-                said.append(f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms")
-        return "  ".join(said)
+                text.append(f"{title} p50 {figure_text(figures, 'p50')} p99 {figure_text(figures, 'p99')} ms")
+        return "  ".join(text)
 
     async def _settled(self, session: Any, stage: DemoStage, sent: int) -> dict[str, Any]:
-        """Return the summary when the meter has measured all requests, or after LINE_NS."""
-        end_ns = SystemClock.mono_ns() + LINE_NS
+        """Return the summary when the meter has measured all requests, or after SETTLE_S."""
+        end_ns = SystemClock.mono_ns() + SETTLE_S * NS_PER_S
         while True:
             stage.check()
             summary = await _summary(session, stage)
@@ -445,14 +457,13 @@ class _Demo:
         from llmtap.report.render import terminal
         from llmtap.report.values import joined
 
-        experiment = msgspec.json.decode(await _get(session, f"{stage.admin}/api/v1/experiment") or b"{}")
+        experiment = await stage.read(session, "experiment")
         outcomes = result["outcomes"]
         if self.json is not None:
             clients = {"n": result["n"], "outcomes": outcomes, "metrics": result["metrics"]}
             print_json({**summary, "experiment": experiment, "clients": clients}, self.json)
             return
-        newest = await _get(session, f"{stage.admin}/api/v1/exchanges?limit=1000")
-        exchanges = msgspec.json.decode(newest)["exchanges"] if newest else []
+        exchanges = (await stage.read(session, "exchanges?limit=1000"))["exchanges"]
         print_rich(terminal(demo_blocks(summary, experiment, exchanges)))
         self._say(f"clients      {joined(outcomes) or 'nothing was sent'}")
         if outcomes.get(_CUT):

@@ -13,13 +13,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec import Meta
+
+from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.shared import Json, argument, flag, option, print_json, print_table
+from llmtap.cli.options import Json
+from llmtap.cli.shared import (
+    print_json,
+    print_line,
+    print_message,
+    print_table,
+)
+from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
+from llmtap.load.options import OwnDialects
+from llmtap.options.fields import opt
 from llmtap.report.document import Table
 
 if TYPE_CHECKING:
     from llmtap.exchange.exchange import Exchange
+    from llmtap.protocol.dialects.table.declaration import DialectTable
 
 
 _CONVERT_EPILOG = """\
@@ -40,30 +53,33 @@ Examples:
   zcat BurstGPT_1.csv.gz | llmtap convert - - --from burstgpt --to azure > azure.csv"""
 
 
-@app.command(
+@command(
+    app,
     short_help="Convert a trace, a dataset or a capture.",
     epilog=_CONVERT_EPILOG,
 )
 def convert(
-    source: Annotated[str, argument("IN", "Input file or capture folder; - is standard input.")] = "",
-    target: Annotated[str, argument("OUT", "Output file; - is standard output.")] = "",
+    source: Annotated[
+        str, opt("Input file or capture folder; - is standard input.", "IN", argument=True)
+    ] = "",
+    target: Annotated[str, opt("Output file; - is standard output.", "OUT", argument=True)] = "",
     source_format: Annotated[
-        str | None, option("NAME", "Format of IN (default: detected from its content).", "--from")
+        str | None, opt("Format of IN (default: detected from its content).", "NAME", "--from")
     ] = None,
     target_format: Annotated[
-        str | None, option("NAME", "Format of OUT (default: detected from its name).", "--to")
+        str | None, opt("Format of OUT (default: detected from its name).", "NAME", "--to")
     ] = None,
     redact: Annotated[
         list[str] | None,
-        option(
-            "RULE",
+        opt(
             "Redaction of bodies. RULE: email, card, phone, key (comma-separated) or re:PATTERN, as in "
             "capture.redact; may be repeated (default: text is copied unmodified).",
+            "RULE",
         ),
     ] = None,
     json: Json = None,
-    force: Annotated[bool, flag("--force", "Overwrite OUT if it exists.")] = False,
-    show_list: Annotated[bool, flag("--list", "List the formats.")] = False,
+    force: Annotated[bool, opt("Overwrite OUT if it exists.")] = False,
+    show_list: Annotated[bool, opt("List the formats.", None, "--list")] = False,
 ) -> None:
     """Convert a trace, a dataset or a capture, and report which fields were kept or lost, and why."""
     if show_list:
@@ -79,13 +95,13 @@ def convert(
             source, target, source_format=source_format, target_format=target_format,
             redact=_rules(redact or []), force=force, progress=progress,
         )  # fmt: skip
-    # What was asked for goes to standard output; where that is the trace itself, the report goes beside it.
+    # The report goes to standard output, unless that is the trace itself (`-`): then it goes to stderr.
     with _quiet_pipe():
-        _show_report(report, json=json, beside=target == "-")
+        _show_report(report, json=json, to_stderr=target == "-")
 
 
 def _rules(given: list[str]) -> tuple[str, ...]:
-    """Names may stand together, with commas; a regular expression may have some of its own."""
+    """Return the rules of all options. Commas separate names, but not regular expressions."""
     from llmtap.capture.options import OWN_RULE
 
     rules: list[str] = []
@@ -96,7 +112,7 @@ def _rules(given: list[str]) -> tuple[str, ...]:
 
 @contextmanager
 def _quiet_pipe() -> Iterator[None]:
-    """Who reads us may stop when they have enough (`| head`): that is no error, and nothing is said."""
+    """Ignore a reader of standard output that closes the pipe early (`| head`)."""
     try:
         yield
         sys.stdout.flush()
@@ -159,10 +175,10 @@ def _show_formats(json: str | None) -> None:
     print_table(Table(columns, cells))
 
 
-def _show_report(report: Any, *, json: str | None, beside: bool) -> None:
+def _show_report(report: Any, *, json: str | None, to_stderr: bool) -> None:
     from llmtap.units import format_bytes
 
-    out = sys.stderr if beside else sys.stdout
+    out = sys.stderr if to_stderr else sys.stdout
     if json is not None:
         print_json(report.to_dict(), json, out)
         return
@@ -174,14 +190,14 @@ def _show_report(report: Any, *, json: str | None, beside: bool) -> None:
         f"{report.seconds:.1f} s ({rate:,.0f} rows/s)",
         file=out,
     )
-    told = [a for a in report.aspects if a.fate != "absent"]
-    cells = [[a.name, f"{a.written:,} of {a.rows:,}", a.fate, a.why or "", a.keep or ""] for a in told]
+    aspects = [a for a in report.aspects if a.fate != "absent"]
+    cells = [[a.name, f"{a.written:,} of {a.rows:,}", a.fate, a.why or "", a.keep or ""] for a in aspects]
     fates = {"lost": "yellow", "partly": "yellow", "changed": "yellow", "kept": "green"}
     print_table(Table(("aspect", "rows", "fate", "why", "to keep it"), cells, styles=fates), out)
     for reason, n in report.dropped.items():
-        print(f"dropped: {n:,} rows: {reason}", file=out)
+        print_line(f"dropped: {n:,} rows: {reason}", out)
     for note in (*report.notes_read, *report.notes_written):
-        print(f"note: {note}", file=out)
+        print_line(f"note: {note}", out)
 
 
 # ---------------------------------------------------------------- llmtap inspect
@@ -202,36 +218,60 @@ Examples:
 
   llmtap inspect session.har --entry 3 --json
 
-  llmtap inspect traffic.pcap; llmtap inspect traffic.pcap --entry 3"""
+  llmtap inspect traffic.pcap; llmtap inspect traffic.pcap --entry 3
+
+  llmtap inspect stream.sse --draft acme --out acme.toml"""
 
 
-@app.command(short_help="Explain a saved response, event by event.", epilog=_INSPECT_EPILOG)
+@command(app, short_help="Explain a saved response, event by event.", epilog=_INSPECT_EPILOG)
 def inspect(
-    file: Annotated[str, argument("FILE", "File with a saved response; - is standard input.")],
+    file: Annotated[str, opt("File with a saved response; - is standard input.", "FILE", argument=True)],
     json: Json = None,
     path: Annotated[
-        str, option(None, "Path of the request, if the file does not contain it; used to identify the API.")
+        str, opt("Path of the request, if the file does not contain it; used to identify the API.")
     ] = "/",
     entry: Annotated[
-        int | None,
-        option(
-            None,
-            "Number of the entry in a HAR file, or of the exchange in a packet capture; the first is 0.",
-            min=0,
+        Annotated[int, Meta(ge=0)] | None,
+        opt("Number of the entry in a HAR file, or of the exchange in a packet capture; the first is 0."),
+    ] = None,
+    text: Annotated[bool, opt("Show the text of the events.", None, "--text/--no-text")] = True,
+    dialects: OwnDialects = (),
+    draft: Annotated[
+        str | None,
+        opt("Name of a dialect: output is a table for the configuration, drafted from the events.", "NAME"),
+    ] = None,
+    fixture: Annotated[
+        str | None,
+        opt("Name of a test fixture: the bytes as NAME.sse, the result of each event as NAME.json.", "NAME"),
+    ] = None,
+    out: Annotated[
+        str | None,
+        opt(
+            "File for --draft (default: standard output), or folder for --fixture (default: this one).",
+            "PATH",
         ),
     ] = None,
-    text: Annotated[bool, flag("--text/--no-text", "Show the text of the events.")] = True,
 ) -> None:
     """Explain a saved response: class, bytes, text and tokens of each event, and the totals."""
-    from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
+    from llmtap.cli.dialect_files import read_fixture, write_draft, write_fixture
+    from llmtap.exchange.saved import Explained, SavedError, events_of, explain, read_saved
+    from llmtap.protocol.dialects.registry import Dialects
+    from llmtap.protocol.dialects.table.notes import notes_on
     from llmtap.report.stream import explained_to_dict
     from llmtap.vantage.passive.file_vantage import is_packet_file
 
+    if draft is not None and (fixture is not None or json is not None):
+        raise ConfigError("--draft", "cannot be combined with --fixture or --json")
+    if fixture is not None and json is not None:
+        raise ConfigError("--fixture", "cannot be combined with --json")
+    if out is not None and draft is None and fixture is None:
+        raise ConfigError("--out", "needs --draft or --fixture")
     name = "standard input" if file == "-" else file
+    known = Dialects(dialects)
     measured: Exchange | None = None
     data = _read(file)
     if is_packet_file(data):
-        found = _exchanges_in(name, data)
+        found = _exchanges_in(name, data, dialects)
         if entry is None:
             _list(found, json=json)
             return
@@ -239,20 +279,30 @@ def inspect(
             raise ConfigError("--entry", f"there are {len(found)} exchanges, counted from 0")
         measured, data = found[entry]
         path = measured.path
+    described = read_fixture(file, data)
     try:
-        saved = read_saved(data, path=path, entry=entry)
+        saved = read_saved(data, path=path, entry=entry) if described is None else described[1]
     except SavedError as exc:
         raise ConfigError(name, str(exc), exc.hint) from None
-    explained = explain(saved)
+    explained = explain(saved, known, SystemClock().thread_cpu_ns)
+    if draft is not None:
+        write_draft(draft, saved, explained, name, out, text=text)
+        return
+    if fixture is not None:
+        write_fixture(fixture, saved, explained, name, out, described and described[0])
+        return
     if measured is not None:
         explained = Explained(measured, explained.events, timed=True)
     if json is not None:
         print_json(explained_to_dict(saved, explained, text=text), json)
     else:
         _show(saved, explained, text=text)
+    for table in dialects:
+        for note in notes_on(table, events_of(saved).events):
+            print_message(f"note: {note}")
 
 
-def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
+def _exchanges_in(name: str, data: bytes, tables: "Sequence[DialectTable]") -> "list[tuple[Exchange, bytes]]":
     from llmtap.channel.frames import Frame, FrameKind
     from llmtap.config import Settings
     from llmtap.meter.process import OfflineMeter
@@ -272,7 +322,7 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
 
     vantage = FileVantage(WatchOptions(skip=()), digest)
     meter = OfflineMeter(
-        fresh_meter_setup(Settings()),
+        fresh_meter_setup(Settings(dialects={table.name: table for table in tables})),
         vantage.hello,
         lambda x: found.append((x, b"".join(parts.pop(x.seq, ())))),
     )
@@ -281,7 +331,7 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
     except PcapError as exc:
         raise ConfigError(name, str(exc)) from None
     if vantage.damage:
-        print(f"llmtap: warning: {name}: {vantage.damage}; the rest is not listed", file=sys.stderr)
+        print_message(f"warning: {name}: {vantage.damage}; the rest is not listed")
     skips = SkipRules(WatchOptions().skip)
     others = sum(not x.stream and skips.rule_of(x.method, x.path) is not None for x, _ in found)
     status = vantage.status()
@@ -289,14 +339,15 @@ def _exchanges_in(name: str, data: bytes) -> "list[tuple[Exchange, bytes]]":
     dropped = "".join(f", {n:,} dropped as {reason}" for reason, n in sorted(status.dropped.items()))
     dropped += f", {others:,} not inference" if others else ""
     measured = len(found) - others
-    print(f"llmtap: connections: {kinds}; exchanges: {measured:,} measured{dropped}", file=sys.stderr)
+    print_message(f"connections: {kinds}; exchanges: {measured:,} measured{dropped}")
     return found
 
 
 def _list(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
     """List the exchanges of a packet capture."""
+    from llmtap.errors import printable
     from llmtap.metrics.latency import chunking_of, measure, metrics_of
-    from llmtap.report.values import harmless, milliseconds
+    from llmtap.report.values import milliseconds
 
     if json is not None:
         print_json([x.to_dict(metrics_of(x), chunking_of(x)) for x, _ in found], json)
@@ -308,7 +359,7 @@ def _list(found: "list[tuple[Exchange, bytes]]", *, json: str | None) -> None:
         ttft, e2e = (milliseconds(None if ns is None else ns / 1e9) for ns in (m.ttft_ns, m.e2e_ns))
         at = f"{(x.timeline.arrival_ns - began_ns) / 1e9:.6f}"
         rows.append([
-            str(i), at, harmless(f"{x.method} {x.path}"), str(x.status or "-"), x.outcome.value,
+            str(i), at, printable(f"{x.method} {x.path}"), str(x.status or "-"), x.outcome.value,
             ttft, e2e, str(len(x.timeline.events)), str(x.tokens.output or "-"),
         ])  # fmt: skip
     columns = ("#", "at s", "request", "status", "outcome", "TTFT ms", "E2E ms", "events", "tokens")
@@ -333,9 +384,9 @@ def _read(file: str) -> bytes:
 def _show(saved: Any, explained: Any, *, text: bool) -> None:
     from llmtap.report.stream import event_cells, event_columns, headline, story
 
-    print(headline(saved, explained))
+    print_line(headline(saved, explained))
     print_table(Table(event_columns(explained), list(event_cells(explained, text=text))))
     facts = list(story(saved, explained))
     width = max(len(subject) for subject, _ in facts) + 2
-    for subject, said in facts:
-        print(f"{subject:{width}}{said}" if sys.stdout.isatty() else f"{subject}: {said}")
+    for subject, value in facts:
+        print_line(f"{subject:{width}}{value}" if sys.stdout.isatty() else f"{subject}: {value}")

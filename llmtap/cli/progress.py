@@ -1,8 +1,8 @@
 """Show the progress of replays and benchmarks: a bar with live figures on a terminal, else log lines.
 
 `watching_progress` gives a command the listener that it passes to a replay or a benchmark, which calls the
-listener's methods. `LatestProgress` keeps the figures for `llmtap demo`. `Answering` handles Ctrl-C during a
-replay.
+listener's methods. `LatestProgress` keeps the figures for `llmtap demo`. `ReplaySignals` handles Ctrl-C
+during a replay.
 """
 
 import asyncio
@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from llmtap.cli.shared import print_message
 from llmtap.clock import SystemClock
+from llmtap.errors import printable
 from llmtap.load.replay.perform import Replay, ReplayStage
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.units import NS_PER_S
@@ -28,7 +30,7 @@ class ProgressLines:
     """Lines on standard error, for a log."""
 
     def __init__(self) -> None:
-        self._began_ns = self._told_ns = SystemClock.mono_ns()
+        self._began_ns = self._printed_ns = SystemClock.mono_ns()
         self._under_way = 0
         self._stops = 0
         self._load_ns = 0
@@ -47,17 +49,17 @@ class ProgressLines:
             return
         if of is None:
             how = f"{WARM_UP_AUTO} (shorter: --warmup 8)" if how == "auto" else f"{how} requests"
-            self._told_ns = SystemClock.mono_ns()
-            self._say(f"warming the server up: {how}")
+            self._printed_ns = SystemClock.mono_ns()
+            self._print(f"warming the server up: {how}")
         elif self._is_due():
-            most = "at most " * (what == "probes")
-            self._say(f"warming the server up: {done:,} of {most}{of:,} {what}")
+            limit = "at most " * (what == "probes")
+            self._print(f"warming the server up: {done:,} of {limit}{of:,} {what}")
 
     def sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
-        left = self._left(progress, planned)  # at each report, so that the first one begins the load
+        remaining = self._remaining(progress, planned)  # The first report marks the start of the load.
         if self._is_due() or not (progress.left or progress.under_way):
-            self._say(figures(progress, planned) + left)
+            self._print(figures(progress, planned) + remaining)
 
     def writing(self, done: int, of: int) -> None:
         pass
@@ -66,41 +68,41 @@ class ProgressLines:
         pass
 
     def stopping(self) -> None:
-        """Report a request to stop. The second one cancels the responses in flight."""
+        """Report a request to stop. A second request cancels the responses in flight."""
         self._stops += 1
         answers = f"{self._under_way:,} answer{'' if self._under_way == 1 else 's'}"
         if self._stops == 1:
-            more = f": {answers} in flight, signal again to cancel them" if self._under_way else ""
-            self._say(f"stopping{more}")
+            in_flight = f": {answers} in flight, signal again to cancel them" if self._under_way else ""
+            self._print(f"stopping{in_flight}")
         elif self._stops == 2 and self._under_way:
-            self._say(f"cancelling {answers}")
+            self._print(f"cancelling {answers}")
 
-    def step(self, name: str, said: str, seconds: float | None = None) -> None:
-        """Report that a load of a benchmark begins, which takes `seconds`, or was measured before."""
+    def step(self, name: str, message: str, seconds: float | None = None) -> None:
+        """Report that a load of a benchmark begins that takes `seconds`, or that it was measured before."""
         self._load_ns, self._load_s = 0, seconds
-        self._say(f"{self._passed()} {name}: {said}")
+        self._print(f"{self._elapsed()} {name}: {message}")
 
-    def left(self, said: str) -> None:
-        """Report what a benchmark has still to do."""
-        if said:
-            self._say(f"{self._passed()} to do: {said}")
+    def report_remaining(self, text: str) -> None:
+        """Report the part of a benchmark that is still to be done."""
+        if text:
+            self._print(f"{self._elapsed()} to do: {text}")
 
-    def _say(self, words: str) -> None:
-        print(f"llmtap: {words}", file=sys.stderr, flush=True)
+    def _print(self, words: str) -> None:
+        print_message(words)
 
     def _is_due(self) -> bool:
         now_ns = SystemClock.mono_ns()
-        is_due = now_ns - self._told_ns >= EVERY_NS
+        is_due = now_ns - self._printed_ns >= EVERY_NS
         if is_due:
-            self._told_ns = now_ns
+            self._printed_ns = now_ns
         return is_due
 
-    def _passed(self) -> str:
+    def _elapsed(self) -> str:
         """Return the minutes and seconds since the start."""
         seconds = (SystemClock.mono_ns() - self._began_ns) // NS_PER_S
         return f"[{seconds // 60:02d}:{seconds % 60:02d}]"
 
-    def _left(self, progress: Progress, planned: int | None) -> str:
+    def _remaining(self, progress: Progress, planned: int | None) -> str:
         """Format the time until the last request, by the load's duration or by the rate so far.
 
         The time after it is unknown: answers differ in length.
@@ -128,7 +130,7 @@ class LatestProgress(ProgressLines):
     def sending(self, progress: Progress, planned: int | None) -> None:
         self.progress = progress
 
-    def _say(self, words: str) -> None:
+    def _print(self, words: str) -> None:
         pass
 
 
@@ -138,17 +140,17 @@ class Bars(ProgressLines):
     def __init__(self, bar: "RichProgress") -> None:
         super().__init__()
         self._bar = bar
-        self._what = ""
+        self._activity = ""
 
-    def _show(self, what: str, done: int, of: int | None, said: str = "") -> None:
-        if what != self._what:
+    def _show(self, activity: str, done: int, of: int | None, text: str = "") -> None:
+        if activity != self._activity:
             self._hide()
-            self._what = what
-            self._bar.add_task(what, total=of, said=said)
-        self._bar.update(self._bar.task_ids[0], completed=done, total=of, said=said)
+            self._activity = activity
+            self._bar.add_task(activity, total=of, text=text)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=of, text=text)
 
     def _hide(self) -> None:
-        self._what = ""
+        self._activity = ""
         for task in self._bar.task_ids:
             self._bar.remove_task(task)
 
@@ -160,13 +162,13 @@ class Bars(ProgressLines):
 
     def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None:
         if how != "none":
-            what = "warming up" if what == "requests" else "warming up: probes"
-            self._show(what, done, of, WARM_UP_AUTO if how == "auto" else "")
+            activity = "warming up" if what == "requests" else "warming up: probes"
+            self._show(activity, done, of, WARM_UP_AUTO if how == "auto" else "")
 
     def sending(self, progress: Progress, planned: int | None) -> None:
         self._under_way = progress.under_way
-        said = figures(progress, None) + self._left(progress, planned)
-        self._show("sending", progress.ended, planned, said)
+        text = figures(progress, None) + self._remaining(progress, planned)
+        self._show("sending", progress.ended, planned, text)
 
     def writing(self, done: int, of: int) -> None:
         self._show("writing", done, of)
@@ -174,29 +176,29 @@ class Bars(ProgressLines):
     def comparing(self, done: int, of: int | None) -> None:
         self._show("reading what was captured", done, of)
 
-    def step(self, name: str, said: str, seconds: float | None = None) -> None:
-        super().step(name, said, seconds)
+    def step(self, name: str, message: str, seconds: float | None = None) -> None:
+        super().step(name, message, seconds)
         self._hide()
 
-    def _say(self, words: str) -> None:
-        self._bar.console.print(f"llmtap: {words}", markup=False, highlight=False)
+    def _print(self, words: str) -> None:
+        self._bar.console.print(f"llmtap: {printable(words)}", markup=False, highlight=False)
 
 
 def figures(p: Progress, planned: int | None) -> str:
     """Return a line with the figures of the progress."""
-    said = [
+    parts = [
         f"sent {p.sent:,}" + ("" if planned is None else f" of {planned:,}"),
         f"in flight {p.under_way:,}",
     ]
     if p.failed:
-        said.append(f"failed {p.failed:,}")
+        parts.append(f"failed {p.failed:,}")
     if p.ttft_p50_ns is not None and p.ttft_p99_ns is not None:
-        said.append(f"TTFT {p.ttft_p50_ns / 1e6:,.0f} / {p.ttft_p99_ns / 1e6:,.0f} ms")
+        parts.append(f"TTFT {p.ttft_p50_ns / 1e6:,.0f} / {p.ttft_p99_ns / 1e6:,.0f} ms")
     if p.tbc_p50_ns is not None and p.tbc_p99_ns is not None:
-        said.append(f"TBC {p.tbc_p50_ns / 1e6:,.1f} / {p.tbc_p99_ns / 1e6:,.1f} ms")
+        parts.append(f"TBC {p.tbc_p50_ns / 1e6:,.1f} / {p.tbc_p99_ns / 1e6:,.1f} ms")
     if p.lateness_p99_ns is not None:
-        said.append(f"late p99 {p.lateness_p99_ns / 1e6:,.2f} ms")
-    return ", ".join(said)
+        parts.append(f"late p99 {p.lateness_p99_ns / 1e6:,.2f} ms")
+    return ", ".join(parts)
 
 
 @contextmanager
@@ -210,35 +212,38 @@ def watching_progress() -> Iterator[ProgressLines]:
     from rich.progress import Progress as RichProgress
 
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(),
-        TextColumn("{task.fields[said]}", markup=False),
-    )  # fmt: skip
+        TextColumn("{task.description}", markup=False),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[text]}", markup=False),
+    )
     with RichProgress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4) as bar:
         yield Bars(bar)
 
 
-class Answering:
-    """Handler of signals during a replay, until its report is written (`Heard.instead`)."""
+class ReplaySignals:
+    """Handler of signals during a replay, until its report is written (`ReceivedSignals.handler`)."""
 
-    def __init__(self, one: Replay, audience: ProgressLines, loop: asyncio.AbstractEventLoop) -> None:
-        self._one = one
-        self._audience = audience
+    def __init__(self, replay: Replay, listener: ProgressLines, loop: asyncio.AbstractEventLoop) -> None:
+        self._replay = replay
+        self._listener = listener
         self._loop = loop
-        self._told = False
+        self._has_warned = False
 
     def __call__(self) -> bool:
-        """Handle a signal. False: interrupt the replay where it is."""
-        match self._one.stage:
-            case ReplayStage.SENDING if not self._loop.is_closed():  # else it failed
+        """Handle a signal. Return False if the caller must interrupt the replay at once."""
+        match self._replay.stage:
+            # A closed event loop means that the replay failed.
+            case ReplayStage.SENDING if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stop)
                 return True
-            case ReplayStage.TELLING if not self._told:
-                self._told = True
-                said = b"llmtap: the load has ended; signal again to stop before the report is written\n"
-                os.write(2, said)  # not by print, which may be what was interrupted
+            case ReplayStage.TELLING if not self._has_warned:
+                self._has_warned = True
+                message = b"llmtap: the load has ended; signal again to stop before the report is written\n"
+                os.write(2, message)  # The signal may have interrupted a print().
                 return True
         return False
 
     def _stop(self) -> None:
-        self._audience.stopping()
-        self._one.stop()
+        self._listener.stopping()
+        self._replay.stop()

@@ -1,7 +1,7 @@
 """`llmtap report`: summarise a capture or a trace, or show or compare results of replays and benchmarks.
 
 Captures and traces are summarised by `capture/read/describe.py`; stored results are rendered again. `llmtap
-replay` uses `tell_replay` and `write_beside` for its own result.
+replay` uses `show_replay` and `store_result` for its own result.
 """
 
 import re
@@ -9,44 +9,44 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from glob import glob
+from glob import escape, glob
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
+from msgspec import Struct
 
+from llmtap.capture.columns import BY
+from llmtap.cli.flags import command
 from llmtap.cli.main import app
+from llmtap.cli.options import GoalOptions, Json, ReaderOptions
 from llmtap.cli.shared import (
-    FAILED,
-    Alpha,
-    IdleCost,
-    Json,
     Outputs,
-    Percentiles,
-    ReaderGrace,
-    ReaderSpeed,
     SeveralValues,
-    Slo,
-    VllmGoodput,
-    argument,
-    flag,
+    figures_place,
     json_text,
     need_extra,
-    option,
     print_json,
+    print_line,
     print_rich,
-    read_objectives,
     read_percentiles,
-    reader_of,
     write_output,
 )
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, ExitCode
+from llmtap.load.options import SourceFormat
+from llmtap.options.fields import flags_given, opt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from llmtap.gates.regression import Tolerances
+    from llmtap.gates.requirements import Requirements
 
 RESULT_BYTES_MAX: Final = 256 << 20
-"""A result has some MB: a value for each second and series."""
-BESIDE: Final = "replay-*.json"
-"""Name of a result in a capture's folder, whose own files are `llmtap-*`."""
+"""Larger files are not read. A result has a few MB: one value per second and series."""
+RESULT_PATTERN: Final = "replay-*.json"
+"""Name of the file with a replay's result, after the name of its capture's folder and a dot."""
 
 EPILOG = """CAPTURE is one of:
 
@@ -73,68 +73,135 @@ Examples:
 
   llmtap report bench-results/today --html page.html
 
-  llmtap report before.json --compare after.json
+  llmtap report before.json --compare after.json --fail-if-worse ttft_p99:5%
 
   llmtap report results/a --compare results/b --compare results/c --html page.html"""
 
 
-@app.command(
-    short_help="Summarize a capture or results, or compare results.", epilog=EPILOG, cls=SeveralValues
+class _ReportCommand(SeveralValues):
+    """The command `report`, whose base is the first result named, also in `--compare A B`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = [value for arg in args for value in (arg, arg.partition("=")[2])]
+        rest = super().parse_args(ctx, args)
+        places, compare = (list(ctx.params.get(name) or ()) for name in ("places", "compare"))
+        if len(places) == 1 and compare:
+            ordered = sorted([*places, *compare], key=words.index)
+            ctx.params["places"], ctx.params["compare"] = ordered[:1], ordered[1:]
+        return rest
+
+
+class _SourceOptions(Struct, frozen=True, kw_only=True):
+    """What is reported."""
+
+    source_format: SourceFormat = None
+    integrity: Annotated[
+        bool,
+        opt(
+            "List missing exchanges, with the reason. Exit code 1 if an exchange is missing without a known "
+            "reason, an exchange is stored twice, or a file cannot be read."
+        ),
+    ] = False
+    by: Annotated[
+        list[str] | None,
+        opt("Label by which the report is grouped; may be repeated.", "|".join(BY)),
+    ] = None
+    skip_broken: Annotated[bool, opt("Skip files that cannot be read, and list their names.")] = False
+
+
+class _ReportOutputs(Struct, frozen=True, kw_only=True):
+    """Files of the report."""
+
+    json: Json = None
+    html: Annotated[str | None, opt("File for an HTML report of benchmark or replay results.", "FILE")] = None
+    markdown: Annotated[
+        str | None, opt("File for a Markdown report of benchmark or replay results.", "FILE")
+    ] = None
+    csv: Annotated[
+        str | None,
+        opt(
+            "CSV file: of captures and traces a row for each request, with every column, and the figures in "
+            "NAME.figures.csv beside it; of the result of a replay a row for each figure.",
+            "FILE",
+        ),
+    ] = None
+
+    def opened(self, csv: str | None = None) -> Outputs:
+        return Outputs(json=self.json, html=self.html, markdown=self.markdown, csv=csv)
+
+
+class _ComparisonOptions(Struct, frozen=True, kw_only=True):
+    """Comparison of results."""
+
+    compare: Annotated[
+        list[str] | None,
+        opt(
+            "Results of benchmarks or replays to compare with CAPTURE; may be repeated. The first result "
+            "on the command line is the base. If the loads differ, the exit code is 4. Only benchmarks with "
+            "equal loads get a significance test.",
+            "RESULTS",
+        ),
+    ] = None
+    fail_if_worse: Annotated[
+        list[str] | None,
+        opt(
+            "With --compare: exit code 3 if a figure became worse by more than PERCENT, for example "
+            "ttft_p99:5%. The interval of the difference decides, not the two values. Without a FIGURE: p50 "
+            "and p99 of TTFT, TPOT and E2E, error_rate and attainment, by more than 5 %.",
+            "[FIGURE:PERCENT]...",
+        ),
+    ] = None
+
+
+@command(
+    app, short_help="Summarize a capture or results, or compare results.", epilog=EPILOG, cls=_ReportCommand
 )
 def report(
     places: Annotated[
         list[str],
-        argument(
-            "CAPTURE...", "One or more captures; or one trace, one results folder, or one replay result."
+        opt(
+            "One or more captures; or one trace, one results folder, or one replay result.",
+            "CAPTURE...",
+            argument=True,
         ),
     ],
-    json: Json = None,
-    integrity: Annotated[
-        bool,
-        flag(
-            "--integrity",
-            "List missing exchanges, with the reason. Exit code 1 if an exchange is missing without a known "
-            "reason, an exchange is stored twice, or a file cannot be read.",
-        ),
-    ] = False,
-    by: Annotated[
-        list[str] | None,
-        option("tenant|model|arm|session", "Label by which the report is grouped; may be repeated."),
-    ] = None,
-    slo: Slo = None,
-    goodput: VllmGoodput = None,
-    percentiles: Percentiles = None,
-    skip_broken: Annotated[
-        bool, flag("--skip-broken", "Skip files that cannot be read, and list their names.")
-    ] = False,
-    html: Annotated[
-        str | None, option("FILE", "File for an HTML report of benchmark or replay results.")
-    ] = None,
-    markdown: Annotated[
-        str | None, option("FILE", "File for a Markdown report of benchmark or replay results.")
-    ] = None,
-    reader_speed: ReaderSpeed = None,
-    alpha: Alpha = None,
-    idle_cost: IdleCost = None,
-    reader_grace: ReaderGrace = None,
-    compare: Annotated[
-        list[str] | None,
-        option(
-            "RESULTS",
-            "Results of benchmarks or replays to compare with CAPTURE; may be repeated. If the loads differ, "
-            "the exit code is 1. Only benchmarks with equal loads get a significance test.",
-        ),
-    ] = None,
+    source: _SourceOptions,
+    goals: GoalOptions,
+    outputs: _ReportOutputs,
+    reader: ReaderOptions,
+    comparison: _ComparisonOptions,
 ) -> None:
     """Summarize a capture: latencies, workload, conversations, missing exchanges; or print stored results."""
-    if compare:
-        _compare(places, compare, json, html, markdown)
+    from llmtap.gates.regression import Tolerances
+    from llmtap.gates.requirements import Requirements, exit_code
+
+    requirements = Requirements.parse(goals.require)
+    if outputs.csv is not None and (comparison.compare or (Path(places[0]) / "bench.json").is_file()):
+        raise ConfigError("--csv", "applies to captures, traces and results of llmtap replay only")
+    if source.source_format is not None and (comparison.compare or len(places) > 1):
+        raise ConfigError("--from", "applies to one trace only")
+    if comparison.compare:
+        if requirements:
+            raise ConfigError("--require", "applies to one result; --fail-if-worse is for --compare")
+        tolerances = None if comparison.fail_if_worse is None else Tolerances.parse(comparison.fail_if_worse)
+        _compare(
+            places,
+            comparison.compare,
+            outputs.opened(),
+            tolerances,
+        )
         return
+    if comparison.fail_if_worse is not None:
+        raise ConfigError("--fail-if-worse", "needs --compare", "llmtap report BEFORE --compare AFTER")
     if len(places) == 1 and (Path(places[0]) / "bench.json").is_file():
-        _show_bench(Path(places[0]), Outputs(json=json, html=html, markdown=markdown))
+        _show_bench(
+            Path(places[0]),
+            outputs.opened(),
+            requirements,
+        )
         return
     _refuse_bench(places)
-    result = load_result(places[0]) if len(places) == 1 else None
+    result = load_result(places[0]) if len(places) == 1 and source.source_format is None else None
     if len(places) > 1 and (stored := [place for place in places if load_result(place) is not None]):
         raise ConfigError(
             stored[0],
@@ -142,96 +209,150 @@ def report(
             f"llmtap report {stored[0]}; a file for --json is --json=FILE",
         )
     if result is not None:
-        for option, refused in (
-            ("--by", by), ("--slo", slo), ("--goodput", goodput), ("--percentiles", percentiles),
-            ("--integrity", integrity), ("--skip-broken", skip_broken),
-            ("--reader-speed", reader_speed), ("--alpha", alpha), ("--idle-cost", idle_cost),
-            ("--reader-grace", reader_grace),
-        ):  # fmt: skip
-            if refused:
+        for option in flags_given(source, goals, reader):
+            if option not in ("--from", "--require"):
                 raise ConfigError(option, "applies to captures only, not to the result of a replay")
-        tell_replay(Outputs(json=json, html=html, markdown=markdown), result)
+        files = outputs.opened(outputs.csv)
+        with _stored_result(places[0]):
+            rows = requirements.add_to(result)
+            show_replay(files, result)
+        if rows:
+            _exit(exit_code(result["verdict"], rows))
         return
-    for option, given in (("--html", html), ("--markdown", markdown)):
+    for option, given in (("--html", outputs.html), ("--markdown", outputs.markdown)):
         if given is not None:
             raise ConfigError(option, "applies to results of llmtap bench and llmtap replay only")
-    from llmtap.capture.read.describe import BY, describe
+    from llmtap.capture.read.describe import describe
     from llmtap.capture.read.reader import read
     from llmtap.metrics.objectives import Objectives
     from llmtap.report.capture import render_capture, render_integrity
 
-    for label in by or ():
+    for label in source.by or ():
         if label not in BY:
             raise ConfigError("--by", f"expected one of {', '.join(BY)}, got {label!r}")
-    text = read_objectives(slo, goodput)
+    text = goals.objectives()
+    requirements.check_objectives(text)
+    if source.integrity and requirements:
+        raise ConfigError("--require", "cannot be combined with --integrity")
     options: dict[str, Any] = {
-        "by": by or (), "objectives": None if text is None else Objectives.parse(text),
-        "percentiles": read_percentiles(percentiles),
-        "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
-    }  # fmt: skip
-    told: dict[str, Any]
-    if _is_trace(places):
-        if integrity:
+        "by": source.by or (),
+        "objectives": None if text is None else Objectives.parse(text),
+        "percentiles": read_percentiles(goals.percentiles) | requirements.percentiles,
+        "reader": reader.benefit(),
+    }
+    summary: dict[str, Any]
+    if source.source_format is not None or _is_trace(places):
+        if source.integrity:
             raise ConfigError("--integrity", "applies to captures of llmtap only")
-        told = _of_trace(places[0], options)
-        print_json(told, json) if json is not None else print_rich(render_capture(told))
+        summary = _of_trace(places[0], options, source.source_format)
+        rows = requirements.add_to(summary)
+        if outputs.csv is not None:
+            _write_csv(outputs.csv, _trace_batches(places[0], source.source_format), summary)
+        if outputs.json is not None:
+            print_json(summary, outputs.json)
+        else:
+            print_rich(render_capture(summary))
+            for note in summary["capture"]["notes"]:
+                print_line(f"note: {note}")
+        _exit(exit_code(None, rows))
         return
-    capture = read(places, skip_broken=skip_broken)
-    checked = capture.integrity()
-    if integrity:
-        told = checked.to_dict()
-        print_json(told, json) if json is not None else print_rich(render_integrity(told))
-        raise typer.Exit(0 if checked.ok else FAILED)
+    capture = read(places, skip_broken=source.skip_broken)
+    integrity_check = capture.integrity()
+    if source.integrity:
+        summary = integrity_check.to_dict()
+        print_json(summary, outputs.json) if outputs.json is not None else print_rich(
+            render_integrity(summary)
+        )
+        raise typer.Exit(0 if integrity_check.ok else ExitCode.FAILED)
     with _progress(len(capture)) as progress:
-        told = describe([f.info for f in capture.files], capture.batches(), progress=progress, **options)
-    capture_told: Any = told["capture"]
-    capture_told |= {
-        "files": len(capture.files), "spools": sum(f.spool for f in capture.files),
+        summary = describe([f.info for f in capture.files], capture.batches(), progress=progress, **options)
+    capture_part: Any = summary["capture"]
+    capture_part |= {
+        "files": len(capture.files),
+        "spools": sum(f.spool for f in capture.files),
         "bytes": sum(f.bytes for f in capture.files),
         "broken": [{"file": file, "problem": problem} for file, problem in capture.broken],
-    }  # fmt: skip
-    told["integrity"] = checked.to_dict()
-    verdicts = dict(verdicts_beside(places))
+    }
+    summary["integrity"] = integrity_check.to_dict()
+    verdicts = dict(stored_verdicts(places))
     if verdicts:
-        told["replays"] = verdicts
-    if json is not None:
-        print_json(told, json)
-        return
-    print_rich(render_capture(told))
-    if verdicts:
-        from llmtap.report.replay import render_verdicts
+        summary["replays"] = verdicts
+    rows = requirements.add_to(summary)
+    if outputs.csv is not None:
+        _write_csv(outputs.csv, capture.batches(), summary)
+    if outputs.json is not None:
+        print_json(summary, outputs.json)
+    else:
+        print_rich(render_capture(summary))
+        if verdicts:
+            from llmtap.report.replay import render_verdicts
 
-        print_rich(render_verdicts(verdicts))
+            with _stored_result(f"{RESULT_PATTERN} beside the capture"):
+                print_rich(render_verdicts(verdicts))
+    _exit(exit_code(None, rows))
+
+
+def _exit(code: ExitCode) -> None:
+    """End the command with a code other than OK."""
+    if code:
+        raise typer.Exit(code)
 
 
 # ---------------------------------------------------------------- captures and traces
 
 
 def _is_trace(places: list[str]) -> bool:
-    """One file that is neither Parquet nor a spool; `read` reports everything else."""
+    """Return whether the places are one file that is neither Parquet nor a spool."""
     if len(places) != 1:
         return False
+    path = Path(places[0])
     try:
-        with open(places[0], "rb") as file:
+        if not path.is_file():
+            return (
+                path.is_fifo() or path.is_char_device()
+            )  # A pipe can be read only once, so its type is not checked.
+        with path.open("rb") as file:
             return file.read(4) not in (b"PAR1", b"LTSP")
     except OSError:
         return False
 
 
-def _of_trace(path: str, options: dict[str, Any]) -> dict[str, object]:
+def _of_trace(path: str, options: dict[str, Any], source_format: str | None) -> dict[str, Any]:
     from llmtap.capture.read.describe import describe
     from llmtap.traces.registry import open_trace
 
-    with open_trace(path) as trace, _progress(None) as progress:
+    with open_trace(path, source_format=source_format) as trace, _progress(None) as progress:
         source = trace.source
-        told = describe([source.info], source.batches, progress=progress, **options)
-    told["capture"] |= {"source": [trace.format.name], "notes": source.notes}  # type: ignore[operator]
-    return told
+        summary = describe([source.info], source.batches, progress=progress, **options)
+    capture_part: Any = summary["capture"]
+    capture_part |= {"source": [trace.format.name], "notes": source.notes}
+    return summary
+
+
+def _trace_batches(path: str, source_format: str | None) -> "Iterator[pa.RecordBatch]":
+    from llmtap.traces.registry import open_trace
+
+    with open_trace(path, source_format=source_format) as trace:
+        yield from trace.source.batches
+
+
+def _write_csv(csv: str, batches: "Iterator[pa.RecordBatch]", summary: Mapping[str, Any]) -> None:
+    """Write the requests to a CSV file, and the figures to a second one. Raises ConfigError."""
+    from llmtap.capture.csv_file import write_csv
+    from llmtap.gates.figures import figures_csv
+
+    figures = figures_place(csv)
+    Outputs(csv=csv)
+    try:
+        write_csv(Path(csv), batches)
+    except OSError as exc:
+        raise ConfigError("--csv", f"cannot write {csv}: {exc.strerror}") from None
+    write_output("--csv", Path(figures), figures_csv(summary))
 
 
 @contextmanager
 def _progress(rows: int | None) -> Iterator[Callable[[int], None] | None]:
-    """A bar of the rows read, in a terminal."""
+    """Yield a function that shows the number of rows read, or None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -246,8 +367,8 @@ def _progress(rows: int | None) -> Iterator[Callable[[int], None] | None]:
 # ---------------------------------------------------------------- results of replays
 
 
-class _Marks(msgspec.Struct):
-    """Fields of a replay's result, and of hardly anything else."""
+class _ReplayFields(msgspec.Struct):
+    """Fields by which the result of a replay is recognised."""
 
     load: dict[str, msgspec.Raw]
     sender: dict[str, msgspec.Raw]
@@ -256,8 +377,22 @@ class _Marks(msgspec.Struct):
     verdict: dict[str, msgspec.Raw]
 
 
+@contextmanager
+def _stored_result(place: str) -> Iterator[None]:
+    """Convert errors about wrong or missing fields of a stored result to ConfigError."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError) as exc:
+        what = f"the field {exc.args[0]!r} is missing" if isinstance(exc, KeyError) else str(exc)
+        raise ConfigError(
+            place,
+            f"is not a result that this version of llmtap can show: {what[:200]}",
+            "it was edited, or another version of llmtap wrote it",
+        ) from exc
+
+
 def load_result(place: str | Path) -> dict[str, Any] | None:
-    """The result that `llmtap replay --json` wrote there; None where that is something else."""
+    """Return the result that `llmtap replay --json` wrote to a file; None for any other file."""
     path = Path(place)
     try:
         if not path.is_file() or path.stat().st_size > RESULT_BYTES_MAX:
@@ -267,91 +402,128 @@ def load_result(place: str | Path) -> dict[str, Any] | None:
             if not begin.lstrip().startswith(b"{"):
                 return None
             raw = begin + file.read()
-        msgspec.json.decode(raw, type=_Marks)
+        msgspec.json.decode(raw, type=_ReplayFields)
         result: dict[str, Any] = msgspec.json.decode(raw)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
     return result
 
 
-def tell_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:
-    """Write and print what is wanted of a replay's result."""
+def show_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:
+    """Write the requested outputs of a replay's result, or print its report."""
+    from llmtap.gates.figures import figures_csv
     from llmtap.report.replay import render_replay, replay_html, replay_markdown
 
     texts = {
-        "--json": lambda: json_text(result), "--html": lambda: replay_html(result),
+        "--json": lambda: json_text(result),
+        "--html": lambda: replay_html(result),
         "--markdown": lambda: replay_markdown(result),
-    }  # fmt: skip
+        "--csv": lambda: figures_csv(result),
+    }
     outputs.tell(texts, lambda: print_rich(render_replay(result)))
 
 
-def write_beside(capture: str, result: Mapping[str, Any]) -> None:
-    """Leave the result in the capture's folder, where that is a local one.
+def result_place(capture: str, result: Mapping[str, Any] | None = None) -> Path | None:
+    """Return the path for the result of a replay, next to the folder of its capture; None for a URL.
 
-    Raises ConfigError where it cannot be written.
+    The folder itself holds Parquet files only, so that other tools read it as one dataset. `result` gives
+    the time in the name.
     """
     from llmtap.capture.store.parquet import open_place
 
     folder = open_place(capture).folder
-    if folder is not None:
-        when = re.sub(r"\W", "", str(result["window"]["start"]))
-        write_output("--capture", folder / BESIDE.replace("*", when), json_text(result))
+    if folder is None:
+        return None
+    time_text = "" if result is None else re.sub(r"\W", "", str(result["window"]["start"]))
+    folder = folder.resolve()
+    return folder.parent / f"{folder.name}.{RESULT_PATTERN.replace('*', time_text)}"
 
 
-def verdicts_beside(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Names and verdicts of the results that lie in these folders, the oldest first."""
+def store_result(capture: str, result: Mapping[str, Any]) -> None:
+    """Write the result next to the folder of the capture, if that is local.
+
+    Raises ConfigError if it cannot be written.
+    """
+    place = result_place(capture, result)
+    if place is not None:
+        write_output("--capture", place, json_text(result))
+
+
+def stored_verdicts(places: Sequence[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield names and verdicts of the results next to these folders, oldest first.
+
+    Earlier versions of llmtap stored them in the folders.
+    """
     for place in places:
-        for path in sorted(Path(place).glob(BESIDE)) if Path(place).is_dir() else ():
+        if not Path(place).is_dir():
+            continue
+        folder = Path(place).resolve()
+        in_parent = folder.parent.glob(f"{escape(folder.name)}.{RESULT_PATTERN}")
+        paths = {
+            path.name.removeprefix(f"{folder.name}."): path
+            for path in (*folder.glob(RESULT_PATTERN), *in_parent)
+        }
+        for name, path in sorted(paths.items()):
             result = load_result(path)
             if result is not None:
-                yield path.name, result["verdict"]
+                yield name, result["verdict"]
 
 
 # ---------------------------------------------------------------- results of benchmarks
 
 
 def _refuse_bench(places: list[str]) -> None:
-    """Refuse results folders: the sum of a benchmark's captures, of several loads, means nothing."""
-    for place in (Path(found) for pattern in places for found in sorted(glob(pattern))):
+    """Raise ConfigError for results folders: a summary over captures of different loads means nothing."""
+    for place in (Path(path) for pattern in places for path in sorted(glob(pattern))):
         results = [place] if (place / "bench.json").is_file() else []
-        results += [found.parent for found in sorted(place.glob("*/bench.json"))]
+        results += [path.parent for path in sorted(place.glob("*/bench.json"))]
         if results:
             hint = f"llmtap report {shlex.quote(str(results[0]))}; --compare names other results"
             raise ConfigError("CAPTURE", f"{results[0]} has benchmark results", hint)
 
 
-def _show_bench(folder: Path, outputs: Outputs) -> None:
+def _show_bench(folder: Path, outputs: Outputs, requirements: "Requirements") -> None:
     from llmtap.bench.report.report import load_document
     from llmtap.cli.bench import bench_texts
+    from llmtap.gates.requirements import exit_code
     from llmtap.report.bench import render_bench
 
-    document = load_document(folder)
-    outputs.tell(bench_texts(document), lambda: print_rich(render_bench(document)))
+    with _stored_result(str(folder)):
+        document = load_document(folder)
+        rows = requirements.add_to_tests(document)
+        outputs.tell(bench_texts(document), lambda: print_rich(render_bench(document)))
+    _exit(exit_code(None, rows))
 
 
 def _compare(
-    places: Sequence[str], others: Sequence[str], json: str | None, html: str | None, markdown: str | None
+    places: Sequence[str], others: Sequence[str], outputs: Outputs, tolerances: "Tolerances | None"
 ) -> None:
     if len(places) != 1:
         raise ConfigError(
             "--compare",
-            f"{len(places)} results to compare with",
+            f"got {len(places)} base results, expected one",
             "one, then --compare for each of the others; a file for --json is --json=FILE",
         )
-    outputs = Outputs(json=json, html=html, markdown=markdown)
     need_extra("--compare", "scipy", "bench")
     results = {place: load_result(place) for place in (places[0], *others)}
     if any(result is not None for result in results.values()):
-        _compare_replays([places[0], *others], results, outputs)
+        with _stored_result(" or ".join(results)):
+            _compare_replays([places[0], *others], results, outputs, tolerances)
         return
     from llmtap.cli.bench import compare_folders
 
-    compare_folders(Path(places[0]), [Path(other) for other in others], outputs)
+    with _stored_result(" or ".join((places[0], *others))):
+        code = compare_folders(Path(places[0]), [Path(other) for other in others], outputs, tolerances)
+    raise typer.Exit(code)
 
 
 def _compare_replays(
-    places: Sequence[str], results: Mapping[str, dict[str, Any] | None], outputs: Outputs
+    places: Sequence[str],
+    results: Mapping[str, dict[str, Any] | None],
+    outputs: Outputs,
+    tolerances: "Tolerances | None",
 ) -> None:
+    from llmtap.gates.regression import judge_replays, regression_code
     from llmtap.load.replay.comparison import (
         compare_replays,
         comparison_document,
@@ -369,15 +541,24 @@ def _compare_replays(
         raise ConfigError("--compare", "a result is named twice")
     names = [Path(place).stem for place in places]
     labels = names if len(set(names)) == len(names) else places
-    told = compare_replays(
-        {label: found for label, place in zip(labels, places, strict=True) if (found := results[place])}
-    )
+    named = {label: stored for label, place in zip(labels, places, strict=True) if (stored := results[place])}
+    comparison = compare_replays(named)
+    if tolerances is not None:
+        comparison["regression"] = judge_replays(tolerances, named, compare_replays)
     texts = {
-        "--json": lambda: json_text(told),
-        "--html": lambda: page_html(comparison_document(told), "replay_page.css"),
-        "--markdown": lambda: markdown(comparison_document(told), special="|"),
-    }  # fmt: skip
-    outputs.tell(texts, lambda: print_rich(render_replay_comparison(told)))
-    invalid = any(not result["verdict"]["valid"] for result in told["results"])
-    if invalid or any(row["load"] for one in told["comparisons"] for row in one["set_up"]):
-        raise typer.Exit(FAILED)
+        "--json": lambda: json_text(comparison),
+        "--html": lambda: page_html(comparison_document(comparison), "replay_page.css"),
+        "--markdown": lambda: markdown(comparison_document(comparison), special="|"),
+    }
+    outputs.tell(texts, lambda: print_rich(render_replay_comparison(comparison)))
+    verdicts = [result["verdict"] for result in comparison["results"]]
+    differ = any(row["load"] for one in comparison["comparisons"] for row in one["set_up"])
+    if tolerances is not None:
+        _exit(regression_code(verdicts, comparison["regression"], differ=differ))
+        return
+    code = ExitCode.of_run(
+        failed=any(verdict.get("failed") for verdict in verdicts),
+        not_valid=differ or any(not verdict["valid"] for verdict in verdicts),
+    )
+    if code:
+        raise typer.Exit(code)

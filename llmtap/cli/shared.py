@@ -1,11 +1,11 @@
 """Shared code of commands: declarations and checks of options, output files, printing, and signals.
 
-`Outputs` writes `--json`, `--html`, `--markdown` and `--csv`; `stoppable` handles Ctrl-C and SIGTERM; names
-such as `Headers` declare options that several commands have.
+`Outputs` writes `--json`, `--html`, `--markdown` and `--csv`; `stoppable` handles Ctrl-C, SIGTERM and SIGHUP;
+names such as `Headers` declare options that several commands have.
 """
 
 import difflib
-import math
+import os
 import re
 import signal
 import sys
@@ -15,30 +15,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import typer
 from typer.core import TyperCommand
 
-from llmtap.errors import ConfigError, install_hint
-from llmtap.units import NS_PER_S, Duration, parse_duration_ns
+from llmtap.errors import ConfigError, ExitCode, install_hint, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from llmtap.metrics.deadlines import Benefit
     from llmtap.report.document import Table
 
-FAILED: Final = 1
-"""Exit code of a check that failed."""
 STDOUT: Final = "-"
-_SPEED_MAX: Final = 1e6
 _LINE_MAX: Final = 10_000
 """Longer than any row of a table."""
-_DURATION_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
-"""Upper limit that timestamps can represent."""
 _SIGNAL_EXIT: Final = 128
 """Added to the number of a signal, as shells do."""
+
+
+# ---------------------------------------------------------------- messages
+
+
+def print_message(text: str) -> None:
+    """Print a message on stderr. Names of files and texts of servers cannot control the terminal."""
+    print(f"llmtap: {printable_lines(text)}", file=sys.stderr, flush=True)
+
+
+def print_line(text: str, out: Any = None) -> None:
+    """Print a line of a result that may contain text of others, on `out` (default: stdout)."""
+    print(printable_lines(text), file=out or sys.stdout)
+
+
+def printable_lines(text: str) -> str:
+    """Escape all control characters except line ends."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 # ---------------------------------------------------------------- outputs
@@ -83,6 +93,11 @@ class Outputs:
             show()
         else:
             print(texts[self.stdout]())
+
+
+def exit_codes(*codes: ExitCode) -> str:
+    """Return the paragraph of a command's help on its exit codes; all of them without `codes`."""
+    return "Exit codes: " + "; ".join(f"{code} {code.meaning}" for code in codes or ExitCode) + "."
 
 
 def need_capture(to: str) -> None:
@@ -154,17 +169,6 @@ def print_table(table: "Table", out: Any = None) -> None:
 # ---------------------------------------------------------------- options
 
 
-def option_duration(option: str, text: str) -> Duration:
-    """Return the duration of an option. Raises ConfigError that names it."""
-    try:
-        ns = parse_duration_ns(text)
-    except (ValueError, OverflowError) as exc:
-        raise ConfigError(option, str(exc)) from None
-    if ns > _DURATION_NS_MAX:
-        raise ConfigError(option, f"{text!r} is longer than 1,000 days")
-    return Duration(ns)
-
-
 def read_objectives(slo: str | None, goodput: str | None) -> str | None:
     """Return the objectives of `--slo` or `--goodput` in our own form. Raises ConfigError."""
     from llmtap.metrics.objectives import Objectives
@@ -215,13 +219,11 @@ def check_known(option: str, kind: str, name: str, known: Collection[str]) -> No
         raise ConfigError(option, f"no {kind} is called {name!r}; {hint}")
 
 
-def need_warmup(warmup: str) -> None:
-    number = warmup.isascii() and warmup.isdigit() and 0 < int(warmup) < 10**6
-    if warmup not in ("auto", "none") and not number:
-        raise ConfigError("--warmup", f"expected auto, none or a number of requests, got {warmup!r}")
-
-
 # ---------------------------------------------------------------- signals
+
+
+STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a command, with the report of the completed part."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -232,13 +234,28 @@ class Stopped(KeyboardInterrupt):
         self.code = _SIGNAL_EXIT + number
 
 
+def _terminal_fds() -> tuple[int, ...]:
+    return tuple(fd for fd in (1, 2) if os.isatty(fd))
+
+
 @dataclass(slots=True)
-class Heard:
-    """Signals so far, and an optional handler that replaces raising Stopped."""
+class ReceivedSignals:
+    """Signals that arrived, and an optional handler that replaces raising Stopped."""
 
     numbers: list[int] = field(default_factory=list)
-    instead: Callable[[], bool] | None = None
-    """Called in the handler of a signal. False: raise Stopped."""
+    terminal_fds: tuple[int, ...] = field(default_factory=_terminal_fds)
+    """Standard output and error, if they are the terminal."""
+    handler: Callable[[], bool] | None = None
+    """Called when a signal arrives. If it returns False, Stopped is raised."""
+
+    def add(self, number: int) -> None:
+        """Record a signal. After SIGHUP the terminal is gone, and a write to it would fail."""
+        self.numbers.append(number)
+        if number == signal.SIGHUP:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for fd in self.terminal_fds:
+                os.dup2(nowhere, fd)
+            os.close(nowhere)
 
     @property
     def code(self) -> int | None:
@@ -246,48 +263,49 @@ class Heard:
         return _SIGNAL_EXIT + self.numbers[0] if self.numbers else None
 
 
-def loop_signals(heard: Heard, stop: Callable[[], None]) -> None:
+def loop_signals(signals: ReceivedSignals, stop: Callable[[], None]) -> None:
     """Call `stop` in the running loop when a signal arrives."""
     import asyncio
 
     def handle(number: int) -> None:
-        heard.numbers.append(number)
+        signals.add(number)
         stop()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, handle, number)
+    for number in STOPPING:
+        # A signal that was ignored at the start (nohup, background of a shell) stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, handle, number)
 
 
 @contextmanager
-def stoppable() -> Iterator[Heard]:
-    """Raise Stopped in the main thread at Ctrl-C or SIGTERM, unless `instead` handles the signal.
+def stoppable() -> Iterator[ReceivedSignals]:
+    """Raise Stopped in the main thread at a signal of STOPPING, unless `handler` handles the signal.
 
     Later signals are ignored, so that they do not interrupt the cleaning up.
     """
     before: dict[int, Any] = {}
-    heard = Heard()
+    signals = ReceivedSignals()
     raised = False
 
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal raised
-        heard.numbers.append(number)
-        if heard.instead is not None and heard.instead():
+        signals.add(number)
+        if signals.handler is not None and signals.handler():
             return
         raised = True
         for each in before:
             signal.signal(each, signal.SIG_IGN)
-        raise Stopped(heard.numbers[0])
+        raise Stopped(signals.numbers[0])
 
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # A signal that was ignored at the start (nohup, background of a shell) stays ignored.
+        for number in STOPPING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, stop)
     try:
-        yield heard
+        yield signals
     except KeyboardInterrupt:
-        # Some libraries replace our exception by their own.
-        raise Stopped(heard.numbers[0] if heard.numbers else signal.SIGINT) from None
+        # Some libraries replace Stopped by KeyboardInterrupt.
+        raise Stopped(signals.numbers[0] if signals.numbers else signal.SIGINT) from None
     finally:
         if not raised:
             for each, handler in before.items():
@@ -300,8 +318,11 @@ class SeveralValues(TyperCommand):
     words: ClassVar[Mapping[str, str]] = {
         "--pp": r"[\d,]+", "--tg": r"[\d,]+", "--concurrency": r"[\d,]+", "--batch": r"[\d,]+",
         "--goodput": r"[a-z0-9]+:[\d.]+", "--percentiles": r"[\d.,]+",
+        "--fail-if-worse": r"([a-z][\w.]*:)?[\d.]+%?|all",
     }  # fmt: skip
     """Form of the additional words of each option; other words are arguments of the command."""
+    defaults: ClassVar[Mapping[str, str]] = {"--fail-if-worse": "all"}
+    """Value of each option that may stand without one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         joined: list[str] = []
@@ -311,157 +332,17 @@ class SeveralValues(TyperCommand):
             if form and re.fullmatch(form, arg):
                 joined[-1] += f",{arg}"
                 continue
+            after = args[i + 1] if i + 1 < len(args) else ""
+            if arg in self.defaults and not re.fullmatch(self.words[arg], after):
+                arg = f"{arg}={self.defaults[arg]}"
             joined.append(arg)
             name, has_value, _ = arg.partition("=")
             form = self.words.get(name if has_value else args[i - 1] if i else "")
         return super().parse_args(ctx, joined)
 
 
-def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
-    """Declare an option with a value. The help shows `metavar` for the value, or its type if None."""
-    return typer.Option(*names, metavar=metavar, help=text, **more)
-
-
-def flag(name: str, text: str, **more: Any) -> Any:
-    """Declare an option without a value."""
-    return typer.Option(name, help=text, **more)
-
-
-def argument(metavar: str, text: str) -> Any:
-    """Declare an argument."""
-    return typer.Argument(metavar=metavar, help=text)
-
-
-AdminAddress = Annotated[
-    str | None,
-    option(None, "HOST:PORT of the admin port with /metrics; default 127.0.0.1:9464. [key: meter.admin]"),
-]
-CaptureTo = Annotated[
-    str | None,
-    option(
-        "DIR|URL",
-        "Folder or URL for a Parquet capture of every exchange (a request with its response), by default "
-        "without prompts and answers. [key: capture.to]",
-    ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    option(
-        None,
-        "TOML configuration file. An option with [key: NAME] sets that key; `llmtap proxy --keys` lists all "
-        "keys.",
-        envvar="LLMTAP_CONFIG",
-    ),
-]
-CheckOnly = Annotated[bool, flag("--check", "Check the configuration and start nothing.")]
-SetKeys = Annotated[
-    list[str] | None,
-    option(
-        "KEY=VALUE",
-        "Value of any configuration key, for example log.level=warning; may be repeated.",
-        "--set",
-    ),
-]
-CaFile = Annotated[str | None, option("FILE", "PEM file of the CA to trust instead of the system's CAs.")]
-SourceFormat = Annotated[
-    str | None,
-    option(
-        "NAME",
-        "Format of TRACE, from `llmtap convert --list` (default: detected from its content).",
-        "--from",
-    ),
-]
-ModelName = Annotated[
-    str | None,
-    option("NAME", "Model name (default: the model that the server lists, if it lists exactly one)."),
-]
-Headers = Annotated[
-    list[str] | None, option("'NAME: VALUE'", "Header field for every request; may be repeated.")
-]
-ApiKeyEnv = Annotated[
-    str | None, option("NAME", "Environment variable with the API key (default: OPENAI_API_KEY).")
-]
-BodyFields = Annotated[
-    list[str] | None,
-    option("NAME=JSON", "Field to add to every request body, for example top_p=0.9; may be repeated."),
-]
-AnswerTimeout = Annotated[str, option("TIME", "Maximum duration of a complete response.")]
-Slo = Annotated[
-    str | None,
-    option(
-        "BOUNDS",
-        "Limits that a request must meet to count as goodput, for example 'ttft:500ms tpot:50ms'. Other "
-        "names: ttft_any, ttfb, e2e, user_idle, tbc_max, tbc_p99, jitter.",
-    ),
-]
-VllmGoodput = Annotated[
-    str | None,
-    option("NAME:MS...", "The same limits in vLLM's form, in ms, for example ttft:200 tpot:50 e2el:30000."),
-]
-Percentiles = Annotated[
-    str | None,
-    option("N,...", "Additional percentiles of each metric, for example 25,75,99.5."),
-]
-ReaderSpeed = Annotated[
-    float | None,
-    option("TOKENS/S", "Reading speed for user idle latency and smooth goodput; default 20."),
-]
-Alpha = Annotated[
-    float | None,
-    option(
-        "NUMBER",
-        "Number of tokens that smooth goodput subtracts for each unit of waiting (see --idle-cost); default "
-        "5.",
-    ),
-]
-IdleCost = Annotated[
-    str | None,
-    option(
-        "seconds|tokens",
-        "Unit in which --alpha counts waiting: seconds, or the tokens that could have been read in that "
-        "time. Default: seconds.",
-    ),
-]
-ReaderGrace = Annotated[
-    int | None,
-    option(
-        "TOKENS",
-        "Delay that a reader accepts before a token counts as late, in reading times of one token: 2 is "
-        "100 ms at 20 tokens/s. It begins when the reader needs the token; default 0.",
-    ),
-]
-
-
-def reader_of(
-    speed: float | None, alpha: float | None, idle_cost: str | None, grace: int | None
-) -> "Benefit":
-    """Return the reader of the four options. Raises ConfigError."""
-    from llmtap.metrics.deadlines import ALPHA, IDLE_COSTS, READER_NS_PER_TOKEN, Benefit
-
-    speed = 1e9 / READER_NS_PER_TOKEN if speed is None else speed
-    alpha = ALPHA if alpha is None else alpha
-    if not 0 < speed <= _SPEED_MAX:
-        raise ConfigError(
-            "--reader-speed", f"expected a number above 0, at most {_SPEED_MAX:g}, got {speed:g}"
-        )
-    if not 0 <= alpha < math.inf:
-        raise ConfigError("--alpha", f"expected a number of at least 0, got {alpha:g}")
-    if idle_cost is not None:
-        check_known("--idle-cost", "unit", idle_cost, IDLE_COSTS)
-    if grace is not None and grace < 0:
-        raise ConfigError("--reader-grace", f"expected a number of at least 0, got {grace}")
-    return Benefit.at_speed(speed, alpha, idle_cost or "seconds", grace or 0)
-
-
-Seed = Annotated[int, option("N", "Random seed.", min=0)]
-NoSelftest = Annotated[
-    bool,
-    flag(
-        "--no-selftest",
-        "Skip the self-test, which measures how accurate llmtap's TTFT and ITL are at the same load.",
-    ),
-]
-Json = Annotated[
-    str | None, option("[=FILE]", "Result as JSON: on stdout with --json, in FILE with --json=FILE.")
-]
-"""The file is optional: `llmtap.cli.main` adds the default."""
+def figures_place(csv: str) -> str:
+    """Return the file for the figures beside the CSV of requests: `a.figures.csv` beside `a.csv`."""
+    if csv == STDOUT:
+        raise ConfigError("--csv", "needs a file: it is two tables", "such as --csv result.csv")
+    return str(Path(csv).with_suffix("")) + ".figures.csv"

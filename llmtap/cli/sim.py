@@ -7,36 +7,34 @@ Long because the options of its commands stand in their signatures.
 """
 
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
+from msgspec import Meta, Struct
 
+from llmtap.cli.flags import command
 from llmtap.cli.main import app
+from llmtap.cli.options import Json, ReaderOptions, Require
 from llmtap.cli.shared import (
-    FAILED,
-    Alpha,
-    IdleCost,
-    Json,
     Outputs,
-    ReaderGrace,
-    ReaderSpeed,
-    SourceFormat,
     Stopped,
-    argument,
-    flag,
+    exit_codes,
     json_text,
     need_capture,
-    option,
+    print_line,
+    print_message,
+    print_rich,
     print_table,
     read_pairs,
-    reader_of,
     stoppable,
 )
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, ExitCode
+from llmtap.load.options import SourceFormat
+from llmtap.options.fields import flags_given, opt
 
 if TYPE_CHECKING:
     from llmtap.sim.sweep.runner import SweepRunner
@@ -71,94 +69,97 @@ Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket)
 /v1/models /v1/messages /api/chat /api/generate /metrics /health /sim/truth?since=N"""
 
 
-@sim.command(short_help="Serve simulated tokens with the APIs of OpenAI and others.", epilog=_SERVE_EPILOG)
-def serve(
-    listen: Annotated[str, option(None, "HOST:PORT to listen on.")] = "127.0.0.1:8000",
+class _ListenOptions(Struct, frozen=True, kw_only=True):
+    """Addresses of the server."""
+
+    listen: Annotated[str, opt("HOST:PORT to listen on.")] = "127.0.0.1:8000"
     grpc: Annotated[
-        str | None,
-        option("HOST:PORT", "HOST:PORT for the gRPC services of vLLM and SGLang (default: none)."),
-    ] = None,
+        str | None, opt("HOST:PORT for the gRPC services of vLLM and SGLang (default: none).", "HOST:PORT")
+    ] = None
     grpc_certificate: Annotated[
-        Path | None, option("FILE", "PEM file with the TLS certificate for --grpc (default: no TLS).")
-    ] = None,
-    grpc_key: Annotated[
-        Path | None, option("FILE", "PEM file with the private key of --grpc-certificate.")
-    ] = None,
-    ttft: Annotated[
-        str | None, option(None, "Time from a request to its first token; default 150ms.")
-    ] = None,
-    itl: Annotated[str | None, option(None, "Time between tokens; default 20ms.")] = None,
+        Path | None, opt("PEM file with the TLS certificate for --grpc (default: no TLS).", "FILE")
+    ] = None
+    grpc_key: Annotated[Path | None, opt("PEM file with the private key of --grpc-certificate.", "FILE")] = (
+        None
+    )
+
+
+class _AnswerOptions(Struct, frozen=True, kw_only=True):
+    """Answers, by flag or key."""
+
+    ttft: Annotated[str | None, opt("Time from a request to its first token; default 150ms.")] = None
+    itl: Annotated[str | None, opt("Time between tokens; default 20ms.")] = None
     tokens: Annotated[
         int | None,
-        option(
-            None,
-            "Tokens per response; at most max_tokens, and exactly max_tokens with ignore_eos. Default 40.",
-        ),
-    ] = None,
+        opt("Tokens per response; at most max_tokens, and exactly max_tokens with ignore_eos. Default 40."),
+    ] = None
     spread: Annotated[
         float | None,
-        option(
-            None,
-            "Maximum relative variation of TTFT and ITL between responses, such as 0.3 for +-30 %; default "
-            "0.",
+        opt(
+            "Maximum relative variation of TTFT and ITL between responses, such as 0.3 for +-30 %; default 0."
         ),
-    ] = None,
-    seed: Annotated[int | None, option(None, "Random seed; default 0.")] = None,
-    dialect: Annotated[
-        str | None, option(None, "Dialect of the API: openai or vllm; default openai.")
-    ] = None,
+    ] = None
+    seed: Annotated[int | None, opt("Random seed; default 0.")] = None
+    dialect: Annotated[str | None, opt("Dialect of the API: openai or vllm; default openai.")] = None
+    assign: Annotated[
+        list[str] | None,
+        opt(
+            "Value of any key that --keys lists, for example pacing.jitter=0.3; may be repeated.",
+            "KEY=VALUE",
+            "--set",
+        ),
+    ] = None
+
+
+class _EngineOptions(Struct, frozen=True, kw_only=True):
+    """The engine behind the answers."""
+
     scheduler: Annotated[
         str,
-        option(
-            None,
+        opt(
             "Scheduler of the engine; `llmtap sim run --readings` lists them. fixed: tokens at the times of "
-            "--ttft and --itl, without a scheduler. multi_bin_dynamic requires --reading bin_edges=...",
+            "--ttft and --itl, without a scheduler. multi_bin_dynamic requires --reading bin_edges=..."
         ),
-    ] = "fixed",
+    ] = "fixed"
     serving: Annotated[
         list[str] | None,
-        option(
-            "NAME=VALUE",
+        opt(
             "Option of an iteration-level scheduler; `llmtap sim run --readings` lists these options. May be "
             "repeated.",
+            "NAME=VALUE",
         ),
-    ] = None,
+    ] = None
     reading: Annotated[
         list[str] | None,
-        option(
-            "NAME=VALUE",
+        opt(
             "Interpretation of a detail that the multi-bin batching paper leaves open; may be repeated. For "
             "example, bin_edges=1,30,117 sets the lower edge of each bin of multi_bin_dynamic. `llmtap sim "
             "run --readings` lists the details and their values.",
+            "NAME=VALUE",
         ),
-    ] = None,
+    ] = None
     servers: Annotated[
         int,
-        option(
-            None,
-            "Number of simulated servers with one GPU each, for schedulers of whole batches.",
-            min=1,
-            max=10_000,
+        opt(
+            "Number of simulated servers with one GPU each, for schedulers of whole batches.", ge=1, le=10_000
         ),
-    ] = 1,
+    ] = 1
+
+
+@command(sim, short_help="Serve simulated tokens with the APIs of OpenAI and others.", epilog=_SERVE_EPILOG)
+def serve(
+    listening: _ListenOptions,
+    answers: _AnswerOptions,
+    chosen: _EngineOptions,
     truth: Annotated[
         Path | None,
-        option(
-            None,
+        opt(
             "File to which the planned and the actual send times of the tokens are appended, one JSON line "
-            "for each request.",
-        ),
-    ] = None,
-    assign: Annotated[
-        list[str] | None,
-        option(
-            "KEY=VALUE",
-            "Value of any key that --keys lists, for example pacing.jitter=0.3; may be repeated.",
-            "--set",
+            "for each request."
         ),
     ] = None,
     list_keys: Annotated[
-        bool, flag("--keys", "List every key with its default and its request header.")
+        bool, opt("List every key with its default and its request header.", None, "--keys")
     ] = False,
 ) -> None:
     """Serve the APIs of OpenAI, Anthropic and Ollama with simulated tokens at known times."""
@@ -167,20 +168,22 @@ def serve(
     if list_keys:
         _list_keys()
         return
-    flags = {
-        "ttft": ttft, "itl": itl, "tokens": tokens, "spread": spread, "seed": seed, "dialect": dialect,
-    }  # fmt: skip
-    values = {key: str(value) for key, value in flags.items() if value is not None}
+    flags = msgspec.structs.asdict(answers)
+    values = {key: str(value) for key, value in flags.items() if value is not None and key != "assign"}
     places = {key: f"--{key}" for key in values}
-    for key, value in read_pairs("--set", assign, once=True).items():
+    for key, value in read_pairs("--set", answers.assign, once=True).items():
         if key in values:
             raise ConfigError(places[key], f"cannot be combined with --set {key}")
         values[key], places[key] = value, f"--set {key}"
     options = load_options(values, places)
     engine = load_engine(
-        scheduler, values, serving=read_pairs("--serving", serving, "NAME=VALUE", once=True),
-        readings=read_pairs("--reading", reading, "NAME=VALUE", once=True), servers=servers, places=places,
-    )  # fmt: skip
+        chosen.scheduler,
+        values,
+        serving=read_pairs("--serving", chosen.serving, "NAME=VALUE", once=True),
+        readings=read_pairs("--reading", chosen.reading, "NAME=VALUE", once=True),
+        servers=chosen.servers,
+        places=places,
+    )
 
     import gc
 
@@ -190,24 +193,24 @@ def serve(
     from llmtap.net.listener import bind, is_free, parse_address
     from llmtap.sim.server.server import SimServer
 
-    with _listening("--listen", listen):
-        sock = bind(*parse_address(listen, "--listen"), shared=False)
-    if grpc is not None:
-        with _listening("--grpc", grpc):
-            grpc_host, grpc_port = parse_address(grpc, "--grpc")
+    with _listening("--listen", listening.listen):
+        sock = bind(*parse_address(listening.listen, "--listen"), shared=False)
+    if listening.grpc is not None:
+        with _listening("--grpc", listening.grpc):
+            grpc_host, grpc_port = parse_address(listening.grpc, "--grpc")
             is_free(grpc_host, grpc_port)
     try:
         server = SimServer(options, engine=engine, truth_file=truth)
     except OSError as exc:
         raise ConfigError("--truth", f"cannot write {truth}: {exc.strerror}") from None
-    if grpc is not None:
-        server.serve_grpc(grpc_host, grpc_port, _pem_pair(grpc_certificate, grpc_key))
+    if listening.grpc is not None:
+        server.serve_grpc(grpc_host, grpc_port, _pem_pair(listening.grpc_certificate, listening.grpc_key))
     bound = sock.getsockname()
 
     def tell() -> None:
         print(f"llmtap sim: http://{bound[0]}:{bound[1]}/v1/chat/completions", flush=True)
-        if grpc is not None:
-            scheme = "grpc" if grpc_certificate is None else "grpcs"
+        if listening.grpc is not None:
+            scheme = "grpc" if listening.grpc_certificate is None else "grpcs"
             print(f"llmtap sim: {scheme}://{grpc_host or '[::]'}:{server.grpc_port}", flush=True)
 
     async def drain(_app: web.Application) -> None:
@@ -269,12 +272,13 @@ def _list_keys() -> None:
     print("\nA duration in a header is text such as 5ms, or milliseconds if the header name ends in -ms.")
 
 
-@sim.command(
+@command(
+    sim,
     short_help="Write the tokenizer of `sim serve` as a tokenizer.json.",
     epilog="Example:\n\n  llmtap sim tokenizer tokenizer.json",
 )
 def tokenizer(
-    file: Annotated[Path, argument("FILE", "Output file; - is stdout.")],
+    file: Annotated[Path, opt("Output file; - is stdout.", "FILE", argument=True)],
 ) -> None:
     """Write the tokenizer of `sim serve` as a tokenizer.json of Hugging Face's `tokenizers`."""
     import json
@@ -311,173 +315,226 @@ Examples:
 
   llmtap sim run chat --scheduler continuous_batching,chunked_prefill --rate 1,2,4 --slo "ttft:1s"
 
-  llmtap sim run trace.csv --preset methods --results runs.jsonl --ray local"""
+  llmtap sim run trace.csv --preset methods --results runs.jsonl --ray local
+
+"""
 
 
-@sim.command(short_help="Simulate a trace with several schedulers in virtual time.", epilog=_RUN_EPILOG)
-def run(
-    trace: Annotated[str, argument("TRACE", "Trace, capture or workload to simulate.")] = "",
-    source_format: SourceFormat = None,
+class _TraceOptions(Struct, frozen=True, kw_only=True):
+    """The trace, and the lists of the command."""
+
+    trace: Annotated[str, opt("Trace, capture or workload to simulate.", "TRACE", argument=True)] = ""
+    source_format: SourceFormat = None
+    readings: Annotated[bool, opt("List the schedulers and the options of --reading and --serving.")] = False
+    presets: Annotated[bool, opt("List the presets and workloads.")] = False
+
+
+class _AxisOptions(Struct, frozen=True, kw_only=True):
+    """Values of the sweep."""
+
     scheduler: Annotated[
         str | None,
-        option(
-            "NAME,...",
+        opt(
             "Schedulers; --readings lists them (default: static_fifo, dynamic_no_bins and "
             "multi_bin_dynamic, the three of the multi-bin batching paper).",
+            "NAME,...",
         ),
-    ] = None,
-    scale: Annotated[
-        str | None,
-        option("X,...", "Factors that multiply the arrival rate; default 1."),
-    ] = None,
+    ] = None
+    scale: Annotated[str | None, opt("Factors that multiply the arrival rate; default 1.", "X,...")] = None
     rate: Annotated[
         str | None,
-        option(
-            "RPS,...", "Mean arrival rates in requests/s to scale the trace to, as an alternative to --scale."
+        opt(
+            "Mean arrival rates in requests/s to scale the trace to, as an alternative to --scale.", "RPS,..."
         ),
-    ] = None,
+    ] = None
     requests: Annotated[
         str | None,
-        option("N,...", "Numbers of requests: the first N rows of the trace, repeated if it is shorter."),
-    ] = None,
+        opt("Numbers of requests: the first N rows of the trace, repeated if it is shorter.", "N,..."),
+    ] = None
     servers: Annotated[
-        str | None, option("N,...", "Numbers of simulated servers with one GPU each; default 1.")
-    ] = None,
+        str | None, opt("Numbers of simulated servers with one GPU each; default 1.", "N,...")
+    ] = None
+    router: Annotated[
+        str | None,
+        opt(
+            "Routers in front of several servers of an iteration-level scheduler. round-robin: in turn. "
+            "least-loaded: to the server with the fewest open requests. prefix-aware: to the server that got "
+            "the longest beginning of the prompt before, unless it has 32 open requests more than another. "
+            "Default: round-robin.",
+            "NAME,...",
+        ),
+    ] = None
     bins: Annotated[
         str | None,
-        option(
-            "K|EDGE,...",
+        opt(
             "Number of output-length bins, for example 4, or the lower edge of each bin in tokens, for "
             "example 0,64,256; default 8.",
+            "K|EDGE,...",
         ),
-    ] = None,
+    ] = None
     eps: Annotated[
         str | None,
-        option(
-            None,
+        opt(
             "Tolerance around the SLA per token; default 5ms. While the time per token is within it, a "
-            "scheduler that adapts the batch size keeps the size. --reading token_sla sets the SLA.",
+            "scheduler that adapts the batch size keeps the size. --reading token_sla sets the SLA."
         ),
-    ] = None,
+    ] = None
     predictor: Annotated[
         str | None,
-        option(
-            "perfect|prompt|noisy|shuffled",
+        opt(
             "Predictor of output lengths. perfect: the true length. prompt: 1.5 x (prompt tokens)^0.7. "
             "noisy: as prompt, with about 10 % random noise. shuffled: the true lengths in random order. "
             "Default: perfect.",
+            "perfect|prompt|noisy|shuffled",
         ),
-    ] = None,
+    ] = None
     reading: Annotated[
         list[str] | None,
-        option(
-            "NAME=VALUE",
+        opt(
             "Interpretation of a detail that the multi-bin batching paper leaves open; --readings lists the "
             "details and their values. May be repeated.",
+            "NAME=VALUE",
         ),
-    ] = None,
+    ] = None
     serving: Annotated[
         list[str] | None,
-        option(
-            "NAME=VALUE",
+        opt(
             "Option of the iteration-level schedulers; --readings lists these options. May be repeated.",
+            "NAME=VALUE",
         ),
-    ] = None,
+    ] = None
     vary: Annotated[
         list[str] | None,
-        option(
-            "NAME=V,V,...",
+        opt(
             "Several values of one setting: bins, or an option of --reading or --serving. The separator is a "
             "comma, or | if a value contains a comma. May be repeated.",
+            "NAME=V,V,...",
         ),
-    ] = None,
-    readings: Annotated[
-        bool, flag("--readings", "List the schedulers and the options of --reading and --serving.")
-    ] = False,
+    ] = None
     preset: Annotated[
         str | None,
-        option(
-            "NAME",
+        opt(
             "Predefined sweep; --presets lists them. An option on the command line replaces the preset's "
             "values of that option.",
+            "NAME",
         ),
-    ] = None,
-    presets: Annotated[bool, flag("--presets", "List the presets and workloads.")] = False,
+    ] = None
+    seed: Annotated[str | None, opt("Random seeds of predictors and workloads; default 42.", "N,...")] = None
+
+
+class _FitOptions(Struct, frozen=True, kw_only=True):
+    """Data to fit the latency model to."""
+
     latency: Annotated[
         str | None,
-        option(
-            "CSV|CAPTURE",
+        opt(
             "Data to fit the latency model to: CSV with batch_size, "
             "max_seq_len and mean_latency_sec, or a capture.",
+            "CSV|CAPTURE",
         ),
-    ] = None,
+    ] = None
     fit_chunk: Annotated[
-        int | None,
-        option(
-            "TOKENS",
+        Annotated[int, Meta(ge=1)] | None,
+        opt(
             "Chunk size of chunked prefill on the server where the CAPTURE of --latency was recorded.",
-            min=1,
+            "TOKENS",
         ),
-    ] = None,
+    ] = None
+    fit_kv_blocks: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        opt(
+            "Number of KV cache blocks of the server where the CAPTURE of --latency was recorded (vLLM: "
+            "num_gpu_blocks), each of --serving block tokens. The fit then knows which requests waited for "
+            "memory, and the simulation has the same memory unless --serving kv_tokens sets another.",
+            "N",
+        ),
+    ] = None
+    latency_from: Annotated[
+        str | None,
+        opt(
+            "Format of the CAPTURE of --latency, from `llmtap convert --list` (default: detected from its "
+            "content).",
+            "NAME",
+        ),
+    ] = None
+
+
+class _CapacityOptions(Struct, frozen=True, kw_only=True):
+    """Limits."""
+
     capacity: Annotated[
         float | None,
-        option(
-            "SHARE",
+        opt(
             "Search for the highest request rate at which at most SHARE of the requests exceed a limit (see "
             "--capacity-by), for example 0.01.",
+            "SHARE",
         ),
-    ] = None,
+    ] = None
     capacity_by: Annotated[
-        str,
-        option(
-            "LIMIT,...",
+        str | None,
+        opt(
             "Limits that --capacity uses: request (--reading request_sla, default 20s), token (--reading "
             "token_sla, default 10ms) or slo (those of --slo). Each limit gets its own "
-            "search.",
+            "search. Default: request.",
+            "LIMIT,...",
         ),
-    ] = "request",
+    ] = None
     slo: Annotated[
         str | None,
-        option(
-            "BOUNDS",
+        opt(
             "Limits that a request must meet to count as goodput, for example 'ttft:1s tbc_max:200ms'. "
             "Other names: ttft_any, ttfb, tpot, e2e, user_idle, tbc_p99, jitter.",
+            "BOUNDS",
         ),
-    ] = None,
-    reader_speed: ReaderSpeed = None,
-    alpha: Alpha = None,
-    idle_cost: IdleCost = None,
-    reader_grace: ReaderGrace = None,
-    capture: Annotated[str | None, option("DIR", "Folder for a capture of each run's exchanges.")] = None,
-    seed: Annotated[
-        str | None, option("N,...", "Random seeds of predictors and workloads; default 42.")
-    ] = None,
+    ] = None
+    require: Require = None
+
+
+class _RunOptions(Struct, frozen=True, kw_only=True):
+    """How the runs are made, and where results go."""
+
+    capture: Annotated[str | None, opt("Folder for a capture of each run's exchanges.", "DIR")] = None
     results: Annotated[
-        Path | None,
-        option("FILE", "File to append each result to; runs that it already contains are skipped."),
-    ] = None,
-    jobs: Annotated[int | None, option("N", "Number of processes (default: number of CPUs).", min=1)] = None,
+        Path | None, opt("File to append each result to; runs that it already contains are skipped.", "FILE")
+    ] = None
+    jobs: Annotated[
+        Annotated[int, Meta(ge=1)] | None, opt("Number of processes (default: number of CPUs).", "N")
+    ] = None
     ray: Annotated[
         str | None,
-        option(
-            "ADDRESS",
+        opt(
             "Ray cluster that runs the simulations: auto (a cluster that already runs on this host), "
             "HOST:6379, ray://HOST:10001, or local (a new cluster on this host).",
+            "ADDRESS",
         ),
-    ] = None,
+    ] = None
     table: Annotated[
-        Path | None, option("FILE", "Table with one row per run; the file name ends in .csv or .parquet.")
-    ] = None,
-    json: Json = None,
-    html: Annotated[str | None, option("FILE", "File for an HTML report with curves; - is stdout.")] = None,
+        Path | None, opt("Table with one row per run; the file name ends in .csv or .parquet.", "FILE")
+    ] = None
+    json: Json = None
+    html: Annotated[str | None, opt("File for an HTML report with curves; - is stdout.", "FILE")] = None
+
+
+@command(
+    sim,
+    short_help="Simulate a trace with several schedulers in virtual time.",
+    epilog=_RUN_EPILOG + exit_codes(),
+)
+def run(
+    work: _TraceOptions,
+    axes: _AxisOptions,
+    fit: _FitOptions,
+    goals: _CapacityOptions,
+    runs: _RunOptions,
+    reader: ReaderOptions,
 ) -> None:
     """Simulate a trace with several schedulers in virtual time, and compare them."""
     from llmtap.cli.sim_sweep import show_presets, show_readings
 
-    if readings or presets:
-        (show_readings if readings else show_presets)()
+    if work.readings or work.presets:
+        (show_readings if work.readings else show_presets)()
         return
-    if not trace:
+    if not work.trace:
         raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
     from llmtap.cli.sim_sweep import (
         AxesRead,
@@ -488,89 +545,136 @@ def run(
         run_sweep,
         scheduler_names,
     )
+    from llmtap.gates.requirements import Requirements, exit_code
+    from llmtap.report.sweep import run_labels
     from llmtap.sim.sweep.sweep import CAPACITY_BY, SUFFIXES, write_runs
 
     given = AxesRead()
-    given.schedulers(scheduler)
-    if scale is not None and rate is not None:
+    given.schedulers(axes.scheduler)
+    given.routers(axes.router)
+    if axes.scale is not None and axes.rate is not None:
         raise ConfigError("--rate", "cannot be combined with --scale")
-    for name, text in (("scale", scale), ("rate", rate)):
+    for name, text in (("scale", axes.scale), ("rate", axes.rate)):
         given.numbers(name, text, float)
-    for name, text in (("requests", requests), ("servers", servers), ("seed", seed)):
+    for name, text in (("requests", axes.requests), ("servers", axes.servers), ("seed", axes.seed)):
         given.numbers(name, text, int)
-    if capacity is not None and not 0 <= capacity < 1:
-        raise ConfigError("--capacity", f"expected a share from 0 to below 1, got {capacity:g}")
-    bounds = names_in(capacity_by, "--capacity-by", "bound", CAPACITY_BY)
-    if table is not None and table.suffix not in SUFFIXES:
-        raise ConfigError("--table", f"{table} ends neither in .csv nor in .parquet")
-    given.settings(reading or [], "--reading")
-    edges_or_bins = "bin_edges" if bins and "," in bins else "bins"
+    if goals.capacity is not None and not 0 <= goals.capacity < 1:
+        raise ConfigError("--capacity", f"expected a share from 0 to below 1, got {goals.capacity:g}")
+    if goals.capacity is None and goals.capacity_by is not None:
+        raise ConfigError("--capacity-by", "requires --capacity", "such as --capacity 0.01")
+    bounds = names_in(goals.capacity_by or "request", "--capacity-by", "bound", CAPACITY_BY)
+    if runs.table is not None and runs.table.suffix not in SUFFIXES:
+        raise ConfigError("--table", f"{runs.table} ends neither in .csv nor in .parquet")
+    given.settings(axes.reading or [], "--reading")
+    edges_or_bins = "bin_edges" if axes.bins and "," in axes.bins else "bins"
     for name, text, flag_name in (
-        (edges_or_bins, bins, "--bins"), ("eps", eps, "--eps"), ("predictor", predictor, "--predictor")
-    ):  # fmt: skip
+        (edges_or_bins, axes.bins, "--bins"),
+        ("eps", axes.eps, "--eps"),
+        ("predictor", axes.predictor, "--predictor"),
+    ):
         if text is not None:
             given.settings([f"{name}={text}"], flag_name)
-    given.settings(serving or [], "--serving")
-    given.settings(vary or [], "--vary")
-    named = preset_named(preset)
-    axes = given.whole(named, preset or "")
-    common = models_fitted(latency, fit_chunk, scheduler_names(axes, named)) | {
-        "objectives": objectives_text(slo, named), "capacity": capacity, "capacity_by": bounds,
-        "capture": capture, "follow": None if named is None else named.follow,
-        "reader": reader_of(reader_speed, alpha, idle_cost, reader_grace),
+    given.settings(axes.serving or [], "--serving")
+    given.settings(axes.vary or [], "--vary")
+    named = preset_named(axes.preset)
+    whole = given.whole(named, axes.preset or "")
+    memory = None if fit.fit_kv_blocks is None else given.kv_memory(whole, fit.fit_kv_blocks)
+    fitted = models_fitted(
+        fit.latency,
+        scheduler_names(whole, named),
+        source_format=fit.latency_from,
+        chunk=fit.fit_chunk,
+        memory=memory,
+    )
+    common = fitted | {
+        "objectives": objectives_text(goals.slo, named), "capacity": goals.capacity, "capacity_by": bounds,
+        "capture": runs.capture, "follow": None if named is None else named.follow,
+        "reader": reader.benefit(),
     }  # fmt: skip
-    if ray is not None and ray != "local" and jobs is not None:
+    if flags_given(reader):
+        # Runs of whole batches have no token times unless they are measured.
+        common["measure"] = True
+    requirements = Requirements.parse(goals.require)
+    requirements.check_objectives(common["objectives"])
+    if runs.ray is not None and runs.ray != "local" and runs.jobs is not None:
         raise ConfigError("--jobs", "cannot be combined with --ray")
-    if capacity is not None and "slo" in bounds and not common["objectives"]:
+    if goals.capacity is not None and "slo" in bounds and not common["objectives"]:
         raise ConfigError("--capacity-by", "slo needs objectives", "such as --slo ttft:1s")
-    outputs = Outputs(json=json, html=html)
-    if capture is not None:
-        if ray in (None, "local"):
-            need_capture(capture)
-        elif "://" not in capture and not Path(capture).is_absolute():
+    outputs = Outputs(json=runs.json, html=runs.html)
+    if runs.capture is not None:
+        if runs.ray in (None, "local"):
+            need_capture(runs.capture)
+        elif "://" not in runs.capture and not Path(runs.capture).is_absolute():
             raise ConfigError(
-                "--capture", f"each node of --ray has a folder {capture} of its own",
+                "--capture", f"each node of --ray has a folder {runs.capture} of its own",
                 "a URL, or an absolute path of a folder that all nodes share",
             )  # fmt: skip
-    sla = named is not None or capacity is not None or bool(axes.keys() & {"request_sla", "token_sla", "eps"})
-    swept = any(len(values) > 1 for name, values in axes.items() if name != "scheduler")
-    loud = swept or named is not None or results is not None
+    sla = (
+        named is not None
+        or goals.capacity is not None
+        or bool(whole.keys() & {"request_sla", "token_sla", "eps"})
+    )
+    swept = any(len(values) > 1 for name, values in whole.items() if name != "scheduler")
+    loud = swept or named is not None or runs.results is not None
     sweepers: list[SweepRunner] = []
     try:
         with stoppable():
-            told, notes, failed = run_sweep(
-                trace, source_format, axes, named, common, results=results, workers=jobs, ray=ray, loud=loud,
+            results, notes, failed = run_sweep(
+                work.trace,
+                work.source_format,
+                whole,
+                named,
+                common,
+                results=runs.results,
+                workers=runs.jobs,
+                ray=runs.ray,
+                loud=loud,
                 sweepers=sweepers,
-            )  # fmt: skip
-            if not told:  # a page of nothing cannot be made
+            )
+            labels = run_labels(results) if results else ()
+            rows = [
+                row
+                for label, one in zip(labels, results, strict=True)
+                for row in requirements.add_to(one, label)
+            ]
+            if not results:  # a page of nothing cannot be made
                 outputs.files.pop("--html", None)
                 outputs.stdout = None if outputs.stdout == "--html" else outputs.stdout
-            if table is not None:
-                write_runs(table, told)
-            texts = {"--json": lambda: json_text(told), "--html": lambda: _page(told, sla=sla)}
-            outputs.tell(texts, lambda: _show(told, notes, sla=sla))
+            if runs.table is not None:
+                write_runs(runs.table, results)
+            texts = {"--json": lambda: json_text(results), "--html": lambda: _page(results, sla=sla)}
+            outputs.tell(texts, lambda: _show(results, notes, sla=sla))
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
-        kept = f"are in {results}: the same command continues from there"
-        where = "are complete, and none is kept without --results FILE" if results is None else kept
-        print(f"llmtap: stopped; {done:,} runs {where}", file=sys.stderr)
+        kept = f"are in {runs.results}: the same command continues from there"
+        where = "are complete, and none is kept without --results FILE" if runs.results is None else kept
+        print_message(f"stopped; {done:,} runs {where}")
         raise typer.Exit(exc.code) from None
-    if failed:
-        raise typer.Exit(FAILED)
+    code = (
+        ExitCode.of_run(failed=failed)
+        or exit_code(None, rows)
+        or ExitCode.of_run(not_valid=not (fitted.get("fit") or {}).get("valid", True))
+    )
+    if code:
+        raise typer.Exit(code)
 
 
-def _page(told: list[dict[str, Any]], *, sla: bool) -> str:
+def _page(runs: list[dict[str, Any]], *, sla: bool) -> str:
     from llmtap.report.sweep_page import sweep_html
 
-    return sweep_html(told, sla=sla)
+    return sweep_html(runs, sla=sla)
 
 
-def _show(told: list[dict[str, Any]], notes: list[str], *, sla: bool) -> None:
+def _show(runs: list[dict[str, Any]], notes: list[str], *, sla: bool) -> None:
+    from llmtap.report.gates import requirements_blocks
+    from llmtap.report.render import terminal
     from llmtap.report.sweep import sweep_lines, sweep_table
 
-    if told:
-        print_table(sweep_table(told, sla=sla))
-        for line in sweep_lines(told, sla=sla):
-            print(line)
+    if runs:
+        print_table(sweep_table(runs, sla=sla))
+        for line in sweep_lines(runs, sla=sla):
+            print_line(line)
     for note in notes:
-        print(f"note: {note}")
+        print_line(f"note: {note}")
+    if rows := [row for one in runs for row in one.get("requirements", ())]:
+        print_rich(terminal(requirements_blocks(rows)))

@@ -8,21 +8,35 @@ that is done.
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from llmtap.cli.shared import check_known, print_table
+from msgspec import Struct
+
+from llmtap.cli.shared import check_known, print_message, print_table
 from llmtap.errors import ConfigError
 from llmtap.metrics.objectives import Objectives
+from llmtap.options.fields import options_of
 from llmtap.report.document import Table
 from llmtap.sim.model_options import (
-    explain_model_options,
-    explain_serving,
+    ModelOptions,
+    Serving,
     read_model_options,
     read_serving,
 )
+from llmtap.sim.routing import ROUTERS
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
-from llmtap.sim.sweep.fitting import GridError, fit_batches, fit_capture, length_counted, load_grid
+from llmtap.sim.sweep.fitting import (
+    GridError,
+    KvMemory,
+    Unseen,
+    caution_of,
+    fit_batches,
+    fit_capture,
+    length_counted,
+    load_grid,
+)
 from llmtap.sim.sweep.grid import LOADS, PRESETS, READINGS, SERVING, GridSource, SweepGrid
 from llmtap.sim.sweep.runner import Results, SweepRunner
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob
@@ -53,6 +67,10 @@ class AxesRead:
     def schedulers(self, text: str | None) -> None:
         if text is not None:
             self._set("scheduler", names_in(text, "--scheduler", "scheduler", SCHEDULERS), "--scheduler")
+
+    def routers(self, text: str | None) -> None:
+        if text is not None:
+            self._set("router", names_in(text, "--router", "router", ROUTERS), "--router")
 
     def numbers(self, name: str, text: str | None, kind: Callable[[str], int | float]) -> None:
         """Set numbers above 0, separated by commas; a seed may be 0."""
@@ -124,9 +142,17 @@ class AxesRead:
                 "for several numbers of bins: --vary bins=4,8",
             )
         used = scheduler_names(axes, preset)
-        for name in used:
-            if SCHEDULERS[name].iterates and (most := max(axes.get("servers", (1,)))) > 1:
-                raise ConfigError("--servers", f"{name} simulates one GPU, got {most}")
+        if "router" in axes:
+            most = max(axes.get("servers", (1,)))
+            if most == 1:
+                raise ConfigError("--router", "one server needs no router", "several servers: --servers 2")
+            if not any(SCHEDULERS[name].iterates for name in used):
+                iterating = ", ".join(name for name, kind in SCHEDULERS.items() if kind.iterates)
+                raise ConfigError(
+                    "--router",
+                    f"has no effect on {', '.join(used)}, whose servers have one queue",
+                    f"it has an effect on {iterating}",
+                )
         for name in self._options.keys() & ALL_OPTIONS:
             readers = [one for one, kind in SCHEDULERS.items() if name in kind.reads]
             if not set(used) & set(readers):
@@ -136,6 +162,16 @@ class AxesRead:
                     f"it has an effect on {', '.join(readers)}",
                 )
         return axes
+
+    def kv_memory(self, axes: dict[str, tuple[Any, ...]], blocks: int) -> KvMemory:
+        """Return the memory of `--fit-kv-blocks`, and give it to the simulated servers, too, unless they have
+        one of their own."""
+        sizes = axes.get("block", (str(Serving().block),))
+        if len(sizes) > 1:
+            raise ConfigError("--fit-kv-blocks", "requires one size of the blocks", "--serving block=16")
+        block_tokens = int(sizes[0])
+        axes.setdefault("kv_tokens", (str(blocks * block_tokens),))
+        return KvMemory(blocks, block_tokens)
 
     def _set(self, name: str, values: Sequence[Any], option: str) -> None:
         before = self._options.get(name)
@@ -179,14 +215,19 @@ def objectives_text(slo: str | None, preset: Any) -> str:
     return Objectives.parse(text, "--slo").text if text else ""
 
 
-def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str]) -> dict[str, Any]:
+def models_fitted(
+    place: str | None, schedulers: Sequence[str], *,
+    source_format: str | None = None, chunk: int | None = None, memory: KvMemory | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return fields of jobs: the model fitted to a grid or a capture, and how well; none without `place`.
 
-    `chunk`: tokens per iteration of the captured server, if it has chunked prefill.
+    `chunk`: tokens per iteration of the captured server, if it has chunked prefill. `memory`: its KV memory.
     """
-    is_grid = place is not None and place.endswith(".csv")
-    if chunk is not None and (place is None or is_grid):
-        raise ConfigError("--fit-chunk", "requires a capture as --latency")
+    is_grid = place is not None and place.endswith(".csv") and source_format is None
+    options = {"--fit-chunk": chunk, "--fit-kv-blocks": memory, "--latency-from": source_format}
+    for option, value in options.items():
+        if value is not None and (place is None or is_grid):
+            raise ConfigError(option, "requires a capture as --latency")
     if place is None:
         return {}
     for name in schedulers:
@@ -195,20 +236,33 @@ def models_fitted(place: str | None, chunk: int | None, schedulers: Sequence[str
             serves = "composes iterations" if is_grid else "serves whole batches"
             raise ConfigError("--latency", f"{place} has the durations of {kind}, and {name} {serves}")
     if not is_grid:
-        found = fit_capture(place, chunk=chunk)
-        r2 = min(found.prefill.r2, found.decode.r2)
-        return {"iterations": found.model, "fit": {"capture": place, "r2": r2, **found.to_dict()}}
+        capture = fit_capture(
+            place, source_format=source_format, option="--latency-from", chunk=chunk, memory=memory
+        )
+        r2 = min(capture.prefill.r2, capture.decode.r2)
+        fit = {"capture": place, "r2": r2, **capture.to_dict()}
+        parts = {"prefill": capture.prefill_unseen, "decode": capture.decode_unseen}
+        trust = _trust_in(parts)
+        if not trust["valid"] and memory is None:
+            trust["caution"] += "; if its KV memory was the limit, --fit-kv-blocks gives a better fit"
+        return {"iterations": capture.model, "fit": fit | trust}
     try:
-        fitted, counted = fit_batches(load_grid(place)), length_counted(place)
+        grid, counted = fit_batches(load_grid(place)), length_counted(place)
     except GridError as exc:
         raise ConfigError("--latency", f"{place}: {exc}") from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError("--latency", f"cannot read {place}: {getattr(exc, 'strerror', exc)}") from None
-    part = fitted.part
-    told = {"grid": place, "r2": part.r2, "points": part.points, "error_max": part.error_max}
+    part, unseen = grid.part, None if grid.unseen is None else asdict(grid.unseen)
+    fit = {"grid": place, "r2": part.r2, "points": part.points, "error_max": part.error_max, "unseen": unseen}
     if counted is not None:
-        told["length"] = counted
-    return {"model": fitted.model, "fit": told}
+        fit["length"] = counted
+    return {"model": grid.model, "fit": fit | _trust_in({"batches": grid.unseen})}
+
+
+def _trust_in(parts: Mapping[str, Unseen | None]) -> dict[str, Any]:
+    """Return whether figures of a fit are valid, and the caution at each of them."""
+    poor = any(part is not None and part.is_poor for part in parts.values())
+    return {"valid": not poor, "caution": caution_of(parts)}
 
 
 def _parts(text: str, mark: str = ",") -> list[str]:
@@ -228,11 +282,11 @@ class SweepProgress:
     def reading(self, done: int, of: int | None) -> None:
         self._bar.update(self._task, completed=done, total=of)
 
-    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
+    def planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
         self._jobs, self._ended, self._effort = len(jobs), 0, 0
         self._bar.reset(self._task, total=sum(job.effort for job in jobs), description="simulating")
-        if kept:
-            self._say(f"{kept:,} done before and taken from the results, {len(jobs):,} left")
+        if done_before:
+            self._say(f"{done_before:,} done before and taken from the results, {len(jobs):,} left")
 
     def under_way(self, job: SweepJob, arrived: int) -> None:
         self._bar.update(self._task, completed=self._effort + job.effort * arrived // job.count)
@@ -240,14 +294,14 @@ class SweepProgress:
     def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
         self._ended += 1
         self._effort += job.effort
-        said = f"{self._ended:,} of {self._jobs:,}"
-        self._bar.update(self._task, completed=self._effort, description=said)
+        progress = f"{self._ended:,} of {self._jobs:,}"
+        self._bar.update(self._task, completed=self._effort, description=progress)
         how = f"{attempt.seconds:.2f} s" if attempt.error is None else f"failed: {attempt.error}"
-        self._say(f"{said}: {job.name} ({attempt.id}): {how}")
+        self._say(f"{progress}: {job.name} ({attempt.id}): {how}")
 
     def _say(self, text: str) -> None:
         if self._lines:
-            print(f"llmtap: {text}", file=sys.stderr, flush=True)
+            print_message(text)
 
 
 @contextmanager
@@ -280,20 +334,22 @@ def run_sweep(
         if "seed" in axes and all(job.seed is None for job in planned):
             source.remarks.append("seed has no effect: nothing is drawn")
         attempts = sweeper.run(planned)
-    told = [attempts[job.id] for job in planned]
-    failed = [(job, a.error) for job, a in zip(planned, told, strict=True) if a.error is not None]
+    finished = [attempts[job.id] for job in planned]
+    failed = [(job, a.error) for job, a in zip(planned, finished, strict=True) if a.error is not None]
     for job, error in failed:
-        print(f"llmtap: {job.name} {job.id}: {error}", file=sys.stderr)
-    return [one.summary for one in told if one.summary is not None], source.notes, bool(failed)
+        print_message(f"{job.name} {job.id}: {error}")
+    return [one.summary for one in finished if one.summary is not None], source.notes, bool(failed)
 
 
 def show_readings() -> None:
     for words, iterates in (("iteration-level schedulers", True), ("schedulers of whole batches", False)):
         print(f"{words}: {', '.join(n for n, kind in SCHEDULERS.items() if kind.iterates == iterates)}")
     print()
-    print_table(Table(["reading", "default", "meaning"], [list(row) for row in explain_model_options()]))
-    print()
-    print_table(Table(["serving", "default", "meaning"], [list(row) for row in explain_serving()]))
+    kinds: dict[str, type[Struct]] = {"reading": ModelOptions, "serving": Serving}
+    for i, (noun, kind) in enumerate(kinds.items()):
+        rows = [[o.name, o.default_text or "-", o.meaning_with_choices] for o in options_of(kind)]
+        print("\n" * bool(i), end="")
+        print_table(Table([noun, "default", "meaning"], rows))
 
 
 def show_presets() -> None:

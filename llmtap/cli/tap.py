@@ -12,23 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmtap import native
+from llmtap.cli.flags import command
 from llmtap.cli.main import app
+from llmtap.cli.options import AdminAddress, CaptureTo, CheckOnly, ConfigFile, Json, SetKeys
 from llmtap.cli.shared import (
-    AdminAddress,
-    CaFile,
-    CaptureTo,
-    CheckOnly,
-    ConfigFile,
-    Json,
-    SetKeys,
-    flag,
     need_extra,
-    option,
     print_json,
+    print_line,
+    print_message,
     read_pairs,
     write_output,
 )
 from llmtap.errors import ConfigError
+from llmtap.load.options import CaFile
+from llmtap.options.fields import opt
 
 if TYPE_CHECKING:
     from llmtap.capture.options import CaptureOptions
@@ -51,22 +49,19 @@ After each of these signals, running streams have up to relay.drain_timeout to f
 During a reload or a switch, no connection is refused."""
 
 
-@app.command(short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
+@command(app, short_help="Measure a gateway with a proxy in front of it.", epilog=_PROXY_EPILOG)
 def proxy(
-    upstream: Annotated[str | None, option(None, "URL of the gateway. [key: relay.upstream]")] = None,
+    upstream: Annotated[str | None, opt("URL of the gateway. [key: relay.upstream]")] = None,
     listen: Annotated[
-        str | None,
-        option(None, "HOST:PORT that clients connect to; default 127.0.0.1:8080. [key: relay.listen]"),
+        str | None, opt("HOST:PORT that clients connect to; default 127.0.0.1:8080. [key: relay.listen]")
     ] = None,
     admin: AdminAddress = None,
-    workers: Annotated[
-        int | None, option(None, "Number of relay processes; default 1. [key: relay.workers]")
-    ] = None,
+    workers: Annotated[int | None, opt("Number of relay processes; default 1. [key: relay.workers]")] = None,
     capture: CaptureTo = None,
     config: ConfigFile = None,
     assign: SetKeys = None,
     check: CheckOnly = False,
-    list_keys: Annotated[bool, flag("--keys", "List every key of the configuration.")] = False,
+    list_keys: Annotated[bool, opt("List every key of the configuration.", None, "--keys")] = False,
 ) -> None:
     """Forward requests and responses with unchanged bodies, and timestamp every chunk of a response."""
     from llmtap.config import fingerprint, keys, load_settings, read_settings
@@ -106,17 +101,17 @@ def proxy(
         print(f"ok (config {fingerprint(settings)})")
         for name, options in settings.slo.items():
             warnings += missing_alarms(SloClass.of(name, options).with_tickets())
-        for told in warnings:
-            print(f"warning: {told}")
+        for warning in warnings:
+            print_line(f"warning: {warning}")
         for name, options in settings.slo.items():
             if options.parsed.streams_only:
                 print(f"slo.{name}: judges streams only; an e2e limit also judges answers in one piece")
         if settings.capture.to is not None:
             to, spool = capture_places(settings.capture)
-            print(f"capture: {to} (level {settings.capture.level})\nspool: {spool}")
+            print_line(f"capture: {to} (level {settings.capture.level})\nspool: {spool}")
         return
-    for told in warnings:
-        print(f"llmtap: warning: {told}", file=sys.stderr)
+    for warning in warnings:
+        print_message(f"warning: {warning}")
     set_up(settings.log)
     scheme = "https" if settings.relay.tls_certificate else "http"
 
@@ -127,12 +122,14 @@ def proxy(
 
 
 def announce(what: str, admin: str, settings: "Settings") -> None:
-    """Print the first line of a proxy, a meter or a watch."""
+    """Print the first line of a proxy, a meter or a watch, and whether the compiled code is missing."""
     scheme = "https" if settings.meter.admin_tls_certificate else "http"
-    line = f"llmtap: {what}   metrics: {scheme}://{admin}/metrics"
+    line = f"{what}   metrics: {scheme}://{admin}/metrics"
     if settings.capture.to is not None:
         line += f"   capture: {capture_places(settings.capture)[0]} ({settings.capture.level})"
-    print(line, file=sys.stderr, flush=True)
+    print_message(line)
+    if note := native.missing_build():
+        print_message(f"note: {note}")
 
 
 def capture_places(options: "CaptureOptions") -> tuple[str, str]:
@@ -155,11 +152,10 @@ processes of the user who runs the meter may connect to the socket; their number
 the meter at once: the applications continue, and count the exchanges that are not measured."""
 
 
-@app.command(short_help="Measure applications that use the middleware.", epilog=_METER_EPILOG)
+@command(app, short_help="Measure applications that use the middleware.", epilog=_METER_EPILOG)
 def meter(
     listen_socket: Annotated[
-        str | None,
-        option("PATH", "Path of the Unix socket that applications connect to. [key: meter.socket]"),
+        str | None, opt("Path of the Unix socket that applications connect to. [key: meter.socket]", "PATH")
     ] = None,
     admin: AdminAddress = None,
     capture: CaptureTo = None,
@@ -195,24 +191,20 @@ all exchanges are bad. Such an alert is left out, with a message on stderr. If s
 burn rate is set in the configuration, the command fails."""
 
 
-@slo_app.command(epilog=_SLO_EPILOG)
+@command(slo_app, epilog=_SLO_EPILOG)
 def generate(
     config: Annotated[
         Path | None,
-        option(
-            None,
-            "TOML configuration file with [slo.NAME] tables, as for `llmtap proxy`.",
-            envvar="LLMTAP_CONFIG",
-        ),
+        opt("TOML configuration file with [slo.NAME] tables, as for `llmtap proxy`.", envvar="LLMTAP_CONFIG"),
     ] = None,
-    out: Annotated[Path | None, option("FILE", "Output file (default: standard output).")] = None,
-    job: Annotated[str, option("NAME", "Name of the scrape job in Prometheus.")] = "llmtap",
+    out: Annotated[Path | None, opt("Output file (default: standard output).", "FILE")] = None,
+    job: Annotated[str, opt("Name of the scrape job in Prometheus.", "NAME")] = "llmtap",
     runbooks: Annotated[
         str,
-        option(
-            "URL",
+        opt(
             "Base URL of the pages in deploy/runbooks/. Each alert links to URL/ALERT.md; if the URL "
             "contains {alert}, the alert name replaces it. The default is a path in llmtap's repository.",
+            "URL",
         ),
     ] = "deploy/runbooks",
 ) -> None:
@@ -231,8 +223,8 @@ def generate(
         raise ConfigError(str(config), "has no objectives ([slo.NAME])", "config/slo.toml shows how")
     classes = [SloClass.of(name, options).with_tickets() for name, options in settings.slo.items()]
     for slo in classes:
-        for told in missing_alarms(slo):
-            print(f"llmtap: warning: {told}", file=sys.stderr)
+        for warning in missing_alarms(slo):
+            print_message(f"warning: {warning}")
     text = render(classes, job, runbooks)
     if out is None:
         sys.stdout.write(text)
@@ -262,22 +254,20 @@ during --once; 2 invalid option, or at the start the admin port was not reachabl
 belongs to another service."""
 
 
-@app.command(short_help="Show a running llmtap in the terminal.", epilog=_TOP_EPILOG)
+@command(app, short_help="Show a running llmtap in the terminal.", epilog=_TOP_EPILOG)
 def top(
-    admin: Annotated[str, option("URL", "URL of the admin port, http or https.")] = "http://127.0.0.1:9464",
+    admin: Annotated[str, opt("URL of the admin port, http or https.", "URL")] = "http://127.0.0.1:9464",
     token_env: Annotated[
         str | None,
-        option(
-            "NAME", "Environment variable with the token of the admin port (default: LLMTAP_ADMIN_TOKEN)."
-        ),
+        opt("Environment variable with the token of the admin port (default: LLMTAP_ADMIN_TOKEN).", "NAME"),
     ] = None,
     token_file: Annotated[
-        Path | None, option("FILE", "File with the token, as an alternative to --token-env.")
+        Path | None, opt("File with the token, as an alternative to --token-env.", "FILE")
     ] = None,
     ca: CaFile = None,
-    window: Annotated[str, option("10s|1m|5m|1h|all", "Rolling window of the metrics.")] = "1m",
-    interval: Annotated[str, option("TIME", "Pause between two updates.")] = "1s",
-    once: Annotated[bool, flag("--once", "Print one screen as plain tables.")] = False,
+    window: Annotated[str, opt("Rolling window of the metrics.", "10s|1m|5m|1h|all")] = "1m",
+    interval: Annotated[str, opt("Pause between two updates.", "TIME")] = "1s",
+    once: Annotated[bool, opt("Print one screen as plain tables.")] = False,
     json: Json = None,
 ) -> None:
     """Show the tenants, models, experiments, live streams, exchanges and state of a running llmtap."""
@@ -288,7 +278,7 @@ def top(
         interval=interval,
     )  # fmt: skip
     if options.in_clear():
-        print("llmtap: the token travels in clear text: https keeps it to those two", file=sys.stderr)
+        print_message("the token travels in clear text: https keeps it to those two")
     if once or json is not None or not (sys.stdin.isatty() and sys.stdout.isatty()):
         _print(options, json=json)
     else:
@@ -309,7 +299,7 @@ def _watch(options: "TopOptions") -> None:
     need_extra("llmtap top", "textual", "top", "; --once does without")
     from llmtap.top.plain import fetched
 
-    fetched(options)  # what is wrong from the start is told here, and not on a screen that closes at once
+    fetched(options)  # Report a wrong address here: the screen of the application would close at once.
     from llmtap.top.app import TopApp
 
     TopApp(options).run()

@@ -13,22 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
 
+from llmtap.cli.flags import command
 from llmtap.cli.main import app
+from llmtap.cli.options import AdminAddress, CaptureTo, CheckOnly, ConfigFile, Json, SetKeys
 from llmtap.cli.shared import (
-    AdminAddress,
-    CaptureTo,
-    CheckOnly,
-    ConfigFile,
-    Json,
-    SetKeys,
-    option,
     print_json,
+    print_message,
     print_rich,
     read_pairs,
     stoppable,
 )
 from llmtap.cli.tap import announce
 from llmtap.errors import ConfigError
+from llmtap.options.fields import opt
 
 if TYPE_CHECKING:
     from llmtap.config import Settings
@@ -52,44 +49,42 @@ Exit codes: 0 stopped by a signal, or the file was read; 1 the file is damaged, 
 damage were measured; 2 invalid option, missing permission, or not a packet capture."""
 
 
-@app.command(short_help="Measure traffic from network packets, without a proxy.", epilog=_EPILOG)
+@command(app, short_help="Measure traffic from network packets, without a proxy.", epilog=_EPILOG)
 def watch(
     interface: Annotated[
         list[str] | None,
-        option(
-            "IF",
+        opt(
             "Network interface, or `any`; may be repeated. Required without --read. [key: watch.interfaces]",
+            "IF",
         ),
     ] = None,
     port: Annotated[
         list[str] | None,
-        option(
-            "N[,N]",
+        opt(
             "TCP port of the server; may be repeated. Required without --read; default with --read: all "
             "ports. [key: watch.ports]",
+            "N[,N]",
         ),
     ] = None,
     upstream_host: Annotated[
         list[str] | None,
-        option(
-            "IP",
+        opt(
             "IP address of the server; may be repeated. Needed only if a client can use one of the --port "
             "numbers as its own source port, because the server is then not recognised by its port. "
             "[key: watch.upstream_hosts]",
+            "IP",
         ),
     ] = None,
     read: Annotated[
         str | None,
-        option(
-            "FILE", "Packet capture (pcap or pcapng) to read instead of an interface; - is standard input."
-        ),
+        opt("Packet capture (pcap or pcapng) to read instead of an interface; - is standard input.", "FILE"),
     ] = None,
     timestamps: Annotated[
         str | None,
-        option(
-            "kernel|adapter",
+        opt(
             "Clock that stamps received packets: of the kernel (default), or of the network adapter. "
             "[key: watch.timestamps]",
+            "kernel|adapter",
         ),
     ] = None,
     admin: AdminAddress = None,
@@ -159,22 +154,22 @@ def _read(settings: "Settings", name: str, *, json: str | None) -> None:
 
     vantage = FileVantage(settings.watch, lambda frames, now_ns: meter.digest(frames, now_ns))
     meter = OfflineMeter(fresh_meter_setup(settings), vantage.hello)
-    with stoppable() as heard:
-        heard.instead = vantage.stop
+    with stoppable() as signals:
+        signals.handler = vantage.stop
         read_packets(vantage, name)
-    told = meter.finish(vantage.status())
+    summary = meter.finish(vantage.status())
     if json is not None:
-        print_json(told, json)
+        print_json(summary, json)
     else:
-        print_rich(render_summary(told))
+        print_rich(render_summary(summary))
     if vantage.cut_at is not None:
-        print(f"llmtap: warning: {name}: ends within a packet, at byte {vantage.cut_at:,}", file=sys.stderr)
+        print_message(f"warning: {name}: ends within a packet, at byte {vantage.cut_at:,}")
     if vantage.damage:
-        print(f"llmtap: error: {name}: {vantage.damage}; the rest is not measured", file=sys.stderr)
+        print_message(f"error: {name}: {vantage.damage}; the rest is not measured")
         raise typer.Exit(1)
-    if not told["n"]:
+    if not summary["n"]:
         hint = "is it plaintext HTTP/1.1, whole packets (tcpdump -s 0), and the right --port?"
-        print(f"llmtap: warning: no exchange could be measured: {hint}", file=sys.stderr)
+        print_message(f"warning: no exchange could be measured: {hint}")
 
 
 def read_packets(vantage: "FileVantage", name: str) -> None:

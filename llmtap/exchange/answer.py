@@ -3,7 +3,8 @@
 `observer.py` feeds `AnswerReader` with payload bytes, without HTTP framing. Content type and first bytes
 decide the kind of body (event stream, lines, JSON, binary stream), except Gemini's streamed array, known by
 the request's path, and WebSocket, which the caller names; a parser of `protocol/` cuts it, and the dialect
-reads each event. If the kind is not known only the reads are timed.
+reads each event. If the kind is unknown, only the reads are timed. Events kept until the dialect was known
+come out late, with the time of their own read (`AnswerReader.take_late`).
 
 Source: docs/dialects.md; RFC 6455.
 """
@@ -13,10 +14,12 @@ from typing import Final
 
 from llmtap.exchange.bounds import Share
 from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.dialects.chooser import DialectChooser, Released
 from llmtap.protocol.dialects.openai_shapes import read_json
-from llmtap.protocol.dialects.registry import Undecided
-from llmtap.protocol.repetition import Repetition, RepetitionFinder
+from llmtap.protocol.dialects.registry import BUILT_IN, Dialects
+from llmtap.protocol.repetition import RepetitionFinder
 from llmtap.protocol.sse import (
+    BOM,
     EVENT_BYTES_MAX,
     ArrayParser,
     LineParser,
@@ -24,25 +27,27 @@ from llmtap.protocol.sse import (
     SseEvent,
     SseParser,
 )
+from llmtap.protocol.tiers import granted_tier
 from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 BODY_BYTES_MAX: Final = EVENT_BYTES_MAX
-"""A JSON body is one event; a longer one is counted and not understood."""
+"""Maximum length of a JSON body, which is one event; a longer one is counted and not parsed."""
 _TYPE_BYTES_MAX: Final = 256
 _PREFIX_BYTES: Final = 6
-"""Enough to know an SSE field name at the start of a body of no telling type."""
+"""Bytes needed to recognise an SSE field name at the start of a body without a known content type."""
 _HELD_BYTES_MAX: Final = 4_096
-"""White space before anything else; a body with more of it in one line is nothing we know."""
+"""White space at the start of a body; a body with more of it in one line is not parsed."""
 _FIRST_LINE_BYTES_MAX: Final = 65_536
-"""Of a JSON body, where a line may tell that more of them follow."""
+"""Bytes of a JSON body in which the end of a first line is searched, after which more lines may follow."""
 _PADDING: Final = b'"obfuscation":'
 _MESSAGES: Final = b"application/vnd.amazon.eventstream"
 _ARRAY_PATH: Final = ":streamGenerateContent"
-"""Gemini streams a JSON array there, unless it is asked for an event stream."""
+"""End of the path under which Gemini streams a JSON array, unless the request wants an event stream."""
 _LINES: Final = (b"ndjson", b"jsonl", b"jsonlines", b"json-lines")
 
 
 _Lines = LineParser | ArrayParser | MessageStreamParser
+_FRAMINGS: Final = {LineParser: "ndjson", ArrayParser: "json-array", MessageStreamParser: "eventstream"}
 
 
 class BodyKind(Enum):
@@ -51,127 +56,206 @@ class BodyKind(Enum):
     JSON = 2
     OPAQUE = 3
     NDJSON = 4
-    """Lines of JSON, elements of an array, or binary messages: events that say so themselves."""
+    """Lines of JSON, elements of an array, or binary messages: each is an event without SSE fields."""
     MESSAGES = 5
 
 
 class AnswerReader:
-    """Reader of one body. `path` is that of the request; `share` is where room for a JSON body is taken; the
-    body of an error status (`failed`) is an error in whatever shape."""
+    """Reader of one body.
+
+    Args:
+        path: path of the request.
+        share: memory for a JSON body is taken from it.
+        failed: the status is an error, so a body of any format counts as an error.
+    """
 
     __slots__ = (
-        "_body", "_failed", "_held", "_keeps", "_lines", "_messages", "_one_value", "_parser", "_path",
-        "_repeats", "_share", "_size", "_type", "dialect", "kind", "padded",
-    )  # fmt: skip
+        "_body",
+        "_failed",
+        "_first_line",
+        "_first_line_ns",
+        "_had_output",
+        "_held",
+        "_keeps",
+        "_lines",
+        "_messages",
+        "_one_value",
+        "_parser",
+        "_path",
+        "_share",
+        "_size",
+        "_taken",
+        "_type",
+        "broken",
+        "dialect",
+        "kind",
+        "late",
+        "padded",
+        "repeats",
+        "tier",
+    )
 
     def __init__(
-        self, content_type: bytes | None, path: str, share: Share | None = None, *, failed: bool = False
+        self,
+        content_type: bytes | None,
+        path: str,
+        share: Share | None = None,
+        *,
+        failed: bool = False,
+        dialects: Dialects = BUILT_IN,
     ) -> None:
         self.kind = BodyKind.UNDECIDED
-        self.dialect = Undecided(path)
+        self.dialect = DialectChooser(path, dialects)
         self._path = path
         self._failed = failed
         self._type = (content_type or b"").partition(b";")[0][:_TYPE_BYTES_MAX].strip().lower()
         self._parser = SseParser()
-        self._repeats = RepetitionFinder()
+        self.repeats = RepetitionFinder()
+        """Its `repetition` is the event that may be repeated. While an idle reader only gets repetitions,
+        they need not be fed to it: the parser is between two events before and after each."""
         self._lines: _Lines | None = None
         self._messages: MessageParser | None = None
-        self._held = b""  # while undecided
+        self._held = b""  # bytes read while the kind is undecided
         self._share = Share() if share is None else share
-        self._body = bytearray()  # of JSON
-        self._keeps = True  # there is room for it
+        self._taken = 0  # bytes of the share taken for events kept until the dialect is known
+        self.late: list[tuple[int, Delta]] = []
+        """Events of earlier reads whose meaning is known only now, with the time of their read, in order.
+        They precede all events that the last call returned."""
+        self._body = bytearray()  # JSON body so far
+        self._keeps = True  # False after the memory limit was reached
         self._size = 0
-        self._one_value = False  # its first line told that no more of them follow
+        self._one_value = False  # the first line shows that the body is one value, not lines
+        self.broken: str | None = None
+        """Reason why the messages of a tunnel could not be read."""
+        self._first_line = 0  # length of the body's first line, if it is a JSON object
+        self._first_line_ns = 0
         self.padded: bool | None = None
-        """The first event with a text has random padding (OpenAI's `obfuscation`); None until it came."""
+        """The first event with text has random padding (OpenAI's `obfuscation`); None before that event."""
+        self.tier: str | None = None
+        """Service tier that the answer names."""
+        self._had_output = False  # an event with output has been searched for the tier
 
     @classmethod
-    def of_tunnel(cls, path: str) -> "AnswerReader":
-        reader = cls(None, path)
+    def of_tunnel(cls, path: str, dialects: Dialects = BUILT_IN, *, deflates: bool = False) -> "AnswerReader":
+        reader = cls(None, path, dialects=dialects)
         reader.kind = BodyKind.MESSAGES
-        reader._messages = MessageParser("upstream", masked=False)
+        reader._messages = MessageParser("upstream", masked=False, deflates=deflates)
         return reader
 
     @classmethod
-    def of_response(cls, path: str) -> "AnswerReader":
-        reader = cls(None, path)
+    def of_response(cls, path: str, dialects: Dialects = BUILT_IN) -> "AnswerReader":
+        reader = cls(None, path, dialects=dialects)
         reader.kind = BodyKind.NDJSON
         return reader
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of an unfinished event, without a JSON body, which the share counts."""
+        if self.kind is BodyKind.SSE:
+            parser = self._parser
+            return 0 if parser.idle else parser.kept_bytes
+        part = self._lines if self._messages is None else self._messages
+        return len(self._held) if part is None else part.kept_bytes
+
+    def drop_part(self) -> None:
+        """Release the memory of the unfinished event, which is skipped and counted."""
+        part = self._lines if self._messages is None else self._messages
+        (self._parser if part is None else part).drop()
 
     @property
     def skipped(self) -> int:
         return self._parser.skipped + (self._lines.skipped if self._lines is not None else 0)
 
     @property
+    def framing(self) -> str:
+        """Kind of events in the body: `sse`, `ndjson`, `json-array`, `eventstream`, `json` or `opaque`."""
+        if self._lines is not None:
+            return _FRAMINGS[type(self._lines)]
+        return {BodyKind.SSE: "sse", BodyKind.JSON: "json"}.get(self.kind, "opaque")
+
+    @property
     def streamed(self) -> bool:
-        """Whether it is a stream of events or lines, or was announced as one. A tunnel is none: what comes
-        down it need not answer the request that opened it."""
+        """Whether the body is a stream of events or lines, or was announced as one. False for tunnels: their
+        bytes need not belong to the opening request."""
         announced = self.kind in (BodyKind.OPAQUE, BodyKind.UNDECIDED) and (
             self._type in (b"text/event-stream", _MESSAGES) or self._type.endswith(_LINES)
         )
         return announced or self.kind in (BodyKind.SSE, BodyKind.NDJSON)
 
-    def feed(self, payload: bytes) -> list[Delta]:
-        """What these bytes, at least one, complete. Never raises."""
+    def feed(self, payload: bytes, t_ns: int = 0) -> list[Delta]:
+        """Return the events that `payload` (one byte at least), read at `t_ns`, completes. Never raises."""
         if self.kind is BodyKind.SSE:
-            out = []
-            parser, read_event = self._parser, self.dialect.read_event
+            out: list[Delta] = []
+            parser, dialect = self._parser, self.dialect
             for event in parser.feed(payload):
-                delta = read_event(event)
+                if dialect.open:
+                    self._offer(event, t_ns, out)
+                    continue
+                delta = dialect.read_event(event)
                 delta.size = event.end - event.start
                 out.append(delta)
                 if delta.text and self.padded is None:
                     self.padded = event.data is not None and _PADDING in event.data
                 if not delta.repeatable:
-                    self._repeats.repetition = None  # its reader may have changed its mind
-            if len(out) == 1 and delta.repeatable and parser.idle and delta.size == len(payload):
-                self._repeats.look(payload, delta, parser.offset, self.dialect)
+                    self.repeats.repetition = None  # the dialect's state may have changed
+                    self._look_for_tier(event.data, delta)
+            if len(out) == 1 and (delta := out[0]).repeatable and parser.idle and delta.size == len(payload):
+                self.repeats.look(payload, delta, parser.offset, dialect)
             return out
         if self.kind is BodyKind.JSON:
-            return self._keep(payload)
+            return self._keep(payload, t_ns)
         if self.kind is BodyKind.OPAQUE:
             return [Delta(EventClass.METADATA, len(payload), parsed=False)]
         if self._lines is not None:
-            return self._read_lines(self._lines, payload)
+            return self._read_lines(self._lines, payload, t_ns)
         if self._messages is not None:
-            return self._read_messages(self._messages, payload)
-        return self._decide(payload)
+            return self._read_messages(self._messages, payload, t_ns)
+        return self._decide(payload, t_ns)
 
-    @property
-    def repetition(self) -> Repetition | None:
-        """The event that may come again, or None. While nothing else comes it need not be fed: the parser is
-        between two events and would stay there."""
-        return self._repeats.repetition if self._parser.idle else None
+    def take_late(self) -> list[tuple[int, Delta]]:
+        """Return and forget `late`."""
+        late, self.late = self.late, []
+        return late
 
     @property
     def idle(self) -> bool:
-        """False if a part of a further SSE event has been read."""
+        """False if a part of another SSE event has been read."""
         return self._parser.idle
 
     def passed(self, payload_bytes: int) -> None:
         self._parser.offset += payload_bytes
 
-    def close(self, *, whole: bool) -> list[Delta]:
-        """What the end of the body completes; `whole` says whether HTTP calls it complete."""
+    def close(self, *, whole: bool, t_ns: int = 0) -> list[Delta]:
+        """Return the events that the end of the body completes; `t_ns`: time of the last read; `whole`: the
+        body is complete by its HTTP framing."""
+        out = self._close(whole, t_ns)
+        if self.dialect.open:
+            self._release(self.dialect.conclude(), t_ns, out)
+        return out
+
+    def _close(self, whole: bool, t_ns: int) -> list[Delta]:
         if self.kind is BodyKind.UNDECIDED:
             held, self._held = self._held, b""
             if not held.strip():
                 return []
             self.kind = BodyKind.SSE if self._type == b"text/event-stream" else BodyKind.OPAQUE
-            return self.feed(held) + self.close(whole=whole)
+            return self.feed(held, t_ns) + self._close(whole, t_ns)
         if self.kind is BodyKind.SSE:
-            return [self._read_line(event) for event in self._parser.close()]
+            return self._read_events(self._parser.close(), t_ns)
         if self.kind is BodyKind.NDJSON and self._lines is not None:
-            lines = self._lines.close()
-            return [self._read_line(line) for line in lines if read_json(line.data or b"") is not None]
+            events = self._lines.close()
+            if not isinstance(self._lines, MessageStreamParser):
+                events = [e for e in events if read_json(e.data or b"") is not None]
+            return self._read_events(events, t_ns)
         if self.kind is not BodyKind.JSON or not self._size:
             return []
         if not self._keeps:
             delta = Delta(EventClass.METADATA, parsed=False)
         else:
             delta = self.dialect.read_body(bytes(self._body))
+            self._look_for_tier(bytes(self._body), delta)
             if not (whole or delta.parsed):
-                return []  # the part of a value that was cut off says nothing
+                return []  # a part of a JSON value has no meaning
             if self._failed and not delta.parsed:
                 delta = Delta(EventClass.ERROR)
         delta.size = self._size
@@ -180,14 +264,45 @@ class AnswerReader:
         return [delta]
 
     def give_up(self) -> None:
+        self._release(self.dialect.conclude(), None, [])
         self.kind = BodyKind.OPAQUE
-        self._repeats.repetition = None
+        self.repeats.repetition = None
         self._held = b""
         self._lines = self._messages = None
+        self._parser.drop()
         self._let_go()
 
-    def _keep(self, payload: bytes) -> list[Delta]:
-        """The next bytes of a JSON body, which may turn out to be the first of several lines."""
+    def _offer(self, event: SseEvent, t_ns: int, out: list[Delta]) -> None:
+        """Pass an event to the chooser of the dialect, while the dialect is unknown."""
+        self._release(self.dialect.offer(event, event.end - event.start, t_ns), t_ns, out)
+
+    def _release(self, released: list[Released], t_ns: int | None, out: list[Delta]) -> None:
+        """Add events whose meaning is now known to those of this read, or to `late`."""
+        if self.dialect.kept_bytes != self._taken and not self._fits():
+            released += self.dialect.conclude(whole=False)
+            self._fits()
+        for delta, event, at_ns in released:
+            if event is not None:
+                self._look_for_tier(event.data, delta)
+            if delta.text and self.padded is None and event is not None:
+                self.padded = event.data is not None and _PADDING in event.data
+            if at_ns == t_ns:
+                out.append(delta)
+            else:
+                self.late.append((at_ns, delta))
+
+    def _fits(self) -> bool:
+        """Return whether there is memory for the events that are kept until the dialect is known."""
+        more = self.dialect.kept_bytes - self._taken
+        if more > 0 and not self._share.take(more):
+            return False
+        if more < 0:
+            self._share.give(-more)
+        self._taken += more
+        return True
+
+    def _keep(self, payload: bytes, t_ns: int) -> list[Delta]:
+        """Take bytes of a JSON body, which may prove to be the first of several lines."""
         self._size += len(payload)
         if not self._keeps:
             return []
@@ -198,73 +313,115 @@ class AnswerReader:
         self._body += payload
         if self._one_value:
             return []
-        newline = self._body.find(b"\n", max(0, self._size - len(payload)))
-        if newline < 0:
-            self._one_value = self._size > _FIRST_LINE_BYTES_MAX
-            return []
-        # Ollama behind a gateway that names another type: its lines say themselves that they go on.
-        value = read_json(bytes(self._body[:newline]))
-        if not (isinstance(value, dict) and value.get("done") is False):
-            self._one_value = True
-            return []
+        if self._first_line == 0:
+            newline = self._body.find(b"\n", max(0, self._size - len(payload)))
+            if newline < 0:
+                self._one_value = self._size > _FIRST_LINE_BYTES_MAX
+                return []
+            value = read_json(bytes(self._body[:newline]))
+            self._one_value = not isinstance(value, dict)
+            # Ollama behind a gateway that names another content type: "done": false means that lines follow.
+            if self._one_value or value.get("done") is False:
+                return [] if self._one_value else self._begin_kept_lines(t_ns)
+            self._first_line, self._first_line_ns = newline + 1, t_ns
+        more = self._body[self._first_line :].lstrip()
+        if more.startswith(b"{"):
+            return self._begin_kept_lines(t_ns)
+        self._one_value = bool(more) or self._size - self._first_line > _HELD_BYTES_MAX
+        return []
+
+    def _begin_kept_lines(self, t_ns: int) -> list[Delta]:
+        """Read the JSON body as lines. The first line keeps the time of the read that ended it."""
         body = bytes(self._body)
         self._let_go()
         self._size = 0
-        return self._begin_lines(body, LineParser())
+        parser = LineParser()
+        first, self._first_line = body[: self._first_line], 0
+        if first:
+            at_ns = self._first_line_ns
+            self.late += [(at_ns, delta) for delta in self._begin_lines(first, parser, at_ns)]
+        return self._begin_lines(body[len(first) :], parser, t_ns)
 
     def _let_go(self) -> None:
         self._share.give(len(self._body))
         self._body.clear()
 
-    def _begin_lines(self, payload: bytes, parser: _Lines) -> list[Delta]:
+    def _begin_lines(self, payload: bytes, parser: _Lines, t_ns: int) -> list[Delta]:
         self.kind = BodyKind.NDJSON
         self._lines = parser
-        return self.feed(payload)
+        return self.feed(payload, t_ns)
 
-    def _read_lines(self, parser: _Lines, payload: bytes) -> list[Delta]:
-        out = [self._read_line(line) for line in parser.feed(payload)]
+    def _read_lines(self, parser: _Lines, payload: bytes, t_ns: int) -> list[Delta]:
+        out = self._read_events(parser.feed(payload), t_ns)
         if isinstance(parser, MessageStreamParser) and parser.broken:
             self.give_up()
             out.append(Delta(EventClass.METADATA, parsed=False))
         return out
 
-    def _read_line(self, line: SseEvent) -> Delta:
-        delta = self.dialect.read_event(line)
-        delta.size = line.end - line.start
-        return delta
-
-    def _read_messages(self, parser: MessageParser, payload: bytes) -> list[Delta]:
-        out = [self.read_message(message) for message in parser.feed(payload)]
-        if parser.broken is not None:
-            self.give_up()
-            if not out:
-                return self.feed(payload)
+    def _read_events(self, events: list[SseEvent], t_ns: int) -> list[Delta]:
+        out: list[Delta] = []
+        for event in events:
+            if self.dialect.open:
+                self._offer(event, t_ns, out)
+                continue
+            delta = self.dialect.read_event(event)
+            delta.size = event.end - event.start
+            self._look_for_tier(event.data, delta)
+            out.append(delta)
         return out
 
-    def read_message(self, message: WebSocketMessage) -> Delta:
-        payload = message.payload
-        if message.opcode in (Opcode.PING, Opcode.PONG):
-            delta = Delta(EventClass.KEEPALIVE)
-        elif message.opcode is Opcode.CLOSE:
-            delta = Delta(EventClass.METADATA)
-        elif payload is None or message.opcode is Opcode.BINARY:
-            delta = Delta(EventClass.METADATA, parsed=False)
-        else:
-            delta = self.dialect.read_event(SseEvent(0, len(payload), payload))
+    def _read_messages(self, parser: MessageParser, payload: bytes, t_ns: int) -> list[Delta]:
+        out: list[Delta] = []
+        for message in parser.feed(payload):
+            out += self.read_message(message, t_ns)
+        if parser.broken is not None:
+            self.broken = parser.broken
+            self.give_up()
+            if not out:
+                return self.feed(payload, t_ns)
+        return out
+
+    def read_message(self, message: WebSocketMessage, t_ns: int = 0) -> list[Delta]:
+        payload, out = message.payload, list[Delta]()
+        if message.opcode is Opcode.TEXT and payload is not None:
+            event = SseEvent(0, message.size, payload)
+            if self.dialect.open:
+                self._offer(event, t_ns, out)
+                return out
+            delta = self.dialect.read_event(event)
             if delta.text and self.padded is None:
                 self.padded = _PADDING in payload
-        delta.size = message.size
-        return delta
+            delta.size = message.size
+            self._look_for_tier(payload, delta)
+            return [delta]
+        if message.opcode in (Opcode.PING, Opcode.PONG):
+            delta = Delta(EventClass.KEEPALIVE, message.size)
+        else:
+            delta = Delta(EventClass.METADATA, message.size, parsed=message.opcode is Opcode.CLOSE)
+        if self.dialect.open:
+            self._release(self.dialect.pass_by(delta, t_ns), t_ns, out)
+            return out
+        return [delta]
 
-    def _decide(self, payload: bytes) -> list[Delta]:
+    def _look_for_tier(self, data: bytes | None, delta: Delta) -> None:
+        """Note the service tier in an event. A later one replaces it: `auto` becomes the granted tier. Events
+        with output after the first such event are not searched, since they only repeat it."""
+        if data is None or (delta.output and self._had_output):
+            return
+        self._had_output = self._had_output or delta.output
+        self.tier = granted_tier(data) or self.tier
+
+    def _decide(self, payload: bytes, t_ns: int) -> list[Delta]:
         if self._type == _MESSAGES:
-            return self._begin_lines(payload, MessageStreamParser())
+            return self._begin_lines(payload, MessageStreamParser(), t_ns)
         is_json = self._type == b"application/json" or self._type.endswith(b"+json")
         out: list[Delta] = []
         held = self._held + payload
         text = held.lstrip()
+        marked = text.startswith(BOM)
+        text = text.removeprefix(BOM)
         if is_json:
-            # DeepSeek sends blank lines before the JSON while it waits: each is a keep-alive.
+            # DeepSeek sends blank lines before the JSON while it is waiting: each is a keep-alive.
             blank = held[: len(held) - len(text)]
             ended = blank.splitlines(keepends=True)
             rest = b"" if not ended or ended[-1].endswith(b"\n") else ended.pop()
@@ -276,8 +433,14 @@ class AnswerReader:
             array = text.startswith(b"[") and self._path.endswith(_ARRAY_PATH) and not self._failed
             if lines or array:
                 self._held = b""
-                return out + self._begin_lines(held, LineParser() if lines else ArrayParser())
+                return out + self._begin_lines(
+                    text if marked else held, LineParser() if lines else ArrayParser(), t_ns
+                )
             self.kind = BodyKind.JSON
+            if marked:
+                # RFC 8259 8.1: ignore the byte order mark, but count it as part of the body's one event.
+                held = text
+                self._size += len(BOM)
         elif (text and is_sse) or text.startswith((b"data:", b"event:", b"id:", b"retry:", b":")):
             self.kind = BodyKind.SSE
         elif len(text) < _PREFIX_BYTES and len(held) <= _HELD_BYTES_MAX:
@@ -286,4 +449,4 @@ class AnswerReader:
         else:
             self.kind = BodyKind.SSE if is_sse else BodyKind.OPAQUE
         self._held = b""
-        return out + self.feed(held)
+        return out + self.feed(held, t_ns)

@@ -10,14 +10,16 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
 
-from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.outcome import EventClass, Outcome, Reading, ReadingLimit, TokenSource
+from llmtap.exchange.strings import NAME_CHARS_MAX, PATH, WORD_CHARS_MAX, Bound, clean_name
+from llmtap.protocol.http1 import METHOD_CHARS_MAX
 
 
 @dataclass(slots=True)
 class RequestShape:
-    """The shape of a request: no word of it."""
+    """Structure and parameters of a request, without its text."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -25,17 +27,18 @@ class RequestShape:
     n: int | None = None
     tools: int | None = None
     images: int | None = None
-    """Pictures, sounds and files in the prompt, without their bytes."""
-    response_format: str | None = None
+    """Number of pictures, sounds and files in the prompt."""
+    response_format: Annotated[str | None, Bound(32, "client", clean_name)] = None
     """`text`, `json_object`, `json_schema`, or another single word."""
-    roles: list[str] = field(default_factory=list)
-    """Of each message; that of a completion is `prompt`."""
+    roles: Annotated[list[str], Bound(32, "client", clean_name, 10_016)] = field(default_factory=list)
+    """Role of each message; `prompt` for a completion."""
     sizes: "array[int]" = field(default_factory=lambda: array("q"))
-    """Bytes of each message: of UTF-8, or four a token id."""
+    """Size of each message in bytes: of its UTF-8, or four for each token id."""
     blocks: "array[int]" = field(default_factory=lambda: array("q"))
-    """Chained hashes of the prompt's blocks: two prompts begin alike as far as their leading ids agree."""
+    """Chained hashes of the prompt's blocks: two prompts have the same beginning as far as these are
+    equal."""
     block_size: int | None = None
-    block_unit: str | None = None
+    block_unit: Annotated[str | None, Bound(16, "llmtap")] = None
     """`tokens` or `bytes`."""
     tokens: int | None = None
 
@@ -44,25 +47,25 @@ class RequestShape:
 class Turn:
     """The place of an exchange in its conversation."""
 
-    session: str
-    source: str
-    """`explicit`: the request named its conversation, or the answer before. `prefix`: its messages go on from
-    an earlier one's."""
+    session: Annotated[str, Bound(64, "llmtap")]
+    source: Annotated[str, Bound(16, "llmtap")]
+    """`explicit`: the request named its conversation, or the answer before. `prefix`: its messages begin with
+    those of an earlier request."""
     number: int
-    parent: str | None = None
-    """Id of the exchange before."""
+    parent: Annotated[str | None, Bound(128, "llmtap")] = None
+    """Id of the previous exchange of the conversation."""
     think_ns: int | None = None
-    """From the end of the previous answer to this arrival: what a person, or a tool, took."""
-    by: str | None = None
-    """`human`, or `tool` where the last message is the result of a call (an agent's loop)."""
+    """Time from the end of the previous answer to this arrival, taken by a person or a tool."""
+    by: Annotated[str | None, Bound(16, "llmtap")] = None
+    """`tool` if the last message is the result of a tool call (an agent's loop), else `human`."""
 
 
 @dataclass(slots=True)
 class CapturedText:
-    """Redacted texts, at the capture level `full` alone."""
+    """Redacted texts, only at the capture level `full`."""
 
-    request_body: str | None = None
-    response_text: str | None = None
+    request_body: Annotated[str | None, Bound(8 << 20, "client")] = None
+    response_text: Annotated[str | None, Bound(4 << 20, "upstream")] = None
     redactions: int = 0
 
 
@@ -72,6 +75,8 @@ _POINTS: Final = (
     "first_tool_call", "first_refusal", "first_content", "last_token", "response_end", "delivered",
 )  # fmt: skip
 """Names in the public timeline, in its order; each is a field of `Timeline` without `_ns`."""
+A2A: Final = "a2a"
+"""Endpoint and dialect of the agent protocol A2A."""
 BLANK: Final = 1
 """Flag of an event whose content was only white space."""
 OUTPUT: Final = 2
@@ -80,18 +85,18 @@ OUTPUT: Final = 2
 
 @dataclass(slots=True)
 class EventLog:
-    """What passed, event by event, as parallel columns (40 bytes an event instead of an object)."""
+    """Events of an answer as parallel columns (40 bytes an event instead of an object)."""
 
     t_ns: "array[int]" = field(default_factory=lambda: array("q"))
-    """The stamp of the read in which the event became complete."""
+    """Timestamp of the read that completed the event."""
     classes: bytearray = field(default_factory=bytearray)
     sizes: "array[int]" = field(default_factory=lambda: array("l"))
-    """Bytes of the event in the decoded body."""
+    """Size of the event in the decoded body, in bytes."""
     tokens: "array[int]" = field(default_factory=lambda: array("l"))
-    """Tokens the event itself declares (ids, logprobs, running usage), or that a configured tokenizer counts
-    in its text; -1 where neither says."""
+    """Tokens that the event declares (ids, logprobs, running usage), or that a configured tokenizer counts in
+    its text; -1: unknown."""
     flags: bytearray = field(default_factory=bytearray)
-    """BLANK and OUTPUT, of each event: a guardrail's or an error's event may carry output, too."""
+    """BLANK and OUTPUT of each event; events of a guardrail or an error may carry output, too."""
 
     def add(self, t_ns: int, event_class: EventClass, size: int, tokens: int, flags: int) -> None:
         self.t_ns.append(t_ns)
@@ -118,13 +123,13 @@ class Timeline:
     arrival_ns: int
     request_end_ns: int | None = None
     submit_ns: int | None = None
-    """Last byte of the request handed to the upstream's socket (IETF draft, B.1.1: T_submit)."""
+    """The upstream's socket took the last byte of the request (IETF draft, B.1.1: T_submit)."""
     head_ns: int | None = None
     first_byte_ns: int | None = None
     first_any_ns: int | None = None
-    """First event of any class, a keep-alive too."""
+    """First event of any class, also a keep-alive."""
     first_token_ns: int | None = None
-    """First event with generated output: content (blank too), reasoning, tool call, refusal."""
+    """First event with generated output: content (also white space), reasoning, tool call, refusal."""
     first_reasoning_ns: int | None = None
     first_tool_call_ns: int | None = None
     first_refusal_ns: int | None = None
@@ -133,7 +138,7 @@ class Timeline:
     last_token_ns: int | None = None
     response_end_ns: int | None = None
     delivered_ns: int | None = None
-    """Last byte accepted by the client's socket."""
+    """The client's socket took the last byte."""
     paused_ns: int = 0
     events: EventLog = field(default_factory=EventLog)
 
@@ -149,115 +154,135 @@ class Tokens:
 
 @dataclass(slots=True)
 class Added:
-    """What the tap itself added: from a read to the moment the kernel took the bytes, in ns."""
+    """Latency added by llmtap: from a read until the kernel took the bytes, in ns."""
 
     request_ns: int | None = None
-    """From the request's last byte read to its last byte written, connecting included."""
+    """From the read of the request's last byte until it was written, including the connection setup."""
     first_chunk_ns: int | None = None
     chunk_max_ns: int | None = None
     chunks_ns: "array[int]" = field(default_factory=lambda: array("q"))
     connect_ns: int | None = None
-    """To connect to the upstream, look-up of its name and TLS included; None where a kept connection was
-    used. Part of `request_ns` where the request came in one read."""
+    """Time to connect to the upstream, including name resolution and TLS; None if a connection was reused.
+    Part of `request_ns` if the request came in one read."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    relay: str
+    relay: Annotated[str, Bound(64, "llmtap")]
     seq: int
-    """Its number in that relay, from 1, without gaps: what is missing was dropped and counted."""
+    """Number within that relay, from 1 without gaps: missing numbers are exchanges that were dropped."""
     arrival_wall_ns: int
     timeline: Timeline
     outcome: Outcome = Outcome.COMPLETE
-    method: str = ""
-    path: str = ""
-    endpoint: str | None = None
-    """`chat.completions`, `completions`, ... or None for a path we do not know."""
-    dialect: str | None = None
-    call: str | None = None
-    """Of a request to an MCP server, which is no model traffic: its method, then its tool or prompt."""
-    model: str | None = None
-    response_model: str | None = None
-    tenant: str = "default"
-    route: str | None = None
-    arm: str | None = None
-    """Of the experiment that was running; None when it took part in none."""
-    unit: str | None = None
-    excluded: str | None = None
-    """Why the arm's change was not made to this request."""
-    trace_parent: str | None = None
+    method: Annotated[str, Bound(METHOD_CHARS_MAX, "client", clean_name)] = ""
+    path: Annotated[str, PATH] = ""
+    endpoint: Annotated[str | None, Bound(32, "llmtap")] = None
+    """`chat.completions`, `completions`, ... None: the path is unknown."""
+    dialect: Annotated[str | None, Bound(32, "llmtap")] = None
+    reading: Reading = Reading.DIALECT
+    """How the answer was parsed; decides which objectives apply (`metrics/objectives.py`). The observer sets
+    it; an exchange filled by other code has all its events."""
+    content_type: Annotated[str | None, Bound(64, "upstream", clean_name)] = None
+    """Media type of the answer, without parameters."""
+    call: Annotated[str | None, Bound(160, "client", clean_name)] = None
+    """Method of a request to an MCP server (not model traffic), followed by its tool or prompt."""
+    model: Annotated[str | None, Bound(NAME_CHARS_MAX, "client", clean_name)] = None
+    response_model: Annotated[str | None, Bound(NAME_CHARS_MAX, "upstream", clean_name)] = None
+    service_tier: Annotated[str | None, Bound(32, "llmtap")] = None
+    """Tier that served the request by its answer, else the requested one; a word of `protocol/tiers.py`."""
+    service_tier_requested: Annotated[str | None, Bound(32, "llmtap")] = None
+    tenant: Annotated[str, Bound(64, "client")] = "default"
+    """`meter/tenants.py` replaces a key by its hash; names that the operator gives stay as they are."""
+    route: Annotated[str | None, Bound(256, "operator")] = None
+    arm: Annotated[str | None, Bound(64, "operator")] = None
+    """Arm of the running experiment; None: not part of an experiment."""
+    unit: Annotated[str | None, Bound(64, "llmtap")] = None
+    excluded: Annotated[str | None, Bound(64, "llmtap")] = None
+    """Reason why the arm's change was not made to this request."""
+    trace_parent: Annotated[str | None, Bound(256, "client", clean_name)] = None
     """The request's `traceparent`, as sent (W3C Trace Context)."""
     slo_ttft_ns: int | None = None
-    """What the request asks for itself, by `x-llm-d-slo-ttft-ms`; below by `x-llm-d-slo-tpot-ms`."""
+    """Objective set by the request's header `x-llm-d-slo-ttft-ms`."""
     slo_tpot_ns: int | None = None
-    request_id: str | None = None
-    """X-Request-Id of the request, else of the response."""
+    """Objective set by the request's header `x-llm-d-slo-tpot-ms`."""
+    request_id: Annotated[str | None, Bound(256, "client", clean_name)] = None
+    """`X-Request-Id` of the request, else of the response."""
     answer_id: bytes | None = None
-    """Id by which a later request may name this answer (`previous_response_id`); only its digest is kept."""
+    """Digest of the id by which a later request may name this answer (`previous_response_id`)."""
     status: int | None = None
     stream: bool = False
-    """The answer was a stream; if the upstream failed before any output, the request asked for one."""
+    """The answer was a stream; if the upstream failed before any output: the request wanted a stream."""
     padded: bool = False
     """Events carry random padding, which their sizes include."""
-    finish_reason: str | None = None
-    refusal: dict[str, object] | None = None
+    finish_reason: Annotated[str | None, Bound(WORD_CHARS_MAX, "upstream", clean_name)] = None
+    refusal: Annotated[dict[str, object] | None, Bound(128, "upstream", clean_name, 32)] = None
     """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/verdict.py`."""
-    guardrail: dict[str, object] | None = None
-    """What a filter, rail or hook did: `phase`, `action`, `signal`, `event`, `category`; `late` and
-    `tokens_before` where tokens had gone out before it acted."""
+    guardrail: Annotated[dict[str, object] | None, Bound(128, "upstream", clean_name, 32)] = None
+    """Action of a filter, rail or hook: `phase`, `action`, `signal`, `event`, `category`; `late` and
+    `tokens_before` if the client had received tokens before."""
     retries: int = 0
-    """Times that a gateway began the answer again; `usage` is that of the last attempt."""
+    """Number of times that a gateway began the answer again; `usage` is that of the last attempt."""
     resent: int = 0
-    """Times that the relay sent the request again, on a fresh connection."""
-    no_token_reason: str | None = None
-    """Why a stream never brought a token: `guardrail`, `refusal`, `error`, `client_error`, `cancelled`,
-    `rejected`, `empty` (keep-alives and an end marker at most) or `only_metadata`. None where one came, and
-    for an answer in one piece."""
+    """Number of times that the relay sent the request again, on a new connection."""
+    no_token_reason: Annotated[str | None, Bound(32, "llmtap")] = None
+    """Reason why a stream had no token: `guardrail`, `refusal`, `error`, `client_error`, `cancelled`,
+    `rejected`, `empty` (keep-alives and an end marker at most) or `only_metadata`. None if there was a token,
+    and for an answer that is not a stream."""
     tokens: Tokens = field(default_factory=Tokens)
-    usage: dict[str, object] | None = None
-    server_timing: list[dict[str, object]] | None = None
-    """Durations that the server reports: `name`, `ms`, `where`. Those that cannot be true are removed."""
+    usage: Annotated[dict[str, object] | None, Bound(WORD_CHARS_MAX, "upstream", clean_name, 256)] = None
+    server_timing: Annotated[list[dict[str, object]] | None, Bound(64, "llmtap", members=2_048)] = None
+    """Durations that the server reports: `name`, `ms`, `where`. Impossible ones are removed."""
     server_gaps_ns: "array[int] | None" = None
     """ITL option C: gaps between tokens by the server's clock."""
-    invalid_values: dict[str, int] | None = None
-    """Number of values that cannot be true, by reason (`exchange/verdict.py`)."""
-    error: str | None = None
-    """What went wrong, in one sentence that names the side; never text of a body."""
+    invalid_values: Annotated[dict[str, int] | None, Bound(32, "llmtap", members=16)] = None
+    """Number of impossible values that were removed, by reason (`exchange/verdict.py`)."""
+    error: Annotated[str | None, Bound(512, "llmtap")] = None
+    """One sentence that names the side at fault; never text of a body."""
     added: Added = field(default_factory=Added)
     uncertainty_ns: int = 0
-    """Largest error of the times of output events, of the submission and of the end."""
+    """Largest error of the times of output events, submission and end."""
+    ttft_uncertainty_ns: int = 0
+    """Largest error of the times of submission and first token; set by the load generator only."""
     uncertain: bool = False
     """`uncertainty_ns` exceeds the operator's limit."""
-    clock: str = "mono"
+    clock: Annotated[str, Bound(16, "llmtap")] = "mono"
     """`mono`: stamped on read; `kernel`: stamped by the kernel on arrival; `virtual`: simulated."""
     anchor: int = 0
-    """Times that the host's wall clock was set between the start of the relay and the arrival."""
-    asked: RequestShape | None = None
-    """The request's shape; this and the next two only while a capture runs."""
+    """Number of times that the host's wall clock was set between the start of the relay and the arrival."""
+    shape: RequestShape | None = None
+    """Set only while a capture runs, as `turn` and `text`."""
     turn: Turn | None = None
-    said: CapturedText | None = None
-    keeping: object | None = None
+    text: CapturedText | None = None
+    capture_data: object | None = None
+    """The recorder's own data, until the end of the exchange."""
     scheduled_ns: int | None = None
-    """When a plan wanted it sent (mono); None for other people's traffic."""
+    """Planned time to send the request (monotonic); None: not sent by the load generator."""
     dispatch_late_ns: int | None = None
     reads: int = 0
     request_bytes: int = 0
     response_bytes: int = 0
     unparsed_events: int = 0
-    """Events of a shape that the dialect does not know: timed as chunks."""
+    """Events whose format the dialect does not know; they are timed as chunks."""
     part: int = 0
     """Number of the response in its session, from 1; 0 without a session."""
+    reading_limits: tuple[ReadingLimit, ...] = ()
+    """Limits that were reached while the answer was parsed."""
     unlogged_events: int = 0
-    """Events beyond the length of the event log; they are in the points alone."""
+    """Events beyond the length of the event log; they change only the points of the timeline."""
 
     @property
     def id(self) -> str:
         return f"{self.relay}-{self.seq}" if not self.part else f"{self.relay}-{self.seq}.{self.part}"
 
     @property
+    def not_understood(self) -> bool:
+        """Whether the answer could not be parsed although it has events."""
+        return self.reading is Reading.NONE and self.unparsed_events > 0
+
+    @property
     def reasoning_apart(self) -> bool:
-        """Whether the usage counts reasoning beside the output and not within it: by its name (Gemini), or
-        because only so its counts add up to its total (xAI)."""
+        """Whether the usage counts reasoning separately from the output: by its name (Gemini), or because the
+        counts add up to its total only then (xAI)."""
         usage, reasoning = self.usage or {}, self.tokens.reasoning
         if not reasoning:
             return False
@@ -273,14 +298,16 @@ class Exchange:
     def to_dict(
         self, metrics: dict[str, float | None], chunking: dict[str, object], *, events: bool = False
     ) -> dict[str, object]:
-        """Return public JSON: stable names, seconds, null where a thing is absent."""
+        """Return public JSON: stable names, seconds, null for absent values."""
         t, s = self.timeline, self.since_arrival
         out: dict[str, object] = {
             "id": self.id, "relay": self.relay, "seq": self.seq,
             "arrival": _rfc3339(self.arrival_wall_ns),
-            "tenant": self.tenant, "model": self.model, "route": self.route, "arm": self.arm,
+            "tenant": self.tenant, "model": self.model, "service_tier": self.service_tier,
+            "service_tier_requested": self.service_tier_requested, "route": self.route, "arm": self.arm,
             "unit": self.unit, "excluded": self.excluded,
-            "endpoint": self.endpoint, "dialect": self.dialect, "method": self.method, "path": self.path,
+            "endpoint": self.endpoint, "dialect": self.dialect, "reading": self.reading.value,
+            "content_type": self.content_type, "method": self.method, "path": self.path,
             "request_id": self.request_id, "status": self.status, "stream": self.stream,
             "padded": self.padded, "outcome": self.outcome.value,
             "timeline": {name: s(getattr(t, f"{name}_ns")) for name in _POINTS},

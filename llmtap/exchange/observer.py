@@ -1,28 +1,31 @@
 """Build an Exchange from timestamped bytes (sans-IO), for the meter, the load generator and saved files.
 
 The caller passes request and response, read by read, to an `Observer`, and gets the Exchange from `finish`.
-Every event has the stamp of the read that completed it. Bad bytes never raise: if a body cannot be read only
-the reads are timed. Long because its methods change the state of one exchange.
+Every event has the timestamp of the read that completed it. Invalid bytes never raise: if a body cannot be
+parsed, only the reads are timed. The module is long because its methods change the state of one exchange.
 
 Source: docs/dialects.md.
 """
 
 import re
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
+from sys import getsizeof
 from typing import Final, NamedTuple
 
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.answer import AnswerReader
-from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded
-from llmtap.exchange.exchange import BLANK, OUTPUT, CapturedText, Exchange, Timeline
-from llmtap.exchange.outcome import UPSTREAM_FAILED, Outcome
-from llmtap.exchange.request import Hear, Identify, RequestReader
+from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded, memory_bytes
+from llmtap.exchange.exchange import A2A, BLANK, OUTPUT, CapturedText, Exchange, Timeline
+from llmtap.exchange.outcome import UPSTREAM_FAILED, Outcome, Reading, ReadingLimit
+from llmtap.exchange.request import Identify, OnRequest, RequestReader
+from llmtap.exchange.strings import WORD_CHARS_MAX
 from llmtap.exchange.verdict import (
     APPLIED_GUARDRAILS,
     TEXT_PATTERNS,
     TOKEN_COUNT,
-    WORD_CHARS_MAX,
     Interventions,
     ServerTiming,
     TokenLadder,
@@ -33,55 +36,70 @@ from llmtap.exchange.verdict import (
     remove_implausible,
 )
 from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.dialects.registry import BUILT_IN, Dialects
 from llmtap.protocol.encoding import Decoder
-from llmtap.protocol.http1 import ChunkedDecoder, Framing, header_value, parse_response_head
-from llmtap.protocol.repetition import Repetition, TokenRun, make_token_run
-from llmtap.protocol.websocket import WebSocketMessage
+from llmtap.protocol.http1 import ChunkedDecoder, Framing, Headers, header_value, parse_response_head
+from llmtap.protocol.repetition import RUN_BLOCKS, RUN_BYTES, Repetition, TokenRun, make_token_run
+from llmtap.protocol.websocket import WebSocketMessage, negotiates_deflate
 
 EVENTS_MAX: Final = 1 << 18
-"""Events logged one by one: 40 bytes each, 10 MB an exchange. Later ones still move the points."""
+"""Events in the log of an exchange: 40 bytes each, 10 MB. Later ones still change the points of the
+timeline."""
 UNSEEN_NS: Final = 11_100_000
-"""Part of a stall of a relay's event loop that its probes can miss: every 10 ms, with a grain of 1.1 ms."""
+"""Part of a stall of a relay's event loop that its probes can miss: every 10 ms, resolution 1.1 ms."""
 READ_BYTES_MAX: Final = 1 << 16
-"""Length of a read that may have left bytes in the socket."""
-_TEXT_CHARS_MAX: Final = BOUNDS["said.response_text"].chars
-_USAGE_BYTES_MAX: Final = 1 << 16
-"""Of an event whose usage object is kept as sent until the end; of a longer one only the figures are kept."""
+"""A read of this length may have left bytes in the socket."""
+_TEXT_CHARS_MAX: Final = BOUNDS["text.response_text"].chars
+_USAGE_BYTES_MAX: Final = 1 << 10
+"""Maximum size of an event whose usage object is kept until the end; of longer ones only the figures are."""
+_LOGGED_BYTES: Final = 34
+"""Memory of an event in the log, with its delay."""
+_LOGGED_FREE: Final = 1 << 10
+"""The log's memory counts in steps of this many events."""
+_TEXT_BYTES: Final = 8
+"""Memory of a kept text's place in the list."""
+SLICE_BYTES: Final = 16 << 10
+"""Bytes of a read that are parsed in one step: up to 5 ms."""
+_NO_ROOM: Final = "open exchanges take too much memory"
 LINES_PER_BYTE: Final = 2
-"""Lines in a decoded body for each coded byte, beyond LINES_FREE. A line takes up to 3 us: without a bound,
-1 MB of gzip that holds 250 MB of line feeds would take minutes. Streams of equal events reach 0.6."""
+"""Maximum number of lines in a decoded body for each coded byte, beyond LINES_FREE. A line takes up to 3 us:
+without a limit, 1 MB of gzip with 250 MB of line feeds would take minutes. Streams of equal events reach
+0.6."""
 LINES_FREE: Final = 1 << 16
-_UNTOLD: Final = array("l", (-1,))
+_UNDECLARED: Final = array("l", (-1,))
 _HEADER_BYTES_MAX: Final = 1_024
 _CONTENT: Final = EventClass.CONTENT
-_SPOKEN: Final = (EventClass.CONTENT, EventClass.GUARDRAIL, EventClass.ERROR)
+_CONTENT_CLASSES: Final = (EventClass.CONTENT, EventClass.GUARDRAIL, EventClass.ERROR)
 """Classes of an event whose text is content."""
 _FLAGS: Final = bytes((OUTPUT, OUTPUT | BLANK)) + bytes(254)
 
 
 class UnderWay(NamedTuple):
-    """An exchange that has not ended, as far as it is known."""
+    """Present state of a running exchange."""
 
     exchange: Exchange
-    """It goes on changing: what is read of it must be read at once."""
+    """Changes until the end, so read it at once."""
     dialect: str | None
     stream: bool
     events: int
     tokens: int
-    """By the best that the events tell until now; a chunk counts as one where they tell nothing."""
+    """Token count by the best source so far; without one, each chunk counts as a token."""
 
 
 class Observer:
-    """One exchange in the making. Stamps are ns of the monotonic clock, in the order of the calls.
+    """Builder of one exchange. Timestamps are ns of the monotonic clock, in the order of the calls.
 
     Args:
-        arrival_ns: the read that held the request's first byte; arrival_wall_ns: the same as a date.
-        clock: how the stamps were taken, `mono` or `kernel`.
+        arrival_ns: time of the read with the request's first byte; `arrival_wall_ns`: the same by the wall
+            clock.
+        clock: source of the timestamps, `mono` or `kernel`.
         identify: returns the tenant of a request; without it all are `default`.
-        patterns: words of a refusal.
+        patterns: texts of a refusal.
         count_tokens: counts the tokens in a text, for streams that declare none.
-        hear: gets the whole request, and may ask for the answer's text (`Exchange.said`).
-        bodies: memory limit of all open bodies; None: no limit.
+        on_request: called with the complete request; returns whether the answer's text is captured, too
+            (`Exchange.text`).
+        bodies: memory limit of all open exchanges; None: no limit.
+        dialects: dialects that the answer may have.
     """
 
     def __init__(
@@ -95,23 +113,39 @@ class Observer:
         identify: Identify | None = None,
         patterns: tuple[re.Pattern[str], ...] = TEXT_PATTERNS,
         count_tokens: Callable[[str], int] | None = None,
-        hear: Hear | None = None,
+        on_request: OnRequest | None = None,
         bodies: Budget | None = None,
         waited: Callable[[int, int], int] | None = None,
+        dialects: Dialects = BUILT_IN,
     ) -> None:
-        """`waited` returns the longest time that a byte of a read may have waited, from the time of the read
-        before and its own timestamp."""
+        """`waited(before_ns, t_ns)` returns the longest time that a byte of the read at `t_ns` may have
+        waited, if the read before was at `before_ns`."""
         self._t = Timeline(arrival_ns)
         self._x = Exchange(
-            bounded("relay", relay), seq, arrival_wall_ns, self._t, clock=bounded("clock", clock)
+            bounded("relay", relay),
+            seq,
+            arrival_wall_ns,
+            self._t,
+            reading=Reading.NONE,
+            clock=bounded("clock", clock),
         )
+        self._bodies = bodies
         self._share = Share(bodies)
-        self._request = RequestReader(self._x, head, identify, hear, self._share)
+        """Of the request, of a JSON body, `_taken_bytes` and `_run_bytes`."""
+        self._kept_bytes = 0
+        """Memory of an unfinished event, windows of decoders, the event log, and texts."""
+        self._taken_bytes = 0
+        """The same, as far as there was room."""
+        self._run_bytes = 0
+        self._dialects = dialects
+        self._request = RequestReader(self._x, head, identify, on_request, self._share)
         self._repetition: Repetition | None = None
         self._run: TokenRun | None = None
         self.token_run: TokenRun | None = None
-        """`_run` while the next read may be such an event: `FrameBatch` adds events to it, too."""
-        # The response's body, from the wire inwards.
+        """`_run` while the next read may be a repeated event: `FrameBatch` adds events to it, too."""
+        self.deflates = False
+        """The tunnel may carry compressed messages: both sides named permessage-deflate."""
+        # Parsers of the response's body, in the order in which bytes pass them.
         self._dechunk: ChunkedDecoder | None = None
         self._decoder: Decoder | None = None
         self._answer: AnswerReader | None = None
@@ -120,12 +154,14 @@ class Observer:
         self._closed = False
         self._waited = waited
         self._shared_ns = 0
+        self._first_shared_ns = 0
+        """`_shared_ns` of the read with the first token."""
         """Longest time that an output event may have waited for the last byte of its read, which has the
         kernel's stamp."""
         self._emptied_ns: int | None = None
-        """Time of the last read that left nothing in the socket: what is read next arrived later."""
+        """Time of the last read that emptied the socket: later bytes arrived after it."""
         self._crowded = False
-        """A read may have left bytes in the socket, which then wait for more than a turn of the loop."""
+        """A read may have left bytes in the socket, which then waited for more than one round of the loop."""
         self._last_read_ns = arrival_ns
         self._model: str | None = None
         self._tokens = TokenLadder(count_tokens)
@@ -133,8 +169,15 @@ class Observer:
         self._server = ServerTiming()
         self._error_type: str | None = None
         self._done = False
+        self._end_certain = False
         self._texts: list[str] | None = None
-        self._text_chars = 0
+        self._texts_taken = 0
+        """Number of texts for which room was taken."""
+        self._text_chars = self._usage_bytes = 0
+        self._noted_bytes = 0
+        """Memory of the texts and of the usage object."""
+        self._text_chars_max = _TEXT_CHARS_MAX
+        self._events_max = EVENTS_MAX
 
     def request_data(self, data: bytes, t_ns: int) -> None:
         """Take body bytes of the request, with their HTTP framing, read at `t_ns`."""
@@ -150,7 +193,7 @@ class Observer:
         self._x.added.request_ns = added_ns
 
     def response_head(self, raw_head: bytes, t_ns: int, added_ns: int) -> None:
-        """The response's head, complete at `t_ns`; interim (1xx) heads are passed over."""
+        """Take the response's head, complete at `t_ns`; interim (1xx) heads are ignored."""
         self._expect_nothing()
         x = self._x
         try:
@@ -163,6 +206,8 @@ class Observer:
             return
         self._t.head_ns = t_ns
         x.status = head.status
+        if head.status == 101 and self._request.offers_deflate:
+            self.deflates = negotiates_deflate(_values(head.headers, b"sec-websocket-extensions"))
         if x.request_id is None:
             request_id = header_value(head.headers, b"x-request-id")
             x.request_id = None if request_id is None else bounded("request_id", request_id.decode("latin-1"))
@@ -170,30 +215,42 @@ class Observer:
         self._interventions.applied = None if applied is None else applied[:_HEADER_BYTES_MAX]
         self._server.read_head(head.headers)
         content_type = header_value(head.headers, b"content-type")
+        if content_type is not None:
+            media_type = content_type.partition(b";")[0].strip().lower().decode("latin-1")
+            x.content_type = bounded("content_type", media_type) or None
         if x.call is not None:
             self._answer = AnswerReader(None, "", self._share)
             self._answer.give_up()
-            return  # nothing is read of it
+            return  # answers of MCP servers are not parsed
         failed = head.status >= 400
-        self._answer = AnswerReader(content_type, x.path.rstrip("/"), self._share, failed=failed)
+        self._answer = AnswerReader(
+            content_type, self._request.path, self._share, failed=failed, dialects=self._dialects
+        )
         if head.framing is Framing.CHUNKED:
             self._dechunk = ChunkedDecoder()
-        # RFC 9110 5.3: several lines of one field are one list.
-        codings = [value for name, value in head.headers if name.lower() == b"content-encoding"]
-        try:
-            decoder = Decoder(b",".join(codings))
-            self._decoder = None if decoder.identity else decoder
-        except PeerProtocolError as exc:
-            self._lose(exc)
+        # RFC 9110 5.3: several lines of a field are one list.
+        codings = _values(head.headers, b"content-encoding")
+        if codings:
+            try:
+                decoder = Decoder(b",".join(codings))
+                self._decoder = None if decoder.identity else decoder
+            except PeerProtocolError as exc:
+                self._lose(exc)
 
     def response_data(self, data: bytes, t_ns: int, added_ns: int) -> None:
-        """Body bytes of the response, HTTP framing included, read at `t_ns`, passed on `added_ns` later."""
+        """Take body bytes of the response with their framing, read at `t_ns`, written `added_ns` later."""
+        for _ in self.response_slices(data, t_ns, added_ns):
+            pass
+
+    def response_slices(self, data: bytes, t_ns: int, added_ns: int) -> Iterable[None]:
+        """Do the same as `response_data` in slices: each step of the returned iterator processes one. An
+        empty tuple if all is done. The caller exhausts it before any other call, except `give_up`."""
         run = self.token_run
         if run is not None:
             if run.add(data, t_ns, added_ns):
                 if run.full:
                     self._log_run()
-                return
+                return ()
             self._expect_nothing()
         size = len(data)
         if self._dechunk is not None:
@@ -202,32 +259,124 @@ class Observer:
             except PeerProtocolError as exc:
                 self._lose(exc)
         if not data:
-            return  # framing only
+            return ()  # the bytes were only framing
         self._count_read(t_ns, added_ns)
-        if self._decoder is not None:
-            self._lines_left += LINES_PER_BYTE * len(data)
-            try:
-                data = self._decoder.feed(data)
-                self._lines_left -= data.count(b"\n") + data.count(b"\r")
-                if self._lines_left < 0:
-                    raise PeerProtocolError(f"it decodes to more than {LINES_PER_BYTE} lines per byte")
-            except PeerProtocolError as exc:
-                self._lose(exc)
-            if not data:
-                return
         answer = self._answer
         if answer is None:
             answer = self._answer = AnswerReader(None, "", self._share)
-        self._add_all(answer.feed(data), t_ns)
+        if self._decoder is not None or len(data) > SLICE_BYTES:
+            return self._read_slices(answer, data, size, t_ns)
+        deltas = answer.feed(data, t_ns)
+        if len(deltas) == 1 and not answer.late:  # most reads of a token stream
+            self._add(deltas[0], t_ns)
+        else:
+            self._add_late(answer)
+            self._add_all(deltas, t_ns)
+        if (
+            answer.kept_bytes + self._noted_bytes != self._kept_bytes
+            or len(self._t.events.classes) >= _LOGGED_FREE
+        ):
+            self._weigh(answer)
+        self._end_read(answer, size, t_ns)
+        return ()
+
+    def _read_slices(self, answer: AnswerReader, data: bytes, size: int, t_ns: int) -> Iterator[None]:
+        decoder = self._decoder
+        if decoder is None:
+            slices: Iterable[bytes] = (data[i : i + SLICE_BYTES] for i in range(0, len(data), SLICE_BYTES))
+        else:
+            slices = decoder.pieces(data)
+            self._lines_left += LINES_PER_BYTE * len(data)
+        outputs, fed_bytes, last = 0, 0, None
+        try:
+            for piece in slices:
+                if fed_bytes:
+                    yield
+                    if self._lost is not None:
+                        break
+                elif not piece:
+                    yield
+                    continue
+                if decoder is not None:
+                    self._lines_left -= piece.count(b"\n") + piece.count(b"\r")
+                    if self._lines_left < 0:
+                        raise PeerProtocolError(f"it decodes to more than {LINES_PER_BYTE} lines per byte")
+                fed_bytes += len(piece)
+                deltas = self._feed(answer, piece, t_ns)
+                if deltas:
+                    outputs += sum(delta.output for delta in deltas)
+                    last = deltas[-1]
+        except PeerProtocolError as exc:
+            self._lose(exc)
+        if self._lost is not None:
+            rest = data[fed_bytes:] if decoder is None else data
+            if rest:
+                self._feed(answer, rest, t_ns)
+        elif not fed_bytes:
+            return
+        elif outputs > 1:
+            self._share_read(t_ns)
+        elif outputs and last is not None and not last.output:
+            self._token_is_followed(t_ns)
+        self._end_read(answer, size, t_ns)
+
+    def _feed(self, answer: AnswerReader, payload: bytes, t_ns: int) -> list[Delta]:
+        deltas = answer.feed(payload, t_ns)
+        self._add_late(answer)
+        self._add_all(deltas, t_ns)
+        self._weigh(answer)
+        return deltas
+
+    def _end_read(self, answer: AnswerReader, size: int, t_ns: int) -> None:
         if not answer.idle:
             self._token_is_followed(t_ns)
+        elif (repetition := answer.repeats.repetition) is not None and self._decoder is None:
+            self._expect(repetition)
         if size < READ_BYTES_MAX:
             self._emptied_ns = t_ns
         else:
             self._crowded = True
-        repetition = answer.repetition
-        if repetition is not None and self._decoder is None:
-            self._expect(repetition)
+
+    def _weigh(self, answer: AnswerReader) -> None:
+        """Count the memory of the response against the common limit."""
+        kept_bytes = answer.kept_bytes + self._noted_bytes
+        logged = len(self._t.events.classes)
+        if logged >= _LOGGED_FREE:
+            kept_bytes += (logged - logged % _LOGGED_FREE) * _LOGGED_BYTES
+        if self._decoder is not None:
+            kept_bytes += self._decoder.kept_bytes
+        if kept_bytes == self._kept_bytes:
+            return
+        if self._share.change(kept_bytes - self._taken_bytes):
+            self._kept_bytes = self._taken_bytes = kept_bytes
+            self._texts_taken = len(self._texts or ())
+        else:
+            self._keep_less(answer, kept_bytes)
+
+    def _keep_less(self, answer: AnswerReader, kept_bytes: int) -> None:
+        """Skip the unfinished event, and keep no later events and texts: `kept_bytes` are too many."""
+        kept_bytes -= answer.kept_bytes + self._noted_bytes
+        answer.drop_part()
+        self._drop_texts()
+        kept_bytes += answer.kept_bytes + self._noted_bytes
+        self._events_max = min(self._events_max, len(self._t.events.classes))
+        self._text_chars_max = min(self._text_chars_max, self._text_chars)
+        window_bytes = 0 if self._decoder is None else self._decoder.kept_bytes
+        # What remains is at most the events of one slice, unless a window grows.
+        if self._share.change(kept_bytes - self._taken_bytes):
+            self._taken_bytes = kept_bytes
+        elif window_bytes > SLICE_BYTES:
+            self._lose(PeerProtocolError(_NO_ROOM))
+            return
+        self._kept_bytes = kept_bytes
+
+    def _drop_texts(self) -> None:
+        """Release the texts for which no room was taken."""
+        if self._texts is not None:
+            for text in self._texts[self._texts_taken :]:
+                self._text_chars -= len(text)
+                self._noted_bytes -= getsizeof(text) + _TEXT_BYTES
+            del self._texts[self._texts_taken :]
 
     def response_end(self, t_ns: int) -> None:
         self._t.response_end_ns = t_ns
@@ -236,21 +385,21 @@ class Observer:
             self._token_is_followed(t_ns)
 
     def upgraded(self, t_ns: int) -> None:
-        """The connection is a tunnel from `t_ns` on (the 101 went before, by `response_head`)."""
+        """Note that the connection is a tunnel from `t_ns` on, after the head with status 101."""
         self._expect_nothing()
         if self._t.head_ns is None:
             self._t.head_ns = t_ns
         self._dechunk = self._decoder = None
-        self._answer = AnswerReader.of_tunnel(self._x.path.rstrip("/"))
+        self._answer = AnswerReader.of_tunnel(self._request.path, self._dialects, deflates=self.deflates)
 
     def begin_response(self, request: bytes, t_ns: int, added_ns: int) -> None:
-        """This is one response of a session; `request` is the message that asked for it, read at `t_ns` and
-        written `added_ns` later (`exchange/session.py`)."""
+        """Begin one response of a session (`exchange/session.py`); `request`: the client's message that
+        caused it, read at `t_ns` and written `added_ns` later."""
         self.request_data(request, t_ns)
         self.request_end(t_ns)
         self.submitted(t_ns + added_ns, added_ns)
         self._x.status = 101
-        self._answer = AnswerReader.of_response(self._x.path.rstrip("/"))
+        self._answer = AnswerReader.of_response(self._request.path, self._dialects)
 
     def message(self, message: WebSocketMessage, t_ns: int, added_ns: int) -> None:
         if t_ns > self._last_read_ns:
@@ -260,15 +409,32 @@ class Observer:
         self._count_read(t_ns, added_ns)
         answer = self._answer
         if answer is not None and self._lost is None:
-            self._add(answer.read_message(message), t_ns)
+            deltas = answer.read_message(message, t_ns)
+            self._add_late(answer)
+            for delta in deltas:
+                self._add(delta, t_ns)
+            self._weigh(answer)
 
-    def tunnel(self, data_up: bytes | None, data_down: bytes | None, t_ns: int, added_ns: int) -> None:
-        """Take bytes that passed a tunnel. The upstream's are timed as messages of a WebSocket; the responses
-        of a session have exchanges of their own (`exchange/session.py`)."""
+    def tunnel(
+        self,
+        data_up: bytes | None,
+        data_down: bytes | None,
+        t_ns: int,
+        added_ns: int,
+        *,
+        continues: bool = False,
+    ) -> None:
+        """Take bytes of a tunnel. Those from the upstream are timed as WebSocket messages; responses of a
+        session have exchanges of their own (`exchange/session.py`). `continues`: the bytes belong to the same
+        read as those of the call before."""
         if data_down:
-            self._count_read(t_ns, added_ns)
-            if self._answer is not None:
-                self._add_all(self._answer.feed(data_down), t_ns)
+            if not continues:
+                self._count_read(t_ns, added_ns)
+            answer = self._answer
+            if answer is not None:
+                self._feed(answer, data_down, t_ns)
+                if answer.broken is not None and self._lost is None:
+                    self._lost = answer.broken
 
     def finish(
         self,
@@ -284,64 +450,69 @@ class Observer:
         """Return the Exchange; call it once, last.
 
         Args:
-            outcome: as the relay saw it, a value of `Outcome`; the events refine it.
-            status: that the client got; None: that of the head, if any.
-            paused_ns: how long back-pressure held the stream.
+            outcome: outcome by the relay, a value of `Outcome`; the events refine it.
+            status: status sent to the client; None: that of the head, if any.
+            paused_ns: time that back-pressure of the client held the stream.
             lag_ns: error of a timestamp that belongs to one event; without `waited` the longest time that a
                 byte waited unread, as far as the probes of the loop show (`UNSEEN_NS`).
-            request_bytes, response_bytes: heads included.
+            request_bytes, response_bytes: sizes including the heads.
         """
         x, t = self._x, self._t
         self._end_request()
         self._close(whole=False)
-        self._share.close()
+        self.abandon()
         t.delivered_ns = delivered_ns
         t.paused_ns = paused_ns
-        x.uncertainty_ns = lag_ns
+        x.uncertainty_ns = x.ttft_uncertainty_ns = lag_ns
         if x.clock == "kernel":
             wait_ns = self._shared_ns
             if self._waited is None:
-                wait_ns = max(0, wait_ns - paused_ns)  # the client's delay has a figure of its own
+                wait_ns = max(0, wait_ns - paused_ns)  # `paused_ns` reports the client's delay
                 if not self._crowded:
                     wait_ns = min(wait_ns, lag_ns + UNSEEN_NS)
             x.uncertainty_ns = max(lag_ns, wait_ns)
+            x.ttft_uncertainty_ns = max(lag_ns, self._first_shared_ns)
         x.request_bytes = request_bytes
         x.response_bytes = response_bytes
         if status is not None:
             x.status = status
         x.response_model = self._model
+        x.service_tier = (self._answer and self._answer.tier) or x.service_tier_requested
         if x.model is None:
             x.model = x.response_model
         x.tokens = self._tokens.result(stream=x.stream)
         if self._tokens.counts.refused:
             x.invalid_values = {TOKEN_COUNT: self._tokens.counts.refused}
         if self._texts is not None:
-            x.said = CapturedText(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
+            x.text = CapturedText(response_text="".join(self._texts)[:_TEXT_CHARS_MAX])
             self._texts = None
         if x.usage is not None:
             x.usage = figures_of(x.usage)
         x.server_timing, x.server_gaps_ns = self._server.entries(), self._server.gaps_ns()
         self._interventions.judge(x)
-        said = ended = Outcome(outcome)
+        reported = ended = Outcome(outcome)
         failed = self._error_type is not None or (x.status is not None and x.status >= 400)
-        if said is Outcome.CLIENT_CANCELLED and (self._done or x.finish_reason is not None or failed):
-            # Many clients close the connection at the end marker or at an error, before the last bytes of
-            # the framing: the upstream had decided the outcome.
+        if reported is Outcome.CLIENT_CANCELLED and (self._done or x.finish_reason is not None or failed):
+            # Many clients close the connection after the end marker or an error, before the last bytes of
+            # the framing. The answer was complete then, so this is not a cancellation.
             t.response_end_ns = t.response_end_ns or self._last_read_ns
             ended = Outcome.COMPLETE
         remove_implausible(x)
-        x.outcome, reason = judge(x, ended, done=self._done, lost=self._lost, error_type=self._error_type)
-        x.error = (error if x.outcome is said else None) or reason
+        cut_off = self._end_certain and not self._done and x.finish_reason is None
+        x.outcome, reason = judge(x, ended, cut_off=cut_off, lost=self._lost, error_type=self._error_type)
+        x.error = (error if x.outcome is reported else None) or reason
         if x.outcome in UPSTREAM_FAILED and t.first_token_ns is None:
-            # Most servers send the error of a stream as JSON in one piece.
+            # Most servers answer the failed request for a stream with JSON.
             x.stream = x.stream or self._request.wants_stream
         if x.stream and t.first_token_ns is None:
             x.no_token_reason = no_token_reason(x)
+        if x.unlogged_events:
+            x.reading_limits += (ReadingLimit.LOGGED_EVENTS,)
         bound(x)
         return x
 
     def give_up(self, reason: str) -> bool:
-        """Stop parsing the response; its reads are still timed. Return False if no parsing goes on."""
+        """Stop parsing the response; its reads are still timed. Return False if it was not being parsed."""
         if self._answer is None or self._closed or self._lost is not None:
             return False
         self._expect_nothing()
@@ -349,20 +520,24 @@ class Observer:
         return True
 
     def abandon(self) -> None:
-        """Release memory in place of `finish`: the exchange is not wanted any more."""
+        """Release the memory, instead of `finish`: the exchange is discarded."""
         self._share.close()
+
+    def make_share(self) -> Share:
+        """Return a share of the memory limit for other data of this exchange."""
+        return Share(self._bodies)
 
     @property
     def exchange(self) -> Exchange:
         return self._x
 
     def under_way(self) -> UnderWay:
-        """Return what is known by now; it logs what was set aside, so do not call it for every event."""
+        """Return the present state. Logs the collected events first, so do not call it for every event."""
         self._log_run()
         answer = self._answer
         if answer is None:
             return UnderWay(self._x, None, self._request.wants_stream, 0, 0)
-        return UnderWay(self._x, answer.dialect.name, answer.streamed, self._events_seen, self._tokens.so_far)
+        return UnderWay(self._x, answer.dialect.name, answer.streamed, self._event_count, self._tokens.so_far)
 
     def _end_request(self) -> None:
         self._request.end()
@@ -391,43 +566,56 @@ class Observer:
         if x.reads <= EVENTS_MAX:
             added.chunks_ns.append(added_ns)
 
-    def _add_all(self, deltas: list[Delta], t_ns: int) -> None:
+    def _add_all(self, deltas: list[Delta], t_ns: int, since_ns: int | None = None) -> None:
+        """Add the events of the read at `t_ns`; `since_ns`: time of the read before it, if not the last."""
         outputs = 0
         for delta in deltas:
             self._add(delta, t_ns)
             outputs += delta.output
         if outputs > 1:
-            self._share_read(t_ns)
+            self._share_read(t_ns, since_ns)
         elif outputs and not deltas[-1].output:
             self._token_is_followed(t_ns)
 
-    def _token_is_followed(self, t_ns: int) -> None:
-        """Bytes without a whole output event end the read of this time.
+    def _add_late(self, answer: AnswerReader) -> None:
+        """Add events of earlier reads, which waited until the dialect was known."""
+        if not answer.late:
+            return
+        since_ns = self._t.submit_ns or self._t.arrival_ns
+        for t_ns, group in groupby(answer.take_late(), key=itemgetter(0)):
+            self._add_all([delta for _, delta in group], t_ns, since_ns)
+            since_ns = t_ns
 
-        Counted only by a load generator, which probes its loop often. In a relay the bound would be
-        UNSEEN_NS for most responses, because the last token often comes with the end of the stream.
+    def _token_is_followed(self, t_ns: int) -> None:
+        """Note that bytes without a complete output event follow the last token in the read at `t_ns`.
+
+        Only for the load generator, which probes its loop often. In a relay, the uncertainty would become
+        UNSEEN_NS for most responses, since the last token often comes with the end of the stream.
         """
         if self._waited is not None and self._t.last_token_ns == t_ns:
             self._share_read(t_ns)
 
-    def _share_read(self, t_ns: int) -> None:
-        """Bytes follow an output event in its read. The event arrived after the read before, and waited no
-        longer than the loop was away from its sockets."""
-        since_ns = self._emptied_ns or self._t.submit_ns or self._t.arrival_ns
+    def _share_read(self, t_ns: int, since_ns: int | None = None) -> None:
+        """Note that bytes follow an output event in its read, so its timestamp may be late. It arrived after
+        the read before, and waited no longer than the loop was away from its sockets."""
+        if since_ns is None:
+            since_ns = self._emptied_ns or self._t.submit_ns or self._t.arrival_ns
         wait_ns = t_ns - since_ns
         if self._waited is not None and not self._crowded:
             wait_ns = min(wait_ns, self._waited(since_ns, t_ns))
         self._shared_ns = max(self._shared_ns, wait_ns)
+        if t_ns in (self._t.first_token_ns, self._t.first_content_ns):
+            self._first_shared_ns = max(self._first_shared_ns, wait_ns)
 
     def _add(self, delta: Delta, t_ns: int) -> None:
         t = self._t
         log = t.events
         tokens = delta.tokens
         if delta.verdict is not None:
-            self._interventions.add(delta.verdict, self._events_seen, self._tokens.so_far)
+            self._interventions.add(delta.verdict, self._event_count, self._tokens.so_far)
         if tokens > 0 or self._tokens.tokenizes:
             tokens = self._tokens.add(delta)
-        if len(log.classes) < EVENTS_MAX:
+        if len(log.classes) < self._events_max:
             flags = (OUTPUT if delta.output else 0) | (BLANK if delta.blank else 0)
             log.add(t_ns, delta.event_class, delta.size, tokens, flags)
         else:
@@ -448,8 +636,8 @@ class Observer:
                 t.first_refusal_ns = t_ns
             if delta.text:
                 self._tokens.chunks += len(delta.choices)
-                # Of several choices the first one's words are read: mixed up they would be nobody's.
-                if delta.event_class in _SPOKEN and delta.choices[0] == 0:
+                # Use the text of the first choice only: texts of several choices are interleaved.
+                if delta.event_class in _CONTENT_CLASSES and delta.choices[0] == 0:
                     if self._interventions.reading:
                         self._interventions.read(delta.text)
                     if self._texts is not None:
@@ -457,21 +645,26 @@ class Observer:
             else:
                 self._tokens.textless += len(delta.choices)
         elif delta.choices:
-            self._tokens.chunks += len(delta.choices)  # a marker: no text, and yet generated
+            self._tokens.chunks += len(delta.choices)  # a generated marker without text
         if delta.finish_reason is not None:
             reason = delta.finish_reason
             self._x.finish_reason = reason if is_reason(reason) else "other"
         if delta.server_times or delta.server_clock_ns >= 0:
-            self._server.read_event(self._events_seen - 1, delta)
+            self._server.read_event(self._event_count - 1, delta)
         if delta.counts is not None:
             self._tokens.count(delta.counts, total=not delta.usage_running)
             self._x.usage = delta.usage
+            self._noted_bytes -= self._usage_bytes
+            self._usage_bytes = 0
             if delta.usage is not None and delta.size > _USAGE_BYTES_MAX:
                 self._x.usage = figures_of(delta.usage)
+                self._usage_bytes = memory_bytes(self._x.usage)
+                self._noted_bytes += self._usage_bytes
         if delta.model is not None and self._model is None:
             self._model = bounded("response_model", delta.model)
         if delta.error_type is not None:
-            self._error_type = delta.error_type[: WORD_CHARS_MAX + 1]  # a longer one is no word
+            # Keep one character too many, so that is_word() rejects a longer text.
+            self._error_type = delta.error_type[: WORD_CHARS_MAX + 1]
         if delta.done:
             self._done = True
         if delta.retry:
@@ -481,27 +674,36 @@ class Observer:
 
     def _keep_text(self, text: str) -> None:
         assert self._texts is not None
-        if self._text_chars < _TEXT_CHARS_MAX:
+        if self._text_chars < self._text_chars_max:
             self._text_chars += len(text)
+            self._noted_bytes += getsizeof(text) + _TEXT_BYTES
             self._texts.append(text)
 
     def _expect(self, repetition: Repetition) -> None:
         """Let `token_run` collect the next reads: an event came, alone in its read, that may come again with
         another text. No layer below holds pending bytes."""
-        chunked = self._dechunk is not None
-        if repetition is not self._repetition or self._run is None:
+        if repetition is not self._repetition:
             self._repetition = repetition
-            self._run = make_token_run(repetition, chunked=chunked, keeps_texts=False)
+            self._run = self._make_run(repetition)
             self._set_keeps_texts()
         if self._dechunk is None or self._dechunk.between:
             self.token_run = self._run
+
+    def _make_run(self, repetition: Repetition) -> TokenRun | None:
+        """Return an empty run; None if there is no room: each event is parsed."""
+        self._share.give(self._run_bytes)
+        run_bytes = RUN_BYTES + RUN_BLOCKS * repetition.delta.size
+        self._run_bytes = run_bytes if self._share.take(run_bytes) else 0
+        if not self._run_bytes:
+            return None
+        return make_token_run(repetition, chunked=self._dechunk is not None, keeps_texts=False)
 
     def _expect_nothing(self) -> None:
         self._log_run()
         self.token_run = None
 
     def _set_keeps_texts(self) -> None:
-        """Keep texts in the run only as long as somebody reads them. The run is empty."""
+        """Let the run keep texts only while they are needed. The run is empty."""
         if self._run is not None and self._repetition is not None:
             read = self._interventions.reading or self._texts is not None
             self._run.keeps_texts = self._tokens.tokenizes or (
@@ -523,27 +725,26 @@ class Observer:
         self._tokens.chunks += n
         answer.passed(sum(sizes))
         flags = blanks.translate(_FLAGS) if delta.event_class is _CONTENT else bytes((OUTPUT,)) * n
-        tokens = array("l", map(self._tokens.tokenize, texts)) if self._tokens.tokenizes else _UNTOLD * n
-        room = max(0, EVENTS_MAX - len(t.events))
+        tokens = array("l", map(self._tokens.tokenize, texts)) if self._tokens.tokenizes else _UNDECLARED * n
+        room = max(0, self._events_max - len(t.events))
         classes = bytes((delta.event_class,)) * n
         t.events.add_many(times[:room], classes[:room], sizes[:room], tokens[:room], flags[:room])
         x.unlogged_events += max(0, n - room)
         if texts and _is_first_content(delta):
-            for text in texts:
-                if not self._interventions.reading:
-                    break
-                self._interventions.read(text)
+            if self._interventions.reading:
+                self._interventions.read_all(texts)
             if self._texts is not None:
                 for text in texts:
                     self._keep_text(text)
+        self._weigh(answer)
         self._set_keeps_texts()
 
     @property
-    def _events_seen(self) -> int:
+    def _event_count(self) -> int:
         return len(self._t.events.classes) + self._x.unlogged_events
 
     def _is_expected(self) -> bool:
-        """Whether this answer ought to be understood: other people's files need not be."""
+        """Whether to report an unparsed answer. False for imported files, which may be incomplete."""
         streamed = self._answer is not None and self._answer.streamed
         return streamed or self._lost is not None or self._x.endpoint is not None
 
@@ -558,11 +759,25 @@ class Observer:
         if answer is None:
             self._x.stream = self._request.wants_stream and self._x.status is None
             return
-        for delta in answer.close(whole=whole):
+        deltas = answer.close(whole=whole, t_ns=self._last_read_ns)
+        self._add_late(answer)
+        for delta in deltas:
             self._add(delta, self._last_read_ns)
         self._x.unparsed_events += answer.skipped
         self._x.stream, self._x.padded = answer.streamed, bool(answer.padded)
-        self._x.dialect, self._x.answer_id = answer.dialect.name, answer.dialect.answer_id
+        dialect = answer.dialect
+        self._x.dialect, self._x.answer_id = dialect.name, dialect.answer_id
+        if dialect.name == A2A and self._x.endpoint is None:
+            self._x.endpoint = A2A  # A2A 0.3 has no header of its own, and agents choose their paths
+        # A body that could not be parsed to its end may contain unknown events.
+        self._x.reading = dialect.reading if self._lost is None else Reading.NONE
+        self._x.reading_limits = dialect.limits
+        self._end_certain = dialect.end_certain
+
+
+def _values(headers: Headers, name: bytes) -> list[bytes]:
+    """Return the values of all lines of a field."""
+    return [value for one, value in headers if one.lower() == name]
 
 
 def _is_first_content(delta: Delta) -> bool:

@@ -1,14 +1,22 @@
 """Outcomes of an exchange (`Outcome`, a closed set), and whether an HTTP status is an error of the client."""
 
-from enum import StrEnum
 from typing import Final
 
-from llmtap.protocol.delta import EventClass, TokenSource
+from llmtap.protocol.delta import EventClass, Reading, ReadingLimit, TokenSource, Word
 
-__all__ = ["FAILED", "UPSTREAM_FAILED", "EventClass", "Outcome", "TokenSource", "is_client_error"]
+__all__ = [
+    "FAILED",
+    "UPSTREAM_FAILED",
+    "EventClass",
+    "Outcome",
+    "Reading",
+    "ReadingLimit",
+    "TokenSource",
+    "is_client_error",
+]
 
 
-class Outcome(StrEnum):
+class Outcome(Word):
     """How an exchange ended, as seen from between client and gateway."""
 
     COMPLETE = "complete"
@@ -24,9 +32,9 @@ class Outcome(StrEnum):
     UPSTREAM_TIMEOUT = "upstream_timeout"
     TRUNCATED = "truncated"
     REJECTED = "rejected"
-    """The relay itself refused it, because of one of its limits."""
+    """The relay refused the request because of one of its limits."""
     TAP_ERROR = "tap_error"
-    """The relay died: what had passed until then is known, and not what came of it."""
+    """The relay died, so the rest of the exchange is unknown."""
 
 
 UPSTREAM_FAILED: Final = frozenset({
@@ -37,9 +45,10 @@ FAILED: Final = UPSTREAM_FAILED | {Outcome.REJECTED, Outcome.TAP_ERROR}
 """Outcomes that are a failure of the upstream or of llmtap. A refusal, a disconnect of the client and an
 error of the client are not failures."""
 _NOT_SERVED: Final = frozenset({408, 425, 429})
-"""Statuses from 400 to 499 that a right request can get."""
+"""Statuses from 400 to 499 that a correct request can get."""
 
 
 def is_client_error(status: int | None) -> bool:
-    """Return whether the request was wrong by its status (RFC 9110 15.5): 4xx without 408, 425 and 429."""
+    """Return whether the status means that the request was wrong (RFC 9110 15.5): 4xx except 408, 425,
+    429."""
     return status is not None and 400 <= status < 500 and status not in _NOT_SERVED

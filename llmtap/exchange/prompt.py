@@ -2,13 +2,14 @@
 
 For the capture: the meter's recorder calls `read_prompt`; block hashes and sessions are made from the result.
 `request.py` reads the fields that every exchange needs. A message is a role and parts: text, token ids, and
-marks for what has no length (a picture). Reasoning that a client sends back stands apart, because clients
-drop it between turns. Nothing raises. The text is for hashing and counting.
+marks for parts without a length (pictures). Reasoning that a client sends back is a separate field, because
+clients drop it between turns. Nothing raises. The text is for hashing and counting.
 
 Source: each provider's reference.
 """
 
 import re
+import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,20 +19,25 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from llmtap.exchange.bounds import BOUNDS, looks_secret
+from llmtap.exchange.bounds import BOUNDS
 from llmtap.exchange.exchange import RequestShape
+from llmtap.exchange.strings import looks_secret
+from llmtap.protocol.json_memory import bounded_decoder
 
 MESSAGES_MAX: Final = 10_000
-"""More messages than this fit no model's context; such a body is not read."""
+"""Maximum number of messages: no model's context has room for more. A longer body is not parsed."""
 PARTS_MAX: Final = 65_536
-"""Parts of all messages of one body, at 2 us each. A list that exceeds the rest of it becomes one mark."""
+"""Maximum number of parts of all messages of a body, at 2 us each. A list with more parts than remain becomes
+one mark."""
 ID_BYTES: Final = 4
-"""What a token id counts as: 512 ids are then the same block as 2 KiB of text."""
+"""Bytes that a token id counts as: 512 ids then make a block like 2 KiB of text."""
 _DEPTH_MAX: Final = 8
-"""Of content within content; a tool's result in a message is at 2."""
+"""Maximum depth of nested content; a tool's result in a message has depth 2."""
 _INT_MAX: Final = (1 << 31) - 1
 _MARK_BYTES: Final = 16
-_WORD_CHARS_MAX: Final = BOUNDS["asked.roles"].chars
+_WORD_CHARS_MAX: Final = BOUNDS["shape.roles"].chars
+
+_decode: Final = bounded_decoder()
 
 Part: TypeAlias = "str | bytes | array[int]"
 """Text, a mark, or token ids (an array of type `I`)."""
@@ -41,7 +47,7 @@ Part: TypeAlias = "str | bytes | array[int]"
 class PromptMessage:
     role: str
     parts: list[Part] = field(default_factory=list)
-    """No two texts stand side by side: how a client cut its text makes no difference."""
+    """Adjacent texts are joined, so that it does not matter how a client divided its text."""
     thinking: str = ""
     result: bool = False
 
@@ -51,7 +57,7 @@ class PromptMessage:
 
     @property
     def size(self) -> int:
-        """Bytes of UTF-8, thinking included, and ID_BYTES for each token id."""
+        """Size in bytes: UTF-8 including thinking, and ID_BYTES for each token id."""
         size = _utf8_size(self.thinking)
         for part in self.parts:
             if isinstance(part, str):
@@ -64,25 +70,25 @@ class PromptMessage:
 @dataclass(slots=True)
 class PromptShape:
     messages: list[PromptMessage]
-    asked: RequestShape
+    shape: RequestShape
     value: dict[str, Any]
     chat: bool
     tools: bytes = b""
-    """Mark of the tools offered, which stand before everything in what a model reads; empty: none."""
+    """Digest of the offered tools, which precede the messages in the model's input; empty: no tools."""
     cut: bool = False
 
 
 def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
-    """Return the prompt in a request's decoded body, at most MESSAGES_MAX messages of it; None for what is no
-    JSON object or holds no known prompt. Without an `endpoint`, or where the body has another form than it,
-    the members decide."""
+    """Return the prompt in a request's decoded body, at most MESSAGES_MAX messages of it. None if the body is
+    not a JSON object, or has no known prompt. Without an `endpoint`, or if the body does not fit it, the
+    members of the body decide."""
     if body.lstrip()[:1] != b"{":
         return None
     try:
-        value = msgspec.json.decode(body)
+        value = _decode(body)
     except (ValueError, RecursionError):
         return None
-    asked = _parameters(value)
+    shape = _parameters(value)
     reader = _Reader()
     messages: list[PromptMessage] = []
     chat = False
@@ -90,15 +96,15 @@ def read_prompt(body: bytes, endpoint: str | None) -> PromptShape | None:
         messages = read(reader, value)
         if messages:
             chat = converses
-            asked.images = reader.media
+            shape.images = reader.media
             break
     else:
         if endpoint is None:
             return None
-    asked.roles = [message.role for message in messages]
-    asked.sizes = array("q", [message.size for message in messages])
+    shape.roles = [message.role for message in messages]
+    shape.sizes = array("q", [message.size for message in messages])
     tools = value.get("tools") or value.get("functions")
-    return PromptShape(messages, asked, value, chat, _digest(tools) if tools else b"", reader.cut)
+    return PromptShape(messages, shape, value, chat, _digest(tools) if tools else b"", reader.cut)
 
 
 class _Reader:
@@ -110,7 +116,7 @@ class _Reader:
         self.cut = False
 
     def takes(self, n: int) -> bool:
-        """Take room for `n` more parts; False if there is not enough left."""
+        """Count `n` more parts. Return False if that exceeds the limit."""
         if n > self._room:
             self.cut = True
             return False
@@ -118,14 +124,15 @@ class _Reader:
         return True
 
     def chat(self, value: dict[str, Any]) -> list[PromptMessage]:
-        """`messages`, or Gemini's `contents`, with what Anthropic and others keep beside them."""
+        """Read `messages`, or Gemini's `contents`, and system prompts outside of them (Anthropic and
+        others)."""
         messages = value.get("messages") or value.get("contents")
         if not isinstance(messages, list) or not messages or len(messages) > MESSAGES_MAX:
             return []
         return [*self._before(value), *(self._message(message) for message in messages)]
 
     def input(self, value: dict[str, Any]) -> list[PromptMessage]:
-        """`input` of the Responses API, and LM Studio's, which has its form."""
+        """Read `input` of the Responses API, or of LM Studio, which has the same format."""
         items = value.get("input")
         if isinstance(items, str):
             items = [{"role": "user", "content": items}]
@@ -135,24 +142,24 @@ class _Reader:
 
     def _before(self, value: dict[str, Any]) -> Iterator[PromptMessage]:
         for key in ("system", "instructions", "system_prompt", "systemInstruction"):
-            if found := value.get(key):
-                yield self._made("system", found.get("parts", found) if isinstance(found, dict) else found)
+            if one := value.get(key):
+                yield self._make("system", one.get("parts", one) if isinstance(one, dict) else one)
 
     def completion(self, value: dict[str, Any], keys: tuple[str, ...]) -> list[PromptMessage]:
-        """Text or token ids, one or several, in the first of these members."""
-        found = next((value[key] for key in keys if value.get(key)), None)
-        if found is None:
+        """Read texts or token ids, one or several, from the first of these members."""
+        given = next((value[key] for key in keys if value.get(key)), None)
+        if given is None:
             return []
-        several = isinstance(found, list) and (
-            all(isinstance(one, str) for one in found) or all(isinstance(one, list | dict) for one in found)
+        several = isinstance(given, list) and (
+            all(isinstance(one, str) for one in given) or all(isinstance(one, list | dict) for one in given)
         )
-        if several and len(found) > MESSAGES_MAX:
+        if several and len(given) > MESSAGES_MAX:
             return []
-        messages = [self._made("system", value["system"])] if value.get("system") else []
-        if value.get("context"):  # Ollama's: the ids of the conversation until now
+        messages = [self._make("system", value["system"])] if value.get("system") else []
+        if value.get("context"):  # Ollama: token ids of the conversation so far
             messages.append(PromptMessage("context", self._ids_or_text(value["context"])))
         messages += [
-            PromptMessage("prompt", self._ids_or_text(one)) for one in (found if several else [found])
+            PromptMessage("prompt", self._ids_or_text(one)) for one in (given if several else [given])
         ]
         messages[-1].parts += self._all_media(_list(value.get("images")) or _list(value.get("image_data")))
         if isinstance(value.get("suffix"), str) and value["suffix"]:
@@ -162,7 +169,7 @@ class _Reader:
     def _ids_or_text(self, one: Any) -> list[Part]:
         if isinstance(one, str):
             return [one] if one else []
-        if isinstance(one, dict):  # llama.cpp's, with pictures
+        if isinstance(one, dict):  # llama.cpp: a prompt with pictures
             parts = self._ids_or_text(one.get("prompt_string") or one.get("prompt_token_ids"))
             return [*parts, *self._all_media(_list(one.get("multimodal_data")))]
         if isinstance(one, list) and one:
@@ -174,61 +181,61 @@ class _Reader:
 
     def _message(self, message: Any) -> PromptMessage:
         if not isinstance(message, dict):
-            return self._made("other", message)
+            return self._make("other", message)
         role = _word(message.get("role"))
-        said = _Said(self)
+        builder = _MessageBuilder(self)
         if message.get("name") and role != "tool":
-            said.mark(b"name", message["name"])
-        said.think(next((message[k] for k in _THINKING if isinstance(message.get(k), str)), None))
-        if isinstance(message.get("tool_plan"), str):  # Cohere's word before its calls
-            said.text(message["tool_plan"])
+            builder.mark(b"name", message["name"])
+        builder.think(next((message[k] for k in _THINKING if isinstance(message.get(k), str)), None))
+        if isinstance(message.get("tool_plan"), str):  # Cohere: text before the tool calls
+            builder.text(message["tool_plan"])
         content = message.get("content", message.get("parts"))
-        said.content(content)
+        builder.content(content)
         if isinstance(message.get("refusal"), str):
-            said.text(message["refusal"])
-        said.parts += self._all_media(_list(message.get("images")))  # Ollama's
+            builder.text(message["refusal"])
+        builder.parts += self._all_media(_list(message.get("images")))  # Ollama
         if isinstance(message.get("audio"), dict):
-            said.media(message["audio"])
+            builder.media(message["audio"])
         calls = _list(message.get("tool_calls"))
         if not self.takes(len(calls)):
-            said.mark(b"value", calls)
+            builder.mark(b"value", calls)
             calls = []
         for call in calls:
             named = call.get("function") or call.get("custom") if isinstance(call, dict) else None
-            said.call(named if isinstance(named, dict) else {"input": call})
+            builder.call(named if isinstance(named, dict) else {"input": call})
         if isinstance(message.get("function_call"), dict):
-            said.call(message["function_call"])
-        return said.made(role, result=role in ("tool", "function") or _only_results(content))
+            builder.call(message["function_call"])
+        return builder.build(role, result=role in ("tool", "function") or _only_results(content))
 
     def _item(self, item: Any) -> PromptMessage:
         if not isinstance(item, dict):
-            return self._made("user", item)
+            return self._make("user", item)
         kind = item.get("type")
         kind = kind if isinstance(kind, str) else "message"
-        said = _Said(self)
+        builder = _MessageBuilder(self)
         if kind == "message" or "role" in item:
-            said.content(item.get("content"))
-            return said.made(_word(item.get("role", "user")))
-        if kind == "text" and isinstance(item.get("content"), str):  # LM Studio's
-            said.text(item["content"])
-            return said.made("user")
+            builder.content(item.get("content"))
+            return builder.build(_word(item.get("role", "user")))
+        if kind == "text" and isinstance(item.get("content"), str):  # LM Studio
+            builder.text(item["content"])
+            return builder.build("user")
         if kind.endswith("_output"):
-            said.content(item.get("output"))
-            return said.made("tool", result=True)
+            builder.content(item.get("output"))
+            return builder.build("tool", result=True)
         if kind.endswith("_call"):
-            said.call(item)
-            said.content(item.get("output"))  # of a call that the provider made itself
-            return said.made("assistant")
+            builder.call(item)
+            builder.content(item.get("output"))  # result of a call that the provider made itself
+            return builder.build("assistant")
         if kind == "reasoning":
-            said.think(item.get("content") or item.get("summary"))
-            return said.made("assistant")
-        said.part(item, 0)
-        return said.made("user" if said.parts and not kind.endswith("_reference") else "other")
+            builder.think(item.get("content") or item.get("summary"))
+            return builder.build("assistant")
+        builder.part(item, 0)
+        return builder.build("user" if builder.parts and not kind.endswith("_reference") else "other")
 
-    def _made(self, role: str, content: Any) -> PromptMessage:
-        said = _Said(self)
-        said.content(content)
-        return said.made(role)
+    def _make(self, role: str, content: Any) -> PromptMessage:
+        builder = _MessageBuilder(self)
+        builder.content(content)
+        return builder.build(role)
 
     def _all_media(self, values: list[Any]) -> list[Part]:
         return [*map(self._media, values)] if self.takes(len(values)) else [b"value" + _digest(values)]
@@ -238,7 +245,7 @@ class _Reader:
         return b"media" + _digest(value)
 
 
-class _Said:
+class _MessageBuilder:
     __slots__ = ("_reader", "_thinking", "parts")
 
     def __init__(self, reader: _Reader) -> None:
@@ -246,7 +253,7 @@ class _Said:
         self._thinking: list[str] = []
         self.parts: list[Part] = []
 
-    def made(self, role: str, *, result: bool = False) -> PromptMessage:
+    def build(self, role: str, *, result: bool = False) -> PromptMessage:
         parts = self.parts
         if len(parts) > 1:
             parts = []
@@ -265,7 +272,7 @@ class _Said:
         self.parts.append(kind + _digest(value))
 
     def media(self, value: Any) -> None:
-        # Where a cache may end moves from turn to turn, and the picture stays the same.
+        # Remove the cache mark: it moves from turn to turn while the picture stays the same.
         if isinstance(value, dict) and "cache_control" in value:
             value = {k: v for k, v in value.items() if k != "cache_control"}
         self.parts.append(self._reader._media(value))
@@ -299,7 +306,7 @@ class _Said:
             self.mark(b"value", value)
 
     def part(self, item: Any, depth: int) -> None:
-        """One part of a content; by its type, or, where it has none that is known, by what it holds."""
+        """Read one part of a content by its type; without a known type, by its members."""
         if isinstance(item, str):
             self.text(item)
             return
@@ -346,11 +353,11 @@ _FIRST: Final = {
     **dict.fromkeys(
         ("completions", "llamacpp.completion", "ollama.generate", "tgi.generate_stream"), _PROMPT
     ),
-    # SGLang's own endpoint shares its path with those of TGI and vLLM.
+    # The path of SGLang's own endpoint is also used by TGI and vLLM.
     "generate": _completion("prompt", "inputs", "text", "input_ids", "token_ids"),
     "responses": _INPUT, "lmstudio.chat": _INPUT, "embeddings": _completion("input", "inputs"),
 }  # fmt: skip
-"""What an endpoint has first; the rest begin with `messages`."""
+"""Members that an endpoint's body has first; other endpoints begin with `messages`."""
 
 
 def _order(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
@@ -359,7 +366,7 @@ def _order(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
 
 
 def _parameters(value: dict[str, Any]) -> RequestShape:
-    # Ollama, TGI and SGLang keep theirs one step down.
+    # Ollama, TGI and SGLang have their parameters in an inner object.
     places = [value, *(_dict(value.get(key)) for key in ("options", "parameters", "sampling_params"))]
     tools = value.get("tools", value.get("functions"))
     return RequestShape(
@@ -374,33 +381,33 @@ def _parameters(value: dict[str, Any]) -> RequestShape:
 
 
 def _response_format(value: dict[str, Any]) -> str | None:
-    for asked in (
+    for wanted in (
         value.get("response_format"),
         _dict(value.get("text")).get("format"),  # Responses
         _dict(value.get("output_config")).get("format"),  # Anthropic
         _dict(value.get("parameters")).get("grammar"),  # TGI
     ):
-        if isinstance(asked, dict) and asked.get("type"):
-            return _word(asked["type"])
-    asked = value.get("format")  # Ollama: a word, or the schema itself
-    if isinstance(asked, dict):
+        if isinstance(wanted, dict) and wanted.get("type"):
+            return _word(wanted["type"])
+    wanted = value.get("format")  # Ollama: "json", or the schema itself
+    if isinstance(wanted, dict):
         return "json_schema"
-    return _word(asked) if isinstance(asked, str) and asked else None
+    return _word(wanted) if isinstance(wanted, str) and wanted else None
 
 
 def _whole(places: list[dict[str, Any]], *names: str) -> int | None:
-    """The first that is a number of something; -1, which some read as no limit, is none."""
-    for number in _found(places, names):
+    """Return the first number that is a count; skip -1, which some servers read as "no limit"."""
+    for number in _numbers(places, names):
         if 0 <= number <= _INT_MAX and number == int(number):
             return int(number)
     return None
 
 
 def _real(places: list[dict[str, Any]], *names: str) -> float | None:
-    return next((float(number) for number in _found(places, names) if abs(number) < _INT_MAX), None)
+    return next((float(number) for number in _numbers(places, names) if abs(number) < _INT_MAX), None)
 
 
-def _found(places: list[dict[str, Any]], names: tuple[str, ...]) -> Iterator[int | float]:
+def _numbers(places: list[dict[str, Any]], names: tuple[str, ...]) -> Iterator[int | float]:
     for name in names:
         for place in places:
             number = place.get(name)
@@ -409,15 +416,17 @@ def _found(places: list[dict[str, Any]], names: tuple[str, ...]) -> Iterator[int
 
 
 def _word(value: Any) -> str:
-    """A role or a format's name, if it is one: what clients put there must not carry text."""
-    return value if isinstance(value, str) and _is_word(value) and not looks_secret(value) else "other"
+    """Return the name of a role or format; `other` if it is not a word, since clients may put text there."""
+    if not isinstance(value, str) or not _is_word(value) or looks_secret(value):
+        return "other"
+    return sys.intern(value)  # one object for all messages
 
 
 _is_word = re.compile(rf"[A-Za-z0-9_.-]{{1,{_WORD_CHARS_MAX}}}", re.ASCII).fullmatch
 
 
 def _only_results(content: Any) -> bool:
-    """Whether it is what Anthropic calls a user's message when a tool has answered."""
+    """Whether all parts are tool results: Anthropic sends these in a message with the role `user`."""
     return isinstance(content, list) and bool(content) and all(
         isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"].endswith("tool_result")
         for part in content
@@ -436,7 +445,7 @@ def _json(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (ValueError, RecursionError):
-        return b"?"  # deeper than a body that was decoded can be
+        return b"?"  # nested too deeply; cannot happen with a decoded body
 
 
 def _digest(value: Any) -> bytes:

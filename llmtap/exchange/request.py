@@ -1,7 +1,9 @@
 """Parse a request: its head, and the fields of its body that an exchange needs, into an Exchange.
 
 `observer.py` feeds `RequestReader` with the body, read by read. The tenant comes from a function that is
-passed in. Bodies of requests to MCP servers are not read. `prompt.py` parses the messages, for captures only.
+passed in. A request with an MCP field goes to an MCP server, unless its path is one of inference and its
+body names a model; bodies of other requests to MCP servers are not read. `prompt.py` parses the messages, for
+captures only.
 
 Source: docs/dialects.md; W3C Trace Context; llm-d's request headers for objectives; modelcontextprotocol.io
 SEP-2243 and streamable HTTP; a2a-protocol.org.
@@ -10,18 +12,21 @@ SEP-2243 and streamable HTTP; a2a-protocol.org.
 import re
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import unquote
 
 import msgspec
 
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.bounds import Share, bounded
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import A2A, Exchange
 from llmtap.protocol.encoding import Decoder
 from llmtap.protocol.http1 import ChunkedDecoder, Framing, RequestHead, parse_request_head
+from llmtap.protocol.json_memory import bounded_decoder
+from llmtap.protocol.target import routed_path, split_target
+from llmtap.protocol.tiers import tier_of
+from llmtap.protocol.websocket import negotiates_deflate
 
 REQUEST_BYTES_MAX: Final = 8 << 20
-"""A longer request body is not kept, and its model is then not known from it."""
+"""A longer request body is not stored, so its model is unknown."""
 _PIECE_BYTES: Final = 64
 _SLO_MS_MAX: Final = 3_600_000
 
@@ -46,7 +51,7 @@ _ENDPOINTS: Final = (
     ("/invoke-with-response-stream", "bedrock.invoke"),
     ("/invoke", "bedrock.invoke"),
 )
-"""By the end of the path; the first that fits."""
+"""Names of endpoints by the end of the path; the first match applies."""
 
 _STREAMED_PATHS: Final = (
     "/generate_stream", ":streamGenerateContent", "/converse-stream", "/invoke-with-response-stream",
@@ -57,7 +62,8 @@ _STREAMED_UNLESS: Final = frozenset({"ollama.chat", "ollama.generate"})
 
 _MCP: Final = (b"mcp-method", b"mcp-name", b"mcp-session-id", b"mcp-protocol-version")
 _NAMED: Final = ("tools/call", "prompts/get")
-"""Methods whose name is one of a tool or prompt, and no address of somebody's document."""
+"""Methods whose `mcp-name` is the name of a tool or prompt. For others it may be the address of a
+document."""
 _method: Final = re.compile(r"[a-z][a-zA-Z]{0,31}(?:/[a-zA-Z_]{1,31}){0,3}").fullmatch
 _name: Final = re.compile(r"[A-Za-z0-9_./-]{1,96}").fullmatch
 
@@ -69,26 +75,44 @@ _MODEL_PATH: Final = re.compile(
 Identify = Callable[[RequestHead, str, Callable[[], Any]], str]
 """`(head, path, body) -> tenant`; `body()` is the request's JSON value, or None if it has none."""
 
-Hear = Callable[[Exchange, RequestHead, bytes], bool]
-"""`(exchange, head, body)`, once the request is whole: whoever captures is shown it, and says whether the
-text of the answer is wanted too. The body has no codings; it is empty where it was not kept."""
+OnRequest = Callable[[Exchange, RequestHead, bytes], bool]
+"""`(exchange, head, body) -> wants_text`, called by the observer when the request is complete. Returns
+whether the text of the answer is to be captured, too. The body is decoded; empty if it was not stored."""
 
 
 class _RequestBody(msgspec.Struct):
     model: Any = None
     stream: Any = None
+    service_tier: Any = None
+    speed: Any = None
 
 
-_decode_request = msgspec.json.Decoder(_RequestBody).decode
+_decode_request: Final = bounded_decoder(_RequestBody)
+_decode_value: Final = bounded_decoder()
 
 
 class RequestReader:
-    """Reader of one request into its Exchange `x`. `identify` returns the tenant, `hear` gets the whole
-    request, `share` is where room for the body is taken."""
+    """Reader of one request into its Exchange `x`. `identify` returns the tenant, `on_request` is called with
+    the complete request, and memory for the body is taken from `share`."""
 
     __slots__ = (
-        "_body", "_coding", "_head", "_hear", "_identify", "_keeps", "_path", "_share", "_size", "_taken",
-        "_x", "method", "wants_stream", "wants_text",
+        "_body",
+        "_coding",
+        "_head",
+        "_identify",
+        "_keeps",
+        "_mcp_fields",
+        "_on_request",
+        "_path",
+        "_share",
+        "_size",
+        "_taken",
+        "_x",
+        "method",
+        "offers_deflate",
+        "path",
+        "wants_stream",
+        "wants_text",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +120,7 @@ class RequestReader:
         x: Exchange,
         raw: bytes,
         identify: Identify | None = None,
-        hear: Hear | None = None,
+        on_request: OnRequest | None = None,
         share: Share | None = None,
     ) -> None:
         self._x = x
@@ -106,24 +130,30 @@ class RequestReader:
         self._size = 0
         self._taken = 0
         self._identify = identify
-        self._hear = hear
+        self._on_request = on_request
         self._head: RequestHead | None = None
-        self._path = ""  # as sent: rules may name tenants by it, and nobody else is told
+        self._path = ""  # not cleaned of keys: only for tenant rules, never stored
+        self.path = ""
+        """Path that recognises the dialect (`routed_path`), bounded as the exchange's own."""
+        self._mcp_fields: dict[bytes, str] = {}
         self._coding: bytes | None = None
         self.method = b""
         self.wants_stream = False
         self.wants_text = False
+        self.offers_deflate = False
         try:
             head = self._head = parse_request_head(raw)
         except PeerProtocolError:
-            return  # the relay refused it as well, and says so at the end
+            return  # the relay refused it as well, and reports that with the outcome
         self._keeps = True
         self.method = head.method
         x.method = bounded("method", head.method.decode("latin-1"))
-        self._path = _path(head.target)
-        x.path = bounded("path", self._path)
+        sent = split_target(head.target)[0]
+        self._path = routed_path(sent)
+        x.path = bounded("path", sent)
         bare = self._path.rstrip("/")
-        x.endpoint = next((name for suffix, name in _ENDPOINTS if bare.endswith(suffix)), None)
+        self.path = x.path if bare == sent else bounded("path", bare)
+        x.endpoint = endpoint_of(self._path)
         for name, value in head.headers:
             match name.lower():
                 case b"x-request-id":
@@ -136,12 +166,15 @@ class RequestReader:
                     x.slo_tpot_ns = _ms(value)
                 case b"content-encoding":
                     self._coding = value
-                case b"a2a-version":
-                    x.endpoint = "a2a"
-        told = {name.lower(): value.decode("latin-1") for name, value in head.headers if name.lower() in _MCP}
-        if told:
+                case b"sec-websocket-extensions":
+                    self.offers_deflate = self.offers_deflate or negotiates_deflate([value])
+                case b"a2a-version" if x.endpoint is None:
+                    x.endpoint = A2A
+                case lower if lower in _MCP:
+                    self._mcp_fields[lower] = value.decode("latin-1")
+        if self._mcp_fields and (x.endpoint is None or x.endpoint == A2A):
             self._keeps = False
-            x.endpoint, x.call = "mcp", bounded("call", _call(told, x.method))
+            x.endpoint, x.call = "mcp", bounded("call", _call(self._mcp_fields, x.method))
 
     def feed(self, data: bytes) -> None:
         if not self._keeps:
@@ -155,7 +188,7 @@ class RequestReader:
         self._body.append(data)
 
     def end(self) -> None:
-        """The request is over, or nobody will send more of it. A second call does nothing."""
+        """Note that the request is complete, or that the rest will not come. A second call does nothing."""
         head, self._head = self._head, None
         if head is None:
             return
@@ -171,6 +204,11 @@ class RequestReader:
         model = request.model or _model_in(path)
         if isinstance(model, str) and model:
             self._x.model = bounded("model", model)
+        elif self._mcp_fields and self._x.call is None:
+            # Old MCP transports POST to `/messages`. Only without a model: a client must not be able to
+            # remove a request from the figures by adding an MCP field.
+            self._x.call = bounded("call", _call(self._mcp_fields, self._x.method))
+        self._x.service_tier_requested = tier_of(request.service_tier, request.speed)
         self.wants_stream = (
             request.stream is True
             or path.rstrip("/").endswith(_STREAMED_PATHS)
@@ -178,8 +216,8 @@ class RequestReader:
         )
         if self._identify is not None:
             self._x.tenant = bounded("tenant", self._identify(head, path, lambda: _json(body)))
-        if self._hear is not None and self._x.call is None:
-            self.wants_text = self._hear(self._x, head, body)
+        if self._on_request is not None and self._x.call is None:
+            self.wants_text = self._on_request(self._x, head, body)
 
     def _let_go(self) -> None:
         self._keeps = False
@@ -197,10 +235,10 @@ class RequestReader:
             return b""
 
 
-def _call(told: dict[bytes, str], method: str) -> str:
-    """Return the method and name of an MCP request; the HTTP method where no header has its own."""
-    called, name = told.get(b"mcp-method", method), told.get(b"mcp-name", "")
-    if b"mcp-method" in told and not _method(called):
+def _call(fields: dict[bytes, str], method: str) -> str:
+    """Return the method and name of an MCP request; without the header `mcp-method`, the HTTP method."""
+    called, name = fields.get(b"mcp-method", method), fields.get(b"mcp-name", "")
+    if b"mcp-method" in fields and not _method(called):
         return "other"
     if called not in _NAMED or not name:
         return called
@@ -209,30 +247,27 @@ def _call(told: dict[bytes, str], method: str) -> str:
 
 def _json(body: bytes) -> Any:
     try:
-        return msgspec.json.decode(body)
+        return _decode_value(body)
     except (ValueError, RecursionError):
         return None
 
 
 def _model_in(path: str) -> str | None:
-    found = _MODEL_PATH.search(path)
-    return None if found is None else unquote(found[1] or found[2], errors="replace")
+    match = _MODEL_PATH.search(path)
+    return None if match is None else (match[1] or match[2]).replace("%2F", "/")
 
 
 def _ms(value: bytes) -> int | None:
-    """Nanoseconds of a header in whole or decimal milliseconds; None for what is no positive number."""
+    """Return a header's milliseconds (whole or decimal) in ns; None if it is not a positive number."""
     try:
         ms = float(value)
     except ValueError:
         return None
-    # Below half a nanosecond it would be a bound of 0, which nothing can meet.
+    # `or None`: less than half a nanosecond would be an objective of 0, which no exchange can meet.
     return round(ms * 1e6) or None if 0 < ms <= _SLO_MS_MAX else None
 
 
-def _path(target: bytes) -> str:
-    path = target.partition(b"?")[0]
-    if not path.startswith(b"/"):
-        _, found, rest = path.partition(b"://")
-        if found:
-            path = b"/" + rest.partition(b"/")[2]
-    return path.decode("latin-1")
+def endpoint_of(path: str) -> str | None:
+    """Return the name of the API endpoint at the end of a path; None if it is not known."""
+    bare = path.rstrip("/")
+    return next((name for suffix, name in _ENDPOINTS if bare.endswith(suffix)), None)

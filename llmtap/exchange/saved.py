@@ -9,23 +9,27 @@ Source: RFC 9112, HAR 1.2, docs/dialects.md.
 
 import base64
 import binascii
+import codecs
 import re
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
 from llmtap.errors import LlmtapError, PeerProtocolError
+from llmtap.exchange.answer import AnswerReader
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
-from llmtap.protocol.delta import Delta
+from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.dialects.chooser import DialectChooser
+from llmtap.protocol.dialects.registry import BUILT_IN, Dialects
 from llmtap.protocol.encoding import Decoder
-from llmtap.protocol.http1 import ChunkedDecoder, Framing, ResponseHead, parse_response_head
-from llmtap.protocol.sse import SseParser, is_message_stream
+from llmtap.protocol.http1 import ChunkedDecoder, Framing, ResponseHead, header_value, parse_response_head
+from llmtap.protocol.sse import MessageStreamParser, SseEvent, SseParser, is_message_stream
 
 _ENTRIES_LISTED: Final = 20
 _HAR_TIMES: Final = ("blocked", "dns", "connect", "ssl", "send", "wait", "receive")
@@ -45,24 +49,29 @@ class Saved:
     what: str
     """`HTTP response`, `HAR entry 3`, `event stream`, `NDJSON`, `JSON`."""
     head: bytes
-    """Of the answer; made up for a bare body, to carry its type."""
+    """Head of the answer; for a bare body, a generated one with its content type."""
     wire: bytes
     body: bytes
     """`wire` without framing and content-encoding."""
     request_head: bytes
     request_body: bytes = b""
     whole: bool = True
-    """Nothing of it is missing, as far as its framing tells."""
+    """The answer is complete by its framing."""
     status_known: bool = True
     arrival_wall_ns: int | None = None
     totals: dict[str, float] = field(default_factory=dict)
-    """Seconds, as a HAR has them: `total`, `send`, `wait`, `receive`, ..."""
+    """Times of a HAR entry in seconds: `total`, `send`, `wait`, `receive`, ..."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> str:
+        """Path of the request."""
+        return self.request_head.split(b" ", 2)[1].decode("latin-1")
 
 
 @dataclass(slots=True)
 class SavedEvent:
-    """One event: bytes `start` to `end` of the decoded body, and what they say."""
+    """One event: bytes `start` to `end` of the decoded body, and its Delta."""
 
     start: int
     end: int
@@ -78,8 +87,9 @@ class Explained:
 
 
 class _Noting(Observer):
-    def __init__(self, *about: Any) -> None:
-        super().__init__(*about)
+    def __init__(self, saved: Saved, dialects: Dialects) -> None:
+        wall_ns = saved.arrival_wall_ns or 0
+        super().__init__("saved", 1, 0, wall_ns, saved.request_head, dialects=dialects)
         self.deltas: list[Delta] = []
 
     def _add(self, delta: Delta, t_ns: int) -> None:
@@ -87,15 +97,23 @@ class _Noting(Observer):
         super()._add(delta, t_ns)
 
 
-def explain(saved: Saved) -> Explained:
-    observer = _Noting("saved", 1, 0, saved.arrival_wall_ns or 0, saved.request_head)
+CPU_MAX_NS: Final = 10_000_000_000
+"""CPU time to parse one saved answer; the rest of the answer is then not parsed."""
+_TOO_COSTLY: Final = "its parsing took too much CPU time"
+
+
+def explain(saved: Saved, dialects: Dialects = BUILT_IN, cpu_ns: Callable[[], int] = lambda: 0) -> Explained:
+    """Return the exchange and its events. `cpu_ns` reads the CPU time that CPU_MAX_NS limits."""
+    until_ns = cpu_ns() + CPU_MAX_NS
+    observer = _Noting(saved, dialects)
     if saved.request_body:
         observer.request_data(saved.request_body, 0)
     observer.request_end(0)
     observer.submitted(0, 0)
     observer.response_head(saved.head, 0, 0)
-    if saved.wire:
-        observer.response_data(saved.wire, 0, 0)
+    for _ in observer.response_slices(saved.wire, 0, 0) if saved.wire else ():
+        if cpu_ns() > until_ns:
+            observer.give_up(_TOO_COSTLY)
     if saved.whole:
         observer.response_end(0)
     outcome = Outcome.COMPLETE if saved.whole else Outcome.TRUNCATED
@@ -107,9 +125,48 @@ def explain(saved: Saved) -> Explained:
     return Explained(x, events)
 
 
+class _EventRecorder(DialectChooser):
+    """Records the events of an answer, in the place of a dialect."""
+
+    __slots__ = ("events",)
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.open = False
+        self.events: list[SseEvent] = []
+
+    def read_event(self, event: SseEvent) -> Delta:
+        self.events.append(event)
+        return Delta(EventClass.METADATA)
+
+    def read_body(self, body: bytes) -> Delta:
+        return self.read_event(SseEvent(0, len(body), body))
+
+
+class SavedEvents(NamedTuple):
+    """Events of a saved answer as its dialect would get them; a JSON body is one event."""
+
+    framing: str
+    """`sse`, `ndjson`, `json-array`, `eventstream`, `json`, or `opaque`."""
+    events: list[SseEvent]
+
+
+def events_of(saved: Saved) -> SavedEvents:
+    """Cut the body of a saved answer into its events."""
+    recorder = _EventRecorder()
+    fields = parse_response_head(saved.head, b"POST").headers
+    reader = AnswerReader(header_value(fields, b"content-type"), saved.path)
+    reader.dialect = recorder
+    if saved.body:
+        reader.feed(saved.body)
+    reader.close(whole=saved.whole)
+    return SavedEvents(reader.framing, recorder.events)
+
+
 def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry: int | None = None) -> Saved:
-    """Return what is in `data`. `path` and `request_body` are used where the file has no request; `entry`
-    picks one of a HAR's, from 0. Raises SavedError."""
+    """Parse a saved answer. `path` and `request_body` are used if the file has no request; `entry`: index of
+    a HAR entry, from 0. Raises SavedError."""
+    marked, data = data, data.removeprefix(codecs.BOM_UTF8)
     if not data.strip():
         raise SavedError("the file is empty")
     if data.startswith(b"HTTP/"):
@@ -124,8 +181,10 @@ def read_saved(data: bytes, *, path: str = "/", request_body: bytes = b"", entry
         if isinstance(har.get("request"), dict) and isinstance(har.get("response"), dict):
             return _read_entry(har, 0)
     if entry is not None:
-        raise SavedError("this is no HAR file, so it has no entries")
+        raise SavedError("this is not a HAR file, so it has no entries", "omit --entry")
     what, content_type = _kind_of(data)
+    if content_type == b"text/event-stream":
+        data = marked  # keep the mark: the positions of events count from the start of the file
     head = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\n\r\n" % content_type
     return Saved(
         what, head, data, data, _request_head("POST", path, len(request_body)), request_body,
@@ -169,9 +228,9 @@ def _read_http(data: bytes, request_head: bytes) -> Saved:
     notes: list[str] = []
     head, rest, status = _cut_head(data)
     while status[1].startswith(b"1") and status[1] != b"101" and rest.startswith(b"HTTP/"):
-        head, rest, status = _cut_head(rest)  # that was an interim response
+        head, rest, status = _cut_head(rest)  # skip an interim response
     if not head.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")):
-        # What was saved of HTTP/2 or 3 has no framing any more.
+        # curl saves answers over HTTP/2 and 3 without framing.
         head = b"HTTP/1.1 " + status[1] + (status[2] or b" ") + b"\r\n" + head.split(b"\r\n", 1)[1]
         head = _without(head, {b"transfer-encoding"})
     try:
@@ -212,7 +271,7 @@ def _without(head: bytes, names: Set[bytes]) -> bytes:
 
 
 def _unframe(head: ResponseHead, wire: bytes) -> tuple[bytes | None, bool]:
-    """The payload, and whether all of it is there; None where it is not framed as the head says."""
+    """Return the payload, and whether it is complete; None if it is not framed as the head says."""
     if head.framing is Framing.CHUNKED:
         dechunk = ChunkedDecoder()
         try:
@@ -244,14 +303,14 @@ def _pick_entry(entries: list[Any], entry: int | None) -> tuple[dict[str, Any], 
 
 
 def _member(value: dict[str, Any], name: str) -> dict[str, Any]:
-    found = value.get(name)
-    return found if isinstance(found, dict) else {}
+    member = value.get(name)
+    return member if isinstance(member, dict) else {}
 
 
 def _path_of(request: dict[str, Any]) -> str:
     try:
         return urlsplit(str(request.get("url") or "/")).path or "/"
-    except ValueError:  # brackets that are no IPv6 address
+    except ValueError:  # brackets without an IPv6 address
         return "/"
 
 
@@ -265,7 +324,13 @@ def _read_entry(entry: dict[str, Any], number: int) -> Saved:
     request, response = _member(entry, "request"), entry["response"]
     content = _member(response, "content")
     text = content.get("text")
+    status, error = har_status(response), har_error(entry)
     if not isinstance(text, str) or not text:
+        if status is None:
+            raise SavedError(
+                f"HAR entry {number} has no answer: status {response.get('status')}, {error or 'no error'}",
+                "the request failed before an answer came",
+            )
         raise SavedError(
             f"HAR entry {number} has no content text",
             "browsers leave it out of event streams: export with content, or save by `curl -i -N`",
@@ -276,10 +341,11 @@ def _read_entry(entry: dict[str, Any], number: int) -> Saved:
             body = base64.b64decode(text, validate=True)
         except binascii.Error:
             raise SavedError(f"HAR entry {number}: the content is not valid base64") from None
-    asked = str(_member(request, "postData").get("text") or "").encode()
+    sent = str(_member(request, "postData").get("text") or "").encode()
     saved = Saved(
         f"HAR entry {number}", _har_head(response, content), body, body,
-        _request_head(str(request.get("method") or "POST"), _path_of(request), len(asked)), asked,
+        _request_head(str(request.get("method") or "POST"), _path_of(request), len(sent)), sent,
+        whole=status is not None and error is None, status_known=status is not None,
         arrival_wall_ns=_wall_ns(entry.get("startedDateTime")), totals=_totals(entry),
     )  # fmt: skip
     try:
@@ -289,10 +355,26 @@ def _read_entry(entry: dict[str, Any], number: int) -> Saved:
     return saved
 
 
-def _har_head(response: dict[str, Any], content: dict[str, Any]) -> bytes:
-    """The head as HTTP/1.1, without what the HAR's writer has undone already (HAR 1.2, "content")."""
+def har_status(response: dict[str, Any]) -> int | None:
+    """Return the status of a HAR response. None: no answer (browsers write status 0, -1 or nothing)."""
     status = response.get("status")
-    lines = [f"HTTP/1.1 {status if isinstance(status, int) and 200 <= status <= 999 else 200} saved"]
+    if isinstance(status, float | str) and str(status).removesuffix(".0").isdecimal():
+        status = int(float(status))
+    if isinstance(status, bool) or not isinstance(status, int) or not 200 <= status <= 999:
+        return None
+    return status
+
+
+def har_error(entry: dict[str, Any]) -> str | None:
+    """Return the browser's error of an entry, such as `net::ERR_ABORTED`; None: no error."""
+    errors = (place.get("_error") for place in (_member(entry, "response"), entry))
+    return next((error for error in errors if isinstance(error, str) and error), None)
+
+
+def _har_head(response: dict[str, Any], content: dict[str, Any]) -> bytes:
+    """Return the head as HTTP/1.1, without fields for framing and coding, which the HAR's writer has already
+    removed from the content (HAR 1.2, "content")."""
+    lines = [f"HTTP/1.1 {har_status(response) or 200} saved"]
     names = set()
     headers = response.get("headers")
     for f in headers if isinstance(headers, list) else ():
@@ -306,10 +388,14 @@ def _har_head(response: dict[str, Any], content: dict[str, Any]) -> bytes:
 
 
 def _totals(entry: dict[str, Any]) -> dict[str, float]:
-    """Seconds; a HAR has milliseconds, and -1 for what does not apply."""
+    """Return the times in seconds; a HAR has milliseconds, and -1 for phases that do not apply."""
     timings = _member(entry, "timings")
-    said = {"total": entry.get("time"), **{name: timings.get(name) for name in _HAR_TIMES}}
-    return {name: ms / 1e3 for name, ms in said.items() if isinstance(ms, int | float) and ms >= 0}
+    times = {"total": entry.get("time"), **{name: timings.get(name) for name in _HAR_TIMES}}
+    return {
+        name: ms / 1e3
+        for name, ms in times.items()
+        if isinstance(ms, int | float) and not isinstance(ms, bool) and ms >= 0
+    }
 
 
 def _wall_ns(date: object) -> int | None:
@@ -320,7 +406,7 @@ def _wall_ns(date: object) -> int | None:
 
 
 def _spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
-    parser = SseParser()
+    parser = MessageStreamParser() if is_message_stream(body) else SseParser()
     blocks = [(event.start, event.end) for event in parser.feed(body) + parser.close()]
     lines, at = [], 0
     for line in body.splitlines(keepends=True):
@@ -330,7 +416,7 @@ def _spans(body: bytes, sizes: list[int]) -> list[tuple[int, int]]:
     for spans in (blocks, lines):
         if [end - start for start, end in spans] == sizes:
             return spans
-    # JSON, after the blank lines of a server that kept the connection alive; and what nobody knows.
+    # JSON, perhaps after blank lines sent as keep-alives, or an unknown format.
     spans, at = [], 0
     for size in sizes:
         spans.append((at, min(at + size, len(body))))

@@ -6,6 +6,9 @@ it begins with the committed audio or the `response.steer` before. It ends with 
 its place, or with the session. An event belongs to the response that it names, else to the one on its stream
 (`stream_id`).
 
+Other sessions are one exchange. To split Gemini Live, a turn would begin at the last `realtimeInput` or at
+`clientContent.turnComplete` and end at `serverContent.turnComplete`. OpenAI Live has no mark of an answer.
+
 Source: developers.openai.com api/docs/guides/websocket-mode, responses/websocket-events and realtime server
 events.
 """
@@ -14,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llmtap.exchange.bounds import bounded
+from llmtap.exchange.bounds import Share, bounded
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
@@ -24,18 +27,19 @@ from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 SESSION_ENDPOINTS: Final = frozenset({"responses", "realtime"})
 RESPONSES_MAX: Final = 64
-"""Responses under way in one session, those asked for and not begun included. Later ones are not measured."""
+"""Maximum number of running responses of a session, including requested ones. Later ones are not measured."""
 _CAUSE_BYTES_MAX: Final = 1 << 16
-"""Of a message kept until it causes a response; of a longer one the content is not known."""
+"""Maximum size of a message that is stored until it causes a response; the content of a longer one is
+lost."""
 _ENDS: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "done"})
 _CAUSES: Final = ("input_audio_buffer.commit", "response.steer")
-"""Messages of a client behind which the server may begin a response that nobody asked for."""
+"""Messages of a client after which the server may begin a response without a `response.create`."""
 _COMMITTED: Final = ("input_audio_buffer.committed", "input_audio_buffer.speech_stopped")
-"""Events of the server that say that it took the audio by itself (voice activity detection)."""
+"""Events by which the server reports that it committed the audio itself (voice activity detection)."""
 _CUT_OFF: Final = "the session ended before the response did"
 
 
-_Said = dict[str, Any]
+_Event = dict[str, Any]
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +47,7 @@ class _Response:
     observer: Observer
     stream: str
     event_id: str
-    """Of the client's message; an error may name it."""
+    """Event id of the client's message, which an error may name."""
     request_bytes: int
     bytes: int = 0
     id: str = ""
@@ -51,12 +55,12 @@ class _Response:
 
 
 class Session:
-    """The responses of one session. `observe` returns the observer of an exchange whose request was read at a
-    time (ns), `ended` takes a complete exchange, `forgot` is called for one that was given up."""
+    """Responses of one session. `observe(t_ns)` returns the observer of an exchange whose request was read at
+    `t_ns`, `ended` takes a complete exchange, `forgot` is called for a discarded one."""
 
     __slots__ = (
-        "_cause", "_down", "_ended", "_forgot", "_lost", "_model", "_observe", "_open", "_realtime", "_up",
-        "began",
+        "_cause", "_down", "_ended", "_forgot", "_model", "_observe", "_open", "_realtime", "_share", "_up",
+        "began", "lost",
     )  # fmt: skip
 
     def __init__(
@@ -65,20 +69,28 @@ class Session:
         observe: Callable[[int], Observer],
         ended: Callable[[Exchange], None],
         forgot: Callable[[], None],
+        share: Share | None = None,
+        *,
+        deflates: bool = False,
     ) -> None:
+        """`share`: memory for unfinished messages is taken from it; `deflates`: messages may be
+        compressed."""
         self.began = False
-        """It had a response: the tunnel is no exchange of its own."""
+        """The session had a response, so the tunnel is not an exchange of its own."""
         self._realtime = endpoint == "realtime"
         self._observe = observe
         self._ended = ended
         self._forgot = forgot
-        self._up = MessageParser("client", masked=True)
-        self._down = MessageParser("upstream", masked=False)
+        self._share = Share() if share is None else share
+        self._up = MessageParser("client", masked=True, deflates=deflates)
+        self._down = MessageParser("upstream", masked=False, deflates=deflates)
         self._open: list[_Response] = []
         self._cause: dict[str, tuple[int, int, bytes]] = {}
-        """By stream: when a message that may cause a response was read, how long it was held, and itself."""
+        """Latest message by stream that may cause a response: time of its read, added latency, and
+        content."""
         self._model: str | None = None
-        self._lost = False
+        self.lost = False
+        """No more messages are parsed."""
 
     @property
     def observers(self) -> list[Observer]:
@@ -86,42 +98,63 @@ class Session:
 
     def sent(self, data: bytes, t_ns: int, added_ns: int) -> None:
         """Take bytes from the client, read at `t_ns` and written `added_ns` later."""
-        for message in () if self._lost else self._up.feed(data):
-            said = _read(message)
-            kind, stream, payload = _text(said, "type"), _text(said, "stream_id"), message.payload or b""
+        for message in () if self.lost else self._up.feed(data):
+            event = _read(message)
+            kind, stream, payload = _text(event, "type"), _text(event, "stream_id"), message.payload or b""
             if kind == "response.create":
-                self._begin(stream, t_ns, added_ns, payload, _text(said, "event_id"), message.size)
+                self._begin(stream, t_ns, added_ns, payload, _text(event, "event_id"), message.size)
             elif kind in _CAUSES:
-                # A steering has no stream of its own: it is that of the response that it names.
-                steered = _text(said, "previous_response_id")
+                # `response.steer` belongs to the stream of the response that it names.
+                steered = _text(event, "previous_response_id")
                 stream = next((r.stream for r in self._open if steered and r.id == steered), stream)
                 self._note(stream, t_ns, added_ns, payload)
+        self._weigh()
 
     def received(self, data: bytes, t_ns: int, added_ns: int) -> None:
-        for message in () if self._lost else self._down.feed(data):
-            said = _read(message)
-            kind, stream = _text(said, "type"), _text(said, "stream_id")
+        for message in () if self.lost else self._down.feed(data):
+            event = _read(message)
+            kind, stream = _text(event, "type"), _text(event, "stream_id")
             if kind.startswith("response."):
-                self._event(said, kind.removeprefix("response."), stream, message, t_ns, added_ns)
+                self._event(event, kind.removeprefix("response."), stream, message, t_ns, added_ns)
             elif kind == "error":
-                self._failed(said, stream, message, t_ns, added_ns)
+                self._failed(event, stream, message, t_ns, added_ns)
             elif kind in _COMMITTED and stream not in self._cause:
                 self._note(stream, t_ns, added_ns, b"")
             elif kind.startswith("session."):
-                self._model = _text(_object(said, "session"), "model") or self._model
+                self._model = _text(_object(event, "session"), "model") or self._model
+        self._weigh()
+
+    @property
+    def broken(self) -> str | None:
+        """Reason why the messages of a side cannot be parsed."""
+        return self._up.broken or self._down.broken
+
+    def _weigh(self) -> None:
+        """Count the unfinished messages against the common limit; drop them if it is reached."""
+        causes = self._cause.values()
+        kept_bytes = self._up.kept_bytes + self._down.kept_bytes + sum(len(cause[2]) for cause in causes)
+        if not self._share.resize(kept_bytes):
+            self._up.drop()
+            self._down.drop()
+            self._cause = {stream: (*cause[:2], b"") for stream, cause in self._cause.items()}
 
     def close(self, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int = 0) -> None:
-        """End the responses that are under way: the session is over, or its relay died."""
-        said = Outcome.TRUNCATED if outcome == Outcome.COMPLETE else Outcome(outcome)
+        """End all running responses: the session has ended, or its relay died."""
+        self._share.close()
+        ended_as = Outcome.TRUNCATED if outcome == Outcome.COMPLETE else Outcome(outcome)
         for response in list(self._open):
-            self._end(response, delivered_ns, said, error or _CUT_OFF, lag_ns)
+            self._end(response, delivered_ns, ended_as, error or _CUT_OFF, lag_ns)
 
     def give_up(self, reason: str) -> None:
-        self._lost = True
+        self.lost = True
+        self._up.drop()
+        self._down.drop()
+        self._weigh()
         for response in self._open:
             response.observer.give_up(reason)
 
     def abandon(self) -> None:
+        self._share.close()
         for response in self._open:
             response.observer.abandon()
             self._forgot()
@@ -144,18 +177,18 @@ class Session:
         self.began = True
         return response
 
-    def _of(self, said: _Said, stream: str) -> _Response | None:
+    def _of(self, event: _Event, stream: str) -> _Response | None:
         """Return the response that a message names, else the one that runs on its stream, else the next."""
-        name = _text(_object(said, "response"), "id") or _text(said, "response_id")
-        found = next((r for r in self._open if name and r.id == name), None)
-        if found is not None:
-            return found
+        name = _text(_object(event, "response"), "id") or _text(event, "response_id")
+        response = next((r for r in self._open if name and r.id == name), None)
+        if response is not None:
+            return response
         here = [r for r in self._open if r.stream == stream and not (name and r.began and r.id)]
         return next((r for r in here if r.began), here[0] if here else None)
 
     def _event(
         self,
-        said: _Said,
+        event: _Event,
         kind: str,
         stream: str,
         message: WebSocketMessage,
@@ -170,9 +203,9 @@ class Session:
                 response = self._begin(stream, since_ns, held_ns, payload)
             if response is not None:
                 response.began = True
-                response.id = _text(_object(said, "response"), "id")
+                response.id = _text(_object(event, "response"), "id")
         elif "." not in kind or kind.partition(".")[0] not in ("steer", "inject"):
-            response = self._of(said, stream)
+            response = self._of(event, stream)
         if response is None:
             return
         response.bytes += message.size
@@ -180,10 +213,12 @@ class Session:
         if kind in _ENDS:
             self._end(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns)
 
-    def _failed(self, said: _Said, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int) -> None:
-        """An error takes the place of a response that has not begun. In a Realtime session one that runs goes
-        on; a stream of the Responses API ends with it."""
-        name = _text(_object(said, "error"), "event_id")
+    def _failed(
+        self, event: _Event, stream: str, message: WebSocketMessage, t_ns: int, added_ns: int
+    ) -> None:
+        """End a response with an error. The error replaces a response that has not begun. A running response
+        of a Realtime session continues; a stream of the Responses API ends."""
+        name = _text(_object(event, "error"), "event_id")
         waiting = [r for r in self._open if not r.began and r.stream == stream]
         if name:
             waiting = [r for r in waiting if not r.event_id or r.event_id == name]
@@ -194,7 +229,7 @@ class Session:
             return
         response.bytes += message.size
         response.observer.message(message, t_ns, added_ns)
-        # The events decide between a refusal and an error, as in an answer over HTTP.
+        # COMPLETE, since `judge` then decides by the events between a refusal and an error, as over HTTP.
         self._end(response, t_ns + added_ns, Outcome.COMPLETE, None, end_ns=t_ns, failed=True)
 
     def _end(
@@ -218,7 +253,7 @@ class Session:
         if x.model is None and self._model is not None:
             x.model = bounded("model", self._model)
         if x.finish_reason == "cancelled" and x.outcome is not Outcome.UPSTREAM_ERROR:
-            # By `response.cancel`, or by a user who began to speak (`turn_detected`).
+            # Cancelled by `response.cancel`, or because the user began to speak (`turn_detected`).
             x.outcome = Outcome.CLIENT_CANCELLED
             if x.no_token_reason is not None:
                 x.no_token_reason = no_token_reason(x)
@@ -227,16 +262,16 @@ class Session:
         self._ended(x)
 
 
-def _read(message: WebSocketMessage) -> _Said:
+def _read(message: WebSocketMessage) -> _Event:
     value = None if message.opcode is not Opcode.TEXT else read_json(message.payload or b"")
     return value if isinstance(value, dict) else {}
 
 
-def _object(said: _Said, name: str) -> _Said:
-    found = said.get(name)
-    return found if isinstance(found, dict) else {}
+def _object(message: _Event, name: str) -> _Event:
+    member = message.get(name)
+    return member if isinstance(member, dict) else {}
 
 
-def _text(said: _Said, name: str) -> str:
-    found = said.get(name)
-    return found[:128] if isinstance(found, str) else ""
+def _text(message: _Event, name: str) -> str:
+    member = message.get(name)
+    return member[:128] if isinstance(member, str) else ""

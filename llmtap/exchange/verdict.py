@@ -4,11 +4,12 @@
 event, and calls `judge` and `remove_implausible` at the end. Texts of the server are not kept, except single
 words.
 
-A verdict of an event (`protocol/verdicts.py` finds them) that acts (blocks, replaces) goes before one that
-flags, the first before the later, signs before words. A flag alone is no refusal. An intervention behind
-tokens that the client already has is marked `late`. Durations and counts that cannot be true are removed and
-counted by reason (`KINDS`): `server_time_negative`, `server_time_not_finite`, `server_time_too_long` (longer
-than the exchange) and `token_count` (negative, not whole, above `USAGE_TOKENS_MAX`, no number).
+Of several verdicts (`protocol/verdicts.py` finds them in events), one that acts (blocks, replaces) takes
+precedence over one that flags, the first over later ones, and signals over texts. A flag alone is not a
+refusal. An intervention after tokens that the client already has is marked `late`. Impossible durations and
+counts are removed and counted by reason (`KINDS`): `server_time_negative`, `server_time_not_finite`,
+`server_time_too_long` (longer than the exchange) and `token_count` (negative, not whole, above
+`USAGE_TOKENS_MAX`, or not a number).
 
 Source: IETF draft, 4.4 and 4.6.3; docs/dialects.md.
 """
@@ -19,28 +20,32 @@ from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any, Final, NamedTuple
 
-from llmtap.exchange.bounds import BOUNDS, holds_key
 from llmtap.exchange.exchange import Exchange, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource, is_client_error
+from llmtap.exchange.strings import WORD_CHARS_MAX, holds_key
 from llmtap.protocol.delta import USAGE_TOKENS_MAX, Delta, ServerTime, UsageCounts, Verdict
 from llmtap.protocol.server_times import header_times, trailer_times
 from llmtap.protocol.verdicts import INPUT, MODEL_REFUSAL, OUTPUT, PASSED_ON, reason_kind
 
-WORD_CHARS_MAX: Final = BOUNDS["usage"].chars
 _WORD: Final = re.compile(rf"[A-Za-z0-9_.:/\-]{{1,{WORD_CHARS_MAX}}}")
 _FIGURE_MAX: Final = 1 << 53
 _USAGE_DEPTH_MAX: Final = 4
 _USAGE_ITEMS_MAX: Final = 64
-"""Members of a usage object, and of each object in it; the longest known has 18."""
+"""Maximum number of members of a usage object, and of each object in it; the longest known has 18."""
 
 
 def judge(
-    x: Exchange, said: Outcome, *, done: bool, lost: str | None, error_type: str | None
+    x: Exchange, reported: Outcome, *, cut_off: bool, lost: str | None, error_type: str | None
 ) -> tuple[Outcome, str | None]:
-    """Return the relay's outcome refined by the events, and a sentence about it. `lost` says why the body
-    could not be followed, `error_type` names an error that the events reported."""
-    if said is not Outcome.COMPLETE:
-        return said, None
+    """Return the outcome that the relay reported, refined by the events, and a sentence about it.
+
+    Args:
+        cut_off: the answer ended without the end marker that its dialect always has.
+        lost: reason why the body could not be parsed to its end.
+        error_type: type of an error in the events.
+    """
+    if reported is not Outcome.COMPLETE:
+        return reported, None
     about = f" ({error_type})" if error_type is not None and is_word(error_type) else ""
     if x.refusal is not None and x.refusal["confidence"] != "low":
         return Outcome.REFUSED, None
@@ -50,10 +55,12 @@ def judge(
     if error_type is not None:
         return Outcome.UPSTREAM_ERROR, f"upstream sent an error in its answer{about}"
     if lost is not None:
-        return said, f"upstream sent a body that cannot be read: {lost}"
-    if x.stream and x.dialect is not None and not done and x.finish_reason is None:
+        return reported, lost if lost.startswith(
+            "client "
+        ) else f"upstream sent a body that cannot be read: {lost}"
+    if x.stream and cut_off and x.timeline.first_token_ns is not None:
         return Outcome.TRUNCATED, "upstream ended the stream without a finish reason or an end marker"
-    return said, None
+    return reported, None
 
 
 _NO_TOKEN: Final = {
@@ -64,8 +71,8 @@ _NO_TOKEN: Final = {
 
 def no_token_reason(x: Exchange) -> str:
     if x.outcome is Outcome.COMPLETE:
-        said = set(x.timeline.events.classes) - {EventClass.KEEPALIVE, EventClass.DONE}
-        return "only_metadata" if said else "empty"
+        classes = set(x.timeline.events.classes) - {EventClass.KEEPALIVE, EventClass.DONE}
+        return "only_metadata" if classes else "empty"
     if x.outcome is Outcome.REFUSED:
         kind = (x.refusal or {}).get("kind")
         return "refusal" if kind in (None, MODEL_REFUSAL) else "guardrail"
@@ -73,7 +80,7 @@ def no_token_reason(x: Exchange) -> str:
 
 
 def figures_of(usage: dict[str, Any], depth: int = 1) -> dict[str, Any]:
-    """A usage object as sent, as far as it is figures and single words: texts have no business in it."""
+    """Return the numbers and single words of a usage object; texts are omitted."""
     out: dict[str, Any] = {}
     for key, value in usage.items():
         if len(out) == _USAGE_ITEMS_MAX:
@@ -89,17 +96,17 @@ def figures_of(usage: dict[str, Any], depth: int = 1) -> dict[str, Any]:
 
 
 def is_reason(text: str) -> bool:
-    """Whether it is a word, or two with a colon between: `content_filter: PROHIBITED_CONTENT` (Gemini)."""
+    """Return whether a text is a word, or two with a colon: `content_filter: PROHIBITED_CONTENT` (Gemini)."""
     return is_word(text.replace(": ", ":", 1))
 
 
 def is_word(text: str) -> bool:
-    """A name of at most WORD_CHARS_MAX characters, as programs write them, and no key."""
+    """Return whether a text is an identifier of at most WORD_CHARS_MAX characters without a key."""
     return _WORD.fullmatch(text) is not None and not holds_key(text)
 
 
 def _is_figure(value: Any) -> bool:
-    # What every JSON reader can take: NaN is none, and beyond 2^53 not all of them are exact.
+    # Only numbers that every JSON reader can represent: not NaN, and within 2^53.
     return isinstance(value, int | float) and -_FIGURE_MAX <= value <= _FIGURE_MAX
 
 
@@ -109,19 +116,19 @@ NOT_FINITE: Final = "server_time_not_finite"
 TOO_LONG: Final = "server_time_too_long"
 KINDS: Final = (NEGATIVE, NOT_FINITE, TOO_LONG, TOKEN_COUNT)
 ROUNDING_NS: Final = 1_000_000
-"""Tolerance for each duration: many servers round theirs to whole milliseconds."""
+"""Tolerance for each duration: many servers round to whole milliseconds."""
 TOKENS_MAX: Final = 1 << 20
-"""Tokens that the events of one exchange may declare: no answer is as long, and figures counted from them
-take memory."""
+"""Maximum number of tokens that the events of an exchange may declare. No answer is as long, and figures
+computed from them take memory."""
 _TOKENIZED_CHARS_MAX: Final = 1 << 16
-"""Of one event; a tokenizer is given up at a longer text, which would delay all other exchanges."""
+"""Maximum length of an event's text for the tokenizer. A longer text would delay all other exchanges."""
 _PARTS: Final = ("queue", "prefill", "decode")
-"""Durations that follow one another, so that their sum is no longer than the exchange."""
+"""Consecutive durations, whose sum cannot exceed the duration of the exchange."""
 
 
 def remove_implausible(x: Exchange) -> None:
-    """Remove durations and counts that cannot be true, and count them. A duration may last from submit to the
-    end, plus the exchange's uncertainty and ROUNDING_NS; without an end only its sign and finiteness are
+    """Remove impossible durations and counts, and count them. A duration may last from submit to the end,
+    plus the exchange's uncertainty and ROUNDING_NS; without an end, only its sign and finiteness are
     checked."""
     if x.server_timing is not None or x.server_gaps_ns is not None:
         _check_times(x)
@@ -138,20 +145,20 @@ def remove_implausible(x: Exchange) -> None:
 def _check_times(x: Exchange) -> None:
     lasted_ns = _lasted_ns(x.timeline)
     limit_ns = None if lasted_ns is None else lasted_ns + x.uncertainty_ns
-    kept: list[dict[str, Any]] = []
+    valid: list[dict[str, Any]] = []
     for entry in x.server_timing or ():
         reason = _reason(entry.get("ms"), limit_ns)
         if reason is None:
-            kept.append(entry)
+            valid.append(entry)
         else:
             _count(x, reason)
-    # Each part as it was told first, which is the one that figures use.
-    first = {entry["name"]: entry["ms"] for entry in reversed(kept) if entry.get("name") in _PARTS}
+    # The first value of each part, which is the one that figures use.
+    first = {entry["name"]: entry["ms"] for entry in reversed(valid) if entry.get("name") in _PARTS}
     if limit_ns is not None and sum(first.values()) * 1e6 > limit_ns + len(_PARTS) * ROUNDING_NS:
-        others = [entry for entry in kept if entry.get("name") not in _PARTS]
-        _count(x, TOO_LONG, len(kept) - len(others))
-        kept = others
-    x.server_timing = kept or None
+        others = [entry for entry in valid if entry.get("name") not in _PARTS]
+        _count(x, TOO_LONG, len(valid) - len(others))
+        valid = others
+    x.server_timing = valid or None
     gaps_ns = x.server_gaps_ns
     if gaps_ns is not None and limit_ns is not None and sum(gaps_ns) > limit_ns + ROUNDING_NS:
         x.server_gaps_ns = None
@@ -167,7 +174,7 @@ def _reason(ms: Any, limit_ns: int | None) -> str | None:
 
 
 def _lasted_ns(t: Timeline) -> int | None:
-    """From submit to the last that is known of the response; None where nothing tells."""
+    """Return the time from submit to the last known point of the response; None: unknown."""
     end_ns = t.response_end_ns
     if end_ns is None:
         last = t.events.t_ns[-1] if t.events.t_ns else None
@@ -175,7 +182,7 @@ def _lasted_ns(t: Timeline) -> int | None:
         end_ns = max((ns for ns in points if ns is not None), default=None)
     if end_ns is None:
         return None
-    # An answer may come before the request was all out.
+    # A server may answer before the request has been sent completely.
     began_ns = t.arrival_ns if t.submit_ns is None or t.submit_ns > end_ns else t.submit_ns
     return end_ns - began_ns if end_ns > began_ns else None
 
@@ -186,11 +193,12 @@ def _count(x: Exchange, reason: str, n: int = 1) -> None:
 
 
 _ENTRIES_MAX: Final = 64
-"""Kept of one exchange, from each place; the most talkative server known tells five."""
+"""Maximum number of server times of an exchange from each place; no known server sends more than five."""
 _BURST_TOKENS_MAX: Final = 1_024
-"""Tokens between two stamps of a server's clock. Speculation gives a handful; more is no clock of tokens."""
+"""Maximum number of tokens between two timestamps of a server. Speculative decoding gives a few; with more,
+the timestamps are not those of tokens."""
 _GAPS_MAX: Final = 1 << 18
-"""Of one exchange, as many as events are logged of it; 8 bytes each. Later ones are left out."""
+"""Maximum number of gaps of an exchange, as many as logged events; 8 bytes each. Later ones are omitted."""
 
 
 class TokenLadder:
@@ -204,8 +212,8 @@ class TokenLadder:
     def __init__(self, tokenizer: Callable[[str], int] | None) -> None:
         self.chunks = 0
         self.textless = 0
-        """Chunks of output without a text or a count: audio, the name of a call, arguments as an object. They
-        stand in for `chunks` where there are none: beside a transcript or the arguments they add nothing."""
+        """Chunks of output without a text or a count: audio, the name of a call, arguments as an object. Used
+        only if `chunks` is 0: besides a transcript or arguments as text they add no tokens."""
         self.counts = UsageCounts()
         self._total = False
         self._declared = {TokenSource.TOKEN_IDS: 0, TokenSource.LOGPROBS: 0, TokenSource.RUNNING_USAGE: 0}
@@ -235,7 +243,7 @@ class TokenLadder:
         return tokens
 
     def tokenize(self, text: str) -> int:
-        """Return the tokens in the text of an event; -1 from the first text on that cannot be counted."""
+        """Return the number of tokens in an event's text; -1 after the first text that cannot be counted."""
         tokenizer = self._tokenizer
         try:
             if tokenizer is None or len(text) > _TOKENIZED_CHARS_MAX:
@@ -269,7 +277,8 @@ class TokenLadder:
 
 
 class ServerTiming:
-    """Collects it. The same duration told again from the same place replaces the earlier one."""
+    """Collector of durations that the server reports. One with the same name and place replaces the
+    earlier."""
 
     __slots__ = ("_by_event", "_by_head", "_by_trailer", "_clock_ns", "_gaps_ns")
 
@@ -287,15 +296,15 @@ class ServerTiming:
         self._by_trailer = trailer_times(lines)
 
     def read_event(self, event: int, delta: Delta) -> None:
-        for told in delta.server_times:
-            key = (told.name, told.where)
+        for time in delta.server_times:
+            key = (time.name, time.where)
             if key in self._by_event or len(self._by_event) < _ENTRIES_MAX:
-                self._by_event[key] = (event, told)
+                self._by_event[key] = (event, time)
         clock_ns = delta.server_clock_ns
         if clock_ns < 0:
             return
         gap_ns, tokens = clock_ns - self._clock_ns, max(1, delta.tokens)
-        # A clock that goes back was set anew, by another attempt say.
+        # A clock that goes back has restarted, for example with another attempt.
         known = self._clock_ns >= 0 and gap_ns >= 0 and tokens <= _BURST_TOKENS_MAX
         if known and len(self._gaps_ns) + tokens <= _GAPS_MAX:
             share_ns, left = divmod(gap_ns, tokens)
@@ -303,17 +312,18 @@ class ServerTiming:
         self._clock_ns = clock_ns
 
     def entries(self) -> list[dict[str, object]] | None:
-        events = [_public(told) | {"event": i, "path": told.path} for i, told in self._by_event.values()]
+        events = [_public(time) | {"event": i, "path": time.path} for i, time in self._by_event.values()]
         head, trailer = (map(_public, part[:_ENTRIES_MAX]) for part in (self._by_head, self._by_trailer))
         return [*head, *events, *trailer] or None
 
     def gaps_ns(self) -> "array[int] | None":
-        """Gaps between tokens by the server's own clock, a gap of several tokens shared among them."""
+        """Return the gaps between tokens by the server's clock; a gap of several tokens is divided
+        equally."""
         return self._gaps_ns or None
 
 
-def _public(told: ServerTime) -> dict[str, object]:
-    return {"name": told.name, "ms": told.ms, "where": told.where, "unit": told.unit}
+def _public(reported: ServerTime) -> dict[str, object]:
+    return {"name": reported.name, "ms": reported.ms, "where": reported.where, "unit": reported.unit}
 
 
 APPLIED_GUARDRAILS: Final = b"x-litellm-applied-guardrails"
@@ -324,36 +334,37 @@ _CANNOT: Final = (
 TEXT_PATTERNS: Final = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
-        r"(?P<said>Sorry, the model cannot answer this question)",  # Bedrock's default
-        r"(?P<said>I['\u2019]?m sorry, I can['\u2019]t respond to that)",  # NeMo's default
-        rf"^(?P<said>(?:I['\u2019]?m|I am) (?:sorry|unable)(?:(?:,? but|,|\.) {_CANNOT})?)",
-        r"^(?P<said>Sorry,)",
-        rf"(?P<said>{_CANNOT})",
-        r"(?P<said>Content blocked)",
+        r"(?P<phrase>Sorry, the model cannot answer this question)",  # Bedrock's default
+        r"(?P<phrase>I['\u2019]?m sorry, I can['\u2019]t respond to that)",  # NeMo's default
+        rf"^(?P<phrase>(?:I['\u2019]?m|I am) (?:sorry|unable)(?:(?:,? but|,|\.) {_CANNOT})?)",
+        r"^(?P<phrase>Sorry,)",
+        rf"(?P<phrase>{_CANNOT})",
+        r"(?P<phrase>Content blocked)",
         r"violates [^\n]{0,80}\b(?:policy|guidelines)\b",
     )
 )
-"""Words of a refusal. What the group `said` matched is reported, so it may only match closed phrases; a
-pattern without one is reported by its own text."""
+"""Patterns of refusals. The match of the group `phrase` is reported, so it may only match fixed phrases; for
+a pattern without this group, the pattern itself is reported."""
 _OPENING_CHARS: Final = 200
 _PATTERN_CHARS_MAX: Final = 64
 _STOPS: Final = frozenset({"stop", "end_turn", "stop_sequence", "eos", "eos_token", "complete", "completed"})
 _HOOKS_FAILED: Final = 446
-"""Status of Portkey and WSO2: denied by a hook, by a policy."""
+"""Status of Portkey (denied by a hook) and WSO2 (denied by a policy)."""
 _HOOKS_FLAGGED: Final = 246
-"""Portkey's: a hook failed and did not deny."""
+"""Status of Portkey: a guardrail hook failed, but was not set to deny."""
 _BEFORE: Final = re.compile(rb"\bpre[-_]|[-_]pre\b|input|request", re.IGNORECASE)
 _AFTER: Final = re.compile(rb"\bpost[-_]|[-_]post\b|output|response", re.IGNORECASE)
 
 
-class _Said(NamedTuple):
+class _Signal(NamedTuple):
     verdict: Verdict
     event: int
     tokens_before: int
 
 
 class Interventions:
-    """What the events of one answer say of refusals; its first words are kept only until they are judged."""
+    """Refusals and guardrail interventions of one answer. Its first words are stored only until they are
+    judged."""
 
     __slots__ = ("_acted", "_flagged", "_opening", "_patterns", "_refused", "_words", "applied", "reading")
 
@@ -363,27 +374,30 @@ class Interventions:
         self._patterns = patterns
         self._opening = ""
         self._words: str | None = None
-        self._refused: _Said | None = None  # by the model
-        self._acted: _Said | None = None
-        self._flagged: _Said | None = None
+        self._refused: _Signal | None = None  # refusal by the model
+        self._acted: _Signal | None = None
+        self._flagged: _Signal | None = None
 
     def add(self, verdict: Verdict, event: int, tokens_before: int) -> None:
-        """What the event with this index says, which came behind so many tokens."""
+        """Add the verdict of the event with this index; `tokens_before`: number of tokens before it."""
         if verdict.kind == MODEL_REFUSAL:
-            self._refused = self._refused or _Said(verdict, event, tokens_before)
+            self._refused = self._refused or _Signal(verdict, event, tokens_before)
         elif verdict.action in PASSED_ON:
-            self._flagged = self._flagged or _Said(verdict, event, tokens_before)
+            self._flagged = self._flagged or _Signal(verdict, event, tokens_before)
             acted = self._acted
             if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
-                self._acted = None  # Bedrock's trace: the guardrail named by the stop reason only masked
+                self._acted = None  # Bedrock's trace shows that the guardrail of the stop reason only masked
         else:
             acted = self._acted
-            # A trace that follows says what a stop reason left open.
+            # A later trace has details that a stop reason lacks.
             if acted is None or (acted.verdict.confidence == "medium" and verdict.confidence == "high"):
-                self._acted = _Said(verdict, event, tokens_before)
+                self._acted = _Signal(verdict, event, tokens_before)
 
     def read(self, text: str) -> None:
-        self._opening = (self._opening + text[:_OPENING_CHARS]).lstrip()
+        self.read_all((text[:_OPENING_CHARS],))
+
+    def read_all(self, texts: Iterable[str]) -> None:
+        self._opening = (self._opening + "".join(texts)).lstrip()
         if len(self._opening) >= _OPENING_CHARS:
             self._judge_words()
 
@@ -393,8 +407,8 @@ class Interventions:
         for pattern in self._patterns:
             m = pattern.search(opening)
             if m is not None:
-                said = m["said"] if "said" in pattern.groupindex else None
-                self._words = said or pattern.pattern[:_PATTERN_CHARS_MAX]
+                signal = m["phrase"] if "phrase" in pattern.groupindex else None
+                self._words = signal or pattern.pattern[:_PATTERN_CHARS_MAX]
                 return
 
     def judge(self, x: Exchange) -> None:
@@ -402,9 +416,9 @@ class Interventions:
             self._judge_words()
         acted, flagged = self._acted, self._flagged
         if acted is None and x.status == _HOOKS_FAILED:
-            acted = _Said(Verdict("error.type", None, "blocked"), 0, 0)
+            acted = _Signal(Verdict("error.type", None, "blocked"), 0, 0)
         if x.status == _HOOKS_FLAGGED:
-            flagged = flagged or _Said(Verdict("", None, "flagged", "input"), 0, 0)
+            flagged = flagged or _Signal(Verdict("", None, "flagged", "input"), 0, 0)
             flagged.verdict.signal = "http_status"
         if acted is not None:
             self._settle(acted, x)
@@ -423,8 +437,8 @@ class Interventions:
             flagged.verdict.phase = flagged.verdict.phase or "output"
             x.guardrail = _guardrail(flagged)
 
-    def _settle(self, said: _Said, x: Exchange) -> None:
-        verdict, status = said.verdict, x.status or 0
+    def _settle(self, signal: _Signal, x: Exchange) -> None:
+        verdict, status = signal.verdict, x.status or 0
         nothing_came = x.timeline.first_token_ns is None
         if verdict.signal == "finish_reason" and nothing_came and not verdict.substituted:
             verdict.confidence = "medium"
@@ -434,11 +448,12 @@ class Interventions:
                 verdict.kind, verdict.phase = INPUT, "input"
                 verdict.detail = {"why": "no text and completion_tokens 0"}
         if verdict.phase is None:
-            # A code that is used for both: by whether text came. Whole answers may be withheld.
+            # The error code does not name the phase: it was the output if there was text, or if a whole
+            # answer may have been withheld.
             coded = verdict.signal.endswith("error.code") and status < 400
             withheld = x.stream and not coded
             verdict.phase = self._phase_of_header() or (
-                "output" if withheld or said.tokens_before else "input"
+                "output" if withheld or signal.tokens_before else "input"
             )
         if verdict.kind is None:
             verdict.kind = INPUT if verdict.phase == "input" else OUTPUT
@@ -454,7 +469,7 @@ class Interventions:
         return "output" if before is None else "input"
 
     def _name_error(self, verdict: Verdict, status: int, *, streamed: bool) -> None:
-        """The signal of an error: an HTTP status with it is part of the sign."""
+        """Set the signal of an error, which includes its HTTP status, if any."""
         part = verdict.signal.removeprefix("error.")
         if status < 400:
             if streamed:
@@ -468,9 +483,9 @@ class Interventions:
         elif verdict.value is None:
             verdict.signal = "http_status+message"
 
-    def _refusal(self, said: _Said, x: Exchange) -> dict[str, object]:
-        verdict = said.verdict
-        detail: dict[str, object] = {"event": said.event}
+    def _refusal(self, signal: _Signal, x: Exchange) -> dict[str, object]:
+        verdict = signal.verdict
+        detail: dict[str, object] = {"event": signal.event}
         if x.status is not None and x.status >= 400:
             detail["http_status"] = x.status
         known = {"path": verdict.path, "value": verdict.value, "category": verdict.category}
@@ -486,13 +501,13 @@ class Interventions:
         }  # fmt: skip
 
 
-def _guardrail(said: _Said) -> dict[str, object]:
-    verdict = said.verdict
+def _guardrail(signal: _Signal) -> dict[str, object]:
+    verdict = signal.verdict
     out: dict[str, object] = {
-        "phase": verdict.phase, "action": verdict.action, "signal": verdict.signal, "event": said.event,
+        "phase": verdict.phase, "action": verdict.action, "signal": verdict.signal, "event": signal.event,
     }  # fmt: skip
     if verdict.category is not None:
         out["category"] = verdict.category
-    if said.tokens_before and verdict.action not in PASSED_ON and not verdict.substituted:
-        out["late"], out["tokens_before"] = True, said.tokens_before
+    if signal.tokens_before and verdict.action not in PASSED_ON and not verdict.substituted:
+        out["late"], out["tokens_before"] = True, signal.tokens_before
     return out

@@ -18,8 +18,8 @@ from llmtap.errors import ConfigError
 
 
 def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
-    if kind not in _KINDS:
-        raise ConfigError(place, f"no kind of histogram is called {kind!r}", f"there are {', '.join(_KINDS)}")
+    if kind not in KINDS:
+        raise ConfigError(place, f"no kind of histogram is called {kind!r}", f"there are {', '.join(KINDS)}")
     ns = edges_ns(*seconds)
     if not 1 <= len(ns) <= EDGES_MAX or ns[0] < 1 or list(ns) != sorted(set(ns)):
         raise ConfigError(place, f"expected 1 to {EDGES_MAX} ascending numbers of seconds above 0")
@@ -27,7 +27,7 @@ def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
 
 def edges_as(edges: tuple[int, ...], given: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
     """Return these edges, those of each kind in `given` (seconds) replaced."""
-    kind = next((name for name, own in _KINDS.items() if own is edges), "")
+    kind = next((name for name, own in KINDS.items() if own is edges), "")
     return edges_ns(*given[kind]) if kind in given else edges
 
 
@@ -50,7 +50,7 @@ DURATION_EDGES_NS: Final = edges_ns(
     0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 120, 240,
     480, 960, 1920, 2560, 7680,
 )  # fmt: skip
-_KINDS: Final = {"ttft": TTFT_EDGES_NS, "gap": GAP_EDGES_NS, "duration": DURATION_EDGES_NS}
+KINDS: Final = {"ttft": TTFT_EDGES_NS, "gap": GAP_EDGES_NS, "duration": DURATION_EDGES_NS}
 EDGES_MAX: Final = 100
 ADDED_EDGES_NS: Final = edges_ns(
     0.00001, 0.00002, 0.00003, 0.00005, 0.000075, 0.0001, 0.00015, 0.0002, 0.0003, 0.0005, 0.00075, 0.001,

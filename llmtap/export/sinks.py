@@ -1,17 +1,19 @@
 """Interface of consumers of finished exchanges (`ExchangeSink`), and the states that the consumers report.
 
 The meter's pipeline calls `ended` of each sink with the exchange, its metrics, its `SeriesKey` (tenant,
-model, arm, class) and whether it met its objectives. `ExporterState` and `CaptureState` are the counts of the
-OTLP exporter and of the capture, for `/metrics` and the summary. `parse_trace_parent` reads the header
-`traceparent` for spans and exemplars. Source: https://www.w3.org/TR/trace-context/, 3.2 and 3.2.2.
+model, arm, class, reading) and whether it met its objectives. `ExporterState` and `CaptureState` are the
+counts of the OTLP exporter and of the capture, for `/metrics` and the summary. `parse_trace_parent` reads the
+header `traceparent` for spans and exemplars. Source: https://www.w3.org/TR/trace-context/, 3.2 and 3.2.2.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Annotated, Final, NamedTuple, Protocol
 
+from llmtap.counts import Count
 from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Reading
 from llmtap.metrics.latency import Measured
 
 
@@ -23,22 +25,26 @@ class SeriesKey(NamedTuple):
     arm: str = ""
     slo: str = ""
     uncertain: bool = False
+    reading: str = Reading.DIALECT.value
+    service_tier: str = ""
 
 
 class ExchangeSink(Protocol):
     """Receives each exchange once, on the meter's loop, after `measure` computed its terms."""
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """Take in a finished exchange. `met`: whether it met its objectives, None if it does not count."""
+        """Take in a finished exchange. `met`: whether it met its objectives, None if it is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExporterState:
     name: str
-    sent: int
+    sent: Annotated[int, Count("Spans that receivers took", "export_sent")]
     queued: int
-    failures: int
-    dropped: Mapping[str, int] = field(default_factory=dict)
+    failures: Annotated[int, Count("Requests to receivers that failed", "export_failures")]
+    dropped: Annotated[Mapping[str, int], Count("Spans that no receiver got", "export_dropped", "reason")] = (
+        field(default_factory=dict)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +53,47 @@ class CaptureState:
 
     to: str = ""
     level: str = ""
-    exchanges: int = 0
-    """In the spool, or beyond it."""
-    waiting: int = 0
-    dropped: Mapping[str, int] = field(default_factory=dict)
-    unshaped: int = 0
-    """Captured without the shape of their request, which was too long or found the queue full."""
+    exchanges: Annotated[int, Count("Exchanges kept", "capture_exchanges")] = 0
+    waiting: Annotated[
+        int, Count("Exchanges in memory, to be written", "capture_waiting_exchanges", gauge=True)
+    ] = 0
+    dropped: Annotated[
+        Mapping[str, int],
+        Count(
+            "Exchanges that were measured and not kept; deleted: their file was deleted at the limit",
+            "capture_dropped_exchanges",
+            "reason",
+        ),
+    ] = field(default_factory=dict)
+    unshaped: Annotated[
+        int, Count("Exchanges kept without the shape of their request", "capture_unshaped_exchanges")
+    ] = 0
+    """Their request was too long, or found the queue full."""
     problem: str | None = None
     """Reason why nothing can be written now, as one word."""
     files_problem: str | None = None
     """Reason why finished files cannot be delivered now: a sentence without secrets."""
-    bytes_written: int = 0
-    files: int = 0
-    files_waiting: int = 0
-    """Closed spools that are not Parquet yet."""
-    files_deleted: int = 0
-    spool_bytes: int = 0
-    local_bytes: int = 0
-    """Spools and local Parquet files together."""
-    failures: int = 0
-    recovered: int = 0
-    damaged: int = 0
-    """Batches of such spools that could not be read."""
+    bytes_written: Annotated[int, Count("Bytes written to the spool", "capture_written_bytes")] = 0
+    files: Annotated[int, Count("Files finished and delivered", "capture_files")] = 0
+    files_waiting: Annotated[
+        int, Count("Closed spools that are not Parquet yet", "capture_waiting_files", gauge=True)
+    ] = 0
+    files_deleted: Annotated[int, Count("Files deleted to stay below the bound", "capture_deleted_files")] = 0
+    spool_bytes: Annotated[
+        int, Count("Size of all spools, the open one too", "capture_spool_bytes", gauge=True)
+    ] = 0
+    local_bytes: Annotated[
+        int, Count("Size of all spools and local files together", "capture_local_bytes", gauge=True)
+    ] = 0
+    failures: Annotated[
+        int, Count("Attempts to finish or deliver a file that failed", "capture_failures")
+    ] = 0
+    recovered: Annotated[
+        int, Count("Exchanges found in spools of an earlier run", "capture_recovered_exchanges")
+    ] = 0
+    damaged: Annotated[
+        int, Count("Batches of such spools that could not be read", "capture_damaged_batches")
+    ] = 0
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)

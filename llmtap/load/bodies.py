@@ -16,47 +16,36 @@ import contextlib
 import os
 import tempfile
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import IO, Any, Final, Literal, Protocol, Self
+from typing import IO, Any, Final, Protocol, Self
 
 import msgspec
 
 from llmtap.errors import ConfigError
+from llmtap.exchange.request import endpoint_of
+from llmtap.load.options import BodyOptions, Server
+from llmtap.load.sending import PATHS
+from llmtap.workload.destinations import endpoint_of_body
+from llmtap.workload.plan import SET_BY
 from llmtap.workload.prompts.fitting import Fitted, FittedSource, in_batches
 from llmtap.workload.prompts.prompt import Prompt, PromptSource
 from llmtap.workload.prompts.tokenizer import as_text
 from llmtap.workload.requests import Requests
 
-Endpoint = Literal["chat.completions", "completions", "responses"]
-Server = Literal["auto", "openai", "vllm", "sglang"]
 Decode = Callable[[Sequence[int]], str | None]
 """Text of token ids; None if the tokenizer cannot decode."""
 
 _KNOW_MIN: Final = dict.fromkeys(("vllm", "sglang"), ("chat.completions", "completions"))
 _KNOW_EOS: Final = {**_KNOW_MIN, "vllm": ("chat.completions", "completions", "responses")}
-_OPTIONS_OF: Final = {
-    "model": "--model", "messages": "the workload", "prompt": "the workload", "input": "the workload",
-    "stream": "--no-stream",
-}  # fmt: skip
+_STREAMED: Final = frozenset({"chat.completions", "completions", "responses", "messages"})
+"""Endpoints where `stream` asks for a stream."""
+_INCLUDE_USAGE: Final = frozenset({"chat.completions", "completions"})
+"""Of these, those without usage unless `stream_options` asks for it."""
+_LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
-
-
-class BodyOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    endpoint: Endpoint = "chat.completions"
-    server: Server = "auto"
-    """Server type; decides which vendor-specific fields are sent. An undetected `auto` counts as `openai`."""
-    model: str | None = None
-    """None: captured bodies keep their model, others have none."""
-    stream: bool = True
-    exact_output: bool = True
-    """Request exactly as many output tokens as the workload says: ignore_eos, where the server knows it."""
-    min_tokens: bool = False
-    """Also send min_tokens, which prevents early stop strings but costs the server a check of each token."""
-    temperature: float | None = None
-    fields: dict[str, msgspec.Raw] = {}
-    """Additional fields as JSON; they override the others."""
 
 
 class BodyMaker:
@@ -71,35 +60,50 @@ class BodyMaker:
             "completions": "max_tokens",
             "responses": "max_output_tokens",
         }[endpoint]
-        self._ignore_eos = options.exact_output and endpoint in _KNOW_EOS.get(server, ())
         self._min_tokens = options.min_tokens and endpoint in _KNOW_MIN.get(server, ())
-        # On Responses the last event always has usage, and stream_options something else.
-        self._include_usage = options.stream and endpoint != "responses"
         self._constant: dict[str, Any] = {}
+        """Fields of each made body besides model, prompt and lengths."""
         if options.temperature is not None:
             self._constant["temperature"] = options.temperature
-        if self._ignore_eos:
+        if options.exact_output and endpoint in _KNOW_EOS.get(server, ()):
             self._constant["ignore_eos"] = True
-        self._constant["stream"] = options.stream
-        if self._include_usage:
+        self._constant["stream"] = options.streams
+        if options.streams and endpoint in _INCLUDE_USAGE:
             self._constant["stream_options"] = {"include_usage": True}
+        self._constant.update(options.settings)
         self._constant.update(options.fields)
 
     @property
     def output_exact(self) -> bool:
-        """Whether answers will have exactly the requested number of tokens."""
-        return self._ignore_eos
+        """Whether answers to made bodies will have exactly the requested number of tokens."""
+        return self._limit not in self._constant and self._sent("ignore_eos") is True
 
-    def describe(self) -> dict[str, object]:
-        """Return the fields that are sent, as JSON, without the values of the user's fields: they may be
-        secret."""
+    def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
+        """Return as JSON what bodies have, without the values of the user's fields: they may be secret.
+
+        `made`: some body was made; `streamed`: or was a prompt of a data set, so that not all were
+        recorded. What no body has is None.
+        """
+        options = self._sent("stream_options")
+        limit = None if self._limit in self._constant or not made else self._limit
         return {
-            "endpoint": self.endpoint, "server": self.options.server, "model": self.options.model,
-            "output_limit": self._limit, "ignore_eos": self._ignore_eos, "min_tokens": self._min_tokens,
-            "stream": self.options.stream, "include_usage": self._include_usage,
-            "temperature": self.options.temperature,
+            "endpoint": self.endpoint if streamed else None, "server": self.options.server,
+            "model": self.options.model, "output_limit": limit,
+            "ignore_eos": made and self._sent("ignore_eos") is True,
+            "min_tokens": made and self._min_tokens, "stream": self.options.streams if streamed else None,
+            "include_usage": streamed and isinstance(options, dict) and options.get("include_usage") is True,
+            "temperature": self._sent("temperature") if made else None,
+            "settings": {
+                name: value
+                for name, value in (self.options.settings if made else {}).items()
+                if name not in self.options.fields
+            },
             "fields": sorted(self.options.fields),
         }  # fmt: skip
+
+    def _sent(self, name: str) -> Any:
+        value = self._constant.get(name)
+        return _decoded(value) if isinstance(value, msgspec.Raw) else value
 
     def body(self, prompt: Prompt, output: int) -> bytes:
         """Return the body of a request for `output` tokens, at least one. Raises ConfigError for unsupported
@@ -113,23 +117,36 @@ class BodyMaker:
         value |= self._constant
         return _encode(value)
 
-    def captured(self, body: bytes) -> bytes:
-        """Return a captured body with the current model, streaming mode and user fields; lengths stay. Other
-        values keep their bytes; a body that is no JSON object is returned unchanged."""
+    def destination(self, body: bytes, path: str) -> str:
+        """Return the path of a trace's body; "" for the path of the endpoint."""
+        endpoint = None if path else endpoint_of_body(body)
+        return path if endpoint in (None, self.endpoint) else PATHS[endpoint]
+
+    def captured(self, body: bytes, path: str = "") -> bytes:
+        """Return the body of a trace's row as it is sent.
+
+        A recorded request, which has a path, changes only where the user gave an option. A prompt of a data
+        set, without a path, also gets the model and streaming mode of the run. Other values keep their bytes;
+        a body that is no JSON object is returned unchanged.
+        """
         try:
             fields = _decode_fields(body)
         except (ValueError, RecursionError):
             return body
-        wanted: dict[str, Any] = {} if self.options.model is None else {"model": self.options.model}
-        if self.options.stream:
+        endpoint = endpoint_of(path) if path else endpoint_of_body(body) or self.endpoint
+        stream = self.options.stream if path else self.options.streams
+        wanted: dict[str, Any] = {}
+        if self.options.model is not None and self._sets_model("model" in fields, bool(path)):
+            wanted["model"] = self.options.model
+        if stream and endpoint in _STREAMED:
             wanted["stream"] = True
-            if self._include_usage:
+            if endpoint in _INCLUDE_USAGE:
                 given = _decoded(fields["stream_options"]) if "stream_options" in fields else None
                 options = given if isinstance(given, dict) else {}
                 wanted["stream_options"] = options | {"include_usage": True}
-        elif "stream" in fields:
+        elif stream is False and "stream" in fields:
             wanted["stream"] = False
-        drop = () if self.options.stream else ("stream_options",)  # which servers refuse without a stream
+        drop = ("stream_options",) if stream is False else ()  # which servers refuse without a stream
         changed = {
             name: msgspec.Raw(_encode(value))
             for name, value in wanted.items()
@@ -141,6 +158,13 @@ class BodyMaker:
             return body
         kept = {name: raw for name, raw in fields.items() if name not in drop}
         return _encode(kept | changed)
+
+    def _sets_model(self, named: bool, recorded: bool) -> bool:
+        """Whether a body of a trace gets the model of the run. `named`: it has one.
+
+        A recorded request without a model names it elsewhere, such as in its path.
+        """
+        return (named or not recorded) if self.options.replace_model else not (named or recorded)
 
     def _asked(self, prompt: Prompt) -> dict[str, Any]:
         if self.endpoint == "completions":
@@ -175,8 +199,8 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
         name = name.strip()
         if not equals or not name:
             raise ConfigError(place, f"{text!r} is not NAME=JSON", "for instance top_p=0.9")
-        if name in _OPTIONS_OF:
-            raise ConfigError(place, f"{name} is not set here, but by {_OPTIONS_OF[name]}")
+        if name in SET_BY and name not in _LIMITS:
+            raise ConfigError(place, f"{name} is not set here, but by {SET_BY[name]}")
         if name in fields:
             raise ConfigError(place, f"{name} comes twice")
         try:
@@ -227,7 +251,9 @@ def _decoded(raw: msgspec.Raw) -> Any:
 class Maker(Protocol):
     def body(self, prompt: Prompt, output: int) -> bytes: ...
 
-    def captured(self, body: bytes) -> bytes: ...
+    def captured(self, body: bytes, path: str = "") -> bytes: ...
+
+    def destination(self, body: bytes, path: str) -> str: ...
 
 
 @dataclass(slots=True)
@@ -260,12 +286,21 @@ class Prepared:
         self.begins, self.ends = array("q"), array("q")
         self.tokens = array("q")
         """Counted prompt tokens of each row; -1 if not counted."""
+        self.paths: list[str] = []
+        """Path of each row; "" for that of the run's endpoint. Empty if all are."""
+        self.kinds: Counter[str] = Counter()
+        """Number of bodies that were `made`, `recorded`, or of a `data_set`."""
         self.lengths = PromptLengths()
 
     def add(self, body: bytes, tokens: int) -> None:
         self.begins.append(self.ends[-1] if self.ends else 0)
         self.ends.append(self.begins[-1] + self._file.write(body))
         self.tokens.append(tokens)
+
+    def send_to(self, row: int, path: str) -> None:
+        """Set the path of a row that is not sent to the run's endpoint."""
+        self.paths += [""] * (row + 1 - len(self.paths))
+        self.paths[row] = path
 
     def flush(self) -> None:
         self._file.flush()
@@ -316,8 +351,15 @@ def prepare(
             for row, body, tokens in _bodies(requests, prompts, maker, batch, prepared.lengths):
                 assert row == len(prepared)
                 prepared.add(body, tokens)
+                own = requests.bodies[row] if requests.bodies else b""
+                recorded_path = requests.paths[row] if requests.paths else ""
+                prepared.kinds["made" if not own else "recorded" if recorded_path else "data_set"] += 1
+                if own and (path := maker.destination(own, recorded_path)):
+                    prepared.send_to(row, path)
             if progress is not None:
                 progress(len(prepared), count)
+        if prepared.paths:
+            prepared.paths += [""] * (count - len(prepared.paths))
         prepared.flush()
     except OSError as exc:
         prepared.close()
@@ -345,7 +387,7 @@ def _bodies(
             made = {row: (prompts.prompt(row), -1) for row in missing}
     for row in rows:
         if row in own:
-            yield row, maker.captured(own[row]), -1
+            yield row, maker.captured(own[row], requests.paths[row] if requests.paths else ""), -1
         else:
             prompt, tokens = made[row]
             yield row, maker.body(prompt, requests.output[row]), tokens

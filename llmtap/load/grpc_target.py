@@ -18,10 +18,12 @@ from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.exchange.bounds import bound
 from llmtap.exchange.exchange import OUTPUT, Exchange, Timeline, Tokens
+from llmtap.exchange.observer import EVENTS_MAX
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.exchange.verdict import TOKENS_MAX, Interventions, remove_implausible
-from llmtap.load.sending import Lateness
+from llmtap.load.sending import ANSWER_BYTES_MAX, Lateness
 from llmtap.protocol.delta import Verdict
+from llmtap.protocol.sse import EVENT_BYTES_MAX
 from llmtap.protocol.verdicts import INPUT, of_finish_reason
 from llmtap.protocol.vllm_grpc import METHOD, GrpcChunk, GrpcRequest, GrpcUsage, read_chunk, write_request
 from llmtap.units import NS_PER_S
@@ -29,7 +31,7 @@ from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.tokenizer import as_text
 
 TIMEOUT_NS: Final = 600 * NS_PER_S
-MESSAGE_BYTES_MAX: Final = 64 << 20
+MESSAGE_BYTES_MAX: Final = EVENT_BYTES_MAX
 
 mono_ns = SystemClock.mono_ns
 
@@ -215,6 +217,8 @@ class _Answer:
         tokens = count if self._declared + count <= TOKENS_MAX else 0
         x.reads += 1
         x.response_bytes += size
+        if x.response_bytes > ANSWER_BYTES_MAX:
+            raise ValueError("an answer that is too long")
         if t.first_byte_ns is None:
             t.first_byte_ns = t.first_any_ns = t_ns
         event_class, flags = EventClass.METADATA, 0
@@ -227,7 +231,8 @@ class _Answer:
         elif chunk.usage is not None:
             event_class = EventClass.USAGE
         before = len(t.events)
-        t.events.add(t_ns, event_class, size, tokens or -1, flags)
+        if before < EVENTS_MAX:
+            t.events.add(t_ns, event_class, size, tokens or -1, flags)
         if chunk.finish:
             x.finish_reason = chunk.finish
             verdict = of_finish_reason(chunk.finish)
@@ -266,7 +271,7 @@ class _Answer:
 
     def finished(self, lag_ns: int) -> Exchange:
         x = self._x
-        x.uncertainty_ns = max(lag_ns, self._submit_width_ns)
+        x.uncertainty_ns = x.ttft_uncertainty_ns = max(lag_ns, self._submit_width_ns)
         usage = self._usage
         if usage is not None:
             output = max(self._declared, usage.output_tokens)

@@ -11,6 +11,8 @@ Source: IETF draft, B.1.1 (T_submit: the kernel has the last byte of the request
 """
 
 import asyncio
+import errno
+import os
 import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,38 +25,31 @@ from llmtap.errors import PeerProtocolError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome
-from llmtap.load.sending import Lateness, Later, LoadTarget
+from llmtap.load.host_limits import connections_max, host_limit
+from llmtap.load.options import BodyOptions, SendingOptions
+from llmtap.load.sending import ANSWER_BYTES_MAX, TOO_LONG, Lateness, Later, LoadTarget, token_counter
 from llmtap.net.pool import Attempt, Pool
 from llmtap.net.stream import Stream, keep_stamps_on
+from llmtap.protocol.dialects.registry import BUILT_IN, Dialects
 from llmtap.protocol.http1 import (
     BodyScanner,
     CloseScanner,
     header_value,
 )
 from llmtap.protocol.http1_response import begin_response_body, next_response_head
-from llmtap.units import NS_PER_S, Duration
+from llmtap.units import NS_PER_S
 
 SWEEP_S: Final = 0.05
 """Interval of checks for time-outs and silent streams; longer with thousands of calls."""
 LOOKS_MAX: Final = 128
 """Calls checked at once: about 50 us without sending."""
+EARLY_BYTES_MAX: Final = 64 << 20
+"""Limit of what all calls of a sender have read and not yet parsed."""
 OPENED_AT_ONCE: Final = 128
 """Connections opened at a time before a run: room in a listener's queue."""
 
 
-class SenderOptions(msgspec.Struct, frozen=True, kw_only=True):
-    name: str = "load"
-    clock: str = "kernel"
-    fresh: bool = False
-    connect_timeout: Duration = Duration(10 * NS_PER_S)
-    timeout: Duration = Duration(600 * NS_PER_S)
-    """From dispatch to the last byte of each attempt."""
-    retries: int = 0
-    model: str | None = None
-    """Model in every body, if known. Bodies are then not parsed again, which takes 0.5 ms per MB."""
-    stream: bool = True
-    texts: bool = False
-    """Keep answer texts in `Exchange.said`."""
+_WITHOUT_MODEL: Final = BodyOptions()
 
 
 class LoadSender:
@@ -64,13 +59,19 @@ class LoadSender:
         self,
         loop: asyncio.AbstractEventLoop,
         target: LoadTarget,
-        options: SenderOptions,
+        options: SendingOptions,
+        bodies: BodyOptions = _WITHOUT_MODEL,
         *,
+        name: str = "load",
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`bodies`: their model, if it is in every body. They are then not parsed again, which takes 0.5 ms
+        per MB."""
         self.loop = loop
         self.target = target
         self.options = options
+        self.name = name
+        self.dialects = Dialects(options.dialects) if options.dialects else BUILT_IN
         kernel = options.clock == "kernel" and tls is None
         self.clock = "kernel" if kernel else "mono"
         self._unseen: list[Call] = []
@@ -84,15 +85,19 @@ class LoadSender:
         self.later = Later(loop, gathers=kernel)
         self.calls: dict[Call, None] = {}
         """Calls in progress, in dispatch order."""
+        self.early_bytes = 0
+        """Bytes that were read and not yet parsed."""
         self.sent = 0
         self.retries: Counter[str] = Counter()
         """Retries by reason: `refused`, `closed`, `429`, `503`."""
         self.retrying = True
         self.told = b""
         """Replacement for the body that the observer reads; empty: it reads the body."""
-        if options.model is not None:
-            self.told = msgspec.json.encode({"model": options.model, "stream": options.stream})
+        if bodies.model is not None:
+            self.told = msgspec.json.encode({"model": bodies.model, "stream": bodies.streams})
+        self.count_tokens = None if bodies.tokenizer is None else token_counter(bodies.tokenizer)
         self._stamped = keep_stamps_on() if kernel else None
+        self._connections_max = connections_max()
         self._timer = loop.call_later(SWEEP_S, self._sweep)
 
     def send(
@@ -103,18 +108,27 @@ class LoadSender:
         row: int = 0,
         scheduled_ns: int | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
+        path: bytes = b"",
         on_answer: "Callable[[Call, int], None] | None" = None,
     ) -> "Call":
-        """Send a request now. `done` is called once with its Exchange, after this returns. `on_answer` may be
-        called earlier, with the time (mono) at which the whole answer had arrived."""
+        """Send a request now, to `path` of the target (b"": its own).
+
+        `done` is called once with its Exchange, after this returns. `on_answer` may be called earlier, with
+        the time (mono) at which the whole answer had arrived.
+        """
         self.sent += 1
         call = Call(self, self.sent, row, scheduled_ns, done, on_answer)
         self.calls[call] = None
-        call.start(self.target.head(len(body), headers, close=self.options.fresh) + body)
+        call.start(self.target.head(len(body), headers, close=self.options.fresh, path=path) + body)
         return call
 
+    @property
+    def full(self) -> bool:
+        """Whether a further connection would use a file that timers or name look-ups need."""
+        return len(self.calls) + self.pool.idle > self._connections_max
+
     async def open(self, connections: int) -> int:
-        left = connections - self.pool.idle
+        left = min(connections, self._connections_max) - self.pool.idle
         while left > 0:
             waiting = [_Opening(self) for _ in range(min(left, OPENED_AT_ONCE))]
             left -= len(waiting)
@@ -228,10 +242,10 @@ class Call:
 
     __slots__ = (
         "_accepted", "_again", "_answer_began", "_attempt", "_done", "_early", "_head_bytes_left",
-        "_head_part", "_held", "_keep", "_lag_ns", "_observer", "_on_answer", "_quiet_ns", "_request",
-        "_rest", "_scanner", "_sender", "_seq", "_stamped", "_stream", "_submit_ns", "_submit_width_ns",
-        "_timer", "_unobserved", "_verdict", "began_ns", "connect_ns", "first_ns", "last_ns", "over",
-        "request_bytes", "response_bytes", "retries", "row", "scheduled_ns",
+        "_head_part", "_held", "_interims", "_keep", "_lag_ns", "_observer", "_on_answer", "_quiet_ns",
+        "_request", "_rest", "_scanner", "_sender", "_seq", "_stamped", "_stream", "_submit_ns",
+        "_submit_width_ns", "_surplus", "_timer", "_unobserved", "_verdict", "began_ns", "connect_ns",
+        "first_ns", "last_ns", "over", "request_bytes", "response_bytes", "retries", "row", "scheduled_ns",
     )  # fmt: skip
 
     def __init__(
@@ -272,11 +286,14 @@ class Call:
         self._unobserved = b""
         self._early: list[tuple[bytes, int]] = []
         """Data that was read but not parsed, with its timestamps."""
+        self._surplus = False
+        """More data was read behind the part that is being parsed."""
         self._stream: Stream | None = None
         self._attempt: Attempt | None = None
         self._scanner: BodyScanner | None = None
         self._head_part = b""
         self._head_bytes_left = HEAD_BYTES_MAX
+        self._interims = 0
         self._accepted = self._answer_began = False
         self._keep = False
         self._submit_ns = self._submit_width_ns = 0
@@ -287,6 +304,11 @@ class Call:
         self.last_ns = 0
         self.request_bytes = 0
         self.response_bytes = 0
+
+    @property
+    def has_token(self) -> bool:
+        """Whether a token of the answer was read and parsed."""
+        return self._observer is not None and self._observer.exchange.timeline.first_token_ns is not None
 
     def start(self, request: bytes) -> None:
         """Write the request or connect; the write comes before everything else that takes time."""
@@ -312,9 +334,12 @@ class Call:
             self._observe_soon(request)
             return
         self._held = request
-        attempt = sender.pool.connect(self)
-        if self._held:
-            self._attempt = attempt
+        if sender.full:
+            sender.loop.call_soon(self.on_connect_failed, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        else:
+            attempt = sender.pool.connect(self)
+            if self._held:
+                self._attempt = attempt
         self._observe_soon(request)
 
     def _observe_soon(self, request: bytes) -> None:
@@ -329,9 +354,10 @@ class Call:
         sender, now_ns = self._sender, self.began_ns
         end = request.index(b"\r\n\r\n") + 4
         observer = self._observer = Observer(
-            sender.options.name, self._seq, now_ns, sender.timebase.anchor.to_wall_ns(now_ns), request[:end],
-            sender.clock, hear=(lambda x, head, body: True) if sender.options.texts else None,
-            waited=sender.lateness.longest_wait,
+            sender.name, self._seq, now_ns, sender.timebase.anchor.to_wall_ns(now_ns), request[:end],
+            sender.clock, count_tokens=sender.count_tokens,
+            on_request=(lambda x, head, body: True) if sender.options.texts else None,
+            waited=sender.lateness.longest_wait, dialects=sender.dialects,
         )  # fmt: skip
         observer.request_data(sender.told or request[end:], now_ns)
         observer.request_end(now_ns)
@@ -371,6 +397,9 @@ class Call:
     def on_connect_failed(self, error: OSError) -> None:
         self._attempt = None
         self._held = b""
+        if (limit := host_limit(error)) is not None:
+            self._later(Outcome.TAP_ERROR, limit, None)
+            return
         if isinstance(error, TimeoutError):
             self._later(Outcome.UPSTREAM_TIMEOUT, "no connection in time", None)
             return
@@ -381,25 +410,36 @@ class Call:
     # The handler.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
-        later = self._sender.later
+        sender = self._sender
+        later = sender.later
+        self.response_bytes += len(data)
+        if self.response_bytes > ANSWER_BYTES_MAX:
+            self._end(Outcome.UPSTREAM_ERROR, TOO_LONG)
+            return
         if later.is_behind(t_ns) or self._observer is None or self._early:
             # With many answers at once, read first and parse later.
             if not self._early and self._observer is not None:
                 later.add(self._catch_up, urgent=True)
             self._early.append((data, t_ns))
+            sender.early_bytes += len(data)
+            if sender.early_bytes > EARLY_BYTES_MAX:
+                self._observe()
+                self._catch_up()
         else:
             self._take(data, t_ns)
         later.after_read()
 
     def _catch_up(self) -> None:
         early, self._early = self._early, []
-        for data, t_ns in early:
-            if not self.over:
-                self._take(data, t_ns)
+        self._sender.early_bytes -= sum(len(data) for data, _ in early)
+        for number, (data, t_ns) in enumerate(early, 1):
+            if self._stream is None:
+                break  # the answer is complete: the rest belongs to no request
+            self._surplus = number < len(early)
+            self._take(data, t_ns)
 
     def _take(self, data: bytes, t_ns: int) -> None:
         self.last_ns = t_ns
-        self.response_bytes += len(data)
         scanner = self._scanner
         if scanner is None:
             self._on_head_data(data, t_ns)
@@ -424,17 +464,19 @@ class Call:
         try:
             while True:
                 found = next_response_head(
-                    data, b"POST", bytes_max=self._head_bytes_left, fields_max=HEAD_FIELDS_MAX
-                )
+                    data, b"POST", bytes_max=self._head_bytes_left, fields_max=HEAD_FIELDS_MAX,
+                    interims=self._interims, waited_ns=t_ns - self.began_ns,
+                )  # fmt: skip
                 if found is None:
                     self._head_part = data
                     return
-                head, end = found
+                head, start, end = found
                 if head.status == 101:
                     raise PeerProtocolError("the server switched protocols without a request", 502)
-                observer.response_head(data[:end], t_ns, 0)
+                observer.response_head(data[start:end], t_ns, 0)
                 if head.status >= 200:
                     break
+                self._interims += 1
                 self._head_bytes_left -= end
                 data = data[end:]
                 if not data:
@@ -459,7 +501,7 @@ class Call:
         stream, self._stream = self._stream, None
         assert stream is not None and self._observer is not None
         self._stamped = stamped and not stream.out_of_order
-        if self._keep and not stream.pending:
+        if self._keep and not self._surplus and not stream.pending:
             self._sender.pool.give_back(stream, t_ns)
         else:
             stream.close()
@@ -616,10 +658,13 @@ class Call:
             None, outcome.value, None, error, 0, self._lag_ns, self.request_bytes, self.response_bytes
         )
         x.uncertainty_ns = max(x.uncertainty_ns, self._submit_width_ns)
+        x.ttft_uncertainty_ns = max(x.ttft_uncertainty_ns, self._submit_width_ns)
         x.anchor = sender.timebase.steps
         if self.scheduled_ns is not None:
             x.scheduled_ns = self.scheduled_ns
             x.dispatch_late_ns = self.first_ns - self.scheduled_ns
+        elif self.retries:
+            x.scheduled_ns = self.first_ns  # in a closed loop its first attempt was when it was due
         self._observer = None
         self._request = self._held = b""
         self._done(self, x)

@@ -17,7 +17,15 @@ import msgspec
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import Decode
-from llmtap.load.sending import WEBSOCKET, Later, Spoken, check_fields, parse_target, protocol_of
+from llmtap.load.sending import (
+    WEBSOCKET,
+    Later,
+    Spoken,
+    check_fields,
+    parse_target,
+    protocol_of,
+    token_counter,
+)
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import NS_PER_S
 from llmtap.workload.prompts.prompt import Prompt
@@ -53,10 +61,11 @@ class PromptMaker:
         self._decode = decode
         self.output_exact = exact_output
 
-    def describe(self) -> dict[str, object]:
+    def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
+        """As `BodyMaker.describe`; all bodies are made."""
         return {
             "endpoint": self._protocol, "model": self._model, "stream": True, "ignore_eos": self.output_exact,
-            "min_tokens": self.output_exact and self._protocol != "responses", "fields": [],
+            "min_tokens": self.output_exact and self._protocol != "responses", "settings": {}, "fields": [],
         }  # fmt: skip
 
     def body(self, prompt: Prompt, output: int) -> bytes:
@@ -72,7 +81,10 @@ class PromptMaker:
             text, ids = said, ()
         return _encode(_Prepared(text, ids, prompt.system, prompt.history, max(1, output)))
 
-    def captured(self, body: bytes) -> bytes:
+    def destination(self, body: bytes, path: str) -> str:
+        return ""
+
+    def captured(self, body: bytes, path: str = "") -> bytes:
         raise ConfigError(
             "--target", "the trace has bodies of its own, and they are HTTP's", "send it to http://"
         )
@@ -80,6 +92,8 @@ class PromptMaker:
 
 class PromptCall:
     __slots__ = ("_cancel", "row")
+    has_token = False
+    """Not known before the end."""
 
     def __init__(self, row: int, cancel: Callable[[], object]) -> None:
         self.row = row
@@ -129,9 +143,11 @@ class Asking:
         row: int = 0,
         scheduled_ns: int | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
+        path: bytes = b"",
         on_answer: object = None,
     ) -> PromptCall:
-        """As `LoadSender.send`; of `headers` only the request id is used. `on_answer` is not called."""
+        """As `LoadSender.send`; of `headers` only the request id is used, and there are no paths. `on_answer`
+        is not called."""
         self.sent += 1
         request_id = dict(headers).get(_ID, f"{self._name}-{self.sent}".encode()).decode()
         p = _decode(body)
@@ -177,38 +193,40 @@ class Asking:
 
 def check_target(setup: WorkerSetup) -> bool:
     """Return whether the target uses TLS. Raises ConfigError naming `--target` or `--header`."""
-    headers = [(name.encode(), value.encode()) for name, value in setup.headers]
-    match protocol_of(setup.url):
+    headers, url = setup.headers, setup.load.target.url
+    match protocol_of(url):
         case "http":
-            return parse_target(setup.url, setup.endpoint, headers).origin.tls
+            return parse_target(url, setup.endpoint, headers).origin.tls
         case "responses" | "realtime":
             from llmtap.load.websocket import parse_websocket
 
             check_fields(headers)
-            return parse_websocket(setup.url)[0].tls
+            return parse_websocket(url)[0].tls
         case "grpc":
             from llmtap.load.grpc_target import metadata_of, parse_grpc
 
             check_fields(headers)
             metadata_of(headers)
-            return parse_grpc(setup.url)[1]
+            return parse_grpc(url)[1]
 
 
 def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SSLContext | None) -> Asking:
-    options = setup.sender
+    options, url = setup.load.sending, setup.load.target.url
     common: dict[str, Any] = {
-        "model": options.model, "headers": [(name.encode(), value.encode()) for name, value in setup.headers],
-        "exact_output": setup.exact_output, "timeout_ns": options.timeout, "name": options.name,
+        "model": setup.load.bodies.model, "headers": setup.headers,
+        "exact_output": setup.exact_output, "timeout_ns": options.timeout, "name": setup.name,
     }  # fmt: skip
-    asking = partial(Asking, loop, name=options.name, connect_timeout_ns=options.connect_timeout)
-    if protocol_of(setup.url) in WEBSOCKET:
+    asking = partial(Asking, loop, name=setup.name, connect_timeout_ns=options.connect_timeout)
+    if protocol_of(url) in WEBSOCKET:
         from llmtap.load.websocket import WebSocketTarget
 
         connect_ns = options.connect_timeout
+        tokenizer = setup.load.bodies.tokenizer
+        common["count_tokens"] = None if tokenizer is None else token_counter(tokenizer)
         return asking(
-            WebSocketTarget(setup.url, clock=options.clock, tls=tls, connect_timeout_ns=connect_ns, **common)
+            WebSocketTarget(url, clock=options.clock, tls=tls, connect_timeout_ns=connect_ns, **common)
         )
     # Imported only here: 33 ms and 14 MB.
     from llmtap.load.grpc_target import GrpcTarget
 
-    return asking(GrpcTarget(setup.url, ca=setup.ca, **common))
+    return asking(GrpcTarget(url, ca=setup.load.target.ca, **common))

@@ -2,7 +2,7 @@
 
 `LoadRun` takes row numbers with their times (`Schedule`), gives each body to a sender (`http.py`, or
 `prompt_sender.py`) when it is due, and hears of its end. It stops early after too many errors
-(`--stop-errors`). `workers/worker.py` runs it.
+(`--stop-when`). `workers/worker.py` runs it.
 
 Open loop: a row is sent at its arrival; later turns of a conversation wait for the answer before them and the
 think time, and are dropped after a failed turn. Closed loop: a number of slots, each sending its next request
@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from llmtap.clock import SystemClock
-from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.load.endpoint_check import FIRST, NO_ENDPOINT, is_unanswerable
 from llmtap.load.http import Call, LoadSender
 from llmtap.load.prompt_sender import Asking, PromptCall
 from llmtap.net.pacing import Pacer, Waker
@@ -31,20 +31,6 @@ TIME_UP: Final = "the time was up"
 
 LATEST: Final = 100
 """Answers of which the share of failures is compared with the limit."""
-
-
-def parse_stop_errors(text: str) -> float:
-    """Parse `50%` or `0.5`. Raises ConfigError."""
-    number, percent, rest = text.strip().partition("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = -1.0
-    if rest or not 0 <= share < 1:
-        raise ConfigError(
-            "--stop-errors", f"{text!r} is no share of errors of at least 0 % and below 100 %", "such as 50%"
-        )
-    return share
 
 
 class Schedule:
@@ -155,9 +141,11 @@ class LoadRun:
 
     Args:
         keep: called with each exchange and its row.
+        paths: path of each row on the target, b"" for its own; empty if all are.
         start_ns: time 0 of the schedule (mono).
         drain_ns: time to wait for outstanding answers after `duration_ns`, or after the last request.
         stop_errors: the run stops if more than this share of the latest answers failed.
+        check_endpoint: the run stops if its first answers show that no request can be answered.
     """
 
     def __init__(
@@ -171,18 +159,26 @@ class LoadRun:
         duration_ns: int = NEVER,
         drain_ns: int = NEVER,
         headers: Callable[[int], list[tuple[bytes, bytes]]] | None = None,
+        paths: Sequence[bytes] = (),
         stop_errors: float | None = None,
+        check_endpoint: bool = False,
     ) -> None:
         self._sender = sender
         self._schedule = schedule
         self._body = body
         self._keep = keep
         self._headers = headers
+        self._paths = paths
         self.start_ns = start_ns
         self._last_ns = NEVER if duration_ns == NEVER else start_ns + duration_ns
         self._drain_ns = drain_ns
         self._stop_errors = stop_errors
         self._failed: deque[bool] = deque(maxlen=LATEST)
+        self._checks = min(FIRST, schedule.left) if check_endpoint else 0
+        """Number of requests, the first sent, that stop the run if none of them can be answered; 0 once one
+        was."""
+        self._checked: dict[int, bool] = {}
+        """Whether each of their rows has such an answer."""
         self._pacer = Pacer(SystemClock(), pause_ns=0)
         self._waker = Waker(self._pacer, self._send_due)
         self._over = sender.loop.create_future()
@@ -238,10 +234,13 @@ class LoadRun:
                 now_ns = mono_ns()
                 continue
             row, due_ns = item
+            if len(self._checked) < self._checks:
+                self._checked[row] = False
             sender.send(
                 self._body(row), self._done, row=row,
                 scheduled_ns=None if due_ns is None else start_ns + due_ns,
-                headers=() if self._headers is None else self._headers(row), on_answer=self._answered,
+                headers=() if self._headers is None else self._headers(row),
+                path=self._paths[row] if self._paths else b"", on_answer=self._answered,
             )  # fmt: skip
             now_ns = mono_ns()
         self._settle()
@@ -265,6 +264,8 @@ class LoadRun:
             end_ns = min(now_ns, x.timeline.response_end_ns or now_ns)
             self._schedule.ended(call.row, end_ns - self.start_ns, served=x.outcome in _SERVED)
         self._keep(call.row, x)
+        if self._checks and call.row in self._checked:
+            self._check_endpoint(call.row, x)
         if self._over.done():
             return
         if self._stop_errors is not None and x.outcome is not Outcome.CLIENT_CANCELLED:
@@ -276,6 +277,16 @@ class LoadRun:
                 self.stop(self.gave_up)
         self._waker.sooner(self._due_ns())
         self._settle()
+
+    def _check_endpoint(self, row: int, x: Exchange) -> None:
+        if not is_unanswerable(x):
+            self._checks = 0
+            return
+        self._checked[row] = True
+        if sum(self._checked.values()) == self._checks:
+            # Also with nothing left to send: the load is to end with an error, not with a report.
+            self.gave_up = self.stopped = NO_ENDPOINT
+            self.stop(NO_ENDPOINT, drain_ns=0)
 
     def _start_drain(self, drain_ns: int, why: str) -> None:
         if drain_ns == NEVER:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from llmtap.net.pool import Origin, parse_origin
 from llmtap.net.stream import KERNEL_FLOOR_NS, Timebase
 from llmtap.protocol.http1 import Headers
 from llmtap.units import NS_PER_S
+from llmtap.workload.prompts.tokenizer import open_tokenizer
 
 SLICE_NS: Final = 200_000
 """Longest slice of work before the loop reads its sockets; a piece takes about 100 us."""
@@ -38,6 +40,11 @@ READS_OF_STREAM_MAX: Final = 100
 """Reads per second and stream above which several pieces of a stream would be read together."""
 
 mono_ns = SystemClock.mono_ns
+
+
+ANSWER_BYTES_MAX: Final = 256 << 20
+"""Limit of an answer, as of a decoded body (`protocol/encoding.py`): a million tokens of 250 bytes each."""
+TOO_LONG: Final = f"the answer is longer than {ANSWER_BYTES_MAX >> 20} MiB"
 
 
 class Later:
@@ -205,6 +212,16 @@ class Lateness:
         self._start()
 
 
+TEXTS_KEPT: Final = 1 << 16
+"""Texts of events whose number of tokens is kept: most events repeat one of a few thousand words."""
+
+
+def token_counter(tokenizer: str) -> Callable[[str], int]:
+    """Return the function that counts the tokens of an event's text. Raises ConfigError of `--tokenizer`."""
+    encode = open_tokenizer(tokenizer, "--tokenizer").encode
+    return lru_cache(TEXTS_KEPT)(lambda text: len(encode(text)))
+
+
 Spoken = Literal["http", "responses", "realtime", "grpc"]
 WEBSOCKET: Final = ("responses", "realtime")
 
@@ -236,10 +253,12 @@ class LoadTarget:
     """Besides Host, Content-Type and Content-Length. May hold keys: sent and shown nowhere else."""
 
     def head(
-        self, body_bytes: int, extra: Sequence[tuple[bytes, bytes]] = (), *, close: bool = False
-    ) -> bytes:
+        self, body_bytes: int, extra: Sequence[tuple[bytes, bytes]] = (), *, close: bool = False,
+        path: bytes = b"",
+    ) -> bytes:  # fmt: skip
+        """Return the head of a request to `path`, which `path_at` returned; b"" for the target's own."""
         lines = [
-            b"POST " + self.origin.prefix + self.path + b" HTTP/1.1",
+            b"POST " + self.origin.prefix + (path or self.path) + b" HTTP/1.1",
             b"Host: " + self.origin.authority,
             b"Content-Type: application/json",
             b"Content-Length: %d" % body_bytes,
@@ -256,10 +275,18 @@ def parse_target(url: str, endpoint: str, headers: Headers) -> LoadTarget:
     API's own. Raises ConfigError naming `--target` or `--header`."""
     origin = parse_origin(url, "--target")
     path = endpoint if endpoint.startswith("/") else PATHS[endpoint]
-    if origin.prefix.endswith(b"/v1"):
-        path = path.removeprefix("/v1")
     check_fields(headers)
-    return LoadTarget(origin, path.encode(), headers)
+    return LoadTarget(origin, path_at(origin, path), headers)
+
+
+def path_at(origin: Origin, path: str) -> bytes:
+    """Return what follows the prefix of a target's URL: the path without what the prefix has already, which
+    is all of the prefix, or its last part `/v1`."""
+    prefix = origin.prefix.decode()
+    for begin in (prefix, "/v1" if prefix.endswith("/v1") else ""):
+        if begin and path.startswith(begin + "/"):
+            return path.removeprefix(begin).encode()
+    return path.encode()
 
 
 def check_fields(headers: Headers, place: str = "--header") -> None:

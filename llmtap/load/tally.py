@@ -26,6 +26,7 @@ CORRECTED: Final = ("ttft", "ttft_any", "e2e", "user_idle")
 class _Packed(msgspec.Struct, array_like=True):
     summary: bytes
     lateness: bytes
+    ttft_uncertainties: bytes
     corrected: dict[str, bytes]
     sent_ns: bytes
     planned: int
@@ -42,6 +43,7 @@ class LoadTally:
         self.summary = Summary(objectives, reader)
         self._reader = reader
         self.lateness = Histogram()
+        self.ttft_uncertainties = Histogram()
         self.corrected = {name: Histogram() for name in CORRECTED}
         self.sent_ns = array("q")
         """Dispatch times, in the order of the ends."""
@@ -53,6 +55,7 @@ class LoadTally:
     def add(self, x: Exchange) -> Measured:
         m = measure(x, self._reader)
         self.summary.add(x, m)
+        self.ttft_uncertainties.record(x.ttft_uncertainty_ns)
         sent_ns = x.timeline.arrival_ns
         if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
             # Of a request that was retried, both are of the first attempt.
@@ -76,7 +79,7 @@ class LoadTally:
     def to_bytes(self) -> bytes:
         return _encode(
             _Packed(
-                self.summary.to_bytes(), self.lateness.to_bytes(),
+                self.summary.to_bytes(), self.lateness.to_bytes(), self.ttft_uncertainties.to_bytes(),
                 {name: histogram.to_bytes() for name, histogram in self.corrected.items()},
                 self.sent_ns.tobytes(), self.planned, self.dropped, dict(self.retries),
             )
@@ -87,6 +90,7 @@ class LoadTally:
         p = _decode(packed)
         self.summary.merge_bytes(p.summary)
         self.lateness.merge_bytes(p.lateness)
+        self.ttft_uncertainties.merge_bytes(p.ttft_uncertainties)
         for name, histogram in p.corrected.items():
             self.corrected[name].merge_bytes(histogram)
         sent_ns = array("q")

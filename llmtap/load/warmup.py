@@ -23,11 +23,13 @@ import msgspec
 from llmtap.clock import SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.exchange.exchange import Exchange
+from llmtap.load.endpoint_check import NO_ENDPOINT, endpoint_error, is_unanswerable
+from llmtap.load.stop_conditions import StopConditions
 from llmtap.load.workers.worker_handle import Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import WorkerPool
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.units import NEVER, to_seconds
+from llmtap.units import to_seconds
 from llmtap.workload.requests import Requests
 
 _Send = Callable[..., Awaitable[list[Exchange]]]
@@ -98,9 +100,10 @@ async def warm_up(
     body_ends: "array[int]",
     options: WarmUpOptions | None = None,
     progress: WarmUpProgress = lambda done, of, what: None,
+    paths: Sequence[str] = (),
 ) -> WarmUp:
-    """Send rows of `requests` in turn, without their times and turns; the probe is row 0. Raises as
-    `WorkerPool.run`."""
+    """Send rows of `requests` in turn, without their times and turns; the probe is row 0. `paths` is
+    as of `WorkerPool`. Raises as `WorkerPool.run`, and ConfigError if the target lacks the endpoint."""
     options = options or WarmUpOptions()
     if options.cold:
         return WarmUp(skipped="cold start")
@@ -110,7 +113,7 @@ async def warm_up(
     async def send(
         rows: Sequence[int], slots: int, listener: Callable[[Progress], None] | None = None
     ) -> list[Exchange]:
-        return await _exchanges(setup, requests, (body_begins, body_ends), rows, slots, listener)
+        return await _exchanges(setup, requests, (body_begins, body_ends), paths, rows, slots, listener)
 
     found = WarmUp()
     if options.probe:
@@ -194,23 +197,30 @@ async def _probe(send: _Send, n: int) -> list[Probe]:
 
 
 async def _exchanges(
-    setup: WorkerSetup, requests: Requests, places: "tuple[array[int], array[int]]", rows: Sequence[int],
-    slots: int, listener: Callable[[Progress], None] | None,
+    setup: WorkerSetup, requests: Requests, places: "tuple[array[int], array[int]]", paths: Sequence[str],
+    rows: Sequence[int], slots: int, listener: Callable[[Progress], None] | None,
 ) -> list[Exchange]:  # fmt: skip
     """Send these rows in turn, `slots` at a time; `places`: range of each row's body."""
-    setup = msgspec.structs.replace(
-        setup, slots=slots, open=slots, duration_ns=NEVER, drain_ns=NEVER, stop_errors=None,
-        slo=None,
-        sender=msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}-warmup"),
-    )  # fmt: skip
+    change, load = msgspec.structs.replace, setup.load
+    load = change(
+        load,
+        schedule=change(load.schedule, closed=slots, duration=None, drain=None),
+        sending=change(load.sending, stop_when=StopConditions()),
+        measuring=change(load.measuring, slo=None),
+    )
+    setup = change(setup, load=load, open=slots, name=f"{setup.name}-warmup")
     tenants = [requests.tenants[row] for row in rows] if requests.tenants else []
     plan = Requests(array("q", [0] * len(rows)), tenants=tenants)
     begins, ends = (array("q", [column[row] for row in rows]) for column in places)
-    with WorkerPool(setup, plan, begins, ends, keep=True) as crew:
+    own = [paths[row] for row in rows] if paths else ()
+    with WorkerPool(setup, plan, begins, ends, paths=own, keep=True) as crew:
         out = await crew.run(listener)
         if out.lost:
             raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")
-        return [x for _, x in crew.exchanges()]
+        exchanges = [x for _, x in crew.exchanges()]
+    if out.stopped == NO_ENDPOINT:
+        raise endpoint_error(next(x for x in exchanges if is_unanswerable(x)))
+    return exchanges
 
 
 def _seconds(ns: int | None) -> float | None:

@@ -14,7 +14,7 @@ import asyncio
 import base64
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qs, urlencode, urlsplit, urlunsplit
 
@@ -25,7 +25,7 @@ from llmtap.errors import ConfigError, PeerProtocolError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.sending import Lateness, protocol_of
+from llmtap.load.sending import ANSWER_BYTES_MAX, TOO_LONG, Lateness, protocol_of
 from llmtap.net.listener import failure_said
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, keep_stamps_on
@@ -150,8 +150,8 @@ class WebSocketSession:
         return self._began_ns > 0
 
     def is_alive(self) -> bool:
-        """Whether the server has not closed it; data after an answer may still be unread."""
-        return self._stream is not None and not self._stream.closed and not self._stream.peer_left()
+        """Whether the server has neither closed it nor sent a message for the next answer."""
+        return self._stream is not None and self._stream.is_alive()
 
     async def open(self) -> None:
         """Connect, upgrade and wait for the server's greeting. Raises OpeningFailed."""
@@ -236,6 +236,9 @@ class WebSocketSession:
         answer = self._answer
         if answer is not None and not answer.done.done():
             answer.response_bytes += len(data)
+            if answer.response_bytes > ANSWER_BYTES_MAX:
+                self._end(Outcome.UPSTREAM_ERROR, TOO_LONG)
+                return
         self._fed += len(data)
         for message in self._parser.feed(data):
             self._whole += message.size
@@ -266,7 +269,7 @@ class WebSocketSession:
         self._head = data if found is None else None
         if found is None:
             return b""
-        head, end = found
+        head, _, end = found
         if head.status != 101:
             what = f"the server answered {head.status} in place of a WebSocket"
             self._fail_opening(Outcome.UPSTREAM_ERROR, what, head.status)
@@ -283,7 +286,9 @@ class WebSocketSession:
         payload = message.payload or b""
         match message.opcode:
             case Opcode.PING:
-                self._say(Opcode.PONG, payload)
+                # RFC 6455 5.5.3: not every ping needs an answer. A server that reads nothing gets none.
+                if self._stream is not None and not self._stream.pending:
+                    self._say(Opcode.PONG, payload)
             case Opcode.CLOSE:
                 self._say(Opcode.CLOSE, payload[:2])  # RFC 6455 5.5.1: as an answer
                 self._gone(None)
@@ -351,6 +356,7 @@ class WebSocketTarget:
         model: str | None = None,
         headers: Sequence[tuple[bytes, bytes]] = (),
         exact_output: bool = False,
+        count_tokens: Callable[[str], int] | None = None,
         clock: str = "kernel",
         timeout_ns: int = TIMEOUT_NS,
         connect_timeout_ns: int = CONNECT_TIMEOUT_NS,
@@ -372,6 +378,7 @@ class WebSocketTarget:
         self._authority = origin.authority
         self._headers = list(headers)
         self._exact = exact_output
+        self._count_tokens = count_tokens
         self._timeout_ns = timeout_ns
         self._name = name
         self._seq = 0
@@ -416,7 +423,8 @@ class WebSocketTarget:
             session.send(data)
         observer = Observer(
             self._name, self._seq, began_ns, self.lateness.timebase.anchor.to_wall_ns(began_ns),
-            session.upgrade, self.clock, waited=self.lateness.longest_wait,
+            session.upgrade, self.clock, count_tokens=self._count_tokens,
+            waited=self.lateness.longest_wait,
         )  # fmt: skip
         observer.request_end(began_ns)
         answer = ResponseWait(observer, request_id)
@@ -475,6 +483,7 @@ class WebSocketTarget:
             x.outcome = Outcome.UPSTREAM_ERROR
             x.error = f"upstream sent an error in place of a response ({answer.refused})"
         x.uncertainty_ns = max(x.uncertainty_ns, answer.submit_width_ns)
+        x.ttft_uncertainty_ns = max(x.ttft_uncertainty_ns, answer.submit_width_ns)
         x.request_id, x.anchor = answer.request_id, self.lateness.timebase.steps
         x.model = self.model or x.response_model
         x.stream = True

@@ -18,8 +18,9 @@ from typing import Final
 from llmtap.channel.experiment import NO_ROOM, Experiment, read_switch, switch_word
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.export.sinks import SeriesKey
+from llmtap.metrics.catalogue import Answers, Surface, Unit, shown_on, values_of
 from llmtap.metrics.experiment import (
     ArmSample,
     Difference,
@@ -36,16 +37,23 @@ from llmtap.metrics.statistics import Interval, anytime_p, marks, multinomial_e_
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S
 
+_COMPARED: Final = shown_on(Surface.EXPERIMENT)
+_SINGLE: Final = tuple(
+    metric for metric in _COMPARED if metric.answers is Answers.STREAMS and not metric.pooled
+)
+_single_values: Final = values_of(_SINGLE)
 METRICS: Final[Mapping[str, float]] = {
-    "ttft": NS_PER_S, "ttft_any": NS_PER_S, "tpot": NS_PER_S, "tbc": NS_PER_S, "itl": NS_PER_S,
-    "tbc_max": NS_PER_S, "user_idle": NS_PER_S, "e2e": NS_PER_S, "tokens_per_chunk": 1, "output_tokens": 1,
-}  # fmt: skip
-"""Metrics by which arms are compared, and number of their units in a second or a token. `itl` is option
-B-even, of streams whose tokens per chunk are known; `tbc` (option A) is there for all."""
+    **{metric.name: NS_PER_S if metric.unit is Unit.SECONDS else 1 for metric in _COMPARED},
+    "tokens_per_chunk": 1,
+    "output_tokens": 1,
+}
+"""Metrics by which arms are compared, and the number of their units in a second or a token. `itl` is option
+B-even, only for streams whose tokens per chunk are known; `tbc` (option A) is available for all."""
 SHARES: Final = ("refused", "failed", "cancelled")
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 RATIO_ALPHA: Final = 0.001
-"""Of the sample-ratio alarm, which is watched all the time and invalidates the data: so it must be rare."""
+"""Significance level of the sample-ratio alarm. Low, since the alarm is checked all the time and invalidates
+the data."""
 RATIO_EVERY: Final = 64
 WORSE_EVERY: Final = 64
 UNITS_MAX: Final = 100_000
@@ -53,7 +61,7 @@ UNITS_MAX: Final = 100_000
 
 _FAILED: Final = frozenset(
     {
-        Outcome.CLIENT_ERROR,  # an arm that changes the request may make it wrong
+        Outcome.CLIENT_ERROR,  # an arm's change may make the request invalid
         Outcome.UPSTREAM_ERROR,
         Outcome.UPSTREAM_RESET,
         Outcome.UPSTREAM_TIMEOUT,
@@ -132,13 +140,13 @@ class Experiments:
         for send in self._sends:
             send(switch_word(self.experiment.id, on))
 
-    def join(self, told: int, send: Send) -> None:
-        """Register a relay; `told`: the switch word that it received last (0: none)."""
+    def join(self, word: int, send: Send) -> None:
+        """Register a relay; `word`: the switch word that it received last (0: none)."""
         if self.experiment is None:
             return
         self._sends.append(send)
-        told_id, on = read_switch(told)
-        if told and told_id == self.experiment.id and self._by == "config" and on != self._on:
+        experiment_id, on = read_switch(word)
+        if word and experiment_id == self.experiment.id and self._by == "config" and on != self._on:
             self.switch(on, "relay")
         else:
             send(switch_word(self.experiment.id, self._on))
@@ -149,17 +157,17 @@ class Experiments:
 
     def assigned(self, arm: str, unit: str, single: bool) -> None:
         """Count an assignment. Assignments by another configuration are not counted."""
-        found = self._arms.get(arm)
-        if found is None:
+        counts = self._arms.get(arm)
+        if counts is None:
             return
-        found.assigned += 1
-        found.single += single
+        counts.assigned += 1
+        counts.single += single
         if self._units is not None:
             number = int(unit, 16)
             if number in self._units or len(self._units) >= UNITS_MAX:
                 return
             self._units.add(number)
-        found.units += 1
+        counts.units += 1
         self._counted += 1
         if self._counted % RATIO_EVERY == 0:
             self._watch_ratio()
@@ -168,7 +176,7 @@ class Experiments:
         assert self.experiment is not None
         rang = self._ratio_p <= RATIO_ALPHA
         units = {name: arm.units for name, arm in self._arms.items()}
-        # The smallest p is kept: an e-value that was once large stays valid.
+        # Keep the smallest p: an e-value that was once large stays valid.
         self._ratio_p = min(self._ratio_p, _ratio_p(units, self.experiment.shares))
         if self._ratio_p <= RATIO_ALPHA and not rang:
             log.error("event=sample_ratio_mismatch name=%s units=%s", self.experiment.name, units)
@@ -204,7 +212,7 @@ class Experiments:
             arm.chunking["single_token_chunks"] += sum(1 for size in sizes if size == 1)
 
     def _stop_worse(self) -> None:
-        """End the experiment if an arm is worse than the control; wrongly with probability alpha at most."""
+        """End the experiment if an arm is worse than the control. Error probability: at most alpha."""
         e = self.experiment
         if e is None or not e.stop_worse or self.state != "running":
             return
@@ -250,14 +258,11 @@ def _values(x: Exchange, m: Measured) -> Iterator[tuple[str, Sequence[int]]]:
         yield "e2e", (m.e2e_ns,)
     if x.tokens.output is not None:
         yield "output_tokens", (x.tokens.output,)
-    if not x.stream:
+    if not x.stream or x.reading is Reading.INFERRED:
         return
-    for name, value in (
-        ("ttft", m.ttft_ns), ("ttft_any", m.ttft_any_ns), ("tpot", m.tpot_ns), ("tbc_max", m.tbc_max_ns),
-        ("user_idle", m.user_idle_ns),
-    ):  # fmt: skip
+    for metric, value in zip(_SINGLE, _single_values(m), strict=True):
         if value is not None:
-            yield name, (round(value),)
+            yield metric.name, (round(value),)
     yield "tbc", m.tbc_ns
     yield "itl", m.itl_even_ns or ()
     yield "tokens_per_chunk", m.tokens_per_chunk or ()
@@ -271,8 +276,8 @@ def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool)
     findings: list[dict[str, object]] = []
     for arm_name, by_metric in differences.items():
         for metric, statistics in by_metric.items():
-            for found in statistics.values():
-                p = found.get("p")
+            for difference in statistics.values():
+                p = difference.get("p")
                 if isinstance(p, float) and p <= e.alpha / comparisons:
                     findings.append({"arm": arm_name, "metric": metric, "p": p})
     units = {name: arm.units for name, arm in arms.items()}
@@ -280,7 +285,7 @@ def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool)
     return {
         "arms": {arm.name: _arm(e, arm.name, arm.weight, arm.changes, arms[arm.name]) for arm in e.arms},
         "differences": differences,
-        # Of many p-values some are small by chance: Bonferroni's bound.
+        # Number of tests, for Bonferroni's bound: of many p-values some are small by chance.
         "comparisons": comparisons,
         "findings": findings,
         "cautions": list(_cautions(e.control, arms)),
@@ -358,10 +363,10 @@ def _differences(
     out: dict[str, dict[str, dict[str, object]]] = {}
     for metric, scale in METRICS.items():
         mine, theirs = arm.figures[metric], control.figures[metric]
-        found = {"mean": mean_difference(mine, theirs, e.alpha, adjust=e.covariate != "none")}
+        differences = {"mean": mean_difference(mine, theirs, e.alpha, adjust=e.covariate != "none")}
         for q, share in QUANTILES.items():
-            found[q] = quantile_difference(mine, theirs, share, e.alpha)
-        out[metric] = {what: _difference(d, scale) for what, d in found.items() if d is not None}
+            differences[q] = quantile_difference(mine, theirs, share, e.alpha)
+        out[metric] = {what: _difference(d, scale) for what, d in differences.items() if d is not None}
     weights = e.shares[name], e.shares[e.control]
     for s in SHARES:
         d = share_difference(arm.figures[s], control.figures[s], weights, e.alpha)
@@ -371,21 +376,21 @@ def _differences(
 
 def _difference(d: Difference, scale: float) -> dict[str, object]:
     anytime = _ends(d.anytime, scale)
-    said: dict[str, object] = {
+    out: dict[str, object] = {
         "difference": d.estimate / scale,
         "interval": _ends(d.interval, scale),
         "anytime_interval": anytime,
         "different": None if anytime is None else not anytime[0] <= 0 <= anytime[1],
     }
     if d.p is not None:
-        said["p"] = d.p
+        out["p"] = d.p
     if d.unadjusted is not None:
-        said |= {"unadjusted_difference": d.unadjusted / scale, "variance_left": d.variance_left}
-    return said
+        out |= {"unadjusted_difference": d.unadjusted / scale, "variance_left": d.variance_left}
+    return out
 
 
 def _is_worse(d: Difference, alpha: float) -> bool:
-    """Return whether the value is higher, at a risk of alpha over all looks."""
+    """Return whether the arm's value is higher. Error probability over all checks together: alpha."""
     if d.p is not None:
         return d.p <= alpha and d.estimate > 0
     return d.anytime is not None and d.anytime[0] > 0

@@ -25,7 +25,7 @@ from llmtap.units import NS_PER_S, Duration
 WINDOWS: Final = {"10s": 10 * NS_PER_S, "1m": 60 * NS_PER_S, "5m": 300 * NS_PER_S, "1h": 3_600 * NS_PER_S}
 TENANT_CHARS_MAX: Final = BOUNDS["tenant"].chars
 OURS: Final = "default"
-"""Element of `refusal_patterns` that stands for those of `exchange/verdict.py`."""
+"""Element of `refusal_patterns` that stands for the built-in patterns (`exchange/verdict.py`)."""
 _HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -117,6 +117,13 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             description="Accept objectives in request headers: x-llm-d-slo-ttft-ms and x-llm-d-slo-tpot-ms."
         ),
     ] = True
+    judge_inferred: Annotated[
+        bool,
+        Meta(
+            description="Judge answers of no known dialect by objectives of tokens too, with the times that "
+            "were inferred from their structure."
+        ),
+    ] = False
     alpha: Annotated[
         float, Meta(ge=0, description="Smooth goodput: penalty in tokens per second of user idle latency.")
     ] = ALPHA
@@ -194,10 +201,10 @@ class MeterOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def patterns(self) -> tuple[re.Pattern[str], ...]:
-        found: list[re.Pattern[str]] = []
+        patterns: list[re.Pattern[str]] = []
         for pattern in self.refusal_patterns:
-            found += TEXT_PATTERNS if pattern == OURS else [re.compile(pattern, re.IGNORECASE)]
-        return tuple(found)
+            patterns += TEXT_PATTERNS if pattern == OURS else [re.compile(pattern, re.IGNORECASE)]
+        return tuple(patterns)
 
     @property
     def benefit(self) -> Benefit:
@@ -276,10 +283,10 @@ class TenantOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             yield from _rule_mistakes(rule, f"tenants.rules[{i}]")
         if self.salt is not None and not self.salt:
             yield ConfigError("tenants.salt", "is empty", "try: openssl rand -hex 16, or leave it out")
-        for found, name in self.names.items():
+        for value, name in self.names.items():
             if not name.strip() or not name.isprintable() or len(name) > TENANT_CHARS_MAX:
                 yield ConfigError(
-                    f"tenants.names.{found}", f"must have 1 to {TENANT_CHARS_MAX} visible characters"
+                    f"tenants.names.{value}", f"must have 1 to {TENANT_CHARS_MAX} visible characters"
                 )  # fmt: skip
 
 
@@ -349,5 +356,5 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ip_address(host).is_loopback
-    except ValueError:  # a name: nobody can say where it points tomorrow
+    except ValueError:  # a host name, which may resolve to another address later
         return False

@@ -16,7 +16,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -24,34 +23,39 @@ import uvloop
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from llmtap import __version__, native
+from llmtap import native
 from llmtap.capture.tokenizer import Encode, load_tokenizer
-from llmtap.channel.frames import Frame, Hello, RelayStatus
+from llmtap.channel.frames import Frame, Hello
+from llmtap.channel.status import RelayStatus
 from llmtap.clock import Clock, ManualClock, SystemClock
 from llmtap.errors import LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.log import set_up
-from llmtap.meter.admin.server import AdminTls, admin_app
+from llmtap.meter.admin.connections import AdminSite
+from llmtap.meter.admin.server import AdminTls, admin_app, admin_runner
 from llmtap.meter.admin.views import summary_of
-from llmtap.meter.pipeline.assembler import Assembler
+from llmtap.meter.pipeline.assembler import Assembler, CooperativeYield
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
-from llmtap.meter.pipeline.receiver import Receiver, listen_on
+from llmtap.meter.pipeline.receiver import Receiver, SocketFile, listen_on
 from llmtap.meter.setup import Changeable, MeterSetup
 from llmtap.meter.shutdown import Ending, Successor
-from llmtap.net.listener import parse_address
+from llmtap.net.listener import parse_address, raise_file_limit
+from llmtap.protocol.dialects.registry import Dialects
 from llmtap.units import decode_special
+from llmtap.version import __version__
 
 if TYPE_CHECKING:
     from llmtap.export.opentelemetry.exporter import OtlpExporter
     from llmtap.meter.pipeline.recorder import Recorder
 
 NICE = 5
-"""A third of a relay's share when both want the same CPU (benchmarks/relay/README.md)."""
+"""Nice value of the meter. It gets a third of a relay's share if both want the same CPU
+(benchmarks/relay/README.md)."""
 ADMIN_LOOK_S = 0.05
 ADMIN_LOOKS_MAX = 100
-"""5 s: relays report twice a second."""
+"""Checks before the admin port opens without a ready relay, after 5 s: relays report twice a second."""
 RECORDER_S = 4.0
-"""For the last files at the end, below the supervisor's time limit; the next start recovers the rest."""
+"""Time limit for the last files, below the supervisor's limit; the next start recovers the rest."""
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +63,7 @@ log = logging.getLogger(__name__)
 def main() -> int:
     """Run until SIGTERM, or until the supervisor is gone and the relays have left."""
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
-        line = stdin.readline()  # and nothing of what may follow it, which is for `Ending`
+        line = stdin.readline()  # unbuffered: the lines after it are for `Ending`
     setup = msgspec.json.decode(line, type=MeterSetup, dec_hook=decode_special)
     set_up(setup.changeable.log)
     _settle()
@@ -75,9 +79,10 @@ def serve(setup: MeterSetup, sock: socket.socket, announce: Callable[[], None]) 
 
 def _settle() -> None:
     os.nice(NICE)
-    # Objects that exist now are permanent. Observers and exchanges make no cycles, so collections can be
-    # rare. The middle generation is collected often: slices of many tenants outlive the first
-    # (benchmarks/meter/memory.py).
+    raise_file_limit()
+    # Objects that exist now stay until the end, so the collector need not visit them. Observers and exchanges
+    # make no cycles, so collections can be rare. The middle generation is collected often: slices of many
+    # tenants outlive the first (benchmarks/meter/memory.py).
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 4, 250)
@@ -88,7 +93,7 @@ def _start_tokenizer(text: str | None) -> Encode | None:
         return None
     try:
         return load_tokenizer(text)
-    except LlmtapError as exc:  # checked at the start of the proxy; measuring goes on without
+    except LlmtapError as exc:  # the proxy checked it at its start; measure without a tokenizer
         log.error("event=tokenizer_not_loaded error=%r", str(exc))
         return None
 
@@ -108,6 +113,7 @@ def make_pipeline(setup: MeterSetup, clock: Clock) -> tuple[ExchangePipeline, En
         slos=setup.slo,
         price=setup.cost.price,
         count_tokens=_counter(encode),
+        dialects=Dialects(setup.dialects.values()),
     )
     return pipeline, encode
 
@@ -141,7 +147,7 @@ def start_recorder(setup: MeterSetup, pipeline: ExchangePipeline, encode: Encode
             waits=setup.takes_over,
         )
         recorder.start()
-    except Exception as exc:  # measuring goes on without
+    except Exception as exc:  # measure without a capture
         pipeline.failed("capture", exc)
         return None
     pipeline.keep(recorder)
@@ -156,7 +162,7 @@ def _start_exporter(setup: MeterSetup, pipeline: ExchangePipeline) -> "OtlpExpor
         exporter = OtlpExporter(
             setup.otlp, pipeline.clock, __version__, setup.servers, reader=pipeline.benefit
         )
-    except Exception as exc:  # measuring continues without
+    except Exception as exc:  # measure without an exporter
         pipeline.failed("otlp", exc)
         return None
     pipeline.sinks.append(exporter)
@@ -186,17 +192,16 @@ async def _run(
     recorder = start_recorder(setup, pipeline, encode) if setup.capture.to else None
     receiver = Receiver(pipeline)
     await receiver.start(listen_on(setup.socket) if sock is None else sock)
+    socket_file = SocketFile(setup.socket)
     logging.getLogger("aiohttp.server").addFilter(_is_own_fault)
-    runner = web.AppRunner(admin_app(pipeline, setup.options.admin_token), access_log=None)
-    await runner.setup()
     tls = AdminTls.of(setup.options)
-    context = None if tls is None else tls.context
-    site: web.BaseSite
+    app = admin_app(pipeline, setup.options.admin_token)
+    runner = admin_runner(app, None if tls is None else tls.context)
+    await runner.setup()
     if setup.admin_fd is not None:
-        site = web.SockSite(runner, socket.socket(fileno=setup.admin_fd), ssl_context=context)
+        site = AdminSite(runner, socket.socket(fileno=setup.admin_fd))
     else:
-        host, port = parse_address(setup.options.admin, "meter.admin")
-        site = web.TCPSite(runner, host, port, ssl_context=context)
+        site = AdminSite(runner, parse_address(setup.options.admin, "meter.admin"))
     opening = loop.create_task(_open_admin(site, pipeline, at_once=not setup.takes_over))
     if not setup.takes_over:
         await opening
@@ -207,7 +212,7 @@ async def _run(
         "event=meter_ready socket=%s admin=%s implementation=%r", setup.socket, site.name, native.describe()
     )
 
-    await ending.asked()
+    await ending.wait()
     opening.cancel()
     for task in (renewing, scraping):
         if task is not None:
@@ -215,22 +220,24 @@ async def _run(
     closing = None
     successor = None
     if ending.successor is not None:
-        # From here on the other meter answers all requests, also on open connections.
+        # Close the admin port: the other meter answers all requests from now on.
         closing = loop.create_task(runner.cleanup())
         successor = Successor(ending.successor, pipeline)
         successor.start()
         if recorder is not None:
             recorder.give_way()
     elif ending.orphaned:
-        # Free the port for a new start of the proxy; open connections stay.
+        # Release the port for a new start of the proxy; open connections stay.
         await site.stop()
     await ending.relays_left(receiver)
+    if successor is None:  # else the supervisor has renamed the file, and removes it
+        socket_file.remove()
     await receiver.close()
     if successor is not None:
         await successor.finish()
     if recorder is not None:
         relays = pipeline.relays.states(pipeline.clock.mono_ns())
-        # All of them ended in order with final counts: nothing more can be missing.
+        # The capture is complete only if each relay ended with final counts.
         cut = [r.name for r in relays if r.connected or r.status is None or not r.status.draining]
         whole = not cut
         if cut and successor is None:
@@ -239,18 +246,15 @@ async def _run(
             )
         for relay in relays:
             if relay.status is not None and not pipeline.relays.is_elsewhere(relay.name):
-                said = relay.status
-                recorder.relay_said(
-                    relay.name, said.opened, said.dropped, said.unsettled, said.packets, said.watched
+                last = relay.status
+                recorder.note_relay(
+                    relay.name, last.opened, last.dropped, last.unsettled, last.packets, last.watched
                 )
         # If another meter continues the capture, it is not closed here.
         await asyncio.to_thread(recorder.close, RECORDER_S, whole=whole and successor is None)
     if exporter is not None:
         await asyncio.to_thread(exporter.close)
     await (runner.cleanup() if closing is None else closing)
-    if successor is None:  # else it is the other meter's by now
-        with suppress(FileNotFoundError):
-            os.unlink(setup.socket)
 
 
 def _is_own_fault(record: logging.LogRecord) -> bool:
@@ -270,7 +274,7 @@ async def _open_admin(site: web.BaseSite, pipeline: ExchangePipeline, *, at_once
 
 
 WAITING_MAX: Final = 2_000
-"""Exchanges that may wait for the capture, which is slower than reading."""
+"""Exchanges that may wait for the capture, which is slower than reading the file."""
 WAIT_S: Final = 0.01
 WAITS_MAX: Final = 6_000
 """Limit of a wait, one minute. If the capture is stuck (full disk), the recorder drops exchanges and counts
@@ -279,10 +283,10 @@ CLOSE_S: Final = 60.0
 
 
 class OfflineMeter:
-    """Meter of the frames of one vantage; its clock stands at the newest frame. No socket, no admin port.
+    """Meter of the frames of one vantage, without socket and admin port; its clock is the newest frame.
 
-    The same pipeline as of a meter process measures, captures (if configured) and hands each exchange to a
-    callback.
+    Exchanges go through the pipeline of a meter process: they are measured, captured (if configured), and
+    passed to a callback.
 
     Args:
         setup: as of a meter process; its socket and admin port are not used.
@@ -296,6 +300,8 @@ class OfflineMeter:
         self._hello = hello
         self._on_exchange = on_exchange
         self._clock = ManualClock(wall_offset_ns=0)
+        real = SystemClock()
+        self._turns = CooperativeYield(real.mono_ns, lambda: None, real.thread_cpu_ns)
         self._recorder: Recorder | None = None
         self._pipeline: ExchangePipeline | None = None
         self._assembler: Assembler | None = None
@@ -303,12 +309,15 @@ class OfflineMeter:
     def digest(self, frames: Sequence[Frame], now_ns: int) -> None:
         """Measure a batch of frames; `now_ns`: the newest time of the file."""
         if self._pipeline is None or self._assembler is None:
-            # Windows begin with the file.
+            # The windows begin with the first frame of the file.
             self._clock.now_ns = frames[0][2] if frames else now_ns
             self._begin()
             assert self._assembler is not None
         self._clock.now_ns = max(self._clock.now_ns, now_ns)
-        self._assembler.digest(frames)
+        assembler, turns = self._assembler, self._turns
+        # `turns` applies the limit of CPU time per exchange, as in a meter process.
+        for _ in assembler.work(turns.over(frames, None, assembler.charge), turns):
+            turns.begin_turn()
         for _ in range(WAITS_MAX):
             if self._recorder is None or self._recorder.state().waiting <= WAITING_MAX:
                 break
@@ -321,9 +330,9 @@ class OfflineMeter:
         pipeline.status(self._hello.relay, status)
         if self._recorder is not None:
             self._recorder.close(CLOSE_S, whole=True)
-        told: dict[str, Any] = summary_of(pipeline, "all")()
-        told["load"]["mode"] = "recorded"
-        return told
+        summary: dict[str, Any] = summary_of(pipeline, "all")()
+        summary["load"]["mode"] = "recorded"
+        return summary
 
     def _begin(self) -> None:
         self._pipeline, encode = make_pipeline(self._setup, self._clock)

@@ -16,25 +16,16 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 
-from llmtap.channel.frames import Hello, RelayStatus
-from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, read_body, read_metrics
+from llmtap.channel.frames import Hello
+from llmtap.channel.status import RelayStatus
+from llmtap.counts import fields_of
+from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, parse_metrics, read_body
 from llmtap.units import NS_PER_S
 
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
 """Relays report twice a second; one that is silent for longer is not ready."""
 GONE_NS: Final = 5 * NS_PER_S
 """A relay that reconnects within this time has counted its losses itself."""
-_COUNTS: Final = (
-    "opened", "measured", "dropped", "unsettled", "connections", "streams", "upstream_idle",
-    "upstream_connects", "upstream_reuses", "upstream_unsolicited", "upstreams", "accepted", "refused",
-    "skipped", "tap_pending_bytes", "cpu", "rss_bytes", "lag_max", "bytes_up", "bytes_down",
-)  # fmt: skip
-"""Fields of a status in the API, three of them converted."""
-_RELAY_ONLY: Final = frozenset(
-    ("streams", "upstream_idle", "upstream_connects", "upstream_reuses", "upstream_unsolicited", "upstreams",
-     "accepted", "refused")
-)  # fmt: skip
-"""Those that do not apply to a passive vantage."""
 RELAYS_MAX: Final = 64
 """Relays remembered, with those that left: a crash loop must not grow the exposition for ever."""
 
@@ -46,10 +37,11 @@ class RelayState:
     status: RelayStatus | None
     lost: int = 0
     implementation: str = ""
+    vantage: str = ""
 
 
 class Reckoning:
-    """Counts of a relay by its frames since its last status, in case it never reports again.
+    """Counts of a relay, updated by its frames since its last status, in case the relay dies.
 
     `opened = measured + dropped + running`; the running ones are lost if the relay dies.
     """
@@ -74,8 +66,8 @@ class Reckoning:
         self.running -= 1
         self._dropped += dropped
 
-    def told(self, status: RelayStatus) -> None:
-        """Replace the counts by the relay's own, as of this place among its frames."""
+    def update(self, status: RelayStatus) -> None:
+        """Replace the counts by those of a status, which stands between two frames."""
         self._last = status
         self._opened = self._dropped = 0
 
@@ -85,7 +77,7 @@ class Reckoning:
         if last is None:
             return None
         opened = max(last.opened, self._seq_max)
-        # A missing number is an exchange that found the channel full.
+        # A missing sequence number is an exchange for which the channel was full.
         overflow = self._dropped + opened - last.opened - self._opened
         dropped = dict(last.dropped)
         if overflow:
@@ -124,7 +116,7 @@ class RelayBook:
         self._forget_some()
         return self._epoch
 
-    def say(self, name: str, status: RelayStatus, now_ns: int) -> int:
+    def update(self, name: str, status: RelayStatus, now_ns: int) -> int:
         """Note a relay's status; return the number of requests that it skipped since the one before.
 
         An older status may come after a newer one through another meter.
@@ -136,8 +128,8 @@ class RelayBook:
             return relay.skipped - before
         return 0
 
-    def has_come_again(self, name: str, epoch: int) -> bool:
-        """Return whether the relay has a newer connection than this one, and so is alive."""
+    def has_reconnected(self, name: str, epoch: int) -> bool:
+        """Return whether the relay has a newer connection than `epoch`, and is therefore alive."""
         relay = self._relays.get(name)
         return relay is not None and relay.epoch != epoch
 
@@ -161,8 +153,8 @@ class RelayBook:
 
     def listen(self) -> str | None:
         """Return where clients connect: the URL of the newest relay that listens."""
-        found = (relay.hello.listen for relay in reversed(self._relays.values()) if relay.connected)
-        return next(filter(None, found), None)
+        urls = (relay.hello.listen for relay in reversed(self._relays.values()) if relay.connected)
+        return next(filter(None, urls), None)
 
     def is_elsewhere(self, name: str) -> bool:
         """Return whether another meter measures the relay, so that our capture does not account for it."""
@@ -194,7 +186,7 @@ class RelayBook:
 
     def states(self, now_ns: int) -> list[RelayState]:
         return [
-            RelayState(name, r.connected, r.status, _lost(r, now_ns), r.hello.implementation)
+            RelayState(name, r.connected, r.status, _lost(r, now_ns), r.hello.implementation, r.hello.vantage)
             for name, r in self._relays.items()
         ]
 
@@ -216,7 +208,7 @@ def _is_older(status: RelayStatus, than: RelayStatus | None) -> bool:
 
 
 def _lost(relay: _Relay, now_ns: int) -> int:
-    """Return the exchanges that were lost with the relay, which nobody else can count."""
+    """Return the number of exchanges lost with the relay, which the relay cannot count any more."""
     if relay.connected or now_ns - relay.left_at_ns <= GONE_NS:
         return 0
     return relay.open_when_left
@@ -236,25 +228,12 @@ def _described(relays: dict[str, _Relay], now_ns: int) -> Iterator[tuple[str, di
             "lost": lost,
         }
         if s is not None:
-            own = {
-                "unsettled": max(0, s.unsettled - lost),
-                "cpu": s.cpu_ns / 1e9,
-                "lag_max": s.lag_ns_max / 1e9,
-            }
-            is_passive = relay.hello.vantage == "passive"
-            about |= {
-                field: own[field] if field in own else getattr(s, field)
-                for field in _COUNTS
-                if not (is_passive and field in _RELAY_ONLY)
-            }
-            if not is_passive:
+            vantage = relay.hello.vantage
+            about |= {one.name: one.value(s) for one in fields_of(RelayStatus) if one.applies_to(vantage)}
+            about["unsettled"] = max(0, s.unsettled - lost)
+            if "upstreams" in about:
                 tried_ns = s.upstreams_tried_ns.items()
                 about["upstream_ages"] = {url: (now_ns - t_ns) / 1e9 for url, t_ns in tried_ns}
-            else:
-                about |= {
-                    "side": s.side or None, "packets": s.packets, "watched": s.watched,
-                    "missing_bytes": s.missing_bytes,
-                }  # fmt: skip
         yield name, about
 
 
@@ -264,10 +243,10 @@ TIMEOUT_S: Final = 4.0
 
 class UpstreamLoad:
     def __init__(self, url: str) -> None:
-        """`url`: of the metrics. It may hold a key: never reported."""
+        """`url`: address of the metrics. It may contain a key, so it is never reported."""
         self._url = url
         self.values: dict[str, float] = {}
-        """By the names of `net.server_metrics.SERIES`; empty after a failure."""
+        """Values by the names of `net.server_metrics.SERIES`; empty after a failure."""
         self.failures = 0
         self.problem: str | None = None
 
@@ -281,7 +260,8 @@ class UpstreamLoad:
     async def _scrape(self, session: aiohttp.ClientSession) -> None:
         try:
             async with session.get(self._url) as response:
-                values = read_metrics(await read_body(response))
+                body = await read_body(response)
+            values = await parse_metrics(body)
             problem = None if values else "no metric of vLLM, SGLang or TGI"
         except SCRAPE_ERRORS as exc:
             values, problem = {}, failure_reason(exc)

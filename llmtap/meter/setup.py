@@ -21,6 +21,7 @@ from llmtap.export.options import OtlpOptions
 from llmtap.log import LogSetup
 from llmtap.meter.options import CostOptions, MeterOptions, TenantOptions
 from llmtap.metrics.slo import SloOptions
+from llmtap.protocol.dialects.table.declaration import DialectTable
 
 FROM_NOW_ON: Final = b"from now on "
 """With a Changeable as JSON, a line on the stdin of a running meter."""
@@ -53,6 +54,7 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     salt: str = ""
     slo: dict[str, SloOptions] = {}
     cost: CostOptions = CostOptions()
+    dialects: dict[str, DialectTable] = {}
     servers: dict[str, tuple[str, int]] = {}
     """Host and port of the upstream by arm, under "" for all others; empty if no export needs them."""
     capture: CaptureOptions = CaptureOptions()
@@ -73,12 +75,12 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 def _lasting(setup: MeterSetup) -> dict[str, object]:
     """Return the settings that are fixed until a meter's end; an inherited socket decides the admin port."""
-    told = msgspec.structs.asdict(setup)
-    for name in ("changeable", "capture_after", "takes_over"):  # the last two are over with the start
-        del told[name]
+    settings = msgspec.structs.asdict(setup)
+    for name in ("changeable", "capture_after", "takes_over"):  # the last two matter at the start only
+        del settings[name]
     if setup.admin_fd is not None:
-        told["options"] = {**msgspec.structs.asdict(setup.options), "admin": None}
-    return told
+        settings["options"] = {**msgspec.structs.asdict(setup.options), "admin": None}
+    return settings
 
 
 def check_socket_path(path: str) -> None:
@@ -99,7 +101,7 @@ def need_no_meter(path: str) -> None:
         try:
             probe.connect(path)
         except TimeoutError:
-            pass  # too busy to accept, and so there
+            pass  # a meter is there, but too busy to accept
         except OSError:
             return
-    raise ConfigError("meter.socket", f"another meter listens at {path}", "one path for each meter")
+    raise ConfigError("meter.socket", f"another meter listens at {path}", "use another path for this meter")

@@ -27,7 +27,8 @@ from typing import Final
 
 import msgspec
 
-from llmtap.channel.frames import ACK, FrameKind, Hello, RelayStatus, pack_batch
+from llmtap.channel.frames import ACK, FrameKind, Hello, pack_batch
+from llmtap.channel.status import RelayStatus
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver
 from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable
@@ -36,7 +37,7 @@ LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
 """Added to the relays' own limit, for their last batches."""
 ORPHAN_S: Final = 24.0
-"""Relays that lost their supervisor are gone in 22 s, the last files take 4 s more; 30 s are allowed."""
+"""Relays without a supervisor end within 22 s; the last files take 4 s more. An init system allows 30 s."""
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +62,8 @@ class Ending:
         self._change = change
         self._rest = b""
         self._limit_s = drain_s + GRACE_S
-        self._asked = asyncio.Event()
-        self._told = False
+        self._end_event = asyncio.Event()
+        self._terminating = False
         self._now = asyncio.Event()
         self.orphaned = False
         self.successor: str | None = None
@@ -75,8 +76,8 @@ class Ending:
             loop.add_signal_handler(signal.SIGUSR2, lambda: None)
             loop.add_reader(sys.stdin.fileno(), self._on_stdin)
 
-    async def asked(self) -> None:
-        await self._asked.wait()
+    async def wait(self) -> None:
+        await self._end_event.wait()
 
     async def relays_left(self, receiver: Receiver) -> None:
         self._loop.call_later(self._limit_s, self._now.set)
@@ -87,20 +88,20 @@ class Ending:
         enough.cancel()
 
     def _on_term(self) -> None:
-        if self._told:
+        if self._terminating:
             self._now.set()
-        self._told = True
-        self._asked.set()
+        self._terminating = True
+        self._end_event.set()
 
     def _on_renewal(self) -> None:
         self._now.set()
-        self._asked.set()
+        self._end_event.set()
 
     def _on_stdin(self) -> None:
-        said = os.read(sys.stdin.fileno(), LINE_BYTES)
-        if not said:
+        data = os.read(sys.stdin.fileno(), LINE_BYTES)
+        if not data:
             self._on_orphaned()
-        *lines, self._rest = (self._rest + said).split(b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._on_line(line)
 
@@ -108,10 +109,10 @@ class Ending:
         if line.startswith(HAND_OVER):
             self.successor = os.fsdecode(line.removeprefix(HAND_OVER))
             log.info("event=meter_succeeded socket=%s", self.successor)
-            self._asked.set()
+            self._end_event.set()
         elif line.startswith(FROM_NOW_ON):
             new = msgspec.json.decode(line.removeprefix(FROM_NOW_ON), type=Changeable)
-            # Relays that drain already keep the time limit that they had then.
+            # Relays that are draining keep their earlier time limit, which may be the longer one.
             self._limit_s = max(self._limit_s, new.drain_s + GRACE_S)
             self._change(new)
             log.info("event=meter_changed config=%s", new.config)
@@ -119,9 +120,9 @@ class Ending:
     def _on_orphaned(self) -> None:
         self._loop.remove_reader(sys.stdin.fileno())
         log.error("event=supervisor_lost child=meter")
-        self.orphaned = self._told = True
+        self.orphaned = self._terminating = True
         self._loop.call_later(min(self._limit_s, ORPHAN_S), self._now.set)
-        self._asked.set()
+        self._end_event.set()
 
 
 TELL_S: Final = 0.5
@@ -136,33 +137,33 @@ class Successor:
         self._pipeline = pipeline
         self._lines = {name: _Line(path) for name in pipeline.relays.connected()}
         self._over = asyncio.Event()
-        self._telling: asyncio.Task[None] | None = None
+        self._reports: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._telling = asyncio.get_running_loop().create_task(self._tell_until_over())
+        self._reports = asyncio.get_running_loop().create_task(self._report_until_over())
 
     async def finish(self) -> None:
         self._over.set()
-        if self._telling is not None:
-            await self._telling
-        await self._tell()
+        if self._reports is not None:
+            await self._reports
+        await self._report()
         for line in self._lines.values():
             line.close()
 
-    async def _tell_until_over(self) -> None:
+    async def _report_until_over(self) -> None:
         while not self._over.is_set():
-            await self._tell()
+            await self._report()
             try:
                 await asyncio.wait_for(self._over.wait(), TELL_S)
             except TimeoutError:
                 pass
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         word = self._pipeline.experiments.word
         for hello, status, more in list(self._pipeline.relays.accounts(self._lines)):
-            told = msgspec.structs.replace(hello, elsewhere=True, switch=word or hello.switch)
+            marked = msgspec.structs.replace(hello, elsewhere=True, switch=word or hello.switch)
             line = self._lines[hello.relay]
-            if await line.say(told, status) and not more:
+            if await line.report(marked, status) and not more:
                 line.close()
                 del self._lines[hello.relay]
 
@@ -172,30 +173,33 @@ class _Line:
         self._path = path
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._batch_no = 0
-        self._heard = False
+        self._acknowledged = False
         self._useless = False
 
-    async def say(self, hello: Hello, status: RelayStatus) -> bool:
-        """Return whether the other meter processed it; if it is away, the next report has more."""
+    async def report(self, hello: Hello, status: RelayStatus) -> bool:
+        """Send a relay's hello and status. Return whether the other meter processed them.
+
+        If it cannot be reached, the next report includes these counts.
+        """
         while not self._useless:
-            known = self._heard
+            known = self._acknowledged
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    await self._say(hello, status)
+                    await self._send(hello, status)
                 return True
             except TimeoutError:
                 self.close()
                 return False
             except (OSError, EOFError):
                 # A peer that hangs up without an answer does not know our frames: stop sending.
-                self._useless = self._streams is not None and not self._heard
+                self._useless = self._streams is not None and not self._acknowledged
                 self.close()
                 if not known:
                     return False
-            self._heard = False  # the known peer has gone; another one may be there
+            self._acknowledged = False  # that meter has gone; another one may listen now
         return False
 
-    async def _say(self, hello: Hello, status: RelayStatus) -> None:
+    async def _send(self, hello: Hello, status: RelayStatus) -> None:
         rows: list[object] = [FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status)]
         if self._streams is None:
             self._streams = await asyncio.open_unix_connection(self._path)
@@ -204,10 +208,10 @@ class _Line:
         self._batch_no += 1
         writer.write(pack_batch(self._batch_no, rows))
         await writer.drain()
-        # Control words about an experiment come on the same socket; they are for relays.
+        # Skip the control words of an experiment, which are for relays.
         while ACK.unpack(await reader.readexactly(ACK.size)) != (self._batch_no,):
             pass
-        self._heard = True
+        self._acknowledged = True
 
     def close(self) -> None:
         if self._streams is not None:

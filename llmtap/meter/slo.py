@@ -9,7 +9,8 @@ definitions and the arithmetic.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from operator import add
+from typing import Final, NamedTuple
 
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
@@ -37,11 +38,25 @@ _LEVELS: Final = (
     SliceLevel(360 * _MINUTE, 30 * _MINUTE),
 )
 REQUESTED: Final = "requested"
-"""The class of exchanges whose only objectives are those that the request brought along."""
+"""Name of the class of exchanges whose only objectives come from the request's header."""
 
 log = logging.getLogger(__name__)
+
+
+class SloCount(NamedTuple):
+    """Exchanges of a class and tenant."""
+
+    counted: int = 0
+    good: int = 0
+    not_judged: int = 0
+    """Neither counted nor good: their answers were not understood."""
+
+    def plus(self, other: "SloCount") -> "SloCount":
+        return SloCount(*map(add, self, other))
+
+
 Key = tuple[str, str]
-_Counts = dict[Key, tuple[int, int]]
+_Counts = dict[Key, SloCount]
 
 
 class SloBook:
@@ -64,23 +79,24 @@ class SloBook:
 
     @property
     def tenants(self) -> list[str]:
-        """Those that the classes name."""
+        """Tenants that the classes name."""
         return list(self._by_tenant.named)
 
     def judge(self, x: Exchange, m: Measured, slo: SloClass | None, tenant: str) -> bool | None:
-        """Whether the exchange met its objectives, its own before its class's; None if it does not count.
+        """Return whether the exchange met its objectives; None if it is not counted.
 
-        Counted for `tenant`, of whose names there must be a bound.
+        Objectives of the request take precedence over those of its class. `tenant`: name to count it for,
+        from a bounded set.
         """
         verdict = judge(None if slo is None else slo.objectives, m, x)
         if verdict is None:
             return None
         met = verdict[1]
+        more = SloCount(not_judged=1) if met is None else SloCount(1, met)
         key = (REQUESTED if slo is None else slo.name, tenant)
         counts = self._slices.current(self._clock.mono_ns())
         for table in (counts, self._total):
-            counted, good = table.get(key, (0, 0))
-            table[key] = counted + 1, good + met
+            table[key] = table.get(key, SloCount()).plus(more)
         self._slices.tidy()
         return met
 
@@ -99,7 +115,7 @@ class FrozenSlos:
     """All counts at one moment, for any thread."""
 
     classes: Mapping[str, SloClass]
-    total: Mapping[Key, tuple[int, int]]
+    total: Mapping[Key, SloCount]
     _windows: Mapping[str, Sequence[_Counts]]
     _seconds: Mapping[str, float]
 
@@ -107,14 +123,15 @@ class FrozenSlos:
         return {name: _sum(tables) for name, tables in self._windows.items()}
 
     def burn_rates(self) -> dict[tuple[str, str], float]:
-        """By class and window, all tenants together; where nothing counted there is none."""
-        found = {}
+        """Return burn rates by class and window, of all tenants together; none where no exchange counted."""
+        rates = {}
         for window, counts in self.windows().items():
             for name, slo in self.classes.items():
-                rate = burn_rate(error_ratio(*_good_counted(counts, name)), slo.target)
+                count = _of_class(counts, name)
+                rate = burn_rate(error_ratio(count.good, count.counted), slo.target)
                 if rate is not None:
-                    found[name, window] = rate
-        return found
+                    rates[name, window] = rate
+        return rates
 
     def to_dict(self) -> dict[str, object]:
         windows = self.windows()
@@ -125,8 +142,7 @@ def _class_to_dict(
     slo: SloClass, windows: Mapping[str, _Counts], seconds: Mapping[str, float]
 ) -> dict[str, object]:
     all_of = {
-        window: _window_to_dict(slo, seconds[window], *_good_counted(c, slo.name))
-        for window, c in windows.items()
+        window: _window_to_dict(slo, seconds[window], _of_class(c, slo.name)) for window, c in windows.items()
     }
     tenants = sorted({tenant for counts in windows.values() for name, tenant in counts if name == slo.name})
     return {
@@ -139,9 +155,8 @@ def _class_to_dict(
         "by": {
             "tenant": {
                 tenant: {
-                    window: _window_to_dict(slo, seconds[window], good, counted)
+                    window: _window_to_dict(slo, seconds[window], counts.get((slo.name, tenant), SloCount()))
                     for window, counts in windows.items()
-                    for counted, good in (counts.get((slo.name, tenant), (0, 0)),)
                 }
                 for tenant in tenants
             }
@@ -149,15 +164,17 @@ def _class_to_dict(
     }
 
 
-def _window_to_dict(slo: SloClass, seconds: float, good: int, counted: int) -> dict[str, object]:
+def _window_to_dict(slo: SloClass, seconds: float, count: SloCount) -> dict[str, object]:
+    counted, good, not_judged = count
     rate = burn_rate(error_ratio(good, counted), slo.target)
     return {
         "seconds": seconds,
         "counted": counted,
         "good": good,
+        "not_judged": not_judged,
         "attainment": good / counted if counted else None,
         "burn_rate": rate,
-        # With fewer, a single bad exchange already spends the budget faster than allowed.
+        # With fewer exchanges, a single bad one gives a burn rate above 1.
         "marks": ["burn_rate"] if 0 < counted < events_min(slo.target, 1) else [],
     }
 
@@ -178,7 +195,7 @@ def _alarm_to_dict(
         "short": short,
         "burn_rate": alarm.factor,
         "reachable": alarm in slo.alarms,
-        # With fewer in the long window, one bad exchange would ring it.
+        # With fewer exchanges in the long window, a single bad one would fire the alarm.
         "events_min": least,
         "ringing": alarm in slo.alarms and counted >= least and alarm.rings(long_rate, short_rate),
     }
@@ -188,17 +205,19 @@ def _hours(ns: int) -> str:
     return f"{ns // (60 * _MINUTE)}h" if ns % (60 * _MINUTE) == 0 else f"{ns // _MINUTE}m"
 
 
-def _good_counted(counts: _Counts, name: str) -> tuple[int, int]:
-    found = [pair for (slo, _), pair in counts.items() if slo == name]
-    return sum(good for _, good in found), sum(counted for counted, _ in found)
+def _of_class(counts: _Counts, name: str) -> SloCount:
+    total = SloCount()
+    for (slo, _), count in counts.items():
+        if slo == name:
+            total = total.plus(count)
+    return total
 
 
 def _sum(tables: Sequence[_Counts]) -> _Counts:
     total: _Counts = {}
     for table in tables:
-        for key, (counted, good) in table.items():
-            before = total.get(key, (0, 0))
-            total[key] = before[0] + counted, before[1] + good
+        for key, count in table.items():
+            total[key] = total.get(key, SloCount()).plus(count)
     return total
 
 

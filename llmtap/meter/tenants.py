@@ -1,9 +1,10 @@
 """Determine the tenant (customer or user) of a request, and bound the label values of all exchanges.
 
-`Tenants.identify` applies the operator's rules in order: the first that finds a value names the tenant.
-Values come from clients: characters that cannot be shown become `_`, and long values end in `~` and a hash.
-Of an API key only a keyed hash (32 bits of BLAKE2b) leaves this module. `Labels` bounds the number of
-tenants, models and series: names beyond it become `other`.
+`Tenants.identify` applies the operator's rules in order: the first that finds a value names the tenant. A
+field whose lines differ has no value: gateways use the first, the last or the joined one. Values come from
+clients: characters that cannot be shown become `_`, and long values end in `~` and a hash. Of an API key only
+a keyed hash (32 bits of BLAKE2b) leaves this module. `Labels` bounds the number of tenants, models and
+series: names beyond it become `other`.
 """
 
 import hmac
@@ -13,9 +14,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from llmtap.exchange.bounds import KEY_CHARS, holds_key
+from llmtap.exchange.strings import KEY_CHARS, holds_key
 from llmtap.meter.options import TENANT_CHARS_MAX, TenantOptions, TenantRule
-from llmtap.protocol.http1 import RequestHead, header_value
+from llmtap.protocol.http1 import RequestHead, sole_value
 
 DEFAULT: Final = "default"
 OTHER: Final = "other"
@@ -24,7 +25,11 @@ MODEL_CHARS_MAX: Final = 128
 
 
 class Labels:
-    """Folds names of tenants, models and arms into bounded sets; `reserved` tenants have their place."""
+    """Folds names of tenants, models and arms into bounded sets; `reserved` tenants have their place.
+
+    A name takes a place with the first request that is `trusted`: the gateway accepted it. Before, it is
+    counted as `other`.
+    """
 
     def __init__(
         self, tenants_max: int, models_max: int, series_max: int, reserved: Iterable[str] = ()
@@ -38,7 +43,7 @@ class Labels:
         self.overflow = {"tenant": 0, "model": 0, "series": 0}
 
     def tenant(self, name: str, *, trusted: bool = True) -> str:
-        """The name to count a tenant under. An untrusted one without a place is given none: `other`."""
+        """Return the label value of a tenant."""
         if name in self._tenants:
             return name
         if not trusted:
@@ -50,12 +55,16 @@ class Labels:
         self.overflow["tenant"] += 1
         return OTHER
 
-    def fold(self, tenant: str, model: str | None, arm: str | None = None) -> tuple[str, str, str]:
-        """The label values to count an exchange under; `tenant` has its place already."""
+    def fold(
+        self, tenant: str, model: str | None, arm: str | None = None, *, trusted: bool = True
+    ) -> tuple[str, str, str]:
+        """Return the label values of an exchange; `tenant` is a result of `tenant()`."""
         model = UNKNOWN if model is None else _visible(model)
         key = (tenant, model, arm or "")
         if key in self._series:
             return key
+        if not trusted:
+            return tenant, model if model == UNKNOWN else OTHER, key[2]
         if model not in self._models:
             if len(self._models) > self._models_max:
                 self.overflow["model"] += 1
@@ -67,7 +76,7 @@ class Labels:
         if key in self._series or len(self._series) < self._series_max:
             self._series.add(key)
             return key
-        # At most one series (tenant, other, arm) for each tenant and arm comes on top.
+        # Beyond the limit, a tenant and arm have at most two more series: of models `other` and `unknown`.
         self.overflow["series"] += 1
         return key[0], OTHER, key[2]
 
@@ -79,6 +88,11 @@ def _visible(name: str) -> str:
 
 
 _TAIL_DIGITS: Final = 8
+_CUT_CHARS: Final = TENANT_CHARS_MAX - 1 - _TAIL_DIGITS
+_own_form: Final = re.compile(
+    rf"(?:key-|id-|.{{{_CUT_CHARS}}}~)[0-9a-f]{{{_TAIL_DIGITS}}}", re.DOTALL
+).fullmatch
+"""Names that this module makes. A client that sends one would be counted as the owner of a key."""
 _KEY_HEADERS: Final = (b"authorization", b"x-api-key", b"api-key")
 _MACHINE_ID: Final = Path("/etc/machine-id")
 
@@ -93,20 +107,20 @@ class Tenants:
         self._finds = [self._compile(rule) for rule in options.rules]
 
     def identify(self, head: RequestHead, path: str, body: Body) -> str:
-        """The tenant of a request; never raises for what is in it."""
+        """Return the tenant of a request; never raises for its content."""
         for find in self._finds:
-            found = find(head, path, body)
-            if found is not None:
-                named = self._names.get(found)
-                return self._without_key(found) if named is None else named
+            value = find(head, path, body)
+            if value is not None:
+                named = self._names.get(value)
+                return self._without_key(value) if named is None else named
         return DEFAULT
 
-    def _without_key(self, found: str) -> str:
-        """Some send their key where the tenant's name belongs."""
-        return f"key-{self.hash_of(found.encode())}" if holds_key(found) else found
+    def _without_key(self, name: str) -> str:
+        """Return a name, or its hash if it contains a key: some clients send their key as the tenant."""
+        return f"key-{self.hash_of(name.encode())}" if holds_key(name) else name
 
     def hash_of(self, value: bytes) -> str:
-        """What is shown of a secret: always the same 8 hex digits for the same salt."""
+        """Return the hash shown instead of a secret: 8 hex digits, the same for the same salt."""
         return blake2b(value, key=self._salt, digest_size=_TAIL_DIGITS // 2).hexdigest()
 
     def _compile(self, rule: TenantRule) -> Find:
@@ -118,7 +132,7 @@ class Tenants:
     def _find(self, rule: TenantRule) -> Find:
         if rule.header is not None:
             name = rule.header.lower().encode()
-            return lambda head, path, body: self._text(header_value(head.headers, name))
+            return lambda head, path, body: self._text(sole_value(head.headers, name))
         if rule.api_key:
             return lambda head, path, body: self._key(head)
         if rule.body is not None:
@@ -130,17 +144,17 @@ class Tenants:
 
     def _hashed(self, find: Find) -> Find:
         def hashed(head: RequestHead, path: str, body: Body) -> str | None:
-            found = find(head, path, body)
-            return None if found is None else f"id-{self.hash_of(found.encode())}"
+            value = find(head, path, body)
+            return None if value is None else f"id-{self.hash_of(value.encode())}"
 
         return hashed
 
     def _key(self, head: RequestHead) -> str | None:
         for name in _KEY_HEADERS:
-            value = (header_value(head.headers, name) or b"").strip()
+            value = (sole_value(head.headers, name) or b"").strip()
             if name == b"authorization":
                 scheme, _, rest = value.partition(b" ")
-                # RFC 9110 11.1: a scheme is case-insensitive. Other schemes' credentials are a key, too.
+                # RFC 9110 11.1: schemes are case-insensitive. Credentials of other schemes are keys, too.
                 value = rest.strip() if scheme.lower() == b"bearer" else value
             if value:
                 return f"key-{self.hash_of(value)}"
@@ -162,20 +176,22 @@ class Tenants:
         text = value[: 4 * TENANT_CHARS_MAX].strip()
         if not text.isprintable():
             text = "".join(c if c.isprintable() else "_" for c in text)
+        if _own_form(text):
+            return f"id-{self.hash_of(text.encode())}"
         if len(text) <= TENANT_CHARS_MAX:
             return text or None
-        # Long names that begin alike stay apart.
+        # The hash distinguishes long names with the same beginning.
         tail = self.hash_of(value.encode("utf-8", "replace"))
         if holds_key(value[: 4 * TENANT_CHARS_MAX + KEY_CHARS]):
             return f"key-{tail}"
-        return f"{text[: TENANT_CHARS_MAX - 1 - _TAIL_DIGITS]}~{tail}"
+        return f"{text[:_CUT_CHARS]}~{tail}"
 
 
 def host_salt() -> str | None:
-    """A salt that is this host's own and stays the same: made from its machine id, which it does not tell.
+    """Return a salt that only this host has and that stays the same: a hash of its machine id.
 
-    None where the host has no machine id (many containers). Source: machine-id(5), which asks that the id be
-    hashed with an application's own key before it is used.
+    None if the host has no machine id, as in many containers. Source: machine-id(5), which requires that the
+    id is hashed with an application's own key before it is used.
     """
     try:
         machine = _MACHINE_ID.read_bytes().strip()
@@ -193,5 +209,5 @@ def _at(value: Any, steps: list[str]) -> object:
         if not isinstance(value, dict):
             return None
         value = value.get(step)
-    found: object = value
-    return found
+    node: object = value
+    return node

@@ -96,7 +96,7 @@ def unpaired_shift(a: Values, b: Values, level: float) -> Shift:
     above, below = placements(x, y - middle)
     va, vb = float(above.var(ddof=1)) / len(x), float(below.var(ddof=1)) / len(y)
     error = sqrt(va + vb)
-    if error == 0:  # within each sample all values are alike
+    if error == 0:  # all values within each sample are equal
         return Shift(middle, middle, middle)
     df = (va + vb) ** 2 / (va**2 / (len(x) - 1) + vb**2 / (len(y) - 1))
     reach = float(stats.t.ppf((1 + level) / 2, df)) * error
@@ -141,7 +141,7 @@ class _Steps:
                 high = middle
             else:
                 low = middle
-        # The search approaches one of the sums; a difference of 0 must be 0 and not nearly 0.
+        # Return the exact sum that the search approached, so that a difference of 0 is exactly 0.
         places = np.searchsorted(self._y, high - self._x, "right") - 1
         found = places >= 0
         return float((self._x[found] + self._y[places[found]]).max())
@@ -265,10 +265,10 @@ def compare_unpaired(a: Sequence[float], b: Sequence[float], *, level: float = 0
     delta = 2 * float(below.mean()) - 1
     method = "Brunner and Munzel, Hodges-Lehmann shift"
     if x.min() == y.max() and x.max() == y.min():
-        p = 1.0  # one value, everywhere
+        p = 1.0  # all values are equal
     else:
         with catch_warnings(), np.errstate(all="ignore"):
-            simplefilter("ignore")  # samples that do not overlap; looked at below
+            simplefilter("ignore")  # SciPy warns about samples without overlap, which are handled below
             p = float(stats.brunnermunzel(x, y).pvalue)
         if abs(delta) == 1 or not isfinite(p):
             p = float(stats.mannwhitneyu(x, y, method="asymptotic").pvalue)
@@ -305,7 +305,7 @@ def compare_quantile(
         return difference
 
     with catch_warnings():
-        simplefilter("ignore")  # of samples without any spread, whose interval is a point
+        simplefilter("ignore")  # SciPy warns about samples without variance, whose interval is a point
         drawn = stats.bootstrap(
             (x, y), step, vectorized=True, paired=paired, n_resamples=resamples, method="percentile",
             confidence_level=level, batch=max(1, BATCH_VALUES_MAX // max(len(x), len(y))),

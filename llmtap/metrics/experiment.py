@@ -36,9 +36,9 @@ unit."""
 SAMPLE_UNITS: Final = 512
 """Units in the sample for design effects: enough for a variance within 6 %."""
 SAMPLE_VALUES: Final = 128
-"""Values kept of each of them."""
+"""Maximum number of values of each sampled unit."""
 EVENTS_MIN: Final = 20
-"""Events in both arms together before the normal approximation of a share is used."""
+"""Minimum number of events in both arms together for the normal approximation of a share."""
 
 
 class Figure:
@@ -49,11 +49,11 @@ class Figure:
 
     __slots__ = (
         "_grown",
-        "_kept",
         "_nn",
         "_nx",
         "_order",
         "_random",
+        "_sampled",
         "_sn",
         "_ss",
         "_sx",
@@ -74,9 +74,9 @@ class Figure:
         self._ss = self._sn = self._nn = 0
         # With the covariate X: sums of X, X X, S X and N X.
         self._x = self._xx = self._sx = self._nx = 0
-        self._grown = False  # some unit has more than one value
+        self._grown = False  # a unit has more than one value
         # The units with the smallest ids: a random sample, because ids are hashes.
-        self._kept: dict[int, tuple[list[int], array[int]]] = {}
+        self._sampled: dict[int, tuple[list[int], array[int]]] = {}
         self._order: list[int] = []
         self._random = Random(0)
 
@@ -123,7 +123,7 @@ class Figure:
         k, n, total = self.units, self.n, self.histogram.total
         if k < 2:
             return None
-        # Times N^2 everything is a whole number: the difference of large squares is exact.
+        # Multiplied by N^2, all terms are integers, so the difference of large squares is exact.
         squares = self._ss * n * n - 2 * total * n * self._sn + total * total * self._nn
         return sqrt(squares * k / (k - 1)) / (n * n) if squares > 0 else 0.0
 
@@ -138,7 +138,7 @@ class Figure:
         K / (K - 1) sum (x_u - x)^2 / K^2.
         """
         k, n, total = self.units, self.n, self.histogram.total
-        # As whole numbers: the difference of large products is exact.
+        # Integers, so that the difference of large products is exact.
         covariance = (self._sx * n - total * self._nx) / n
         variance = (self._xx * k - self._x * self._x) / k
         return covariance / ((k - 1) * n), variance / ((k - 1) * k)
@@ -148,16 +148,16 @@ class Figure:
 
         Source: Kish, by the linearised variance of the ratio over the sampled units.
         """
-        if not self._grown or len(self._kept) < 2:
+        if not self._grown or len(self._sampled) < 2:
             return 1.0
         below, sizes = [], []
-        for (n,), values in self._kept.values():
+        for (n,), values in self._sampled.values():
             below.append(n * sum(map(value.__ge__, values)) / len(values))
             sizes.append(n)
         n = sum(sizes)
         share = sum(below) / n
         if not 0 < share < 1:
-            return max(1.0, n / len(sizes))  # no variance to be seen: as if units were all of one piece
+            return max(1.0, n / len(sizes))  # without variance, assume that the values of a unit are equal
         k = len(sizes)
         spread = sum((b - share * size) ** 2 for b, size in zip(below, sizes, strict=True))
         return max(1.0, k / (k - 1) * spread / (n * share * (1 - share)))
@@ -168,11 +168,11 @@ class Figure:
         twin.histogram = self.histogram.copy()
         for name in ("_grown", "_nn", "_nx", "_sn", "_ss", "_sx", "_x", "_xx", "units", "units_with"):
             setattr(twin, name, getattr(self, name))
-        twin._kept = {unit: (n[:], values[:]) for unit, (n, values) in self._kept.items()}
+        twin._sampled = {unit: (n[:], values[:]) for unit, (n, values) in self._sampled.items()}
         return twin
 
     def _sample(self, unit: int, values: Sequence[int], *, new: bool) -> None:
-        kept = self._kept
+        kept = self._sampled
         if new and unit not in kept:
             if len(kept) < SAMPLE_UNITS:
                 heappush(self._order, -unit)
@@ -234,7 +234,7 @@ class Difference:
     estimate: float
     interval: statistics.Interval | None
     anytime: statistics.Interval | None
-    """At 1 - alpha for all looks together."""
+    """Interval at level 1 - alpha for all checks together."""
     p: float | None = None
     """p-value of "there is no difference", valid at every look."""
     unadjusted: float | None = None
@@ -301,7 +301,7 @@ def quantile_interval(
     d = figure.design_effect(value)
     if anytime:
         below, upto = (d * count for count in statistics.count_range(n / d, share, alpha))
-        # With k values up to the quantile it lies between the k-th value and the next.
+        # If k values are below the quantile, it lies between the k-th value and the next.
         first, last = (ceil(below) - 1) / (n - 1), floor(upto) / (n - 1)
         if first < 0 or last > 1:
             return None
@@ -345,7 +345,7 @@ def share_interval(figure: Figure, alpha: float) -> statistics.Interval | None:
         return None
     n: float = figure.n
     if p in (0, 1):
-        n = figure.units  # no variance to be seen
+        n = figure.units  # without variance, count units instead of values
     elif error > 0:
         n = min(n, p * (1 - p) / error**2)
     return statistics.share_range(p, n, statistics.t_quantile(alpha, figure.units - 1))

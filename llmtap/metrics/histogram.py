@@ -18,9 +18,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise, repeat
 from struct import Struct
+from struct import error as StructError
 from sys import byteorder
 from typing import Final
-from zlib import compress, decompress
+from zlib import compress, decompressobj
+from zlib import error as zlib_error
 
 from llmtap import native
 
@@ -28,14 +30,18 @@ RELATIVE_ERROR: Final = 1 / 1_024 + 2**-23
 """Half a bucket, and the rounding of an integer to a 32-bit float."""
 
 _DROPPED: Final = 14
-"""Bits of the mantissa that are dropped: 23 less the 9 that are kept."""
+"""Bits of the mantissa that are dropped: 23 less the 9 of a bucket."""
 _SIGN: Final = 1 << (31 - _DROPPED)
 _BITS: Final = Struct("=I")
-_KEPT: Final = _BITS.pack((1 << 32 - _DROPPED) - 1)
-"""The bits of a 32-bit number that a bucket may have."""
+_MASK: Final = _BITS.pack((1 << 32 - _DROPPED) - 1)
+"""Mask of the bits that a bucket may have in a 32-bit number."""
 _FLOAT: Final = Struct("=f")
 _HDR_DIGITS: Final = 3
 _HDR_HIGHEST: Final = 86_400 * 10**9
+_HDR_COOKIE: Final = 0x1C849313
+_HDR_COOKIE_COMPRESSED: Final = 0x1C849314
+_HDR_BYTES_MAX: Final = 4 << 20
+"""Limit of decoded counts: nine bytes for each of 38,000 buckets are less."""
 _HDR_HEAD: Final = Struct(">iiiiqqd")
 """Cookie, length of the payload, normalizing offset, significant digits, lowest and highest value, ratio."""
 _HDR_COMPRESSED: Final = Struct(">ii")
@@ -166,9 +172,9 @@ class Histogram:
                 payload += _zigzag(-zeros if zeros > 1 else 0)
             payload += _zigzag(counts[index])
             reached = index + 1
-        head = _HDR_HEAD.pack(0x1C849313, len(payload), 0, _HDR_DIGITS, 1, _HDR_HIGHEST, 1.0)
+        head = _HDR_HEAD.pack(_HDR_COOKIE, len(payload), 0, _HDR_DIGITS, 1, _HDR_HIGHEST, 1.0)
         packed = compress(head + payload)
-        return b64encode(_HDR_COMPRESSED.pack(0x1C849314, len(packed)) + packed).decode()
+        return b64encode(_HDR_COMPRESSED.pack(_HDR_COOKIE_COMPRESSED, len(packed)) + packed).decode()
 
     def copy(self) -> "Histogram":
         twin = Histogram()
@@ -257,7 +263,7 @@ def _buckets(values: list[int]) -> Sequence[int]:
     """Return the bucket of each value: the upper bits of its 32-bit float."""
     floats = array("f", values).tobytes()
     # One shift for all, as one long number; the mask removes the neighbour's bits.
-    mask = int.from_bytes(_KEPT * len(values), byteorder)
+    mask = int.from_bytes(_MASK * len(values), byteorder)
     shifted = int.from_bytes(floats, byteorder) >> _DROPPED & mask
     return memoryview(shifted.to_bytes(len(floats), byteorder)).cast("I")
 
@@ -287,13 +293,18 @@ def _zigzag(number: int) -> bytes:
 
 
 def hdr_values(text: str) -> Iterator[tuple[float, int]]:
-    """Yield the values of `Histogram.to_hdr`, ascending in ns, each with its count."""
-    payload = decompress(b64decode(text)[_HDR_COMPRESSED.size :])[_HDR_HEAD.size :]
+    """Yield the values of `Histogram.to_hdr`, ascending in ns, each with its count.
+
+    Raises ValueError for what `to_hdr` does not write, such as another version or precision of HdrHistogram.
+    """
+    payload = _hdr_payload(text)
     index = at = 0
     while at < len(payload):
         number = shift = 0
         more = True
         while more:
+            if at >= len(payload):
+                raise ValueError("an HdrHistogram ends within a count")
             byte = payload[at]
             more = byte > 0x7F and shift < 56
             number |= (byte & 0x7F if more else byte) << shift
@@ -302,9 +313,33 @@ def hdr_values(text: str) -> Iterator[tuple[float, int]]:
         if number <= 0:
             index += -number or 1
             continue
+        if index > _hdr_index(_HDR_HIGHEST):
+            raise ValueError("an HdrHistogram has a value beyond its highest")
         octave = max(0, (index >> 10) - 1)
         yield (((index - (octave << 10)) << octave) + ((1 << octave) - 1) / 2, number)
         index += 1
+
+
+def _hdr_payload(text: str) -> bytes:
+    """Return the encoded counts. Raises ValueError unless both headers are those of `to_hdr`."""
+    try:
+        raw = b64decode(text, validate=True)
+        outer, size = _HDR_COMPRESSED.unpack_from(raw)
+        inflater = decompressobj()
+        body = inflater.decompress(raw[_HDR_COMPRESSED.size :], _HDR_BYTES_MAX)
+        inner, length, offset, digits, lowest, highest, ratio = _HDR_HEAD.unpack_from(body)
+    except (ValueError, StructError, zlib_error) as exc:
+        raise ValueError(f"not an HdrHistogram in base64: {exc}") from None
+    if (outer, inner) != (_HDR_COOKIE_COMPRESSED, _HDR_COOKIE):
+        raise ValueError("an HdrHistogram of another encoding than V2, compressed")
+    if (offset, digits, lowest, ratio) != (0, _HDR_DIGITS, 1, 1.0) or highest > _HDR_HIGHEST:
+        raise ValueError(
+            f"an HdrHistogram of {digits} digits, {lowest} to {highest}, offset {offset}, ratio {ratio:g};"
+            f" only {_HDR_DIGITS} digits from 1 to at most {_HDR_HIGHEST}, offset 0, ratio 1 can be read"
+        )
+    if size != len(raw) - _HDR_COMPRESSED.size or not inflater.eof or length != len(body) - _HDR_HEAD.size:
+        raise ValueError("an HdrHistogram whose length is not that of its header")
+    return body[_HDR_HEAD.size :]
 
 
 def _by_value(index: int) -> int:

@@ -44,7 +44,7 @@ class Interval:
     """Confidence level: fraction of repeated runs whose interval contains the true value."""
     method: str
     open_below: bool = False
-    """`low` is the least value there is, and no bound."""
+    """`low` is the smallest value of the sample, and not a confidence limit."""
     open_above: bool = False
 
     def to_dict(self) -> dict[str, float | int | str | None]:
@@ -69,7 +69,7 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
     low, high = _ranks(n, p, level)
     missing = [side for side, gone in (("below", low == 0), ("above", high > n)) if gone]
     method = "order statistics" + (f", open {' and '.join(missing)}" if missing else "")
-    # Of two or three values the interpolated quantile may lie beyond an end.
+    # With two or three values, the interpolated quantile may lie outside the interval.
     least, most = min(ordered[max(low, 1) - 1], value), max(ordered[min(high, n) - 1], value)
     return Interval(
         float(value), float(least), float(most), n, level, method, "below" in missing, "above" in missing
@@ -188,9 +188,9 @@ _ALMOST: Final = 1 - 1e-9
 TAIL_SHARE: Final = 0.1
 """Share of the values, the greatest, that form the tail."""
 TAIL_VALUES_MIN: Final = 50
-"""With fewer values any shape fits."""
+"""Minimum number of values: fewer fit any shape."""
 TAIL_VALUES_MAX: Final = 2_000
-"""With more values the tail begins further out."""
+"""Maximum number of values in the tail: with more, it begins further out."""
 
 
 def modes(values: Sequence[float]) -> list[float]:
@@ -277,7 +277,7 @@ def tail(values: Sequence[float]) -> Tail:
         return Tail(ratio, None, None, None, None, None, n)
     threshold = float(data[-n - 1])
     beyond = data[-n:] - threshold
-    if beyond[0] == beyond[-1]:  # one value: it ends there
+    if beyond[0] == beyond[-1]:  # all values beyond are equal
         return Tail(ratio, "light", None, None, None, threshold, n)
     shape, _, _ = stats.genpareto.fit(beyond / beyond.mean(), 0.1, floc=0)
     reach = float(stats.norm.ppf(0.975)) * max(0.0, 1 + shape) / sqrt(n)

@@ -17,15 +17,17 @@ from typing import Any, Final
 
 from llmtap import native
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline
-from llmtap.exchange.outcome import EventClass, TokenSource
+from llmtap.exchange.outcome import EventClass, Reading, TokenSource
+from llmtap.metrics.catalogue import OF_AN_EXCHANGE, Unit, values_of
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 
 EVENTS_MIN: Final = 3
-"""Fewer events arrive together by chance, in one TCP segment."""
+"""Minimum number of events of a burst: fewer may be in one TCP segment by chance."""
 SPREAD_NS: Final = 1_000_000
-"""No engine makes tokens this fast; writing many events takes less."""
+"""Maximum time between events of a burst: no engine makes tokens this fast, but writing many takes less."""
 HOLD_NS: Final = 50_000_000
-"""A shorter wait may be one token of a slow engine, or of a reader of 20 tokens/s."""
+"""Minimum wait before a burst: a shorter one may be a token of a slow engine, or of a reader of 20
+tokens/s."""
 HOLD_MEDIANS: Final = 5
 BURSTY: Final = 2.0
 """Multiple of the reference's chunks at a time from which chunks come in bursts."""
@@ -81,11 +83,6 @@ def come_in_bursts(n: float | None, usual: float | None) -> bool:
 
 
 DEFAULT_BENEFIT: Final = Benefit()
-IN_SECONDS: Final = (
-    "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "ttfb", "tpot", "e2e", "user_idle",
-    "user_idle_from_first_token", "tbc_max", "jitter",
-)  # fmt: skip
-"""Public names of metrics in seconds, in their order; each is a field of `Measured` without `_ns`."""
 _CARRIES_OUTPUT: Final = bytes(bool(flags & OUTPUT) for flags in range(256))
 """By the flags of an event: 1 if it carries output."""
 
@@ -228,11 +225,16 @@ def tokens_per_chunk(x: Exchange) -> list[int] | None:
     return [1] * len(declared) if _streamed_tokens(x) == len(declared) else None
 
 
+_of_an_exchange: Final = values_of(OF_AN_EXCHANGE)
+
+
 @dataclass(slots=True)
 class Measured:
     """All terms of one exchange, computed once; ns, None where a term does not apply."""
 
     ttft_ns: int | None
+    ttft_scheduled_ns: int | None
+    """First token (`ttft`, or else `ttft_any`) - scheduled; without a schedule - submit."""
     ttft_any_ns: int | None
     ttft_reasoning_ns: int | None
     ttft_tool_call_ns: int | None
@@ -240,9 +242,10 @@ class Measured:
     ttfb_ns: int | None
     tpot_ns: float | None
     e2e_ns: int | None
+    e2e_scheduled_ns: int | None
     user_idle_ns: int | None
     user_idle_from_first_token_ns: int | None
-    """The same with TTFT forgiven: the reader starts at the first token."""
+    """Smooth benefit without the wait for the first token: the reader starts at the first token."""
     smooth_benefit: float | None
     benefit: Benefit
     """Parameters of the two values above."""
@@ -259,32 +262,39 @@ class Measured:
     itl_policy: str
     """How to read this exchange's ITL, and the source of its token counts."""
     bursts: Bursts
+    tokens_known: bool
+    """Whether objectives judge it by its tokens: a dialect read its answer, or inferred readings count."""
 
     def metrics(self) -> dict[str, float | None]:
-        """Return the metrics by public name: seconds, `smooth_benefit` in tokens."""
-        out: dict[str, float | None] = {name: _seconds(getattr(self, f"{name}_ns")) for name in IN_SECONDS}
-        out["smooth_benefit"] = self.smooth_benefit
-        return out
+        """Return the metrics of an exchange by public name, in their units."""
+        return {
+            metric.name: _seconds(value) if metric.unit is Unit.SECONDS else value
+            for metric, value in zip(OF_AN_EXCHANGE, _of_an_exchange(self), strict=True)
+        }
 
 
-def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
-    """Return all terms of one exchange; `benefit` describes the reader."""
+def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: bool = False) -> Measured:
+    """Return all terms of one exchange.
+
+    `benefit` describes the reader. `judge_inferred` lets objectives judge the tokens of answers that were
+    read by their structure.
+    """
     t = x.timeline
     times = output_times_ns(t.events)
     tokens = tokens_per_chunk(x)
     single = tokens is not None and tokens.count(1) == len(tokens)
     pace = 1.0
     if tokens is None:
-        # Only the total is known: each chunk is taken to have the mean number of tokens.
+        # Only the total is known: assume the mean number of tokens for each chunk.
         streamed = _streamed_tokens(x)
         if times and streamed is not None:
             pace = max(1.0, streamed / len(times))
     v_ns = benefit.reader_ns_per_token
-    # Another origin shifts the reader's wait by the difference: one pass serves both.
+    # Another origin changes the reader's wait by the difference, so one pass computes both.
     gaps, pause, jitter, longest_ns = _gap_figures(times, round(v_ns * pace))
     b = even = None
     if tokens is not None and single:
-        # One token a chunk: the options agree, and the gaps are measured directly (IETF B.2.1).
+        # With one token per chunk, the options are equal, and the gaps are measured directly (IETF B.2.1).
         b = even = gaps
     elif tokens is not None:
         b, even = itl_ns(times, tokens), itl_even_ns(times, tokens)
@@ -295,15 +305,19 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
         idle = None if t.submit_ns is None else max(0, longest_ns - t.submit_ns - grace_ns)
         reading = max(0, longest_ns - times[0])
     c = itl_c_ns(x)
+    ttft, ttft_any, e2e = ttft_ns(t), ttft_any_ns(t), e2e_ns(t)
+    first_ns = ttft_any if ttft is None else ttft
     return Measured(
-        ttft_ns=ttft_ns(t),
-        ttft_any_ns=ttft_any_ns(t),
+        ttft_ns=ttft,
+        ttft_scheduled_ns=_since_schedule(x, first_ns),
+        ttft_any_ns=ttft_any,
         ttft_reasoning_ns=ttft_reasoning_ns(t),
         ttft_tool_call_ns=ttft_tool_call_ns(t),
         first_event_ns=first_event_ns(t),
         ttfb_ns=ttfb_ns(t),
         tpot_ns=tpot_ns(t, _written_tokens(x)),
-        e2e_ns=e2e_ns(t),
+        e2e_ns=e2e,
+        e2e_scheduled_ns=_since_schedule(x, e2e),
         user_idle_ns=idle,
         user_idle_from_first_token_ns=reading,
         smooth_benefit=benefit.tokens(x.tokens.output, idle),
@@ -318,6 +332,7 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT) -> Measured:
         itl_c_ns=c,
         itl_policy=_itl_policy(tokens, single, c is not None, x.tokens.source),
         bursts=NO_BURSTS if pause is None else bursts_of(times, gaps, pause),
+        tokens_known=x.reading is Reading.DIALECT or (judge_inferred and x.reading is Reading.INFERRED),
     )
 
 
@@ -337,7 +352,7 @@ def _gap_figures(times_ns: list[int], step_ns: int) -> tuple[list[int], int | No
 
 
 def metrics_of(x: Exchange) -> dict[str, float | None]:
-    """Return the exchange's metrics by public name: seconds, `smooth_benefit` in tokens."""
+    """Return the exchange's metrics by public name, in their units."""
     return measure(x).metrics()
 
 
@@ -393,10 +408,18 @@ def _shows_reasoning(x: Exchange) -> bool:
 
 
 def _since_submit(t: Timeline, t_ns: int | None) -> int | None:
-    # An answer before the request was complete (an early 413) has no such latency.
+    # None if the answer came before the request was complete (an early 413).
     if t_ns is None or t.submit_ns is None or t_ns < t.submit_ns:
         return None
     return t_ns - t.submit_ns
+
+
+def _since_schedule(x: Exchange, since_submit_ns: int | None) -> int | None:
+    """Return a time since the submission as one since the scheduled time, if there is one."""
+    submit_ns = x.timeline.submit_ns
+    if since_submit_ns is None or submit_ns is None or x.scheduled_ns is None:
+        return since_submit_ns
+    return since_submit_ns + submit_ns - x.scheduled_ns
 
 
 def _itl_policy(tokens: list[int] | None, single: bool, server: bool, source: TokenSource) -> str:

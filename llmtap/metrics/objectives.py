@@ -4,9 +4,9 @@
 share of good exchanges that a service promises (SLO) is in `slo.py`.
 
 Written `ttft:200ms tpot:50ms e2e:30s`. A conjunction, not an average: an exchange that breaks one bound is
-bad, however well it kept the others. A bound holds when the figure is at most the bound (`<=`).
+bad, even if it meets the others. A bound holds when the figure is at most the bound (`<=`).
 
-Which exchanges count, by `Objectives.meets`:
+Which exchanges count, by `Objectives.judge`:
 
 | exchange | verdict |
 |---|---|
@@ -18,10 +18,17 @@ Which exchanges count, by `Objectives.meets`:
 | `upstream_error`, `upstream_timeout`, `upstream_reset`, `truncated` | bad |
 | `client_cancelled` | bad if a bound was already past saving when the client left, else does not count |
 | a stream that ended well and brought nothing | bad |
+| a stream that was not understood, or was read by its structure | by `ttfb` and `e2e` alone, below |
 | `complete`, `refused` otherwise | by its figures |
 
-A bound whose figure does not apply (TPOT of a one-token answer, TTFT of a pure tool call) counts as met. The
-bounds of streaming do not apply to an answer in one piece. If the upstream failed before any output, a
+Of a stream that was not understood (`Exchange.reading`) the first byte and the end are known, its tokens are
+not. It is bad if it breaks a known bound, and good if it meets all bounds and all are known. Otherwise it is
+not judged: it is neither good nor counted, and the number of such exchanges is reported with the share.
+
+A bound whose figure does not apply (TPOT of a one-token answer) counts as met. Where an answer has no
+content, such as a pure tool call, its time to the first token of any kind (`ttft_any`) stands for `ttft`. The
+bounds of streaming do not apply to an answer in one piece, nor to the stream of an A2A task, whose texts are
+results of an agent. If the upstream failed before any output, a
 request for a stream counts as a stream (`Exchange.stream`): a class counts failures of the same requests as
 successes. A GET or HEAD that was not streamed does not count. RFC 9110 15.5 says whose fault a status is;
 408, 425 and 429 ask for the same request again: it was right, and was not served.
@@ -35,13 +42,14 @@ Etalon (arXiv:2407.07000, docs and code of project-etalon/etalon); the area rati
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import chain, repeat
 from typing import Final
 
 from llmtap.errors import ConfigError, raise_all
-from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.exchange import A2A, Exchange
 from llmtap.exchange.outcome import UPSTREAM_FAILED, Outcome
 from llmtap.metrics.latency import Measured, output_times_ns
 from llmtap.metrics.statistics import percentile
@@ -55,18 +63,22 @@ def _tbc_p99_ns(m: Measured) -> float | None:
 
 _FIGURES: Final[Mapping[str, Callable[[Measured], float | None]]] = {
     "ttft": lambda m: m.ttft_ns,
+    "ttft_scheduled": lambda m: m.ttft_scheduled_ns,
     "ttft_any": lambda m: m.ttft_any_ns,
     "ttfb": lambda m: m.ttfb_ns,
     "tpot": lambda m: m.tpot_ns,
     "e2e": lambda m: m.e2e_ns,
+    "e2e_scheduled": lambda m: m.e2e_scheduled_ns,
     "user_idle": lambda m: m.user_idle_ns,
     "tbc_max": lambda m: m.tbc_max_ns,
     "tbc_p99": _tbc_p99_ns,
     "jitter": lambda m: m.jitter_ns,
 }
 BOUNDS: Final = tuple(_FIGURES)
-"""Every name a bound can have, in the order of the canonical text."""
-STREAMED_BOUNDS: Final = frozenset(BOUNDS) - {"ttfb", "e2e"}
+"""All names of bounds, in the order of the canonical text."""
+SCHEDULED_BOUNDS: Final[Mapping[str, str]] = {"ttft": "ttft_scheduled", "e2e": "e2e_scheduled"}
+"""Bounds from the scheduled time, by the bound from the submission. Only load has a schedule."""
+STREAMED_BOUNDS: Final = frozenset(BOUNDS) - {"ttfb", "e2e", "e2e_scheduled"}
 """Bounds of streams only."""
 
 _WAITS: Final = frozenset({"ttft", "ttft_any", "ttfb", "e2e", "user_idle"})
@@ -76,6 +88,22 @@ _FINAL: Final = frozenset({"ttft", "ttft_any", "ttfb", "user_idle", "tbc_max"})
 _NOT_COUNTED: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.TAP_ERROR})
 _VLLM: Final[Mapping[str, str]] = {"ttft": "ttft", "tpot": "tpot", "e2el": "e2e"}
 _UNITS: Final = (("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000), ("ns", 1))
+
+
+class Judgement(Enum):
+    """Result of judging an exchange by objectives."""
+
+    GOOD = "good"
+    BAD = "bad"
+    NOT_JUDGED = "not judged"
+    """A figure that a bound needs is unknown, since the answer was not understood."""
+    NOT_COUNTED = "not counted"
+    """The objectives do not apply to it (see the module)."""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether every bound is met; None if this is not known or does not matter."""
+        return {Judgement.GOOD: True, Judgement.BAD: False}.get(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,35 +177,62 @@ class Objectives:
         assert given.keys() <= _FIGURES.keys()
         return Objectives(_ordered(dict(self.bounds) | given)) if given else self
 
+    def from_schedule(self) -> "Objectives":
+        """Return a copy whose bounds count from the scheduled time where they can."""
+        bounds = {SCHEDULED_BOUNDS.get(name, name): ns for name, ns in self.bounds}
+        return Objectives(_ordered(bounds | {n: ns for n, ns in self.bounds if n in bounds}))
+
     def broken(self, m: Measured, x: Exchange) -> tuple[str, ...]:
-        """Return the names of the bounds that the exchange's figures break, whether or not it counts."""
+        """Return the names of the bounds that known figures break, whether or not the exchange counts."""
         return tuple(
             name
-            for name, bound_ns in self.bounds
-            if (x.stream or name not in STREAMED_BOUNDS)
-            and (figure := _FIGURES[name](m)) is not None
-            and figure > bound_ns
+            for name, bound_ns in self._known(m, x)
+            if (figure := _ended_figure(name, m)) is not None and figure > bound_ns
         )
 
-    def meets(self, m: Measured, x: Exchange) -> bool | None:
-        """Return whether the exchange met every bound; None if it does not count (see the module)."""
+    def judge(self, m: Measured, x: Exchange) -> Judgement:
+        """Judge an exchange by the bounds that its reading supports (see the module)."""
         outcome = x.outcome
         if outcome in _NOT_COUNTED or (x.method in NOT_INFERENCE_METHODS and not x.stream):
-            return None
-        if not x.stream and self.streams_only:
-            return None
+            return Judgement.NOT_COUNTED
+        is_stream = _is_token_stream(x)
+        if not is_stream and self.streams_only:
+            return Judgement.NOT_COUNTED
         if outcome in UPSTREAM_FAILED:
-            return False
+            return Judgement.BAD
+        all_known = not is_stream or m.tokens_known or not self._bounds_tokens
         if outcome is Outcome.CLIENT_CANCELLED:
-            return False if self._lost_by_waiting(m, x) else None
+            if self._lost_by_waiting(m, x):
+                return Judgement.BAD
+            return Judgement.NOT_COUNTED if all_known else Judgement.NOT_JUDGED
         if outcome is Outcome.REFUSED and not m.output_events:
-            return None
-        if x.no_token_reason in _NOTHING:
-            return False
-        return not self.broken(m, x)
+            return Judgement.NOT_COUNTED
+        if x.no_token_reason == "empty":
+            return Judgement.BAD
+        if x.no_token_reason == "only_metadata" and is_stream and m.tokens_known:
+            if not _counts_output(x):
+                return Judgement.BAD
+            all_known = not self._bounds_tokens
+        if self.broken(m, x):
+            return Judgement.BAD
+        return Judgement.GOOD if all_known else Judgement.NOT_JUDGED
+
+    def meets(self, m: Measured, x: Exchange) -> bool | None:
+        """Return whether the exchange met every bound; None if it is not judged or does not count."""
+        return self.judge(m, x).met
+
+    @property
+    def _bounds_tokens(self) -> bool:
+        return any(name in STREAMED_BOUNDS for name, _ in self.bounds)
+
+    def _known(self, m: Measured, x: Exchange) -> Iterator[tuple[str, int]]:
+        """Yield the bounds that apply to the exchange and whose figures its reading supports."""
+        for name, bound_ns in self.bounds:
+            if name not in STREAMED_BOUNDS or (m.tokens_known and _is_token_stream(x)):
+                yield name, bound_ns
 
     def _lost_by_waiting(self, m: Measured, x: Exchange) -> bool:
-        """Return whether a bound was already lost when the client left.
+        """Return whether a known bound was already lost when the client left.
 
         Means (`tpot`) and shares (`tbc_p99`, `jitter`) can recover, so they decide nothing.
         """
@@ -185,9 +240,7 @@ class Objectives:
         left_ns, submit_ns = t.delivered_ns, t.submit_ns
         waited_ns = None if left_ns is None or submit_ns is None else left_ns - submit_ns
         silent_ns = None if left_ns is None or t.last_token_ns is None else left_ns - t.last_token_ns
-        for name, bound_ns in self.bounds:
-            if not x.stream and name in STREAMED_BOUNDS:
-                continue
+        for name, bound_ns in self._known(m, x):
             figure = _FIGURES[name](m)
             if figure is not None and name in _FINAL and figure > bound_ns:
                 return True
@@ -198,8 +251,20 @@ class Objectives:
         return False
 
 
-_NOTHING: Final = frozenset({"empty", "only_metadata"})
-"""Streams that ended well without output: they meet no objectives."""
+def _is_token_stream(x: Exchange) -> bool:
+    """Return whether the answer is a stream of tokens of a model, so that the bounds of streaming apply."""
+    return x.stream and x.endpoint != A2A
+
+
+def _counts_output(x: Exchange) -> bool:
+    """Return whether the usage counts output besides reasoning: of an answer without tokens, a picture."""
+    return (x.tokens.output or 0) > (x.tokens.reasoning or 0)
+
+
+def _ended_figure(name: str, m: Measured) -> float | None:
+    """Return the figure of an ended exchange; TTFT-any stands for TTFT where there is no content."""
+    figure = _FIGURES[name](m)
+    return m.ttft_any_ns if figure is None and name == "ttft" else figure
 
 
 def _ordered(bounds: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -213,21 +278,23 @@ def _duration(ns: int) -> str:
 
 REQUESTED = "as requested"
 """Name of objectives that come from requests' headers only."""
-_NOTHING_ASKED = Objectives(())
+_NO_BOUNDS = Objectives(())
 
 
-def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Objectives, bool] | None:
-    """Return the objectives of this exchange and whether it met them.
+def judge(objectives: Objectives | None, m: Measured, x: Exchange) -> tuple[Objectives, bool | None] | None:
+    """Return the objectives of this exchange and whether it met them; None in place of that: not judged.
 
-    Its own replace those of its class. None if there are none, or it does not count (`Objectives.meets`).
-    """
-    asked = objectives
+    Objectives of the request replace those of its class. None without objectives, or if it does not count
+    (`Objectives.judge`)."""
+    applied = objectives
     if x.slo_ttft_ns is not None or x.slo_tpot_ns is not None:
-        asked = (objectives or _NOTHING_ASKED).replaced(ttft=x.slo_ttft_ns, tpot=x.slo_tpot_ns)
-    if asked is None:
+        applied = (objectives or _NO_BOUNDS).replaced(ttft=x.slo_ttft_ns, tpot=x.slo_tpot_ns)
+    if applied is None:
         return None
-    met = asked.meets(m, x)
-    return None if met is None else (asked, met)
+    judgement = applied.judge(m, x)
+    if judgement is Judgement.NOT_COUNTED:
+        return None
+    return applied, None if judgement is Judgement.NOT_JUDGED else judgement is Judgement.GOOD
 
 
 @dataclass(slots=True)
@@ -238,6 +305,8 @@ class GoodputCount:
     good_tokens: int = 0
     broken: Counter[str] = field(default_factory=Counter)
     """Exchanges that broke each bound; `ended`: bad by outcome."""
+    not_judged: int = 0
+    """Exchanges whose answers were not understood, neither met nor counted."""
 
     def merge(self, other: "GoodputCount") -> None:
         self.counted += other.counted
@@ -245,12 +314,14 @@ class GoodputCount:
         self.tokens += other.tokens
         self.good_tokens += other.good_tokens
         self.broken.update(other.broken)
+        self.not_judged += other.not_judged
 
     def to_dict(self, seconds: float) -> dict[str, object]:
         """Return public JSON; rates over `seconds`."""
         return {
             "met": self.met,
             "counted": self.counted,
+            "not_judged": self.not_judged,
             "attainment": self.met / self.counted if self.counted else None,
             "requests_per_second": self.met / seconds if seconds > 0 else None,
             "tokens_per_second": self.good_tokens / seconds if seconds > 0 else None,
@@ -266,16 +337,19 @@ class Goodput:
         self.by_objectives: dict[str, GoodputCount] = {}
 
     def add(self, objectives: Objectives | None, m: Measured, x: Exchange) -> bool | None:
-        """Judge and count one exchange; return whether it met its objectives, None if it does not count."""
+        """Judge and count one exchange; return whether it met its objectives, None if it was not counted."""
         verdict = judge(objectives, m, x)
         if verdict is None:
             return None
-        asked, met = verdict
+        applied, met = verdict
         # Bounds from headers are not part of the name: clients could make names without end.
         name = REQUESTED if objectives is None else objectives.text
         count = self.by_objectives.get(name)
         if count is None:
             count = self.by_objectives[name] = GoodputCount()
+        if met is None:
+            count.not_judged += 1
+            return None
         tokens = x.tokens.output or 0
         count.counted += 1
         count.tokens += tokens
@@ -283,7 +357,7 @@ class Goodput:
             count.met += 1
             count.good_tokens += tokens
         else:
-            count.broken.update(asked.broken(m, x) or ("ended",))
+            count.broken.update(applied.broken(m, x) or ("ended",))
         return met
 
     def merge(self, other: "Goodput") -> None:

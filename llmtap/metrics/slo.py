@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 
 from llmtap.errors import ConfigError, failures, raise_all
 from llmtap.metrics.deadlines import Benefit
-from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.objectives import SCHEDULED_BOUNDS, Objectives
 
 _HOUR_NS: Final = 3_600_000_000_000
 _DAY_NS: Final = 24 * _HOUR_NS
@@ -249,6 +249,15 @@ def check_slos(classes: dict[str, SloOptions]) -> None:
     raise_all(_problems(classes))
 
 
+def _check_objectives(text: str, place: str) -> None:
+    bounds = dict(Objectives.parse(text, place).bounds)
+    for name, scheduled in SCHEDULED_BOUNDS.items():
+        if scheduled in bounds:
+            raise ConfigError(
+                place, f"{scheduled} needs scheduled times, which only a load has", f"use {name} for traffic"
+            )
+
+
 def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
     default: str | None = None
     owner: dict[str, str] = {}
@@ -257,7 +266,7 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
         place = f"slo.{name}"
         if not _CLASS.fullmatch(name):
             yield ConfigError(place, f"{name!r} is no name for a class", "letters, digits and _ . - only")
-        yield from failures(Objectives.parse, slo.objectives, f"{place}.objectives")
+        yield from failures(_check_objectives, slo.objectives, f"{place}.objectives")
         wrong_target = list(failures(check_objective, slo.target, f"{place}.target"))
         yield from wrong_target
         for window, factor in slo.burn.items():

@@ -328,7 +328,7 @@ class Punctuality:
     achieved_rps: float | None
     """Gaps per second of the span of what was sent."""
     ratio: float | None
-    """Achieved / asked, below 1 if requests were late or left out; None if either is None."""
+    """Return achieved / requested rate, below 1 if requests were late or omitted; None if either is None."""
     late_ns: Mapping[str, float]
     """Sent - planned, of those sent: mean, min, max, p50, p90, p99; empty if none was. Early is < 0."""
     early: int
@@ -349,7 +349,7 @@ def arrival_figures(times_ns: Sequence[int], *, rate_rps: float | None = None) -
     ordered = sorted(times_ns)
     gaps = [b - a for a, b in pairwise(ordered)]
     n, span_ns = len(gaps), ordered[-1] - ordered[0] if ordered else 0
-    own_rps = n * 1e9 / span_ns if span_ns else None
+    own_rps = _rate_of(ordered)
     law_rps = own_rps if rate_rps is None else rate_rps
     spread = deviation(gaps)
     known = n > 0 and law_rps is not None
@@ -412,25 +412,32 @@ def punctuality(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Pun
     Both count from one moment. Raises ValueError for different numbers of rows.
     """
     late = sorted(s - p for p, s in zip(planned_ns, sent_ns, strict=True) if s is not None)
-    asked_rps = _rate_rps(planned_ns)
-    achieved_rps = _rate_rps([t for t in sent_ns if t is not None])
-    told: dict[str, float] = {}
+    asked_rps = _rate_of(planned_ns)
+    achieved_rps = _rate_of([t for t in sent_ns if t is not None])
+    figures: dict[str, float] = {}
     if late:
-        told = {"mean": sum(late) / len(late), "min": late[0], "max": late[-1]}
+        figures = {"mean": sum(late) / len(late), "min": late[0], "max": late[-1]}
         for name, p in _SHARES.items():
             value = percentile(late, p)
             assert value is not None
-            told[name] = value
+            figures[name] = value
     return Punctuality(
         planned=len(planned_ns), sent=len(late), asked_rps=asked_rps, achieved_rps=achieved_rps,
         ratio=achieved_rps / asked_rps if asked_rps and achieved_rps else None,
-        late_ns=told, early=sum(ns < 0 for ns in late),
+        late_ns=figures, early=sum(ns < 0 for ns in late),
     )  # fmt: skip
 
 
-def _rate_rps(times_ns: Sequence[int]) -> float | None:
-    span_ns = max(times_ns) - min(times_ns) if times_ns else 0
-    return (len(times_ns) - 1) * 1e9 / span_ns if span_ns else None
+def rate_rps(n: int, span_ns: int) -> float | None:
+    """Return the rate of `n` events whose first and last are `span_ns` apart: gaps / span.
+
+    Not n / span: n events at a constant rate have n - 1 gaps between them. None without a gap.
+    """
+    return (n - 1) * 1e9 / span_ns if n > 1 and span_ns > 0 else None
+
+
+def _rate_of(times_ns: Sequence[int]) -> float | None:
+    return rate_rps(len(times_ns), max(times_ns) - min(times_ns)) if times_ns else None
 
 
 def _seconds(ns: float | None) -> float | None:

@@ -6,7 +6,8 @@ The meter, the load generator, reports of captures and simulations each keep the
 exchange are in `latency.py`.
 
 TTFT and the like, TPOT, TBC, ITL, pauses, jitter, user idle and smooth goodput are of streamed answers,
-whatever their outcome; `ttfb` of every answer; `e2e` of answers that ended well. `itl` is `B-even` where the
+whatever their outcome; `ttfb` of every answer; `e2e` of answers that ended well. Those of answers that were
+read by their structure (`Exchange.reading`) are apart, under `inferred`. `itl` is `B-even` where the
 tokens of each chunk are known, elsewhere `A`; `itl_server` is option C (IETF draft, 4.6.3).
 Histograms exist once they have a value: a meter keeps thousands of small summaries.
 """
@@ -17,13 +18,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from math import isfinite
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct, msgpack
 
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.exchange.verdict import no_token_reason as ending_reason
+from llmtap.metrics.catalogue import METRICS, OF_AN_EXCHANGE, Answers, Unit, values_of
 from llmtap.metrics.cost import Price, cost_of
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram
@@ -65,6 +67,45 @@ def tokens_after_cancel(x: Exchange, m: Measured) -> int | None:
     return len(times) - late if m.tokens_per_chunk is None else sum(m.tokens_per_chunk[late:])
 
 
+PLACES_MAX: Final = 32
+"""Places of answers that no dialect reads; further ones are `other`."""
+_OTHER: Final = "other"
+
+
+class UnknownEndpoint(NamedTuple):
+    """Where answers that no dialect reads come from."""
+
+    reading: str
+    path: str
+    content_type: str
+
+
+class AnswersWithoutDialect:
+    """Number of answers that no dialect reads, though one ought to, by place."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: dict[UnknownEndpoint, int] = {}
+
+    def add(self, x: Exchange) -> None:
+        if x.reading is Reading.DIALECT:
+            return
+        if x.reading is Reading.INFERRED or x.not_understood:
+            self.count(UnknownEndpoint(x.reading.value, x.path, x.content_type or ""))
+
+    def count(self, place: UnknownEndpoint, n: int = 1) -> None:
+        """Count a place, of which PLACES_MAX are counted separately."""
+        if place not in self.counts and len(self.counts) >= PLACES_MAX:
+            place = UnknownEndpoint(place.reading, _OTHER, _OTHER)
+        self.counts[place] = self.counts.get(place, 0) + n
+
+    def to_dicts(self) -> list[dict[str, object]]:
+        """Return public JSON, the most frequent place first."""
+        rows = sorted(self.counts.items(), key=lambda row: (-row[1], row[0]))
+        return [{**place._asdict(), "content_type": place.content_type or None, "n": n} for place, n in rows]
+
+
 _BURSTS: Final = {"n": "bursts", "streams": "burst_streams", "events": "burst_events"}
 DISAGREEMENTS: Final = ("ttft", "decode", "itl", "e2e")
 
@@ -77,11 +118,11 @@ def clock_disagreement(x: Exchange, m: Measured) -> dict[str, int]:
     - `ttft` (first token of any kind - submit): the server's `ttft`, or else `queue` + `prefill`.
     - `decode`: last token - first token. `itl`: TPOT, against `mean_itl`. `e2e`: against `total`.
     """
-    told = x.server_timing
-    if not told:
+    entries = x.server_timing
+    if not entries:
         return {}
     server: dict[str, float] = {}
-    for entry in told:
+    for entry in entries:
         name, ms = entry.get("name"), entry.get("ms")
         if isinstance(name, str) and isinstance(ms, int | float) and isfinite(ms):
             server.setdefault(name, ms * 1e6)
@@ -102,29 +143,22 @@ def clock_disagreement(x: Exchange, m: Measured) -> dict[str, int]:
     }
 
 
-METRICS: Final = (
-    "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "ttfb", "tpot", "e2e",
-    "user_idle", "user_idle_from_first_token", "tbc_max", "jitter", "smooth_benefit",
-    "fluidity_index_doc", "fluidity_index_code", "qoe_area_step", "tbc", "itl", "itl_server",
-)  # fmt: skip
-"""Every name under `metrics`: those of an exchange, of its experience (shares), then the pooled gaps."""
-_NOT_DURATIONS: Final = frozenset({
-    "smooth_benefit", "fluidity_index_doc", "fluidity_index_code", "qoe_area_step",
-})  # fmt: skip
 ENDED_WELL: Final = frozenset({Outcome.COMPLETE, Outcome.REFUSED})
 """Outcomes whose end to end time is that of an answer."""
 _ADDED: Final = ("request", "first_chunk", "chunk")
 _TOKENS: Final = ("input", "output", "reasoning", "cached")
 _token_counts: Final = attrgetter(*_TOKENS)
-_OF_STREAMS: Final = (
-    "ttft", "ttft_any", "ttft_reasoning", "ttft_tool_call", "first_event", "tpot", "user_idle",
-    "user_idle_from_first_token", "tbc_max", "jitter",
-)  # fmt: skip
-_stream_terms: Final = attrgetter(*(f"{name}_ns" for name in _OF_STREAMS))
+_OF_STREAMS: Final = tuple(
+    metric for metric in OF_AN_EXCHANGE if metric.answers is Answers.STREAMS and metric.unit is Unit.SECONDS
+)
+_NOT_TIMES: Final = frozenset(metric.name for metric in METRICS if metric.unit is not Unit.SECONDS)
+_STREAM_NAMES: Final = tuple(metric.name for metric in _OF_STREAMS)
+_stream_terms: Final = values_of(_OF_STREAMS)
 _NOTHING: Final = Histogram()
 _UNCERTAINTIES: Final = "uncertainties"
 _COUNTERS: Final = (
-    "_counts", "_itl_policies", "_itl_samples", "_no_token", "_outcomes", "_refusals", "_sources", "_tokens",
+    "_counts", "_itl_policies", "_itl_samples", "_no_token", "_outcomes", "_readings", "_refusals",
+    "_sources", "_tokens",
 )  # fmt: skip
 
 
@@ -138,7 +172,9 @@ class _Packed(Struct, array_like=True):
     clocks: dict[str, bytes]
     chunk_tokens: bytes
     counters: list[dict[str, int] | None]
-    goodput: list[tuple[str, int, int, int, int, dict[str, int]]]
+    goodput: list[tuple[str, int, int, int, int, dict[str, int], int]]
+    inferred: dict[str, bytes]
+    without_dialect: list[tuple[str, str, str, int]]
     burst_hold_max_ns: int | None
     uncertainty_ns: int
 
@@ -154,8 +190,9 @@ class Summary:
     """
 
     __slots__ = (
-        *_COUNTERS, "_added", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_metrics", "_reader",
-        "_readers", "_uncertainty_ns", "benefit", "goodput", "n", "objectives", "opened",
+        *_COUNTERS, "_added", "_burst_hold_max_ns", "_chunk_tokens", "_clocks", "_inferred", "_metrics",
+        "_reader", "_readers", "_uncertainty_ns", "_without_dialect", "benefit", "goodput", "n",
+        "objectives", "opened",
     )  # fmt: skip
 
     def __init__(self, objectives: Objectives | None = None, reader: Benefit = DEFAULT_BENEFIT) -> None:
@@ -170,6 +207,8 @@ class Summary:
         self._readers: tuple[Benefit, ...] = ()
         """Parameters of `benefit` and `user_idle`, each once."""
         self._metrics: dict[str, Histogram] = {}
+        self._inferred: dict[str, Histogram] = {}
+        """Metrics of streams that were read by their structure."""
         self._added: dict[str, Histogram] = {}
         self._clocks: dict[str, Histogram] = {}
         """Our duration minus the server's, by name; may be below 0."""
@@ -179,6 +218,8 @@ class Summary:
         self._itl_samples: Counter[str] = Counter()
         self._no_token: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
+        self._readings: Counter[str] = Counter()
+        self._without_dialect = AnswersWithoutDialect()
         self._refusals: Counter[str] = Counter()
         self._sources: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
@@ -189,7 +230,9 @@ class Summary:
         """Count one exchange; `measured`: its terms, if they are already computed."""
         m = measure(x, self._reader) if measured is None else measured
         self.n += 1
-        self._outcomes[x.outcome.value] += 1
+        self._outcomes[x.outcome.word] += 1
+        self._readings[x.reading.word] += 1
+        self._without_dialect.add(x)
         if x.refusal is not None or x.outcome is Outcome.REFUSED:
             self._refusals[str((x.refusal or {}).get("kind") or "unknown")] += 1
         self.saw_uncertainty(x.uncertainty_ns)
@@ -214,8 +257,11 @@ class Summary:
             self._add_stream(x, m)
 
     def _add_stream(self, x: Exchange, m: Measured) -> None:
+        if x.reading is Reading.INFERRED:
+            self._add_inferred(m)
+            return
         metrics = self._metrics
-        for name, value in zip(_OF_STREAMS, _stream_terms(m), strict=True):
+        for name, value in zip(_STREAM_NAMES, _stream_terms(m), strict=True):
             if value is not None:
                 _in(metrics, name).record(round(value))
         if m.smooth_benefit is not None:
@@ -243,6 +289,13 @@ class Summary:
                     _in(metrics, name).record(round(share * 1e9))
         self._add_chunking(x, m)
 
+    def _add_inferred(self, m: Measured) -> None:
+        for name, value in zip(_STREAM_NAMES, _stream_terms(m), strict=True):
+            if value is not None:
+                _in(self._inferred, name).record(round(value))
+        if m.tbc_ns:
+            _in(self._inferred, "tbc").record_many(m.tbc_ns)
+
     def _add_chunking(self, x: Exchange, m: Measured) -> None:
         log, counts = x.timeline.events, self._counts
         counts["events"] += len(log)
@@ -267,7 +320,7 @@ class Summary:
 
     def _add_tokens(self, x: Exchange) -> None:
         if x.tokens.output is not None:
-            self._sources[x.tokens.source.value] += 1
+            self._sources[x.tokens.source.word] += 1
         for name, n in zip(_TOKENS, _token_counts(x.tokens), strict=True):
             if n is not None:
                 self._tokens[name] += n
@@ -293,12 +346,15 @@ class Summary:
             (self._metrics, other._metrics),
             (self._added, other._added),
             (self._clocks, other._clocks),
+            (self._inferred, other._inferred),
         ):
             for name, histogram in others.items():
                 _in(mine, name).merge(histogram)
         self._chunk_tokens.merge(other._chunk_tokens)
         for name in _COUNTERS:
             getattr(self, name).update(getattr(other, name))
+        for place, n in other._without_dialect.counts.items():
+            self._without_dialect.count(place, n)
         self.goodput.merge(other.goodput)
         self.benefit += other.benefit
         self._readers += tuple(reader for reader in other._readers if reader not in self._readers)
@@ -306,12 +362,12 @@ class Summary:
         self.saw_uncertainty(other._uncertainty_ns)
 
     def histogram(self, name: str) -> Histogram:
-        """Return the values of one of `METRICS`, in ns; not to be changed."""
+        """Return the values of a metric, in ns; not to be changed."""
         return self._metrics.get(name, _NOTHING)
 
     def hdr_histograms(self) -> dict[str, str]:
         """Return each metric with values, in ns, as `Histogram.to_hdr`; without shares and tokens."""
-        return {name: h.to_hdr() for name, h in self._metrics.items() if h.n and name not in _NOT_DURATIONS}
+        return {name: h.to_hdr() for name, h in self._metrics.items() if h.n and name not in _NOT_TIMES}
 
     @property
     def benefit_n(self) -> int:
@@ -329,9 +385,11 @@ class Summary:
                 self._chunk_tokens.to_bytes(),
                 [getattr(self, name) or None for name in _COUNTERS],
                 [
-                    (name, c.counted, c.met, c.tokens, c.good_tokens, c.broken)
+                    (name, c.counted, c.met, c.tokens, c.good_tokens, c.broken, c.not_judged)
                     for name, c in self.goodput.by_objectives.items()
                 ],
+                {name: h.to_bytes() for name, h in self._inferred.items()},
+                [(*place, n) for place, n in self._without_dialect.counts.items()],
                 self._burst_hold_max_ns, self._uncertainty_ns,
             )
         )  # fmt: skip
@@ -342,7 +400,8 @@ class Summary:
         if p.opened is not None:
             self.opened = (self.opened or 0) + p.opened
         for mine, others in (
-            (self._metrics, p.metrics), (self._added, p.added), (self._clocks, p.clocks)
+            (self._metrics, p.metrics), (self._added, p.added), (self._clocks, p.clocks),
+            (self._inferred, p.inferred),
         ):  # fmt: skip
             for name, histogram in others.items():
                 _in(mine, name).merge_bytes(histogram)
@@ -350,8 +409,10 @@ class Summary:
         for name, counts in zip(_COUNTERS, p.counters, strict=True):
             if counts:
                 getattr(self, name).update(counts)
-        for name, counted, met, tokens, good_tokens, broken in p.goodput:
-            count = GoodputCount(counted, met, tokens, good_tokens, Counter(broken))
+        for *place, n in p.without_dialect:
+            self._without_dialect.count(UnknownEndpoint(*place), n)
+        for name, counted, met, tokens, good_tokens, broken, not_judged in p.goodput:
+            count = GoodputCount(counted, met, tokens, good_tokens, Counter(broken), not_judged)
             self.goodput.by_objectives.setdefault(name, GoodputCount()).merge(count)
         self.benefit += p.benefit
         for given in p.readers:
@@ -381,7 +442,10 @@ class Summary:
         `open`, `closed`), `by` has the same for each tenant, model, arm and class. With a `price` the cost of
         the window is included. `percentiles`: further ones of each metric, by name.
         """
-        metrics = {name: summarise_ns(self._metrics.get(name, _NOTHING), percentiles) for name in METRICS}
+        metrics = {
+            metric.name: summarise_ns(self._metrics.get(metric.name, _NOTHING), percentiles)
+            for metric in METRICS
+        }
         metrics["itl"]["option"] = "+".join(sorted(+self._itl_samples)) or None
         metrics["itl"]["samples"] = dict(sorted((+self._itl_samples).items()))
         metrics["itl"]["policy"] = dict(sorted(self._itl_policies.items()))
@@ -397,6 +461,11 @@ class Summary:
             "metrics": metrics,
             "added": {point: summarise_ns(self._added.get(point, _NOTHING)) for point in _ADDED},
             "outcomes": dict(sorted(self._outcomes.items())),
+            "readings": dict(sorted(self._readings.items())),
+            "without_dialect": self._without_dialect.to_dicts(),
+            "inferred": {
+                name: summarise_ns(histogram, percentiles) for name, histogram in self._inferred.items()
+            },
             "no_token": {"n": self._no_token.total(), "reasons": dict(sorted(self._no_token.items()))},
             "tokens": {
                 # A name that was never counted is missing from a Counter: null, not 0.

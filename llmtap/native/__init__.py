@@ -17,30 +17,32 @@ from typing import Final
 
 from llmtap.native.fingerprint import fingerprint
 
-__all__ = ["NAME", "REASON", "compiled", "describe"]
+__all__ = ["NAME", "REASON", "compiled", "describe", "missing_build"]
+
+VARIABLE: Final = "LLMTAP_NATIVE"
 
 
 def _load() -> tuple[ModuleType | None, str]:
     """Return the compiled module, or None and why it is not used."""
-    wanted = os.environ.get("LLMTAP_NATIVE", "1")
+    wanted = os.environ.get(VARIABLE, "1")
     if wanted == "0":
-        return None, "LLMTAP_NATIVE=0"
+        return None, f"{VARIABLE}=0"
     if wanted not in ("", "1"):
         # Python, because a value such as `off` most likely means that.
-        return None, f"LLMTAP_NATIVE: expected 0 or 1, got {wanted!r}"
+        return None, f"{VARIABLE}: expected 0 or 1, got {wanted!r}"
     try:
         # By name: `from ... import` does not tell a missing module from one that cannot be loaded.
         module = importlib.import_module("llmtap.native._native")
     except ModuleNotFoundError:
         return (
             None,
-            "the extension was not built; this needs a C compiler and Python's headers",
+            "the extension was not built",
         )
     except ImportError as error:
         return None, f"the extension cannot be loaded: {error}"
     sources = fingerprint(Path(__file__).parent)
     if sources and sources != getattr(module, "FINGERPRINT", ""):
-        return None, "the extension was built from other sources; install llmtap again"
+        return None, "the extension was built from other sources"
     return module, ""
 
 
@@ -53,3 +55,27 @@ NAME: Final = "python" if compiled is None else "native"
 def describe() -> str:
     """Return the name, and for Python the reason: `native`, or `python: LLMTAP_NATIVE=0`."""
     return f"{NAME}: {REASON}" if REASON else NAME
+
+
+def missing_build() -> str:
+    """Return one line about compiled code that cannot run: its cost and the remedy; else an empty text.
+
+    Source of the cost: benchmarks/meter/README.md, "Compiled".
+    """
+    if not REASON or REASON.startswith(VARIABLE):
+        return ""
+    import shutil
+    import sysconfig
+
+    packages = [
+        package
+        for package, present in (
+            ("gcc", shutil.which("cc") or shutil.which("gcc")),
+            ("python3-dev", (Path(sysconfig.get_path("include")) / "Python.h").exists()),
+        )
+        if not present
+    ]
+    remedy = f"install {' and '.join(packages)}, then llmtap again" if packages else "install llmtap again"
+    return (
+        f"the compiled code is not used, which costs about twice the CPU per event ({REASON}). Hint: {remedy}"
+    )

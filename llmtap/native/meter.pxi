@@ -13,6 +13,10 @@ from libc.string cimport memcpy
 import array
 import msgspec
 
+cdef extern from "Python.h":
+    Py_ssize_t PyUnicode_GET_LENGTH(object text)
+    int PyUnicode_KIND(object text)
+
 cdef extern from "matcher.h" nogil:
     enum:
         LLMTAP_LOOSE_MAX
@@ -41,6 +45,8 @@ cdef extern from "matcher.h" nogil:
 cdef enum:
     ROOM = 256  # events set aside, 25 bytes each
     ROOM_WITH_TEXTS = 64
+    TEXTS_BYTES_MAX = 6144  # memory of the texts
+    TEXT_BYTES = 76  # memory of a text beside its characters
     RESPONSE_DATA = 8  # FrameKind
     COLUMNS_AT = 20  # bytes before the columns of a batch
     PASSED_MAX = 256  # frames in a row that do not go to Python, and below their bytes: 15 to 50 us
@@ -91,6 +97,7 @@ cdef class TokenRun:
     cdef Columns *columns
     cdef Py_ssize_t n
     cdef list texts
+    cdef Py_ssize_t texts_bytes
     cdef public bint keeps_texts
 
     def __cinit__(self, fixed, bint chunked, bint keeps_texts):
@@ -112,24 +119,25 @@ cdef class TokenRun:
 
     @property
     def full(self):
-        return self.n >= (ROOM_WITH_TEXTS if self.keeps_texts else ROOM)
+        return self.n >= (ROOM_WITH_TEXTS if self.keeps_texts else ROOM) or self.texts_bytes >= TEXTS_BYTES_MAX
 
     def add(self, bytes data not None, int64_t t_ns, int64_t added_ns):
         return self.n < ROOM and self.put(
-            <const unsigned char *> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), t_ns, added_ns
+            <const unsigned char *> PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), t_ns, added_ns, True
         )
 
-    cdef bint put(self, const unsigned char *data, size_t size, int64_t t_ns, int64_t added_ns) except -1:
-        """Set the event aside; 0: it is another one. There must be room."""
+    cdef bint put(
+        self, const unsigned char *data, size_t size, int64_t t_ns, int64_t added_ns, bint may_fill
+    ) except -1:
+        """Set the event aside; 0: it is another one, or it would fill the run and must not."""
         cdef llmtap_text found
         cdef bint blank
+        cdef Py_ssize_t texts_bytes = self.texts_bytes
         cdef str text = None
+        if not may_fill and self.n + 1 >= (ROOM_WITH_TEXTS if self.keeps_texts else ROOM):
+            return 0
         if not llmtap_match(&self.event, data, size, &found):
             return 0
-        if self.columns == NULL:
-            self.columns = <Columns *> PyMem_Malloc(sizeof(Columns))
-            if self.columns == NULL:
-                raise MemoryError
         if self.keeps_texts or found.blank < 0:
             if found.is_plain:
                 text = PyUnicode_DecodeUTF8(<const char *> found.at, found.len, NULL)
@@ -137,7 +145,16 @@ cdef class TokenRun:
                 text = _decode_text(b'"%b"' % PyBytes_FromStringAndSize(<const char *> found.at, found.len))
         blank = found.blank if found.blank >= 0 else text.isspace()
         if self.keeps_texts:
+            texts_bytes += TEXT_BYTES + PyUnicode_GET_LENGTH(text) * PyUnicode_KIND(text)
+            if not may_fill and texts_bytes >= TEXTS_BYTES_MAX:
+                return 0
+        if self.columns == NULL:
+            self.columns = <Columns *> PyMem_Malloc(sizeof(Columns))
+            if self.columns == NULL:
+                raise MemoryError
+        if self.keeps_texts:
             self.texts.append(text)
+            self.texts_bytes = texts_bytes
         self.columns.t_ns[self.n] = t_ns
         self.columns.added_ns[self.n] = added_ns
         self.columns.sizes[self.n] = found.block
@@ -151,7 +168,7 @@ cdef class TokenRun:
         if columns == NULL:
             raise ValueError("expected at least one event")
         texts, self.texts = self.texts, []
-        self.columns, self.n = NULL, 0
+        self.columns, self.n, self.texts_bytes = NULL, 0, 0
         try:
             return (
                 _column(_STAMPS, columns.t_ns, n), _column(_STAMPS, columns.added_ns, n),
@@ -225,10 +242,12 @@ cdef class FrameBatch:
                 observer = NULL if self.live is None else PyDict_GetItemWithError(self.live, seq)
                 run = None if observer == NULL else (<object> observer).token_run
                 # The event that fills a run goes to Python, which logs the run.
-                if type(run) is TokenRun and (<TokenRun> run).n + 1 < (
-                    ROOM_WITH_TEXTS if (<TokenRun> run).keeps_texts else ROOM
-                ) and (<TokenRun> run).put(
-                    <const unsigned char *> data, size, _int64_at(self.t_ns, i), _int64_at(self.extra_ns, i)
+                if type(run) is TokenRun and (<TokenRun> run).put(
+                    <const unsigned char *> data,
+                    size,
+                    _int64_at(self.t_ns, i),
+                    _int64_at(self.extra_ns, i),
+                    False,
                 ):
                     passed += 1
                     passed_bytes += size

@@ -10,16 +10,19 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+
+import psutil
 
 import llmtap
 from llmtap.errors import ConfigError, install_hint
 
 _REACHED_WITHIN_S: Final = 5.0
 _STARTS: Final = 2
+_KILLED_WITHIN_S: Final = 30.0
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 256 << 20
 """Of a Ray of our own: a million requests are 24 MB, a load's bodies travel in pieces of some MB."""
@@ -75,7 +78,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
                 _start(ray, settings)
             yield ray
         finally:
-            ray.shutdown()
+            _shut_down(ray, folder)
 
 
 @contextmanager
@@ -104,8 +107,29 @@ def _start(ray: Any, settings: dict[str, Any]) -> None:
             return
         except Exception as exc:  # which it raises bare, where it timed out
             said = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
-            ray.shutdown()
+            _shut_down(ray, settings["_temp_dir"])
     raise ConfigError("--ray", f"Ray did not start on this machine, {_STARTS} times: {said}")
+
+
+def _shut_down(ray: Any, folder: str) -> None:
+    """End our Ray, and what it leaves behind: it kills its node after a second, and workers that are starting
+    then look for the node for minutes."""
+    started = _processes(folder)
+    ray.shutdown()
+    for process in started:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(started, timeout=_KILLED_WITHIN_S)
+
+
+def _processes(folder: str) -> list[psutil.Process]:
+    """Return the processes of the Ray that was started with this folder."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if any(folder in argument for argument in child.cmdline()):
+                found += [child, *child.children(recursive=True)]
+    return found
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Final
 
 from llmtap import native
-from llmtap.channel.frames import LAG_EDGES_NS
+from llmtap.channel.status import LAG_EDGES_NS
 
 PEAKS_MAX: Final = 4_096
 """Maximum number of peaks remembered; beyond it the two oldest become one, which only widens."""

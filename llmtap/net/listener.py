@@ -10,6 +10,7 @@ import asyncio
 import errno
 import os
 import re
+import resource
 import socket
 import ssl
 from collections.abc import Callable
@@ -28,6 +29,13 @@ _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTT
 """OpenSSL's reasons when the peer answers in plain text."""
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """socket(2), accept(2): no file descriptor or kernel memory left here."""
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files of this process to the hard one: each connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def parse_address(text: str, place: str) -> tuple[str, int]:

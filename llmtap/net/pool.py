@@ -4,7 +4,8 @@ Relay and load generator take connections (`Pool.take`, `Pool.connect`) and give
 reads the upstream's URL. An idle connection leaves the pool as soon as the upstream closes it or sends
 anything. Two races remain. The upstream may close the connection while a request is on its way; the relay
 decides whether to send it again. Or it may send an unsolicited answer after the check, which HTTP/1.1 cannot
-tell from the right one.
+tell from the right one. Over TLS, bytes that arrived since the connection became idle close it, too, even if
+they are a part of a record that is not decrypted yet.
 """
 
 import asyncio
@@ -76,13 +77,21 @@ class Waiter(Handler, Protocol):
 class _Idle:
     """Handler of an idle connection; any event removes it from the pool."""
 
-    __slots__ = ("_pool", "since_ns", "stream", "used")
+    __slots__ = ("_pool", "_received_bytes", "since_ns", "stream", "used")
 
     def __init__(self, pool: "Pool", stream: Stream, now_ns: int, used: bool) -> None:
         self._pool = pool
+        self._received_bytes = stream.received_bytes
         self.stream = stream
         self.since_ns = now_ns
         self.used = used
+
+    def may_be_used(self) -> bool:
+        """Whether the upstream has neither closed the connection nor sent anything since it became idle."""
+        stream = self.stream
+        # A server sends TLS session tickets when it likes, and usually before its first answer.
+        is_same = not self.used or stream.received_bytes == self._received_bytes
+        return is_same and stream.is_alive()
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         self._pool.unsolicited += 1
@@ -149,7 +158,7 @@ class Pool:
         while self._idle:
             idle = self._idle.pop()
             stream = idle.stream
-            if stream.is_alive():
+            if idle.may_be_used():
                 stream.handler = handler
                 self.reuses += idle.used
                 return stream
@@ -307,7 +316,10 @@ class Attempt:
         pool = self._pool
         try:
             _, stream = await pool.loop.create_connection(
-                lambda: TlsStream(self.waiter), sock=sock, ssl=pool.tls, server_hostname=pool.server_name
+                lambda: TlsStream(self.waiter, sock),
+                sock=sock,
+                ssl=pool.tls,
+                server_hostname=pool.server_name,
             )
         except OSError as exc:
             pool.resolved_ns = -RESOLVED_FOR_NS  # the addresses may be somebody else's by now

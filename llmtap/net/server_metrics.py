@@ -2,23 +2,26 @@
 
 `read_metrics` parses a page; `meter/relays.py` and `load/monitor/` request it. Metric names of vLLM,
 SGLang, TGI, llm-d's router and llmtap's simulated server, present and former ones, are known. Other lines are
-not parsed, so that a scrape is cheap.
+not parsed, so that a scrape is cheap. The parser is our own and takes linear time (prometheus_client's is
+quadratic in the length of a line), because servers are not trusted. `parse_metrics` runs it in a thread.
 
 Sources: vLLM, vllm/v1/metrics/loggers.py, docs/usage/metrics.md, pull requests 29330 and 32661 (removed
 names); SGLang, python/sglang/srt/metrics/collector.py and its "Production Metrics"; TGI, "Metrics" of its
 reference; llm-d-router, docs of its metrics (prefix `llm_d_epp_`).
 """
 
+import asyncio
+import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final, Literal, cast
+from typing import Final, Literal, NamedTuple, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
+from llmtap.net.bounded_body import AnswerTooLong, read_at_most
 from llmtap.net.listener import failure_said
 
 ACCEPT: Final = {"Accept": "text/plain;version=0.0.4"}
@@ -82,8 +85,19 @@ _TABLE: Final = (
 is the mean over a server's engines, any other value their sum."""
 SERIES: Final = {name: MonitorSeries(unit, cast(Kind, kind)) for name, unit, kind, _ in _TABLE}
 _NAMES: Final = {name: names.split() for name, _, _, names in _TABLE}
-_WANTED: Final = tuple({name.encode() for names in _NAMES.values() for name in names})
-_COPIES: Final = ("tp_rank", "pp_rank", "moe_ep_rank")
+LINE_BYTES_MAX: Final = 16 << 10
+"""Limit of a line of `SERIES`: their labels take some hundred bytes."""
+LINES_MAX: Final = 1 << 18
+"""Limit of all lines of a page; 2 MB have 20,000."""
+_NAME: Final = re.compile(
+    rb"(?:%s)(?=[\s{])" % b"|".join(name.encode() for names in _NAMES.values() for name in names)
+)
+_OPEN: Final = re.compile(rb"\s*\{")
+_CLOSE: Final = re.compile(rb"\s*\}")
+_LABEL: Final = re.compile(rb'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*(,|(?=\}))')
+_VALUE: Final = re.compile(rb"\s*([^\s_]+)(?:\s+[+-]?[0-9.eE+]+)?\s*")
+"""A value, and a timestamp that nothing here needs. Source: prometheus.io, "Exposition formats"."""
+_COPIES: Final = (b"tp_rank", b"pp_rank", b"moe_ep_rank")
 """Labels of SGLang's ranks of one engine, which report the same value."""
 
 
@@ -93,44 +107,71 @@ def metrics_url(target: str) -> str:
     return urlunsplit((url.scheme, url.netloc, "/metrics", "", ""))
 
 
+class _Sample(NamedTuple):
+    labels: dict[bytes, bytes]
+    value: float
+
+
+async def parse_metrics(body: bytes) -> dict[str, float]:
+    """Run `read_metrics` in a worker thread, so that the loop does not wait for a page of many MB."""
+    return await asyncio.to_thread(read_metrics, body)
+
+
 def read_metrics(body: bytes) -> dict[str, float]:
     """Read our series (names of `SERIES`) from an exposition. Raises ValueError if it cannot be parsed."""
-    lines = [line for line in body.splitlines() if line.startswith(_WANTED)]
-    text = b"\n".join([*lines, b""]).decode()
-    found: dict[str, list[Sample]] = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                found.setdefault(sample.name, []).append(sample)
-    except IndexError as exc:  # so the parser says that a line ends too soon
-        raise ValueError("a line is cut") from exc
+    found: dict[str, list[_Sample]] = {}
+    for number, line in enumerate(io.BytesIO(body)):
+        if number >= LINES_MAX:
+            raise ValueError(f"more than {LINES_MAX:,} lines")
+        name = _NAME.match(line)
+        if name is not None:
+            if len(line) > LINE_BYTES_MAX:
+                raise ValueError(f"more than {LINE_BYTES_MAX >> 10} KiB in a line")
+            found.setdefault(name[0].decode(), []).append(_sample(line, name.end()))
     values = {}
     for ours, names in _NAMES.items():
-        name = next((name for name in names if name in found), None)
-        if name is not None:
-            value = _over_engines(found[name], mean=SERIES[ours].unit == "share")
+        name_found = next((name for name in names if name in found), None)
+        if name_found is not None:
+            value = _over_engines(found[name_found], mean=SERIES[ours].unit == "share")
             if 0 <= value < inf:  # NaN is neither
                 values[ours] = value
     return values
 
 
+def _sample(line: bytes, at: int) -> _Sample:
+    """Read a line after the name of its metric. Raises ValueError."""
+    line.decode()
+    labels: dict[bytes, bytes] = {}
+    brace = _OPEN.match(line, at)
+    if brace is not None:
+        at = brace.end()
+        while (label := _LABEL.match(line, at)) is not None:
+            if label[1] in labels:
+                raise ValueError("a label is there twice")
+            labels[label[1]] = label[2]
+            at = label.end()
+        end = _CLOSE.match(line, at)
+        if end is None:
+            raise ValueError("the labels do not end")
+        at = end.end()
+    value = _VALUE.fullmatch(line, at)
+    if value is None:
+        raise ValueError("a line has no value")
+    return _Sample(labels, float(value[1]))
+
+
 async def read_body(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body of a scrape. Raises ValueError for a status other than 200, or a body too long."""
+    """Return the body of a scrape. Raises ValueError for a status other than 200, or AnswerTooLong."""
     if response.status != 200:
         raise ValueError(f"status {response.status}")
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > BODY_BYTES_MAX:
-            raise ValueError(f"more than {BODY_BYTES_MAX >> 20} MiB")
-    return bytes(body)
+    return await read_at_most(response, BODY_BYTES_MAX)
 
 
-def _over_engines(samples: Sequence[Sample], *, mean: bool) -> float:
+def _over_engines(samples: Sequence[_Sample], *, mean: bool) -> float:
     """Combine the values of several engines (label `engine` or `dp_rank`) and models."""
     # With priorities, SGLang says the total under an empty one beside each priority's own.
-    totals = [sample for sample in samples if sample.labels.get("priority") == ""]
-    engines: dict[frozenset[tuple[str, str]], float] = {}
+    totals = [sample for sample in samples if sample.labels.get(b"priority") == b""]
+    engines: dict[frozenset[tuple[bytes, bytes]], float] = {}
     for sample in totals or samples:
         at = frozenset((name, value) for name, value in sample.labels.items() if name not in _COPIES)
         engines[at] = max(engines.get(at, sample.value), sample.value)
@@ -144,6 +185,8 @@ def failure_reason(exc: Exception) -> str:
         return "no answer in time"
     if isinstance(exc, aiohttp.InvalidURL):
         return "no URL"
+    if isinstance(exc, AnswerTooLong):
+        return str(exc)
     if isinstance(exc, aiohttp.ClientError):
         return failure_said(exc)
     if isinstance(exc, UnicodeDecodeError):

@@ -38,6 +38,8 @@ _TCPI_BYTES_ACKED: Final = struct.Struct("=120xQ")
 """tcp_info of Linux linux/tcp.h, up to and with tcpi_bytes_acked."""
 _TCPI_RCV_OOOPACK: Final = struct.Struct("=224xI")
 """As before, up to and with tcpi_rcv_ooopack (Linux 5.4)."""
+_TCPI_BYTES_RECEIVED: Final = struct.Struct("=128xQ")
+"""As before, up to and with tcpi_bytes_received (Linux 4.1)."""
 _LINGER_NONE: Final = struct.pack("ii", 1, 0)
 
 mono_ns = SystemClock.mono_ns
@@ -50,6 +52,34 @@ def acked_bytes_of(sock: socket.socket) -> int:
         return int(_TCPI_BYTES_ACKED.unpack(info)[0])
     except (OSError, struct.error):
         return 0
+
+
+def received_bytes_of(sock: socket.socket) -> int:
+    """Return the bytes that have arrived on a connection, read or not; -1 if it is gone."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_BYTES_RECEIVED.size)
+        return int(_TCPI_BYTES_RECEIVED.unpack(info)[0])
+    except (OSError, struct.error):
+        return -1
+
+
+def has_left(sock: socket.socket) -> bool:
+    """Return whether the peer has closed its side, even if bytes are unread."""
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _TCP_LEFT
+    except OSError:
+        return True
+
+
+def is_quiet(sock: socket.socket) -> bool:
+    """Return whether a non-blocking socket is open and has nothing to read, not even its end."""
+    try:
+        sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def out_of_order(sock: socket.socket) -> bool:
@@ -99,6 +129,8 @@ class Stream(Protocol):
         paused: reading is suspended.
         pending: bytes written but not yet taken by the kernel.
         acked_bytes: bytes that the peer's kernel has acknowledged; they grow while the peer reads.
+        received_bytes: bytes that arrived, also those that no handler has seen; 0 where a handler sees each
+            byte as soon as it is read.
         out_of_order: the kernel's timestamps of this connection may be too early.
     """
 
@@ -112,6 +144,8 @@ class Stream(Protocol):
     def pending(self) -> int: ...
     @property
     def acked_bytes(self) -> int: ...
+    @property
+    def received_bytes(self) -> int: ...
     @property
     def out_of_order(self) -> bool: ...
     def write(self, data: bytes) -> bool:
@@ -309,6 +343,10 @@ class PlainStream:
         return acked_bytes_of(self._sock)
 
     @property
+    def received_bytes(self) -> int:
+        return 0
+
+    @property
     def out_of_order(self) -> bool:
         return out_of_order(self._sock)
 
@@ -331,10 +369,7 @@ class PlainStream:
 
     def peer_left(self) -> bool:
         """True when the peer has closed its side, even if bytes are unread: for a stream that is paused."""
-        try:
-            return self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _TCP_LEFT
-        except OSError:
-            return True
+        return has_left(self._sock)
 
     def look_again(self) -> None:
         """Watch a socket that was reset again.
@@ -348,17 +383,10 @@ class PlainStream:
 
     def is_alive(self) -> bool:
         """False when the peer has closed, or sent anything: for an idle connection."""
-        if self.closed:
-            return False
-        try:
-            self._recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
+        return not self.closed and is_quiet(self._sock)
 
     def has_unread(self) -> bool:
+        """True when the peer has sent bytes that are unread."""
         try:
             return not self.closed and bool(self._recv(1, socket.MSG_PEEK))
         except OSError:

@@ -1,13 +1,14 @@
 """TLS contexts for listeners and upstreams, and `TlsStream`, a Stream that asyncio encrypts."""
 
 import asyncio
+import socket
 import ssl
 from pathlib import Path
 from typing import cast
 
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
-from llmtap.net.stream import Handler, acked_bytes_of
+from llmtap.net.stream import Handler, acked_bytes_of, has_left, is_quiet, received_bytes_of
 
 mono_ns = SystemClock.mono_ns
 
@@ -15,13 +16,15 @@ mono_ns = SystemClock.mono_ns
 class TlsStream(asyncio.Protocol):
     """A connection that asyncio encrypts; stamps are taken when the plain text appears.
 
-    `write` returns False while asyncio's buffer is above its high-water mark.
+    `write` returns False while asyncio's buffer is above its high-water mark. `sock` is asyncio's to read and
+    close; the stream only looks at it.
     """
 
-    __slots__ = ("_full", "_transport", "closed", "handler", "resumed_ns")
+    __slots__ = ("_full", "_sock", "_transport", "closed", "handler", "resumed_ns")
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, sock: socket.socket) -> None:
         self.handler = handler
+        self._sock = sock
         self.closed = False
         self.resumed_ns = 0  # stamps are taken on reading
         self._full = False
@@ -64,7 +67,12 @@ class TlsStream(asyncio.Protocol):
 
     @property
     def acked_bytes(self) -> int:
-        return acked_bytes_of(self._transport.get_extra_info("socket")) if self._transport else 0
+        return acked_bytes_of(self._sock)
+
+    @property
+    def received_bytes(self) -> int:
+        # A part of a record waits in the TLS layer, where nothing else shows it.
+        return received_bytes_of(self._sock)
 
     @property
     def out_of_order(self) -> bool:
@@ -100,10 +108,14 @@ class TlsStream(asyncio.Protocol):
         """Do nothing: asyncio's transport does it."""
 
     def is_alive(self) -> bool:
-        return not self.closed and self._transport is not None and not self._transport.is_closing()
+        """False when the peer has closed, or sent anything that is unread."""
+        is_open = not self.closed and self._transport is not None and not self._transport.is_closing()
+        return is_open and is_quiet(self._sock)
 
     def has_unread(self) -> bool:
-        return False
+        """True when the peer has sent bytes that are unread, and has not closed: then they are no notice of
+        the close."""
+        return not self.closed and not is_quiet(self._sock) and not has_left(self._sock)
 
     def close(self) -> None:
         if not self.closed:

@@ -35,7 +35,42 @@ class EventClass(IntEnum):
     KEEPALIVE = 10
 
 
-class TokenSource(StrEnum):
+class Word(StrEnum):
+    """A closed set of words. `word` is a plain attribute; reading `value` takes two calls in Python 3.11."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+
+class Reading(Word):
+    """How an answer was understood, which decides which of its figures are known."""
+
+    DIALECT = "dialect"
+    """Read by a known dialect."""
+    INFERRED = "inferred"
+    """No dialect fits: texts, counts and end were inferred from the structure of its events."""
+    NONE = "none"
+    """Not understood: only its reads and the ends of its events are timed."""
+
+
+class ReadingLimit(StrEnum):
+    """A bound that the reading of an answer reached, so that less is known of it."""
+
+    KEPT_EVENTS = "kept_events"
+    """The dialect was not certain when no more events could be kept (`dialects/chooser.py`)."""
+    REVISIONS = "revisions"
+    """Further events that the dialect does not understand are not tried with other dialects."""
+    STRUCTURE_VALUES = "structure_values"
+    """Further values are not looked at for the structure of the answer (`structure/`)."""
+    STRUCTURE_PLACES = "structure_places"
+    """Further places, counts or kinds of events are not compared."""
+    STRUCTURE_TABLES = "structure_tables"
+    """The table of the structure does not grow any more."""
+    LOGGED_EVENTS = "logged_events"
+    """Later events are not logged one by one (`Exchange.unlogged_events`)."""
+
+
+class TokenSource(Word):
     """Where a token count came from, best first (IETF draft, 4.4)."""
 
     USAGE = "usage"

@@ -7,6 +7,7 @@ Source: RFC 9110 8.4.1, RFC 1952 2.2 (members), RFC 9659 (zstd window).
 """
 
 import zlib
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 import brotli
@@ -18,14 +19,21 @@ DECODED_BYTES_MAX: Final = 256 << 20
 """Of one body. A million tokens, streamed at 250 bytes each, are this much."""
 RATIO_MAX: Final = 250
 """Decoded to coded bytes. Streams of near-identical chunks reach about 50; deflate ends at 1,032."""
-RATIO_FREE_BYTES: Final = 1 << 20
+RATIO_FREE_BYTES: Final = 256 << 10
 """Below this much output the ratio says nothing: the first flush of a stream may be a few bytes."""
 CODINGS_MAX: Final = 4
-_PIECE: Final = 64 << 10
+PIECE_BYTES: Final = 16 << 10
+"""Decoded bytes that come out at once: parsing them takes a few milliseconds."""
 _INPUT_BYTES: Final = 4 << 10
 """Coded bytes that a stage is given at once. The libraries copy the rest of their input at the end of each
 gzip member and of each piece of output; for a whole body at once that takes quadratic time."""
+_ZSTD_INPUT_BYTES: Final = 64
+"""All its output comes at the end of a call. A block of 4 bytes may stand for 128 KiB (RFC 8878 3.1.1.2), so
+that these make 2 MiB at most."""
 _ZSTD_WINDOW_MAX: Final = 8 << 20  # RFC 9659: a zstd content coding uses a window of at most 8 MB
+_BROTLI_WINDOW_MAX: Final = 16 << 20  # RFC 7932 9.1
+_DEFLATE_WINDOW_MAX: Final = 32 << 10  # RFC 1951 2
+_GZIP_MAGIC: Final = b"\x1f\x8b"  # RFC 1952 2.3.1
 
 
 class DecodeError(PeerProtocolError):
@@ -35,37 +43,55 @@ class DecodeError(PeerProtocolError):
         super().__init__(problem, 502)
 
 
-class _Stage(Protocol):
-    def decode(self, data: bytes, room: "_Room") -> bytes: ...
+class DecodingBudget:
+    """Bytes that a body may still decode to, in all its layers of coding together.
 
+    The ratio counts from end to end, to the bytes of the outermost layer: layers of 250 each would make
+    62,500 of two.
+    """
 
-class _Room:
-    """How much a stage may still put out: less with every piece, more with every coded byte."""
+    __slots__ = ("_coded", "_decoded_bytes_max", "_ratio_max", "decoded")
 
-    __slots__ = ("_coded", "_decoded", "_decoded_bytes_max", "_ratio_max")
-
-    def __init__(self, decoded_bytes_max: int, ratio_max: int) -> None:
+    def __init__(self, decoded_bytes_max: int = DECODED_BYTES_MAX, ratio_max: int = RATIO_MAX) -> None:
         self._decoded_bytes_max = decoded_bytes_max
         self._ratio_max = ratio_max
         self._coded = 0
-        self._decoded = 0
+        self.decoded = 0
+        """Bytes taken so far, those of inner layers included."""
 
-    def coded(self, size: int) -> None:
+    def add_coded(self, size: int) -> None:
         self._coded += size
 
+    @property
+    def left(self) -> int:
+        return (
+            min(self._decoded_bytes_max, max(RATIO_FREE_BYTES, self._ratio_max * self._coded)) - self.decoded
+        )
+
     def take(self, size: int) -> None:
-        self._decoded += size
-        if self._decoded > self._decoded_bytes_max:
+        """Count decoded bytes. Raises DecodeError where they are too many."""
+        self.decoded += size
+        if self.decoded > self._decoded_bytes_max:
             raise DecodeError(f"the body decodes to more than {self._decoded_bytes_max} bytes")
-        if self._decoded > max(RATIO_FREE_BYTES, self._ratio_max * self._coded):
+        if self.decoded > max(RATIO_FREE_BYTES, self._ratio_max * self._coded):
             raise DecodeError(f"the body decodes to more than {self._ratio_max} times its size")
 
 
-class Decoder:
-    """Decoder of one Content-Encoding value, such as `gzip, br`. `decoded_bytes_max` bounds the body,
-    `ratio_max` decoded / coded bytes beyond 1 MiB. Raises DecodeError for unknown or too many codings."""
+class _Stage(Protocol):
+    window_bytes_max: int
+    """Most that the library keeps of the output for back references."""
 
-    __slots__ = ("_stages",)
+    def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
+        """Yield what `data` (at most _INPUT_BYTES) yields, piece by piece."""
+        ...
+
+
+class Decoder:
+    """Decoder of one Content-Encoding value, such as `gzip, br`. `decoded_bytes_max` bounds the body with its
+    inner layers, `ratio_max` decoded / coded bytes beyond RATIO_FREE_BYTES. Raises DecodeError for unknown or
+    too many codings."""
+
+    __slots__ = ("_budget", "_stages", "_window_bytes_max")
 
     def __init__(
         self,
@@ -79,22 +105,42 @@ class Decoder:
         if len(names) > CODINGS_MAX:
             raise DecodeError(f"{len(names)} content codings on one body (limit {CODINGS_MAX})")
         # RFC 9110 8.4: codings are listed in the order they were applied; the last comes off first.
-        self._stages = [(_stage(n), _Room(decoded_bytes_max, ratio_max)) for n in reversed(names)]
+        self._stages = [_stage(n) for n in reversed(names)]
+        self._window_bytes_max = sum(stage.window_bytes_max for stage in self._stages)
+        self._budget = DecodingBudget(decoded_bytes_max, ratio_max)
 
     @property
     def identity(self) -> bool:
         return not self._stages
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the windows: libraries fill it with the output, up to its size."""
+        return min(self._window_bytes_max, self._budget.decoded)
+
     def feed(self, data: bytes) -> bytes:
-        for stage, room in self._stages:
-            size = len(data)
-            room.coded(size)
-            if size <= _INPUT_BYTES:
-                data = stage.decode(data, room)
+        return b"".join(self.pieces(data)) if self._stages else data
+
+    def pieces(self, data: bytes) -> Iterator[bytes]:
+        """Yield what `data` decodes to, which may be 250 times as long, in pieces of about PIECE_BYTES.
+
+        A piece may be empty, so that the caller gets its turn after each step of work.
+        """
+        self._budget.add_coded(len(data))
+        return self._decode(data, 0)
+
+    def _decode(self, data: bytes, layer: int) -> Iterator[bytes]:
+        stage = self._stages[layer]
+        inner = layer + 1
+        for i in range(0, len(data), _INPUT_BYTES):
+            pieces = stage.decode(data[i : i + _INPUT_BYTES], self._budget)
+            if inner == len(self._stages):
+                yield from pieces
             else:
-                pieces = (data[i : i + _INPUT_BYTES] for i in range(0, size, _INPUT_BYTES))
-                data = b"".join([stage.decode(piece, room) for piece in pieces])
-        return data
+                for piece in pieces:
+                    yield from self._decode(piece, inner)
+            if layer or i:
+                yield b""
 
 
 def _stage(name: bytes) -> _Stage:
@@ -106,124 +152,122 @@ def _stage(name: bytes) -> _Stage:
         return _Brotli()
     if name == b"zstd":
         return _Zstd()
-    raise DecodeError(f"unknown content coding {name[:32].decode('latin-1')!r}")
+    raise DecodeError("unknown content coding")
 
 
-def _inflate(inflate: "zlib._Decompress", data: bytes, room: _Room) -> bytes:
-    """All that `data` yields, up to the end of a member. Raises zlib.error."""
-    pieces: list[bytes] = []
+def inflated(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
+    """Yield all that `data` yields, up to the end of a member. Raises zlib.error."""
     while True:
-        piece = inflate.decompress(data, _PIECE)
+        piece = inflater.decompress(data, PIECE_BYTES)
         if piece:
-            room.take(len(piece))
-            pieces.append(piece)
-        data = inflate.unconsumed_tail
+            budget.take(len(piece))
+            yield piece
+        data = inflater.unconsumed_tail
         # A full piece may leave output behind although all input is used.
-        if inflate.eof or (not data and len(piece) < _PIECE):
-            return b"".join(pieces)
+        if inflater.eof or (not data and len(piece) < PIECE_BYTES):
+            return
 
 
 class _Gzip:
-    __slots__ = ("_first", "_inflate", "_over")
+    __slots__ = ("_head", "_inflater", "_over")
+    window_bytes_max = _DEFLATE_WINDOW_MAX
 
     def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(31)
-        self._first = True
+        self._inflater: zlib._Decompress | None = zlib.decompressobj(31)
+        self._head = b""
         self._over = False
 
-    def decode(self, data: bytes, room: _Room) -> bytes:
-        members: list[bytes] = []
+    def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
         while data and not self._over:
+            if self._inflater is None:
+                data = self._head + data
+                if len(data) < len(_GZIP_MAGIC):
+                    self._head = data
+                    return
+                # As gzip itself does: bytes behind a member that begin no other member are ignored.
+                if not data.startswith(_GZIP_MAGIC):
+                    self._over = True
+                    return
+                self._inflater, self._head = zlib.decompressobj(31), b""
             try:
-                members.append(_inflate(self._inflate, data, room))
+                yield from inflated(self._inflater, data, budget)
             except zlib.error:
-                if self._first:
-                    raise DecodeError("the body is not valid gzip") from None
-                # As gzip itself does: what follows a whole member and is none is left out.
-                self._over = True
-                break
-            if not self._inflate.eof:
-                break
-            data = self._inflate.unused_data
-            self._inflate = zlib.decompressobj(31)
-            self._first = False
-        return b"".join(members)
+                raise DecodeError("the body is not valid gzip") from None
+            if not self._inflater.eof:
+                return
+            data = self._inflater.unused_data
+            self._inflater = None
 
 
 class _Deflate:
     """deflate: the zlib format, or raw deflate, which some servers send under that name."""
 
-    __slots__ = ("_head", "_inflate")
+    __slots__ = ("_head", "_inflater")
+    window_bytes_max = _DEFLATE_WINDOW_MAX
 
     def __init__(self) -> None:
         self._head = b""
-        self._inflate: zlib._Decompress | None = None
+        self._inflater: zlib._Decompress | None = None
 
-    def decode(self, data: bytes, room: _Room) -> bytes:
-        if self._inflate is None:
+    def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
+        if self._inflater is None:
             self._head += data
             if len(self._head) < 2:
-                return b""
+                return
             data = self._head
             # RFC 1950 2.2: method 8, and the two bytes as a number are a multiple of 31.
             wrapped = data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
-            self._inflate = zlib.decompressobj(15 if wrapped else -15)
-        if self._inflate.eof:
-            return b""
+            self._inflater = zlib.decompressobj(15 if wrapped else -15)
+        if self._inflater.eof:
+            return
         try:
-            return _inflate(self._inflate, data, room)
+            yield from inflated(self._inflater, data, budget)
         except zlib.error:
             raise DecodeError("the body is not valid deflate") from None
 
 
 class _Brotli:
     __slots__ = ("_decompressor",)
+    window_bytes_max = _BROTLI_WINDOW_MAX
 
     def __init__(self) -> None:
         self._decompressor = brotli.Decompressor()
 
-    def decode(self, data: bytes, room: _Room) -> bytes:
+    def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
         decompressor = self._decompressor
-        pieces: list[bytes] = []
         try:
-            piece: bytes = decompressor.process(data, output_buffer_limit=_PIECE)
-            while True:
-                room.take(len(piece))
-                pieces.append(piece)
-                if decompressor.can_accept_more_data() or not piece:
-                    return b"".join(pieces)
-                piece = decompressor.process(b"", output_buffer_limit=_PIECE)
+            # Output may be left although `can_accept_more_data` (brotli 1.2), so the end is an empty piece.
+            while piece := decompressor.process(data, output_buffer_limit=PIECE_BYTES):
+                budget.take(len(piece))
+                yield piece
+                if decompressor.is_finished():
+                    return
+                data = b""
         except brotli.error:
             raise DecodeError("the body is not valid brotli") from None
 
 
 class _Zstd:
-    """zstd, frame after frame. The library writes output piece by piece: `write` refuses when there is no
-    room."""
+    """zstd, frame after frame.
 
-    __slots__ = ("_pieces", "_room", "_writer")
+    Not a `stream_writer` of the library: it keeps output back if its buffer is full when the input ends.
+    """
+
+    __slots__ = ("_decompressor",)
+    window_bytes_max = _ZSTD_WINDOW_MAX
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._room: _Room | None = None
-        self._writer = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX).stream_writer(
-            self,  # type: ignore[arg-type]  # it only needs our write
-            write_size=_PIECE,
-            closefd=False,
-        )
+        library = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_MAX)
+        self._decompressor = library.decompressobj(write_size=PIECE_BYTES, read_across_frames=True)
 
-    def write(self, piece: bytes) -> int:
-        assert self._room is not None
-        self._room.take(len(piece))
-        self._pieces.append(bytes(piece))
-        return len(piece)
-
-    def decode(self, data: bytes, room: _Room) -> bytes:
-        self._room = room
-        try:
-            self._writer.write(data)
-        except zstandard.ZstdError:
-            raise DecodeError("the body is not valid zstd, or needs a window of more than 8 MiB") from None
-        out = b"".join(self._pieces)
-        self._pieces.clear()
-        return out
+    def decode(self, data: bytes, budget: DecodingBudget) -> Iterator[bytes]:
+        for i in range(0, len(data), _ZSTD_INPUT_BYTES):
+            try:
+                output = self._decompressor.decompress(data[i : i + _ZSTD_INPUT_BYTES])
+            except zstandard.ZstdError:
+                raise DecodeError(
+                    "the body is not valid zstd, or needs a window of more than 8 MiB"
+                ) from None
+            budget.take(len(output))
+            for start in range(0, len(output), PIECE_BYTES):
+                yield output[start : start + PIECE_BYTES]

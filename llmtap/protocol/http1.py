@@ -23,29 +23,54 @@ Headers = list[tuple[bytes, bytes]]
 LENGTH_DIGITS_MAX: Final = 18
 """10^18 bytes is more than anyone sends and still fits a signed 64-bit integer."""
 SIZE_DIGITS_MAX: Final = 15
+"""Digits of a chunk size behind its leading zeros."""
 LINE_BYTES_MAX: Final = 8_192
 """One chunk-size line with its extensions, or one trailer line; the limit nginx has for a header line."""
+EXTENSION_BYTES_MAX: Final = 16_384
+"""Bytes of chunk extensions in one body that may exceed the payload of their chunks: a body of extensions
+would cost much to parse and carry nothing."""
 TRAILER_LINES_MAX: Final = 128
+TRAILER_BYTES_MAX: Final = 65_536
+"""All trailer lines of a body, as for a head (`relay.head_bytes`)."""
 METHOD_CHARS_MAX: Final = 32
 
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z!$&'()*+,;=._~%-]*)(?::[0-9]*)?")
-_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,%d})(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n" % SIZE_DIGITS_MAX)
+# RFC 9112 7.1.1: chunk-ext = *( BWS ";" BWS token [ BWS "=" BWS ( token / quoted-string ) ] ).
+_NAME: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_QUOTED_PART: Final = rb'"(?:[\t \x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\t\x20-\x7e\x80-\xff])*'
+_SIZE_DIGITS: Final = rb"0*[0-9A-Fa-f]{1,%d}" % SIZE_DIGITS_MAX
+_EXTENSIONS: Final = rb'(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b"))?)*' % (_NAME, _NAME, _QUOTED_PART)
+_SIZE_LINE: Final = re.compile(rb"(%b)%b\r\n" % (_SIZE_DIGITS, _EXTENSIONS))
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
 # What such a line may begin with, up to the place where a read ends.
-_SIZE_LINE_PART: Final = re.compile(rb"[0-9A-Fa-f]{1,%d}(?:;[\t\x20-\x7e\x80-\xff]*)?\r?" % SIZE_DIGITS_MAX)
+_SIZE_LINE_PART: Final = re.compile(
+    rb"%b%b(?:\r|[ \t]*(?:;[ \t]*(?:%b[ \t]*(?:=[ \t]*(?:%b\\?)?)?)?)?)"
+    % (_SIZE_DIGITS, _EXTENSIONS, _NAME, _QUOTED_PART)
+)
 _TRAILER_LINE_PART: Final = re.compile(rb"\r|[!#$%&'*+\-.^_`|~0-9A-Za-z]+(?::[\t\x20-\x7e\x80-\xff]*\r?)?")
 NO_TRAILERS: Final = frozenset({
     b"api-key", b"authorization", b"cache-control", b"connection", b"content-encoding", b"content-length",
-    b"content-range", b"content-type", b"cookie", b"expect", b"host", b"keep-alive", b"max-forwards",
-    b"proxy-authorization", b"proxy-connection", b"range", b"te", b"trailer", b"transfer-encoding",
-    b"upgrade", b"x-api-key", b"x-goog-api-key",
+    b"content-range", b"content-type", b"cookie", b"expect", b"forwarded", b"host", b"keep-alive",
+    b"max-forwards", b"proxy-authorization", b"proxy-connection", b"range", b"te", b"trailer",
+    b"transfer-encoding", b"upgrade", b"via", b"x-api-key", b"x-goog-api-key", b"x-real-ip",
 })  # fmt: skip
 """Fields that a request may not have as trailers: framing, routing, control, authentication, content format
 (RFC 9110 6.5.1). A recipient that merged them into the head would read another request than we did."""
+NO_TRAILER_WORDS: Final = frozenset({
+    b"apikey", b"auth", b"authentication", b"authorization", b"cookie", b"credential", b"credentials",
+    b"forwarded", b"key", b"llm", b"mcp", b"password", b"secret", b"session", b"tenant", b"token", b"user",
+})  # fmt: skip
+"""A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is a credential, an
+identity or a route as well. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 """Fields that no message may have as trailers: whoever merges them into the head reads another end."""
+NEVER_NAMED: Final = frozenset({
+    b"content-encoding", b"content-length", b"content-type", b"host", b"keep-alive", b"te",
+    b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+"""Fields that Connection cannot remove: the next hop needs them, or the relay has a rule for them."""
 _USUAL_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
 # What a field is to framing and routing; looked up by the name as sent, which a memo makes one dict access.
 _LENGTH, _CODING, _CONNECTION, _HOSTS, _UPGRADE, _EXPECT, _PLAIN = range(7)
@@ -84,6 +109,9 @@ KEEP_ALIVE: Final = (b"keep-alive",)
 
 
 class RequestHead(msgspec.Struct):
+    """`headers`: without the fields that Connection names. They end at this hop (RFC 9110 7.6.1), so they are
+    neither forwarded nor read by anyone: every decision rests on the head that the gateway gets."""
+
     method: bytes
     target: bytes
     version: tuple[int, int]
@@ -97,6 +125,8 @@ class RequestHead(msgspec.Struct):
 
 
 class ResponseHead(msgspec.Struct):
+    """`headers`: as in RequestHead."""
+
     status: int
     reason: bytes
     version: tuple[int, int]
@@ -112,6 +142,33 @@ def header_value(headers: Headers, name: bytes) -> bytes | None:
         if key.lower() == name:
             return value.strip(b" \t")
     return None
+
+
+def sole_value(headers: Headers, name: bytes) -> bytes | None:
+    """Return the value of a field that identifies the sender; None if it is absent or ambiguous.
+
+    Lines that differ are ambiguous: some recipients use the first, some the last, some the joined value
+    (RFC 9110 5.3).
+    """
+    found: bytes | None = None
+    for key, value in headers:
+        if key.lower() == name:
+            value = value.strip(b" \t")
+            if found is not None and value != found:
+                return None
+            found = value
+    return found
+
+
+def spelling_key(name: bytes) -> bytes:
+    """Return the name of a field as CGI and WSGI (RFC 3875 4.1.18) read it: `X_Tenant` is `x-tenant`."""
+    return name.lower().replace(b"_", b"-")
+
+
+def _without_named(headers: Headers, connection: tuple[bytes, ...]) -> Headers:
+    """Return the fields without those that Connection names (RFC 9110 7.6.1)."""
+    named = frozenset(connection) - NEVER_NAMED
+    return [(n, v) for n, v in headers if n.lower() not in named] if named else headers
 
 
 class _Fields:
@@ -215,13 +272,13 @@ def _parse_request_head(raw: bytes) -> RequestHead:
         method,
         target,
         (1, 1) if is_11 else (1, 0),
-        fields.headers,
+        _without_named(fields.headers, connection) if connection else fields.headers,
         framing,
         length,
         _stays_open(is_11, connection),
         connection,
         upgrades[-1] if upgrades and b"upgrade" in connection else None,
-        bool(expectations) and expectations[-1].lower() == b"100-continue",
+        bool(expectations) and expectations[-1].lower() == b"100-continue" and b"expect" not in connection,
     )
 
 
@@ -276,7 +333,11 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     except httptools.HttpParserUpgrade:
         pass
     except httptools.HttpParserError as exc:
-        raise PeerProtocolError(f"malformed response head: {_reason(exc)}", 502) from None
+        what = _reason(exc)
+        if raw[9:12] == b"101" and "Upgrade" in what:
+            # llhttp pauses behind each 101, but continues if both fields are there.
+            what = "status 101 without the fields Connection: Upgrade and Upgrade (RFC 9110 7.8)"
+        raise PeerProtocolError(f"malformed response head: {what}", 502) from None
     is_11 = raw.startswith(b"HTTP/1.1 ")
     if not fields.complete or not (is_11 or raw.startswith(b"HTTP/1.0 ")):
         raise PeerProtocolError("malformed response head", 502)
@@ -304,7 +365,7 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
         status,
         raw[13 : raw.find(b"\r\n")],
         (1, 1) if is_11 else (1, 0),
-        headers,
+        _without_named(headers, connection) if connection else headers,
         framing,
         length,
         framing is not _CLOSE and _stays_open(is_11, connection),
@@ -361,29 +422,32 @@ class CloseScanner:
         return -1
 
 
-def _size_of(line: bytes) -> int:
-    m = _SIZE_LINE.fullmatch(line)
-    if m is None:
-        raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
-    return int(m[1], 16)
-
-
 _SIZES: dict[bytes, int] = {}
-"""Chunk-size lines seen lately: a stream of tokens repeats a few dozen of them."""
+"""Chunk-size lines without extensions seen lately: a stream of tokens repeats a few dozen of them."""
 _SIZES_MAX: Final = 4_096
 
 
 class ChunkedScanner:
     """A chunked body, trailers included (RFC 9112 7.1), CR LF everywhere. A line that a read ends within is
-    checked as far as it goes: no byte of a malformed one is forwarded. `refused`: names (lower case) refused
-    as trailers."""
+    checked as far as it goes: no byte of a malformed one is forwarded. `refused`: names refused as trailers,
+    by their `spelling_key`; `refused_words`: so are names with one of these words."""
 
-    __slots__ = ("_refused", "left", "line_part", "trailer_lines", "trailers")
+    __slots__ = (
+        "_extension_bytes", "_refused", "_refused_words", "_trailer_bytes", "left", "line_part",
+        "trailer_lines", "trailers",
+    )  # fmt: skip
 
     def __init__(
-        self, trailers: list[bytes] | None = None, *, refused: frozenset[bytes] = frozenset()
+        self,
+        trailers: list[bytes] | None = None,
+        *,
+        refused: frozenset[bytes] = frozenset(),
+        refused_words: frozenset[bytes] = frozenset(),
     ) -> None:
         self._refused = refused
+        self._refused_words = refused_words
+        self._extension_bytes = 0  # beyond the payload of their chunks
+        self._trailer_bytes = 0
         self.trailers = trailers
         self.left = 0  # of the current chunk, its CR LF included
         self.line_part = b""  # the part of a line that an earlier read ended with
@@ -447,7 +511,8 @@ class ChunkedScanner:
                 self.trailer_lines += 1
                 if _TRAILER_LINE.fullmatch(line) is None or len(line) > LINE_BYTES_MAX:
                     raise PeerProtocolError("a trailer line is malformed")
-                if self.trailer_lines > TRAILER_LINES_MAX:
+                self._trailer_bytes += len(line)
+                if self.trailer_lines > TRAILER_LINES_MAX or self._trailer_bytes > TRAILER_BYTES_MAX:
                     raise PeerProtocolError("too many trailer lines")
                 self._check_trailer_name(line)
                 if self.trailers is not None:
@@ -457,9 +522,7 @@ class ChunkedScanner:
             if size < 0:
                 if len(line) > LINE_BYTES_MAX:
                     raise PeerProtocolError("a chunk size line is too long")
-                size = _size_of(line)
-                if len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
-                    _SIZES[line] = size
+                size = self._size_of(line)
             if not size:
                 self.trailer_lines = 0
                 continue
@@ -469,6 +532,20 @@ class ChunkedScanner:
                 if pieces is not None:
                     pieces.append(data[at : stop - 2])
                 at, left = stop, 0
+
+    def _size_of(self, line: bytes) -> int:
+        m = _SIZE_LINE.fullmatch(line)
+        if m is None:
+            raise PeerProtocolError(f"malformed chunk size line of {len(line)} bytes")
+        size = int(m[1], 16)
+        extension = len(line) - m.end(1) - 2
+        if extension:
+            self._extension_bytes = max(0, self._extension_bytes + extension - size)
+            if self._extension_bytes > EXTENSION_BYTES_MAX:
+                raise PeerProtocolError("too many bytes of chunk extensions")
+        elif len(line) <= 10 and len(_SIZES) < _SIZES_MAX:
+            _SIZES[line] = size
+        return size
 
     def _check_part(self, line: bytes) -> None:
         if self.trailer_lines < 0:
@@ -481,9 +558,10 @@ class ChunkedScanner:
 
     def _check_trailer_name(self, line: bytes) -> None:
         """Raise PeerProtocolError if this trailer is refused; `line` may end anywhere."""
-        if self._refused:
-            name, colon, _ = line.partition(b":")
-            if colon and name.lower() in self._refused:
+        name, colon, _ = line.partition(b":")
+        if self._refused and colon:
+            name = spelling_key(name)
+            if name in self._refused or not self._refused_words.isdisjoint(name.split(b"-")):
                 raise PeerProtocolError("a field that is not allowed as a trailer")
 
 
@@ -510,8 +588,12 @@ class ChunkedDecoder:
 
 
 def scanner_for(
-    framing: Framing, length: int, *, refused_trailers: frozenset[bytes] = frozenset()
+    framing: Framing,
+    length: int,
+    *,
+    refused_trailers: frozenset[bytes] = frozenset(),
+    refused_words: frozenset[bytes] = frozenset(),
 ) -> BodyScanner:
     if framing is _CHUNKED:
-        return ChunkedScanner(refused=refused_trailers)
+        return ChunkedScanner(refused=refused_trailers, refused_words=refused_words)
     return LengthScanner(length) if framing is _LENGTHY else CloseScanner()

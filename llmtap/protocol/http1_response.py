@@ -3,6 +3,8 @@
 For all that read responses from a connection: relay, passive vantage, load generator. Built on `http1.py`.
 """
 
+from typing import Final
+
 from llmtap.errors import PeerProtocolError
 from llmtap.protocol import http1
 
@@ -10,20 +12,40 @@ from llmtap.protocol import http1
 NONE, LENGTH = http1.Framing.NONE, http1.Framing.LENGTH
 
 
+INTERIM_HEADS_MAX: Final = 64
+"""Interim (1xx) heads before a final one, and one more for each second of waiting: some servers send a 102 or
+103 every few seconds to keep a connection open."""
+
+
+def is_interim_flood(interims: int, waited_ns: int) -> bool:
+    """Return whether so many interim heads are more than a server may send in this time."""
+    return interims > INTERIM_HEADS_MAX + waited_ns // 1_000_000_000
+
+
 def next_response_head(
-    data: bytes, method: bytes, *, bytes_max: int, fields_max: int
-) -> tuple[http1.ResponseHead, int] | None:
-    """Return the head (1xx, too) at the start of `data` and its end; None if it is incomplete. `method` is
-    the request's. Raises PeerProtocolError."""
-    end = data.find(b"\r\n\r\n") + 4
+    data: bytes, method: bytes, *, bytes_max: int, fields_max: int, interims: int = 0, waited_ns: int = 0
+) -> tuple[http1.ResponseHead, int, int] | None:
+    """Return the head (1xx, too) at the start of `data`, its start and its end; None if it is incomplete.
+
+    `method` is the request's; `interims`: heads of the same response before this one, in `waited_ns`. One
+    empty line may follow an interim head: some servers send it, and it changes no meaning. Raises
+    PeerProtocolError.
+    """
+    if interims > INTERIM_HEADS_MAX and is_interim_flood(interims, waited_ns):
+        raise PeerProtocolError("the interim responses are too many, or take too long", 502)
+    start = 2 if interims and data.startswith(b"\r\n") else 0
+    end = data.find(b"\r\n\r\n", start) + 4
     if not 4 <= end <= bytes_max:
-        if len(data) > bytes_max or not data.startswith(b"HTTP/1."[: len(data)]):
+        if data.count(b"\n") > data.count(b"\r\n"):
+            raise PeerProtocolError("the response head has bare line feeds", 502)
+        line = b"HTTP/1."[: len(data) - start]
+        if len(data) > bytes_max or not (data.startswith(line, start) or (interims and data == b"\r")):
             raise PeerProtocolError("the response head is malformed or too long", 502)
         return None
-    head = http1.parse_response_head(data[:end], method)
+    head = http1.parse_response_head(data[start:end], method)
     if len(head.headers) > fields_max:
         raise PeerProtocolError("the response head has too many fields", 502)
-    return head, end
+    return head, start, end
 
 
 def begin_response_body(

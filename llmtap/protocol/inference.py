@@ -3,7 +3,8 @@
 Each vantage has `SkipRules`, made from its option `skip`, which replaces the default rules `NOT_INFERENCE`
 (GET, HEAD, `/tokenize` and others); with an empty list all requests are measured. A rule is a method (`GET`;
 streams and WebSockets are excepted) or a path with all below it: `/health` holds `/health/live`, not
-`/healthz`. Paths are decoded and without the query.
+`/healthz`. Paths are decoded and without the query. A path that gateways may read as another one meets no
+rule of a path (`target.py`): `/v1/files/../chat/completions` is a chat request to many.
 """
 
 import re
@@ -13,6 +14,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from llmtap.errors import ConfigError
+from llmtap.protocol.target import plain_path, split_target
 
 NOT_INFERENCE_METHODS: Final = ("DELETE", "GET", "HEAD", "OPTIONS")
 """Scrapes, health checks, model lists, pages, stored objects. Every API asks models by POST or WebSocket."""
@@ -48,12 +50,19 @@ class SkipRules:
     def rule_of(
         self, method: str, path: str, query: str = "", fields: Iterable[tuple[bytes, bytes]] = ()
     ) -> str | None:
-        """Return the rule that a request meets, or None; an empty `method` meets none of the methods."""
-        if path in self._exact:
-            return self._exact[path]
-        if path.startswith(self._below):
-            return next(self._exact[below[:-1]] for below in self._below if path.startswith(below))
-        if method not in self._methods or _STREAM.search(query):
+        """Return the rule that a request meets, or None; `path` is decoded. An empty `method` meets none of
+        the methods."""
+        return self._rule_of(method, plain_path(path, decoded=True), query, fields)
+
+    def _rule_of(
+        self, method: str, path: str | None, query: str, fields: Iterable[tuple[bytes, bytes]]
+    ) -> str | None:
+        if path is not None:
+            if path in self._exact:
+                return self._exact[path]
+            if path.startswith(self._below):
+                return next(self._exact[below[:-1]] for below in self._below if path.startswith(below))
+        if method not in self._methods or _STREAM.search(unquote(query)):
             return None
         for name, value in fields:
             low = name.lower()
@@ -66,14 +75,8 @@ class SkipRules:
     def rule_of_head(self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]]) -> str | None:
         if method not in self._methods_sent:
             return self._rule_of_target(target)
-        return self.rule_of(method.decode(), *_split(target), fields)
+        path, query = split_target(target)
+        return self._rule_of(method.decode(), plain_path(path), query, fields)
 
     def _by_target(self, target: bytes) -> str | None:
-        return self.rule_of("", *_split(target))
-
-
-def _split(target: bytes) -> tuple[str, str]:
-    path, _, query = target.decode("latin-1").partition("?")
-    if not path.startswith("/"):  # RFC 9112 3.2.2: the absolute form
-        path = "/" + path.partition("://")[2].partition("/")[2]
-    return unquote(path) if "%" in path else path, query
+        return self._rule_of("", plain_path(split_target(target)[0]), "", ())

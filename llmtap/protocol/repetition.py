@@ -14,6 +14,7 @@ checked to be one string or one whole number.
 import json
 from array import array
 from collections.abc import Callable
+from sys import getsizeof
 from typing import Final, Protocol
 
 import msgspec
@@ -24,14 +25,8 @@ from llmtap.protocol.sse import SseEvent, SseParser
 
 BLOCK_BYTES_MAX: Final = 4_096
 """Of an event that is known again: far beyond a token, and some of them may be kept for a moment."""
-_MEMBERS: Final = tuple(
-    f'"{name}":{space}'.encode()
-    for name in (
-        "content", "reasoning_content", "reasoning", "arguments", "text", "thinking", "partial_json", "delta",
-    )
-    for space in ("", " ")
-)  # fmt: skip
-"""What may stand before a text. A value in such a place is a text or nothing that is read."""
+_OF_MEMBER: Final = (b'":', b'": ')
+"""What stands before the value of a member. The probe shows whether that value is the text."""
 LOOSE_MAX: Final = 3
 """Loose values of an event: each is looked at in each event, and nobody is known to send more."""
 _SIZE_LINES: Final = {
@@ -135,7 +130,7 @@ def find_repetition(
     for encode in _ENCODERS:
         quoted = encode(delta.text)
         before, text, behind = block.partition(quoted)
-        if text and quoted not in behind and before.endswith(_MEMBERS):
+        if text and quoted not in behind and before.endswith(_OF_MEMBER):
             behind = b'"' + behind
             found = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
             if not _is_read(found.opening + _PROBE.encode() + found.closing, found, read_event):
@@ -262,6 +257,13 @@ class RepetitionFinder:
 
 ROOM: Final = 64
 """Events that the Python implementation sets aside: enough to make logging them cheap."""
+TEXTS_BYTES_MAX: Final = 6 << 10
+"""Memory of kept texts at which a run is full. 64 tokens take half of it."""
+RUN_BYTES: Final = 16 << 10
+"""Memory of a run that is not full: 25 bytes for each of 256 events (in Python 150 for each of 64), texts."""
+RUN_BLOCKS: Final = 6
+"""Copies of the block that repeats, in the repetition and in the one before: opening and closing in each of
+three members."""
 
 Taken = tuple["array[int]", "array[int]", "array[int]", bytes, list[str]]
 """Of each event: `t_ns` and `added_ns` of its read, bytes of its block, 1 if its text is only white space;
@@ -287,12 +289,13 @@ class TokenRun(Protocol):
 
 
 class PythonTokenRun:
-    __slots__ = ("_chunked", "_events", "_text_in", "keeps_texts")
+    __slots__ = ("_chunked", "_events", "_text_in", "_texts_bytes", "keeps_texts")
 
     def __init__(self, repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> None:
         self._chunked = chunked
         self._text_in = repetition.text_in
         self._events: list[tuple[int, int, int, str]] = []
+        self._texts_bytes = 0
         self.keeps_texts = keeps_texts
 
     def __len__(self) -> int:
@@ -300,18 +303,23 @@ class PythonTokenRun:
 
     @property
     def full(self) -> bool:
-        return len(self._events) >= ROOM
+        return len(self._events) >= ROOM or self._texts_bytes >= TEXTS_BYTES_MAX
 
     def add(self, data: bytes, t_ns: int, added_ns: int) -> bool:
         text = self._text_in(data, self._chunked)
         if not text:
             return False
+        if self.keeps_texts:
+            self._texts_bytes += getsizeof(text)
+        else:
+            text = " " if text.isspace() else "x"
         self._events.append((t_ns, added_ns, len(data), text))
         return True
 
     def take(self) -> Taken:
         times, added_ns, read_sizes, texts = zip(*self._events, strict=True)
         self._events.clear()
+        self._texts_bytes = 0
         sizes = [_PAYLOADS[size] for size in read_sizes] if self._chunked else read_sizes
         blanks = bytes(map(str.isspace, texts))
         kept = list(texts) if self.keeps_texts else []

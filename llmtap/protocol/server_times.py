@@ -8,7 +8,7 @@ Source: docs/dialects.md; W3C Server Timing; IETF draft, 4.6.3 option C.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from math import inf
 from typing import Any, Final
 
@@ -21,7 +21,8 @@ SERVER_TIMES: Final = (
 """The names. `ttft_from_schedule` leaves the queue out; `total` is the request as its teller sees it, which
 in a header means: until the head."""
 
-_MS_PER: Final = {"ms": 1.0, "s": 1e3, "ns": 1e-6}
+_MS_PER: Final = {"ms": 1.0, "s": 1e3, "us": 1e-3, "ns": 1e-6}
+UNITS: Final = tuple(_MS_PER)
 _CLOCK_MS_MAX: Final = 1e10
 """Four months: a clock that shows more is not read. Differences of readings fit 64 bits of nanoseconds."""
 _RATE_MAX: Final = 1e12
@@ -66,34 +67,16 @@ _OBJECTS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "ttft_ms": ("ttft", "ms"),
         "total_time_ms": ("total", "ms"),
     },
-    "result.stats": {  # LM Studio
-        "time_to_first_token_seconds": ("ttft", "s"),
-        "model_load_time_seconds": ("load", "s"),
-    },
-    "meta_info": {"e2e_latency": ("total", "s")},  # SGLang
-    "": {  # Ollama, at the top level
-        "total_duration": ("total", "ns"),
-        "load_duration": ("load", "ns"),
-        "prompt_eval_duration": ("prefill", "ns"),
-        "eval_duration": ("decode", "ns"),
-    },
     "amazon-bedrock-invocationMetrics": {
         "firstByteLatency": ("ttft", "ms"),
         "invocationLatency": ("total", "ms"),
     },
 }
-_FULL_PLACE: Final = ("meta_info", "")
-"""Objects whose single values are places of their own."""
-
-
-def _fields(place: str) -> Iterator[tuple[str, str, str, str, str]]:
-    for key, (name, unit) in _OBJECTS[place].items():
-        path = f"{place}.{key}" if place else key
-        yield key, name, unit, path if place in _FULL_PLACE else place, path
-
-
-_FIELDS: Final = {place: tuple(_fields(place)) for place in _OBJECTS}
-"""By place: `(key, name, unit, where, path)`."""
+_FIELDS: Final = {
+    place: tuple((key, name, unit, f"{place}.{key}") for key, (name, unit) in fields.items())
+    for place, fields in _OBJECTS.items()
+}
+"""By place: `(key, name, unit, path)`."""
 _HEADERS: Final[dict[bytes, tuple[str, str]]] = {
     b"openai-processing-ms": ("total", "ms"),
     b"x-envoy-upstream-service-time": ("total", "ms"),
@@ -114,14 +97,14 @@ _DURATION: Final = re.compile(r';\s*dur\s*=\s*"?([0-9.eE+-]{1,32})', re.IGNORECA
 
 
 def object_times(place: str, value: Any) -> tuple[ServerTime, ...]:
-    """The durations of the object at `place` in an event; `""` is its top level. Anything else gives ()."""
+    """Return the durations of the object at `place` in an event. Anything else gives ()."""
     if not isinstance(value, dict):
         return ()
     out = []
-    for key, name, unit, where, path in _FIELDS[place]:
-        ms = _ms(value.get(key), unit)
+    for key, name, unit, path in _FIELDS[place]:
+        ms = duration_ms(value.get(key), unit)
         if ms is not None:
-            out.append(ServerTime(name, ms, where, path, unit))
+            out.append(ServerTime(name, ms, place, path, unit))
     return tuple(out)
 
 
@@ -147,7 +130,12 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
 
 def clock_ns(timings: Any) -> int:
     """llama.cpp's own clock at a token, from its `timings`: ns since decoding began; -1 where not told."""
-    ms = _ms(timings.get("predicted_ms"), "ms") if isinstance(timings, dict) else None
+    return duration_clock_ns(timings.get("predicted_ms") if isinstance(timings, dict) else None, "ms")
+
+
+def duration_clock_ns(value: Any, unit: str) -> int:
+    """Return the reading of a server's clock in ns; -1 for what is none."""
+    ms = duration_ms(value, unit)
     return -1 if ms is None or not 0 <= ms <= _CLOCK_MS_MAX else round(ms * 1e6)
 
 
@@ -159,7 +147,7 @@ def header_times(headers: Iterable[tuple[bytes, bytes]], place: str = "header") 
             name = name.lower()
             known = _HEADERS.get(name)
         if known is not None:
-            ms = _ms(value.decode("latin-1"), known[1])
+            ms = duration_ms(value.decode("latin-1"), known[1])
             if ms is not None:
                 out.append(ServerTime(known[0], ms, f"{place}:{name.decode('latin-1')}", None, known[1]))
         elif name == _SERVER_TIMING:
@@ -178,7 +166,7 @@ def _server_timing(value: str, where: str) -> list[ServerTime]:
     for entry in value.split(",")[:_ENTRIES_MAX]:
         name = entry.partition(";")[0].strip().lower()
         m = _DURATION.search(entry)
-        ms = None if m is None else _ms(m[1], "ms")
+        ms = None if m is None else duration_ms(m[1], "ms")
         if ms is not None:
             out.append(ServerTime(name if name in SERVER_TIMES else "unnamed", ms, where))
     return out
@@ -190,10 +178,10 @@ def _span_ms(tokens: Any, without: int, rate: Any) -> float | None:
         return None
     if not 0 < rate <= _RATE_MAX or not without < tokens <= _RATE_MAX:
         return None
-    return _ms((tokens - without) / rate, "s")
+    return duration_ms((tokens - without) / rate, "s")
 
 
-def _ms(value: Any, unit: str) -> float | None:
+def duration_ms(value: Any, unit: str) -> float | None:
     """Milliseconds of a number of any size and sign, or of the text of one; None for what is no number."""
     if type(value) is str:
         try:

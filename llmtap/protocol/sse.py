@@ -4,10 +4,12 @@
 events. A *block* of server-sent events is a run of non-empty lines closed by an empty one; comments alone are
 a block too. Only CR, LF and CR LF end a line. Some servers put a single newline between events: a data line
 that ends in `}` before one that begins with `{` or `[` ends an event, and from there on every whole JSON line
-is one. A wrong checksum ends the parsing of a binary stream (`application/vnd.amazon.eventstream`).
+is one. A wrong checksum ends the parsing of a binary stream (`application/vnd.amazon.eventstream`). Messages
+`PayloadPart` of such a stream (SageMaker) hold pieces of the stream of a container: server-sent events or
+lines.
 
 Source: WHATWG HTML, "Parsing an event stream"; ndjson.org; smithy.io amazon-eventstream;
-botocore/eventstream.py; ai.google.dev streamGenerateContent; docs/dialects.md.
+botocore/eventstream.py, data/sagemaker-runtime; ai.google.dev streamGenerateContent; docs/dialects.md.
 """
 
 import base64
@@ -20,10 +22,15 @@ from zlib import crc32
 
 import msgspec
 
+from llmtap.protocol.json_memory import bounded_decoder
+
 EVENT_BYTES_MAX: Final = 16 << 20
 """A longer event is passed over. The longest known are audio and tool arguments of about 1 MB."""
+_LINE_BYTES: Final = 48
+"""Memory of a data line beside its bytes."""
 
-_BOM: Final = b"\xef\xbb\xbf"
+_decode: Final = bounded_decoder()
+BOM: Final = b"\xef\xbb\xbf"
 
 
 class SseEvent(msgspec.Struct, gc=False):
@@ -42,8 +49,9 @@ class SseParser:
     `event_bytes_max` is skipped and counted."""
 
     __slots__ = (
-        "_after_cr", "_bom", "_comment", "_cr_waits", "_crlf", "_data", "_event", "_event_bytes_max",
-        "_field", "_line_size", "_per_line", "_start", "_tail", "_too_long", "idle", "offset", "skipped",
+        "_after_cr", "_bom", "_comment", "_cr_waits", "_crlf", "_data", "_data_bytes", "_event",
+        "_event_bytes_max", "_field", "_line_size", "_per_line", "_start", "_tail", "_too_long", "idle",
+        "offset", "skipped",
     )  # fmt: skip
 
     def __init__(self, event_bytes_max: int = EVENT_BYTES_MAX) -> None:
@@ -62,10 +70,21 @@ class SseParser:
         # The block being read.
         self._start = -1
         self._data: list[bytes] = []
+        self._data_bytes = 0
         self._event = b""
         self._comment = False
         self._field = False  # it has a field other than data
         self._too_long = False
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the unfinished event."""
+        return len(self._tail) + len(self._event) + self._data_bytes
+
+    def drop(self) -> None:
+        """Release the memory of the unfinished event, which is then skipped and counted."""
+        if self._start >= 0:
+            self._forget()
 
     def feed(self, data: bytes) -> list[SseEvent]:
         size = len(data)
@@ -103,19 +122,19 @@ class SseParser:
     def _scan(self, data: bytes) -> list[SseEvent]:
         at = self.offset  # where `data` begins in the body
         self.offset += len(data)
-        if at == len(self._bom) < len(_BOM):
+        if at == len(self._bom) < len(BOM):
             first = self._bom + data
-            if len(first) < len(_BOM) and _BOM.startswith(first):
+            if len(first) < len(BOM) and BOM.startswith(first):
                 self._bom = first
                 self.idle = False
                 return []
-            if first.startswith(_BOM):
-                data = first[len(_BOM) :]
-                at = len(_BOM)
+            if first.startswith(BOM):
+                data = first[len(BOM) :]
+                at = len(BOM)
             else:
                 data = first
                 at = 0
-            self._bom = _BOM  # decided
+            self._bom = BOM  # decided
         out: list[SseEvent] = []
         if self._cr_waits and data:
             self._cr_waits = False
@@ -200,6 +219,7 @@ class SseParser:
                 self._start = start
                 self._per_line = True
             lines.append(value)
+            self._data_bytes += len(value) + _LINE_BYTES
             if self._per_line and len(lines) == 1:
                 text = value.strip()
                 if text == b"[DONE]" or (text.startswith(b"{") and text.endswith(b"}")):
@@ -208,6 +228,7 @@ class SseParser:
             self._comment = True
         elif line == b"data":  # a field name without a colon is a field with an empty value
             self._data.append(b"")
+            self._data_bytes += _LINE_BYTES
         else:
             self._field = True
             if line.startswith(b"event:"):
@@ -233,10 +254,13 @@ class SseParser:
         self._too_long = True
         self._tail.clear()
         self._data.clear()
+        self._data_bytes = 0
+        self._event = b""
 
     def _reset(self) -> None:
         self._start = -1
         self._data.clear()
+        self._data_bytes = 0
         self._event = b""
         self._comment = self._field = self._too_long = False
 
@@ -245,7 +269,7 @@ class LineParser:
     """Splits one body into lines (NDJSON; the last may lack its end, an empty one is a keep-alive). A line
     beyond `line_bytes_max` is skipped and counted."""
 
-    __slots__ = ("_line_bytes_max", "_size", "_tail", "offset", "skipped")
+    __slots__ = ("_dropped", "_line_bytes_max", "_size", "_tail", "offset", "skipped")
 
     def __init__(self, line_bytes_max: int = EVENT_BYTES_MAX) -> None:
         self.offset = 0
@@ -253,6 +277,16 @@ class LineParser:
         self._line_bytes_max = line_bytes_max
         self._tail = bytearray()
         self._size = 0  # bytes of the unfinished line, kept or not
+        self._dropped = False
+
+    @property
+    def kept_bytes(self) -> int:
+        return len(self._tail)
+
+    def drop(self) -> None:
+        """Release the memory of the unfinished line, which is then skipped and counted."""
+        self._dropped = self._size > 0
+        self._tail.clear()
 
     def feed(self, data: bytes) -> list[SseEvent]:
         out: list[SseEvent] = []
@@ -273,19 +307,20 @@ class LineParser:
     def _keep(self, part: bytes) -> None:
         self.offset += len(part)
         self._size += len(part)
-        if self._size > self._line_bytes_max:
+        if self._size > self._line_bytes_max or self._dropped:
             self._tail.clear()
         else:
             self._tail += part
 
     def _end(self, out: list[SseEvent]) -> None:
-        if self._size > self._line_bytes_max:
+        if self._size > self._line_bytes_max or self._dropped:
             self.skipped += 1
         else:
             line = bytes(self._tail).rstrip(b"\r\n")
             out.append(SseEvent(self.offset - self._size, self.offset, line))
         self._tail.clear()
         self._size = 0
+        self._dropped = False
 
 
 _PRELUDE: Final = 12
@@ -302,16 +337,41 @@ def is_message_stream(data: bytes) -> bool:
     return bool(total >= headers + _LEAST and crc32(data[:8]) == checksum)
 
 
+_PART: Final = b"PayloadPart"
+_FIELDS: Final = (b"data:", b"event:", b"id:", b"retry:", b":")
+
+
 class MessageStreamParser:
-    __slots__ = ("_buffer", "broken", "offset", "skipped")
+    __slots__ = ("_buffer", "_opening", "_parts", "_skipped", "broken", "offset")
 
     def __init__(self) -> None:
         self.offset = 0
-        self.skipped = 0
-        """Messages whose headers or payload could not be read."""
+        self._skipped = 0
+        self._parts: SseParser | LineParser | None = None
+        """Parser of the stream in the payloads of PayloadPart; None: not known, or no such stream."""
+        self._opening: bytes | None = b""
+        """Payloads until their stream is known; None afterwards."""
         self.broken = False
         """A checksum or a length was wrong: nothing more is read."""
         self._buffer = bytearray()
+
+    @property
+    def skipped(self) -> int:
+        """Messages whose headers or payload could not be read, and skipped events in their parts."""
+        return self._skipped + (0 if self._parts is None else self._parts.skipped)
+
+    @property
+    def kept_bytes(self) -> int:
+        parts = 0 if self._parts is None else self._parts.kept_bytes
+        return len(self._buffer) + len(self._opening or b"") + parts
+
+    def drop(self) -> None:
+        """Release the memory of the unfinished message. Nothing marks the beginning of the next one."""
+        self.broken = True
+        self._buffer.clear()
+        self._opening = None
+        if self._parts is not None:
+            self._parts.drop()
 
     def feed(self, data: bytes) -> list[SseEvent]:
         out: list[SseEvent] = []
@@ -333,7 +393,7 @@ class MessageStreamParser:
                 if crc32(message[:-4]) != int.from_bytes(message[-4:], "big"):
                     self.broken = True
                     break
-                out.append(self._event(message, headers))
+                out += self._events(message, headers)
                 at += total
         del buffer[:at]
         if self.broken:
@@ -341,15 +401,44 @@ class MessageStreamParser:
         return out
 
     def close(self) -> list[SseEvent]:
-        return []
+        parts = self._parts
+        events = [] if parts is None else parts.close()
+        if not isinstance(parts, SseParser):
+            events = [event for event in events if _object(event.data or b"")]
+        return self._placed(events)
 
-    def _event(self, message: bytes, headers: int) -> SseEvent:
+    def _placed(self, events: list[SseEvent]) -> list[SseEvent]:
+        """Let events of the parts end where the message ends that completed them, with their own size."""
+        for event in events:
+            event.start, event.end = self.offset - (event.end - event.start), self.offset
+        return events
+
+    def _events(self, message: bytes, headers: int) -> list[SseEvent]:
         start, self.offset = self.offset, self.offset + len(message)
         names = _headers(message[_PRELUDE : _PRELUDE + headers])
         payload = message[_PRELUDE + headers : -4]
         if names is None:
-            self.skipped += 1
-            return SseEvent(start, self.offset, payload)
+            self._skipped += 1
+            return [SseEvent(start, self.offset, payload)]
+        if names.get(b":event-type") != _PART:
+            return [self._event(names, payload, start)]
+        if self._opening is not None:
+            # Between two lines a part that is a JSON value is an event, also without the end of a line.
+            payload, self._opening = (self._opening + payload).lstrip(), b""
+            if payload.startswith(_FIELDS):
+                self._parts, self._opening = SseParser(), None
+            elif payload.startswith(b"{") and _object(payload):
+                return [SseEvent(start, self.offset, payload.rstrip())]
+            elif payload.startswith((b"{", b"[")):
+                self._parts, self._opening = LineParser(), None
+            elif any(field.startswith(payload) for field in _FIELDS):
+                self._opening = payload
+                return []
+        if self._parts is None:
+            return [SseEvent(start, self.offset, payload or b"{}", _PART)]
+        return self._placed(self._parts.feed(payload))
+
+    def _event(self, names: dict[bytes, bytes], payload: bytes, start: int) -> SseEvent:
         kind = names.get(b":event-type") or None
         failed = names.get(b":exception-type") or names.get(b":error-code")
         if failed:
@@ -357,10 +446,10 @@ class MessageStreamParser:
         if kind != b"chunk":
             return SseEvent(start, self.offset, payload or b"{}", kind)
         try:
-            told = msgspec.convert(msgspec.json.decode(payload), dict[str, Any]).get("bytes")
+            told = msgspec.convert(_decode(payload), dict[str, Any]).get("bytes")
             part = base64.b64decode(msgspec.convert(told, str | None) or "", validate=True)
         except (ValueError, TypeError, RecursionError, binascii.Error):
-            self.skipped += 1
+            self._skipped += 1
             part = payload
         return SseEvent(start, self.offset, part)  # an event of the model's own dialect
 
@@ -387,7 +476,7 @@ def _headers(data: bytes) -> dict[bytes, bytes] | None:
 
 def _object(payload: bytes) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(payload)
+        value = _decode(payload)
     except (ValueError, RecursionError):
         value = None
     return value if isinstance(value, dict) else {}
@@ -418,6 +507,18 @@ class ArrayParser:
         self._depth = 0
         self._text = 0  # 0 outside a string, 1 inside, 2 behind its backslash
 
+    @property
+    def kept_bytes(self) -> int:
+        return len(self._buffer)
+
+    def drop(self) -> None:
+        """Release the memory of the unfinished element, which is then skipped and counted; its depth
+        continues to be counted."""
+        self.skipped += self._begun >= 0
+        self.offset += len(self._buffer)
+        self._buffer.clear()
+        self._begun = -1
+
     def feed(self, data: bytes) -> list[SseEvent]:
         out: list[SseEvent] = []
         buffer = self._buffer
@@ -447,11 +548,7 @@ class ArrayParser:
                     del buffer[:at]
                     at, self._begun = 0, -1
         if len(buffer) > EVENT_BYTES_MAX:
-            # Nothing of it is kept; its depth goes on being counted.
-            self.skipped += self._begun >= 0
-            self.offset += len(buffer)
-            buffer.clear()
-            self._begun = -1
+            self.drop()
         return out
 
     def close(self) -> list[SseEvent]:

@@ -137,9 +137,12 @@ def of_hook_results(results: Any) -> Verdict | None:
 
 
 def of_moderation(moderation: Any) -> Verdict | None:
-    """OpenAI's moderation beside the answer: `results[].flagged` of its input and of its output."""
+    """OpenAI's moderation of input and output beside the answer: `results[].flagged`, or `flagged` itself in
+    the Responses API."""
     for name in ("output", "input"):
         part = moderation.get(name) if isinstance(moderation, dict) else None
+        if isinstance(part, dict) and part.get("flagged") is True:
+            return Verdict(f"moderation.{name}.flagged", None, "flagged", name)
         for i, result in _enumerated(part.get("results") if isinstance(part, dict) else None):
             if result.get("flagged") is True:
                 return Verdict(f"moderation.{name}.results[{i}].flagged", None, "flagged", name)
@@ -258,7 +261,7 @@ _CODES: Final[dict[str, str | None]] = {
     **dict.fromkeys((
         "content_filter", "responsibleaipolicyviolation", "moderation_blocked", "bio_policy",
         "image_content_policy_violation", "data_inspection_failed", "datainspectionfailed", "1301", "900514",
-        "content_blocked",
+        "content_blocked", "misalignment_policy_violation",
     )),
     "invalid_prompt": "input", "content_policy_violation": "input", "2016": "input", "2017": "output",
 }  # fmt: skip

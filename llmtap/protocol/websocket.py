@@ -1,7 +1,8 @@
 """Parse WebSocket messages from bytes that are cut at any place, and make frames to send. No IO.
 
 `MessageParser` serves measured copies and the load generator: it answers nothing and checks only framing.
-Compressed messages (permessage-deflate) are inflated up to a bound. `frame` is for the load generator and the
+Compressed messages are inflated, up to a bound, if permessage-deflate was negotiated (`negotiates_deflate`);
+otherwise they are an error. `frame` is for the load generator and the
 simulated server, which send; `accept_key` returns the value that a server's handshake must have.
 
 Source: RFC 6455 sections 4.2.2 and 5; RFC 7692 section 7.2.2.
@@ -12,13 +13,14 @@ import hashlib
 import re
 import struct
 import zlib
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
 import msgspec
 
 from llmtap.errors import PeerProtocolError
-from llmtap.protocol.encoding import RATIO_FREE_BYTES, RATIO_MAX
+from llmtap.protocol.encoding import DecodingBudget
 from llmtap.protocol.sse import EVENT_BYTES_MAX
 
 
@@ -50,19 +52,26 @@ _OPCODES: Final = frozenset(Opcode)
 _zeros: Final = re.compile(rb"\x00+").match
 _FLUSHED: Final = b"\x00\x00\xff\xff"
 """RFC 7692 7.2.1: what the sender leaves out at the end of each message."""
+_WINDOW_BYTES: Final = 1 << 15
+_FINAL_BLOCKS_MAX: Final = 16
+"""In one message; each takes about 20 us. Known senders end a message with one of them, or with none."""
+_TEXTS_MAX: Final = 64
+_EXTENSION: Final = b"permessage-deflate"
 
 
 class MessageParser:
     """Splits one direction of a tunnel into messages; any cut of the bytes gives the same ones. A client's
-    frames are `masked`. Payloads beyond `message_bytes_max` are dropped. `who` is the sender, for errors."""
+    frames are `masked`. Payloads beyond `message_bytes_max` are dropped. `who` is the sender, for errors;
+    `deflates`: permessage-deflate was negotiated."""
 
     __slots__ = (
-        "_begun", "_compressed", "_fin", "_head", "_inflated_bytes_left", "_inflater", "_key", "_left",
-        "_masked", "_message_bytes_max", "_opcode", "_parts", "_size", "_taken", "_too_long", "_who",
-        "broken",
+        "_begun", "_compressed", "_fin", "_head", "_inflater", "_key", "_left", "_masked",
+        "_message_bytes_max", "_opcode", "_parts", "_size", "_taken", "_too_long", "_who", "broken",
     )  # fmt: skip
 
-    def __init__(self, who: str, *, masked: bool, message_bytes_max: int = EVENT_BYTES_MAX) -> None:
+    def __init__(
+        self, who: str, *, masked: bool, deflates: bool = False, message_bytes_max: int = EVENT_BYTES_MAX
+    ) -> None:
         self.broken: str | None = None
         """Why nothing more can be read: what came is no frame."""
         self._who = who
@@ -81,8 +90,18 @@ class MessageParser:
         self._parts: dict[bool, bytearray] = {False: bytearray(), True: bytearray()}  # by: is it control
         self._size: dict[bool, int] = {False: 0, True: 0}
         self._too_long = False
-        self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        self._inflated_bytes_left = RATIO_FREE_BYTES
+        self._inflater = _Inflater() if deflates else None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory of the unfinished message, and of the window of compressed ones."""
+        kept_bytes = len(self._parts[False])
+        return kept_bytes if self._inflater is None else kept_bytes + self._inflater.kept_bytes
+
+    def drop(self) -> None:
+        """Release the memory of the unfinished message, which then comes without its payload."""
+        self._too_long = self._begun is not None
+        self._parts[False].clear()
 
     def feed(self, data: bytes) -> list[WebSocketMessage]:
         """The messages that these bytes complete. Never raises; see `broken`."""
@@ -137,7 +156,7 @@ class MessageParser:
     def _open(self, head: bytes) -> None:
         first, second = head[0], head[1]
         code = first & 0x0F
-        if first & _RSV23 or code not in _OPCODES:
+        if first & _RSV23 or code not in _OPCODES or (first & _RSV1 and self._inflater is None):
             raise self._fail(f"a WebSocket frame that begins with 0x{first:02x}")
         if bool(second & _MASKED) is not self._masked:
             raise self._fail(f"{'an unmasked' if self._masked else 'a masked'} WebSocket frame")
@@ -149,6 +168,9 @@ class MessageParser:
             raise self._fail("a WebSocket control frame that is cut, compressed or too long")
         if length >> 63:
             raise self._fail("a WebSocket frame of more than 63 bits")
+        # RFC 6455 5.2: the minimal number of bytes must be used.
+        if (end == 4 and length < 126) or (end == 10 and length < 1 << 16):
+            raise self._fail("a WebSocket frame whose length is not minimal")
         if not control:
             continues = opcode is Opcode.CONTINUATION
             if continues is (self._begun is None):
@@ -183,32 +205,85 @@ class MessageParser:
         opcode = self._opcode
         if not control and self._begun is not None:
             opcode = self._begun
-            if self._compressed:
-                payload = self._inflate(payload or b"")
-            elif self._too_long:
+            if self._too_long:
                 payload = None
+            if self._compressed and self._inflater is not None:
+                payload = self._inflater.message(payload, self._message_bytes_max)
             self._begun, self._too_long = None, False
         out.append(WebSocketMessage(opcode, self._size[control], payload))
         self._parts[control].clear()
         self._size[control] = 0
 
-    def _inflate(self, payload: bytes) -> bytes | None:
-        """Return the message inflated; None where that fails or exceeds the bound. A fresh window follows a
-        failure."""
-        inflater, out = self._inflater, None
-        self._inflated_bytes_left += RATIO_MAX * len(payload)
-        if not self._too_long:
-            bytes_max = min(self._message_bytes_max, self._inflated_bytes_left)
+
+class _Inflater:
+    """Inflates the messages of one direction, which share a window and a limit of the ratio."""
+
+    __slots__ = ("_budget", "_history", "_history_bytes", "_inflater")
+
+    def __init__(self) -> None:
+        self._budget = DecodingBudget(decoded_bytes_max=1 << 62)  # a session may last for days
+        self._history: list[bytes] = []
+        self._history_bytes = 0
+        self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+
+    @property
+    def kept_bytes(self) -> int:
+        return self._history_bytes + min(self._budget.decoded, _WINDOW_BYTES)
+
+    def message(self, payload: bytes | None, bytes_max: int) -> bytes | None:
+        """Return a message inflated; None where that fails or exceeds the bound, or for None, a message that
+        was dropped. A fresh window follows: a later message that refers to the old one fails, too."""
+        text = None
+        if payload is not None:
+            self._budget.add_coded(len(payload))
             try:
-                found = inflater.decompress(payload + _FLUSHED, bytes_max + 1)
-                self._inflated_bytes_left = max(0, self._inflated_bytes_left - len(found))
-                if len(found) <= bytes_max and not inflater.unconsumed_tail:
-                    out = found
+                text = self._inflated(payload + _FLUSHED, max(0, min(bytes_max, self._budget.left)))
             except zlib.error:
                 pass
-        if out is None or inflater.eof:
-            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        return out
+        if text is None:
+            self._reset()
+        else:
+            self._remember(text)
+        return text
+
+    def _inflated(self, data: bytes, bytes_max: int) -> bytes | None:
+        pieces: list[bytes] = []
+        left = bytes_max
+        for _ in range(_FINAL_BLOCKS_MAX + 1):
+            piece = self._inflater.decompress(data, left + 1)
+            left -= len(piece)
+            pieces.append(piece)
+            self._budget.decoded += len(piece)
+            if left < 0 or self._inflater.unconsumed_tail:
+                return None
+            if not self._inflater.eof:
+                return b"".join(pieces)
+            # RFC 7692 7.2.3.4: the last block of a stream does not end the message. RFC 7692 7.2.2: the
+            # window stays, unlike that of the library.
+            data = self._inflater.unused_data
+            window = b"".join([*self._history, *pieces])[-_WINDOW_BYTES:]
+            self._inflater = zlib.decompressobj(-zlib.MAX_WBITS, zdict=window)
+        return None
+
+    def _remember(self, text: bytes) -> None:
+        """Keep the last bytes of the direction; they are joined only now and then."""
+        text = text[-_WINDOW_BYTES:]
+        self._history.append(text)
+        self._history_bytes += len(text)
+        if len(self._history) > _TEXTS_MAX:
+            self._history = [b"".join(self._history)[-_WINDOW_BYTES:]]
+            self._history_bytes = len(self._history[0])
+
+    def _reset(self) -> None:
+        self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._history.clear()
+        self._history_bytes = 0
+
+
+def negotiates_deflate(values: Iterable[bytes]) -> bool:
+    """Return whether these values of Sec-WebSocket-Extensions name permessage-deflate (RFC 7692 7)."""
+    names = (one.partition(b";")[0].strip().lower() for value in values for one in value.split(b","))
+    return _EXTENSION in names
 
 
 def _unmasked(part: bytes, key: bytes, taken: int) -> bytes:

@@ -29,6 +29,7 @@ from llmtap.report.document import (
     VerdictBox,
     chart_figure,
 )
+from llmtap.report.gates import regression_blocks, requirements_blocks
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.values import (
     FEW,
@@ -45,6 +46,8 @@ from llmtap.report.values import (
 
 UNMET_SHOWN: Final = 6
 """Of the requirements that a test does not meet; pages and Markdown have all."""
+LOADS_SHOWN: Final = 3
+"""Of the loads in which a figure is not valid; the JSON has all."""
 _TITLES_MAX: Final = 3
 _ASSETS: Final = ("replay_page.css", "bench_page.css")
 _Json = Mapping[str, Any]
@@ -98,6 +101,21 @@ def _tables(holder: _Json, *, breaks: bool = False) -> list[Table]:
     return [Table(t["heads"], t["rows"], t["caption"], breaks) for t in holder.get("tables") or ()]
 
 
+def validity_table(report: _Json) -> Table | None:
+    """Return the figures of a test that are not valid or doubtful in some of its loads, or None."""
+    rows = []
+    for one in (at(report, "verdict", "figures") or {}).values():
+        for state, loads in one["loads"].items():
+            if loads:
+                error = "-" if one["error"] is None else f"{milliseconds(one['error'])} ms"
+                shown = ", ".join(loads[:LOADS_SHOWN])
+                more = f" and {len(loads) - LOADS_SHOWN:,} more" if len(loads) > LOADS_SHOWN else ""
+                where = f"{len(loads):,} of {counted(one['n'], 'load')}: {shown}{more}"
+                rows.append([one["title"], state.replace("_", " "), error, where])
+    heads = ["Figure", "Validity", "Largest error", "Loads"]
+    return Table(heads, rows, "Figures that are not valid or doubtful") if rows else None
+
+
 def _unmet(row: _Json, what: str) -> Note:
     return Note(f"  {row['id']} {what}: {row['says']} {row['evidence']}", "yellow")
 
@@ -106,6 +124,10 @@ def render_bench(document: _Json) -> RenderableType:
     """Render the report for a terminal; the verdict comes first."""
     verdict = document.get("verdict") or {}
     blocks: list[Note | Table] = []
+    if says := verdict.get("says"):
+        style = "red" if not verdict.get("valid") or verdict.get("failed") else "none"
+        blocks.append(Note(f"verdict: {says}", style))
+    blocks += [Note(f"objective missed: {said}", "red") for said in verdict.get("missed") or ()]
     blocks += [Note(f"NOT VALID: {said}", "red") for said in findings_said(verdict.get("findings") or ())]
     blocks += [Note(f"caution: {said}", "yellow") for said in findings_said(verdict.get("cautions") or ())]
     unchecked = findings_said(verdict.get("unchecked") or ())
@@ -117,6 +139,7 @@ def render_bench(document: _Json) -> RenderableType:
         blocks.append(Note(f"not run    {one['test']}: {one['why']}", "yellow"))
         if one.get("hint"):
             blocks.append(Note(f"           {one['hint']}", "yellow"))
+    blocks += requirements_blocks(document.get("requirements"))
     return terminal(blocks)
 
 
@@ -124,6 +147,8 @@ def _test_blocks(report: _Json) -> Iterator[Note | Table]:
     if told := report.get("configuration"):
         yield Note(" · ".join(f"{name}: {value}" for name, value in told.items()))
     yield from _tables(report)
+    if validity := validity_table(report):
+        yield validity
     yield from (Note(f"note: {note}") for note in report.get("notes") or ())
     yield from (Note(f"deviation: {said}", "yellow") for said in report.get("deviations") or ())
     if report.get("forfeits"):
@@ -161,12 +186,21 @@ def bench_html(document: _Json) -> str:
 
 
 def _summary(document: _Json) -> Iterator[Block]:
+    yield from _verdict(document)
+    yield from requirements_blocks(document.get("requirements"))
+
+
+def _verdict(document: _Json) -> Iterator[Block]:
     verdict = document.get("verdict") or {}
-    said = [*findings_said(verdict.get("findings") or ()), *findings_said(verdict.get("cautions") or ())]
+    said = [
+        *(f"objective missed: {one}" for one in verdict.get("missed") or ()),
+        *findings_said(verdict.get("findings") or ()), *findings_said(verdict.get("cautions") or ()),
+    ]  # fmt: skip
+    says = verdict.get("says") or ""
     if not verdict.get("valid"):
-        yield VerdictBox(False, "Not valid.", items=said)
+        yield VerdictBox(False, "Not valid.", says, said)
     elif said:
-        yield VerdictBox(True, "Caution.", "The figures stand, but for:", said, caution=True)
+        yield VerdictBox(True, "Caution.", says or "The figures stand, but for:", said, caution=True)
     else:
         yield VerdictBox(
             True, "Valid.",
@@ -283,7 +317,10 @@ def guardrails_said(sut: _Json) -> str:
 def _test_page(report: _Json) -> Iterator[Block]:
     if charts := report.get("charts"):
         yield chart_figure(report["test"], charts)
-    if tables := _tables(report, breaks=True):
+    tables = _tables(report, breaks=True)
+    if validity := validity_table(report):
+        tables.append(validity)
+    if tables:
         yield TableGroup(tables)
     notes = [*(report.get("notes") or ()), *(f"Deviation: {one}" for one in report.get("deviations") or ())]
     if notes:
@@ -297,6 +334,15 @@ def configuration(report: _Json) -> list[Block]:
     rows += [(name, plain_text(value)) for name, value in (report.get("params") or {}).items()]
     arms = [[name, arm.get("about") or "-"] for name, arm in (report.get("arms") or {}).items()]
     return [TermTable(rows), *([Table(["Arm", "What it is"], arms)] if arms else [])]
+
+
+def mark_of(step: _Json, figure: str) -> str:
+    """Return ` (not valid)` or ` (doubtful, 3.2 ms)` for a figure of a load, or nothing if it is valid."""
+    one = at(step, "result", "verdict", "figures", figure)
+    if one is None or one["state"] == "valid":
+        return ""
+    error = "" if one["error"] is None else f", {milliseconds(one['error'])} ms"
+    return f" ({one['state'].replace('_', ' ')}{error})"
 
 
 def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
@@ -318,9 +364,12 @@ def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
             n, well = sum(outcomes.values()), sum(outcomes.get(name, 0) for name in ENDED_WELL)
             rows.append([
                 f"{step['name']} ({step['arm']})" if step.get("arm") else step["name"],
-                f"{result.get('n', 0):,}", number(at(result, "load", "offered_rps")),
-                number(at(result, "tokens", "output_per_second")),
-                *(figure_text(at(result, "metrics", metric) or {}, share) for metric, share in figures),
+                f"{result.get('n', 0):,}", number(at(result, "load", "offered_rps")) + mark_of(step, "load"),
+                number(at(result, "tokens", "output_per_second")) + mark_of(step, "tokens"),
+                *(
+                    figure_text(at(result, "metrics", metric) or {}, share) + mark_of(step, metric)
+                    for metric, share in figures
+                ),
                 f"{well / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
             ])  # fmt: skip
         yield Table(
@@ -356,7 +405,8 @@ def render_compare(told: _Json) -> RenderableType:
     blocks: list[Note | Table] = []
     for test in told["tests"]:
         blocks += [Note(_heading(test), "bold"), *_comparison(test), Note("")]
-    return terminal([*blocks, *(Note(said, "yellow") for said in _left_out(told))])
+    blocks += [Note(said, "yellow") for said in _left_out(told)]
+    return terminal([*blocks, *regression_blocks(told.get("regression"))])
 
 
 def _comparison(test: _Json) -> Iterator[Note | Table]:

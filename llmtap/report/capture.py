@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
+from llmtap.errors import printable
 from llmtap.report.document import Note, Table
+from llmtap.report.gates import requirements_blocks
 from llmtap.report.render import terminal
 from llmtap.report.summary import summary_blocks
-from llmtap.report.values import MARK, at, counted, harmless, joined
+from llmtap.report.values import MARK, at, counted, joined
 from llmtap.units import format_bytes
 
 _GROUPS_SHOWN: Final = 20
@@ -39,6 +41,7 @@ def render_capture(told: _Json) -> RenderableType:
         blocks += [Note(""), _group_table(label, groups)]
         if len(groups) > _GROUPS_SHOWN:
             blocks.append(Note(f"and {len(groups) - _GROUPS_SHOWN:,} more (--json has up to 1,000)"))
+    blocks += requirements_blocks(told.get("requirements"))
     return terminal(blocks)
 
 
@@ -103,11 +106,12 @@ def _group_table(label: str, groups: _Json) -> Table:
     for name, summary in list(groups.items())[:_GROUPS_SHOWN]:
         output, attained = summary["tokens"]["output"], at(summary, "goodput", "attainment")
         rows.append([
-            harmless(name)[:_NAME_CHARS], f"{summary['n']:,}",
+            printable(name)[:_NAME_CHARS], f"{summary['n']:,}",
             *(_figure(summary["metrics"][metric], figure) for _, metric, figure in _GROUP_COLUMNS),
             "-" if output is None else f"{output:,}", "-" if attained is None else f"{attained:.1%}",
+            f"{at(summary, 'goodput', 'not_judged') or 0:,}",
         ])  # fmt: skip
-    heads = [label, "n", *(title for title, _, _ in _GROUP_COLUMNS), "out tok", "SLO met"]
+    heads = [label, "n", *(title for title, _, _ in _GROUP_COLUMNS), "out tok", "SLO met", "not judged"]
     return Table(heads, rows, nowrap=True)
 
 

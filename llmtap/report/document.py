@@ -2,9 +2,9 @@
 
 Modules that report on a result (`replay.py`, `bench.py`, `sweep_page.py` and others) make them of public
 JSON. `render.py` renders notes and tables for a terminal, and documents as Markdown and HTML. Texts are
-plain, and renderers escape them, except texts for plotly (`Panel`), which are escaped before.
+plain, and renderers escape them. A `Plot` is what `plot.js` draws on a page.
 
-`chart_figure` and `chart_table` make a plotly chart and a table of a chart declared in public JSON, for
+`chart_figure` and `chart_table` make a plot and a table of a chart declared in public JSON, for
 benchmarks and comparisons; charts of replays and sweeps are made in `replay_charts.py` and `sweep_page.py`. A
 declaration has `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` where
 there are intervals), `marks` (places on the x axis that have a name), `log_x`, `log_y`. Series differ by
@@ -13,9 +13,10 @@ colour and by dash or pattern, for readers who cannot tell colours apart.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from itertools import zip_longest
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
+
+import msgspec
 
 from llmtap.report.values import is_words, number, plain_text
 
@@ -24,12 +25,14 @@ _SENTENCE_CHARS_MIN: Final = 40
 COLOURS: Final = 7
 """Number of colours in the style sheet, --c0 and on."""
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-SYMBOLS: Final = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+SYMBOLS: Final = ("circle", "square", "diamond", "triangle", "cross", "x")
 ROWS_MAX: Final = 25
 """Of the table of a series; more are taken in even steps."""
 _WIDE: Final = 20
 """From this ratio of largest to smallest an axis is logarithmic."""
-_PATTERNS: Final = ("", "/", ".", "x", "-", "|", "+")
+_HATCHES: Final = ("", "/", ".", "x", "-", "|", "+")
+SHARES_RANGE: Final = (0, 1.02)
+"""Of an axis from none to all, with room for the line at its top."""
 _BARS: Final = frozenset({"bars", "histogram"})
 _Chart = Mapping[str, Any]
 
@@ -173,25 +176,90 @@ class Compliance:
         return {"met": "good", "not met": bad}.get(row["status"], "unsure")
 
 
-@dataclass(frozen=True, slots=True)
-class LegendKey:
-    """A name behind its line as it is drawn, or behind a piece of its bars."""
+def ink(i: int) -> str:
+    """Name of the i-th colour in the page's style sheet."""
+    return f"c{i % COLOURS}"
 
-    name: str
-    colour: int | None
-    """Number in the page's palette; None: a line that belongs to no series."""
+
+class Look(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How a line or bars are drawn, also in a legend."""
+
+    ink: str
+    """Name of a colour in the page's style sheet."""
     dash: str = "solid"
+    symbol: str = ""
     bar: bool = False
+    hatch: str = ""
+
+
+class LegendKey(msgspec.Struct, frozen=True):
+    name: str
+    look: Look
+
+
+class Axis(msgspec.Struct, frozen=True, omit_defaults=True):
+    title: str = ""
+    kind: Literal["linear", "log", "category"] = "linear"
+    zero: bool = False
+    """The axis begins at 0."""
+    range: tuple[float, float] | None = None
+    """Default: as far as the values go."""
+    share: bool = False
+    """Values are shown in percent."""
+
+
+class Series(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    name: str
+    x: Sequence[Any]
+    y: Sequence[float | None]
+    ink: str
+    line: int | None = None
+    """Number of the line of a sweep, which the reader can hide."""
+    dash: str = "solid"
+    step: Literal["", "hv", "vh"] = ""
+    """`hv`: a value is of the x that follow; `vh`: of those before."""
+    symbols: Sequence[str] | None = None
+    """Of each point, or one of all."""
+    scattered: bool = False
+    """Points without a line."""
+    bars: bool = False
+    hatch: str = ""
+    low: Sequence[float | None] | None = None
+    high: Sequence[float | None] | None = None
+    """Ends of intervals; None: unknown."""
+    texts: Sequence[str] | None = None
+    """What a pointer shows of each point; default: the name, and `hover` of the plot."""
+    silent: bool = False
+    """A pointer shows nothing."""
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A place on the x axis that has a name."""
+
+    x: float
+    text: str
+
+
+class Plot(msgspec.Struct, frozen=True, omit_defaults=True):
+    series: list[Series]
+    x: Axis
+    y: Axis
+    hover: str = ""
+    """What a pointer shows of a point, with `{x}` and `{y}`."""
+    marks: list[Mark] = []
+    overlay: bool = False
+    """Bars are drawn over each other; default: beside each other."""
+    timed: bool = False
+    """The x axis is the run's time: a stretch that is chosen in one plot is shown in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One plot: what plotly is given, and the same in words. Texts for plotly are escaped: it reads tags."""
+    """A plot, and the same in words."""
 
     title: str
     words: str
-    data: list[dict[str, Any]]
-    layout: dict[str, Any]
+    plot: Plot
     legend: Sequence[LegendKey] = ()
     of: Mapping[str, str] | None = None
     """Dimensions of a sweep that the whole panel is of, for the page's choices."""
@@ -210,9 +278,7 @@ class FigureBlock:
     captioned: bool = True
     """One caption for all panels; else each has its words below it."""
     lines_legend: bool = False
-    """The legend has the lines of the sweep."""
-    offered: bool = False
-    """The legend has the line of the offered load."""
+    """The legend has the lines of the sweep, too."""
 
     @property
     def words(self) -> str:
@@ -238,11 +304,9 @@ class Section:
 class LineChoice:
     """A line of a sweep, which the reader of a page can hide."""
 
-    label: str
+    name: str
     of: Mapping[str, str]
-    colour: int
-    dash: str
-    symbol: str
+    look: Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,22 +346,18 @@ def chart_figure(key: str, charts: Sequence[_Chart]) -> FigureBlock:
 
 
 def chart_panel(chart: _Chart) -> Panel:
-    kind, series = chart["kind"], chart["series"]
-    layout: dict[str, Any] = {"xaxis": _x_axis(chart), "yaxis": _y_axis(chart)}
-    if kind in _BARS:
-        layout |= (
-            {"barmode": "overlay", "bargap": 0}
-            if kind == "histogram"
-            else {"barmode": "group", "bargap": 0.25}
-        )
-    legend = [
-        LegendKey(
-            one["name"], i % COLOURS, "solid" if kind in _BARS else DASHES[i % len(DASHES)], kind in _BARS
-        )
-        for i, one in enumerate(series)
-    ]
-    data = [*(_trace(chart, one, i) for i, one in enumerate(series)), *_marks(chart)]
-    return Panel(chart["title"], _words(chart), data, layout, legend if len(series) > 1 else [])
+    series = [_series(chart, one, i) for i, one in enumerate(chart["series"])]
+    legend = [LegendKey(one.name, Look(one.ink, one.dash, bar=one.bars, hatch=one.hatch)) for one in series]
+    hover = f"{chart['x_title']}: {{x}}\n{chart['y_title']}: {{y}}".removeprefix(": ")
+    plot = Plot(
+        series,
+        _x_axis(chart),
+        _y_axis(chart),
+        hover,
+        [Mark(mark["x"], mark["says"]) for mark in chart.get("marks") or ()],
+        overlay=chart["kind"] == "histogram",
+    )
+    return Panel(chart["title"], _words(chart), plot, legend if len(series) > 1 else [])
 
 
 def chart_table(chart: _Chart, rows_max: int = ROWS_MAX) -> Table:
@@ -325,103 +385,45 @@ def interval_said(low: float | None, high: float | None) -> str:
     return "" if high is None else f"{number(high)} or less"
 
 
-def _trace(chart: _Chart, one: Mapping[str, Any], i: int) -> dict[str, Any]:
+def _series(chart: _Chart, one: Mapping[str, Any], i: int) -> Series:
     kind = chart["kind"]
-    trace: dict[str, Any] = {
-        "name": escape(one["name"]), "meta": {"line": i % COLOURS}, "y": one["y"],
-        "x": [escape(x) if isinstance(x, str) else x for x in one["x"]],
-        "hovertemplate": _hover(chart, one),
-    }  # fmt: skip
+    look: dict[str, Any] = {"dash": DASHES[i % len(DASHES)], "symbols": [SYMBOLS[i % len(SYMBOLS)]]}
     if kind in _BARS:
-        pattern = _PATTERNS[i % len(_PATTERNS)]
-        trace |= {"type": "bar", "marker": {"pattern": {"shape": pattern}} if pattern else {}}
-        if kind == "histogram" and len(chart["series"]) > 1:
-            trace["opacity"] = 0.55
-    else:
-        mode = {"cdf": "lines", "steps": "lines", "points": "markers"}.get(kind, "lines+markers")
-        line: dict[str, Any] = {"dash": DASHES[i % len(DASHES)], "width": 2}
-        if kind == "steps":
-            line["shape"] = "hv"
-        trace |= {
-            "type": "scatter", "mode": mode, "line": line, "cliponaxis": False,
-            "marker": {"size": 7, "symbol": SYMBOLS[i % len(SYMBOLS)]},
-        }  # fmt: skip
-    if one.get("low"):
-        trace["error_y"] = _interval(one)
-    return trace
-
-
-def _interval(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Bars from low to high; none to an end that is not known."""
-    above, below = (
-        [
-            0.0 if None in (y, end) else max(0.0, sign * (end - y))
-            for y, end in zip(one["y"], ends, strict=True)
-        ]
-        for ends, sign in ((one["high"], 1), (one["low"], -1))
+        look = {"bars": True, "hatch": _HATCHES[i % len(_HATCHES)]}
+    elif kind in ("cdf", "steps"):
+        look["symbols"] = None
+    return Series(
+        name=one["name"],
+        x=one["x"],
+        y=one["y"],
+        ink=ink(i),
+        step="hv" if kind == "steps" else "",
+        scattered=kind == "points",
+        low=one.get("low") or None,
+        high=one.get("high") or None,
+        **look,
     )
-    return {
-        "type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.2, "width": 4,
-    }  # fmt: skip
 
 
-def _marks(chart: _Chart) -> Iterator[dict[str, Any]]:
-    """A line across for each, its name beside it; names of several stand below each other."""
-    marks = chart.get("marks") or ()
-    ys = [y for one in chart["series"] for y in (*one["y"], *(one.get("high") or ())) if y is not None]
-    xs = [x for one in chart["series"] for x in one["x"] if not isinstance(x, str)]
-    if not marks or not ys or not xs:
-        return
-    log = chart.get("log_y") and min(ys) > 0
-    low, high = (min(ys), max(ys)) if log else (min(0.0, *ys), max(ys))
-    middle = (min(xs) * max(xs)) ** 0.5 if chart.get("log_x") and min(xs) > 0 else (min(xs) + max(xs)) / 2
-    for i, mark in enumerate(marks):
-        share = 1 - 0.09 * (i % 6)
-        y = low * (high / low) ** share if log else low + (high - low) * share
-        yield {
-            "type": "scatter", "mode": "lines+text", "name": escape(mark["says"]), "meta": {"line": None},
-            "x": [mark["x"]] * 3, "y": [low, y, high], "text": ["", escape(mark["says"]), ""],
-            "textposition": "middle right" if mark["x"] <= middle else "middle left",
-            "line": {"dash": "dot", "width": 1.5}, "hoverinfo": "skip", "cliponaxis": False,
-        }  # fmt: skip
-
-
-def _x_axis(chart: _Chart) -> dict[str, Any]:
-    title = escape(chart["x_title"])
+def _x_axis(chart: _Chart) -> Axis:
+    title = chart["x_title"]
     xs = [x for one in chart["series"] for x in one["x"]]
     if any(isinstance(x, str) for x in xs):
-        return {"type": "category", "title": {"text": title}}
+        return Axis(title, "category")
     if chart.get("log_x") and all(x > 0 for x in xs):
-        return {"type": "log", "title": {"text": f"{title} (log)"}}
-    axis: dict[str, Any] = {"title": {"text": title}}
+        return Axis(f"{title} (log)", "log")
     # Values far from 0 and close together would be a wall at the right.
-    if xs and chart["kind"] != "histogram" and min(xs) >= 0 and min(xs) < 0.5 * max(xs):
-        axis["rangemode"] = "tozero"
-    return axis
+    zero = bool(xs) and chart["kind"] != "histogram" and min(xs) >= 0 and min(xs) < 0.5 * max(xs)
+    return Axis(title, zero=zero)
 
 
-def _y_axis(chart: _Chart) -> dict[str, Any]:
-    title = escape(chart["y_title"])
+def _y_axis(chart: _Chart) -> Axis:
+    title = chart["y_title"]
     ys = [y for one in chart["series"] for y in one["y"] if y is not None]
+    share = chart["kind"] == "cdf" or chart["y_title"].startswith("share")
     if chart.get("log_y") and ys and min(ys) > 0:
-        return {"type": "log", "title": {"text": f"{title} (log)"}}
-    axis: dict[str, Any] = {"title": {"text": title}, "rangemode": "tozero"}
-    if _in_shares(chart):
-        axis["tickformat"] = ".0%" if max(ys, default=1.0) > 0.05 else ".2~%"
-    if chart["kind"] == "cdf":
-        axis["range"] = [0, 1.02]
-    return axis
-
-
-def _in_shares(chart: _Chart) -> bool:
-    return bool(chart["kind"] == "cdf" or chart["y_title"].startswith("share"))
-
-
-def _hover(chart: _Chart, one: Mapping[str, Any]) -> str:
-    x = "%{x}" if any(isinstance(x, str) for x in one["x"]) else "%{x:.4~r}"
-    y = "%{y:.2%}" if _in_shares(chart) else "%{y:.4~r}"
-    x_title, y_title = escape(chart["x_title"]), escape(chart["y_title"])
-    return f"{escape(one['name'])}<br>{x_title}: {x}<br>{y_title}: {y}<extra></extra>"
+        return Axis(f"{title} (log)", "log", share=share)
+    return Axis(title, zero=True, share=share, range=SHARES_RANGE if chart["kind"] == "cdf" else None)
 
 
 def _words(chart: _Chart) -> str:

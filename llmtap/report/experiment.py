@@ -12,6 +12,7 @@ from typing import Any, Final
 from llmtap.metrics.experiment import FIRST_LOOK
 from llmtap.metrics.statistics import percentile
 from llmtap.report.document import Note, Table
+from llmtap.report.summary import not_judged_text
 from llmtap.report.values import (
     FEW,
     METRIC_TITLES,
@@ -162,7 +163,8 @@ def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[st
 def _about_the_tap(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
     if (goodput := summary.get("goodput") or {}).get("counted"):
         met, counted = goodput["met"], goodput["counted"]
-        yield f"objectives   {met:,} of {counted:,} requests met {goodput['objectives']}"
+        beside = f"; {unknown}" if (unknown := not_judged_text(goodput)) else ""
+        yield f"objectives   {met:,} of {counted:,} requests met {goodput['objectives']}{beside}"
     added = at(summary, "added", "first_chunk") or {}
     if added.get("n"):
         yield f"added        llmtap itself added {figure_text(added, 'p50')} ms (median) to the first chunk"

@@ -1,16 +1,16 @@
 """Render blocks for a terminal (with rich), and documents as Markdown and as HTML pages.
 
 `terminal` takes blocks; `markdown` and `page_html` take a `ReportDocument` (`document.py`). Markdown has no
-charts. A page loads nothing: plotly is in it, and its policy forbids requests. The template `page.html`
-escapes every text; texts for plotly are escaped before, since it reads tags in them.
+charts. A page loads nothing: the script that draws its charts (`plot.js`) is in it, and its policy forbids
+requests. The template `page.html` escapes every text, and the script takes all as text.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from markupsafe import Markup
@@ -18,8 +18,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from llmtap.errors import printable
 from llmtap.report.document import (
-    COLOURS,
     Block,
     Compliance,
     ItemList,
@@ -31,7 +31,7 @@ from llmtap.report.document import (
     TermTable,
     VerdictBox,
 )
-from llmtap.report.values import harmless, is_words
+from llmtap.report.values import is_words
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -39,20 +39,6 @@ if TYPE_CHECKING:
 _TERM_WIDTH: Final = 14
 _GAP: Final = 2
 """Blanks between two columns."""
-_DASH_ARRAYS: Final = {
-    "solid": "", "dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4",
-    "longdashdot": "11 3 2 3",
-}  # fmt: skip
-"""Plotly's dashes in SVG."""
-_SHAPES: Final = {
-    "circle": Markup('<circle cx="20" cy="7" r="4.5"/>'),
-    "square": Markup('<path d="M16 3h8v8h-8z"/>'),
-    "diamond": Markup('<path d="M20 1.5 25.5 7 20 12.5 14.5 7z"/>'),
-    "triangle-up": Markup('<path d="M20 1.5 25.5 11.5h-11z"/>'),
-    "cross": Markup('<path d="M18 2h4v3h3v4h-3v3h-4v-3h-3v-4h3z"/>'),
-    "x": Markup('<path d="m17 2 3 3 3-3 2.5 2.5L22.5 7.5l3 3L23 13l-3-3-3 3-2.5-2.5 3-3-3-3z"/>'),
-}
-"""Plotly's symbols in SVG."""
 
 
 def terminal(blocks: Iterable[Block]) -> RenderableType:
@@ -60,7 +46,7 @@ def terminal(blocks: Iterable[Block]) -> RenderableType:
     parts: list[RenderableType] = []
 
     def line(text: str, style: str = "") -> None:
-        parts.append(Text(harmless(text), style=style))
+        parts.append(Text(printable(text), style=style))
 
     for block in blocks:
         match block:
@@ -102,12 +88,12 @@ def rich_table(table: Table) -> RichTable:
     for i, head in enumerate(table.heads):
         left = i == 0 or is_words(row[i] for row in table.rows)
         shown.add_column(
-            Text("\n".join(map(harmless, head.split("\n")))),
+            Text("\n".join(map(printable, head.split("\n")))),
             justify="left" if left else "right",
             no_wrap=table.nowrap,
         )
     for row in table.rows:
-        shown.add_row(*(Text(harmless(cell), style=table.styles.get(cell, "")) for cell in row))
+        shown.add_row(*(Text(printable(cell), style=table.styles.get(cell, "")) for cell in row))
     return shown
 
 
@@ -136,7 +122,7 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
     """Return the text without an end of line at its end; `special` are the characters that are escaped."""
 
     def text(of: str) -> str:
-        shown = harmless(of.replace("\n", " "))
+        shown = printable(of.replace("\n", " "))
         for character in special:
             shown = shown.replace(character, f"\\{character}")
         return shown.replace("<", "&lt;")
@@ -192,23 +178,16 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
 
 def page_html(document: ReportDocument, *assets: str) -> str:
     """Return the page; `assets` are style sheets and scripts of this folder beside those of every page."""
-    from plotly.offline import get_plotlyjs  # imported late: it takes its time, and only pages need it
-
     plots = {
-        f"{figure.key}-{i}": {"data": panel.data, "layout": panel.layout}
+        f"{figure.key}-{i}": panel.plot
         for figure in document.figures()
         for i, panel in enumerate(figure.panels)
     }
-    lines: list[Mapping[str, Any]] = [{"of": line.of, "colour": line.colour} for line in document.lines]
-    lines = lines or [{"of": {}, "colour": i} for i in range(COLOURS)]
     return _template().render(
         doc=document,
-        dashes=_DASH_ARRAYS,
-        shapes=_SHAPES,
-        style=_parts("curves.css", *(name for name in assets if name.endswith(".css"))),
-        script=_parts("curves.js", *(name for name in assets if name.endswith(".js"))),
-        figures=_json({"lines": lines, "plots": plots}),
-        plotly=Markup(get_plotlyjs()),
+        style=_parts("curves.css", "plot.css", *(name for name in assets if name.endswith(".css"))),
+        script=_parts("plot.js", "curves.js", *(name for name in assets if name.endswith(".js"))),
+        figures=_json({"lines": [line.of for line in document.lines], "plots": plots}),
     )
 
 

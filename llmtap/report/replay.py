@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
+from llmtap.metrics.catalogue import Surface, Unit, shown_on
 from llmtap.report.document import (
     Block,
     ItemList,
@@ -25,6 +26,7 @@ from llmtap.report.document import (
     Tiles,
     VerdictBox,
 )
+from llmtap.report.gates import requirements_blocks
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.replay_charts import distribution_sections, time_sections
 from llmtap.report.replay_terms import RATES, plan_rows, rests_on
@@ -45,12 +47,24 @@ from llmtap.report.values import (
 from llmtap.units import format_share
 
 _NOTHING_FOUND: Final = (
-    "Nothing that is checked speaks against the figures: the load was sent as asked and on time, the sender"
-    " had room, requests ended well."
+    "The load was sent as requested and on time, the sender had room, and all requests ended well."
 )
-_FINDINGS_IN_MS: Final = frozenset({"clocks", "dispatch_lateness", "uncertainty"})
+_FINDINGS_IN_MS: Final = frozenset(
+    {"clocks", "dispatch_lateness", "uncertainty", "ttft_uncertainty", "e2e_uncertainty"}
+)
 _FINDINGS_IN_SHARES: Final = frozenset(
-    {"rate", "sender_cpu", "failed", "prompt_tokens", "left_out", "stopped", "estimated"}
+    {
+        "rate",
+        "sender_cpu",
+        "failed",
+        "prompt_tokens",
+        "left_out",
+        "stopped",
+        "estimated",
+        "no_content",
+        "whole",
+        "host_limit",
+    }
 )
 _FIGURES: Final = {
     "mean": "mean", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p999": "p99.9", "max": "max",
@@ -59,7 +73,8 @@ _TERMINAL_FIGURES: Final = {name: name for name in ("mean", "p50", "p90", "p99",
 _FROM_SCHEDULE: Final = ("ttft", "e2e", "user_idle")
 """Metrics that are also counted from the scheduled time."""
 _TURN_HEADS: Final = ("turn", "n", "TTFT p50", "TTFT p99", "E2E p50", "E2E p99")
-_SHARES: Final = ("fluidity_index_doc", "fluidity_index_code", "qoe_area_step", "smooth_benefit")
+_SHARES: Final = tuple(metric.name for metric in shown_on(Surface.REPORT) if metric.unit is not Unit.SECONDS)
+_PHASES: Final = {"connect": "connect", "send": "send", "wait": "wait", "receive": "receive"}
 _PAIR_HEADS: Final = (
     "", "pairs", "then p50", "now p50", "then p95", "now p95", "diff p5", "p50", "p95", "slower",
 )  # fmt: skip
@@ -89,7 +104,7 @@ def replay_html(result: _Json) -> str:
     for section in (figures, *others):
         section.blocks.append(Note(" · ".join(rests_on(result, *_RESTS[section.key])), css="rests"))
     sections = [figures, *distribution_sections(result), *time_sections(result), *others]
-    return page_html(replace(document, sections=sections), "replay_page.css", "replay_page.js")
+    return page_html(replace(document, sections=sections), "replay_page.css")
 
 
 def render_replay(result: _Json) -> RenderableType:
@@ -131,7 +146,8 @@ def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
     caution, notes = bursts_caution(result), [*plan["notes"], *system_warnings(system)]
     summary: list[Block] = [
         _verdict(result["verdict"]), *([Note(caution, "yellow", lead="Caution:")] if caution else []),
-        *(Note(f"Note: {note}") for note in notes), Tiles(list(_tiles(result))),
+        *(Note(f"Note: {note}") for note in notes), *requirements_blocks(result.get("requirements")),
+        Tiles(list(_tiles(result))),
     ]  # fmt: skip
     sections = [Section("figures-table", "Figures", list(_figures(result, known)))]
     if result["baseline"] is not None:
@@ -148,14 +164,18 @@ def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
 def _verdict(verdict: _Json) -> VerdictBox:
     items = [_finding(finding) for finding in verdict["findings"]]
     items += [f"Not checked: {said}" for said in verdict["unchecked"]]
-    if not verdict["valid"]:
-        lead, text = "NOT VALID.", "What speaks against the figures:"
+    says = verdict.get("says") or ""
+    text = f"{says[:1].upper()}{says[1:]}." if says else ""  # results of older versions have no sentence
+    if verdict.get("failed"):
+        lead = "FAILED."
+    elif not verdict["valid"]:
+        lead = "NOT VALID."
     elif verdict["partial"]:
-        lead, text = "Partial.", "The requests that were sent were sent as asked; not all were:"
+        lead = "Partial."
     elif verdict["findings"]:
-        lead, text = "Caution.", "The figures stand, but for the share that each finding names:"
+        lead = "Caution."
     else:
-        lead, text = "Valid.", _NOTHING_FOUND
+        lead, text = "Valid.", f"{text} {_NOTHING_FOUND}"
     return VerdictBox(verdict["valid"] and not verdict["partial"], lead, text, items)
 
 
@@ -178,8 +198,9 @@ def _tiles(result: _Json) -> Iterator[Tile]:
     elif load.get("offered_rps") is not None:
         yield Tile("Requests sent", f"{number(load['offered_rps'])}/s", f"{load['sent']:,} in all")
     metrics = result["metrics"]
+    first = "ttft" if metrics["ttft"]["n"] else "ttft_any"
     for title, figures in (
-        ("TTFT", metrics["ttft"]), ("ITL", metrics["itl"]), ("E2E", metrics["e2e"]),
+        (METRIC_TITLES[first], metrics[first]), ("ITL", metrics["itl"]), ("E2E", metrics["e2e"]),
         ("Dispatch lateness", result["dispatch_lateness"]),
     ):  # fmt: skip
         if figures["n"]:
@@ -188,12 +209,14 @@ def _tiles(result: _Json) -> Iterator[Tile]:
             p50, p99 = (number(figures[p] * factor, 3) + MARK * (p in marks) for p in ("p50", "p99"))
             option = f", option {figures['option']}" if figures.get("option") else ""
             yield Tile(title, f"{p50} / {p99} {unit}", f"p50 / p99 of {figures['n']:,}{option}")
+    states = {name: _state(one) for name, one in (at(result, "verdict", "figures") or {}).items()}
     if tokens["output_per_second"] is not None:
-        yield Tile(
-            "Output", f"{number(tokens['output_per_second'])}/s", f"tokens, by {', '.join(tokens['source'])}"
-        )
+        said = f"tokens, by {', '.join(tokens['source'])}"
+        said += f" ({states['tokens']})" if states.get("tokens") else ""
+        yield Tile("Output", f"{number(tokens['output_per_second'])}/s", said)
     if goodput.get("attainment") is not None:
         met = goodput_said(result).partition(", ")[2]
+        met += f" ({states['goodput']})" if states.get("goodput") else ""
         yield Tile("Goodput", f"{number(goodput['requests_per_second'])}/s", met)
     smooth = result["smooth_goodput"]
     if smooth["tokens_per_second"] is not None:
@@ -203,29 +226,77 @@ def _tiles(result: _Json) -> Iterator[Tile]:
 
 def _figures(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
     metrics, shown = result["metrics"], percentile_titles(result["metrics"], known)
-    found: list[tuple[str, _Json]] = []
-    for name, title in METRIC_TITLES.items():
-        if name in metrics and name not in _SHARES:
-            found.append((title, metrics[name]))
+    found: list[tuple[str, str, _Json]] = []
+    for metric in shown_on(Surface.REPORT):
+        name, title = metric.name, metric.title
+        if metric.unit is Unit.SECONDS:
+            found.append((name, title, metrics[name]))
         if name in _FROM_SCHEDULE and result["corrected"] is not None:
-            found.append((f"{title}, from schedule", result["corrected"][name]))
-    found.append(("dispatch lateness", result["dispatch_lateness"]))
-    found.append(("task, whole conversation", at(result, "tasks", "duration") or {"n": 0}))
+            found.append((f"{name}_scheduled", f"{title}, from schedule", result["corrected"][name]))
+    found.append(("", "dispatch lateness", result["dispatch_lateness"]))
+    found.append(("", "task, whole conversation", at(result, "tasks", "duration") or {"n": 0}))
+    states = {name: _state(one) for name, one in (at(result, "verdict", "figures") or {}).items()}
+    stated = any(states.values())
     rows = [
-        [f"{title} ({figures['option']})" if figures.get("option") else title, *figures_text(figures, shown)]
-        for title, figures in found
+        [
+            f"{title} ({figures['option']})" if figures.get("option") else title,
+            *figures_text(figures, shown), *([states.get(name, "")] if stated else []),
+        ]
+        for name, title, figures in found
         if figures["n"]
-    ]
+    ]  # fmt: skip
     shares = [_share_row(name, metrics[name], shown) for name in _SHARES if metrics[name]["n"]]
     heads = ("", "n", *shown.values())
-    yield Table(heads, rows, "Latencies, ms", label="Figures", nowrap=True)
+    yield Table(
+        (*heads, "validity") if stated else heads, rows, "Latencies, ms", label="Figures", nowrap=True
+    )
     if shares:
         yield Table(heads, shares, "What readers had of the answers", nowrap=True)
     if is_marked((*rows, *shares)):
         yield Note(FEW, "yellow", css="few")
+    phases = [
+        [title, *figures_text(figures, shown)]
+        for name, title in _PHASES.items()
+        if (figures := at(result, "phases", name)) and figures["n"]
+    ]
+    if phases:
+        yield Table(heads, phases, "Phases of a request, ms", nowrap=True)
+    yield from map(Note, _throughput(result))
     turns = at(result, "tasks", "turns") or []
     if len(turns) > 1:
         yield Table(_TURN_HEADS, list(map(_turn_row, turns)), "By turn of the conversation, ms")
+
+
+def _throughput(result: _Json) -> Iterator[str]:
+    """Yield the line with the throughput and the concurrency."""
+    concurrency = result.get("concurrency")
+    if not concurrency or concurrency["mean"] is None:
+        return
+    tokens = result["tokens"]
+    parts = [
+        f"{number(tokens[f'{name}_per_second'])} {name} tokens/s"
+        for name in ("output", "input")
+        if tokens.get(f"{name}_per_second") is not None
+    ]
+    if concurrency["user_tokens_per_second"] is not None:
+        parts.append(f"{number(concurrency['user_tokens_per_second'])} output tokens/s per user (median)")
+    parts.append(
+        f"concurrency mean {number(concurrency['mean'])}, effective {number(concurrency['effective'])},"
+        f" max {number(concurrency['max'])}"
+    )
+    yield "throughput     " + " · ".join(parts)
+
+
+def _state(figure: _Json) -> str:
+    """Return the state of a figure and its error; empty if it is valid."""
+    if figure["state"] == "valid":
+        return ""
+    why = ""
+    if figure["error"] is not None:
+        why = f", error up to {milliseconds(figure['error'])} ms"
+    elif figure["share"] is not None:
+        why = f", {number(figure['share'] * 100, 3)} % of the requests"
+    return f"{figure['state'].replace('_', ' ')}{why}"
 
 
 def _share_row(name: str, figures: _Json, shown: Mapping[str, str]) -> list[str]:

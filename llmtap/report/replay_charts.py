@@ -1,18 +1,33 @@
 """Turn the JSON of a replay into sections of charts: latency distributions, and the run over time.
 
-`replay.py` puts the sections into its page; each has a figure of `Panel`s (for plotly) with a table, and a
-caption. Distributions are made of `quantiles` of the public JSON; percentiles of too few samples (IETF draft,
-5.1.4.3) are marked in their tables. Of very many samples over time only some are drawn.
+`replay.py` puts the sections into its page; each has a figure of `Panel`s with a table, and a caption.
+Distributions are made of `quantiles` of the public JSON; percentiles of too few samples (IETF draft, 5.1.4.3)
+are marked in their tables. Of very many samples over time only some are drawn.
 """
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from html import escape
 from itertools import pairwise
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from llmtap.metrics.statistics import SHARES, is_enough
-from llmtap.report.document import COLOURS, DASHES, FigureBlock, LegendKey, Note, Panel, Section, Table
+from llmtap.report.document import (
+    DASHES,
+    SHARES_RANGE,
+    Axis,
+    FigureBlock,
+    LegendKey,
+    Look,
+    Note,
+    Panel,
+    Plot,
+    Section,
+    Series,
+    Table,
+    ink,
+)
 from llmtap.report.replay_terms import rests_on
 from llmtap.report.summary import series_title, system_table
 from llmtap.report.values import FEW, MARK, at, is_marked, milliseconds, number
@@ -56,7 +71,7 @@ def distribution_sections(result: _Json) -> Iterator[Section]:
             if (seconds := (quantiles[group] if group else quantiles)[metric])
         }
         if curves:
-            legend = [LegendKey(title, i, DASHES[i]) for i, title in enumerate(curves)]
+            legend = [LegendKey(title, Look(ink(i), DASHES[i])) for i, title in enumerate(curves)]
             samples = "; ".join(f"{title}: n {n:,}" for title, (n, _) in curves.items())
             rests = rests_on(result, *says, samples=samples)
             tables = [_quantile_table(heading, shares, curves)]
@@ -89,25 +104,21 @@ def _quantile_panel(shares: Sequence[float], curves: _Curves) -> Panel:
     largest = max(seconds[-1] for _, seconds in curves.values())
     factor, unit = (1e3, "ms") if largest < _IN_SECONDS else (1.0, "s")
     wide = any(seconds[-1] >= _WIDE * seconds[median] > 0 for _, seconds in curves.values())
-    data, words = [], []
+    series, words = [], []
     for i, (title, (n, seconds)) in enumerate(curves.items()):
         points = [(s * factor, share) for share, s in zip(shares, seconds, strict=True) if s > 0 or not wide]
-        data.append({
-            "type": "scatter", "mode": "lines", "name": escape(title), "meta": {"line": i},
-            "x": [x for x, _ in points], "y": [share for _, share in points],
-            "line": {"dash": DASHES[i], "width": 2},
-            "hovertemplate": f"%{{fullData.name}}<br>%{{y:.2%}} within %{{x:.4~r}} {unit}<extra></extra>",
-        })  # fmt: skip
+        x, y = [x for x, _ in points], [share for _, share in points]
+        series.append(Series(name=title, x=x, y=y, ink=ink(i), dash=DASHES[i]))
         figures = [
             f"{name} {milliseconds(seconds[shares.index(SHARES[name])])} ms"
             + ("" if is_enough(n, SHARES[name]) else " (too few)")
             for name in ("p50", "p99")
         ]
         words.append(f"{title}: {', '.join(figures)}, n {n:,}.")
-    x_axis: dict[str, Any] = {"type": "log"} if wide else {"rangemode": "tozero"}
-    x_axis["title"] = {"text": unit + (" (log)" if wide else "")}
-    y_axis = {"title": {"text": "share of all"}, "tickformat": ".0%", "range": [0, 1.02]}
-    return Panel("Share by latency", " ".join(words), data, {"xaxis": x_axis, "yaxis": y_axis})
+    x_axis = Axis(f"{unit} (log)", "log") if wide else Axis(unit, zero=True)
+    y_axis = Axis("share of all", share=True, range=SHARES_RANGE)
+    plot = Plot(series, x_axis, y_axis, f"{{y}} within {{x}} {unit}")
+    return Panel("Share by latency", " ".join(words), plot)
 
 
 _POINTS_MAX: Final = 4_000
@@ -127,10 +138,6 @@ _FORMS: Final[dict[tuple[str, bool], tuple[str, str, float]]] = {
 }  # fmt: skip
 """Title, unit and factor, by the unit of the series and whether it is a counter."""
 
-_Line = tuple[str, Sequence[float], Sequence[float | None], int | None, str, str]
-"""Name, times, values, colour, dash and shape of a line (`hv`: a value is of the time that follows; `vh`: of
-the time before)."""
-
 
 def time_sections(result: _Json) -> Iterator[Section]:
     """Yield the requests over time, then what was sampled; empty series are left out."""
@@ -147,7 +154,7 @@ def time_sections(result: _Json) -> Iterator[Section]:
     groups = _groups(series, end)
     for who, (heading, about) in _HEADINGS.items():
         panels = [
-            _panel(lines[0][0] if len(lines) == 1 else title, unit, lines, end)
+            _panel(lines[0].name if len(lines) == 1 else title, unit, lines, end)
             for (of, title, unit), lines in groups.items()
             if of == who
         ]
@@ -181,37 +188,38 @@ def _timeline_table(timeline: _Json) -> Table:
     return Table(heads, rows, "Requests over time")
 
 
-def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[_Line]]]:
+def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[Series]]]:
     """Yield title, unit and lines of the panels on requests."""
     timeline, load, end = result["timeline"], result["load"], result["window"]["seconds"]
     period, t = timeline["period"], timeline["t"]
     ends = [*t, t[-1] + period]
-    rates: list[_Line] = []
+    rates = []
     # The finer line of what was asked is drawn on top of what was sent.
-    for name, colour, dash in (("sent", 0, "solid"), ("ended", 1, "dash"), ("asked", None, "dot")):
+    for name, colour, dash in (("sent", "c0", "solid"), ("ended", "c1", "dash"), ("asked", "soft", "dot")):
         if counts := timeline[name]:
             y = [count / period for count in counts]
             title = name
             if name == "asked" and load["stopped"] is None and sum(counts) < load["planned"]:
                 title = "asked, of first turns"  # answers decide when the others are due
-            rates.append((title, ends, [*y, y[-1]], colour, dash, "hv"))
+            rates.append(Series(name=title, x=ends, y=[*y, y[-1]], ink=colour, dash=dash, step="hv"))
     yield "Requests per second", "per second", rates
-    flying: list[_Line] = []
+    flying = []
     if most := timeline["in_flight"]:
-        flying.append(("in flight", ends, [*most, most[-1]], 0, "solid", "hv"))
+        flying.append(Series(name="in flight", x=ends, y=[*most, most[-1]], ink=ink(0), step="hv"))
     server = series.get("server") or {}
     for i, name in enumerate(("running", "waiting"), 1):
         if values := at(server, "series", name, "values"):
-            times, values = _within(server["t"], values, end, "linear")
+            times, values = _within(server["t"], values, end)
             if any(v is not None for v in values):
-                flying.append((f"{name}, says the server", times, values, i, DASHES[i], "linear"))
+                title = f"{name}, says the server"
+                flying.append(Series(name=title, x=times, y=values, ink=ink(i), dash=DASHES[i]))
     if flying:
         yield "In flight", "requests", flying
 
 
-def _groups(series: _Json, end: float) -> dict[tuple[str, str, str], list[_Line]]:
+def _groups(series: _Json, end: float) -> dict[tuple[str, str, str], list[Series]]:
     """Return lines by whose they are, title and unit."""
-    groups: dict[tuple[str, str, str], list[_Line]] = {}
+    groups: dict[tuple[str, str, str], list[Series]] = {}
     for part in ("system", "server"):
         told = series.get(part) or {"series": {}}
         for name, one in told["series"].items():
@@ -221,21 +229,30 @@ def _groups(series: _Json, end: float) -> dict[tuple[str, str, str], list[_Line]
                 title = "Memory of this host, GiB"  # others would be flat beside it
             if counts:
                 times, values = _rates(times, values)
-            shape = "linear" if one["kind"] == "gauge" else "vh"
-            times, values = _within(times, values, end, shape)
+            averaged = one["kind"] != "gauge"
+            times, values = _within(times, values, end, averaged=averaged)
             if any(v is not None for v in values):
                 who = "server" if part == "server" else "gpu" if name.startswith("gpu") else "host"
                 lines = groups.setdefault((who, title, unit), [])
                 y, i = [None if v is None else v * factor for v in values], len(lines)
-                lines.append((series_title(name), times, y, i % COLOURS, DASHES[i % len(DASHES)], shape))
+                lines.append(
+                    Series(
+                        name=series_title(name),
+                        x=times,
+                        y=y,
+                        ink=ink(i),
+                        dash=DASHES[i % len(DASHES)],
+                        step="vh" if averaged else "",
+                    )
+                )
     return groups
 
 
 def _within(
-    t: Sequence[float], y: Sequence[float | None], end: float, shape: str
+    t: Sequence[float], y: Sequence[float | None], end: float, *, averaged: bool = False
 ) -> tuple[Sequence[float], Sequence[float | None]]:
     """Return the samples of the run; of averages also the one that it ended in."""
-    first, last = bisect_left(t, 0), bisect_right(t, end) + (shape == "vh")
+    first, last = bisect_left(t, 0), bisect_right(t, end) + averaged
     return t[first:last], y[first:last]
 
 
@@ -258,39 +275,30 @@ def _rates(t: Sequence[float], values: Sequence[float | None]) -> tuple[list[flo
     return times, rates
 
 
-def _panel(title: str, unit: str, lines: Sequence[_Line], end: float) -> Panel:
-    data, words, most = [], [], 0.0
-    value = "%{y:.1%}" if unit == "share" else "%{y:.4~r} " + escape(unit)
-    for name, t, y, colour, dash, shape in lines:
-        shown_t, shown_y = _thinned(t, y)
-        data.append({
-            "type": "scatter", "mode": "lines", "name": escape(name), "meta": {"line": colour},
-            "x": shown_t, "y": shown_y, "line": {"dash": dash, "width": 2, "shape": shape},
-            "hovertemplate": "%{fullData.name}<br>" + value + " at %{x:.4~r} s<extra></extra>",
-        })  # fmt: skip
-        known = [v for v in y if v is not None]
+def _panel(title: str, unit: str, lines: Sequence[Series], end: float) -> Panel:
+    words, most = [], 0.0
+    for line in lines:
+        known = [v for v in line.y if v is not None]
         most = max(most, *known)
         factor, shown = (100.0, "%") if unit == "share" else (1.0, unit)
         low, high = number(min(known) * factor, 3), number(max(known) * factor, 3)
-        words.append(f"{name}: {low if low == high else f'{low} to {high}'} {shown}.")
-    y_axis: dict[str, Any] = {"rangemode": "tozero"}
-    if unit == "share":
-        y_axis |= {"tickformat": ".0%"} | ({"range": [0, 1.02]} if most > 0.5 else {})
-    x_axis = {"title": {"text": "s"}, "range": [0, end]}
-    legend = (
-        [LegendKey(name, colour, dash) for name, _, _, colour, dash, _ in lines] if len(lines) > 1 else []
-    )
-    layout = {"xaxis": x_axis, "yaxis": y_axis, "meta": {"time": True}}
-    return Panel(title, " ".join(words), data, layout, legend)
+        words.append(f"{line.name}: {low if low == high else f'{low} to {high}'} {shown}.")
+    share = unit == "share"
+    y_axis = Axis(zero=True, share=share, range=SHARES_RANGE if share and most > 0.5 else None)
+    hover = "{y} at {x} s" if share else f"{{y}} {unit} at {{x}} s"
+    plot = Plot(list(map(_thinned, lines)), Axis("s", range=(0, end)), y_axis, hover, timed=True)
+    legend = [LegendKey(line.name, Look(line.ink, line.dash)) for line in lines] if len(lines) > 1 else []
+    return Panel(title, " ".join(words), plot, legend)
 
 
-def _thinned(t: Sequence[float], y: Sequence[float | None]) -> tuple[Sequence[float], Sequence[float | None]]:
-    """Return them as they are, or of each stretch its lowest and its highest, in their order."""
-    if len(t) <= _POINTS_MAX:
-        return t, y
-    step = -(-2 * len(t) // _POINTS_MAX)
+def _thinned(line: Series) -> Series:
+    """Return it as it is, or of each stretch its lowest and its highest, in their order."""
+    n, y = len(line.x), line.y
+    if n <= _POINTS_MAX:
+        return line
+    step = -(-2 * n // _POINTS_MAX)
     kept: list[int] = []
-    for begin in range(0, len(t), step):
-        known = [(v, i) for i in range(begin, min(begin + step, len(t))) if (v := y[i]) is not None]
+    for begin in range(0, n, step):
+        known = [(v, i) for i in range(begin, min(begin + step, n)) if (v := y[i]) is not None]
         kept += sorted({min(known)[1], max(known)[1]}) if known else [begin]
-    return [t[i] for i in kept], [y[i] for i in kept]
+    return replace(line, x=[line.x[i] for i in kept], y=[y[i] for i in kept])

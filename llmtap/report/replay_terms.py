@@ -148,10 +148,16 @@ def _prompts(prompts: _Json) -> str:
 
 def _answers(body: _Json) -> str:
     limit, temperature = body.get("output_limit"), body.get("temperature")
+    kinds = body.get("kinds") or {}
+    recorded = kinds.get("recorded", 0)
+    others = recorded < sum(kinds.values()) or not recorded
     return _list(
-        "streamed" if body["stream"] else "in one piece",
+        others and ("streamed" if body["stream"] else "in one piece"),
+        recorded and f"{recorded:,} recorded requests sent as recorded",
+        body.get("paths") and f"to {joined(body['paths'])}",
         limit and (f"as long as {limit} allows" if body["ignore_eos"] else f"at most {limit}"),
         temperature is not None and f"temperature {temperature}",
+        *(f"{name} {value}" for name, value in (body.get("settings") or {}).items()),
     )
 
 

@@ -11,11 +11,17 @@ from typing import Any, Final
 
 import msgspec
 
+from llmtap.errors import printable
 from llmtap.exchange.saved import Explained, Saved
 from llmtap.metrics.latency import chunking_of, metrics_of
-from llmtap.protocol.delta import Delta, EventClass
-from llmtap.report.values import harmless, milliseconds
+from llmtap.protocol.delta import Delta, EventClass, Reading
+from llmtap.report.values import milliseconds
 
+_DIALECTS: Final = {
+    Reading.DIALECT: "",
+    Reading.INFERRED: "dialect unknown, read by structure",
+    Reading.NONE: "dialect unknown",
+}
 TEXT_SHOWN: Final = 60
 _TIMELESS: Final = frozenset(
     ("events", "content_events", "bytes_per_event_mean", "tokens_per_chunk_mean", "single_token_share")
@@ -60,7 +66,7 @@ def _remove_times(told: dict[str, Any], saved: Saved) -> None:
 
 def headline(saved: Saved, explained: Explained) -> str:
     x = explained.exchange
-    said = [saved.what, f"{len(saved.body):,} bytes", f"dialect {x.dialect or 'unknown'}"]
+    said = [saved.what, f"{len(saved.body):,} bytes", _DIALECTS[x.reading] or f"dialect {x.dialect}"]
     if x.status is not None:
         said.append(f"status {x.status}")
     return " · ".join([*said, f"{len(explained.events):,} events"])
@@ -80,7 +86,7 @@ def event_cells(explained: Explained, *, text: bool = True) -> Iterator[tuple[st
         yield (
             str(i), *((ms,) if explained.timed else ()), f"{e.start}-{e.end}",
             " +".join([_name(d.event_class), *map(_name, d.also)]), f"{d.tokens}" if d.tokens >= 0 else "",
-            harmless("  ".join(_adds(d, text=text))),
+            printable("  ".join(_adds(d, text=text))),
         )  # fmt: skip
 
 
@@ -119,7 +125,7 @@ def _quoted(text: str) -> str:
 def story(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
     """What the events come to: subject and what is known of it."""
     for subject, said in _facts(saved, explained):
-        yield subject, harmless(said)
+        yield subject, printable(said)
 
 
 def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from rich.console import RenderableType
 
+from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.latency import SPREAD_NS, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import share_range
 from llmtap.report.document import Note, Table
 from llmtap.report.render import terminal
 from llmtap.report.values import (
     FEW,
-    METRIC_TITLES,
     at,
     bursts_said,
     counted,
@@ -31,9 +31,6 @@ from llmtap.report.values import (
 )
 from llmtap.units import NS_PER_S, format_bytes, format_ns
 
-_METRICS: Final = (
-    "ttft", "ttft_any", "ttfb", "tbc", "itl", "tpot", "e2e", "user_idle", "tbc_max", "jitter",
-)  # fmt: skip
 _ADDED: Final = {"request": "added, request", "first_chunk": "added, first chunk", "chunk": "added, chunk"}
 _FIGURES: Final = ("mean", "p50", "p90", "p99", "max")
 _SERIES_FIGURES: Final = ("mean", "p50", "p95", "max")
@@ -69,7 +66,7 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
     yield Note(_headline(summary), "bold")
     rows = []
     shown = percentile_titles(summary.get("metrics") or {}, {name: name for name in _FIGURES})
-    metrics = {name: METRIC_TITLES[name] for name in _METRICS}
+    metrics = {metric.name: metric.title for metric in shown_on(Surface.TABLE)}
     for group, titles in (("metrics", metrics), ("added", _ADDED)):
         for name, title in titles.items():
             figures = at(summary, group, name)
@@ -116,6 +113,8 @@ def _lines(summary: _Json) -> Iterator[str]:
         yield f"smooth     {number(smooth['tokens_per_second'], 3)} tokens/s goodput ({of})"
     if goodput := goodput_said(summary):
         yield f"goodput    {goodput}"
+    if text := without_dialect_text(summary):
+        yield f"format     {text}"
     chunking = summary.get("chunking") or {}
     if chunking.get("events"):
         said = [f"{chunking['content_events']:,} of {chunking['events']:,} events carry output"]
@@ -148,15 +147,38 @@ def bursts_caution(summary: _Json) -> str:
     return " ".join(bursts_said(n))
 
 
+def not_judged_text(goodput: _Json) -> str:
+    """The number of exchanges that stand beside the share as not judged; empty without any."""
+    n = goodput.get("not_judged") or 0
+    return f"{n:,} not judged, since their answers were not understood" if n else ""
+
+
+def without_dialect_text(summary: _Json) -> str:
+    """The share of answers of no known dialect, where most of them come from, and the next step."""
+    places = summary.get("without_dialect") or []
+    if not places:
+        return ""
+    said = [
+        f"{number(n / summary['n'] * 100, 2)} % {what}"
+        for reading, what in (("none", "not understood"), ("inferred", "inferred"))
+        if (n := sum(place["n"] for place in places if place["reading"] == reading))
+    ]
+    most = places[0]
+    where = f"{most['path']} {most['content_type'] or 'without a content type'}"
+    return f"{', '.join(said)}; most: {where} ({most['n']:,}); next: llmtap inspect FILE --draft NAME"
+
+
 def goodput_said(summary: _Json) -> str:
     """Goodput, and the share of requests that met the objectives, with its interval; empty without any."""
     goodput = summary.get("goodput") or {}
     if goodput.get("attainment") is None:
-        return ""
+        return not_judged_text(goodput)
     met, whole = goodput["met"], goodput["counted"]
     parts = (met / whole, *share_range(met / whole, whole))
     share, low, high = (number(part * 100, 3) for part in parts)
     judged = "; refusals without output are not counted" if at(summary, "outcomes", "refused") else ""
+    if unknown := not_judged_text(goodput):
+        judged += f"; {unknown}"
     return (
         f"{number(goodput['requests_per_second'], 3)} req/s, {met:,} of {whole:,} met"
         f" {goodput['objectives']} ({share} %, 95 % interval {low} to {high}{judged})"

@@ -40,7 +40,7 @@ from llmtap.report.values import (
 
 Result = Mapping[str, Any]
 
-_RANKED: Final = ("scheduler", "trace", "load", "servers", "bins", "requests")
+_RANKED: Final = ("scheduler", "trace", "load", "servers", "router", "bins", "requests")
 """Order of dimensions: the first numeric one becomes the axis, where others have as many values."""
 _OPTIONS: Final = ("readings", "serving", "model")
 _SAME_RATE: Final = 0.01
@@ -118,7 +118,8 @@ def settings_of(result: Result) -> dict[str, Hashable]:
     """Return all that was set about a run, by name."""
     told: dict[str, Hashable] = {"scheduler": result.get("scheduler"), "trace": result.get("trace")}
     told["load"] = _load_key(result)
-    told |= {"servers": result.get("servers"), "requests": result.get("n"), "seed": result.get("seed")}
+    told |= {"servers": result.get("servers"), "router": result.get("router")}
+    told |= {"requests": result.get("n"), "seed": result.get("seed")}
     for group in _OPTIONS:
         for name, value in (result.get(group) or {}).items():
             key = f"model {name}" if group == "model" else name
@@ -188,6 +189,8 @@ _UNSERVED: Final = {
 }
 """By reason: column, meaning, and the options that requests did not fit."""
 BEST: Final = "\N{BLACK STAR}"
+DOUBTFUL: Final = "?"
+"""After each figure of a run whose latency model is not known to be good."""
 _PERCENTILES: Final = ("p50", "p95", "p99")
 """Columns of the table."""
 _OUTSIDE_MIN: Final = 10
@@ -221,7 +224,8 @@ def sweep_table(results: Sequence[Result], *, sla: bool = False) -> Table:
     marked = {(row, i) for i, won in _wins(results, columns).items() for rows in won for row in rows}
 
     def cell(row: int, i: int) -> str:
-        return BEST * ((row, i) in marked) + columns[i].text(results[row])
+        doubtful = DOUBTFUL * (i >= keys and at(results[row], "fit", "caution") is not None)
+        return BEST * ((row, i) in marked) + columns[i].text(results[row]) + doubtful
 
     rows = [[cell(row, i) for i in range(len(columns))] for row in range(len(results))]
     return Table([column.title for column in columns], rows, keys=keys, nowrap=True)
@@ -320,7 +324,7 @@ def best_said(results: Sequence[Result], *, sla: bool = False) -> str:
     if not groups:
         return ""
     columns = list(_figure_columns(results, sla=sla))
-    labels = _labels(results)
+    labels = run_labels(results)
     by_label: dict[str, list[str]] = defaultdict(list)
     for i, won in _wins(results, columns).items():
         label, n = Counter(labels[rows[0]] for rows in won).most_common(1)[0]
@@ -338,7 +342,7 @@ def best_said(results: Sequence[Result], *, sla: bool = False) -> str:
     return "No run is best by any figure: the 95 % intervals of the differences over seeds contain 0."
 
 
-def _labels(results: Sequence[Result]) -> list[str]:
+def run_labels(results: Sequence[Result]) -> list[str]:
     """Return what names each run: its scheduler, or what differs if all have one scheduler."""
     varied = _varied(results)
     if not varied or varied[0].name == "scheduler":
@@ -352,6 +356,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str]:
     """Yield which run was best, the meaning of the figures, and what is the same for all of them."""
+    yield from cautions(results)
     if best := best_said(results, sla=sla):
         yield best
     counts, offered = {f"{told['n']:,}" for told in results}, set(map(_offered, results))
@@ -360,6 +365,14 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
     yield "; ".join(
         [*same, "times in ms; busy: share of the time that servers work; batch: mean requests in it"]
     )
+    for router in _each(told.get("router") for told in results):
+        shares = values_text(
+            n
+            for told in results
+            if told.get("router") == router
+            for n in at(told, "by_server", "requests") or ()
+        )
+        yield f"router {router}: servers have a batch and a KV memory each; requests per server: {shares}"
     if sla:
         request_sla = values_text(told["readings"]["request_sla"] for told in results)
         token_sla = values_text(told["readings"]["token_sla"] * 1e3 for told in results)
@@ -383,7 +396,7 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
     for reader in _each(reader_text(told) for told in results):
         yield f"smooth: goodput for {reader}; idle: what such a reader waited with nothing to read"
     yield from dict.fromkeys(unreliable_said(results))
-    labels = _labels(results)
+    labels = run_labels(results)
     if growing := [label for label, told in zip(labels, results, strict=True) if queue_grows(told)]:
         yield (
             f"may be overloaded: {', '.join(dict.fromkeys(growing))}: fewer requests complete per second than"
@@ -395,6 +408,11 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         size = f"request {one['row']} ({one['input']:,} + {one['output']:,} tokens)"
         yield f"{size}, {label}: {', '.join(f'{k} {v} ms' for k, v in followed_figures(one).items())}"
     yield from (f"model: {text}" for text in _each(map(model_text, results)))
+
+
+def cautions(results: Sequence[Result]) -> list[str]:
+    """Return why figures with DOUBTFUL are doubtful."""
+    return [f"caution: {DOUBTFUL} {text}" for text in _each(at(told, "fit", "caution") for told in results)]
 
 
 def queue_grows(told: Result) -> bool:
@@ -430,7 +448,7 @@ def unreliable_said(results: Sequence[Result]) -> Iterator[str]:
 
 def followed_requests(results: Sequence[Result]) -> list[tuple[str, Result]]:
     """Return the runs in which a request was followed, with their labels."""
-    return [one for one in zip(_labels(results), results, strict=True) if one[1].get("followed")]
+    return [one for one in zip(run_labels(results), results, strict=True) if one[1].get("followed")]
 
 
 def followed_figures(followed: Mapping[str, Any]) -> dict[str, str]:
@@ -459,7 +477,17 @@ def model_text(result: Result) -> str | None:
     source = "the GPU of the multi-bin batching paper"
     if fit:
         source = f"fitted to {fit.get('grid') or fit['capture']}, R^2 {number(fit['r2'], 5)}"
+        if (unseen := _unseen_r2(fit.get("unseen"))) is not None:
+            source += f", on data that it did not see {number(unseen, 5)}"
     return f"{constants} (in seconds but for gamma); {source}"
+
+
+def _unseen_r2(unseen: Mapping[str, Any] | None) -> float | None:
+    """Return the lowest R^2 of the parts of a fit, of a grid or of a capture; None if one is not known."""
+    if not unseen:
+        return None
+    values = [unseen["r2"]] if "r2" in unseen else [at(part, "r2") for part in unseen.values()]
+    return None if None in values else min(values)
 
 
 def _offered(told: Result) -> str:

@@ -2,8 +2,7 @@
 
 `llmtap sim run --html` calls `sweep_html`; `sweep.py` finds the axis, the lines and the table. A chart has a
 panel for each quantity, and in it one curve for each line of the sweep. Quantities that no run has are left
-out. Lines differ by colour, dash and marker. Names of schedulers and files are users' text: escaped for
-plotly, which reads tags.
+out. Lines differ by colour, dash and marker.
 
 Source: smooth goodput paper, Fig. 5 (throughput, TTFT, TBT and TPOT by request rate; goodput beside smooth
 goodput); multi-bin paper, sections 7 and 9.
@@ -11,24 +10,28 @@ goodput); multi-bin paper, sections 7 and 9.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from itertools import pairwise
 from typing import Any, Final
 
 from llmtap.report.document import (
-    COLOURS,
     DASHES,
     SYMBOLS,
+    Axis,
     Block,
     DetailsBlock,
     FigureBlock,
+    LegendKey,
     LineChoice,
+    Look,
     Note,
     Panel,
+    Plot,
     ReportDocument,
     Section,
+    Series,
     Table,
     TermTable,
+    ink,
     is_wide,
 )
 from llmtap.report.render import page_html
@@ -38,6 +41,7 @@ from llmtap.report.sweep import (
     Result,
     Sweep,
     best_said,
+    cautions,
     followed_figures,
     followed_requests,
     model_text,
@@ -52,7 +56,7 @@ NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was 
 _SLA: Final = frozenset({"request_sla_violation", "token_sla_violation"})
 _LINES_SHOWN: Final = 16
 """As many lines as a reader can tell apart; of more, the page begins with a choice."""
-_OFFERED: Final = "offered load"
+_OFFERED: Final = LegendKey("offered load", Look("soft", "dot"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,15 +162,15 @@ def sweep_html(results: Sequence[Result], title: str = "Simulated sweep", *, sla
         if not held:
             continue
         panels = [_curves(sweep, lines, quantity) for quantity in held]
-        offered = any(one["name"] == _OFFERED for panel in panels for one in panel.data)
+        offered = any(one.line is None for panel in panels for one in panel.plot.series)
         figure = FigureBlock(
             chart.key,
             chart.heading,
             panels,
             [],
             [_samples(held, results)],
+            [_OFFERED] if offered else [],
             lines_legend=True,
-            offered=offered,
         )
         about: list[Block] = [Note(chart.about)] if chart.about else []
         sections.append(Section(chart.key, chart.heading, [*about, figure]))
@@ -182,24 +186,22 @@ def sweep_html(results: Sequence[Result], title: str = "Simulated sweep", *, sla
 def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> Section:
     """Return when the tokens of one request came, and the gaps between them, a curve for each run."""
     lines = {id(result): i for i, line in enumerate(sweep.lines) for _, result in line.points}
-    counts: list[dict[str, Any]] = []
-    gaps: list[dict[str, Any]] = []
+    counts, gaps = [], []
     for label, result in followed:
-        times = result["followed"]["token_seconds"]
-        look = {"type": "scatter", "name": escape(label), "meta": {"line": lines.get(id(result))},
-                "mode": "lines", "line": {"width": 2}}  # fmt: skip
-        counts.append({**look, "x": times, "y": list(range(1, len(times) + 1))})
-        gaps.append({**look, "x": list(range(2, len(times) + 1)), "y": [b - a for a, b in pairwise(times)]})
+        times, i = result["followed"]["token_seconds"], lines.get(id(result))
+        look: dict[str, Any] = {"name": label, "line": i, "ink": "soft" if i is None else ink(i)}
+        counts.append(Series(x=times, y=list(range(1, len(times) + 1)), **look))
+        gaps.append(Series(x=list(range(2, len(times) + 1)), y=[b - a for a, b in pairwise(times)], **look))
     figures = {label: followed_figures(result["followed"]) for label, result in followed}
     words = [
         f"{said}: {', '.join(f'{label} {one[name]} ms' for label, one in figures.items())}."
         for said, name in (("Last token", "E2E"), ("Longest gap", "longest gap"))
     ]
-    axis = {"rangemode": "tozero"}
-    seconds, tokens = (axis | {"title": {"text": text}} for text in ("s after arrival", "token"))
+    seconds, tokens = (Axis(text, zero=True) for text in ("s after arrival", "token"))
+    axis = Axis(zero=True)
     panels = [
-        Panel("Tokens generated", words[0], counts, {"xaxis": seconds, "yaxis": axis}),
-        Panel("Gap before a token, s", words[1], gaps, {"xaxis": tokens, "yaxis": axis}),
+        Panel("Tokens generated", words[0], Plot(counts, seconds, axis, "token {y} at {x} s")),
+        Panel("Gap before a token, s", words[1], Plot(gaps, tokens, axis, "{y} s before token {x}")),
     ]
     one = followed[0][1]["followed"]
     said = f"row {one['row']}, {one['input']:,} input and {one['output']:,} output tokens; times in ms"
@@ -219,6 +221,7 @@ def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Bloc
     if len(sweep.lines) > 1:
         said.append(f"{len(sweep.lines):,} lines by {', '.join(d.name for d in sweep.by)}")
     blocks: list[Block] = [Note(f"{'; '.join(said)}.", lead=NOT_MEASURED)]
+    blocks += [Note(text, "yellow") for text in cautions(results)]
     if best := best_said(results, sla=sla):
         blocks.append(Note(best, css="lead"))
     blocks += [Note(said.capitalize()) for said in dict.fromkeys(unreliable_said(results))]
@@ -301,51 +304,46 @@ def _line_choices(sweep: Sweep) -> list[LineChoice]:
     looks = []
     for i, line in enumerate(sweep.lines):
         symbol = SYMBOLS[(i + i // len(DASHES)) % len(SYMBOLS)]
-        looks.append(LineChoice(line.label, line.of, i % COLOURS, DASHES[i % len(DASHES)], symbol))
+        looks.append(LineChoice(line.label, line.of, Look(ink(i), DASHES[i % len(DASHES)], symbol)))
     return looks
 
 
 def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Panel:
-    data: list[dict[str, Any]] = []
+    series = []
     found: list[tuple[float, Line, Any]] = []
-    for i, (line, look) in enumerate(zip(sweep.lines, looks, strict=True)):
-        values = [quantity.of(result) for _, result in line.points]
+    for i, (line, choice) in enumerate(zip(sweep.lines, looks, strict=True)):
+        values, look = [quantity.of(result) for _, result in line.points], choice.look
         if all(value is None for value in values):
             continue
         found += [(v, line, x) for v, (x, _) in zip(values, line.points, strict=True) if v is not None]
-        shape: dict[str, Any] = {"type": "bar", "x": [escape(line.label)] * len(values)}
+        shape: dict[str, Any] = {"bars": True, "x": [line.label] * len(values)}
         if sweep.axis is not None:
-            symbols = [look.symbol + "-open" * quantity.doubtful(result) for _, result in line.points]
-            shape = {
-                "type": "scatter", "mode": "lines+markers", "x": [x for x, _ in line.points],
-                "line": {"dash": look.dash, "width": 2}, "marker": {"size": 8, "symbol": symbols},
-                "cliponaxis": False,
-            }  # fmt: skip
-        data.append({
-            **shape, "name": escape(line.label), "meta": {"line": i}, "y": values, "hoverinfo": "text",
-            "hovertext": [_hover(sweep, quantity, line, x, result) for x, result in line.points],
-        })  # fmt: skip
+            symbols = [
+                look.symbol + "-open" * (quantity.doubtful(result) or bool(at(result, "fit", "caution")))
+                for _, result in line.points
+            ]
+            shape = {"dash": look.dash, "symbols": symbols, "x": [x for x, _ in line.points]}
+        texts = [_hover(sweep, quantity, line, x, result) for x, result in line.points]
+        series.append(Series(name=line.label, line=i, ink=look.ink, y=values, texts=texts, **shape))
     places = sorted({x for _, _, x in found})
     low, high = min(found, key=lambda one: one[0]), max(found, key=lambda one: one[0])
     title = quantity.title
-    y_axis: dict[str, Any] = {"rangemode": "tozero"}
+    share = quantity.unit == "share"
+    y_axis = Axis(zero=True, share=share)
     if quantity.offered and sweep.axis is not None and sweep.axis.name == "load" and len(places) > 1:
-        data.append({
-            "type": "scatter", "mode": "lines", "name": _OFFERED, "meta": {"line": None}, "x": places,
-            "y": places, "line": {"dash": "dot", "width": 1}, "hoverinfo": "skip",
-        })  # fmt: skip
+        look = _OFFERED.look
+        series.append(
+            Series(name=_OFFERED.name, ink=look.ink, dash=look.dash, x=places, y=places, silent=True)
+        )
         # Far more may be offered than was done; the curves must stay visible.
-        y_axis = {"range": [0, high[0] * 1.1 or 1]}
-    if quantity.unit == "share":
-        y_axis |= {"tickformat": ".0%"} if high[0] > 0.05 else {"tickformat": ".2~%"}
+        y_axis = Axis(range=(0, high[0] * 1.1 or 1))
     elif quantity.unit == "s" and sweep.axis is not None and is_wide([v for v, _, _ in found]):
-        y_axis = {"type": "log"}
+        y_axis = Axis(kind="log")
         title += " (log)"
     words = f"{quantity.name}: {_where(sweep, quantity, low)} to {_where(sweep, quantity, high)}."
     if low[0] == high[0]:
         words = f"{quantity.name}: {quantity.text(low[0])}{' throughout' if len(found) > 1 else ''}."
-    layout = {"xaxis": _x_axis(sweep, places), "yaxis": y_axis, "barmode": "overlay"}
-    return Panel(title, words, data, layout, of={})
+    return Panel(title, words, Plot(series, _x_axis(sweep, places), y_axis), of={})
 
 
 def _place_text(axis: Dimension, place: Any) -> str:
@@ -369,15 +367,11 @@ def _hover(sweep: Sweep, quantity: Quantity, line: Line, x: Any, result: Result)
         f"{quantity.name} {quantity.text(quantity.of(result))}",
         "" if n is None else f"n {n:,}" + " (too few)" * quantity.doubtful(result),
     ]
-    return "<br>".join(escape(row) for row in rows if row)
+    return "\n".join(row for row in rows if row)
 
 
-def _x_axis(sweep: Sweep, places: list[Any]) -> dict[str, Any]:
+def _x_axis(sweep: Sweep, places: list[Any]) -> Axis:
     if sweep.axis is None:
-        return {"type": "category"}
+        return Axis(kind="category")
     title = sweep.axis.title
-    axis: dict[str, Any] = {"rangemode": "tozero"}
-    if is_wide(places):
-        axis = {"type": "log"}
-        title += " (log)"
-    return {**axis, "title": {"text": escape(title)}}
+    return Axis(f"{title} (log)", "log") if is_wide(places) else Axis(title, zero=True)

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from math import floor, isfinite, log10
 from typing import Any, Final
 
+from llmtap.metrics.catalogue import METRICS
 from llmtap.metrics.statistics import SHARES, samples_needed
 
 _PERCENTILE: Final = re.compile(r"p\d+")
@@ -20,14 +21,11 @@ FEW: Final = f"{MARK} too few samples (IETF 5.1.4.3); needed: " + ", ".join(
 )
 """The meaning of a marked cell."""
 METRIC_TITLES: Final = {
-    "ttft": "TTFT", "ttft_any": "TTFT, any token", "ttft_reasoning": "TTFT, reasoning",
-    "ttft_tool_call": "TTFT, tool call", "ttfb": "TTFB", "tbc": "TBC", "itl": "ITL",
-    "itl_server": "ITL, server", "tpot": "TPOT", "e2e": "E2E", "e2e_same_length": "E2E, same length",
-    "elapsed": "elapsed", "user_idle": "user idle", "tbc_max": "longest pause", "jitter": "jitter",
-    "fluidity_index_doc": "fluidity index, document", "fluidity_index_code": "fluidity index, code",
-    "qoe_area_step": "area ratio", "smooth_benefit": "smooth benefit, tokens",
-}  # fmt: skip
-"""By their names in JSON, in the order of tables. llmtap/metrics/DEFINITIONS.md defines them."""
+    **{metric.name: metric.title for metric in METRICS},
+    "e2e_same_length": "E2E, same length",
+    "elapsed": "elapsed",
+}
+"""By their names in JSON, in the order of tables; the last two exist in comparisons only."""
 _UNIT_WORDS_MAX: Final = 2
 
 
@@ -125,11 +123,6 @@ def counted(n: int, one: str, more: str = "") -> str:
 def joined(counts: Mapping[str, int], apart: str = ", ") -> str:
     """`refused 3, complete 1,000`."""
     return apart.join(f"{name} {n:,}" for name, n in counts.items())
-
-
-def harmless(text: str) -> str:
-    """Escape what is not printable: text that others sent must not move a terminal's cursor."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
 def is_words(column: Iterable[str]) -> bool:

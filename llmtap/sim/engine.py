@@ -35,18 +35,18 @@ NOBODY: Final[Mapping[int, GivenUp]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Requests that are served together; a scheduler's work for one server."""
+    """Requests that one server processes together, until the longest one ends."""
 
     members: Sequence[int]
     duration_ns: int
     first_ns: int
-    """From its start to the first token of each request: alpha (multi-bin paper, 4.3)."""
+    """Time from the start of the batch to the first token of each request: alpha (multi-bin paper, 4.3)."""
     step_ns: float
     queue: int = 0
 
     def token_times(self, start_ns: int, tokens: int) -> range:
-        """Return when a member's tokens are made, in a batch that began at `start_ns` (multi-bin paper, 4.3):
-        the first after alpha, the others beta h(b) apart, in whole ns. The batch may last longer."""
+        """Return the times of a member's tokens in a batch that began at `start_ns` (multi-bin paper, 4.3):
+        the first after alpha, then one every beta h(b), in whole ns. The batch may last longer."""
         first_ns = start_ns + self.first_ns
         step_ns = max(1, round(self.step_ns))
         return range(first_ns, first_ns + tokens * step_ns, step_ns)
@@ -54,12 +54,12 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One forward pass of a server; a scheduler's work for it."""
+    """One forward pass of a server, as composed by a scheduler."""
 
     duration_ns: int
     prefill: Sequence[tuple[int, int]] = ()
-    """Requests, and how many tokens of their prompt are processed. A prompt that is complete then also makes
-    its first token."""
+    """Requests, and the number of tokens of their prompts that are processed. A prompt that this completes
+    also makes its first token."""
     decode: Sequence[int] = ()
 
 
@@ -67,14 +67,14 @@ class Iteration:
 class EngineOutput:
     finished: Sequence[int] = ()
     tokens: Sequence[int] = ()
-    """The request of each token, in the order in which they leave. Empty for a `Batch`, whose `token_times`
-    are known from the start."""
+    """Request of each token, in the order of departure. Empty for a `Batch`, whose `token_times` are known
+    from the start."""
     due_ns: Sequence[int] | None = None
     cached: Mapping[int, int] | None = None
 
 
 def made_later(made: EngineOutput, due_ns: Sequence[int]) -> EngineOutput:
-    """Return the same tokens, each leaving at its due time."""
+    """Return the same output, with each token leaving at its due time."""
     leaving = sorted(zip(due_ns, made.tokens, strict=True))
     return replace(made, tokens=[request for _, request in leaving], due_ns=[due for due, _ in leaving])
 
@@ -84,16 +84,16 @@ class Scheduler(Protocol):
         """Take a new request."""
 
     def closed(self, now_ns: int) -> None:
-        """No other request will come: stop waiting for more."""
+        """Note that no other request will arrive: do not wait for more."""
 
     def form(self, now_ns: int) -> Any | None:
         """Return the next work of a free server, or None to wait."""
 
     def done(self, now_ns: int, work: Any) -> EngineOutput:
-        """Return what finished work has made."""
+        """Return the output of finished work."""
 
     def left(self, now_ns: int, request: int) -> None:
-        """Drop a request, neither finished nor given up, whose client has gone."""
+        """Drop an open request whose client has disconnected."""
 
     def given_up(self) -> Mapping[int, GivenUp]:
         """Return requests given up since the last call."""
@@ -101,7 +101,7 @@ class Scheduler(Protocol):
 
 @dataclass(slots=True)
 class IterationState:
-    """State of an engine now, and counts since it began, as in vLLM's `/metrics`."""
+    """Present state of an engine, and counts since its start, as in vLLM's `/metrics`."""
 
     running: int = 0
     waiting: int = 0
@@ -110,7 +110,7 @@ class IterationState:
     preemptions: int = 0
     preempted: int = 0
     recovered: int = 0
-    """Of these, requests served to the end."""
+    """Number of preempted requests that were served to the end."""
     preempted_tokens: int = 0
     swapped_tokens: int = 0
     prefix_queries: int = 0
@@ -143,11 +143,22 @@ class Step:
 _NOTHING: Final = Step()
 
 
+class EngineDriver(Protocol):
+    """Receiver of the events of `run_virtual`: an `Engine`, or several behind a router."""
+
+    def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step: ...
+
+    def done(self, now_ns: int, run: EngineRun) -> Step: ...
+
+    def close(self, now_ns: int) -> Step: ...
+
+
 class Engine:
-    def __init__(self, scheduler: Scheduler, servers: int = 1) -> None:
+    def __init__(self, scheduler: Scheduler, servers: int = 1, *, first: int = 0) -> None:
+        """`first`: number of the first server."""
         assert servers >= 1
         self._scheduler = scheduler
-        self._free = list(range(servers))  # a heap: the free one with the lowest number is next
+        self._free = list(range(first, first + servers))  # a heap, to use the lowest free number next
         self._now_ns: int | None = None
 
     @property
@@ -155,30 +166,31 @@ class Engine:
         return bool(self._free)
 
     def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
-        """Take a request. With `more`, others arrive at this same moment and servers wait for them."""
+        """Take a request. With `more`, others arrive at the same time, and servers wait for them."""
         self._at(now_ns)
         self._scheduler.arrived(now_ns, request)
-        return _NOTHING if more else self._dispatch(now_ns)
+        return _NOTHING if more else self.dispatch(now_ns)
 
     def done(self, now_ns: int, run: EngineRun) -> Step:
         self._at(now_ns)
         assert now_ns >= run.end_ns
         made = self._scheduler.done(now_ns, run.work)
         heappush(self._free, run.server)
-        step = self._dispatch(now_ns)
+        step = self.dispatch(now_ns)
         return Step(step.started, made, step.given_up)
 
     def leave(self, now_ns: int, request: int) -> Step:
         self._at(now_ns)
         self._scheduler.left(now_ns, request)
-        return self._dispatch(now_ns)
+        return self.dispatch(now_ns)
 
     def close(self, now_ns: int) -> Step:
         self._at(now_ns)
         self._scheduler.closed(now_ns)
-        return self._dispatch(now_ns)
+        return self.dispatch(now_ns)
 
-    def _dispatch(self, now_ns: int) -> Step:
+    def dispatch(self, now_ns: int) -> Step:
+        """Start work on the free servers, at the time of an arrival or of a completed run."""
         started = []
         while self._free:
             work = self._scheduler.form(now_ns)
@@ -197,27 +209,27 @@ class RequestWatcher(Protocol):
     """Listener for the end of each request."""
 
     def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
-        """Get the times at which a request's tokens left, in order, and the end of its answer, not before the
-        last of them. If not `served`, it was given up after these tokens."""
+        """Take the departure times of a request's tokens, in order, and the end of its answer, which is not
+        before the last of them. If not `served`, the request was given up after these tokens."""
 
 
 @dataclass(slots=True)
 class RunRecord:
-    """Outcome of each request, as columns, and of servers. ns."""
+    """Outcome of each request, as columns, and of the servers. Times are in ns."""
 
     start_ns: "array[int]"
     end_ns: "array[int]"
-    """When its last token left, its batch was done, or it was given up."""
+    """Time when the last token left, the batch ended, or the request was given up."""
     server: "array[int]"
     size: "array[int]"
     busy_ns: list[int]
     sizes: Counter[int] = field(default_factory=Counter)
     finished: int = 0
     given_up: dict[int, int] = field(default_factory=dict)
-    """Requests not served to the end, and how many tokens of each had left."""
+    """Requests that were not served to the end, and the number of tokens that had left."""
     reasons: dict[int, GivenUp] = field(default_factory=dict)
     cached: "array[int]" = field(default_factory=lambda: array("q"))
-    """Prompt tokens that were in the prefix cache, -1 where nobody looked; empty without a cache."""
+    """Prompt tokens found in the prefix cache; -1: not searched. Empty without a cache."""
 
     @classmethod
     def begun(cls, requests: int, servers: int) -> "RunRecord":
@@ -233,7 +245,7 @@ class _Recorder:
         self._outputs = requests.output
         self._watch = watch
         self._tokens: dict[int, list[int]] = {}
-        """When the tokens of each open request left, where they are made one by one."""
+        """Departure times of the tokens of each open request, for schedulers that iterate."""
         self._began = 0
 
     def note(self, now_ns: int, step: Step, run: EngineRun | None = None) -> None:
@@ -282,8 +294,8 @@ class _Recorder:
         if made.cached is not None:
             if not record.cached:
                 record.cached = array("q", [-1]) * len(record.start_ns)
-            for request, found in made.cached.items():
-                record.cached[request] = found
+            for request, count in made.cached.items():
+                record.cached[request] = count
         if made.due_ns is None:
             for request in made.tokens:
                 tokens.setdefault(request, []).append(now_ns)
@@ -295,7 +307,7 @@ class _Recorder:
 
     def _end(self, now_ns: int, request: int, *, served: bool) -> None:
         record, times = self._record, self._tokens.pop(request, ())
-        # Tokens that were made leave when they are due.
+        # Tokens that are already made still leave at their due times.
         record.end_ns[request] = end_ns = max(now_ns, times[-1]) if times else now_ns
         if served:
             record.finished += 1
@@ -307,7 +319,7 @@ class _Recorder:
 
 def run_virtual(
     requests: Requests,
-    engine: Engine,
+    engine: EngineDriver,
     *,
     servers: int = 1,
     all_first: bool = False,
@@ -319,10 +331,11 @@ def run_virtual(
     """Serve all requests, whose arrivals are in order, in virtual time.
 
     Args:
-        all_first: of arrivals at one instant, servers wait for the last (reading 18 of the multi-bin paper).
-        gpu_first: a run that ends at the instant of an arrival ends before it (reading 19).
+        all_first: servers wait for the last of several arrivals at one time (choice 18 of the multi-bin
+            paper).
+        gpu_first: a run that ends at the time of an arrival ends before it (choice 19).
         record: written to, for a `watch` that reads it during the run.
-        progress: called now and then with the number of arrivals.
+        progress: called from time to time with the number of arrivals.
     """
     n = len(requests)
     if record is None:

@@ -11,13 +11,12 @@ T is computed in double precision and rounded once to whole ns, so that starts a
 exactly.
 
 `read_model_options` and `read_serving` turn texts of the command line into `ModelOptions` and `Serving`,
-which the schedulers read; the `explain_` functions list all options for help. `predict` returns the predicted
-output tokens of each request, for schedulers that need them. Options of the simulated server alone are in
-`server/options.py`.
+which the schedulers read. `predict` returns the predicted output tokens of each request, for schedulers that
+need them. Options of the simulated server alone are in `server/options.py`.
 
-The paper leaves two dozen points open, and the choices decide which scheduler is best; all can be run. The
-defaults of `Serving` are those of the servers that the schedulers are named after, and of the paper's GPU:
-7 GB of KV memory at 0.1875 MB a token.
+The paper leaves two dozen points open, and these choices decide which scheduler is best, so all of them are
+options. The defaults of `Serving` are those of the servers after which the schedulers are named, and of the
+paper's GPU: 7 GB of KV memory at 0.1875 MB per token.
 """
 
 from array import array
@@ -25,21 +24,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
-from llmtap.settings import explained, read_options
+from llmtap.options.fields import opt
+from llmtap.options.values import read_options
 from llmtap.units import Duration, to_seconds
 from llmtap.workload.requests import Requests
 
 _MS: Final = 1_000_000
 _S: Final = 1_000_000_000
-
-
-def doc(text: str, **bounds: Any) -> Meta:
-    return Meta(description=text, **bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +67,10 @@ class IterationModel:
 
     beta_ns: float
     gamma: float
-    """How much slower it is for very many (multi-bin paper's h)."""
+    """Relative slowdown for very large batches (h of the multi-bin paper)."""
     prefill_ns: float
     context_ns: float = 0.0
-    """Per token of KV that attention reads."""
+    """Time per token of KV memory that attention reads."""
 
     def duration_ns(self, prefill: int, decodes: int, context: int = 0) -> int:
         size = max(decodes, 1)
@@ -101,102 +96,102 @@ a prompt of the mean length in its data (611 tokens, 3.1) takes this time, other
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Open choices of the multi-bin paper. The number in each description is that in the list of choices."""
 
-    eps: Annotated[Duration, doc("1: tolerance around the token SLA")] = Duration(5 * _MS)
-    token_sla: Annotated[Duration, doc("2: maximum time between tokens")] = Duration(10 * _MS)
-    request_sla: Annotated[Duration, doc("2: maximum time from arrival to completion")] = Duration(20 * _S)
+    eps: Annotated[Duration, opt("1: tolerance around the token SLA")] = Duration(5 * _MS)
+    token_sla: Annotated[Duration, opt("2: maximum time between tokens")] = Duration(10 * _MS)
+    request_sla: Annotated[Duration, opt("2: maximum time from arrival to completion")] = Duration(20 * _S)
     predictor: Annotated[
         Literal["perfect", "prompt", "noisy", "shuffled"],
-        doc(
+        opt(
             "3: predicted output length: true; 1.5 prompt^0.7; the "
             "same with noise of 0.1; true lengths shuffled"
         ),
     ] = "perfect"
     bin_limit: Annotated[
         Literal["7gb", "8gb", "none"],
-        doc("4: KV memory limit of a bin's batches, with the margin (7gb) or without (8gb)"),
+        opt("4: KV memory limit of a bin's batches, with the margin (7gb) or without (8gb)"),
     ] = "7gb"
     controller_limit: Annotated[
-        Literal["global", "bin"], doc("4, 10: B_max of a bin's controller: of the GPU, or of the bin")
+        Literal["global", "bin"], opt("4, 10: B_max of a bin's controller: of the GPU, or of the bin")
     ] = "global"
     length: Annotated[
         Literal["prompt+output", "output"],
-        doc("5: length of a batch: the maximum of these over its requests"),
+        opt("5: length of a batch: the maximum of these over its requests"),
     ] = "prompt+output"
     window: Annotated[
         Literal["completion", "arrivals"],
-        doc("6: end of the throughput period: the last completion, or the last arrival"),
+        opt("6: end of the throughput period: the last completion, or the last arrival"),
     ] = "completion"
-    tokens: Annotated[Literal["prompt+output", "output"], doc("7: tokens that count as throughput")] = (
+    tokens: Annotated[Literal["prompt+output", "output"], opt("7: tokens that count as throughput")] = (
         "prompt+output"
     )
-    bins: Annotated[int, doc("8: K, number of bins", ge=1, le=1_024)] = 8
+    bins: Annotated[int, opt("8: K, number of bins", ge=1, le=1_024)] = 8
     bin_choice: Annotated[
         Literal["round-robin", "longest-queue", "oldest-head"],
-        doc("9: choice of the next bin; empty bins are skipped"),
+        opt("9: choice of the next bin; empty bins are skipped"),
     ] = "round-robin"
     b_start: Annotated[
         Literal["middle", "one", "first-batch"],
-        doc("10: initial average batch size: half of B_max, 1, or the size of the first batch"),
+        opt("10: initial average batch size: half of B_max, 1, or the size of the first batch"),
     ] = "middle"
     band: Annotated[
-        Literal["alpha", "delta"], doc("11: half width of case 3: alpha / 2 = 2, or delta / 2 = 1")
+        Literal["alpha", "delta"], opt("11: half width of case 3: alpha / 2 = 2, or delta / 2 = 1")
     ] = "alpha"
-    tau_start: Annotated[Literal["zero", "beta"], doc("12: initial average time between tokens")] = "zero"
+    tau_start: Annotated[Literal["zero", "beta"], opt("12: initial average time between tokens")] = "zero"
     guards: Annotated[
         Literal["none", "authors"],
-        doc("13: guards of the authors' scripts: whole averages, monotonic intervals, warm-up"),
+        opt("13: guards of the authors' scripts: whole averages, monotonic intervals, warm-up"),
     ] = "none"
     memory_check: Annotated[
         Literal["none", "hard"],
-        doc("14: hard: remove requests from a formed batch until its KV cache fits 7 GB"),
+        opt("14: hard: remove requests from a formed batch until its KV cache fits 7 GB"),
     ] = "none"
     lengths_start: Annotated[
         Literal["500", "limit"],
-        doc("15: expected tokens before the first batch: 300 + 200 (500), or no memory limit (limit)"),
+        opt("15: expected tokens before the first batch: 300 + 200 (500), or no memory limit (limit)"),
     ] = "500"
-    candidates: Annotated[int, doc("16: M, number of candidate requests for a batch", ge=1)] = 128
-    failed: Annotated[Literal["kept", "dropped"], doc("17: requests without output tokens")] = "kept"
+    candidates: Annotated[int, opt("16: M, number of candidate requests for a batch", ge=1)] = 128
+    failed: Annotated[Literal["kept", "dropped"], opt("17: requests without output tokens")] = "kept"
     same_instant: Annotated[
         Literal["one-by-one", "all-first"],
-        doc("18: dispatch of simultaneous arrivals: after each one, or after all"),
+        opt("18: dispatch of simultaneous arrivals: after each one, or after all"),
     ] = "one-by-one"
     tie: Annotated[
-        Literal["arrival-first", "gpu-first"], doc("19: order of an arrival and a free GPU at the same time")
+        Literal["arrival-first", "gpu-first"], opt("19: order of an arrival and a free GPU at the same time")
     ] = "arrival-first"
     sla_step: Annotated[
         Literal["batch", "update"],
-        doc("20: time at which the interval moves: when a batch is formed, or when it is complete"),
+        opt("20: time at which the interval moves: when a batch is formed, or when it is complete"),
     ] = "batch"
     partial: Annotated[
-        Literal["run", "wait"], doc("21: static FIFO with fewer requests than the batch size: run, or wait")
+        Literal["run", "wait"], opt("21: static FIFO with fewer requests than the batch size: run, or wait")
     ] = "run"
     bin_edges: Annotated[
-        tuple[int, ...], doc("8: lower edge of each bin, for example 1,30,117 (default: bins of equal mass)")
+        tuple[int, ...], opt("8: lower edge of each bin, for example 1,30,117 (default: bins of equal mass)")
     ] = ()
     edges: Annotated[
-        Literal["workload", "first-1000"], doc("22: requests whose length quantiles are the bin edges")
+        Literal["workload", "first-1000"], opt("22: requests whose length quantiles are the bin edges")
     ] = "workload"
     below_first: Annotated[
-        Literal["last", "first"], doc("22: bin of requests that are shorter than the first edge")
+        Literal["last", "first"], opt("22: bin of requests that are shorter than the first edge")
     ] = "last"
     percentile: Annotated[
         Literal[
             "linear", "nearest_rank", "hazen", "weibull", "median_unbiased", "lower", "higher", "nearest"
         ],
-        doc("23: rule for percentiles"),
+        opt("23: rule for percentiles"),
     ] = "linear"
-    static_batch: Annotated[int, doc("batch size of static FIFO", ge=1)] = 8
-    b_max: Annotated[int, doc("maximum batch size", ge=1)] = 128
-    memory_gb: Annotated[float, doc("memory of the GPU in GB", gt=0)] = 12.0
-    model_gb: Annotated[float, doc("memory of the model in GB", ge=0)] = 4.0
+    static_batch: Annotated[int, opt("batch size of static FIFO", ge=1)] = 8
+    b_max: Annotated[int, opt("maximum batch size", ge=1)] = 128
+    memory_gb: Annotated[float, opt("memory of the GPU in GB", gt=0)] = 12.0
+    model_gb: Annotated[float, opt("memory of the model in GB", ge=0)] = 4.0
     margin_gb: Annotated[
-        float, doc("free memory margin in GB; 8 GB less the margin is the 7 GB limit", ge=0)
+        float, opt("free memory margin in GB; 8 GB less the margin is the 7 GB limit", ge=0)
     ] = 1.0
-    kv_gb_per_token: Annotated[float, doc("KV cache per token in GB", gt=0)] = 1.875e-4
+    kv_gb_per_token: Annotated[float, opt("KV cache per token in GB", gt=0)] = 1.875e-4
 
     @property
     def free_gb(self) -> float:
-        """Memory for KV: 8 GB of the paper's GPU."""
+        """Memory for KV on the paper's GPU, which has 8 GB."""
         return self.memory_gb - self.model_gb
 
     @property
@@ -207,47 +202,43 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def read_model_options(settings: Mapping[str, str]) -> ModelOptions:
     readings = read_options(ModelOptions, settings, "reading")
     if readings.safe_gb <= 0:
-        raise ValueError("memory_gb: nothing is left of it for the KV cache")
+        raise ValueError("memory_gb: must be above model_gb + margin_gb, to leave memory for the KV cache")
     edges = readings.bin_edges
     if edges and (edges[0] < 0 or any(low >= high for low, high in pairwise(edges))):
-        raise ValueError(f"bin_edges: expected rising whole numbers, got {','.join(map(str, edges))!r}")
+        raise ValueError(f"bin_edges: expected ascending whole numbers, got {','.join(map(str, edges))!r}")
     return readings
 
 
-def explain_model_options() -> list[tuple[str, str, str]]:
-    return list(explained(ModelOptions))
-
-
 class Serving(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    seqs_max: Annotated[int, doc("maximum number of running requests (vLLM's max_num_seqs)", ge=1)] = 256
+    seqs_max: Annotated[int, opt("maximum number of running requests (vLLM's max_num_seqs)", ge=1)] = 256
     tokens_max: Annotated[
-        int, doc("maximum prompt tokens per iteration (vLLM's max_num_batched_tokens)", ge=1)
+        int, opt("maximum prompt tokens per iteration (vLLM's max_num_batched_tokens)", ge=1)
     ] = 2_048
     chunk: Annotated[
-        int, doc("maximum tokens per iteration, including decodes, with chunked prefill (Sarathi)", ge=1)
+        int, opt("maximum tokens per iteration, including decodes, with chunked prefill (Sarathi)", ge=1)
     ] = 512
-    kv_tokens: Annotated[int, doc("capacity of the KV memory in tokens", ge=1)] = 37_333
-    block: Annotated[int, doc("tokens per block of KV memory", ge=1)] = 16
+    kv_tokens: Annotated[int, opt("capacity of the KV memory in tokens", ge=1)] = 37_333
+    block: Annotated[int, opt("tokens per block of KV memory", ge=1)] = 16
     preemption: Annotated[
         Literal["recompute", "swap"],
-        doc("handling of the newest request when the memory is full: evict and recompute it, or swap it"),
+        opt("handling of the newest request when the memory is full: evict and recompute it, or swap it"),
     ] = "recompute"
-    swap_token: Annotated[Duration, doc("duration of swapping per token and direction")] = Duration(7_500)
-    prefix_cache: Annotated[bool, doc("keep blocks that prompts share, and skip their prefill")] = False
+    swap_token: Annotated[Duration, opt("duration of swapping per token and direction")] = Duration(7_500)
+    prefix_cache: Annotated[bool, opt("keep blocks that prompts share, and skip their prefill")] = False
     attention: Annotated[
         Duration,
-        doc("additional prefill time of a prompt of 1,000 tokens; it grows with the square of the length"),
+        opt("additional prefill time of a prompt of 1,000 tokens; it grows with the square of the length"),
     ] = Duration(0)
-    prepone: Annotated[int, doc("tokens that decode_prepone generates before a prefill", ge=1)] = 2
+    prepone: Annotated[int, opt("tokens that decode_prepone generates before a prefill", ge=1)] = 2
     output_delay: Annotated[
-        Duration, doc("minimum time between two tokens of a response; 50 ms: a reader of 20 tokens a second")
+        Duration, opt("minimum time between two tokens of a response; 50 ms: a reader of 20 tokens a second")
     ] = Duration(50 * _MS)
     give_up: Annotated[
         Literal["never", "late"],
-        doc("late: stop serving a request that has missed ttft or tbt"),
+        opt("late: stop serving a request that has missed ttft or tbt"),
     ] = "never"
-    ttft: Annotated[Duration, doc("TTFT limit of give_up")] = Duration(1_000 * _MS)
-    tbt: Annotated[Duration, doc("limit of the time between tokens for give_up")] = Duration(200 * _MS)
+    ttft: Annotated[Duration, opt("TTFT limit of give_up")] = Duration(1_000 * _MS)
+    tbt: Annotated[Duration, opt("limit of the time between tokens for give_up")] = Duration(200 * _MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +253,6 @@ def read_serving(settings: Mapping[str, str]) -> Serving:
     return read_options(Serving, settings, "option of serving")
 
 
-def explain_serving() -> list[tuple[str, str, str]]:
-    return list(explained(Serving))
-
-
 SEEDED: Final = frozenset(("noisy", "shuffled"))
 
 _LENGTH_MAX: Final = 4_096
@@ -273,7 +260,7 @@ _SIGMA: Final = 0.1
 
 
 def predict(requests: Requests, predictor: str, seed: int | None) -> "array[int]":
-    """Return a column of predicted output tokens. Those of SEEDED need a seed."""
+    """Return a column of predicted output tokens. Predictors in SEEDED need a seed."""
     assert seed is not None or predictor not in SEEDED
     return PREDICTORS[predictor](requests, Random(seed or 0))
 

@@ -22,7 +22,7 @@ from llmtap.units import encode_special
 
 BACKOFF_S: Final = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 HEALTHY_S: Final = 10.0
-"""A child that lived this long starts again at once."""
+"""A child that ran for this time is restarted at once."""
 READY_S: Final = 30.0
 LOOK_S: Final = 0.05
 """Time between two checks whether an adopted child has ended."""
@@ -50,7 +50,7 @@ class HandedChild(msgspec.Struct, kw_only=True):
     """Writing end of its stdin; the child ends when it is closed."""
     ready: bool
     until_s: float | None
-    """Monotonic time at which it is killed, if it was told to end."""
+    """Monotonic time at which the child is killed; None: it was not told to end."""
 
 
 class _Process(Protocol):
@@ -72,10 +72,10 @@ class Child:
         self.until_s: float | None = None
         self.drain_s = 0.0
         """Drain limit that a relay was started with."""
-        self.told: MeterSetup | None = None
-        """Settings of a meter; None if an earlier supervisor started it."""
+        self.settings: MeterSetup | None = None
+        """Setup of a meter; None if an earlier supervisor started it."""
         self.makes_way = False
-        """A meter was told to end because another one follows: no crash."""
+        """A meter ends because another one replaces it, so its end is not a crash."""
         self._process = process
         self._stdin = stdin
         self._stdout: asyncio.StreamReader | None = None
@@ -87,7 +87,7 @@ class Child:
         """Run the package of this kind with `python -m`; it gets `setup` as JSON and inherits `fds`."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # modules in the current folder are not ours
+            "-P",  # do not import modules from the current folder
             "-m",
             PACKAGES[kind],
             stdin=asyncio.subprocess.PIPE,
@@ -98,7 +98,7 @@ class Child:
         with contextlib.suppress(ConnectionError):
             process.stdin.write(encode_setup(setup) + b"\n")
             await process.stdin.drain()
-        # A copy: asyncio closes its own as soon as it sees the child end.
+        # A copy, since asyncio closes its descriptor when the child ends.
         child = cls(kind, name, index, process, os.dup(process.stdin.get_extra_info("pipe").fileno()))
         child._stdout = process.stdout
         return child
@@ -130,7 +130,8 @@ class Child:
         """Wait until the child is ready; False if it ends or takes too long."""
         assert self._stdout is not None
         try:
-            # Not `wait_for`, which before Python 3.12 misses a cancel that comes together with the line.
+            # Not `wait_for`, which before Python 3.12 loses a cancellation that arrives together with the
+            # line.
             async with asyncio.timeout(READY_S):
                 line = await self._stdout.readline()
         except TimeoutError:
@@ -142,7 +143,7 @@ class Child:
         """Wait for the exit status."""
         return await self._process.wait()
 
-    async def buried(self) -> None:
+    async def wait_and_close(self) -> None:
         """Wait for its end, and close its stdin."""
         await self._process.wait()
         stdin, self._stdin = self._stdin, -1
@@ -153,8 +154,8 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
-    def tell(self, word: bytes) -> None:
-        """Write a line to its stdin, if it still runs: a few bytes, which always fit."""
+    def write_line(self, word: bytes) -> None:
+        """Write a line to its stdin, if it still runs. The few bytes never block."""
         with contextlib.suppress(OSError):
             os.write(self._stdin, word + b"\n")
 
@@ -169,7 +170,7 @@ class Child:
             await self._process.wait()
 
     async def stop(self, timeout_s: float) -> None:
-        """SIGTERM, then SIGKILL when it has not ended in time."""
+        """Send SIGTERM; after the time, send SIGKILL."""
         self.signal(signal.SIGTERM)
         await self.end_within(timeout_s)
 
@@ -187,7 +188,7 @@ class _Adopted:
         return self._pid
 
     async def wait(self) -> int:
-        # Polling needs no pidfd, which kernels before 5.3 do not have.
+        # Polling instead of a pidfd, which kernels before 5.3 do not have.
         while self._status is None:
             await asyncio.sleep(LOOK_S)
             self._look()
@@ -204,14 +205,14 @@ class _Adopted:
             return
         try:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
-        except ChildProcessError:  # it was buried just before the change
+        except ChildProcessError:  # the previous program has already collected its exit status
             pid, status = self._pid, 0
         if pid:
             self._status = os.waitstatus_to_exitcode(status)
 
 
 async def is_ready(child: Child) -> bool:
-    """Wait until a child is ready; log and return False if it does not get there."""
+    """Wait until a child is ready. If it does not become ready, log that and return False."""
     ready = await child.ready()
     if not ready:
         log.error("event=%s_not_ready name=%s pid=%d", child.kind, child.name, child.pid)

@@ -28,8 +28,8 @@ _VARIABLE: Final = "LLMTAP_HANDOVER"
 _HELD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 TRY_S: Final = 60.0
 """Time limit of the new program's check: it takes a second, or many on a busy machine."""
-SAID_MAX: Final = 500
-"""Maximum characters of its message that are logged."""
+MESSAGE_CHARS_MAX: Final = 500
+"""Maximum length of the check's message in the log."""
 
 
 class _Format(msgspec.Struct):
@@ -41,7 +41,7 @@ class Handover(msgspec.Struct, kw_only=True):
 
     format: int = FORMAT
     pid: int
-    """Process that it is for: the variable may leak into others."""
+    """Process for which the state is meant: other processes may inherit the variable."""
     run: ProxyRun
     tap_path: str
     drain_s: float
@@ -51,7 +51,7 @@ class Handover(msgspec.Struct, kw_only=True):
 
 
 def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | None:
-    """Return what the supervisor before us left for process `pid`, if any. Raises ConfigError."""
+    """Return the state that the previous supervisor left for process `pid`, if any. Raises ConfigError."""
     text = environ.pop(_VARIABLE, "")
     if not text.isdecimal():
         return None
@@ -64,11 +64,11 @@ def take_handover(environ: MutableMapping[str, str], pid: int) -> Handover | Non
     try:
         if msgspec.json.decode(data, type=_Format).format != FORMAT:
             raise ConfigError(
-                _VARIABLE, "was written by a version whose hot restart this one does not know", "restart it"
+                _VARIABLE, "was written by a version with an incompatible hot restart", "restart the proxy"
             )
         handover = msgspec.json.decode(data, type=Handover, dec_hook=decode_special)
     except msgspec.MsgspecError as exc:
-        raise ConfigError(_VARIABLE, f"cannot be read: {exc}", "restart it") from None
+        raise ConfigError(_VARIABLE, f"cannot be read: {exc}", "restart the proxy") from None
     return handover if handover.pid == pid else None
 
 
@@ -78,7 +78,8 @@ def command() -> list[str]:
 
 
 async def try_out(handover: Handover, argv: list[str]) -> str | None:
-    """Have the program on disk check configuration and handover; return what is wrong, or None."""
+    """Let the installed program check configuration and handover. Return its message, or None if it
+    passes."""
     try:
         fd = _written(handover)
     except OSError as exc:
@@ -94,7 +95,7 @@ async def try_out(handover: Handover, argv: list[str]) -> str | None:
     finally:
         os.close(fd)
     try:
-        _, said = await asyncio.wait_for(process.communicate(), TRY_S)
+        _, message = await asyncio.wait_for(process.communicate(), TRY_S)
     except TimeoutError:
         return f"the new program was not done with --check within {TRY_S:g} s"
     finally:
@@ -102,11 +103,12 @@ async def try_out(handover: Handover, argv: list[str]) -> str | None:
             process.kill()
     if process.returncode == 0:
         return None
-    return said.decode(errors="replace").strip()[-SAID_MAX:] or f"--check ended with {process.returncode}"
+    text = message.decode(errors="replace").strip()[-MESSAGE_CHARS_MAX:]
+    return text or f"--check ended with {process.returncode}"
 
 
 def become(handover: Handover, argv: list[str]) -> NoReturn:
-    """Become the program on disk. Raises OSError when that fails, and then nothing has changed."""
+    """Replace this process by the installed program. If it raises OSError, nothing has changed."""
     fd = _written(handover)
     ports = handover.ports
     fds = [fd, ports.admin, *ports.clients, *(child.stdin for child in handover.children)]
@@ -120,12 +122,12 @@ def become(handover: Handover, argv: list[str]) -> NoReturn:
 
 
 def hold_signals() -> None:
-    """Block signals until the next program, or `let_signals_in`, admits them."""
+    """Block signals until the next program, or `let_signals_in`, unblocks them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
 
 
 def let_signals_in() -> None:
-    """Unblock signals, those included that came during the change."""
+    """Unblock signals, including those that arrived meanwhile."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _HELD)
 
 
@@ -142,5 +144,5 @@ def _environment(fd: int) -> dict[str, str]:
 
 def _let_inherit(fds: Iterable[int], inherit: bool) -> None:
     for fd in fds:
-        with contextlib.suppress(OSError):  # the stdin of a child that has just been buried
+        with contextlib.suppress(OSError):  # the stdin of a child that has just ended is closed
             os.set_inheritable(fd, inherit)

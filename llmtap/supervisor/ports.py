@@ -36,11 +36,11 @@ def take_sockets(environ: MutableMapping[str, str], pid: int) -> Handed:
 
     Raises ConfigError for anything but listening TCP sockets, or two admin ports.
     """
-    told = {name: environ.pop(name, "") for name in _VARIABLES}
-    if told["LISTEN_PID"] != str(pid) or not told["LISTEN_FDS"].isdecimal():
+    values = {name: environ.pop(name, "") for name in _VARIABLES}
+    if values["LISTEN_PID"] != str(pid) or not values["LISTEN_FDS"].isdecimal():
         return Handed([], None)
-    count = int(told["LISTEN_FDS"])
-    names = told["LISTEN_FDNAMES"].split(":")
+    count = int(values["LISTEN_FDS"])
+    names = values["LISTEN_FDNAMES"].split(":")
     clients: list[socket.socket] = []
     admin: socket.socket | None = None
     for i in range(count):
@@ -94,7 +94,7 @@ class HandedPorts(msgspec.Struct, kw_only=True):
     clients: list[int]
     admin: int
     listen_at: str | None
-    """None where the sockets came from outside."""
+    """Configured address; None for sockets from outside."""
     admin_at: str | None
 
 
@@ -114,7 +114,7 @@ class Ports:
 
     @classmethod
     def open(cls, settings: Settings, environ: MutableMapping[str, str], pid: int) -> "Ports":
-        """Return the sockets that came with process `pid`, or our own. Raises ConfigError."""
+        """Return the sockets that process `pid` inherited, or new ones. Raises ConfigError."""
         relay, meter = settings.relay, settings.meter
         handed = take_sockets(environ, pid)
         clients = handed.clients or bind_for("relay.listen", relay.listen, relay.workers)
@@ -130,7 +130,7 @@ class Ports:
 
     @classmethod
     def take(cls, handed: HandedPorts) -> "Ports":
-        """Return the sockets that the previous program of this process left."""
+        """Return the sockets that the previous program of this process opened."""
         sockets = [socket.socket(fileno=fd) for fd in (*handed.clients, handed.admin)]
         for sock in sockets:
             sock.set_inheritable(False)
@@ -151,15 +151,16 @@ class Ports:
 
     def close_but(self, others: "Ports") -> None:
         """Close the sockets that `others` does not have."""
-        kept = {others.admin, *others.clients}
+        sockets = {others.admin, *others.clients}
         for sock in (self.admin, *self.clients):
-            if sock not in kept:
+            if sock not in sockets:
                 sock.close()
 
     def move_clients(self, settings: Settings) -> None:
-        """Move to the configured address, unless from outside, with a socket for each worker. Closes none.
+        """Open a socket for each worker at the configured address, except for sockets from outside. Closes
+        none.
 
-        Raises ConfigError if that fails: then nothing has changed.
+        If it raises ConfigError, nothing has changed.
         """
         relay = settings.relay
         if self.listen_at is not None:
@@ -171,11 +172,12 @@ class Ports:
                 for _ in range(relay.workers - len(self.clients)):
                     self.clients.append(bind(host, port, shared=True))
             except OSError:
-                pass  # a single worker's socket does not share its port
+                pass  # the port is not shareable, since it was opened for a single worker
         self._share(relay.workers)
 
     def move_admin(self, settings: Settings) -> None:
-        """Move the admin port, which only a new meter can serve, in the same way. Raises ConfigError."""
+        """Open the admin port at its configured address; only a new meter can serve it. Raises
+        ConfigError."""
         at = settings.meter.admin
         if self.admin_at in (None, at):
             return
@@ -187,7 +189,7 @@ class Ports:
         msgspec.structs.replace(settings.meter, admin=self.admin_at or name_of(self.admin))
 
     def of(self, index: int, workers: int) -> list[socket.socket]:
-        """Return the sockets of worker `index`; the last worker serves all that are left."""
+        """Return the sockets of worker `index`; the last worker serves all remaining ones."""
         return self.clients[index:] if index == workers - 1 else self.clients[index : index + 1]
 
     def close_clients(self) -> None:
@@ -200,7 +202,7 @@ class Ports:
         self.admin.close()
 
     def _share(self, workers: int) -> None:
-        """Share the first socket if there are more workers than sockets."""
+        """Duplicate the first socket if there are more workers than sockets."""
         self.clients += [self.clients[0].dup() for _ in range(workers - len(self.clients))]
 
 
@@ -210,14 +212,14 @@ def bind_for(key: str, text: str, copies: int) -> list[socket.socket]:
     try:
         if copies == 1:
             return [bind(host, port, shared=False)]
-        is_free(host, port)  # SO_REUSEPORT would let two proxies share a port
+        is_free(host, port)  # check first: with SO_REUSEPORT, two proxies could share a port
         return [bind(host, port, shared=True) for _ in range(copies)]
     except OSError as exc:
         raise not_bound(key, text, exc) from None
 
 
 def not_bound(key: str, text: str, error: OSError) -> ConfigError:
-    """Return the error for an address, the value of `key`, on which nothing can listen."""
+    """Return the error for an address (the value of `key`) that cannot be bound."""
     option = "--admin" if key == "meter.admin" else "--listen"
     hint = f"another address: {option} HOST:PORT" if error.errno == errno.EADDRINUSE else None
     return ConfigError(f"{key} ({option})", f"cannot listen on {text}: {error.strerror}", hint)

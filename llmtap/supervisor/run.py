@@ -35,7 +35,7 @@ def _new_capture_id(wall_ns: int) -> str:
 
 
 class ProxyRun(msgspec.Struct, kw_only=True):
-    """State that outlives every process of a proxy. It holds keys, so it is never in a file."""
+    """State that outlives the processes of a proxy. Contains keys, so it is never written to a file."""
 
     id: str
     folder: str
@@ -43,13 +43,13 @@ class ProxyRun(msgspec.Struct, kw_only=True):
     tenant_salt: str
     experiment_key: str
     relays: int = 0
-    """Number started so far, for unique names."""
+    """Number of relays started so far, for unique names."""
     experiment: Experiment | None = None
     experiment_of: str = ""
     """Digest of its options."""
     capture_id: str = ""
     capture_salt: str = ""
-    """Stored only here: hashes of two captures cannot be compared."""
+    """Stored only here, so that hashes of different captures cannot be compared."""
     capture_of: str = ""
     capture_met: bool = False
     """A meter has been started for the capture; later ones continue it."""
@@ -86,7 +86,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             self.capture_met = False
 
     def catch_up(self, other: "ProxyRun") -> None:
-        """Take over the counts of `other`, of which this is an older copy."""
+        """Copy the counts of `other`, of which this is an older copy."""
         self.relays = other.relays
         if self.capture_id == other.capture_id:
             self.capture_met = other.capture_met
@@ -117,7 +117,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             capture_id=self.capture_id,
             capture_salt=self.capture_salt,
             experiment=None if self.experiment is None else self.experiment.without_key(),
-            # Totals that are exported name the server: those of one are not to become another's.
+            # Exported totals name the server, so that totals of different servers are not mixed.
             servers=_servers(settings) if settings.otlp.exports(os.environ) else {},
             capture_after=0 if self.capture_met else self.relays,
             takes_over=takes_over,
@@ -125,7 +125,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
 
 def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup:
-    """Return the setup of any meter; `own`: its other fields; `tenant_salt`: if the settings have none."""
+    """Return the setup of a meter; `own`: other fields; `tenant_salt`: used if the settings have none."""
     return MeterSetup(
         options=settings.meter,
         changeable=Changeable(
@@ -136,6 +136,7 @@ def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup
         salt=settings.tenants.salt or tenant_salt,
         slo=settings.slo,
         cost=settings.cost,
+        dialects=settings.dialects,
         capture=settings.capture,
         **own,
     )
@@ -155,7 +156,7 @@ def _digest(options: msgspec.Struct) -> str:
 
 
 def _servers(settings: Settings) -> dict[str, tuple[str, int]]:
-    """Return host and port of the upstream by arm; under "" for all without their own."""
+    """Return host and port of the upstream by arm; under "" for arms without an upstream of their own."""
     urls = {"": settings.relay.upstream}
     urls |= {arm.name: arm.upstream for arm in settings.experiment.arms if arm.upstream is not None}
     origins = {arm: parse_origin(url, "upstream") for arm, url in urls.items()}

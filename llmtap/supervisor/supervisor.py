@@ -31,11 +31,11 @@ from llmtap.supervisor.ports import Ports, notify
 from llmtap.supervisor.run import ProxyRun
 
 METER_S: Final = 5.0
-"""Maximum wait for the meter at the start; it takes half a second, or one with a capture."""
+"""Maximum wait for the meter at the start, which takes half a second, or a second with a capture."""
 GRACE_S: Final = 5.0
 """Time beyond the drain limit before a child is killed."""
-HEARD_S: Final = 0.02
-"""Maximum time from a signal to its handler: a few turns of the loop."""
+SIGNAL_S: Final = 0.02
+"""Maximum time from a signal to its handler: a few rounds of the event loop."""
 ASIDE: Final = ".old"
 """Suffix of the old meter's socket while a new one begins to listen."""
 
@@ -64,20 +64,20 @@ class Supervisor:
         self._read_again = reload
         self._announce = announce
         self._children: set[Child] = set()
-        """All living children, draining ones included."""
+        """All running children, including draining ones."""
         self._relays: dict[int, Child] = {}
         """Relays of the present generation, by index."""
         self._meter: Child | None = None
         self._meter_came = asyncio.Event()
         self._generation = 0
-        """Number of the present set of relays; older ones drain, and are not started again."""
+        """Number of the present set of relays; relays of older sets drain, and are not restarted."""
         self._starting = asyncio.Lock()
-        """Held while a child starts: this process does not become another program meanwhile."""
+        """Held while a child starts, so that no hot restart replaces the program meanwhile."""
         self._stopping = asyncio.Event()
-        self._asked = asyncio.Event()
+        self._change_wanted = asyncio.Event()
         self._wants_restart = False
         self._failed = False
-        """An internal task failed, which is a bug."""
+        """An internal task failed because of a bug."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -116,7 +116,7 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _inherit(self, left: handover.Handover) -> None:
-        """Take over sockets and children of the previous program; its children work until ours are ready."""
+        """Take over sockets and children of the previous program, which work until new children are ready."""
         self._ports = Ports.take(left.ports)
         self._run = left.run
         self._run.follow(self._settings)
@@ -125,7 +125,7 @@ class Supervisor:
             child.drain_s = left.drain_s
             if handed.until_s is not None:
                 self._await_end(child, max(0.0, handed.until_s - time.monotonic()))
-            elif not handed.ready:  # it was killed: its report would be lost
+            elif not handed.ready:  # killed before the hot restart, since its `ready` would be lost
                 self._await_end(child, 0.0)
             elif handed.kind == "meter":
                 self._meter = child
@@ -136,12 +136,12 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop)
-        loop.add_signal_handler(signal.SIGHUP, self._asked.set)
+        loop.add_signal_handler(signal.SIGHUP, self._change_wanted.set)
         loop.add_signal_handler(signal.SIGUSR2, self._on_restart)
         handover.let_signals_in()
 
     def _on_stop(self) -> None:
-        if self._stopping.is_set():  # asked twice: now means now
+        if self._stopping.is_set():  # second signal: end at once
             for child in self._children:
                 if child.kind == "relay":
                     child.signal(signal.SIGKILL)
@@ -149,10 +149,10 @@ class Supervisor:
 
     def _on_restart(self) -> None:
         self._wants_restart = True
-        self._asked.set()
+        self._change_wanted.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a task that must not fail: if it does, the proxy ends."""
+        """Run a task; if it fails, the proxy ends."""
         task = self._begin(work)
         task.add_done_callback(self._look_at)
         return task
@@ -172,7 +172,7 @@ class Supervisor:
         return task
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`, or until the proxy stops: then `_stop` cancels it. Raises its exception."""
+        """Wait for `work`, or until the proxy stops and `_stop` cancels it. Raises its exception."""
         task = self._begin(work)
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -189,7 +189,7 @@ class Supervisor:
             await asyncio.wait_for(self._meter_came.wait(), METER_S)
         fresh, _ = await self._start_relays(self._plan())
         if len(fresh) < self._settings.relay.workers:
-            raise ConfigError("relay.workers", f"only {len(fresh)} of them could be started", "see the log")
+            raise ConfigError("relay.workers", f"only {len(fresh)} relays could be started", "see the log")
         self._go_on_with(fresh)
 
     async def _start_relays(self, plan: _Plan) -> tuple[dict[int, Child], bool]:
@@ -213,7 +213,7 @@ class Supervisor:
         return before
 
     async def _keep_relay(self, index: int, generation: int, child: Child) -> None:
-        """Start relay `index` again whenever it dies, while its generation is the present one."""
+        """Restart relay `index` whenever it dies, while its generation is the present one."""
         failures = 0
         while True:
             status = await child.wait()
@@ -230,12 +230,12 @@ class Supervisor:
             await is_ready(child)
 
     async def _keep_meter(self, child: Child | None) -> None:
-        """Run the meter, and start it again when it ends, until another one has its place."""
+        """Run the meter, and restart it when it ends, until another one replaces it."""
         failures = 0
         while True:
             if child is None:
                 self._meter = child = await start_at_last("meter", self._start_meter)
-                self._update_meter()  # a reload may have been faster
+                self._update_meter()  # the settings may have been reloaded meanwhile
                 await child.ready()
                 self._meter_came.set()
             status = await child.wait()
@@ -251,7 +251,7 @@ class Supervisor:
         async with self._starting:
             settings, ports, run = plan or self._plan()
             fds = [sock.fileno() for sock in ports.of(index, settings.relay.workers)]
-            self._run.relays += 1  # here, whatever the plan: no two relays have one name
+            self._run.relays += 1  # count in `_run`, not in the plan's copy, so that all names are unique
             setup = run.relay_setup(settings, index, self._run.relays, fds)
             child = self._register(await Child.start("relay", setup.name, index, setup, fds))
             child.drain_s = settings.relay.drain_timeout / 1e9
@@ -263,7 +263,7 @@ class Supervisor:
             fd = ports.admin.fileno()
             setup = run.meter_setup(settings, fd, takes_over=takes_over)
             child = self._register(await Child.start("meter", "meter", 0, setup, [fd]))
-            child.told = setup
+            child.settings = setup
             run.capture_met = True
             return child
 
@@ -277,11 +277,11 @@ class Supervisor:
         return child
 
     async def _bury(self, child: Child) -> None:
-        await child.buried()
+        await child.wait_and_close()
         self._children.discard(child)
 
     def _retire(self, child: Child) -> None:
-        """Let a relay whose sockets others serve drain, within its own limit."""
+        """Let a replaced relay drain, within its own limit."""
         child.signal(signal.SIGUSR1)
         self._await_end(child, child.drain_s + GRACE_S)
 
@@ -296,8 +296,8 @@ class Supervisor:
     async def _obey_for_ever(self) -> None:
         """Carry out reloads and hot restarts, one after the other."""
         while True:
-            await self._asked.wait()
-            self._asked.clear()
+            await self._change_wanted.wait()
+            self._change_wanted.clear()
             wants_restart, self._wants_restart = self._wants_restart, False
             await (self._restart() if wants_restart else self._reload())
 
@@ -352,20 +352,20 @@ class Supervisor:
         before.close_but(plan.ports)
 
     def _update_meter(self) -> None:
-        """Tell the meter the settings in force, or replace it, where no message can change them.
+        """Send the settings in force to the meter; if it cannot change them, replace it.
 
-        With another meter, running exchanges are not measured (but counted), and all figures begin at 0.
+        If it is replaced, running exchanges are counted but not measured, and all figures begin at 0.
         """
         meter = self._meter
         if meter is None:
             return
         setup = self._run.meter_setup(self._settings, self._ports.admin.fileno())
-        if meter.told is None or not meter.told.serves(setup):
+        if meter.settings is None or not meter.settings.serves(setup):
             meter.makes_way = True
             meter.signal(RENEW)
-        elif meter.told.changeable != setup.changeable:
-            meter.tell(FROM_NOW_ON + encode_setup(setup.changeable))
-            meter.told = setup
+        elif meter.settings.changeable != setup.changeable:
+            meter.write_line(FROM_NOW_ON + encode_setup(setup.changeable))
+            meter.settings = setup
 
     # ---------------------------------------------------------------- hot restart
 
@@ -378,12 +378,12 @@ class Supervisor:
         if problem is None:
             async with self._starting:
                 handover.hold_signals()
-                await asyncio.sleep(HEARD_S)  # earlier signals arrive
+                await asyncio.sleep(SIGNAL_S)  # handle signals that arrived before
                 if self._stopping.is_set():
                     handover.let_signals_in()
                     return
                 for child in self._children:
-                    if not child.is_ready:  # its report would be lost
+                    if not child.is_ready:  # its `ready` would be lost
                         child.signal(signal.SIGKILL)
                 try:
                     handover.become(self._to_leave(), argv)
@@ -404,7 +404,7 @@ class Supervisor:
         )
 
     async def _take_over(self, left: handover.Handover) -> None:
-        """Start a meter and relays of this program; the old ones go once ours are ready."""
+        """Start a meter and relays of this program; the old ones end when the new ones are ready."""
         with suppress(FileNotFoundError):
             os.rename(left.tap_path, left.tap_path + ASIDE)
         fresh: dict[int, Child] = {}
@@ -432,18 +432,18 @@ class Supervisor:
         old, self._meter = self._meter, meter
         self._spawn(self._keep_meter(meter))
         if old is not None:
-            old.tell(HAND_OVER + self._run.tap_path(self._settings).encode())
+            old.write_line(HAND_OVER + self._run.tap_path(self._settings).encode())
         for child in self._go_on_with(fresh).values():
             self._retire(child)
         if old is not None:
-            # It measures until its relays have left, and writes its last files then.
+            # The old meter ends after its relays, and then writes its last files.
             self._await_end(old, self._draining_s() + 2 * GRACE_S)
         with suppress(FileNotFoundError):
             os.unlink(left.tap_path + ASIDE)
         log.info("event=restarted config=%s pid=%d", fingerprint(self._settings), os.getpid())
 
     def _draining_s(self) -> float:
-        """Return the longest drain limit of the draining relays; those of earlier reloads have their own."""
+        """Return the longest drain limit of the draining relays, which may differ after reloads."""
         ends = (child.until_s for child in self._children if child.kind == "relay")
         now_s = time.monotonic()
         return max((end_s for end_s in ends if end_s is not None), default=now_s) - now_s
@@ -456,7 +456,7 @@ class Supervisor:
         with suppress(FileNotFoundError):
             os.rename(left.tap_path + ASIDE, left.tap_path)
         for index in range(self._settings.relay.workers):
-            if index not in self._relays:  # it had died, and was not back in time
+            if index not in self._relays:  # it had died before the restart
                 self._relays[index] = await start_at_last("relay", partial(self._start_relay, index))
         self._go_on_with(self._relays)
         self._spawn(self._keep_meter(self._meter))
@@ -466,18 +466,18 @@ class Supervisor:
     async def _stop(self) -> None:
         notify("STOPPING=1")
         log.info("event=stopping drain_s=%s pid=%d", self._settings.relay.drain_timeout / 1e9, os.getpid())
-        # Children that are being started come first, and no others follow.
+        # Wait for children that are being started; the cancelled tasks start no others.
         async with self._starting:
             for task in self._tasks - self._retiring:
                 task.cancel()
         self._ports.close_clients()
         for child in self._children:
             if child.kind == "relay" and child.until_s is not None:
-                child.signal(signal.SIGTERM)  # no more time for idle clients
+                child.signal(signal.SIGTERM)  # close idle client connections at once
         at_work = sorted((c for c in self._children if c.until_s is None), key=lambda c: c.began_s)
         await asyncio.gather(
             *(c.stop(c.drain_s + GRACE_S) for c in at_work if c.kind == "relay"),
-            asyncio.gather(*self._retiring, return_exceptions=True),  # `_look_at` tells them
+            asyncio.gather(*self._retiring, return_exceptions=True),  # `_look_at` reports exceptions
         )
         for child in at_work:
             if child.kind == "meter":

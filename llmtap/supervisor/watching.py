@@ -34,7 +34,7 @@ from llmtap.vantage.passive.ring import ANY, PORTS_MAX, RING_BYTES_MIN, open_ada
 from llmtap.vantage.passive.watcher import WatchSetup
 
 STOP_S: Final = 8.0
-"""Above what either child takes at its end."""
+"""Time limit for the end of each child, which takes less."""
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
 
@@ -110,7 +110,7 @@ def drop_privileges(user: str | None) -> None:
                 os.setuid(known.pw_uid)
             except OSError as exc:
                 raise ConfigError("watch.user", f"cannot become {user}: {exc.strerror}") from None
-    # Without the first, a program that root starts would have all capabilities again.
+    # NO_NEW_PRIVS is needed: a program started by root would get all capabilities again.
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.capset(header, none):
@@ -155,16 +155,17 @@ class _Processes:
         watcher = await self._start_watcher()
         await is_ready(watcher)
         notify("READY=1\nSTATUS=watching " + ", ".join(self._settings.watch.interfaces))
-        keeping = [
+        tasks = [
             loop.create_task(self._keep(meter, self._start_meter)),
             loop.create_task(self._keep(watcher, self._start_watcher)),
         ]
         await stop.wait()
         notify("STOPPING=1")
-        for task in keeping:
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*keeping, return_exceptions=True)
-        for kind in ("watch", "meter"):  # the meter has the last word of the other then
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # Stop `watch` first, so that the meter receives its last report.
+        for kind in ("watch", "meter"):
             if kind in self._at_work:
                 await self._at_work[kind].stop(STOP_S)
         return 0
@@ -175,7 +176,7 @@ class _Processes:
         while True:
             status = await child.wait()
             del self._at_work[child.kind]
-            await child.buried()
+            await child.wait_and_close()
             failures = await back_off(child, status, failures)
             child = await start_at_last(child.kind, start)
             await is_ready(child)

@@ -105,7 +105,7 @@ class TextTable(DataTable[Text]):
         self.redraw()
 
     def redraw(self) -> None:
-        # A second row of a key would raise DuplicateKey.
+        # Unique, since a second row with a key would raise DuplicateKey.
         columns, rows = self.table.columns, filtered(unique(self.table.rows), self.wanted)
         keys = [column.key for column in columns]
         if self.order in keys:
@@ -123,7 +123,7 @@ class TextTable(DataTable[Text]):
             cells = zip(row.cells, columns, strict=True)
             self.add_row(*(_text(cell.text, column) for cell, column in cells), key=row.key)
         if at_line and rows:
-            # The row under the cursor, or the one that is now in its place.
+            # Stay on the same row; if it has gone, on the one at its place.
             line = next((i for i, row in enumerate(rows) if row.key == at_key), min(at_line, len(rows) - 1))
             self.move_cursor(row=line, animate=False, scroll=False)
             y = max(0, y + line - at_line)
@@ -193,26 +193,26 @@ class EventScreen(Screen[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self._say([f"{shown(self._wanted)}: requesting"])
+        self._show_notes([f"{shown(self._wanted)}: requesting"])
         self.query_one("#events", TextTable).focus()
-        self.run_worker(self._ask(), name="ask")
+        self.run_worker(self._load(), name="ask")
 
-    async def _ask(self) -> None:
+    async def _load(self) -> None:
         while True:
             try:
                 x = await self._feed.exchange(self._wanted)
                 break
             except Trouble as exc:
-                self._say([f"{shown(self._wanted)}: {shown(str(exc), 200)}"])
+                self._show_notes([f"{shown(self._wanted)}: {shown(str(exc), 200)}"])
                 await asyncio.sleep(RETRY_S)
         if x is None:
-            self._say([f"{shown(self._wanted)} is not kept any more"])
+            self._show_notes([f"{shown(self._wanted)} is not kept any more"])
             return
         table = self.query_one("#events", TextTable)
         table.show(inspected(x, self._v_ns))
-        self._say([*flowed(story(x), self.size.width - 2), *table.table.notes])
+        self._show_notes([*flowed(story(x), self.size.width - 2), *table.table.notes])
 
-    def _say(self, lines: list[str]) -> None:
+    def _show_notes(self, lines: list[str]) -> None:
         self.query_one("#story", Static).update(Text("\n".join(lines)))
 
     def action_back(self) -> None:
@@ -280,8 +280,8 @@ class TopApp(App[None]):
         self._options = options
         self.view = VIEWS[0]
         self._woken = asyncio.Event()
-        self._asked = True
-        """Whether the user asked for new figures, which applies even during a pause."""
+        self._refresh_wanted = True
+        """Whether the user requested new figures, also during a pause."""
         self._answered: View | None = None
         self._orders: dict[str, tuple[str | None, bool]] = {}
         self._admin: Admin | None = None
@@ -325,15 +325,15 @@ class TopApp(App[None]):
     async def _watch(self) -> None:
         while True:
             self._woken.clear()
-            if self._asked or not self.feed.paused:
-                self._asked, view = False, self.view
+            if self._refresh_wanted or not self.feed.paused:
+                self._refresh_wanted, view = False, self.view
                 await self.feed.poll(view)
                 self._answered = view
                 self._show()
             await self.feed.wait(self._woken)
 
     def _wake(self) -> None:
-        self._asked = True
+        self._refresh_wanted = True
         self._woken.set()
 
     def _show(self) -> None:
@@ -342,9 +342,9 @@ class TopApp(App[None]):
 
     def _show_head(self) -> None:
         if self._feed is None or not self.grid.is_attached:
-            return  # it begins, or ends
+            return  # the application starts or ends
         link, width = self.feed.link, self.size.width - 2
-        state = shown(self.feed.said(), 400)
+        state = shown(self.feed.status(), 400)
         head = Text(no_wrap=False)
         head.append(f"llmtap top {shown(self._options.url, 60)}  ")
         head.append(state, style=_MARKED.get(link, "bold"))
@@ -360,16 +360,16 @@ class TopApp(App[None]):
         if not grid.is_attached:
             return
         grid.show(self.view.table(self.feed.shown))
-        said, of = list(grid.table.notes), len(grid.table.rows)
+        notes, of = list(grid.table.notes), len(grid.table.rows)
         if self.view.inspects and of:
-            said.append("enter: events")
+            notes.append("enter: events")
         if grid.wanted:
-            said.append(f"filter {shown(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape clears it")
+            notes.append(f"filter {shown(grid.wanted)!r}: {grid.matching:,} of {of:,}; escape clears it")
         if grid.matching > ROWS_MAX:
-            said.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
+            notes.append(f"the first {ROWS_MAX:,} of {grid.matching:,} lines")
         if not of and self.feed.trouble is None:
-            said.append("no data in this window yet" if self._answered is self.view else "requesting data")
-        self._notes.update(Text("\n".join(flowed(said, self.size.width - 2))))
+            notes.append("no data in this window yet" if self._answered is self.view else "requesting data")
+        self._notes.update(Text("\n".join(flowed(notes, self.size.width - 2))))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Disable keys of the tabs below another screen, and letters while text is typed."""

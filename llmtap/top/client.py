@@ -25,29 +25,30 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from llmtap import __version__
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError, LlmtapError
+from llmtap.net.bounded_body import read_at_most
 from llmtap.net.listener import failure_said
 from llmtap.net.tls import client_context
 from llmtap.top.table import clock_time
 from llmtap.top.views import Document, Shown, View
 from llmtap.units import NS_PER_S, parse_duration_ns
+from llmtap.version import __version__
 
 ANSWER_S: Final = 10.0
 DOCUMENT_BYTES_MAX: Final = 64 << 20
-"""5,000 tenants in one summary."""
-SAID_CHARS_MAX: Final = 200
+"""Maximum size of an answer: a summary of 5,000 tenants."""
+MESSAGE_CHARS_MAX: Final = 200
 START_HINT: Final = (
     "start the tap: llmtap proxy --upstream URL; or name its admin port: --admin http://HOST:9464"
 )
 
 
 class Trouble(LlmtapError):
-    """No usable answer; the text says why, `hint` what to try, if that is known."""
+    """No usable answer. The text has the reason; `hint`: what to try, if known."""
 
-    def __init__(self, said: str, hint: str | None = None) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
         self.hint = hint
 
 
@@ -56,7 +57,7 @@ class Denied(Trouble):
 
 
 class Untrusted(Trouble):
-    """The certificate is of no trusted CA, or of another name."""
+    """The certificate is not signed by a trusted CA, or is for another name."""
 
 
 class Admin:
@@ -91,7 +92,7 @@ class Admin:
             async with self._session.get(
                 f"{self._url}/api/v1/{path}", params=query, ssl=self._tls, allow_redirects=False
             ) as response:
-                body = await _bounded(response)
+                body = await read_at_most(response, DOCUMENT_BYTES_MAX)
                 if response.status != 200:
                     raise self._refused(response.status, body)
         except aiohttp.ClientConnectorCertificateError as exc:
@@ -103,14 +104,14 @@ class Admin:
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            raise Trouble("the server is no admin port of llmtap: its answer is not JSON")
+            raise Trouble("the server is not an admin port of llmtap: its answer is not JSON")
         return document
 
     async def summary(self, window: str, by: str) -> Document:
         """Return the summary of a window. Raises Trouble."""
         summary = await self.get("summary", window=window, by=by)
         if not isinstance(summary.get("metrics"), dict):
-            raise Trouble("the server is no admin port of llmtap: its answer is no summary")
+            raise Trouble("the server is not an admin port of llmtap: its answer is not a summary")
         return summary
 
     def _refused(self, status: int, body: bytes) -> Trouble:
@@ -118,16 +119,16 @@ class Admin:
             case 401 | 403 if self._has_token:
                 return Denied("the token is wrong")
             case 401 | 403:
-                # Without a token the port answers 403 and lists the names under which it may be asked.
-                return Denied((status == 403 and _said(body)) or "a token is required")
+                # Without a token, the port answers 403 to other host names, and lists the accepted ones.
+                return Denied((status == 403 and _message_in(body)) or "a token is required")
             case 404:
                 return Trouble("the path does not exist: no admin port of llmtap, or of another version")
-        said = _said(body)
-        return Trouble(f"the answer is status {status}" + (f": {said}" if said else ""))
+        message = _message_in(body)
+        return Trouble(f"the answer is status {status}" + (f": {message}" if message else ""))
 
 
 def _hint(exc: Exception, url: str) -> str | None:
-    """Return what to try for this error, if that is known."""
+    """Return a hint for this error, or None."""
     scheme, _, rest = url.partition("://")
     inner = getattr(exc, "os_error", None) or exc
     match inner:
@@ -139,20 +140,11 @@ def _hint(exc: Exception, url: str) -> str | None:
             return f"it closed the connection without an answer; with TLS: --admin https://{rest}"
         case TimeoutError():
             return "check that the host is reachable; a firewall may drop the packets"
-    # The text, because a failure at several addresses of a host may be one error without a number.
+    # Search the text, since a failure at several addresses of a host may be one error without a number.
     return START_HINT if f"[Errno {ECONNREFUSED}]" in str(inner) else None
 
 
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    body = bytearray()
-    async for chunk in response.content.iter_any():
-        body += chunk
-        if len(body) > DOCUMENT_BYTES_MAX:
-            raise Trouble(f"the answer is longer than {DOCUMENT_BYTES_MAX >> 20} MiB")
-    return bytes(body)
-
-
-def _said(body: bytes) -> str:
+def _message_in(body: bytes) -> str:
     class Inner(msgspec.Struct):
         message: str = ""
 
@@ -160,7 +152,7 @@ def _said(body: bytes) -> str:
         error: Inner = msgspec.field(default_factory=Inner)
 
     try:
-        return msgspec.json.decode(body, type=Outer).error.message[:SAID_CHARS_MAX]
+        return msgspec.json.decode(body, type=Outer).error.message[:MESSAGE_CHARS_MAX]
     except (ValueError, RecursionError):
         return ""
 
@@ -168,7 +160,7 @@ def _said(body: bytes) -> str:
 ADMIN: Final = "http://127.0.0.1:9464"
 TOKEN_ENV: Final = "LLMTAP_ADMIN_TOKEN"
 WINDOWS: Final = ("10s", "1m", "5m", "1h", "all")
-"""Rolling windows of the meter, and all since its start."""
+"""Rolling windows of the meter; `all`: since its start."""
 INTERVAL_NS_MIN: Final = 200_000_000
 """A summary is merged for each answer: a shorter interval would cost the meter more than a reader can see."""
 INTERVAL_NS_MAX: Final = 3_600 * NS_PER_S
@@ -184,9 +176,11 @@ class TopOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if "@" in self.admin:
-            raise ConfigError("--admin", "has a user or a password in it", "a token: see --token-env")
+            raise ConfigError(
+                "--admin", "must not contain a user or password", "for a token, use --token-env"
+            )
         if "?" in self.admin or "#" in self.admin:
-            raise ConfigError("--admin", "ends where the path ends", "a token: see --token-env")
+            raise ConfigError("--admin", "must not have a query or fragment", "use --token-env for a token")
         if not _is_url(self.admin):
             raise ConfigError(
                 "--admin", f"expected an http:// or https:// URL, got {self.admin!r}", f"such as {ADMIN}"
@@ -230,8 +224,8 @@ def read_token(
 ) -> str | None:
     """Return the token of the file, else of the variable; None without both.
 
-    `name`: the variable that was named, None for the usual one, which may be unset. Raises ConfigError, never
-    with the token in its text.
+    `name`: variable named by the user; None: the default one, which may be unset. Raises ConfigError, whose
+    text never contains the token.
     """
     if file is not None:
         try:
@@ -251,7 +245,7 @@ def read_token(
 def _checked(text: str, option: str, what: str) -> str:
     token = text.strip()
     if not token or len(token) > TOKEN_BYTES_MAX or not token.isascii() or not token.isprintable():
-        raise ConfigError(option, f"{what} is no token", "visible ASCII characters, in one line")
+        raise ConfigError(option, f"{what} is not a token", "expected visible ASCII characters, in one line")
     return token
 
 
@@ -312,7 +306,7 @@ class Feed:
         now_ns = self._clock.mono_ns()
         try:
             summary = await self._admin.summary(self.window, view.by)
-            beside = None if view.path is None else await self._admin.get(view.path, **view.query)
+            details = None if view.path is None else await self._admin.get(view.path, **view.query)
         except Trouble as exc:
             if not self._tries:
                 self._lost_ns = now_ns
@@ -321,25 +315,26 @@ class Feed:
             self._tries += 1
             return
         self.shown.summary = summary
-        if view.path is not None and beside is not None:
-            self.shown.beside[view.path] = beside
+        if view.path is not None and details is not None:
+            self.shown.details[view.path] = details
         self.trouble, self._tries = None, 0
         self._fetched_ns, self._fetched_wall_ns = self._clock.mono_ns(), self._clock.wall_ns()
         self._due_ns = self._fetched_ns + self._interval_ns
 
     async def exchange(self, id_: str) -> Document | None:
-        """Return one exchange with its events; None if it is not kept any more. Raises Trouble."""
+        """Return one exchange with its events; None if the meter does not have it any more. Raises
+        Trouble."""
         query = {"id": id_, "events": "1", "limit": "1"}
         whole: Document | None = None
         for _ in range(PAGES_MAX):
-            told = await self._admin.get("exchanges", **query)
-            found, cursor = told.get("exchanges"), told.get("next")
-            if not found:
+            page = await self._admin.get("exchanges", **query)
+            exchanges, cursor = page.get("exchanges"), page.get("next")
+            if not exchanges:
                 break
             if whole is None:
-                whole = found[0]
-            elif found[0].get("events_start") == len(whole["events"]):
-                whole["events"] += found[0]["events"]
+                whole = exchanges[0]
+            elif exchanges[0].get("events_start") == len(whole["events"]):
+                whole["events"] += exchanges[0]["events"]
             else:
                 break  # another exchange with the same id
             if cursor is None:
@@ -348,7 +343,7 @@ class Feed:
         return whole
 
     async def wait(self, woken: asyncio.Event) -> None:
-        """Wait until the next request is due, or is wanted now."""
+        """Wait until the next request is due, or `woken` is set."""
         seconds = max(0, self._due_ns - self._clock.mono_ns()) / NS_PER_S
         try:
             async with asyncio.timeout(None if self.paused else seconds):
@@ -367,7 +362,7 @@ class Feed:
         old_ns = self._clock.mono_ns() - self._fetched_ns
         return FeedLink.STALE if old_ns > max(STALE_NS, 3 * self._interval_ns) else FeedLink.LIVE
 
-    def said(self) -> str:
+    def status(self) -> str:
         now_ns, link = self._clock.mono_ns(), self.link
         of = f"figures of {self.time()}" if self._fetched_ns is not None else "no figures yet"
         match link:

@@ -1,7 +1,7 @@
 """Fetch all views once and print plain tables (`llmtap top --once`), for scripts and simple terminals.
 
 `fetched` also runs before the interactive view starts, to report an admin port that does not answer. The
-tables are those of `views.py`; no textual is needed.
+tables are those of `views.py`; textual is not needed.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def probe(options: TopOptions, admin: Admin) -> Document:
     except Untrusted as exc:
         raise ConfigError(
             "--ca", f"{options.url}: {exc}",
-            "the file with the CA that signed its certificate: --ca FILE; and ask by a name that it has",
+            "give the CA that signed its certificate (--ca FILE), and use a host name of the certificate",
         ) from None  # fmt: skip
     except Trouble as exc:
         raise ConfigError("--admin", f"{options.url}: {exc}", exc.hint) from None
@@ -62,12 +62,12 @@ def fetched(options: TopOptions) -> dict[str, Any]:
 def render_once(documents: dict[str, Any], width: int) -> list[RenderableType]:
     """Return the header, flowed into lines of this width, and all tables with rows, which may be wider."""
     summary = documents["summary"]
-    beside = {path: documents[path] for path in (EXPERIMENT, STREAMS, EXCHANGES)}
+    details = {path: documents[path] for path in (EXPERIMENT, STREAMS, EXCHANGES)}
     lines = [f"llmtap top {shown(documents['admin'], 200)}", *troubles(summary), *firing(summary)]
     parts: list[RenderableType] = [Text(line, style="bold") for line in lines]
     parts += map(Text, flowed(facts(summary), width))
     for view in VIEWS:
-        table = view.table(Shown(summary, beside))
+        table = view.table(Shown(summary, details))
         notes = [note for note in table.notes if table.rows or view.path is not None]
         if table.rows or notes:
             parts += [Text(f"\n{view.title}", style="bold"), *map(Text, notes)]
@@ -87,7 +87,7 @@ def print_once(documents: dict[str, Any], *, terminal: bool) -> None:
             console.print(part, soft_wrap=not terminal)
             continue
         out = StringIO()
-        # rich narrows a table that is wider than its console.
+        # A wide console, since rich narrows tables to its width.
         Console(file=out, highlight=False, width=10_000, no_color=True).print(part, soft_wrap=True)
         for line in out.getvalue().splitlines():
             console.print(

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from rich.cells import cell_len
 
-from llmtap.report.values import at, figure_text, harmless, milliseconds, number
+from llmtap.errors import printable
+from llmtap.report.values import at, figure_text, milliseconds, number
 
 NOTHING: Final = "-"
 NAME_CHARS: Final = 40
@@ -61,9 +62,9 @@ def _rank(value: float | str | None) -> tuple[float, str]:
 
 
 def filtered(rows: Iterable[Row], text: str) -> list[Row]:
-    """Return the rows with this text in a cell, also in the part of a name that is not shown."""
+    """Return the rows with this text in a cell, also in the truncated part of a name."""
     wanted = text.casefold()
-    return [row for row in rows if any(wanted in told.casefold() for told in _texts(row))]
+    return [row for row in rows if any(wanted in cell.casefold() for cell in _texts(row))]
 
 
 def _texts(row: Row) -> Iterator[str]:
@@ -75,17 +76,17 @@ def _texts(row: Row) -> Iterator[str]:
 
 def unique(rows: Iterable[Row]) -> list[Row]:
     """Return the first row of each key."""
-    found: dict[str, Row] = {}
+    first: dict[str, Row] = {}
     for row in rows:
-        found.setdefault(row.key, row)
-    return list(found.values())
+        first.setdefault(row.key, row)
+    return list(first.values())
 
 
 def shown(value: object, chars: int = NAME_CHARS) -> str:
     """Return text from traffic without control characters, cut to `chars`."""
     if value is None or value == "":
         return NOTHING
-    text = harmless(str(value)[: 4 * chars])
+    text = printable(str(value)[: 4 * chars])
     return text if len(text) <= chars else text[: chars - 1] + "…"
 
 
@@ -120,7 +121,7 @@ def figure_cell(figures: object, statistic: str) -> Cell:
 
 
 SILENT_S: Final = 5.0
-"""Relays report twice a second; the meter, too, does not count on one that is silent for this long."""
+"""Age of a status from which a relay counts as silent, as in the meter: relays report twice a second."""
 _APART: Final = " · "
 _OBJECTIVES_CHARS: Final = 60
 
@@ -139,16 +140,26 @@ def facts(summary: Mapping[str, Any]) -> Iterator[str]:
     option = at(summary, "metrics", "itl", "option")
     yield _latency(f"ITL ({shown(option)})", at(summary, "metrics", "itl"))
     goodput, smooth = at(summary, "goodput"), at(summary, "smooth_goodput")
+    unknown = at(goodput, "not_judged") or 0
+    unjudged = f", {unknown:,} not judged" if unknown else ""
     if at(goodput, "attainment") is None:
-        yield "goodput - (no objectives met or missed)"
+        yield f"goodput - (no objectives met or missed{unjudged})"
     else:
-        said = shown(goodput["objectives"], _OBJECTIVES_CHARS)
-        met = f"{goodput['met']:,} of {goodput['counted']:,} met {said}"
+        objectives = shown(goodput["objectives"], _OBJECTIVES_CHARS)
+        met = f"{goodput['met']:,} of {goodput['counted']:,} met {objectives}{unjudged}"
         yield f"goodput {number(goodput['requests_per_second'], 3)} req/s ({met})"
     rate, speed = at(smooth, "tokens_per_second"), at(smooth, "speed_tokens_per_second")
     of = "several readers" if speed is None else f"alpha {smooth['alpha']:g}, reader {speed:g} tok/s"
     yield "smooth goodput -" if rate is None else f"smooth goodput {number(rate, 3)} tok/s ({of})"
     yield _latency("uncertainty", at(summary, "uncertainties"))
+    places = at(summary, "without_dialect") or []
+    if places:
+        n, most = sum(place["n"] for place in places), places[0]
+        where = shown(f"{most['path']} {most['content_type'] or ''}".strip(), _OBJECTIVES_CHARS)
+        yield (
+            f"unknown format {n / summary['n']:.1%} ({n:,}), most {where} {most['reading']}:"
+            " llmtap inspect FILE --draft NAME"
+        )
 
 
 def _latency(title: str, figures: Any) -> str:
@@ -159,10 +170,10 @@ def _latency(title: str, figures: Any) -> str:
     )
 
 
-def flowed(said: Iterable[str], width: int) -> list[str]:
+def flowed(facts_: Iterable[str], width: int) -> list[str]:
     """Join facts to lines of that width without breaking them."""
     lines: list[str] = []
-    for fact in said:
+    for fact in facts_:
         joined = f"{lines[-1]}{_APART}{fact}" if lines else fact
         if lines and cell_len(joined) <= width:
             lines[-1] = joined
@@ -173,7 +184,7 @@ def flowed(said: Iterable[str], width: int) -> list[str]:
 
 _WINDOW_S: Final = {"5m": 300, "30m": 1800, "1h": 3600, "6h": 21_600}
 _COMPLETE: Final = 0.9
-"""Share of its length from which a window counts as complete, because it moves in steps."""
+"""Share of its length from which a window counts as complete, since it moves in steps."""
 
 
 def alarms(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:
@@ -192,14 +203,14 @@ def _burn(slo: object, name: str) -> str:
 
 def firing(summary: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each burn-rate alarm that fires."""
-    found = []
+    sentences = []
     for name, alarm, *rates in alarms(summary):
         if alarm["ringing"]:
             limit = f"{number(alarm['burn_rate'], 3)} over {alarm['long']} and {alarm['short']}"
             rate = " and ".join(dict.fromkeys(rates))
             words = f"uses its error budget too fast: burn rate {rate}; {alarm['severity']} above {limit}"
-            found.append(f"{shown(name)} {words}")
-    return found
+            sentences.append(f"{shown(name)} {words}")
+    return sentences
 
 
 def troubles(summary: Mapping[str, Any]) -> list[str]:
@@ -207,11 +218,11 @@ def troubles(summary: Mapping[str, Any]) -> list[str]:
     if "relays" not in summary:
         return []
     connected = [relay for relay in summary["relays"].values() if at(relay, "connected")]
-    found = []
+    lines = []
     if not any(isinstance(age := at(r, "status_age"), int | float) and age <= SILENT_S for r in connected):
-        found.append("NO RELAY REPORTS: requests are not measured. Hint: is the proxy running? See its log")
+        lines.append("NO RELAY REPORTS: requests are not measured. Hint: is the proxy running? See its log")
     upstreams = [at(relay, "upstreams") or {} for relay in connected]
     down = dict.fromkeys(url for of in upstreams for url, up in of.items() if not up)
-    return found + [
+    return lines + [
         f"UPSTREAM DOWN: {shown(url, 40)} accepts no connection; clients get 502 or 504" for url in down
     ]

@@ -47,8 +47,8 @@ EXCHANGES: Final = "exchanges"
 @dataclass(slots=True)
 class Shown:
     summary: Document = field(default_factory=dict)
-    beside: dict[str, Document] = field(default_factory=dict)
-    """By path: documents beside the summary."""
+    details: dict[str, Document] = field(default_factory=dict)
+    """Documents other than the summary, by path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class View:
 
 
 def _column(key: str, title: str, cell: Callable[[Any], Cell], *path: str, number: bool = True) -> Column:
-    """Return a column whose cells are of the value at a path of each row's document."""
+    """Return a column of the values at a path in the documents of the rows."""
     return Column(key, title, lambda part: cell(at(part, *path)), number)
 
 
@@ -107,9 +107,9 @@ def _series(documents: Shown, label: str) -> ViewTable:
 
 def _arms(documents: Shown) -> ViewTable:
     table = _series(documents, "arm")
-    if EXPERIMENT not in documents.beside:
+    if EXPERIMENT not in documents.details:
         return table
-    lines = (shown(line, 400) for line in experiment_lines(documents.beside[EXPERIMENT]))
+    lines = (shown(line, 400) for line in experiment_lines(documents.details[EXPERIMENT]))
     return ViewTable(table.columns, table.rows, (*lines, *(table.notes if table.rows else ())))
 
 
@@ -159,8 +159,8 @@ _STREAM_COLUMNS: Final = (
 
 
 def streams_table(documents: Shown) -> ViewTable:
-    told = documents.beside.get(STREAMS) or {}
-    streams, window, count = told.get("streams") or (), told.get("window"), told.get("count")
+    answer = documents.details.get(STREAMS) or {}
+    streams, window, count = answer.get("streams") or (), answer.get("window"), answer.get("count")
     rows = [row_of(one.get("id"), _STREAM_COLUMNS, {**one, "window": window}) for one in streams]
     if count is None:
         return ViewTable(_STREAM_COLUMNS, rows)
@@ -181,7 +181,7 @@ def _arrival(x: Any) -> Cell:
 
 
 def _token_time(key: str, title: str) -> Column:
-    """Return a column that is empty for an answer in one piece."""
+    """Return a column that is empty for answers that are not streams."""
     return Column(key, title, lambda x: ms_cell(at(x, "metrics", key) if x.get("stream", True) else None))
 
 
@@ -199,8 +199,8 @@ _EXCHANGE_COLUMNS: Final = (
 
 
 def _exchanges(documents: Shown) -> ViewTable:
-    found = at(documents.beside.get(EXCHANGES), "exchanges") or ()
-    return ViewTable(_EXCHANGE_COLUMNS, [row_of(x.get("id"), _EXCHANGE_COLUMNS, x) for x in found])
+    exchanges = at(documents.details.get(EXCHANGES), "exchanges") or ()
+    return ViewTable(_EXCHANGE_COLUMNS, [row_of(x.get("id"), _EXCHANGE_COLUMNS, x) for x in exchanges])
 
 
 def _kinds(part: Any) -> Cell:
@@ -224,7 +224,7 @@ _CUT_COLUMNS: Final = (
 
 def _refusals(documents: Shown) -> ViewTable:
     summary = documents.summary
-    # A tenant may also be called `all`: its key is another.
+    # The key of the row `all` is empty, since a tenant may also be called `all`.
     rows = [row_of("", _CUT_COLUMNS, {**summary, "name": "all"})] if "refusals" in summary else []
     for name, part in (at(summary, "by", "tenant") or {}).items():
         rows.append(row_of(f"tenant {name}", _CUT_COLUMNS, {"name": name, **part}))
@@ -234,7 +234,7 @@ def _refusals(documents: Shown) -> ViewTable:
 
 TEXT_CHARS: Final = 160
 Line = tuple[str, str, Cell, str]
-"""A row of the view of the tap: of what, what, value, about."""
+"""Row of the view of llmtap itself: subject, name, value, description."""
 
 
 def _tap_text(place: int) -> Callable[[Line], Cell]:
@@ -268,8 +268,8 @@ def _lines(summary: Mapping[str, Any]) -> Iterator[Line]:
     for point, about in _POINTS.items():
         figures = at(summary, "added", point)
         for statistic in ("p50", "p99", "max"):
-            said = f"ms; {about}; n {at(figures, 'n') or 0:,}"
-            yield "added", f"{point.replace('_', ' ')} {statistic}", figure_cell(figures, statistic), said
+            about_ = f"ms; {about}; n {at(figures, 'n') or 0:,}"
+            yield "added", f"{point.replace('_', ' ')} {statistic}", figure_cell(figures, statistic), about_
     yield "stamps", "uncertainty", ms_cell(summary.get("uncertainty")), "ms; worst time a byte waited unread"
     uncertain, limit = at(summary, "uncertain", "n"), at(summary, "uncertain", "limit")
     yield "stamps", "uncertain", count_cell(uncertain), f"exchanges above {milliseconds(limit)} ms"
@@ -324,6 +324,7 @@ _ALARM_COLUMNS: Final = (
     _text("long", "burn rate,\nlong window", "long_rate", chars=40),
     _text("short", "burn rate,\nshort window", "short_rate", chars=40),
     _column("counted", "counted,\nlong window", count_cell, "counted"),
+    _column("not_judged", "not judged,\nlong window", count_cell, "not_judged"),
     _text("objectives", "\nobjectives", "objectives", chars=TEXT_CHARS),
     _column("target", "\ntarget", share_cell, "target"),
 )  # fmt: skip
@@ -343,11 +344,11 @@ def _slo(documents: Shown) -> ViewTable:
             state = f"quiet until {alarm['events_min']:,} counted"
         else:
             state = "quiet"
-        told = {
+        values = {
             **slo, **alarm, "class": name, "state": state, "long_rate": long, "short_rate": short,
-            "counted": counted,
+            "counted": counted, "not_judged": at(slo, "windows", alarm["long"], "not_judged"),
         }  # fmt: skip
-        rows.append(row_of(f"{name} {alarm['long']}", _ALARM_COLUMNS, told))
+        rows.append(row_of(f"{name} {alarm['long']}", _ALARM_COLUMNS, values))
     rows.sort(key=lambda row: row.cells[1].text != "FIRING")
     note = "burn rate 1 uses exactly the error budget; an alarm fires if both windows are above its limit"
     none = "no class of tenants has objectives: [slo.NAME] in the configuration"
@@ -399,16 +400,16 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
     rows, waited_ns, before = [], 0, None
     for i, event in enumerate(events[:EVENTS_MAX]):
         since_ns, tokens = _ns(event["t"]) - origin_ns, count_cell(event["tokens"])
-        told = {**event, "i": i, "since": since_ns / 1e9, "reader": ""}
-        told["gap"] = None if before is None else event["t"] - before
+        values = {**event, "i": i, "since": since_ns / 1e9, "reader": ""}
+        values["gap"] = None if before is None else event["t"] - before
         before = event["t"]
         if i in due_ns:
             needed_ns = due_ns[i] + waited_ns
             waited_ns += max(0, since_ns - needed_ns)
-            told |= {"due": needed_ns / 1e9, "reader": _reader(needed_ns - since_ns)}
+            values |= {"due": needed_ns / 1e9, "reader": _reader(needed_ns - since_ns)}
             if by_chunks and event["tokens"] is None:
                 tokens = Cell("~1", 1)
-        rows.append(row_of(i, _EVENT_COLUMNS, told | {"tokens": tokens}))
+        rows.append(row_of(i, _EVENT_COLUMNS, values | {"tokens": tokens}))
     reader = f"a reader of {1e9 / v_ns:g} tokens/s, from submit on"
     notes = [reader if submit is not None else "never submitted"]
     if len(events) > EVENTS_MAX:
@@ -419,7 +420,7 @@ def inspected(x: Mapping[str, Any], v_ns: int = READER_NS_PER_TOKEN) -> ViewTabl
 
 
 def _due_ns(x: Mapping[str, Any], output: Sequence[Mapping[str, Any]], v_ns: int) -> Iterator[int]:
-    """Yield the deadline of each event since submit, by the tokens before it, known or on average.
+    """Yield the deadline of each event since submit, by the number of tokens before it, known or on average.
 
     A provider's total includes reasoning that it may not have sent.
     """
@@ -459,10 +460,10 @@ def story(x: Mapping[str, Any]) -> Iterator[str]:
     if output is not None:
         yield f"{output:,} output tokens by {shown(source)}"
     for name in ("refusal", "guardrail"):
-        told = x.get(name)
-        if isinstance(told, Mapping):
-            said = told.get("kind") or told.get("action")
-            yield f"{name}: {shown(said)} by {shown(told.get('source') or told.get('signal'))}"
+        verdict = x.get(name)
+        if isinstance(verdict, Mapping):
+            kind = verdict.get("kind") or verdict.get("action")
+            yield f"{name}: {shown(kind)} by {shown(verdict.get('source') or verdict.get('signal'))}"
     if x.get("error") is not None:
         yield f"error: {shown(x['error'], 120)}"
     added = at(x, "added", "chunk_max")

@@ -1,6 +1,6 @@
 """Shared code of trace formats with text: request bodies, and large JSON arrays.
 
-A request body is read into the columns of a capture (`asked_columns`) or into messages (`messages_of`).
+A request body is read into the columns of a capture (`request_columns`) or into messages (`messages_of`).
 `read_elements` streams the elements of a JSON array. Answers are read by the formats themselves. Lines, CSV
 and numbers are in `text.py`.
 
@@ -19,9 +19,10 @@ _MEDIA: Final = frozenset({
     "image", "image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file",
     "document",
 })  # fmt: skip
-"""Types of a message's parts that are no text."""
+"""Types of a message's parts that are not text."""
 _DEPTH_MAX: Final = 500
-"""ijson has no bound of its own. Decoders of Python give up at about a thousand."""
+"""Maximum depth of JSON: ijson has no limit, and Python's decoders fail at about a thousand."""
+_DEPTH_STEP: Final = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 _READ_BYTES: Final = 1 << 16
 
 
@@ -53,12 +54,12 @@ def is_object(body: str) -> bool:
 def messages_of(body: dict[str, Any]) -> list[tuple[str, str]] | None:
     """Return role and text of each message of a request; None if it has none."""
     out: list[tuple[str, str]] = []
-    said_first = (body.get(name) for name in ("system", "instructions"))
-    out += [("system", text_of(said)) for said in said_first if isinstance(said, str | list)]
+    systems = (body.get(name) for name in ("system", "instructions"))
+    out += [("system", text_of(value)) for value in systems if isinstance(value, str | list)]
     for name in ("messages", "input"):
-        said = body.get(name)
-        if isinstance(said, list) and all(isinstance(message, dict) for message in said):
-            for message in said:
+        value = body.get(name)
+        if isinstance(value, list) and all(isinstance(message, dict) for message in value):
+            for message in value:
                 role = message.get("role")
                 # Items of the Responses API without a role are calls, or their results.
                 called = "tool" if str(message.get("type")).endswith("_output") else "assistant"
@@ -66,8 +67,8 @@ def messages_of(body: dict[str, Any]) -> list[tuple[str, str]] | None:
                 content = message.get("content", message.get("output", message.get("arguments")))
                 out.append((kind, text_of(content)))
             return out
-        if name == "input" and isinstance(said, str):
-            return [*out, ("user", said)]
+        if name == "input" and isinstance(value, str):
+            return [*out, ("user", value)]
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
@@ -88,7 +89,7 @@ def text_of(content: Any) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
-def asked_columns(body: dict[str, Any]) -> dict[str, Any]:
+def request_columns(body: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of a request, in the columns of a capture."""
     limits = (body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens"))
     tools, form = body.get("tools"), body.get("response_format")
@@ -113,8 +114,8 @@ def asked_columns(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def part_types(messages: Any) -> list[Any]:
-    found = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-    parts = [part for content in found if isinstance(content, list) for part in content]
+    values = [m.get("content") for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    parts = [part for content in values if isinstance(content, list) for part in content]
     return [part.get("type") for part in parts if isinstance(part, dict)]
 
 
@@ -131,15 +132,20 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
     Fractions are Decimal, with `floats` float. Raises FormatError, also above BODY_BYTES_MAX."""
     import ijson
 
-    counted, found, inside = _CountedReader(file), 0, False
+    counted, count_, inside = _CountedReader(file), 0, False
+
+    def shallow() -> Iterator[tuple[str, Any]]:
+        # Check before ijson.parse, which makes a prefix as long as the depth for each event.
+        depth = 0
+        for one in ijson.basic_parse(counted, buf_size=_READ_BYTES, use_float=floats):
+            depth += _DEPTH_STEP.get(one[0], 0)
+            if depth > _DEPTH_MAX:
+                raise FormatError(f"element {count_}: nested too deeply")
+            yield one
 
     def events() -> Iterator[tuple[str, str, Any]]:
         nonlocal inside
-        depth = 0
-        for one in ijson.parse(counted, buf_size=_READ_BYTES, use_float=floats):
-            depth += one[1].startswith("start") - one[1].startswith("end")
-            if depth > _DEPTH_MAX:
-                raise FormatError(f"element {found}: nested too deeply")
+        for one in ijson.parse(shallow()):
             inside = inside or one[:2] == (path, "start_array")
             yield one
 
@@ -147,19 +153,19 @@ def read_elements(file: BinaryIO, path: str = "", *, floats: bool = False) -> It
     try:
         for element in ijson.items(events(), f"{path}.item".removeprefix(".")):
             yield element
-            found += 1
+            count_ += 1
             counted.left = BODY_BYTES_MAX
     except ijson.JSONError as exc:
-        # Without its second line, which repeats what was read: it may be somebody's text.
+        # Omit the second line, which quotes the file: it may be a user's text.
         what = str(exc).removeprefix("b'").partition("\n")[0].partition("\\n")[0]
         what = "the file was cut off here" if inside and "premature EOF" in what else what
-        raise FormatError(f"element {found}: {what}" if inside else f"{missing}: {what}") from None
+        raise FormatError(f"element {count_}: {what}" if inside else f"{missing}: {what}") from None
     if not inside:
         raise FormatError(missing)
 
 
 class _CountedReader:
-    """Reads a file without its byte order mark, until too much is read for one element."""
+    """Reads a file without its byte order mark. Raises FormatError if an element is too long."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

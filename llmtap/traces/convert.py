@@ -1,7 +1,7 @@
 """Convert a trace from one format to another, with a report on what was kept, changed and lost.
 
 For `llmtap convert`: `convert` opens the source (`registry.py`), writes the target in its format, redacts
-text if asked to, and returns a `Report`. Each aspect of the rows (`ASPECTS`) is counted between reader and
+text if required, and returns a `Report`. Each aspect of the rows (`ASPECTS`) is counted between reader and
 writer, and once more by the writer.
 """
 
@@ -27,12 +27,12 @@ class Aspect:
     name: str
     rows: int
     written: int
-    """Of these, the rows that were written with it."""
+    """Number of these rows that were written with the aspect."""
     fate: str
-    """`kept` in all, `partly` in some, `lost` in none of them; `changed`: with another value; `absent`: in no
+    """`kept`: in all rows; `partly`: in some; `lost`: in none; `changed`: with another value; `absent`: in no
     row of the source."""
     why: str | None = None
-    """Reason why it was lost or changed, or a remark on how it was kept."""
+    """Reason why the aspect was lost or changed, or a remark on how it was kept."""
     keep: str | None = None
 
 
@@ -70,11 +70,11 @@ def convert(
 
     Args:
         source: a file, `-` for standard input, or a capture as a folder.
-        target: a file, or `-` for standard output. It appears when it is complete.
+        target: a file, which appears when it is complete, or `-` for standard output.
         progress: called with the bytes read so far and their total, if known.
 
-    Raises ConfigError, whose place is the file or the format that is to blame, and BrokenPipeError where
-    nobody reads standard output any more.
+    Raises ConfigError, whose place is the file or the format at fault, and BrokenPipeError if the reader of
+    standard output has ended.
     """
     began_ns = SystemClock.mono_ns()
     wanted = _target_format(target, target_format)
@@ -82,13 +82,13 @@ def convert(
         rows, given = trace.source, trace.format
         _check_could(given, wanted)
         report = Report(shown_name(source), given.name, shown_name(target, output=True), wanted.name)
-        told = dict.fromkeys(format.ASPECTS, 0)
-        redacted = _Redacted(_counted(rows.batches, report, told), redact)
+        counts = dict.fromkeys(format.ASPECTS, 0)
+        redacted = _Redacted(_counted(rows.batches, report, counts), redact)
         try:
             with new_file(target, replace=force) as out:
                 written = wanted.write(out.stream, rows.info, redacted)
                 own = wanted.name in (given.name, rows.info.source)
-                _check_did(told, written, given, wanted, report, own=own)
+                _check_did(counts, written, given, wanted, report, own=own)
             report.bytes_out = out.bytes
         except OSError as exc:
             if isinstance(exc, BrokenPipeError) and target == STANDARD:
@@ -99,7 +99,7 @@ def convert(
         report.bytes_in = trace.bytes
     report.rows_written = written.rows
     redacted.report(written)
-    report.aspects = [_aspect(name, n, wanted, written) for name, n in told.items()]
+    report.aspects = [_aspect(name, n, wanted, written) for name, n in counts.items()]
     report.dropped = written.dropped
     report.notes_read, report.notes_written = rows.notes, written.notes
     report.seconds = (SystemClock.mono_ns() - began_ns) / 1e9
@@ -107,17 +107,17 @@ def convert(
 
 
 def _counted(
-    batches: Iterator[pa.RecordBatch], report: Report, told: dict[str, int]
+    batches: Iterator[pa.RecordBatch], report: Report, counts: dict[str, int]
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches; count their rows, and the rows with each aspect."""
     for batch in batches:
         report.rows_read += batch.num_rows
-        for aspect in told:
-            told[aspect] += format.telling(batch, aspect)
+        for aspect in counts:
+            counts[aspect] += format.rows_with(batch, aspect)
         yield batch
 
 
-# ---------------------------------------------------------------- what was asked for
+# ---------------------------------------------------------------- source and target
 
 
 def _target_format(target: str, name: str | None) -> format.TraceFormat:
@@ -134,7 +134,8 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
 
 
 def _check_could(given: format.TraceFormat, wanted: format.TraceFormat) -> None:
-    """Raise ConfigError, before a row is read, if the source's format cannot hold what the target needs."""
+    """Raise ConfigError, before a row is read, if the source's format lacks an aspect that the target
+    needs."""
     for aspect in format.ASPECTS:
         if aspect in wanted.needs and aspect not in given.holds:
             raise ConfigError("--to", f"{wanted.name} requires {aspect}, which {given.name} does not contain")
@@ -148,26 +149,26 @@ _HINTS: Final = {
     "input tokens": _COUNTED, "output tokens": _COUNTED, "request body": _FULL, "response text": _FULL,
     "prefix blocks": 'a capture has them with capture.level "shape" or "full"',
 }  # fmt: skip
-"""How a capture gets the aspects that a target needs."""
+"""Hints: settings with which a capture has the aspects that a target needs."""
 
 
 def _check_did(
-    told: dict[str, int], written: format.TraceWriter, given: format.TraceFormat, wanted: format.TraceFormat,
-    report: Report, *, own: bool,
+    counts: dict[str, int], written: format.TraceWriter, given: format.TraceFormat,
+    wanted: format.TraceFormat, report: Report, *, own: bool,
 ) -> None:  # fmt: skip
     """Raise ConfigError, before the target appears, if no row could be written. `own`: the rows came from the
     target's format."""
     if not report.rows_read or (own and written.rows):
         return
     for aspect in format.ASPECTS:
-        if aspect in wanted.needs and not told[aspect] and not written.told.get(aspect):
+        if aspect in wanted.needs and not counts[aspect] and not written.counts.get(aspect):
             hint = _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
             raise ConfigError(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint
             )
     if not written.rows:
-        reasons = _reasons(written) or "none fits"
-        raise ConfigError("--to", f"{written.name} can hold no row of {report.source}: {reasons}")
+        reasons = _reasons(written) or "no row fits"
+        raise ConfigError("--to", f"{written.name} cannot hold any row of {report.source}: {reasons}")
 
 
 def _reasons(written: format.TraceWriter) -> str:
@@ -182,7 +183,7 @@ def _aspect(name: str, rows: int, wanted: format.TraceFormat, written: format.Tr
         why = why or f"{wanted.name} has no place for it"
         return Aspect(name, rows, 0, "lost", why, _formats_with(name, wanted))
     # A writer may add values, such as 0 tokens of a failed request.
-    there = min(rows, written.told.get(name, 0))
+    there = min(rows, written.counts.get(name, 0))
     fate = "kept" if there == rows else "partly" if there else "lost"
     if there and name in written.changed:
         fate, why = "changed", written.changed[name]
@@ -201,7 +202,7 @@ def _formats_with(aspect: str, wanted: format.TraceFormat) -> str | None:
 
 
 _NAMED_MAX: Final = 3
-"""Formats named as a way to keep what was lost."""
+"""Maximum number of formats that are named as alternatives for a lost aspect."""
 
 # ---------------------------------------------------------------- redaction
 
@@ -210,10 +211,10 @@ _ASPECTS: Final = ("request body", "response text")
 
 
 class _Redacted:
-    """Batches, redacted by the rules of a capture as they pass, or with their unredacted texts counted."""
+    """Batches whose texts are redacted by the rules of a capture, or, without rules, counted."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], rules: tuple[str, ...]) -> None:
-        """Raises ConfigError for a rule that is none."""
+        """Raises ConfigError for an unknown rule."""
         self._batches = batches
         try:
             self._redactor = Redactor(CaptureOptions(redact=rules).redact) if rules else None
@@ -238,13 +239,13 @@ class _Redacted:
         names = (*_TEXTS, "redactions")
         rows = []
         for body, text, marks in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
-            found, more = (None, 0) if body is None else redactor.body(body.encode())
-            self.unreadable += body is not None and found is None
-            said, again = (None, 0) if text is None else redactor.text(text)
+            body_, more = (None, 0) if body is None else redactor.body(body.encode())
+            self.unreadable += body is not None and body_ is None
+            text_, again = (None, 0) if text is None else redactor.text(text)
             self.marks += more + again
             self.rows += more + again > 0
-            # A row without text has nothing that could be redacted.
-            rows.append((found, said, marks if body is text is None else (marks or 0) + more + again))
+            # Marks stay as they are if the row has no text.
+            rows.append((body_, text_, marks if body is text is None else (marks or 0) + more + again))
         for name, values in zip(names, zip(*rows, strict=True), strict=True):
             batch = format.replaced(batch, name, pa.array(values, batch.schema.field(name).type))
         return batch
@@ -256,7 +257,7 @@ class _Redacted:
         elif self._redactor is not None:
             written.notes.append("--redact found nothing to redact")
         written.note(self.unreadable, "bodies are no JSON that --redact could read, and were left out")
-        if self.raw and any(written.told.get(name) for name in _ASPECTS):
+        if self.raw and any(written.counts.get(name) for name in _ASPECTS):
             written.notes.append(
                 f"{self.raw:,} rows have text that nobody redacted; --redact email,card,phone,key does"
             )

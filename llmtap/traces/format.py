@@ -20,7 +20,7 @@ from llmtap.errors import LlmtapError
 from llmtap.traces.sorting import sorted_by
 
 ROWS_PER_BATCH: Final = 10_000
-"""Rows of a batch without text: some MB. Readers of bodies use fewer."""
+"""Rows of a batch without text: some MB. Readers of bodies use smaller batches."""
 TEXT_BYTES_PER_BATCH: Final = 8 << 20
 
 ASPECTS: Final[dict[str, tuple[str, ...]]] = {
@@ -45,17 +45,17 @@ ASPECTS: Final[dict[str, tuple[str, ...]]] = {
 }
 """Aspects of a row with their columns; a row has an aspect if any of its columns is not null."""
 LENGTHS: Final = frozenset({"arrival", "input tokens", "output tokens"})
-"""Aspects of the formats that hold times and lengths."""
+"""Aspects of formats that hold only times and lengths."""
 NO_FAILED: Final = {
     "outcome and status": "a failed request has no place: it is left out, and counted",
 }
-"""`TraceFormat.why` of the formats that hold only complete requests."""
+"""`TraceFormat.why` of formats that hold only complete requests."""
 FAILED: Final = (
     "client_error", "upstream_error", "upstream_reset", "upstream_timeout", "truncated", "rejected",
 )  # fmt: skip
-"""Outcomes of requests that got no complete answer, by no decision of the client."""
+"""Outcomes of requests without a complete answer, except those that the client cancelled."""
 BYTES_PER_TOKEN: Final = 4.0
-"""Assumed for a prompt where no row of the trace has a count: English text with the usual vocabularies."""
+"""Assumed for prompts if no row of the trace has a token count: English text with common tokenizers."""
 _REASONS: Final = {
     "arrival_ns": "no arrival time",
     "input_tokens": "no count of input tokens",
@@ -63,11 +63,12 @@ _REASONS: Final = {
     "request_body": "no request body",
     "response_text": "no response text",
 }
-"""Why a row is dropped that has a null in the column."""
+"""Reason why a row is dropped if the column is null."""
 
 
 class FormatError(LlmtapError):
-    """A file does not fit its format, and where: `line 17: output_length: expected an integer, got "x"`."""
+    """A file does not fit its format. The text has the place: `line 17: output_length: expected an
+    integer`."""
 
 
 # ---------------------------------------------------------------- reading
@@ -77,9 +78,21 @@ class FormatError(LlmtapError):
 class TraceSource:
     info: CaptureInfo
     batches: Iterator[pa.RecordBatch]
-    """In SCHEMA. Raises FormatError where the file does not fit."""
+    """Batches in SCHEMA. Iteration raises FormatError if the file does not fit."""
     notes: list[str] = field(default_factory=list)
     """Irregularities with their counts, complete after the last batch (`3 rows without response tokens`)."""
+
+
+LATE_TOKENS: Final = "times to the first token are longer than the whole answer (another unit?): not kept"
+
+
+def without_late_token(row: dict[str, Any]) -> bool:
+    """Remove a time to the first token that is after the end of the answer; return whether there was one."""
+    first_us, end_us = row.get("first_token_us"), row.get("response_end_us")
+    late: bool = first_us is not None and end_us is not None and first_us > end_us
+    if late:
+        row["first_token_us"] = None
+    return late
 
 
 def text_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
@@ -102,7 +115,7 @@ def _text_batch(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
         try:
             columns[name] = pa.array([row.get(name) for row in rows], SCHEMA.field(name).type)
         except (pa.ArrowException, UnicodeError, OverflowError, TypeError, ValueError):
-            # Never the value: it may be somebody's text.
+            # Do not report the value: it may be a user's text.
             raise FormatError(f"{name}: a value does not fit the column") from None
     return batch_of(len(rows), columns)
 
@@ -121,8 +134,8 @@ class TraceWriter:
     rows: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    told: dict[str, int] = field(default_factory=dict)
-    """Written rows that had the aspect, by aspect; also of aspects that the format does not hold."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Number of written rows with each aspect, also for aspects that the format does not hold."""
     changed: dict[str, str] = field(default_factory=dict)
     _prompts: list[int] = field(default_factory=lambda: [0, 0, 0])
     """Bytes and tokens of the prompts with a count, and number of the prompts without one."""
@@ -136,7 +149,7 @@ class TraceWriter:
 
     def count(self, batch: pa.RecordBatch, *, sign: int = 1) -> None:
         for aspect in ASPECTS:
-            self.told[aspect] = self.told.get(aspect, 0) + sign * telling(batch, aspect)
+            self.counts[aspect] = self.counts.get(aspect, 0) + sign * rows_with(batch, aspect)
 
     def drop(self, reason: str, rows: int = 1) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + rows
@@ -150,20 +163,21 @@ class TraceWriter:
         *, times: str = "zero", failed: bool = False,
         reasons: Callable[[pa.RecordBatch], list[str | None]] | None = None,
     ) -> Iterator[pa.RecordBatch]:  # fmt: skip
-        """Yield the rows to write, in time order and counted from a zero; the notes are complete after them.
+        """Yield the rows to write, in order of arrival and with times from 0; afterwards the notes are
+        complete.
 
-        A trace that is written in the format that it came from keeps its order and its zero. Failed requests
-        and rows that lack what the format needs are dropped; input tokens are estimated from the prompt.
+        A trace written in its source's format keeps its order and its time zero. Failed requests and rows
+        without the columns that the format needs are dropped; input tokens are estimated from the prompt.
 
         Args:
             needs: columns without which a row is dropped.
             times: `zero`, `date` or `none`.
             failed: the format can hold failed requests.
-            reasons: returns for each row why it cannot be written, or None.
+            reasons: returns for each row the reason why it cannot be written, or None.
         """
         columns = list(dict.fromkeys([*columns, "arrival_ns", "outcome", "prompt_bytes"]))
-        kept = (self._kept(batch.select(columns), needs, failed) for batch in self.batches)
-        for batch in kept if self.own else sorted_by("arrival_ns", kept):
+        selected = (self._selected(batch.select(columns), needs, failed) for batch in self.batches)
+        for batch in selected if self.own else sorted_by("arrival_ns", selected):
             if times == "zero" and batch.num_rows:
                 batch = self._from_zero(batch)
             if reasons is not None:
@@ -178,7 +192,7 @@ class TraceWriter:
         if times == "date" and self.info.arrivals == "trace" and self.rows:
             self.notes.append("arrivals have no date: written as if the trace began with 1970")
 
-    def _kept(self, batch: pa.RecordBatch, needs: Sequence[str], failed: bool) -> pa.RecordBatch:
+    def _selected(self, batch: pa.RecordBatch, needs: Sequence[str], failed: bool) -> pa.RecordBatch:
         if not failed and batch.column("outcome").null_count < batch.num_rows:
             good = pc.invert(pc.is_in(batch.column("outcome"), pa.array(FAILED)))
             batch = self._without(batch, good, "failed request")
@@ -189,7 +203,7 @@ class TraceWriter:
         return batch
 
     def _estimated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Fill input tokens by the bytes per token of the rows so far."""
+        """Estimate missing input tokens by the mean bytes per token of the rows so far."""
         tokens, sizes = batch.column("input_tokens"), batch.column("prompt_bytes")
         known = pc.and_(pc.is_valid(sizes), pc.greater(pc.fill_null(tokens, 0), 0))
         for i, column in enumerate((sizes, tokens)):
@@ -229,10 +243,10 @@ class TraceWriter:
 def _zero_note(info: CaptureInfo, zero_ns: int) -> str:
     if info.arrivals == "wall":
         at = datetime.fromtimestamp(zero_ns // 1_000_000_000, UTC).isoformat().removesuffix("+00:00")
-        told = f"{at}.{zero_ns % 1_000_000_000:09}Z"
+        zero = f"{at}.{zero_ns % 1_000_000_000:09}Z"
     else:
-        told = f"{zero_ns / 1e9:.9g} s of the source's own time"
-    return f"arrivals count from the smallest one, {told}"
+        zero = f"{zero_ns / 1e9:.9g} s of the source's own time"
+    return f"arrivals count from the smallest one, {zero}"
 
 
 # ---------------------------------------------------------------- formats
@@ -241,7 +255,7 @@ def _zero_note(info: CaptureInfo, zero_ns: int) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFormat:
     name: str
-    """As in `--from` and `--to`: lower case, with dashes."""
+    """Name for `--from` and `--to`: lower case, with dashes."""
     title: str
     extensions: tuple[str, ...]
     holds: frozenset[str]
@@ -249,18 +263,19 @@ class TraceFormat:
     needs: frozenset[str] = frozenset()
     """Keys of ASPECTS without which a row cannot be written: it is dropped, and counted."""
     why: Mapping[str, str] = field(default_factory=dict)
-    """Reason why it cannot hold an aspect, or a remark on how it holds it."""
+    """Reason why the format cannot hold an aspect, or a remark on how it holds it."""
     sniff: Callable[[bytes, str], bool] = lambda head, name: False
-    """`(first 64 KiB, file name) -> it is this one`; strict enough that at most one format matches."""
+    """`(first 64 KiB, file name) -> whether the file has this format`; strict, so that at most one
+    matches."""
     info: Mapping[str, Any] = field(default_factory=dict)
     rows: Callable[[BinaryIO, list[str]], Iterator[Mapping[str, Any]]] | None = None
     """Yields rows with text, by column; adds to the notes of the source."""
     batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
-    """The same in batches, of a format without text."""
+    """Yields batches instead, for a format without text."""
     opens: Callable[[BinaryIO], TraceSource] | None = None
-    """Instead of both, where `info` depends on the file."""
+    """Opens the file instead, if `info` depends on the file."""
     writes: Callable[[TraceWriter], None] | None = None
-    """None: it can only be read."""
+    """Writes a trace; None: the format can only be read."""
 
     def read(self, stream: BinaryIO) -> TraceSource:
         """Open a trace. Raises FormatError, also while its batches are read."""
@@ -287,7 +302,7 @@ class TraceFormat:
 # ---------------------------------------------------------------- batches
 
 
-def telling(batch: pa.RecordBatch, aspect: str) -> int:
+def rows_with(batch: pa.RecordBatch, aspect: str) -> int:
     """Return the number of rows that have the aspect. Absent columns count as null."""
     columns = [batch.column(name) for name in ASPECTS[aspect] if name in batch.schema.names]
     counts = [len(column) - column.null_count for column in columns]

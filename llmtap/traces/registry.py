@@ -28,9 +28,12 @@ from llmtap.traces.formats import (
     openai_batch,
     otlp,
     parquet_capture,
+    servegen,
     sharegpt,
+    tracelab,
     vllm,
 )
+from llmtap.traces.text import first_problem
 
 SNIFF_BYTES: Final = 64 << 10
 """Beginning of a file, decompressed, by which its format is recognised."""
@@ -47,16 +50,18 @@ FORMATS: Final[tuple[TraceFormat, ...]] = (
     har.FORMAT,
     otlp.FORMAT,
     *agents.FORMATS,
+    *tracelab.FORMATS,
+    servegen.FORMAT,
 )
 
 
 def by_name(name: str, *, writing: bool = False) -> TraceFormat:
     """Return the format of that name. Raises FormatError, which proposes the nearest name."""
-    found = next((f for f in FORMATS if f.name == name), None)
-    if found is not None:
-        if writing and found.writes is None:
+    format_ = next((f for f in FORMATS if f.name == name), None)
+    if format_ is not None:
+        if writing and format_.writes is None:
             raise FormatError(f"{name} can only be read")
-        return found
+        return format_
     names = [f.name for f in FORMATS if not writing or f.writes is not None]
     near = [n for n in names if name and n.startswith(name)] or difflib.get_close_matches(name, names, 1)
     meant = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
@@ -69,13 +74,18 @@ def detect(name: str, head: bytes) -> TraceFormat:
         raise FormatError("the file is empty" if not head else "there is nothing but white space in the file")
     claims = [f for f in FORMATS if f.sniff(head, name)]
     if not claims:
+        problem = first_problem(head)
         raise FormatError(
-            "its content is that of none of the formats known (`llmtap convert --list`); "
+            (f"{problem}; " if problem else "")
+            + "its content is that of none of the formats known (`llmtap convert --list`); "
             "if it is one of them, `llmtap convert --from` reads it"
         )
     if len(claims) > 1:
-        names = " or ".join(f.name for f in claims)
-        raise FormatError(f"it may be {names}; `llmtap convert --from` selects one")
+        names = " or ".join(f"{f.name}: {f.title}" for f in claims)
+        options = " or ".join(f"`--from {f.name}`" for f in claims)
+        raise FormatError(
+            f"it may be either {names}; {options} of convert, replay, report and sim run selects one"
+        )
     return claims[0]
 
 
@@ -165,7 +175,7 @@ def _blamed(place: str) -> Iterator[None]:
         raise ConfigError(shown_name(place), str(exc)) from None
     except (OSError, EOFError) as exc:
         raise ConfigError(shown_name(place), f"cannot be read: {reason_of(exc)}") from None
-    except (pa.ArrowException, msgspec.MsgspecError) as exc:
+    except (pa.ArrowException, msgspec.MsgspecError, UnicodeError) as exc:
         raise ConfigError(shown_name(place), f"does not fit its format: {str(exc).splitlines()[0]}") from None
 
 

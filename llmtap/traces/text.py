@@ -84,7 +84,12 @@ def decimal_text(units: int, places: int, *, point: bool = False) -> str:
 
 COUNT_MAX: Final = 10**18 - 1
 """Fits 64 bits, with room for sums."""
-Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+
+
+class Count(int):
+    """Number of tokens in a row type: a whole number however it is spelled, such as 472, 472.0 or 4.72e2."""
+
+
 Id = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -100,8 +105,8 @@ def json_rows(
     """Yield one typed row per line, and its line number. Fields that `row` does not know are counted in the
     notes. Raises FormatError."""
     exact = msgspec.defstruct(row.__name__, [], bases=(row,), forbid_unknown_fields=True)
-    strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(exact)
-    lenient = msgspec.json.Decoder(row).decode
+    strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(exact, dec_hook=read_count)
+    lenient = msgspec.json.Decoder(row, dec_hook=read_count).decode
     known = {field.encode_name for field in msgspec.structs.fields(row)}
     unknown = Counter[str]()
     for block in _blocks(read_lines(stream, bytes_max)):
@@ -117,12 +122,25 @@ def json_rows(
             try:
                 one = lenient(line)
             except (ValueError, RecursionError) as exc:
-                raise told(exc, number) from None
+                raise error_of(exc, number) from None
             for name in _object(line):
                 if name not in known and (name in unknown or len(unknown) < _UNKNOWN_NAMES_MAX):
                     unknown[name] += 1
             yield one, number
     notes += [f"{n} rows with a field {name!r} that is not kept" for name, n in unknown.items()]
+
+
+def read_count(kind: type, value: object) -> Count:
+    """Return a value of a `Count` field. Raises ValueError; msgspec adds the field."""
+    assert kind is Count
+    if not isinstance(value, int | float | Decimal) or isinstance(value, bool) or value != value // 1:
+        raise ValueError(f"Expected `int`, got `{_JSON_NAMES.get(type(value), type(value).__name__)}`")
+    if not 0 <= value <= COUNT_MAX:
+        raise ValueError(f"Expected `int` {'>= 0' if value < 0 else f'<= {COUNT_MAX}'}")
+    return Count(value)
+
+
+_JSON_NAMES: Final[dict[type, str]] = {list: "array", dict: "object"}
 
 
 def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
@@ -138,7 +156,7 @@ def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, byte
         yield block
 
 
-def told(exc: ValueError | RecursionError, number: int) -> FormatError:
+def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
     """Return a decoder's error with line and field, never with a value: it may be somebody's text."""
     if isinstance(exc, UnicodeDecodeError):
         return FormatError(f"line {number}: not UTF-8")
@@ -171,8 +189,34 @@ def first_objects(head: bytes) -> list[dict[str, object]]:
             try:
                 objects.append(_object(line))
             except RecursionError as exc:
-                raise told(exc, number) from None
+                raise error_of(exc, number) from None
     return objects if all(objects) else []
+
+
+def first_problem(head: bytes) -> str | None:
+    """Return which of the first lines is no JSON object, and why; None if all are, or if the file is no JSON,
+    or one document of several lines."""
+    if start_of(head)[:1] not in (b"{", b"["):
+        return None
+    lines = head.removeprefix(_BOM).split(b"\n")
+    if len(lines) > 1:
+        del lines[-1]  # cut off, or empty
+    decoded = 0
+    for number, line in enumerate(lines[:_FIRST_OBJECTS], 1):
+        if not line.strip():
+            continue
+        try:
+            value = msgspec.json.decode(line)
+        except (ValueError, RecursionError) as exc:
+            # The first line of a document of several lines is no JSON by itself.
+            is_part = not decoded and len(lines) > 1 and "truncated" in str(exc)
+            return None if is_part else str(error_of(exc, number))
+        if not isinstance(value, dict):
+            return (
+                f"line {number}: expected a JSON object, got a JSON {_JSON_NAMES.get(type(value), 'value')}"
+            )
+        decoded += 1
+    return None
 
 
 def _object(line: bytes) -> dict[str, object]:
@@ -220,9 +264,11 @@ def _quoted(value: str) -> str:
     return '"' + value.replace('"', '""') + '"' if '"' in value or "," in value else value
 
 
-COUNT: Final = CsvKind(
-    r"\d{1,18}", "a whole number of at most 18 digits", lambda texts: texts.cast(pa.int64()), str
-)
+def _counts(texts: pa.StringArray) -> pa.Int64Array:
+    return pc.replace_substring_regex(texts, r"\.0*$", "").cast(pa.int64())
+
+
+COUNT: Final = CsvKind(r"\d{1,18}(\.0*)?", "a whole number of at most 18 digits", _counts, str)
 SECONDS: Final = CsvKind(
     r"\d{1,10}(\.\d{1,9})?", "seconds, with at most nine digits after the point", _seconds_ns,
     lambda ns: decimal_text(ns, 9, point=True),

@@ -18,7 +18,8 @@ import msgspec
 
 from llmtap import native
 from llmtap.channel import Tap
-from llmtap.channel.frames import Anchored, Frame, FrameKind, Hello, RelayStatus
+from llmtap.channel.frames import Anchored, Frame, FrameKind, Hello
+from llmtap.channel.status import RelayStatus
 from llmtap.clock import Clock, resident_bytes
 from llmtap.log import LogSetup, set_up
 from llmtap.net.lag import PythonLagMeter
@@ -52,7 +53,7 @@ def begin_child(kind: type[S]) -> S:
     """Read the setup of this process from stdin, and prepare log and garbage collector."""
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=kind, dec_hook=decode_special)
     set_up(setup.log)
-    # What is alive now lives for good; and the hot path makes no cycles, so collections can be rare.
+    # Objects that exist now stay until the end, and the hot path makes no cycles, so collections can be rare.
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -76,7 +77,7 @@ class Reporter:
     Args:
         clock_name: `kernel`, `mono` or `packet`: who stamps reads.
         vantage: kind of vantage, as in Hello.
-        counters: returns the fields of RelayStatus that only this kind of vantage has.
+        live_counts: returns the fields of RelayStatus that this kind of vantage reads when it reports.
         on_word: called with the words that the meter sends.
     """
 
@@ -93,7 +94,7 @@ class Reporter:
         vantage: str = "relay",
         listen: str = "",
         guest: bool = False,
-        counters: Callable[[], dict[str, Any]] = dict,
+        live_counts: Callable[[], dict[str, Any]] = dict,
         on_word: Callable[[int], None] | None = None,
     ) -> None:
         self.name = name
@@ -102,29 +103,28 @@ class Reporter:
         self.timebase = Timebase(clock, lag)
         self.tap = Tap(loop, path, tap_bytes, self._hello, on_word, self._anchor_news)
         self.arrivals: dict[Any, int] = {}
-        self.skipped: dict[str, int] = {}
-        """Requests that are not inference, by rule."""
-        self.bytes_up = 0
-        self.bytes_down = 0
+        self.counts = RelayStatus()
+        """Counters since the start; `status` completes them."""
         self.draining = False
         self.switch = 0
-        """The last switch word of the meter."""
+        """Latest switch word of the meter."""
         self.turns = 0
-        """Grows while exchanges run and the loop turns."""
+        """Rounds of the event loop, counted by probes while exchanges run."""
         self._loop = loop
         self._sample_due_ns = 0
         self._clock_name = clock_name
         self._vantage = vantage
         self._listen = listen
         self._guest = guest
-        self._counters = counters
+        self._live_counts = live_counts
         self._reported_anchor = self.timebase.anchor
         self._probe: asyncio.TimerHandle | None = None
         self._probe_due_ns = 0
 
     def skip(self, rule: str) -> None:
         """Count a request that is not measured because it meets a rule."""
-        self.skipped[rule] = self.skipped.get(rule, 0) + 1
+        skipped = self.counts.skipped
+        skipped[rule] = skipped.get(rule, 0) + 1
 
     def began(self, exchange: object, arrival_ns: int) -> None:
         self.arrivals[exchange] = arrival_ns
@@ -134,8 +134,8 @@ class Reporter:
     def ended(self, exchange: object, request_bytes: int, response_bytes: int) -> None:
         """Remove an exchange, and add its bytes to the totals."""
         self.arrivals.pop(exchange, None)
-        self.bytes_up += request_bytes
-        self.bytes_down += response_bytes
+        self.counts.bytes_up += request_bytes
+        self.counts.bytes_down += response_bytes
 
     def report(self) -> None:
         """Send the status; to be called every STATUS_S."""
@@ -147,13 +147,20 @@ class Reporter:
         """Return gauges, and counters since the start. CPU and memory are the whole process's."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         tap = self.tap
-        return RelayStatus(
-            t_ns=self.now_ns(), **tap.ledger.counts(), skipped=self.skipped, streams=len(self.arrivals),
-            tap_pending_bytes=tap.pending_bytes, cpu_ns=int((usage.ru_utime + usage.ru_stime) * 1e9),
-            rss_bytes=resident_bytes(), lag_ns_max=self.lag.take_max(), lag_buckets=self.lag.buckets,
-            lag_sum_ns=self.lag.sum_ns, bytes_up=self.bytes_up, bytes_down=self.bytes_down,
-            draining=self.draining, **self._counters(),
-        )  # fmt: skip
+        return msgspec.structs.replace(
+            self.counts,
+            t_ns=self.now_ns(),
+            **tap.ledger.counts(),
+            streams=len(self.arrivals),
+            tap_pending_bytes=tap.pending_bytes,
+            cpu_ns=int((usage.ru_utime + usage.ru_stime) * 1e9),
+            rss_bytes=resident_bytes(),
+            lag_ns_max=self.lag.take_max(),
+            lag_buckets=self.lag.buckets,
+            lag_sum_ns=self.lag.sum_ns,
+            draining=self.draining,
+            **self._live_counts(),
+        )
 
     def uncertainty_since(self, t_ns: int) -> int:
         """Return the longest time that a byte waited unread since `t_ns`, as far as the probes show, or the
@@ -177,7 +184,7 @@ class Reporter:
         now_ns = self.now_ns()
         self.turns += 1
         late_ns = max(0, now_ns - self._probe_due_ns - PROBE_GRAIN_NS)
-        # With kernel stamps the reads note their own lag, and a probe in time says nothing.
+        # With kernel timestamps, reads note their own lag, so a probe without delay adds no information.
         if late_ns or self._clock_name == "mono":
             self.lag.note(now_ns, late_ns)
         if self._clock_name == "kernel" and now_ns >= self._sample_due_ns:
@@ -187,7 +194,7 @@ class Reporter:
         if self.arrivals:
             self.start_probe()
 
-    # ---------------------------------------------------------------- what the channel asks for
+    # ---------------------------------------------------------------- called by the channel
 
     def _hello(self) -> Hello:
         self.timebase.check()
@@ -195,7 +202,7 @@ class Reporter:
         return Hello(
             relay=self.name, pid=os.getpid(), clock=self._clock_name, vantage=self._vantage,
             listen=self._listen, anchor_mono_ns=anchor.mono_ns, anchor_wall_ns=anchor.wall_ns,
-            anchor_steps=self.timebase.steps, switch=self.switch, skipped=sum(self.skipped.values()),
+            anchor_steps=self.timebase.steps, switch=self.switch, skipped=sum(self.counts.skipped.values()),
             guest=self._guest, implementation=native.NAME, implementation_reason=native.REASON,
         )  # fmt: skip
 

@@ -34,7 +34,7 @@ _HALVINGS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Slope:
-    """A rate that changes linearly or stays."""
+    """A rate that changes linearly or is constant."""
 
     length_ns: int
     from_rps: float
@@ -45,14 +45,14 @@ class Slope:
         return (self.from_rps + self.to_rps) / 2 * self.length_ns / NS_PER_S
 
     def at_ns(self, mass: float) -> float:
-        """Solve a x + (b - a) x^2 / 2 = mass, x in lengths, rates as shares of the higher one; also for a =
-        b."""
+        """Solve a x + (b - a) x^2 / 2 = mass, also for a = b; x is in lengths, rates are shares of the
+        higher."""
         most = max(self.from_rps, self.to_rps)
         mass = mass / most * NS_PER_S / self.length_ns if mass else 0.0
         if not mass:
             return 0.0
         a, b = self.from_rps / most, self.to_rps / most
-        # Below 0 by rounding only: at the very end of a ramp that goes down to 0.
+        # max(): negative only by rounding, at the end of a ramp that falls to 0.
         return 2 * mass / (a + sqrt(max(0.0, a * a + 2 * mass * (b - a)))) * self.length_ns
 
 
@@ -82,13 +82,13 @@ class Wave:
 
 
 Piece = Slope | Wave
-"""A stretch of time and its rate. `mass`: expected arrivals; `at_ns(mass)`: time from its start until that
-many are expected, below its own mass."""
+"""A period and its rate. `mass`: expected number of arrivals; `at_ns(mass)`: time from its start until the
+expected number reaches `mass`, which must be less than its own mass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intensity:
-    """Lead pieces, then cycle pieces over and over; the cycle's mass is above 0."""
+    """Lead pieces, followed by cycle pieces that repeat; the mass of the cycle is above 0."""
 
     lead: tuple[Piece, ...]
     cycle: tuple[Piece, ...]
@@ -110,11 +110,11 @@ class Intensity:
                 if here == len(pieces):
                     here = n_lead
                 if here == n_lead and used >= cycle_mass:
-                    # Of cycles that are passed by whole there may be very many.
+                    # Skip whole cycles at once, since there may be very many.
                     rounds = int(used // cycle_mass)
                     begin_ns += rounds * cycle_ns
                     used = max(0.0, used - rounds * cycle_mass)
-            # The next draw may be nearer than a float can tell.
+            # max(): two draws may be closer than the precision of a float.
             last_ns = max(last_ns, begin_ns + round(pieces[here].at_ns(used)))
             yield last_ns
 
@@ -133,7 +133,7 @@ _RATE_MAX: Final = 1e9
 _STAY_NS: Final = 3_600 * NS_PER_S
 """A constant rate is repeated in pieces of an hour, so that positions keep their precision."""
 _LENGTH_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
-"""Limit of a phase: longer than any run."""
+"""Maximum length of a phase: longer than any run."""
 Offsets = Callable[[Random], Iterator[int]]
 
 
@@ -150,7 +150,8 @@ class Arrivals:
 
     def __iter__(self) -> Iterator[int]:
         """Yield offsets from the start in ns, never decreasing; endless."""
-        # One stream of numbers for all processes: a burstiness of 1 is the very Poisson stream of this seed.
+        # The same random stream for all processes, so that burstiness 1 gives the Poisson arrivals of the
+        # seed.
         return self.offsets(Random(f"{self.seed}/arrivals"))
 
     def describe(self) -> dict[str, object]:
@@ -169,18 +170,18 @@ def parse_arrivals(text: str, *, rate_rps: float | None, seed: int, place: str =
     own_rates = name in OWN_RATES
     try:
         if own_rates and rate_rps is not None:
-            told = f"it names its rates itself, and takes none beside them (got {rate_rps:g})"
-            raise ValueError(f"rate: {told}")
+            problem = f"it contains its rates and takes no mean rate (got {rate_rps:g})"
+            raise ValueError(f"rate: {problem}")
         if not own_rates and rate_rps is None:
-            raise ValueError("rate: is not given, and it needs a mean rate")
+            raise ValueError("rate: is missing; this process needs a mean rate")
         if rate_rps is not None:
             _check_rate("rate", rate_rps)
         words = _Words(rest)
         offsets = _PROCESSES[name](words, rate_rps or 0.0)
         words.check_all_read()
     except ValueError as exc:
-        beside = "" if own_rates else ", with a mean rate beside it"
-        raise ConfigError(place, f"{name}: {exc}", f"it is written {FORMS[name]}{beside}") from None
+        more = "" if own_rates else ", and needs a mean rate"
+        raise ConfigError(place, f"{name}: {exc}", f"its syntax is {FORMS[name]}{more}") from None
     return Arrivals(text.strip(), rate_rps, seed, offsets)
 
 
@@ -221,7 +222,7 @@ class _Words:
         for name in [name for name in self._named if name not in self._known]:
             near = get_close_matches(name, self._known, 1)
             meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(self._known) or 'none'}"
-            raise ValueError(f"{name}: is no field of it ({meant})")
+            raise ValueError(f"{name}: unknown field ({meant})")
         if self.bare:
             raise ValueError(f"expected name=value, got {self.bare[0]!r}")
 
@@ -303,7 +304,7 @@ def _on_off(words: _Words, rate_rps: float) -> Offsets:
 
 
 def _ramp(words: _Words, rate_rps: float) -> Offsets:
-    """A rate that changes linearly and then stays."""
+    """A rate that changes linearly and is constant afterwards."""
     from_rps, to_rps = words.number("from"), words.number("to")
     _check_rate("to", to_rps)
     lead = Slope(words.length_ns("over"), from_rps, to_rps)
@@ -351,4 +352,4 @@ FORMS: Final = {
 }
 """Syntax of each process, for help and hints."""
 OWN_RATES: Final = frozenset({"ramp", "steps"})
-"""Processes that name their rates themselves."""
+"""Processes whose syntax contains the rates."""

@@ -25,7 +25,7 @@ from llmtap.traces.bodies import messages_of, read_object
 from llmtap.traces.format import FormatError
 from llmtap.traces.formats import sharegpt
 from llmtap.traces.text import read_lines
-from llmtap.workload.lengths import Lengths, described, drawn, lengths_told
+from llmtap.workload.lengths import Lengths, described, drawn, recorded_lengths
 from llmtap.workload.plan import (
     ConversationScript,
     PlannedTurn,
@@ -47,7 +47,7 @@ SUBSET: Final = (
     " more are asked for than there are"
 )
 _SAMPLED: Final = 500
-"""Pairs whose lengths are described at most: a second of counting whole source files."""
+"""Maximum number of pairs whose lengths are described: counting source files takes a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class DataSet:
     count: int
     pair: Callable[[int], Pair]
     context: Callable[[int, int, int], str]
-    """Returns a shared context by its number, of exactly the tokens given second, for a seed."""
+    """`(number, tokens, seed)` -> shared context of exactly this number of tokens."""
     content: Mapping[str, Any]
     about: Mapping[str, Any]
     """File, sha256, version, preprocessing with its effects (IETF draft, 4.3.3)."""
@@ -77,11 +77,12 @@ class RecordedDataset(PlannedWorkload):
         step = math.ceil(self.data.count / _SAMPLED)
         pairs = [self.data.pair(number) for number in range(0, self.data.count, step)]
         message, answer = (
-            lengths_told([max(1, count_tokens(text)) for text in texts]) for texts in zip(*pairs, strict=True)
+            recorded_lengths([max(1, count_tokens(text)) for text in texts])
+            for texts in zip(*pairs, strict=True)
         )
-        told = "of all pairs" if step == 1 else f"of one in {step:,} pairs"
-        given = {**message, "of": f"the message, without context and history, {told}"}
-        made = {**answer, "of": f"the answer, {told}"} if self.output is None else described(self.output)
+        sample = "of all pairs" if step == 1 else f"of one in {step:,} pairs"
+        given = {**message, "of": f"the message, without context and history, {sample}"}
+        made = {**answer, "of": f"the answer, {sample}"} if self.output is None else described(self.output)
         members: dict[str, Any] = {
             "data": {**self.data.about, "subset": SUBSET},
             "generation": "the data's texts, untouched; contexts and lengths that are not the data's:"
@@ -149,17 +150,17 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
     pairs: list[Pair] = []
     with reading(path, place) as file:
         source = sharegpt.FORMAT.read(file)
-        found = empty = 0
+        conversations = empty = 0
         for batch in source.batches:
             columns = (batch.column(name).to_pylist() for name in ("turn", "request_body", "response_text"))
             for turn, body, answer in zip(*columns, strict=True):
                 if turn:
                     continue
-                found += 1
+                conversations += 1
                 messages = messages_of(read_object(body, "conversation")) or []
-                asked = "\n\n".join(text for role, text in messages if role != "assistant")
-                if asked.strip() and answer.strip():
-                    pairs.append((asked, answer))
+                question = "\n\n".join(text for role, text in messages if role != "assistant")
+                if question.strip() and answer.strip():
+                    pairs.append((question, answer))
                 else:
                     empty += 1
     if not pairs:
@@ -171,12 +172,12 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
         "version": "the file's sha256; A.3.1 asks for vicuna_cleaned of 2023-04-12",
         "preprocessing": "conversations with one assistant turn or more; what was asked before the first"
         " answer is the prompt, that answer's length the output; texts untouched",
-        "conversations": found,
+        "conversations": conversations,
         "kept": len(pairs),
         "notes": notes,
     }
     content = {"kind": "data", "domain": "conversation", "language": "the data's"}
-    # The data has no system prompt that all share: it is generated.
+    # The system prompt is generated, since the data has none that all share.
     return DataSet(
         len(pairs), pairs.__getitem__, lambda n, tokens, seed: prose(tokens, f"{seed}/context/{n}"),
         content, about,
@@ -184,7 +185,7 @@ def read_sharegpt(path: Path, place: str) -> DataSet:
 
 
 PROMPT_TOKENS_MAX: Final = 1_024
-"""Limit of the text before a function's body; a longer signature is kept whole."""
+"""Maximum length of the text before a function's body; a longer signature is not cut."""
 _SHORT: Final = {
     "py": "python", "js": "javascript", "ts": "typescript", "tsx": "typescript", "jsx": "javascript",
 }  # fmt: skip
@@ -216,29 +217,29 @@ def read_stack(path: Path, place: str) -> DataSet:
     """Read all Python, JavaScript and TypeScript functions of a file. Raises ConfigError of the place."""
     files: list[str] = []
     places: list[tuple[int, int, int]] = []  # file, start and end of each function's body
-    seen = other = bare = 0
+    total = other = bare = 0
     with reading(path, place) as lines:
         for number, line in read_lines(lines):
             try:
                 given = _decode(line)
             except (ValueError, RecursionError) as exc:
                 raise FormatError(f"line {number}: {exc}") from None
-            seen += 1
+            total += 1
             language = (given.language or given.lang or "").lower()
             language = _SHORT.get(language, language)
             if language and language not in LANGUAGES:
                 other += 1
                 continue
             text = given.content.replace("\r\n", "\n")
-            found = list(functions(text, language))
-            if not found:
+            bodies = list(functions(text, language))
+            if not bodies:
                 bare += 1
                 continue
-            places += [(len(files), begin, end) for begin, end in found]
+            places += [(len(files), begin, end) for begin, end in bodies]
             files.append(text)
     if not files:
         raise ConfigError(place, f"{path} has no function in {', '.join(LANGUAGES)}")
-    told = ((other, "files are in other languages"), (bare, "files have no function"))
+    omissions = ((other, "files are in other languages"), (bare, "files have no function"))
     about = {
         **file_described(path),
         "dataset": "Stack-shaped",
@@ -246,9 +247,9 @@ def read_stack(path: Path, place: str) -> DataSet:
         "preprocessing": "function-level completions: the prompt is a function's file up to its signature"
         f" (and docstring), the last whole lines of it that fit into {PROMPT_TOKENS_MAX:,} tokens;"
         " its body is the completion; CRLF became LF",
-        "files": seen,
+        "files": total,
         "functions": len(places),
-        "notes": [f"{n:,} {what}, and were left out" for n, what in told if n],
+        "notes": [f"{n:,} {what}, and were left out" for n, what in omissions if n],
     }
 
     def pair(number: int) -> Pair:
@@ -256,13 +257,13 @@ def read_stack(path: Path, place: str) -> DataSet:
         return _last_lines(files[file][:begin]), files[file][begin:end]
 
     def context(number: int, tokens: int, seed: int) -> str:
-        """The start of a file chosen by the seed, and of following files until it is long enough."""
+        """Return the start of a file chosen by the seed, continued by following files to the length."""
         order = Random(f"{seed}/context files").sample(range(len(files)), len(files))
         text, k = "", number
         while count_tokens(text) <= tokens and k < number + len(order):
             text += files[order[k % len(order)]] + "\n"
             k += 1
-        # Too few files for K contexts of other texts: a first line of its own tells them apart.
+        # If there are fewer files than contexts, the first line makes the contexts different.
         head = f"# context {number}\n" if number >= len(order) else ""
         return fitted_text(head + text, tokens, "#")
 
@@ -273,14 +274,14 @@ def read_stack(path: Path, place: str) -> DataSet:
 def functions(text: str, language: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of function bodies; `language` "": unknown."""
     if language in ("python", ""):
-        for found in _PYTHON.finditer(text):
-            if end := _end_of_block(text, found.end(), len(found[1].expandtabs())):
-                yield found.end(), end
+        for match in _PYTHON.finditer(text):
+            if end := _end_of_block(text, match.end(), len(match[1].expandtabs())):
+                yield match.end(), end
     if language != "python":
-        for found in _SCRIPT.finditer(text):
-            close = re.compile(rf"^{found[1]}\}}", re.MULTILINE).search(text, found.end())
-            if close is not None and text[found.end() : close.start()].strip():
-                yield found.end(), close.end()
+        for match in _SCRIPT.finditer(text):
+            close = re.compile(rf"^{match[1]}\}}", re.MULTILINE).search(text, match.end())
+            if close is not None and text[match.end() : close.start()].strip():
+                yield match.end(), close.end()
 
 
 def _end_of_block(text: str, begin: int, indent: int) -> int | None:
@@ -300,11 +301,12 @@ def _end_of_block(text: str, begin: int, indent: int) -> int | None:
 def _last_lines(text: str) -> str:
     """Return as many whole lines from the end as fit into PROMPT_TOKENS_MAX; at least one."""
     lines = text.splitlines(keepends=True)
-    kept, tokens = len(lines), 0
-    while kept:
-        # White space at the ends of two lines may become one piece: the sum is never less than the whole.
-        tokens += count_tokens(lines[kept - 1])
-        if tokens > PROMPT_TOKENS_MAX and kept < len(lines):
+    first, tokens = len(lines), 0
+    while first:
+        # Count lines separately: joined, white space of two lines may be one token, so the sum is an upper
+        # bound.
+        tokens += count_tokens(lines[first - 1])
+        if tokens > PROMPT_TOKENS_MAX and first < len(lines):
             break
-        kept -= 1
-    return "".join(lines[kept:])
+        first -= 1
+    return "".join(lines[first:])

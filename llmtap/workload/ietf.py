@@ -179,7 +179,7 @@ LONG_CONTEXT_UNIFORM: Final = _long_context(
 
 @dataclass(frozen=True, slots=True)
 class SyntheticWorkload:
-    """Random ids by one generator."""
+    """Workload of random ids, all drawn by one generator."""
 
     name: str
     input: UniformLengths | LogNormal
@@ -225,7 +225,7 @@ class SyntheticWorkload:
 
 
 class _Sequence:
-    """The generator's sequence. A row before the last one is reached from the beginning."""
+    """Prompts in the order of the generator; a row before the latest one is generated from the beginning."""
 
     def __init__(self, lengths: Callable[[Random], tuple[int, int]], seed: int) -> None:
         self._lengths, self._seed = lengths, seed

@@ -28,7 +28,7 @@ NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 TOKENS_MAX: Final = 1 << 24
 _STANDARD: Final = NormalDist()
 _P95: Final = _STANDARD.inv_cdf(0.95)
-_TOLD: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+_REPORTED: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
 class _Distribution(
@@ -83,10 +83,10 @@ class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
     p95: Positive | None = None
 
     def __post_init__(self) -> None:
-        # A struct's own class is not known to `super()` while msgspec makes it anew.
+        # Not super(), which fails in a class that msgspec has recreated.
         _Bounded.__post_init__(self)
-        told = tuple(value is not None for value in (self.mu, self.sigma, self.median, self.p95))
-        if told not in ((True, True, False, False), (False, False, True, True)):
+        given = tuple(value is not None for value in (self.mu, self.sigma, self.median, self.p95))
+        if given not in ((True, True, False, False), (False, False, True, True)):
             raise ValueError("a lognormal needs mu and sigma, or median and p95")
         if self.median is not None and self.p95 is not None and self.p95 < self.median:
             raise ValueError(f"p95 {self.p95:g} is less than the median {self.median:g}")
@@ -115,11 +115,11 @@ class Percentiles(_Bounded, frozen=True, kw_only=True, tag="percentiles"):
         _Bounded.__post_init__(self)
         percents = [percent for percent, _ in self.points]
         if len(percents) < 2:
-            raise ValueError("two points at least make a distribution")
+            raise ValueError("points: expected at least two")
         if any(a >= b for a, b in itertools.pairwise(percents)) or not 0 < percents[0] < percents[-1] < 100:
-            raise ValueError("percents have to ascend, between 0 and 100")
+            raise ValueError("points: percents must ascend, and be between 0 and 100")
         if any(a > b for (_, a), (_, b) in itertools.pairwise(self.points)):
-            raise ValueError("tokens have to ascend with their percents")
+            raise ValueError("points: token counts must not decrease as percents rise")
 
     def quantile(self, p: float) -> int:
         percents = [percent for percent, _ in self.points]
@@ -147,7 +147,7 @@ class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
 Lengths = Fixed | UniformLengths | Normal | LogNormal | Percentiles | Empirical
 """`quantile(p)` returns whole tokens, for 0 < p < 1."""
 
-_VALUES_TOLD: Final = 32
+_VALUES_MAX: Final = 32
 
 
 def as_lengths(lengths: int | Lengths) -> Lengths:
@@ -155,7 +155,7 @@ def as_lengths(lengths: int | Lengths) -> Lengths:
 
 
 def uniform_draw(random: Random) -> float:
-    """Return a number between 0 and 1, both excluded: their scores are infinite."""
+    """Return a number between 0 and 1, both excluded, since their normal scores are infinite."""
     return random.random() or 2**-54
 
 
@@ -173,7 +173,7 @@ def mean_of(lengths: Lengths, steps: int = 100_000) -> float:
 def described(lengths: Lengths) -> Mapping[str, Any]:
     """Return type and parameters as JSON (IETF draft, 4.3.1)."""
     about: dict[str, Any] = msgspec.to_builtins(lengths)
-    if isinstance(lengths, Empirical) and len(lengths.values) > _VALUES_TOLD:
+    if isinstance(lengths, Empirical) and len(lengths.values) > _VALUES_MAX:
         about |= {
             "values": len(lengths.values),
             "percentiles": [[p, lengths.quantile(p / 100)] for p in (5, 25, 50, 75, 90, 95, 99)],
@@ -183,7 +183,7 @@ def described(lengths: Lengths) -> Mapping[str, Any]:
     return {name: value for name, value in about.items() if value is not None} | {"unit": "tokens"}
 
 
-def lengths_told(tokens: Sequence[int]) -> dict[str, Any]:
+def recorded_lengths(tokens: Sequence[int]) -> dict[str, Any]:
     """Describe recorded lengths in the same way; empty if there are none."""
     ordered = sorted(tokens)
     middle, spread = mean(ordered), deviation(ordered)
@@ -192,9 +192,9 @@ def lengths_told(tokens: Sequence[int]) -> dict[str, Any]:
     return {
         "distribution": "empirical", "unit": "tokens", "n": len(ordered), "mean": round(middle, 1),
         "std": round(spread, 1), "min": ordered[0], "max": ordered[-1],
-        **{name: percentile(ordered, p) for name, p in _TOLD.items()},
+        **{name: percentile(ordered, p) for name, p in _REPORTED.items()},
     }  # fmt: skip
 
 
 def _exp(x: float) -> float:
-    return math.exp(min(x, 64.0))  # beyond every bound, and no overflow
+    return math.exp(min(x, 64.0))  # exp(64) is above every bound, and does not overflow

@@ -30,17 +30,17 @@ from llmtap.workload.prompts.text import VOCABULARY
 from llmtap.workload.requests import Requests, int_column
 
 BLOCK_TOKENS: Final = 16
-"""vLLM's block size; a prefix cache finds only whole blocks."""
+"""Tokens of a block, as in vLLM; a prefix cache finds only whole blocks."""
 NO_CONTEXT: Final = -1
 _CONTEXTS_MAX: Final = 100_000
-"""Contexts are kept in memory: 1,000 tokens each make half a GB."""
+"""Maximum number of contexts, which are in memory: with 1,000 tokens each, half a GB."""
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Contexts (shared prompt prefixes) and who has them."""
+    """Contexts (shared prompt prefixes), and the share of requests that have one."""
 
     fraction: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    """Of requests, or of conversations if there are any."""
+    """Fraction of requests with a context, or of conversations if there are any."""
     tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
     contexts: Annotated[int, msgspec.Meta(ge=1, le=_CONTEXTS_MAX)] = 1
     zipf: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -79,7 +79,7 @@ def zipf_shares(count: int, s: float) -> list[float]:
 
 
 class SharedBlocks:
-    """Numbers the whole blocks of prompts: equal numbers for equal beginnings."""
+    """Numbers the whole blocks of prompts; prompts with equal beginnings have equal numbers."""
 
     def __init__(self, lengths: tuple[int, ...] = ()) -> None:
         """`lengths`: tokens of each context."""
@@ -90,9 +90,10 @@ class SharedBlocks:
         return tuple(itertools.islice(self._next, max(0, count)))
 
     def of(self, tokens: int, context: int = NO_CONTEXT, before: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """Return the blocks of a prompt that begins with those `before`, else with its context's."""
+        """Return the blocks of a prompt that begins with the blocks `before`, or with those of its
+        context."""
         begun = before or (() if context == NO_CONTEXT else self._contexts[context])
-        # A block that is only partly of the context belongs to the prompt.
+        # A block that is only partly in the context belongs to the prompt.
         return begun + self._new(tokens // BLOCK_TOKENS - len(begun))
 
 
@@ -111,7 +112,7 @@ class ConversationScript(Protocol):
     def message(self, row: int, tokens: int) -> str: ...
 
     def answer(self, row: int, tokens: int) -> str:
-        """Assumed answer of the model to the row."""
+        """Return the assumed answer of the model to the row."""
         ...
 
     def context(self, number: int, tokens: int) -> str: ...
@@ -122,10 +123,10 @@ class WorkloadPlan:
     requests: Requests = field(default_factory=Requests)
     messages: "array[int]" = field(default_factory=int_column)
     contexts: "array[int]" = field(default_factory=int_column)
-    """Context number of each; NO_CONTEXT if none."""
+    """Context number of each request; NO_CONTEXT if none."""
     lengths: tuple[int, ...] = ()
     places: "array[int]" = field(default_factory=int_column)
-    """`PlannedTurn.place` of each."""
+    """`PlannedTurn.place` of each request."""
 
 
 def assemble(
@@ -138,7 +139,7 @@ def assemble(
     tokens_max: int | None = None,
 ) -> WorkloadPlan:
     """Return the first `count` turns, or all, as requests. A turn whose prompt would be longer than
-    `tokens_max` is left out, with all that follow it in its conversation."""
+    `tokens_max` is omitted, with all later turns of its conversation."""
     plan = WorkloadPlan(lengths=sharing.lengths(seed) if sharing else ())
     requests = plan.requests
     choices = sharing.choices(Random(f"{seed}/context")) if sharing else None
@@ -189,8 +190,7 @@ class Speaker:
         return self.sized(row, self.plan.requests.input[row])
 
     def sized(self, row: int, tokens: int) -> Prompt:
-        """Return the row's prompt of `tokens` in all: the message is longer or shorter, context and history
-        stay."""
+        """Return the row's prompt with `tokens` in total: only the length of the message changes."""
         plan = self.plan
         message = max(1, plan.messages[row] + tokens - plan.requests.input[row])
         return Prompt(
@@ -258,7 +258,7 @@ class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     turns: Annotated[int, msgspec.Meta(ge=1, le=10_000)] | Lengths
     think: Think
     tokens_max: Annotated[int, msgspec.Meta(ge=1)] = 32_768
-    """Longest prompt, as of a context window; the conversation ends before a longer one."""
+    """Maximum length of a prompt, such as a context window; a conversation ends before a longer one."""
 
     def turns_drawn(self, random: Random) -> int:
         return drawn(as_lengths(self.turns), random)
@@ -279,6 +279,12 @@ class Conversations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 REQUEST: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": "output", "stop": None}
 """Default request body; `max_tokens` is the row's output (IETF draft, A.1.2, A.1.3)."""
+SET_BY: Final = {
+    "model": "--model", "messages": "the workload", "prompt": "the workload", "input": "the workload",
+    "stream": "--stream or --no-stream", "max_tokens": "the workload",
+    "max_completion_tokens": "the workload", "max_output_tokens": "the workload",
+}  # fmt: skip
+"""Fields of a body that are set by another option, and that option."""
 TOKENIZER: Final[Mapping[str, Any]] = {
     "name": "llmtap words", "source": "llmtap/workload/prompts/text.py", "vocabulary": len(VOCABULARY),
     "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
@@ -337,7 +343,7 @@ class RandomIds:
 class Composed(PlannedWorkload):
     name: str
     input: Lengths
-    """Of the new message, without context and history."""
+    """Length of the new message, without context and history."""
     output: Lengths
     content: ProseWriter | RandomIds = field(default_factory=ProseWords)
     sharing: Sharing | None = None
@@ -381,8 +387,8 @@ class Composed(PlannedWorkload):
                 yield PlannedTurn(drawn(self.input, given), drawn(self.output, made), False, think_ns)
 
 
-def check_rows(planned: Requests, asked: Requests) -> None:
-    if planned.input != asked.input or planned.output != asked.output:
+def check_rows(planned: Requests, requests: Requests) -> None:
+    if planned.input != requests.input or planned.output != requests.output:
         raise ValueError("these are not the first requests of the workload with this seed")
 
 
@@ -394,7 +400,7 @@ class Written(ConversationScript):
 
     def message(self, row: int, tokens: int) -> str:
         context = self.plan.contexts[row]
-        # Requests that share a context, or a conversation, have one topic.
+        # Requests with the same context or conversation have the same topic.
         first = [*rows_before(self.plan.requests, row), row][0]
         topic = f"{self.seed}/{first}" if context == NO_CONTEXT else f"{self.seed}/context/{context}"
         return self.writer.text(tokens, f"{self.seed}/{row}", topic)

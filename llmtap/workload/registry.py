@@ -24,7 +24,7 @@ from llmtap.workload import ietf
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.datasets import RecordedDataset
 from llmtap.workload.lengths import Lengths, LogNormal, as_lengths
-from llmtap.workload.plan import REQUEST, Composed, Conversations, RandomIds, Sharing
+from llmtap.workload.plan import REQUEST, SET_BY, Composed, Conversations, RandomIds, Sharing
 from llmtap.workload.prompts.prompt import CL100K_IDS, Workload
 from llmtap.workload.prompts.prose import Code, Document, ProseWords, ProseWriter
 from llmtap.workload.requests import Requests
@@ -41,7 +41,7 @@ REFERENCE: Final[Mapping[str, Composed | ietf.SyntheticWorkload]] = {
 
 
 def _of_mean(median: float, mean: float, longest: int) -> LogNormal:
-    """The mean of a lognormal is its median times exp(sigma^2 / 2)."""
+    """Return a lognormal with this median and mean, which is median times exp(sigma^2 / 2)."""
     return LogNormal(mu=math.log(median), sigma=math.sqrt(2 * math.log(mean / median)), max=longest)
 
 
@@ -50,8 +50,8 @@ _CHAT_OUTPUT: Final = LogNormal(median=234, p95=789, max=4_096)
 
 
 def _simulated(name: str, given: LogNormal, made: LogNormal, about: str, **arrivals: Any) -> Composed:
-    told = {"about": about, "source": "llmtap sim run", "arrivals": "poisson", "rate_rps": 1.0, **arrivals}
-    return Composed(name, given, made, about=told)
+    meta = {"about": about, "source": "llmtap sim run", "arrivals": "poisson", "rate_rps": 1.0, **arrivals}
+    return Composed(name, given, made, about=meta)
 
 
 SIMULATED: Final[Mapping[str, Composed]] = {
@@ -115,13 +115,11 @@ def drawn_requests(text: str, count: int, seed: int, place: str) -> Requests:
     workload = workload_named(text, place)
     requests = workload.requests(count, seed)
     if requests.after:
-        raise ConfigError(
-            place, f"{text} has conversations, whose later turns wait for the answer before them"
-        )
-    told = workload.describe()
-    process = str(told.get("arrivals") or "poisson")
+        raise ConfigError(place, f"{text} has conversations, whose later turns need the answers before them")
+    described_ = workload.describe()
+    process = str(described_.get("arrivals") or "poisson")
     own_rate = process.partition(":")[0] in OWN_RATES
-    rate = None if own_rate else float(str(told.get("rate_rps") or 1))
+    rate = None if own_rate else float(str(described_.get("rate_rps") or 1))
     arrivals = parse_arrivals(process, rate_rps=rate, seed=seed, place=place)
     requests.arrival_ns = array("q", islice(arrivals, len(requests)))
     return requests
@@ -150,7 +148,7 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """For `ids`: upper bound."""
 
 
-class _Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.0
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     stop: list[str] | None = None
@@ -158,6 +156,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     extra: dict[str, Any] = {}
 
 
+_OF_REQUEST: Final = tuple(name for name in _Request.__struct_fields__ if name != "extra")
 _Lengths = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | Lengths
 
 
@@ -170,7 +169,7 @@ class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     content: _Content = _Content()
     sharing: Sharing | None = None
     conversations: Conversations | None = None
-    request: _Asked = _Asked()
+    request: _Request = _Request()
     arrivals: str = ""
     """Arrivals unless the run states others; the rate is the run's."""
 
@@ -178,25 +177,28 @@ class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def load_workload(path: Path) -> Composed:
     """Load the workload of a TOML file. Raises ConfigError whose place is `key in FILE`."""
     try:
-        told = msgspec.convert(read_toml(path), WorkloadFile, dec_hook=read_special)
+        file = msgspec.convert(read_toml(path), WorkloadFile, dec_hook=read_special)
     except msgspec.ValidationError as exc:
         raise _wrong(str(exc), path) from None
-    if told.arrivals:
-        own_rates = told.arrivals.partition(":")[0].strip() in OWN_RATES
+    if file.arrivals:
+        own_rates = file.arrivals.partition(":")[0].strip() in OWN_RATES
         rate = None if own_rates else 1.0
-        parse_arrivals(told.arrivals, rate_rps=rate, seed=0, place=f"arrivals in {path}")
-    request = {k: v for k, v in msgspec.to_builtins(told.request).items() if v is not None and k != "extra"}
+        parse_arrivals(file.arrivals, rate_rps=rate, seed=0, place=f"arrivals in {path}")
+    request = {k: v for k, v in msgspec.to_builtins(file.request).items() if v is not None and k != "extra"}
+    if fixed := sorted({*SET_BY, *_OF_REQUEST} & file.request.extra.keys()):
+        by = SET_BY.get(fixed[0], f"request.{fixed[0]}")
+        raise ConfigError(f"request.extra.{fixed[0]} in {path}", f"is not set here, but by {by}")
     about = {
-        "about": told.about or f"the workload of {path.name}",
+        "about": file.about or f"the workload of {path.name}",
         "source": {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()},
-        "request": {**REQUEST, **request, **told.request.extra},
-        **({"arrivals": told.arrivals} if told.arrivals else {}),
+        "request": {**REQUEST, **request, **file.request.extra},
+        **({"arrivals": file.arrivals} if file.arrivals else {}),
     }
     contents: dict[str, ProseWriter] = {"words": ProseWords(), "code": Code(), "document": Document()}
     return Composed(
-        told.name or path.stem, as_lengths(told.input), as_lengths(told.output),
-        contents.get(told.content.kind) or RandomIds(told.content.vocabulary), sharing=told.sharing,
-        conversations=told.conversations, about=about,
+        file.name or path.stem, as_lengths(file.input), as_lengths(file.output),
+        contents.get(file.content.kind) or RandomIds(file.content.vocabulary), sharing=file.sharing,
+        conversations=file.conversations, about=about,
     )  # fmt: skip
 
 
@@ -208,6 +210,6 @@ def _wrong(text: str, path: Path) -> ConfigError:
         (r"Object contains unknown field `(.*)`", "there is no such key"),
         (r"Object missing required field `(.*)`", "is not given"),
     ):
-        if found := re.fullmatch(pattern, problem):
-            key, problem = ".".join(filter(None, (key, found[1]))), problem_of
+        if match := re.fullmatch(pattern, problem):
+            key, problem = ".".join(filter(None, (key, match[1]))), problem_of
     return ConfigError(f"{key} in {path}" if key else str(path), problem, _HINT)

@@ -21,7 +21,7 @@ class Requests:
     input: "array[int]" = field(default_factory=int_column)
     """Prompt tokens."""
     output: "array[int]" = field(default_factory=int_column)
-    """Tokens to generate: known to the engine, not to a scheduler."""
+    """Tokens to generate: known to the engine, but not to a scheduler."""
     predicted: "array[int]" = field(default_factory=int_column)
     """Tokens predicted for a scheduler."""
     blocks: list[tuple[int, ...]] = field(default_factory=list)
@@ -36,11 +36,13 @@ class Requests:
     think_ns: "array[int]" = field(default_factory=int_column)
     """Time from the end of that turn's answer to this request; 0 if `after` is -1."""
     joins: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Rows beside `after` whose answers a row waits for, such as those of subagents; all smaller. The think
-    time then counts from the last of these ends."""
+    """Further rows (all smaller) whose answers a row waits for, such as those of subagents. The think time
+    then counts from the last of these ends."""
     tenants: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     """JSON body of the request in a trace; b"" if it has none."""
+    paths: list[str] = field(default_factory=list)
+    """Path of the recorded request; "" for a prompt of a data set, or without a body."""
     models: list[str] = field(default_factory=list)
     """Requested model; "" if unknown."""
 
@@ -52,7 +54,7 @@ class Requests:
         begins a conversation."""
         rows = list(rows)
         numbers = (self.arrival_ns, self.input, self.output, self.predicted)
-        arrivals, given, made, told = (array("q", [c[row] for row in rows] if c else []) for c in numbers)
+        arrivals, given, made, guess = (array("q", [c[row] for row in rows] if c else []) for c in numbers)
         after, think_ns, joins = int_column(), int_column(), dict[int, tuple[int, ...]]()
         if self.after:
             places = {row: place for place, row in enumerate(rows)}
@@ -61,12 +63,13 @@ class Requests:
                 self.think_ns[row] if place >= 0 else 0 for row, place in zip(rows, after, strict=True)
             )
             for place, row in enumerate(rows):
-                if kept := tuple(places[other] for other in self.joins.get(row, ()) if other in places):
-                    joins[place] = kept
+                if joined := tuple(places[other] for other in self.joins.get(row, ()) if other in places):
+                    joins[place] = joined
         return Requests(
-            arrivals, given, made, told, [self.blocks[row] for row in rows] if self.blocks else [],
+            arrivals, given, made, guess, [self.blocks[row] for row in rows] if self.blocks else [],
             self.block_tokens, self.epoch_ns, after, think_ns, joins,
             [self.tenants[row] for row in rows] if self.tenants else [],
             [self.bodies[row] for row in rows] if self.bodies else [],
+            [self.paths[row] for row in rows] if self.paths else [],
             [self.models[row] for row in rows] if self.models else [],
         )  # fmt: skip

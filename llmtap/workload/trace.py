@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from llmtap.errors import ConfigError
+from llmtap.metrics.statistics import rate_rps
 from llmtap.traces.registry import open_trace
 from llmtap.workload.requests import Requests, int_column
 from llmtap.workload.trace_rows import TraceRows, tie_note, ties
@@ -30,13 +31,15 @@ class Trace:
     dated: bool = False
     """Arrivals count from 1970 UTC, not from the trace's own zero."""
     sessions: "array[int]" = field(default_factory=int_column)
-    """Conversation number of each row, if requested; kept when rows are left out."""
+    """Conversation number of each row, if requested; unchanged when rows are omitted."""
     places: "array[int]" = field(default_factory=int_column)
     """Number of each row in the source, from 0, if requested."""
     answered: bool = False
-    """Some row has an answer time; known with `places`."""
+    """A row has the time of its answer; known only with `places`."""
     left_out: int = 0
     """Rows of the source without arrival or token count."""
+    unsendable: dict[str, int] = field(default_factory=dict)
+    """Number of further omitted rows, by the reason why they cannot be sent."""
     estimated: int = 0
     """Rows of the source whose token counts are estimated."""
 
@@ -51,7 +54,7 @@ class Trace:
     @property
     def rate_rps(self) -> float | None:
         """Mean rate; None if all arrive at once."""
-        return (len(self) - 1) * 1e9 / self.span_ns if self.span_ns else None
+        return rate_rps(len(self), self.span_ns)
 
     @property
     def ties(self) -> float:
@@ -74,8 +77,8 @@ class Trace:
     def thinned(self, share: float, seed: int) -> "Trace":
         """Return a share of the conversations, each whole, by a hash of seed and conversation number.
 
-        A conversation that stays at a share stays at every larger one. Raises ValueError for a share outside
-        0 < share <= 1, or if none is left.
+        Conversations of a share are also in every larger share. Raises ValueError for a share outside
+        0 < share <= 1, or if no conversation is left.
         """
         if not 0 < share <= 1:
             raise ValueError(f"expected a share above 0, at most 1, got {share:g}")
@@ -88,7 +91,7 @@ class Trace:
         }
         rows = [row for row, number in enumerate(numbers) if stays[number]]
         if not rows:
-            raise ValueError(f"of {len(stays):,} conversations none is left at a share of {share:g}")
+            raise ValueError(f"none of {len(stays):,} conversations is left at a share of {share:g}")
         return self._taken(rows)
 
     def requests_at(self, *, count: int, scale: float = 1.0, think_scale: float = 1.0) -> Requests:
@@ -97,10 +100,10 @@ class Trace:
         given = self.requests
         n, span_ns = len(given), self.span_ns
         if count > n and span_ns == 0:
-            raise ValueError("all rows arrive at once: there is no gap after which they could come again")
+            raise ValueError("the rows cannot be repeated, since all arrive at once")
         offsets = [t - given.arrival_ns[0] for t in given.arrival_ns[: min(n, count)]]
         if count > n:
-            # span + span / (n - 1) is n span / (n - 1); rounded once, not in each round.
+            # The period is span + span / (n - 1) = n span / (n - 1); round its multiples, not the period.
             rounds = range(-(-count // n))
             offsets = [t + k * span_ns * n // (n - 1) for k in rounds for t in offsets][:count]
         if scale != 1:
@@ -121,15 +124,15 @@ class Trace:
                 for row, others in given.joins.items()
                 if row + k * n < count
             },
-            (given.tenants * more)[:count], (given.bodies * more)[:count],
+            (given.tenants * more)[:count], (given.bodies * more)[:count], (given.paths * more)[:count],
             (given.models * more)[:count],
         )  # fmt: skip
 
     def _taken(self, rows: Sequence[int]) -> "Trace":
         requests, notes = self.requests.taken(rows), self.notes
-        told = tie_note(self.requests.arrival_ns) if notes else []
-        if told and told[0] in notes:  # it described all rows
-            notes = [note for note in notes if note not in told] + tie_note(requests.arrival_ns)
+        ties_note = tie_note(self.requests.arrival_ns) if notes else []
+        if ties_note and ties_note[0] in notes:  # it described all rows
+            notes = [note for note in notes if note not in ties_note] + tie_note(requests.arrival_ns)
         sessions = array("q", (self.sessions[row] for row in rows) if self.sessions else ())
         places = array("q", (self.places[row] for row in rows) if self.places else ())
         return replace(self, requests=requests, notes=notes, sessions=sessions, places=places)
@@ -156,7 +159,8 @@ def load_trace(
     Args:
         conversations: also turns and think times; later rows of a session then need no arrival.
         names: also tenants and models.
-        bodies: also request bodies; rows with one need no token counts.
+        bodies: also request bodies; rows with one need no token counts, and rows that cannot be sent are
+            left out.
         timed: rows need an arrival. Otherwise rows without one get that of the row before, or 0.
         places: also each row's number in the source.
     """
@@ -171,5 +175,5 @@ def load_trace(
     notes = rows.notes() + (tie_note(requests.arrival_ns) if timed else [])
     return Trace(
         requests, trace.format.name, notes, rows.dated, rows.links.session, rows.places, rows.answered,
-        rows.left_out, rows.estimated,
+        rows.left_out, dict(rows.unsendable), rows.estimated,
     )  # fmt: skip

@@ -18,6 +18,7 @@ rows' columns, their links and their times are computed together.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress, islice, takewhile
@@ -30,8 +31,9 @@ import pyarrow.compute as pc
 from llmtap.exchange.outcome import TokenSource
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
-from llmtap.traces.format import ASPECTS, BYTES_PER_TOKEN, TraceSource, replaced, telling
+from llmtap.traces.format import ASPECTS, BYTES_PER_TOKEN, TraceSource, replaced, rows_with
 from llmtap.units import format_ns
+from llmtap.workload.destinations import unsendable
 from llmtap.workload.requests import Requests, int_column
 
 COLUMNS: Final = (
@@ -93,7 +95,7 @@ class TraceTurns:
     def arrivals_ns(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the arrivals of a batch; batches must come in order. None if unknown."""
         names = ("arrival_ns", "capture", "session", "think_us", *COLUMNS[-3:])
-        found = []
+        arrivals = []
         for arrival_ns, capture, session, think_us, *ends in zip(
             *(batch.column(name).to_pylist() for name in names), strict=True
         ):
@@ -105,8 +107,8 @@ class TraceTurns:
                 if arrival_ns is not None:
                     ended_ns = arrival_ns + (_end_us(ends) or 0) * 1_000
                     self._last[capture, session] = arrival_ns, ended_ns
-            found.append(arrival_ns)
-        return pa.array(found, pa.int64())
+            arrivals.append(arrival_ns)
+        return pa.array(arrivals, pa.int64())
 
     def linked(self, order: Sequence[int], arrivals_ns: Sequence[int]) -> Links:
         """Link the rows in this order, that of their arrivals; `arrivals_ns` is in it already."""
@@ -120,21 +122,21 @@ class TraceTurns:
             if name is not None and session is None:
                 session = sessions[name] = _Session(numbers)
                 numbers += 1
-            told = True
-            found = -1 if parent is None else by_id.get(parent, -1)
+            exact = True
+            before = -1 if parent is None else by_id.get(parent, -1)
             if session is not None:
                 number = session.last + 1 if turn is None else turn
-                if found < 0:
-                    found = session.before(number)
-                    told = parent is None and (turn is None or session.places.get(turn - 1) == found)
+                if before < 0:
+                    before = session.before(number)
+                    exact = parent is None and (turn is None or session.places.get(turn - 1) == before)
                 session.places[number] = place
                 session.last = max(session.last, number)
-            self._orphans += found < 0 and (parent is not None or bool(turn))
-            links.after.append(found)
-            distance_ns = arrivals_ns[place] - arrivals_ns[found]
-            links.think_ns.append(0 if found < 0 else self._think_ns(row, order[found], told, distance_ns))
-            if found >= 0:
-                links.session.append(links.session[found])
+            self._orphans += before < 0 and (parent is not None or bool(turn))
+            links.after.append(before)
+            distance_ns = arrivals_ns[place] - arrivals_ns[before]
+            links.think_ns.append(0 if before < 0 else self._think_ns(row, order[before], exact, distance_ns))
+            if before >= 0:
+                links.session.append(links.session[before])
             elif session is not None:
                 links.session.append(session.number)
             else:
@@ -173,7 +175,7 @@ class TraceTurns:
                 links.think_ns[place] = max(0, at_ns - max((*joined.values(), ends_ns[before] or 0)))
 
     def notes(self) -> list[str]:
-        told = (
+        counts = (
             (self._undated, "rows have no arrival time: taken for when their conversation would go on"),
             (self._orphans, "turns continue one that the trace does not have: each begins a conversation"),
             (self._overlapping, "turns did not wait for the answer before: think time 0"),
@@ -182,12 +184,12 @@ class TraceTurns:
                 "turns follow an answer with an unknown end: think time is from arrival to arrival",
             ),
         )
-        return [f"{n:,} {what}" for n, what in told if n]
+        return [f"{n:,} {what}" for n, what in counts if n]
 
-    def _think_ns(self, row: int, before: int, told: bool, distance_ns: int) -> int:
-        """`told`: the row's think time refers to the answer that it follows."""
+    def _think_ns(self, row: int, before: int, exact: bool, distance_ns: int) -> int:
+        """`exact`: the row's think time refers to the answer of row `before`."""
         think_us, end_us = self._think_us[row], self._end_us[before]
-        if think_us is not None and (told or end_us is None):
+        if think_us is not None and (exact or end_us is None):
             return think_us * 1_000
         if end_us is None:
             self._unended += distance_ns > 0
@@ -204,12 +206,14 @@ NO_TIMES: Final = "none of its rows has an arrival time"
 
 _COLUMNS = ("arrival_ns", "input_tokens", "output_tokens")
 _BLOCKS = ("blocks", "block_size", "block_unit", "prompt_bytes")
+_REQUEST = ("method", "path", "endpoint", "request_body")
 _ANSWERS = ("end of the answer", "first token", "times of events")
 _STREAMS = ("outcome", "token_source", "event_flags", "response_bytes", "stream", "method", "endpoint")
 _CARRIES_OUTPUT: Final = 2
 """Bit of `event_flags`."""
+_ENDED_WELL: Final = pa.array(sorted(ENDED_WELL), pa.string())
 _TO_ESTIMATE: Final = -1
-"""Count of tokens of a row until all rows with a count are read."""
+"""Mark for the token count of a row that is estimated after all rows are read."""
 _NOT_YET = -(1 << 62)
 """Arrival of rows before the first known one, until that is known."""
 
@@ -232,8 +236,12 @@ class TraceRows:
         self._blocks = _Blocks()
         self._turns = TraceTurns() if conversations else None
         self._names, self._bodies, self._timed, self._placed = names, bodies, timed, places
+        self._of_lengths = False
+        """Use the lengths of the rows and not their bodies, for formats of other tools."""
         self._without = dict.fromkeys(("arrival_ns", "input_tokens"), 0)
-        self._uncounted = self._untimed = self._no_model = 0
+        self._uncounted = self._untimed = self._no_model = self._unanswered = 0
+        self.unsendable: Counter[str] = Counter()
+        """Number of rows omitted with `bodies`, by reason."""
         self._prompts, self._answers = _TokenEstimate(BYTES_PER_TOKEN), _TokenEstimate(0.0)
         self.estimated = 0
         """Rows whose input or output tokens are an estimate."""
@@ -242,9 +250,10 @@ class TraceRows:
     def take(self, source: TraceSource) -> None:
         """Read the wanted rows; `in_order` returns them."""
         self.dated = source.info.arrivals == "wall"
+        self._of_lengths = source.info.source != "" and not self._bodies
         wanted = {
             *_COLUMNS, *_BLOCKS, *_STREAMS, *(COLUMNS if self._turns is not None else ()),
-            *(("tenant", "model") if self._names else ()), *(("request_body",) if self._bodies else ()),
+            *(("tenant", "model") if self._names else ()), *(_REQUEST if self._bodies else ()),
             *(name for aspect in _ANSWERS if self._placed for name in ASPECTS[aspect]),
         }  # fmt: skip
         begin = 0
@@ -253,6 +262,8 @@ class TraceRows:
             rows: Iterable[int] = range(begin, begin + batch.num_rows)
             begin += batch.num_rows
             batch, rows = _chosen(batch, rows, pc.invert(self._for_no_model(batch)))
+            if self._bodies:
+                batch, rows = _chosen(batch, rows, self._sendable(batch))
             batch = self._filled(batch)
             for name in self._without:
                 self._without[name] += batch.column(name).null_count
@@ -262,7 +273,7 @@ class TraceRows:
             self._add(batch)
             if self._placed:
                 self.places.extend(islice(rows, batch.num_rows))
-                self.answered = self.answered or any(telling(batch, aspect) for aspect in _ANSWERS)
+                self.answered = self.answered or any(rows_with(batch, aspect) for aspect in _ANSWERS)
             if self._left is not None:
                 self._left -= batch.num_rows
                 if not self._left:
@@ -274,13 +285,13 @@ class TraceRows:
         self._prompts.fill(self.requests.input)
         self._answers.fill(self.requests.output)
         self.requests.block_tokens, self.requests.blocks = self._blocks.whole(self.requests.input)
-        for name in ("tenants", "models", "bodies"):
+        for name in ("tenants", "models", "bodies", "paths"):
             if not any(getattr(self.requests, name)):
                 setattr(self.requests, name, [])
 
     def in_order(self) -> Requests:
         arrivals = self.requests.arrival_ns
-        order = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # which is stable
+        order = sorted(range(len(arrivals)), key=arrivals.__getitem__)  # stable: equal arrivals stay in order
         as_read = order == list(range(len(order)))
         requests = self.requests if as_read else self.requests.taken(order)
         if self.places and not as_read:
@@ -293,10 +304,11 @@ class TraceRows:
         return requests
 
     def notes(self) -> list[str]:
-        told = {"arrival_ns": "have no arrival time", "input_tokens": "have no count of input tokens"}
-        notes = [f"{n:,} rows {told[name]}: left out" for name, n in self._without.items() if n]
+        reasons = {"arrival_ns": "have no arrival time", "input_tokens": "have no count of input tokens"}
+        notes = [f"{n:,} rows {reasons[name]}: left out" for name, n in self._without.items() if n]
         if self._no_model:
             notes.append(f"{self._no_model:,} rows are no requests to a model: not read")
+        notes += [f"{n:,} rows {why}: not sent" for why, n in self.unsendable.most_common()]
         if self.estimated:
             notes.append(
                 f"{self.estimated:,} rows lack a token count: estimated from the events that"
@@ -304,18 +316,22 @@ class TraceRows:
             )
         if self._uncounted:
             notes.append(f"{self._uncounted:,} rows have a body and no count of input tokens: taken for 0")
+        if self._unanswered:
+            notes.append(f"{self._unanswered:,} rows have no count of output tokens: taken for 0")
         if self._untimed:
             notes.append(f"{self._untimed:,} rows have no arrival time: they come with the row before")
         return notes + ([] if self._turns is None else self._turns.notes()) + self._blocks.notes
 
     @property
     def left_out(self) -> int:
-        """Rows that would have been read, had they an arrival and a token count."""
+        """Number of rows omitted because they have no arrival or no token count."""
         return sum(self._without.values())
 
     def why_none(self) -> str:
         if self._without["arrival_ns"]:
             return NO_TIMES
+        if self.unsendable:
+            return f"none of its rows can be sent: they {self.unsendable.most_common(1)[0][0]}"
         if self._without["input_tokens"]:
             return "none of its rows has a count of input tokens"
         return "has no rows"
@@ -328,6 +344,15 @@ class TraceRows:
             other = pc.and_(other, batch.column(name).is_null())
         self._no_model += other.true_count
         return other
+
+    def _sendable(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        """Return which rows can be sent, and count the others."""
+        columns = [batch.column(name) for name in _REQUEST]
+        if all(column.null_count == len(batch) for column in columns):
+            return pa.array([True] * len(batch), pa.bool_())
+        reasons = list(map(unsendable, *(column.to_pylist() for column in columns)))
+        self.unsendable.update(reason for reason in reasons if reason is not None)
+        return pa.array([reason is None for reason in reasons], pa.bool_())
 
     def _filled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Fill values that rows may lack."""
@@ -369,6 +394,9 @@ class TraceRows:
 
     def _add(self, batch: pa.RecordBatch) -> None:
         requests = self.requests
+        if self._of_lengths:
+            no_failure = pc.is_in(pc.fill_null(batch.column("outcome"), "complete"), _ENDED_WELL)
+            self._unanswered += pc.and_(batch.column("output_tokens").is_null(), no_failure).true_count
         made = pc.fill_null(batch.column("output_tokens"), 0)
         begin = len(requests)
         whole = pc.if_else(pc.fill_null(batch.column("stream"), False), None, batch.column("response_bytes"))
@@ -392,7 +420,9 @@ class TraceRows:
             requests.tenants += pc.fill_null(batch.column("tenant"), "").to_pylist()
             requests.models += pc.fill_null(batch.column("model"), "").to_pylist()
         if self._bodies:
-            requests.bodies += [(text or "").encode() for text in batch.column("request_body").to_pylist()]
+            texts, paths = (batch.column(name).to_pylist() for name in ("request_body", "path"))
+            requests.bodies += [(text or "").encode() for text in texts]
+            requests.paths += [path or "" if text else "" for text, path in zip(texts, paths, strict=True)]
 
 
 def ties(arrivals_ns: Sequence[int]) -> float:
@@ -423,7 +453,7 @@ class _TokenEstimate:
     """Token counts of rows without one, by the bytes per token of the rows with one."""
 
     def __init__(self, bytes_per_token: float) -> None:
-        """`bytes_per_token`: where no row has a count; 0: such rows are taken for 0 tokens."""
+        """`bytes_per_token`: used if no row has a count; 0: such rows count as 0 tokens."""
         self._assumed = bytes_per_token
         self._tokens = self._bytes = 0
         self._rows: dict[int, int] = {}
@@ -451,9 +481,9 @@ class _Blocks:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self._ids: list[tuple[int, ...]] = []
-        """Of each row; empty if none."""
+        """Block ids of each row; empty if none."""
         self._kind: tuple[int, str] | None = None
-        """Size and unit of the first; other ids are ignored."""
+        """Size and unit of the first blocks; ids with others are ignored."""
         self._bytes: dict[int, int] = {}
         """Prompt bytes of rows whose blocks are of bytes."""
         self._other = 0
@@ -492,6 +522,6 @@ class _Blocks:
             self.notes.append(
                 f"prompt blocks of {in_bytes:,} bytes are taken for {size:,} tokens, by the mean"
             )
-        # With the last block perhaps partial: ceil(n / size).
+        # ceil(n / size) for tokens, since the last block may be partial.
         begun = size - 1 if unit == "tokens" else 0
         return size, [ids[: (n + begun) // size] for ids, n in zip(self._ids, inputs, strict=True)]

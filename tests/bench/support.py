@@ -27,14 +27,14 @@ class Silent(SessionWatcher):
     def __init__(self) -> None:
         self.steps: list[tuple[str, str]] = []
         """Names, and what was said of each."""
-        self.lefts: list[str] = []
+        self.remaining: list[str] = []
         """What was said of how much is left."""
 
-    def step(self, name: str, said: str, seconds: float | None = None) -> None:
-        self.steps.append((name, said))
+    def step(self, name: str, message: str, seconds: float | None = None) -> None:
+        self.steps.append((name, message))
 
-    def left(self, said: str) -> None:
-        self.lefts.append(said)
+    def report_remaining(self, text: str) -> None:
+        self.remaining.append(text)
 
 
 @contextmanager
@@ -66,10 +66,15 @@ def session_to(
     """A session of the test `name` with its results in `results/name`; a warm-up of three requests unless
     told. `target` has more fields of the Target, and `session.watcher` is a `Silent`."""
     return BenchSession(
-        name=name, folder=Folder(results).within(name),
+        name=name,
+        folder=Folder(results).within(name),
         target=BenchTarget(url=url, server="vllm", metrics="none", **(target or {})),
-        watcher=Silent(), arms=arms or {}, warmup=warmup, seed=seed, sut=sut or Sut(),
-    )  # fmt: skip
+        watcher=Silent(),
+        arms=arms or {},
+        warmup=warmup,
+        seed=seed,
+        sut=sut or Sut(),
+    )
 
 
 def perform(test: BenchTest[Any], session: BenchSession, **params: Any) -> TestResult:
@@ -81,22 +86,22 @@ def perform(test: BenchTest[Any], session: BenchSession, **params: Any) -> TestR
     async def run() -> TestResult:
         return await test.run(session, given)
 
-    found: TestResult = play(run(), limit_s=SECONDS_MAX)
+    result: TestResult = play(run(), limit_s=SECONDS_MAX)
     # All that a report is made of can be written as JSON.
-    msgspec.json.encode([found.measurements, found.tables, found.charts])
-    return found
+    msgspec.json.encode([result.measurements, result.tables, result.charts])
+    return result
 
 
 def truths(url: str) -> list[dict[str, Any]]:
     """What the server itself says of all requests so far (`sim/server/truth.py`), warm-ups first."""
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     since = 0
     while True:
         with urlopen(f"{url}/sim/truth?since={since}", timeout=60) as response:
             page = msgspec.json.decode(response.read())
         if not page["truths"]:
-            return found
-        found += page["truths"]
+            return result
+        result += page["truths"]
         since = page["next"]
 
 
@@ -105,17 +110,19 @@ class Planted(BenchSession):
 
     def __init__(self, results: Path, answer: Callable[[str, Load], Measurement], name: str = "test") -> None:
         super().__init__(
-            name=name, folder=Folder(results).within(name), watcher=Silent(),
+            name=name,
+            folder=Folder(results).within(name),
+            watcher=Silent(),
             target=BenchTarget(url="http://127.0.0.1:9", endpoint="completions"),
-        )  # fmt: skip
+        )
         self.answer = answer
-        self.asked: list[tuple[str, Load]] = []
+        self.loads: list[tuple[str, Load]] = []
 
     async def measure(self, name: str, load: Load, **how: Any) -> Measurement:
-        self.asked.append((name, load))
-        found = self.answer(name, load)
-        self.steps.append(found)
-        return found
+        self.loads.append((name, load))
+        result = self.answer(name, load)
+        self.steps.append(result)
+        return result
 
 
 def answered(sent_s: float, ttft_s: float, e2e_s: float, **more: Any) -> dict[str, Any]:

@@ -18,9 +18,16 @@ ARRIVAL_NS = 5_000_000_000
 def truth(name: str, accepted_ms: int, *sent_ms: int) -> Truth:
     sent = [[ARRIVAL_NS + ms * MS for ms in sent_ms]]
     return Truth(
-        id=name, path="", model="", stream=True, accepted_ns=ARRIVAL_NS + accepted_ms * MS, prompt_tokens=0,
-        made_ns=sent, due_ns=sent, sent_ns=sent,
-    )  # fmt: skip
+        id=name,
+        path="",
+        model="",
+        stream=True,
+        accepted_ns=ARRIVAL_NS + accepted_ms * MS,
+        prompt_tokens=0,
+        made_ns=sent,
+        due_ns=sent,
+        sent_ns=sent,
+    )
 
 
 @pytest.mark.parametrize(("read_ms", "ttft_s"), [(4, 0.002), (0, 0.001)])
@@ -28,12 +35,13 @@ def test_errors_are_the_differences_to_the_times_of_the_server(read_ms: int, ttf
     # In ms: submitted at 1, received at 100, 120, 140. The server sent at 98, 121, 138: TTFT 99 against 97,
     # gaps 20 and 20 against 23 and 17. If it read the request at 0, the true TTFT is 98 or more.
     exchanges = [streamed(request_id="a"), streamed(request_id="b", words=2)]
-    told = measurement_errors(exchanges, [truth(name, read_ms, 98, 121, 138) for name in "ab"])
-    assert told == {
-        "n": 2, "unmatched": 1,
+    report = measurement_errors(exchanges, [truth(name, read_ms, 98, 121, 138) for name in "ab"])
+    assert report == {
+        "n": 2,
+        "unmatched": 1,
         "ttft": {"n": 1, "p50": ttft_s, "p99": ttft_s, "max": ttft_s},
         "itl": {"n": 2, "p50": 0.003, "p99": 0.003, "max": 0.003},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -51,15 +59,16 @@ def test_the_load_is_as_dense_as_that_of_a_replay(
     rps: float, e2e: float, itl: float | None, target: str, streams: int | None
 ) -> None:
     result: dict[str, Any] = {
-        "metrics": {"e2e": {"mean": e2e}, "tbc": {"mean": itl}}, "load": {"achieved_rps": rps}
-    }  # fmt: skip
+        "metrics": {"e2e": {"mean": e2e}, "tbc": {"mean": itl}},
+        "load": {"achieved_rps": rps},
+    }
     load = selftest_load(result, target)
     assert (load and load.streams) == streams
 
 
 def test_every_answer_of_a_run_is_compared() -> None:
     load = SelftestLoad(streams=3, itl=Duration(50 * MS), duration=Duration(1_000 * MS))
-    told = play(run_selftest(load), limit_s=120)
-    assert (told["n"], told["unmatched"], told["ttft"]["n"]) == (3, 0, 3)
-    assert told["itl"]["n"] == 3 * 18  # 950 ms hold 19 tokens
-    assert told["load"]["streams"] == 3
+    report = play(run_selftest(load), limit_s=120)
+    assert (report["n"], report["unmatched"], report["ttft"]["n"]) == (3, 0, 3)
+    assert report["itl"]["n"] == 3 * 18  # 950 ms hold 19 tokens
+    assert report["load"]["streams"] == 3

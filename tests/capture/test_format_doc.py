@@ -5,35 +5,39 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import llmtap.capture
-from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA, VERSION, CaptureInfo
+from llmtap.capture.columns import COLUMNS, Coarse, columns_at
+from llmtap.capture.schema import EVENT_CLASS_NAMES, VERSION, CaptureInfo
 from llmtap.capture.store.rows import to_batch
 from llmtap.exchange.exchange import CapturedText, Exchange, RequestShape, Tokens, Turn
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import measure
 from llmtap.metrics.summary import Summary
+from tests.support.expected import check_expected
 from tests.support.storage.captures import ledger, write_capture
 from tests.support.traffic.exchanges import US, streamed
 
-TEXT = (Path(llmtap.capture.__file__).parent / "FORMAT.md").read_text(encoding="utf-8")
-ROWS = [
-    [cell.strip() for cell in line.strip("|").split("|")]
-    for line in TEXT.splitlines()
-    if re.match(r"\| `\w+` \| [a-z0-9 ]+(UTC)? \| (none|shape|full) \|", line)
-]
-TYPES = {
-    "string": pa.string(), "int64": pa.int64(), "int32": pa.int32(), "bool": pa.bool_(),
-    "double": pa.float64(), "timestamp us UTC": pa.timestamp("us", "UTC"), "uint8": pa.uint8(),
-}  # fmt: skip
-LEVELS = {row[0].strip("`"): row[2] for row in ROWS}
+PAGE = Path(llmtap.capture.__file__).parent / "FORMAT.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+ROW = re.compile(r"\| `(\w+)` \| [a-z0-9 ]+(?:UTC)? \| (?:none|shape|full) \| (.*?)\|([^|]*)\|")
+MEANINGS = {m[1]: (m[2].strip(), m[3].strip()) for m in map(ROW.fullmatch, TEXT.splitlines()) if m}
 
 
-def type_of(text: str) -> pa.DataType:
-    return pa.list_(TYPES[text[8:]]) if text.startswith("list of ") else TYPES[text]
+def with_columns(text: str) -> str:
+    """The page with the declared columns: their meanings stay, and that of a new one is empty."""
+    lines, waiting = [], list(COLUMNS)
+    for line in text.splitlines(keepends=True):
+        m = ROW.match(line)
+        if m is None:
+            lines.append(line)
+        while m is not None and waiting and (m[1] == waiting[0].name or waiting[0].name not in MEANINGS):
+            column = waiting.pop(0)
+            meaning, null = MEANINGS.get(column.name, ("", ""))
+            lines.append(f"| `{column.name}` | {column.type} | {column.level} | {meaning} | {null} |\n")
+    return "".join(lines)
 
 
 def section(title: str) -> str:
@@ -41,11 +45,10 @@ def section(title: str) -> str:
     return re.split(r"^##+ ", TEXT.split(f" {title}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def test_the_columns_are_those_of_the_schema_in_their_order() -> None:
-    assert [(row[0].strip("`"), str(type_of(row[1]))) for row in ROWS] == [
-        (field.name, str(field.type)) for field in SCHEMA
-    ]
-    assert all(len(row) == 5 and row[4] for row in ROWS)
+def test_the_columns_are_those_that_are_declared(pytestconfig: pytest.Config) -> None:
+    check_expected(PAGE, with_columns(TEXT), pytestconfig)
+    assert list(MEANINGS) == [column.name for column in COLUMNS]
+    assert all(meaning and null for meaning, null in MEANINGS.values())
     assert f"version {VERSION} of the schema" in TEXT
 
 
@@ -54,8 +57,7 @@ def test_each_word_of_a_closed_set_is_told() -> None:
         ("outcome", list(Outcome)), ("event_class", EVENT_CLASS_NAMES),
         ("token_source", [source for source in TokenSource if source is not TokenSource.NONE]),
     ):  # fmt: skip
-        (row,) = (row for row in ROWS if row[0] == f"`{name}`")
-        assert set(re.findall(r"`(\w+)`", row[3])) >= set(map(str, words)), name
+        assert set(re.findall(r"`(\w+)`", MEANINGS[name][0])) >= set(map(str, words)), name
 
 
 def test_each_key_of_the_metadata_is_told() -> None:
@@ -81,12 +83,13 @@ def full_exchange() -> Exchange:
     x.server_gaps_ns, x.error, x.no_token_reason = array("q", [US]), "e", "empty"
     x.refusal = {"kind": "k", "source": "s", "detail": {}, "confidence": "high"}
     x.guardrail, x.server_timing = {"phase": "input"}, [{"name": "queue", "ms": 1.5}]
+    x.service_tier = x.service_tier_requested = "flex"
     x.tokens.reasoning = x.tokens.cached = 1
-    x.asked = RequestShape(
+    x.shape = RequestShape(
         9, 0.5, 0.5, 1, 1, 1, "text", ["user"], array("q", [7]), array("q", [1]), 2_048, "bytes", 3
     )  # fmt: skip
     x.turn = Turn("s", "explicit", 1, "p", US, "tool")
-    x.said = CapturedText("asked", "answered", 1)
+    x.text = CapturedText("asked", "answered", 1)
     return x
 
 
@@ -94,12 +97,8 @@ def full_exchange() -> Exchange:
 def test_each_level_keeps_the_columns_that_are_told(level: str) -> None:
     (row,) = to_batch([full_exchange()], capture="c1", level=level)[0].to_pylist()
     kept = {name for name, value in row.items() if value is not None}
-    order = ["none", "shape", "full"]
-    allowed = order[: order.index("shape" if level == "coarse" else level) + 1]
-    left_out = (
-        {"event_tokens", "server_gap_us", "reads", "usage", "server_timing"} if level == "coarse" else set()
-    )
-    assert kept == {name for name, lowest in LEVELS.items() if lowest in allowed} - left_out
+    assert kept == columns_at(level)
+    left_out = {column.name for column in COLUMNS if column.coarse is Coarse.NULL}
     assert all(f"`{name}`" in section("The level `coarse`") for name in left_out)
 
 
@@ -113,7 +112,7 @@ def exchanges() -> list[Exchange]:
         x = streamed(i, words=i + 1, at_ms=10 * i, gap_ms=10 + i, tenant="acme" if i % 2 else "globex")
         first = x.timeline.arrival_ns + (90 + 7 * i) * 1_000_000
         x.timeline.first_content_ns = first
-        x.asked = RequestShape(blocks=array("q", [1, 2, i]), block_size=2_048, block_unit="bytes")
+        x.shape = RequestShape(blocks=array("q", [1, 2, i]), block_size=2_048, block_unit="bytes")
         x.turn = Turn("ab"[i > 3], "prefix", 0, by="tool" if i == 6 else "human")
         out.append(x)
     return out

@@ -20,20 +20,29 @@ from llmtap.cli import bench_exo
 from llmtap.cli import progress as bench_progress
 from llmtap.cli.main import app
 from llmtap.cli.progress import Bars, ProgressLines
+from llmtap.errors import ExitCode
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.bench.support import sim
-from tests.cli.traces import Call
+from tests.cli.traces import FREQUENT_PROGRESS, Call
 from tests.support.results.bench_results import results_folder
 from tests.support.servers.sim_engine import QUICK, engine
 
 BENCH = [sys.executable, "-P", "-m", "llmtap.cli", "bench"]
 NOBODY = "http://127.0.0.1:9"
 SMALL = (
-    "--set", "target.endpoint=completions", "--set", "target.metrics=none", "--set", "ttft.requests=10",
-    "--set", "ttft.concurrency=4", "--warmup", "2",
-)  # fmt: skip
+    "--set",
+    "target.endpoint=completions",
+    "--set",
+    "target.metrics=none",
+    "--set",
+    "ttft.requests=10",
+    "--set",
+    "ttft.concurrency=4",
+    "--warmup",
+    "2",
+)
 
 
 def run(*args: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
@@ -63,12 +72,12 @@ def test_a_result_is_shown_written_and_gone_on_with(
         assert CliRunner().invoke(app, [*init, "--force"]).exit_code == 0
         first = run("ttft", "--config", "bench.toml", *SMALL, *outputs, cwd=tmp_path)
         second = run("ttft", "--config", "bench.toml", *SMALL, *outputs, cwd=tmp_path)
-    # 1 is the verdict's: how busy this machine is, is not what is asked here.
-    assert first.returncode in (0, 1), first.stderr
+    # On a busy machine a figure may not be valid.
+    assert first.returncode in (ExitCode.OK, ExitCode.NOT_VALID), first.stderr
     assert "Table 1: TTFT Results" in first.stdout
-    told = json.loads((tmp_path / "r.json").read_text())
-    assert told["sut"]["software"] == "llmtap sim serve"
-    assert told["tests"][0]["test"] == "ttft"
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["sut"]["software"] == "llmtap sim serve"
+    assert report["tests"][0]["test"] == "ttft"
     assert "5.1 Time to First Token" in (tmp_path / "r.html").read_text()
     assert (tmp_path / "r.md").read_text() == (tmp_path / "r/report.md").read_text()
     assert (tmp_path / "r/minimum.txt").read_text().startswith("=== LLM Benchmark Report")
@@ -84,20 +93,30 @@ def test_runs_of_two_systems_alternate_and_are_compared(tmp_path: Path) -> None:
     with sim("--ttft", "20ms", "--itl", "1ms") as a, sim("--ttft", "120ms", "--itl", "1ms") as b:
         (tmp_path / "b.toml").write_text(f'[target]\nurl = "{b}"\n')
         done = run(
-            "ttft", "--target", a, "--against", "b.toml", *SMALL, "--results", "r", "--json", "c.json",
+            "ttft",
+            "--target",
+            a,
+            "--against",
+            "b.toml",
+            *SMALL,
+            "--results",
+            "r",
+            "--json",
+            "c.json",
             "--no-selftest",
             cwd=tmp_path,
-        )  # fmt: skip
-    told = json.loads((tmp_path / "c.json").read_text())
-    assert done.returncode == bool(told["tests"][0]["invalid"]), done.stderr  # it may be too busy here
+        )
+    report = json.loads((tmp_path / "c.json").read_text())
+    invalid = report["tests"][0]["invalid"]  # this machine may be too busy
+    assert done.returncode == (ExitCode.NOT_VALID if invalid else ExitCode.OK), done.stderr
     turns = [line.rpartition("to do: ")[2] for line in done.stderr.splitlines() if "system" in line]
     assert turns == [
         f"{i + 1} of 6: run {i // 2 + 1} of 3, system {label}" for i, label in enumerate("abbaab")
     ]
-    assert [system["label"] for system in told["systems"]] == ["a", "b"]
+    assert [system["label"] for system in report["systems"]] == ["a", "b"]
     (p50,) = (
         row
-        for row in told["tests"][0]["comparisons"]
+        for row in report["tests"][0]["comparisons"]
         if row["figure"] == "TTFT P50" and row["step"] == "load"
     )
     assert p50["finding"] == "worse"
@@ -120,41 +139,36 @@ def test_a_comparison_with_runs_that_are_not_valid_fails(
     (tmp_path / "b.toml").write_text(f'[target]\nurl = "{NOBODY}"\n')
     options = ("--target", NOBODY, "--set", "rate=1", "--against", "b.toml", "--results", "r")
     done = CliRunner().invoke(app, ["bench", "ttft", *options])
-    assert done.exit_code == (not valid), done.output
+    assert done.exit_code == (ExitCode.OK if valid else ExitCode.NOT_VALID), done.output
     assert ("not valid are its runs 1, 2, 3 of 3" in done.output) == (not valid)
-
-
-SAYING_MORE = """
-from llmtap.cli import progress
-from llmtap.cli.main import main
-progress.EVERY_NS = 500_000_000
-main()
-"""
 
 
 def test_one_signal_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None:
     with sim("--ttft", "20ms", "--itl", "20ms") as url:
         args = ("ttft", "--target", url, *SMALL, "--set", "ttft.requests=500", "--results", "r")
         with subprocess.Popen(
-            [sys.executable, "-P", "-c", SAYING_MORE, "bench", *args], cwd=tmp_path, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "-P", "-c", FREQUENT_PROGRESS, "bench", *args],
+            cwd=tmp_path,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        ) as process:  # fmt: skip
+        ) as process:
             assert process.stderr is not None
             for line in process.stderr:
                 if " of 500, in flight" in line:
                     break
             process.send_signal(signal.SIGTERM)
-            said = process.stderr.read()
+            message = process.stderr.read()
             assert process.stdout is not None
             report = process.stdout.read()
             code = process.wait(200)
-    assert code == 128 + signal.SIGTERM, said
-    assert "To continue:" in said
+    assert code == 128 + signal.SIGTERM, message
+    assert "To continue:" in message
     assert "Loads until the test was stopped" in report
     assert "Deviation (ttft): the test was stopped before its end" in (tmp_path / "r/report.md").read_text()
-    assert f"llmtap bench ttft --target {url}" in said
-    assert "--results r" in said
+    assert f"llmtap bench ttft --target {url}" in message
+    assert "--results r" in message
     assert (tmp_path / "r/bench.json").exists()
     assert not (tmp_path / "r/ttft/result.json").exists()
 
@@ -167,9 +181,13 @@ async def measured(*args: str, options: SimOptions = QUICK) -> tuple[int | None,
     """Exit code, stdout and stderr of a benchmark of a server of our own."""
     async with engine(options) as server:
         process = await asyncio.create_subprocess_exec(
-            *BENCH, *args, "--target", server.url, stdout=asyncio.subprocess.PIPE,
+            *BENCH,
+            *args,
+            "--target",
+            server.url,
+            stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+        )
         out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
     return process.returncode, out.decode(), err.decode()
 
@@ -179,7 +197,7 @@ def test_a_row_for_each_point_of_the_grid_and_a_run_for_each_request(tmp_path: P
     args = ("exo", "--pp", "16,32", "--tg", "8", "--concurrency", "1,2", "--repeat", "2", "--warmup", "1")
     quick = SimOptions(ttft=Duration(20_000_000), itl=Duration(2_000_000))
     code, out, err = asyncio.run(measured(*args, "--json", str(place), options=quick))
-    assert code == 0, err
+    assert code in (ExitCode.OK, ExitCode.NOT_VALID), err  # this machine may be too busy
     heads, *lines = out.splitlines()
     assert heads.split()[:5] == ["pp", "tg", "x", "n", "prefill"]
     assert [line.split()[:4] for line in lines[:4]] == [
@@ -191,14 +209,28 @@ def test_a_row_for_each_point_of_the_grid_and_a_run_for_each_request(tmp_path: P
     assert len(result["runs"]) == 2 * (1 + 2) * 2
     run = result["runs"][0]
     named = {
-        "elapsed_s", "output_text_preview", "stats", "model_id", "placement_sharding",
-        "placement_instance_meta", "placement_nodes", "pp_tokens", "tg", "repeat_index", "concurrency",
-        "concurrent_index", "prefix_cache_hit",
-    }  # fmt: skip
+        "elapsed_s",
+        "output_text_preview",
+        "stats",
+        "model_id",
+        "placement_sharding",
+        "placement_instance_meta",
+        "placement_nodes",
+        "pp_tokens",
+        "tg",
+        "repeat_index",
+        "concurrency",
+        "concurrent_index",
+        "prefix_cache_hit",
+    }
     assert named <= run.keys(), "as seed 003 names them"
     assert run["stats"].keys() == {
-        "prompt_tps", "generation_tps", "prompt_tokens", "generation_tokens", "peak_memory_usage",
-    }  # fmt: skip
+        "prompt_tps",
+        "generation_tps",
+        "prompt_tokens",
+        "generation_tokens",
+        "peak_memory_usage",
+    }
     assert result["system_metrics"]["local"]["system"]["t"]
     assert "warm-up" in err and "to do: 8 of 8 batches" in err
 
@@ -240,24 +272,26 @@ def test_steps_and_what_is_left_stay_above_it() -> None:
     watcher.step("load", "8 at a time, 12 requests")
     watcher.sending(progress(2), 12)
     watcher.stopping()
-    watcher.left("")
-    watcher.left("2 of 4 levels")
+    watcher.report_remaining("")
+    watcher.report_remaining("2 of 4 levels")
     watcher.step("other", "measured before")
     assert shown(place) == []
     lines = [line.removeprefix("llmtap: ").removeprefix("[00:00] ") for line in out.getvalue().splitlines()]
     assert lines == [
-        "load: 8 at a time, 12 requests", "stopping: 2 answers in flight, signal again to cancel them",
-        "to do: 2 of 4 levels", "other: measured before",
-    ]  # fmt: skip
+        "load: 8 at a time, 12 requests",
+        "stopping: 2 answers in flight, signal again to cancel them",
+        "to do: 2 of 4 levels",
+        "other: measured before",
+    ]
 
 
 def test_the_time_until_the_last_request_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     clock_ns = 10**9
     monkeypatch.setattr(bench_progress.SystemClock, "mono_ns", lambda: clock_ns)
     lines = ProgressLines()
-    assert lines._left(progress(9, ended=0), 18) == ""  # the load begins
+    assert lines._remaining(progress(9, ended=0), 18) == ""  # the load begins
     clock_ns += 60 * 10**9
-    assert lines._left(progress(4), 18) == ", 1:00 until the last request, then the last answers"
-    assert lines._left(progress(4), None) == ""
-    assert lines._left(progress(4), 9) == ", all sent"
-    assert lines._left(progress(0), 9) == ""
+    assert lines._remaining(progress(4), 18) == ", 1:00 until the last request, then the last answers"
+    assert lines._remaining(progress(4), None) == ""
+    assert lines._remaining(progress(4), 9) == ", all sent"
+    assert lines._remaining(progress(0), 9) == ""

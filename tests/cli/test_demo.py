@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import pytest
 from llmtap.cli.demo import MORE, RATE_RPS, TENANTS, TOKENS_MAX, WORKLOAD, _ours, _problems, demo_plan
 from llmtap.errors import ConfigError
 from llmtap.workload.registry import SIMULATED
+from tests.support.waiting import block_until
 
 DEMO = [sys.executable, "-P", "-m", "llmtap.cli", "demo"]
 ROOT = Path(__file__).parents[2]
@@ -50,10 +50,7 @@ def running(*args: str, mark: str) -> Iterator["subprocess.Popen[str]"]:
         finally:
             if process.poll() is None:
                 process.kill()
-    deadline = time.monotonic() + 60
-    while left := descendants(mark):
-        assert time.monotonic() < deadline, f"processes are left: {left}"
-        time.sleep(0.1)
+    block_until(lambda: not descendants(mark), hint=lambda: descendants(mark))
 
 
 def test_a_short_demo_shows_all_there_is(tmp_path: Path) -> None:
@@ -92,13 +89,13 @@ def test_a_trace_is_played_and_then_it_stays_up_when_asked_to(tmp_path: Path) ->
                 break
         assert any(line.startswith("clients      complete") for line in said)
         [admin] = [line.split()[1] for line in said if line.startswith("dashboard ")]
-        for _ in range(600):  # the load repeats: more than the requests of two seconds
-            with urlopen(f"{admin}api/v1/summary?window=all", timeout=10) as answer:
-                if json.load(answer)["n"] > 40:
-                    break
-            time.sleep(0.1)
-        else:
-            pytest.fail("the load was sent once")
+
+        def repeats() -> bool:
+            """Return whether there are more requests than those of two seconds."""
+            with urlopen(f"{admin}api/v1/summary?window=all", timeout=60) as answer:
+                return bool(json.load(answer)["n"] > 40)
+
+        block_until(repeats)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=250)
     assert (process.returncode, err) == (130, "stopped by SIGINT\n")

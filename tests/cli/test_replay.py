@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
-from llmtap.cli.report import load_result, verdicts_beside, write_beside
-from llmtap.errors import ConfigError
+from llmtap.cli.report import load_result, store_result, stored_verdicts
+from llmtap.errors import ConfigError, ExitCode
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.cli.traces import Call
@@ -48,37 +49,40 @@ def test_two_results_are_not_one_report(tmp_path: Path, call: Call) -> None:
 
 
 def test_beside_a_capture_lie_the_verdicts_of_its_replays(tmp_path: Path, call: Call) -> None:
+    tmp_path = tmp_path / "capture"
+    tmp_path.mkdir()
     write_capture(tmp_path / "llmtap-1.parquet", [streamed(1), streamed(2)], ledger=ledger(2))
-    assert not list(verdicts_beside([str(tmp_path)]))
+    assert not list(stored_verdicts([str(tmp_path)]))
     for result, start in ((BAD, "2026-11-22T09:05:46.476Z"), (GOOD, "2026-11-22T09:05:47.000Z")):
         window = result["window"] | {"start": start}
-        write_beside(str(tmp_path), result | {"window": window})
+        store_result(str(tmp_path), result | {"window": window})
+    assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"], "one dataset for other tools"
+    assert pq.read_table(tmp_path).num_rows == 2
     (tmp_path / "replay-none.json").write_text("{}")
     names = ["replay-20261122T090546476Z.json", "replay-20261122T090547000Z.json"]
-    assert [name for name, _ in verdicts_beside([str(tmp_path), "missing"])] == names
+    assert [name for name, _ in stored_verdicts([str(tmp_path), "missing"])] == names
     code, out, err = call("report", tmp_path)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith("2 exchanges · 1 file, ")
-    assert lines[-5:-1] == [
-        f"replay {names[0]}", "NOT VALID. What speaks against the figures:",
-        "- 1 of 10 requests left late (limit 2.00 ms)", f"replay {names[1]}",
-    ]  # fmt: skip
+    assert [line for line in lines if line.startswith("replay ")] == [f"replay {name}" for name in names]
+    assert lines[-4].startswith("NOT VALID.")
+    assert lines[-3] == "- 1 of 10 requests left late (limit 2.00 ms)"
     assert lines[-1].startswith("Valid.")
     code, out, err = call("report", tmp_path, "--json")
-    told = json.loads(out)["replays"]
-    assert {name: verdict["valid"] for name, verdict in told.items()} == {names[0]: False, names[1]: True}
+    report = json.loads(out)["replays"]
+    assert {name: verdict["valid"] for name, verdict in report.items()} == {names[0]: False, names[1]: True}
 
 
 def test_a_store_gets_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    write_beside("s3://bucket/prefix", BAD)
+    store_result("s3://bucket/prefix", BAD)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--capture: cannot write"):
-        write_beside(str(tmp_path / "gone"), BAD)
+        store_result(str(tmp_path / "gone" / "capture"), BAD)
 
 
 REPLAY = [sys.executable, "-P", "-m", "llmtap.cli", "replay"]
@@ -99,22 +103,22 @@ async def replayed(*args: str) -> tuple[int, str, str]:
 
 
 def test_a_replay_is_a_page_of_what_its_json_says(tmp_path: Path) -> None:
-    page, told = tmp_path / "page.html", tmp_path / "result.json"
-    args = ("conversation", "--rate", "100", "--requests", "20", "--html", str(page), "--json", str(told))
+    page, report = tmp_path / "page.html", tmp_path / "result.json"
+    args = ("conversation", "--rate", "100", "--requests", "20", "--html", str(page), "--json", str(report))
     code, out, err = asyncio.run(replayed(*args))
-    # 1 is the verdict's: how busy this machine is, is not what is asked here.
-    assert code in (0, 1), err
+    # This machine may be too busy for valid figures, which is not what this test is about.
+    assert code in (ExitCode.OK, ExitCode.NOT_VALID), err
     assert "20 of 20 sent" in out
-    result = json.loads(told.read_text())
+    result = json.loads(report.read_text())
     made = Page(page.read_text())
     assert made.headings[0].startswith("Replay of conversation to http://127.0.0.1:")
     verdict = result["verdict"]
     assert verdict["valid"] == (code == 0)
     grade = "NOT VALID." if code else "Caution." if verdict["findings"] else "Valid."
     assert grade in made.words
-    (first, *_) = made.figures["plots"]["first-token-0"]["data"]
+    (first, *_) = made.figures["plots"]["first-token-0"]["series"]
     assert first["x"][0] in (result["quantiles"]["submit"]["ttft"][0] * k for k in (1.0, 1e3))
-    sent = next(one for one in made.figures["plots"]["load-0"]["data"] if one["name"] == "sent")
+    sent = next(one for one in made.figures["plots"]["load-0"]["series"] if one["name"] == "sent")
     assert sum(sent["y"][:-1]) == result["load"]["sent"] == 20
     rows = dict(row for row in made.tables["settings"] if len(row) == 2)
     assert f"(n {result['selftest']['itl']['n']:,}); self-test of" in rows["our own error"]
@@ -123,9 +127,9 @@ def test_a_replay_is_a_page_of_what_its_json_says(tmp_path: Path) -> None:
 
 def test_selftest_states_load_count_and_duration(call: Call) -> None:
     code, out, _ = call("selftest", "--streams", 2, "--itl", "100ms", "--duration", "1s", "--json", "-")
-    told = json.loads(out)
-    assert (code, told["unmatched"], told["load"]["streams"]) == (0, 0, 2)
-    assert told["load"]["tokens_per_second"] > 0
+    report = json.loads(out)
+    assert (code, report["unmatched"], report["load"]["streams"]) == (0, 0, 2)
+    assert report["load"]["tokens_per_second"] > 0
     code, out, _ = call("selftest", "--streams", 1, "--itl", "100ms", "--duration", "1s")
     assert code == 0
     assert out.splitlines()[0].startswith("99 % of TTFTs")

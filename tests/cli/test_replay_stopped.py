@@ -3,22 +3,25 @@ exit code is that of the signal."""
 
 import asyncio
 import json
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from llmtap.cli.progress import Answering, ProgressLines
+from llmtap.cli.progress import ProgressLines, ReplaySignals
+from llmtap.cli.shared import ReceivedSignals
 from llmtap.load.replay.perform import ReplayStage
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
+from tests.cli.traces import FREQUENT_PROGRESS
 from tests.support.servers.peer import play
-from tests.support.servers.sim_engine import Engine, engine
+from tests.support.servers.sim_engine import engine
 
-REPLAY = [sys.executable, "-P", "-m", "llmtap.cli", "replay"]
+REPLAY = [sys.executable, "-P", "-c", FREQUENT_PROGRESS, "replay"]
 MS = 1_000_000
 ROWS = 6
 
@@ -28,17 +31,31 @@ def progress(under_way: int) -> Progress:
 
 
 def test_what_is_said_of_a_stop(capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*under_way: int) -> list[str]:
+    def message(*under_way: int) -> list[str]:
         lines = ProgressLines()
         for n in under_way:
             lines.sending(progress(n), 14)
             lines.stopping()
         return capsys.readouterr().err.splitlines()
 
-    assert said(1_200) == ["llmtap: stopping: 1,200 answers in flight, signal again to cancel them"]
+    assert message(1_200) == ["llmtap: stopping: 1,200 answers in flight, signal again to cancel them"]
     one = "llmtap: stopping: 1 answer in flight, signal again to cancel them"
-    assert said(1, 1, 1) == [one, "llmtap: cancelling 1 answer"]
-    assert said(0, 0) == ["llmtap: stopping"]
+    assert message(1, 1, 1) == [one, "llmtap: cancelling 1 answer"]
+    assert message(0, 0) == ["llmtap: stopping"]
+
+
+def test_after_sighup_writes_to_the_terminal_that_is_gone_do_not_fail() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        with pytest.raises(BrokenPipeError):
+            os.write(writer, b"x")
+        signals = ReceivedSignals(terminal_fds=(writer,))
+        signals.add(signal.SIGHUP)
+        assert os.write(writer, b"x") == 1
+        assert signals.code == 129
+    finally:
+        os.close(writer)
 
 
 class Played:
@@ -55,7 +72,7 @@ class Played:
 def test_what_a_signal_does_is_decided_by_how_far_it_is(capfd: pytest.CaptureFixture[str]) -> None:
     async def work() -> tuple[list[bool], int]:
         one = Played()
-        answering = Answering(one, ProgressLines(), asyncio.get_running_loop())  # type: ignore[arg-type]
+        answering = ReplaySignals(one, ProgressLines(), asyncio.get_running_loop())  # type: ignore[arg-type]
         seen = [answering()]
         one.stage = ReplayStage.SENDING
         seen += [answering(), answering()]
@@ -72,16 +89,14 @@ def test_what_a_signal_does_is_decided_by_how_far_it_is(capfd: pytest.CaptureFix
     assert err.count("signal again to stop before the report is written\n") == 1
 
 
-async def running(e: Engine) -> float:
-    found = await e.metrics()
-    return sum(value for name, value in found.items() if name.startswith("vllm:num_requests_running"))
-
-
 async def replayed(
-    place: Path, options: SimOptions, act: Callable[[asyncio.subprocess.Process], None], times: int
+    place: Path,
+    options: SimOptions,
+    act: Callable[[asyncio.subprocess.Process], None],
+    replies: Sequence[str],
 ) -> tuple[int | None, str]:
-    """All requests are sent at once, for answers of two tokens. `act` when all are under way, and again when
-    that was heard."""
+    """Send all requests at once, for answers of two tokens. Call `act` when all are in flight, and after
+    each of `replies` but the last. A reply is the beginning of a line on stderr."""
     trace = place.with_name("trace.csv")
     rows = ["2026-01-01 00:00:00.0000000,9,2"] * ROWS
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
@@ -91,35 +106,41 @@ async def replayed(
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert process.stderr is not None
-        said = b""
+        lines: list[str] = []
+
+        async def read_until(beginning: str) -> None:
+            while not lines or not lines[-1].startswith(beginning):
+                lines.append((await process.stderr.readline()).decode())
+                assert lines[-1], "".join(lines)
+
         try:
-            while await running(e) < ROWS:
-                assert process.returncode is None
-                await asyncio.sleep(0.05)
-            await asyncio.sleep(1)  # the sender tells how it stands each quarter of a second
-            for _ in range(times):
+            await read_until(f"llmtap: sent {ROWS} of {ROWS}, in flight {ROWS}")
+            for reply in replies:
                 act(process)
-                said += await asyncio.wait_for(process.stderr.readline(), 120)
-            said += await asyncio.wait_for(process.stderr.read(), 120)
+                await read_until(reply)
+            lines.append((await process.stderr.read()).decode())
             await process.wait()
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-    return process.returncode, said.decode()
+    return process.returncode, "".join(lines)
 
 
-def test_the_second_time_answers_are_cut(tmp_path: Path) -> None:
-    """They would take a minute."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_second_time_answers_are_cut(tmp_path: Path, number: signal.Signals) -> None:
+    """They would take longer than the test."""
     place = tmp_path / "result.json"
-    slow = SimOptions(ttft=Duration(1 * MS), itl=Duration(60_000 * MS), tokens=2)
-    code, said = play(replayed(place, slow, lambda p: p.send_signal(signal.SIGTERM), 2), 280)
-    assert said.startswith(f"llmtap: stopping: {ROWS} answers in flight, signal again to cancel them\n"), said
-    assert f"llmtap: cancelling {ROWS} answers\n" in said
+    slow = SimOptions(ttft=Duration(1 * MS), itl=Duration(500_000 * MS), tokens=2)
+    replies = (
+        f"llmtap: stopping: {ROWS} answers in flight, signal again to cancel them\n",
+        f"llmtap: cancelling {ROWS} answers\n",
+    )
+    code, _ = play(replayed(place, slow, lambda p: p.send_signal(number), replies), 280)
     result = json.loads(place.read_text())
     assert result["outcomes"] == {"client_cancelled": ROWS}
     assert result["load"]["stopped"] == "somebody stopped it"
-    assert code == 128 + signal.SIGTERM
+    assert code == 128 + number
 
 
 def test_once_the_load_is_over_its_report_is_written_first(tmp_path: Path) -> None:
@@ -135,9 +156,9 @@ def test_once_the_load_is_over_its_report_is_written_first(tmp_path: Path) -> No
             _, err = await asyncio.wait_for(process.communicate(), 250)
             return process.returncode, err.decode()
 
-    code, said = play(work(), 280)
-    assert code == 128 + signal.SIGINT, said
-    assert said.count("signal again to stop before the report is written\n") == 1
+    code, message = play(work(), 280)
+    assert code == 128 + signal.SIGINT, message
+    assert message.count("signal again to stop before the report is written\n") == 1
     result = json.loads(place.read_text())
     assert result["outcomes"] == {"complete": ROWS}
     assert result["load"]["stopped"] is None, "nothing of the load was"

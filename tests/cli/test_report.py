@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import llmtap.cli.report  # noqa: F401  it adds the command
 from llmtap.capture.store.rows import to_batch
 from llmtap.cli.main import app
-from llmtap.errors import ConfigError
+from llmtap.errors import ConfigError, ExitCode
 from tests.cli.traces import Call
 from tests.support.data import TRACES
 from tests.support.results.bench_results import results_folder
@@ -27,6 +27,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_the_format_of_a_trace_can_be_given_and_notes_are_shown(tmp_path: Path, call: Call) -> None:
+    trace = tmp_path / "a.jsonl"
+    rows = [{"timestamp": 1.5 * i, "input_length": 3, "output_length": 4} for i in range(3)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, err = call("report", trace)
+    assert (code, "--from guidellm" in err) == (2, True)
+    code, out, _ = call("report", trace, "--from", "guidellm", "--json")
+    assert (code, json.loads(out)["window"]["seconds"]) == (0, 3.0)
+    code, out, _ = call("report", trace, "--from", "guidellm")
+    assert (code, out.count("note: 3 rows have no hash_ids")) == (0, 1)
+    for more in (("--from", "nothing"), ("--from", "guidellm", "--compare", trace)):
+        code, _, err = call("report", trace, *more)
+        assert (code, "--from" in err) == (2, True)
+
+
 def test_integrity_lists_the_ranges_and_fails_if_nobody_accounts_for_them(folder: Path, call: Call) -> None:
     code, out, _ = call("report", folder, "--integrity")
     assert code == 1
@@ -34,8 +49,8 @@ def test_integrity_lists_the_ranges_and_fails_if_nobody_accounts_for_them(folder
     write_capture(folder / "llmtap-3.parquet", [], ledger=ledger(5, dropped={"overflow": 1}))
     code, out, _ = call("report", folder, "--integrity", f"--json={folder / 'told'}")
     assert (code, out) == (0, "")
-    told = json.loads((folder / "told").read_text())
-    assert (told["ok"], told["captures"][0]["relays"][0]["ranges"]) == (True, [[4, 4]])
+    report = json.loads((folder / "told").read_text())
+    assert (report["ok"], report["captures"][0]["relays"][0]["ranges"]) == (True, [[4, 4]])
 
 
 def test_a_broken_file_is_an_error_that_names_it_or_is_passed_over(folder: Path, call: Call) -> None:
@@ -44,8 +59,8 @@ def test_a_broken_file_is_an_error_that_names_it_or_is_passed_over(folder: Path,
     assert (code, out) == (2, "")
     assert "llmtap-1.parquet: cannot be read as Parquet" in err
     code, out, _ = call("report", folder, "--skip-broken", "--json")
-    told = json.loads(out)
-    assert (code, told["n"], len(told["capture"]["broken"])) == (0, 2, 1)
+    report = json.loads(out)
+    assert (code, report["n"], len(report["capture"]["broken"])) == (0, 2, 1)
     code, out, _ = call("report", folder, "--skip-broken")
     (line,) = (line for line in out.splitlines() if line.startswith("broken "))
     assert line.startswith(f"broken     {folder / 'llmtap-1.parquet'}: cannot be read as Parquet")
@@ -72,19 +87,19 @@ def test_a_slice_of_mooncakes_conversations_has_the_statistics_held_for_it(call:
     stats = json.loads((TRACES / "mooncake" / "stats.json").read_text())
     held = next(one for one in stats if one["file"].startswith("conversation"))
     code, out, _ = call("report", TRACES / "mooncake" / held["file"], "--json")
-    told = json.loads(out)
-    assert (code, told["n"]) == (0, held["rows"])
-    arrivals, expected = told["workload"]["arrivals"], held["arrivals"]
+    report = json.loads(out)
+    assert (code, report["n"]) == (0, held["rows"])
+    arrivals, expected = report["workload"]["arrivals"], held["arrivals"]
     assert arrivals["seconds"] == expected["span_s"]
     assert arrivals["rate_rps"] == pytest.approx(expected["mean_rate_rps_(n-1)/span"])
     assert arrivals["gap_cv"] == pytest.approx(expected["iat_cv_pop"])
     assert arrivals["ties"] == pytest.approx(expected["zero_gap_fraction"])
     for name in ("input_tokens", "output_tokens"):
-        figures = told["workload"][name]
+        figures = report["workload"][name]
         assert (figures["n"], figures["total"]) == (held[name]["n"], held[name]["sum"])
         for figure in ("mean", "min", "max", "p50", "p90", "p95", "p99"):
             assert figures[figure] == pytest.approx(held[name][figure]), (name, figure)
-    (prefix,) = told["workload"]["prefix"]
+    (prefix,) = report["workload"]["prefix"]
     expected = held["prefix"]
     assert (prefix["block_size"], prefix["blocks"]) == (expected["block_size"], expected["blocks_total"])
     assert prefix["share"] == pytest.approx(expected["infinite_cache_prefix_block_hit_ratio"])
@@ -100,21 +115,21 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_other_loads_are_named_at_the_top_and_are_exit_1(results: Path, tmp_path: Path) -> None:
+def test_other_loads_are_named_at_the_top_and_are_not_valid(results: Path, tmp_path: Path) -> None:
     other = results_folder(tmp_path / "d", changes={"params.rate": 8.0}, place_in_turn=1)
     args = ["report", str(results / "a"), "--compare", str(other)]
     page, text = tmp_path / "d.html", tmp_path / "d.md"
     done = CliRunner().invoke(app, [*args, "--html", str(page), "--markdown", str(text)])
-    assert done.exit_code == 1
+    assert done.exit_code == ExitCode.NOT_VALID
     assert not isinstance(done.exception, ConfigError)
     assert done.output.splitlines()[1] == "loads differ, and figures of them are not tested"
     for written in (page, text):
         assert "loads differ" in written.read_text()
-    assert CliRunner().invoke(app, [*args, "--json"]).exit_code == 1
-    assert CliRunner().invoke(app, [*args, "--html", "-"]).exit_code == 1
+    assert CliRunner().invoke(app, [*args, "--json"]).exit_code == ExitCode.NOT_VALID
+    assert CliRunner().invoke(app, [*args, "--html", "-"]).exit_code == ExitCode.NOT_VALID
 
 
-def test_results_of_replays_are_compared_and_other_loads_are_exit_1(tmp_path: Path, call: Call) -> None:
+def test_results_of_replays_are_compared_and_other_loads_are_not_valid(tmp_path: Path, call: Call) -> None:
     for name, n, target in (("a", 400, "http://a"), ("b", 400, "http://b"), ("c", 200, "http://a")):
         result = replay_result(n)
         result["plan"]["target"] = target
@@ -125,10 +140,13 @@ def test_results_of_replays_are_compared_and_other_loads_are_exit_1(tmp_path: Pa
     assert (code, out.splitlines()[-1].split()) == (0, ["target", "http://a", "http://b"])
     assert "b against a" in page.read_text()
     code, out, _ = call("report", a, "--compare", c, "--compare", b, "--json")
-    assert (code, [one["b"] for one in json.loads(out)["comparisons"]]) == (1, ["c", "b"])
+    assert (code, [one["b"] for one in json.loads(out)["comparisons"]]) == (
+        ExitCode.NOT_VALID,
+        ["c", "b"],
+    )
     for other in (a, tmp_path / "none.json"):
         assert call("report", a, "--compare", other)[0] == 2
     doubtful = replay_result(400)
     doubtful["verdict"]["valid"] = False
     b.write_text(json.dumps(doubtful))
-    assert call("report", a, "--compare", b)[0] == 1
+    assert call("report", a, "--compare", b)[0] == ExitCode.NOT_VALID

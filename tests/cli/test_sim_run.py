@@ -20,6 +20,7 @@ import pytest
 from llmtap.capture.read.reader import read
 from llmtap.cli.shared import Stopped, stoppable
 from tests.cli.traces import HEADER, Call, small_trace
+from tests.support.waiting import block_until
 from tests.support.workloads.sweeps import children
 
 
@@ -97,6 +98,112 @@ def test_why_requests_were_not_served_is_told(trace: Path, tmp_path: Path, call:
     }
 
 
+@pytest.mark.parametrize("scheduler", ["static_fifo", "multi_bin_dynamic", "continuous_batching"])
+@pytest.mark.parametrize(
+    ("options", "columns"),
+    [
+        ((), set()),
+        (("--capacity", "0.05"), {"capacity_threshold_lambda"}),
+        (("--capacity", "0.05", "--capacity-by", "token"), {"capacity_qps_under_sla"}),
+        (("--capacity", "0.05", "--capacity-by", "slo", "--slo", "e2e:30s"), {"capacity_qps_under_slo"}),
+        (("--slo", "ttft:1s"), {"goodput_attainment_pct", "ttft_p50_ms"}),
+        (("--reader-speed", "10"), {"user_idle_p99_ms", "smooth_goodput_tokens_per_sec"}),
+    ],
+)
+def test_every_column_of_a_table_has_a_value(
+    trace: Path, tmp_path: Path, call: Call, scheduler: str, options: tuple[str, ...], columns: set[str]
+) -> None:
+    place = tmp_path / "runs.csv"
+    assert call("sim", "run", trace, "--scheduler", scheduler, *options, "--table", place)[0] == 0
+    [row] = csv.DictReader(place.open())
+    assert columns <= row.keys()
+    assert [name for name, cell in row.items() if not cell] == []
+    assert {name for name in row if name.startswith("capacity_")} == {
+        name for name in columns if name.startswith("capacity_")
+    }
+
+
+def test_each_router_is_a_run_of_several_servers(trace: Path, tmp_path: Path, call: Call) -> None:
+    place, table = tmp_path / "out.json", tmp_path / "t.csv"
+    options = ("--scheduler", "continuous_batching,static_fifo", "--servers", "1,2")
+    routers = ("--router", "round-robin,least-loaded,prefix-aware")
+    code, out, _ = call("sim", "run", trace, *options, *routers, "--json", place, "--table", table)
+    runs = json.loads(place.read_text())
+    # One server needs no router, and the servers of whole batches have one queue.
+    assert code == 0
+    assert [(one["scheduler"], one["servers"], one["router"]) for one in runs] == [
+        ("continuous_batching", 1, None), ("static_fifo", 1, None),
+        ("continuous_batching", 2, "round-robin"), ("static_fifo", 2, None),
+        ("continuous_batching", 2, "least-loaded"), ("continuous_batching", 2, "prefix-aware"),
+    ]  # fmt: skip
+    assert [one["by_server"] and sum(one["by_server"]["requests"]) for one in runs] == [
+        None, None, 60, None, 60, 60
+    ]  # fmt: skip
+    assert [row["router"] for row in csv.DictReader(table.open())][2:5] == ["round-robin", "", "least-loaded"]
+    assert out.count("works as least-loaded") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--scheduler", "continuous_batching", "--router", "least-loaded"), "one server needs no router"),
+        (("--scheduler", "static_fifo", "--servers", "2", "--router", "round-robin"), "one queue"),
+        (("--scheduler", "continuous_batching", "--servers", "2", "--router", "x"), "round-robin"),
+    ],
+)
+def test_a_router_without_effect_is_refused(
+    trace: Path, call: Call, options: tuple[str, ...], problem: str
+) -> None:
+    code, _, err = call("sim", "run", trace, *options)
+    assert (code, problem in err) == (2, True), err
+
+
+def test_a_poor_fit_is_a_caution_at_every_figure(tmp_path: Path, call: Call) -> None:
+    small = ("--serving", "kv_tokens=4000", "--scheduler", "continuous_batching", "--jobs", "1")
+    load = ("sim", "run", "chat", "--rate", "8", "--requests", "300", *small)
+    assert call(*load, "--capture", tmp_path / "c")[0] == 0
+    [capture] = (tmp_path / "c").iterdir()
+    place, table, page = tmp_path / "out.json", tmp_path / "t.csv", tmp_path / "p.html"
+    outputs = ("--json", place, "--table", table, "--html", page)
+    code, out, _ = call(*load, "--latency", capture, *outputs)
+    [told] = json.loads(place.read_text())
+    assert (code, told["fit"]["valid"]) == (4, False)
+    assert told["fit"]["unseen"]["decode"]["r2"] < 0.8
+    assert "--fit-kv-blocks" in told["fit"]["caution"]
+    assert all(cell.endswith("?") for cell in re.split("  +", out.splitlines()[1].strip())[1:])
+    assert told["fit"]["caution"] in out and told["fit"]["caution"] in page.read_text()
+    assert next(csv.DictReader(table.open()))["caution"] == told["fit"]["caution"]
+
+    load = ("sim", "run", "chat", "--rate", "8", "--requests", "300", *small[2:])
+    code, out, _ = call(*load, "--latency", capture, "--fit-kv-blocks", "250", "--json", place)
+    [told] = json.loads(place.read_text())
+    assert told["fit"]["unseen"]["decode"]["r2"] > 0.999
+    # The simulated server has the memory of the measured one.
+    assert told["serving"]["kv_tokens"] == 4_000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--fit-kv-blocks", "10"),
+        ("--latency-from", "mooncake"),
+        ("--latency", "grid.csv", "--fit-kv-blocks", "10"),
+        ("--latency", "TRACE", "--latency-from", "nothing", "--scheduler", "continuous_batching"),
+    ],
+)
+def test_an_option_of_a_fit_without_effect_is_refused(
+    trace: Path, call: Call, options: tuple[str, ...]
+) -> None:
+    given = [str(trace) if word == "TRACE" else word for word in options]
+    code, _, err = call("sim", "run", trace, *given)
+    assert (code, any(word in err for word in options if word.startswith("--"))) == (2, True), err
+
+
+def test_a_bound_of_a_capacity_that_is_not_searched_is_refused(trace: Path, call: Call) -> None:
+    code, _, err = call("sim", "run", trace, "--capacity-by", "slo", "--slo", "e2e:2s")
+    assert (code, "--capacity-by" in err) == (2, True)
+
+
 def test_runs_are_a_table_with_both_capacities_and_gpus_are_in_the_capture(
     trace: Path, tmp_path: Path, call: Call
 ) -> None:
@@ -110,6 +217,7 @@ def test_runs_are_a_table_with_both_capacities_and_gpus_are_in_the_capture(
     assert (code, row["num_gpus"], row["num_requests"]) == (0, "2", "200")
     assert float(row["capacity_threshold_lambda"]) == told["capacity"]["by"]["request"]
     assert told["capacity"]["by"].keys() == {"request", "token", "slo"}
+    assert float(row["capacity_qps_under_slo"]) == told["capacity"]["by"]["slo"]
     # A bound of 2 s is met at a lower rate than one of 4 s.
     assert told["capacity"]["by"]["slo"] < told["capacity"]["by"]["request"]
     assert float(row["decode_step_time_ms"]) == told["decode_step_mean"] * 1_000
@@ -192,10 +300,7 @@ def check_said(said: str, place: Path) -> None:
 
 
 def wait_gone(pids: set[int]) -> None:
-    deadline = time.monotonic() + 120
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline, f"{pids} are still there"
-        time.sleep(0.05)
+    block_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 120)
 
 
 def done_in(place: Path) -> list[str]:
@@ -240,11 +345,9 @@ def test_while_processes_start_the_whole_group_may_be_told(
         command_for(place), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as child:
         try:
-            deadline = time.monotonic() + 200
             # Python's tracker of semaphores is the first of them.
-            while len(workers := children(child.pid)) < 2:
-                assert time.monotonic() < deadline
-                time.sleep(0.002)
+            block_until(lambda: len(children(child.pid)) >= 2, 200)
+            workers = children(child.pid)
             time.sleep(after_s)
             os.killpg(child.pid, how)
             said = child.communicate(timeout=200)[1]

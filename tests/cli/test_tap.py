@@ -17,6 +17,7 @@ import yaml
 from typer.testing import CliRunner
 
 import llmtap.cli.tap  # noqa: F401 (adds the commands to `app`)
+from llmtap import native
 from llmtap.channel.frames import ACK
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError
@@ -61,9 +62,10 @@ def test_a_check_names_the_classes_that_judge_streams_only(tmp_path: Path) -> No
     assert (done.exit_code, told.partition(":")[0]) == (0, "slo.chat")
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("captured", [True, False])
-def test_the_first_line_of_a_proxy_names_the_capture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: bool
+def test_a_proxy_names_the_capture_at_its_start_and_missing_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, captured: bool, compiled: bool
 ) -> None:
     class Announcing:
         """In the supervisor's place: it is up at once, and ends."""
@@ -76,10 +78,12 @@ def test_the_first_line_of_a_proxy_names_the_capture(
             return 0
 
     monkeypatch.setattr(supervisor, "Supervisor", Announcing)
+    monkeypatch.setattr(native, "REASON", "" if compiled else "the extension was not built")
     done = run(*(("--capture", str(tmp_path)) if captured else ()))
     told = f"   capture: {tmp_path} (shape)" if captured else ""
     line = "llmtap: http://127.0.0.1:8080 -> http://127.0.0.1:8000   metrics: http://127.0.0.1:9464/metrics"
-    assert (done.exit_code, done.stderr) == (0, f"{line}{told}\n")
+    note = "" if compiled else f"llmtap: note: {native.missing_build()}\n"
+    assert (done.exit_code, done.stderr) == (0, f"{line}{told}\n{note}")
 
 
 LIMIT_S = 250.0

@@ -1,8 +1,15 @@
-"""A small trace for `llmtap sim run`, and the type of the fixture `call`."""
+"""Shared by tests of commands: a trace, the type of the fixture `call`, a command with more progress."""
 
 from collections.abc import Callable
 from pathlib import Path
 
+FREQUENT_PROGRESS = """
+from llmtap.cli import progress
+from llmtap.cli.main import main
+progress.EVERY_NS = 500_000_000
+main()
+"""
+"""Python code of the command `llmtap` that prints its progress twice a second."""
 Call = Callable[..., tuple[int, str, str]]
 HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 

@@ -344,7 +344,8 @@ def test_keys_of_the_credentials_are_those_of_the_configuration(tmp_path: Path) 
     assert {"relay.tls_key", "meter.admin_tls_key"} <= set(keys())
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+@pytest.mark.machine
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs the program systemd-analyze")
 @pytest.mark.parametrize("edited", [str, with_credentials])
 def test_systemd_has_nothing_against_the_units(tmp_path: Path, edited: Callable[[str], str]) -> None:
     services = []

@@ -3,11 +3,11 @@
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-import typer
 
-from llmtap.cli.main import app, load_commands
+from llmtap.cli.main import root_command
 from tests.docs.documents import SHELL, blocks, commands, pages
 from tests.docs.walkthrough import PAGE_S, walked
 
@@ -19,6 +19,7 @@ def to_run(page: Path) -> bool:
     return any(block.language in RUN and block.not_run is None for block in blocks(page.read_text()))
 
 
+@pytest.mark.realtime
 @pytest.mark.timeout(PAGE_S + 120)
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.stem) for page in PAGES if to_run(page)])
 def test_each_command_of_a_page_runs(page: Path) -> None:
@@ -42,8 +43,7 @@ def unknown(command: str) -> Iterator[str]:
         del words[0]
     if not words or words.pop(0).rpartition("/")[2] != "llmtap":
         return
-    load_commands()
-    here = typer.main.get_command(app)
+    here: Any = root_command()
     while inner := getattr(here, "commands", None):
         word = words.pop(0)
         if word not in inner:

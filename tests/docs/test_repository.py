@@ -28,6 +28,12 @@ PAGES = {
         ("SECURITY.md", "[the RFC](https://www.rfc-editor.org/rfc/rfc9110)", None),
         ("SECURITY.md", "[below](#here) and `rate(x[5m])`", None),
         ("SECURITY.md", "```sh\n[a](nowhere.md)\n```\n", None),
+        (
+            "SECURITY.md",
+            "```sh\n[a](no.md)\n```\n[b](deploy/README.md)",
+            "```sh\n[a](no.md)\n```\n[b](deploy.md)",
+        ),
+        ("docs/wire.md", "[in two\nlines](../config)", "in two\nlines (`config`)"),
         ("docs/howto/look.md", "[a](../reference/README.md#admin-api)", "[a](../reference/api.md)"),
         ("docs/overhead.md", "[run](data/relay-2026-11-22.json)", None),
     ],

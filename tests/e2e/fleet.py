@@ -177,7 +177,7 @@ def command(name: str, argv: list[str], place: Path) -> dict[str, Any]:
             [str(LLMTAP), *argv, "--json", str(place)],
             env={**os.environ, **ENVIRON}, cwd=HOME, stdout=out, stderr=out, timeout=RAY_S_MAX,
         )  # fmt: skip
-    if done.returncode not in (0, 1) or not place.exists():
+    if done.returncode not in (0, 1, 4) or not place.exists():
         raise Failure(f"llmtap {' '.join(argv)} ended with {done.returncode}: see {log}")
     return json.loads(place.read_text())
 

@@ -1,10 +1,11 @@
-"""The tests that `make test` leaves out: those in a real browser, and those that start Ray.
+"""The tests that `make test` leaves out or skips: markers `browser`, `ray`, `machine`, `realtime`.
 
     .venv/bin/python tests/e2e/marked.py                             all of them
     .venv/bin/python tests/e2e/marked.py --screenshots docs/images   and make the pictures of the docs again
 
-Installs Debian's chromium if it is missing. Only root can do this: the package needs some 150 others. A test
-that is skipped for want of a chromium or of time for Ray fails here. Exits 1 and names what failed.
+Installs Debian's chromium and the programs in PROGRAMS if they are missing. Only root can do this. A test
+that is skipped without a program or without time for Ray fails here; one that needs more rights is named.
+Exits 1 and names what failed.
 """
 
 from __future__ import annotations
@@ -22,10 +23,23 @@ from parts.script import LOGS, REPOSITORY, carry_out, phase
 from parts.servers import tail
 
 NAMES = ("chromium", "chromium-browser")
+PROGRAMS = {"tcpdump": "tcpdump", "curl": "curl", "mount": "mount", "unshare": "util-linux"}
+"""Programs of the tests marked `machine`, with Debian's packages."""
 TESTS_S_MAX = 900  # 216 to 226 s were seen on two cores
 LAST_MOMENT_S = 20
-SKIPPED = ("there is no chromium", "no time for Ray here")
-FOLDERS = ("meter/web", "docs", "load/workers", "sim/sweep", "cli")
+SKIPPED = ("there is no chromium", "no time for Ray here", "needs the program")
+FOLDERS = (
+    "meter/web",
+    "docs",
+    "load/workers",
+    "sim/sweep",
+    "cli",
+    "vantage",
+    "capture/store",
+    "deploy",
+    "proxy",
+    "report",
+)
 
 
 def chromium() -> str | None:
@@ -36,7 +50,13 @@ def complaints(screenshots: str | None) -> Iterator[str]:
     """Yield what failed."""
     log = LOGS / "marked-tests.log"
     argv = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-n", "auto"]
-    argv += ["--dist", "loadfile", "-m", "browser or ray", *(f"tests/{folder}" for folder in FOLDERS)]
+    argv += [
+        "--dist",
+        "loadfile",
+        "-m",
+        "browser or ray or machine or realtime",
+        *(f"tests/{folder}" for folder in FOLDERS),
+    ]
     if screenshots is not None:
         argv += ["--screenshots", screenshots]
     with log.open("wb") as out:
@@ -55,8 +75,12 @@ def complaints(screenshots: str | None) -> Iterator[str]:
     if code:
         yield f"pytest ended with {code}\n{tail(log, 60)}"
     for line in said.splitlines():
-        if line.startswith("SKIPPED") and any(reason in line for reason in SKIPPED):
+        if not line.startswith("SKIPPED"):
+            continue
+        if any(reason in line for reason in SKIPPED):
             yield f"a test was skipped: {line}"
+        else:
+            print(f"  {line}")
 
 
 def end(tests: subprocess.Popen[bytes]) -> None:
@@ -73,7 +97,9 @@ def end(tests: subprocess.Popen[bytes]) -> None:
 def run(screenshots: str | None) -> list[str]:
     if chromium() is None:
         environments.install("chromium", *NAMES)
-    with phase("tests in a browser, and with Ray"):
+    for program, package in PROGRAMS.items():
+        environments.install(package, program)
+    with phase("tests in a browser, with Ray, in real time, and with rights or programs"):
         return list(complaints(screenshots))
 
 

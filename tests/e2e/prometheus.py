@@ -272,6 +272,10 @@ def check_quantiles(prometheus: Prometheus, samples: dict[str, list[float]]) -> 
                 yield f"{name} p{q * 100:g}: {told} by Prometheus, {exact} exactly: {off} buckets off"
 
 
+ZERO_S = 1e-9
+"""Values up to the zero threshold of a native histogram are equal to zero."""
+
+
 def check_native_quantiles(prometheus: Prometheus, samples: dict[str, list[float]]) -> Iterator[str]:
     """Every quantile of a native histogram is within 2 % of the exact one."""
     for name, (metric, labels) in METRICS.items():
@@ -281,7 +285,8 @@ def check_native_quantiles(prometheus: Prometheus, samples: dict[str, list[float
         for q in QUANTILES:
             exact = percentile(samples[name], q)
             told = prometheus.number(f"histogram_quantile({q}, sum({metric}{{{labels}}}))")
-            off = told / exact - 1
+            # More than half of the gaps can be zero: tokens that a busy machine delivers together.
+            off = told / exact - 1 if exact else 0.0 if told <= ZERO_S else math.inf
             print(f"  native {name} p{q * 100:g}: exact {exact * 1e3:.3f} ms, by Prometheus {off:+.2%}")
             if not abs(off) <= NATIVE_ERROR_MAX:
                 yield f"native {name} p{q * 100:g}: {told} by Prometheus, {exact} exactly"

@@ -3,8 +3,9 @@
     make wheel        # the wheel is in dist/ then
 
 1. Build the wheel with the extension; the build fails without it.
-2. Install it into a fresh environment in which no compiler can be found. `llmtap --version` must say
-   `native`, and a stream through the tap must be measured with the compiled implementation.
+2. It has every file of data of the package. Install it into a fresh environment in which no compiler can be
+   found. `llmtap --version` must say `native`, a shipped table of a dialect and a user's one must read an
+   answer, and a stream through the tap must be measured with the compiled implementation.
 3. Build a wheel from the source distribution without a compiler, in a folder where an earlier build left the
    extension, and install it into another such environment. Its name must be that of any platform, and
    everything must say `python`.
@@ -14,6 +15,7 @@ Exits 1 and names what is wrong. About 3 minutes, most of them for packages. Sta
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -39,6 +41,40 @@ SOURCES = {
     "_native.pyx", "gaps.c", "gaps.h", "gaps.pxi", "heads.c", "heads.h", "heads.pxi", "matcher.c",
     "matcher.h", "meter.pxi",
 }  # fmt: skip
+
+DATA = ("toml", "yaml", "csv", "html", "css", "js", "svg", "md", "pyi")
+"""Kinds of files of the package that are no code."""
+OLLAMA_ANSWER = b"""\
+{"model":"m","message":{"role":"assistant","content":"a"},"done":false}
+{"model":"m","message":{"role":"assistant","content":"b"},"done":false}
+{"model":"m","message":{"role":"assistant","content":""},"done":true,"done_reason":"stop","eval_count":2}
+"""
+ACME_ANSWER = b"""\
+data: {"acme":"text","words":"a"}
+
+data: {"acme":"text","words":"b"}
+
+data: {"acme":"end","used":2}
+
+"""
+ACME_TABLE = """\
+name = "acme.chat"
+source = "invented"
+end = "done"
+match = "acme"
+
+[[rules]]
+event = "text"
+content = "words"
+
+[[rules]]
+event = "end"
+event_class = "done"
+usage = "."
+
+[counts]
+output = "used"
+"""
 
 
 def without_compiler(environment: Path) -> dict[str, str]:
@@ -96,8 +132,18 @@ def check_files(wheel: Path, sdist: Path) -> Iterator[str]:
     print(f"  {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB; native: {', '.join(sorted(names))}")
     if not any(name.endswith(".so") for name in names):
         yield "the wheel has no compiled module"
+        data = {name for name in archive.namelist() if name.startswith("llmtap/")}
     if strays := names & SOURCES:
         yield f"the wheel has sources of the extension: {sorted(strays)}"
+    # Files that are no code are read at run time: dialect tables, alert rules, pages.
+    wanted = {
+        str(path.relative_to(REPOSITORY))
+        for kind in DATA
+        for path in (REPOSITORY / "llmtap").rglob(f"*.{kind}")
+    }
+    print(f"  {len(wanted)} files of data")
+    if missing_data := wanted - data:
+        yield f"the wheel lacks {sorted(missing_data)}"
     with tarfile.open(sdist) as archive:
         names = {Path(name).name for name in archive.getnames() if "/llmtap/native/" in name}
     if missing := SOURCES - names:
@@ -135,7 +181,28 @@ def check_installed(name: str, package: Path, expected: str) -> Iterator[str]:
     print(f"  {version.stdout.strip()}")
     if version.returncode or not version.stdout.partition("(")[2].startswith(expected):
         yield f"{name}: --version says {version.stdout + version.stderr!r}, and not {expected}"
+    yield from check_dialects(name, llmtap, env)
     yield from check_stream(name, llmtap, env, expected)
+
+
+def check_dialects(name: str, llmtap: Path, env: dict[str, str]) -> Iterator[str]:
+    """A shipped table reads an answer, and so does a user's table."""
+    for kind, argv, answer, dialect in (
+        ("shipped", (), OLLAMA_ANSWER, "ollama.native"),
+        ("user's", ("--dialect", "acme.toml"), ACME_ANSWER, "acme.chat"),
+    ):
+        folder = HOME / "dialects"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "acme.toml").write_text(ACME_TABLE)
+        (folder / "answer").write_bytes(answer)
+        result = subprocess.run(
+            [str(llmtap), "inspect", "answer", "--json", *argv], cwd=folder, env=env, capture_output=True,
+            text=True, timeout=READY_S_MAX, check=False,
+        )  # fmt: skip
+        found = json.loads(result.stdout) if not result.returncode else {}
+        print(f"  {kind} table: {found.get('dialect')}, {found.get('tokens', {}).get('output')} tokens")
+        if (found.get("dialect"), found.get("tokens", {}).get("output")) != (dialect, 2):
+            yield f"{name}: the {kind} table reads {found or result.stderr!r}"
 
 
 def check_stream(name: str, llmtap: Path, env: dict[str, str], expected: str) -> Iterator[str]:

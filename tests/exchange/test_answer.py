@@ -98,7 +98,7 @@ def test_a_line_is_an_event_when_its_last_byte_is_there() -> None:
 
 def test_lines_of_no_known_dialect_are_timed_and_counted() -> None:
     reader = AnswerReader(LINES, "/api/pull")
-    deltas = reader.feed(b'{"status":"pulling"}\nnot json\n')
+    deltas = reader.feed(b'{"status":"pulling"}\nnot json\n') + reader.close(whole=True)
     assert [(d.event_class, d.parsed) for d in deltas] == [(EventClass.METADATA, False)] * 2
     reader.give_up()
     assert ([d.size for d in reader.feed(b"rest")], reader.streamed) == ([4], True)
@@ -163,3 +163,40 @@ def test_after_giving_up_reads_are_all_there_is() -> None:
     plain = AnswerReader(JSON, CHAT)
     plain.give_up()
     assert not plain.streamed
+
+
+UNKNOWN_LINES = b"".join(
+    b'{"id":"a","answer":"%b","finished":%b}\n' % (text, last)
+    for text, last in ((b"The lake", b"false"), (b"The lake is", b"false"), (b"The lake is deep.", b"true"))
+)
+
+
+@pytest.mark.parametrize("content_type", [LINES, JSON, b"text/plain", None])
+@given(edges=st.lists(st.integers(0, 200), max_size=6))
+def test_lines_of_an_unknown_api_are_lines_whatever_their_type(
+    content_type: bytes | None, edges: list[int]
+) -> None:
+    reader = AnswerReader(content_type, "/x")
+    texts = [delta.text for delta in read(reader, UNKNOWN_LINES, edges)]
+    texts = [delta.text for _, delta in reader.take_late()] + texts
+    assert (reader.kind, texts) == (BodyKind.NDJSON, ["The lake", " is", " deep."])
+
+
+def test_a_line_keeps_the_time_of_the_read_that_ended_it() -> None:
+    reader = AnswerReader(JSON, "/x")
+    lines = UNKNOWN_LINES.splitlines(keepends=True)
+    deltas = [(t_ns, delta) for t_ns, line in enumerate(lines) for delta in reader.feed(line, t_ns)]
+    deltas += [(9, delta) for delta in reader.close(whole=True, t_ns=9)]
+    assert [(t_ns, delta.text) for t_ns, delta in [*reader.take_late(), *deltas]] == [
+        (0, "The lake"), (1, " is"), (2, " deep."),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body", [ANSWER + b"\n", ANSWER + b"\n\n  ", b'{\n  "a": {"b": 1}\n}\n', b'{"a": 1}\n' + b" " * 9_000]
+)
+def test_one_value_on_a_line_is_no_stream(body: bytes) -> None:
+    reader = AnswerReader(JSON, "/x")
+    for i in range(0, len(body), 5):
+        assert reader.feed(body[i : i + 5]) == []
+    assert len(reader.close(whole=True)) == 1 and reader.kind is BodyKind.JSON

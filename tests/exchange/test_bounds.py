@@ -16,20 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtap.exchange.bounds import (
-    BOUNDS,
-    PATH_CHARS_MAX,
-    Budget,
-    Share,
-    bound,
-    bounded,
-    clean_name,
-    clean_path,
-    holds_key,
-)
+from llmtap.exchange.bounds import BOUNDS, Budget, Share, bound, bounded
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.request import RequestReader
+from llmtap.exchange.strings import PATH_CHARS_MAX, clean_name, clean_path, holds_key
+from tests.support.expected import check_expected
 from tests.support.traffic.exchanges import any_exchange, streamed
 
 SECURITY = Path(__file__).parents[2] / "SECURITY.md"
@@ -60,16 +52,16 @@ def test_every_string_of_an_exchange_has_a_bound() -> None:
     assert string_fields(Exchange) == set(BOUNDS)
 
 
-def test_the_table_in_the_security_page_is_the_one_in_the_code() -> None:
-    shown = {row[0].strip("`"): (row[1], row[2], row[3]) for row in section("Bounds of strings")}
-    assert shown == {
-        name: (
-            limits.chosen_by,
-            f"{limits.chars:,}",
-            "" if limits.members == 1 else f"{limits.members:,}",
-        )
+def test_the_table_in_the_security_page_is_the_one_in_the_code(pytestconfig: pytest.Config) -> None:
+    rows = (
+        f"| `{name}` | {limits.chosen_by} | {limits.chars:,} |"
+        f" {'' if limits.members == 1 else f'{limits.members:,}'} |\n"
         for name, limits in BOUNDS.items()
-    }
+    )
+    head = "| string | chosen by | characters | members |\n|---|---|---|---|\n"
+    before, _, rest = SECURITY.read_text().partition(head)
+    after = re.sub(r"\A(\|.*\n)*", "", rest)
+    check_expected(SECURITY, f"{before}{head}{''.join(rows)}{after}", pytestconfig)
 
 
 def test_every_promise_of_the_security_page_has_a_test() -> None:
@@ -86,7 +78,7 @@ def test_every_promise_of_the_security_page_has_a_test() -> None:
 def test_every_field_that_a_peer_chooses_is_searched_for_keys() -> None:
     peers = {name for name, limits in BOUNDS.items() if limits.chosen_by in ("client", "upstream")}
     # A tenant's key becomes its hash (test_tenants.py); a body is redacted (test_redaction.py).
-    assert set(CLEANED) == peers - {"tenant", "said.request_body", "said.response_text"}
+    assert set(CLEANED) == peers - {"tenant", "text.request_body", "text.response_text"}
 
 
 @pytest.mark.parametrize("name", CLEANED)
@@ -175,8 +167,8 @@ def test_an_open_stream_does_not_hold_a_long_name(path: str, event: dict[str, An
 BYTES = 10_000
 UPLOAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n"
 JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-ASKED = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x" * 3_000}]}).encode()
-SAID = {
+REQUEST = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x" * 3_000}]}).encode()
+TEXT = {
     "object": "chat.completion",
     "model": "tiny-1",
     "choices": [{"index": 0, "message": {"content": "y"}}],
@@ -194,7 +186,7 @@ class Bodies:
         self.shortages += 1
 
 
-def observer(bodies: Bodies, head: bytes = UPLOAD % len(ASKED)) -> Observer:
+def observer(bodies: Bodies, head: bytes = UPLOAD % len(REQUEST)) -> Observer:
     return Observer("r", 1, 0, 0, head, bodies=bodies.budget)
 
 
@@ -224,7 +216,7 @@ def short() -> Iterator[Bodies]:
 
 def test_a_request_that_finds_no_room_is_measured_without_its_body(short: Bodies) -> None:
     o = observer(short)
-    _asked(o)
+    _request(o)
     o.response_head(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 2, 1)
     x = end(o)
     assert (x.model, x.status) == (None, 200)
@@ -239,19 +231,19 @@ def test_an_answer_that_finds_no_room_is_counted_and_not_understood(short: Bodie
     assert (x.unparsed_events, x.timeline.events.sizes.tolist(), x.reads) == (1, [104], 4)
 
 
-def _asked_in_part(o: Observer) -> None:
-    o.request_data(ASKED[:500], 1)
+def _half_request(o: Observer) -> None:
+    o.request_data(REQUEST[:500], 1)
 
 
-def _asked(o: Observer) -> None:
-    o.request_data(ASKED, 1)
+def _request(o: Observer) -> None:
+    o.request_data(REQUEST, 1)
     o.request_end(1)
 
 
 def _answered_in_part(o: Observer) -> None:
-    _asked(o)
+    _request(o)
     o.response_head(JSON % 1_000, 2, 1)
-    o.response_data(json.dumps(SAID).encode()[:-5], 3, 1)
+    o.response_data(json.dumps(TEXT).encode()[:-5], 3, 1)
 
 
 def _answered_twice(o: Observer) -> None:
@@ -276,17 +268,17 @@ def _answered_more_than_all(o: Observer) -> None:
     _answered_in_part(o)
     o.response_end(4)
     o.response_data(b"{}", 5, 1)
-    _asked_in_part(o)
+    _half_request(o)
 
 
 @pytest.mark.parametrize(
     "work",
-    [_asked_in_part, _asked, _answered_in_part, _answered_twice, _answered_by_the_line, _answered_and_lost,
+    [_half_request, _request, _answered_in_part, _answered_twice, _answered_by_the_line, _answered_and_lost,
      _answered_more_than_all],
 )  # fmt: skip
 @pytest.mark.parametrize("over", [end, Observer.abandon])
 def test_all_is_given_back(work: Callable[[Observer], None], over: Callable[[Observer], object]) -> None:
-    for head in (UPLOAD % len(ASKED), b"not HTTP\r\n\r\n"):
+    for head in (UPLOAD % len(REQUEST), b"not HTTP\r\n\r\n"):
         bodies = Bodies()
         o = observer(bodies, head)
         work(o)

@@ -42,27 +42,29 @@ def nested(place: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat(end: dict[str, Any]) -> list[Any]:
-    said = [{"id": "1", "choices": [{"index": 0, "delta": {"content": word}}]} for word in WORDS]
+    reported = [{"id": "1", "choices": [{"index": 0, "delta": {"content": word}}]} for word in WORDS]
     stop = {"id": "1", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-    return [*said, {**stop, **end}, "[DONE]"]
+    return [*reported, {**stop, **end}, "[DONE]"]
 
 
 def completions(end: dict[str, Any]) -> list[Any]:
-    said = [{"choices": [{"index": 0, "text": word}]} for word in WORDS]
-    return [*said, {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}], **end}, "[DONE]"]
+    reported = [{"choices": [{"index": 0, "text": word}]} for word in WORDS]
+    return [*reported, {"choices": [{"index": 0, "text": "", "finish_reason": "stop"}], **end}, "[DONE]"]
 
 
 def responses(end: dict[str, Any]) -> list[Any]:
-    said = [{"type": "response.output_text.delta", "delta": word} for word in WORDS]
+    reported = [{"type": "response.output_text.delta", "delta": word} for word in WORDS]
     if any(key.endswith("_details") for key in end["usage"]):
         end["usage"]["output_tokens"] = 4
-    return [*said, {"type": "response.completed", "response": {"status": "completed", **end}}]
+    return [*reported, {"type": "response.completed", "response": {"status": "completed", **end}}]
 
 
 def anthropic(end: dict[str, Any], stop: dict[str, Any] | None = None) -> list[Any]:
-    said = [{"type": "content_block_delta", "delta": {"type": "text_delta", "text": word}} for word in WORDS]
+    reported = [
+        {"type": "content_block_delta", "delta": {"type": "text_delta", "text": word}} for word in WORDS
+    ]
     ended = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, **end}
-    return [*said, ended, {"type": "message_stop", **(stop or {})}]
+    return [*reported, ended, {"type": "message_stop", **(stop or {})}]
 
 
 def bedrock(stop: dict[str, Any]) -> list[Any]:
@@ -70,27 +72,27 @@ def bedrock(stop: dict[str, Any]) -> list[Any]:
 
 
 def llamacpp(end: dict[str, Any]) -> list[Any]:
-    said = [{"content": word, "stop": False} for word in WORDS]
-    return [*said, {"content": "", "stop": True, "stop_type": "eos", **end}]
+    reported = [{"content": word, "stop": False} for word in WORDS]
+    return [*reported, {"content": "", "stop": True, "stop_type": "eos", **end}]
 
 
 def ollama(end: dict[str, Any]) -> list[Any]:
-    said: list[Any] = [
+    reported: list[Any] = [
         {"created_at": "d", "message": {"role": "assistant", "content": word}, "done": False}
         for word in WORDS
     ]
-    return [*said, {**said[0], "done": True, "done_reason": "stop", **end}]
+    return [*reported, {**reported[0], "done": True, "done_reason": "stop", **end}]
 
 
 def sglang(end: dict[str, Any]) -> list[Any]:
-    said = [{"text": text, "meta_info": {"finish_reason": None}} for text in accumulate(WORDS)]
+    reported = [{"text": text, "meta_info": {"finish_reason": None}} for text in accumulate(WORDS)]
     end["meta_info"]["finish_reason"] = {"type": "stop"}
-    return [*said, {"text": "".join(WORDS), **end}]
+    return [*reported, {"text": "".join(WORDS), **end}]
 
 
 def lmstudio(end: dict[str, Any]) -> list[Any]:
-    said = [{"type": "message.delta", "content": word} for word in WORDS]
-    return [*said, {"type": "chat.end", **end}]
+    reported = [{"type": "message.delta", "content": word} for word in WORDS]
+    return [*reported, {"type": "chat.end", **end}]
 
 
 PATHS = {
@@ -175,22 +177,22 @@ def other(key: str) -> str:
 def test_a_duration_that_cannot_be_true_changes_no_figure(
     dialect: Any, place: str, key: str, value: str, reason: str
 ) -> None:
-    told = observe(dialect, dialect(nested(place, {key: VALUE})), value)
+    summary_ = observe(dialect, dialect(nested(place, {key: VALUE})), value)
     silent = observe(dialect, dialect(nested(place, {other(key): VALUE})), value)
-    assert summed(HONEST, told) == summed(HONEST, silent)
-    assert told.server_timing is None and silent.invalid_values is None
-    assert told.invalid_values == {reason: 1}
+    assert summed(HONEST, summary_) == summed(HONEST, silent)
+    assert summary_.server_timing is None and silent.invalid_values is None
+    assert summary_.invalid_values == {reason: 1}
 
 
 @pytest.mark.parametrize("value", ["-1", "NaN", "9.9e9"])
 @pytest.mark.parametrize("name", [*server_times._HEADERS, b"server-timing"])
 def test_a_header_that_cannot_be_true_changes_no_figure(name: bytes, value: str) -> None:
     text = f"decode;dur={value}" if name == b"server-timing" else value
-    told = observe(chat, chat({}), head=name + f": {text}\r\n".encode())
-    assert summed(HONEST, told) == summed(HONEST, observe(chat, chat({})))
-    assert told.server_timing is None
+    summary_ = observe(chat, chat({}), head=name + f": {text}\r\n".encode())
+    assert summed(HONEST, summary_) == summed(HONEST, observe(chat, chat({})))
+    assert summary_.server_timing is None
     if name != b"server-timing":
-        assert sum((told.invalid_values or {}).values()) == 1
+        assert sum((summary_.invalid_values or {}).values()) == 1
 
 
 @pytest.mark.parametrize("value", NEVER_A_COUNT)
@@ -198,11 +200,11 @@ def test_a_header_that_cannot_be_true_changes_no_figure(name: bytes, value: str)
 def test_a_count_that_is_none_changes_no_figure(
     dialect: Any, place: str, key: str, beside: dict[str, int], value: str
 ) -> None:
-    told = observe(dialect, dialect(nested(place, {**beside, key: VALUE})), value)
+    summary_ = observe(dialect, dialect(nested(place, {**beside, key: VALUE})), value)
     silent = observe(dialect, dialect(nested(place, {**beside, other(key): VALUE})), value)
-    assert summed(HONEST, told) == summed(HONEST, silent)
-    assert told.tokens == silent.tokens
-    assert (told.invalid_values, silent.invalid_values) == ({TOKEN_COUNT: 1}, None)
+    assert summed(HONEST, summary_) == summed(HONEST, silent)
+    assert summary_.tokens == silent.tokens
+    assert (summary_.invalid_values, silent.invalid_values) == ({TOKEN_COUNT: 1}, None)
 
 
 def test_a_sum_of_counts_is_bounded_too() -> None:
@@ -231,10 +233,10 @@ def test_parts_that_do_not_fit_together_are_all_removed() -> None:
 
 def test_a_server_clock_that_runs_ahead_gives_no_gaps() -> None:
     def at(*readings: float) -> Exchange:
-        said = chat({})
-        for event, ms in zip(said, readings, strict=False):
+        reported = chat({})
+        for event, ms in zip(reported, readings, strict=False):
             event["timings"] = {"predicted_ms": ms}
-        return observe(chat, said)
+        return observe(chat, reported)
 
     true = at(1, 21, 41, 61)
     assert list(true.server_gaps_ns or ()) == [20 * MS] * 3
@@ -271,9 +273,9 @@ numbers = st.floats() | st.integers() | st.floats(0, 1_000) | st.integers(0, 300
 def test_no_number_makes_a_duration_longer_than_its_exchange(data: st.DataObject) -> None:
     place, fields = data.draw(st.sampled_from(sorted(server_times._OBJECTS.items(), key=lambda kv: kv[0])))
     dialect = DIALECT_OF_PLACE.get(place, chat)
-    told = {key: data.draw(numbers) for key in fields}
+    summary_ = {key: data.draw(numbers) for key in fields}
     counts = {key: data.draw(numbers) for key in ("prompt_tokens", "completion_tokens", "cached_tokens")}
-    events = dialect(nested(place, told | counts))
+    events = dialect(nested(place, summary_ | counts))
     if dialect is chat:
         events[-2] |= {"metrics": {key: data.draw(numbers) for key in server_times._OBJECTS["metrics"]}}
         for event in events[:-2]:

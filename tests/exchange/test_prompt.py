@@ -96,8 +96,8 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "tide", "arguments"
 def test_each_endpoint_has_its_messages(endpoint: str, body: Any, messages: list[tuple[str, str]]) -> None:
     prompt = read(body, endpoint)
     assert seen(prompt) == messages
-    assert prompt.asked.roles == [role for role, _ in messages]
-    assert list(prompt.asked.sizes) == [m.size for m in prompt.messages]
+    assert prompt.shape.roles == [role for role, _ in messages]
+    assert list(prompt.shape.sizes) == [m.size for m in prompt.messages]
     assert prompt.chat == bool(messages and messages[-1][0] not in ("prompt", "suffix"))
 
 
@@ -110,7 +110,7 @@ def test_what_asks_nothing_that_we_know_is_none(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "asked"),
+    ("body", "expected"),
     [
         ({"max_tokens": 5}, {"max_tokens": 5}),
         ({"max_completion_tokens": 7, "max_tokens": 5}, {"max_tokens": 7}),
@@ -132,9 +132,9 @@ def test_what_asks_nothing_that_we_know_is_none(body: bytes) -> None:
         ({"format": {"type": "object"}}, {"response_format": "json_schema"}),
     ],
 )  # fmt: skip
-def test_parameters_are_found_where_each_dialect_has_them(body: Any, asked: dict[str, Any]) -> None:
-    got = read({"messages": [{"role": "user", "content": "hi"}], **body}).asked
-    assert {name: getattr(got, name) for name in asked} == asked
+def test_parameters_are_found_where_each_dialect_has_them(body: Any, expected: dict[str, Any]) -> None:
+    got = read({"messages": [{"role": "user", "content": "hi"}], **body}).shape
+    assert {name: getattr(got, name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_parameters_are_found_where_each_dialect_has_them(body: Any, asked: dict
     ],
 )  # fmt: skip
 def test_a_role_carries_no_text(role: Any, kept: str) -> None:
-    assert read({"messages": [{"role": role, "content": "hi"}]}).asked.roles == [kept]
+    assert read({"messages": [{"role": role, "content": "hi"}]}).shape.roles == [kept]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_role_carries_no_text(role: Any, kept: str) -> None:
 def test_token_ids_stay_ids_and_count_four_bytes(prompt: Any, parts: list[Any], size: int) -> None:
     got = read({"prompt": prompt}, "completions")
     assert [m.parts for m in got.messages] == parts
-    assert sum(got.asked.sizes) == size
+    assert sum(got.shape.sizes) == size
 
 
 def test_what_is_no_text_is_a_mark_that_tells_it_apart() -> None:
@@ -179,7 +179,7 @@ def test_media_count_no_bytes_and_differ() -> None:
         return read({"messages": [{"role": "user", "content": [part("text", text="see"), picture, "it"]}]})
 
     one, other = with_picture("data:a"), with_picture("data:b")
-    assert one.asked.images == 1 and list(one.asked.sizes) == [5]
+    assert one.shape.images == 1 and list(one.shape.sizes) == [5]
     first, mark, last = one.messages[0].parts
     assert (first, last) == ("see", "it") and isinstance(mark, bytes)
     assert other.messages[0].parts[1] != mark
@@ -197,7 +197,7 @@ def test_media_count_no_bytes_and_differ() -> None:
     ],
 )  # fmt: skip
 def test_every_kind_of_media_is_counted(media: Any) -> None:
-    assert read({"messages": [{"role": "user", "content": [media]}]}).asked.images == 1
+    assert read({"messages": [{"role": "user", "content": [media]}]}).shape.images == 1
 
 
 def test_reasoning_stands_apart() -> None:
@@ -225,7 +225,7 @@ def test_results_of_tools_are_known(message: Any, result: bool) -> None:
 
 def test_a_conversation_has_an_end() -> None:
     prompt = read({"messages": [{"role": "user"}] * (MESSAGES_MAX + 1), "max_tokens": 5})
-    assert prompt.messages == [] and prompt.asked.max_tokens == 5
+    assert prompt.messages == [] and prompt.shape.max_tokens == 5
     assert read({"prompt": ["a"] * (MESSAGES_MAX + 1)}, "completions").messages == []
 
 
@@ -248,7 +248,7 @@ def test_a_conversation_has_an_end() -> None:
 def test_bodies_made_to_hurt_do_not(body: bytes) -> None:
     for endpoint in (CHAT, "responses", None):
         prompt = read_prompt(body, endpoint)
-        assert prompt is None or len(prompt.asked.sizes) == len(prompt.messages)
+        assert prompt is None or len(prompt.shape.sizes) == len(prompt.messages)
 
 
 _KEYS = st.sampled_from(
@@ -275,7 +275,7 @@ def test_any_json_under_any_endpoint_is_read_or_none(body: Any, endpoint: str | 
     prompt = read_prompt(json.dumps(body).encode(), endpoint)
     if prompt is None:
         return
-    assert [m.size for m in prompt.messages] == list(prompt.asked.sizes)
+    assert [m.size for m in prompt.messages] == list(prompt.shape.sizes)
     for message in prompt.messages:
         texts = [isinstance(p, str) for p in message.parts]
         assert not any(a and b for a, b in pairwise(texts)), "texts side by side"
@@ -289,4 +289,4 @@ def test_how_a_text_is_cut_into_parts_makes_no_difference(text: str, seed: int) 
     whole = read({"messages": [{"role": "user", "content": text}]})
     cut = [part("text", text=text[:at]), part("text", text=text[at:])]
     assert read({"messages": [{"role": "user", "content": cut}]}).messages == whole.messages
-    assert list(whole.asked.sizes) == [len(text.encode())]
+    assert list(whole.shape.sizes) == [len(text.encode())]

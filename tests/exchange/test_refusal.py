@@ -65,9 +65,9 @@ def observe(
 def public(x: Exchange) -> str:
     """Kind, source and confidence; phase, action and whether it came late; `-` for what is not known."""
     refusal, guardrail = x.refusal or {}, x.guardrail or {}
-    told = [refusal.get(key) for key in ("kind", "source", "confidence")]
-    told += [guardrail.get(key) for key in ("phase", "action")]
-    return " ".join(str(word or "-") for word in told) + " late" * bool(guardrail.get("late"))
+    result = [refusal.get(key) for key in ("kind", "source", "confidence")]
+    result += [guardrail.get(key) for key in ("phase", "action")]
+    return " ".join(str(word or "-") for word in result) + " late" * bool(guardrail.get("late"))
 
 
 BLOCK = {"error": {"message": "Content blocked: keyword", "type": "invalid_request_error", "code": "400"}}
@@ -147,8 +147,8 @@ def test_a_hook_that_failed_and_did_not_deny() -> None:
     assert (passed.refusal, passed.outcome) == (None, Outcome.COMPLETE)
     assert passed.guardrail == {"phase": "input", "action": "flagged", "signal": "http_status", "event": 0}
     hooks = {HOOKS: {"after_request_hooks": [{"verdict": False}]}}
-    told = observe(chunk(ROLE), text("a"), STOP, hooks, status=246)
-    assert told.guardrail == {"phase": "output", "action": "flagged", "signal": "http_status", "event": 3}
+    result = observe(chunk(ROLE), text("a"), STOP, hooks, status=246)
+    assert result.guardrail == {"phase": "output", "action": "flagged", "signal": "http_status", "event": 3}
 
 
 def test_an_intervention_says_how_much_had_gone_out() -> None:
@@ -166,7 +166,7 @@ def test_an_intervention_says_how_much_had_gone_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "shown"),
     [
         ("I'm sorry, but I can't help with that.", "I'm sorry, but I can't help"),
         ("I\u2019m sorry, I can\u2019t respond to that.", "I\u2019m sorry, I can\u2019t respond to that"),
@@ -177,11 +177,11 @@ def test_an_intervention_says_how_much_had_gone_out() -> None:
         ("x" * 200 + " I can't help with that", None),
     ],
 )
-def test_words_of_a_refusal(words: str, said: str | None) -> None:
+def test_words_of_a_refusal(words: str, shown: str | None) -> None:
     for pieces in ([words], list(words)):
         x = observe(chunk(ROLE), *map(text, pieces), STOP)
         value = None if x.refusal is None else x.refusal["detail"]["value"]
-        assert value == said
+        assert value == shown
         assert x.outcome is Outcome.COMPLETE
 
 
@@ -216,16 +216,16 @@ def test_of_a_usage_figures_and_words_are_kept() -> None:
     assert len(figures_of({f"n{i}": i for i in range(100)})) == 64
 
 
-def told(*times: ServerTime, clock_ns: int = -1, tokens: int = -1) -> Delta:
+def result(*times: ServerTime, clock_ns: int = -1, tokens: int = -1) -> Delta:
     return Delta(EventClass.CONTENT, server_times=times, server_clock_ns=clock_ns, tokens=tokens)
 
 
 def test_the_last_of_the_same_counts_and_all_places_are_kept() -> None:
     server = ServerTiming()
     server.read_head([(b"Server-Timing", b"queue;dur=3")])
-    server.read_event(4, told(ServerTime("decode", 1.0, "timings", "timings.predicted_ms")))
-    server.read_event(9, told(ServerTime("decode", 8.0, "timings", "timings.predicted_ms")))
-    server.read_event(9, told(ServerTime("total", 9.0, "usage", "usage.total_latency", "s")))
+    server.read_event(4, result(ServerTime("decode", 1.0, "timings", "timings.predicted_ms")))
+    server.read_event(9, result(ServerTime("decode", 8.0, "timings", "timings.predicted_ms")))
+    server.read_event(9, result(ServerTime("total", 9.0, "usage", "usage.total_latency", "s")))
     server.read_trailers([b"server-timing: total;dur=12\r\n"])
     assert server.entries() == [
         {"name": "queue", "ms": 3.0, "where": "header:server-timing", "unit": "ms"},
@@ -250,7 +250,7 @@ def test_the_last_of_the_same_counts_and_all_places_are_kept() -> None:
 def test_gaps_by_the_servers_clock(steps: list[tuple[int, int]], gaps: list[int]) -> None:
     server = ServerTiming()
     for clock_ns, tokens in steps:
-        server.read_event(0, told(clock_ns=clock_ns, tokens=tokens))
+        server.read_event(0, result(clock_ns=clock_ns, tokens=tokens))
     assert list(server.gaps_ns() or ()) == gaps
 
 
@@ -258,5 +258,5 @@ def test_gaps_by_the_servers_clock(steps: list[tuple[int, int]], gaps: list[int]
 def test_a_talkative_server_is_cut_short(names: list[str]) -> None:
     server = ServerTiming()
     for i, name in enumerate(names):
-        server.read_event(i, told(ServerTime(name, 1.0, "x")))
+        server.read_event(i, result(ServerTime(name, 1.0, "x")))
     assert len(server.entries() or ()) <= 64

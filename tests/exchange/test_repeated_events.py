@@ -27,7 +27,7 @@ def in_chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def said(text: str, **top: Any) -> bytes:
+def word(text: str, **top: Any) -> bytes:
     return chunk({"content": text}, **{"model": "acme-8b-0901", **top})
 
 
@@ -36,7 +36,7 @@ def call(arguments: str) -> bytes:
 
 
 def unescaped(text: str) -> bytes:
-    return sse(json.dumps(json.loads(said(text)[6:]), ensure_ascii=False).encode("utf-8", "replace"))
+    return sse(json.dumps(json.loads(word(text)[6:]), ensure_ascii=False).encode("utf-8", "replace"))
 
 
 texts = st.sampled_from(
@@ -44,22 +44,22 @@ texts = st.sampled_from(
 )
 loose = st.sampled_from([1, 7, 10**9, -1, 1.5, "", "a", '"', "\u4f60", None, {"content": "a"}])
 events = st.one_of(
-    texts.map(said),
-    texts.map(said),  # mostly
+    texts.map(word),
+    texts.map(word),  # mostly
     texts.map(unescaped),
-    st.tuples(texts, loose).map(lambda pair: said(pair[0], seq=pair[1])),
-    st.tuples(texts, loose, loose).map(lambda three: said(three[0], id=three[1], obfuscation=three[2])),
+    st.tuples(texts, loose).map(lambda pair: word(pair[0], seq=pair[1])),
+    st.tuples(texts, loose, loose).map(lambda three: word(three[0], id=three[1], obfuscation=three[2])),
     texts.map(lambda text: chunk({"reasoning_content": text}, model="acme-8b-0901")),
     texts.map(call),
-    st.integers(0, 9).map(lambda n: said("a", usage={"prompt_tokens": 1, "completion_tokens": n})),
+    st.integers(0, 9).map(lambda n: word("a", usage={"prompt_tokens": 1, "completion_tokens": n})),
     st.sampled_from(
         [
-            ROLE, STOP, DONE, b": alive\n\n", b"data:\n\n", said("x").replace(b"\n", b"\r\n"), said("x")[:-1],
-            said("a") + said("b"), said("a").replace(b": ", b":"), said("a").replace(b'"a"', b'"\\x"'),
+            ROLE, STOP, DONE, b": alive\n\n", b"data:\n\n", word("x").replace(b"\n", b"\r\n"), word("x")[:-1],
+            word("a") + word("b"), word("a").replace(b": ", b":"), word("a").replace(b'"a"', b'"\\x"'),
             chunk({"role": "assistant", "content": ""}, model="other", id="other"),
             chunk({"content": "a", "refusal": "no"}, model="acme-8b-0901"),
-            said("a", model="other"), chunk({"content": "a"}), sse({"error": {"message": "m", "type": "t"}}),
-            said("a").replace(b'"index": 0', b'"index": 1'), b"event: message\n" + said("a"), b"\n", b"\r",
+            word("a", model="other"), chunk({"content": "a"}), sse({"error": {"message": "m", "type": "t"}}),
+            word("a").replace(b'"index": 0', b'"index": 1'), b"event: message\n" + word("a"), b"\n", b"\r",
             sse({"choices": [{"index": 0, "delta": {"content": "a"}, "token_ids": [5, 6]}]}),
             sse({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": "content_filter"}]}),
         ]
@@ -72,10 +72,10 @@ events = st.one_of(
     st.lists(
         st.one_of(
             events,
-            st.lists(texts, max_size=12).map(lambda run: list(map(said, run))),
-            st.lists(texts, max_size=12).map(lambda run: [said(t, seq=i) for i, t in enumerate(run)]),
+            st.lists(texts, max_size=12).map(lambda run: list(map(word, run))),
+            st.lists(texts, max_size=12).map(lambda run: [word(t, seq=i) for i, t in enumerate(run)]),
             st.lists(texts, max_size=12).map(
-                lambda run: [said(t, created=i, id=f"chat-{i}", pad="x" * i) for i, t in enumerate(run)]
+                lambda run: [word(t, created=i, id=f"chat-{i}", pad="x" * i) for i, t in enumerate(run)]
             ),
         ),
         max_size=12,
@@ -106,7 +106,7 @@ def test_a_stream_is_the_same_whether_or_not_its_events_are_known_again(
 
 def test_most_of_a_stream_is_known_again_and_its_firsts_and_flags_are_right() -> None:
     words = ["a", " ", "b", '"', "\u4f60", *"cdef" * 5]
-    events = [ROLE, *map(said, words), STOP, DONE]
+    events = [ROLE, *map(word, words), STOP, DONE]
     reads = [(100 + i, in_chunk(event)) for i, event in enumerate(events)]
     head = OK % b"Transfer-Encoding: chunked\r\n"
     with mock.patch.object(
@@ -126,7 +126,7 @@ def test_most_of_a_stream_is_known_again_and_its_firsts_and_flags_are_right() ->
 
 def test_a_coded_stream_is_decoded_first() -> None:
     """Stored: the bytes of each event stand alone in a read, and yet the decoder has to see them."""
-    events = [ROLE, *map(said, "abcdef"), STOP, DONE]
+    events = [ROLE, *map(word, "abcdef"), STOP, DONE]
     packer = zlib.compressobj(0, wbits=31)
     stored = packer.compress(b"".join(events)) + packer.flush()
     edges = [0, *(stored.index(event) + len(event) for event in events), len(stored)]
@@ -137,7 +137,7 @@ def test_a_coded_stream_is_decoded_first() -> None:
 
 
 def test_a_stream_whose_events_never_repeat_is_not_searched_for_ever() -> None:
-    reads = [(i, said("a", made={"at": i})) for i in range(100)]
+    reads = [(i, word("a", made={"at": i})) for i in range(100)]
     with mock.patch.object(repetition, "find_repetition", wraps=repetition.find_repetition) as find:
         observe(*reads)
     assert find.call_count < 10
@@ -149,7 +149,7 @@ def test_a_stream_whose_events_never_repeat_is_not_searched_for_ever() -> None:
     ids=["llama.cpp", "other"],
 )
 def test_a_value_that_nobody_reads_may_change(beside: Callable[[int], dict[str, Any]]) -> None:
-    reads = [(i, in_chunk(said(f"tok{i}", **beside(i)))) for i in range(500)]
+    reads = [(i, in_chunk(word(f"tok{i}", **beside(i)))) for i in range(500)]
     head = OK % b"Transfer-Encoding: chunked\r\n"
     with mock.patch.object(
         answer.SseParser, "feed", autospec=True, side_effect=answer.SseParser.feed

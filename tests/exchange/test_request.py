@@ -111,11 +111,11 @@ def test_a_request_whose_body_never_ended_is_read_as_far_as_it_came() -> None:
     assert (x.model, x.timeline.request_end_ns, x.timeline.delivered_ns) == ("acme-8b", None, None)
 
 
-HEARD_BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
-HEARD_ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+REQUEST_BODY = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+ANSWER_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
 
-def head(*fields: str, length: int = len(HEARD_BODY)) -> bytes:
+def head(*fields: str, length: int = len(REQUEST_BODY)) -> bytes:
     lines = ["POST /v1/chat/completions HTTP/1.1", "host: x", f"content-length: {length}", *fields, "", ""]
     return "\r\n".join(lines).encode()
 
@@ -125,10 +125,10 @@ class Ear:
 
     def __init__(self, *, wants: bool) -> None:
         self.wants = wants
-        self.heard: list[tuple[Exchange, RequestHead, bytes]] = []
+        self.messages: list[tuple[Exchange, RequestHead, bytes]] = []
 
     def __call__(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
-        self.heard.append((x, head, body))
+        self.messages.append((x, head, body))
         return self.wants
 
 
@@ -138,13 +138,13 @@ def events(*choices: dict[str, Any]) -> bytes:
     )
 
 
-def said_play(ear: Ear, raw: bytes, body: bytes, answer: bytes) -> Exchange:
-    observer = Observer("r", 1, 0, 0, raw, hear=ear)
+def play_text(ear: Ear, raw: bytes, body: bytes, answer: bytes) -> Exchange:
+    observer = Observer("r", 1, 0, 0, raw, on_request=ear)
     for at in range(0, len(body), 7):
         observer.request_data(body[at : at + 7], at)
     observer.request_end(50)
     observer.submitted(60, 1)
-    observer.response_head(HEARD_ANSWER, 70, 1)
+    observer.response_head(ANSWER_HEAD, 70, 1)
     observer.response_data(answer, 80, 1)
     observer.response_end(90)
     return observer.finish(100, "complete", None, None, 0, 0, 0, 0)
@@ -156,10 +156,10 @@ def content(text: str, index: int = 0, **more: Any) -> dict[str, Any]:
 
 def test_the_request_is_shown_once_and_whole() -> None:
     ear = Ear(wants=False)
-    x = said_play(ear, head("x-session-id: s"), HEARD_BODY, events(content("hi")))
-    ((heard, seen, body),) = ear.heard
-    assert heard is x and body == HEARD_BODY and (b"x-session-id", b"s") in seen.headers
-    assert x.said is None, "nobody asked for the text"
+    x = play_text(ear, head("x-session-id: s"), REQUEST_BODY, events(content("hi")))
+    ((received, seen, body),) = ear.messages
+    assert received is x and body == REQUEST_BODY and (b"x-session-id", b"s") in seen.headers
+    assert x.text is None, "nobody asked for the text"
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -170,29 +170,29 @@ def test_the_text_of_the_first_choice_is_kept(whole: bool) -> None:
     )
     if whole:
         answer = b'{"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"one three"}}]}'
-    x = said_play(ear, head(), HEARD_BODY, answer)
-    assert x.said is not None and x.said.response_text == "one three"
-    assert x.said.request_body is None, "whoever keeps bodies redacts them first"
+    x = play_text(ear, head(), REQUEST_BODY, answer)
+    assert x.text is not None and x.text.response_text == "one three"
+    assert x.text.request_body is None, "whoever keeps bodies redacts them first"
 
 
 def test_a_request_without_a_body_is_shown_and_a_broken_one_is_not() -> None:
     ear = Ear(wants=True)
-    said_play(ear, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", b"", b"")
-    assert [body for _, _, body in ear.heard] == [b""]
-    said_play(ear, b"nonsense\r\n\r\n", b"", b"")
-    assert len(ear.heard) == 1
+    play_text(ear, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", b"", b"")
+    assert [body for _, _, body in ear.messages] == [b""]
+    play_text(ear, b"nonsense\r\n\r\n", b"", b"")
+    assert len(ear.messages) == 1
 
 
 def test_events_that_are_known_by_their_bytes_are_kept_as_well() -> None:
     ear = Ear(wants=True)
     words = [f"word{i} " for i in range(200)]
-    observer = Observer("r", 1, 0, 0, head(), hear=ear)
-    observer.request_data(HEARD_BODY, 1)
+    observer = Observer("r", 1, 0, 0, head(), on_request=ear)
+    observer.request_data(REQUEST_BODY, 1)
     observer.request_end(1)
     observer.submitted(2, 1)
-    observer.response_head(HEARD_ANSWER, 3, 1)
+    observer.response_head(ANSWER_HEAD, 3, 1)
     for i, word in enumerate(words):  # each in a read of its own, alike but for the word
         observer.response_data(events(content(word)), 10 + i, 1)
     observer.response_end(500)
     x = observer.finish(501, "complete", None, None, 0, 0, 0, 0)
-    assert x.said is not None and x.said.response_text == "".join(words)
+    assert x.text is not None and x.text.response_text == "".join(words)

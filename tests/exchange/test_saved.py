@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import itertools
 import json
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
-from llmtap.exchange.saved import Saved, SavedError, explain, read_saved
+from llmtap.exchange.saved import CPU_MAX_NS, Saved, SavedError, explain, read_saved
 from tests.support.servers.peer import chunked
 from tests.support.traffic.corpus import NAMES, Recorded
 
@@ -214,3 +215,26 @@ def test_events_of_a_recording_lie_where_it_says(name: str) -> None:
     for data in (recorded.wire, recorded.decoded):
         explained = explain(read_saved(data, path=recorded.doc["request"]["path"]))
         assert [(e.start, e.end) for e in explained.events] == expected
+
+
+@pytest.mark.parametrize("status", [0, -1, None, "0"])
+def test_a_har_entry_without_an_answer_has_no_status(status: object) -> None:
+    def entry(text: str) -> bytes:
+        response = {"status": status, "_error": "net::ERR_FAILED", "content": {"text": text}}
+        return json.dumps({"request": {"method": "POST", "url": "/v1/x"}, "response": response}).encode()
+
+    with pytest.raises(SavedError, match=r"has no answer: status .*, net::ERR_FAILED"):
+        read_saved(entry(""))
+    x = explain(read_saved(entry("{}"))).exchange
+    assert (x.status, x.outcome) == (None, Outcome.TRUNCATED)
+
+
+def test_the_cpu_time_of_a_saved_answer_is_limited() -> None:
+    data = http("Content-Type: text/event-stream\r\n", event(content="a") * 5_000 + b"data: [DONE]\n\n")
+    saved = read_saved(data)
+    whole = explain(saved)
+    assert (len(whole.events), whole.exchange.error) == (5_001, None)
+    clock = itertools.count(step=CPU_MAX_NS // 4)
+    cut = explain(saved, cpu_ns=lambda: next(clock))
+    assert 0 < len(cut.events) < 2_000
+    assert cut.exchange.error is not None and "CPU" in cut.exchange.error

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import typer
 from typer.core import TyperGroup
 
-from llmtap.cli.main import app, load_commands
+from llmtap.cli.main import root_command
 from llmtap.traces.registry import FORMATS
 from tests.golden.texts import admin_api, capture_columns, openapi, options, telemetry, top
 from tests.support.traffic.exposed import exposition_text
@@ -28,8 +27,7 @@ def _written() -> Iterator[tuple[str, list[str]]]:
 
 def _help() -> Iterator[tuple[str, list[str]]]:
     """Yield the help of every command."""
-    load_commands()
-    left: list[tuple[str, Any]] = [("llmtap", typer.main.get_command(app))]
+    left: list[tuple[str, Any]] = [("llmtap", root_command())]
     while left:
         name, command = left.pop()
         yield f"help/{name.replace(' ', '-')}", [f"{name} --help"]

@@ -30,14 +30,12 @@ _IMPLEMENTATION: Final = re.compile(
     r'(?<=implementation=")(?:native|python)(?=")|(?<="implementation": )"(?:native|python)"'
 )
 _REASON: Final = re.compile(r'(?<="implementation_reason": )"[^"]*"')
-_INLINE: Final = re.compile(r"(<(?:script|style)>)(.*?)(</(?:script|style)>)", re.DOTALL)
+_INLINE: Final = re.compile(r'(<(?:script type="module"|style)>)(.*?)(</(?:script|style)>)', re.DOTALL)
 _BLOCK: Final = re.compile(
     r"(?<=>)(?=<(?:article|caption|d[dlt]|details|div|fieldset|figure|h\d|label|li|p|section|svg|table|tr)\b)"
 )
 _FIGURES: Final = re.compile(r"(?<=[}\]]),(?=[{\[\"])")
 """Where the JSON of a page's charts is broken into lines."""
-_LIBRARY_CHARS: Final = 500_000
-"""A script from which length on it is plotly, whose text is not ours."""
 
 
 def transcript(commands: Iterable[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -127,8 +125,7 @@ def _text_of(path: Path) -> str:
 
 def _digest(found: re.Match[str]) -> str:
     opened, content, closed = found.groups()
-    said = "plotly" if len(content) > _LIBRARY_CHARS else hashlib.sha256(content.encode()).hexdigest()[:12]
-    return f"{opened}({said}){closed}"
+    return f"{opened}({hashlib.sha256(content.encode()).hexdigest()[:12]}){closed}"
 
 
 def _ended(text: str) -> str:

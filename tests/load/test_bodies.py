@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyMaker, BodyOptions, parse_body_fields, prepare, server_of
+from llmtap.load.bodies import BodyMaker, parse_body_fields, prepare, server_of
+from llmtap.load.options import BodyOptions
 from llmtap.workload.prompts.fitting import RowPrompts
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.tokenizer import OwnTokenizer, TokenCounter
@@ -102,7 +103,8 @@ def test_the_users_fields_come_last_and_win() -> None:
     [
         (["top_p"], "is not NAME=JSON"), (["=1"], "is not NAME=JSON"), (["user=me"], "of user is not JSON"),
         (["a=1", "a=2"], "a comes twice"), (["messages=[]"], "not set here, but by the workload"),
-        (["model=1"], "but by --model"), (["stream=true"], "but by --no-stream"), (["x=[1"], "is not JSON"),
+        (["model=1"], "but by --model"), (["stream=true"], "but by --stream or --no-stream"),
+        (["x=[1"], "is not JSON"),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_named(texts: list[str], problem: str) -> None:
@@ -124,7 +126,7 @@ def test_a_captured_body_keeps_each_value_it_need_not_lose() -> None:
     )
 
 
-CHANGES = [
+CHANGES: list[tuple[bytes, dict[str, Any], bytes]] = [
     (b'{"a":1}', {}, b'{"a":1,"stream":true,"stream_options":{"include_usage":true}}'),
     (b'{"a":1}', {"stream": False}, b'{"a":1}'),
     (b'{"stream":null}', {"stream": False}, b'{"stream":false}'),
@@ -143,6 +145,62 @@ CHANGES = [
 @pytest.mark.parametrize(("body", "options", "wanted"), CHANGES)
 def test_only_the_way_of_answering_changes(body: bytes, options: dict[str, Any], wanted: bytes) -> None:
     assert BodyMaker(BodyOptions(**options)).captured(body) == wanted
+
+
+CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
+RECORDED = [
+    (CHAT, b'{"model":"a","messages":[]}', {}, None),
+    (CHAT, b'{"model":"a","messages":[]}', {"model": "b", "replace_model": False}, None),
+    (CHAT, b'{"model":"a","messages":[]}', {"model": "b"}, b'{"model":"b","messages":[]}'),
+    (CHAT, b'{"messages":[],"stream":true}', {"stream": False}, b'{"messages":[],"stream":false}'),
+    (CHAT, b'{"messages":[]}', {"stream": True},
+     b'{"messages":[],"stream":true,"stream_options":{"include_usage":true}}'),
+    ("/v1/messages", b'{"messages":[]}', {"stream": True}, b'{"messages":[],"stream":true}'),
+    ("/v1/responses", b'{"input":"x"}', {"stream": True}, b'{"input":"x","stream":true}'),
+    (EMBEDDINGS, b'{"model":"e","input":"x"}', {}, None),
+    (EMBEDDINGS, b'{"model":"e","input":"x"}', {"stream": True}, None),
+    ("/v1/rerank", b'{"query":"q","documents":[]}', {"stream": True, "model": "b"}, None),
+    ("/v1beta/models/m:generateContent", b'{"contents":[]}', {"model": "b", "stream": True}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "options", "wanted"), RECORDED)
+def test_a_recorded_request_keeps_its_path_and_gets_only_what_was_asked_for(
+    path: str, body: bytes, options: dict[str, Any], wanted: bytes | None
+) -> None:
+    maker = BodyMaker(BodyOptions(temperature=0.0, server="vllm", **options))
+    assert maker.captured(body, path) == (body if wanted is None else wanted)
+    assert maker.destination(body, path) == path
+
+
+def test_a_prompt_of_a_data_set_goes_to_the_endpoint_that_takes_it() -> None:
+    maker = BodyMaker(BodyOptions(model="m"))
+    assert maker.destination(b'{"messages":[]}', "") == ""
+    assert maker.destination(b'{"prompt":"x"}', "") == "/v1/completions"
+    assert maker.destination(b'{"input":"x"}', "") == "/v1/responses"
+    assert json.loads(maker.captured(b'{"input":"x"}')) == {"input": "x", "model": "m", "stream": True}
+
+
+def test_the_settings_of_a_workload_are_sent_and_the_users_fields_win() -> None:
+    settings = {"temperature": 0.7, "top_p": 0.9, "stop": ["x"], "seed": 3, "ignore_eos": False}
+    options = BodyOptions(temperature=0.0, server="vllm", fields=parse_body_fields(["top_p=0.5"]))
+    maker = BodyMaker(options.with_settings(settings))
+    body = json.loads(maker.body(PLAIN, 5))
+    assert (body["temperature"], body["top_p"], body["stop"], body["seed"]) == (0.7, 0.5, ["x"], 3)
+    assert "ignore_eos" not in body
+    told = maker.describe()
+    assert (told["temperature"], told["settings"]) == (0.7, {"stop": ["x"], "seed": 3})
+    assert not maker.output_exact
+
+
+def test_the_description_has_what_was_sent_instead_of_what_was_meant() -> None:
+    fields = parse_body_fields(["temperature=1", "ignore_eos=false", "max_tokens=9"])
+    maker = BodyMaker(BodyOptions(temperature=0.0, server="vllm", fields=fields))
+    told = maker.describe()
+    assert (told["temperature"], told["ignore_eos"], told["output_limit"]) == (1, False, None)
+    assert not maker.output_exact
+    recorded = maker.describe(made=False, streamed=False)
+    assert [recorded[name] for name in ("temperature", "output_limit", "stream")] == [None] * 3
 
 
 values = st.recursive(

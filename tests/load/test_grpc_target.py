@@ -14,6 +14,7 @@ import trustme
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load import grpc_target as module
 from llmtap.load.grpc_target import GrpcTarget
 from llmtap.metrics.latency import ttft_ns
 from llmtap.protocol.vllm_grpc import METHOD, SERVICE, GrpcChunk, GrpcUsage, read_request, write_chunk
@@ -22,6 +23,7 @@ from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
 from tests.support.servers.peer import play, scene
 from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
+from tests.support.waiting import wait_until
 
 MS = 1_000_000
 TIMED = SimOptions(ttft=Duration(6 * MS), itl=Duration(3 * MS), tokens=8)
@@ -160,8 +162,7 @@ async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
         await target.close()
         target = GrpcTarget(f"grpc://{e.address}")
         one, two = (asyncio.create_task(ask(target, name=name)) for name in "ab")
-        while e.server.gauges._open < 2:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: e.server.gauges._open >= 2)
         two.cancel()
         with pytest.raises(asyncio.CancelledError):
             await two
@@ -176,3 +177,64 @@ async def test_a_time_out_and_a_close_end_what_is_under_way() -> None:
 async def test_a_url_that_does_not_fit_names_its_option(url: str) -> None:
     with pytest.raises(ConfigError, match="--target: "):
         GrpcTarget(url)
+
+
+@scene
+async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 20_000)
+    cancelled = asyncio.Event()
+
+    async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield write_chunk(GrpcChunk((7,) * 100))
+        finally:
+            cancelled.set()
+
+    server, port = await serving(generate)
+    target = GrpcTarget(f"grpc://127.0.0.1:{port}")
+    x = await ask(target)
+    await cancelled.wait()
+    await target.close()
+    await server.stop(None)
+    assert (x.outcome, x.error) == (Outcome.UPSTREAM_ERROR, "upstream sent an answer that is too long")
+    assert 20_000 < x.response_bytes < 21_000
+
+
+@pytest.mark.parametrize("name", ["EVENTS_MAX", "TOKENS_MAX"])
+@scene
+async def test_what_is_kept_of_an_answer_has_a_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, name, 50)
+
+    async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        for _ in range(200):
+            yield write_chunk(GrpcChunk((7,)))
+        yield write_chunk(GrpcChunk((), "stop", GrpcUsage(1, 200)))
+
+    server, port = await serving(generate)
+    target = GrpcTarget(f"grpc://127.0.0.1:{port}")
+    x = await ask(target)
+    await target.close()
+    await server.stop(None)
+    assert (x.outcome, x.reads) == (Outcome.COMPLETE, 201)
+    assert x.tokens.output == 200
+    log = x.timeline.events
+    kept = len(log) if name == "EVENTS_MAX" else sum(tokens for tokens in log.tokens if tokens > 0)
+    assert kept == 50
+
+
+@scene
+async def test_a_message_that_is_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MESSAGE_BYTES_MAX", 10_000)
+
+    async def generate(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        yield write_chunk(GrpcChunk((7,) * 100))
+        yield write_chunk(GrpcChunk((7,) * 20_000))
+
+    server, port = await serving(generate)
+    target = GrpcTarget(f"grpc://127.0.0.1:{port}")
+    x = await ask(target)
+    await target.close()
+    await server.stop(None)
+    assert (x.outcome, x.reads) == (Outcome.UPSTREAM_ERROR, 1)
+    assert "RESOURCE_EXHAUSTED" in (x.error or "")

@@ -11,7 +11,7 @@ import pytest
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.bodies import prepare
-from llmtap.load.http import SenderOptions
+from llmtap.load.options import LoadPlan
 from llmtap.load.prompt_sender import PromptMaker
 from llmtap.load.sending import protocol_of
 from llmtap.load.workers import worker_pool as crews
@@ -71,17 +71,19 @@ async def sent(
     meanwhile: Callable[[WorkerPool], Awaitable[None]] | None = None,
     *,
     timeout_ms: int = 60_000,
+    open: int = 0,
     **more: Any,
 ) -> tuple[LoadResult, list[tuple[int, Exchange]]]:
     maker = PromptMaker(protocol_of(url), model="m", exact_output=True)
-    options = SenderOptions(
-        model="m", timeout=Duration(timeout_ms * MS), connect_timeout=Duration(30_000 * MS)
-    )
     with prepare(r, Words(r), maker) as prepared:
-        setup = WorkerSetup(
-            sender=options, url=url, endpoint="", bodies_fd=prepared.fd, spill_fd=None,
-            exact_output=True, **more,
-        )  # fmt: skip
+        load = LoadPlan.of(
+            url=url,
+            model="m",
+            timeout=Duration(timeout_ms * MS),
+            connect_timeout=Duration(30_000 * MS),
+            **more,
+        )
+        setup = WorkerSetup(load=load, bodies_fd=prepared.fd, spill_fd=None, exact_output=True, open=open)
         with WorkerPool(setup, r, prepared.begins, prepared.ends, keep=True) as crew:
             running = asyncio.ensure_future(crew.run())
             try:
@@ -97,7 +99,7 @@ async def sent(
 async def test_a_closed_loop_goes_on_after_time_outs_and_tenants_go_with_their_rows(spoken: str) -> None:
     r = requests([0] * 6, ["a", "b", "", "a", "c", "c"])
     async with serving(spoken, ENDLESS) as url:
-        _, exchanges = await sent(url, r, slots=2, timeout_ms=100)
+        _, exchanges = await sent(url, r, closed=2, timeout_ms=100)
     assert {row: x.tenant for row, x in exchanges} == dict(enumerate(r.tenants))
     assert {(x.outcome.value, x.scheduled_ns) for _, x in exchanges} == {("upstream_timeout", None)}
 
@@ -116,7 +118,7 @@ async def test_nobody_answers_and_a_cut_ends_it_before_and_after_the_start(schem
 
         out, exchanges = await sent(url, requests([0, 0]), meanwhile, open=2)
         assert (out.stopped, exchanges) == (crews.STOPPED, [])
-        _, exchanges = await sent(url, requests([0, 0]), drain_ns=100 * MS)
+        _, exchanges = await sent(url, requests([0, 0]), drain=Duration(100 * MS))
         assert [x.outcome.value for _, x in exchanges] == ["client_cancelled"] * 2
 
 

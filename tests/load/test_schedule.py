@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.errors import ConfigError
-from llmtap.load.run import Schedule, parse_stop_errors
+from llmtap.load.run import Schedule
 from llmtap.load.workers.worker_pool import dealt
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
@@ -121,15 +120,3 @@ def test_rows_are_dealt_once_conversations_whole_in_their_order(r: Requests, han
     assert all(len(owner) == 1 for owner in owners)
     begun = [sum(root[row] == row for row in share) for share in shares]
     assert max(begun) - min(begun) <= 1, "as many conversations each"
-
-
-@pytest.mark.parametrize(("text", "share"), [("50%", 0.5), (" 0.25 ", 0.25), ("0", 0), ("99.9%", 0.999)])
-def test_a_share_of_errors(text: str, share: float) -> None:
-    assert parse_stop_errors(text) == pytest.approx(share)
-
-
-@pytest.mark.parametrize("text", ["", "half", "100%", "1", "-0.1", "50%%", "50%/100", "nan"])
-def test_no_share_of_errors_names_the_option(text: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        parse_stop_errors(text)
-    assert refused.value.place == "--stop-errors"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from llmtap.clock import SystemClock
-from llmtap.load.http import SenderOptions
 from llmtap.load.warmup import (
     IN_A_ROW,
     Probe,
@@ -62,9 +61,8 @@ def warmed(
     rows = 4
 
     async def work() -> tuple[WarmUp, Upstream]:
-        sender = SenderOptions(clock="mono")
         async with upstream() as server:
-            with bodies(server.url + server.on(script), rows, sender=sender) as (setup, begins, ends):
+            with bodies(server.url + server.on(script), rows, clock="mono") as (setup, begins, ends):
                 r = Requests(array("q", [3_600_000_000_000] * rows), tenants=["t"] * rows)
                 return await warm_up(setup, r, begins, ends, options, progress), server
 

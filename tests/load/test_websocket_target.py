@@ -15,8 +15,10 @@ from aiohttp import WSMsgType, web
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
+from llmtap.load import websocket as module
 from llmtap.load.websocket import WebSocketTarget
 from llmtap.metrics.latency import ttft_ns
+from llmtap.net.stream import READ_BYTES_MAX
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from llmtap.workload.prompts.prompt import Prompt
@@ -45,13 +47,6 @@ async def target_of(e: Engine, **sim: str) -> AsyncIterator[WebSocketTarget]:
         await target.close()
 
 
-async def ended(e: Engine, count: int = 1) -> list[dict[str, Any]]:
-    """The truths, once so many requests have ended."""
-    while len(truths := await e.truths()) < count:
-        await asyncio.sleep(0.001)
-    return truths
-
-
 async def ask(
     target: WebSocketTarget,
     prompt: Prompt = HI,
@@ -69,7 +64,7 @@ async def test_an_exchange_is_what_the_engine_did(clock: str) -> None:
         target = WebSocketTarget(e.url.replace("http", "ws"), model="m", clock=clock)
         found = [await ask(target, due=5) for _ in range(3)]
         await target.close()
-        truths = await ended(e, 3)
+        truths = await e.ended(3)
     for x, truth in zip(found, truths, strict=True):
         assert x.request_id == truth["id"]
         assert (x.outcome, x.status, x.error, x.stream) == (Outcome.COMPLETE, 101, None, True)
@@ -110,7 +105,7 @@ async def test_requests_at_the_same_time_have_a_session_each() -> None:
         assert {x.outcome for x in found} == {Outcome.COMPLETE}
         await ask(target)
         assert len(e.server._sessions) == 4
-        assert len(await ended(e, 5)) == 5
+        assert len(await e.ended(5)) == 5
 
 
 @pytest.mark.parametrize(
@@ -148,7 +143,7 @@ async def test_a_session_that_breaks_off_is_not_used_again(fault: str, outcome: 
             assert x.outcome is outcome
             assert (x.tokens.output, x.tokens.source) == (3, TokenSource.CHUNKS)
             assert "within its answer" in (x.error or "")
-        assert [truth["outcome"] for truth in await ended(e, 2)] == [fault] * 2
+        assert [truth["outcome"] for truth in await e.ended(2)] == [fault] * 2
 
 
 @scene
@@ -272,3 +267,54 @@ async def test_a_server_that_accepts_another_key_is_none() -> None:
         x = await ask(target)
         await target.close()
     assert x.error == "the server accepted another WebSocket's key"
+
+
+@scene
+async def test_an_answer_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 100_000)
+    sessions = 0
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        nonlocal sessions
+        sessions += 1
+        session = web.WebSocketResponse()
+        await session.prepare(request)
+        await session.receive()
+        event = json.dumps({"type": "response.output_text.delta", "delta": "x" * 1_000})
+        while True:
+            await session.send_str(event)
+
+    async with served("/v1/responses", endless) as url:
+        target = WebSocketTarget(f"{url}/v1/responses")
+        for _ in range(2):
+            x = await ask(target)
+            assert x.outcome is Outcome.UPSTREAM_ERROR
+            assert "longer than" in (x.error or "")
+            assert 100_000 < x.response_bytes < 100_000 + READ_BYTES_MAX + 1
+        await target.close()
+    assert sessions == 2, "what is left of the answer would be that of the next request"
+
+
+@pytest.mark.parametrize("frame", ["message", "fragments"])
+@scene
+async def test_a_message_that_never_ends_is_given_up(frame: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES_MAX", 1 << 20)
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        session = web.WebSocketResponse()
+        await session.prepare(request)
+        await session.receive()
+        assert request.transport is not None
+        if frame == "message":  # RFC 6455 5.2: a text frame of 2^40 bytes
+            request.transport.write(b"\x81\x7f" + (1 << 40).to_bytes(8, "big"))
+        while True:
+            # A frame of 1,000 bytes that is not the last one of its message.
+            request.transport.write((b"" if frame == "message" else b"\x01\x7e\x03\xe8") + b"x" * 1_000)
+            await asyncio.sleep(0)
+
+    async with served("/v1/responses", endless) as url:
+        target = WebSocketTarget(f"{url}/v1/responses")
+        x = await ask(target)
+        await target.close()
+    assert x.outcome is Outcome.UPSTREAM_ERROR
+    assert x.response_bytes <= (1 << 20) + READ_BYTES_MAX

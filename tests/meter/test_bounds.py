@@ -71,8 +71,8 @@ def ask(relay: Relay, plant: str, *, with_id: bool) -> None:
     """A request with long strings."""
     body = json.dumps({
         "model": text_of("model", plant), "stream": True,
-        "messages": [{"role": text_of("asked.roles", plant)[:2_000], "content": "x"}],
-        "response_format": {"type": text_of("asked.response_format", plant)[:2_000]},
+        "messages": [{"role": text_of("shape.roles", plant)[:2_000], "content": "x"}],
+        "response_format": {"type": text_of("shape.response_format", plant)[:2_000]},
     }).encode()  # fmt: skip
     head = (
         f"POST /{text_of('path', plant)}/v1/chat/completions HTTP/1.1\r\nhost: g\r\n"

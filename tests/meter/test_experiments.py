@@ -40,7 +40,7 @@ def ended(
     view.ended(x, measure(x), SeriesKey("t", "m"), None)
 
 
-def said(view: Experiments) -> dict[str, Any]:
+def results_of(view: Experiments) -> dict[str, Any]:
     """As a client of the API sees it."""
     out: dict[str, Any] = json.loads(msgspec.json.encode(view.results()()))
     return out
@@ -58,7 +58,7 @@ def test_an_exchange_counts_in_its_arm_and_nowhere_else() -> None:
     ended(view, streamed(300), "a", "4", excluded="no_room")  # went this way for want of room: not a sample
     ended(view, streamed(300), None)
     ended(view, streamed(300), "of another configuration", "4")
-    out = said(view)
+    out = results_of(view)
     a, b = out["arms"]["a"], out["arms"]["b"]
     assert (a["assigned"], a["ended"], b["assigned"], b["ended"]) == (1, 1, 2, 1)
     assert (a["metrics"]["ttft"]["mean"], b["metrics"]["ttft"]["mean"]) == (0.1, 0.2)
@@ -77,7 +77,7 @@ def test_every_metric_and_share_is_there_with_its_statistics() -> None:
     for i in range(400):
         x = streamed(*(100 + r.randrange(50) + 20 * k for k in range(5)), tokens=2)
         ended(view, x, "ab"[i % 2], f"{r.getrandbits(64):016x}")
-    out = said(view)
+    out = results_of(view)
     for arm in out["arms"].values():
         assert list(arm["metrics"]) == list(METRICS)
         assert list(arm["shares"]) == list(SHARES)
@@ -101,7 +101,7 @@ def test_an_arm_whose_chunks_arrive_together_has_a_caution() -> None:
         if i % 2:
             x.reads = 2
         ended(view, x, "ab"[i % 2], str(i))
-    out = said(view)
+    out = results_of(view)
     assert out["cautions"] == [
         {
             "arm": "b", "metrics": ["tpot", "tbc", "itl"],
@@ -120,7 +120,7 @@ def test_a_slower_arm_is_found_and_a_refusing_one() -> None:
         first = round(100 * r.lognormvariate(0, 0.3)) + (40 if arm == "b" else 0)
         x = streamed(first, first + 20, outcome=Outcome.REFUSED if refused else Outcome.COMPLETE)
         ended(view, x, arm, f"{r.getrandbits(64):016x}")
-    out = said(view)
+    out = results_of(view)
     found = {finding["metric"] for finding in out["findings"]}
     assert {"ttft", "e2e", "user_idle", "refused"} <= found
     assert not found & {"tbc", "itl", "failed", "cancelled", "output_tokens", "tokens_per_chunk"}
@@ -146,7 +146,7 @@ def test_a_slower_arm_is_found_and_a_refusing_one() -> None:
 def test_how_an_exchange_ended_counts_in_one_share(outcome: Outcome, share: str | None) -> None:
     view = viewed()
     ended(view, streamed(100, outcome=outcome), "a")
-    shares = said(view)["arms"]["a"]["shares"]
+    shares = results_of(view)["arms"]["a"]["shares"]
     assert {name: about["share"] for name, about in shares.items()} == {
         name: float(name == share) for name in SHARES
     }
@@ -159,7 +159,7 @@ def test_what_several_requests_of_a_conversation_say_counts_as_one_unit() -> Non
         ended(view, streamed(100, 140), "a", "c1")
     view.assigned("a", "c2", True)
     ended(view, streamed(100, 140), "a", "c2")
-    a = said(view)["arms"]["a"]
+    a = results_of(view)["arms"]["a"]
     assert (a["assigned"], a["units"], a["single_requests"]) == (6, 2, 1)
     assert (a["metrics"]["ttft"]["n"], a["metrics"]["ttft"]["units"]) == (6, 2)
 
@@ -168,7 +168,7 @@ def test_headers_and_fields_are_named_and_their_values_are_not() -> None:
     view = viewed(
         an_experiment(A, B, {"name": "c", "body": {"key": "hidden"}}, disclosure={"systems": ["LG"]})
     )
-    text = json.dumps(said(view))
+    text = json.dumps(results_of(view))
     assert "secret" not in text
     assert "hidden" not in text
     assert "pepper" not in text
@@ -182,16 +182,18 @@ def test_what_a_relay_says_of_an_arm_ends_up_in_it() -> None:
     tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), an_experiment(A, B))
     hello = Hello(relay="r0", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0)
     assembler = Assembler(hello, tally)
-    dealt = msgspec.json.encode(Assigned(arm="b", unit="00ff"))
-    script = Script().request(1).frame(FrameKind.ARM, 1, data=dealt).head(1, 50).word(1, 60).end(1, 70, 1)
+    assignment = msgspec.json.encode(Assigned(arm="b", unit="00ff"))
+    script = (
+        Script().request(1).frame(FrameKind.ARM, 1, data=assignment).head(1, 50).word(1, 60).end(1, 70, 1)
+    )
     assembler.digest(script.frames())
-    out = said(tally.experiments)
+    out = results_of(tally.experiments)
     assert (out["arms"]["b"]["assigned"], out["arms"]["b"]["ended"]) == (1, 0), (
         "counted as soon as it is dealt"
     )
     script = Script().close(1, 71, arm="b", route="headers X", unit="00ff", excluded="encoded").stream(2)
     assembler.digest(script.frames())
-    out = said(tally.experiments)
+    out = results_of(tally.experiments)
     assert (out["arms"]["b"]["assigned"], out["arms"]["b"]["ended"]) == (1, 1)
     assert out["arms"]["b"]["excluded"] == {"encoded": 1}
     (_, plain, _), (_, armed, _) = tally.recent.find(Query())
@@ -208,10 +210,10 @@ def test_a_ratio_that_is_not_as_dealt_rings_once(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.ERROR):
         for i in range(4_000):
             view.assigned("a" if i % 4 else "b", f"{i:x}", False)
-        assert said(view)["sample_ratio"]["alarm"] is False
+        assert results_of(view)["sample_ratio"]["alarm"] is False
         for i in range(4_000):
             view.assigned("ab"[i % 2], f"{i:x}", False)
-    ratio = said(view)["sample_ratio"]
+    ratio = results_of(view)["sample_ratio"]
     assert ratio["alarm"] is True
     assert ratio["units"] == {"a": 5_000, "b": 3_000}
     assert ratio["expected"] == {"a": 0.75, "b": 0.25}
@@ -223,10 +225,10 @@ def test_an_alarm_does_not_go_away_by_itself() -> None:
     view = viewed()
     for i in range(400):
         view.assigned("a", f"{i:x}", False)
-    assert said(view)["sample_ratio"]["alarm"] is True
+    assert results_of(view)["sample_ratio"]["alarm"] is True
     for i in range(400):
         view.assigned("b", f"{i:x}", False)
-    assert said(view)["sample_ratio"]["alarm"] is True
+    assert results_of(view)["sample_ratio"]["alarm"] is True
 
 
 def test_a_conversation_counts_once_in_the_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,11 +236,11 @@ def test_a_conversation_counts_once_in_the_ratio(monkeypatch: pytest.MonkeyPatch
     view = viewed(an_experiment(A, B, unit="tenant"))
     for _ in range(1_000):
         view.assigned("a", "1", False)
-    assert said(view)["sample_ratio"]["units"] == {"a": 1, "b": 0}
-    assert said(view)["sample_ratio"]["alarm"] is False
+    assert results_of(view)["sample_ratio"]["units"] == {"a": 1, "b": 0}
+    assert results_of(view)["sample_ratio"]["alarm"] is False
     for i in range(150):
         view.assigned("ab"[i % 2], f"{i + 2:x}", False)
-    ratio = said(view)["sample_ratio"]
+    ratio = results_of(view)["sample_ratio"]
     assert (sum(ratio["units"].values()), ratio["capped"]) == (100, True)
 
 
@@ -275,7 +277,7 @@ def test_a_worse_arm_ends_the_experiment(
     view, words = viewed(an_experiment(A, B, stop_worse=figures)), list[int]()
     view.join(0, words.append)
     run_until_stopped(view, 1, factor, failing)
-    out = said(view)
+    out = results_of(view)
     if stopped is None:
         assert (out["stopped"], out["state"]) == (None, "running")
         return
@@ -305,7 +307,7 @@ def test_a_covariate_is_the_size_of_the_first_request() -> None:
             x = streamed(round((20 + size / 20) * r.lognormvariate(0, 0.2)))
             x.request_bytes = size
             ended(view, x, "ab"[i % 2], f"{r.getrandbits(64):016x}")
-        out = said(view)
+        out = results_of(view)
         assert out["covariate"] == covariate
         outs[covariate] = out["differences"]["b"]["ttft"]["mean"]
     assert "variance_left" not in outs["none"]
@@ -330,7 +332,7 @@ def test_every_relay_is_told_when_it_comes_and_when_it_changes() -> None:
     view.leave(one.append)
     view.switch(False)
     assert (one, two) == ([off, on], [on, off])
-    assert said(view)["switched_by"] == "api"
+    assert results_of(view)["switched_by"] == "api"
 
 
 def test_a_new_meter_learns_from_its_relays_what_was_switched() -> None:
@@ -342,7 +344,7 @@ def test_a_new_meter_learns_from_its_relays_what_was_switched() -> None:
     view.join(0, fresh.append)
     view.join(off, old.append)
     assert (fresh, old, view.state) == ([on, off], [off], "off")
-    assert said(view)["switched_by"] == "relay"
+    assert results_of(view)["switched_by"] == "relay"
     late: list[int] = []
     view.join(on, late.append)
     assert (late, view.state) == ([off], "off"), "the first one counts"
@@ -359,4 +361,4 @@ def test_it_is_over_when_its_end_has_come() -> None:
     assert view.state == "running"
     clock.advance(10 * S)
     assert view.state == "ended"
-    assert said(view)["until"] == "2023-11-14T22:13:31Z"
+    assert results_of(view)["until"] == "2023-11-14T22:13:31Z"

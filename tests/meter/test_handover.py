@@ -12,9 +12,10 @@ import pytest
 
 from llmtap.channel.frames import ACK
 from llmtap.meter.setup import HAND_OVER
-from tests.meter.test_process import Meter, finish, joined, wait_for
+from tests.meter.test_process import Meter, finish, joined
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.tap_frames import Script
+from tests.support.waiting import PATIENCE_S, block_until
 
 Make = Callable[..., Meter]
 
@@ -51,7 +52,7 @@ def test_the_old_one_measures_to_the_end_and_the_new_one_counts(make: Make) -> N
     old, new = make("old"), make("new")
     with joined(old) as relay:
         hand_over(old, new.path)
-        wait_for(lambda: relays_of(new).get("r0", {}).get("opened") == 1)
+        block_until(lambda: relays_of(new).get("r0", {}).get("opened") == 1)
         assert relays_of(new)["r0"]["connected"]
         finish(relay)
         relay.sendall(Script().status(relay_status(opened=1, measured=1, draining=True)).pack(3))
@@ -60,9 +61,9 @@ def test_the_old_one_measures_to_the_end_and_the_new_one_counts(make: Make) -> N
     assert status == 0, log
     assert "event=exchange id=r0-1" in log
     assert os.path.exists(old.path), "it may be the other one's by now"
-    told = relays_of(new)["r0"]
-    assert (told["opened"], told["measured"], told["unsettled"], told["dropped"]) == (1, 1, 0, {})
-    assert not told["connected"]
+    result = relays_of(new)["r0"]
+    assert (result["opened"], result["measured"], result["unsettled"], result["dropped"]) == (1, 1, 0, {})
+    assert not result["connected"]
     assert json.loads(new.get("/api/v1/summary?window=all"))["n"] == 0, "measured there"
     assert b'llmtap_tap_measured_exchanges_total{relay="r0"} 1.0' in new.get("/metrics")
 
@@ -75,7 +76,7 @@ def test_who_is_connected_is_sent_to_the_other_one(make: Make) -> None:
             scraper.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert b"200 OK" in scraper.recv(1_000)
             hand_over(old, new.path)
-            scraper.settimeout(30)
+            scraper.settimeout(PATIENCE_S)
             assert scraper.recv(1_000) == b"", "a connection that is kept would show old figures"
         finish(relay)
     assert old.stop()[0] == 0
@@ -85,11 +86,11 @@ def test_a_relay_that_dies_in_the_drain_is_counted_as_lost(make: Make) -> None:
     old, new = make("old"), make("new")
     with joined(old):
         hand_over(old, new.path)
-        wait_for(lambda: "r0" in relays_of(new))
+        block_until(lambda: "r0" in relays_of(new))
     assert old.stop()[0] == 0
-    told = relays_of(new)["r0"]
-    assert (told["opened"], told["measured"], told["unsettled"]) == (1, 0, 0)
-    assert told["dropped"] == {"relay_lost": 1}
+    result = relays_of(new)["r0"]
+    assert (result["opened"], result["measured"], result["unsettled"]) == (1, 0, 0)
+    assert result["dropped"] == {"relay_lost": 1}
 
 
 def test_a_successor_that_is_away_or_of_another_kind_holds_nothing_up(make: Make, tmp_path: Path) -> None:
@@ -118,13 +119,13 @@ def test_a_successor_that_is_away_or_of_another_kind_holds_nothing_up(make: Make
         thread = threading.Thread(target=hang_up, daemon=True)
         thread.start()
         hand_over(other, str(tmp_path / "stranger.sock"))
-        wait_for(lambda: bool(came))
+        block_until(lambda: bool(came))
         finish(relay)
         relay.close()
         assert other.stop()[0] == 0
         assert came == [1], "who does not understand is not asked again"
         stranger.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 def test_one_that_takes_over_answers_when_its_relay_is_ready(make: Make) -> None:
@@ -136,5 +137,5 @@ def test_one_that_takes_over_answers_when_its_relay_is_ready(make: Make) -> None
         relay.connect(new.path)
         relay.sendall(Script().hello().status(relay_status()).pack(1))
         assert relay.recv(ACK.size) == ACK.pack(1)
-        asking.join(30)
+        asking.join(PATIENCE_S)
     assert answers == [b"ready\n"]

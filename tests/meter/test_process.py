@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable, MeterS
 from llmtap.units import encode_special
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.tap_frames import Script
+from tests.support.waiting import block_until
 
 
 class Meter:
@@ -111,6 +112,23 @@ def finish(relay: socket.socket) -> None:
     assert relay.recv(ACK.size) == ACK.pack(2), "it still measures"
 
 
+def test_its_end_removes_its_socket_and_not_one_that_has_taken_the_place(
+    meter: Meter, tmp_path: Path
+) -> None:
+    os.rename(meter.path, meter.path + ".old")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(meter.path)
+        meter.process.send_signal(signal.SIGTERM)
+        status, log = meter.stop()
+    assert status == 0, log
+    assert os.path.exists(meter.path), "this is the other meter's socket"
+    os.unlink(meter.path)
+    alone = Meter(tmp_path)
+    alone.process.send_signal(signal.SIGTERM)
+    assert alone.stop()[0] == 0
+    assert not os.path.exists(alone.path)
+
+
 def test_told_to_end_it_outlives_its_relays(meter: Meter) -> None:
     with joined(meter) as relay:
         meter.process.send_signal(signal.SIGTERM)
@@ -134,7 +152,7 @@ def test_an_orphan_outlives_its_relays_and_leaves_the_port_to_others(meter: Mete
         assert meter.process.stdin is not None
         meter.process.stdin.close()
         meter.process.stdin = None
-        wait_for(lambda: can_listen(address))
+        block_until(lambda: can_listen(address))
         finish(relay)
         kept.request("GET", "/api/v1/summary?window=all")
         assert json.loads(kept.getresponse().read())["n"] == 1, "who was connected can still read"
@@ -152,14 +170,7 @@ def can_listen(address: tuple[str, int]) -> bool:
     return True
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def heard(pid: int, number: signal.Signals) -> bool:
+def messages(pid: int, number: signal.Signals) -> bool:
     """The signal is no longer on its way: another of its kind is another one."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
@@ -174,14 +185,14 @@ def test_it_can_be_told_to_end_now(meter: Meter, signals: tuple[signal.Signals, 
     with joined(meter) as relay:
         for number in signals:
             meter.process.send_signal(number)
-            wait_for(lambda n=number: heard(meter.process.pid, n))  # two of a kind at once are one
+            block_until(lambda n=number: messages(meter.process.pid, n))  # two of a kind at once are one
         status, log = meter.stop()
         assert (status, relay.recv(1)) == (0, b""), log
     assert "tap_error" not in log, "the relay lives"
     assert not os.path.exists(meter.path)
 
 
-def told(meter: Meter, *lines: bytes) -> None:
+def result(meter: Meter, *lines: bytes) -> None:
     assert meter.process.stdin is not None
     meter.process.stdin.write(b"".join(line + b"\n" for line in lines))
     meter.process.stdin.flush()
@@ -192,7 +203,7 @@ def test_words_that_come_at_once_or_in_pieces_are_heard_one_by_one(meter: Meter)
         FROM_NOW_ON + msgspec.json.encode(Changeable(config=config, log=LogSetup(level=level)))
         for config, level in (("first", "info"), ("second", "warning"), ("third", "info"))
     ]
-    told(meter, *words)
+    result(meter, *words)
     assert meter.process.stdin is not None
     for piece in (HAND_OVER[:9], HAND_OVER[9:] + b"/nowhere/tap.sock\n"):
         meter.process.stdin.write(piece)

@@ -40,9 +40,9 @@ def test_clients_connect_to_the_newest_relay_that_listens() -> None:
 def test_a_meter_that_comes_later_counts_only_requests_skipped_since() -> None:
     book = RelayBook()
     book.join(replace(hello(), skipped=40))
-    assert book.say("r0", relay_status(skipped={"GET": 41, "/tokenize": 2}), 10) == 3
-    assert book.say("r0", relay_status(skipped={"GET": 41, "/tokenize": 2}), 20) == 0
-    assert book.say("another", relay_status(skipped={"GET": 1}), 20) == 0
+    assert book.update("r0", relay_status(skipped={"GET": 41, "/tokenize": 2}), 10) == 3
+    assert book.update("r0", relay_status(skipped={"GET": 41, "/tokenize": 2}), 20) == 0
+    assert book.update("another", relay_status(skipped={"GET": 1}), 20) == 0
 
 
 def test_ready_means_a_relay_that_spoke_lately() -> None:
@@ -50,11 +50,11 @@ def test_ready_means_a_relay_that_spoke_lately() -> None:
     assert not book.ready(0)
     epoch = book.join(hello())
     assert not book.ready(0)
-    book.say("r0", relay_status(), 10)
+    book.update("r0", relay_status(), 10)
     assert book.ready(10 + STATUS_FRESH_NS)
     assert not book.ready(11 + STATUS_FRESH_NS)
     for up, ready in ((False, False), (True, True)):
-        book.say("r0", relay_status(upstream_up=up), 10)
+        book.update("r0", relay_status(upstream_up=up), 10)
         assert book.ready(10) == ready
     book.leave("r0", epoch, 0, 11)
     assert not book.ready(11)
@@ -62,9 +62,9 @@ def test_ready_means_a_relay_that_spoke_lately() -> None:
 
 def test_a_relay_that_comes_back_has_counted_by_itself() -> None:
     book = RelayBook()
-    book.say("r0", relay_status(), 0)
+    book.update("r0", relay_status(), 0)
     epoch = book.join(hello())
-    book.say("r0", relay_status(opened=5), 0)
+    book.update("r0", relay_status(opened=5), 0)
     book.leave("r0", epoch, 3, 10)
     book.join(hello())
     (state,) = book.states(100 * S)
@@ -76,7 +76,7 @@ def test_a_relay_that_comes_back_has_counted_by_itself() -> None:
 def test_what_a_relay_that_left_had_done_since_its_last_status_is_reckoned() -> None:
     book = RelayBook()
     epoch = book.join(hello())
-    book.say("r0", relay_status(opened=5, measured=3, unsettled=2), 0)
+    book.update("r0", relay_status(opened=5, measured=3, unsettled=2), 0)
     final = relay_status(opened=7, measured=6, unsettled=1)
     book.leave("r0", epoch, 1, 10, final)
     (state,) = book.states(11)
@@ -93,7 +93,7 @@ STEP = st.sampled_from(["open", "open", "open", "refuse", "close", "close", "dro
 def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]) -> None:
     """A relay's ledger beside what its frames tell; then it dies, and the meter has read all that it sent."""
     ledger, reckoning = Ledger(), Reckoning()
-    told = False
+    result = False
     seen = lost_unseen = batch = 0
     for step in ["status", *steps]:
         batch += 1
@@ -116,8 +116,8 @@ def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]
             case "acknowledge":
                 ledger.acknowledge(batch // 2)
             case "status":
-                told, seen, lost_unseen = True, ledger.opened, 0
-                reckoning.told(
+                result, seen, lost_unseen = True, ledger.opened, 0
+                reckoning.update(
                     relay_status(
                         opened=ledger.opened, measured=ledger.measured, dropped=dict(ledger.dropped),
                         unsettled=ledger.unsettled,
@@ -125,7 +125,7 @@ def test_the_reckoning_is_what_the_dead_relays_ledger_would_say(steps: list[str]
                 )  # fmt: skip
     ledger.acknowledge(batch)
     final = reckoning.final()
-    assert told
+    assert result
     assert final is not None
     assert reckoning.running == len(ledger.live)
     assert final.opened == seen == ledger.opened - lost_unseen
@@ -139,18 +139,20 @@ def test_what_another_meter_should_know_of_a_relay() -> None:
     silent, lost, away = book.join(hello("silent")), book.join(hello("lost")), book.join(hello("away"))
     assert book.connected() == ["silent", "lost", "away"]
     for name in ("lost", "away"):
-        book.say(name, relay_status(opened=9, measured=4, dropped={"overflow": 1}, unsettled=4), 0)
+        book.update(name, relay_status(opened=9, measured=4, dropped={"overflow": 1}, unsettled=4), 0)
     book.leave("silent", silent, 2, 10)
     book.leave("lost", lost, 4, 10)
     assert book.connected() == ["away"]
-    told = {known.relay: (status, more) for known, status, more in book.accounts(["silent", "lost", "away"])}
-    assert set(told) == {"lost", "away"}, "of a relay that never spoke there is nothing to tell"
-    assert told["lost"] == (
+    result = {
+        known.relay: (status, more) for known, status, more in book.accounts(["silent", "lost", "away"])
+    }
+    assert set(result) == {"lost", "away"}, "of a relay that never spoke there is nothing to tell"
+    assert result["lost"] == (
         relay_status(opened=9, measured=4, dropped={"overflow": 1, "relay_lost": 4}),
         False,
     )
-    assert told["away"][1]
-    assert told["away"][0].unsettled == 4
+    assert result["away"][1]
+    assert result["away"][0].unsettled == 4
     book.leave("away", away, 0, 20)
 
 
@@ -160,13 +162,13 @@ def test_of_a_relay_elsewhere_an_older_word_that_comes_later_says_nothing() -> N
     book.join(other)
     assert book.is_elsewhere("r0")
     for t_ns, settled, taken in ((5, 1, True), (4, 2, False), (5, 0, False), (5, 3, True), (6, 2, True)):
-        book.say("r0", relay_status(t_ns=t_ns, opened=3, measured=settled, unsettled=3 - settled), 0)
+        book.update("r0", relay_status(t_ns=t_ns, opened=3, measured=settled, unsettled=3 - settled), 0)
         (state,) = book.states(0)
         assert state.status is not None
         assert ((state.status.t_ns, state.status.measured) == (t_ns, settled)) is taken
     book.join(hello())
     assert not book.is_elsewhere("r0"), "it has come to us"
-    book.say("r0", relay_status(t_ns=1), 0)
+    book.update("r0", relay_status(t_ns=1), 0)
     assert book.states(0)[0].status == relay_status(t_ns=1)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from llmtap.clock import ManualClock
 from llmtap.errors import ConfigError
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.meter.slo import BURN_WINDOWS, SloBook
 from llmtap.metrics.latency import measure
 from llmtap.metrics.slo import SloOptions, check_slos
@@ -35,8 +35,8 @@ def ended(slos: SloBook, tenant: str, ttft_ms: int, **about: Any) -> bool | None
 
 
 def windows(slos: SloBook, name: str) -> dict[str, Any]:
-    told: Any = slos.freeze().to_dict()[name]
-    found: dict[str, Any] = told["windows"]
+    result: Any = slos.freeze().to_dict()[name]
+    found: dict[str, Any] = result["windows"]
     return found
 
 
@@ -59,21 +59,23 @@ def test_attainment_and_burn_rate_by_class_and_tenant() -> None:
     for i in range(10):
         assert ended(slos, "a", GOOD) is True
         assert ended(slos, "b", BAD if i < 4 else GOOD) is (i >= 4)
-    told: Any = slos.freeze().to_dict()["gold"]
-    assert told["windows"]["5m"] == {
-        "seconds": 25.0, "counted": 20, "good": 16, "attainment": 0.8, "burn_rate": pytest.approx(2.0),
+    result: Any = slos.freeze().to_dict()["gold"]
+    assert result["windows"]["5m"] == {
+        "seconds": 25.0, "counted": 20, "good": 16, "not_judged": 0, "attainment": 0.8,
+        "burn_rate": pytest.approx(2.0),
         "marks": [],
     }  # fmt: skip
-    assert told["by"]["tenant"]["b"]["6h"] == {
-        "seconds": 25.0, "counted": 10, "good": 6, "attainment": 0.6, "burn_rate": pytest.approx(4.0),
+    assert result["by"]["tenant"]["b"]["6h"] == {
+        "seconds": 25.0, "counted": 10, "good": 6, "not_judged": 0, "attainment": 0.6,
+        "burn_rate": pytest.approx(4.0),
         "marks": [],
     }  # fmt: skip
     assert slos.freeze().burn_rates()["gold", "1h"] == pytest.approx(2.0)
     clock.advance(3_600 * S)
     of = windows(slos, "gold")
     assert (of["5m"]["seconds"], of["6h"]["seconds"]) == (pytest.approx(300, abs=30), 3_625.0)
-    assert slos.freeze().total == {("gold", "a"): (10, 10), ("gold", "b"): (10, 6)}
-    assert (told["objectives"], told["target"], told["burn_rate_max"]) == (
+    assert slos.freeze().total == {("gold", "a"): (10, 10, 0), ("gold", "b"): (10, 6, 0)}
+    assert (result["objectives"], result["target"], result["burn_rate_max"]) == (
         "ttft:500ms",
         0.9,
         pytest.approx(10.0),
@@ -85,7 +87,7 @@ def test_what_a_request_asks_for_itself_comes_first() -> None:
     assert ended(slos, "a", GOOD, slo_ttft_ns=50_000_000) is False
     assert ended(slos, "a", BAD, slo_ttft_ns=2_000_000_000) is True
     assert ended(slos, "x", BAD, slo_ttft_ns=2_000_000_000) is True
-    assert slos.freeze().total == {("gold", "a"): (2, 1), ("requested", "x"): (1, 1)}
+    assert slos.freeze().total == {("gold", "a"): (2, 1, 0), ("requested", "x"): (1, 1, 0)}
 
 
 def test_outcomes_that_say_nothing_of_the_gateway_do_not_count() -> None:
@@ -93,7 +95,7 @@ def test_outcomes_that_say_nothing_of_the_gateway_do_not_count() -> None:
     assert ended(slos, "a", GOOD, outcome=Outcome.REJECTED) is None
     assert ended(slos, "a", BAD, outcome=Outcome.TAP_ERROR) is None
     assert ended(slos, "a", GOOD, outcome=Outcome.UPSTREAM_ERROR) is False
-    assert slos.freeze().total == {("gold", "a"): (1, 0)}
+    assert slos.freeze().total == {("gold", "a"): (1, 0, 0)}
 
 
 def test_six_hours_of_compressed_time_against_everything_kept() -> None:
@@ -109,17 +111,17 @@ def test_six_hours_of_compressed_time_against_everything_kept() -> None:
         assert met is not None
         kept.append((clock.now_ns, met))
         if rng.random() < 0.1:
-            told = windows(slos, "gold")
+            result = windows(slos, "gold")
             for name, (length, step) in lengths.items():
                 start = 3 + max(0, (clock.now_ns // S - 3) // step * step - length + step)
                 inside = [good for t, good in kept if t >= start * S]
-                assert (told[name]["counted"], told[name]["good"]) == (len(inside), sum(inside)), name
+                assert (result[name]["counted"], result[name]["good"]) == (len(inside), sum(inside)), name
     assert slos.freeze().total[("gold", "a")][0] + slos.freeze().total[("gold", "b")][0] == len(kept)
 
 
 def ringing(slos: SloBook) -> list[bool]:
-    told: Any = slos.freeze().to_dict()["gold"]
-    return [alarm["ringing"] for alarm in told["alarms"]]
+    result: Any = slos.freeze().to_dict()["gold"]
+    return [alarm["ringing"] for alarm in result["alarms"]]
 
 
 def test_an_alarm_rings_when_both_of_its_windows_burn_and_ends_with_the_short_one() -> None:
@@ -137,8 +139,8 @@ def test_an_alarm_does_not_ring_on_too_few() -> None:
     ended(slos, "a", BAD)
     assert ringing(slos) == [False], "one bad exchange is no trend"
     ended(slos, "a", BAD)
-    told: Any = slos.freeze().to_dict()["gold"]
-    assert told["alarms"] == [{
+    result: Any = slos.freeze().to_dict()["gold"]
+    assert result["alarms"] == [{
         "severity": "page", "long": "1h", "short": "5m", "burn_rate": 5.0, "reachable": True,
         "events_min": 2, "ringing": True,
     }]  # fmt: skip
@@ -147,8 +149,8 @@ def test_an_alarm_does_not_ring_on_too_few() -> None:
 def test_a_standard_alarm_that_can_never_ring_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
     slos = book(ManualClock(), loose=slo(target=0.9))
     assert "event=alarm_unreachable slo=loose target=0.9 burn_rate=14.4 burn_rate_max=10" in caplog.text
-    told: Any = slos.freeze().to_dict()["loose"]
-    assert [(a["long"], a["short"], a["burn_rate"], a["reachable"]) for a in told["alarms"]] == [
+    result: Any = slos.freeze().to_dict()["loose"]
+    assert [(a["long"], a["short"], a["burn_rate"], a["reachable"]) for a in result["alarms"]] == [
         ("6h", "30m", 6.0, True), ("1h", "5m", 14.4, False),
     ]  # fmt: skip
 
@@ -170,7 +172,22 @@ def test_a_standard_alarm_that_can_never_ring_is_left_out_and_told(caplog: pytes
 def test_what_cannot_be_is_refused_with_its_reason(
     classes: dict[str, SloOptions], place: str, problem: str
 ) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as failure:
         check_slos(classes)
-    assert told.value.place == place
-    assert problem in told.value.problem
+    assert failure.value.place == place
+    assert problem in failure.value.problem
+
+
+def test_an_answer_that_was_not_understood_is_neither_counted_nor_good() -> None:
+    clock = ManualClock()
+    slos = book(clock, gold=slo(target=0.9, tenants=("a",)))
+    for times in (GOOD, BAD):
+        x = streamed(times, times + 40, tenant="a")
+        x.reading, x.no_token_reason = Reading.NONE, "only_metadata"
+        assert slos.judge(x, measure(x), slos.of("a"), "a") is None
+    result: Any = slos.freeze().to_dict()["gold"]
+    window = result["windows"]["5m"]
+    figures = [window[name] for name in ("counted", "not_judged", "attainment", "burn_rate")]
+    assert figures == [0, 2, None, None]
+    assert slos.freeze().burn_rates() == {}
+    assert slos.freeze().total == {("gold", "a"): (0, 0, 2)}

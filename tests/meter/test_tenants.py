@@ -123,16 +123,16 @@ def test_a_headers_bytes_may_be_anything() -> None:
     ],
 )
 def test_a_rule_that_cannot_be_is_named(rule: dict[str, Any], place: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as failure:
         TenantOptions(rules=(TenantRule(**rule),))
-    assert told.value.place == place
+    assert failure.value.place == place
 
 
 def test_all_mistakes_of_the_table_are_reported_at_once() -> None:
     rules = TenantRule(header="no good", body="a..b"), TenantRule(path="(")
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as failure:
         TenantOptions(rules=rules, names={"key-1": ""}, salt="")
-    assert [one.place for one in told.value.each()] == [
+    assert [one.place for one in failure.value.each()] == [
         "tenants.rules[0]", "tenants.rules[0].header", "tenants.rules[0].body", "tenants.rules[1].path",
         "tenants.salt", "tenants.names.key-1",
     ]  # fmt: skip
@@ -159,10 +159,10 @@ names = st.sampled_from([f"n{i}" for i in range(12)])
 
 
 @given(st.lists(st.tuples(names, names, st.sampled_from([None, "a", "b"])), max_size=200))
-def test_values_are_bounded_and_stable(asked: list[tuple[str, str, str | None]]) -> None:
+def test_values_are_bounded_and_stable(query: list[tuple[str, str, str | None]]) -> None:
     labels = Labels(tenants_max=3, models_max=4, series_max=6)
     first: dict[tuple[str, str, str | None], tuple[str, str, str]] = {}
-    for name, model, arm in asked:
+    for name, model, arm in query:
         tenant = labels.tenant(name)
         answer = labels.fold(tenant, model, arm)
         assert answer[0] in (name, OTHER)
@@ -182,6 +182,44 @@ def test_whoever_the_gateway_does_not_know_takes_no_place() -> None:
     assert labels.tenant("real") == "real"
     assert labels.tenant("real", trusted=False) == "real"
     assert labels.overflow["tenant"] == 0
+
+
+def test_a_model_takes_a_place_only_with_an_accepted_request() -> None:
+    labels = Labels(tenants_max=1, models_max=1, series_max=9)
+    assert labels.fold("default", "guess", trusted=False) == ("default", OTHER, "")
+    assert labels.fold("default", None, trusted=False) == ("default", "unknown", "")
+    assert labels.fold("default", "real") == ("default", "real", "")
+    assert labels.fold("default", "real", trusted=False) == ("default", "real", "")
+    assert labels.overflow == {"tenant": 0, "model": 0, "series": 0}
+
+
+def test_nobody_takes_the_name_that_stands_for_a_key() -> None:
+    """A header with the shown hash of somebody's key would count as that key."""
+    shown = who({"api_key": True}, headers="Authorization: Bearer sk-secret-of-somebody-1\r\n")
+    assert re.fullmatch("key-[0-9a-f]{8}", shown)
+    rule = {"header": "X-Team"}
+    cut = who(rule, headers=f"X-Team: {'n' * 100}\r\n")
+    hashed = who({"header": "X-Team", "hashed": True}, headers="X-Team: acme\r\n")
+    for name in (shown, cut, hashed):
+        assert who(rule, headers=f"X-Team: {name}\r\n") != name
+        assert who({"body": "user"}, body={"user": name}) != name
+        # Nor the name that the operator gave to the hash.
+        assert who(rule, headers=f"X-Team: {name}\r\n", names={name: "acme"}) != "acme"
+
+
+@pytest.mark.parametrize(
+    ("headers", "tenant"),
+    [
+        ("X-Team: acme\r\nx-team: acme\r\n", "acme"),
+        ("X-Team: acme\r\nx-team: other-team\r\n", "default"),
+        ("X-Team: acme\r\nX_Team: other-team\r\n", "acme"),
+        ("X-Team: acme\r\nConnection: x-team\r\n", "default"),
+        ("X-Team: acme\r\nConnection: keep-alive, X-TEAM\r\n", "default"),
+    ],
+)
+def test_a_tenants_header_counts_as_it_is_forwarded(headers: str, tenant: str) -> None:
+    """RFC 9110 7.6.1: what Connection names ends at this hop; 5.3: lines that differ are ambiguous."""
+    assert who({"header": "X-Team"}, headers=headers) == tenant
 
 
 def test_a_models_name_is_visible_and_short() -> None:

@@ -138,7 +138,7 @@ def test_the_sample_of_units_is_bounded_and_fair() -> None:
     for i in range(3_000):
         value = 1 if i % 4 == 0 else 3
         made.add(r.getrandbits(64), [value] * r.choice([1, 400]))
-    kept = made._kept
+    kept = made._sampled
     assert len(kept) == experiment.SAMPLE_UNITS
     assert max(len(values) for _, values in kept.values()) == experiment.SAMPLE_VALUES
     assert {n for (n,), _ in kept.values()} == {1, 400}

@@ -6,12 +6,13 @@ import pytest
 
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, Timeline, Tokens
-from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import (
     BOUNDS,
     REQUESTED,
     Goodput,
+    Judgement,
     Objectives,
     experience_of,
     fluidity,
@@ -83,6 +84,7 @@ class TestFigures:
     VALUES_US = {
         "ttft": 100_000, "ttft_any": 100_000, "ttfb": 100_000, "tpot": 50_000, "e2e": 200_000,
         "user_idle": 100_000, "tbc_max": 80_000, "tbc_p99": 79_400, "jitter": 30_000,
+        "ttft_scheduled": 100_000, "e2e_scheduled": 200_000,
     }  # fmt: skip
 
     @pytest.mark.parametrize("name", BOUNDS)
@@ -248,7 +250,7 @@ def test_good_ones_count_by_the_request_and_by_the_token() -> None:
     )  # fmt: skip
     out = goodput.to_dict(2.0)
     assert out == {
-        "objectives": "ttft:200ms e2e:1s", "met": 1, "counted": 4, "attainment": 0.25,
+        "objectives": "ttft:200ms e2e:1s", "met": 1, "counted": 4, "not_judged": 0, "attainment": 0.25,
         "requests_per_second": 0.5, "tokens_per_second": 5.0, "token_attainment": 0.1,
         "broken": {"e2e": 1, "ended": 1, "ttft": 2}, "by": out["by"],
     }  # fmt: skip
@@ -325,3 +327,127 @@ class TestOfAnExchange:
     def test_needs_both_bounds(self, text: str) -> None:
         x = exchange(*STALL_AFTER_2_MS)
         assert experience_of(x, measure(x), Objectives.parse(text)) is None
+
+
+# ------------------------------------------------------------------ answers that were not understood
+
+
+def reading(of: Reading, outcome: Outcome = Outcome.COMPLETE) -> Exchange:
+    """A stream of which only bytes are known."""
+    t = Timeline(0, submit_ns=0, first_byte_ns=50 * MS, first_any_ns=50 * MS, response_end_ns=500 * MS)
+    x = Exchange("r", 1, 0, t, outcome, "POST", "/api/chat", status=200, stream=True, reading=of)
+    x.no_token_reason = "only_metadata"
+    return x
+
+
+@pytest.mark.parametrize("of", [Reading.NONE, Reading.INFERRED])
+@pytest.mark.parametrize(
+    ("text", "judgement"),
+    [
+        ("e2e:1s", Judgement.GOOD),
+        ("ttfb:100ms e2e:1s", Judgement.GOOD),
+        ("e2e:100ms", Judgement.BAD),
+        ("ttfb:10ms", Judgement.BAD),
+        ("ttft:1s", Judgement.NOT_JUDGED),
+        ("ttft:1s e2e:1s", Judgement.NOT_JUDGED),
+        ("tpot:1ms ttfb:100ms", Judgement.NOT_JUDGED),
+        ("ttft:1s e2e:100ms", Judgement.BAD),
+        ("tbc_max:1ms", Judgement.NOT_JUDGED),
+    ],
+)
+def test_a_stream_that_was_not_understood_is_judged_by_its_known_bounds(
+    of: Reading, text: str, judgement: Judgement
+) -> None:
+    x = reading(of)
+    assert Objectives.parse(text).judge(measure(x), x) is judgement
+    x.reading = Reading.DIALECT
+    assert Objectives.parse(text).judge(measure(x), x) is Judgement.BAD, "a dialect knows that nothing came"
+
+
+def test_what_is_known_of_a_stream_that_was_not_understood_stays_what_it_is() -> None:
+    bounds = Objectives.parse("ttft:1s e2e:1s")
+    x = reading(Reading.NONE)
+    x.no_token_reason = "empty"
+    assert bounds.judge(measure(x), x) is Judgement.BAD
+    for outcome in (Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT):
+        x = reading(Reading.NONE, outcome)
+        assert bounds.judge(measure(x), x) is Judgement.BAD
+    x = reading(Reading.NONE)
+    x.stream = False
+    assert bounds.judge(measure(x), x) is Judgement.GOOD, "only ttfb and e2e apply to one in one piece"
+
+
+@pytest.mark.parametrize(
+    ("output", "reasoning", "text", "judgement"),
+    [
+        (4_160, None, "e2e:1s", Judgement.GOOD),
+        (4_160, None, "ttft:1s e2e:1s", Judgement.NOT_JUDGED),
+        (4_160, None, "ttft:1s e2e:100ms", Judgement.BAD),
+        (64, 64, "e2e:1s", Judgement.BAD),
+        (None, None, "e2e:1s", Judgement.BAD),
+    ],
+)
+def test_a_picture_is_output_without_tokens(
+    output: int | None, reasoning: int | None, text: str, judgement: Judgement
+) -> None:
+    x = reading(Reading.DIALECT)
+    x.tokens.output, x.tokens.reasoning = output, reasoning
+    assert Objectives.parse(text).judge(measure(x), x) is judgement
+
+
+def test_a_client_that_leaves_an_unknown_stream_shows_nothing_of_its_tokens() -> None:
+    x = reading(Reading.NONE, Outcome.CLIENT_CANCELLED)
+    x.timeline.delivered_ns = 5_000 * MS
+    assert Objectives.parse("ttft:1s").judge(measure(x), x) is Judgement.NOT_JUDGED
+    assert Objectives.parse("ttft:1s e2e:9s").judge(measure(x), x) is Judgement.NOT_JUDGED
+    x.timeline.response_end_ns = None
+    assert Objectives.parse("e2e:1s").judge(measure(x), x) is Judgement.BAD
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_the_stream_of_an_agents_task_is_judged_by_its_first_byte_and_end(silent: bool) -> None:
+    x = judged(900)
+    x.endpoint = "a2a"
+    if silent:  # changes of its state alone
+        x.no_token_reason = "only_metadata"
+    for text, judgement in (
+        ("ttft:200ms tpot:1ms", Judgement.NOT_COUNTED),
+        ("ttft:200ms e2e:9s", Judgement.GOOD),
+        ("ttft:200ms e2e:500ms", Judgement.BAD),
+    ):
+        assert Objectives.parse(text).judge(measure(x), x) is judgement
+    x.outcome = Outcome.UPSTREAM_ERROR
+    assert Objectives.parse("ttft:200ms e2e:9s").judge(measure(x), x) is Judgement.BAD
+
+
+def test_inferred_times_are_judged_if_the_operator_says_so() -> None:
+    x = judged(100)
+    x.reading = Reading.INFERRED
+    bounds = Objectives.parse("ttft:200ms e2e:1s")
+    assert bounds.judge(measure(x), x) is Judgement.NOT_JUDGED
+    assert bounds.judge(measure(x, judge_inferred=True), x) is Judgement.GOOD
+    x.reading = Reading.NONE
+    assert bounds.judge(measure(x, judge_inferred=True), x) is Judgement.NOT_JUDGED
+
+
+def test_exchanges_that_are_not_judged_stand_beside_the_share() -> None:
+    goodput = tally(GOLD, judged(100), reading(Reading.NONE), reading(Reading.INFERRED))
+    more = tally(GOLD, reading(Reading.NONE))
+    goodput.merge(more)
+    out = goodput.to_dict(1.0)
+    assert out is not None
+    assert (out["met"], out["counted"], out["not_judged"], out["attainment"]) == (1, 1, 3, 1.0)
+
+
+def test_bounds_from_the_schedule_count_the_wait_before_a_retry() -> None:
+    x = exchange(100, 120, 200)
+    assert x.timeline.submit_ns is not None
+    bounds = Objectives.parse("ttft:500ms e2e:1s")
+    assert bounds.meets(measure(x), x)
+    x.scheduled_ns = x.timeline.submit_ns - 2_000_000_000
+    assert bounds.meets(measure(x), x), "from the submission of the last attempt"
+    scheduled = bounds.from_schedule()
+    assert scheduled.text == "ttft_scheduled:500ms e2e_scheduled:1s"
+    assert scheduled.broken(measure(x), x) == ("ttft_scheduled", "e2e_scheduled")
+    x.scheduled_ns = None
+    assert scheduled.meets(measure(x), x), "without a schedule, from the submission"

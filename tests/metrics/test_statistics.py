@@ -1,7 +1,7 @@
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from itertools import chain
 from struct import pack, unpack
-from zlib import decompress
+from zlib import compress, decompress
 
 import pytest
 from hypothesis import given
@@ -172,6 +172,33 @@ def test_the_hdr_encoding_is_that_of_the_library() -> None:
 def test_the_values_of_an_hdr_encoding_are_read_again_within_its_error(values: list[int]) -> None:
     found = [value for value, n in hdr_values(Histogram(values).to_hdr()) for _ in range(n)]
     assert found == pytest.approx(sorted(values), rel=0.0025, abs=1)
+
+
+def hdr(
+    counts: bytes = b"\x02", *, outer: int = 0x1C849314, inner: int = 0x1C849313, offset: int = 0,
+    digits: int = 3, lowest: int = 1, highest: int = 10**9, ratio: float = 1.0, more: int = 0,
+) -> str:  # fmt: skip
+    head = pack(">iiiiqqd", inner, len(counts) + more, offset, digits, lowest, highest, ratio)
+    packed = compress(head + counts)
+    return b64encode(pack(">ii", outer, len(packed)) + packed).decode()
+
+
+def test_an_hdr_encoding_of_another_highest_value_is_read() -> None:
+    assert list(hdr_values(hdr())) == [(0.0, 1)]
+    assert [value for value, _ in hdr_values(BY_LIBRARY)] == [0, 1, 2, 5, 1_000]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "?", "AAAA", hdr(outer=0x1C849303), hdr(inner=0x1C849303), hdr(inner=0x1C849301), hdr(digits=2),
+        hdr(digits=4), hdr(lowest=1_000), hdr(highest=10**18), hdr(offset=1), hdr(ratio=0.5), hdr(more=1),
+        hdr(b"\x80"), hdr(b"\xff\xff\xff\x7f\x02"), hdr()[:-8], hdr(b"\x02" * (8 << 20)),
+    ],
+)  # fmt: skip
+def test_an_hdr_encoding_that_is_not_ours_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="HdrHistogram"):
+        list(hdr_values(text))
 
 
 @given(st.lists(st.integers(-5, 10**15), max_size=60), st.lists(st.integers(0, 10**14), max_size=60))

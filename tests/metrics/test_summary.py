@@ -4,15 +4,16 @@ from typing import Any
 import pytest
 
 from llmtap.exchange.exchange import OUTPUT, Added, EventLog, Exchange, Timeline, Tokens
-from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
+from llmtap.metrics.catalogue import METRIC_OF
 from llmtap.metrics.cost import Price
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import measure
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.summary import (
     DISAGREEMENTS,
-    METRICS,
     NO_TOKEN_REASONS,
+    PLACES_MAX,
     Summary,
     clock_disagreement,
     no_token_reason,
@@ -60,7 +61,7 @@ def out_of(*exchanges: Exchange, duration: float = 1.0, objectives: str | None =
 def test_streams_fill_every_metric() -> None:
     out = out_of(stream([100, 120, 150]), stream([300, 320, 340]), duration=10.0)
     metrics = out["metrics"]
-    assert metrics.keys() == set(METRICS)
+    assert metrics.keys() == set(METRIC_OF)
     assert {name: m["n"] for name, m in metrics.items()} == {
         "ttft": 2, "ttft_any": 2, "ttft_reasoning": 0, "ttft_tool_call": 0, "first_event": 2, "ttfb": 2,
         "tpot": 2, "e2e": 2, "user_idle": 2, "user_idle_from_first_token": 2, "tbc_max": 2, "jitter": 2,
@@ -346,3 +347,35 @@ def test_a_point_that_we_did_not_see_is_left_out() -> None:
     x = timed({"name": "ttft", "ms": 1}, {"name": "total", "ms": 2})
     x.timeline.submit_ns = None
     assert clock_disagreement(x, measure(x)) == {}
+
+
+def test_times_of_inferred_answers_stand_apart_and_answers_without_dialect_have_their_place() -> None:
+    read, inferred = Summary(), Summary()
+    for summary, reading in ((read, Reading.DIALECT), (inferred, Reading.INFERRED)):
+        x = stream([100, 140])
+        x.reading, x.path, x.content_type = reading, "/api/chat", "text/event-stream"
+        summary.add(x)
+    unread = stream([1])
+    unread.reading, unread.unparsed_events, unread.path = Reading.NONE, 3, "/v2/x"
+    inferred.add(unread)
+    inferred.add(unread)
+    read.merge_bytes(inferred.to_bytes())
+    out: Any = read.to_dict({}, 1.0)
+    assert out["readings"] == {"dialect": 1, "inferred": 1, "none": 2}
+    assert (out["metrics"]["tbc"]["n"], out["inferred"]["tbc"]["n"]) == (1, 1)
+    assert out["without_dialect"] == [
+        {"reading": "none", "path": "/v2/x", "content_type": None, "n": 2},
+        {"reading": "inferred", "path": "/api/chat", "content_type": "text/event-stream", "n": 1},
+    ]
+
+
+def test_places_of_answers_without_dialect_are_bounded() -> None:
+    summary, other = Summary(), Summary()
+    for i in range(PLACES_MAX + 10):
+        x = stream([1])
+        x.reading, x.unparsed_events, x.path = Reading.NONE, 1, f"/{i}"
+        (summary if i % 2 else other).add(x)
+    summary.merge_bytes(other.to_bytes())
+    places: Any = summary.to_dict({}, 1.0)["without_dialect"]
+    assert len(places) == PLACES_MAX + 1
+    assert (places[0]["path"], places[0]["n"]) == ("other", 10)

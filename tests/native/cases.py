@@ -15,7 +15,7 @@ _USES: Final = 16
 """Cases made of one body: to make it costs more than to change and to cut it."""
 
 
-def _mutated(rng: Random, data: bytes) -> bytes:
+def mutated(rng: Random, data: bytes) -> bytes:
     """One byte changed, deleted, inserted or doubled; or a piece removed."""
     if not data:
         return data
@@ -30,6 +30,30 @@ def _mutated(rng: Random, data: bytes) -> bytes:
     if kind == 6:
         return data[: at + 1] + data[at:]
     return data[:at] + data[at + 1 + int(rng.random() * 8) :]
+
+
+_BYTE_BY_BYTE_MAX: Final = 2_048
+"""A read takes some microseconds."""
+
+
+def cut_at_random(rng: Random, body: bytes) -> list[bytes]:
+    """The reads of a body: one, one for each byte, or some."""
+    how = rng.random()
+    if how < 0.3 or not body:
+        return [body]
+    if how < 0.35 and len(body) <= _BYTE_BY_BYTE_MAX:
+        return [body[at : at + 1] for at in range(len(body))]
+    cuts = sorted({int(rng.random() * len(body)) for _ in range(1 + rng.getrandbits(2))} | {0})
+    return [body[a:b] for a, b in zip(cuts, [*cuts[1:], len(body)], strict=True)]
+
+
+_EXTENSIONS: Final = (
+    b"", b";a", b";a=b", b';a="b;c"', b" ;x", b"; y=1", b"\t;\tx\t=\ty", b';a="q\\"r" ;b', b';a=""',
+    b';a="\xe9"',
+    b";", b" ", b";a=", b';a="x', b';a="\\', b";a b", b";=b", b';"a"', b';a=b"c"', b';a="b"c', b";a=b=c",
+    b";a;;b",
+)  # fmt: skip
+"""Of chunks: the first ten are well formed (RFC 9112 7.1.1), the others are not."""
 
 
 class ChunkedBodies:
@@ -51,8 +75,8 @@ class ChunkedBodies:
         self._uses -= 1
         body = self._body
         while rng.random() < 0.4:
-            body = _mutated(rng, body)
-        return self._cut(body)
+            body = mutated(rng, body)
+        return cut_at_random(rng, body)
 
     def _make_body(self) -> bytes:
         rng = self._rng
@@ -77,20 +101,8 @@ class ChunkedBodies:
         if rng.random() < 0.8:
             return b"%x\r\n" % size
         digits = rng.choice((b"%X", b"0%x", b"%08x", b"%020x")) % size
-        more = rng.choice(
-            (b"", b";a", b";a=b", b';a="b;c"', b" ;x", b"; y=1", b";" + b"z" * rng.getrandbits(7))
-        )
+        more = rng.choice(_EXTENSIONS) + rng.choice((b"", b"", b";" + b"z" * (1 + rng.getrandbits(7))))
         return digits + more + b"\r\n"
-
-    def _cut(self, body: bytes) -> list[bytes]:
-        rng = self._rng
-        how = rng.random()
-        if how < 0.3 or not body:
-            return [body]
-        if how < 0.35:
-            return [body[at : at + 1] for at in range(len(body))]
-        cuts = sorted({int(rng.random() * len(body)) for _ in range(1 + rng.getrandbits(2))} | {0})
-        return [body[a:b] for a, b in zip(cuts, [*cuts[1:], len(body)], strict=True)]
 
 
 _TEXTS: Final = (
@@ -128,7 +140,7 @@ class TokenEvents:
             text *= 1 << rng.getrandbits(3) * 2
         block = b"%b%b%b" % (self._heads[int(rng.random() * len(self._heads))], text, self._tail)
         while rng.random() < 0.2:
-            block = _mutated(rng, block)
+            block = mutated(rng, block)
         return block
 
 

@@ -25,8 +25,10 @@ from llmtap.protocol.repetition import (
 )
 from llmtap.protocol.sse import SseParser
 from tests.native.cases import ChunkedBodies, TokenEvents, in_a_chunk
+from tests.native.codings import Codings
 from tests.native.messages import Heads, Requests, Responses
 from tests.native.passages import Passages
+from tests.native.tls_reuse import TlsReuse
 
 FULL: Final = 10_000_000
 """Inputs of each target in a full run."""
@@ -42,9 +44,10 @@ class Target(Protocol):
 
 # ---------------------------------------------------------------- framing
 
-_SIZE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(;[\t\x20-\x7e\x80-\xff]*)?\r\n")
+_PLAIN_SIZE: Final = re.compile(rb"[0-9A-Fa-f]{1,15}\r\n")
+_HEX: Final = frozenset(b"0123456789abcdefABCDEF")
+_TOKEN: Final = frozenset(b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
-_SIZE_ENDS: Final = (b"\n", b"\r\n", b"0\r\n")
 _TRAILER_ENDS: Final = (b"\n", b"\r\n", b":\r\n", b"a:\r\n")
 """One of these completes each part of a valid line."""
 Framed = tuple[str, bytes]
@@ -68,10 +71,9 @@ def _read_at_once(body: bytes) -> Framed:
             if _TRAILER.fullmatch(line) is None:
                 return "refused", b""
             continue
-        m = _SIZE.fullmatch(line)
-        if m is None or len(line) > LINE_BYTES_MAX:
+        size = _read_size_line(line)
+        if size is None or len(line) > LINE_BYTES_MAX:
             return "refused", b""
-        size = int(m[1], 16)
         trailers = not size
         if size:
             payload.append(body[at : at + size])
@@ -87,7 +89,55 @@ def _may_begin_a_line(part: bytes, *, trailers: bool) -> bool:
     if trailers:
         lines = [part + end for end in _TRAILER_ENDS]
         return any(line == b"\r\n" or _TRAILER.fullmatch(line) for line in lines)
-    return any(_SIZE.fullmatch(part + end) for end in _SIZE_ENDS)
+    return not part or _size_state(part) != "wrong"
+
+
+def _read_size_line(line: bytes) -> int | None:
+    if _PLAIN_SIZE.fullmatch(line) is None and _size_state(line) != "end":
+        return None
+    digits = 0
+    while line[digits] in _HEX:
+        digits += 1
+    return int(line[:digits], 16)
+
+
+def _size_state(line: bytes) -> str:
+    """State behind a chunk-size line, or a part of one, by a walk over its bytes (RFC 9112 7.1.1)."""
+    state, significant = "start", 0
+    for c in line:
+        blank = c in b" \t"
+        if state in ("start", "digits") and c in _HEX:
+            significant += bool(significant or c != 0x30)
+            state = "digits" if significant <= 15 else "wrong"
+        elif state in ("digits", "name", "value", "quoted") and c == 0x0D:
+            state = "cr"
+        elif state in ("digits", "before semicolon", "value", "quoted") and blank:
+            state = "before semicolon"
+        elif state in ("name", "behind name") and blank:
+            state = "behind name"
+        elif state in ("digits", "before semicolon", "name", "behind name", "value", "quoted") and c == 0x3B:
+            state = "semicolon"
+        elif state in ("semicolon", "equals") and blank:
+            pass
+        elif state in ("semicolon", "name") and c in _TOKEN:
+            state = "name"
+        elif state in ("name", "behind name") and c == 0x3D:
+            state = "equals"
+        elif state in ("equals", "value") and c in _TOKEN:
+            state = "value"
+        elif state == "equals" and c == 0x22:
+            state = "text"
+        elif state == "text" and c == 0x22:
+            state = "quoted"
+        elif state == "text" and c == 0x5C:
+            state = "backslash"
+        elif state in ("text", "backslash") and (blank or 0x20 < c < 0x7F or c >= 0x80):
+            state = "text"
+        elif state == "cr" and c == 0x0A:
+            state = "end"
+        else:
+            return "wrong"
+    return state
 
 
 def _decode(reads: list[bytes]) -> Framed:
@@ -223,5 +273,6 @@ def _read(dialect: OpenAIChat | Anthropic, block: bytes) -> Delta | None:
 
 TARGETS: Final[dict[str, Callable[[Random], Target]]] = {
     "framing": Framing, "tokens": Tokens, "heads": Heads, "requests": Requests, "responses": Responses,
-    "passages": Passages,
+    "passages": Passages, "codings": Codings,
+    "tls_reuse": TlsReuse,
 }  # fmt: skip

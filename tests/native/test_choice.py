@@ -46,6 +46,28 @@ def test_the_compiled_code_runs_if_it_was_built_of_these_sources_and_nothing_sel
     assert reason in told if reason else told == ""
 
 
+@pytest.mark.parametrize("compiler", [True, False])
+@pytest.mark.parametrize("headers", [True, False])
+def test_missing_compiled_code_is_reported_with_its_cost_and_the_missing_packages(
+    compiler: bool, headers: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(native, "REASON", "the extension was not built")
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/cc" if compiler else None)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path if headers else tmp_path / "no"))
+    line = native.missing_build()
+    assert line.count("\n") == 0 and "twice the CPU" in line
+    assert [package in line for package in ("gcc", "python3-dev")] == [not compiler, not headers]
+
+
+@pytest.mark.parametrize("reason", ["", "LLMTAP_NATIVE=0", "LLMTAP_NATIVE: expected 0 or 1, got 'off'"])
+def test_compiled_code_that_runs_or_is_deselected_is_not_reported(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "REASON", reason)
+    assert native.missing_build() == ""
+
+
 def test_every_source_counts_in_the_fingerprint(tmp_path: Path) -> None:
     (tmp_path / "__init__.py").write_text("x = 1\n")
     assert fingerprint(tmp_path) == ""

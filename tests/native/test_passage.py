@@ -16,6 +16,7 @@ from llmtap.net.lag import make_lag_meter
 from llmtap.net.stream import CompiledStream, Timebase
 from llmtap.protocol.http1 import Framing, scanner_for
 from llmtap.vantage.relay.flow import Flow
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(
     native.compiled is None, reason=f"the compiled path does not run: {native.REASON}"
@@ -94,17 +95,19 @@ def test_closed_streams_leave_no_objects_behind() -> None:
     assert native.compiled is not None
     kinds = (native.compiled.Reader, native.compiled.Passage, CompiledStream, Flow)
 
-    def alive() -> int:
+    def alive() -> list[object]:
         gc.collect()
-        return sum(isinstance(found, kinds) for found in gc.get_objects())
+        return [each for each in gc.get_objects() if isinstance(each, kinds)]
 
+    # The objects of earlier tests are kept, so that none of the new ones has the address of an old one.
     before = alive()
+    old = {id(each) for each in before}
     for _ in range(200):
         exchange = _Exchange()
         exchange.run(3)
         exchange.close()
         del exchange
-    assert alive() == before
+    assert not [each for each in alive() if id(each) not in old]
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -122,8 +125,7 @@ def test_an_exception_of_a_handler_reaches_the_loops_handler(make_loop: Any) -> 
         base = Timebase(SystemClock(), make_lag_meter(1_000))
         stream = CompiledStream(loop, near, cast(Any, SimpleNamespace(on_data=fail)), base, stamped=False)
         far.send(b"x")
-        while not told:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: told)
         stream.close()
         far.close()
         return told

@@ -148,6 +148,21 @@ def test_a_run_has_room_for_a_bounded_number_of_events() -> None:
     assert len(run) == NATIVE_ROOM, "one that is not taken refuses more"
 
 
+@pytest.mark.parametrize(
+    ("text", "events"), [("x" * 1_000, 6), ("\U0001f600" + "x" * 1_000, 2), ("x" * 4_000, 2)]
+)
+def test_a_run_is_full_when_its_texts_take_much_memory(text: str, events: int) -> None:
+    known = repetition()
+    read = known.opening + text.encode() + known.closing
+    for keeps_texts in (True, False):
+        for run in twins(known, keeps_texts=keeps_texts):
+            for i in range(10):
+                assert run.full == (keeps_texts and i >= events)
+                assert run.add(read, 1, 1)
+            assert len(run.take()[4]) == 10 * keeps_texts
+            assert not run.full
+
+
 def test_a_run_refuses_what_is_no_shape() -> None:
     assert compiled is not None
     loose = ((b",", True),) * 4
@@ -393,9 +408,9 @@ def test_most_events_of_a_stream_never_become_python_frames(monkeypatch: pytest.
     # Two of 3,000 show what repeats; the event that fills a run, of 64 and then of 256, is a frame, too.
     fed = Counter[bool]()
 
-    def feed(reader: AnswerReader, payload: bytes) -> list[Delta]:
+    def feed(reader: AnswerReader, payload: bytes, t_ns: int = 0) -> list[Delta]:
         fed[native.compiled is None] += 1
-        return read(reader, payload)
+        return read(reader, payload, t_ns)
 
     read = AnswerReader.feed
     monkeypatch.setattr(AnswerReader, "feed", feed)

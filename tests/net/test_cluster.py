@@ -1,14 +1,19 @@
 """Which Ray is meant; what it does when there is one is in tests/sim/sweep/test_runner.py."""
 
 import socket
+import subprocess
 import sys
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from llmtap.errors import ConfigError
 from llmtap.net import cluster
 from llmtap.net.cluster import ray_cluster
+from tests.support.waiting import block_until
 
 
 @pytest.mark.parametrize(
@@ -73,5 +78,25 @@ class Busy:
 def test_a_ray_that_does_not_start_is_said() -> None:
     busy = Busy(2)
     with pytest.raises(ConfigError, match="--ray: Ray did not start on this machine, 2 times: The current"):
-        cluster._start(busy, {})
+        cluster._start(busy, {"_temp_dir": "/folder-of-no-process"})
     assert busy.calls == ["init", "shutdown"] * 2
+
+
+def test_what_ray_leaves_behind_is_ended_and_nothing_else(tmp_path: Path) -> None:
+    # No shell: a bare machine may have none.
+    script = "import subprocess; subprocess.run(['sleep', '600'])"
+    ours, other = (
+        subprocess.Popen([sys.executable, "-c", script, word]) for word in (f"--temp-dir={tmp_path}", "x")
+    )
+    processes = [psutil.Process(one.pid) for one in (ours, other)]
+    started, kept = ([one, *block_until(one.children)] for one in processes)
+    try:
+        cluster._shut_down(SimpleNamespace(shutdown=lambda: None), str(tmp_path))
+        assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in started)
+        assert all(one.is_running() for one in kept)
+    finally:
+        for one in {*started, *kept}:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        ours.wait()
+        other.wait()

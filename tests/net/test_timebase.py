@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.channel.frames import LAG_EDGES_NS
+from llmtap.channel.status import LAG_EDGES_NS
 from llmtap.clock import ManualClock, SystemClock
 from llmtap.exchange import observer
 from llmtap.exchange.observer import UNSEEN_NS

@@ -6,6 +6,7 @@ Long because the listener, the upstream and the tunnels between share certificat
 import asyncio
 import contextlib
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,9 +17,13 @@ from unittest import mock
 import pytest
 import trustme
 
+from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
+from llmtap.net.lag import make_lag_meter
+from llmtap.net.pool import Pool, parse_origin
+from llmtap.net.stream import Stream, Timebase
 from llmtap.net.tls import TlsStream, client_context, server_context
-from tests.support.servers.peer import Ending, Head, scene, wait_still, wait_until
+from tests.support.servers.peer import Ending, Head, at_end, scene, wait_still, wait_until
 from tests.support.servers.proxy import Tapped, ms, stage, tapped
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CLOSE, Call, answers
@@ -71,9 +76,11 @@ class TlsClient:
             return cls(*await asyncio.open_connection("127.0.0.1", port))
         context = ssl.create_default_context(cafile=ca)
         context.set_alpn_protocols(["http/1.1"])
-        return cls(
-            *await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, server_hostname="localhost"
         )
+        at_end(writer.transport.abort)
+        return cls(reader, writer)
 
     async def head(self) -> Head:
         return Head.parse(await self.reader.readuntil(b"\r\n\r\n"))
@@ -197,7 +204,7 @@ async def test_plain_bytes_on_the_tls_port_are_turned_away(papers: Papers) -> No
 
 @pytest.mark.parametrize("end", ["close", "abort"])
 def test_what_was_given_up_during_the_handshake_is_closed_behind_it(end: str) -> None:
-    stream, transport = TlsStream(mock.Mock()), mock.Mock()
+    stream, transport = TlsStream(mock.Mock(), mock.Mock()), mock.Mock()
     getattr(stream, end)()
     stream.connection_made(transport)
     transport.abort.assert_called_once_with()
@@ -246,8 +253,11 @@ async def test_a_slow_tls_client_is_back_pressure(papers: Papers) -> None:
         acked = await wait_still(lambda: flow._stream.acked_bytes)
         assert 0 < acked < 30_000_000
         client.writer.transport.resume_reading()
-        await wait_until(lambda: flow._stream.acked_bytes > acked)
         got = 0
+        # Without a reader, the buffers of the client may be full, and the kernel acknowledges nothing more.
+        while got <= acked:
+            got += len(await client.reader.read(1 << 20))
+        await wait_until(lambda: flow._stream.acked_bytes > acked)
         while got < total:
             got += len(await client.reader.read(1 << 20))
         assert got == total
@@ -425,3 +435,124 @@ async def test_the_end_of_a_server_waits_for_all_that_it_said(
         assert len(await client.reader.read()) == MUCH
         client.writer.close()
         assert await how_it_ended(tap) == ("complete", None)
+
+
+# ---------------------------------------------------------------- before a connection is used again
+
+
+class _Waits:
+    """Handler of a connection that is opened, then used."""
+
+    def __init__(self) -> None:
+        self.came: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+        self.got = b""
+
+    def on_connected(self, stream: Stream, took_ns: int) -> None:
+        self.came.set_result(stream)
+
+    def on_connect_failed(self, error: OSError) -> None:
+        self.came.set_exception(error)
+
+    def on_data(self, data: bytes, t_ns: int) -> None:
+        self.got += data
+
+    def on_eof(self) -> None: ...
+    def on_lost(self, error: OSError | None) -> None: ...
+    def on_drained(self) -> None: ...
+
+
+class _Server:
+    """A TLS server in a thread: it sends what it is told, while the test's loop stands still."""
+
+    ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nright"
+
+    def __init__(self, papers: Papers) -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(papers.certificate, papers.key)
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._in, self._out, server_side=True)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._sock: socket.socket | None = None
+
+    def answer(self) -> None:
+        """Accept a connection, read a request, and answer it."""
+        self._sock, _ = self._listener.accept()
+        self._sock.settimeout(60)
+        self._each(self._tls.do_handshake)
+        self._each(lambda: self._tls.read(1_000))
+        self.send(self.ANSWER)
+
+    def _each(self, step: Callable[[], object]) -> None:
+        assert self._sock is not None
+        while True:
+            try:
+                step()
+            except ssl.SSLWantReadError:
+                self._flush()
+                self._in.write(self._sock.recv(65_536))
+            else:
+                self._flush()
+                return
+
+    def _flush(self, size: int = -1) -> None:
+        assert self._sock is not None
+        self._sock.sendall(self._out.read()[: size if size >= 0 else None])
+
+    def send(self, data: bytes, size: int = -1) -> None:
+        """Send data as one record, or the first `size` bytes of the record."""
+        self._tls.write(data)
+        self._flush(size)
+
+    def close_in_order(self) -> None:
+        """Send the notice of the close, and close."""
+        assert self._sock is not None
+        with contextlib.suppress(ssl.SSLWantReadError):
+            self._tls.unwrap()
+        self._flush()
+        self._sock.close()
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+        self._listener.close()
+
+
+@pytest.mark.parametrize("kind", ["nothing", "unread", "part of a record", "part, read", "closed"])
+@scene
+async def test_a_tls_connection_on_which_something_came_is_not_used_again(papers: Papers, kind: str) -> None:
+    """An answer too many must not become that of the next request: RFC 9112 9.2."""
+    loop, server = asyncio.get_running_loop(), _Server(papers)
+    pool = Pool(
+        loop, parse_origin(f"https://localhost:{server.port}", "test"),
+        Timebase(SystemClock(), make_lag_meter(0)), clock="mono", idle_max=8, idle_ns=60 * 10**9,
+        connect_ns=60 * 10**9, tls=client_context(papers.ca, True),
+    )  # fmt: skip
+    answered = loop.run_in_executor(None, server.answer)
+    waits = _Waits()
+    pool.connect(waits)
+    stream = await waits.came
+    stream.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+    await answered
+    await wait_until(lambda: waits.got == server.ANSWER)
+    before = stream.received_bytes
+    pool.give_back(stream, SystemClock.mono_ns())
+    assert before > 0
+    if kind == "closed":
+        server.close_in_order()
+    elif kind != "nothing":
+        server.send(
+            b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong", 20 if kind.startswith("part") else -1
+        )
+    if kind == "part, read":  # into the TLS layer, which cannot decrypt it yet
+        await wait_until(lambda: stream.received_bytes > before and stream.is_alive())
+    elif kind != "nothing":
+        while stream.received_bytes == before and stream.is_alive():
+            pass  # the loop must not turn: it would read the bytes
+    taken = pool.take(waits)
+    assert (taken is stream) == (kind == "nothing")
+    assert stream.closed == (kind != "nothing")
+    assert pool.unsolicited == (kind in ("unread", "part of a record"))
+    pool.close()
+    stream.close()
+    server.close()

@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.protocol.encoding import DecodeError, Decoder
+from llmtap.protocol.encoding import PIECE_BYTES, RATIO_FREE_BYTES, RATIO_MAX, DecodeError, Decoder
 
 Coder = Callable[[bytes], bytes]
 
@@ -66,7 +66,8 @@ def test_what_the_server_flushed_comes_out_at_that_read(flushed: tuple[str, obje
     compress = coder.process if name == "br" else coder.compress  # type: ignore[attr-defined]
     decoder = Decoder(name.encode())
     for i in range(5):
-        chunk = b"data: %d\n\n" % i
+        # The second is longer than a piece and takes many bytes.
+        chunk = b"".join(b"data: %d\n\n" % (i * n) for n in range(1 if i != 1 else 20_000))
         assert decoder.feed(compress(chunk) + coder.flush(*how)) == chunk  # type: ignore[attr-defined]
 
 
@@ -89,6 +90,17 @@ def test_other_bytes_behind_the_end_are_left_out(encoding: bytes, coded: bytes) 
     decoder = Decoder(encoding)
     assert decoder.feed(coded) == b"body"
     assert decoder.feed(b"more") == b""
+
+
+@pytest.mark.parametrize("cuts", [[], [30], list(range(100))], ids=["whole", "two reads", "byte by byte"])
+@pytest.mark.parametrize(
+    "member",
+    [gzip(b"one ")[:-9] + b"\0" * 9, b"\x1f\x8b\x09\0", gzip(b"x")[:-1] + b"x"],
+    ids=["content", "head", "length"],
+)
+def test_a_broken_member_behind_a_whole_one_is_an_error_in_any_cut(member: bytes, cuts: list[int]) -> None:
+    with pytest.raises(DecodeError, match="not valid gzip"):
+        decode_cut(b"gzip", gzip(b"one ") + member, cuts)
 
 
 @pytest.mark.parametrize("cut", [0, 1])
@@ -149,6 +161,57 @@ def test_the_absolute_bound_holds_without_a_ratio(name: str) -> None:
         decoder.feed(coded)
 
 
-def test_a_high_ratio_within_the_first_mebibyte_is_fine() -> None:
-    data = b"\0" * (1 << 20)
+def test_a_high_ratio_within_the_first_bytes_is_fine() -> None:
+    data = b"\0" * RATIO_FREE_BYTES
     assert Decoder(b"gzip").feed(gzip(data)) == data
+
+
+def padded_gzip(data: bytes, ratio: int = 200) -> bytes:
+    """gzip with empty stored blocks in between, so that this layer alone stays below the ratio."""
+    c = zlib.compressobj(9, zlib.DEFLATED, -15)
+    blocks = b"\x00\x00\x00\xff\xff" * (len(data) // ratio // 5) + c.compress(data) + c.flush()
+    end = zlib.crc32(data).to_bytes(4, "little") + len(data).to_bytes(4, "little")
+    return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + blocks + end
+
+
+LAYERS: dict[str, tuple[bytes, Coder]] = {
+    "gzip in gzip": (b"gzip, gzip", gzip),
+    "gzip in br": (b"gzip, br", brotli.compress),
+    "gzip in zstd": (b"gzip, zstd", zstandard.ZstdCompressor().compress),
+    "gzip in gzip in gzip": (b"gzip, gzip, gzip", lambda d: gzip(padded_gzip(d))),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_ratio_is_bounded_from_end_to_end(name: str) -> None:
+    encoding, code = LAYERS[name]
+    inner = padded_gzip(b"{}," * 4_000_000)
+    coded = code(inner)
+    assert len(inner) * RATIO_MAX > 12_000_000, "the inner layer alone is within the ratio"
+    decoded = 0
+    with pytest.raises(DecodeError, match="250 times its size"):
+        for piece in Decoder(encoding).pieces(coded):
+            decoded += len(piece)
+    assert decoded <= max(RATIO_FREE_BYTES, RATIO_MAX * len(coded))
+
+
+@pytest.mark.parametrize("name", [name for name in CODERS if name != "identity"])
+def test_the_output_comes_in_pieces_of_a_bounded_length(name: str) -> None:
+    encoding, code = CODERS[name]
+    data = b"".join(b"%d," % i for i in range(50_000))
+    pieces = list(Decoder(encoding).pieces(code(data)))
+    assert b"".join(pieces) == data
+    assert max(map(len, pieces)) <= 2 * PIECE_BYTES, "the least output buffer of brotli is 32 KiB"
+
+
+def test_a_caller_has_its_turn_while_an_inner_layer_yields_nothing() -> None:
+    empty_members = gzip(b"") * (RATIO_FREE_BYTES // 20)
+    steps = list(Decoder(b"gzip, gzip").pieces(gzip(empty_members)))
+    assert len(steps) > len(empty_members) // PIECE_BYTES
+    assert set(steps) == {b""}
+
+
+def test_no_part_of_an_unknown_coding_is_in_the_error() -> None:
+    with pytest.raises(DecodeError) as caught:
+        Decoder(b"gzip, sk-0123456789abcdef0123456789abc")
+    assert "sk-" not in str(caught.value)

@@ -69,7 +69,7 @@ INVALID = {
     "hex prefix": b"0x5\r\nhello\r\n0\r\n\r\n",
     "plus": b"+5\r\nhello\r\n0\r\n\r\n",
     "space behind": b"5 \r\nhello\r\n0\r\n\r\n",
-    "too many digits": b"0000000000000005\r\nhello\r\n0\r\n\r\n",
+    "too many digits": b"1000000000000005\r\nhello\r\n0\r\n\r\n",
     "overflow": b"fffffffffffffffff5\r\nhello\r\n0\r\n\r\n",
     "bare LF behind the size": b"5\nhello\r\n0\r\n\r\n",
     "bare LF behind the data": b"5\r\nhello\n0\r\n\r\n",

@@ -262,11 +262,43 @@ def test_a_changed_byte_breaks_the_stream_there(body: bytes, data: st.DataObject
     assert parser.feed(body) == []
 
 
+PART = bytes((11,)) + b":event-type" + b"\7" + (11).to_bytes(2, "big") + b"PayloadPart"
+CONTAINERS = {
+    "sse": b'event: token\ndata: {"t":"Hi"}\n\n: alive\n\ndata: {"t":" you"}\n\ndata: [DONE]\n\n',
+    "lines": b'{"t":"Hi"}\n{"t":" you"}\n\n{"t":"."}',
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+@given(data=st.data())
+def test_parts_of_a_containers_stream_may_be_cut_anywhere(kind: str, data: st.DataObject) -> None:
+    """Invariant: the parts, and the reads, may be cut anywhere; the events are those of the inner stream."""
+    body = CONTAINERS[kind]
+    inner: SseParser | LineParser = SseParser() if kind == "sse" else LineParser()
+    expected = [(event.event, event.data) for event in inner.feed(body) + inner.close()]
+    cuts = [0, *sorted(data.draw(st.lists(st.integers(1, len(body) - 1), unique=True))), len(body)]
+    wire = b"".join(message(body[a:b], PART) for a, b in pairwise(cuts))
+    edges = data.draw(st.lists(st.integers(0, len(wire)), max_size=8))
+    parser = MessageStreamParser()
+    events = [(event.event, event.data) for event in fed(parser, wire, edges)]
+    blank = (None, b"")
+    assert [e for e in events if e != blank] == [e for e in expected if e != blank]
+    assert (parser.skipped, parser.broken) == (0, False)
+
+
+def test_parts_that_are_json_values_are_events_each() -> None:
+    wire = b"".join(message(b'{"t":"%d"}' % i, PART) for i in range(3)) + message(b"\x00\x01", PART)
+    assert [event.data for event in MessageStreamParser().feed(wire)] == [
+        b'{"t":"0"}', b'{"t":"1"}', b'{"t":"2"}', b"\x00\x01"
+    ]  # fmt: skip
+
+
 @given(st.binary(max_size=300))
 def test_no_bytes_raise(body: bytes) -> None:
     MessageStreamParser().feed(body)
     MessageStreamParser().feed(message(body))
     MessageStreamParser().feed(message(b"{}", body))
+    MessageStreamParser().feed(message(body, PART) * 2)
     ArrayParser().feed(b"[" + body)
     is_message_stream(body)
 

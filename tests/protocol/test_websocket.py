@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage, accept_key, frame
+from llmtap.protocol.websocket import (
+    MessageParser,
+    Opcode,
+    WebSocketMessage,
+    accept_key,
+    frame,
+    negotiates_deflate,
+)
 
 TEXT, BINARY, CLOSE, PING, PONG = Opcode.TEXT, Opcode.BINARY, Opcode.CLOSE, Opcode.PING, Opcode.PONG
 KEY = b"\x37\xfa\x21\x3d"
@@ -27,9 +34,9 @@ def websocket_frame(
 
 
 def parse(
-    data: bytes, edges: list[int], *, masked: bool = False, limit: int = 1 << 20
+    data: bytes, edges: list[int], *, masked: bool = False, limit: int = 1 << 20, deflates: bool = True
 ) -> tuple[list[WebSocketMessage], str | None]:
-    parser = MessageParser("upstream", masked=masked, message_bytes_max=limit)
+    parser = MessageParser("upstream", masked=masked, deflates=deflates, message_bytes_max=limit)
     cuts = [0, *sorted(e % (len(data) + 1) for e in edges), len(data)]
     out = [m for a, b in pairwise(cuts) for m in parser.feed(data[a:b])]
     return out, parser.broken
@@ -59,6 +66,73 @@ def test_the_examples_of_compression() -> None:
     assert payloads(bytes.fromhex("c10b000500faff48656c6c6f00")) == [(TEXT, b"Hello")]
     assert payloads(bytes.fromhex("c108f348cdc9c9070000" + hello)) == [(TEXT, b"Hello")] * 2
     assert payloads(bytes.fromhex("c10df248050000 00ffffcac9c90700")) == [(TEXT, b"Hello")]
+
+
+VECTORS = [
+    # RFC 6455 5.2: the minimal number of bytes must be used for the length.
+    ("5.2 length 5 in 16 bits", "817e000548656c6c6f", False, [], False),
+    ("5.2 length 125 in 16 bits", "817e007d" + "78" * 125, False, [], False),
+    ("5.2 length 126 in 16 bits", "817e007e" + "78" * 126, False, [b"x" * 126], True),
+    ("5.2 length 126 in 64 bits", "817f000000000000007e" + "78" * 126, False, [], False),
+    ("5.2 length 65,535 in 64 bits", "817f000000000000ffff", False, [], False),
+    ("5.2 length 65,536 in 64 bits", "817f0000000000010000" + "78" * 65536, False, [b"x" * 65536], True),
+    ("5.2 most significant bit of the length", "817f8000000000000000", False, [], False),
+    # RFC 6455 5.2: RSV bits must be 0 unless an extension is negotiated that defines them.
+    ("5.2 RSV1, nothing negotiated", "c105f200110000", False, [], False),
+    ("5.2 RSV2", "a10548656c6c6f", True, [], False),
+    ("5.2 RSV3", "910548656c6c6f", True, [], False),
+    ("5.2 reserved opcode 3", "830548656c6c6f", True, [], False),
+    ("5.2 reserved opcode 11", "8b0548656c6c6f", True, [], False),
+    # RFC 6455 5.4 and 5.5: fragments, control frames.
+    ("5.4 control frame between fragments", "010348656c 8900 80026c6f", False, [b"", b"Hello"], True),
+    ("5.4 continuation of nothing", "80026c6f", False, [], False),
+    ("5.4 message inside another", "010348656c 810548656c6c6f", False, [], False),
+    ("5.5 fragmented control frame", "090548656c6c6f", False, [], False),
+    ("5.5 control frame of 126 bytes", "897e007e" + "78" * 126, False, [], False),
+    # RFC 7692 6 and 7.2.3: compressed messages.
+    ("7692 7.2.3.1 one block", "c107f248cdc9c90700", True, [b"Hello"], True),
+    ("7692 7.2.3.1 fragments", "4103f248cd 8004c9c90700", True, [b"Hello"], True),
+    ("7692 7.2.3.2 window kept", "c107f248cdc9c90700 c105f200110000", True, [b"Hello"] * 2, True),
+    ("7692 7.2.3.3 stored block", "c10b000500faff48656c6c6f00", True, [b"Hello"], True),
+    ("7692 7.2.3.4 BFINAL", "c108f348cdc9c9070000", True, [b"Hello"], True),
+    ("7692 7.2.2 BFINAL, window kept", "c108f348cdc9c9070000 c105f200110000", True, [b"Hello"] * 2, True),
+    ("7692 7.2.3.5 two blocks", "c10df24805000000ffffcac9c90700", True, [b"Hello"], True),
+    ("7692 6.1 RSV1 on a continuation", "4103f248cd c004c9c90700", True, [], False),
+    ("7692 6.1 compressed control frame", "c90548656c6c6f", True, [], False),
+    ("7692 6 plain message as well", "810548656c6c6f c107f248cdc9c90700", True, [b"Hello"] * 2, True),
+]  # fmt: skip
+"""Clause and case, bytes, whether permessage-deflate is negotiated, payloads, whether all is understood."""
+
+
+@pytest.mark.parametrize(("data", "deflates", "found", "understood"), [v[1:] for v in VECTORS],
+                         ids=[v[0] for v in VECTORS])  # fmt: skip
+def test_the_clauses_of_the_standards(
+    data: str, deflates: bool, found: list[bytes], understood: bool
+) -> None:
+    for edges in ([], list(range(40))):
+        messages, broken = parse(bytes.fromhex(data), edges, deflates=deflates)
+        assert [m.payload for m in messages] == found
+        assert (broken is None) is understood
+
+
+@pytest.mark.parametrize(
+    ("values", "deflates"),
+    [
+        ([], False),
+        ([b"permessage-deflate"], True),
+        ([b"x-other", b"foo, Permessage-Deflate; server_no_context_takeover"], True),
+        ([b"permessage-deflate2"], False),
+        ([b"foo; permessage-deflate"], False),
+    ],
+)
+def test_an_extension_is_negotiated_by_its_name(values: list[bytes], deflates: bool) -> None:
+    assert negotiates_deflate(values) is deflates
+
+
+def test_final_blocks_of_a_message_are_limited() -> None:
+    blocks = lambda n: websocket_frame(TEXT, b"\x03\x00" * n + b"\x00", rsv1=True)  # noqa: E731
+    assert payloads(blocks(16)) == [(TEXT, b"")]
+    assert payloads(blocks(100_000)) == [(TEXT, None)]
 
 
 messages = st.lists(st.tuples(st.binary(max_size=300), st.integers(1, 4), st.booleans()), max_size=6)

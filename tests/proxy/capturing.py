@@ -15,6 +15,7 @@ from tests.support.servers.live_proxy import ANSWER_S, READY_S, LiveProxy, port_
 from tests.support.servers.peer import Gone
 from tests.support.servers.raw_client import RawClient, request
 from tests.support.servers.upstream import Call, Script
+from tests.support.waiting import wait_until
 
 
 def chat_body(text: str = "hello", **more: object) -> bytes:
@@ -130,15 +131,15 @@ class Process:
 
     async def ready(self, relays: int = 1) -> None:
         """Until the meter says that so many relays speak to it."""
-        end = time.monotonic() + READY_S
-        while True:
+
+        async def connected() -> bool:
+            assert self.running, self.log()
             summary = await self.ports.told("/api/v1/summary")
-            if isinstance(summary, dict):
-                speaking = [r for r in summary["relays"].values() if r["connected"] and "opened" in r]
-                if len(speaking) >= relays:
-                    return
-            assert self.running and time.monotonic() < end, self.log()
-            await asyncio.sleep(0.02)
+            if not isinstance(summary, dict):
+                return False
+            return sum(r["connected"] and "opened" in r for r in summary["relays"].values()) >= relays
+
+        await wait_until(connected, READY_S, hint=self.log)
 
     def children(self, role: str) -> list[int]:
         """Pids of the processes of a role: `meter` or `relay`."""
@@ -158,14 +159,13 @@ class Process:
 
     async def without(self, pids: list[int]) -> None:
         """Until the meter does not count on these relays any more."""
-        end = time.monotonic() + READY_S
-        while True:
+
+        async def disconnected() -> bool:
             summary = await self.ports.told("/api/v1/summary")
             relays = summary["relays"].values() if isinstance(summary, dict) else ()
-            if relays and not any(r["connected"] and r["pid"] in pids for r in relays):
-                return
-            assert time.monotonic() < end, self.log()
-            await asyncio.sleep(0.02)
+            return bool(relays) and not any(r["connected"] and r["pid"] in pids for r in relays)
+
+        await wait_until(disconnected, READY_S, hint=self.log)
 
     async def gone(self) -> None:
         """Until the supervisor has ended."""

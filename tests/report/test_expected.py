@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
@@ -39,7 +40,7 @@ from tests.support.results.pages import Page
 from tests.support.results.replay_results import replay_result
 
 Json = dict[str, Any]
-_POINTS = ("x", "y", "customdata", "hovertext", "error_y")
+_POINTS = ("x", "y", "texts", "low", "high")
 GOOD = replay_result()
 FINDINGS = [
     {"test": "ttft", "step": "load", "what": "rate", "says": "too few left"},
@@ -60,8 +61,10 @@ def page(text: str) -> str:
     parts = [*made.headings, *(f"{key}: {said}" for key, said in made.captions.items())]
     parts += [f"{key} | {' | '.join(row)}" for key, rows in made.tables.items() for row in rows]
     for name, plot in made.figures["plots"].items():
-        parts.append(f"{name} {json.dumps(plot['layout'])}")
-        for one in plot["data"]:
+        parts.append(
+            f"{name} {json.dumps({part: value for part, value in plot.items() if part != 'series'})}"
+        )
+        for one in plot["series"]:
             ends = {part: [one[part][0], one[part][-1], len(one[part])] for part in ("x", "y") if one[part]}
             rest = {part: value for part, value in one.items() if part not in _POINTS}
             parts.append(f"{name} {json.dumps(rest | ends)}")
@@ -157,7 +160,7 @@ def charts() -> Iterator[str]:
     empty = CHARTS[0] | {"series": [{"name": "none", "x": [], "y": [], "low": [], "high": []}]}
     for chart in (*CHARTS, empty):
         panel, table = chart_panel(chart), chart_table(chart)
-        yield from (panel.words, json.dumps(panel.data), json.dumps(panel.layout), str(panel.legend))
+        yield from (panel.words, msgspec.json.encode(panel.plot).decode(), str(panel.legend))
         yield from map(" | ".join, (table.heads, *table.rows))
 
 

@@ -35,22 +35,22 @@ def test_over_time_what_was_asked_sent_ended_and_in_flight() -> None:
     result |= {"timeline": timeline | {"asked": result["timeline"]["asked"]}}
     made = page(result)
     plots = made.figures["plots"]
-    lines = {one["name"]: one for one in plots["load-0"]["data"]}
+    lines = {one["name"]: one for one in plots["load-0"]["series"]}
     assert lines.keys() == {"asked", "sent", "ended"}
     assert lines["sent"]["y"][:-1] == result["timeline"]["sent"]
-    flying = {one["name"]: one["y"] for one in plots["load-1"]["data"]}
+    flying = {one["name"]: one["y"] for one in plots["load-1"]["series"]}
     assert flying["in flight"][:-1] == result["timeline"]["in_flight"]
     assert flying["running, says the server"] == [5, 6, 7, 8, 9, 10, 11]
     columns = [result["timeline"][name] for name in ("t", "asked", "sent", "ended", "in_flight")]
     assert made.tables["load"][1:] == [[f"{v:g}" for v in row] for row in zip(*columns, strict=True)]
-    timed = {name: plot["layout"] for name, plot in plots.items() if plot["layout"].get("meta")}
+    timed = {name: plot for name, plot in plots.items() if plot.get("timed")}
     assert {name.rsplit("-", 1)[0] for name in timed} == {
         "load", "over-time-host", "over-time-server", "over-time-gpu",
     }  # fmt: skip
     seconds = result["window"]["seconds"]
-    assert {tuple(layout["xaxis"]["range"]) for layout in timed.values()} == {(0, seconds)}
+    assert {tuple(plot["x"]["range"]) for plot in timed.values()} == {(0, seconds)}
     without = page(GOOD | {"timeline": GOOD["timeline"] | {"ended": None, "in_flight": None}})
-    assert [one["name"] for one in without.figures["plots"]["load-0"]["data"]] == ["sent", "asked"]
+    assert [one["name"] for one in without.figures["plots"]["load-0"]["series"]] == ["sent", "asked"]
 
 
 def test_names_of_others_are_text_in_markdown_and_in_the_terminal() -> None:

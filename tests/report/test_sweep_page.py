@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from llmtap.report.document import COLOURS, DASHES, SYMBOLS
+from llmtap.report.document import COLOURS, DASHES, SYMBOLS, ink
 from llmtap.report.sweep import read_sweep
 from llmtap.report.sweep_page import _line_choices, sweep_html
 from tests.report.simulated_runs import flights, run
@@ -74,11 +74,13 @@ def test_every_series_of_measured_runs_has_their_figures_to_the_last_digit() -> 
 
 def test_lines_look_unlike_each_other_without_colour() -> None:
     runs = [run(s, r, servers=k) for s in "abc" for r in (1, 2, 3, 4) for k in (1, 2, 4)]
-    looks = _line_choices(read_sweep(runs))
+    looks = [line.look for line in _line_choices(read_sweep(runs))]
     assert len({(look.dash, look.symbol) for look in looks}) == len(looks) == 9
-    assert len({look.colour for look in looks}) == min(9, COLOURS)
-    many = _line_choices(read_sweep([run(f"s{i}", r) for i in range(20) for r in (1, 2)]))
-    assert {look.colour for look in many} == set(range(COLOURS))
+    assert len({look.ink for look in looks}) == min(9, COLOURS)
+    many = [
+        line.look for line in _line_choices(read_sweep([run(f"s{i}", r) for i in range(20) for r in (1, 2)]))
+    ]
+    assert {look.ink for look in many} == set(map(ink, range(COLOURS)))
     assert {look.dash for look in many} == set(DASHES)
     assert {look.symbol for look in many} == set(SYMBOLS)
     assert len({(look.dash, look.symbol) for look in many}) == 20

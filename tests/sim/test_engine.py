@@ -94,8 +94,8 @@ class Watched(Engine):
 
     runs: list[EngineRun]
 
-    def _dispatch(self, now_ns: int) -> Step:
-        step = super()._dispatch(now_ns)
+    def dispatch(self, now_ns: int) -> Step:
+        step = super().dispatch(now_ns)
         self.runs = [*getattr(self, "runs", ()), *step.started]
         return step
 

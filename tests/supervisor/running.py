@@ -7,15 +7,16 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from tests.support.servers.live_proxy import port_free
-from tests.support.servers.peer import Gone, chunk, wait_until
+from tests.support.servers.peer import Gone, chunk
 from tests.support.servers.raw_client import Answer, RawClient, request
 from tests.support.servers.upstream import Call, Upstream
+from tests.support.waiting import wait_until
 
 READY_S: Final = 60.0
 """A deadline: it costs time only where something is broken."""
@@ -74,15 +75,6 @@ async def gone(pids: list[int]) -> None:
     await wait_until(lambda: not any(is_alive(pid) for pid in pids), LONG_S)
 
 
-async def until(true: Callable[[], Awaitable[object]], seconds: float = READY_S) -> None:
-    """As wait_until, for a coroutine function."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while not await true():
-        assert loop.time() < end, f"still not so after {seconds} s"
-        await asyncio.sleep(0.02)
-
-
 class Proxy:
     """A running `llmtap proxy`."""
 
@@ -117,7 +109,7 @@ class Proxy:
         finally:
             client.close()
 
-    async def told(self, path: str) -> bytes | None:
+    async def read(self, path: str) -> bytes | None:
         """Return what the admin port answers, or None while it does not."""
         try:
             client = await RawClient.connect(self.admin)
@@ -132,7 +124,7 @@ class Proxy:
         return answer.data if answer.status == 200 else None
 
     async def ready(self) -> None:
-        await until(lambda: self.told("/readyz"))
+        await wait_until(lambda: self.read("/readyz"))
 
     async def refuses(self) -> bool:
         """Return whether connections are refused."""
@@ -151,7 +143,7 @@ class Proxy:
             relays = (await summary(self)).get("relays", {}).values()
             return sum(r["connected"] and "opened" in r for r in relays) >= n
 
-        await until(enough)
+        await wait_until(enough)
 
     async def measured(self, n: int) -> None:
         """Wait until the meter has measured `n` exchanges."""
@@ -159,7 +151,7 @@ class Proxy:
         async def enough() -> bool:
             return (await summary(self)).get("n", 0) >= n
 
-        await until(enough)
+        await wait_until(enough)
 
     async def ended(self, seconds: float = READY_S) -> int:
         return await asyncio.wait_for(self.process.wait(), seconds)
@@ -199,10 +191,10 @@ async def proxy(
         args += ["--upstream", up.url, "--workers", str(workers)]
     if config is not None:
         args += ["--config", str(config)]
-    with log.open("wb") as said:
+    with log.open("wb") as message:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "llmtap.cli", "proxy", *args,
-            stderr=said, env=CLEAN | {"PYTHONPATH": str(program)}, cwd=program,
+            stderr=message, env=CLEAN | {"PYTHONPATH": str(program)}, cwd=program,
         )  # fmt: skip
     running = Proxy(process, listen, admin)
     family: set[int] = set()
@@ -270,19 +262,19 @@ async def all_whole(asking: "list[asyncio.Task[Answer]]") -> None:
 
 
 async def summary(tap: Proxy) -> dict[str, Any]:
-    told = await tap.told("/api/v1/summary?window=all")
-    return {} if told is None else dict(json.loads(told))
+    result = await tap.read("/api/v1/summary?window=all")
+    return {} if result is None else dict(json.loads(result))
 
 
 async def counters(tap: Proxy, name: str) -> dict[str, float]:
     """Return the samples of a metric: value by its labels, as written."""
-    text = (await tap.told("/metrics") or b"").decode()
+    text = (await tap.read("/metrics") or b"").decode()
     return {labels: float(value) for labels, value in re.findall(rf"^{name}(\{{.*\}}) (\S+)$", text, re.M)}
 
 
-def settled(told: dict[str, Any], opened: int) -> bool:
+def settled(result: dict[str, Any], opened: int) -> bool:
     """Return whether relays opened `opened` exchanges in all, and each is measured, dropped or lost."""
-    relays = told.get("relays", {}).values()
+    relays = result.get("relays", {}).values()
     return (
         sum(r.get("opened", 0) for r in relays) == opened
         and all("opened" in r for r in relays)
@@ -292,15 +284,12 @@ def settled(told: dict[str, Any], opened: int) -> bool:
 
 async def accounted(tap: Proxy, opened: int) -> dict[str, Any]:
     """Wait until all `opened` exchanges are settled; return the summary."""
-    told: dict[str, Any] = {}
 
-    async def so() -> bool:
-        nonlocal told
-        told = await summary(tap)
-        return settled(told, opened)
+    async def all_settled() -> dict[str, Any] | None:
+        found = await summary(tap)
+        return found if settled(found, opened) else None
 
-    await until(so)
-    return told
+    return await wait_until(all_settled)
 
 
 async def restarted(tap: Proxy, before: list[int]) -> None:
@@ -309,11 +298,11 @@ async def restarted(tap: Proxy, before: list[int]) -> None:
     async def there() -> bool:
         if not set(tap.relays()) - set(before):
             return False
-        told = (await summary(tap)).get("relays", {})
-        fresh = {r["pid"] for r in told.values() if r["connected"] and "opened" in r} - set(before)
+        result = (await summary(tap)).get("relays", {})
+        fresh = {r["pid"] for r in result.values() if r["connected"] and "opened" in r} - set(before)
         return bool(fresh & set(tap.relays()))
 
-    await until(there, LONG_S)
+    await wait_until(there, LONG_S)
 
 
 async def replaced(pids: Callable[[], list[int]], before: list[int], n: int = 1) -> None:

@@ -14,7 +14,6 @@ from tests.supervisor.running import (
     proxy,
     replaced,
     restarted,
-    until,
 )
 from tests.support.servers.peer import scene, wait_until
 from tests.support.servers.raw_client import RawClient, request
@@ -52,16 +51,16 @@ def write(file: Path, here: Upstream, there: Upstream, *, enabled: bool, more: s
     file.write_text(text)
 
 
-async def told(tap: Proxy) -> dict[str, Any]:
-    out: dict[str, Any] = json.loads(await tap.told("/api/v1/experiment") or b"{}")
+async def result(tap: Proxy) -> dict[str, Any]:
+    out: dict[str, Any] = json.loads(await tap.read("/api/v1/experiment") or b"{}")
     return out
 
 
 async def until_state(tap: Proxy, state: str) -> None:
     async def so() -> bool:
-        return (await told(tap)).get("state") == state
+        return (await result(tap)).get("state") == state
 
-    await until(so)
+    await wait_until(so)
 
 
 async def switch(tap: Proxy, on: bool) -> None:
@@ -92,7 +91,7 @@ async def wait_until_all(tap: Proxy, path: str, expected: list[bytes]) -> None:
     async def so() -> bool:
         return await everybody(tap, path) == expected
 
-    await until(so)
+    await wait_until(so)
 
 
 @scene
@@ -106,22 +105,22 @@ async def test_arms_stay_over_relays_restarts_and_reloads_and_go_off_and_on(tmp_
             for _ in range(4):
                 assert await everybody(tap, path) == DEALT, "as whoever has the key can work out"
             await tap.measured(48)
-            out = await told(tap)
+            out = await result(tap)
             assert {name: arm["units"] for name, arm in out["arms"].items()} == {"old": 6, "new": 6}
             assert sum(arm["ended"] for arm in out["arms"].values()) == 48
-            exchanges = json.loads(await tap.told("/api/v1/exchanges?limit=200") or b"")["exchanges"]
+            exchanges = json.loads(await tap.read("/api/v1/exchanges?limit=200") or b"")["exchanges"]
             arms = {(x["arm"], x["route"]) for x in exchanges}
             assert arms == {("old", None), ("new", f"upstream {there.url}")}
 
             await switch(tap, False)
             await wait_until_all(tap, path, OLD)
             # Neither a new relay nor a new meter forgets what was switched.
-            before, said = tap.relays()[0], log.stat().st_size
+            before, message = tap.relays()[0], log.stat().st_size
             os.kill(before, signal.SIGKILL)
             await wait_until(lambda: len(tap.relays()) == 2 and before not in tap.relays(), READY_S)
             dealt_first = await everybody(tap, path)
             # It waits for the meter's word, though not for long: a meter that gets no CPU comes too late.
-            if b"experiment_not_briefed" not in log.read_bytes()[said:]:
+            if b"experiment_not_briefed" not in log.read_bytes()[message:]:
                 assert dealt_first == OLD
             await wait_until_all(tap, path, OLD)
             meters = tap.meters()
@@ -147,4 +146,4 @@ async def test_arms_stay_over_relays_restarts_and_reloads_and_go_off_and_on(tmp_
             await replaced(tap.meters, meters)
             await tap.ready()
             await wait_until_all(tap, path, OLD)
-            assert (await told(tap))["switched_by"] == "config"
+            assert (await result(tap))["switched_by"] == "config"

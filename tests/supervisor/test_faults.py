@@ -24,7 +24,6 @@ from tests.supervisor.running import (
     streams,
     summary,
     under_way,
-    until,
 )
 from tests.support.servers.peer import scene, wait_until
 from tests.support.servers.raw_client import RawClient, request
@@ -37,10 +36,10 @@ async def test_a_killed_relay_costs_its_own_streams_and_they_end_as_tap_error() 
         held, asking = await under_way(tap, up, 40)
 
         async def all_seen() -> bool:
-            told = json.loads(await tap.told("/api/v1/streams?limit=1000") or b"{}")
-            return sum(s["events"] >= 5 for s in told.get("streams", ())) == 40
+            result = json.loads(await tap.read("/api/v1/streams?limit=1000") or b"{}")
+            return sum(s["events"] >= 5 for s in result.get("streams", ())) == 40
 
-        await until(all_seen)
+        await wait_until(all_seen)
         before = tap.relays()
         os.kill(before[0], signal.SIGKILL)
         await wait_until(lambda: any(task.done() for task in asking), READY_S)
@@ -54,11 +53,11 @@ async def test_a_killed_relay_costs_its_own_streams_and_they_end_as_tap_error() 
         assert all(x.data == BODY for x in whole)
         outcomes = {"complete": len(whole), "tap_error": len(cut)}
 
-        async def told() -> bool:
+        async def result() -> bool:
             return (await summary(tap)).get("outcomes") == outcomes
 
-        await until(told)
-        exchanges = json.loads(await tap.told("/api/v1/exchanges?outcome=tap_error&limit=100") or b"")[
+        await wait_until(result)
+        exchanges = json.loads(await tap.read("/api/v1/exchanges?outcome=tap_error&limit=100") or b"")[
             "exchanges"
         ]
         assert len(exchanges) == len(cut)
@@ -99,7 +98,7 @@ async def test_when_the_supervisor_is_killed_streams_end_measured_and_nobody_is_
             answer = await admin.ask(request("GET", "/api/v1/summary?window=all", host="localhost"))
             return bool(json.loads(answer.data)["outcomes"].get("complete") == 30)
 
-        await until(measured)
+        await wait_until(measured)
         # Whoever starts the proxy anew finds its ports free while one stream still ends.
         await wait_until(lambda: free(tap.listen) and free(tap.admin), READY_S)
         last.go.set()
@@ -129,7 +128,7 @@ async def test_sigterm_to_the_whole_family_at_once_measures_what_drains(tmp_path
         for pid in [*family, tap.pid]:
             os.kill(pid, signal.SIGTERM)
         await idle.to_end()
-        await until(tap.refuses)
+        await wait_until(tap.refuses)
         held.go.set()
         await all_whole(asking)
         assert await tap.ended() == 0

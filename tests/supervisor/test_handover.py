@@ -17,6 +17,7 @@ from llmtap.supervisor.child import Child, HandedChild
 from llmtap.supervisor.handover import Handover, become, hold_signals, let_signals_in, take_handover, try_out
 from llmtap.supervisor.ports import HandedPorts
 from llmtap.supervisor.run import ProxyRun
+from tests.support.waiting import PATIENCE_S
 
 ARMS = '[{"name": "a"}, {"name": "b", "headers": {"x-b": "1"}}]'
 
@@ -106,8 +107,8 @@ def test_signals_wait_while_they_are_held() -> None:
 
 
 def test_a_program_is_tried_and_its_complaint_told(left: Handover) -> None:
-    told = "import os, sys; fd = int(os.environ['LLMTAP_HANDOVER']); sys.exit(os.fstat(fd).st_size == 0)"
-    assert asyncio.run(try_out(left, [sys.executable, "-c", told])) is None
+    result = "import os, sys; fd = int(os.environ['LLMTAP_HANDOVER']); sys.exit(os.fstat(fd).st_size == 0)"
+    assert asyncio.run(try_out(left, [sys.executable, "-c", result])) is None
     complains = [sys.executable, "-c", "import sys; sys.exit('no such key')"]
     assert asyncio.run(try_out(left, complains)) == "no such key"
     assert asyncio.run(try_out(left, [sys.executable, "-c", "raise SystemExit(7)"])) == "--check ended with 7"
@@ -142,12 +143,12 @@ def test_an_adopted_child_is_waited_for_told_and_ended() -> None:
             child = Child.adopt(handed)
             assert child.to_hand() == handed
             if ending == "told":
-                child.tell(b"5")
-                assert await asyncio.wait_for(child.wait(), 30) == 5
+                child.write_line(b"5")
+                assert await asyncio.wait_for(child.wait(), PATIENCE_S) == 5
             else:
                 await child.end_within(0.0)
                 assert await child.wait() == -signal.SIGKILL
-            await child.buried()
+            await child.wait_and_close()
             child.signal(signal.SIGTERM)  # nobody's number any more: nothing is sent
         os.close(read)
         os.close(write)
@@ -156,6 +157,6 @@ def test_an_adopted_child_is_waited_for_told_and_ended() -> None:
         )
         child = Child.adopt(buried)
         assert await child.wait() == 0, "no child of ours any more"
-        await child.buried()
+        await child.wait_and_close()
 
     asyncio.run(scenario())

@@ -83,15 +83,15 @@ async def test_a_hot_restart_breaks_no_stream_refuses_nobody_and_keeps_every_exc
             await all_whole(asking)
             await gone(relays + meters)
             await come.more(20)
-        asked = STREAMS + come.answered
+        request = STREAMS + come.answered
         assert len(tap.relays()) == 2
         assert len(tap.meters()) == 1
-        told = (await accounted(tap, asked))["relays"].values()
-        assert sum(r["measured"] for r in told) == asked, "and none went unmeasured"
+        result = (await accounted(tap, request))["relays"].values()
+        assert sum(r["measured"] for r in result) == request, "and none went unmeasured"
         os.kill(tap.pid, signal.SIGTERM)
         assert await tap.ended() == 0
     capture = llmtap.read(kept)
-    assert capture.table().num_rows == asked
+    assert capture.table().num_rows == request
     (found,) = capture.integrity().captures
     assert (found.missing, found.duplicates, found.not_kept, found.meters) == (0, 0, {}, 2)
     assert found.closed
@@ -122,11 +122,11 @@ async def test_an_upgrade_runs_and_a_broken_one_does_not(tmp_path: Path) -> None
     async with upstream() as up, proxy(up, *PATIENT, log=log, program=program.folder) as tap:
 
         async def version() -> bytes:
-            told = await tap.told("/metrics") or b""
-            return next((x for x in told.splitlines() if x.startswith(b"llmtap_build_info")), b"")
+            result = await tap.read("/metrics") or b""
+            return next((x for x in result.splitlines() if x.startswith(b"llmtap_build_info")), b"")
 
         assert f'version="{llmtap.__version__}"'.encode() in await version()
-        program.change("__init__.py", f'"{llmtap.__version__}"', '"9.9.9-test"')
+        program.change("version.py", f'"{llmtap.__version__}"', '"9.9.9-test"')
         before = tap.family()
         os.kill(tap.pid, signal.SIGUSR2)
         await restarted(tap, before)

@@ -61,12 +61,12 @@ def environ(count: int, names: str = "", pid: int | None = None) -> dict[str, st
 
 
 @pytest.mark.parametrize(
-    "told", [{}, {"LISTEN_FDS": "1"}, environ(1, pid=1), environ(1) | {"LISTEN_FDS": "many"}]
+    "result", [{}, {"LISTEN_FDS": "1"}, environ(1, pid=1), environ(1) | {"LISTEN_FDS": "many"}]
 )
-def test_what_is_not_meant_for_us_is_left_alone(told: dict[str, str]) -> None:
-    told = dict(told)
-    assert take_sockets(told, os.getpid()) == ([], None)
-    assert not {name for name in told if name.startswith("LISTEN_")}, "nor is it for a child of ours"
+def test_what_is_not_meant_for_us_is_left_alone(result: dict[str, str]) -> None:
+    result = dict(result)
+    assert take_sockets(result, os.getpid()) == ([], None)
+    assert not {name for name in result if name.startswith("LISTEN_")}, "nor is it for a child of ours"
 
 
 FIRST = 700
@@ -88,13 +88,13 @@ def test_a_socket_goes_where_its_name_says(
         addresses = [sock.getsockname() for sock in (one, two)]
         for i, sock in enumerate((one, two)):
             os.dup2(sock.fileno(), FIRST + i)
-        told = environ(2, names)
+        result = environ(2, names)
         if clients is None:
             with pytest.raises(ConfigError, match="LISTEN_FDNAMES"):
-                take_sockets(told, os.getpid())
+                take_sockets(result, os.getpid())
             return
-        handed = take_sockets(told, os.getpid())
-        assert told == {"HOME": "/x"}
+        handed = take_sockets(result, os.getpid())
+        assert result == {"HOME": "/x"}
         assert [sock.getsockname() for sock in handed.clients] == [addresses[i] for i in clients]
         assert (handed.admin and handed.admin.getsockname()) == (None if admin is None else addresses[admin])
         for sock in [*handed.clients, *([handed.admin] if handed.admin else [])]:
@@ -159,7 +159,7 @@ async def test_a_proxy_serves_the_sockets_it_was_handed_and_says_when(tmp_path: 
     watcher.setblocking(False)
     clients, admin = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
 
-    async def told() -> bytes:
+    async def result() -> bytes:
         return await asyncio.wait_for(loop.sock_recv(watcher, 500), LONG_S)
 
     with watcher, clients, admin:
@@ -171,7 +171,7 @@ async def test_a_proxy_serves_the_sockets_it_was_handed_and_says_when(tmp_path: 
                 args = ("--upstream", up.url, "--workers", str(workers))
                 proxy = await handed(clients, admin, *args, NOTIFY_SOCKET=str(tmp_path / "notify"))
                 try:
-                    assert (await told()).startswith(b"READY=1")
+                    assert (await result()).startswith(b"READY=1")
                     await proxy.ready()
                     assert (await waiting.answer()).data == b"hello"
                     waiting.close()
@@ -179,15 +179,15 @@ async def test_a_proxy_serves_the_sockets_it_was_handed_and_says_when(tmp_path: 
                     if workers == 1:
                         before = proxy.relays()
                         os.kill(proxy.pid, signal.SIGUSR2)
-                        said = (await told()).split(b"\n")
-                        assert said[0] == b"RELOADING=1"
-                        assert said[1].startswith(b"MONOTONIC_USEC=")
-                        assert (await told()).startswith(b"READY=1")
+                        text = (await result()).split(b"\n")
+                        assert text[0] == b"RELOADING=1"
+                        assert text[1].startswith(b"MONOTONIC_USEC=")
+                        assert (await result()).startswith(b"READY=1")
                         await restarted(proxy, before)
                         await gone(before)
                     assert await proxy.get(path) == b"hello"
                     proxy.process.terminate()
-                    assert await told() == b"STOPPING=1"
+                    assert await result() == b"STOPPING=1"
                     assert await proxy.ended() == 0
                 finally:
                     if proxy.process.returncode is None:
@@ -200,6 +200,6 @@ async def test_a_handed_admin_port_that_others_reach_needs_a_token() -> None:
     clients, admin = socket.create_server(("127.0.0.1", 0)), socket.create_server(("0.0.0.0", 0))
     with clients, admin:
         proxy = await handed(clients, admin, "--upstream", "http://127.0.0.1:9")
-        _, said = await asyncio.wait_for(proxy.process.communicate(), READY_S)
+        _, text = await asyncio.wait_for(proxy.process.communicate(), READY_S)
     assert proxy.process.returncode == 2
-    assert b"meter.admin_token" in said
+    assert b"meter.admin_token" in text

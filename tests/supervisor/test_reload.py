@@ -13,7 +13,6 @@ from tests.supervisor.running import (
     proxy,
     replaced,
     under_way,
-    until,
     write_config,
 )
 from tests.support.servers.live_proxy import port_free
@@ -56,7 +55,7 @@ async def test_new_relays_that_fail_leave_the_old_ones_with_their_settings_and_t
             await replaced(tap.relays, before, 2)
             for _ in range(4):
                 assert await moved.get(there) == b"there"
-            await until(tap.refuses)
+            await wait_until(tap.refuses)
 
 
 @scene
@@ -68,13 +67,13 @@ async def test_a_keeper_that_fails_ends_the_proxy_after_its_streams(tmp_path: Pa
         held, asking = await under_way(tap, up, 5)
         family = tap.family()
         os.kill(tap.meters()[0], signal.SIGKILL)
-        await until(tap.refuses)
+        await wait_until(tap.refuses)
         held.go.set()
         await all_whole(asking)
         assert await tap.ended() == 1
         assert not any(is_alive(pid) for pid in family)
-    said = log.read_text()
-    assert said.count("event=supervisor_failed") == 1
-    assert "Traceback" in said
-    assert "NameError" in said
-    assert "never retrieved" not in said
+    text = log.read_text()
+    assert text.count("event=supervisor_failed") == 1
+    assert "Traceback" in text
+    assert "NameError" in text
+    assert "never retrieved" not in text

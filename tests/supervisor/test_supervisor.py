@@ -75,8 +75,8 @@ async def test_the_upstream_changes_without_a_failed_request(tmp_path: Path, cha
             held.go.set()
             await all_whole(asking)
             await gone(before)
-            asked = len(seen)
-            await wait_until(lambda: len(seen) > asked + 100)
+            request = len(seen)
+            await wait_until(lambda: len(seen) > request + 100)
             stop.set()
             await asyncio.gather(*load)
             assert set(seen) == {b"old", b"new"}
@@ -106,10 +106,12 @@ async def test_a_configuration_that_cannot_be_used_changes_nothing(tmp_path: Pat
                 (signal.SIGUSR2, "[relay]\nupstrem = 'x'\n", b"event=restart_refused"),
             ]
             for sent, text, event in refusals:
-                said = len(log.read_bytes())
+                message = len(log.read_bytes())
                 file.write_text(text)
                 os.kill(tap.pid, sent)
-                await wait_until(lambda said=said, event=event: event in log.read_bytes()[said:], LONG_S)
+                await wait_until(
+                    lambda message=message, event=event: event in log.read_bytes()[message:], LONG_S
+                )
                 assert tap.process.returncode is None
                 assert tap.family() == family
             assert await tap.get(path) == b"here"

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import aiohttp
 
+from tests.support.waiting import wait_until
+
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 """None where there is none: tests are skipped then."""
 FLAGS: Final = (
@@ -66,21 +68,21 @@ class Page:
 
     async def until(self, expression: str, seconds: float = 60.0) -> None:
         """Until the expression is true; while the page is being loaded it may not even be possible."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while True:
+        wrong = ""
+
+        async def holds() -> bool:
+            nonlocal wrong
             try:
-                if await self.look(f"!!({expression})"):
-                    return
-                wrong = None
+                return bool(await self.look(f"!!({expression})"))
             except AssertionError as exc:
-                wrong = exc
-            if loop.time() > end:
-                shown = await self.look("document.body?.innerText?.slice(0, 1500)")
-                raise AssertionError(
-                    f"not within {seconds} s: {expression}\n{self.problems}\n{shown}"
-                ) from wrong
-            await asyncio.sleep(0.05)
+                wrong = str(exc)
+                return False
+
+        try:
+            await wait_until(holds, seconds, hint=lambda: f"{expression}\n{wrong}\n{self.problems}")
+        except AssertionError as exc:
+            shown = await self.look("document.body?.innerText?.slice(0, 1500)")
+            raise AssertionError(f"{exc}\n{shown}") from None
 
     async def press(self, key: str, *, shift: bool = False) -> None:
         """A key, as a keyboard sends it."""
@@ -91,6 +93,10 @@ class Page:
         down = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
         await self.send("Input.dispatchKeyEvent", **about, **down)
         await self.send("Input.dispatchKeyEvent", **about, type="keyUp")
+
+    async def mouse(self, kind: str, x: float, y: float, **about: Any) -> None:
+        """An event of the mouse at a place of the window: mouseMoved, mousePressed or mouseReleased."""
+        await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **about)
 
     async def screen(self, width: int, height: int, *, dark: bool = False, scale: float = 1.0) -> None:
         """As on a screen of this size."""
@@ -192,18 +198,17 @@ class _Process:
 
     async def ready(self) -> str:
         """Return the address of its DevTools."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + START_S
-        while not self.url:
+
+        def address() -> str:
             with contextlib.suppress(FileNotFoundError):
                 lines = (Path(self._home) / "DevToolsActivePort").read_text().splitlines()
                 if len(lines) == 2:
-                    self.url = f"ws://127.0.0.1:{lines[0]}{lines[1]}"
-                    break
+                    return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
             code = self._process.poll()
             assert code is None, f"the browser ended with {code}"
-            assert loop.time() < end, "the browser did not start"
-            await asyncio.sleep(0.05)
+            return ""
+
+        self.url = self.url or await wait_until(address, START_S)
         return self.url
 
     def stop(self) -> None:

@@ -56,7 +56,7 @@ def test_what_is_no_json_object_is_no_admin_port(body: bytes) -> None:
     async def play() -> None:
         async with fake_admin(recorded()) as fake:
             fake.body = body
-            assert "no admin port" in str(await refused(fake))
+            assert "not an admin port" in str(await refused(fake))
 
     play()
 
@@ -86,7 +86,7 @@ def test_https_is_verified_by_the_ca_that_was_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "place"),
+    ("result", "place"),
     [
         ({"admin": "127.0.0.1:9464"}, "--admin"),
         ({"admin": "http://[::1"}, "--admin"),
@@ -96,9 +96,9 @@ def test_https_is_verified_by_the_ca_that_was_named(tmp_path: Path) -> None:
         ({"ca": "/no/such/file"}, "--ca"),
     ],
 )
-def test_what_cannot_be_is_named_and_no_secret_told(told: dict[str, str], place: str) -> None:
+def test_what_cannot_be_is_named_and_no_secret_told(result: dict[str, str], place: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        TopOptions(**told)  # type: ignore[arg-type]
+        TopOptions(**result)  # type: ignore[arg-type]
     assert caught.value.place == place
     assert "secret" not in str(caught.value)
 
@@ -150,14 +150,14 @@ BY_NAME = {view.name: view for view in VIEWS}
 async def test_a_view_asks_for_what_it_shows_and_no_more() -> None:
     async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
         feed = Feed(admin, ManualClock(), window="5m", interval_ns=S)
-        asked = {}
+        wanted = {}
         for name, view in BY_NAME.items():
             fake.asked.clear()
             await feed.poll(view)
             assert fake.asked[0][0] == "summary"
             assert fake.asked[0][1]["window"] == "5m"
-            asked[name] = (fake.asked[0][1]["by"], *(path for path, _ in fake.asked[1:]))
-        assert asked == {
+            wanted[name] = (fake.asked[0][1]["by"], *(path for path, _ in fake.asked[1:]))
+        assert wanted == {
             "tenants": ("tenant",), "models": ("model",), "arms": ("arm", "experiment"),
             "streams": ("none", "streams"), "exchanges": ("none", "exchanges"), "refusals": ("tenant",),
             "tap": ("none",), "slo": ("none",),
@@ -170,23 +170,23 @@ async def test_tries_grow_rarer_and_figures_stay() -> None:
     clock = ManualClock(now_ns=S)
     async with fake_admin(recorded([streamed()])) as fake, Admin(fake.url) as admin:
         feed = Feed(admin, clock, window="1m", interval_ns=S)
-        assert (feed.link, feed.said()) == (FeedLink.CONNECTING, "CONNECTING")
+        assert (feed.link, feed.status()) == (FeedLink.CONNECTING, "CONNECTING")
         await feed.poll(VIEWS[0])
-        assert feed.said().startswith("LIVE ")
+        assert feed.status().startswith("LIVE ")
         fake.status = 503
         pauses = []
         for _ in range(len(RETRY_NS) + 2):
             await feed.poll(VIEWS[0])
             before = clock.now_ns
-            said = feed.said()
-            assert said.startswith("DISCONNECTED ")
-            assert "the answer is status 503: said so" in said
-            assert "figures of " in said
-            pauses.append(int(said.split("again in ")[1].split(" s")[0]) * S)
+            text = feed.status()
+            assert text.startswith("DISCONNECTED ")
+            assert "the answer is status 503: said so" in text
+            assert "figures of " in text
+            pauses.append(int(text.split("again in ")[1].split(" s")[0]) * S)
             clock.advance(pauses[-1])
             assert clock.now_ns - before == pauses[-1]
         assert pauses == [*RETRY_NS, RETRY_NS[-1], RETRY_NS[-1]]
-        assert feed.said().startswith(f"DISCONNECTED {sum(pauses) // S} s")
+        assert feed.status().startswith(f"DISCONNECTED {sum(pauses) // S} s")
         assert feed.shown.summary["n"] == 1
         fake.status = None
         await feed.poll(VIEWS[0])
@@ -203,12 +203,12 @@ async def test_figures_that_nobody_renewed_are_stale() -> None:
         assert feed.link is FeedLink.LIVE
         clock.advance(1)
         assert feed.link is FeedLink.STALE
-        assert feed.said().startswith("STALE: no answer for 6 s")
+        assert feed.status().startswith("STALE: no answer for 6 s")
         feed.paused = True
         assert feed.link is FeedLink.PAUSED
         fake.status = 503
         await feed.poll(VIEWS[0])
-        assert feed.said().startswith("PAUSED; the last request failed: the answer is status 503")
+        assert feed.status().startswith("PAUSED; the last request failed: the answer is status 503")
 
 
 class PagedAdmin:

@@ -21,11 +21,11 @@ TEXT = st.text(max_size=200)
 
 @given(TEXT, st.integers(2, 60))
 def test_a_shown_text_is_printable_and_short(text: str, chars: int) -> None:
-    told = shown(text, chars)
-    assert told.isprintable()
-    assert 1 <= len(told) <= chars
+    result = shown(text, chars)
+    assert result.isprintable()
+    assert 1 <= len(result) <= chars
     if text.isprintable() and 0 < len(text) <= chars:
-        assert told == text
+        assert result == text
 
 
 def test_what_is_not_printable_is_spelt_out() -> None:

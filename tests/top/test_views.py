@@ -45,7 +45,9 @@ def cells(found: ViewTable) -> dict[str, dict[str, str]]:
 
 
 def test_a_client_that_left_or_sent_a_wrong_request_is_no_failure() -> None:
-    rows = [streamed(i, 3, tenant=outcome.value, outcome=outcome) for i, outcome in enumerate(Outcome, 1)]
+    # A tenant has a row of its own once a request of it was accepted.
+    rows = [streamed(100 + i, 3, tenant=outcome.value) for i, outcome in enumerate(Outcome)]
+    rows += [streamed(i, 3, tenant=outcome.value, outcome=outcome) for i, outcome in enumerate(Outcome, 1)]
     found = cells(table("tenants", recorded(rows)))
     assert {name for name, row in found.items() if row["failed"] != "0"} == {o.value for o in FAILED}
 
@@ -74,12 +76,15 @@ def test_burn_rates_and_alarms_of_classes_are_shown_and_a_firing_alarm_is_in_the
     found = cells(table("slo", {"summary": bad}))
     assert found["default 1h"] == {
         "class": "default", "state": "FIRING", "severity": "page", "limit": "14.4", "counted": "10",
+        "not_judged": "0",
         "long": "100 over the 1 s measured", "short": "100 over the 1 s measured",
         "objectives": "ttft:500ms tpot:50ms", "target": "99.0%",
     }  # fmt: skip
     assert found["default 6h"]["state"] == "quiet until 17 counted"
-    [said] = firing(bad)
-    assert "default uses its error budget too fast: burn rate 100 over the 1 s measured; page above" in said
+    [message] = firing(bad)
+    assert (
+        "default uses its error budget too fast: burn rate 100 over the 1 s measured; page above" in message
+    )
     whole = {**bad["slo"]["default"]["windows"]["1h"], "seconds": 3_400.0, "burn_rate": 15.0}
     bad["slo"]["default"]["windows"]["1h"] = whole
     assert "burn rate 15 over 1h and 100 over the 1 s measured" in firing(bad)[0]
@@ -108,15 +113,15 @@ def test_relays_that_are_silent_or_gone_and_upstreams_that_are_down_are_told_of(
     down = "UPSTREAM DOWN: http://gw:8000 accepts no connection; clients get 502 or 504"
     (silent,) = troubles(recorded(relay=False)["summary"])
     assert silent.startswith("NO RELAY REPORTS")
-    told = recorded()["summary"]
-    relay = told["relays"]["r0"]
-    assert troubles(told) == [down]
-    told["relays"]["r1"] = relay
-    assert troubles(told) == [down], "once, although both relays say so"
+    result = recorded()["summary"]
+    relay = result["relays"]["r0"]
+    assert troubles(result) == [down]
+    result["relays"]["r1"] = relay
+    assert troubles(result) == [down], "once, although both relays say so"
     relay["status_age"] = 60.0
-    assert troubles(told) == [silent, down]
+    assert troubles(result) == [silent, down]
     relay["upstreams"] = {"http://gw:8000": True}
-    assert troubles(told) == [silent]
+    assert troubles(result) == [silent]
     assert troubles({}) == []
 
 
@@ -127,28 +132,28 @@ def test_each_part_of_the_time_has_a_level_by_the_largest() -> None:
     assert sparkline([[4.0, 1]], 4, 0.0, 4.0) == "···█"
 
 
-def table_streams(told: dict[str, Any]) -> ViewTable:
-    return streams_table(Shown({}, {"streams": told}))
+def table_streams(result: dict[str, Any]) -> ViewTable:
+    return streams_table(Shown({}, {"streams": result}))
 
 
 def test_a_stream_is_a_line_with_what_is_known_of_it() -> None:
     silent = a_stream(2, ttft=None, since_last=None, model=None, timeline=[], age=0.5)
-    told = {"count": 7, "window": 10.0, "streams": [a_stream(), silent]}
-    first, second = table_streams(told).rows
+    result = {"count": 7, "window": 10.0, "streams": [a_stream(), silent]}
+    first, second = table_streams(result).rows
     assert [cell.text for cell in first.cells[:8]] == [
         "acme", "tiny", "2", "100", "3", "3", "50.0", "·█········█············█",
     ]  # fmt: skip
     assert [cell.text for cell in second.cells[:8]] == ["acme", "-", "0.5", "-", "3", "3", "-", "·" * 24]
     assert (
-        table_streams(told)
+        table_streams(result)
         .notes[0]
         .startswith("7 streams under way, the 2 newest below; tokens over the last 10 s")
     )
 
 
 def test_facts_flow_into_lines_and_are_never_torn() -> None:
-    said = ["one", "two three", "four", "a fact longer than the line"]
-    assert flowed(said, 15) == ["one · two three", "four", "a fact longer than the line"]
+    message = ["one", "two three", "four", "a fact longer than the line"]
+    assert flowed(message, 15) == ["one · two three", "four", "a fact longer than the line"]
     assert flowed(["日本", "語"], 7) == ["日本", "語"], "each letter is two cells wide"
     assert flowed([], 10) == []
 
@@ -156,7 +161,7 @@ def test_facts_flow_into_lines_and_are_never_torn() -> None:
 MS = 1_000_000
 
 
-def told(x: Exchange, benefit: Benefit | None = None) -> dict[str, Any]:
+def result(x: Exchange, benefit: Benefit | None = None) -> dict[str, Any]:
     metrics = measure(x, benefit or Benefit()).metrics()
     document: dict[str, Any] = json.loads(json.dumps(x.to_dict(metrics, chunking_of(x), events=True)))
     return document
@@ -189,7 +194,7 @@ def waits_ms(x: dict[str, Any], v_ns: int = 50 * MS) -> list[float]:
 
 def test_a_worked_example() -> None:
     """A reader of 20 tokens/s: 2 tokens at 100 ms, 1 at 180, 1 at 400."""
-    table = inspected(told(exchange([(100, 2), (180, 1), (400, 1)])))
+    table = inspected(result(exchange([(100, 2), (180, 1), (400, 1)])))
     assert [tuple(cell.text for cell in row.cells) for row in table.rows] == [
         ("0", "1.00", "-", "role", "-", "50", "-", ""),
         ("1", "100", "99.0", "content", "2", "100", "0", "WAITS 100 ms"),
@@ -198,7 +203,7 @@ def test_a_worked_example() -> None:
         ("4", "401", "1.00", "done", "-", "12", "-", ""),
     ]
     assert table.notes == ("a reader of 20 tokens/s, from submit on",)
-    assert told(exchange([(100, 2), (180, 1), (400, 1)]))["metrics"]["user_idle"] == pytest.approx(0.25)
+    assert result(exchange([(100, 2), (180, 1), (400, 1)]))["metrics"]["user_idle"] == pytest.approx(0.25)
 
 
 @given(
@@ -215,7 +220,7 @@ def test_waits_add_up_to_the_meters_figure(
         t_ms += gap
         chunks.append((t_ms, tokens))
     benefit = Benefit.at_speed(speed)
-    document = told(exchange(chunks, declared=declared, total=total), benefit)
+    document = result(exchange(chunks, declared=declared, total=total), benefit)
     summed = sum(waits_ms(document, benefit.reader_ns_per_token))
     # Texts have three digits.
     assert summed == pytest.approx(document["metrics"]["user_idle"] * 1e3, rel=0.006, abs=0.01)
@@ -224,6 +229,6 @@ def test_waits_add_up_to_the_meters_figure(
 def test_tokens_that_nobody_declares_are_told_as_what_they_count_for() -> None:
     x = exchange([(100, 1), (180, 1)], declared=False)
     x.tokens.source = TokenSource.CHUNKS
-    table = inspected(told(x))
+    table = inspected(result(x))
     assert [row.cells[4].text for row in table.rows] == ["-", "~1", "~1", "-"]
     assert "~1: no token count declared" in table.notes[0]

@@ -9,9 +9,9 @@ import pytest
 
 from llmtap.exchange.saved import explain, read_saved
 from llmtap.traces import bodies, format
-from llmtap.traces.bodies import asked_columns, compact, read_elements, read_object
+from llmtap.traces.bodies import compact, read_elements, read_object, request_columns
 from llmtap.traces.format import FormatError, text_batches
-from llmtap.traces.formats.har import answer_columns, text_said
+from llmtap.traces.formats.har import answer_columns, answer_text
 
 
 def test_rows_become_batches_by_number_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ def test_what_is_no_object_is_told_with_its_place(data: bytes) -> None:
 
 
 def test_what_was_asked_for_comes_into_columns() -> None:
-    row = asked_columns(
+    row = request_columns(
         {
             "model": "m", "max_tokens": 5, "temperature": 1, "top_p": 0.5, "n": 2, "tools": [{}, {}],
             "response_format": {"type": "json_object"},
@@ -53,21 +53,21 @@ def test_what_was_asked_for_comes_into_columns() -> None:
 
 
 def test_what_makes_no_sense_is_not_kept() -> None:
-    row = asked_columns(
+    row = request_columns(
         {
             "model": 3, "max_tokens": True, "temperature": "hot", "n": 1 << 40, "tools": 1, "messages": 5,
             "response_format": "x",
         }
     )  # fmt: skip
     assert set(row.values()) == {None}
-    assert asked_columns({"max_tokens": None, "max_completion_tokens": 8})["max_tokens"] == 8
+    assert request_columns({"max_tokens": None, "max_completion_tokens": 8})["max_tokens"] == 8
 
 
 def played(*events: object, path: str = "/v1/chat/completions") -> tuple[dict[str, object], str | None]:
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
     head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
     explained = explain(read_saved((head + body).encode(), path=path))
-    return answer_columns(explained), text_said(explained)
+    return answer_columns(explained), answer_text(explained)
 
 
 def choice(index: int = 0, finish: str | None = None, **delta: str) -> dict[str, object]:
@@ -143,10 +143,10 @@ def test_numbers_keep_their_value() -> None:
     ],
 )
 def test_what_is_no_such_array_is_told(data: bytes, path: str, problem: str) -> None:
-    with pytest.raises(FormatError) as told:
+    with pytest.raises(FormatError) as failure:
         elements(data, path)
-    assert str(told.value).startswith(problem)
-    assert "secret" not in str(told.value)
+    assert str(failure.value).startswith(problem)
+    assert "secret" not in str(failure.value)
 
 
 def test_an_element_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

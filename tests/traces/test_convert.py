@@ -21,7 +21,7 @@ from llmtap.capture.store.parquet import write_parquet
 from llmtap.errors import ConfigError
 from llmtap.traces import registry
 from llmtap.traces.convert import Report, convert
-from llmtap.traces.format import ASPECTS, FormatError, TraceWriter, batch_of, telling
+from llmtap.traces.format import ASPECTS, FormatError, TraceWriter, batch_of, rows_with
 from tests.support.storage import capture_rows
 
 MOONCAKE = b"".join(
@@ -165,17 +165,17 @@ def test_what_is_said_to_be_written_is_in_the_file(name: str, tmp_path: Path) ->
     info = CaptureInfo(capture="c", block_unit="tokens", block_size=512)
     write_parquet(source, info, [mixed()])
     report = convert(str(source), str(target), target_format=name)
-    told = dict.fromkeys(ASPECTS, 0)
+    result = dict.fromkeys(ASPECTS, 0)
     wanted = registry.by_name(name)
     with target.open("rb") as file:
         for batch in wanted.read(file).batches:
             for aspect in ASPECTS:
-                told[aspect] += telling(batch, aspect)
+                result[aspect] += rows_with(batch, aspect)
     for a in report.aspects:
-        assert a.rows == telling(mixed(), a.name)
+        assert a.rows == rows_with(mixed(), a.name)
         if (name, a.name) not in DERIVED:
             # A failed request of BurstGPT's has 0 tokens, which its capture did not know.
-            assert a.written == min(a.rows, told[a.name]) if a.name in wanted.holds else a.written == 0, a
+            assert a.written == min(a.rows, result[a.name]) if a.name in wanted.holds else a.written == 0, a
         if a.fate in ("kept", "lost", "partly"):
             assert a.fate == ("kept" if a.written == a.rows else "partly" if a.written else "lost")
         assert a.why or a.fate in ("kept", "absent")
@@ -186,8 +186,8 @@ def test_what_fell_away_with_its_rows_is_kept_in_part_only(tmp_path: Path) -> No
     columns = {"arrival_ns": [1, 2, 3], "input_tokens": [5, None, 7], "output_tokens": [1, 1, 1]}
     write_parquet(source, CaptureInfo(capture="c"), [batch_of(3, {**columns, "model": ["a", None, None]})])
     report = convert(str(source), str(tmp_path / "b"), target_format="mooncake")
-    told = {a.name: (a.written, a.rows, a.fate) for a in report.aspects if a.rows}
-    assert told == {
+    result = {a.name: (a.written, a.rows, a.fate) for a in report.aspects if a.rows}
+    assert result == {
         "arrival": (2, 3, "partly"), "input tokens": (2, 2, "kept"), "output tokens": (2, 3, "partly"),
         "model": (0, 1, "lost"),
     }  # fmt: skip
@@ -243,15 +243,15 @@ def test_a_full_disk_or_an_impatient_user_leaves_no_part(
     replaced(monkeypatch, "azure", writes=failing)
     source = put(tmp_path, "a.jsonl", MOONCAKE * 600)
     expected = ConfigError if isinstance(end, OSError) else KeyboardInterrupt
-    with pytest.raises(expected) as told:
+    with pytest.raises(expected) as failure:
         convert(source, str(tmp_path / "b.csv"), target_format="azure")
     assert os.listdir(tmp_path) == ["a.jsonl"]
     if expected is ConfigError:
-        assert str(told.value).endswith("b.csv: cannot be written: No space left on device")
+        assert str(failure.value).endswith("b.csv: cannot be written: No space left on device")
 
 
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "shown"),
     [
         (FormatError("line 9: x"), "a.csv: line 9: x"),
         (OSError(errno.EIO, "Input/output error"), "a.csv: cannot be read: Input/output error"),
@@ -259,7 +259,7 @@ def test_a_full_disk_or_an_impatient_user_leaves_no_part(
     ],
 )
 def test_a_source_that_fails_late_is_to_blame_and_leaves_no_part(
-    end: Exception, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    end: Exception, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = registry.by_name("azure").batches
     assert batches is not None
@@ -269,19 +269,19 @@ def test_a_source_that_fails_late_is_to_blame_and_leaves_no_part(
         raise end
 
     replaced(monkeypatch, "azure", batches=failing)
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as failure:
         convert(put(tmp_path, "a.csv", AZURE), str(tmp_path / "b.parquet"))
-    assert str(told.value).endswith(said)
+    assert str(failure.value).endswith(shown)
     assert os.listdir(tmp_path) == ["a.csv"]
 
 
 def test_what_is_read_is_told_as_it_goes(tmp_path: Path) -> None:
     source = put(tmp_path, "a.jsonl", MOONCAKE * 2_000)
-    told: list[tuple[int, int | None]] = []
-    convert(source, str(tmp_path / "b.parquet"), progress=lambda *step: told.append(step))
+    result: list[tuple[int, int | None]] = []
+    convert(source, str(tmp_path / "b.parquet"), progress=lambda *step: result.append(step))
     size = Path(source).stat().st_size
-    assert len(told) > 5
-    assert told == sorted(told) and told[-1] == (size, size)
+    assert len(result) > 5
+    assert result == sorted(result) and result[-1] == (size, size)
 
 
 PROGRAM = """

@@ -50,10 +50,46 @@ SAMPLES: list[tuple[str, str, bytes]] = [
     ("dynamo", "a.jsonl", lines({"timestamp": 5, "event": DYNAMO})),
     ("dynamo", "a.jsonl", lines(DYNAMO)),
     ("otlp", "a.jsonl", lines({"resourceSpans": []})),
+    (
+        "tracelab",
+        "a.jsonl",
+        lines(
+            {
+                "session_id": "a",
+                "round_index": 0,
+                "input_tokens_total": 5,
+                "timing_events": [],
+            }
+        ),
+    ),
+    (
+        "tracelab-replay",
+        "a.csv",
+        b"id,input_len,output_len,arrival_time,round_idx,tool_wait_after_ms,prefix_len\na,1,2,0,0,5,0\n",
+    ),
+    (
+        "servegen",
+        "a.jsonl",
+        lines(
+            {
+                "request_id": 0,
+                "timestamp": 0.5,
+                "data": {"input_tokens": 1, "output_tokens": 2},
+            }
+        ),
+    ),
+    ("servegen", "a.json", one([{"timestamp": 1, "data": {"input_tokens": 1, "output_tokens": 2}}], 1)),
+    ("servegen", "chunk-1-trace.csv", b"0,2.53,1.003,Gamma,0.99,0.39\n600,0,0,,0,0\n"),
+    ("servegen", "chunk-1-dataset.json", one({"0": {"input_tokens": "{23: 0.5, 24: 0.5}"}}, 2)),
     ("weka", "a.json", one({"id": "a", "block_size": 64, "requests": [{"t": 0.0, "hash_ids": [1]}]})),
     ("aiperf", "a.jsonl", lines({"timestamp": 0, "payload": BODY, "session_id": "a"})),
     ("aiperf", "a.jsonl", lines({"timestamp": 0, "input_length": 3, "output_length": 4, "session_id": "a"})),
-    ("guidellm", "a.jsonl", lines({"timestamp": 1.5, "input_length": 3, "output_length": 4})),
+    ("guidellm", "a.jsonl", lines({"timestamp": 1.5, "input_length": 3, "output_length": 4, "duration": 1})),
+    ("aiperf", "a.jsonl", lines({"timestamp": 0, "input_length": 3, "hash_ids": [1]})),
+    ("aiperf", "a.jsonl", lines({"input_length": 3, "output_length": 4})),
+    ("aiperf", "a.jsonl", lines({"input_length": 3.0})),
+    ("aiperf", "a.jsonl", lines(MOONCAKE, {"timestamp": 28000.5, "input_length": 3})),
+    ("otlp", "a.jsonl", b'{ "resourceSpans": []}\n'),
     ("vllm-custom", "a.jsonl", lines({"prompt": "hi", "output_tokens": 3})),
     ("sharegpt", "a.json", one(talk({"from": "human", "value": "hi"}), indent=2)),
     ("sharegpt", "a.json", one(talk({"from": "human", "value": "x" * 99_999}))),
@@ -113,3 +149,28 @@ def test_a_target_whose_name_may_mean_several_is_asked_for(name: str, problem: s
 def test_what_begins_like_a_name_is_offered_first() -> None:
     with pytest.raises(FormatError, match=r"'a'; did you mean azure or aiperf\?"):
         by_name("a")
+
+
+@pytest.mark.parametrize(
+    ("head", "problem"),
+    [
+        (
+            lines(MOONCAKE) + b'{"timestamp": NaN, "input_length": 1, "output_length": 1}\n',
+            "line 2: not JSON",
+        ),
+        (b"[" + one(MOONCAKE) + b"]\n", "line 1: expected a JSON object, got a JSON array"),
+        (lines(MOONCAKE) + b"null\n", "line 2: expected a JSON object"),
+        (one(MOONCAKE) + one(MOONCAKE) + b"\n", "line 1: not JSON"),
+        (lines(MOONCAKE).replace(b"\n", b"\r") * 2, "line 1: not JSON"),
+    ],
+)
+def test_a_line_that_is_no_json_object_is_named(head: bytes, problem: str) -> None:
+    with pytest.raises(FormatError, match=problem):
+        detect("a.jsonl", head)
+
+
+@pytest.mark.parametrize("head", [b"hello\n", b'{\n "a": 1\n}\n', b"a,b\n1,2\n"])
+def test_another_file_has_no_line_to_blame(head: bytes) -> None:
+    with pytest.raises(FormatError) as caught:
+        detect("a.jsonl", head)
+    assert "line" not in str(caught.value)

@@ -68,7 +68,7 @@ def test_rows_have_their_lines_and_unknown_fields_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "result"),
     [
         (b'{"n": 1, "text": 4111111111111111}', "line 2: text: expected str | null, got int"),
         (b'{"n": 1000000000000000000}', "line 2: n: expected int <= 999999999999999999"),
@@ -79,10 +79,10 @@ def test_rows_have_their_lines_and_unknown_fields_are_counted() -> None:
         (b'{"n": 1, "x": ' + b"[" * 100_000, "line 2: nested too deeply"),
     ],
 )
-def test_an_error_of_json_names_line_and_field(line: bytes, told: str) -> None:
+def test_an_error_of_json_names_line_and_field(line: bytes, result: str) -> None:
     with pytest.raises(FormatError) as caught:
         list(json_rows(io.BytesIO(b'{"n": 1}\n' + line + b"\n"), Row, []))
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(result)
     assert "4111" not in str(caught.value)
 
 
@@ -128,7 +128,7 @@ def test_columns_are_found_by_name_in_blocks_of_any_size(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "result"),
     [
         (b"text\n", "line 1: n: the column is missing"),
         (b"n,n\n", "line 1: n: is there twice"),
@@ -140,10 +140,10 @@ def test_columns_are_found_by_name_in_blocks_of_any_size(monkeypatch: pytest.Mon
         (b"n,t\n1,1.0000000001\n", "line 2: t: expected seconds, with at most nine digits after"),
     ],
 )
-def test_an_error_of_a_table_names_line_and_column(data: bytes, told: str) -> None:
+def test_an_error_of_a_table_names_line_and_column(data: bytes, result: str) -> None:
     with pytest.raises(FormatError) as caught:
         table(data)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(result)
 
 
 def test_a_header_is_told_by_its_first_bytes() -> None:

@@ -88,12 +88,12 @@ def test_other_sizes_are_made_larger_or_left(
     size: int, unit: str, blocks: list[list[int]], tokens: list[int], found: list[list[int]],
     changed: str | None,
 ) -> None:  # fmt: skip
-    made, told = block_ids("trace", (blocks, tokens), size=size, unit=unit)
-    assert (made, told.notes) == ([found], [])
-    assert told.changed == {} if changed is None else changed in told.changed["prefix blocks"]
+    made, result = block_ids("trace", (blocks, tokens), size=size, unit=unit)
+    assert (made, result.notes) == ([found], [])
+    assert result.changed == {} if changed is None else changed in result.changed["prefix blocks"]
 
 
 def test_a_rule_that_is_broken_is_counted() -> None:
-    _, told = block_ids("trace", ([[1], [1, 2], []], [1024, 600, 5]))
-    assert told.notes == ["2 rows have another number of ids than ceil(input_length / 512)"]
-    assert told.changed == {}, "they came like this"
+    _, result = block_ids("trace", ([[1], [1, 2], []], [1024, 600, 5]))
+    assert result.notes == ["2 rows have another number of ids than ceil(input_length / 512)"]
+    assert result.changed == {}, "they came like this"

@@ -133,8 +133,8 @@ def test_an_offset_depends_on_seed_and_row_alone(text: str, rate_rps: float | No
     one, other = iter(arrivals), iter(arrivals)
     read = [(next(one), next(other)) for _ in range(500)]
     assert read == [(at_ns, at_ns) for at_ns in plan[:500]]
-    dealt = {row: at_ns for w in range(4) for row, at_ns in islice(enumerate(arrivals), w, 3_000, 4)}
-    assert [dealt[row] for row in range(3_000)] == plan
+    assignment = {row: at_ns for w in range(4) for row, at_ns in islice(enumerate(arrivals), w, 3_000, 4)}
+    assert [assignment[row] for row in range(3_000)] == plan
     assert (taken(process(text, rate_rps, SEED + 1), 3_000) == plan) == (text == "uniform")
 
 

@@ -15,9 +15,9 @@ from llmtap.workload.arrivals import FORMS, parse_arrivals
     ("text", "rate_rps", "problem"),
     [
         ("", 1, "no arrival process is called ''"),
-        ("poisson", None, "poisson: rate: is not given"),
+        ("poisson", None, "poisson: rate: is missing"),
         ("poisson", 0, "poisson: rate: expected requests per second"),
-        ("poisson:burstiness=1", 1, "poisson: burstiness: is no field of it"),
+        ("poisson:burstiness=1", 1, "poisson: burstiness: unknown field"),
         ("poisson:now", 1, "poisson: expected name=value, got 'now'"),
         ("gamma", 1, "gamma: burstiness or cv: exactly one"),
         ("gamma:cv=1,cv=1", 1, "gamma: cv: is given twice"),
@@ -25,9 +25,9 @@ from llmtap.workload.arrivals import FORMS, parse_arrivals
         ("gamma:cv=0", 1, "gamma: cv: expected a number from 0.001"),
         ("onoff:on=2s", 1, "onoff: off: is not given"),
         ("onoff:on=2x,off=1s", 1, "onoff: on: expected a duration"),
-        ("onoff:on=2s,off=1s,idel=1", 1, r"onoff: idel: is no field of it \(did you mean idle\?\)"),
+        ("onoff:on=2s,off=1s,idel=1", 1, r"onoff: idel: unknown field \(did you mean idle\?\)"),
         ("onoff:on=2s,off=8s,idle=2", 1, "onoff: idle: 2 is above the mean rate of 1"),
-        ("ramp:from=1,to=50,over=60s", 3, "ramp: rate: it names its rates itself"),
+        ("ramp:from=1,to=50,over=60s", 3, "ramp: rate: it contains its rates"),
         ("ramp:from=1,to=5,over=" + "9" * 400, None, "ramp: over: expected a duration"),
         ("steps", None, "steps: no step is given"),
         ("steps:10", None, "steps: step 1: expected a rate, x and a time such as 10x30s, got '10'"),
@@ -63,9 +63,9 @@ TEXTS = st.one_of(
 def test_a_description_makes_the_same_arrivals_again(text: str, rate_rps: float, seed: int) -> None:
     own = text.startswith(("ramp", "steps"))
     arrivals = parse_arrivals(f" {text}", rate_rps=None if own else rate_rps, seed=seed)
-    told: dict[str, Any] = arrivals.describe()
-    assert told == {"arrivals": text, "rate_rps": None if own else rate_rps, "seed": seed}
-    again = parse_arrivals(told["arrivals"], rate_rps=told["rate_rps"], seed=told["seed"])
+    result: dict[str, Any] = arrivals.describe()
+    assert result == {"arrivals": text, "rate_rps": None if own else rate_rps, "seed": seed}
+    again = parse_arrivals(result["arrivals"], rate_rps=result["rate_rps"], seed=result["seed"])
     assert list(islice(again, 20)) == list(islice(arrivals, 20))
 
 

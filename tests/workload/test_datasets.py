@@ -49,11 +49,11 @@ def test_a_first_question_is_a_prompt_and_its_answer_a_length(talks: Path) -> No
     assert data.pair(0) == ("Be brief.\n\nWhat is a river?", "Water that runs.")
     assert data.pair(1) == ("Go on.", "No."), "what the model said unasked is no question"
     assert data.count == 32
-    told = data.about
-    assert (told["conversations"], told["kept"]) == (33, 32)
-    assert any("1 turns have no text" in note for note in told["notes"])
-    assert any("have no answer" in note for note in told["notes"]), "the reader's own notes too"
-    assert len(told["sha256"]) == 64
+    result = data.about
+    assert (result["conversations"], result["kept"]) == (33, 32)
+    assert any("1 turns have no text" in note for note in result["notes"])
+    assert any("have no answer" in note for note in result["notes"]), "the reader's own notes too"
+    assert len(result["sha256"]) == 64
 
 
 def test_prompts_are_the_datas_texts_and_lengths(talks: Path) -> None:
@@ -170,9 +170,9 @@ def code(tmp_path: Path) -> Path:
 
 def test_a_file_is_its_functions(code: Path) -> None:
     data = read_stack(code, "--workload")
-    told = data.about
-    assert (told["files"], told["functions"]) == (6, 6)
-    assert told["notes"] == [
+    result = data.about
+    assert (result["files"], result["functions"]) == (6, 6)
+    assert result["notes"] == [
         "1 files are in other languages, and were left out",
         "1 files have no function, and were left out",
     ]
@@ -194,8 +194,8 @@ def test_the_reference_workload_shares_contexts_of_the_files(code: Path) -> None
         assert count_tokens(prompt.system) + count_tokens(prompt.text) == requests.input[row]
         systems.setdefault(plan.contexts[row], set()).add(prompt.system)
     assert systems.pop(-1) == {""}
-    assert all(len(said) == 1 for said in systems.values())
-    texts = [said.pop() for said in systems.values()]
+    assert all(len(message) == 1 for message in systems.values())
+    texts = [message.pop() for message in systems.values()]
     assert len(set(texts)) == len(texts) >= 5, "four files, and yet no two contexts are the same"
     assert workload.describe()["output"]["mu"] == 4.0  # type: ignore[index]
 

@@ -74,9 +74,9 @@ SEQUENCES = {
 
 @pytest.mark.parametrize("workload", ALL, ids=IDS)
 def test_the_first_thousand_of_seed_42_stay_what_they_are(workload: Composed | SyntheticWorkload) -> None:
-    told = report_of(workload, workload.requests(1_000, 42), 42)
-    assert told["sha256"][:16] == SEQUENCES[workload.name]
-    assert (told["seed"], told["requests"]) == (42, 1_000)
+    result = report_of(workload, workload.requests(1_000, 42), 42)
+    assert result["sha256"][:16] == SEQUENCES[workload.name]
+    assert (result["seed"], result["requests"]) == (42, 1_000)
 
 
 def by_the_draft(count: int, seed: int) -> Iterator[tuple[int, int, list[int]]]:
@@ -113,11 +113,11 @@ def test_it_is_the_oracles() -> None:
 def test_rows_may_be_asked_for_in_any_order(order: list[int], workload: SyntheticWorkload) -> None:
     requests = workload.requests(140, 5)
     prompts = workload.prompts(requests, 5)
-    asked = {row: list(prompts.prompt(row).ids) for row in order}
+    request = {row: list(prompts.prompt(row).ids) for row in order}
     straight = workload.prompts(requests, 5)
     in_order = [list(straight.prompt(row).ids) for row in range(max(order) + 1)]
-    assert all(ids == in_order[row] for row, ids in asked.items())
-    assert all(len(ids) == requests.input[row] for row, ids in asked.items())
+    assert all(ids == in_order[row] for row, ids in request.items())
+    assert all(len(ids) == requests.input[row] for row, ids in request.items())
 
 
 def test_prompts_of_other_requests_are_refused() -> None:

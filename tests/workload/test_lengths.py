@@ -19,8 +19,8 @@ from llmtap.workload.lengths import (
     UniformLengths,
     described,
     drawn,
-    lengths_told,
     mean_of,
+    recorded_lengths,
 )
 
 N = 20_000
@@ -91,30 +91,30 @@ def test_a_draw_takes_one_number_whatever_the_distribution_is(name: str, seed: i
 
 
 @pytest.mark.parametrize(
-    ("told", "problem"),
+    ("result", "problem"),
     [
         ({"distribution": "uniform", "min": 3, "max": 1}, "min 3 is more than max 1"),
         ({"distribution": "lognormal", "mu": 5.5}, "mu and sigma, or median and p95"),
         ({"distribution": "fixed", "tokens": 0}, "Expected `int` >= 1"),
         ({"distribution": "lognormal", "median": 90.0, "p95": 60.0}, "p95 60 is less than the median 90"),
-        ({"distribution": "percentiles", "points": [[50, 9]]}, "two points at least"),
-        ({"distribution": "percentiles", "points": [[50, 9], [40, 10]]}, "percents have to ascend"),
+        ({"distribution": "percentiles", "points": [[50, 9]]}, "expected at least two"),
+        ({"distribution": "percentiles", "points": [[50, 9], [40, 10]]}, "percents must ascend"),
         ({"distribution": "percentiles", "points": [[50, 9], [100, 10]]}, "between 0 and 100"),
-        ({"distribution": "percentiles", "points": [[50, 9], [60, 8]]}, "tokens have to ascend"),
+        ({"distribution": "percentiles", "points": [[50, 9], [60, 8]]}, "must not decrease"),
         ({"distribution": "empirical", "values": []}, "length >= 1"),
     ],
 )
-def test_what_is_no_distribution_says_why(told: dict[str, object], problem: str) -> None:
+def test_what_is_no_distribution_says_why(result: dict[str, object], problem: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=problem):
-        msgspec.convert(told, Lengths)  # type: ignore[call-overload]
+        msgspec.convert(result, Lengths)  # type: ignore[call-overload]
 
 
 def test_a_description_has_type_parameters_and_unit_and_makes_it_again() -> None:
     uniform = {"distribution": "uniform", "min": 128, "max": 512, "unit": "tokens"}
     assert described(KINDS["uniform"]) == uniform
     for lengths in KINDS.values():
-        told = {name: value for name, value in described(lengths).items() if name != "unit"}
-        assert msgspec.convert(told, Lengths) == lengths  # type: ignore[call-overload]
+        result = {name: value for name, value in described(lengths).items() if name != "unit"}
+        assert msgspec.convert(result, Lengths) == lengths  # type: ignore[call-overload]
     many = described(Empirical(values=tuple(range(1, 1_001))))
     assert many["values"] == 1_000
     assert [50, 501] in many["percentiles"]
@@ -122,8 +122,8 @@ def test_a_description_has_type_parameters_and_unit_and_makes_it_again() -> None
 
 def test_lengths_that_were_recorded_are_told_by_their_parameters() -> None:
     """Of 2, 4, 4, 4, 5, 5, 7, 9 the mean is 5 and the standard deviation 2."""
-    assert lengths_told([9, 4, 2, 4, 7, 5, 4, 5]) == {
+    assert recorded_lengths([9, 4, 2, 4, 7, 5, 4, 5]) == {
         "distribution": "empirical", "unit": "tokens", "n": 8, "mean": 5.0, "std": 2.0, "min": 2, "max": 9,
         "p50": 4.5, "p95": pytest.approx(8.3), "p99": pytest.approx(8.86),
     }  # fmt: skip
-    assert lengths_told([]) == {}
+    assert recorded_lengths([]) == {}

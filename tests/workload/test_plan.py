@@ -59,10 +59,10 @@ def test_zipf_of_the_draft_has_known_shares() -> None:
     st.lists(st.tuples(st.integers(-1, 3), st.integers(1, 100)), max_size=12),
 )
 def test_prompts_share_just_the_whole_blocks_of_their_context(
-    lengths: list[int], asked: list[tuple[int, int]]
+    lengths: list[int], request: list[tuple[int, int]]
 ) -> None:
     blocks = SharedBlocks(tuple(lengths))
-    rows = [(context, own) for context, own in asked if context < len(lengths)]
+    rows = [(context, own) for context, own in request if context < len(lengths)]
     made = []
     for context, own in rows:
         tokens = own + (0 if context == NO_CONTEXT else lengths[context])
@@ -115,8 +115,8 @@ def test_prompts_grow_by_what_was_said() -> None:
             assert before == row - 1
             assert requests.think_ns[row] > 0
             assert plan.contexts[row] == plan.contexts[before]
-            said = requests.input[before] + requests.output[before]
-            assert requests.input[row] == said + plan.messages[row] <= 4_000
+            message = requests.input[before] + requests.output[before]
+            assert requests.input[row] == message + plan.messages[row] <= 4_000
             assert requests.blocks[row][: len(requests.blocks[before])] == requests.blocks[before]
         assert len(requests.blocks[row]) == requests.input[row] // BLOCK_TOKENS
     assert max(turns) == 4
@@ -135,8 +135,8 @@ def test_the_history_is_what_the_earlier_rows_said() -> None:
     deep = 0
     for row in reversed(range(60)):
         prompt, before = prompts.prompt(row), requests.after[row]
-        said = (prompt.system, *(text for _, text in prompt.history), prompt.text)
-        assert sum(map(count_tokens, said)) == requests.input[row]
+        message = (prompt.system, *(text for _, text in prompt.history), prompt.text)
+        assert sum(map(count_tokens, message)) == requests.input[row]
         if before >= 0:
             earlier = prompts.prompt(before)
             assert prompt.history[:-1] == (*earlier.history, ("user", earlier.text))

@@ -102,28 +102,28 @@ def written(folder: Path, text: str) -> Path:
 
 def test_the_example_is_a_workload() -> None:
     workload = load_workload(EXAMPLE)
-    told = workload.describe()
-    assert told["name"] == "support-chat"
-    assert told["arrivals"] == "gamma:cv=2"
-    assert told["request"] == {"temperature": 0.7, "max_tokens": "output", "stop": None}
+    result = workload.describe()
+    assert result["name"] == "support-chat"
+    assert result["arrivals"] == "gamma:cv=2"
+    assert result["request"] == {"temperature": 0.7, "max_tokens": "output", "stop": None}
     requests = workload.requests(300, 1)
     assert any(before >= 0 for before in requests.after)
     assert requests.blocks
     prompt = workload.prompts(requests, 1).prompt(7)
-    said = (prompt.system, prompt.text, *(text for _, text in prompt.history))
-    assert sum(map(count_tokens, said)) == requests.input[7]
+    message = (prompt.system, prompt.text, *(text for _, text in prompt.history))
+    assert sum(map(count_tokens, message)) == requests.input[7]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "result",
     [
         line.strip("# ").partition("   #")[0]
         for line in EXAMPLE.read_text().splitlines()
         if line.strip().startswith("#   { distribution")
     ],
 )
-def test_each_distribution_of_the_example_loads(tmp_path: Path, told: str) -> None:
-    workload = load_workload(written(tmp_path, f"input = {told}\noutput = 5\n"))
+def test_each_distribution_of_the_example_loads(tmp_path: Path, result: str) -> None:
+    workload = load_workload(written(tmp_path, f"input = {result}\noutput = 5\n"))
     assert min(workload.requests(50, 1).input) >= 1
 
 

@@ -28,7 +28,7 @@ def burst(path: Path, *rows: tuple[float, int, int]) -> Path:
     return path
 
 
-def told(requests: Requests) -> list[tuple[float, int, int]]:
+def result(requests: Requests) -> list[tuple[float, int, int]]:
     times = [t / S for t in requests.arrival_ns]
     return list(zip(times, requests.input, requests.output, strict=True))
 
@@ -37,8 +37,8 @@ def test_a_trace_is_read_in_the_order_of_its_arrivals(tmp_path: Path) -> None:
     path = burst(tmp_path / "a.csv", (7, 1, 2), (5.5, 3, 0), (9, 4, 5))
     trace = load_trace(str(path))
     assert (trace.format, len(trace), trace.span_ns, trace.notes) == ("burstgpt", 3, 3.5 * S, [])
-    assert told(trace.requests) == [(5.5, 3, 0), (7, 1, 2), (9, 4, 5)]
-    assert told(trace.requests_at(count=3)) == [(0, 3, 0), (1.5, 1, 2), (3.5, 4, 5)]
+    assert result(trace.requests) == [(5.5, 3, 0), (7, 1, 2), (9, 4, 5)]
+    assert result(trace.requests_at(count=3)) == [(0, 3, 0), (1.5, 1, 2), (3.5, 4, 5)]
 
 
 def test_only_the_rows_wanted_are_read(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_only_the_rows_wanted_are_read(tmp_path: Path) -> None:
     path = burst(tmp_path / "a.csv", *rows)
     with open(path, "a") as file:
         file.write("not,a,row\n")  # so far nobody reads
-    assert told(load_trace(str(path), count=12_345).requests) == rows[:12_345]
+    assert result(load_trace(str(path), count=12_345).requests) == rows[:12_345]
     with pytest.raises(ConfigError, match=r"line 25,?002"):
         load_trace(str(path))
 
@@ -62,7 +62,7 @@ def test_compression_and_folders_of_captures_are_read(kind: str, tmp_path: Path)
         place.mkdir()
         convert(str(plain), str(place / "x.parquet"))
     trace = load_trace(str(place))
-    assert told(trace.requests_at(count=len(trace))) == [(t - 1, n, m) for t, n, m in rows]
+    assert result(trace.requests_at(count=len(trace))) == [(t - 1, n, m) for t, n, m in rows]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def trace_of(*rows: tuple[float, int, int]) -> Trace:
 def test_a_trace_that_is_too_short_begins_again_a_mean_gap_after_its_end() -> None:
     trace = trace_of((10, 1, 1), (11, 2, 2), (16, 3, 3))
     # The span is 6 s and the mean gap 3 s: it comes again every 9 s.
-    assert [t for t, _, _ in told(trace.requests_at(count=8))] == [0, 1, 6, 9, 10, 15, 18, 19]
-    assert [n for _, n, _ in told(trace.requests_at(count=8))] == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert [t for t, _, _ in result(trace.requests_at(count=8))] == [0, 1, 6, 9, 10, 15, 18, 19]
+    assert [n for _, n, _ in result(trace.requests_at(count=8))] == [1, 2, 3, 1, 2, 3, 1, 2]
     assert trace.rate_rps == 1 / 3
 
 
@@ -271,9 +271,21 @@ def test_ties_are_kept_and_told_of_the_rows_that_are_left(tmp_path: Path) -> Non
     place = mooncake(tmp_path / "m.jsonl", (0, 5, None), (0, 6, None), (3_000, 7, None), (9_000, 8, None))
     trace = load_trace(place)
     assert trace.ties == 1 / 3
-    told = "{} of the gaps between arrivals are 0 (the others have a median of {} s): such rows stay together"
-    assert trace.notes == [told.format("33.3%", "4.5")]
+    result = (
+        "{} of the gaps between arrivals are 0 (the others have a median of {} s): such rows stay together"
+    )
+    assert trace.notes == [result.format("33.3%", "4.5")]
     assert list(trace.requests_at(count=4, scale=3).arrival_ns) == [0, 0, S, 3 * S]
-    assert trace.first(3).notes == [told.format("50.0%", "3")]
+    assert trace.first(3).notes == [result.format("50.0%", "3")]
     later = trace.window(1)
     assert (later.ties, later.notes) == (0, [])
+
+
+def test_rows_without_output_tokens_are_counted(tmp_path: Path) -> None:
+    place = tmp_path / "a.jsonl"
+    place.write_text(
+        '{"timestamp": 0, "input_length": 5}\n{"timestamp": 9.5, "input_length": 6.0, "output_length": 2}\n'
+    )
+    trace = load_trace(str(place))
+    assert list(trace.requests.arrival_ns) == [0, 9_500_000] and list(trace.requests.output) == [0, 2]
+    assert trace.notes == ["1 rows have no count of output tokens: taken for 0"]

@@ -304,3 +304,26 @@ def test_each_row_knows_its_place_in_the_source(tmp_path: Path) -> None:
     )
     alone = load_trace(place)
     assert (list(alone.places), list(alone.window(S).places), alone.answered) == ([], [], False)
+
+
+def test_rows_with_bodies_keep_their_paths_and_what_cannot_be_sent_is_left_out(tmp_path: Path) -> None:
+    chat = {"method": "POST", "path": "/v1/chat/completions", "endpoint": "chat.completions"}
+    embeddings = {"method": "POST", "path": "/v1/embeddings", "endpoint": "embeddings"}
+    place = capture(
+        tmp_path / "c.parquet",
+        row(1, request_body='{"messages":[]}', **chat),
+        row(2, request_body='{"input":"x"}', **embeddings),
+        row(3, **chat),
+        row(4, **embeddings),
+        row(5, request_body="--form", **chat),
+        level="full",
+    )
+    trace = load_trace(place, bodies=True)
+    assert trace.requests.paths == ["/v1/chat/completions", "/v1/embeddings", ""]
+    assert trace.requests.bodies == [b'{"messages":[]}', b'{"input":"x"}', b""]
+    assert sum(trace.unsendable.values()) == 2 and len(trace.unsendable) == 2
+    assert sum("not sent" in note for note in trace.notes) == 2
+    again = trace.requests_at(count=5)
+    assert again.paths == [*trace.requests.paths, *trace.requests.paths[:2]]
+    assert load_trace(place, bodies=True, count=3).requests.bodies == trace.requests.bodies
+    assert len(load_trace(place)) == 5, "without bodies nothing is sent"

@@ -19,50 +19,73 @@ Report = Mapping[str, Any]
 Step = Mapping[str, Any]
 """One load of a report: name, arm, load, cached, and its result as in `llmtap replay --json`."""
 Level = Literal[
-    "MUST", "MUST NOT", "REQUIRED", "SHALL", "SHOULD", "SHOULD NOT", "RECOMMENDED", "MAY", "OPTIONAL",
+    "MUST",
+    "MUST NOT",
+    "REQUIRED",
+    "SHALL",
+    "SHOULD",
+    "SHOULD NOT",
+    "RECOMMENDED",
+    "MAY",
+    "OPTIONAL",
     "procedure",
-]  # fmt: skip
-Subject = Literal[
-    "load generator", "procedure", "report", "setup", "tester", "comparison", "definition"
-]  # fmt: skip
+]
+Subject = Literal["load generator", "procedure", "report", "setup", "tester", "comparison", "definition"]
 Status = Literal["met", "not met", "not applicable", "cannot tell"]
 
 MUSTS: Final = frozenset({"MUST", "MUST NOT", "REQUIRED", "SHALL"})
 SHOULDS: Final = frozenset({"SHOULD", "SHOULD NOT", "RECOMMENDED"})
-_GRAVEST: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not applicable")
+_BY_GRAVITY: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not applicable")
 DATA_SETS: Final = {"conversation": "ShareGPT (A.3.1)", "code-completion": "The Stack (A.4.1)"}
-"""Data sets from which workloads of 4.3.2 are drawn."""
+"""Data sets of the workloads of 4.3.2 that need one, by workload."""
 MODEL_LOAD: Final = "Cold start: model load (4.5.3)"
 """Name of its line in the configuration of a report."""
 NO_LOADS: Final = "the report has no loads"
 NO_OPEN: Final = "no load of this test is an open loop"
 NO_CLOSED: Final = "no load of this test is a closed loop"
-_PILOTS: Final = "capacity/"
-"""First part of the names of loads that only search for the capacity."""
-_NEARLY: Final = 0.99
-"""Share of a duration that is enough: the last Poisson arrival may come a little before the end."""
+_CAPACITY_SEARCH: Final = "capacity/"
+"""Prefix of the names of loads that only search for the capacity."""
+_DURATION_SHARE_MIN: Final = 0.99
+"""Required share of a duration; the last Poisson arrival may come a little before the end."""
 _PROTOCOLS: Final = {"http": "SSE", "https": "SSE", "ws": "WebSocket", "wss": "WebSocket", "grpc": "gRPC"}
 _IDS: Final = {"content.kind": "ids", "sharing": None}
 _LONG: Final = {"content.kind": "document", "output.tokens": 256, "sharing": None}
 _STANDARD: Final[Mapping[str, Mapping[str, Any]]] = {
     "synthetic-uniform": {
-        "input.distribution": "uniform", "input.min": 128, "input.max": 512,
-        "output.distribution": "uniform", "output.min": 64, "output.max": 256, **_IDS,
+        "input.distribution": "uniform",
+        "input.min": 128,
+        "input.max": 512,
+        "output.distribution": "uniform",
+        "output.min": 64,
+        "output.max": 256,
+        **_IDS,
     },
     "synthetic-skewed": {
-        "input.distribution": "lognormal", "input.mu": 5.5, "input.sigma": 1.0, "input.max": 4_096,
-        "output.distribution": "lognormal", "output.mu": 4.5, "output.sigma": 1.2, "output.max": 2_048,
+        "input.distribution": "lognormal",
+        "input.mu": 5.5,
+        "input.sigma": 1.0,
+        "input.max": 4_096,
+        "output.distribution": "lognormal",
+        "output.mu": 4.5,
+        "output.sigma": 1.2,
+        "output.max": 2_048,
         **_IDS,
     },
     "conversation": {"sharing.fraction": 0.5, "sharing.tokens.tokens": 200},
     "code-completion": {
-        "output.distribution": "lognormal", "output.mu": 4.0, "output.sigma": 1.5, "sharing.fraction": 0.8,
+        "output.distribution": "lognormal",
+        "output.mu": 4.0,
+        "output.sigma": 1.5,
+        "sharing.fraction": 0.8,
     },
     "long-context": {"input.values": [8_192, 16_384, 32_768, 65_536, 131_072], **_LONG},
     "long-context-uniform": {
-        "input.distribution": "uniform", "input.min": 8_192, "input.max": 32_768, **_LONG,
+        "input.distribution": "uniform",
+        "input.min": 8_192,
+        "input.max": 32_768,
+        **_LONG,
     },
-}  # fmt: skip
+}
 """Properties of each workload of 4.3.2. `long-context` is as in A.5, `long-context-uniform` as in 4.3.2.5."""
 
 
@@ -74,7 +97,7 @@ class ComplianceVerdict:
 
 Check = Callable[[Report], ComplianceVerdict]
 LoadJudge = Callable[[Report, Step], ComplianceVerdict]
-Among = Callable[[Step], bool]
+StepFilter = Callable[[Step], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +113,9 @@ class Requirement:
     check: Check
 
     def to_dict(self) -> dict[str, object]:
-        told = asdict(self)
-        del told["check"]
-        return told
+        fields = asdict(self)
+        del fields["check"]
+        return fields
 
 
 def requirements(checks: Mapping[str, Check]) -> tuple[Requirement, ...]:
@@ -101,12 +124,17 @@ def requirements(checks: Mapping[str, Check]) -> tuple[Requirement, ...]:
         rows: list[dict[str, Any]] = list(csv.DictReader(file))
     return tuple(
         Requirement(
-            row["id"], row["id"].rpartition("-")[0], row["level"], row["says"],
-            tuple(row["tests"].split()), row["subject"], checks[row["id"]],
+            row["id"],
+            row["id"].rpartition("-")[0],
+            row["level"],
+            row["says"],
+            tuple(row["tests"].split()),
+            row["subject"],
+            checks[row["id"]],
         )
         for row in rows
         if row["id"] in checks
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- verdicts
@@ -117,13 +145,13 @@ def met(evidence: str) -> ComplianceVerdict:
 
 
 def not_met(evidence: str) -> ComplianceVerdict:
-    """The report shows a violation, or lacks a statement that the draft demands."""
+    """Return the verdict on a report that shows a violation, or lacks a required statement."""
     return ComplianceVerdict("not met", evidence)
 
 
-def verdict(is_met: object, evidence: str, *, otherwise: str = "") -> ComplianceVerdict:
-    """Return met or not met; `otherwise`: evidence if it is not met, by default the same."""
-    return met(evidence) if is_met else not_met(otherwise or evidence)
+def verdict(is_met: object, evidence: str, *, if_not_met: str = "") -> ComplianceVerdict:
+    """Return met or not met. `if_not_met`: evidence if it is not met; default: `evidence`."""
+    return met(evidence) if is_met else not_met(if_not_met or evidence)
 
 
 def not_applicable(evidence: str) -> ComplianceVerdict:
@@ -131,15 +159,15 @@ def not_applicable(evidence: str) -> ComplianceVerdict:
 
 
 def cannot_tell(evidence: str) -> ComplianceVerdict:
-    """The report shows neither that it was done nor that it was not."""
+    """Return the verdict on a requirement for which the report has no evidence."""
     return ComplianceVerdict("cannot tell", evidence)
 
 
-def worst(verdicts: Sequence[ComplianceVerdict], nothing: str) -> ComplianceVerdict:
-    """Return the gravest verdict and how many share it; `nothing`: evidence if there are none."""
+def worst(verdicts: Sequence[ComplianceVerdict], if_empty: str) -> ComplianceVerdict:
+    """Return the gravest verdict with the number of equal ones. `if_empty`: evidence without verdicts."""
     if not verdicts:
-        return cannot_tell(nothing)
-    gravest = min(verdicts, key=lambda verdict: _GRAVEST.index(verdict.status))
+        return cannot_tell(if_empty)
+    gravest = min(verdicts, key=lambda verdict: _BY_GRAVITY.index(verdict.status))
     alike = sum(verdict.status == gravest.status for verdict in verdicts)
     more = f" ({alike} of {len(verdicts)})" if len(verdicts) > 1 else ""
     return ComplianceVerdict(gravest.status, gravest.evidence + more)
@@ -167,10 +195,10 @@ def name_of(step: Step) -> str:
 
 def is_measured(step: Step) -> bool:
     """Return whether a load belongs to the test itself, not to a search for the capacity."""
-    return not name_of(step).startswith(_PILOTS)
+    return not name_of(step).startswith(_CAPACITY_SEARCH)
 
 
-def measured(report: Report) -> Sequence[Step]:
+def measured_steps(report: Report) -> Sequence[Step]:
     return [step for step in steps(report) if is_measured(step)]
 
 
@@ -179,8 +207,8 @@ def levels_of(report: Report) -> list[Mapping[str, Any]]:
     return [one for one in levels if isinstance(one, Mapping)] if isinstance(levels, list | tuple) else []
 
 
-def counted(report: Report) -> Among:
-    """Return whether a load is one of the test's levels; without a list of levels, whether it is measured."""
+def level_filter(report: Report) -> StepFilter:
+    """Return a filter of the test's levels; without a list of levels, of all measured loads."""
     names = {one.get("step") for one in levels_of(report)} - {None}
     return lambda step: is_measured(step) and (not names or step.get("name") in names)
 
@@ -197,7 +225,7 @@ def is_closed(step: Step) -> bool:
     return bool(at(step, "result.load.mode") == "closed")
 
 
-def every(step: Step) -> bool:
+def any_step(step: Step) -> bool:
     return True
 
 
@@ -206,34 +234,36 @@ def arms(loads: Iterable[Step]) -> list[str]:
 
 
 def arrivals_of(step: Step) -> str | None:
-    told = at(step, "result.plan.arrivals.arrivals")
-    return told if isinstance(told, str) else None
+    process = at(step, "result.plan.arrivals.arrivals")
+    return process if isinstance(process, str) else None
 
 
-def lasted(report: Report, step: Step) -> float | None:
-    """Return for how many seconds a load was sent.
+def sent_seconds(report: Report, step: Step) -> float | None:
+    """Return the seconds for which a load was sent.
 
-    By preference: as its level states, the time that ended it, the span of arrivals, until the last answer.
+    By preference: window of its level, time that ended it, span of arrivals, time until the last response.
     """
-    told = at(level_of(report, step), "window.to")
-    if told is None and at(step, "result.load.stopped") is not None:
-        told = at(report, "params.duration")
+    duration_s = at(level_of(report, step), "window.to")
+    if duration_s is None and at(step, "result.load.stopped") is not None:
+        duration_s = at(report, "params.duration")
     span, n = at(step, "result.arrivals.sent.span"), at(step, "result.arrivals.sent.n")
-    if told is None and is_open(step) and span and n and n > 1:
-        told = span + span / (n - 1)
-    if told is None:
-        told = at(step, "result.window.seconds")
-    return None if told is None else float(told)
+    if duration_s is None and is_open(step) and span and n and n > 1:
+        duration_s = span + span / (n - 1)
+    if duration_s is None:
+        duration_s = at(step, "result.window.seconds")
+    return None if duration_s is None else float(duration_s)
 
 
 def slots_of(report: Report, step: Step) -> int | None:
     """Return the concurrency of a closed loop."""
-    named = re.search(r"(\d+)-?(?:slots|at-a-time)", name_of(step))
-    told = (
-        at(step, "load.closed"), level_of(report, step).get("concurrency"), named and int(named[1]),
+    in_name = re.search(r"(\d+)-?(?:slots|at-a-time)", name_of(step))
+    candidates = (
+        at(step, "load.closed"),
+        level_of(report, step).get("concurrency"),
+        in_name and int(in_name[1]),
         at(report, "params.concurrency"),
-    )  # fmt: skip
-    return next((slots for slots in told if isinstance(slots, int)), None)
+    )
+    return next((slots for slots in candidates if isinstance(slots, int)), None)
 
 
 def protocol(report: Report) -> str | None:
@@ -251,35 +281,35 @@ def workload_name(step: Step) -> str | None:
 
 
 def departures(report: Report, step: Step) -> list[str]:
-    """Return how a workload differs from that of the same name in 4.3.2, or that there is none."""
-    told, name = workload(step), str(workload_name(step))
+    """Return the differences of a workload from the one of the same name in 4.3.2."""
+    description, name = workload(step), str(workload_name(step))
     if name not in _STANDARD:
         return [f"{name} is none of the workloads of 4.3.2"]
-    found = [
-        f"{path} is {text(at(told, path)) or 'not told'}, not {text(value) or 'none'}"
+    texts = [
+        f"{path} is {text(at(description, path)) or 'not reported'}, not {text(value) or 'none'}"
         for path, value in _STANDARD[name].items()
-        if text(at(told, path)) != text(value)
+        if text(at(description, path)) != text(value)
     ]
-    if name in DATA_SETS and not told.get("data"):
-        found.append(f"no file of {DATA_SETS[name]} was given: lengths and texts are generated")
+    if name in DATA_SETS and not description.get("data"):
+        texts.append(f"no file of {DATA_SETS[name]} was given: lengths and texts are generated")
     fixed = at(report, "params.output_tokens")
-    # 5.5.2 asks for answers of one length.
-    if fixed not in (None, at(told, "output.tokens")) and report.get("test") != "capacity":
-        found.append(f"all answers have {text(fixed)} tokens")
-    return found
+    # 5.5.2 requires responses of one length.
+    if fixed not in (None, at(description, "output.tokens")) and report.get("test") != "capacity":
+        texts.append(f"all answers have {text(fixed)} tokens")
+    return texts
 
 
 def table(report: Report, number: int) -> Mapping[str, Any] | None:
-    for found in report.get("tables") or ():
-        if re.match(rf"\s*Table {number}\b", str(at(found, "caption"))):
-            rows = [list(map(str, cells)) for cells in at(found, "rows") or () if cells]
-            return {"heads": list(map(str, at(found, "heads") or ())), "rows": rows}
+    for candidate in report.get("tables") or ():
+        if re.match(rf"\s*Table {number}\b", str(at(candidate, "caption"))):
+            rows = [list(map(str, cells)) for cells in at(candidate, "rows") or () if cells]
+            return {"heads": list(map(str, at(candidate, "heads") or ())), "rows": rows}
     return None
 
 
-def cell(found: Mapping[str, Any] | None, label: str) -> str | None:
-    """Return the value beside a label in a table of two columns, or None."""
-    for cells in () if found is None else found["rows"]:
+def cell(report_table: Mapping[str, Any] | None, label: str) -> str | None:
+    """Return the value of a label in a table of two columns, or None."""
+    for cells in () if report_table is None else report_table["rows"]:
         if len(cells) > 1 and _same(label, cells[0]):
             return None if cells[1].strip() in ("", "-") else cells[1]
     return None
@@ -296,6 +326,7 @@ def _same(wanted: str, own: str) -> bool:
 
 
 def text(value: object) -> str:
+    """Return the text of a JSON value; empty if it is absent or "unknown"."""
     match value:
         case None | "" | "unknown":
             return ""
@@ -328,42 +359,54 @@ def seconds(value: float) -> str:
 # ---------------------------------------------------------------- kinds of checks
 
 
-def over(report: Report, judge: LoadJudge, among: Among = every, none: str = NO_LOADS) -> ComplianceVerdict:
-    """Return the gravest verdict over the loads `among`, with the load's name; `none`: why there are none."""
+def over(
+    report: Report, judge: LoadJudge, step_filter: StepFilter = any_step, if_none: str = NO_LOADS
+) -> ComplianceVerdict:
+    """Return the gravest verdict over the filtered loads, with the load's name.
+
+    `if_none`: why the filter selects no load.
+    """
     loads = steps(report)
-    chosen = [step for step in loads if among(step)]
+    chosen = [step for step in loads if step_filter(step)]
     if loads and not chosen:
-        return not_applicable(none)
+        return not_applicable(if_none)
     verdicts = []
     for step in chosen:
-        one = judge(report, step)
+        judged = judge(report, step)
         name = step.get("name") if len(chosen) > 1 else None
-        verdicts.append(ComplianceVerdict(one.status, f"{name}: {one.evidence}" if name else one.evidence))
+        verdicts.append(
+            ComplianceVerdict(judged.status, f"{name}: {judged.evidence}" if name else judged.evidence)
+        )
     return worst(verdicts, NO_LOADS)
 
 
-def each_load(among: Among = every, none: str = NO_LOADS) -> Callable[[LoadJudge], Check]:
-    """Make a check of a judge of one load."""
-    return lambda judge: lambda report: over(report, judge, among, none)
+def each_load(step_filter: StepFilter = any_step, if_none: str = NO_LOADS) -> Callable[[LoadJudge], Check]:
+    """Return a decorator that makes a check of all filtered loads from a judge of one load."""
+    return lambda judge: lambda report: over(report, judge, step_filter, if_none)
 
 
 def each_level(judge: LoadJudge) -> Check:
-    """Make a check of a judge of one load, over the test's levels."""
-    return lambda report: over(report, judge, counted(report))
+    """Return a check of all levels of the test, from a judge of one load."""
+    return lambda report: over(report, judge, level_filter(report))
 
 
-def states(path: str, shown: str, missing: str, among: Among = every, none: str = NO_LOADS) -> Check:
-    """Return a check that each load `among` has a value at `path`, which `shown` formats for the evidence."""
+def states(
+    path: str, shown: str, missing: str, step_filter: StepFilter = any_step, if_none: str = NO_LOADS
+) -> Check:
+    """Return a check that each filtered load has a value at `path`; `shown` formats it for the evidence."""
 
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         value = at(step, path)
         return met(shown.format(value)) if value else not_met(missing)
 
-    return lambda report: over(report, judge, among, none)
+    return lambda report: over(report, judge, step_filter, if_none)
 
 
 def reads(path: str, missing: str) -> Callable[[Callable[[Any], ComplianceVerdict]], Check]:
-    """Make a check of a function of the report's value at `path`; without a value the check cannot tell."""
+    """Return a decorator that makes a check from a judge of the report's value at `path`.
+
+    Without a value, the check cannot tell; `missing` is the evidence.
+    """
 
     def decorate(judge: Callable[[Any], ComplianceVerdict]) -> Check:
         def check(report: Report) -> ComplianceVerdict:
@@ -379,61 +422,69 @@ def declared(path: str, what: str) -> Check:
     """Return a check that the report has a value at `path`."""
 
     def check(report: Report) -> ComplianceVerdict:
-        said = text(at(report, path))
-        return verdict(said, f"{what}: {said}", otherwise=f"{what} is not stated ({path})")
+        value = text(at(report, path))
+        return verdict(value, f"{what}: {value}", if_not_met=f"{what} is not stated ({path})")
 
     return check
 
 
 def only_at(boundary: str) -> Callable[[Check], Check]:
-    """Make a check apply only where the SUT has this boundary."""
+    """Return a decorator that limits a check to systems with this boundary."""
 
     def decorate(check: Check) -> Check:
         def checked(report: Report) -> ComplianceVerdict:
-            told = at(report, "sut.boundary")
-            if told is None:
+            own_boundary = at(report, "sut.boundary")
+            if own_boundary is None:
                 return cannot_tell("it depends on the SUT's boundary, which is not declared (sut.boundary)")
-            return check(report) if told == boundary else not_applicable(f"the SUT's boundary is {told}")
+            return (
+                check(report)
+                if own_boundary == boundary
+                else not_applicable(f"the SUT's boundary is {own_boundary}")
+            )
 
         return checked
 
     return decorate
 
 
-def lasts(needed: float, among: Among | None = None) -> Check:
+def lasts(needed: float, step_filter: StepFilter | None = None) -> Check:
+    """Return a check that each load was sent for `needed` seconds; default: each level."""
+
     def judge(report: Report, step: Step) -> ComplianceVerdict:
-        found = lasted(report, step)
-        if found is None:
+        duration_s = sent_seconds(report, step)
+        if duration_s is None:
             return cannot_tell("how long it lasted is not reported")
-        return verdict(found >= needed * _NEARLY, f"{found:.1f} s, {needed:g} s needed")
+        return verdict(duration_s >= needed * _DURATION_SHARE_MIN, f"{duration_s:.1f} s, {needed:g} s needed")
 
-    return lambda report: over(report, judge, among or counted(report))
+    return lambda report: over(report, judge, step_filter or level_filter(report))
 
 
-def has_requests(needed: int, what: str = "", among: Among = is_measured) -> Check:
+def has_requests(needed: int, what: str = "", step_filter: StepFilter = is_measured) -> Check:
+    """Return a check that each load has `needed` requests. `what`: their purpose, for the evidence."""
+
     def judge(report: Report, step: Step) -> ComplianceVerdict:
         n = at(step, "result.n")
         if n is None:
             return cannot_tell("the number of requests is not reported")
         return verdict(n >= needed, f"{several(n, 'request')}, {count(needed)} needed" + what)
 
-    return lambda report: over(report, judge, among)
+    return lambda report: over(report, judge, step_filter)
 
 
 def has_levels(wanted: Sequence[int], of: str) -> Check:
     """Return a check that the parameter `levels` has these percentages of `of`."""
 
     @reads("params.levels", "the levels of load are not reported")
-    def check(told: Any) -> ComplianceVerdict:
-        return all_levels(list(map(float, told)), wanted, f" of {of}")
+    def check(levels: Any) -> ComplianceVerdict:
+        return all_levels(list(map(float, levels)), wanted, f" of {of}")
 
     return check
 
 
-def all_levels(told: Sequence[float], wanted: Sequence[int], of: str = "") -> ComplianceVerdict:
-    evidence = f"{', '.join(f'{one:g} %' for one in told)}{of}"
-    lacking = [f"{level} %" for level in wanted if not any(abs(one - level) < 0.5 for one in told)]
-    return verdict(not lacking, evidence, otherwise=f"{evidence}; without {', '.join(lacking)}")
+def all_levels(levels: Sequence[float], wanted: Sequence[int], of: str = "") -> ComplianceVerdict:
+    evidence = f"{', '.join(f'{own:g} %' for own in levels)}{of}"
+    lacking = [f"{level} %" for level in wanted if not any(abs(own - level) < 0.5 for own in levels)]
+    return verdict(not lacking, evidence, if_not_met=f"{evidence}; without {', '.join(lacking)}")
 
 
 def workload_is(*names: str) -> Check:
@@ -462,16 +513,16 @@ def table_has(number: int, heads: Iterable[str] = (), labels: Iterable[str] = ()
     heads, labels = tuple(heads), tuple(labels)
 
     def check(report: Report) -> ComplianceVerdict:
-        found = table(report, number)
-        if found is None:
+        report_table = table(report, number)
+        if report_table is None:
             return not_met(f"the report has no Table {number}")
-        firsts = [cells[0] for cells in found["rows"]]
-        parts = ((heads, found["heads"]), (labels, firsts))
+        firsts = [cells[0] for cells in report_table["rows"]]
+        parts = ((heads, report_table["heads"]), (labels, firsts))
         lacking = [one for wanted, own in parts for one in wanted if not any(_same(one, o) for o in own)]
         if lacking:
             return not_met(f"Table {number} lacks {', '.join(lacking)}")
         return verdict(
-            firsts, f"Table {number} with {len(firsts)} rows", otherwise=f"Table {number} has no rows"
+            firsts, f"Table {number} with {len(firsts)} rows", if_not_met=f"Table {number} has no rows"
         )
 
     return check

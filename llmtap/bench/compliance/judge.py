@@ -31,7 +31,7 @@ from llmtap.bench.compliance.evidence import (
     at,
     cannot_tell,
     count,
-    measured,
+    measured_steps,
     met,
     not_applicable,
     not_met,
@@ -44,8 +44,9 @@ from llmtap.bench.compliance.evidence import (
 from llmtap.report.values import leaves
 
 RUNS_MIN: Final = 3
-APART_MAX_S: Final = 3_600.0
-"""Longest time between two runs of a comparison, since one sender cannot test two systems at once."""
+RUN_GAP_MAX_S: Final = 3_600.0
+"""Longest pause between two runs of a comparison; the draft wants them at the same time, and one load
+generator tests one system at a time."""
 _DIGITS: Final = 12
 _PRODUCTION: Final = ("as in production", "production-representative", "production configuration")
 
@@ -53,23 +54,25 @@ _PRODUCTION: Final = ("as in production", "production-representative", "producti
 # ---------------------------------------------------------------- notes of testers
 
 
-def noted(report: Report, *words: str) -> str | None:
+def note_with(report: Report, *words: str) -> str | None:
     notes = map(str, at(report, "sut.notes") or ())
     return next((note for note in notes if any(word in note.lower() for word in words)), None)
 
 
-def _said(what: str, *words: str) -> Check:
+def _note_check(what: str, *words: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
-        note = noted(report, *words)
+        note = note_with(report, *words)
         return met(f"the tester notes: {note}") if note else cannot_tell(f"no note of {what} (sut.notes)")
 
     return check
 
 
-def _varied(report: Report) -> ComplianceVerdict:
-    shown = ", ".join(sorted({str(workload_name(step)) for step in measured(report)})) or "no workload"
-    what = f"a comparison with production traffic; this report has {shown}"
-    return _said(what, "production traffic", "traffic of production")(report)
+def _production_traffic(report: Report) -> ComplianceVerdict:
+    workloads = (
+        ", ".join(sorted({str(workload_name(step)) for step in measured_steps(report)})) or "no workload"
+    )
+    what = f"a comparison with production traffic; this report has {workloads}"
+    return _note_check(what, "production traffic", "traffic of production")(report)
 
 
 # ---------------------------------------------------------------- comparisons
@@ -80,31 +83,31 @@ def _reports(report: Report) -> Sequence[Report]:
 
 
 def _systems(report: Report) -> list[Sequence[Report]]:
-    """Return the runs of each system, as the comparison counts them."""
+    """Return the reports of each system, which follow one another in the list of all reports."""
     ends = [0, *accumulate(one["runs"] for one in at(report, "comparison.systems") or ())]
     return [_reports(report)[begin:end] for begin, end in pairwise(ends)]
 
 
 def sequence(step: Step) -> str:
     """Return a text that identifies the requests of a load and their planned times."""
-    told = workload(step)
-    what = (
-        f"{told['name']} {str(told.get('sha256'))[:_DIGITS]}"
-        if told
+    description = workload(step)
+    source = (
+        f"{description['name']} {str(description.get('sha256'))[:_DIGITS]}"
+        if description
         else f"{at(step, 'result.plan.trace')} of {at(step, 'result.plan.rows')} rows"
     )
     arrivals = msgspec.json.encode(at(step, "result.plan.arrivals"), order="sorted").decode()
     n, seed, texts = (at(step, f"result.plan.{name}") for name in ("requests", "seed", "texts"))
-    words = "" if texts is None else f", texts {texts}"
-    return f"{what}, {n} requests, seed {seed}{words}, {arrivals}"
+    texts_part = "" if texts is None else f", texts {texts}"
+    return f"{source}, {n} requests, seed {seed}{texts_part}, {arrivals}"
 
 
 def _loads(runs: Sequence[Report]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for one in runs:
-        for step in measured(one):
-            found.setdefault(str(step.get("name")), set()).add(sequence(step))
-    return found
+    by_name: dict[str, set[str]] = {}
+    for report in runs:
+        for step in measured_steps(report):
+            by_name.setdefault(str(step.get("name")), set()).add(sequence(step))
+    return by_name
 
 
 def _same_requests(report: Report) -> ComplianceVerdict:
@@ -125,23 +128,26 @@ def _same_requests(report: Report) -> ComplianceVerdict:
 
 
 def _equal(path: str, what: str, *, needed: bool = True) -> Check:
-    """Return a check that all reports have an equal value at `path`; `needed`: a missing one is no value."""
+    """Return a check that all reports have an equal value at `path`.
+
+    `needed`: without a value in each report, the check cannot tell.
+    """
 
     def check(report: Report) -> ComplianceVerdict:
-        told = [at(one, path) for one in _reports(report)]
-        if not told:
+        values = [at(one, path) for one in _reports(report)]
+        if not values:
             return cannot_tell("there are no reports")
-        if needed and not all(text(value) for value in told):
+        if needed and not all(text(value) for value in values):
             return cannot_tell(f"{what} is not stated by all ({path})")
-        kinds = sorted({_shown(value) for value in told})
+        kinds = sorted({_value_text(value) for value in values})
         return verdict(len(kinds) == 1, f"{what}: {' / '.join(kinds)}")
 
     return check
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, Mapping):
-        parts = [f"{name} {_shown(held)}" for name, held in value.items() if held is not None]
+        parts = [f"{name} {_value_text(held)}" for name, held in value.items() if held is not None]
         return ", ".join(parts) or "none"
     return text(value) or "none"
 
@@ -151,12 +157,12 @@ _COUNT: Final = "sut.hardware.count"
 
 
 def _equal_hardware(report: Report) -> ComplianceVerdict:
-    found = _equal(_ACCELERATOR, "accelerator")(report)
-    if found.status == "met":
-        found = _equal(_COUNT, "accelerators", needed=False)(report)
-    if found.status == "not met" and _per_gpu(report).status == "met":
-        return met(f"{found.evidence}; normalised by accelerators")
-    return found
+    result = _equal(_ACCELERATOR, "accelerator")(report)
+    if result.status == "met":
+        result = _equal(_COUNT, "accelerators", needed=False)(report)
+    if result.status == "not met" and _per_gpu(report).status == "met":
+        return met(f"{result.evidence}; normalised by accelerators")
+    return result
 
 
 def _normalised(name: str, what: str) -> Check:
@@ -167,11 +173,11 @@ def _normalised(name: str, what: str) -> Check:
         same = [_equal(path, path.rpartition(".")[2], needed=False)(report) for path in paths]
         if all(one.status == "met" for one in same):
             return not_applicable(f"equal hardware: {', '.join(one.evidence for one in same)}")
-        told = at(report, "comparison.normalised") or ()
-        values = [(one.get("label"), one.get(name)) for one in told]
+        systems = at(report, "comparison.normalised") or ()
+        values = [(one.get("label"), one.get(name)) for one in systems]
         if not values or any(value is None for _, value in values):
             return not_met(f"hardware differs, and {what} is not reported of every system")
-        return met(", ".join(f"{label} {_shown(value)} {what}" for label, value in values))
+        return met(", ".join(f"{label} {_value_text(value)} {what}" for label, value in values))
 
     return check
 
@@ -187,58 +193,64 @@ def _runs(report: Report) -> ComplianceVerdict:
     return verdict(min(runs) >= RUNS_MIN, evidence)
 
 
-def _compared(report: Report, name: str) -> list[Mapping[str, Any]]:
+def _differences_with(report: Report, name: str) -> list[Mapping[str, Any]]:
     return [one for one in at(report, "comparison.comparisons") or () if one.get(name) is not None]
 
 
 def _intervals(report: Report) -> ComplianceVerdict:
-    told = len(_compared(report, "low"))
+    n = len(_differences_with(report, "low"))
+    return verdict(n, f"{n} differences with intervals", if_not_met="figures without confidence intervals")
+
+
+def _significance(report: Report) -> ComplianceVerdict:
+    differences = _differences_with(report, "p")
+    methods = ", ".join(sorted({str(one["method"]) for one in differences if one.get("method")}))
     return verdict(
-        told, f"{told} differences with intervals", otherwise="figures without confidence intervals"
+        differences,
+        f"{len(differences)} differences tested by {methods}",
+        if_not_met="no difference was tested",
     )
-
-
-def _tested(report: Report) -> ComplianceVerdict:
-    told = _compared(report, "p")
-    methods = ", ".join(sorted({str(one["method"]) for one in told if one.get("method")}))
-    return verdict(told, f"{len(told)} differences tested by {methods}", otherwise="no difference was tested")
 
 
 def _specification(report: Report) -> ComplianceVerdict:
     own = ("sha256", "seed", "requests")
-    told: list[set[bytes]] = []
+    descriptions: list[set[bytes]] = []
     names = set()
     for one in _reports(report):
-        loads = [workload(step) for step in measured(one)]
+        loads = [workload(step) for step in measured_steps(one)]
         names |= {str(load.get("name")) for load in loads}
         described = [{k: v for k, v in load.items() if k not in own} for load in loads]
-        told.append({msgspec.json.encode(load, order="sorted") for load in described})
-    if not told or not all(told):
+        descriptions.append({msgspec.json.encode(load, order="sorted") for load in described})
+    if not descriptions or not all(descriptions):
         return cannot_tell("the reports have no loads")
-    shown = ", ".join(sorted(names))
-    differ = f"workloads that are described differently: {shown}"
-    return verdict(all(one == told[0] for one in told), f"one description: {shown}", otherwise=differ)
+    workloads = ", ".join(sorted(names))
+    differ = f"workloads that are described differently: {workloads}"
+    return verdict(
+        all(one == descriptions[0] for one in descriptions),
+        f"one description: {workloads}",
+        if_not_met=differ,
+    )
 
 
 def _duration(report: Report) -> ComplianceVerdict:
     """Compare the duration parameter, or the number of requests of tests without one."""
-    asked = _equal("params.duration", "duration (s)", needed=False)(report)
-    if asked.status != "met" or at(_reports(report)[0], "params.duration") is not None:
-        return asked
+    by_duration = _equal("params.duration", "duration (s)", needed=False)(report)
+    if by_duration.status != "met" or at(_reports(report)[0], "params.duration") is not None:
+        return by_duration
     return _equal("params.requests", "requests", needed=False)(report)
 
 
-def _together(report: Report) -> ComplianceVerdict:
+def _run_gaps(report: Report) -> ComplianceVerdict:
     spans = sorted(span for one in _reports(report) if (span := _run_span(one)) is not None)
     if len(spans) < max(2, len(_reports(report))):
         return cannot_tell("the reports do not report when they were made")
-    apart_s = max((b[0] - a[1]).total_seconds() for a, b in pairwise(spans))
-    evidence = f"at most {max(0.0, apart_s) / 60:.0f} min between two runs, from {spans[0][0]:%Y-%m-%d %H:%M}"
-    return verdict(apart_s <= APART_MAX_S, evidence)
+    gap_s = max((b[0] - a[1]).total_seconds() for a, b in pairwise(spans))
+    evidence = f"at most {max(0.0, gap_s) / 60:.0f} min between two runs, from {spans[0][0]:%Y-%m-%d %H:%M}"
+    return verdict(gap_s <= RUN_GAP_MAX_S, evidence)
 
 
 def _run_span(report: Report) -> tuple[datetime, datetime] | None:
-    windows = [at(step, "result.window") or {} for step in measured(report)]
+    windows = [at(step, "result.window") or {} for step in measured_steps(report)]
     try:
         begins = [datetime.fromisoformat(one["start"]) for one in windows]
         ends = [datetime.fromisoformat(one["end"]) for one in windows]
@@ -247,8 +259,8 @@ def _run_span(report: Report) -> tuple[datetime, datetime] | None:
     return (min(begins), max(ends)) if begins else None
 
 
-def _as_in_production(report: Report) -> ComplianceVerdict:
-    notes = [noted(runs[0], *_PRODUCTION) for runs in _systems(report)]
+def _production_configuration(report: Report) -> ComplianceVerdict:
+    notes = [note_with(runs[0], *_PRODUCTION) for runs in _systems(report)]
     if not notes or None in notes:
         return cannot_tell("no note of each system that it is configured as in production (sut.notes)")
     return met("; ".join(map(str, notes)))
@@ -258,11 +270,11 @@ def _differences(report: Report) -> ComplianceVerdict:
     firsts = [{"sut": runs[0].get("sut"), "target": runs[0].get("target")} for runs in _systems(report)]
     if not firsts:
         return cannot_tell("there are no reports")
-    told = [{path: _shown(value) for path, value in leaves(one)} for one in firsts]
-    paths = {path for one in told for path in one}
-    differing = sorted(path for path in paths if len({one.get(path) for one in told}) > 1)
-    said = (f"{path}: {' / '.join(one.get(path, 'none') for one in told)}" for path in differing)
-    return met("; ".join(said) or "no difference in what was declared")
+    leaf_values = [{path: _value_text(value) for path, value in leaves(one)} for one in firsts]
+    paths = {path for one in leaf_values for path in one}
+    differing = sorted(path for path in paths if len({one.get(path) for one in leaf_values}) > 1)
+    texts = (f"{path}: {' / '.join(one.get(path, 'none') for one in leaf_values)}" for path in differing)
+    return met("; ".join(texts) or "no difference in what was declared")
 
 
 ROWS: Final = requirements(
@@ -276,19 +288,19 @@ ROWS: Final = requirements(
         "6.2-p3": _normalised("method", "is how"),
         "6.3-p1": _intervals,
         "6.3-p2": _runs,
-        "6.3-p3": _tested,
+        "6.3-p3": _significance,
         "6.4-p1": _specification,
         "6.4-p2": _duration,
         "6.4-p3": _equal("warmup", "warm-up"),
         "6.4-p4": _equal("params", "parameters, criteria among them"),
-        "6.4-p5": _together,
-        "6.4-p6": _as_in_production,
+        "6.4-p5": _run_gaps,
+        "6.4-p6": _production_configuration,
         "6.4-p7": _differences,
-        "7.1-1": _said("whether to publish was considered", "publish", "publication"),
-        "7.2-1": _varied,
-        "7.4-1a": _said("that the system was isolated", "isolated"),
-        "7.4-1b": _said("that recovery was prepared", "recovery"),
-        "7.4-1c": _said("that failures were watched for", "monitor", "watch"),
+        "7.1-1": _note_check("whether to publish was considered", "publish", "publication"),
+        "7.2-1": _production_traffic,
+        "7.4-1a": _note_check("that the system was isolated", "isolated"),
+        "7.4-1b": _note_check("that recovery was prepared", "recovery"),
+        "7.4-1c": _note_check("that failures were watched for", "monitor", "watch"),
     }
 )
 
@@ -305,7 +317,7 @@ EXCLUDED: Final[Mapping[str, str]] = {
     **{f"2-{n}": _WORDS for n in range(1, 12)},
     **{f"2-{n}": _STATUS for n in range(12, 17)},
 }
-"""Key words of the draft that demand nothing, by section and place, and why."""
+"""Key words of the draft that demand nothing, by section and place, with the reason."""
 
 
 REQUIREMENTS: Final[tuple[Requirement, ...]] = (*preparation.ROWS, *procedures.ROWS, *ROWS)
@@ -315,7 +327,9 @@ COMPARISON: Final[Subject] = "comparison"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedRequirement:
+    """Requirement with its verdict."""
+
     requirement: Requirement
     verdict: ComplianceVerdict
 
@@ -324,39 +338,46 @@ class Judged:
         return self.verdict.status in _SATISFIED
 
     def to_dict(self) -> dict[str, object]:
-        found = self.requirement.to_dict()
-        return {**found, "status": self.verdict.status, "evidence": self.verdict.evidence}
+        """Return public JSON: the requirement with status and evidence."""
+        fields = self.requirement.to_dict()
+        return {**fields, "status": self.verdict.status, "evidence": self.verdict.evidence}
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
+    """Verdicts on a report or a comparison, and the level of compliance that follows."""
+
     test: str
-    rows: tuple[Judged, ...]
+    rows: tuple[JudgedRequirement, ...]
 
     @property
     def status(self) -> Overall:
-        if self._left(MUSTS):
+        if self._unsatisfied(MUSTS):
             return "not compliant"
-        return "conditionally compliant" if self._left(SHOULDS) else "unconditionally compliant"
+        return "conditionally compliant" if self._unsatisfied(SHOULDS) else "unconditionally compliant"
 
     @property
-    def why(self) -> tuple[str, ...]:
+    def blocking(self) -> tuple[str, ...]:
         """Ids of the requirements that prevent the next better status."""
-        return tuple(one.requirement.id for one in self._left(MUSTS) or self._left(SHOULDS))
+        return tuple(one.requirement.id for one in self._unsatisfied(MUSTS) or self._unsatisfied(SHOULDS))
 
     @property
-    def deviations(self) -> tuple[Judged, ...]:
-        return self._left(frozenset({"procedure"}))
+    def deviations(self) -> tuple[JudgedRequirement, ...]:
+        return self._unsatisfied(frozenset({"procedure"}))
 
     def to_dict(self) -> dict[str, Any]:
+        """Return public JSON: level of compliance, counts, deviations and all rows."""
         return {
-            "test": self.test, "level": self.status, "why": list(self.why),
-            "must": self._counts(MUSTS), "should": self._counts(SHOULDS),
+            "test": self.test,
+            "level": self.status,
+            "why": list(self.blocking),
+            "must": self._counts(MUSTS),
+            "should": self._counts(SHOULDS),
             "deviations": [one.requirement.id for one in self.deviations],
             "rows": [one.to_dict() for one in self.rows],
-        }  # fmt: skip
+        }
 
-    def _left(self, levels: frozenset[str]) -> tuple[Judged, ...]:
+    def _unsatisfied(self, levels: frozenset[str]) -> tuple[JudgedRequirement, ...]:
         return tuple(one for one in self.rows if one.requirement.level in levels and not one.satisfied)
 
     def _counts(self, levels: frozenset[str]) -> dict[str, int]:
@@ -369,9 +390,10 @@ class Matrix:
 
 
 def judge(report: Report) -> Matrix:
+    """Judge the report of one test by all requirements that apply to it."""
     test = str(report.get("test"))
     rows = [
-        Judged(one, one.check(report))
+        JudgedRequirement(one, one.check(report))
         for one in REQUIREMENTS
         if one.subject != COMPARISON and (not one.binds or test in one.binds)
     ]
@@ -380,6 +402,6 @@ def judge(report: Report) -> Matrix:
 
 def judge_comparison(reports: Sequence[Report], comparison: Mapping[str, Any] | None = None) -> Matrix:
     """Judge reports of one test on several systems (6); `comparison`: see `bench/report/compare.py`."""
-    together: Report = {"reports": list(reports), "comparison": comparison or {}}
-    rows = [Judged(one, one.check(together)) for one in REQUIREMENTS if one.subject == COMPARISON]
+    evidence: Report = {"reports": list(reports), "comparison": comparison or {}}
+    rows = [JudgedRequirement(one, one.check(evidence)) for one in REQUIREMENTS if one.subject == COMPARISON]
     return Matrix(COMPARISON, tuple(rows))

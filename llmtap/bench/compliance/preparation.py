@@ -54,35 +54,37 @@ from llmtap.bench.compliance.evidence import (
 )
 from llmtap.units import NS_PER_S, parse_duration_ns
 
-_AS_PLANNED: Final = 1.1
+_KS_RATIO_MAX: Final = 1.1
 """Allowed ratio of the KS distance of the sent gaps to that of the planned gaps."""
-_LATE: Final = frozenset({"dispatch_lateness", "rate"})
+_LATENESS_FINDINGS: Final = frozenset({"dispatch_lateness", "rate"})
 """Findings of a load's verdict: late requests, or fewer requests than planned."""
-_WAITED: Final = 0.1
-"""From this share of the duration of an answer, requests were late because they waited for answers."""
+_WAIT_SHARE_MIN: Final = 0.1
+"""If requests are late by this share of a response's duration, they waited for responses."""
 _REQUESTS_MIN: Final = 100
 _TOKENS_MIN: Final = 10_000
-"""Both apply, since the draft wants the greater of the two."""
+"""Both must be reached, since the draft wants the greater of the two."""
 _VARIATION_MAX: Final = 0.10
 _REFERENCE: Final = "cl100k_base"
 _NTP_MAX_S: Final = 0.010
 _PTP_BELOW_S: Final = 0.001
 _ITL_OPTIONS: Final = {
-    "A": "time between chunks", "B": "distributed over the tokens of a chunk", "C": "the server's",
-}  # fmt: skip
+    "A": "time between chunks",
+    "B": "distributed over the tokens of a chunk",
+    "C": "the server's",
+}
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,}(Z|[+-]\d\d:\d\d)")
 
 
 # ---------------------------------------------------------------- 4.2: load generator
 
 
-_stamped: Final = states(
+_clock_source: Final = states(
     "result.sender.clock", "times in nanoseconds, stamped by the {}", "the clock of the times is not reported"
 )
 
 
 @each_load()
-def _streamed(report: Report, step: Step) -> ComplianceVerdict:
+def _streaming(report: Report, step: Step) -> ComplianceVerdict:
     if at(step, "result.plan.body.stream") is False:
         return not_met("answers were asked for in one piece")
     events = at(step, "result.chunking.events")
@@ -93,7 +95,7 @@ def _streamed(report: Report, step: Step) -> ComplianceVerdict:
 
 
 @each_load()
-def _each_chunk_timed(report: Report, step: Step) -> ComplianceVerdict:
+def _chunk_times(report: Report, step: Step) -> ComplianceVerdict:
     gaps, chunks = at(step, "result.metrics.tbc.n"), at(step, "result.chunking.content_events")
     if not gaps:
         return cannot_tell("no answer came in more than one chunk, or their times are not in the report")
@@ -113,36 +115,36 @@ def _poisson_possible(report: Report) -> ComplianceVerdict:
     loads = [step for step in steps(report) if arrivals_of(step) == "poisson"]
     if not loads:
         return not_applicable("no load of this test has Poisson arrivals")
-    found = []
+    ratios = []
     for step in loads:
         sent, limit = (at(step, f"result.arrivals.sent.ks.{name}") for name in ("distance", "limit_95"))
         planned = at(step, "result.arrivals.planned.ks.distance") or 0.0
         if sent is not None and limit:
-            found.append((sent / max(limit, _AS_PLANNED * planned), sent, planned, limit))
-    if not found:
+            ratios.append((sent / max(limit, _KS_RATIO_MAX * planned), sent, planned, limit))
+    if not ratios:
         return cannot_tell("the gaps between requests as they were sent are not in the report")
-    share, sent, planned, limit = sorted(found)[(len(found) - 1) // 2]
+    share, sent, planned, limit = sorted(ratios)[(len(ratios) - 1) // 2]
     evidence = (
         f"the sent gaps are {sent:.3f} from exponential (KS), the planned {planned:.3f}, {limit:.3f} at 95 %"
     )
-    if len(found) > 1:
-        evidence += f", in the middle one of {len(found)} loads"
+    if len(ratios) > 1:
+        evidence += f", in the middle one of {len(ratios)} loads"
     return verdict(share <= 1, evidence)
 
 
 def _other_arrivals(report: Report) -> ComplianceVerdict:
-    named = {process for step in steps(report) if (process := arrivals_of(step)) not in (None, "poisson")}
-    if not named:
+    processes = {process for step in steps(report) if (process := arrivals_of(step)) not in (None, "poisson")}
+    if not processes:
         return not_applicable("no load of this test has uniform or bursty arrivals")
-    return met(f"arrivals: {', '.join(sorted(map(str, named)))}")
+    return met(f"arrivals: {', '.join(sorted(map(str, processes)))}")
 
 
 @each_load(is_closed, NO_CLOSED)
 def _closed_loop(report: Report, step: Step) -> ComplianceVerdict:
-    flying = _in_flight(step)
-    if flying is None:
+    in_flight = _in_flight(step)
+    if in_flight is None:
         return cannot_tell("a closed loop whose answers took no time that is reported")
-    return met(f"closed loop with {flying:.1f} requests in flight on average (n x E2E mean / time)")
+    return met(f"closed loop with {in_flight:.1f} requests in flight on average (n x E2E mean / time)")
 
 
 def _in_flight(step: Step) -> float | None:
@@ -152,20 +154,20 @@ def _in_flight(step: Step) -> float | None:
 
 
 @each_load(is_open, NO_OPEN)
-def _not_delayed(report: Report, step: Step) -> ComplianceVerdict:
-    """Judge the dispatch lateness by the duration of a response."""
+def _dispatch_lateness(report: Report, step: Step) -> ComplianceVerdict:
+    """Judge the dispatch lateness relative to the duration of a response."""
     late, slow = at(step, "result.dispatch_lateness.p99"), at(step, "result.metrics.e2e.p50")
     if late is None:
         return cannot_tell("how late requests left is not reported")
-    found = {str(at(one, "what")) for one in at(step, "result.verdict.findings") or ()}
-    if "lost" in found:
+    findings = {str(at(one, "what")) for one in at(step, "result.verdict.findings") or ()}
+    if "lost" in findings:
         return not_met("a sending process died, and its requests were not sent")
-    beside = f", where an answer took {seconds(slow)} (p50)" if slow else ""
-    waited = (not slow or late >= _WAITED * slow) and found & _LATE
-    return verdict(not waited, f"requests left {seconds(late)} after their time at p99{beside}")
+    comparison = f", where an answer took {seconds(slow)} (p50)" if slow else ""
+    waited = (not slow or late >= _WAIT_SHARE_MIN * slow) and findings & _LATENESS_FINDINGS
+    return verdict(not waited, f"requests left {seconds(late)} after their time at p99{comparison}")
 
 
-def _concurrent(report: Report) -> ComplianceVerdict:
+def _concurrency(report: Report) -> ComplianceVerdict:
     processes = max((len(at(step, "result.sender.processes") or ()) for step in steps(report)), default=0)
     if not processes:
         return cannot_tell("the report does not report its sending processes")
@@ -176,7 +178,7 @@ def _concurrent(report: Report) -> ComplianceVerdict:
     return (met if most > processes else cannot_tell)(evidence + "es" * (processes > 1))
 
 
-def _recorded(what: str, *paths: str, of: str = "") -> Check:
+def _in_capture(what: str, *paths: str, of: str = "") -> Check:
     @each_load()
     def check(report: Report, step: Step) -> ComplianceVerdict:
         n, rows = at(step, "result.n"), at(step, "result.capture.rows")
@@ -185,8 +187,8 @@ def _recorded(what: str, *paths: str, of: str = "") -> Check:
             return cannot_tell(f"the report shows no {what}")
         if rows != n:
             return cannot_tell(f"of {count(n)} exchanges {count(rows or 0)} are in the capture")
-        told = f" ({count(first)} {of})" if of and isinstance(first, int | float) else ""
-        return met(f"{what}{told}: {count(n)} exchanges in the capture")
+        detail = f" ({count(first)} {of})" if of and isinstance(first, int | float) else ""
+        return met(f"{what}{detail}: {count(n)} exchanges in the capture")
 
     return check
 
@@ -206,8 +208,8 @@ def _all_abilities(report: Report) -> ComplianceVerdict:
 
 
 def _each_custom(judge: LoadJudge) -> Check:
-    none = "its workloads are those of 4.3.2"
-    return lambda report: over(report, judge, lambda step: bool(departures(report, step)), none)
+    if_none = "its workloads are those of 4.3.2"
+    return lambda report: over(report, judge, lambda step: bool(departures(report, step)), if_none)
 
 
 @_each_custom
@@ -216,21 +218,21 @@ def _custom(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def fully_specified(report: Report, step: Step) -> ComplianceVerdict:
-    found = worst([part(report, step) for part in (_input, _output, _contents, _sharing)], "")
-    told = f"workload {workload_name(step)}: lengths, contents and sharing are reported"
-    return met(told) if found.status == "met" else found
+    worst_part = worst([part(report, step) for part in (_input, _output, _contents, _sharing)], "")
+    evidence = f"workload {workload_name(step)}: lengths, contents and sharing are reported"
+    return met(evidence) if worst_part.status == "met" else worst_part
 
 
 def _lengths(step: Step, side: str, fixed: object) -> ComplianceVerdict:
     """Judge the distribution, parameters and unit of lengths. `fixed`: one length for all requests."""
-    told = _described(step)
+    description = _description(step)
     if fixed:
         return met(f"{side}: fixed, {text(fixed)} tokens")
-    if not told:
+    if not description:
         trace = at(step, "result.plan.trace")
-        nothing = "the report does not say what the requests were"
-        return not_met(f"{side} lengths are those of the trace {trace}" if trace else nothing)
-    lengths = told.get(side)
+        no_trace = "the report does not say what the requests were"
+        return not_met(f"{side} lengths are those of the trace {trace}" if trace else no_trace)
+    lengths = description.get(side)
     if not isinstance(lengths, Mapping) or not lengths:
         return not_met(f"{workload_name(step)} does not report its {side} lengths")
     lacking = [name for name in ("distribution", "unit") if not lengths.get(name)]
@@ -238,14 +240,14 @@ def _lengths(step: Step, side: str, fixed: object) -> ComplianceVerdict:
         return not_met(f"{side} lengths lack {' and '.join(lacking)}")
     if "within" not in lengths and not any(isinstance(one, int | float | list) for one in lengths.values()):
         return not_met(f"{side} lengths are {lengths['distribution']}, without parameters or a histogram")
-    return met(f"{side}: {_said(lengths)}")
+    return met(f"{side}: {_lengths_text(lengths)}")
 
 
-def _described(step: Step) -> Mapping[str, Any]:
+def _description(step: Step) -> Mapping[str, Any]:
     return workload(step) or at(step, "result.plan.lengths") or {}
 
 
-def _said(lengths: Mapping[str, Any]) -> str:
+def _lengths_text(lengths: Mapping[str, Any]) -> str:
     figures = [
         f"{name} {text(value)}"
         for name, value in lengths.items()
@@ -259,12 +261,12 @@ def _input(report: Report, step: Step) -> ComplianceVerdict:
 
 
 def _output(report: Report, step: Step) -> ComplianceVerdict:
-    found = _lengths(step, "output", at(report, "params.output_tokens"))
-    if found.status != "met":
-        return found
-    control = at(_described(step), "output.control")
+    lengths = _lengths(step, "output", at(report, "params.output_tokens"))
+    if lengths.status != "met":
+        return lengths
+    control = at(_description(step), "output.control")
     return verdict(
-        control, f"{found.evidence}, by {control}", otherwise="how outputs are limited is not reported"
+        control, f"{lengths.evidence}, by {control}", if_not_met="how outputs are limited is not reported"
     )
 
 
@@ -284,26 +286,26 @@ def _sharing(report: Report, step: Step) -> ComplianceVerdict:
     if sharing is None:
         return met("no prefix is shared")
     lengths, fraction = sharing.get("tokens"), sharing.get("fraction")
-    shown = _said(lengths) if at(lengths, "distribution") else f"{text(lengths)} tokens"
+    shown = _lengths_text(lengths) if at(lengths, "distribution") else f"{text(lengths)} tokens"
     if fraction is None or not lengths:
         return not_met("how many requests share how long a prefix is not reported")
     return met(f"{fraction:.0%} share a prefix: {shown}")
 
 
 @each_load()
-def _seeded(report: Report, step: Step) -> ComplianceVerdict:
+def _seed(report: Report, step: Step) -> ComplianceVerdict:
     seed, digest = at(step, "result.plan.seed"), workload(step).get("sha256")
     if seed is None:
         return not_met("the load has no seed")
     return met(f"seed {seed}" + (f", sequence sha256 {digest[:12]}" if digest else ""))
 
 
-def _published(report: Report) -> ComplianceVerdict:
+def _publication(report: Report) -> ComplianceVerdict:
     def judge(report: Report, step: Step) -> ComplianceVerdict:
-        told = workload(step)
-        if not told.get("generation") or told.get("seed") is None:
+        description = workload(step)
+        if not description.get("generation") or description.get("seed") is None:
             return not_met("neither the requests nor how they are made again is in the report")
-        return met(f"made again by llmtap {at(report, 'versions.llmtap')} with seed {told['seed']}")
+        return met(f"made again by llmtap {at(report, 'versions.llmtap')} with seed {description['seed']}")
 
     exact = report.get("exact_requests")
     return met(f"the requests lie in {exact}") if exact else over(report, judge)
@@ -314,8 +316,8 @@ def _of_data(part: str) -> Check:
         name, data = str(workload_name(step)), workload(step).get("data")
         if not data:
             return not_met(f"{name} is to be drawn from {DATA_SETS[name]}, and no file was given")
-        told = text(data.get(part))
-        return verdict(told, f"{part}: {told}", otherwise=f"{part} of the data set is not reported")
+        value = text(data.get(part))
+        return verdict(value, f"{part}: {value}", if_not_met=f"{part} of the data set is not reported")
 
     def from_data(step: Step) -> bool:
         return bool(workload(step).get("data")) or workload_name(step) in DATA_SETS
@@ -334,13 +336,13 @@ def _method(report: Report) -> ComplianceVerdict:
     sources: Counter[str] = Counter()
     for step in steps(report):
         sources.update({name: n or 0 for name, n in (at(step, "result.tokens.source") or {}).items()})
-    if guessed := sources["chunks"]:
+    if per_chunk := sources["chunks"]:
         return not_met(
-            f"option {option} is declared, and tokens of {several(guessed, 'answer')} were taken to be one"
+            f"option {option} is declared, and tokens of {several(per_chunk, 'answer')} were taken to be one"
             " each, by chunk: no tokenizer counts so"
         )
-    told = ", ".join(f"{source} {count(n)}" for source, n in sorted(sources.items()))
-    return met(f"option {option}" + (f"; counts by {told}" if told else ""))
+    sources_text = ", ".join(f"{source} {count(n)}" for source, n in sorted(sources.items()))
+    return met(f"option {option}" + (f"; counts by {sources_text}" if sources_text else ""))
 
 
 def _reference(report: Report) -> ComplianceVerdict:
@@ -353,9 +355,10 @@ def _reference(report: Report) -> ComplianceVerdict:
     if len(names) == 1 and "unknown" not in names and methods == {"native"}:
         return not_applicable(f"all systems have one tokenizer: {names.pop()}")
     return verdict(
-        methods == {"reference"} and names == {_REFERENCE}, f"option B with {_REFERENCE} for all",
-        otherwise=f"tokens counted by {', '.join(sorted(methods))}: {', '.join(sorted(names))}",
-    )  # fmt: skip
+        methods == {"reference"} and names == {_REFERENCE},
+        f"option B with {_REFERENCE} for all",
+        if_not_met=f"tokens counted by {', '.join(sorted(methods))}: {', '.join(sorted(names))}",
+    )
 
 
 # ---------------------------------------------------------------- 4.5: warm-up
@@ -368,29 +371,29 @@ def warmups(report: Report) -> Sequence[WarmUp]:
     return [one for one in report.get("warmups") or () if not one.get("skipped")]
 
 
-def _says_cold(report: Report) -> str | None:
-    said = [*(report.get("configuration") or {}).values(), *(report.get("notes") or ())]
-    return next((one for one in said if "cold start" in str(one).lower()), None)
+def _cold_start_text(report: Report) -> str | None:
+    lines = [*(report.get("configuration") or {}).values(), *(report.get("notes") or ())]
+    return next((one for one in lines if "cold start" in str(one).lower()), None)
 
 
 def _each_warmup(judge: Callable[[WarmUp], ComplianceVerdict]) -> Check:
     """Return a check over all warm-ups; each measured configuration needs its own."""
 
     def check(report: Report) -> ComplianceVerdict:
-        made, cold = warmups(report), _says_cold(report)
+        performed, cold = warmups(report), _cold_start_text(report)
         if not steps(report):
             return cannot_tell("the report has no loads")
-        if not made:
+        if not performed:
             return not_applicable(f"cold start: {cold}") if cold else not_met("no warm-up was made")
-        unwarmed = [arm for arm in arms(steps(report)) if arm not in arms(made)]
-        if unwarmed:
-            return not_met(f"no warm-up in this configuration: {', '.join(unwarmed)}")
-        return worst([judge(one) for one in made], "")
+        missing = [arm for arm in arms(steps(report)) if arm not in arms(performed)]
+        if missing:
+            return not_met(f"no warm-up in this configuration: {', '.join(missing)}")
+        return worst([judge(one) for one in performed], "")
 
     return check
 
 
-def _loaded(warmup: WarmUp) -> ComplianceVerdict:
+def _model_loading(warmup: WarmUp) -> ComplianceVerdict:
     """A stable latency is the only sign from outside that the model is loaded."""
     answers = several(warmup.get("requests") or 0, "answer")
     if not warmup.get("requests"):
@@ -400,7 +403,7 @@ def _loaded(warmup: WarmUp) -> ComplianceVerdict:
     return met(f"{answers} before the measurement, and a latency that had settled")
 
 
-def _processed(warmup: WarmUp) -> ComplianceVerdict:
+def _warmup_size(warmup: WarmUp) -> ComplianceVerdict:
     n, tokens = warmup.get("requests") or 0, warmup.get("tokens") or 0
     requests, wanted = several(n, "request"), count(_TOKENS_MIN)
     return verdict(
@@ -409,7 +412,7 @@ def _processed(warmup: WarmUp) -> ComplianceVerdict:
     )
 
 
-def _drained(warmup: WarmUp) -> ComplianceVerdict:
+def _drain(warmup: WarmUp) -> ComplianceVerdict:
     probes, n = warmup.get("probes"), warmup.get("requests")
     if probes:
         return met(f"all its answers had come: {len(probes)} probes followed, one at a time")
@@ -419,7 +422,7 @@ def _drained(warmup: WarmUp) -> ComplianceVerdict:
 
 
 def _prefixes(report: Report) -> ComplianceVerdict:
-    """Judge whether each warm load was primed with its prefixes, or found cached tokens."""
+    """Judge whether each warm load was primed with its prefixes, or the server reported cached tokens."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
     if not warm:
         return cannot_tell("no load is told to have found the cache filled")
@@ -432,7 +435,7 @@ def _prefixes(report: Report) -> ComplianceVerdict:
     return met(evidence) if all(primed) or all(hits) else cannot_tell(evidence)
 
 
-def _probed(warmup: WarmUp) -> ComplianceVerdict:
+def _probes(warmup: WarmUp) -> ComplianceVerdict:
     probes = warmup.get("probes") or ()
     before, after = at(warmup, "before.ttft"), probes[-1]["ttft"] if probes else None
     if before is None or after is None:
@@ -440,64 +443,77 @@ def _probed(warmup: WarmUp) -> ComplianceVerdict:
     return met(f"a probe's TTFT was {before * 1e3:.1f} ms before and {after * 1e3:.1f} ms after")
 
 
-def _settled(warmup: WarmUp) -> ComplianceVerdict:
+def _stability(warmup: WarmUp) -> ComplianceVerdict:
     variation = warmup.get("variation") or {}
-    told = [f"{name.upper()} {value:.1%}" for name, value in variation.items() if value is not None]
-    if not told:
+    parts = [f"{name.upper()} {value:.1%}" for name, value in variation.items() if value is not None]
+    if not parts:
         return not_met("too few probes to see their variation")
-    evidence = f"consecutive probes vary by {', '.join(told)}, less than {_VARIATION_MAX:.0%} wanted"
+    evidence = f"consecutive probes vary by {', '.join(parts)}, less than {_VARIATION_MAX:.0%} wanted"
     return verdict(warmup.get("stable"), evidence)
 
 
-def _cold_unwarmed(report: Report) -> ComplianceVerdict:
-    load, made = report.get("model_load"), warmups(report)
+def _cold_start(report: Report) -> ComplianceVerdict:
+    load, performed = report.get("model_load"), warmups(report)
     if load is not None:
         return met(f"model load {load['first_token']:.3g} s: to the first answer of a process just started")
-    if _says_cold(report) is None:
+    if _cold_start_text(report) is None:
         return not_applicable("no cold start is measured")
-    if made:
-        return not_met(f"a cold start is measured, after a warm-up of {count(made[0].get('requests') or 0)}")
+    if performed:
+        return not_met(
+            f"a cold start is measured, after a warm-up of {count(performed[0].get('requests') or 0)}"
+        )
     return met("a cold start is measured, and no warm-up was made")
 
 
-def _indicated(report: Report) -> ComplianceVerdict:
+def _cold_start_label(report: Report) -> ComplianceVerdict:
     if report.get("model_load") is not None:
         line = (report.get("configuration") or {}).get(MODEL_LOAD)
-        return verdict(line, f"it says: {MODEL_LOAD}: {line}", otherwise="the model load is not stated")
+        return verdict(line, f"it says: {MODEL_LOAD}: {line}", if_not_met="the model load is not stated")
     if warmups(report) or not steps(report):
         return not_applicable("no cold start is measured")
-    cold = _says_cold(report)
-    nothing = "nothing was warmed up, and the report does not call it a cold start"
-    return verdict(cold, f"it says: {cold}", otherwise=nothing)
+    cold = _cold_start_text(report)
+    no_label = "nothing was warmed up, and the report does not call it a cold start"
+    return verdict(cold, f"it says: {cold}", if_not_met=no_label)
 
 
 # ---------------------------------------------------------------- 4.6: protocol and ITL
 
 
-def _spoken(wanted: str) -> Check:
+def _protocol_is(wanted: str) -> Check:
     def check(report: Report) -> ComplianceVerdict:
         spoken = protocol(report)
         if spoken is None:
             return cannot_tell("the target's address does not report its protocol")
-        return verdict(spoken == wanted, spoken, otherwise=f"{spoken}, not {wanted}")
+        return verdict(spoken == wanted, spoken, if_not_met=f"{spoken}, not {wanted}")
 
     return check
 
 
 def _protocol(report: Report) -> ComplianceVerdict:
-    told, seen = at(report, "sut.protocol"), protocol(report)
-    if told and seen and seen.lower() not in str(told).lower():
-        return not_met(f"{told} is declared, and {seen} was spoken")
-    return verdict(told or seen, str(told or seen), otherwise="the protocol is not reported")
+    declared_protocol, used_protocol = at(report, "sut.protocol"), protocol(report)
+    if declared_protocol and used_protocol and used_protocol.lower() not in str(declared_protocol).lower():
+        return not_met(f"{declared_protocol} is declared, and {used_protocol} was spoken")
+    return verdict(
+        declared_protocol or used_protocol,
+        str(declared_protocol or used_protocol),
+        if_not_met="the protocol is not reported",
+    )
 
 
 @each_load()
 def _chunking(report: Report, step: Step) -> ComplianceVerdict:
-    told, share = at(report, "sut.chunking"), at(step, "result.chunking.single_token_share")
+    declared_chunking, share = at(report, "sut.chunking"), at(step, "result.chunking.single_token_share")
     if share is None:
-        return verdict(told, str(told), otherwise="how many tokens a chunk has is not reported")
+        return verdict(
+            declared_chunking,
+            str(declared_chunking),
+            if_not_met="how many tokens a chunk has is not reported",
+        )
     chunks = count(at(step, "result.chunking.chunks_with_known_tokens"))
-    return met(f"{share:.1%} of {chunks} chunks have one token" + (f"; declared: {told}" if told else ""))
+    return met(
+        f"{share:.1%} of {chunks} chunks have one token"
+        + (f"; declared: {declared_chunking}" if declared_chunking else "")
+    )
 
 
 @each_load()
@@ -510,25 +526,25 @@ def _handling(report: Report, step: Step) -> ComplianceVerdict:
 
 def _option(report: Report) -> ComplianceVerdict:
     """Judge the declared option: `A`, `B`, `C`, a variant such as `B-even`, or several: `A + B-even`."""
-    told = report.get("itl_option")
-    options = [one.strip()[:1].upper() for one in str(told or "").split("+")]
+    declared_option = report.get("itl_option")
+    options = [one.strip()[:1].upper() for one in str(declared_option or "").split("+")]
     if not all(option in _ITL_OPTIONS for option in options):
         return not_met("none of A, B and C is declared (itl_option)")
-    if "C" in options and not _told_by_server(report):
+    if "C" in options and not _server_gap_count(report):
         return not_met("C is declared, and the server reported no times of tokens")
-    return met(f"option {told}: {' and '.join(_ITL_OPTIONS[option] for option in options)}")
+    return met(f"option {declared_option}: {' and '.join(_ITL_OPTIONS[option] for option in options)}")
 
 
 def _server_side(report: Report) -> ComplianceVerdict:
-    told = _told_by_server(report)
-    if not told:
+    gaps = _server_gap_count(report)
+    if not gaps:
         return not_applicable("the server reports no times of tokens")
     option = str(report.get("itl_option"))
-    evidence = f"the server reported {count(told)} gaps between tokens; the option is {option}"
+    evidence = f"the server reported {count(gaps)} gaps between tokens; the option is {option}"
     return verdict("C" in option, evidence)
 
 
-def _told_by_server(report: Report) -> int:
+def _server_gap_count(report: Report) -> int:
     return sum(at(step, "result.metrics.itl_server.n") or 0 for step in steps(report))
 
 
@@ -545,7 +561,7 @@ def _same_machine(placement: Any) -> ComplianceVerdict:
 
 
 def _only_remote(check: Callable[[Report, str, str], ComplianceVerdict]) -> Check:
-    """Make a check of a function of the report, and how and how well clocks are synchronised."""
+    """Return a check for remote load generators, from a judge of the clocks' method and accuracy."""
 
     def checked(report: Report) -> ComplianceVerdict:
         placement = at(report, "sut.clock.placement")
@@ -559,10 +575,10 @@ def _only_remote(check: Callable[[Report, str, str], ComplianceVerdict]) -> Chec
     return checked
 
 
-def _accuracy_s(told: str) -> float | None:
+def _accuracy_s(declared_accuracy: str) -> float | None:
     """Return the declared accuracy in seconds, from texts such as `2ms`, `< 2 ms` or `0.002`."""
     try:
-        return parse_duration_ns(told.strip("<~ ").replace(" ", "")) / NS_PER_S
+        return parse_duration_ns(declared_accuracy.strip("<~ ").replace(" ", "")) / NS_PER_S
     except ValueError:
         return None
 
@@ -590,29 +606,29 @@ def _ptp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
 
 
 @_only_remote
-def _stated(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
+def _clock_statement(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
     lacking = "accuracy" if method else "synchronization"
     return verdict(
-        method and accuracy, f"{method}, accurate to {accuracy}", otherwise=f"sut.clock lacks {lacking}"
+        method and accuracy, f"{method}, accurate to {accuracy}", if_not_met=f"sut.clock lacks {lacking}"
     )
 
 
 @only_at("application gateway")
 @_only_remote
 def _rtt(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
-    said = _says(report, "rtt", "round trip")
-    return verdict(said, str(said), otherwise="no round trip time of the network is in the report")
+    line = _line_with(report, "rtt", "round trip")
+    return verdict(line, str(line), if_not_met="no round trip time of the network is in the report")
 
 
-def _subtracted(report: Report) -> ComplianceVerdict:
-    said = _says(report, "subtracted")
-    return met(said) if said else not_applicable("no latency is said to be adjusted")
+def _rtt_subtraction(report: Report) -> ComplianceVerdict:
+    line = _line_with(report, "subtracted")
+    return met(line) if line else not_applicable("no latency is said to be adjusted")
 
 
-def _says(report: Report, *words: str) -> str | None:
+def _line_with(report: Report, *words: str) -> str | None:
     """Return the first note or line of the configuration that has one of these words."""
     lines = [
-        *(f"{label}: {said}" for label, said in (report.get("configuration") or {}).items()),
+        *(f"{label}: {value}" for label, value in (report.get("configuration") or {}).items()),
         *(report.get("notes") or ()),
         *(at(report, "sut.notes") or ()),
     ]
@@ -620,7 +636,7 @@ def _says(report: Report, *words: str) -> str | None:
 
 
 @each_load()
-def _dated(report: Report, step: Step) -> ComplianceVerdict:
+def _timestamps(report: Report, step: Step) -> ComplianceVerdict:
     start = at(step, "result.window.start")
     if not isinstance(start, str):
         return cannot_tell("no load has the time of its start")
@@ -634,7 +650,7 @@ def _state(report: Report) -> dict[str, bool | None]:
     return {name: at(report, f"sut.guardrails.{name}_filter") for name in ("input", "output")}
 
 
-def _named(report: Report) -> ComplianceVerdict:
+def _guardrail_names(report: Report) -> ComplianceVerdict:
     names, state = text(at(report, "sut.guardrails.names")), _state(report)
     if names:
         return met(names)
@@ -643,7 +659,7 @@ def _named(report: Report) -> ComplianceVerdict:
     return not_applicable("there are none" if not any(state.values()) else "no name is known")
 
 
-def _refused(report: Report) -> ComplianceVerdict:
+def _refusals(report: Report) -> ComplianceVerdict:
     refused = report.get("refused")
     if refused is None:
         return not_met("how many requests were refused is not reported")
@@ -666,32 +682,32 @@ def _filters(undeclared: Status, all_on: Status, one_on: Status, none_on: Status
 
 
 @only_at("application gateway")
-def _compared(report: Report) -> ComplianceVerdict:
-    found = arms(steps(report))
-    return verdict(len(found) > 1, f"configurations measured: {', '.join(found) or 'none'}")
+def _configurations(report: Report) -> ComplianceVerdict:
+    arm_names = arms(steps(report))
+    return verdict(len(arm_names) > 1, f"configurations measured: {', '.join(arm_names) or 'none'}")
 
 
 ROWS: Final = requirements(
     {
         "4.1-1": declared("sut.boundary", "boundary"),
         "4.2-1": _all_abilities,
-        "4.2.1-1": _stamped,
-        "4.2.1-2": _stamped,
-        "4.2.2-1": _streamed,
-        "4.2.2-2": _each_chunk_timed,
+        "4.2.1-1": _clock_source,
+        "4.2.1-2": _clock_source,
+        "4.2.2-1": _streaming,
+        "4.2.2-2": _chunk_times,
         "4.2.3-1": _open_loop,
         "4.2.3-2": _poisson_possible,
         "4.2.3-3": _other_arrivals,
         "4.2.4-1": _closed_loop,
-        "4.2.5-1": _not_delayed,
-        "4.2.5-2": _concurrent,
-        "4.2.6-1a": _recorded("time of submission", "metrics.ttfb.n", "metrics.ttft.n"),
-        "4.2.6-1b": _recorded("first tokens", "metrics.ttft.n", of="answers"),
-        "4.2.6-1c": _recorded("later tokens", "metrics.tbc.n", of="chunks"),
-        "4.2.6-1d": _recorded("last tokens", "metrics.e2e.n", of="answers"),
-        "4.2.6-1e": _recorded("input tokens", "tokens.input", of="in all"),
-        "4.2.6-1f": _recorded("output tokens", "tokens.output", of="in all"),
-        "4.2.6-1g": _recorded("outcome", "outcomes"),
+        "4.2.5-1": _dispatch_lateness,
+        "4.2.5-2": _concurrency,
+        "4.2.6-1a": _in_capture("time of submission", "metrics.ttfb.n", "metrics.ttft.n"),
+        "4.2.6-1b": _in_capture("first tokens", "metrics.ttft.n", of="answers"),
+        "4.2.6-1c": _in_capture("later tokens", "metrics.tbc.n", of="chunks"),
+        "4.2.6-1d": _in_capture("last tokens", "metrics.e2e.n", of="answers"),
+        "4.2.6-1e": _in_capture("input tokens", "tokens.input", of="in all"),
+        "4.2.6-1f": _in_capture("output tokens", "tokens.output", of="in all"),
+        "4.2.6-1g": _in_capture("outcome", "outcomes"),
         "4.3-1": _custom,
         "4.3-2": _each_custom(fully_specified),
         "4.3.1-1a": each_load()(_input),
@@ -701,9 +717,9 @@ ROWS: Final = requirements(
         "4.3.2.1-1": only_at("model engine")(workload_is("synthetic-uniform")),
         "4.3.2.3-1": only_at("application gateway")(workload_is("conversation")),
         "4.3.2.5-1": workload_is("long-context", "long-context-uniform"),
-        "4.3.3-1": _seeded,
+        "4.3.3-1": _seed,
         "4.3.3-2": declared("seed", "seed"),
-        "4.3.3-3": _published,
+        "4.3.3-3": _publication,
         "4.3.3-4a": _of_data("version"),
         "4.3.3-4b": _of_data("subset"),
         "4.3.3-4c": _of_data("preprocessing"),
@@ -715,16 +731,16 @@ ROWS: Final = requirements(
         "4.4.3-1a": declared("sut.tokenizer.special", "BOS and EOS"),
         "4.4.3-1b": declared("sut.tokenizer.system_prompt", "system prompt"),
         "4.4.3-1c": declared("sut.tokenizer.tools", "tool calls"),
-        "4.5.1-1a": _each_warmup(_loaded),
-        "4.5.1-1b": _each_warmup(_processed),
-        "4.5.1-1c": _each_warmup(_drained),
+        "4.5.1-1a": _each_warmup(_model_loading),
+        "4.5.1-1b": _each_warmup(_warmup_size),
+        "4.5.1-1c": _each_warmup(_drain),
         "4.5.1-1d": _prefixes,
-        "4.5.2-1a": _each_warmup(_probed),
-        "4.5.2-1b": _each_warmup(_settled),
-        "4.5.3-1": _cold_unwarmed,
-        "4.5.3-2": _indicated,
-        "4.6.1-1": only_at("application gateway")(_spoken("SSE")),
-        "4.6.1-2": only_at("model engine")(_spoken("gRPC")),
+        "4.5.2-1a": _each_warmup(_probes),
+        "4.5.2-1b": _each_warmup(_stability),
+        "4.5.3-1": _cold_start,
+        "4.5.3-2": _cold_start_label,
+        "4.6.1-1": only_at("application gateway")(_protocol_is("SSE")),
+        "4.6.1-2": only_at("model engine")(_protocol_is("gRPC")),
         "4.6.2-1a": _protocol,
         "4.6.2-1b": _chunking,
         "4.6.2-1c": _handling,
@@ -733,20 +749,20 @@ ROWS: Final = requirements(
         "4.7.1-1": _same_machine,
         "4.7.2-1": _ntp,
         "4.7.2-2": _ptp,
-        "4.7.2-3": _stated,
+        "4.7.2-3": _clock_statement,
         "4.7.3-1": _rtt,
-        "4.7.3-2": _subtracted,
-        "4.7.3-3": _subtracted,
-        "4.7.4-1": _dated,
-        "4.7.4-2": _dated,
+        "4.7.3-2": _rtt_subtraction,
+        "4.7.3-3": _rtt_subtraction,
+        "4.7.4-1": _timestamps,
+        "4.7.4-2": _timestamps,
         "4.8-1": _filters("not met", "met", "met", "met"),
         "4.8.1-1a": declared("sut.guardrails.input_filter", "input filter"),
         "4.8.1-1b": declared("sut.guardrails.output_filter", "output filter"),
-        "4.8.1-1c": _named,
-        "4.8.1-1d": _refused,
+        "4.8.1-1c": _guardrail_names,
+        "4.8.1-1d": _refusals,
         "4.8.2-1": only_at("application gateway")(_filters("cannot tell", "met", "met", "not met")),
         "4.8.2-2": only_at("application gateway")(_filters("not met", "not applicable", "met", "met")),
-        # One test's report can only speak of itself: comparing is what 5.10 is.
-        "4.8.2-3": _compared,
+        # A report covers one test; the test of 5.10 compares configurations.
+        "4.8.2-3": _configurations,
     }
 )

@@ -2,10 +2,10 @@
 
 `cli/bench_exo.py` makes an `ExoBench` of options and an `ExoGrid`, also for `llmtap bench grid`; its `run`
 returns an `ExoResult` (`result.py`). Each batch is sent as one replay. Connections are opened and bodies
-prepared before the common start of a batch, from which `elapsed_s` counts. The requests of a batch share one
-prompt; for `bench grid` each has its own. Without `--use-prefix-cache`, a field of the request switches the
-cache off, or no two batches have a common prefix. A prompt (`Prompts`) is a short word repeated until the
-text with the chat template has the wanted number of tokens.
+prepared before the common start of a batch, from which `elapsed_s` counts. Without `--use-prefix-cache`, a
+field of the request switches the cache off, or, where no field does, no two prompts have a common prefix: the
+requests of a batch share one prompt only if the cache cannot matter or is wanted. A prompt (`Prompts`) is a
+short word repeated until the text with the chat template has the wanted number of tokens.
 
 Source: exo-bench's methodology, whole.
 """
@@ -20,31 +20,30 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from llmtap import __version__
-from llmtap.bench.exo.result import ExoCell, ExoResult, ExoRun, Made, Sent, Telling
+from llmtap.bench.exo.result import ExoCell, ExoResult, ExoRun, RunBuilder, SentBatch, SizedPrompt
 from llmtap.bench.exo.server import (
     ExoCluster,
-    ExoServed,
+    ExoServer,
     Kind,
     NodeMetrics,
     PlacedInstance,
-    PlacementWish,
+    PlacementFilter,
     Power,
-    ask_served,
+    detect_server,
     side_session,
     total_of,
 )
 from llmtap.bench.run.session import SessionWatcher
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.load.bodies import BodyOptions
 from llmtap.load.monitor.system import is_loopback
 from llmtap.load.monitor.watch import Watch
-from llmtap.load.replay.options import ReplayOptions
+from llmtap.load.options import BodyOptions, LoadPlan
 from llmtap.load.replay.perform import Replay, ReplayStopped
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.sending import protocol_of, shown_url
 from llmtap.units import NS_PER_S, Duration
+from llmtap.version import __version__
 from llmtap.workload.prompts.fitting import ATOM, Draft, fit
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import NAME_BYTES, Numbers
@@ -55,8 +54,8 @@ CONCURRENCY_MAX: Final = 1_000
 """Number of connections that a replay opens before its start."""
 TOKENS_MAX: Final = 10_000_000
 """Maximum length of a prompt or a response, to catch typing errors."""
-_IN_A_ROW: Final = 8
-_OURS: Final = "llmtap"
+_ATOM_TEST_COUNT: Final = 8
+_LLMTAP_OWNER: Final = "llmtap"
 
 
 class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +68,8 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
     """Unmeasured requests of the first pp and tg, sent one at a time before all others."""
     use_prefix_cache: bool = False
     distinct_prompts: bool = False
-    """Each request of a batch has its own prompt; by default they share one (exo-bench, "Concurrency")."""
+    """Each request of a batch has its own prompt, even if a field of the request switches the cache off. By
+    default the requests then share one prompt (exo-bench, "Concurrency"), as with `use_prefix_cache`."""
 
     def check(self) -> None:
         """Raise ConfigError with the name of a wrong option."""
@@ -81,9 +81,10 @@ class ExoGrid(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(option, f"expected numbers from 1 to {most:,}")
         if min(self.tg) < 2:
             raise ConfigError(
-                "--tg", "1 has no rate: generation is timed from the first token to the last",
+                "--tg",
+                "1 has no rate: generation is timed from the first token to the last",
                 "2 or more; the time to the first token alone is `llmtap bench ttft`",
-            )  # fmt: skip
+            )
 
     def cells(self) -> list[ExoCell]:
         return [ExoCell(*point) for point in product(self.pp, self.tg, self.concurrency)]
@@ -101,62 +102,63 @@ class ExoOptions(msgspec.Struct, frozen=True, kw_only=True):
     ca: str | None = None
     """CA certificate (PEM) to trust instead of the system's."""
     timeout: Duration = Duration(600 * NS_PER_S)
-    placement: PlacementWish | None = None
+    placement: PlacementFilter | None = None
     """exo only: how to place the model again; None: measure the present instance."""
     seed: int | None = None
     """Random seed of the first words of prompts; None: a new seed, so that no cache has the prompts."""
 
 
 class Prompts:
-    """Generator of prompts of exact length: new for each batch or request, or one per length."""
+    """Generator of prompts of exact length: a new one for each request, or one per length."""
 
-    def __init__(self, counter: TokenCounter, *, alike: bool, seed: int, distinct: bool = False) -> None:
-        """`alike`: one prompt per length in all batches. `distinct`: one prompt per request of a batch."""
+    def __init__(self, counter: TokenCounter, *, alike: bool, seed: int) -> None:
+        """`alike`: all requests of a length have the same prompt; otherwise each request has its own."""
         self.alike = alike
-        self.distinct = distinct
         self._counter = counter
         self._numbers = Numbers(seed)
-        self._given = 0
+        self._prompts_made = 0
         self._overhead = sum(counter.overhead(Prompt()))
-        atom_is_a_token = counter.tokenizer.counts([ATOM.lstrip() + ATOM * (_IN_A_ROW - 1)]) == [_IN_A_ROW]
+        atom_is_a_token = counter.tokenizer.counts([ATOM.lstrip() + ATOM * (_ATOM_TEST_COUNT - 1)]) == [
+            _ATOM_TEST_COUNT
+        ]
         self._atom = ATOM if atom_is_a_token else counter.words.separator + counter.words.table[0]
-        self._known: dict[int, Made] = {}
+        self._by_length: dict[int, SizedPrompt] = {}
 
     def smallest(self) -> int:
         """Return the tokens of a prompt of one word."""
         return fit([self._draft(1)], self._counter)[0][1].tokens
 
-    def make(self, pp: int, n: int) -> list[Made]:
+    def make(self, pp: int, n: int) -> list[SizedPrompt]:
         """Return the prompts of a batch of `n` requests."""
         if self.alike:
-            if pp not in self._known:
-                self._known[pp] = fit([self._draft(pp)], self._counter)[0]
-            return [self._known[pp]] * n
-        made = n if self.distinct else 1
-        first, self._given = self._given, self._given + made
-        drafts = [self._draft(pp, number) for number in range(first, first + made)]
-        return fit(drafts, self._counter) * (n // made)
+            if pp not in self._by_length:
+                self._by_length[pp] = fit([self._draft(pp)], self._counter)[0]
+            return [self._by_length[pp]] * n
+        first, self._prompts_made = self._prompts_made, self._prompts_made + n
+        return fit([self._draft(pp, number) for number in range(first, first + n)], self._counter)
 
     def _draft(self, pp: int, number: int = 0) -> Draft:
-        def same(words: int) -> Prompt:
+        def repeated_atom(words: int) -> Prompt:
             return Prompt(text=self._atom.lstrip() + self._atom * (words - 1))
 
-        def begun(words: int) -> Prompt:
+        def name_then_atom(words: int) -> Prompt:
             name = self._numbers.row(number, min(words, NAME_BYTES))
             return Prompt(text=self._counter.words.text(name) + self._atom * (words - len(name)))
 
-        return Draft(pp, same if self.alike else begun, self._overhead)
+        return Draft(pp, repeated_atom if self.alike else name_then_atom, self._overhead)
 
 
 class _PreparedPrompts:
-    def __init__(self, made: Sequence[Made]) -> None:
-        self._made = made
+    """Source of prompts that were made before, for a `ReplayPlan`."""
+
+    def __init__(self, prompts: Sequence[SizedPrompt]) -> None:
+        self._prompts = prompts
 
     def prompt(self, row: int) -> Prompt:
-        return self._made[row][0]
+        return self._prompts[row][0]
 
-    def prompts(self, rows: Sequence[int]) -> list[Made]:
-        return [self._made[row] for row in rows]
+    def prompts(self, rows: Sequence[int]) -> list[SizedPrompt]:
+        return [self._prompts[row] for row in rows]
 
 
 class ExoBench:
@@ -165,184 +167,228 @@ class ExoBench:
     ) -> None:
         """`nvml` replaces the package pynvml in tests. Raises ConfigError."""
         self._options = options
-        self._sending = ReplayOptions(
-            target=options.target, headers=options.headers, ca=options.ca, timeout=options.timeout,
-            connect_timeout=Duration(10 * NS_PER_S), scrape="none", texts=True,
-        )  # fmt: skip
-        self._tls = self._sending.tls()
+        self._load = LoadPlan.of(
+            headers=options.headers, ca=options.ca, timeout=options.timeout, texts=True, scrape="none"
+        )
+        self._tls = self._load.target.tls()
         self._grid = grid
         self._watcher = watcher
         self._clock = SystemClock()
         self._nvml = nvml
         self._replay: Replay | None = None
-        self._placing: asyncio.Task[PlacedInstance] | None = None
+        self._placement: asyncio.Task[PlacedInstance] | None = None
         self._sent_pp: set[int] = set()
         self.stopped = False
 
     def stop(self) -> None:
-        """Discard the current batch and keep the earlier ones. A second call does not wait for responses."""
+        """Discard the current batch, and keep the earlier ones. A second call cancels responses in flight."""
         self.stopped = True
-        if self._placing is not None:
-            self._placing.cancel()
+        if self._placement is not None:
+            self._placement.cancel()
         if self._replay is not None:
             self._replay.stop()
 
     async def run(self) -> ExoResult:
+        """Detect the server, place the model if the options say so, and measure the grid. Raises ConfigError.
+
+        Raises LlmtapError if exo cannot place the model. A stopped run returns its complete batches.
+        """
         options = self._options
         self._grid.check()
         if protocol_of(options.target) != "http":
             raise ConfigError("--target", "expected an http:// URL", "such as http://127.0.0.1:52415")
         counter = load_counter(options.tokenizer or OWN, chat=True, place="--tokenizer")
-        served = await self._ask(options.model)
+        server = await self._detect(options.model)
         if options.placement is None:
-            return await self._measured(served, counter, None)
-        if served.kind != "exo":
-            raise ConfigError("--instance-meta", "only exo places models, and this server is another")
+            return await self._measure_grid(server, counter, None)
+        if server.kind != "exo":
+            raise ConfigError(
+                "--instance-meta", f"applies to exo servers only, and this server is of type {server.kind}"
+            )
         async with side_session(options.headers, self._tls) as session:
-            cluster = ExoCluster(session, served.url)
-            self._watcher.step("placement", f"waiting for an instance of {served.model}")
-            self._placing = asyncio.ensure_future(cluster.place(served.model, options.placement))
+            cluster = ExoCluster(session, server.url)
+            self._watcher.step("placement", f"waiting for an instance of {server.model}")
+            self._placement = asyncio.ensure_future(cluster.place(server.model, options.placement))
             try:
-                placed = await self._placing
+                placed = await self._placement
             except asyncio.CancelledError:
                 raise LlmtapError("stopped while the model was placed") from None
             try:
-                served = await self._ask(served.model, placed.id)
-                return await self._measured(served, counter, placed)
+                server = await self._detect(server.model, placed.id)
+                return await self._measure_grid(server, counter, placed)
             finally:
                 await cluster.remove(placed)
 
-    async def _ask(self, model: str | None, instance: str | None = None) -> ExoServed:
+    async def _detect(self, model: str | None, instance: str | None = None) -> ExoServer:
         options = self._options
-        return await ask_served(
-            options.target, options.headers, model=model, kind=options.server,
-            use_prefix_cache=self._grid.use_prefix_cache, tls=self._tls, instance=instance,
-        )  # fmt: skip
+        return await detect_server(
+            options.target,
+            options.headers,
+            model=model,
+            kind=options.server,
+            use_prefix_cache=self._grid.use_prefix_cache,
+            tls=self._tls,
+            instance=instance,
+        )
 
-    async def _measured(
-        self, served: ExoServed, counter: TokenCounter, placed: PlacedInstance | None
+    async def _measure_grid(
+        self, server: ExoServer, counter: TokenCounter, placed: PlacedInstance | None
     ) -> ExoResult:
         options, grid = self._options, self._grid
         seed = secrets.randbits(32) if options.seed is None else options.seed
-        alike = grid.use_prefix_cache or served.switches_cache
-        prompts = Prompts(counter, alike=alike, seed=seed, distinct=grid.distinct_prompts)
+        alike = grid.use_prefix_cache or (server.switches_cache and not grid.distinct_prompts)
+        prompts = Prompts(counter, alike=alike, seed=seed)
         smallest = prompts.smallest()
         if min(grid.pp) < smallest:
             problem = (
                 f"{min(grid.pp)} is too small: a prompt of one word has {smallest} tokens with its template"
             )
             raise ConfigError("--pp", problem, f"the smallest possible is {smallest}")
-        watch = Watch(self._clock, served.url, scrape=False, nvml=self._nvml)
+        watch = Watch(self._clock, server.url, scrape=False, nvml=self._nvml)
         nodes = None
         start_ns = self._clock.mono_ns()
         watch.start()
-        if served.kind == "exo":
-            nodes = NodeMetrics(self._clock, served.url, options.headers, self._tls)
-        warm: list[Sent] = []
-        sent: list[Sent] = []
+        if server.kind == "exo":
+            nodes = NodeMetrics(self._clock, server.url, options.headers, self._tls)
+        warmup_batches: list[SentBatch] = []
+        batches: list[SentBatch] = []
         try:
-            await self._measure(served, prompts, warm, sent)
+            await self._send_all(server, prompts, warmup_batches, batches)
         except ReplayStopped:
             pass
         finally:
             if nodes is not None:
                 await nodes.close()
             series = await watch.close(start_ns)
-        here = is_loopback(urlsplit(served.url).hostname or "")
+        is_local = is_loopback(urlsplit(server.url).hostname or "")
         columns = {} if nodes is None else nodes.columns
-        power = Power(series.system if here else None, columns)
-        telling = Telling(served, power, start_ns, None if placed is None else placed.download_s)
-        for one in warm:
-            telling.runs(one)
-        runs = [run for one in sent for run in telling.runs(one)]
+        power = Power(series.system if is_local else None, columns)
+        builder = RunBuilder(server, power, start_ns, None if placed is None else placed.download_s)
+        for batch in warmup_batches:
+            builder.runs(batch)
+        runs = [run for batch in batches for run in builder.runs(batch)]
         return ExoResult(
             runs=runs,
             cluster={
-                "target": shown_url(served.url), "server": served.kind, "owned_by": served.owner,
-                "model": served.listed, "state": served.state,
+                "target": shown_url(server.url),
+                "server": server.kind,
+                "owned_by": server.owner,
+                "model": server.listed,
+                "state": server.state,
                 "bench": {
-                    "llmtap": __version__, **msgspec.structs.asdict(grid), "stopped": self.stopped,
-                    "endpoint": served.endpoint, "stream": served.stream, "eos_banned_by": served.bans_eos,
-                    "cache_switched_by_request": served.switches_cache, "prompts_alike": alike,
-                    "seed": seed, "counted_by": counter.way,
+                    "llmtap": __version__,
+                    **msgspec.structs.asdict(grid),
+                    "stopped": self.stopped,
+                    "endpoint": server.endpoint,
+                    "stream": server.stream,
+                    "eos_banned_by": server.bans_eos,
+                    "cache_switched_by_request": server.switches_cache,
+                    "prompts_alike": alike,
+                    "seed": seed,
+                    "counted_by": counter.way,
                     "tokenizer": counter.tokenizer.name.rpartition("/")[2],
-                    "notes": [*self._notes(served, here, placed), *dict.fromkeys(_seen(runs))],
+                    "notes": [
+                        *self._notes(server, is_local, placed),
+                        *self._cache_notes(runs),
+                        *dict.fromkeys(_length_notes(runs)),
+                    ],
                 },
             },
             system_metrics={
-                "local": {"server_is_here": here, **series.to_dict()},
-                "nodes": {node: one.to_dict(start_ns) for node, one in columns.items()},
+                "local": {"server_is_here": is_local, **series.to_dict()},
+                "nodes": {node: batch.to_dict(start_ns) for node, batch in columns.items()},
                 "nodes_failed": None if nodes is None else nodes.failed,
-                "energy": total_of(power.energy(*one.window_ns) for one in sent),
+                "energy": total_of(power.energy(*batch.window_ns) for batch in batches),
             },
-        )  # fmt: skip
+        )
 
-    async def _measure(self, served: ExoServed, prompts: Prompts, warm: list[Sent], sent: list[Sent]) -> None:
+    async def _send_all(
+        self, server: ExoServer, prompts: Prompts, warmup_batches: list[SentBatch], batches: list[SentBatch]
+    ) -> None:
         cells, grid = self._grid.cells(), self._grid
         first = ExoCell(cells[0].pp, cells[0].tg, 1)
         for i in range(grid.warmup):
             self._watcher.step("warm-up", f"{first}, {i + 1:,} of {grid.warmup:,}")
-            warm.append(await self._send(served, prompts, first, i))
-        batches = len(cells) * grid.repeat
-        for done, (cell, i) in enumerate(product(cells, range(grid.repeat))):
-            self._watcher.left(f"{batches - done:,} of {batches:,} batches")
+            warmup_batches.append(await self._send(server, prompts, first, i))
+        batch_count = len(cells) * grid.repeat
+        for index, (cell, i) in enumerate(product(cells, range(grid.repeat))):
+            self._watcher.report_remaining(f"{batch_count - index:,} of {batch_count:,} batches")
             self._watcher.step(str(cell), f"{i + 1:,} of {grid.repeat:,}")
-            sent.append(await self._send(served, prompts, cell, i))
+            batches.append(await self._send(server, prompts, cell, i))
 
-    async def _send(self, served: ExoServed, prompts: Prompts, cell: ExoCell, repeat: int) -> Sent:
+    async def _send(self, server: ExoServer, prompts: Prompts, cell: ExoCell, repeat: int) -> SentBatch:
         if self.stopped:
             raise ReplayStopped("stopped")
-        n = cell.concurrency
-        made = prompts.make(cell.pp, n)
-        shared = n > 1 and (prompts.alike or not prompts.distinct)
-        sent = Sent(cell, repeat, made, known=shared or (prompts.alike and cell.pp in self._sent_pp))
+        n, change = cell.concurrency, msgspec.structs.replace
+        sized_prompts = prompts.make(cell.pp, n)
+        batch = SentBatch(
+            cell, repeat, sized_prompts, is_repeat=prompts.alike and (n > 1 or cell.pp in self._sent_pp)
+        )
         self._sent_pp.add(cell.pp)
-        # All of one arrival: they leave together, one after another as quickly as one process can.
+        # All arrivals are 0: one process sends all requests without waiting between them.
         requests = Requests(array("q", bytes(8 * n)), array("q", [cell.pp] * n), array("q", [cell.tg] * n))
         self._replay = Replay(
-            ReplayPlan(requests, _PreparedPrompts(made), {"bench": "exo", "requests": n}),
-            msgspec.structs.replace(
-                self._sending, target=served.url, endpoint=served.endpoint, model=served.model
-            ),
-            BodyOptions(
-                server="auto" if served.kind == "exo" else served.kind, model=served.model,
-                stream=served.stream, min_tokens=True, temperature=0.0,
-                fields={**served.fields, **self._options.fields},
+            ReplayPlan(requests, _PreparedPrompts(sized_prompts), {"bench": "exo", "requests": n}),
+            change(
+                self._load,
+                target=change(self._load.target, url=server.url, path=server.endpoint),
+                bodies=BodyOptions(
+                    server="auto" if server.kind == "exo" else server.kind,
+                    model=server.model,
+                    stream=server.stream,
+                    min_tokens=True,
+                    temperature=0.0,
+                    fields={**server.fields, **self._options.fields},
+                ),
             ),
             self._watcher,
-            keeping=sent.keep,
-        )  # fmt: skip
+            keeping=batch.keep,
+        )
         try:
             result = await self._replay.run()
+        except ConfigError as exc:
+            if exc.place != "--endpoint":
+                raise
+            hint = "expected chat completions at --target; --server exo uses the endpoint of exo"
+            raise ConfigError("--target", exc.problem, hint) from None
         finally:
             self._replay = None
         if self.stopped:
             raise ReplayStopped("stopped")
-        sent.findings += result["verdict"]["findings"]
-        return sent
+        batch.findings += result["verdict"]["findings"]
+        return batch
 
-    def _notes(self, served: ExoServed, here: bool, placed: PlacedInstance | None) -> Iterator[str]:
+    def _notes(self, server: ExoServer, is_local: bool, placed: PlacedInstance | None) -> Iterator[str]:
         if placed is not None and placed.others:
             yield f"{placed.others:,} other placements of the model fit the options and were not measured"
         if self.stopped:
             yield "it was stopped: the grid is not complete"
-        if served.bans_eos is None:
+        if server.bans_eos is None:
             yield "answers may end early: how this server is told to ban EOS is not known (--server)"
-        if not served.switches_cache and not self._grid.use_prefix_cache:
-            yield "the prefix cache is not switched off: each prompt begins with words of its own instead"
-        if self._options.tokenizer is None and served.owner != _OURS:
+        if not server.switches_cache and not self._grid.use_prefix_cache:
+            yield "the prefix cache is not switched off: each request has a prompt of its own instead"
+        if self._options.tokenizer is None and server.owner != _LLMTAP_OWNER:
             yield "prompts were counted by llmtap's own tokenizer: --tokenizer makes them exact"
-        if served.kind != "exo" and not here:
+        if server.kind != "exo" and not is_local:
             yield "the server is not on this host: its power and memory are not known"
 
+    def _cache_notes(self, runs: Sequence[ExoRun]) -> Iterator[str]:
+        """Yield a note if the server reports hits of a cache that the options switch off."""
+        hit_count = sum(1 for run in runs if run.prefix_cache_hit not in (None, "none"))
+        if hit_count and not self._grid.use_prefix_cache:
+            yield (
+                f"{hit_count:,} of {len(runs):,} requests hit the prefix cache although it was not to be used"
+                ": their prefill rates are of the rest of the prompt"
+            )
 
-def _seen(runs: Iterable[ExoRun]) -> Iterator[str]:
+
+def _length_notes(runs: Iterable[ExoRun]) -> Iterator[str]:
     """Yield notes on lengths that differ from the requested ones."""
     for run in runs:
-        told, made = run.stats.prompt_tokens, run.stats.generation_tokens
+        server_count, generated = run.stats.prompt_tokens, run.stats.generation_tokens
         if run.pp_tokens != run.pp:
             yield f"pp {run.pp:,} could not be met: its prompts have {run.pp_tokens:,} tokens"
-        if told is not None and told != run.pp_tokens:
-            yield f"the server counts {told:,} tokens in prompts of {run.pp_tokens:,}"
-        if run.outcome == "complete" and made != run.tg:
+        if server_count is not None and server_count != run.pp_tokens:
+            yield f"the server counts {server_count:,} tokens in prompts of {run.pp_tokens:,}"
+        if run.outcome == "complete" and generated != run.tg:
             yield f"not all answers of tg {run.tg:,} have as many tokens: see generation_tokens"

@@ -11,9 +11,9 @@ request times their number. Power is that of exo's nodes or of this host's GPUs;
 trapezoidal rule over samples a second apart.
 
 The time of a batch of `bench grid` is from the first byte of its first request to the end of its last
-response. A cell is valid if in each measured batch every request completed with the tokens that were asked
-for, and all generated at the same time: the last first token came before the first response ended. A server
-that runs fewer requests at a time, or queues some, fails the last condition.
+response. A cell is valid if in each measured batch every request completed with the requested number of
+tokens, and all generated at the same time: the last first token came before the first response ended. A
+server that runs fewer requests at a time, or queues some, fails the last condition.
 
 Sources: exo-bench's methodology, "Timing", "Concurrency", "Prefix Cache Mode", "Output Format", "System
 Metrics"; multi-bin batching paper, 3.2 (the CSV file), 4.1 and 4.2 (the model T = alpha + beta L h(b)).
@@ -29,9 +29,9 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 import msgspec
 
-from llmtap.bench.exo.server import ExoServed, Power
+from llmtap.bench.exo.server import ExoServer, Power
 from llmtap.exchange.exchange import Exchange, Timeline
-from llmtap.exchange.outcome import Outcome as Ended
+from llmtap.exchange.outcome import Outcome as ExchangeOutcome
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.latency import tpot_ns, ttft_any_ns
 from llmtap.metrics.summary import ENDED_WELL
@@ -40,7 +40,7 @@ from llmtap.units import NS_PER_S, to_seconds
 from llmtap.workload.prompts.fitting import Fitted
 from llmtap.workload.prompts.prompt import Prompt
 
-Made = tuple[Prompt, Fitted]
+SizedPrompt = tuple[Prompt, Fitted]
 Hit = Literal["none", "partial", "exact"]
 LAST_TOKENS: Final = 16
 """Last tokens of a prompt that a server computes even on an exact hit: a block of vLLM's cache."""
@@ -77,7 +77,7 @@ class ExoBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Time between the first bytes sent of the first and of the last request."""
     joules: float | None
     findings: list[dict[str, Any]]
-    """Reasons against the figures, such as late requests, as in the verdict of a replay."""
+    """Findings against the figures, such as late requests, as in the verdict of a replay."""
 
 
 class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     concurrent_index: int
     prefix_cache_hit: Hit | None
     """None if the server does not report cached tokens."""
-    # Fields below are not in exo-bench's output.
+    # The fields below are not in the output of exo-bench.
     pp: int
     """Requested prompt tokens; `pp_tokens` may differ if no text has exactly that length."""
     cached_tokens: int | None
@@ -111,6 +111,8 @@ class ExoRun(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str | None
     error: str | None
     batch: ExoBatch
+    not_valid: list[str] = []
+    """Figures of this run that are not valid: `prefill`, `generation`, `wall`."""
     download_duration_s: float | msgspec.UnsetType = msgspec.UNSET
     """Download time of the model, if this benchmark started the download."""
 
@@ -150,16 +152,16 @@ def generation_tps(tokens: int | None, seconds: float | None) -> float | None:
 
 
 def timing_of(x: Exchange) -> Timing:
-    """Return the server's times if it reports both, or if the answer came in one piece; else ours."""
-    told: dict[str, float] = {}
+    """Return the server's times if it reports both, or if the response is not streamed; else the client's."""
+    times_s: dict[str, float] = {}
     for entry in x.server_timing or ():
         name, ms = entry.get("name"), entry.get("ms")
         if isinstance(name, str) and isinstance(ms, int | float):
-            told.setdefault(name, ms / 1e3)
-    # vLLM's TTFT counts from when the request was scheduled, so it has no queue wait.
-    prefill = told.get("prefill", told.get("ttft_from_schedule"))
-    if "decode" in told and (prefill is not None or not x.stream):
-        return Timing("server", prefill, told["decode"])
+            times_s.setdefault(name, ms / 1e3)
+    # vLLM counts this TTFT from the scheduling of the request, so it contains no wait in the queue.
+    prefill = times_s.get("prefill", times_s.get("ttft_from_schedule"))
+    if "decode" in times_s and (prefill is not None or not x.stream):
+        return Timing("server", prefill, times_s["decode"])
     if not x.stream:
         return Timing("client", None, None)
     t = x.timeline
@@ -169,13 +171,13 @@ def timing_of(x: Exchange) -> Timing:
     return Timing("client", _seconds(ttft_any_ns(t)), _seconds(decode_ns))
 
 
-def prefix_hit(prompt_tokens: int | None, cached_tokens: int | None, *, known: bool) -> Hit | None:
-    """Return how much of a prompt was in the cache. `known`: the same prompt was sent before."""
+def prefix_hit(prompt_tokens: int | None, cached_tokens: int | None, *, is_repeat: bool) -> Hit | None:
+    """Return how much of a prompt was in the cache. `is_repeat`: the same prompt was sent before."""
     if cached_tokens is None or prompt_tokens is None:
         return None
     if cached_tokens <= 0:
         return "none"
-    return "exact" if prompt_tokens - cached_tokens <= (LAST_TOKENS if known else 0) else "partial"
+    return "exact" if prompt_tokens - cached_tokens <= (LAST_TOKENS if is_repeat else 0) else "partial"
 
 
 def batch_of(
@@ -207,12 +209,35 @@ def batch_of(
 # ---------------------------------------------------------------- runs
 
 
+_BASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "prefill": ("ttft", "ttft_any"),
+    "generation": ("tpot", "tokens"),
+    "wall": ("e2e",),
+}
+"""Figures of a verdict on which each column of the table rests, if it is by the client's clock."""
+
+
+def figures_not_valid(batch: ExoBatch, timing: Timing) -> list[str]:
+    """Return the columns of the table in which the figure of a run is not valid.
+
+    Figures by the server's clock stay valid if the client was late; the wall time is by the client's clock.
+    """
+    invalid = {figure for finding in batch.findings for figure in finding.get("spoils") or ()}
+    return [
+        column
+        for column, figures in _BASES.items()
+        if invalid.intersection(figures) and (timing.by == "client" or column == "wall")
+    ]
+
+
 @dataclass(slots=True)
-class Sent:
+class SentBatch:
+    """Requests that were sent together, and their exchanges by row."""
+
     cell: ExoCell
     repeat: int
-    prompts: Sequence[Made]
-    known: bool
+    prompts: Sequence[SizedPrompt]
+    is_repeat: bool
     """The same prompt was sent before, or several times in this batch."""
     began_ns: int = 0
     exchanges: dict[int, Exchange] = field(default_factory=dict)
@@ -230,74 +255,110 @@ class Sent:
         return self.began_ns, max((end for end in ends if end is not None), default=self.began_ns)
 
 
-class Telling:
-    """Converter of batches to runs. Warm-up batches must pass, too, since their prompts are in the cache."""
+class RunBuilder:
+    """Converter of batches to runs. It needs the warm-up batches too: a cache has their prompts."""
 
-    def __init__(self, served: ExoServed, power: Power, start_ns: int, download_s: float | None) -> None:
-        self._served = served
+    def __init__(self, server: ExoServer, power: Power, start_ns: int, download_s: float | None) -> None:
+        self._server = server
         self._download_s = download_s
         self._power = power
         self._start_ns = start_ns
-        self._stored: dict[int, float] = {}
+        self._cached_prompt_tps: dict[int, float] = {}
         """By pp: the prefill rate of the prompt that is in the cache."""
 
-    def runs(self, sent: Sent) -> list[ExoRun]:
-        lost = Exchange("", 0, 0, Timeline(0), outcome=Ended.TAP_ERROR, error="its sending process was lost")
-        exchanges = [sent.exchanges.get(row, lost) for row in range(sent.cell.concurrency)]
+    def runs(self, batch: SentBatch) -> list[ExoRun]:
+        """Return a run for each request of a batch. Call once for each batch, in order of sending."""
+        lost = Exchange(
+            "", 0, 0, Timeline(0), outcome=ExchangeOutcome.TAP_ERROR, error="its sending process was lost"
+        )
+        exchanges = [batch.exchanges.get(row, lost) for row in range(batch.cell.concurrency)]
         timings = [timing_of(x) for x in exchanges]
         rates = [
             generation_tps(x.tokens.output, timing.decode_s) if x.outcome in ENDED_WELL else None
             for x, timing in zip(exchanges, timings, strict=True)
         ]
-        energy = self._power.energy(*sent.window_ns)
-        batch = batch_of(
-            exchanges, rates, began_ns=sent.began_ns, start_s=to_seconds(sent.began_ns - self._start_ns),
-            joules=None if energy is None else energy.joules, findings=sent.findings,
-        )  # fmt: skip
+        energy = self._power.energy(*batch.window_ns)
+        exo_batch = batch_of(
+            exchanges,
+            rates,
+            began_ns=batch.began_ns,
+            start_s=to_seconds(batch.began_ns - self._start_ns),
+            joules=None if energy is None else energy.joules,
+            findings=batch.findings,
+        )
         parts = zip(exchanges, timings, rates, strict=True)
-        return [self._run(sent, index, *part, batch) for index, part in enumerate(parts)]
+        return [self._run(batch, index, *part, exo_batch) for index, part in enumerate(parts)]
 
     def _run(
-        self, sent: Sent, index: int, x: Exchange, timing: Timing, rate: float | None, batch: ExoBatch
+        self,
+        batch: SentBatch,
+        index: int,
+        x: Exchange,
+        timing: Timing,
+        rate: float | None,
+        exo_batch: ExoBatch,
     ) -> ExoRun:
-        served, cell, tokens = self._served, sent.cell, x.tokens
-        pp_tokens = sent.prompts[index][1].tokens
+        server, cell, tokens = self._server, batch.cell, x.tokens
+        pp_tokens = batch.prompts[index][1].tokens
         prompt = pp_tokens if tokens.input is None else tokens.input
-        memory = self._power.peak_memory(*sent.window_ns)
-        hit = prefix_hit(prompt, tokens.cached, known=sent.known)
+        memory = self._power.peak_memory(*batch.window_ns)
+        hit = prefix_hit(prompt, tokens.cached, is_repeat=batch.is_repeat)
         prompt_tps = prefill_tps(prompt, tokens.cached, timing.prefill_s)
         if hit == "exact":
-            prompt_tps = self._stored.get(cell.pp)
+            prompt_tps = self._cached_prompt_tps.get(cell.pp)
         elif prompt_tps is not None:
-            self._stored[cell.pp] = prompt_tps
-        own = (x.usage or {}).get("generation_stats") if served.kind == "exo" else None
-        if isinstance(own, dict):
+            self._cached_prompt_tps[cell.pp] = prompt_tps
+        generation_stats = (x.usage or {}).get("generation_stats") if server.kind == "exo" else None
+        if isinstance(generation_stats, dict):
             # exo reports the stored rate of an exact hit itself.
-            hit = own["prefix_cache_hit"] if own.get("prefix_cache_hit") in get_args(Hit) else hit
-            rate_told, peak = own.get("prompt_tps"), own.get("peak_memory_usage")
-            prompt_tps = float(rate_told) if isinstance(rate_told, int | float) else prompt_tps
+            hit = (
+                generation_stats["prefix_cache_hit"]
+                if generation_stats.get("prefix_cache_hit") in get_args(Hit)
+                else hit
+            )
+            reported_rate, peak = (
+                generation_stats.get("prompt_tps"),
+                generation_stats.get("peak_memory_usage"),
+            )
+            prompt_tps = float(reported_rate) if isinstance(reported_rate, int | float) else prompt_tps
             if isinstance(peak, dict) and isinstance(peak.get("inBytes"), int):
                 memory = peak["inBytes"]
-        text = None if x.said is None else x.said.response_text
+        text = None if x.text is None else x.text.response_text
         end_ns = x.timeline.response_end_ns
         return ExoRun(
-            elapsed_s=None if end_ns is None else to_seconds(end_ns - sent.began_ns),
+            elapsed_s=None if end_ns is None else to_seconds(end_ns - batch.began_ns),
             output_text_preview=None if text is None else text[:PREVIEW_CHARS],
             stats=Stats(
-                prompt_tps=prompt_tps, generation_tps=rate, prompt_tokens=prompt,
+                prompt_tps=prompt_tps,
+                generation_tps=rate,
+                prompt_tokens=prompt,
                 generation_tokens=tokens.output,
                 peak_memory_usage=None if memory is None else {"inBytes": memory},
             ),
-            model_id=served.model, placement_sharding=served.placement.sharding,
-            placement_instance_meta=served.placement.instance_meta, placement_nodes=served.placement.nodes,
-            pp_tokens=pp_tokens, tg=cell.tg, repeat_index=sent.repeat, concurrency=cell.concurrency,
-            concurrent_index=index, prefix_cache_hit=hit, pp=cell.pp, cached_tokens=tokens.cached,
-            prompt_tps_stored=hit == "exact" and prompt_tps is not None, timing=timing.by,
+            model_id=server.model,
+            placement_sharding=server.placement.sharding,
+            placement_instance_meta=server.placement.instance_meta,
+            placement_nodes=server.placement.nodes,
+            pp_tokens=pp_tokens,
+            tg=cell.tg,
+            repeat_index=batch.repeat,
+            concurrency=cell.concurrency,
+            concurrent_index=index,
+            prefix_cache_hit=hit,
+            pp=cell.pp,
+            cached_tokens=tokens.cached,
+            prompt_tps_stored=hit == "exact" and prompt_tps is not None,
+            timing=timing.by,
             ttft_s=_seconds(ttft_any_ns(x.timeline) if x.stream else None),
-            dispatch_late_s=_seconds(x.dispatch_late_ns), uncertainty_s=to_seconds(x.uncertainty_ns),
+            dispatch_late_s=_seconds(x.dispatch_late_ns),
+            uncertainty_s=to_seconds(x.uncertainty_ns),
             download_duration_s=msgspec.UNSET if self._download_s is None else self._download_s,
-            outcome=x.outcome.value, finish_reason=x.finish_reason, error=x.error, batch=batch,
-        )  # fmt: skip
+            outcome=x.outcome.value,
+            finish_reason=x.finish_reason,
+            error=x.error,
+            batch=exo_batch,
+            not_valid=figures_not_valid(exo_batch, timing),
+        )
 
 
 def _seconds(ns: int | None) -> float | None:
@@ -309,11 +370,11 @@ def _seconds(ns: int | None) -> float | None:
 
 def by_cell(runs: Iterable[ExoRun]) -> dict[ExoCell, list[list[ExoRun]]]:
     """Return the runs of each batch, by the point of the grid."""
-    found: dict[ExoCell, dict[int, list[ExoRun]]] = {}
+    by_repeat: dict[ExoCell, dict[int, list[ExoRun]]] = {}
     for run in runs:
-        batches = found.setdefault(ExoCell(run.pp, run.tg, run.concurrency), {})
+        batches = by_repeat.setdefault(ExoCell(run.pp, run.tg, run.concurrency), {})
         batches.setdefault(run.repeat_index, []).append(run)
-    return {cell: list(batches.values()) for cell, batches in found.items()}
+    return {cell: list(batches.values()) for cell, batches in by_repeat.items()}
 
 
 class Spread(NamedTuple):
@@ -350,18 +411,21 @@ def _row(cell: ExoCell, repeats: Sequence[Sequence[ExoRun]]) -> ExoRow:
         [run.stats.prompt_tps for run in repeat if run.stats.prompt_tps and not run.prompt_tps_stored]
         for repeat in repeats
     ]
-    names = ("per_req_tps", "agg_gen_tps", "wall_s", "joules")
+    figure_names = ("per_req_tps", "agg_gen_tps", "wall_s", "joules")
     return ExoRow(
-        max(run.pp_tokens for run in runs), cell.tg, cell.concurrency, len(repeats),
+        max(run.pp_tokens for run in runs),
+        cell.tg,
+        cell.concurrency,
+        len(repeats),
         failed=sum(run.outcome not in ENDED_WELL for run in runs),
         figures={
             "prompt_tps": _spread(median(rates) for rates in prefill if rates),
-            **{name: _spread(getattr(repeat[0].batch, name) for repeat in repeats) for name in names},
+            **{name: _spread(getattr(repeat[0].batch, name) for repeat in repeats) for name in figure_names},
         },
         memory_bytes=max((m["inBytes"] for run in runs if (m := run.stats.peak_memory_usage)), default=None),
         hits=Counter(run.prefix_cache_hit for run in runs if run.prefix_cache_hit is not None),
         timing=", ".join(sorted({run.timing for run in runs})),
-    )  # fmt: skip
+    )
 
 
 def _spread(values: Iterable[float | None]) -> Spread | None:
@@ -375,10 +439,15 @@ LengthOf = Literal["output", "prompt+output"]
 LENGTHS: Final = ("output", "prompt+output")
 """Tokens that count as the length L of a batch: values of `length` in `llmtap.sim.model_options`."""
 _COLUMNS: Final = (
-    "batch_size", "max_seq_len", "mean_latency_sec", "std_latency_sec", "num_trials", "prompt_tokens",
+    "batch_size",
+    "max_seq_len",
+    "mean_latency_sec",
+    "std_latency_sec",
+    "num_trials",
+    "prompt_tokens",
     "output_tokens",
-)  # fmt: skip
-"""Five as in the multi-bin paper, 3.2; by the other two, `llmtap sim run` checks what a length counts."""
+)
+"""The first five are those of the multi-bin paper, 3.2; `llmtap sim run` checks lengths by the other two."""
 
 
 class GridCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -425,51 +494,64 @@ class MeasuredGrid:
         return out.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
+        """Return public JSON: the cells, and the constants of the fit or the reason for none."""
         fit = None
         if self.fit is not None:
             model, part = self.fit.model, self.fit.part
             fit = {
-                "alpha_s": to_seconds(model.alpha_ns), "beta_s": to_seconds(model.beta_ns),
-                "gamma": model.gamma, "r2": part.r2, "error_max": part.error_max, "points": part.points,
-            }  # fmt: skip
+                "alpha_s": to_seconds(model.alpha_ns),
+                "beta_s": to_seconds(model.beta_ns),
+                "gamma": model.gamma,
+                "r2": part.r2,
+                "error_max": part.error_max,
+                "points": part.points,
+            }
         return {"cells": msgspec.to_builtins(list(self.cells)), "fit": fit, "fit_problem": self.problem}
 
 
 def measured_grid(runs: Iterable[ExoRun], *, warmup: int, length: LengthOf) -> MeasuredGrid:
     """Return the grid; the first `warmup` batches of each cell are left out."""
     batches = by_cell(run for run in runs if run.repeat_index >= warmup)
-    cells = [_cell(cell, held, length) for cell, held in batches.items()]
+    cells = [_cell(cell, repeats, length) for cell, repeats in batches.items()]
     try:
         fit = fit_batches([(c.batch, c.length, c.mean_s) for c in cells if c.mean_s is not None])
     except GridError as exc:
         return MeasuredGrid(cells, None, str(exc))
     fitted = [
-        cell if cell.problem else
-        msgspec.structs.replace(cell, model_s=to_seconds(fit.model.batch_ns(cell.batch, cell.length)))
+        cell
+        if cell.problem
+        else msgspec.structs.replace(cell, model_s=to_seconds(fit.model.batch_ns(cell.batch, cell.length)))
         for cell in cells
-    ]  # fmt: skip
+    ]
     return MeasuredGrid(fitted, fit, None)
 
 
 def _cell(cell: ExoCell, batches: Sequence[Sequence[ExoRun]], length: LengthOf) -> GridCell:
     runs = [run for batch in batches for run in batch]
     prompt = max(run.pp_tokens for run in runs)
-    empty = GridCell(
-        batch=cell.concurrency, prompt_tokens=prompt, output_tokens=cell.tg, n=len(batches),
+    grid_cell = GridCell(
+        batch=cell.concurrency,
+        prompt_tokens=prompt,
+        output_tokens=cell.tg,
+        n=len(batches),
         length=cell.tg if length == "output" else prompt + cell.tg,
         problem=next((problem for batch in batches for problem in _problems(batch)), None),
-    )  # fmt: skip
-    if empty.problem:
-        return empty
+    )
+    if grid_cell.problem:
+        return grid_cell
     seconds = [
         max(run.elapsed_s or 0.0 for run in batch) - min(run.dispatch_late_s or 0.0 for run in batch)
         for batch in batches
     ]
     return msgspec.structs.replace(
-        empty, median_s=median(seconds), mean_s=fmean(seconds),
-        std_s=stdev(seconds) if len(seconds) > 1 else None, min_s=min(seconds), max_s=max(seconds),
+        grid_cell,
+        median_s=median(seconds),
+        mean_s=fmean(seconds),
+        std_s=stdev(seconds) if len(seconds) > 1 else None,
+        min_s=min(seconds),
+        max_s=max(seconds),
         uncertainty_s=max(max(run.uncertainty_s or 0.0, run.batch.start_spread_s or 0.0) for run in runs),
-    )  # fmt: skip
+    )
 
 
 def _problems(batch: Sequence[ExoRun]) -> Iterator[str]:
@@ -477,10 +559,14 @@ def _problems(batch: Sequence[ExoRun]) -> Iterator[str]:
     if failed:
         yield f"{len(failed):,} of {len(batch):,} requests failed: {failed[0]}"
         return
-    made = {run.stats.generation_tokens for run in batch} - {batch[0].tg}
-    if made:
-        shown = "an unknown number" if None in made else f"{min(n for n in made if n is not None):,}"
-        yield f"an answer has {shown} of {batch[0].tg:,} tokens"
+    wrong_counts = {run.stats.generation_tokens for run in batch} - {batch[0].tg}
+    if wrong_counts:
+        count_text = (
+            "an unknown number"
+            if None in wrong_counts
+            else f"{min(n for n in wrong_counts if n is not None):,}"
+        )
+        yield f"an answer has {count_text} of {batch[0].tg:,} tokens"
     ends = [run.elapsed_s for run in batch if run.elapsed_s is not None]
     if len(ends) < len(batch):
         yield "the end of an answer is not known"

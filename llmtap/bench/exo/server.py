@@ -1,12 +1,13 @@
 """Detect the type of a server for an exo benchmark; place models on an exo cluster; sample power and memory.
 
-`mode.py` calls `ask_served` before it sends anything, and gets an `ExoServed`. The benchmark needs responses
-that ignore EOS and prompts that no cache has. exo has an endpoint for both; vLLM, SGLang and the simulated
-engine have fields for the first. An exo cluster is also asked for its nodes and, once a second, their power
-and load (`NodeMetrics`). `Power` computes energy and peak memory of these samples, or of those of this host.
+`mode.py` calls `detect_server` before it sends anything, and gets an `ExoServer`. The benchmark needs
+responses that ignore EOS and prompts that no cache has. exo has an endpoint for both; vLLM, SGLang and the
+simulated engine have fields for the first. An exo cluster is also queried for its nodes and, once a second,
+their power and load (`NodeMetrics`). `Power` computes energy and peak memory of these samples, or of those of
+this host.
 
 `place` makes a new instance in the order of exo-bench: previews, download on each node, instance, runners
-ready. Of the previews that fit the options (`PlacementWish`), it uses the one whose instance type, sharding
+ready. Of the previews that fit the options (`PlacementFilter`), it uses the one whose instance type, sharding
 (by name) and number of nodes sort last. Other instances remain.
 
 Source: exo-bench's methodology, "Bench Endpoint", "System Metrics", "Reproducing Results"; exo's
@@ -30,6 +31,7 @@ from llmtap.load.monitor.timeseries import Columns, Ticks
 from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.sending import shown_url
 from llmtap.metrics.cost import Energy, average_power_w, energy_of
+from llmtap.net.bounded_body import read_at_most
 from llmtap.net.listener import failure_said
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S, to_seconds
@@ -38,11 +40,11 @@ Kind = Literal["auto", "openai", "vllm", "sglang", "exo"]
 KINDS: Final = ("auto", "openai", "vllm", "sglang", "exo")
 BENCH_PATH: Final = "/bench/chat/completions"
 NODES_MAX: Final = 4
-LOOK_S: Final = 0.1
-DOWNLOAD_LOOK_S: Final = 1.0
+POLL_S: Final = 0.1
+DOWNLOAD_POLL_S: Final = 1.0
 _SNAPSHOT: Final = ("nodeIdentities", "topology", "nodeMemory", "nodeSystem", "instances")
 """Members of exo's `/state` to keep; the others are tasks and events."""
-_ASK_S: Final = 10.0
+_REQUEST_TIMEOUT_S: Final = 10.0
 _NODES_SAMPLED_MAX: Final = 64
 _NODE_SERIES: Final[Mapping[str, tuple[str, MonitorSeries]]] = {
     "gpuUsage": ("gpu_usage", MonitorSeries("as told")),
@@ -62,7 +64,7 @@ class Placement(msgspec.Struct, frozen=True):
     nodes: int | None = None
 
 
-class ExoServed(msgspec.Struct, frozen=True, kw_only=True):
+class ExoServer(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     url: str
     """Without `/v1` at its end if the endpoint is not below it."""
@@ -87,7 +89,7 @@ class _Listed(msgspec.Struct):
     data: list[dict[str, Any]] = []
 
 
-async def ask_served(
+async def detect_server(
     target: str,
     headers: Sequence[tuple[str, str]],
     *,
@@ -96,10 +98,10 @@ async def ask_served(
     use_prefix_cache: bool,
     tls: ssl.SSLContext | None = None,
     instance: str | None = None,
-) -> ExoServed:
-    """Ask the server for its type. Raises ConfigError that names `--target` or `--model`.
+) -> ExoServer:
+    """Query the server, and return its type and properties. Raises ConfigError about `--target` or `--model`.
 
-    `tls` replaces the system's trust. `instance`: id in exo; None: the first instance of the model.
+    `tls`: None trusts the system's CAs. `instance`: id in exo; None: the first instance of the model.
     """
     url = target.rstrip("/")
     root = url.removesuffix("/v1")
@@ -111,23 +113,31 @@ async def ask_served(
             owner = owners.pop() or None if len(owners) == 1 else None
             if kind == "auto":
                 kind = "exo" if (owner or "").lower() == "exo" else server_of(raw)
-            named = model or _only_model(models)
-            told = _decoded(await _get(session, f"{root}/state"), dict, {}) if kind == "exo" else {}
+            model_name = model or _only_model(models)
+            state = _decoded(await _get(session, f"{root}/state"), dict, {}) if kind == "exo" else {}
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
         raise ConfigError("--target", f"{shown_url(root)} cannot be reached: {failure_said(exc)}") from None
-    served = ExoServed(
-        kind=kind, url=url, model=named, owner=owner,
-        listed=next((entry for entry in models if entry.get("id") == named), None),
+    server = ExoServer(
+        kind=kind,
+        url=url,
+        model=model_name,
+        owner=owner,
+        listed=next((entry for entry in models if entry.get("id") == model_name), None),
         bans_eos="ignore_eos, min_tokens" if kind in ("vllm", "sglang") else None,
-    )  # fmt: skip
+    )
     if kind != "exo":
-        return served
+        return server
     return msgspec.structs.replace(
-        served, url=root, endpoint=BENCH_PATH, stream=False, bans_eos="its benchmark endpoint",
-        fields={"use_prefix_cache": msgspec.Raw(msgspec.json.encode(use_prefix_cache))}, switches_cache=True,
-        state={key: told[key] for key in _SNAPSHOT if key in told},
-        placement=placement_of(told.get("instances"), named, instance),
-    )  # fmt: skip
+        server,
+        url=root,
+        endpoint=BENCH_PATH,
+        stream=False,
+        bans_eos="its benchmark endpoint",
+        fields={"use_prefix_cache": msgspec.Raw(msgspec.json.encode(use_prefix_cache))},
+        switches_cache=True,
+        state={key: state[key] for key in _SNAPSHOT if key in state},
+        placement=placement_of(state.get("instances"), model_name, instance),
+    )
 
 
 def _decoded(raw: bytes, kind: Any, default: Any) -> Any:
@@ -142,7 +152,7 @@ def _only_model(models: Sequence[Mapping[str, Any]]) -> str:
     if len(ids) == 1:
         return ids[0]
     offered = f"the server offers {', '.join(ids[:8])}" if ids else "the server lists none"
-    raise ConfigError("--model", f"is needed: {offered}")
+    raise ConfigError("--model", f"is required: {offered}")
 
 
 def placement_of(instances: Any, model: str, instance: str | None = None) -> Placement:
@@ -153,14 +163,15 @@ def placement_of(instances: Any, model: str, instance: str | None = None) -> Pla
         if shards.get("modelId") == model and instance in (None, inner.get("instanceId")):
             sharding, _ = _untag(next(iter((shards.get("runnerToShard") or {}).values()), None))
             return Placement(
-                sharding.removesuffix("ShardMetadata") or None, meta.removesuffix("Instance") or None,
+                sharding.removesuffix("ShardMetadata") or None,
+                meta.removesuffix("Instance") or None,
                 len(shards.get("nodeToRunner") or ()) or None,
-            )  # fmt: skip
+            )
     return Placement()
 
 
 def _untag(tagged: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the only key of an object and its value: exo encodes variants like that."""
+    """Return the only key of an object and its value, which is exo's encoding of variants."""
     if not isinstance(tagged, dict) or len(tagged) != 1:
         return "", {}
     ((tag, inner),) = tagged.items()
@@ -173,16 +184,17 @@ def _shards(instance: Any) -> Mapping[str, Any]:
 
 
 def side_session(headers: Sequence[tuple[str, str]], tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
-    """Return an HTTP session for requests beside the load, with llmtap's User-Agent."""
+    """Return an HTTP session for requests that are not part of the load, with llmtap's User-Agent."""
     return aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=_ASK_S), headers={**dict(headers), "User-Agent": USER_AGENT},
+        timeout=aiohttp.ClientTimeout(total=_REQUEST_TIMEOUT_S),
+        headers={**dict(headers), "User-Agent": USER_AGENT},
         connector=aiohttp.TCPConnector(ssl=tls or True),
-    )  # fmt: skip
+    )
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
     async with session.get(url) as response:
-        return await response.read() if response.status == 200 else b""
+        return await read_at_most(response) if response.status == 200 else b""
 
 
 # ---------------------------------------------------------------- nodes of an exo cluster
@@ -212,24 +224,24 @@ class NodeMetrics:
         while True:
             began_ns = self._clock.mono_ns()
             try:
-                told = msgspec.json.decode(await _get(self._session, self._url), type=dict[str, Any])
+                node_values = msgspec.json.decode(await _get(self._session, self._url), type=dict[str, Any])
                 ended_ns = self._clock.mono_ns()
-                self._add(told, (began_ns + ended_ns) // 2, ended_ns - began_ns)
+                self._add(node_values, (began_ns + ended_ns) // 2, ended_ns - began_ns)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                 self.failed += 1
             await asyncio.sleep(ticks.next(self._clock.mono_ns())[0])
 
-    def _add(self, told: Mapping[str, Any], t_ns: int, took_ns: int) -> None:
-        for node, said in told.items():
+    def _add(self, node_values: Mapping[str, Any], t_ns: int, took_ns: int) -> None:
+        for node, values_of_node in node_values.items():
             if node not in self.columns and len(self.columns) >= _NODES_SAMPLED_MAX:
                 continue
-            values = {
-                name: float(said[key])
+            samples = {
+                name: float(values_of_node[key])
                 for key, (name, _) in _NODE_SERIES.items()
-                if isinstance(said, dict) and isinstance(said.get(key), int | float)
+                if isinstance(values_of_node, dict) and isinstance(values_of_node.get(key), int | float)
             }
             columns = self.columns.setdefault(node, Columns(dict(_NODE_SERIES.values())))
-            columns.add(t_ns, took_ns, values)
+            columns.add(t_ns, took_ns, samples)
 
 
 # ---------------------------------------------------------------- power and memory
@@ -241,29 +253,31 @@ class Power:
     def __init__(self, local: Columns | None, nodes: Mapping[str, Columns]) -> None:
         self._local = local
         self._known = [] if local is None else local.known()
-        # The power of a machine includes its GPUs.
+        # The power of a node includes its GPUs, so that only hosts without nodes count GPUs.
         self._sources = [(one, "power") for one in nodes.values() if "power" in one.known()] or [
             (local, name) for name in self._known if local is not None and name.endswith("_power")
         ]
 
     def energy(self, from_ns: int, to_ns: int) -> Energy | None:
-        found: list[Energy] = []
+        """Return the energy of all sources in a time window; None if the samples do not suffice."""
+        parts: list[Energy] = []
         for columns, name in self._sources:
             one = energy_of(columns.times_ns(), columns.column(name), from_ns=from_ns, to_ns=to_ns)
             if one is None:
                 return None
-            found.append(one)
-        if not found:
+            parts.append(one)
+        if not parts:
             return None
         return Energy(
-            sum(one.joules for one in found), min(one.known_ns for one in found),
-            max(one.missing_ns for one in found),
-        )  # fmt: skip
+            sum(one.joules for one in parts),
+            min(one.known_ns for one in parts),
+            max(one.missing_ns for one in parts),
+        )
 
     def peak_memory(self, from_ns: int, to_ns: int) -> int | None:
         """Return the most bytes in use by GPUs, or by the server's processes on a host without GPUs.
 
-        Includes the samples beside the window.
+        Includes the last sample before the window and the first one after it.
         """
         if self._local is None:
             return None
@@ -291,7 +305,7 @@ def total_of(windows: Iterable[Energy | None]) -> dict[str, Any] | None:
 # ---------------------------------------------------------------- placement
 
 
-class PlacementWish(msgspec.Struct, frozen=True, kw_only=True):
+class PlacementFilter(msgspec.Struct, frozen=True, kw_only=True):
     instance_meta: Literal["ring", "jaccl", "both"] = "both"
     sharding: Literal["pipeline", "tensor", "both"] = "both"
     nodes_min: int = 1
@@ -328,29 +342,32 @@ class ExoCluster:
         self._session = session
         self._root = root
 
-    async def place(self, model: str, wish: PlacementWish) -> PlacedInstance:
+    async def place(self, model: str, placement_filter: PlacementFilter) -> PlacedInstance:
         """Create an instance and wait until it is ready. Raises ConfigError if no placement fits."""
-        told = await self._ask("GET", "/instance/previews", params={"model_id": model})
-        previews = [preview for preview in (told or {}).get("previews") or () if wish.fits(preview)]
+        response = await self._request("GET", "/instance/previews", params={"model_id": model})
+        previews = [
+            preview for preview in (response or {}).get("previews") or () if placement_filter.fits(preview)
+        ]
         if not previews:
             hint = "see --sharding, --min-nodes and --max-nodes"
             raise ConfigError("--instance-meta", f"no placement of {model} fits", hint)
         instance = max(previews, key=_rank)["instance"]
         shards = _shards(instance)
         download_s = await self._download(model, shards)
-        await self._ask("POST", "/instance", body={"instance": instance})
+        await self._request("POST", "/instance", body={"instance": instance})
         placed = PlacedInstance(
             id=str(_untag(instance)[1].get("instanceId")), others=len(previews) - 1, download_s=download_s
         )
         try:
             await self._ready(placed.id, list(shards.get("runnerToShard") or {}))
-        except BaseException:  # a cancellation, too
+        except BaseException:  # Also after a cancellation, the instance is removed.
             await self.remove(placed)
             raise
         return placed
 
     async def remove(self, instance: PlacedInstance) -> None:
-        await self._ask("DELETE", f"/instance/{instance.id}")
+        """Delete the instance from the cluster."""
+        await self._request("DELETE", f"/instance/{instance.id}")
 
     async def _download(self, model: str, shards: Mapping[str, Any]) -> float | None:
         nodes: Mapping[str, str] = shards.get("nodeToRunner") or {}
@@ -358,44 +375,44 @@ class ExoCluster:
         began_ns = SystemClock.mono_ns()
         for node in missing:
             body = {"targetNodeId": node, "shardMetadata": shards["runnerToShard"][nodes[node]]}
-            await self._ask("POST", "/download/start", body=body)
+            await self._request("POST", "/download/start", body=body)
         for node in missing:
             while not await self._has(node, model):
-                await asyncio.sleep(DOWNLOAD_LOOK_S)
+                await asyncio.sleep(DOWNLOAD_POLL_S)
         return (SystemClock.mono_ns() - began_ns) / NS_PER_S if missing else None
 
     async def _has(self, node: str, model: str) -> bool:
-        for tagged in await self._ask("GET", f"/state/downloads/{node}") or ():
-            state, told = _untag(tagged)
-            if _untag(told.get("shardMetadata"))[1].get("modelCard", {}).get("modelId") != model:
+        for tagged in await self._request("GET", f"/state/downloads/{node}") or ():
+            state, download = _untag(tagged)
+            if _untag(download.get("shardMetadata"))[1].get("modelCard", {}).get("modelId") != model:
                 continue
             if state == "DownloadCompleted":
                 return True
             if state == "DownloadFailed":
-                raise LlmtapError(f"exo: the download on {node} failed: {told.get('errorMessage')}")
+                raise LlmtapError(f"exo: the download on {node} failed: {download.get('errorMessage')}")
         return False
 
     async def _ready(self, instance_id: str, runners: Sequence[str]) -> None:
-        existed = False
+        has_existed = False
         while True:
-            instance = await self._ask("GET", f"/state/instances/{instance_id}")
-            if instance is None and existed:
+            instance = await self._request("GET", f"/state/instances/{instance_id}")
+            if instance is None and has_existed:
                 raise LlmtapError(f"exo: the instance {instance_id} was deleted while it was loaded")
-            existed = instance is not None
-            states = [await self._ask("GET", f"/state/runners/{runner}") or {} for runner in runners]
+            has_existed = instance is not None
+            states = [await self._request("GET", f"/state/runners/{runner}") or {} for runner in runners]
             for state in states:
                 if "RunnerFailed" in state:
                     raise LlmtapError(f"exo: a runner failed: {state['RunnerFailed'].get('errorMessage')}")
-            if existed and all("RunnerReady" in state for state in states):
+            if has_existed and all("RunnerReady" in state for state in states):
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
-    async def _ask(self, method: str, path: str, *, params: Any = None, body: Any = None) -> Any:
+    async def _request(self, method: str, path: str, *, params: Any = None, body: Any = None) -> Any:
         """Return the JSON of a response, or None for status 404."""
         url = f"{self._root}{path}"
         try:
             async with self._session.request(method, url, params=params, json=body) as response:
-                raw = await response.read()
+                raw = await read_at_most(response)
                 if response.status == 404:
                     return None
                 if response.status >= 400:

@@ -37,22 +37,31 @@ from llmtap.report.values import MARK
 ALPHA: Final = 0.05
 LEVEL: Final = 1 - ALPHA
 _AtLevel = Callable[..., Comparison | None]
-"""Compare one figure; `level` is the level of its interval."""
+"""Function that compares one figure; its argument `level` is the level of the interval."""
 _GAPS: Final = "gaps"
 _FIGURES: Final = {
-    "TTFT P50": ("ttft_ns", 0.5), "TTFT P99": ("ttft_ns", 0.99),
-    "TPOT P50": ("tpot_ns", 0.5), "TPOT P99": ("tpot_ns", 0.99),
-    "TBC P50": (_GAPS, 0.5), "TBC P99": (_GAPS, 0.99),
-    "E2E P50": ("e2e_ns", 0.5), "E2E P99": ("e2e_ns", 0.99),
-}  # fmt: skip
+    "TTFT P50": ("ttft_ns", 0.5),
+    "TTFT P99": ("ttft_ns", 0.99),
+    "TPOT P50": ("tpot_ns", 0.5),
+    "TPOT P99": ("tpot_ns", 0.99),
+    "TBC P50": (_GAPS, 0.5),
+    "TBC P99": (_GAPS, 0.99),
+    "E2E P50": ("e2e_ns", 0.5),
+    "E2E P99": ("e2e_ns", 0.99),
+}
 """Figures of every load: name, column of its requests (or all gaps between chunks), and quantile."""
 _RATE: Final = "output rate, mean of runs"
 _TTFT: Final = ("TTFT P50", "TTFT P99")
 _KEYS: Final[Mapping[str, Sequence[str]]] = {
-    "ttft": _TTFT, "itl": ("TBC P50", "TBC P99", "TPOT P50"), "tradeoff": (*_TTFT, "TPOT P50"),
-    "fairness": _TTFT, "prefix-cache": _TTFT, "memory-pressure": _TTFT, "long-context": _TTFT,
+    "ttft": _TTFT,
+    "itl": ("TBC P50", "TBC P99", "TPOT P50"),
+    "tradeoff": (*_TTFT, "TPOT P50"),
+    "fairness": _TTFT,
+    "prefix-cache": _TTFT,
+    "memory-pressure": _TTFT,
+    "long-context": _TTFT,
     "guardrail-overhead": ("TTFT P50", "E2E P50"),
-}  # fmt: skip
+}
 """Main figures of each test, in each of its loads. Searches have `_HEADLINES` instead."""
 _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
     "throughput": (
@@ -60,11 +69,12 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[str, str, str]]]] = {
         ("max_request_rps", "maximum request rate", "requests/s"),
     ),
     "tradeoff": (
-        ("knee_rps", "knee", "requests/s"), ("peak_rps", "peak", "requests/s"),
+        ("knee_rps", "knee", "requests/s"),
+        ("peak_rps", "peak", "requests/s"),
         ("operating_point_rps", "operating point", "requests/s"),
     ),
     "capacity": (("max_concurrency", "maximum concurrency", "requests"),),
-}  # fmt: skip
+}
 """Figures of a whole test by their name in its measurements; higher is better."""
 
 DISTRIBUTIONS_MAX: Final = 6
@@ -79,12 +89,16 @@ _Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
+    """Report and measurements of one run of a test."""
+
     report: Mapping[str, Any]
     steps: Mapping[str, Measurement]
 
 
 @dataclass(frozen=True, slots=True)
 class System:
+    """Runs of one test on one system."""
+
     label: str
     runs: Sequence[ComparedRun]
 
@@ -104,43 +118,51 @@ def compare_results(base: Path, others: Sequence[Path]) -> dict[str, Any]:
     names = [place.resolve().name for place in places]
     labels = names if len(set(names)) == len(names) else [str(place) for place in places]
     folders = dict(zip(labels, map(Folder, places), strict=True))
-    held = {
+    tests_by_label = {
         label: [test for test in TESTS if folder.within(test).runs()] for label, folder in folders.items()
     }
-    known = {
-        test: [label for label, tests in held.items() if test in tests]
+    labels_by_test = {
+        test: [label for label, tests in tests_by_label.items() if test in tests]
         for test in TESTS
-        if any(test in tests for tests in held.values())
+        if any(test in tests for tests in tests_by_label.values())
     }
-    shared = [test for test, having in known.items() if having == labels]
+    shared = [test for test, labels_with_test in labels_by_test.items() if labels_with_test == labels]
     if not shared:
-        told = "; ".join(f"{label} has {', '.join(tests) or 'none'}" for label, tests in held.items())
-        raise ConfigError("--compare", f"the results have no test in common: {told}")
+        tests_text = "; ".join(
+            f"{label} has {', '.join(tests) or 'none'}" for label, tests in tests_by_label.items()
+        )
+        raise ConfigError(
+            "--compare",
+            f"the results have no test in common: {tests_text}",
+            "compare results of the same tests",
+        )
     return {
         "systems": [
-            {"label": label, "results": str(folder.path), "tests": held[label]}
+            {"label": label, "results": str(folder.path), "tests": tests_by_label[label]}
             for label, folder in folders.items()
         ],
         "tests": [
             compare(*(_read_system(label, folder.within(test)) for label, folder in folders.items()))
             for test in shared
         ],
-        "left_out": [{"test": test, "only": only} for test, only in known.items() if test not in shared],
-    }  # fmt: skip
+        "left_out": [
+            {"test": test, "only": only} for test, only in labels_by_test.items() if test not in shared
+        ],
+    }
 
 
 def _read_system(label: str, folder: Folder) -> System:
     """Read a system's runs of a test. Raises ConfigError if the folder lacks data of a reported load."""
     runs = []
-    for one in map(folder.run, folder.runs()):
-        report, steps = one.read_json(RESULT), {}
+    for run_folder in map(folder.run, folder.runs()):
+        report, steps = run_folder.read_json(RESULT), {}
         for step in report["steps"]:
-            at = one.step(step["name"]).path
+            step_path = run_folder.step(step["name"]).path
             try:
-                steps[step["name"]] = Measurement.load(at, step["name"], step["arm"], step["result"])
+                steps[step["name"]] = Measurement.load(step_path, step["name"], step["arm"], step["result"])
             except FileNotFoundError:
-                hint = "the command that measured it goes on"
-                raise ConfigError(str(at), "lacks its requests.parquet", hint) from None
+                hint = "the command that measured it resumes it"
+                raise ConfigError(str(step_path), "has no requests.parquet", hint) from None
         runs.append(ComparedRun(report, steps))
     return System(label, runs)
 
@@ -155,7 +177,7 @@ def compare(base: System, *others: System) -> dict[str, Any]:
     b - a with its interval and its `level`, `p`, `p_adjusted`, `finding`), `normalised` (6.2), `notes`,
     `tables`, `charts`. Times are in seconds.
     """
-    systems, left_out = _in_common([base, *others])
+    systems, exclusions = _in_common([base, *others])
     base, *rest = systems
     shared = _shared(systems)
     unlike: list[str] = []
@@ -164,34 +186,47 @@ def compare(base: System, *others: System) -> dict[str, Any]:
     for other in rest:
         bursty = list(_bursty(base, other, shared))
         cautions += bursty
-        misled = {step for caution in bursty for step in caution["steps"]}
-        differing = _unlike_params(base, other)
-        loads = {} if differing else {step: told for step in shared if (told := _unlike(base, other, step))}
-        unlike += differing + [f"{step}: {told}" for step, told in loads.items()]
-        for row, at_level in _compared(base, other, shared):
-            flattered = row["step"] in misled and row["figure"].split()[0].lower() in FLATTERED
-            untested = differing or row["step"] in loads or flattered
+        bursty_steps = {step for caution in bursty for step in caution["steps"]}
+        param_differences = _unlike_params(base, other)
+        loads = (
+            {}
+            if param_differences
+            else {step: difference for step in shared if (difference := _unlike(base, other, step))}
+        )
+        unlike += param_differences + [f"{step}: {difference}" for step, difference in loads.items()]
+        for row, at_level in _comparisons(base, other, shared):
+            flattered = row["step"] in bursty_steps and row["figure"].split()[0].lower() in FLATTERED
+            untested = param_differences or row["step"] in loads or flattered
             figures.append((row | _NOTHING if untested else row, at_level))
     _judge(figures)
-    found = [row for row, _ in figures]
+    rows = [row for row, _ in figures]
     normalised = [_normalised(system) for system in systems]
-    together = {
-        "systems": [_told(system) for system in systems], "comparisons": found, "normalised": normalised,
-    }  # fmt: skip
+    summary = {
+        "systems": [_system_json(system) for system in systems],
+        "comparisons": rows,
+        "normalised": normalised,
+    }
     report = base.runs[0].report
     return {
-        "test": report["test"], "section": report["section"], "title": report["title"], "unlike": unlike,
-        "invalid": list(_invalid(systems)), "cautions": cautions,
-        **together,
+        "test": report["test"],
+        "section": report["section"],
+        "title": report["title"],
+        "unlike": unlike,
+        "invalid": list(_invalid(systems)),
+        "cautions": cautions,
+        **summary,
         "checklist": judge_comparison(
-            [run.report for system in systems for run in system.runs], together
+            [run.report for system in systems for run in system.runs], summary
         ).to_dict(),
         "notes": [
-            *left_out, *_run_notes(systems), *_load_notes(systems, shared), *_figure_notes(found),
+            *exclusions,
+            *_run_notes(systems),
+            *_load_notes(systems, shared),
+            *_figure_notes(rows),
         ],
-        "tables": msgspec.to_builtins(list(_tables(base.label, found))),
+        "tables": msgspec.to_builtins(list(_tables(base.label, rows))),
         "charts": msgspec.to_builtins(list(_distributions(report["test"], systems, shared))),
-    }  # fmt: skip
+    }
 
 
 def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
@@ -202,11 +237,11 @@ def _in_common(systems: Sequence[System]) -> tuple[list[System], list[str]]:
     chosen, notes = [], []
     for system in systems:
         chosen.append(System(system.label, [run for run in system.runs if run.report["seed"] in shared]))
-        more = [str(run.report["run"]) for run in system.runs if run.report["seed"] not in shared]
-        if more:
+        left_out_runs = [str(run.report["run"]) for run in system.runs if run.report["seed"] not in shared]
+        if left_out_runs:
             notes.append(
                 "left out, since their requests were not sent to all systems (6.1): run"
-                f" {', '.join(more)} of {system.label}"
+                f" {', '.join(left_out_runs)} of {system.label}"
             )
     return chosen, notes
 
@@ -220,7 +255,7 @@ def _unlike_params(base: System, other: System) -> list[str]:
     """Return differing parameters as `rate 4 of a, 8 of b`."""
     ours, theirs = (one.runs[0].report["params"] for one in (base, other))
     return [
-        f"{name} {_plain(ours[name])} of {base.label}, {_plain(theirs[name])} of {other.label}"
+        f"{name} {_param_text(ours[name])} of {base.label}, {_param_text(theirs[name])} of {other.label}"
         for name in ours
         if ours[name] != theirs[name]
     ]
@@ -230,12 +265,17 @@ def _unlike(base: System, other: System, step: str) -> str | None:
     """Return how the compared requests of a load, or their sending, differ; None if they do not."""
     runs = None if min(len(base.runs), len(other.runs)) >= RUNS_MIN else 1
     ours, theirs = (
-        {_sent(one) for run in system.runs[:runs] for one in run.report["steps"] if one["name"] == step}
+        {
+            _load_identity(one)
+            for run in system.runs[:runs]
+            for one in run.report["steps"]
+            if one["name"] == step
+        }
         for system in (base, other)
     )
     if ours == theirs:
         return None
-    first, second = (min(one - rest, default="no more") for one, rest in ((ours, theirs), (theirs, ours)))
+    first, second = (min(one - others, default="no more") for one, others in ((ours, theirs), (theirs, ours)))
     return f"{first} of {base.label}, {second} of {other.label}"
 
 
@@ -248,49 +288,55 @@ def _bursty(base: System, other: System, shared: Sequence[str]) -> Iterator[dict
         steps = [step for step, (n, usual) in numbers.items() if come_in_bursts(n, usual)]
         if steps:
             yield {
-                "system": system.label, "against": reference.label, "steps": steps, "metrics": FLATTERED,
+                "system": system.label,
+                "against": reference.label,
+                "steps": steps,
+                "metrics": FLATTERED,
                 "events_per_read": max(numbers[step][0] or 0 for step in steps),
-            }  # fmt: skip
+            }
 
 
 def _chunks_at_a_time(system: System, step: str) -> float | None:
-    found = [chunks_at_a_time(run.steps[step].result.get("chunking") or {}) for run in system.runs]
-    known = [n for n in found if n is not None]
+    numbers = [chunks_at_a_time(run.steps[step].result.get("chunking") or {}) for run in system.runs]
+    known = [n for n in numbers if n is not None]
     return median(known) if known else None
 
 
-def _sent(step: Mapping[str, Any]) -> str:
+def _load_identity(step: Mapping[str, Any]) -> str:
     closed = (step.get("load") or {}).get("closed")
     return sequence(step) + (f", {closed} at a time" if closed else "")
 
 
-def _plain(value: Any) -> str:
+def _param_text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _told(system: System) -> dict[str, Any]:
+def _system_json(system: System) -> dict[str, Any]:
     first = system.runs[0].report
     return {
-        "label": system.label, "runs": len(system.runs), "sut": first["sut"], "target": first["target"],
+        "label": system.label,
+        "runs": len(system.runs),
+        "sut": first["sut"],
+        "target": first["target"],
         "quick": any(run.report["quick"] for run in system.runs),
         "seeds": [run.report["seed"] for run in system.runs],
         "valid": all((run.report.get("verdict") or {}).get("valid", True) for run in system.runs),
-    }  # fmt: skip
+    }
 
 
-def _compared(
+def _comparisons(
     base: System, other: System, shared: Sequence[str]
 ) -> Iterator[tuple[dict[str, Any], _AtLevel]]:
     """Yield each figure with its own interval, and a function that compares it at another level."""
     test = base.runs[0].report["test"]
-    for name, says, unit in _HEADLINES.get(test, ()):
+    for name, label, unit in _HEADLINES.get(test, ()):
         a, b = ([run.report["measurements"].get(name) for run in one.runs] for one in (base, other))
         if None not in a and None not in b:
-            of_runs = partial(_of_runs, a, b)
-            row = _row(base, other, None, says, unit, of_runs())
-            yield {**row, "a": median(a), "b": median(b)} if row["p"] is None else row, of_runs
+            at_any_level = partial(_of_runs, a, b)
+            row = _row(base, other, None, label, unit, at_any_level())
+            yield {**row, "a": median(a), "b": median(b)} if row["p"] is None else row, at_any_level
     for step in shared:
-        for says, (column, share) in _FIGURES.items():
+        for label, (column, share) in _FIGURES.items():
             a, b = ([_values(run.steps[step], column) for run in one.runs] for one in (base, other))
             if not all((*a, *b)):
                 continue
@@ -298,18 +344,18 @@ def _compared(
             if min(len(a), len(b)) >= RUNS_MIN:
                 at_level = partial(_of_runs, *([percentile(v, share) for v in runs] for runs in (a, b)))
             elif column == _GAPS:
-                continue  # gaps of a request are not independent
+                continue  # Gaps of one request are not independent samples.
             else:
                 at_level = partial(compare_quantile, a[0], b[0], share, paired=False)
             result = at_level()
             if result is not None:
                 doubtful = not all(is_enough(len(values), share) for values in (*a, *b))
-                yield _row(base, other, step, says, "s", result, doubtful=doubtful), at_level
+                yield _row(base, other, step, label, "s", result, doubtful=doubtful), at_level
         rates = [[_output_tps(run.steps[step]) for run in one.runs] for one in (base, other)]
         at_level = partial(_of_runs, *rates)
-        made = at_level()
-        if made is not None and any(map(any, rates)):
-            yield _row(base, other, step, _RATE, "tok/s", made), at_level
+        rate = at_level()
+        if rate is not None and any(map(any, rates)):
+            yield _row(base, other, step, _RATE, "tok/s", rate), at_level
 
 
 def _values(step: Measurement, column: str) -> list[float]:
@@ -324,29 +370,41 @@ def _of_runs(
 
 
 def _row(
-    base: System, other: System, step: str | None, says: str, unit: str, result: Comparison | None, *,
+    base: System,
+    other: System,
+    step: str | None,
+    label: str,
+    unit: str,
+    result: Comparison | None,
+    *,
     doubtful: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     test = base.runs[0].report["test"]
     return {
-        "a_system": base.label, "b_system": other.label, "step": step, "figure": says, "unit": unit,
+        "a_system": base.label,
+        "b_system": other.label,
+        "step": step,
+        "figure": label,
+        "unit": unit,
         "better": "lower" if unit == "s" else "higher",
-        "key": step is None or says in _KEYS.get(test, ()),
+        "key": step is None or label in _KEYS.get(test, ()),
         "samples": "runs" if min(len(base.runs), len(other.runs)) >= RUNS_MIN else "requests",
-        "doubtful": doubtful, "level": LEVEL, **(_NOTHING if result is None else result.to_dict()),
-    }  # fmt: skip
+        "doubtful": doubtful,
+        "level": LEVEL,
+        **(_NOTHING if result is None else result.to_dict()),
+    }
 
 
-def _judge(found: Sequence[tuple[dict[str, Any], _AtLevel]]) -> None:
+def _judge(figures: Sequence[tuple[dict[str, Any], _AtLevel]]) -> None:
     """Correct the p-values, widen the intervals of main figures, and add the findings."""
     for key in (True, False):
-        family = [(row, at_level) for row, at_level in found if row["key"] is key and row["p"] is not None]
+        family = [(row, at_level) for row, at_level in figures if row["key"] is key and row["p"] is not None]
         corrected = adjusted([row["p"] for row, _ in family], "holm" if key else "bh")
-        for (row, at_level), judged in zip(family, corrected, strict=True):
-            row["p_adjusted"] = judged
+        for (row, at_level), p_adjusted in zip(family, corrected, strict=True):
+            row["p_adjusted"] = p_adjusted
             if key and (wider := at_level(level=1 - ALPHA / len(family))) is not None:
                 row |= {"level": 1 - ALPHA / len(family), "low": wider.low, "high": wider.high}
-    for row, _ in found:
+    for row, _ in figures:
         p, difference = row.setdefault("p_adjusted", None), row["difference"]
         row["share"] = difference / row["a"] if difference is not None and row["a"] else None
         if p is None:
@@ -381,14 +439,15 @@ def _output_tps(step: Measurement) -> float:
 
 def _invalid(systems: Sequence[System]) -> Iterator[str]:
     for system in systems:
-        broken = [
+        invalid_runs = [
             (number, findings[0]["says"])
             for number, run in enumerate(system.runs, 1)
             if (findings := (run.report.get("verdict") or {}).get("findings"))
         ]
-        if broken:
-            named = ", ".join(str(number) for number, _ in broken)
-            yield f"{system.label}: not valid are its runs {named} of {len(system.runs)}: {broken[0][1]}"
+        if invalid_runs:
+            numbers = ", ".join(str(number) for number, _ in invalid_runs)
+            reason = invalid_runs[0][1]
+            yield f"{system.label}: not valid are its runs {numbers} of {len(system.runs)}: {reason}"
 
 
 def _run_notes(systems: Sequence[System]) -> Iterator[str]:
@@ -403,48 +462,48 @@ def _run_notes(systems: Sequence[System]) -> Iterator[str]:
 
 def _load_notes(systems: Sequence[System], shared: Sequence[str]) -> Iterator[str]:
     for system in systems:
-        own = {name for run in system.runs for name in run.steps} - set(shared)
-        if own:
-            named = ", ".join(sorted(own))
-            yield f"left out, since not every run of all systems has them: {named} of {system.label}"
+        extra = {name for run in system.runs for name in run.steps} - set(shared)
+        if extra:
+            loads_text = ", ".join(sorted(extra))
+            yield f"left out, since not every run of all systems has them: {loads_text} of {system.label}"
         for name in shared:
             loads = [run.steps[name] for run in system.runs]
-            sent, well = sum(load.n for load in loads), sum(len(load.ended_well()) for load in loads)
-            if well < sent:
+            sent, complete = sum(load.n for load in loads), sum(len(load.ended_well()) for load in loads)
+            if complete < sent:
                 yield (
-                    f"{system.label}, {name}: {well:,} of {sent:,} requests ({well / sent:.1%}) were answered"
-                    " whole, and latencies are of these alone"
+                    f"{system.label}, {name}: {complete:,} of {sent:,} requests ({complete / sent:.1%}) were"
+                    " answered whole, and latencies are of these alone"
                 )
 
 
-def _figure_notes(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    if any(row["p"] is not None for row in found):
+def _figure_notes(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if any(row["p"] is not None for row in rows):
         yield (
             f"a difference counts as one where p, corrected for how many are compared, is below {ALPHA:g};"
             " none shown does not mean none: it may be as large as its interval"
         )
-    if any(row["doubtful"] for row in found):
+    if any(row["doubtful"] for row in rows):
         yield "* rests on fewer samples than 5.1.4.3 asks for: 1,000 in a run for P99"
 
 
-def _tables(base: str, found: Sequence[_Row]) -> Iterator[ReportTable]:
-    for other in dict.fromkeys(row["b_system"] for row in found):
+def _tables(base: str, all_rows: Sequence[_Row]) -> Iterator[ReportTable]:
+    for other in dict.fromkeys(row["b_system"] for row in all_rows):
         columns = {{"a": base, "b": other}.get(head, head): cell for head, cell in COLUMNS.items()}
-        for key, what in _FAMILIES.items():
-            rows = [row for row in found if row["b_system"] == other and row["key"] is key]
+        for key, family in _FAMILIES.items():
+            rows = [row for row in all_rows if row["b_system"] == other and row["key"] is key]
             if rows:
-                yield table_of(f"{other} against {base}: {what}", rows, columns)
+                yield table_of(f"{other} against {base}: {family}", rows, columns)
 
 
 def _interval(row: _Row) -> str:
     if row["low"] is None:
         return _ABSENT
-    return f"{_said(row['low'], row['unit'])} to {_said(row['high'], row['unit'])}"
+    return f"{_value_text(row['low'], row['unit'])} to {_value_text(row['high'], row['unit'])}"
 
 
 def _difference(row: _Row) -> str:
-    by = "" if row["share"] is None else f" ({row['share']:+.1%})"
-    return _said(row["difference"], row["unit"]) + by
+    share_text = "" if row["share"] is None else f" ({row['share']:+.1%})"
+    return _value_text(row["difference"], row["unit"]) + share_text
 
 
 def _p(row: _Row) -> str:
@@ -452,7 +511,7 @@ def _p(row: _Row) -> str:
     return _ABSENT if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _said(value: float | None, unit: str) -> str:
+def _value_text(value: float | None, unit: str) -> str:
     if value is None:
         return _ABSENT
     return ms(value) if unit == "s" else f"{value:,.4g} {unit}"
@@ -461,8 +520,8 @@ def _said(value: float | None, unit: str) -> str:
 COLUMNS: Final[Mapping[str, Cell]] = {
     "Figure": lambda row: row["figure"] + f" {MARK}" * row["doubtful"],
     "Load": lambda row: row["step"] or "all",
-    "a": lambda row: _said(row["a"], row["unit"]),
-    "b": lambda row: _said(row["b"], row["unit"]),
+    "a": lambda row: _value_text(row["a"], row["unit"]),
+    "b": lambda row: _value_text(row["b"], row["unit"]),
     "Difference": _difference,
     "Interval": _interval,
     "p": _p,
@@ -473,7 +532,7 @@ COLUMNS: Final[Mapping[str, Cell]] = {
 def _distributions(test: str, systems: Sequence[System], shared: Sequence[str]) -> Iterator[ChartSpec]:
     """Yield the distributions of gaps (ITL test) or TTFT in some of the loads."""
     gaps = test == "itl"
-    what, of = ("TBC", "gaps") if gaps else ("TTFT", "requests")
+    metric, population = ("TBC", "gaps") if gaps else ("TTFT", "requests")
     for name in shared[:: ceil(len(shared) / DISTRIBUTIONS_MAX) or 1]:
         series = []
         for system in systems:
@@ -483,4 +542,4 @@ def _distributions(test: str, systems: Sequence[System], shared: Sequence[str]) 
                 label = f"{system.label} ({len(steps)} runs)" if len(steps) > 1 else system.label
                 series.append(cdf_series(label, values))
         if series:
-            yield ChartSpec(f"{what}, {name}", "cdf", f"{what} (ms)", f"share of {of}", series)
+            yield ChartSpec(f"{metric}, {name}", "cdf", f"{metric} (ms)", f"share of {population}", series)

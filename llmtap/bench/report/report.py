@@ -24,9 +24,9 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap import __version__
 from llmtap.bench.compliance.evidence import MODEL_LOAD, at, several
 from llmtap.bench.compliance.judge import judge
+from llmtap.bench.report.validity import document_verdict, verdict_of_test
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
@@ -37,11 +37,20 @@ from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.report.replay_terms import selftest_said
 from llmtap.units import NS_PER_S, to_seconds
+from llmtap.version import __version__
 
 __all__ = [
-    "ASKED", "RESULT", "date_of", "document_of", "is_results", "load_document", "read_ns", "report_of",
-    "stream_charts", "versions",
-]  # fmt: skip
+    "RESULT",
+    "SETUP_FILE",
+    "date_of",
+    "document_of",
+    "is_results",
+    "load_document",
+    "reading_times_ns",
+    "report_of",
+    "stream_charts",
+    "versions",
+]
 
 
 def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> list[ChartSpec]:
@@ -53,12 +62,12 @@ def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> l
     streams = []
     for first_ns, gaps_ns, tokens in zip(*(column.to_pylist() for column in table.columns), strict=True):
         if first_ns is not None and gaps_ns:
-            each = max(1.0, (tokens or 0) / (len(gaps_ns) + 1))
+            tokens_per_chunk = max(1.0, (tokens or 0) / (len(gaps_ns) + 1))
             times_ns = list(accumulate([first_ns, *gaps_ns]))
             idle_ns = user_idle_ns(
-                times_ns, 0, each, reader.reader_ns_per_token, grace_tokens=reader.grace_tokens
+                times_ns, 0, tokens_per_chunk, reader.reader_ns_per_token, grace_tokens=reader.grace_tokens
             )
-            streams.append((idle_ns or 0, times_ns, each))
+            streams.append((idle_ns or 0, times_ns, tokens_per_chunk))
     streams.sort(key=lambda stream: stream[0])
     if not streams:
         return []
@@ -66,21 +75,23 @@ def stream_charts(measured: Measurement, reader: Benefit = DEFAULT_BENEFIT) -> l
     return [_chart(name, reader, *stream) for name, stream in chosen.items()]
 
 
-def read_ns(times_ns: Sequence[int], per_event_ns: int) -> list[int]:
-    """Return when a reader begins each event: once it has arrived and the previous one is read."""
-    read: list[int] = []
+def reading_times_ns(times_ns: Sequence[int], per_event_ns: int) -> list[int]:
+    """Return the times at which a reader begins each event: after its arrival and the previous event."""
+    begins_ns: list[int] = []
     for t_ns in times_ns:
-        read.append(max(t_ns, read[-1] + per_event_ns) if read else t_ns)
-    return read
+        begins_ns.append(max(t_ns, begins_ns[-1] + per_event_ns) if begins_ns else t_ns)
+    return begins_ns
 
 
-def _chart(name: str, reader: Benefit, idle_ns: int, times_ns: list[int], each: float) -> ChartSpec:
-    tokens: list[float | None] = [round((i + 1) * each, 2) for i in range(len(times_ns))]
-    per_event_ns = round(each * reader.reader_ns_per_token)
+def _chart(
+    name: str, reader: Benefit, idle_ns: int, times_ns: list[int], tokens_per_chunk: float
+) -> ChartSpec:
+    tokens: list[float | None] = [round((i + 1) * tokens_per_chunk, 2) for i in range(len(times_ns))]
+    per_event_ns = round(tokens_per_chunk * reader.reader_ns_per_token)
     grace_ns = reader.grace_tokens * reader.reader_ns_per_token
     lines = {
         "delivered": times_ns,
-        f"read, at {reader.speed:g} tokens/s": read_ns(times_ns, per_event_ns),
+        f"read, at {reader.speed:g} tokens/s": reading_times_ns(times_ns, per_event_ns),
         "wanted (deadline)": [i * per_event_ns + grace_ns for i in range(len(times_ns))],
     }
     title = f"A stream, the {name}: its reader waits {idle_ns / 1e6:,.0f} ms in all"
@@ -88,31 +99,38 @@ def _chart(name: str, reader: Benefit, idle_ns: int, times_ns: list[int], each: 
     return ChartSpec(title, "steps", "time since submission (s)", "tokens", series)
 
 
-ASKED: Final = "bench.json"
+SETUP_FILE: Final = "bench.json"
+"""File with the settings of a benchmark, in its results folder."""
 _PACKAGES: Final = (
-    "aiohttp", "uvloop", "httptools", "msgspec", "pyarrow", "numpy", "scipy", "grpcio", "tokenizers",
+    "aiohttp",
+    "uvloop",
+    "httptools",
+    "msgspec",
+    "pyarrow",
+    "numpy",
+    "scipy",
+    "grpcio",
+    "tokenizers",
     "tiktoken",
-)  # fmt: skip
-_OPTIONS_SAID: Final = {
+)
+_OPTION_TEXTS: Final = {
     "A": "time between chunks",
     "A (direct)": "time between chunks, nearly all of which have one token",
     "B": "all tokens of a chunk at its time",
     "B-even": "a chunk's gap spread evenly over its tokens, which the draft's B has arrive together",
     "C": "the server's own stamps",
 }
-FAILED: Final = "failed"
-"""Finding about the server, which tests at its limits expect."""
-_STREAMED: Final = frozenset({"ttft", "itl"})
+_STREAM_TESTS: Final = frozenset({"ttft", "itl"})
 """Tests with charts of two streams of the last load."""
-_REPEATED: Final = ("test", "run", "seed", "began", "ended", "verdict")
-_LONG: Final = ("timeline", "hdr_histograms")
+_REPEAT_FIELDS: Final = ("test", "run", "seed", "began", "ended", "verdict")
+_LONG_FIELDS: Final = ("timeline", "hdr_histograms")
 
 
 def report_of(
     test: BenchTest[Any],
     params: msgspec.Struct,
     session: BenchSession,
-    found: TestResult,
+    result: TestResult,
     *,
     began_ns: int,
     ended_ns: int,
@@ -120,34 +138,46 @@ def report_of(
 ) -> dict[str, Any]:
     """Return the report of one test with its compliance. Times are of the wall clock."""
     steps = _steps(session)
-    option = _itl_option(found, steps)
-    trip = next((told for step in steps if (told := step["result"].get("round_trip")) is not None), None)
-    charts = list(found.charts)
-    if test.name in _STREAMED and session.steps:
+    option = _itl_option(result, steps)
+    trip = next(
+        (round_trip for step in steps if (round_trip := step["result"].get("round_trip")) is not None), None
+    )
+    charts = list(result.charts)
+    if test.name in _STREAM_TESTS and session.steps:
         charts += stream_charts(session.steps[-1], session.reader)
     report: dict[str, Any] = {
-        "test": test.name, "section": test.section, "title": test.title, "run": session.run,
+        "test": test.name,
+        "section": test.section,
+        "title": test.title,
+        "run": session.run,
         "quick": session.quick,
-        "params": params_told(params), "sut": msgspec.to_builtins(session.sut),
+        "params": params_told(params),
+        "sut": msgspec.to_builtins(session.sut),
         "target": without_keys(session.target),
         "arms": {name: without_keys(arm) for name, arm in session.arms.items()},
-        "seed": session.seed, "warmup": session.warmup,
-        "began": date_of(began_ns), "ended": date_of(ended_ns),
-        "versions": versions(), "steps": steps, "warmups": session.warmups, "refused": session.refused,
-        "measurements": found.measurements, "tables": msgspec.to_builtins(found.tables),
+        "seed": session.seed,
+        "warmup": session.warmup,
+        "began": date_of(began_ns),
+        "ended": date_of(ended_ns),
+        "versions": versions(),
+        "steps": steps,
+        "warmups": session.warmups,
+        "refused": session.refused,
+        "measurements": result.measurements,
+        "tables": msgspec.to_builtins(result.tables),
         "charts": msgspec.to_builtins(charts),
-        "configuration": found.configuration | dict(_configuration(session, option, trip, selftest)),
+        "configuration": result.configuration | dict(_configuration(session, option, trip, selftest)),
         "round_trip": trip,
         "model_load": msgspec.to_builtins(session.model_load),
         "selftest": selftest,
-        "notes": [*found.notes, *_warm_notes(session)],
-        "deviations": [*found.deviations, *_of_workloads(steps)],
-        "main": found.main,
+        "notes": [*result.notes, *_warm_notes(session)],
+        "deviations": [*result.deviations, *_workload_deviations(steps)],
+        "main": result.main,
         "itl_option": option,
         "exact_requests": _exact_requests(steps),
         "forfeits": list(test.forfeits) if session.quick else [],
-        "verdict": _verdict(steps),
-    }  # fmt: skip
+        "verdict": verdict_of_test(test, steps, result.measurements, result.missed_objectives),
+    }
     report["compliance"] = judge(report).to_dict()
     return report
 
@@ -157,10 +187,10 @@ def _configuration(
 ) -> Iterator[tuple[str, str]]:
     """Yield the lines of the configuration that every test has."""
     if option is not None:
-        yield "ITL option (4.6.3)", "; ".join(f"{one}: {_OPTIONS_SAID[one]}" for one in option.split(" + "))
+        yield "ITL option (4.6.3)", "; ".join(f"{one}: {_OPTION_TEXTS[one]}" for one in option.split(" + "))
     if trip is not None:
-        said = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
-        yield "Network round trip (4.7.3)", said
+        value = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
+        yield "Network round trip (4.7.3)", value
     if session.model_load is not None:
         yield MODEL_LOAD, model_load_said(session.model_load)
     if session.reader != DEFAULT_BENEFIT:
@@ -170,25 +200,18 @@ def _configuration(
 
 
 def document_of(
-    asked: Mapping[str, Any], reports: Sequence[Mapping[str, Any]], not_run: Sequence[Mapping[str, Any]] = ()
+    setup: Mapping[str, Any], reports: Sequence[Mapping[str, Any]], not_run: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    found = {
-        kind: [
-            {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
-            for report in reports
-            for finding in report["verdict"].get(kind) or ()
-        ]
-        for kind in ("findings", "cautions", "unchecked")
-    }
-    grade = _grade(found["findings"], found["cautions"])
+    """Return the document of all tests. `setup`: content of `SETUP_FILE`."""
     return {
-        **asked, "tests": [report for report in reports if _run(report) == 1],
+        **setup,
+        "tests": [report for report in reports if _run(report) == 1],
         "repeats": [
-            {name: report[name] for name in _REPEATED} for report in reports if _run(report) > 1
+            {name: report[name] for name in _REPEAT_FIELDS} for report in reports if _run(report) > 1
         ],
         "not_run": list(not_run),
-        "verdict": {"valid": not found["findings"], "grade": grade, **found},
-    }  # fmt: skip
+        "verdict": document_verdict(reports),
+    }
 
 
 def _warm_notes(session: BenchSession) -> list[str]:
@@ -197,126 +220,107 @@ def _warm_notes(session: BenchSession) -> list[str]:
     return ["no measured prompt was sent to warm up: none was in a prefix cache for that reason"]
 
 
-def _of_workloads(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+def _workload_deviations(steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return each deviation of the loads' workloads from the draft once."""
-    said = (
+    texts = (
         f"{one['section']}: the draft has {one['says']}; here {one['here']}"
         for step in steps
         for one in at(step, "result.plan.workload.deviations") or ()
     )
-    return list(dict.fromkeys(said))
+    return list(dict.fromkeys(texts))
 
 
 def _run(report: Mapping[str, Any]) -> int:
     return int(report.get("run", 1))
 
 
-def _with_run(report: Mapping[str, Any], step: str) -> str:
-    return step if _run(report) == 1 else f"run-{_run(report)}/{step}"
-
-
 def is_results(folder: Path) -> bool:
-    return (folder / ASKED).is_file()
+    """Return whether a folder is a results folder of `llmtap bench`."""
+    return (folder / SETUP_FILE).is_file()
 
 
 def load_document(folder: Path) -> dict[str, Any]:
     """Return the document of a results folder, with every complete test. Raises ConfigError."""
     if not is_results(folder):
-        raise ConfigError(str(folder), f"is not a results folder of llmtap bench: it has no {ASKED}")
-    held = Folder(folder)
-    asked = held.read_json(ASKED)
+        raise ConfigError(str(folder), f"is not a results folder of llmtap bench: it has no {SETUP_FILE}")
+    results = Folder(folder)
+    setup = results.read_json(SETUP_FILE)
     reports = [
-        held.within(name).run(run).read_json(RESULT)
+        results.within(name).run(run).read_json(RESULT)
         for name in TESTS
         if (folder / name).is_dir()
-        for run in held.within(name).runs()
+        for run in results.within(name).runs()
     ]
     if not reports:
-        raise ConfigError(str(folder), "has no result of a test that was ended", "the same command goes on")
-    return document_of(asked, reports)
+        raise ConfigError(
+            str(folder), "has no result of a complete test", "the command that measured it resumes it"
+        )
+    return document_of(setup, reports)
 
 
 def versions() -> dict[str, str]:
-    found = {
-        "llmtap": __version__, "python": platform.python_version(), "platform": platform.platform(),
+    """Return the versions of llmtap, Python and the packages that affect measurements."""
+    by_name = {
+        "llmtap": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
         "cpus": str(os.cpu_count()),
-    }  # fmt: skip
+    }
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            by_name[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return by_name
 
 
 def date_of(wall_ns: int) -> str:
-    at = datetime.fromtimestamp(wall_ns / NS_PER_S, UTC)
-    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    moment = datetime.fromtimestamp(wall_ns / NS_PER_S, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _steps(session: BenchSession) -> list[dict[str, Any]]:
-    told = []
+    steps = []
     for step in session.steps:
-        kept = session.folder.read_json(f"steps/{step.name}/step.json") or {}
-        told.append({
-            "name": step.name, "arm": step.arm, "load": kept.get("load") or {}, "cached": step.cached,
-            "requests": kept.get("requests"), "result": _short(step.result),
-        })  # fmt: skip
-    return told
+        stored = session.folder.read_json(f"steps/{step.name}/step.json") or {}
+        steps.append(
+            {
+                "name": step.name,
+                "arm": step.arm,
+                "load": stored.get("load") or {},
+                "cached": step.cached,
+                "requests": stored.get("requests"),
+                "result": _short(step.result),
+            }
+        )
+    return steps
 
 
 def _short(result: Mapping[str, Any]) -> dict[str, Any]:
-    short = {name: part for name, part in result.items() if name not in _LONG}
+    short = {name: part for name, part in result.items() if name not in _LONG_FIELDS}
     if system := short.get("system"):
         short["system"] = {name: part for name, part in system.items() if name != "series"}
     return short
 
 
-def _itl_option(found: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
+def _itl_option(result: TestResult, steps: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the option of 4.6.3, such as `A` or `B-even`; `A + B-even` where loads differ."""
-    if found.itl_option is not None:
-        return found.itl_option
-    told = [at(step, "result.metrics.itl.option") for step in steps]
-    return " + ".join(sorted({option for one in told if one for option in one.split("+")})) or None
+    if result.itl_option is not None:
+        return result.itl_option
+    options = [at(step, "result.metrics.itl.option") for step in steps]
+    return " + ".join(sorted({option for one in options if one for option in one.split("+")})) or None
 
 
 def _exact_requests(steps: Sequence[Mapping[str, Any]]) -> str | None:
     """Return where the exact requests are stored (4.3.3), or None."""
-    told = [step["requests"] for step in steps if step.get("requests")]
-    if not told:
+    files = [step["requests"] for step in steps if step.get("requests")]
+    if not files:
         return None
-    kept = [one for one in told if one["file"] is not None]
-    said = (
-        f"steps/NAME/{REQUESTS_FILE} of {len(kept):,} of {several(len(steps), 'load')},"
-        f" {several(sum(one['rows'] for one in kept), 'request')} byte for byte"
+    stored = [one for one in files if one["file"] is not None]
+    text = (
+        f"steps/NAME/{REQUESTS_FILE} of {len(stored):,} of {several(len(steps), 'load')},"
+        f" {several(sum(one['rows'] for one in stored), 'request')} byte for byte"
     )
-    if len(kept) == len(steps):
-        return said
-    return f"{said}; the rest is made again by llmtap {__version__} from plan, seed and digest in step.json"
-
-
-def _verdict(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    verdicts = [(step["name"], at(step, "result.verdict") or {}) for step in steps]
-    found: dict[str, list[dict[str, Any]]] = {"findings": [], "cautions": [], "failures": []}
-    for name, verdict in verdicts:
-        for one in verdict.get("findings") or ():
-            kind = "failures" if one["what"] == FAILED else "findings"
-            kind = kind if one.get("invalidates", True) else "cautions"
-            told = {"step": name, "what": one["what"], "says": one["says"], "share": one.get("share")}
-            found[kind].append(told)
-    answers = [at(step, f"result.outcomes.{name}") for step in steps for name in ("complete", "refused")]
-    if steps and not any(answers):
-        says = "no request of any load ended well"
-        found["findings"].append({"step": steps[-1]["name"], "what": "no_answers", "says": says})
-    return {
-        "valid": not found["findings"], "grade": _grade(found["findings"], found["cautions"]), **found,
-        "unchecked": [
-            {"step": name, "what": "unchecked", "says": said}
-            for name, verdict in verdicts
-            for said in verdict.get("unchecked") or ()
-        ],
-    }  # fmt: skip
-
-
-def _grade(findings: Sequence[Any], cautions: Sequence[Any]) -> str:
-    return "not valid" if findings else "caution" if cautions else "valid"
+    if len(stored) == len(steps):
+        return text
+    return f"{text}; the rest is made again by llmtap {__version__} from plan, seed and digest in step.json"

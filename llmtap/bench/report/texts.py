@@ -6,9 +6,10 @@ else of the first test.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from llmtap.bench.compliance.evidence import MODEL_LOAD, Report, Step, at, measured, name_of
+from llmtap.bench.compliance.evidence import MODEL_LOAD, Report, Step, at, measured_steps, name_of
+from llmtap.bench.run.levels import is_sustained
 from llmtap.metrics.statistics import samples_needed
 from llmtap.report.bench import (
     BOUNDARIES,
@@ -21,6 +22,8 @@ from llmtap.report.bench import (
     hardware_said,
     identification,
     load_tables,
+    mark_of,
+    validity_table,
 )
 from llmtap.report.document import (
     Block,
@@ -32,29 +35,31 @@ from llmtap.report.document import (
     Section,
     Table,
 )
+from llmtap.report.gates import requirements_blocks
 from llmtap.report.render import markdown
 from llmtap.report.values import milliseconds, number
 
 
 def main_load(report: Report) -> Step | None:
     """Return the load that represents a test, by default the one with the most requests, or None."""
-    loads = measured(report)
-    chosen = next((load for load in loads if name_of(load) == report.get("main")), None)
-    plain = [load for load in loads if not load.get("arm")] or loads
-    return chosen or max(plain, key=lambda load: at(load, "result.n") or 0, default=None)
-
-
-def _holds(one: Mapping[str, Any]) -> bool:
-    """Return whether a level met its objectives, or, without objectives, had a stable queue."""
-    holds = one.get("holds")
-    return bool(one.get("queue") == "stable" if holds is None else holds)
+    loads = measured_steps(report)
+    main = next((load for load in loads if name_of(load) == report.get("main")), None)
+    without_arm = [load for load in loads if not load.get("arm")] or loads
+    return main or max(without_arm, key=lambda load: at(load, "result.n") or 0, default=None)
 
 
 NOT_MEASURED: Final = "not measured"
 TTFT_P99_MAX: Final = 0.5
 _FOR_LATENCY: Final = ("ttft", "tradeoff", "throughput", "itl", "capacity")
 _FOR_THROUGHPUT: Final = ("throughput", "tradeoff")
-_Found = tuple[Mapping[str, Any], Mapping[str, Any]]
+_MainLoad = tuple[Mapping[str, Any], Mapping[str, Any]]
+
+
+class Rate(NamedTuple):
+    """Output tokens per second, and the text on their validity (`mark_of`)."""
+
+    tps: float
+    mark: str
 
 
 def minimum_text(document: Mapping[str, Any]) -> str:
@@ -75,8 +80,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"- SUT Boundary: {BOUNDARIES.get(sut.get('boundary') or '', NOT_SAID)}"
     yield ""
     yield "Test Configuration:"
-    yield f"- Workload: {workload_said(result)}"
-    yield f"- Load Model: {NOT_SAID if main is None else load_said(main[1])}"
+    yield f"- Workload: {workload_text(result)}"
+    yield f"- Load Model: {NOT_SAID if main is None else load_text(main[1])}"
     yield f"- Request Count: {result.get('n', NOT_MEASURED)}"
     seconds = (result.get("window") or {}).get("seconds")
     yield f"- Test Duration: {NOT_MEASURED if seconds is None else f'{number(seconds)} seconds'}"
@@ -85,10 +90,11 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     for title, metric in (("TTFT", "ttft"), ("TPOT", "tpot")):
         row = {} if main is None else _rows_of(*main)[0].get(metric) or {}
         for name in ("p50", "p99"):
-            yield f"- {title} {name.upper()}: {_ms(_figure(row, name))}"
-    most, held = _throughputs(document)
-    yield f"- Max Throughput: {_tps(most)}"
-    yield f"- Throughput at P99 TTFT < 500ms: {_tps(held)}"
+            mark = "" if main is None else mark_of(main[1], metric)
+            yield f"- {title} {name.upper()}: {_ms(_figure(row, name))}{mark}"
+    highest, within_bound = throughputs(document)
+    yield f"- Max Throughput: {_tps(highest)}"
+    yield f"- Throughput at P99 TTFT < 500ms: {_tps(within_bound)}"
     yield ""
     yield "Notes:"
     yield from (f"- {note}" for note in _notes(document, main))
@@ -96,24 +102,24 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield "=== End Report ==="
 
 
-def workload_said(result: Mapping[str, Any]) -> str:
+def workload_text(result: Mapping[str, Any]) -> str:
     plan = result.get("plan") or {}
     return str((plan.get("workload") or {}).get("name") or plan.get("trace") or NOT_SAID)
 
 
-def load_said(step: Mapping[str, Any]) -> str:
-    """`open-loop 10 requests/s, poisson` or `closed-loop 8 concurrent`, of one load."""
+def load_text(step: Mapping[str, Any]) -> str:
+    """Return the load model, such as `open-loop 10 requests/s, poisson` or `closed-loop 8 concurrent`."""
     load, plan = step.get("load") or {}, step["result"].get("plan") or {}
     if load.get("closed") is not None:
         return f"closed-loop {load['closed']:,} concurrent"
-    told = step["result"].get("load") or {}
-    rate = load.get("rate_rps") or told.get("planned_rps") or told.get("offered_rps")
+    load_result = step["result"].get("load") or {}
+    rate = load.get("rate_rps") or load_result.get("planned_rps") or load_result.get("offered_rps")
     process = (plan.get("arrivals") or {}).get("arrivals")
-    said = "open-loop" if rate is None else f"open-loop {number(rate)} requests/s"
-    return f"{said}, {process}" if process else said
+    mode = "open-loop" if rate is None else f"open-loop {number(rate)} requests/s"
+    return f"{mode}, {process}" if process else mode
 
 
-def _main_load(document: Mapping[str, Any]) -> _Found | None:
+def _main_load(document: Mapping[str, Any]) -> _MainLoad | None:
     reports = {report["test"]: report for report in document.get("tests") or ()}
     for name in (*_FOR_LATENCY, *reports):
         load = main_load(reports[name]) if name in reports else None
@@ -123,31 +129,38 @@ def _main_load(document: Mapping[str, Any]) -> _Found | None:
 
 
 def _rows_of(report: Report, step: Step) -> tuple[Mapping[str, Any], str]:
-    """Return the latencies of a main load by the tables of its test, and their requests in words."""
-    of_level, arm = name_of(step).partition("/")[0], str(step.get("arm"))
+    """Return the latencies of a main load as in the tables of its test, and which requests they cover."""
+    level_name, arm = name_of(step).partition("/")[0], str(step.get("arm"))
     for level in at(report, "measurements.levels") or ():
         if level.get("step") == name_of(step) and "window" in level:
             return level, "requests, without those of the first 10 % of the load"
-        if arm in (level.get("arms") or {}) and of_level == f"{level['level']:g}-percent":
+        if arm in (level.get("arms") or {}) and level_name == f"{level['level']:g}-percent":
             return level["arms"][arm], "requests, of all blocks with this load"
-    of = "requests of this load, percentiles by histograms (error at most 0.1 %)"
-    return at(step, "result.metrics") or {}, of
+    description = "requests of this load, percentiles by histograms (error at most 0.1 %)"
+    return at(step, "result.metrics") or {}, description
 
 
-def _throughputs(document: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Return the highest sustained output rate, and the highest one within C.1's bound of TTFT P99."""
-    reports = {report["test"]: report.get("measurements") or {} for report in document.get("tests") or ()}
-    levels = [level for name in _FOR_THROUGHPUT for level in (reports.get(name) or {}).get("levels") or ()]
-    sustained = [level for level in levels if _holds(level) and level.get("output_tps") is not None]
-    held = [
-        level["output_tps"]
-        for level in sustained
-        if (p99 := _figure(level["ttft"], "p99")) is not None and p99 < TTFT_P99_MAX
-    ]
-    most = (reports.get("throughput") or {}).get("max_output_tps")
-    if most is None:
-        most = max((level["output_tps"] for level in sustained), default=None)
-    return most, max(held, default=None)
+def throughputs(document: Mapping[str, Any]) -> tuple[Rate | None, Rate | None]:
+    """Return the highest output rate of the sustained levels, and of those within the bound of C.1 on P99.
+
+    Both are of the levels of one test, so that the second is never above the first.
+    """
+    reports = {report["test"]: report for report in document.get("tests") or ()}
+    for name in (name for name in _FOR_THROUGHPUT if name in reports):
+        steps = {name_of(step): step for step in reports[name].get("steps") or ()}
+        levels = [
+            (Rate(level["output_tps"], mark_of(steps.get(level.get("step"), {}), "tokens")), level["ttft"])
+            for level in at(reports[name], "measurements.levels") or ()
+            if is_sustained(level) and level.get("output_tps") is not None
+        ]
+        if levels:
+            within_bound = [
+                rate
+                for rate, ttft in levels
+                if (p99 := _figure(ttft, "p99")) is not None and p99 < TTFT_P99_MAX
+            ]
+            return max(rate for rate, _ in levels), max(within_bound, default=None)
+    return None, None
 
 
 def _figure(row: Mapping[str, Any], name: str) -> float | None:
@@ -156,29 +169,32 @@ def _figure(row: Mapping[str, Any], name: str) -> float | None:
     return value
 
 
-def _notes(document: Mapping[str, Any], main: _Found | None) -> Iterator[str]:
+def _notes(document: Mapping[str, Any], main: _MainLoad | None) -> Iterator[str]:
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
     verdict = document.get("verdict") or {}
+    if sentence := verdict.get("says"):
+        yield f"Verdict: {sentence}"
     leads = {"findings": "Not to be relied on", "cautions": "Caution", "unchecked": "Not checked"}
     for kind, lead in leads.items():
-        yield from (f"{lead}: {said}" for said in findings_said(verdict.get(kind) or ()))
+        yield from (f"{lead}: {text}" for text in findings_said(verdict.get(kind) or ()))
     if main is not None:
         report, step = main
         arm = f" ({step['arm']})" if step["arm"] else ""
-        load = "" if step["name"] == "load" else f", load {step['name']}"  # a test of one load calls it so
+        # A test with a single load names it "load"; the name is not shown.
+        load = "" if step["name"] == "load" else f", load {step['name']}"
         name = f"{report['section']} {report['title']}{load}{arm}"
-        rows, of = _rows_of(report, step)
-        n, least = (rows.get("ttft") or {}).get("n"), samples_needed(0.99)
-        yield f"Configuration, TTFT and TPOT are of {name}" + (f": {n:,} {of}" if n else "")
-        if n and n < least:
-            yield f"P99 rests on {n:,} samples; {least:,} are needed for 10 % accuracy (5.1.4.3)"
+        rows, description = _rows_of(report, step)
+        n, needed = (rows.get("ttft") or {}).get("n"), samples_needed(0.99)
+        yield f"Configuration, TTFT and TPOT are of {name}" + (f": {n:,} {description}" if n else "")
+        if n and n < needed:
+            yield f"P99 rests on {n:,} samples; {needed:,} are needed for 10 % accuracy (5.1.4.3)"
     deviations = deviations_said(document)
     yield from deviations
     if reports and not deviations and all(report.get("compliance") for report in reports):
         yield "No deviation from the methodology is known to the tests that were run"
     yield f"Guardrails: {guardrails_said(document.get('sut') or {})}"
-    loads = [said for one in reports if (said := (one.get("configuration") or {}).get(MODEL_LOAD))]
-    yield from (f"{MODEL_LOAD}: {said}" for said in loads[:1])
+    loads = [text for one in reports if (text := (one.get("configuration") or {}).get(MODEL_LOAD))]
+    yield from (f"{MODEL_LOAD}: {text}" for text in loads[:1])
     refused = sum(report.get("refused") or 0 for report in reports)
     yield f"Requests refused by guardrails: {refused}"
 
@@ -187,8 +203,8 @@ def _ms(seconds: float | None) -> str:
     return NOT_MEASURED if seconds is None else f"{milliseconds(seconds)} ms"
 
 
-def _tps(rate: float | None) -> str:
-    return NOT_MEASURED if rate is None else f"{number(rate)} tok/s"
+def _tps(rate: Rate | None) -> str:
+    return NOT_MEASURED if rate is None else f"{number(rate.tps)} tok/s{rate.mark}"
 
 
 NAMED_MAX: Final = 3
@@ -198,25 +214,32 @@ def full_markdown(document: Mapping[str, Any]) -> str:
     """Return the full report of a document (`bench/report/report.py`) as Markdown."""
     reports: Sequence[Mapping[str, Any]] = document.get("tests") or ()
     titles = [f"{report['section']} {report['title']}" for report in reports]
-    named = f"{len(reports)} tests" if len(reports) > NAMED_MAX else ", ".join(titles)
-    each = list(zip(titles, reports, strict=True))
+    tests_text = f"{len(reports)} tests" if len(reports) > NAMED_MAX else ", ".join(titles)
+    titled_reports = list(zip(titles, reports, strict=True))
     seed = f"Seed {document.get('seed')}; warm-up {document.get('warmup')}"
     sections = [
         Section("", "1. System identification", identification(document)),
-        Section("", "2. Test configuration", [
-            Note(f"{seed}; shortened by --quick." if document.get("quick") else f"{seed}.")
-        ]),
-        *(Section("", title, configuration(report), 3) for title, report in each),
-        Section("", "3. Results", [
-            *load_tables(reports), Note("The minimum report (C.1):"),
-            Preformatted(minimum_text(document).rstrip("\n")),
-        ]),
+        Section(
+            "",
+            "2. Test configuration",
+            [Note(f"{seed}; shortened by --quick." if document.get("quick") else f"{seed}.")],
+        ),
+        *(Section("", title, configuration(report), 3) for title, report in titled_reports),
+        Section(
+            "",
+            "3. Results",
+            [
+                *load_tables(reports),
+                Note("The minimum report (C.1):"),
+                Preformatted(minimum_text(document).rstrip("\n")),
+            ],
+        ),
         Section("", "4. Detailed results", []),
-        *(Section("", title, list(_details(report)), 3) for title, report in each),
+        *(Section("", title, list(_details(report)), 3) for title, report in titled_reports),
         Section("", "5. Methodology compliance", list(_compliance(document))),
         Section("", "6. Reproduction information", list(_reproduction(document))),
-    ]  # fmt: skip
-    title = f"LLM benchmark: {named or 'no test was run'}"
+    ]
+    title = f"LLM benchmark: {tests_text or 'no test was run'}"
     return markdown(ReportDocument(title, list(_summary(document)), sections=sections), special="|") + "\n"
 
 
@@ -224,23 +247,29 @@ def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
     version = (document.get("versions") or {}).get("llmtap", "?")
     yield Note(f"By the methodology of the IETF draft, with llmtap {version}, {document.get('made', '?')}.")
     verdict = document.get("verdict") or {}
+    if sentence := verdict.get("says"):
+        yield Note(f"{sentence}.", lead="Verdict:")
     leads = {
-        "findings": "Some figures are not to be relied on:", "cautions": "Caution:",
+        "findings": "Some figures are not to be relied on:",
+        "cautions": "Caution:",
         "unchecked": "Not checked:",
-    }  # fmt: skip
-    said = {lead: findings_said(verdict.get(kind) or ()) for kind, lead in leads.items()}
-    for lead, items in said.items():
+    }
+    findings = {lead: findings_said(verdict.get(kind) or ()) for kind, lead in leads.items()}
+    for lead, items in findings.items():
         if items:
             yield from (Note("", lead=lead), ItemList(items))
-    if not any(said.values()):
+    if not any(findings.values()):
         yield Note(
             "The load was sent as asked and on time: nothing that is checked speaks against the figures."
         )
+    yield from requirements_blocks(document.get("requirements"))
 
 
 def _details(report: Mapping[str, Any]) -> Iterator[Block]:
     for table in report.get("tables") or ():
         yield Table(table["heads"], table["rows"], table["caption"])
+    if validity := validity_table(report):
+        yield validity
     if notes := report.get("notes"):
         yield ItemList(notes)
 

@@ -25,11 +25,32 @@ from llmtap.metrics.statistics import SHARES, is_enough, mean, percentile
 from llmtap.report.values import FEW, MARK
 
 __all__ = [
-    "FEW", "KEY_SHARES", "METRICS", "RUNS_MIN", "SPANS", "Cell", "cdf_series", "clustered_row", "figure",
-    "histogram_series", "latency_columns", "latency_row", "legend", "line_series", "load_lines",
-    "metric_table", "ms", "ms_of", "over_repeats", "pairs", "quantile_ratio", "spanned", "table_of", "text",
+    "FEW",
+    "INTERVAL_NOTE",
+    "KEY_SHARES",
+    "METRICS",
+    "RUNS_MIN",
+    "Cell",
+    "cdf_series",
+    "clustered_row",
+    "figure",
+    "histogram_series",
+    "latency_columns",
+    "latency_row",
+    "legend",
+    "line_series",
+    "load_lines",
+    "metric_table",
+    "ms",
+    "ms_of",
+    "ms_with_interval",
+    "over_repeats",
+    "pairs",
+    "quantile_ratio",
+    "table_of",
+    "text",
     "with_interval",
-]  # fmt: skip
+]
 
 KEY_SHARES: Final = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 METRICS: Final = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "E2E"}
@@ -37,7 +58,7 @@ MS: Final = 1e3
 _ABSENT: Final = "-"
 Cell = Callable[[Any], str]
 """Function from a row to the text of a cell."""
-SPANS: Final = "in brackets after a figure: its interval of 95 %, where it has one"
+INTERVAL_NOTE: Final = "in brackets after a figure: its interval of 95 %, where it has one"
 _LEVEL: Final = 0.95
 RUNS_MIN: Final = 3
 """Independent runs that a claim needs (6.3)."""
@@ -49,6 +70,7 @@ _TAIL_POINTS: Final = 100
 
 
 def figure(value: float | None, low: float | None, high: float | None, n: int, **more: Any) -> dict[str, Any]:
+    """Return a figure with its interval and number of samples as public JSON."""
     return {"value": value, "low": low, "high": high, "n": n, "level": _LEVEL, **more}
 
 
@@ -68,28 +90,35 @@ def clustered_row(groups: Sequence[Sequence[float]], shares: Mapping[str, float]
     return _row(ordered, {name: (p, clustered_quantile_interval(groups, p)) for name, p in shares.items()})
 
 
-def _row(ordered: Sequence[float], found: Mapping[str, tuple[float, Interval | None]]) -> dict[str, Any]:
+def _row(ordered: Sequence[float], estimates: Mapping[str, tuple[float, Interval | None]]) -> dict[str, Any]:
     n = len(ordered)
     row: dict[str, Any] = {
-        "n": n, "mean": mean(ordered),
-        "min": ordered[0] if n else None, "max": ordered[-1] if n else None,
-    }  # fmt: skip
-    for name, (p, interval) in found.items():
+        "n": n,
+        "mean": mean(ordered),
+        "min": ordered[0] if n else None,
+        "max": ordered[-1] if n else None,
+    }
+    for name, (p, interval) in estimates.items():
         if not n:
             row[name] = None
         elif interval is None:
             row[name] = figure(percentile(ordered, p), None, None, n)
         else:
             row[name] = interval.to_dict()
-    row["marks"] = [name for name, (p, _) in found.items() if n and not is_enough(n, p)]
+    row["marks"] = [name for name, (p, _) in estimates.items() if n and not is_enough(n, p)]
     return row
 
 
-def pairs(both: Iterable[tuple[Measurement, Measurement]], column: str) -> tuple[list[float], list[float]]:
-    """Return a column of the rows that both answered completely, in seconds if its name ends in `_ns`."""
+def pairs(
+    measurements: Iterable[tuple[Measurement, Measurement]], column: str
+) -> tuple[list[float], list[float]]:
+    """Return a column's values of the rows that completed in both measurements of each pair.
+
+    Values are in seconds if the column's name ends in `_ns`.
+    """
     first: list[float] = []
     second: list[float] = []
-    for ours, theirs in ((a.by_row(column), b.by_row(column)) for a, b in both):
+    for ours, theirs in ((a.by_row(column), b.by_row(column)) for a, b in measurements):
         rows = sorted(ours.keys() & theirs.keys())
         first += [ours[row] for row in rows]
         second += [theirs[row] for row in rows]
@@ -98,14 +127,16 @@ def pairs(both: Iterable[tuple[Measurement, Measurement]], column: str) -> tuple
 
 def over_repeats(values: Sequence[float]) -> dict[str, Any] | None:
     """Return the mean difference of three or more repeats, with Student's interval and p; else None."""
-    found = mean_interval(values)
-    if len(values) < RUNS_MIN or found is None:
+    interval = mean_interval(values)
+    if len(values) < RUNS_MIN or interval is None:
         return None
     if min(values) == max(values):
         p = 1.0 if values[0] == 0 else 0.0
     else:
         p = float(stats.ttest_1samp(values, 0.0).pvalue)
-    return figure(found.value, found.low, found.high, found.n, p=p, method="Student's t over repeats")
+    return figure(
+        interval.value, interval.low, interval.high, interval.n, p=p, method="Student's t over repeats"
+    )
 
 
 def quantile_ratio(
@@ -116,10 +147,12 @@ def quantile_ratio(
         return None
     first, second = percentile(sorted(base), p), percentile(sorted(other), p)
     assert first is not None and second is not None
-    found = compare_quantile([log(x) for x in base], [log(x) for x in other], p, paired=paired)
-    if found is None:
+    comparison = compare_quantile([log(x) for x in base], [log(x) for x in other], p, paired=paired)
+    if comparison is None:
         return figure(second / first, None, None, len(other), method=None)
-    return figure(second / first, exp(found.low), exp(found.high), len(other), method=found.method)
+    return figure(
+        second / first, exp(comparison.low), exp(comparison.high), len(other), method=comparison.method
+    )
 
 
 def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> str:
@@ -129,7 +162,7 @@ def ms(seconds: float | None, *, doubtful: bool = False, unit: bool = True) -> s
     return _ms(seconds, _places(seconds)) + " ms" * unit + f" {MARK}" * doubtful
 
 
-def spanned(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: bool = True) -> str:
+def ms_with_interval(figure: Mapping[str, Any] | None, *, doubtful: bool = False, unit: bool = True) -> str:
     """Return a figure with its interval: `200.9 ms (200.5 to 201.6)`, or `240 ms * (233 ms or more)`."""
     if figure is None or figure["value"] is None:
         return _ABSENT
@@ -166,7 +199,7 @@ def ms_of(row: Mapping[str, Any], name: str, *, unit: bool = True) -> str:
     """Format a figure of a row by `latency_row`, with its interval if it has one."""
     figure, doubtful = row[name], name in row["marks"]
     if isinstance(figure, Mapping):
-        return spanned(figure, doubtful=doubtful, unit=unit)
+        return ms_with_interval(figure, doubtful=doubtful, unit=unit)
     return ms(figure, doubtful=doubtful, unit=unit)
 
 
@@ -189,13 +222,14 @@ def latency_columns(*figures: str) -> dict[str, Cell]:
 
 
 def text(name: str, form: str = "") -> Cell:
+    """Return a cell with the row's value of this name."""
     return lambda row: format(row[name], form)
 
 
 def legend(rows: Iterable[Mapping[str, Any]], *metrics: str, share: str | None = None) -> list[str]:
     """Return notes on intervals, and on a figure of these metrics (or `share` of them) of too few samples."""
     marks = {mark for row in rows for metric in metrics for mark in row[metric]["marks"]}
-    return [SPANS] + [FEW] * (bool(marks) if share is None else share in marks)
+    return [INTERVAL_NOTE] + [FEW] * (bool(marks) if share is None else share in marks)
 
 
 def cdf_series(name: str, values: Sequence[float]) -> ChartSeries:
@@ -217,18 +251,19 @@ def histogram_series(
     if not values:
         return ChartSeries(name, [], [])
     low, high = span or (min(values), max(values))
-    width = (high - low) / bins or 1e-9  # equal values: one bin
+    width = (high - low) / bins or 1e-9  # If all values are equal, they are in one bin.
     counts = [0] * bins
     for value in values:
         if low <= value <= high:
             counts[min(int((value - low) / width), bins - 1)] += 1
-    middles: list[float | str] = [(low + (i + 0.5) * width) * MS for i in range(bins)]
-    return ChartSeries(name, middles, [count / len(values) for count in counts])
+    centres: list[float | str] = [(low + (i + 0.5) * width) * MS for i in range(bins)]
+    return ChartSeries(name, centres, [count / len(values) for count in counts])
 
 
 def line_series(
     name: str, xs: Sequence[float | str], figures: Sequence[Mapping[str, Any] | None]
 ) -> ChartSeries:
+    """Return a line of figures, converted from seconds to ms, with their intervals."""
 
     def column(part: str) -> list[float | None]:
         return [None if f is None or f[part] is None else f[part] * MS for f in figures]
@@ -236,21 +271,22 @@ def line_series(
     return ChartSeries(name, list(xs), column("value"), column("low"), column("high"))
 
 
-def load_lines(load: Load, found: Measurement) -> dict[str, str]:
+def load_lines(load: Load, measured: Measurement) -> dict[str, str]:
     """Return the configuration lines that every load has (5.1.5.1)."""
-    about = load.plan.describe()
-    workload: Any = about.get("workload") or {}
-    arrivals: Any = about.get("arrivals") or {}
+    description = load.plan.describe()
+    workload: Any = description.get("workload") or {}
+    arrivals: Any = description.get("arrivals") or {}
     if load.closed is not None:
         model = f"closed loop, {load.closed:,} at a time"
     else:
         kind = arrivals.get("arrivals") or arrivals.get("process") or "as planned"
         rate = "" if load.rate_rps is None else f", {load.rate_rps:g} requests/s"
         model = f"open loop{rate}, arrivals {kind}"
-    well = len(found.ended_well())
+    completed = len(measured.ended_well())
+    name = workload.get("name") or description.get("trace") or "custom"
     return {
-        "Workload": f"{workload.get('name') or about.get('trace') or 'custom'}, seed {about.get('seed')}",
+        "Workload": f"{name}, seed {description.get('seed')}",
         "Load model": model,
-        "Request count": f"{found.n:,} sent, {well:,} answered whole",
-        "Test duration": f"{found.seconds:.1f} s",
+        "Request count": f"{measured.n:,} sent, {completed:,} answered whole",
+        "Test duration": f"{measured.seconds:.1f} s",
     }

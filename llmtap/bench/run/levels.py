@@ -1,9 +1,9 @@
 """Shared parts of tests that measure several load levels: SLO bounds, loads, figures, capacity.
 
 `level_load` makes the load of a level, with a seed of its own so that a prefix cache has no hits, and
-`measure_closed` sends a closed loop. `Bounds` judges a level; the functions beside it make its JSON, tables
+`measure_closed` sends a closed loop. `Bounds` judges a level; further functions make its JSON, tables
 and charts. The capacity, of which other levels are shares, is the parameter `max_rate` or the throughput
-test's result with the same workload (`capacity_told`), or is measured: the concurrency of closed loops is
+test's result with the same workload (`known_capacity`), or is measured: the concurrency of closed loops is
 doubled until the output rate no longer grows (`find_capacity`). `RateSearch` chooses the levels of a search
 for the highest level that holds: it doubles until one fails, then bisects. Its choice depends on the verdicts
 alone, so an interrupted search can be resumed.
@@ -23,12 +23,13 @@ import msgspec
 import pyarrow.compute as pc
 
 from llmtap.bench.run.figures import KEY_SHARES, METRICS, latency_row, line_series, ms, ms_of
-from llmtap.bench.run.measurement import Measurement, Steady, steady_of
-from llmtap.bench.run.session import BASELINE, BenchSession, Load, make_load, time_said
+from llmtap.bench.run.measurement import Measurement, SteadyPart, steady_of
+from llmtap.bench.run.session import BASELINE, BenchSession, Load, duration_text, make_load
 from llmtap.bench.run.test import ChartSeries, ChartSpec, Mark, ReportTable
 from llmtap.errors import ConfigError
 from llmtap.metrics.saturation import SaturationLevel
 from llmtap.metrics.summary import ENDED_WELL
+from llmtap.report.summary import not_judged_text
 from llmtap.report.values import at
 from llmtap.units import Duration, to_seconds
 
@@ -38,27 +39,29 @@ FAILED_MAX: Final = 0.01
 ROWS_SPARE: Final = 1.5
 """Factor on the number of requests that the previous level suggests for a closed loop."""
 ROWS_PER_SLOT_S: Final = 5.0
-"""Requests per slot and second if no response time is known (200 ms each)."""
-ENOUGH: Final = 0.95
-"""Share of its time for which the requests of a closed loop have to last."""
+"""Assumed requests per slot and second if no response time is known (200 ms each)."""
+DURATION_SHARE_MIN: Final = 0.95
+"""Share of the planned duration for which the requests of a closed loop must last."""
 ROWS_MAX: Final = 100_000
-"""A server that turns requests away at once could be sent any number."""
+"""Largest number of requests of a closed loop; without it, a server that refuses at once gets any number."""
 _NO_MEMORY: Final = re.compile(
     r"out[ -]of[ -]memory|\boom\b|memoryallocation|alloc_failed|insufficient memory", re.IGNORECASE
 )
 
 
-_P99S: Final = ("ttft", "tpot")
+_P99_METRICS: Final = ("ttft", "tpot")
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class LevelAttempt:
+    """One level of load that was sent, and whether it meets the bounds."""
+
     level: float
     """Requests per second, or concurrent requests."""
     measured: Measurement
-    steady: Steady
+    steady: SteadyPart
     holds: bool
-    why: str
+    reason: str
 
     @property
     def status(self) -> str:
@@ -67,76 +70,92 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a level has to meet: P99s, a share of requests within objectives, a share of smooth tokens."""
+    """Bounds of a level: P99s, a share of requests within objectives, a share of smooth tokens."""
 
     ttft: Duration | None = None
     tpot: Duration | None = None
     objectives: str | None = None
-    """`Objectives.parse` reads it."""
+    """Objectives of each request, as `Objectives.parse` reads them."""
     attainment: float = 0.99
     """Smallest share of requests that meet all `objectives`."""
     smooth: float | None = None
     """Smallest smooth goodput, as a share of the output tokens."""
 
     def __bool__(self) -> bool:
-        return bool(self._given()) or self.objectives is not None or self.smooth is not None
+        return bool(self._p99_bounds()) or self.objectives is not None or self.smooth is not None
 
     @property
     def slo(self) -> str | None:
-        return self.objectives or " ".join(f"{name}:{ns}ns" for name, ns in self._given()) or None
+        return self.objectives or " ".join(f"{name}:{ns}ns" for name, ns in self._p99_bounds()) or None
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """`TTFT P99 <= 2000 ms, TPOT P99 <= 50.0 ms`"""
-        said = [f"{COLUMNS[name]} P99 <= {ms(to_seconds(ns))}" for name, ns in self._given()]
+        parts = [f"{COLUMNS[name]} P99 <= {ms(to_seconds(ns))}" for name, ns in self._p99_bounds()]
         if self.objectives is not None:
-            said.append(f"{share(self.attainment)} of the requests within {self.objectives}")
+            parts.append(f"{share(self.attainment)} of the requests within {self.objectives}")
         if self.smooth is not None:
-            said.append(f"smooth goodput >= {share(self.smooth)} of the output tokens")
-        return ", ".join(said)
+            parts.append(f"smooth goodput >= {share(self.smooth)} of the output tokens")
+        return ", ".join(parts)
 
     def to_dict(self) -> dict[str, float | str | None] | None:
+        """Return public JSON; None without bounds."""
         if not self:
             return None
-        given = dict(self._given())
+        given = dict(self._p99_bounds())
         return {
-            **{f"{name}_p99": None if (ns := given.get(name)) is None else to_seconds(ns) for name in _P99S},
+            **{
+                f"{name}_p99": None if (ns := given.get(name)) is None else to_seconds(ns)
+                for name in _P99_METRICS
+            },
             "objectives": self.objectives,
             "attainment": None if self.objectives is None else self.attainment,
             "smooth": self.smooth,
         }
 
-    def broken(self, steady: Steady) -> list[str]:
+    def violations(self, steady: SteadyPart) -> list[str]:
         """Return the violated bounds as texts. Failed requests violate every bound."""
-        found = []
-        for name, ns in self._given():
+        texts = []
+        for name, ns in self._p99_bounds():
             p99 = steady.latency(f"{name}_ns", 0.99)
             if p99 is None and name == "ttft":
-                found.append("no answer has a TTFT")
+                texts.append("no answer has a TTFT")
             elif p99 is not None and p99 > to_seconds(ns):
-                found.append(f"{COLUMNS[name]} P99 {ms(p99)} > {ms(to_seconds(ns))}")
+                texts.append(f"{COLUMNS[name]} P99 {ms(p99)} > {ms(to_seconds(ns))}")
         if self.objectives is not None:
             met = steady.attainment
             if met is None:
-                found.append(f"no request counts for {self.objectives}")
+                texts.append(f"no request counts for {self.objectives}")
             elif met < self.attainment:
                 needed = f"{share(self.attainment)} needed"
-                found.append(f"{share(met)} of the requests met {self.objectives}, {needed}")
+                texts.append(f"{share(met)} of the requests met {self.objectives}, {needed}")
         if self.smooth is not None:
             smooth = steady.smooth_share
             if smooth is None or smooth < self.smooth:
-                found.append(f"smooth goodput is {share(smooth)} of the tokens, {share(self.smooth)} needed")
-        if self._given() and steady.failed > FAILED_MAX:
-            found.append(f"{share(steady.failed)} of the requests failed: a P99 leaves {FAILED_MAX:.0%}")
-        return found
+                texts.append(f"smooth goodput is {share(smooth)} of the tokens, {share(self.smooth)} needed")
+        if self._p99_bounds() and steady.failed > FAILED_MAX:
+            texts.append(f"{share(steady.failed)} of the requests failed: a P99 leaves {FAILED_MAX:.0%}")
+        return texts
 
-    def _given(self) -> list[tuple[str, int]]:
-        return [(name, ns) for name, ns in zip(_P99S, (self.ttft, self.tpot), strict=True) if ns is not None]
+    def _p99_bounds(self) -> list[tuple[str, int]]:
+        return [
+            (name, ns)
+            for name, ns in zip(_P99_METRICS, (self.ttft, self.tpot), strict=True)
+            if ns is not None
+        ]
 
 
-def level_load(session: BenchSession, name: str, workload: str, **how: Any) -> Load:
+def verdict_text(steady: SteadyPart, violations: Sequence[str], met: str = "") -> str:
+    """Return the violated bounds, else `met`, and the number of requests that the bounds do not judge."""
+    return "; ".join(
+        filter(None, (*(violations or (met,)), not_judged_text({"not_judged": steady.not_judged})))
+    )
+
+
+def level_load(session: BenchSession, name: str, workload: str, **options: Any) -> Load:
+    """Return a load with a seed of its own; `options` are those of `make_load`."""
     seed = session.seed + crc32(f"{session.name}/{name}".encode())
-    return make_load(workload, seed=seed, **how, **session.target.counting)
+    return make_load(workload, seed=seed, **options, **session.target.counting)
 
 
 async def measure_closed(
@@ -145,53 +164,79 @@ async def measure_closed(
     workload: str,
     slots: int,
     duration: Duration,
-    before: tuple[float, float] | None,
+    previous_level: tuple[float, float] | None,
     *,
     slo: str | None = None,
     output_tokens: int | None = None,
-) -> tuple[Measurement, Steady, bool]:
-    """Send a closed loop; again as `NAME-longer` if its requests ended too soon and none failed.
+) -> tuple[Measurement, SteadyPart, bool]:
+    """Send a closed loop; repeat it as `NAME-longer` if its requests ended too soon and hardly any failed.
 
-    `before`: see `rows_for`. Returns the measurement, its steady part, and whether it still ended too soon.
+    `previous_level`: see `rows_for`. Returns the measurement, its steady part, and whether it ended too soon.
     """
     seconds = to_seconds(duration)
-    rows = rows_for(slots, seconds, before)
+    rows = rows_for(slots, seconds, previous_level)
     for step in (name, f"{name}-longer"):
         load = level_load(
-            session, step, workload, slots=slots, requests=rows, duration_s=seconds,
+            session,
+            step,
+            workload,
+            slots=slots,
+            requests=rows,
+            duration_s=seconds,
             output_tokens=output_tokens,
-        )  # fmt: skip
+        )
         measured = await session.measure(step, load, slo=slo)
         steady = steady_of(measured, seconds)
-        short = steady.to_s < ENOUGH * seconds
-        if not short or steady.failed > FAILED_MAX:
+        ended_early = steady.to_s < DURATION_SHARE_MIN * seconds
+        if not ended_early or steady.failed > FAILED_MAX:
             break
         rows = max(rows, rows_for(slots, seconds, (slots, measured.n / max(steady.to_s, 1e-3))))
-    return measured, steady, short
+    return measured, steady, ended_early
 
 
-def rows_for(slots: int, seconds: float, before: tuple[float, float] | None) -> int:
-    """Return the requests for a closed loop; `before`: slots and answers per second of another level."""
+def rows_for(slots: int, seconds: float, previous_level: tuple[float, float] | None) -> int:
+    """Return the number of requests for a closed loop of `seconds`.
+
+    `previous_level`: slots and completed requests per second of another level.
+    """
     rate = ROWS_PER_SLOT_S * slots
-    if before is not None:
-        rate = before[1] * max(1.0, slots / before[0]) * ROWS_SPARE
+    if previous_level is not None:
+        rate = previous_level[1] * max(1.0, slots / previous_level[0]) * ROWS_SPARE
     return min(ROWS_MAX, ceil(rate * seconds) + 2 * slots)
 
 
-def saturation_level(tried: Tried) -> SaturationLevel:
+def saturation_signs(steady: SteadyPart) -> list[str]:
+    """Return the reasons for which `steady.is_sustained` is false; empty if it is true."""
+    signs = []
+    if steady.queue_grows:
+        signs.append(f"the queue grows: {steady.in_flight[0]:.1f} to {steady.in_flight[-1]:.1f} in flight")
+    if steady.falls_short:
+        signs.append(f"completes {share(steady.delivered)} of the arrival rate")
+    if not steady.throughput_is_stable:
+        first, second = (2 * amount / steady.seconds for amount in steady.halves)
+        unit = "req/s" if steady.output_tokens is None else "tok/s"
+        signs.append(
+            f"throughput is not stable: {number(first)} and {number(second, unit)} in the halves of its time"
+        )
+    return signs
+
+
+def saturation_level(attempt: LevelAttempt) -> SaturationLevel:
     """Return a level for the rules of `metrics/saturation.py`, by TTFT; an unknown one is infinite."""
-    steady, endless = tried.steady, float("inf")
+    steady, endless = attempt.steady, float("inf")
     p50, p99 = (endless if (ttft := steady.latency("ttft_ns", p)) is None else ttft for p in (0.50, 0.99))
-    return SaturationLevel(tried.level, steady.output_tps or 0.0, p50, p99, steady.success)
+    return SaturationLevel(attempt.level, steady.output_tps or 0.0, p50, p99, steady.success)
 
 
-def level_json(tried: Tried) -> dict[str, Any]:
-    steady = tried.steady
+def level_json(attempt: LevelAttempt) -> dict[str, Any]:
+    """Return the figures of a level as public JSON: seconds, rates per second, shares 0 to 1."""
+    steady = attempt.steady
     return {
-        "step": tried.measured.name,
-        "holds": tried.holds,
-        "why": tried.why,
-        "requests": tried.measured.n,
+        "step": attempt.measured.name,
+        "holds": attempt.holds,
+        "why": attempt.reason,
+        "sustained": attempt.steady.is_sustained,
+        "requests": attempt.measured.n,
         "window": {"from": steady.from_s, "to": steady.to_s},
         "arrivals": steady.arrivals,
         "arrival_rps": steady.arrival_rps,
@@ -199,6 +244,8 @@ def level_json(tried: Tried) -> dict[str, Any]:
         "completed_rps": steady.completed_rps,
         "delivered": steady.delivered,
         "success": steady.success,
+        "attainment": steady.attainment,
+        "not_judged": steady.not_judged,
         "output_tps": steady.output_tps,
         "input_tps": steady.input_tps,
         "in_flight": list(steady.in_flight),
@@ -221,19 +268,29 @@ def latency_table(caption: str, measured: Measurement) -> ReportTable:
 
 
 def throughput_chart(
-    by: str, x_title: str, xs: Sequence[float], levels: Sequence[Tried], marks: list[Mark], *,
+    by: str,
+    x_title: str,
+    xs: Sequence[float],
+    attempts: Sequence[LevelAttempt],
+    marks: list[Mark],
+    *,
     log_x: bool = False,
-) -> ChartSpec:  # fmt: skip
-    line = ChartSeries("throughput", list(xs), [one.steady.output_tps for one in levels])
+) -> ChartSpec:
+    """Return the chart of the output rate by level; `xs` are the positions of the attempts."""
+    line = ChartSeries("throughput", list(xs), [attempt.steady.output_tps for attempt in attempts])
     return ChartSpec(
         f"Output throughput by {by}", "line", x_title, "output tokens/s", [line], marks, log_x=log_x
     )
 
 
 def p99_chart(
-    title: str, x_title: str, xs: Sequence[float], rows: Sequence[Mapping[str, Any]],
+    title: str,
+    x_title: str,
+    xs: Sequence[float],
+    rows: Sequence[Mapping[str, Any]],
     marks: Sequence[Mark] = (),
-) -> ChartSpec:  # fmt: skip
+) -> ChartSpec:
+    """Return the chart of the P99 of TTFT, TPOT and E2E, of rows by `latency_rows`."""
     lines = [
         line_series(f"{name} P99", list(xs), [row[key]["p99"] for row in rows])
         for key, name in METRICS.items()
@@ -241,13 +298,15 @@ def p99_chart(
     return ChartSpec(title, "line", x_title, "ms", lines, list(marks), log_y=True)
 
 
-def check_duration(session: BenchSession, duration: Duration, least: Duration, section: str) -> None:
+def check_duration(session: BenchSession, duration: Duration, duration_min: Duration, section: str) -> None:
     """Raise ConfigError if a level is shorter than the draft demands, except in a quick run."""
-    if duration < least and not session.quick:
-        told = f"is {to_seconds(duration):g} s, and {section} asks for {to_seconds(least):g} s at least"
-        raise ConfigError("duration", told, "--quick gives that up, and the report says so")
+    if duration < duration_min and not session.quick:
+        problem = (
+            f"is {to_seconds(duration):g} s, and {section} requires {to_seconds(duration_min):g} s at least"
+        )
+        raise ConfigError("duration", problem, "--quick allows it, and the report lists the deviation")
     if duration <= 0:
-        raise ConfigError("duration", "is 0; expected more than 0 s")
+        raise ConfigError("duration", "is 0; expected more than 0 s", "such as duration = 60s")
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -262,17 +321,17 @@ def share(value: float | None) -> str:
     if value is None:
         return "-"
     percent = value * 100
-    # 0 % and 100 % are exact.
+    # Only exact values are shown as 0 % and 100 %.
     return f"{percent:.0f}%" if percent in (0, 100) else f"{min(max(percent, 0.1), 99.9):.1f}%"
 
 
-def server_mean(measured: Measurement, name: str, steady: Steady) -> float | None:
+def server_mean(measured: Measurement, name: str, steady: SteadyPart) -> float | None:
     """Return the mean of a server metric over the steady part, or None."""
-    told = at(measured.result, "system", "series", "server") or {}
-    series = at(told, "series", name, "values") or ()
+    server_series = at(measured.result, "system", "series", "server") or {}
+    series = at(server_series, "series", name, "values") or ()
     known = [
         value
-        for t, value in zip(told.get("t", ()), series, strict=False)
+        for t, value in zip(server_series.get("t", ()), series, strict=False)
         if value is not None and steady.from_s <= t < steady.to_s
     ]
     return sum(known) / len(known) if known else None
@@ -285,9 +344,9 @@ def server_total(measured: Measurement, name: str) -> float | None:
 
 
 def memory_errors(measured: Measurement) -> int:
-    """Return the number of out-of-memory errors among the most frequent errors."""
+    """Return the number of out-of-memory errors; the result has the most frequent errors only."""
     errors: dict[str, int] = measured.result.get("errors") or {}
-    return sum(count for said, count in errors.items() if _NO_MEMORY.search(said))
+    return sum(count for message, count in errors.items() if _NO_MEMORY.search(message))
 
 
 def endings(measured: Measurement) -> dict[str, int]:
@@ -296,10 +355,10 @@ def endings(measured: Measurement) -> dict[str, int]:
     return {outcome: n for outcome, n in sorted(counted.items()) if outcome not in ENDED_WELL}
 
 
-def lasts(tries: int, duration_s: float) -> str:
-    """Format the remaining time: `at most 7 levels, 7 min`."""
-    time = time_said(tries * duration_s)
-    return f"at most {tries} {'level' if tries == 1 else 'levels'}, {time} and the time to drain"
+def remaining_text(attempts: int, duration_s: float) -> str:
+    """Format the remaining levels and their time: `at most 7 levels, 7 min`."""
+    time = duration_text(attempts * duration_s)
+    return f"at most {attempts} {'level' if attempts == 1 else 'levels'}, {time} and the time to drain"
 
 
 WARM_TOKENS: Final = 100
@@ -313,26 +372,29 @@ GAIN_MIN: Final = 0.05
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """Capacity of a server, and its source."""
+
     rps: float
     tps: float | None
     """Output tokens per second; None if only a rate is known."""
     how: str
+    """Source of the capacity, as text."""
     saturated: bool = True
     """False if the search ended at its highest concurrency."""
 
 
-def capacity_told(
+def known_capacity(
     session: BenchSession, max_rate: float | None, workload: str | None = None
 ) -> Capacity | None:
-    """Return the capacity given by the user or found by the throughput test of this workload, or None."""
+    """Return the capacity if given, or measured by the throughput test of this workload; else None."""
     if max_rate is not None:
         return Capacity(rps=max_rate, tps=None, how="given as max_rate")
     if workload is None:
         return None
-    found = session.results.read_json("throughput/result.json")
-    if found is None or found["params"]["workload"] != workload:
+    result = session.results.read_json("throughput/result.json")
+    if result is None or result["params"]["workload"] != workload:
         return None
-    rps = found["measurements"]["sustainable_load_rps"]
+    rps = result["measurements"]["sustainable_load_rps"]
     how = "sustainable load of the throughput test, of the same workload"
     return Capacity(rps=float(rps), tps=None, how=how) if rps else None
 
@@ -346,28 +408,35 @@ async def find_capacity(
     name: str = "capacity",
     warm_by: Load | None = None,
 ) -> Capacity:
-    """Return the rate of completion at which more concurrent requests bring no more.
+    """Double the concurrency of closed loops until the output rate stops growing, and return the capacity.
 
     `load_of` makes a closed loop of the given slots and requests; `warm_by`: see `BenchSession.measure`.
     """
     slots = min(SLOTS_FIRST, slots_max)
     best: tuple[float, float | None, float, int] | None = None
     while True:
-        session.watcher.left(f"{name}: {slots} requests at a time, {slots_max} at most")
+        session.report_remaining(f"{name}: {slots} requests at a time, {slots_max} at most")
         measured = await session.measure(
             f"{name}/{slots:04d}-at-a-time", load_of(slots, ROUNDS * slots), arm=arm, warm_by=warm_by
         )
         rps, tps = _rates(measured)
-        made = rps if tps is None else tps
-        saturated = best is not None and made < best[2] * (1 + GAIN_MIN)
-        if best is None or made > best[2]:
-            best = rps, tps, made, slots
+        output = rps if tps is None else tps
+        saturated = best is not None and output < best[2] * (1 + GAIN_MIN)
+        if best is None or output > best[2]:
+            best = rps, tps, output, slots
         if saturated or slots >= slots_max:
             break
         slots = min(2 * slots, slots_max)
-    rps, tps, _, at = best
-    more = "more bring no more" if saturated else f"more than {slots_max} were not tried"
-    return Capacity(rps=rps, tps=tps, how=f"closed loop of {at} at a time: {more}", saturated=saturated)
+    rps, tps, _, slots_best = best
+    if not rps:
+        outcomes = ", ".join(f"{outcome} {n:,}" for outcome, n in endings(measured).items())
+        problem = f"all requests of the search for capacity failed ({outcomes})"
+        hint = "see the log of the server; if the capacity is known, set the parameter max_rate"
+        raise ConfigError("target.url", problem, hint)
+    explanation = "more bring no more" if saturated else f"more than {slots_max} were not tried"
+    return Capacity(
+        rps=rps, tps=tps, how=f"closed loop of {slots_best} at a time: {explanation}", saturated=saturated
+    )
 
 
 def _rates(measured: Measurement) -> tuple[float, float | None]:
@@ -378,10 +447,21 @@ def _rates(measured: Measurement) -> tuple[float, float | None]:
     return (tps / mean if tps and mean else steady.completed_rps), tps
 
 
+def is_sustained(level: Mapping[str, Any]) -> bool:
+    """Whether a level, as JSON of `level_json`, is sustained and meets the objectives, if it has some.
+
+    Results of earlier versions have no `sustained`.
+    """
+    holds = level.get("holds")
+    if "sustained" not in level:
+        return bool(level.get("queue") == "stable" if holds is None else holds)
+    return bool(level["sustained"]) and holds is not False
+
+
 def overload(measured: Measurement) -> float | None:
     """Return completions by arrivals of an open loop above saturation (5.2.3.1), else None.
 
-    A load says nothing of it that lasts less than three answers without a queue.
+    None also if the load is shorter than three responses without a queue: too short to tell.
     """
     steady, table = steady_of(measured), measured.ended_well()
     if not (steady.falls_short and steady.queue_grows):
@@ -393,6 +473,8 @@ def overload(measured: Measurement) -> float | None:
 
 @dataclass(slots=True)
 class RateSearch:
+    """Search for the highest level that holds: doubles the level until it fails, then bisects."""
+
     low: int
     high: int
     start: int
@@ -407,7 +489,8 @@ class RateSearch:
         assert 0 < self.low <= self.start <= self.high
         assert self.resolution > 0
 
-    def tell(self, level: int, holds: bool) -> None:
+    def record(self, level: int, holds: bool) -> None:
+        """Record the verdict on a level."""
         if holds:
             self.best = level
         else:
@@ -417,22 +500,23 @@ class RateSearch:
     def next(self) -> int | None:
         """Next level to try; None at the end of the search."""
         if self.limit is not None:
-            near = self.limit - self._floor <= self._nearest
-            return None if near else (self._floor + self.limit) // 2
+            is_close = self.limit - self._floor <= self._gap_min
+            return None if is_close else (self._floor + self.limit) // 2
         if self.best is None:
             return self.start
         return min(self.high, 2 * self.best) if self.best < self.high else None
 
     @property
-    def left(self) -> int:
+    def attempts_max(self) -> int:
         """Largest possible number of further tries."""
         level = self.next
         if level is None:
             return 0
-        after = [replace(self, best=level)]  # of two halves the greater, once both ends are known
+        # With both ends known, success leaves at least as many levels as failure.
+        successors = [replace(self, best=level)]
         if self.best is None or self.limit is None:
-            after.append(replace(self, limit=level))
-        return 1 + max(one.left for one in after)
+            successors.append(replace(self, limit=level))
+        return 1 + max(one.attempts_max for one in successors)
 
     @property
     def _floor(self) -> int:
@@ -440,6 +524,6 @@ class RateSearch:
         return self.low - 1 if self.best is None else self.best
 
     @property
-    def _nearest(self) -> int:
-        # If no level holds, the lowest one is tried at any resolution.
+    def _gap_min(self) -> int:
+        # While no level is sustained, the search continues to the lowest level; `resolution` does not end it.
         return 1 if self.best is None else self.resolution

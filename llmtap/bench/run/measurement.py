@@ -24,29 +24,42 @@ from numpy.typing import NDArray
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.metrics.catalogue import Surface, shown_on, values_of
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT, measure
-from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.objectives import Judgement, Objectives
 from llmtap.metrics.saturation import SaturationLevel, heavy_tail, incomplete
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
 
+_METRICS: Final = shown_on(Surface.BENCH)
+_values: Final = values_of(_METRICS)
 COLUMNS: Final[dict[str, pa.DataType]] = {
-    **dict.fromkeys((
-        "row", "sent_ns", "scheduled_ns", "end_ns", "ttft_ns", "ttft_any_ns", "e2e_ns", "input_tokens",
-        "output_tokens", "cached_tokens", "uncertainty_ns",
-    ), pa.int64()),
-    **dict.fromkeys((
-        "tpot_ns", "jitter_ns", "server_queue_ns", "server_prefill_ns", "smooth_benefit",
-    ), pa.float64()),
-    "met": pa.bool_(),
+    **dict.fromkeys(
+        (
+            "row",
+            "sent_ns",
+            "scheduled_ns",
+            "end_ns",
+            "input_tokens",
+            "output_tokens",
+            "cached_tokens",
+            "uncertainty_ns",
+        ),
+        pa.int64(),
+    ),
+    **dict.fromkeys(("server_queue_ns", "server_prefill_ns"), pa.float64()),
+    **{metric.field: pa.float64() for metric in _METRICS},
+    **dict.fromkeys(("met", "not_judged"), pa.bool_()),
     **dict.fromkeys(("outcome", "request_class", "token_source", "itl_policy"), pa.string()),
     **dict.fromkeys(("gaps_ns", "server_gaps_ns", "chunk_tokens"), pa.list_(pa.int64())),
-}  # fmt: skip
+}
 
 
 @dataclass(slots=True)
 class Measurement:
+    """Result of one load."""
+
     name: str
     """Name of the load, unique within a test: `search/0012-16rps`."""
     arm: str
@@ -56,8 +69,9 @@ class Measurement:
     """`COLUMNS`, a row per request by time of submission. `sent_ns`, `scheduled_ns`, `end_ns`: from the
     load's start; `gaps_ns`: times between events with tokens; `server_gaps_ns`: the same by the server's
     clock (option C); `chunk_tokens`: tokens of each event; `met`: whether all objectives of the load were
-    met, null if the request does not count (`Objectives.meets`); `smooth_benefit`: eq. 7 of the smooth
-    goodput paper. Unknown values are null."""
+    met, null if the request does not count or is not judged (`Objectives.judge`); `not_judged`: whether it is
+    not judged, null without objectives; `smooth_benefit`: eq. 7 of the smooth goodput paper. Unknown values
+    are null."""
     cached: bool = False
     """Whether it was read from the results folder."""
 
@@ -79,16 +93,16 @@ class Measurement:
 
     def values(self, column: str) -> list[float]:
         """Return a column's sorted values of complete responses, in seconds if its name ends in `_ns`."""
-        found = self.ended_well().column(column).drop_null().to_pylist()
+        values = self.ended_well().column(column).drop_null().to_pylist()
         scale = 1e9 if column.endswith("_ns") else 1
-        return sorted(value / scale for value in found)
+        return sorted(value / scale for value in values)
 
     def by_row(self, column: str) -> dict[int, float]:
         """Return a column of complete responses by row of the plan, in seconds if its name ends in `_ns`."""
         table = self.table.filter(pc.field("outcome") == Outcome.COMPLETE.value)
         scale = 1e9 if column.endswith("_ns") else 1
-        both = zip(table["row"].to_pylist(), table[column].to_pylist(), strict=True)
-        return {row: value / scale for row, value in both if value is not None}
+        pairs = zip(table["row"].to_pylist(), table[column].to_pylist(), strict=True)
+        return {row: value / scale for row, value in pairs if value is not None}
 
     def gaps(self) -> list[float]:
         """Return all times between events with tokens of complete responses, in seconds, unsorted."""
@@ -103,11 +117,17 @@ class Measurement:
 
     @classmethod
     def load(cls, folder: Path, name: str, arm: str, result: Mapping[str, Any]) -> "Measurement":
-        return cls(name, arm, dict(result), pq.read_table(folder / "requests.parquet"), cached=True)
+        table = pq.read_table(folder / "requests.parquet")
+        for column in COLUMNS.keys() - set(table.column_names):
+            # The file is from a version of llmtap without this column.
+            table = table.append_column(column, pa.nulls(len(table), COLUMNS[column]))
+        return cls(name, arm, dict(result), table, cached=True)
 
 
 @dataclass(slots=True)
 class MeasurementRecorder:
+    """Collector of the table of a `Measurement`, one row per exchange."""
+
     began_ns: int
     class_of: Callable[[int], str | None] = lambda row: None
     objectives: Objectives | None = None
@@ -115,21 +135,33 @@ class MeasurementRecorder:
     _columns: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add(self, row: int, x: Exchange) -> None:
+        """Add the exchange of a row of the plan."""
         m, t, tokens, began_ns = measure(x, self.reader), x.timeline, x.tokens, self.began_ns
-        told = {
-            "row": row, "sent_ns": _since(began_ns, t.submit_ns),
-            "scheduled_ns": _since(began_ns, x.scheduled_ns), "end_ns": _since(began_ns, t.response_end_ns),
-            "ttft_ns": m.ttft_ns, "ttft_any_ns": m.ttft_any_ns, "e2e_ns": m.e2e_ns,
-            "input_tokens": tokens.input, "output_tokens": tokens.output, "cached_tokens": tokens.cached,
-            "uncertainty_ns": x.uncertainty_ns, "tpot_ns": m.tpot_ns, "jitter_ns": m.jitter_ns,
-            "server_queue_ns": _told_ns(x, "queue"), "server_prefill_ns": _told_ns(x, "prefill"),
-            "outcome": x.outcome.value, "request_class": self.class_of(row), "token_source": tokens.source,
-            "itl_policy": m.itl_policy, "gaps_ns": m.tbc_ns, "server_gaps_ns": m.itl_c_ns,
-            "chunk_tokens": m.tokens_per_chunk, "smooth_benefit": m.smooth_benefit,
-            "met": None if self.objectives is None else self.objectives.meets(m, x),
-        }  # fmt: skip
+        judgement = None if self.objectives is None else self.objectives.judge(m, x)
+        values = {
+            "row": row,
+            "sent_ns": _since(began_ns, t.submit_ns),
+            "scheduled_ns": _since(began_ns, x.scheduled_ns),
+            "end_ns": _since(began_ns, t.response_end_ns),
+            **{metric.field: value for metric, value in zip(_METRICS, _values(m), strict=True)},
+            "input_tokens": tokens.input,
+            "output_tokens": tokens.output,
+            "cached_tokens": tokens.cached,
+            "uncertainty_ns": x.uncertainty_ns,
+            "server_queue_ns": _server_time_ns(x, "queue"),
+            "server_prefill_ns": _server_time_ns(x, "prefill"),
+            "outcome": x.outcome.value,
+            "request_class": self.class_of(row),
+            "token_source": tokens.source,
+            "itl_policy": m.itl_policy,
+            "gaps_ns": m.tbc_ns,
+            "server_gaps_ns": m.itl_c_ns,
+            "chunk_tokens": m.tokens_per_chunk,
+            "met": None if judgement is None else judgement.met,
+            "not_judged": None if judgement is None else judgement is Judgement.NOT_JUDGED,
+        }
         for name, column in self._columns.items():
-            column.append(told[name])
+            column.append(values[name])
 
     def table(self) -> pa.Table:
         columns = {name: pa.array(values, COLUMNS[name]) for name, values in self._columns.items()}
@@ -140,7 +172,7 @@ def _since(began_ns: int, ns: int | None) -> int | None:
     return None if ns is None else ns - began_ns
 
 
-def _told_ns(x: Exchange, name: str) -> float | None:
+def _server_time_ns(x: Exchange, name: str) -> float | None:
     for entry in x.server_timing or ():
         ms = entry.get("ms")
         if entry.get("name") == name and isinstance(ms, int | float):
@@ -153,17 +185,25 @@ RAMP_UP: Final = 0.1
 PARTS: Final = 5
 """Parts of the steady part: few enough for many requests each, enough to see a queue grow."""
 DEVIATIONS: Final = 2.0
+"""Standard deviations that a growing queue or missing completions must exceed."""
+STABLE_DEVIATIONS: Final = 3.0
+"""Standard deviations by which the halves may differ. With two, chance would end one in three searches of ten
+levels."""
 EARLY_MIN: Final = 5
+"""Smallest number of responses for a median."""
 CHANGE_MAX: Final = 0.1
-"""Share by which the throughput of the halves may always differ."""
+"""Share of the throughput by which the halves may differ in any case."""
 _Values = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
+class SteadyPart:
+    """Part of a load after the ramp-up; times in seconds from the load's start."""
+
     from_s: float
     to_s: float
     sent: Measurement
+    """The requests that were sent in it."""
     arrivals: int
     completed: int
     """Complete responses that ended in it."""
@@ -174,8 +214,11 @@ class Steady:
     input_tokens: int | None
     """Tokens of prompts whose first response token came in it."""
     in_flight: tuple[float, ...]
+    """Mean number of requests in flight, by part."""
     at_begin: int
+    """Requests in flight at its beginning."""
     at_end: int
+    """Requests in flight at its end."""
     halves: tuple[float, float]
     """Tokens (or responses, without token counts) of the first and of the second half."""
     halves_deviation: float
@@ -224,6 +267,13 @@ class Steady:
         return sum(met) / len(met) if met else None
 
     @property
+    def not_judged(self) -> int | None:
+        """Number of requests sent in it whose answers were not understood, so that objectives do not judge
+        them; None if the load has no objectives."""
+        judged = self.sent.table["not_judged"]
+        return None if judged.null_count == len(judged) else pc.sum(judged).as_py()
+
+    @property
     def smooth_share(self) -> float | None:
         """Smooth goodput / output tokens of the requests sent in it; answers that broke off add none."""
         tokens = pc.sum(self.sent.table["output_tokens"]).as_py()
@@ -251,12 +301,13 @@ class Steady:
     def throughput_is_stable(self) -> bool:
         """Whether both halves have the same throughput, within a tenth or within chance."""
         first, second = self.halves
-        allowed = max(CHANGE_MAX * (first + second) / 2, DEVIATIONS * self.halves_deviation)
+        allowed = max(CHANGE_MAX * (first + second) / 2, STABLE_DEVIATIONS * self.halves_deviation)
         return abs(second - first) <= allowed
 
     @property
-    def is_steady(self) -> bool:
-        return not self.queue_grows and self.throughput_is_stable
+    def is_sustained(self) -> bool:
+        """Whether the load is sustained, by the rules that need no other load (DEFINITIONS.md)."""
+        return not self.queue_grows and not self.falls_short and self.throughput_is_stable
 
     def latency(self, column: str, p: float) -> float | None:
         return percentile(self.sent.values(column), p)
@@ -265,51 +316,55 @@ class Steady:
         return amount / self.seconds if self.seconds else 0.0
 
 
-def steady_of(measured: Measurement, duration_s: float | None = None) -> Steady:
-    """Return a load without its ramp-up; `duration_s`: planned, None: until the last request was sent."""
-    r = _requests(measured.table)
-    well = _Requests(*(column[r.well] for column in r))
-    last_sent_s = max(r.sent_s, default=0.0)
+def steady_of(measured: Measurement, duration_s: float | None = None) -> SteadyPart:
+    """Return a load without its ramp-up. `duration_s`: planned; None: until the last request was sent."""
+    requests = _requests(measured.table)
+    completed = _Requests(*(column[requests.is_complete] for column in requests))
+    last_sent_s = max(requests.sent_s, default=0.0)
     stopped = (measured.result.get("load") or {}).get("stopped")
     to_s = float(last_sent_s if duration_s is None or stopped is None else duration_s)
     from_s = RAMP_UP * to_s
     sent_ns = pc.coalesce(pc.field("sent_ns"), pc.field("scheduled_ns"))
     within = measured.table.filter((sent_ns >= round(from_s * 1e9)) & (sent_ns < round(to_s * 1e9)))
     edges = np.linspace(from_s, to_s, PARTS + 1)
-    tell_output, tell_input = (not np.isnan(tokens).all() for tokens in (well.output, well.input))
-    output = np.nan_to_num(well.output) if tell_output else np.ones(len(well.output))
+    has_output, has_input = (not np.isnan(tokens).all() for tokens in (completed.output, completed.input))
+    output = np.nan_to_num(completed.output) if has_output else np.ones(len(completed.output))
     middle_s = (from_s + to_s) / 2
     first, second = (
-        float(output @ _share_made(well, a, b)) for a, b in ((from_s, middle_s), (middle_s, to_s))
+        float(output @ _generated_share(completed, a, b)) for a, b in ((from_s, middle_s), (middle_s, to_s))
     )
 
     def count(times_s: _Values) -> int:
         return int(((from_s <= times_s) & (times_s < to_s)).sum())
 
-    return Steady(
+    return SteadyPart(
         from_s=from_s,
         to_s=to_s,
         sent=replace(measured, table=within),
         arrivals=len(within),
-        completed=count(well.end_s),
-        expected=count(r.sent_s + _takes_s(well, from_s)),
-        output_tokens=first + second if tell_output else None,
-        input_tokens=int(np.nan_to_num(well.input)[(from_s <= well.first_s) & (well.first_s < to_s)].sum())
-        if tell_input
+        completed=count(completed.end_s),
+        expected=count(requests.sent_s + _unqueued_duration_s(completed, from_s)),
+        output_tokens=first + second if has_output else None,
+        input_tokens=int(
+            np.nan_to_num(completed.input)[(from_s <= completed.first_s) & (completed.first_s < to_s)].sum()
+        )
+        if has_input
         else None,
         in_flight=tuple(
-            float(_overlap(r.sent_s, r.end_s, a, b).sum() / (b - a)) if b > a else 0.0
+            float(_overlap(requests.sent_s, requests.end_s, a, b).sum() / (b - a)) if b > a else 0.0
             for a, b in pairwise(edges)
         ),
-        at_begin=int(((r.sent_s < from_s) & (from_s <= r.end_s)).sum()),
-        at_end=int(((r.sent_s < to_s) & (to_s <= r.end_s)).sum()),
+        at_begin=int(((requests.sent_s < from_s) & (from_s <= requests.end_s)).sum()),
+        at_end=int(((requests.sent_s < to_s) & (to_s <= requests.end_s)).sum()),
         halves=(first, second),
-        halves_deviation=float(np.linalg.norm(output[_share_made(well, from_s, to_s) > 0])),
-        held_tokens=_held_tokens(well, from_s, to_s) if tell_output and tell_input else None,
+        halves_deviation=float(np.linalg.norm(output[_generated_share(completed, from_s, to_s) > 0])),
+        held_tokens=_held_tokens(completed, from_s, to_s) if has_output and has_input else None,
     )
 
 
-def tail_is_heavy(steady: Steady, lowest: Steady, column: str = "e2e_ns", times: float = 10.0) -> bool:
+def tail_is_heavy(
+    steady: SteadyPart, lowest: SteadyPart, column: str = "e2e_ns", times: float = 10.0
+) -> bool:
     """Return whether P99 exceeds 10 x the lowest level's P50 (5.2.3.1), unless that level's own does."""
     base_p50, base_p99 = (lowest.latency(column, p) for p in (0.50, 0.99))
     p50, p99 = (steady.latency(column, p) for p in (0.50, 0.99))
@@ -326,29 +381,29 @@ class _Requests(NamedTuple):
     first_s: _Values
     """First token, or the end of a response without tokens."""
     end_s: _Values
-    well: _Values
+    is_complete: _Values
     input: _Values
     output: _Values
 
 
 def _requests(table: pa.Table) -> _Requests:
     names = ("sent_ns", "scheduled_ns", "ttft_any_ns", "end_ns", "input_tokens", "output_tokens")
-    sent, scheduled, ttft, end, given, made = (table[name].to_numpy().astype(float) for name in names)
-    sent = np.where(np.isnan(sent), scheduled, sent)  # no connection: counted at its scheduled time
+    sent, scheduled, ttft, end, prompt, output = (table[name].to_numpy().astype(float) for name in names)
+    sent = np.where(np.isnan(sent), scheduled, sent)  # Without a connection, the scheduled time counts.
     gaps = table["gaps_ns"].to_pylist() if np.isnan(end).any() else []
-    known = np.array([sum(one or ()) for one in gaps] or 0.0) + np.nan_to_num(ttft)
-    end = np.where(np.isnan(end), sent + known, end)  # broken off: ends with its last known event
+    known_s = np.array([sum(row_gaps_ns or ()) for row_gaps_ns in gaps] or 0.0) + np.nan_to_num(ttft)
+    end = np.where(np.isnan(end), sent + known_s, end)  # A broken response ends with its last event.
     first = np.where(np.isnan(ttft), end, np.minimum(end, sent + ttft))
-    well = np.isin(table["outcome"].to_numpy(), [o.value for o in ENDED_WELL])
-    columns = (sent / 1e9, first / 1e9, end / 1e9, well, given, made)
+    is_complete = np.isin(table["outcome"].to_numpy(), [o.value for o in ENDED_WELL])
+    columns = (sent / 1e9, first / 1e9, end / 1e9, is_complete, prompt, output)
     return _Requests(*(column[~np.isnan(sent)] for column in columns))
 
 
-def _takes_s(well: _Requests, ramp_up_s: float) -> float:
+def _unqueued_duration_s(completed: _Requests, ramp_up_s: float) -> float:
     """Return the duration of a response without a queue: the median of the ramp-up or of the first few."""
-    takes_s = well.end_s - well.sent_s
-    early = takes_s[well.sent_s < ramp_up_s]
-    early = early if len(early) >= EARLY_MIN else takes_s[:EARLY_MIN]
+    durations_s = completed.end_s - completed.sent_s
+    early = durations_s[completed.sent_s < ramp_up_s]
+    early = early if len(early) >= EARLY_MIN else durations_s[:EARLY_MIN]
     return float(np.median(early)) if len(early) else 0.0
 
 
@@ -357,20 +412,22 @@ def _overlap(a: _Values, b: _Values, from_s: float, to_s: float) -> _Values:
     return seconds
 
 
-def _share_made(r: _Requests, from_s: float, to_s: float) -> _Values:
+def _generated_share(requests: _Requests, from_s: float, to_s: float) -> _Values:
     """Return the share of each response that was generated in a time."""
-    takes_s = r.end_s - r.first_s
-    at_once = (from_s <= r.end_s) & (r.end_s < to_s)
-    part = _overlap(r.first_s, r.end_s, from_s, to_s) / np.where(takes_s > 0, takes_s, 1)
-    share: _Values = np.where(takes_s > 0, part, at_once)
+    durations_s = requests.end_s - requests.first_s
+    ends_within = (from_s <= requests.end_s) & (requests.end_s < to_s)
+    overlap_share = _overlap(requests.first_s, requests.end_s, from_s, to_s) / np.where(
+        durations_s > 0, durations_s, 1
+    )
+    share: _Values = np.where(durations_s > 0, overlap_share, ends_within)
     return share
 
 
-def _held_tokens(r: _Requests, from_s: float, to_s: float) -> float:
-    """Return the time average of tokens held: prompts from submission to end, responses as they grow."""
+def _held_tokens(completed: _Requests, from_s: float, to_s: float) -> float:
+    """Return the time average of tokens in flight: prompts, and the generated part of responses."""
     if to_s <= from_s:
         return 0.0
-    prompts = np.nan_to_num(r.input) * _overlap(r.sent_s, r.end_s, from_s, to_s)
-    middle_s = (np.maximum(r.first_s, from_s) + np.minimum(r.end_s, to_s)) / 2
-    grown = (middle_s - r.first_s) * _share_made(r, from_s, to_s)
-    return float((prompts + np.nan_to_num(r.output) * grown).sum()) / (to_s - from_s)
+    prompts = np.nan_to_num(completed.input) * _overlap(completed.sent_s, completed.end_s, from_s, to_s)
+    middle_s = (np.maximum(completed.first_s, from_s) + np.minimum(completed.end_s, to_s)) / 2
+    grown = (middle_s - completed.first_s) * _generated_share(completed, from_s, to_s)
+    return float((prompts + np.nan_to_num(completed.output) * grown).sum()) / (to_s - from_s)

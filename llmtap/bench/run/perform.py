@@ -18,9 +18,11 @@ from typing import Any, Final
 
 import msgspec
 
-from llmtap.bench.report.report import ASKED, date_of, document_of, is_results, report_of, versions
+from llmtap.bench.compliance.evidence import several
+from llmtap.bench.report.report import SETUP_FILE, date_of, document_of, is_results, report_of, versions
 from llmtap.bench.run.figures import Cell, latency_columns, table_of, text
 from llmtap.bench.run.levels import latency_rows
+from llmtap.bench.run.pace import Pace
 from llmtap.bench.run.session import (
     BASELINE,
     RESULT,
@@ -28,7 +30,7 @@ from llmtap.bench.run.session import (
     Folder,
     Interrupted,
     SessionWatcher,
-    time_said,
+    duration_text,
 )
 from llmtap.bench.run.test import BenchTest, TestResult, test_named
 from llmtap.bench.selftest import run_selftest, selftest_load
@@ -40,24 +42,38 @@ from llmtap.load.replay.plan import AT_ONCE
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.report.values import leaves
+from llmtap.units import to_seconds
 from llmtap.workload.arrivals import parse_arrivals
 from llmtap.workload.registry import is_workload, workload_named
 
-TEST_ASKED: Final = "asked.json"
+TEST_SETUP_FILE: Final = "asked.json"
 SERVER_LOG: Final = "server.log"
-SHOWN_MAX: Final = 3
+DIFFERENCES_MAX: Final = 3
 ORDER: Final = (
-    "throughput", "ttft", "tradeoff", "itl", "capacity", "fairness", "prefix-cache", "memory-pressure",
-    "long-context", "guardrail-overhead",
-)  # fmt: skip
+    "throughput",
+    "ttft",
+    "tradeoff",
+    "itl",
+    "capacity",
+    "fairness",
+    "prefix-cache",
+    "memory-pressure",
+    "long-context",
+    "guardrail-overhead",
+)
 """Throughput comes first, since most loads are a share of its result."""
 SEEDS_APART: Final = 1_000_000
 """Difference between the seeds of two runs; loads of a test use the seeds between."""
 _KEYS: Final = {
-    "--endpoint": "target.endpoint", "--tokenizer": "target.tokenizer", "--model": "target.model",
-    "--api-key-env": "target.key_env", "--header": "target.headers", "--ca": "target.ca",
-    "--server": "target.server", "--metrics": "target.metrics",
-}  # fmt: skip
+    "--endpoint": "target.endpoint",
+    "--tokenizer": "target.tokenizer",
+    "--model": "target.model",
+    "--api-key-env": "target.key_env",
+    "--header": "target.headers",
+    "--ca": "target.ca",
+    "--server": "target.server",
+    "--metrics": "target.metrics",
+}
 _STOPPED_COLUMNS: Final[Mapping[str, Cell]] = {
     "Load": text("name"),
     "Requests": text("n", ","),
@@ -67,7 +83,7 @@ _STOPPED_COLUMNS: Final[Mapping[str, Cell]] = {
 
 @dataclass(slots=True)
 class Bench:
-    """Run of some tests. `stop` may be called from a signal handler at any time."""
+    """A run of one or more tests. `stop` may be called from a signal handler at any time."""
 
     file: BenchFile
     folder: Folder
@@ -81,16 +97,25 @@ class Bench:
     first_run: int = 1
     """Run to begin with; earlier ones are in the folder."""
     again: bool = False
-    """Remove all earlier runs of a test; otherwise a test with other parameters is refused."""
+    """Remove all earlier runs of a test. By default, results of other parameters are an error."""
     command: str = ""
     """Command line, for the report."""
     selftest: bool = True
     """Measure the error of llmtap's own times after each test, at its densest load."""
     clock: Clock = field(default_factory=SystemClock)
-    reported: Callable[[dict[str, Any]], None] = lambda document: None
+    on_report: Callable[[dict[str, Any]], None] = lambda document: None
+    """Called with the document after each test."""
     _session: BenchSession | None = None
     _model_load: ModelLoad | None = None
     _stopped: bool = False
+    _pace: Pace = field(default_factory=Pace)
+    _queue: list[tuple[BenchTest[Any], int]] = field(default_factory=list)
+    """The current test and its run, and those that follow."""
+    _excluded: set[str] = field(default_factory=set)
+    """Tests that cannot run. The results of earlier tests do not change this."""
+    _began_ns: int = 0
+    _test_began_ns: int = 0
+    _is_announced: bool = False
 
     def stop(self) -> None:
         self._stopped = True
@@ -105,25 +130,25 @@ class Bench:
             Interrupted: stopped before anything was measured; later the document has `stopped`.
         """
         path = self.folder.path
-        others = {at.name for at in path.iterdir()} - {SERVER_LOG} if path.is_dir() else ()
+        others = {entry.name for entry in path.iterdir()} - {SERVER_LOG} if path.is_dir() else ()
         if others and not is_results(path):
-            raise ConfigError("--results", f"{path} has files, and is not a results folder of llmtap bench")
+            raise ConfigError("--results", f"{path} is not empty, and not a results folder of llmtap bench")
         tests = [test_named(name) for name in sorted(names, key=ORDER.index)]
-        lacking: dict[str, ConfigError] = {}
+        not_ready: dict[str, ConfigError] = {}
         for test in tests:
-            session, params = self._prepared(test)
+            session, params = self._prepare(test)
             _check_values(test, params)
             try:
                 _check(test, session, params)
             except ConfigError as exc:
-                lacking[test.name] = exc
+                not_ready[test.name] = exc
             if not self.again:
-                _refuse_other(session.folder, asked_of(test, params, session))
-        if len(lacking) == len(tests):
-            raise next(iter(lacking.values()))
+                _refuse_other_setup(session.folder, test_setup(test, params, session))
+        if len(not_ready) == len(tests):
+            raise next(iter(not_ready.values()))
         command, log = self.file.sut.start, path / SERVER_LOG
         if not command or self._stopped:
-            return await self._run_all(tests, lacking)
+            return await self._run_all(tests, not_ready)
 
         def check() -> None:
             if self._stopped:
@@ -133,102 +158,124 @@ class Bench:
         async with started(command, self.file.target, log, self.clock, check) as load:
             self._model_load = load
             self.watcher.step("start", f"model load: {model_load_said(load)}")
-            return await self._run_all(tests, lacking)
+            return await self._run_all(tests, not_ready)
 
     async def _run_all(
-        self, tests: Sequence[BenchTest[Any]], lacking: Mapping[str, ConfigError]
+        self, tests: Sequence[BenchTest[Any]], not_ready: Mapping[str, ConfigError]
     ) -> dict[str, Any]:
-        """`lacking`: tests that cannot run yet, and why."""
-        later = {**lacking, **await self._unreached(tests)}
-        if len(later) == len(tests):
-            raise _as_in_file(next(exc for name, exc in later.items() if name not in lacking))
-        asked = self._asked(tests)
-        if self.again:  # all at once: after an interruption the command without --again goes on
+        """Run the tests in turn. `not_ready`: errors of tests that an earlier test may make possible."""
+        errors = {**not_ready, **await self._connection_errors(tests)}
+        if len(errors) == len(tests):
+            raise _with_file_key(next(exc for name, exc in errors.items() if name not in not_ready))
+        setup = self._setup(tests)
+        if self.again:
+            # Remove all results now: after an interruption, the command without --again resumes.
             for test in tests:
-                if test.name not in later:
+                if test.name not in errors:
                     self._remove(test)
-        new = not self.folder.path.exists()
-        self.folder.write_json(ASKED, asked)
-        for name, why in lacking.items():
-            self.watcher.step(name, f"will be left out, unless a test before it tells: {_said(why)}")
+        is_new_results = not self.folder.path.exists()
+        self.folder.write_json(SETUP_FILE, setup)
+        for name, error in not_ready.items():
+            self.watcher.step(name, f"cannot run, unless an earlier test measures it: {_error_text(error)}")
+        queue = [(test, run) for run in range(self.first_run, self.runs + 1) for test in tests]
+        # A missing arm stays missing. Any other missing value may be the result of an earlier test.
+        self._excluded = errors.keys() - {
+            name for name, error in not_ready.items() if not error.place.startswith("[arms.")
+        }
+        self._began_ns = self.clock.mono_ns()
         if len(tests) > 1:
-            self.watcher.left(self._total([test for test in tests if test.name not in later]))
+            self.watcher.report_remaining(
+                f"{several(len(tests), 'test')}; their duration follows from the first load"
+            )
         reports: list[dict[str, Any]] = []
         not_run: dict[str, dict[str, Any]] = {}
         first: ConfigError | None = None
-        todo = [(test, run) for run in range(self.first_run, self.runs + 1) for test in tests]
-        for i, (test, run) in enumerate(todo, 1):
+        for i, (test, run) in enumerate(queue, 1):
             if test.name in not_run:
                 continue
-            session, params = self._prepared(test, run)
-            begun, fresh = False, not session.folder.path.exists()
+            session, params = self._prepare(test, run)
+            has_begun, is_new_folder = False, not session.folder.path.exists()
             try:
                 _check(test, session, params)
-                begun = True
+                has_begun = True
                 if run == 1:
-                    if self.again and test.name in later:
+                    if self.again and test.name in errors:
                         self._remove(test)
-                    session.folder.write_json(TEST_ASKED, asked_of(test, params, session))
-                which = f", run {run} of {self.runs}" if self.runs > 1 else ""
-                then = f", then {len(todo) - i:,} more" if i < len(todo) else ""
-                title = f"{test.name} ({test.section} {test.title}){which}{then}"
-                self.watcher.left(f"{title}: {_time(_seconds(test, session, params))}")
+                    session.folder.write_json(TEST_SETUP_FILE, test_setup(test, params, session))
+                run_text = f", run {run} of {self.runs}" if self.runs > 1 else ""
+                rest_text = f", then {len(queue) - i:,} more" if i < len(queue) else ""
+                title = f"{test.name} ({test.section} {test.title}){run_text}{rest_text}"
+                self._queue, self._test_began_ns = queue[i - 1 :], self.clock.mono_ns()
+                session.report_remaining(title)
                 reports.append(await self._run_one(test, session, params))
-                self.reported(document_of(asked, reports, list(not_run.values())))
+                self.on_report(document_of(setup, reports, list(not_run.values())))
             except Interrupted:
                 partial = self._partial(test, session, params)
                 if not reports and partial is None:
                     raise
                 reports += [] if partial is None else [partial]
-                return document_of(asked, reports, list(not_run.values())) | {"stopped": True}
+                return document_of(setup, reports, list(not_run.values())) | {"stopped": True}
             except ConfigError as exc:
-                if fresh and not session.steps:  # so that a corrected command is not refused
+                if is_new_folder and not session.steps:  # Otherwise a corrected command would be refused.
                     shutil.rmtree(session.folder.path, ignore_errors=True)
-                why = _as_in_file(exc)
-                first = first or (why if begun else None)
+                error = _with_file_key(exc)
+                first = first or (error if has_begun else None)
                 not_run[test.name] = {
-                    "test": test.name, "why": _said(why), "hint": why.hint, "begun": begun
-                }  # fmt: skip
+                    "test": test.name,
+                    "why": _error_text(error),
+                    "hint": error.hint,
+                    "begun": has_begun,
+                }
         if first is not None and not reports:
-            if new and [at.name for at in self.folder.path.iterdir()] == [ASKED]:
+            if is_new_results and [entry.name for entry in self.folder.path.iterdir()] == [SETUP_FILE]:
                 shutil.rmtree(self.folder.path, ignore_errors=True)
             raise first
-        return document_of(asked, reports, list(not_run.values())) | {"stopped": False}
+        return document_of(setup, reports, list(not_run.values())) | {"stopped": False}
 
     def _remove(self, test: BenchTest[Any]) -> None:
         shutil.rmtree(self.folder.path / test.name, ignore_errors=True)
 
-    async def _unreached(self, tests: Sequence[BenchTest[Any]]) -> dict[str, ConfigError]:
+    async def _connection_errors(self, tests: Sequence[BenchTest[Any]]) -> dict[str, ConfigError]:
         """Return errors of unreachable servers by test. Servers that an `apply` command starts, and those
-        of tests with results, are not asked."""
-        known: dict[str, ConfigError | None] = {}
-        found: dict[str, ConfigError] = {}
+        of tests with results, are not checked."""
+        by_url: dict[str, ConfigError | None] = {}
+        errors: dict[str, ConfigError] = {}
         for test in tests:
-            session, _ = self._prepared(test)
+            session, _ = self._prepare(test)
             arms = [name for name in _arms_of(test) if name in session.arms]
             resumed = session.folder.path.exists() and not self.again
             if self._stopped or resumed or any(session.arms[name].switches for name in arms):
                 continue
             for name in arms or [BASELINE]:
                 url = (session.arms[name].url if name else None) or session.target.url
-                if url not in known:
+                if url not in by_url:
                     try:
-                        known[url] = None
+                        by_url[url] = None
                         await session.reach(name)
                     except ConfigError as exc:
                         place = f"[arms.{name}] url" if url != session.target.url else exc.place
-                        known[url] = ConfigError(place, exc.problem, exc.hint)
-                if (why := known[url]) is not None:
-                    found[test.name] = why
-        return found
+                        by_url[url] = ConfigError(place, exc.problem, exc.hint)
+                if (error := by_url[url]) is not None:
+                    errors[test.name] = error
+        return errors
 
-    def _total(self, tests: Sequence[BenchTest[Any]]) -> str:
-        """Return the expected duration of several tests as text."""
-        known = {test.name: _seconds(test, *self._prepared(test)) for test in tests}
-        total = self.runs * sum(seconds or 0.0 for seconds in known.values())
-        open_ = [name for name, seconds in known.items() if seconds is None]
-        more = f", and the time of {', '.join(open_)}, which depends on the server" if open_ else ""
-        return f"{len(tests)} tests, about {time_said(total)} in all{more}"
+    def _time_left(self) -> str:
+        """Return the time that all tests need or have left as text; nothing before the first load."""
+        if not self._pace.is_known or not self._queue:
+            return ""
+        now_ns = self.clock.mono_ns()
+        durations_s = [
+            0.0
+            if test.name in self._excluded
+            else self._pace.seconds(test.expected(*self._prepare(test, run)))
+            for test, run in self._queue
+        ]
+        spent_s = to_seconds(now_ns - self._test_began_ns)
+        left_s = max(0.0, durations_s[0] - spent_s) + sum(durations_s[1:])
+        if self._is_announced:
+            return f"about {duration_text(left_s)} left"
+        self._is_announced = True
+        return f"about {duration_text(to_seconds(now_ns - self._began_ns) + left_s)} in all"
 
     def _partial(
         self, test: BenchTest[Any], session: BenchSession, params: msgspec.Struct
@@ -237,20 +284,23 @@ class Bench:
         resumes the test."""
         if not session.steps:
             return None
-        rows = [{"name": one.name, "n": one.n, **latency_rows(one)} for one in session.steps]
-        found = TestResult(
+        rows = [{"name": step.name, "n": step.n, **latency_rows(step)} for step in session.steps]
+        result = TestResult(
             deviations=["the test was stopped before its end: no requirement is judged, and none is met"]
         )
-        found.tables = [table_of("Loads until the test was stopped", rows, _STOPPED_COLUMNS)]
+        result.tables = [table_of("Loads until the test was stopped", rows, _STOPPED_COLUMNS)]
         now_ns = self.clock.wall_ns()
-        report = report_of(test, params, session, found, began_ns=now_ns, ended_ns=now_ns)
-        said = "the test was stopped: the last load is a part of what was planned"
-        finding = {"step": session.steps[-1].name, "what": "stopped", "says": said}
+        report = report_of(test, params, session, result, began_ns=now_ns, ended_ns=now_ns)
+        message = "the test was stopped: the last load is a part of what was planned"
+        finding = {"step": session.steps[-1].name, "what": "stopped", "says": message}
         verdict = report["verdict"]
         report["compliance"] = None
         report["verdict"] = verdict | {
-            "valid": False, "grade": "not valid", "findings": [finding, *verdict["findings"]],
-        }  # fmt: skip
+            "valid": False,
+            "grade": "not valid",
+            "findings": [finding, *verdict["findings"]],
+            "says": f"the test was stopped; {verdict['says']}",
+        }
         return report
 
     async def _run_one(
@@ -261,15 +311,16 @@ class Bench:
             session.stop()
         began_ns = self.clock.wall_ns()
         try:
-            found = await test.run(session, params)
+            result = await test.run(session, params)
         finally:
             self._session = None
-        ended_ns = self.clock.wall_ns()
-        checked = await self._selftest(session) if self.selftest and not self._stopped else None
+        ended_ns, end_ns = self.clock.wall_ns(), self.clock.mono_ns()
+        selftest = await self._selftest(session) if self.selftest and not self._stopped else None
         report = report_of(
-            test, params, session, found, began_ns=began_ns, ended_ns=ended_ns, selftest=checked
+            test, params, session, result, began_ns=began_ns, ended_ns=ended_ns, selftest=selftest
         )
         session.folder.write_json(RESULT, report)
+        self._pace.add_report(to_seconds(self.clock.mono_ns() - end_ns))
         return report
 
     async def _selftest(self, session: BenchSession) -> dict[str, Any] | None:
@@ -282,67 +333,87 @@ class Bench:
         load = selftest_load(densest.result, session.target.url, processes=session.target.processes)
         return None if load is None else await run_selftest(load)
 
-    def _prepared(self, test: BenchTest[Any], run: int = 1) -> tuple[BenchSession, msgspec.Struct]:
+    def _prepare(self, test: BenchTest[Any], run: int = 1) -> tuple[BenchSession, msgspec.Struct]:
         params = self.file.params_of(test, quick=self.quick)
         session = BenchSession(
-            name=test.name, folder=self.folder.within(test.name).run(run), target=self.file.target,
-            watcher=self.watcher, sut=self.file.sut, arms=self.file.arms,
-            seed=self.seed + SEEDS_APART * (run - 1), quick=self.quick, run=run, warmup=self.warmup,
-            reader=self.reader, model_load=self._model_load,
-        )  # fmt: skip
+            name=test.name,
+            folder=self.folder.within(test.name).run(run),
+            target=self.file.target,
+            watcher=self.watcher,
+            sut=self.file.sut,
+            arms=self.file.arms,
+            seed=self.seed + SEEDS_APART * (run - 1),
+            quick=self.quick,
+            run=run,
+            warmup=self.warmup,
+            reader=self.reader,
+            model_load=self._model_load,
+            pace=self._pace,
+            time_left=self._time_left,
+        )
         return session, params
 
-    def _asked(self, tests: Sequence[BenchTest[Any]]) -> dict[str, Any]:
+    def _setup(self, tests: Sequence[BenchTest[Any]]) -> dict[str, Any]:
         file = self.file
         return {
-            "command": self.command, "made": date_of(self.clock.wall_ns()), "results": str(self.folder.path),
-            "asked": [test.name for test in tests], "quick": self.quick, "seed": self.seed,
-            "runs": self.runs, "warmup": self.warmup, "versions": versions(),
+            "command": self.command,
+            "made": date_of(self.clock.wall_ns()),
+            "results": str(self.folder.path),
+            "asked": [test.name for test in tests],
+            "quick": self.quick,
+            "seed": self.seed,
+            "runs": self.runs,
+            "warmup": self.warmup,
+            "versions": versions(),
             "target": without_keys(file.target),
             "sut": msgspec.to_builtins(file.sut),
             "arms": {name: without_keys(arm) for name, arm in file.arms.items()},
             "params": {test.name: params_told(file.params_of(test, quick=self.quick)) for test in tests},
-        }  # fmt: skip
+        }
 
 
 def _arms_of(test: BenchTest[Any]) -> tuple[str, ...]:
     return (*test.arms, *test.arms_any)
 
 
-def asked_of(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> dict[str, Any]:
+def test_setup(test: BenchTest[Any], params: msgspec.Struct, session: BenchSession) -> dict[str, Any]:
     """Return the parameters of a test's runs as JSON. `hidden`: a digest of target and arms with keys."""
     arms = {name: arm for name, arm in session.arms.items() if name in _arms_of(test)}
     hidden = msgspec.json.encode([session.target, arms], order="sorted")
-    told = {
-        "quick": session.quick, "params": params_told(params), "target": without_keys(session.target),
+    setup = {
+        "quick": session.quick,
+        "params": params_told(params),
+        "target": without_keys(session.target),
         "arms": {name: without_keys(arm) for name, arm in arms.items()},
-        "seed": session.seed, "warmup": session.warmup, "reader": session.reader.text,
+        "seed": session.seed,
+        "warmup": session.warmup,
+        "reader": session.reader.text,
         "hidden": hashlib.sha256(hidden).hexdigest()[:16],
-    }  # fmt: skip
-    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(told))
+    }
+    decoded: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(setup))
     return decoded
 
 
-def _refuse_other(folder: Folder, asked: Mapping[str, Any]) -> None:
+def _refuse_other_setup(folder: Folder, setup: Mapping[str, Any]) -> None:
     """Raise ConfigError if the folder has results of a test with other parameters."""
-    before = folder.read_json(TEST_ASKED)
-    if before is None or before == asked:
+    previous = folder.read_json(TEST_SETUP_FILE)
+    if previous is None or previous == setup:
         return
-    was, now = dict(leaves(before)), dict(leaves(asked))
-    differing = [
-        f"{name.removeprefix('params.')} {_shown(was.get(name))} there, {_shown(now.get(name))} now"
-        for name in dict.fromkeys((*was, *now))
-        if was.get(name) != now.get(name) and name != "hidden"
+    old, new = dict(leaves(previous)), dict(leaves(setup))
+    differences = [
+        f"{name.removeprefix('params.')} {_value_text(old.get(name))} there, {_value_text(new.get(name))} now"
+        for name in dict.fromkeys((*old, *new))
+        if old.get(name) != new.get(name) and name != "hidden"
     ] or ["another key or query"]
-    more = f"; and {len(differing) - SHOWN_MAX} more" if len(differing) > SHOWN_MAX else ""
+    more = f"; and {len(differences) - DIFFERENCES_MAX} more" if len(differences) > DIFFERENCES_MAX else ""
     raise ConfigError(
         "--results",
-        f"{folder.path} was measured with other parameters: {'; '.join(differing[:SHOWN_MAX])}{more}",
+        f"{folder.path} was measured with other parameters: {'; '.join(differences[:DIFFERENCES_MAX])}{more}",
         "use another --results, or --again to replace its results",
     )
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "none" if value is None else msgspec.json.encode(value).decode()
 
 
@@ -367,21 +438,11 @@ def _check(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) 
         if exc.place not in params.__struct_fields__:
             raise
         hint = f"--set {test.name}.{exc.place}=VALUE, or [tests.{test.name}] in the file of --config"
-        told = hint if exc.hint is None else f"{exc.hint} ({hint})"
-        raise ConfigError(f"tests.{test.name}.{exc.place}", exc.problem, told) from None
+        full_hint = hint if exc.hint is None else f"{exc.hint} ({hint})"
+        raise ConfigError(f"tests.{test.name}.{exc.place}", exc.problem, full_hint) from None
 
 
-def _seconds(test: BenchTest[Any], session: BenchSession, params: msgspec.Struct) -> float | None:
-    return None if test.seconds is None else test.seconds(session, params)
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "its time depends on the server"
-    return f"about {time_said(seconds)} at most, warm-up and answers aside"
-
-
-def _as_in_file(exc: ConfigError) -> ConfigError:
+def _with_file_key(exc: ConfigError) -> ConfigError:
     """Return an error about an option of `llmtap replay` with the key of the bench file."""
     hint = exc.hint
     for option, key in _KEYS.items() if exc.place in _KEYS else ():
@@ -389,5 +450,5 @@ def _as_in_file(exc: ConfigError) -> ConfigError:
     return ConfigError(_KEYS.get(exc.place, exc.place), exc.problem, hint)
 
 
-def _said(why: ConfigError) -> str:
-    return f"{why.place} {why.problem}"
+def _error_text(error: ConfigError) -> str:
+    return f"{error.place} {error.problem}"

@@ -13,9 +13,9 @@ the progress.
       TEST/steps/NAME/      one load: step.json, requests.jsonl.gz (bodies), requests.parquet, capture/
       TEST/run-2/           the second run of a test (`--runs`)
 
-A load is written to a folder beside its place and renamed when it is complete. `requests.jsonl.gz` has a line
-for each request (IETF 4.3.3): `row`, `arrival` (seconds, or null), `after` (row whose response it waits for,
-or null) and `body`, byte for byte. Above `BYTES_MAX` only the digest is stored.
+A load is written to a temporary folder that is renamed when the load is complete. `requests.jsonl.gz` has a
+line for each request (IETF 4.3.3): `row`, `arrival` (seconds, or null), `after` (row whose response it waits
+for, or null) and `body`, byte for byte. Above `BYTES_MAX` only the digest is stored.
 """
 
 import asyncio
@@ -30,23 +30,27 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import msgspec
+import pyarrow.compute as pc
 
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run.measurement import Measurement, MeasurementRecorder
+from llmtap.bench.run.pace import Pace
 from llmtap.bench.sut.detect import round_trip_ns
 from llmtap.bench.sut.start import ModelLoad
 from llmtap.bench.sut.sut import BenchTarget, Sut, TargetArm
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.bodies import BodyOptions, Prepared
-from llmtap.load.replay.options import ReplayOptions, read_headers
+from llmtap.load.bodies import Prepared
+from llmtap.load.options import BodyOptions, LoadPlan, ScheduleOptions
+from llmtap.load.replay.options import read_headers
 from llmtap.load.replay.perform import ProgressListener, Replay, ReplayStopped
-from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
+from llmtap.load.replay.plan import ReplayPlan, make_plan
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.statistics import percentile
 from llmtap.units import NS_PER_S, Duration, to_seconds
 from llmtap.user_files import decode_json
 from llmtap.workload.requests import Requests
@@ -73,19 +77,19 @@ class Folder:
 
     def runs(self) -> list[int]:
         """Return the numbers of the runs that have a report."""
-        names = [at.name.removeprefix("run-") for at in self.path.glob("run-*")]
+        names = [path.name.removeprefix("run-") for path in self.path.glob("run-*")]
         numbers = [1, *(int(name) for name in names if name.isdecimal())]
         return sorted(n for n in numbers if (self.run(n).path / RESULT).is_file())
 
     def write_json(self, name: str, value: Any) -> None:
         """Write JSON atomically. Raises ConfigError if the folder cannot be made."""
-        beside = self.path / f"{name}.new"
+        temporary = self.path / f"{name}.new"
         try:
-            beside.parent.mkdir(parents=True, exist_ok=True)
+            temporary.parent.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise ConfigError("--results", f"cannot make {beside.parent}: {exc.strerror}") from None
-        beside.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
-        os.replace(beside, self.path / name)
+            raise ConfigError("--results", f"cannot make {temporary.parent}: {exc.strerror}") from None
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+        os.replace(temporary, self.path / name)
 
     def read_json(self, name: str) -> Any:
         """Return the content of a file; None if there is none. Raises ConfigError."""
@@ -95,18 +99,20 @@ class Folder:
             return None
         except NotADirectoryError:
             raise ConfigError("--results", f"{self.path}: part of this path is a file") from None
+        except OSError as exc:
+            raise ConfigError(str(self.path / name), f"cannot be read: {exc.strerror}") from None
         except ValueError as exc:  # msgspec's errors, and UnicodeDecodeError
-            raise ConfigError(str(self.path / name), f"is no JSON: {exc}") from None
+            raise ConfigError(str(self.path / name), f"is not JSON: {exc}") from None
 
     def step(self, name: str) -> "Folder":
         return self.within(f"steps/{name}")
 
     def begin(self, name: str) -> Path:
-        """Return an empty folder for a load, which `finish` moves to its place."""
-        beside = self.step(f"{name}.unfinished").path
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        return beside
+        """Return an empty folder for a load. `finish` renames it when the load is complete."""
+        folder = self.step(f"{name}.unfinished").path
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
 
     def finish(self, name: str) -> None:
         place = self.step(name).path
@@ -121,6 +127,8 @@ SPARE = 50
 
 @dataclass(slots=True, kw_only=True)
 class Load:
+    """Requests, and the times at which they are sent."""
+
     plan: ReplayPlan
     closed: int | None = None
     """Concurrent requests of a closed loop; None: an open loop with the plan's arrivals."""
@@ -134,6 +142,7 @@ class Load:
     """Further properties of the load, as the results show them."""
 
     def fingerprint(self) -> str:
+        """Return a digest of the requests and their times, to recognise a load that was measured before."""
         requests = self.plan.requests
         digest = hashlib.sha256()
         for column in (requests.arrival_ns, requests.input, requests.output, requests.after):
@@ -144,10 +153,18 @@ class Load:
 
 
 def make_load(
-    workload: str, *, seed: int, rate_rps: float | None = None, slots: int | None = None,
-    requests: int | None = None, duration_s: float | None = None, arrivals: str = "poisson",
-    tokenizer: str | None = None, chat: bool = True, output_tokens: int | None = None,
-) -> Load:  # fmt: skip
+    workload: str,
+    *,
+    seed: int,
+    rate_rps: float | None = None,
+    slots: int | None = None,
+    requests: int | None = None,
+    duration_s: float | None = None,
+    arrivals: str = "poisson",
+    tokenizer: str | None = None,
+    chat: bool = True,
+    output_tokens: int | None = None,
+) -> Load:
     """Make a workload in an open loop at `rate_rps` (IETF 4.2.3), or in a closed loop of `slots` (4.2.4).
 
     `requests`: their maximum; default: enough for `duration_s`. `output_tokens`: of every answer.
@@ -156,11 +173,17 @@ def make_load(
         assert rate_rps is not None and duration_s is not None
         requests = ceil(rate_rps * duration_s * SPARE_SHARE) + SPARE
     plan = make_plan(
-        ReplayQuestion(
-            source=workload, requests=requests, rate_rps=rate_rps, closed=slots is not None, seed=seed,
-            arrivals=None if rate_rps is None else arrivals, tokenizer=tokenizer, chat=chat,
-        )
-    )  # fmt: skip
+        ScheduleOptions(
+            source=workload,
+            requests=requests,
+            rate=rate_rps,
+            closed=slots,
+            seed=seed,
+            arrivals=None if rate_rps is None else arrivals,
+        ),
+        tokenizer=tokenizer,
+        chat=chat,
+    )
     if output_tokens is not None:
         for row in range(len(plan.requests.output)):
             plan.requests.output[row] = output_tokens
@@ -178,11 +201,11 @@ _GZIP_LEVEL: Final = 3
 def write_requests(
     prepared: Prepared, requests: Requests, folder: Path, *, planned: bool, bytes_max: int = BYTES_MAX
 ) -> dict[str, Any]:
-    """Write the requests; return JSON with the `sha256` of all bodies. `planned`: whether arrivals are."""
+    """Write the requests; return JSON with the `sha256` of all bodies. `planned`: with arrivals."""
     digest, total = hashlib.sha256(), prepared.bytes_total
-    kept = total <= bytes_max
-    if kept:
-        # No name and no date, so that equal requests give equal files.
+    is_stored = total <= bytes_max
+    if is_stored:
+        # The file contains no name and no date, so that equal requests give equal files.
         with (
             (folder / REQUESTS_FILE).open("wb") as raw,
             gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0) as file,
@@ -191,17 +214,21 @@ def write_requests(
                 digest.update(body)
                 after = requests.after[row] if requests.after else -1
                 line = {
-                    "row": row, "arrival": to_seconds(requests.arrival_ns[row]) if planned else None,
-                    "after": None if after < 0 else after, "body": msgspec.Raw(body or b"null"),
-                }  # fmt: skip
+                    "row": row,
+                    "arrival": to_seconds(requests.arrival_ns[row]) if planned else None,
+                    "after": None if after < 0 else after,
+                    "body": msgspec.Raw(body or b"null"),
+                }
                 file.write(msgspec.json.encode(line) + b"\n")
     else:
         for _, body in _bodies(prepared):
             digest.update(body)
     return {
-        "file": REQUESTS_FILE if kept else None, "rows": len(prepared), "bytes": total,
+        "file": REQUESTS_FILE if is_stored else None,
+        "rows": len(prepared),
+        "bytes": total,
         "sha256": digest.hexdigest(),
-    }  # fmt: skip
+    }
 
 
 def _bodies(prepared: Prepared) -> Iterator[tuple[int, bytes]]:
@@ -214,15 +241,19 @@ class Interrupted(LlmtapError):
 
 
 class SessionWatcher(ProgressListener, Protocol):
-    def step(self, name: str, said: str, seconds: float | None = None) -> None:
-        """A load with the given duration begins, or is not sent again (`said` is "measured before")."""
+    def step(self, name: str, message: str, seconds: float | None = None) -> None:
+        """Report that a load begins that takes `seconds`, or that it was measured before (see `message`)."""
         ...
 
-    def left(self, said: str) -> None: ...
+    def report_remaining(self, text: str) -> None:
+        """Report the part of a test or benchmark that is still to be done."""
+        ...
 
 
 @dataclass(slots=True)
 class BenchSession:
+    """One run of one test: sends its loads to the arms, and keeps the measurements."""
+
     name: str
     folder: Folder
     target: BenchTarget
@@ -242,10 +273,14 @@ class BenchSession:
     refused: int = 0
     model_load: ModelLoad | None = None
     """Of the server, if this run of the bench started it."""
-    _trips: dict[str, float | None] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+    """Durations of loads, for the announced duration; shared by the sessions of a run."""
+    time_left: Callable[[], str] = lambda: ""
+    """Return the time that all tests need, as text; empty while it is not known."""
+    _round_trips_s: dict[str, float | None] = field(default_factory=dict)
     """Network round trip in seconds by address, measured before the test's first load to it (4.7.3)."""
-    _warm: set[str] = field(default_factory=set)
-    _state: str | None = None
+    _warm_arms: set[str] = field(default_factory=set)
+    _active_arm: str | None = None
     _replay: Replay | None = None
     _stopped: bool = False
 
@@ -254,6 +289,11 @@ class BenchSession:
         """Folder of all tests, with the results of other tests."""
         path = self.folder.path.parent
         return Folder(path if self.run == 1 else path.parent)
+
+    def report_remaining(self, text: str) -> None:
+        """Report the part of this test that is still to be done, and the remaining time of all tests."""
+        time = self.time_left()
+        self.watcher.report_remaining(f"{text}; {time}" if time else text)
 
     def stop(self) -> None:
         """End the current load; `measure` then raises Interrupted. Called from a signal handler."""
@@ -266,153 +306,205 @@ class BenchSession:
 
     async def reach(self, arm: str = BASELINE) -> None:
         """Raise ConfigError if the server of an arm cannot be reached or lacks the endpoint."""
-        # Without the model's name, so that the server is always asked for its models.
-        one = self._replay_of(Load(plan=ReplayPlan(Requests(bodies=[b"{}"]), None, {})), self._overlay(arm))
-        one.body = BodyOptions(endpoint=one.body.endpoint)
-        await one.reach()
+        # The body has no model name, so that the check queries the list of models in any case.
+        requests = Requests(bodies=[b"{}"], paths=["/"])
+        replay = self._replay_of(Load(plan=ReplayPlan(requests, None, {})), self._overlay(arm))
+        bodies = BodyOptions(endpoint=replay.load.bodies.endpoint)
+        replay.load = msgspec.structs.replace(replay.load, bodies=bodies)
+        await replay.reach()
 
     async def measure(
-        self, name: str, load: Load, *, arm: str = BASELINE, slo: str | None = None,
-        warm_by: Load | None = None, prime: Load | None = None,
-    ) -> Measurement:  # fmt: skip
-        """Send a load, unless this very one was measured before. Raises Interrupted, and ConfigError.
+        self,
+        name: str,
+        load: Load,
+        *,
+        arm: str = BASELINE,
+        slo: str | None = None,
+        warm_by: Load | None = None,
+        prime: Load | None = None,
+    ) -> Measurement:
+        """Send a load, or return its stored measurement if an equal load was measured. Raises ConfigError.
 
         Args:
-            name: of the step; a path with `/` where a test has many.
-            arm: the configuration to send it to (`[arms.NAME]`); empty: the target as it is.
-            slo: bounds by which the result's goodput counts.
-            warm_by: load with the lengths of the warm-up, if not this one (5.9.3).
-            prime: sent just before the load, to fill a prefix cache (5.7.3), and not kept.
+            name: name of the load; a path with `/` if a test has many loads.
+            arm: configuration of the target (`[arms.NAME]`); empty: the target without changes.
+            slo: objectives of the goodput in the result.
+            warm_by: load from which the warm-up takes its lengths (5.9.3); None: this load.
+            prime: load to fill a prefix cache just before (5.7.3); its result is discarded.
+
+        Raises:
+            Interrupted: `stop` was called.
         """
         if self._stopped:
             raise Interrupted("stopped")
         overlay = self._overlay(arm)
         fingerprint = self._fingerprint(load, arm, overlay, slo)
         step = self.folder.step(name)
-        before = step.read_json("step.json")
-        if before is not None and before["fingerprint"] == fingerprint:
+        stored = step.read_json("step.json")
+        if stored is not None and stored["fingerprint"] == fingerprint:
             self.watcher.step(name, "measured before")
-            return self._keep(Measurement.load(step.path, name, arm, before["result"]))
+            return self._add_step(Measurement.load(step.path, name, arm, stored["result"]))
         await self._switch(arm, overlay)
-        self.watcher.step(name, _says(load), _lasts_s(load))
+        self.watcher.step(name, _load_text(load), _duration_s(load))
         place = self.folder.begin(name)
         recorder: MeasurementRecorder | None = None
-        exact: dict[str, Any] = {}
+        requests_info: dict[str, Any] = {}
 
-        def keeping(outcome: LoadResult) -> Callable[[int, Exchange], None]:
+        def start_recording(outcome: LoadResult) -> Callable[[int, Exchange], None]:
             nonlocal recorder
             objectives = None if slo is None else Objectives.parse(slo)
             recorder = MeasurementRecorder(outcome.began_ns, load.class_of, objectives, self.reader)
             return recorder.add
 
         url = overlay.url or self.target.url
-        if url not in self._trips:
+        if url not in self._round_trips_s:
             trip_ns = await round_trip_ns(url, SystemClock())
-            self._trips[url] = None if trip_ns is None else to_seconds(trip_ns)
-        warmed: dict[str, Any] | None = None
-        if self.warmup != "none" and arm not in self._warm:
-            # Requests like those of the load, but not the same.
-            one = self._replay_of(warm_by or load, overlay, warmup=self.warmup)
-            warmed = await self._perform(one, one.warm())
+            self._round_trips_s[url] = None if trip_ns is None else to_seconds(trip_ns)
+        warmup_result: dict[str, Any] | None = None
+        if self.warmup != "none" and arm not in self._warm_arms:
+            # The warm-up has other texts than the load, so that no cache has the prompts of the load.
+            replay = self._replay_of(warm_by or load, overlay, warmup=self.warmup)
+            warmup_began_ns = SystemClock.mono_ns()
+            warmup_result = await self._perform(replay, replay.warm())
+            self.pace.add_warmup(to_seconds(SystemClock.mono_ns() - warmup_began_ns))
+        began_ns = SystemClock.mono_ns()
         if prime is not None:
-            one = self._replay_of(prime, overlay)
-            await self._perform(one, one.run())
-        one = self._replay_of(load, overlay, slo=slo, capture=str(place / CAPTURE))
-        one.asking = lambda prepared: exact.update(
+            replay = self._replay_of(prime, overlay)
+            await self._perform(replay, replay.run())
+        replay = self._replay_of(load, overlay, slo=slo, capture=str(place / CAPTURE))
+        replay.asking = lambda prepared: requests_info.update(
             write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
         )
-        one.keeping = keeping
-        result = await self._perform(one, one.run(), partly=True)
+        replay.keeping = start_recording
+        result = await self._perform(replay, replay.run(), allow_partial=True)
         assert recorder is not None
-        result["round_trip"] = self._trips[url]
+        result["round_trip"] = self._round_trips_s[url]
         result["capture"]["to"] = str(step.path / CAPTURE)
         if prime is not None:
             result["primed"] = len(prime.plan.requests)
-        if warmed is not None:
-            result["warmup"] = warmed
-            self._warm.add(arm)
-        found = Measurement(name, arm, result, recorder.table())
-        if self._is_stopped():  # reported, and sent again when the command is resumed
-            self.steps += [found] if found.n else []
+        if warmup_result is not None:
+            result["warmup"] = warmup_result
+            self._warm_arms.add(arm)
+        measurement = Measurement(name, arm, result, recorder.table())
+        if self._is_stopped():
+            # The partial load is reported but not stored: the resumed command sends it again.
+            self.steps += [measurement] if measurement.n else []
             raise Interrupted("stopped")
-        found.save(place)
-        told = {
-            "name": name, "arm": arm, "fingerprint": fingerprint, "requests": exact,
+        measurement.save(place)
+        document = {
+            "name": name,
+            "arm": arm,
+            "fingerprint": fingerprint,
+            "requests": requests_info,
             "load": {"closed": load.closed, "rate_rps": load.rate_rps, **load.about},
             "result": result,
-        }  # fmt: skip
-        Folder(place).write_json("step.json", told)
+        }
+        Folder(place).write_json("step.json", document)
         self.folder.finish(name)
-        return self._keep(found)
+        self.pace.add_load(
+            _sending_s(measurement),
+            to_seconds(SystemClock.mono_ns() - began_ns),
+            percentile(measurement.values("e2e_ns"), 0.5),
+        )
+        return self._add_step(measurement)
 
     async def _perform(
-        self, one: Replay, work: Coroutine[Any, Any, dict[str, Any]], *, partly: bool = False
+        self, replay: Replay, work: Coroutine[Any, Any, dict[str, Any]], *, allow_partial: bool = False
     ) -> dict[str, Any]:
-        self._replay = one
+        self._replay = replay
         try:
             result = await work
         except ReplayStopped:
             raise Interrupted("stopped") from None
         finally:
             self._replay = None
-        if self._stopped and not partly:
+        if self._stopped and not allow_partial:
             raise Interrupted("stopped")
         return result
 
-    def _keep(self, found: Measurement) -> Measurement:
-        self.steps.append(found)
-        self.refused += int((found.result.get("outcomes") or {}).get("refused", 0))
-        warmup = found.result.get("warmup") or {"skipped": True}
+    def _add_step(self, measurement: Measurement) -> Measurement:
+        self.steps.append(measurement)
+        self.refused += int((measurement.result.get("outcomes") or {}).get("refused", 0))
+        warmup = measurement.result.get("warmup") or {"skipped": True}
         if not warmup.get("skipped"):
-            self.warmups.append({"arm": found.arm, "step": found.name, **warmup})
-        return found
+            self.warmups.append({"arm": measurement.arm, "step": measurement.name, **warmup})
+        return measurement
 
     def _overlay(self, arm: str) -> TargetArm:
         if arm == BASELINE:
             return TargetArm()
         if arm not in self.arms:
-            raise ConfigError(f"[arms.{arm}]", f"is missing: {self.name} compares it", "llmtap bench list")
+            raise ConfigError(
+                f"[arms.{arm}]",
+                f"is missing: the test {self.name} compares it",
+                "`llmtap bench list` shows the arms",
+            )
         return self.arms[arm]
 
     async def _switch(self, arm: str, overlay: TargetArm) -> None:
-        if not overlay.apply or self._state == arm:
+        if not overlay.apply or self._active_arm == arm:
             return
         self.watcher.step(arm, "switching the SUT over")
         process = await asyncio.create_subprocess_exec(
-            *overlay.apply, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            *overlay.apply,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        _, said = await process.communicate()
+        )
+        _, errors = await process.communicate()
         if process.returncode:
-            last = said.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {process.returncode}"]
+            last = errors.decode(errors="replace").strip().splitlines()[-1:] or [f"exit {process.returncode}"]
             raise ConfigError(f"[arms.{arm}] apply", f"failed: {last[0]}")
-        self._state = arm
-        self._warm.clear()
+        self._active_arm = arm
+        self._warm_arms.clear()
 
-    def _replay_of(self, load: Load, overlay: TargetArm, warmup: str = "none", **more: Any) -> Replay:
+    def _replay_of(
+        self,
+        load: Load,
+        overlay: TargetArm,
+        warmup: str = "none",
+        *,
+        slo: str | None = None,
+        capture: str | None = None,
+    ) -> Replay:
         target = self.target
-        fields = [*read_headers([], None, target.key_env), *target.headers.items(), *overlay.headers.items()]
-        options = ReplayOptions(
-            target=overlay.url or target.url, endpoint=target.endpoint, model=target.model, headers=fields,
-            ca=target.ca, closed=load.closed, processes=target.processes, timeout=TIMEOUT,
-            connect_timeout=Duration(10 * NS_PER_S), warmup=warmup,
+        headers = [*read_headers([], None, target.key_env), *target.headers.items(), *overlay.headers.items()]
+        plan = LoadPlan.of(
+            closed=load.closed,
             duration=None if load.duration_ns is None else Duration(load.duration_ns),
-            scrape=target.metrics, reader=self.reader, **more,
-        )  # fmt: skip
-        body = BodyOptions(
-            endpoint=target.endpoint, server=target.server, model=target.model,  # type: ignore[arg-type]
-            temperature=0.0, fields={**target.body, **overlay.body},
-        )  # fmt: skip
-        return Replay(load.plan, options, body, self.watcher)
+            url=overlay.url or target.url,
+            headers=headers,
+            ca=target.ca,
+            endpoint=target.endpoint,
+            server=target.server,
+            model=target.model,
+            tokenizer=target.tokenizer,
+            temperature=0.0,
+            fields={**target.body, **overlay.body},
+            processes=target.processes,
+            timeout=TIMEOUT,
+            warmup=warmup,
+            scrape=target.metrics,
+            reader=self.reader,
+            slo=slo,
+            capture=capture,
+        )
+        return Replay(load.plan, plan, self.watcher)
 
     def _fingerprint(self, load: Load, arm: str, overlay: TargetArm, slo: str | None) -> str:
         """Return a digest of what determines the measurement, without declarations about the SUT."""
-        told = msgspec.json.encode([self.target, overlay])
-        parts = (load.fingerprint(), arm, slo, self.warmup, told, self.reader)
+        targets = msgspec.json.encode([self.target, overlay])
+        parts = (load.fingerprint(), arm, slo, self.warmup, targets, self.reader)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _says(load: Load) -> str:
+def _sending_s(measured: Measurement) -> float:
+    """Return the seconds until the last request of a load was sent."""
+    last_ns = pc.max(measured.table["sent_ns"]).as_py()
+    return 0.0 if last_ns is None else to_seconds(last_ns)
+
+
+def _load_text(load: Load) -> str:
     requests = len(load.plan.requests)
     if load.closed is not None:
         how = f"{load.closed:,} at a time"
@@ -422,18 +514,18 @@ def _says(load: Load) -> str:
         how = "at its own times"
     if load.duration_ns is not None:
         return f"{how}, {load.duration_ns / NS_PER_S:g} s"
-    time = _lasts_s(load)
-    return f"{how}, {several(requests, 'request')}" + ("" if time is None else f", {time_said(time)}")
+    time = _duration_s(load)
+    return f"{how}, {several(requests, 'request')}" + ("" if time is None else f", {duration_text(time)}")
 
 
-def _lasts_s(load: Load) -> float | None:
-    """Return the time until the last request of a load is sent, if known."""
+def _duration_s(load: Load) -> float | None:
+    """Return the planned seconds until the last request of a load is sent, or None."""
     if load.duration_ns is not None:
         return load.duration_ns / NS_PER_S
     arrivals = load.plan.requests.arrival_ns
     return arrivals[-1] / NS_PER_S if load.closed is None and len(arrivals) else None
 
 
-def time_said(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Format a duration as `42 min` or `90 s`."""
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

@@ -2,7 +2,7 @@
 
 Each test is a module of `bench/tests` with one `BenchTest`, whose `run` returns a `TestResult`; `mixes.py`
 there makes loads for two of them. `TESTS` has names, sections and titles; `test_named` imports a test's
-module on demand. `tests_said` gives the lines of `llmtap bench list`: parameters with meanings and defaults.
+module on demand. `test_lines` gives the lines of `llmtap bench list`: parameters with meanings and defaults.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -12,9 +12,10 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 
+from llmtap.bench.run.pace import ExpectedLoads
 from llmtap.errors import ConfigError
-from llmtap.settings import explained
-from llmtap.units import Duration, format_ns
+from llmtap.options.fields import options_of, value_text
+from llmtap.units import Duration
 
 P = TypeVar("P", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -34,6 +35,8 @@ TpotBound = Annotated[Duration | None, msgspec.Meta(description="SLO: largest P9
 
 
 class ReportTable(msgspec.Struct, frozen=True):
+    """Table of a report, with formatted cells."""
+
     caption: str
     """Caption with the number of the draft's table, if it is one: `Table 1: TTFT Results`."""
     heads: list[str]
@@ -41,6 +44,8 @@ class ReportTable(msgspec.Struct, frozen=True):
 
 
 class ChartSeries(msgspec.Struct, frozen=True):
+    """One line or set of points of a chart; None in `y` is a gap."""
+
     name: str
     x: list[float | str]
     y: list[float | None]
@@ -50,8 +55,11 @@ class ChartSeries(msgspec.Struct, frozen=True):
 
 
 class Mark(msgspec.Struct, frozen=True):
+    """Labelled position on the x axis of a chart."""
+
     x: float
     says: str
+    """Label."""
 
 
 class ChartSpec(msgspec.Struct, frozen=True):
@@ -67,6 +75,8 @@ class ChartSpec(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class TestResult:
+    """Result of one run of a test, without the loads themselves."""
+
     measurements: dict[str, Any] = field(default_factory=dict)
     """Public JSON: seconds, shares 0 to 1, figures with `value`, `low`, `high`, `n`, `level`; or None."""
     tables: list[ReportTable] = field(default_factory=list)
@@ -78,25 +88,34 @@ class TestResult:
     """Deviations from the draft's procedure, and why (C.1 Notes, C.2 part 5)."""
     main: str = ""
     """Name of the load that represents the test in the minimum report (C.1)."""
+    missed_objectives: list[str] = field(default_factory=list)
+    """Objectives that no load met, each a sentence."""
     itl_option: str | None = None
     """Option of 4.6.3 for its gaps, `A` or `A + C`; None: as in the loads' results."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchTest(Generic[P]):
+    """Declaration of a test with parameters of type `P`."""
+
     name: str
     """Name on the command line: `ttft`, `prefix-cache`."""
     params: type[P]
     """Setup parameters with descriptions; None is a required one without a default (see `check`)."""
     run: Callable[[Any, P], Awaitable[TestResult]]
     """Measure in a `BenchSession`, and return the result."""
+    figures: tuple[str, ...]
+    """Figures that the test reports, by their names in the verdicts of loads (`load/replay/verdict.py`)."""
+    expected: Callable[[Any, P], ExpectedLoads]
+    """Loads that it is expected to send, for the announced duration."""
+    overloads: bool = False
+    """Whether the test goes to the limits of the server, where requests may fail."""
     quick: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of parameters with `--quick`."""
-    seconds: Callable[[Any, P], float | None] | None = None
-    """Upper bound of the time to send all loads; None if it depends on the server."""
     forfeits: tuple[str, ...] = ()
     """Ids of requirements (compliance/) that a quick run does not meet."""
     check: Callable[[Any, P], None] | None = None
+    """Raise ConfigError, before anything is sent, if the test cannot run with these parameters."""
     arms: tuple[str, ...] = ()
     """Required configurations (`[arms.NAME]` of the bench file) to compare; `check` reports a missing one."""
     arms_any: tuple[str, ...] = ()
@@ -127,14 +146,15 @@ TESTS: Final = {
 
 
 def test_named(name: str) -> "BenchTest[Any]":
+    """Return the test of that name. Raises ConfigError."""
     if name not in TESTS:
-        raise ConfigError("TEST", f"no test is called {name!r}", f"one of {', '.join(TESTS)}, all")
+        raise ConfigError("TEST", f"there is no test {name!r}", f"expected one of {', '.join(TESTS)}, all")
     module = import_module(f"llmtap.bench.tests.{name.replace('-', '_')}")
     test: BenchTest[Any] = module.TEST
     return test
 
 
-def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
+def test_lines(names: Sequence[str] | None = None) -> Iterator[str]:
     """Yield lines with the parameters of tests: meanings, defaults, and values with `--quick`."""
     for name in TESTS if names is None else names:
         test = test_named(name)
@@ -143,24 +163,11 @@ def tests_said(names: Sequence[str] | None = None) -> Iterator[str]:
             needed = " and ".join(f"[arms.{arm}]" for arm in test.arms)
             optional = ", ".join(f"[arms.{arm}]" for arm in test.arms_any)
             yield f"  needs {needed}" + (f", and one or more of {optional}" if optional else "")
-        usual, width = test.params(), max(map(len, test.params.__struct_fields__))
-        for param, _, meaning in explained(test.params):
-            default = getattr(usual, param)
-            told = [] if default is None else [f"default: {_written(default)}"]
-            told += [f"--quick: {_written(test.quick[param])}"] if param in test.quick else []
-            yield f"  {param:{width}}  {meaning}" + f" ({'; '.join(told)})" * bool(told)
+        defaults, width = test.params(), max(map(len, test.params.__struct_fields__))
+        for option in options_of(test.params):
+            default, name = getattr(defaults, option.name), option.name
+            notes = [] if default is None else [f"default: {value_text(default)}"]
+            notes += [f"--quick: {value_text(test.quick[name])}"] if name in test.quick else []
+            shown = f" ({'; '.join(notes)})" * bool(notes)
+            yield f"  {name:{width}}  {option.meaning_with_choices}{shown}"
         yield ""
-
-
-def _written(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, Duration):
-        return format_ns(value).replace(" ", "")
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, msgspec.Struct):
-        return msgspec.json.encode(value).decode()
-    if isinstance(value, list | tuple):
-        return ",".join(map(_written, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -22,19 +22,20 @@ import aiohttp
 import msgspec
 from msgspec.inspect import Metadata, type_info
 
-from llmtap import __version__
 from llmtap.bench.run.test import TESTS
 from llmtap.bench.sut.sut import BenchTarget, Guardrails, Hardware, Sut, SutClock, SutTokenizer
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.saved import explain, read_saved
-from llmtap.load.bodies import BodyMaker, BodyOptions, model_ids, server_of
+from llmtap.load.bodies import BodyMaker, model_ids, server_of
 from llmtap.load.monitor.system import open_gpus
+from llmtap.load.options import BodyOptions
 from llmtap.load.replay.options import read_headers
 from llmtap.load.sending import PATHS
 from llmtap.metrics.latency import measure
 from llmtap.net.tls import client_context
 from llmtap.units import format_ns
+from llmtap.version import __version__
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import VOCABULARY
 
@@ -205,6 +206,10 @@ class _Detector:
             self.found.know("target.endpoint", "completions", how)
         elif await self._probe(CHAT):
             self.found.know("target.endpoint", CHAT, "it answers there, and that is what users ask")
+        elif await self._probe("completions"):
+            self.found.know("target.endpoint", "completions", "it has no chat completions")
+        else:
+            self.found.notes.append("it has neither /v1/chat/completions nor /v1/completions")
 
     async def _probe(self, endpoint: str) -> bool:
         """Send one short stream, for protocol and chunks. False if there is no such endpoint."""
@@ -332,8 +337,8 @@ _TABLES: Final[dict[str, type[msgspec.Struct]]] = {
 _WIDTH: Final = 110
 _ARMS: Final = """
 # Configurations of the server that tests compare, each as what differs from [target]: another `url`,
-# `headers`, members of the `body`, or a command that switches the server over (`apply`). `llmtap bench list`
-# says which test wants which.
+# `headers`, members of the `body`, or a command that switches the server over (`apply`). All of them are sent
+# requests at the `endpoint` of [target]. `llmtap bench list` says which test needs which.
 #
 # [arms.NAME]
 # about = "what it is, for the report"

@@ -23,12 +23,14 @@ from llmtap.bench.sut.sut import BenchTarget
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.bodies import BodyMaker, BodyOptions, model_ids
-from llmtap.load.http import LoadSender, SenderOptions
+from llmtap.load.bodies import BodyMaker, model_ids
+from llmtap.load.http import LoadSender
+from llmtap.load.options import BodyOptions, SendingOptions
 from llmtap.load.replay.options import read_headers
 from llmtap.load.sending import parse_target, protocol_of
 from llmtap.metrics.latency import ttft_any_ns
 from llmtap.metrics.summary import ENDED_WELL
+from llmtap.net.bounded_body import read_at_most
 from llmtap.net.tls import client_context
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
@@ -130,7 +132,7 @@ async def _models(target: BenchTarget) -> list[str] | None:
                 f"{target.url.rstrip('/').removesuffix('/v1')}/v1/models", ssl=client_context(target.ca, True)
             ) as response,
         ):
-            return model_ids(await response.read()) if response.status < 500 else None
+            return model_ids(await read_at_most(response)) if response.status < 500 else None
     except (aiohttp.ClientError, TimeoutError, OSError):
         return None
 
@@ -143,7 +145,7 @@ async def _answer(target: BenchTarget, models: list[str], check: Callable[[], No
     tls = client_context(target.ca, True) if target.url.startswith("https") else None
     sender = LoadSender(
         loop, parse_target(target.url, target.endpoint, headers),
-        SenderOptions(timeout=Duration(START_S_MAX * NS_PER_S)), tls=tls,
+        SendingOptions(timeout=Duration(START_S_MAX * NS_PER_S)), tls=tls,
     )  # fmt: skip
     options = BodyOptions(
         endpoint=target.endpoint, server=target.server,  # type: ignore[arg-type]

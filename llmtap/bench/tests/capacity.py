@@ -16,20 +16,22 @@ from msgspec import Meta
 from llmtap.bench.run import figures
 from llmtap.bench.run.levels import (
     ROWS_MAX,
+    LevelAttempt,
     RateSearch,
-    Tried,
     check_duration,
     endings,
-    lasts,
     latency_rows,
     level_json,
     level_load,
     memory_errors,
     number,
+    remaining_text,
     share,
     throughput_chart,
+    verdict_text,
 )
 from llmtap.bench.run.measurement import Measurement, steady_of
+from llmtap.bench.run.pace import LEVELS_EXPECTED, ExpectedLoads
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Mark, TestResult
 from llmtap.bench.tests.throughput import DURATION_MIN
@@ -67,75 +69,81 @@ class CapacityParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def check(session: BenchSession, params: CapacityParams) -> None:
+    """Raise ConfigError if the threshold is missing, or the search is too short for 5.5.3."""
     if params.ttft_p99 is None:
         raise ConfigError(
             "ttft_p99",
-            "is not given: capacity is what meets a threshold of TTFT (5.5.2)",
+            "is not given: the capacity depends on a threshold of TTFT (5.5.2)",
             "such as ttft_p99 = 2s",
         )
     if params.maximum < params.initial:
         raise ConfigError("maximum", f"is {params.maximum}, below initial ({params.initial})")
     check_duration(session, params.duration, DURATION_MIN, "5.5.3")
     if params.per_slot < PER_SLOT_MIN and not session.quick:
-        raise ConfigError("per_slot", f"is {params.per_slot}, and 5.5.3 asks for {PER_SLOT_MIN} at least")
+        raise ConfigError("per_slot", f"is {params.per_slot}; 5.5.3 requires at least {PER_SLOT_MIN}")
 
 
 async def run(session: BenchSession, params: CapacityParams) -> TestResult:
+    """Search for the highest concurrency that meets the success criteria (5.5.3), and return it."""
     search = _search(params)
-    tried: list[Tried] = []
+    attempts: list[LevelAttempt] = []
     while (slots := search.next) is not None:
-        session.watcher.left(lasts(search.left, to_seconds(params.duration)))
-        tried.append(await _try(session, params, tried, slots))
-        search.tell(slots, tried[-1].holds)
-    return _found(params, search, tried)
+        session.report_remaining(remaining_text(search.attempts_max, to_seconds(params.duration)))
+        attempts.append(await _attempt(session, params, attempts, slots))
+        search.record(slots, attempts[-1].holds)
+    return _result(params, search, attempts)
 
 
 def _search(params: CapacityParams) -> RateSearch:
     return RateSearch(1, params.maximum, params.initial, params.resolution)
 
 
-async def _try(session: BenchSession, params: CapacityParams, tried: Sequence[Tried], slots: int) -> Tried:
+async def _attempt(
+    session: BenchSession, params: CapacityParams, attempts: Sequence[LevelAttempt], slots: int
+) -> LevelAttempt:
     """Send a level, and again with more requests if it ended too soon."""
     seconds = to_seconds(params.duration)
     rate = 0.0
-    if tried:
-        rate = tried[-1].steady.completed_rps * max(1.0, slots / tried[-1].level)
+    if attempts:
+        rate = attempts[-1].steady.completed_rps * max(1.0, slots / attempts[-1].level)
     for name in (f"search/{slots:04d}", f"search/{slots:04d}-longer"):
-        # One more per slot, so that all slots are busy until the last is sent.
+        # One more request per slot keeps all slots busy until the last one is sent.
         rows = min(ROWS_MAX, max(params.per_slot * slots, ceil(rate * RATE_SPARE * seconds)) + slots)
         load = level_load(
             session, name, params.workload, slots=slots, requests=rows, output_tokens=params.output_tokens
         )
         measured = await session.measure(name, load, slo=f"ttft:{params.ttft_p99:d}ns")
         steady = steady_of(measured)
-        broken = _broken(params, measured)
-        one = Tried(slots, measured, steady, not broken, "; ".join(broken) or "meets all criteria")
-        if broken or not _is_short(params, one):
+        violations = _violations(params, measured)
+        attempt = LevelAttempt(
+            slots, measured, steady, not violations, verdict_text(steady, violations, "meets all criteria")
+        )
+        if violations or not _is_short(params, attempt):
             break
         rate = measured.n / max(steady.to_s, 1e-3)
-    return one
+    return attempt
 
 
-def _is_short(params: CapacityParams, one: Tried) -> bool:
-    too_few = one.measured.n < params.per_slot * one.level
-    return one.holds and (too_few or one.steady.to_s < to_seconds(params.duration))
+def _is_short(params: CapacityParams, attempt: LevelAttempt) -> bool:
+    too_few = attempt.measured.n < params.per_slot * attempt.level
+    return attempt.holds and (too_few or attempt.steady.to_s < to_seconds(params.duration))
 
 
-def _broken(params: CapacityParams, measured: Measurement) -> list[str]:
-    found = []
+def _violations(params: CapacityParams, measured: Measurement) -> list[str]:
+    texts = []
     completed, bound = _completion(measured), _bound_s(params)
     if completed < params.completion:
-        found.append(f"{share(completed)} completed, {share(params.completion)} needed")
+        texts.append(f"{share(completed)} completed, {share(params.completion)} needed")
     p99 = percentile(measured.values("ttft_ns"), 0.99)
     if p99 is None or p99 > bound:
-        found.append(f"TTFT P99 {figures.ms(p99)} > {figures.ms(bound)}")
+        texts.append(f"TTFT P99 {figures.ms(p99)} > {figures.ms(bound)}")
     if errors := memory_errors(measured):
-        found.append(f"{errors} out-of-memory errors")
-    return found
+        texts.append(f"{errors} out-of-memory errors")
+    return texts
 
 
 def _bound_s(params: CapacityParams) -> float:
-    assert params.ttft_p99 is not None  # checked by `check`
+    assert params.ttft_p99 is not None  # `check` refuses None.
     return to_seconds(params.ttft_p99)
 
 
@@ -143,9 +151,9 @@ def _completion(measured: Measurement) -> float:
     return len(measured.ended_well()) / measured.n if measured.n else 0.0
 
 
-def _found(params: CapacityParams, search: RateSearch, tried: Sequence[Tried]) -> TestResult:
+def _result(params: CapacityParams, search: RateSearch, attempts: Sequence[LevelAttempt]) -> TestResult:
     bound, best = figures.ms(_bound_s(params)), search.best
-    found = TestResult(
+    result = TestResult(
         configuration={
             "Workload": f"{params.workload}, answers of {params.output_tokens} tokens",
             "Load model": "closed loop",
@@ -155,24 +163,28 @@ def _found(params: CapacityParams, search: RateSearch, tried: Sequence[Tried]) -
             "Success criteria": f"{share(params.completion)} complete, TTFT P99 <= {bound}, no out-of-memory"
             " errors",
         }
-    )  # fmt: skip
-    found.main = next((t for t in reversed(tried) if t.holds and t.level == best), tried[-1]).measured.name
-    told = found.measurements = _measurements(params, search, tried)
-    found.tables = [
-        figures.table_of("Table 7: Capacity Search Results", told["levels"], TABLE_7),
+    )
+    result.main = next(
+        (t for t in reversed(attempts) if t.holds and t.level == best), attempts[-1]
+    ).measured.name
+    measurements = result.measurements = _measurements(params, search, attempts)
+    result.tables = [
+        figures.table_of("Table 7: Capacity Search Results", measurements["levels"], TABLE_7),
         figures.metric_table(
             "Capacity (5.5.4)",
             {
                 "Maximum concurrent requests": "-" if best is None else f"{best}",
-                "Throughput at maximum": number(told["output_tps"], "tok/s"),
-                "Tokens in flight at maximum (approximately)": number(told["tokens_in_flight"]),
+                "Throughput at maximum": number(measurements["output_tps"], "tok/s"),
+                "Tokens in flight at maximum (approximately)": number(measurements["tokens_in_flight"]),
             },
         ),
-        figures.table_of("Each level, and what decided it", told["levels"], WHY_COLUMNS),
+        figures.table_of("Each level, and what decided it", measurements["levels"], WHY_COLUMNS),
     ]
-    found.charts = _charts(params, tried, best)
-    _remark(found, params, search, tried)
-    return found
+    result.charts = _charts(params, attempts, best)
+    if best is None:
+        result.missed_objectives.append("not even one request at a time meets the success criteria")
+    _remark(result, params, search, attempts)
+    return result
 
 
 TABLE_7: Final[Mapping[str, figures.Cell]] = {
@@ -192,42 +204,46 @@ WHY_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 }
 
 
-def _measurements(params: CapacityParams, search: RateSearch, tried: Sequence[Tried]) -> dict[str, Any]:
-    steady = next((t.steady for t in reversed(tried) if t.holds and t.level == search.best), None)
+def _measurements(
+    params: CapacityParams, search: RateSearch, attempts: Sequence[LevelAttempt]
+) -> dict[str, Any]:
+    steady = next((t.steady for t in reversed(attempts) if t.holds and t.level == search.best), None)
     return {
         "max_concurrency": search.best,
         "limit": search.limit,
         "workload": params.workload,
         "output_tokens": params.output_tokens,
         "criteria": {
-            "ttft_p99": _bound_s(params), "completion": params.completion, "memory_errors": 0,
+            "ttft_p99": _bound_s(params),
+            "completion": params.completion,
+            "memory_errors": 0,
         },
         "output_tps": None if steady is None else steady.output_tps,
         "request_rps": None if steady is None else steady.completed_rps,
         "tokens_in_flight": None if steady is None else steady.held_tokens,
         "levels": [
-            {"concurrency": round(t.level), **level_json(t), **_own(t.measured)}
-            for t in sorted(tried, key=lambda t: t.level)
+            {"concurrency": round(t.level), **level_json(t), **_whole_level_figures(t.measured)}
+            for t in sorted(attempts, key=lambda t: t.level)
         ],
-    }  # fmt: skip
+    }
 
 
-def _own(measured: Measurement) -> dict[str, Any]:
+def _whole_level_figures(measured: Measurement) -> dict[str, Any]:
     """Return figures over all requests of a level, including the ramp-up."""
-    well = len(measured.ended_well())
-    interval = share_interval(well, measured.n)
+    completed = len(measured.ended_well())
+    interval = share_interval(completed, measured.n)
     return {
         "completion": None if interval is None else interval.to_dict(),
-        "failed": measured.n - well,
+        "failed": measured.n - completed,
         "endings": endings(measured),
         "memory_errors": memory_errors(measured),
         **latency_rows(measured),
     }
 
 
-def _charts(params: CapacityParams, tried: Sequence[Tried], best: int | None) -> list[ChartSpec]:
-    last = {t.level: t for t in sorted(tried, key=lambda t: t.level)}
-    xs, levels = [*last], [*last.values()]
+def _charts(params: CapacityParams, attempts: Sequence[LevelAttempt], best: int | None) -> list[ChartSpec]:
+    by_concurrency = {t.level: t for t in sorted(attempts, key=lambda t: t.level)}
+    xs, levels = [*by_concurrency], [*by_concurrency.values()]
     marks = [] if best is None else [Mark(best, "capacity")]
     x_title = "requests at a time"
     bound = ChartSeries("threshold", [*xs], [_bound_s(params) * 1e3] * len(xs))
@@ -240,10 +256,12 @@ def _charts(params: CapacityParams, tried: Sequence[Tried], best: int | None) ->
     ]
 
 
-def _remark(found: TestResult, params: CapacityParams, search: RateSearch, tried: Sequence[Tried]) -> None:
-    notes = found.notes
+def _remark(
+    result: TestResult, params: CapacityParams, search: RateSearch, attempts: Sequence[LevelAttempt]
+) -> None:
+    notes = result.notes
     if search.best is None:
-        notes.append(f"not even one request at a time meets the criteria: {tried[-1].why}")
+        notes.append(f"not even one request at a time meets the criteria: {attempts[-1].reason}")
     elif search.limit is None:
         notes.append(f"the highest concurrency of the search meets the criteria: {search.best} is no limit")
     else:
@@ -252,19 +270,26 @@ def _remark(found: TestResult, params: CapacityParams, search: RateSearch, tried
         "tokens in flight are the mean over time of prompts that were sent and of answers as far as they had"
         " come, from their lengths: what waits in the server's queue is among them"
     )
-    notes += figures.legend(found.measurements["levels"], "ttft", "tpot", share="p99")
-    if short := [t.measured.name for t in tried if _is_short(params, t)]:
-        found.deviations.append(
+    notes += figures.legend(result.measurements["levels"], "ttft", "tpot", share="p99")
+    if short := [t.measured.name for t in attempts if _is_short(params, t)]:
+        result.deviations.append(
             f"5.5.3: less than {to_seconds(params.duration):g} s or {params.per_slot} completions per slot:"
             f" {', '.join(short)}"
         )
+
+
+def _expected(session: BenchSession, params: CapacityParams) -> ExpectedLoads:
+    levels = min(_search(params).attempts_max, LEVELS_EXPECTED)
+    return ExpectedLoads(levels, seconds=levels * to_seconds(params.duration))
 
 
 TEST: Final = BenchTest(
     name="capacity",
     params=CapacityParams,
     run=run,
-    seconds=lambda session, params: _search(params).left * to_seconds(params.duration),
+    figures=("tokens", "ttft", "tpot"),
+    overloads=True,
+    expected=_expected,
     quick={
         "ttft_p99": Duration(2 * NS_PER_S),
         "output_tokens": 64,

@@ -20,8 +20,9 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from llmtap.bench.run import figures
-from llmtap.bench.run.levels import Capacity, capacity_told, find_capacity, latency_rows, overload
+from llmtap.bench.run.levels import ROUNDS, Capacity, find_capacity, known_capacity, latency_rows, overload
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.pace import ExpectedLoads, expected_search
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSpec, Rate, ReportTable, SlotsMax, TestResult
 from llmtap.bench.tests import mixes
@@ -34,7 +35,7 @@ from llmtap.workload.prompts.prompt import CL100K_IDS
 
 RESAMPLES: Final = 2_000
 _SEEDS: Final = {"warm-up": 1_000_001, "capacity": 2_000_003, "alone": 3_000_017}
-"""Added to the seed, so that loads share no prompts, which a prefix cache would have."""
+"""Added to the seed, so that loads share no prompts that a prefix cache could have."""
 
 
 class FairnessParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +68,8 @@ def check(session: BenchSession, params: FairnessParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Class:
+    """Measurements of a request class in the mix and alone."""
+
     name: str
     mixed: Measurement
     alone: Measurement
@@ -74,6 +77,7 @@ class _Class:
 
 
 async def run(session: BenchSession, params: FairnessParams) -> TestResult:
+    """Send each class alone, then the mix, and return the fairness figures (5.6.3, 5.6.4)."""
     mix = _mix(session, params)
     warm = mixes.closed_mix(
         mix, slots=8, requests=32, seed=session.seed + _SEEDS["warm-up"], **session.target.counting
@@ -83,23 +87,26 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
     if rate is None:
         assert capacity is not None
         rate = params.share * capacity.rps
-    plain: dict[str, Any] = {
-        "duration_s": params.duration / NS_PER_S, "per_class": params.requests_per_class,
+    load_options: dict[str, Any] = {
+        "duration_s": params.duration / NS_PER_S,
+        "per_class": params.requests_per_class,
         **session.target.counting,
-    }  # fmt: skip
+    }
     alone: dict[str, tuple[Measurement, float]] = {}
     for i, one in enumerate(mix.classes):
-        session.watcher.left(f"{len(mix.classes) - i} classes alone, then the mix")
+        session.report_remaining(f"{len(mix.classes) - i} classes alone, then the mix")
         single = mix.alone(one.name)
-        own = rate * mix.mean_tokens() / single.mean_tokens()
-        load = mixes.open_mix(single, rate_rps=own, seed=session.seed + _SEEDS["alone"] + i, **plain)
-        alone[one.name] = (await session.measure(f"alone/{one.name}", load, warm_by=warm), own)
-    session.watcher.left("the mix")
-    load = mixes.open_mix(mix, rate_rps=rate, seed=session.seed, **plain)
+        alone_rps = rate * mix.mean_tokens() / single.mean_tokens()
+        load = mixes.open_mix(
+            single, rate_rps=alone_rps, seed=session.seed + _SEEDS["alone"] + i, **load_options
+        )
+        alone[one.name] = (await session.measure(f"alone/{one.name}", load, warm_by=warm), alone_rps)
+    session.report_remaining("the mix")
+    load = mixes.open_mix(mix, rate_rps=rate, seed=session.seed, **load_options)
     mixed = await session.measure("mix", load, warm_by=warm)
     classes = [_Class(one.name, mixed.of_class(one.name), *alone[one.name]) for one in mix.classes]
-    found = TestResult(configuration=figures.load_lines(load, mixed), main=mixed.name)
-    found.measurements = {
+    result = TestResult(configuration=figures.load_lines(load, mixed), main=mixed.name)
+    result.measurements = {
         "rate_rps": rate,
         "capacity": None if capacity is None else msgspec.to_builtins(capacity),
         "load_share": None if capacity is None else rate / capacity.rps,
@@ -108,11 +115,11 @@ async def run(session: BenchSession, params: FairnessParams) -> TestResult:
         "classes": {one.name: _figures(one) for one in classes},
         "jain": _jain(classes, session.seed),
     }
-    found.configuration |= _configuration(params, found.measurements)
-    found.tables = _tables(found.measurements)
-    found.charts = _charts(classes)
-    _remark(found, mixed, classes, capacity)
-    return found
+    result.configuration |= _configuration(params, result.measurements)
+    result.tables = _tables(result.measurements)
+    result.charts = _charts(classes)
+    _remark(result, mixed, classes, capacity)
+    return result
 
 
 def _mix(session: BenchSession, params: FairnessParams) -> mixes.ClassMix:
@@ -126,39 +133,49 @@ async def _capacity(
     session: BenchSession, params: FairnessParams, mix: mixes.ClassMix, warm: Any
 ) -> Capacity:
     """Return the capacity for the mix."""
-    told = capacity_told(session, params.max_rate)
-    if told is not None:
-        return told
+    known = known_capacity(session, params.max_rate)
+    if known is not None:
+        return known
     return await find_capacity(
         session,
         lambda slots, requests: mixes.closed_mix(
-            mix, slots=slots, requests=requests, seed=session.seed + _SEEDS["capacity"] + slots,
+            mix,
+            slots=slots,
+            requests=requests,
+            seed=session.seed + _SEEDS["capacity"] + slots,
             **session.target.counting,
         ),
-        params.slots_max, warm_by=warm,
-    )  # fmt: skip
+        params.slots_max,
+        warm_by=warm,
+    )
 
 
 def _figures(one: _Class) -> dict[str, Any]:
     mixed, alone = one.mixed, one.alone
-    ttft, before = mixed.values("ttft_ns"), alone.values("ttft_ns")
+    ttft, ttft_alone = mixed.values("ttft_ns"), alone.values("ttft_ns")
     waits = starvation(ttft)
     rate = None if waits is None else share_interval(waits.starved, waits.n)
     inflation: dict[str, Any] = {
-        name: figures.quantile_ratio(before, ttft, p, paired=False) for name, p in figures.KEY_SHARES.items()
+        name: figures.quantile_ratio(ttft_alone, ttft, p, paired=False)
+        for name, p in figures.KEY_SHARES.items()
     }
-    ours, theirs = mean(ttft), mean(before)
-    inflation["mean"] = None if ours is None or not theirs else ours / theirs
+    mean_mixed, mean_alone = mean(ttft), mean(ttft_alone)
+    inflation["mean"] = None if mean_mixed is None or not mean_alone else mean_mixed / mean_alone
     return {
         "sent": mixed.n,
         **latency_rows(mixed),
         "alone": {"rate_rps": one.alone_rps, "sent": alone.n, **latency_rows(alone)},
         "inflation": inflation,
-        "starvation": None if waits is None or rate is None else {
-            **rate.to_dict(), "starved": waits.starved, "median": waits.median, "threshold": waits.threshold,
+        "starvation": None
+        if waits is None or rate is None
+        else {
+            **rate.to_dict(),
+            "starved": waits.starved,
+            "median": waits.median,
+            "threshold": waits.threshold,
             "medians": STARVED_MEDIANS,
         },
-    }  # fmt: skip
+    }
 
 
 def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
@@ -169,19 +186,23 @@ def _jain(classes: Sequence[_Class], seed: int) -> dict[str, Any] | None:
     isolated = {name: median for name, median in medians.items() if median}
     if len(isolated) < len(classes) or not all(latencies.values()):
         return None
-    read = jain_readings(latencies, isolated)
+    readings = jain_readings(latencies, isolated)
     intervals = _jain_intervals(latencies, alone, seed)
     count = sum(map(len, latencies.values()))
     method = "bootstrap of each class's requests, percentiles"
-    told = {
-        name: figures.figure(getattr(read, name), low, high, count, method=method, reading=name)
+    figure_by_reading = {
+        name: figures.figure(getattr(readings, name), low, high, count, method=method, reading=name)
         for name, (low, high) in intervals.items()
     }
     return {
-        "headline": told["per_request"], "by_class": told["per_class"],
-        "per_class": read.per_class, "per_request": read.per_request, "raw": read.raw,
-        "slowdown": dict(read.inflation), "unfair_below": UNFAIR_BELOW,
-    }  # fmt: skip
+        "headline": figure_by_reading["per_request"],
+        "by_class": figure_by_reading["per_class"],
+        "per_class": readings.per_class,
+        "per_request": readings.per_request,
+        "raw": readings.raw,
+        "slowdown": dict(readings.inflation),
+        "unfair_below": UNFAIR_BELOW,
+    }
 
 
 def _jain_intervals(
@@ -191,13 +212,13 @@ def _jain_intervals(
     if min(map(len, (*mixed.values(), *alone.values()))) < 2:
         return dict.fromkeys(("per_request", "per_class"), (None, None))
     random = np.random.default_rng(seed)
-    both = [(np.asarray(mixed[name]), np.asarray(alone[name])) for name in mixed]
-    found: dict[str, list[float]] = {"per_request": [], "per_class": []}
+    class_samples = [(np.asarray(mixed[name]), np.asarray(alone[name])) for name in mixed]
+    samples: dict[str, list[float]] = {"per_request": [], "per_class": []}
     for _ in range(RESAMPLES):
-        normal = [random.choice(a, len(a)) / np.median(random.choice(b, len(b))) for a, b in both]
-        found["per_request"].append(_index(np.concatenate(normal)))
-        found["per_class"].append(_index(np.array([one.mean() for one in normal])))
-    ends = {name: np.percentile(values, (2.5, 97.5)) for name, values in found.items()}
+        normal = [random.choice(a, len(a)) / np.median(random.choice(b, len(b))) for a, b in class_samples]
+        samples["per_request"].append(_index(np.concatenate(normal)))
+        samples["per_class"].append(_index(np.array([one.mean() for one in normal])))
+    ends = {name: np.percentile(values, (2.5, 97.5)) for name, values in samples.items()}
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
@@ -205,43 +226,49 @@ def _index(x: NDArray[np.float64]) -> float:
     return float(x.sum() ** 2 / (len(x) * (x**2).sum()))
 
 
-def _configuration(params: FairnessParams, told: Mapping[str, Any]) -> dict[str, str]:
+def _configuration(params: FairnessParams, measurements: Mapping[str, Any]) -> dict[str, str]:
     classes = "; ".join(
         f"{one.name} {one.share:.0%}, input {one.input[0]:,}-{one.input[1]:,}, output"
         f" {one.output[0]:,}-{one.output[1]:,}"
         for one in params.classes
     )
-    alone = ", ".join(f"{name} {one['alone']['rate_rps']:.3g}/s" for name, one in told["classes"].items())
-    counts = ", ".join(f"{name} {one['sent']:,}" for name, one in told["classes"].items())
-    level = "as given" if told["load_share"] is None else f"{told['load_share']:.0%} of saturation"
+    alone = ", ".join(
+        f"{name} {one['alone']['rate_rps']:.3g}/s" for name, one in measurements["classes"].items()
+    )
+    counts = ", ".join(f"{name} {one['sent']:,}" for name, one in measurements["classes"].items())
+    level = (
+        "as given"
+        if measurements["load_share"] is None
+        else f"{measurements['load_share']:.0%} of saturation"
+    )
     return {
         "Request classes": classes,
-        "Load level": f"{told['rate_rps']:.3g} requests/s, {level}",
+        "Load level": f"{measurements['rate_rps']:.3g} requests/s, {level}",
         "Isolation baseline": f"each class alone at as many tokens per second as the mix: {alone}",
         "Requests by class": counts,
     }
 
 
-def _tables(told: Mapping[str, Any]) -> list[ReportTable]:
-    classes = [{"name": name.title(), **one} for name, one in told["classes"].items()]
-    jain = told["jain"]
+def _tables(measurements: Mapping[str, Any]) -> list[ReportTable]:
+    classes = [{"name": name.title(), **one} for name, one in measurements["classes"].items()]
+    jain = measurements["jain"]
     metrics = {"Jain's Fairness Index": "-" if jain is None else f"{jain['headline']['value']:.2f}"}
     metrics["Jain's index of class means"] = "-" if jain is None else f"{jain['per_class']:.2f}"
     metrics |= {
         f"{one['name']} Class Starvation": figures.with_interval(one["starvation"], ".1%") for one in classes
     }
-    against = []
+    rows = []
     for one in classes:
-        for how, row in (("alone", one["alone"]["ttft"]), ("mixed", one["ttft"])):
+        for state, row in (("alone", one["alone"]["ttft"]), ("mixed", one["ttft"])):
             cells = (figures.ms_of(row, share) for share in figures.KEY_SHARES)
-            against.append([f"{one['name']}, {how}", *cells])
+            rows.append([f"{one['name']}, {state}", *cells])
         growth = (figures.with_interval(one["inflation"][share], ".2f") for share in figures.KEY_SHARES)
-        against.append([f"{one['name']}, inflation", *growth])
+        rows.append([f"{one['name']}, inflation", *growth])
     heads = ["Class", "TTFT P50", "TTFT P95", "TTFT P99"]
     return [
         figures.table_of("Table 8: Per-Class Results", classes, TABLE_8),
         figures.metric_table("Table 9: Fairness Metrics", metrics),
-        ReportTable("TTFT alone and in the mix, and latency inflation (5.6.4)", heads, against),
+        ReportTable("TTFT alone and in the mix, and latency inflation (5.6.4)", heads, rows),
         *([] if jain is None else [_readings(jain)]),
     ]
 
@@ -265,9 +292,9 @@ def _readings(jain: Mapping[str, Any]) -> ReportTable:
 
 def _charts(classes: Sequence[_Class]) -> list[ChartSpec]:
     series = [
-        figures.cdf_series(f"{one.name}, {how}", values)
+        figures.cdf_series(f"{one.name}, {state}", values)
         for one in classes
-        for how, values in (("mixed", one.mixed.values("ttft_ns")), ("alone", one.alone.values("ttft_ns")))
+        for state, values in (("mixed", one.mixed.values("ttft_ns")), ("alone", one.alone.values("ttft_ns")))
         if values
     ]
     title = "TTFT of each class, alone and in the mix"
@@ -276,53 +303,61 @@ def _charts(classes: Sequence[_Class]) -> list[ChartSpec]:
 
 
 def _remark(
-    found: TestResult,
+    result: TestResult,
     mixed: Measurement,
     classes: Sequence[_Class],
     capacity: Capacity | None,
 ) -> None:
-    told = found.measurements
-    found.notes += [
+    measurements = result.measurements
+    result.notes += [
         "Jain's index is of requests: TTFT in the mix / the median of the class alone; any spread lowers it",
-        *figures.legend(told["classes"].values(), "ttft", "tpot"),
+        *figures.legend(measurements["classes"].values(), "ttft", "tpot"),
         "intervals take requests for independent; those of a queue are not quite, so they are rather narrow",
     ]
     if capacity is not None:
-        found.notes.append(f"saturation: {capacity.rps:.4g} requests/s of the mix ({capacity.how})")
+        result.notes.append(f"saturation: {capacity.rps:.4g} requests/s of the mix ({capacity.how})")
         if not capacity.saturated:
-            found.deviations.append(
+            result.deviations.append(
                 "5.6.2: saturation was not found, so the load is a share of the most that was tried"
             )
     else:
-        found.deviations.append("5.6.2: the rate was given; what share of saturation it is was not measured")
+        result.deviations.append("5.6.2: the rate was given; what share of saturation it is was not measured")
     for name, load in (("the mix", mixed), *((f"{one.name} alone", one.alone) for one in classes)):
-        kept = overload(load)
-        if kept is not None:
-            found.deviations.append(
-                f"5.6.2: {name} was above saturation: answers came at {kept:.0%} of the rate of requests, and"
-                " latencies are those of a queue that grows"
+        delivered = overload(load)
+        if delivered is not None:
+            result.deviations.append(
+                f"5.6.2: {name} was above saturation: answers came at {delivered:.0%} of the rate of"
+                " requests, and latencies are those of a queue that grows"
             )
     failed = mixed.n - len(mixed.ended_well())
     if failed:
-        found.notes.append(f"{failed:,} of {mixed.n:,} answers of the mix did not come whole: in no figure")
-    jain = told["jain"]
+        result.notes.append(f"{failed:,} of {mixed.n:,} answers of the mix did not come whole: in no figure")
+    jain = measurements["jain"]
     if jain is None:
-        found.notes.append("no Jain's index: a class has no TTFT")
+        result.notes.append("no Jain's index: a class has no TTFT")
         return
     low = [
-        of for of, name in (("requests", "per_request"), ("class means", "per_class"))
+        of
+        for of, name in (("requests", "per_request"), ("class means", "per_class"))
         if jain[name] < UNFAIR_BELOW
-    ]  # fmt: skip
+    ]
     if low:
-        said = f"Jain's index of {' and of '.join(low)} is below {UNFAIR_BELOW}"
-        found.notes.append(f"{said}: significant unfairness (5.6.4)")
+        statement = f"Jain's index of {' and of '.join(low)} is below {UNFAIR_BELOW}"
+        result.notes.append(f"{statement}: significant unfairness (5.6.4)")
+
+
+def _expected(session: BenchSession, params: FairnessParams) -> ExpectedLoads:
+    n = len(params.classes) + 1
+    loads = ExpectedLoads(n, seconds=n * params.duration / NS_PER_S)
+    return loads if params.rate is not None else loads.plus(expected_search(ROUNDS))
 
 
 TEST: Final = BenchTest(
     name="fairness",
     params=FairnessParams,
     run=run,
-    seconds=lambda session, params: (len(params.classes) + 1) * params.duration / NS_PER_S,
+    figures=("load", "ttft", "tpot", "e2e"),
+    expected=_expected,
     quick={"requests_per_class": 20, "duration": Duration(15 * NS_PER_S), "slots_max": 32},
     forfeits=("5.6.2-p2", "5.6.3-p2"),
     check=check,

@@ -19,26 +19,29 @@ import pyarrow.compute as pc
 from msgspec import Meta
 
 from llmtap.bench.run import figures, test
-from llmtap.bench.run.levels import WARM_TOKENS, Capacity, capacity_told, find_capacity, overload
+from llmtap.bench.run.levels import ROUNDS, WARM_TOKENS, Capacity, find_capacity, known_capacity, overload
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.pace import ExpectedLoads, expected_at, expected_search
 from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.comparison import adjusted, compare_paired, compare_quantile, reduction
 from llmtap.metrics.statistics import is_enough, percentile
 
 BASELINE: Final = "baseline"
-AGAIN: Final = "baseline_again"
+BASELINE_REPEATED: Final = "baseline_again"
 ARMS: Final = {
-    BASELINE: "Baseline", "input_filter": "Input Filter", "output_filter": "Output Filter",
+    BASELINE: "Baseline",
+    "input_filter": "Input Filter",
+    "output_filter": "Output Filter",
     "full": "Full Filter",
-}  # fmt: skip
+}
 """Names in the draft's tables by arm."""
-NAMES: Final = {**ARMS, AGAIN: "Baseline again (A/A)"}
+NAMES: Final = {**ARMS, BASELINE_REPEATED: "Baseline again (A/A)"}
 METRICS: Final = {"ttft": "TTFT", "e2e": "E2E"}
 Cell = dict[int, Measurement]
 """A configuration at a load: one block per repeat."""
 Cells = Mapping[tuple[str, float], Cell]
-_APART: Final = 1_000
+_SEED_STEP: Final = 1_000
 """Difference between seeds of repeats; levels and searches use the seeds between."""
 CACHED_SHARE: Final = 0.01
 """Largest share of cached input tokens at which the order of configurations does not matter."""
@@ -52,8 +55,10 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     )
     output_tokens: test.OutputTokens = None
     levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads in % of max_rate")] = (
-        25.0, 50.0, 75.0,
-    )  # fmt: skip
+        25.0,
+        50.0,
+        75.0,
+    )
     max_rate: Annotated[
         test.Rate | None,
         Meta(
@@ -72,57 +77,68 @@ class GuardrailParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def check(session: BenchSession, params: GuardrailParams) -> None:
-    hint = "in the file of --config, as what differs from [target]: url, headers, body or apply"
-    named = "[arms.input_filter], [arms.output_filter] or [arms.full]"
+    """Raise ConfigError if the baseline or all filters are missing."""
+    hint = "add it to the file of --config with what differs from [target]: url, headers, body or apply"
+    filter_arms = "[arms.input_filter], [arms.output_filter] or [arms.full]"
     if BASELINE not in session.arms:
-        problem = f"is missing: all guardrails disabled (5.10.2), with which {named} is compared"
+        problem = f"is missing: the configuration without guardrails (5.10.2), the base of {filter_arms}"
         raise ConfigError(f"[arms.{BASELINE}]", problem, hint)
     if not _filters(session):
-        raise ConfigError(named, f"is missing: one has to be compared with [arms.{BASELINE}] (5.10.2)", hint)
+        raise ConfigError(
+            filter_arms, f"is missing: at least one of them is compared with [arms.{BASELINE}] (5.10.2)", hint
+        )
 
 
 async def run(session: BenchSession, params: GuardrailParams) -> test.TestResult:
+    """Send equal blocks of requests to all configurations, and return the overheads (5.10.3, 5.10.4)."""
     longer = msgspec.structs.replace(params, output_tokens=WARM_TOKENS)
     warm_by = _closed(session, longer, slots=8, requests=32, seed=session.seed - 1)
-    capacity = capacity_told(
+    capacity = known_capacity(
         session, params.max_rate, params.workload if params.output_tokens is None else None
     )
     if capacity is None:
         capacity = await _capacity(session, params, BASELINE, warm_by)
-    arms = [BASELINE, *_filters(session), AGAIN]
+    arms = [BASELINE, *_filters(session), BASELINE_REPEATED]
     levels = sorted(params.levels)
-    switches = any(session.arms[name].switches for name in arms if name != AGAIN)
+    switches = any(session.arms[name].switches for name in arms if name != BASELINE_REPEATED)
     order = blocks(arms, levels, params.repeats, session.seed, together=switches)
     cells: Cells = {(arm, level): {} for level in levels for arm in arms}
     for i, (arm, level, repeat) in enumerate(order):
-        session.watcher.left(f"{len(order) - i} of {len(order)} blocks")
-        load = make_load(  # the same for all configurations
-            params.workload, rate_rps=capacity.rps * level / 100, requests=params.requests,
-            seed=session.seed + _APART * repeat + levels.index(level), arrivals=params.arrivals,
-            output_tokens=params.output_tokens, **session.target.counting,
-        )  # fmt: skip
+        session.report_remaining(f"{len(order) - i} of {len(order)} blocks")
+        load = make_load(  # All configurations get the same requests.
+            params.workload,
+            rate_rps=capacity.rps * level / 100,
+            requests=params.requests,
+            seed=session.seed + _SEED_STEP * repeat + levels.index(level),
+            arrivals=params.arrivals,
+            output_tokens=params.output_tokens,
+            **session.target.counting,
+        )
         cells[arm, level][repeat] = await session.measure(
-            f"{level:g}-percent/{repeat}/{arm}", load, arm=BASELINE if arm == AGAIN else arm, warm_by=warm_by
+            f"{level:g}-percent/{repeat}/{arm}",
+            load,
+            arm=BASELINE if arm == BASELINE_REPEATED else arm,
+            warm_by=warm_by,
         )
     peaks = await _peaks(session, params, capacity, warm_by) if params.search else None
-    found = test.TestResult(configuration=figures.load_lines(load, session.steps[-1]))
-    found.main = f"{levels[-1]:g}-percent/0/{BASELINE}"
-    told = found.measurements = guardrail_figures(cells, arms, levels, capacity, peaks)
-    rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in told["levels"])
-    way = "all loads of one, then the next: it takes a command to switch"
+    result = test.TestResult(configuration=figures.load_lines(load, session.steps[-1]))
+    result.main = f"{levels[-1]:g}-percent/0/{BASELINE}"
+    measurements = result.measurements = guardrail_figures(cells, arms, levels, capacity, peaks)
+    rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in measurements["levels"])
+    order_text = "all loads of one, then the next: it takes a command to switch"
     seconds = sum(one.seconds for one in session.steps if "-percent/" in one.name)
-    found.configuration |= {
+    result.configuration |= {
         "Workload": f"{params.workload}, seeds from {session.seed}, one for each repeat and load",
         "Test duration": f"{seconds:.0f} s in all",
         "Load model": f"open loop, arrivals {params.arrivals}; of {capacity.rps:.4g} requests/s: {rates}",
         "Configurations": ", ".join(NAMES[arm] for arm in arms),
         "Request count": f"{params.requests:,} in each of {len(order)} blocks",
-        "Order of blocks": f"drawn from the seed; {way if switches else 'at each load in turn'}",
+        "Order of blocks": f"drawn from the seed; {order_text if switches else 'at each load in turn'}",
     }
-    found.tables = _tables(told)
-    found.charts = _charts(cells, told)
-    _remark(found, session, params, cells)
-    return found
+    result.tables = _tables(measurements)
+    result.charts = _charts(cells, measurements)
+    _remark(result, session, params, cells)
+    return result
 
 
 def blocks(
@@ -150,13 +166,17 @@ def _filters(session: BenchSession) -> list[str]:
 
 def _closed(session: BenchSession, params: GuardrailParams, *, slots: int, requests: int, seed: int) -> Load:
     return make_load(
-        params.workload, slots=slots, requests=requests, seed=seed, output_tokens=params.output_tokens,
+        params.workload,
+        slots=slots,
+        requests=requests,
+        seed=seed,
+        output_tokens=params.output_tokens,
         **session.target.counting,
-    )  # fmt: skip
+    )
 
 
 async def _capacity(session: BenchSession, params: GuardrailParams, arm: str, warm_by: Load) -> Capacity:
-    first = session.seed + _APART // 2
+    first = session.seed + _SEED_STEP // 2
 
     def load_of(slots: int, requests: int) -> Load:
         return _closed(session, params, slots=slots, requests=requests, seed=first + slots)
@@ -168,18 +188,22 @@ async def _capacity(session: BenchSession, params: GuardrailParams, arm: str, wa
 async def _peaks(
     session: BenchSession, params: GuardrailParams, capacity: Capacity, warm_by: Load
 ) -> dict[str, Capacity]:
-    found = {}
+    peaks = {}
     for arm in (BASELINE, *_filters(session)):
-        measured = arm == BASELINE and capacity.tps is not None
-        found[arm] = capacity if measured else await _capacity(session, params, arm, warm_by)
-    return found
+        is_known = arm == BASELINE and capacity.tps is not None
+        peaks[arm] = capacity if is_known else await _capacity(session, params, arm, warm_by)
+    return peaks
 
 
 def guardrail_figures(
-    cells: Cells, arms: Sequence[str], levels: Sequence[float], capacity: Capacity,
+    cells: Cells,
+    arms: Sequence[str],
+    levels: Sequence[float],
+    capacity: Capacity,
     peaks: Mapping[str, Capacity] | None,
-) -> dict[str, Any]:  # fmt: skip
-    told: dict[str, Any] = {
+) -> dict[str, Any]:
+    """Return the measurements of 5.10.4; `peaks`: maximum throughputs by configuration, if measured."""
+    figures_json: dict[str, Any] = {
         "capacity": msgspec.to_builtins(capacity),
         "levels": [
             {
@@ -189,27 +213,31 @@ def guardrail_figures(
             }
             for level in levels
         ],
-        "max_throughput": None if peaks is None else {
+        "max_throughput": None
+        if peaks is None
+        else {
             arm: {
                 **msgspec.to_builtins(peak),
-                "reduction": None if arm == BASELINE else reduction(_made(peaks[BASELINE]), _made(peak)),
+                "reduction": None
+                if arm == BASELINE
+                else reduction(_output_rate(peaks[BASELINE]), _output_rate(peak)),
             }
             for arm, peak in peaks.items()
         },
-    }  # fmt: skip
+    }
     for metric in METRICS:
-        compared = [
+        overheads = [
             overall
-            for row in _rows(told["levels"])
-            if row["arm"] not in (BASELINE, AGAIN)
+            for row in _rows(figures_json["levels"])
+            if row["arm"] not in (BASELINE, BASELINE_REPEATED)
             and (overall := row["overhead"][metric]["overall"]) is not None
         ]
-        for one, p in zip(compared, adjusted([one["p"] for one in compared]), strict=True):
+        for one, p in zip(overheads, adjusted([one["p"] for one in overheads]), strict=True):
             one["p_adjusted"] = p
-    return told
+    return figures_json
 
 
-def _made(peak: Capacity) -> float:
+def _output_rate(peak: Capacity) -> float:
     return peak.rps if peak.tps is None else peak.tps
 
 
@@ -228,35 +256,37 @@ def _arm(cells: Cells, arm: str, level: float) -> dict[str, Any]:
             metric: figures.latency_row(_values(cell, metric), figures.KEY_SHARES)
             for metric in (*METRICS, "tpot")
         },
-        "overhead": None if arm == BASELINE else {
-            metric: _overhead(base, cell, f"{metric}_ns") for metric in METRICS
-        },
-        "overload": [kept for one in cell.values() if (kept := overload(one)) is not None],
-    }  # fmt: skip
+        "overhead": None
+        if arm == BASELINE
+        else {metric: _overhead(base, cell, f"{metric}_ns") for metric in METRICS},
+        "overload": [delivered for one in cell.values() if (delivered := overload(one)) is not None],
+    }
 
 
 def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
     """Return other - base by repeats (by pairs, if fewer than three), by pairs, and by percentile."""
-    both = [(base[repeat], other[repeat]) for repeat in sorted(base)]
-    ours, theirs = figures.pairs(both, column)
+    blocks_compared = [(base[repeat], other[repeat]) for repeat in sorted(base)]
+    ours, theirs = figures.pairs(blocks_compared, column)
     shift = compare_paired(ours, theirs)
-    found = [value for one in both if (value := _shift(*figures.pairs([one], column))) is not None]
-    head = figures.over_repeats(found)
-    if head is None and shift is not None:
-        head = figures.figure(
+    shifts = [
+        value for one in blocks_compared if (value := _shift(*figures.pairs([one], column))) is not None
+    ]
+    overall = figures.over_repeats(shifts)
+    if overall is None and shift is not None:
+        overall = figures.figure(
             shift.difference, shift.low, shift.high, shift.n, p=shift.p, method=shift.method
         )
     quantiles: dict[str, Any] = {}
     for name, p in figures.KEY_SHARES.items():
-        compared = compare_quantile(ours, theirs, p, paired=True) if ours else None
+        comparison = compare_quantile(ours, theirs, p, paired=True) if ours else None
         first, second = percentile(sorted(ours), p), percentile(sorted(theirs), p)
-        low, high = (None, None) if compared is None else (compared.low, compared.high)
+        low, high = (None, None) if comparison is None else (comparison.low, comparison.high)
         quantiles[name] = None
         if first is not None and second is not None:
             quantiles[name] = figures.figure(second - first, low, high, len(ours))
     return {
-        "overall": head,
-        "by_repeat": found,
+        "overall": overall,
+        "by_repeat": shifts,
         "pairs": len(ours),
         "shift": None if shift is None else shift.to_dict(),
         **quantiles,
@@ -265,21 +295,21 @@ def _overhead(base: Cell, other: Cell, column: str) -> dict[str, Any]:
 
 def _shift(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     """Return the shift between two blocks: Hodges and Lehmann's, or the median of very few pairs."""
-    compared = compare_paired(ours, theirs)
-    if compared is not None:
-        return compared.difference
+    comparison = compare_paired(ours, theirs)
+    if comparison is not None:
+        return comparison.difference
     return percentile(sorted(b - a for a, b in zip(ours, theirs, strict=True)), 0.5)
 
 
 def cached_share(cells: Cells) -> float | None:
     """Return the share of cached input tokens, or None."""
     tables = [one.table for cell in cells.values() for one in cell.values()]
-    cached, given = (
+    cached, input_tokens = (
         sum(pc.sum(table[name]).as_py() or 0 for table in tables)
         for name in ("cached_tokens", "input_tokens")
     )
     known = any(table["cached_tokens"].null_count < len(table) for table in tables)
-    return cached / given if known and given else None
+    return cached / input_tokens if known and input_tokens else None
 
 
 def _rows(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -290,8 +320,8 @@ def _rows(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _overheads(levels: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for row in _rows(levels):
-        for metric, says in METRICS.items() if row["overhead"] is not None else ():
-            yield {**row, "metric": says, **row["overhead"][metric]}
+        for metric, label in METRICS.items() if row["overhead"] is not None else ():
+            yield {**row, "metric": label, **row["overhead"][metric]}
 
 
 def _at(share: str) -> figures.Cell:
@@ -301,7 +331,9 @@ def _at(share: str) -> figures.Cell:
         figure = row[share]
         if figure is None or figure["low"] is None:
             return "-"
-        return figures.spanned(figure, doubtful=not is_enough(figure["n"], figures.KEY_SHARES[share]))
+        return figures.ms_with_interval(
+            figure, doubtful=not is_enough(figure["n"], figures.KEY_SHARES[share])
+        )
 
     return cell
 
@@ -321,7 +353,7 @@ OVERHEAD_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": figures.text("load"),
     "Configuration": figures.text("name"),
     "Metric": figures.text("metric"),
-    "Overhead": lambda row: figures.spanned(row["overall"]),
+    "Overhead": lambda row: figures.ms_with_interval(row["overall"]),
     **{f"at {share.upper()}": _at(share) for share in figures.KEY_SHARES},
     "p (Holm)": _p,
 }
@@ -342,8 +374,8 @@ ANSWER_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 }
 
 
-def _tables(told: Mapping[str, Any]) -> list[test.ReportTable]:
-    levels, peaks = told["levels"], told["max_throughput"]
+def _tables(measurements: Mapping[str, Any]) -> list[test.ReportTable]:
+    levels, peaks = measurements["levels"], measurements["max_throughput"]
     rows = [] if peaks is None else [{"name": NAMES[arm], **one} for arm, one in peaks.items()]
     return [
         # One Table 13 per load.
@@ -357,26 +389,27 @@ def _tables(told: Mapping[str, Any]) -> list[test.ReportTable]:
             for one in levels
         ),
         figures.table_of(
-            "Overhead against the baseline, with 95 % intervals (5.10.4)", _overheads(levels),
+            "Overhead against the baseline, with 95 % intervals (5.10.4)",
+            _overheads(levels),
             OVERHEAD_COLUMNS,
         ),
         *([figures.table_of("Table 14: Throughput Impact", rows, TABLE_14)] if rows else []),
         figures.table_of("Answers of each configuration, and P95 (5.10.4)", _rows(levels), ANSWER_COLUMNS),
-    ]  # fmt: skip
+    ]
 
 
-def _charts(cells: Cells, told: Mapping[str, Any]) -> list[test.ChartSpec]:
-    charts, levels = [], told["levels"]
+def _charts(cells: Cells, measurements: Mapping[str, Any]) -> list[test.ChartSpec]:
+    charts, levels = [], measurements["levels"]
     highest = max(level for _, level in cells)
-    for metric, says in METRICS.items():
+    for metric, label in METRICS.items():
         curves = [
             figures.cdf_series(NAMES[arm], values)
             for (arm, level), cell in cells.items()
             if level == highest and (values := _values(cell, metric))
         ]
         if curves:
-            title = f"{says} of each configuration at {highest:g} % of capacity"
-            charts.append(test.ChartSpec(title, "cdf", f"{says} (ms)", "share of requests", curves))
+            title = f"{label} of each configuration at {highest:g} % of capacity"
+            charts.append(test.ChartSpec(title, "cdf", f"{label} (ms)", "share of requests", curves))
         lines = [
             figures.line_series(
                 NAMES[arm],
@@ -386,20 +419,20 @@ def _charts(cells: Cells, told: Mapping[str, Any]) -> list[test.ChartSpec]:
             for arm in levels[0]["arms"]
             if arm != BASELINE
         ]
-        title = f"Overhead of {says} by load, with 95 % intervals"
-        y_title = f"{says} over the baseline's (ms)"
+        title = f"Overhead of {label} by load, with 95 % intervals"
+        y_title = f"{label} over the baseline's (ms)"
         charts.append(test.ChartSpec(title, "points", "load (% of capacity)", y_title, lines))
     return charts
 
 
-def _remark(found: test.TestResult, session: BenchSession, params: GuardrailParams, cells: Cells) -> None:
-    told = found.measurements
-    capacity, rows = told["capacity"], list(_rows(told["levels"]))
-    found.notes.append(f"capacity of the baseline: {capacity['rps']:.4g} requests/s ({capacity['how']})")
+def _remark(result: test.TestResult, session: BenchSession, params: GuardrailParams, cells: Cells) -> None:
+    measurements = result.measurements
+    capacity, rows = measurements["capacity"], list(_rows(measurements["levels"]))
+    result.notes.append(f"capacity of the baseline: {capacity['rps']:.4g} requests/s ({capacity['how']})")
     missing = [NAMES[name] for name in ARMS if name not in session.arms]
     if missing:
-        found.deviations.append(f"5.10.2: not compared, as no such arm is declared: {', '.join(missing)}")
-    found.notes += [
+        result.deviations.append(f"5.10.2: not compared, as no such arm is declared: {', '.join(missing)}")
+    result.notes += [
         "the baseline was measured twice (A/A): what the two differ by is found where there is no difference",
         'intervals of "Overhead" hold what changes from block to block; those at P50 only these requests',
         *figures.legend(rows, *METRICS),
@@ -408,25 +441,25 @@ def _remark(found: test.TestResult, session: BenchSession, params: GuardrailPara
     for row in rows:
         refused[row["arm"]] += row["refused"]
     if counted := ", ".join(f"{NAMES[arm]} {n:,}" for arm, n in refused.items() if n):
-        found.notes.append(
+        result.notes.append(
             f"refused although the content is benign: {counted}. Refused answers are in no latency"
         )
-    found.deviations += _lacks(told, params)
+    result.deviations += _shortfalls(measurements, params)
     cached = cached_share(cells)
     if cached is not None and cached > CACHED_SHARE:
-        found.deviations.append(
+        result.deviations.append(
             f"{cached:.1%} of the input tokens came from a prefix cache: all configurations get the same"
             " requests, so whoever comes later finds them there, and who that is was drawn: turn it off"
         )
 
 
-def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
-    least = figures.RUNS_MIN
-    if params.repeats < least:
-        yield f"6.3: {params.repeats} independent runs of each configuration and load, {least} wanted"
-    if not told["capacity"]["saturated"]:
+def _shortfalls(measurements: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
+    runs_min = figures.RUNS_MIN
+    if params.repeats < runs_min:
+        yield f"6.3: {params.repeats} independent runs of each configuration and load, {runs_min} wanted"
+    if not measurements["capacity"]["saturated"]:
         yield "5.10.2: capacity was not reached: loads are shares of the most that was tried"
-    for row in _rows(told["levels"]):
+    for row in _rows(measurements["levels"]):
         if row["refused"]:
             at = f"{row['name']}, {row['load']}"
             yield f"5.10.2: {row['refused']} benign requests were refused ({at})"
@@ -437,15 +470,35 @@ def _lacks(told: Mapping[str, Any], params: GuardrailParams) -> Iterator[str]:
             )
 
 
+def _expected(session: BenchSession, params: GuardrailParams) -> ExpectedLoads:
+    arms = 1 + len(_filters(session))
+    # The baseline is measured twice (A/A).
+    shares = [level / 100 for level in params.levels] * params.repeats * (arms + 1)
+    capacity = known_capacity(
+        session, params.max_rate, params.workload if params.output_tokens is None else None
+    )
+    loads = expected_at(params.requests, shares, None if capacity is None else capacity.rps)
+    searches = (capacity is None) + arms * params.search
+    for _ in range(searches):
+        loads = loads.plus(expected_search(ROUNDS))
+    return loads._replace(warmups=arms)
+
+
 TEST: Final = test.BenchTest(
     name="guardrail-overhead",
     params=GuardrailParams,
     run=run,
+    expected=_expected,
+    figures=("load", "tokens", "ttft", "tpot", "e2e"),
     quick={
-        "levels": (25.0, 75.0), "requests": 24, "repeats": 3, "output_tokens": 32, "slots_max": 32,
+        "levels": (25.0, 75.0),
+        "requests": 24,
+        "repeats": 3,
+        "output_tokens": 32,
+        "slots_max": 32,
     },
     forfeits=("5.10.2-p2",),
     check=check,
     arms=(BASELINE,),
     arms_any=tuple(name for name in ARMS if name != BASELINE),
-)  # fmt: skip
+)

@@ -19,8 +19,9 @@ from msgspec import Meta
 
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run import figures, test
-from llmtap.bench.run.levels import Capacity, capacity_told
+from llmtap.bench.run.levels import Capacity, known_capacity
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.pace import ExpectedLoads, expected_at
 from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.intervals import modes, tail
@@ -60,8 +61,11 @@ class ItlParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Meta(description="saturation rate, requests/s; default: from the throughput test"),
     ] = None
     levels: Annotated[tuple[Level, ...], Meta(min_length=1, description="loads in % of max_rate")] = (
-        25.0, 50.0, 75.0, 90.0,
-    )  # fmt: skip
+        25.0,
+        50.0,
+        75.0,
+        90.0,
+    )
     arrivals: test.ArrivalProcess = "poisson"
     option: Annotated[
         Literal["auto", "A", "B", "C"],
@@ -78,61 +82,67 @@ def check(session: BenchSession, params: ItlParams) -> None:
     if shortest < OUTPUT_MIN:
         raise ConfigError(
             "output_tokens",
-            f"is not given, and {params.workload} has answers of {shortest} tokens: 5.4.2 wants {OUTPUT_MIN}",
+            f"is not given, and {params.workload} has answers of {shortest} tokens; 5.4.2 wants {OUTPUT_MIN}",
             "output_tokens = 128, or another workload",
-        )  # fmt: skip
+        )
 
 
 async def run(session: BenchSession, params: ItlParams) -> test.TestResult:
+    """Send a load at each share of saturation, and return the distributions of the gaps (5.4.3, 5.4.4)."""
     capacity = _capacity(session, params)
-    found = test.TestResult()
-    told: list[dict[str, Any]] = []
+    result = test.TestResult()
+    levels: list[dict[str, Any]] = []
     samples: list[list[list[float]]] = []
     measured: Measurement | None = None
-    levels = sorted(params.levels)
-    for i, level in enumerate(levels):
-        session.watcher.left(f"{len(levels) - i} of {len(levels)} levels")
-        rate = capacity.rps * level / 100
+    percentages = sorted(params.levels)
+    for i, percentage in enumerate(percentages):
+        session.report_remaining(f"{len(percentages) - i} of {len(percentages)} levels")
+        rate = capacity.rps * percentage / 100
         load = _load(session, params, rate)
-        measured = await session.measure(f"{level:g}-percent", load)
-        gaps, told_level = _level(measured, params.option)
+        measured = await session.measure(f"{percentage:g}-percent", load)
+        gaps, level_figures = _level(measured, params.option)
         samples.append(gaps)
-        told.append({"level": level, "rate_rps": rate, **told_level})
-        found.configuration = figures.load_lines(load, measured)
+        levels.append({"level": percentage, "rate_rps": rate, **level_figures})
+        result.configuration = figures.load_lines(load, measured)
     assert measured is not None
-    rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in told)
-    found.configuration |= {
+    rates = ", ".join(f"{one['level']:g} % ({one['rate_rps']:.3g}/s)" for one in levels)
+    result.configuration |= {
         "Load model": f"open loop, arrivals {params.arrivals}; of {capacity.rps:.4g} requests/s: {rates}",
-        "Request count": ", ".join(f"{one['requests']:,}" for one in told) + " by level",
+        "Request count": ", ".join(f"{one['requests']:,}" for one in levels) + " by level",
         "Test duration": ", ".join(f"{step.seconds:.1f}" for step in session.steps) + " s by level",
-        "ITL measurement": "; ".join(dict.fromkeys(_METHODS[one["option"]] for one in told)),
+        "ITL measurement": "; ".join(dict.fromkeys(_METHODS[one["option"]] for one in levels)),
     }
-    found.main = measured.name
-    found.itl_option = " + ".join(sorted({one["option"] for one in told}))
-    found.measurements = {"max_rate_rps": capacity.rps, "max_rate_from": capacity.how, "levels": told}
-    found.tables = _tables(told)
-    found.charts = _charts(told, [[gap for group in groups for gap in group] for groups in samples])
-    _remark(found, told)
-    return found
+    result.main = measured.name
+    result.itl_option = " + ".join(sorted({one["option"] for one in levels}))
+    result.measurements = {"max_rate_rps": capacity.rps, "max_rate_from": capacity.how, "levels": levels}
+    result.tables = _tables(levels)
+    result.charts = _charts(levels, [[gap for group in groups for gap in group] for groups in samples])
+    _remark(result, levels)
+    return result
 
 
 def _capacity(session: BenchSession, params: ItlParams) -> Capacity:
     """Return the load of 100 %. Raises ConfigError if it is unknown."""
-    told = capacity_told(session, params.max_rate, params.workload)
-    if told is None:
+    capacity = known_capacity(session, params.max_rate, params.workload)
+    if capacity is None:
         raise ConfigError(
             "max_rate",
-            f"is not given, and no throughput test of {params.workload} in these results tells what it is",
-            "run `llmtap bench throughput` into the same results first, or max_rate = 20.0",
-        )  # fmt: skip
-    return told
+            f"is not given, and the results folder has no throughput test of {params.workload}",
+            "run `llmtap bench throughput` with the same --results first, or set max_rate = 20.0",
+        )
+    return capacity
 
 
 def _load(session: BenchSession, params: ItlParams, rate: float) -> Load:
     return make_load(
-        params.workload, rate_rps=rate, seed=session.seed, requests=params.requests, arrivals=params.arrivals,
-        output_tokens=params.output_tokens, **session.target.counting,
-    )  # fmt: skip
+        params.workload,
+        rate_rps=rate,
+        seed=session.seed,
+        requests=params.requests,
+        arrivals=params.arrivals,
+        output_tokens=params.output_tokens,
+        **session.target.counting,
+    )
 
 
 def _level(
@@ -149,7 +159,7 @@ def _level(
     column = "server_gaps_ns" if server else "gaps_ns"
     chosen = by_server if server else answers
     if option == "B":
-        groups = [group for row in answers if row["chunk_tokens"] and (group := _distributed(row))]
+        groups = [group for row in answers if row["chunk_tokens"] and (group := _option_b_gaps(row))]
     else:
         groups = [[ns / 1e9 for ns in row[column]] for row in chosen if row[column]]
     gaps = [gap for group in groups for gap in group]
@@ -175,36 +185,36 @@ def _level(
             name: chunking.get(name)
             for name in ("single_token_share", "tokens_per_chunk_mean", "tokens_per_chunk_max")
         },
-    }  # fmt: skip
+    }
 
 
-def _distributed(row: dict[str, Any]) -> list[float]:
+def _option_b_gaps(row: dict[str, Any]) -> list[float]:
     """Return the gaps of an answer whose tokens have the times of their chunks, in seconds."""
     times_ns = list(accumulate(row["gaps_ns"] or (), initial=0))
     return [ns / 1e9 for ns in itl_ns(times_ns, row["chunk_tokens"])]
 
 
 def _tokens(row: dict[str, Any]) -> int:
-    told = row["output_tokens"]
-    return len(row["gaps_ns"] or ()) + 1 if told is None else int(told)
+    tokens = row["output_tokens"]
+    return len(row["gaps_ns"] or ()) + 1 if tokens is None else int(tokens)
 
 
 def _modality(gaps: Sequence[float]) -> dict[str, Any] | None:
     """Return the modes, and whether there is only one; None without gaps."""
-    found = modes(gaps)
-    return {"unimodal": len(found) == 1, "modes": found} if found else None
+    peaks = modes(gaps)
+    return {"unimodal": len(peaks) == 1, "modes": peaks} if peaks else None
 
 
-def _tables(told: Sequence[dict[str, Any]]) -> list[test.ReportTable]:
-    loads = [f"{_name(one)} ({one['rate_rps']:.3g}/s)" for one in told]
-    terms = "/".join(dict.fromkeys(one["term"] for one in told))
-    rows = [[name, *cells] for name, *cells in zip(_RESULTS, *map(_results, told), strict=True)]
+def _tables(levels: Sequence[dict[str, Any]]) -> list[test.ReportTable]:
+    loads = [f"{_name(one)} ({one['rate_rps']:.3g}/s)" for one in levels]
+    terms = "/".join(dict.fromkeys(one["term"] for one in levels))
+    rows = [[name, *cells] for name, *cells in zip(_RESULTS, *map(_results, levels), strict=True)]
     heads = ["Metric", *loads] if len(loads) > 1 else ["Metric", "Value"]
     at_load = "" if len(loads) > 1 else f" at {loads[0]}"
     return [
         test.ReportTable(f"Table 6: {terms} Results{at_load}, load in % of saturation", heads, rows),
-        figures.table_of("Per-request statistics (5.4.4.2)", told, REQUEST_COLUMNS),
-        figures.table_of("Distribution shape (5.4.4.3)", told, SHAPE_COLUMNS),
+        figures.table_of("Per-request statistics (5.4.4.2)", levels, REQUEST_COLUMNS),
+        figures.table_of("Distribution shape (5.4.4.3)", levels, SHAPE_COLUMNS),
     ]
 
 
@@ -214,7 +224,7 @@ def _results(one: dict[str, Any]) -> list[str]:
     return [f"{itl['n']}", *cells, figures.ms(one["std"]), _number(one["p99_p50"])]
 
 
-def _of_modes(cell: figures.Cell) -> figures.Cell:
+def _modes_cell(cell: figures.Cell) -> figures.Cell:
     """Return a cell of the modes, or `-` without any."""
     return lambda one: "-" if one["modality"] is None else cell(one["modality"])
 
@@ -242,45 +252,47 @@ REQUEST_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 }
 SHAPE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Load": _name,
-    "Modality": _of_modes(lambda found: "unimodal" if found["unimodal"] else "multimodal"),
-    "Modes": _of_modes(lambda found: ", ".join(map(figures.ms, found["modes"])) or "-"),
+    "Modality": _modes_cell(lambda found: "unimodal" if found["unimodal"] else "multimodal"),
+    "Modes": _modes_cell(lambda found: ", ".join(map(figures.ms, found["modes"])) or "-"),
     "Tail": lambda one: one["tail"]["kind"] or "-",
     "P99/P50 Ratio": lambda one: _number(one["p99_p50"]),
 }
 
 
-def _charts(told: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) -> list[test.ChartSpec]:
-    everything = sorted(gap for gaps in samples for gap in gaps)
-    most = percentile(everything, _HISTOGRAM_TO)
-    if most is None:
+def _charts(levels: Sequence[dict[str, Any]], samples: Sequence[Sequence[float]]) -> list[test.ChartSpec]:
+    all_gaps = sorted(gap for gaps in samples for gap in gaps)
+    histogram_max = percentile(all_gaps, _HISTOGRAM_TO)
+    if histogram_max is None:
         return []
-    term = " and ".join(dict.fromkeys(one["term"] for one in told))
-    named = [(_name(one), gaps) for one, gaps in zip(told, samples, strict=True) if gaps]
-    levels: list[float | str] = [one["level"] for one in told]
+    term = " and ".join(dict.fromkeys(one["term"] for one in levels))
+    named = [(_name(one), gaps) for one, gaps in zip(levels, samples, strict=True) if gaps]
+    percentages: list[float | str] = [one["level"] for one in levels]
     x_title, cdfs = f"{term} (ms)", [figures.cdf_series(name, gaps) for name, gaps in named]
-    histograms = [figures.histogram_series(name, gaps, span=(everything[0], most)) for name, gaps in named]
+    histograms = [
+        figures.histogram_series(name, gaps, span=(all_gaps[0], histogram_max)) for name, gaps in named
+    ]
     lines = [
-        figures.line_series(_ROWS[share], levels, [one["itl"][share] for one in told])
+        figures.line_series(_ROWS[share], percentages, [one["itl"][share] for one in levels])
         for share in ("p50", "p90", "p95", "p99")
     ]
-    often = f"{term}: how often which (without the longest 0.5 %)"
+    histogram_title = f"{term}: how often which (without the longest 0.5 %)"
     return [
         test.ChartSpec(f"{term} at each load", "cdf", x_title, "share of gaps", cdfs),
-        test.ChartSpec(often, "histogram", x_title, "share of gaps", histograms),
+        test.ChartSpec(histogram_title, "histogram", x_title, "share of gaps", histograms),
         test.ChartSpec(f"{term} against load", "line", "load (% of saturation)", x_title, lines),
     ]
 
 
-def _remark(found: test.TestResult, told: Sequence[dict[str, Any]]) -> None:
-    notes = found.notes
+def _remark(result: test.TestResult, levels: Sequence[dict[str, Any]]) -> None:
+    notes = result.notes
     notes.append("the time before an answer's first token is in no figure (5.4.3)")
-    notes.append(f"saturation: {found.measurements['max_rate_from']}")
-    notes += figures.legend(told, "itl", "jitter", "max_pause")
+    notes.append(f"saturation: {result.measurements['max_rate_from']}")
+    notes += figures.legend(levels, "itl", "jitter", "max_pause")
     notes.append(
         "intervals take an answer's gaps together, since they are alike; jitter is the standard deviation of"
         " an answer's gaps, its longest pause the greatest of them"
     )
-    for one in told:
+    for one in levels:
         chunks = one["chunking"]
         if one["term"] == "TBC":
             mean, share = chunks["tokens_per_chunk_mean"], chunks["single_token_share"]
@@ -293,18 +305,26 @@ def _remark(found: test.TestResult, told: Sequence[dict[str, Any]]) -> None:
                 " left out"
             )
         if one["answers"] < REQUESTS_MIN or one["itl"]["n"] < SAMPLES_MIN:
-            found.deviations.append(
+            result.deviations.append(
                 f"5.4.2: {several(one['answers'], 'answer')} with {one['itl']['n']:,} gaps at {_name(one)} of"
                 f" saturation, where {REQUESTS_MIN} with {SAMPLES_MIN:,} are wanted"
             )
-    if any(one["option"] == "B" for one in told):
+    if any(one["option"] == "B" for one in levels):
         notes.append("option B: answers whose tokens per chunk are unknown are left out")
+
+
+def _expected(session: BenchSession, params: ItlParams) -> ExpectedLoads:
+    capacity = known_capacity(session, params.max_rate, params.workload)
+    shares = [level / 100 for level in params.levels]
+    return expected_at(params.requests, shares, None if capacity is None else capacity.rps)
 
 
 TEST: Final = test.BenchTest(
     name="itl",
     params=ItlParams,
     run=run,
+    expected=_expected,
+    figures=("load", "tbc", "itl", "tbc_max", "jitter"),
     quick={"requests": 40, "levels": (25.0, 75.0)},
     forfeits=("5.4.2-3", "5.4.2-p1"),
     check=check,

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from llmtap.bench.run import figures
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.pace import ExpectedLoads
 from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, ReportTable, TestResult
 from llmtap.errors import ConfigError
@@ -33,7 +34,7 @@ SHORT_OUTPUT: Final = 100
 SHORT_REQUESTS: Final = 4
 """Number of different requests of a warm-up, which sends them repeatedly."""
 _SHARES: Final = {"p50": 0.50, "p95": 0.95}
-_FULL: Final = 3
+_REQUESTS_PER_SLOT: Final = 3
 """Requests per slot, so that all slots are busy for most of the time."""
 _CURVE_POINTS: Final = 60
 BIC_STRONG: Final = 6.0
@@ -65,60 +66,67 @@ class LongContextParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def check(session: BenchSession, params: LongContextParams) -> None:
+    """Raise ConfigError unless the lengths differ and the workload can make prompts of any length."""
     if len(set(params.lengths)) < len(params.lengths):
         raise ConfigError("lengths", "has the same length twice")
     plan = _load(session, params, min(params.lengths), slots=1, requests=1).plan
     if plan.requests.after:
-        raise ConfigError(
-            "workload", f"{params.workload} has conversations: only a prompt by itself has a length"
-        )
+        raise ConfigError("workload", f"{params.workload} has conversations; the test needs single prompts")
     if plan.prompts is None or plan.prompts.prompt(0).ids:
         raise ConfigError(
-            "workload", f"{params.workload} prescribes its prompts' token ids: no length can be chosen",
-            "long-context, or FILE.toml with words or a text",
-        )  # fmt: skip
+            "workload",
+            f"{params.workload} has prompts of fixed token ids, whose length cannot be changed",
+            "expected long-context, or FILE.toml with words or a text",
+        )
 
 
 async def run(session: BenchSession, params: LongContextParams) -> TestResult:
-    found = TestResult()
+    """Send prompts of rising length until one gets no answer, and return TTFT by length (5.9.3, 5.9.4)."""
+    result = TestResult()
     short = _load(session, params, SHORT, slots=SHORT_REQUESTS, requests=SHORT_REQUESTS, output=SHORT_OUTPUT)
-    told: list[dict[str, Any]] = []
+    by_length: list[dict[str, Any]] = []
     points: list[tuple[float, float]] = []
     lengths = sorted(params.lengths)
     for i, length in enumerate(lengths):
-        session.watcher.left(f"{len(lengths) - i} of {len(lengths)} lengths")
+        session.report_remaining(f"{len(lengths) - i} of {len(lengths)} lengths")
         load = _load(session, params, length, slots=params.concurrency, requests=params.requests)
         measured = await session.measure(f"{length}-tokens", load, warm_by=short)
         if not measured.values("ttft_ns"):
-            found.notes.append(_refusal(length, measured))
+            result.notes.append(_refusal(length, measured))
             break
         throughput = [_throughput(measured, params.concurrency)]
         if params.throughput_concurrency is not None and params.throughput_concurrency > params.concurrency:
             slots = params.throughput_concurrency
-            full = _load(session, params, length, slots=slots, requests=max(params.requests, _FULL * slots))
-            together = await session.measure(f"{length}-tokens-{slots}-at-a-time", full, warm_by=short)
-            throughput.append(_throughput(together, slots))
-        told.append(_length(length, measured, throughput))
-        found.main = measured.name
-        points += [(told[-1]["context"], ttft) for ttft in measured.values("ttft_ns")]
-        found.configuration = figures.load_lines(load, measured)
+            full = _load(
+                session,
+                params,
+                length,
+                slots=slots,
+                requests=max(params.requests, _REQUESTS_PER_SLOT * slots),
+            )
+            concurrent = await session.measure(f"{length}-tokens-{slots}-at-a-time", full, warm_by=short)
+            throughput.append(_throughput(concurrent, slots))
+        by_length.append(_length(length, measured, throughput))
+        result.main = measured.name
+        points += [(by_length[-1]["context"], ttft) for ttft in measured.values("ttft_ns")]
+        result.configuration = figures.load_lines(load, measured)
         if len(measured.ended_well()) < measured.n:
             failed = measured.n - len(measured.ended_well())
-            found.notes.append(f"{length} tokens: {failed} of {measured.n} answers did not come whole")
-    found.configuration |= {
-        "Context lengths": ", ".join(f"{one['length']:,}" for one in told) or "none was served",
+            result.notes.append(f"{length} tokens: {failed} of {measured.n} answers did not come whole")
+    result.configuration |= {
+        "Context lengths": ", ".join(f"{one['length']:,}" for one in by_length) or "none was served",
         "Output length": f"{params.output_tokens} tokens",
         "Workload": f"{params.workload}, seed {session.seed} + 2 x length",
         "Request count": f"{params.requests} for each length",
         "Test duration": ", ".join(f"{step.seconds:.1f}" for step in session.steps) + " s by load",
         "Warm-up": f"requests of {SHORT} tokens (5.9.3 step 1)",
     }
-    fits = _fits(told, points)
-    found.measurements = {"lengths": told, **_fits_told(fits, len(told))}
-    found.tables = _tables(told, fits)
-    found.charts = _charts(told, fits)
-    _remark(found, told, fits)
-    return found
+    fits = _fits(by_length, points)
+    result.measurements = {"lengths": by_length, **_fit_figures(fits, len(by_length))}
+    result.tables = _tables(by_length, fits)
+    result.charts = _charts(by_length, fits)
+    _remark(result, by_length, fits)
+    return result
 
 
 def _load(
@@ -132,9 +140,13 @@ def _load(
 ) -> Load:
     """Return requests of one length, with texts of their own."""
     load = make_load(
-        params.workload, slots=slots, seed=session.seed + 2 * length + (slots > params.concurrency),
-        requests=requests, output_tokens=output or params.output_tokens, **session.target.counting,
-    )  # fmt: skip
+        params.workload,
+        slots=slots,
+        seed=session.seed + 2 * length + (slots > params.concurrency),
+        requests=requests,
+        output_tokens=output or params.output_tokens,
+        **session.target.counting,
+    )
     for row in range(requests):
         load.plan.requests.input[row] = length
     load.plan.about = {**load.plan.about, "input_tokens": length}
@@ -145,7 +157,7 @@ def _load(
 def _length(length: int, measured: Measurement, throughput: list[dict[str, Any]]) -> dict[str, Any]:
     ttft = measured.values("ttft_ns")
     context = mean(measured.values("input_tokens")) or float(length)
-    middle = mean_interval(ttft)
+    interval = mean_interval(ttft)
     average = mean(ttft)
     assert average is not None
     (per_thousand,) = saturation.per_thousand_tokens([context], [average])
@@ -154,7 +166,9 @@ def _length(length: int, measured: Measurement, throughput: list[dict[str, Any]]
         "context": context,
         "requests": measured.n,
         "ttft": figures.latency_row(ttft, _SHARES),
-        "ttft_mean": figures.figure(average, None, None, len(ttft)) if middle is None else middle.to_dict(),
+        "ttft_mean": figures.figure(average, None, None, len(ttft))
+        if interval is None
+        else interval.to_dict(),
         "e2e": figures.latency_row(measured.values("e2e_ns"), _SHARES),
         "seconds_per_1000_tokens": per_thousand,
         "throughput": throughput,
@@ -175,14 +189,16 @@ def _throughput(measured: Measurement, slots: int) -> dict[str, Any]:
 
 def _refusal(length: int, measured: Measurement) -> str:
     outcomes = measured.result.get("outcomes") or {}
-    said = ", ".join(f"{name}: {n}" for name, n in outcomes.items() if n)
+    counts = ", ".join(f"{name}: {n}" for name, n in outcomes.items() if n)
     errors = measured.result.get("errors") or {}
-    why = f"; {next(iter(errors))}" if errors else ""
-    return f"no answer at {length:,} tokens ({said}{why}): longer contexts were not tried"
+    reason = f"; {next(iter(errors))}" if errors else ""
+    return f"no answer at {length:,} tokens ({counts}{reason}): longer contexts were not tried"
 
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
+    """TTFT as a function of the prompt length, fitted to the measurements."""
+
     name: str
     formula: str
     parameters: int
@@ -190,19 +206,19 @@ class _Fit:
     """R^2 of the mean TTFT in seconds, not in logarithms."""
     bic: float
     at: Callable[[float], float]
-    told: dict[str, Any]
+    coefficients: dict[str, Any]
 
 
-def _fits(told: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float]]) -> list[_Fit]:
+def _fits(by_length: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float]]) -> list[_Fit]:
     """Return the fits, the best one first."""
-    xs = [float(one["context"]) for one in told]
-    ys = [float(one["ttft_mean"]["value"]) for one in told]
+    xs = [float(one["context"]) for one in by_length]
+    ys = [float(one["ttft_mean"]["value"]) for one in by_length]
     if len(xs) < 2:
         return []
     n, fits = len(points), []
 
     def add(name: str, formula: str, parameters: int, at: Callable[[float], float], raw: Any) -> None:
-        # A perfect fit still has the error of a timestamp.
+        # At least 1 ns of error per timestamp, so that a perfect fit has a logarithm.
         rss = max(sum((y - at(x)) ** 2 for x, y in points), n * 1e-18)
         bic = n * log(rss / n) + parameters * log(n)
         r2 = saturation.r_squared(ys, [at(x) for x in xs])
@@ -213,32 +229,38 @@ def _fits(told: Sequence[Mapping[str, Any]], points: Sequence[tuple[float, float
     formula = f"{line.intercept * 1e3:.4g} ms + {line.slope * 1e6:.4g} us x L"
     add("Linear", formula, 2, lambda x: line.intercept + line.slope * x, line)
     if len(xs) > 2:
-        bent = saturation.fit_quadratic(xs, ys)
-        formula = f"{bent.c0 * 1e3:.4g} ms + {bent.c1 * 1e6:.4g} us x L + {bent.c2 * 1e9:.4g} ns x L^2"
-        add("Quadratic", formula, 3, lambda x: bent.c0 + bent.c1 * x + bent.c2 * x * x, bent)
+        curve = saturation.fit_quadratic(xs, ys)
+        formula = f"{curve.c0 * 1e3:.4g} ms + {curve.c1 * 1e6:.4g} us x L + {curve.c2 * 1e9:.4g} ns x L^2"
+        add(
+            "Quadratic",
+            formula,
+            3,
+            lambda x: curve.c0 + curve.c1 * x + curve.c2 * x * x,
+            curve,
+        )
     lowest = min(one.bic for one in fits)
     return sorted(fits, key=lambda one: (one.bic > lowest + BIC_STRONG, one.parameters, one.bic))
 
 
-def _fits_told(fits: Sequence[_Fit], lengths: int) -> dict[str, Any]:
+def _fit_figures(fits: Sequence[_Fit], lengths: int) -> dict[str, Any]:
     if not fits:
         return {"scaling_exponent": None, "best_fit": None, "fits": {}}
-    power = next(one for one in fits if one.name == "Power").told
+    power = next(one for one in fits if one.name == "Power").coefficients
     low, high = power["k_interval"] or (None, None)
     return {
         "scaling_exponent": figures.figure(power["k"], low, high, lengths, r2_log=power["r2_log"]),
         "best_fit": fits[0].name.lower(),
-        "fits": {one.name.lower(): {**one.told, "r2": one.r2, "bic": one.bic} for one in fits},
+        "fits": {one.name.lower(): {**one.coefficients, "r2": one.r2, "bic": one.bic} for one in fits},
     }
 
 
 def _best(fits: Sequence[_Fit]) -> str:
     """Format as in 5.9.5: `Best fit: Linear (R^2 = 0.9987), ~68 microseconds per input token`."""
     best = fits[0]
-    said = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
+    text = f"Best fit: {best.name} (R^2 = {best.r2:.4f})"
     if best.name == "Linear":
-        return f"{said}, ~{best.told['slope'] * 1e6:.3g} microseconds per input token"
-    return f"{said}, TTFT = {best.formula}"
+        return f"{text}, ~{best.coefficients['slope'] * 1e6:.3g} microseconds per input token"
+    return f"{text}, TTFT = {best.formula}"
 
 
 def _most(name: str, form: str) -> figures.Cell:
@@ -247,7 +269,7 @@ def _most(name: str, form: str) -> figures.Cell:
 
 TABLE_12: Final[Mapping[str, figures.Cell]] = {
     "Context (tokens)": figures.text("length"),
-    "TTFT Mean": lambda one: figures.spanned(one["ttft_mean"]),
+    "TTFT Mean": lambda one: figures.ms_with_interval(one["ttft_mean"]),
     **figures.latency_columns("ttft p95"),
     "ms/1K tokens": lambda one: figures.ms(one["seconds_per_1000_tokens"], unit=False),
 }
@@ -269,33 +291,37 @@ FIT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 }
 
 
-def _tables(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ReportTable]:
+def _tables(by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ReportTable]:
     tables = [
-        figures.table_of("Table 12: Long Context Scaling", told, TABLE_12),
-        figures.table_of("Latency and throughput at each length (5.9.4)", told, THROUGHPUT_COLUMNS),
+        figures.table_of("Table 12: Long Context Scaling", by_length, TABLE_12),
+        figures.table_of("Latency and throughput at each length (5.9.4)", by_length, THROUGHPUT_COLUMNS),
     ]
     if fits:
         tables.append(figures.table_of("Scaling of mean TTFT with context length L", fits, FIT_COLUMNS))
     return tables
 
 
-def _charts(told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ChartSpec]:
-    if not told:
+def _charts(by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> list[ChartSpec]:
+    if not by_length:
         return []
-    contexts: list[float | str] = [float(one["context"]) for one in told]
-    series = [figures.line_series("mean TTFT", contexts, [one["ttft_mean"] for one in told])]
+    contexts: list[float | str] = [float(one["context"]) for one in by_length]
+    series = [figures.line_series("mean TTFT", contexts, [one["ttft_mean"] for one in by_length])]
     series += [_curve(one, float(contexts[0]), float(contexts[-1])) for one in fits]
-    rates = [one["throughput_max"]["input_tokens_per_s"] for one in told]
+    rates = [one["throughput_max"]["input_tokens_per_s"] for one in by_length]
     x_title = "context (tokens)"
     return [
         ChartSpec(
             "TTFT against context length", "line", x_title, "TTFT (ms)", series, log_x=True, log_y=True
         ),
         ChartSpec(
-            "Throughput against context length", "line", x_title, "input tokens/s",
-            [ChartSeries("highest", contexts, rates)], log_x=True,
+            "Throughput against context length",
+            "line",
+            x_title,
+            "input tokens/s",
+            [ChartSeries("highest", contexts, rates)],
+            log_x=True,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _curve(fit: _Fit, first: float, last: float) -> ChartSeries:
@@ -306,11 +332,11 @@ def _curve(fit: _Fit, first: float, last: float) -> ChartSeries:
     return ChartSeries(f"{fit.name}: {fit.formula}", list(xs), [y if y > 0 else None for y in ys])
 
 
-def _remark(found: TestResult, told: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> None:
-    notes = found.notes
+def _remark(result: TestResult, by_length: Sequence[Mapping[str, Any]], fits: Sequence[_Fit]) -> None:
+    notes = result.notes
     if fits:
         notes.insert(0, _best(fits))
-        exponent = found.measurements["scaling_exponent"]
+        exponent = result.measurements["scaling_exponent"]
         within = figures.with_interval(exponent, ".3f")
         notes.insert(1, f"scaling exponent k = {within}, R^2 of the logarithms {exponent['r2_log']:.4f}")
         notes.append(
@@ -318,29 +344,43 @@ def _remark(found: TestResult, told: Sequence[Mapping[str, Any]], fits: Sequence
             f" requests is within {BIC_STRONG:g} of the lowest"
         )
     counts = [
-        f"{one['length']:,}: {one['context']:,.0f}" for one in told if round(one["context"]) != one["length"]
+        f"{one['length']:,}: {one['context']:,.0f}"
+        for one in by_length
+        if round(one["context"]) != one["length"]
     ]
     if counts:
         notes.append(f"tokens as the server counted them, on average: {'; '.join(counts)}")
-    notes += figures.legend(told, "ttft")
-    tried = sorted({t["concurrency"] for one in told for t in one["throughput"]})
+    notes += figures.legend(by_length, "ttft")
+    tried = sorted({t["concurrency"] for one in by_length for t in one["throughput"]})
     notes.append(
         f"throughput is the highest seen in a closed loop of {' and of '.join(map(str, tried)) or 'none'}: a"
         " bound from below of the most that can be had"
     )
-    few = [f"{one['length']:,}" for one in told if one["ttft"]["n"] < 20]
+    few = [f"{one['length']:,}" for one in by_length if one["ttft"]["n"] < 20]
     if few:
-        found.deviations.append(f"5.9.2: fewer than 20 answers at {', '.join(few)} tokens")
+        result.deviations.append(f"5.9.2: fewer than 20 answers at {', '.join(few)} tokens")
+
+
+def _expected(session: BenchSession, params: LongContextParams) -> ExpectedLoads:
+    n, slots = len(params.lengths), params.throughput_concurrency
+    loads = ExpectedLoads(n, answers=n * params.requests / params.concurrency)
+    if slots is None or slots <= params.concurrency:
+        return loads
+    return loads.plus(ExpectedLoads(n, answers=n * max(params.requests / slots, _REQUESTS_PER_SLOT)))
 
 
 TEST: Final = BenchTest(
     name="long-context",
     params=LongContextParams,
     run=run,
+    expected=_expected,
+    figures=("ttft", "tokens"),
     quick={
-        "lengths": (1_024, 2_048, 4_096, 8_192), "requests": 5, "output_tokens": 16,
+        "lengths": (1_024, 2_048, 4_096, 8_192),
+        "requests": 5,
+        "output_tokens": 16,
         "throughput_concurrency": None,
     },
     forfeits=("5.9.2-p1", "5.9.2-p3"),
     check=check,
-)  # fmt: skip
+)

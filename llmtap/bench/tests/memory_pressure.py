@@ -20,18 +20,19 @@ from msgspec import Meta
 from llmtap.bench.run.figures import Cell, latency_columns, legend, ms, table_of, text
 from llmtap.bench.run.levels import (
     check_duration,
-    lasts,
     latency_rows,
     level_load,
     measure_closed,
     memory_errors,
     number,
     p99_chart,
+    remaining_text,
     server_mean,
     server_total,
     share,
 )
-from llmtap.bench.run.measurement import Measurement, Steady
+from llmtap.bench.run.measurement import Measurement, SteadyPart
+from llmtap.bench.run.pace import ExpectedLoads
 from llmtap.bench.run.session import BenchSession
 from llmtap.bench.run.test import BenchTest, ChartSeries, ChartSpec, Count, OutputTokens, TestResult
 from llmtap.errors import ConfigError
@@ -44,15 +45,15 @@ from llmtap.units import NS_PER_S, Duration, to_seconds
 DURATION_MIN: Final = Duration(120 * NS_PER_S)
 PROBES: Final = 5
 """Requests sent one at a time before the first and after the last level."""
-LONGER_MAX: Final = 0.5
-LONGER_S: Final = 0.05
+RECOVERY_SHARE_MAX: Final = 0.5
+RECOVERY_MAX_S: Final = 0.05
 """Allowed increase of the probes' median TTFT in a recovered system: a share, or seconds."""
-FAILS: Final = 0.01
-FALLS: Final = 0.10
-WAITS: Final = 2.0
+FAILURE_SHARE_MAX: Final = 0.01
+THROUGHPUT_FALL_MAX: Final = 0.10
+TTFT_FACTOR_MAX: Final = 2.0
 """Thresholds of the degradation patterns: share of failures, fall of throughput, factor of TTFT."""
 WARNING: Final = "this pushes the SUT past its memory (7.4): only on an isolated system that can be restarted"
-_NOT_TOLD: Final = "not measurable"
+_NOT_MEASURABLE: Final = "not measurable"
 
 
 class MemoryPressureParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,97 +81,112 @@ class _Level(NamedTuple):
     percent: int
     slots: int
     measured: Measurement
-    steady: Steady
+    steady: SteadyPart
 
 
 @dataclass(slots=True)
-class _Pressed:
+class _PressureRun:
     capacity: int
     source: str
     workload: str
-    """With which the capacity was determined."""
+    """Workload with which the capacity was measured."""
     before: Measurement
     levels: list[_Level] = field(default_factory=list)
     after: Measurement | None = None
-    short: list[str] = field(default_factory=list)
-    lost: str | None = None
+    ended_early: list[str] = field(default_factory=list)
+    failure: str | None = None
 
 
 def check(session: BenchSession, params: MemoryPressureParams) -> None:
+    """Raise ConfigError if the levels do not rise from 100 %, or the capacity is unknown."""
     check_duration(session, params.duration, DURATION_MIN, "5.8.3")
     levels = params.levels
     if not levels or levels[0] != 100 or any(low >= high for low, high in pairwise(levels)):
-        raise ConfigError("levels", "begin with 100, the base, and rise", "such as 100,110,125,150")
+        raise ConfigError(
+            "levels", "expected rising percentages that begin with 100, the base", "such as 100,110,125,150"
+        )
     if _capacity(session, params) is None:
         raise ConfigError(
-            "capacity", "is not given, and no capacity test in these results has found one",
-            "llmtap bench capacity first, or capacity = 64",
-        )  # fmt: skip
+            "capacity",
+            "is not given, and the results folder has no result of the capacity test",
+            "run `llmtap bench capacity` with the same --results first, or set capacity = 64",
+        )
 
 
 def _capacity(session: BenchSession, params: MemoryPressureParams) -> tuple[int, str, str] | None:
     """Return the capacity, given or of the capacity test in the same folder, its source and workload."""
     if params.capacity is not None:
         return params.capacity, "given (capacity)", params.workload
-    told = at(session.results.read_json("capacity/result.json"), "measurements") or {}
-    if told.get("max_concurrency") is None:
+    measurements = at(session.results.read_json("capacity/result.json"), "measurements") or {}
+    if measurements.get("max_concurrency") is None:
         return None
-    workload = told["workload"]
-    return told["max_concurrency"], f"the capacity test (5.5) in these results, with {workload}", workload
+    workload = measurements["workload"]
+    return (
+        measurements["max_concurrency"],
+        f"the capacity test (5.5) in these results, with {workload}",
+        workload,
+    )
 
 
 async def run(session: BenchSession, params: MemoryPressureParams) -> TestResult:
-    pressed = await _press(session, params)
-    found = TestResult(
+    """Send more concurrent requests than the capacity, and return how the server degrades (5.8.3, 5.8.4)."""
+    pressure = await _apply_pressure(session, params)
+    result = TestResult(
         configuration={
             "Workload": params.workload,
             "Load model": "closed loop",
-            "Capacity": f"{pressed.capacity} at a time: {pressed.source}",
+            "Capacity": f"{pressure.capacity} at a time: {pressure.source}",
             "Oversubscription": ", ".join(f"{percent} %" for percent in params.levels),
             "Test duration": f"{to_seconds(params.duration):g} s per level, and until every answer has ended",
         }
     )
-    found.main = f"levels/{params.levels[0]:03d}"
-    found.measurements = _measurements(params, pressed)
-    levels = found.measurements["levels"]
-    found.tables = [
+    result.main = f"levels/{params.levels[0]:03d}"
+    result.measurements = _measurements(params, pressure)
+    levels = result.measurements["levels"]
+    result.tables = [
         table_of("Table 11: Memory Pressure Degradation", levels, TABLE_11),
         table_of("Preemption (5.8.4)", levels, PREEMPTION_COLUMNS),
         table_of("How it degrades", levels, DEGRADATION_COLUMNS),
     ]
-    found.charts = _charts(levels)
-    _remark(found, params, pressed)
-    return found
+    result.charts = _charts(levels)
+    _remark(result, params, pressure)
+    return result
 
 
-async def _press(session: BenchSession, params: MemoryPressureParams) -> _Pressed:
-    known = _capacity(session, params)
-    assert known is not None  # checked by `check`
+async def _apply_pressure(session: BenchSession, params: MemoryPressureParams) -> _PressureRun:
+    capacity = _capacity(session, params)
+    assert capacity is not None  # `check` refuses None.
     seconds = to_seconds(params.duration)
-    session.watcher.left(WARNING)
+    session.report_remaining(WARNING)
     before = await _probe(session, params, "before")
-    pressed = _Pressed(*known, before)
+    pressure = _PressureRun(*capacity, before)
     rate = (1.0, before.n / before.seconds if before.seconds else 0.0)
     for done, percent in enumerate(params.levels):
-        session.watcher.left(lasts(len(params.levels) - done, seconds))
-        slots = ceil(pressed.capacity * percent / 100)
+        session.report_remaining(remaining_text(len(params.levels) - done, seconds))
+        slots = ceil(pressure.capacity * percent / 100)
         try:
-            measured, steady, short = await measure_closed(
-                session, f"levels/{percent:03d}", params.workload, slots, params.duration, rate,
+            measured, steady, ended_early = await measure_closed(
+                session,
+                f"levels/{percent:03d}",
+                params.workload,
+                slots,
+                params.duration,
+                rate,
                 output_tokens=params.output_tokens,
-            )  # fmt: skip
-        except ConfigError as exc:  # the same request succeeded before
-            pressed.lost = f"before {percent} %: {exc.problem}"
-            return pressed
-        pressed.levels.append(_Level(percent, slots, measured, steady))
-        if short:
-            pressed.short.append(measured.name)
+            )
+        except ConfigError as exc:
+            # The same request succeeded before: the server has failed since.
+            pressure.failure = f"before {percent} %: {exc.problem}"
+            return pressure
+        pressure.levels.append(_Level(percent, slots, measured, steady))
+        if ended_early:
+            pressure.ended_early.append(measured.name)
         rate = (slots, steady.completed_rps)
     try:
-        pressed.after = await _probe(session, params, "after")
+        pressure.after = await _probe(session, params, "after")
     except ConfigError as exc:
-        pressed.lost = f"after the last level: {exc.problem}"
-    return pressed
+        pressure.failure = f"after the last level: {exc.problem}"
+    return pressure
 
 
 async def _probe(session: BenchSession, params: MemoryPressureParams, name: str) -> Measurement:
@@ -180,22 +196,22 @@ async def _probe(session: BenchSession, params: MemoryPressureParams, name: str)
     return await session.measure(name, load)
 
 
-def _measurements(params: MemoryPressureParams, pressed: _Pressed) -> dict[str, Any]:
-    before = percentile(pressed.before.values("ttft_ns"), 0.5)
-    after = None if pressed.after is None else percentile(pressed.after.values("ttft_ns"), 0.5)
+def _measurements(params: MemoryPressureParams, pressure: _PressureRun) -> dict[str, Any]:
+    before = percentile(pressure.before.values("ttft_ns"), 0.5)
+    after = None if pressure.after is None else percentile(pressure.after.values("ttft_ns"), 0.5)
     recovered = False
-    if pressed.after is not None and before is not None and after is not None:
-        whole = len(pressed.after.ended_well()) == pressed.after.n
-        recovered = whole and after - before <= max(LONGER_MAX * before, LONGER_S)
+    if pressure.after is not None and before is not None and after is not None:
+        whole = len(pressure.after.ended_well()) == pressure.after.n
+        recovered = whole and after - before <= max(RECOVERY_SHARE_MAX * before, RECOVERY_MAX_S)
     return {
-        "capacity": pressed.capacity,
-        "capacity_source": pressed.source,
+        "capacity": pressure.capacity,
+        "capacity_source": pressure.source,
         "workload": params.workload,
-        "levels": [_level_json(level, pressed.levels[0]) for level in pressed.levels],
+        "levels": [_level_json(level, pressure.levels[0]) for level in pressure.levels],
         "preemption_is_told": any(
-            server_total(level.measured, "preemptions") is not None for level in pressed.levels
+            server_total(level.measured, "preemptions") is not None for level in pressure.levels
         ),
-        "system_lost": pressed.lost,
+        "system_lost": pressure.failure,
         "recovered": recovered,
         "ttft_p50_before": before,
         "ttft_p50_after": after,
@@ -204,12 +220,12 @@ def _measurements(params: MemoryPressureParams, pressed: _Pressed) -> dict[str, 
 
 def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
     measured, steady, n = level.measured, level.steady, level.measured.n
-    well = len(measured.ended_well())
-    interval = share_interval(well, n)
+    completed = len(measured.ended_well())
+    interval = share_interval(completed, n)
     names = ("preemptions", "preempted", "recovered", "preempted_tokens")
     events, preempted, recovered, lost = (server_total(measured, name) for name in names)
-    most = events if preempted is None else preempted  # of events alone, an upper bound
-    recovery = 1.0 if events and well == n else None
+    most = events if preempted is None else preempted  # The number of events is an upper bound.
+    recovery = 1.0 if events and completed == n else None
     if preempted and recovered is not None:
         recovery = recovered / preempted
     return {
@@ -218,7 +234,7 @@ def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
         "step": measured.name,
         "requests": n,
         "completion": None if interval is None else interval.to_dict(),
-        "fail_rate": 1 - well / n if n else 1.0,
+        "fail_rate": 1 - completed / n if n else 1.0,
         "memory_errors": memory_errors(measured),
         "preemption_events": None if events is None else round(events),
         "preempted_requests": preempted,
@@ -230,22 +246,22 @@ def _level_json(level: _Level, base: _Level) -> dict[str, Any]:
         "completed_rps": steady.completed_rps,
         "output_tps": steady.output_tps,
         "drain": max(0.0, measured.seconds - steady.to_s),
-        "pattern": _pattern(level, base, 1 - well / max(1, n)),
+        "pattern": _pattern(level, base, 1 - completed / max(1, n)),
         **latency_rows(measured),
     }
 
 
 def _pattern(level: _Level, base: _Level, failed: float) -> str:
     """Return the most severe degradation compared with the base level."""
-    if failed > FAILS:
+    if failed > FAILURE_SHARE_MAX:
         return "requests fail"
     if level is base:
         return "base"
     output = increase(base.steady.output_tps, level.steady.output_tps)
     ttft = increase(*(percentile(one.measured.values("ttft_ns"), 0.99) for one in (base, level)))
-    if output is not None and output < -FALLS:
+    if output is not None and output < -THROUGHPUT_FALL_MAX:
         return "throughput falls"
-    return "requests wait" if ttft is not None and ttft > WAITS - 1 else "as at the base"
+    return "requests wait" if ttft is not None and ttft > TTFT_FACTOR_MAX - 1 else "as at the base"
 
 
 def _name(level: Mapping[str, Any]) -> str:
@@ -256,13 +272,13 @@ def _name(level: Mapping[str, Any]) -> str:
 def _preempted(level: Mapping[str, Any]) -> str:
     most = level["preemption_rate_max"]
     if most is None:
-        return _NOT_TOLD
+        return _NOT_MEASURABLE
     return share(most) + " at most" * bool(most and level["preempted_requests"] is None)
 
 
 def _amount(value: float | None) -> str:
     if value is None:
-        return _NOT_TOLD
+        return _NOT_MEASURABLE
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
@@ -270,7 +286,7 @@ def _recovery(level: Mapping[str, Any]) -> str:
     if level["preemption_events"] == 0:
         return "nothing to recover"
     rate: float | None = level["preemption_recovery_rate"]
-    return _NOT_TOLD if rate is None else share(rate)
+    return _NOT_MEASURABLE if rate is None else share(rate)
 
 
 TABLE_11: Final[Mapping[str, Cell]] = {
@@ -313,10 +329,10 @@ def _charts(levels: Sequence[Mapping[str, Any]]) -> list[ChartSpec]:
     ]
 
 
-def _remark(found: TestResult, params: MemoryPressureParams, pressed: _Pressed) -> None:
-    told, notes = found.measurements, found.notes
+def _remark(result: TestResult, params: MemoryPressureParams, pressure: _PressureRun) -> None:
+    measurements, notes = result.measurements, result.notes
     notes.append(WARNING)
-    if told["preemption_is_told"]:
+    if measurements["preemption_is_told"]:
         notes.append(
             "preemptions are the server's own count; if it counts events alone, the share of requests is that"
             " at most, as one may be preempted more than once, and recovery is known where nobody failed;"
@@ -327,32 +343,42 @@ def _remark(found: TestResult, params: MemoryPressureParams, pressed: _Pressed) 
             "preemption is not measurable: the server counts none on its metrics, or they were not to be had"
             " (target.metrics)"
         )
-    if pressed.lost is not None:
-        notes.append(f"the system could not be reached {pressed.lost}")
+    if pressure.failure is not None:
+        notes.append(f"the system could not be reached {pressure.failure}")
     else:
-        how, more = ("recovered", "") if told["recovered"] else ("did not recover", ", or answers failed")
-        notes.append(
-            f"it {how}: TTFT P50 of single requests is {ms(told['ttft_p50_after'])} after and"
-            f" {ms(told['ttft_p50_before'])} before{more}"
+        outcome, extra = (
+            ("recovered", "") if measurements["recovered"] else ("did not recover", ", or answers failed")
         )
-    notes += legend(told["levels"], "ttft", "tpot", share="p99")
-    if pressed.workload != params.workload:
-        found.deviations.append(
-            f"5.8.3, 1: capacity was determined with {pressed.workload}, and memory is pressed with"
+        notes.append(
+            f"it {outcome}: TTFT P50 of single requests is {ms(measurements['ttft_p50_after'])} after and"
+            f" {ms(measurements['ttft_p50_before'])} before{extra}"
+        )
+    notes += legend(measurements["levels"], "ttft", "tpot", share="p99")
+    if pressure.workload != params.workload:
+        result.deviations.append(
+            f"5.8.3, 1: capacity was determined with {pressure.workload}, and memory is pressed with"
             f" {params.workload}: the percentages are not of what memory has room for"
         )
-    if pressed.short:
-        found.deviations.append(
+    if pressure.ended_early:
+        result.deviations.append(
             f"5.8.3, 3b: requests were over before {to_seconds(params.duration):g} s were:"
-            f" {', '.join(pressed.short)}; who is turned away at once comes again at once"
+            f" {', '.join(pressure.ended_early)}; who is turned away at once comes again at once"
         )
+
+
+def _expected(session: BenchSession, params: MemoryPressureParams) -> ExpectedLoads:
+    n = len(params.levels)
+    # Before and after the levels, single requests show the latency without pressure.
+    return ExpectedLoads(n + 2, seconds=n * to_seconds(params.duration), answers=2 * PROBES)
 
 
 TEST: Final = BenchTest(
     name="memory-pressure",
     params=MemoryPressureParams,
     run=run,
-    seconds=lambda session, params: len(params.levels) * to_seconds(params.duration),
+    figures=("tokens", "ttft", "tpot", "e2e"),
+    overloads=True,
+    expected=_expected,
     quick={"workload": "synthetic-uniform", "duration": Duration(5 * NS_PER_S), "output_tokens": 64},
     forfeits=("5.8.2-1", "5.8.3-p2"),
     check=check,

@@ -24,7 +24,7 @@ from msgspec import Meta
 
 from llmtap.bench.run.session import Load
 from llmtap.errors import ConfigError
-from llmtap.load.replay.plan import ReplayPlan
+from llmtap.load.replay.plan import ReplayPlan, take_settings
 from llmtap.units import NS_PER_S
 from llmtap.workload.arrivals import Arrivals, parse_arrivals
 from llmtap.workload.lengths import LogNormal, UniformLengths, uniform_draw
@@ -73,18 +73,21 @@ LONG: Final = RequestClass(name="long", share=0.2, input=(1_024, 4_096), output=
 
 
 def check_classes(classes: Sequence[RequestClass], place: str = "classes") -> None:
+    """Raise ConfigError unless at least two classes have different names and shares that add up to 1."""
     if len(classes) < 2:
-        raise ConfigError(place, "are fewer than two: there is nobody to be unfair to (5.6.2)")
+        raise ConfigError(place, "expected at least two classes (5.6.2)")
     names = [one.name for one in classes]
     if len(set(names)) < len(names):
-        raise ConfigError(place, f"a name comes twice: {', '.join(names)}")
+        raise ConfigError(place, f"has a name twice: {', '.join(names)}")
     for one in classes:
         for what, (low, high) in (("input", one.input), ("output", one.output)):
             if low > high:
-                raise ConfigError(place, f"{one.name}: {what} is from {low:,} to {high:,}")
+                raise ConfigError(
+                    place, f"{one.name}: the range of {what} ends at {high:,}, below its begin {low:,}"
+                )
     shares = sum(one.share for one in classes)
     if not math.isclose(shares, 1, abs_tol=1e-6):
-        raise ConfigError(place, f"shares add up to {shares:g}, not to 1")
+        raise ConfigError(place, f"the shares add up to {shares:g}; expected 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,25 +101,32 @@ class ClassMix(PlannedWorkload):
         return replace(self, classes=(msgspec.structs.replace(one, share=1.0),))
 
     def describe(self) -> Mapping[str, object]:
+        """Return the description of the workload for the report, with its deviations from 4.3.2.2."""
         counted: dict[str, Any] = {}
         deviations = [
             {
-                "section": "4.3.2.2", "says": "log-normal lengths up to a cap",
+                "section": "4.3.2.2",
+                "says": "log-normal lengths up to a cap",
                 "here": "the lengths of 5.6.2's classes in their ratio, within whose ranges they are as these"
                 " log-normals have them",
             },
-        ]  # fmt: skip
+        ]
         if isinstance(self.content, RandomIds):
             counted = {"tokenizer": {**TOKENIZER, **_IDS_COUNTED}}
         else:
             here = "random words of a token each: a chat takes text"
             deviations.append({"section": "4.3.2.2", "says": "random token sequences", "here": here})
         return description(
-            self.name, _described(_INPUT, "the prompt"), _described(_OUTPUT, "the answer"),
-            self.content.describe(), about="requests of classes, mixed by share",
-            source="IETF draft, 5.6.2, 4.3.2.2 and A.2", classes=msgspec.to_builtins(self.classes),
-            deviations=deviations, **counted,
-        )  # fmt: skip
+            self.name,
+            _described(_INPUT, "the prompt"),
+            _described(_OUTPUT, "the answer"),
+            self.content.describe(),
+            about="requests of classes, mixed by share",
+            source="IETF draft, 5.6.2, 4.3.2.2 and A.2",
+            classes=msgspec.to_builtins(self.classes),
+            deviations=deviations,
+            **counted,
+        )
 
     def names(self, seed: int) -> Iterator[str]:
         """Yield the class of each row, endlessly."""
@@ -129,11 +139,12 @@ class ClassMix(PlannedWorkload):
         )
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
-        given, made = Random(f"{seed}/input"), Random(f"{seed}/output")
+        """Return the lengths of `count` requests."""
+        input_random, output_random = Random(f"{seed}/input"), Random(f"{seed}/output")
         turns = (
             PlannedTurn(
-                _length(_INPUT, one.input, uniform_draw(given)),
-                _length(_OUTPUT, one.output, uniform_draw(made)),
+                _length(_INPUT, one.input, uniform_draw(input_random)),
+                _length(_OUTPUT, one.output, uniform_draw(output_random)),
             )
             for one in self._drawn(seed)
         )
@@ -149,7 +160,7 @@ class ClassMix(PlannedWorkload):
 
 
 def _length(skewed: LogNormal, span: tuple[int, int], u: float) -> int:
-    """Return quantile u of the lengths within a span, both ends included."""
+    """Return quantile `u` of the lengths within a span that includes both ends."""
     low, high = span
     mu, sigma = skewed.logarithm
     first, last = (_STANDARD.cdf((math.log(edge) - mu) / sigma) for edge in (low - 0.5, high + 0.5))
@@ -163,14 +174,20 @@ def _mean_length(skewed: LogNormal, span: tuple[int, int]) -> float:
 
 def _described(skewed: LogNormal, of: str) -> dict[str, Any]:
     mu, sigma = skewed.logarithm
-    about = {"of": of, "unit": "tokens", "within": "the class's range"}
-    return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **about}
+    scope = {"of": of, "unit": "tokens", "within": "the class's range"}
+    return {"distribution": "lognormal, truncated", "mu": mu, "sigma": sigma, **scope}
 
 
 def open_mix(
-    mix: ClassMix, *, rate_rps: float, seed: int, duration_s: float = 0.0, per_class: int = 0,
-    tokenizer: str | None = None, chat: bool = True,
-) -> Load:  # fmt: skip
+    mix: ClassMix,
+    *,
+    rate_rps: float,
+    seed: int,
+    duration_s: float = 0.0,
+    per_class: int = 0,
+    tokenizer: str | None = None,
+    chat: bool = True,
+) -> Load:
     """Return an open-loop load with Poisson arrivals and a minimum duration and requests per class."""
     arrivals = parse_arrivals("poisson", rate_rps=rate_rps, seed=seed)
     missing = {one.name: per_class for one in mix.classes}
@@ -182,10 +199,10 @@ def open_mix(
         if at_ns >= until_ns and max(missing.values()) <= 0:
             break
     load = closed_mix(mix, slots=1, requests=len(offsets), seed=seed, tokenizer=tokenizer, chat=chat)
-    return _opened(load, offsets, arrivals, rate_rps)
+    return _as_open_loop(load, offsets, arrivals, rate_rps)
 
 
-def _opened(load: Load, offsets: "array[int]", arrivals: Arrivals, rate_rps: float) -> Load:
+def _as_open_loop(load: Load, offsets: "array[int]", arrivals: Arrivals, rate_rps: float) -> Load:
     """Return the requests of a closed loop as an open one."""
     load.plan.requests.arrival_ns = offsets
     load.plan.about = {**load.plan.about, "arrivals": arrivals.describe()}
@@ -196,11 +213,11 @@ def closed_mix(
     mix: ClassMix, *, slots: int, requests: int, seed: int, tokenizer: str | None = None, chat: bool = True
 ) -> Load:
     """Return requests of the mix as a closed loop."""
-    named = list(itertools.islice(mix.names(seed), requests))
+    class_names = list(itertools.islice(mix.names(seed), requests))
     parts = mix.plan(requests, seed)
     about = {"workload": report_of(mix, parts.requests, seed), "arrivals": None, "seed": seed}
     plan = _replay_plan(parts.requests, mix.source(parts, seed), about, tokenizer, chat)
-    return Load(plan=plan, closed=slots, class_of=named.__getitem__)
+    return Load(plan=plan, closed=slots, class_of=class_names.__getitem__)
 
 
 def _replay_plan(
@@ -208,7 +225,14 @@ def _replay_plan(
 ) -> ReplayPlan:
     counter = load_counter(tokenizer or OWN, chat=chat, place="[target] tokenizer")
     prompts = ElasticPrompts(source, requests, counter)
-    return ReplayPlan(requests, prompts, {**about, "requests": len(requests)}, [], counter.tokenizer.decode)
+    return ReplayPlan(
+        requests,
+        prompts,
+        {**about, "requests": len(requests)},
+        [],
+        counter.tokenizer.decode,
+        settings=take_settings(about["workload"]),
+    )
 
 
 PRIMER_TOKENS: Final = 16
@@ -233,7 +257,7 @@ class Prefixes:
     def open(self, count: int, seed: int, texts: int, rate_rps: float) -> Load:
         arrivals = parse_arrivals("poisson", rate_rps=rate_rps, seed=seed)
         offsets = array("q", itertools.islice(arrivals, count))
-        return _opened(self.closed(count, seed, texts, 1), offsets, arrivals, rate_rps)
+        return _as_open_loop(self.closed(count, seed, texts, 1), offsets, arrivals, rate_rps)
 
     def closed(self, count: int, seed: int, texts: int, slots: int) -> Load:
         parts = self._parts(count, seed)
@@ -244,13 +268,17 @@ class Prefixes:
         lengths = self.sharing.lengths(seed)
         n = len(lengths)
         requests = Requests(
-            array("q", bytes(8 * n)), array("q", [tokens + PRIMER_TOKENS for tokens in lengths]),
+            array("q", bytes(8 * n)),
+            array("q", [tokens + PRIMER_TOKENS for tokens in lengths]),
             array("q", [1] * n),
-        )  # fmt: skip
+        )
         parts = WorkloadPlan(
-            lengths=lengths, requests=requests, messages=array("q", [PRIMER_TOKENS] * n),
-            contexts=array("q", range(n)), places=array("q", [0] * n),
-        )  # fmt: skip
+            lengths=lengths,
+            requests=requests,
+            messages=array("q", [PRIMER_TOKENS] * n),
+            contexts=array("q", range(n)),
+            places=array("q", [0] * n),
+        )
         return Load(plan=self._plan(parts, _Primer(self._script(parts, texts)), seed, texts), closed=1)
 
     def shared(self, count: int, seed: int) -> tuple[Sequence[int], Sequence[int]]:
@@ -271,15 +299,17 @@ class Prefixes:
 
     def _plan(self, parts: WorkloadPlan, script: ConversationScript, seed: int, texts: int) -> ReplayPlan:
         about = {
-            "workload": report_of(self.workload, parts.requests, seed), "arrivals": None, "seed": seed,
+            "workload": report_of(self.workload, parts.requests, seed),
+            "arrivals": None,
+            "seed": seed,
             "texts": texts,
-        }  # fmt: skip
+        }
         return _replay_plan(parts.requests, Speaker(parts, script), about, self.tokenizer, self.chat)
 
 
 @dataclass(frozen=True, slots=True)
 class _Primer(ConversationScript):
-    """The contexts of a script with other messages, so that only prefixes get into the cache."""
+    """The contexts of a script with other messages: of its prompts, the cache then has the prefixes only."""
 
     script: Written
 
@@ -305,17 +335,21 @@ def prefixes_of(
     contexts: int | None = None,
     output_tokens: int | None = None,
 ) -> Prefixes:
-    """Return a workload with another sharing. Raises ConfigError: it shares nothing, or has fixed texts."""
+    """Return a workload with changed sharing of prefixes.
+
+    Raises ConfigError if it has no sharing, fixed texts, or conversations.
+    """
     if not is_workload(name):
-        raise ConfigError("workload", f"no workload is called {name!r}", "such as code-completion")
+        raise ConfigError("workload", f"there is no workload {name!r}", "such as code-completion")
     workload = workload_named(name, "workload")
     if not isinstance(workload, Composed) or isinstance(workload.content, RandomIds):
         raise ConfigError(
-            "workload", f"the texts of {name} cannot be written anew, so that a cache does not know them",
-            "code-completion, conversation, or a FILE.toml of written texts",
-        )  # fmt: skip
+            "workload",
+            f"cannot make variants of {name!r} with other texts, which no cache has",
+            "expected code-completion, conversation, or a FILE.toml with generated texts",
+        )
     if workload.conversations is not None:
-        raise ConfigError("workload", f"{name} has conversations, whose later turns share what went before")
+        raise ConfigError("workload", f"{name} has conversations: later turns share the text of earlier ones")
     sharing = workload.sharing
     if sharing is None and tokens is None:
         raise ConfigError(
@@ -329,6 +363,7 @@ def prefixes_of(
     changed = Sharing(
         fraction=sharing.fraction if fraction is None else fraction,
         tokens=sharing.tokens if tokens is None else UniformLengths(min=tokens[0], max=tokens[1]),
-        contexts=contexts or sharing.contexts, zipf=sharing.zipf,
-    )  # fmt: skip
+        contexts=contexts or sharing.contexts,
+        zipf=sharing.zipf,
+    )
     return Prefixes(replace(workload, sharing=changed), tokenizer, chat, output_tokens)

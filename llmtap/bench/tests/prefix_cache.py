@@ -23,7 +23,8 @@ import msgspec
 from msgspec import Meta
 
 from llmtap.bench.run import figures, levels, test
-from llmtap.bench.run.measurement import Measurement, Steady, steady_of
+from llmtap.bench.run.measurement import Measurement, SteadyPart, steady_of
+from llmtap.bench.run.pace import ExpectedLoads, expected_at, expected_search
 from llmtap.bench.run.session import BenchSession, Load
 from llmtap.bench.tests.mixes import Prefixes, prefixes_of
 from llmtap.errors import ConfigError
@@ -34,8 +35,8 @@ from llmtap.workload.plan import NO_CONTEXT
 OFF: Final = "cache_off"
 ON: Final = "cache_on"
 STATES: Final = {"off": "Cache Disabled", "cold": "Cache (Cold)", "warm": "Cache (Warm)"}
-KEPT: Final = "texts.json"
-_APART: Final = 1_000
+TEXTS_FILE: Final = "texts.json"
+_SEED_STEP: Final = 1_000
 """Difference between seeds of repeats, so that no two loads share a seed."""
 
 
@@ -88,79 +89,93 @@ class PrefixRun:
     contexts: Sequence[int]
     """Number of the shared prefix by row, or NO_CONTEXT."""
     lengths: Sequence[int]
+    """Tokens of each prefix, by its number."""
     states: dict[str, Measurement] = field(default_factory=dict)
 
     def prefix(self, row: int) -> int:
+        """Return the tokens of the shared prefix of a row."""
         context = self.contexts[row]
         return 0 if context == NO_CONTEXT else self.lengths[context]
 
 
 def check(session: BenchSession, params: PrefixCacheParams) -> None:
-    for name, does in ((OFF, "disables"), (ON, "enables")):
+    """Raise ConfigError if the arms are missing or equal, or the workload shares no prefix."""
+    for name, verb in ((OFF, "disables"), (ON, "enables")):
         if name not in session.arms:
             raise ConfigError(
-                f"[arms.{name}]", "is missing: the test has to run with the cache off, and on (5.7.2)",
-                f"in the file of --config: headers, body, another url or an apply command that {does} prefix"
+                f"[arms.{name}]",
+                "is missing: the test compares the cache switched off and on (5.7.2)",
+                f"in the file of --config: headers, body, another url or an apply command that {verb} prefix"
                 " caching",
-            )  # fmt: skip
+            )
     off, on = (msgspec.structs.replace(session.arms[name], about="") for name in (OFF, ON))
     if off == on:
-        raise ConfigError(f"[arms.{OFF}]", f"is what [arms.{ON}] is: nothing disables the cache")
+        raise ConfigError(f"[arms.{OFF}]", f"equals [arms.{ON}]: nothing disables the cache")
     if params.prefix_tokens is not None and not 1 <= params.prefix_tokens[0] <= params.prefix_tokens[1]:
-        raise ConfigError("prefix_tokens", f"is from {params.prefix_tokens[0]} to {params.prefix_tokens[1]}")
+        raise ConfigError(
+            "prefix_tokens", f"expected [LOW, HIGH] with 1 <= LOW <= HIGH, got {list(params.prefix_tokens)}"
+        )
     _prefixes(session, params)
 
 
 async def run(session: BenchSession, params: PrefixCacheParams) -> test.TestResult:
-    work = _prefixes(session, params)
+    """Send the same loads without and with a cache, and return its effect on TTFT (5.7.3, 5.7.4)."""
+    prefixes = _prefixes(session, params)
     texts = _Texts(session, params.texts)
-    warm_by = replace(work, output_tokens=levels.WARM_TOKENS).closed(32, session.seed - 1, texts.new(), 8)
-    capacity = None if params.rate is not None else await _capacity(session, params, work, texts, warm_by)
+    warm_by = replace(prefixes, output_tokens=levels.WARM_TOKENS).closed(32, session.seed - 1, texts.new(), 8)
+    capacity = None if params.rate is not None else await _capacity(session, params, prefixes, texts, warm_by)
     rate = params.rate
     if rate is None:
         assert capacity is not None
         rate = params.share * capacity.rps
     order = Random(f"{session.seed}/arms")
-    cold_first = [not _apart(session) or order.random() < 0.5 for _ in range(params.repeats)]
+    cold_first = [not _separate_caches(session) or order.random() < 0.5 for _ in range(params.repeats)]
     runs: list[PrefixRun] = []
     last: Load | None = None
     for repeat in range(params.repeats):
-        session.watcher.left(f"{params.repeats - repeat} of {params.repeats} repeats")
-        seed = session.seed + _APART * repeat
-        shape = work.open(params.requests, seed, 0, rate)
+        session.report_remaining(f"{params.repeats - repeat} of {params.repeats} repeats")
+        seed = session.seed + _SEED_STEP * repeat
+        shape = prefixes.open(params.requests, seed, 0, rate)
         cold, warm = (
-            work.open(params.requests, seed, texts.of(f"{repeat}/{state}", shape), rate)
+            prefixes.open(params.requests, seed, texts.of(f"{repeat}/{state}", shape), rate)
             for state in ("cold", "warm")
         )
-        primer = work.primer(seed, texts.used[f"{repeat}/warm"])
-        one = PrefixRun(*work.shared(params.requests, seed))
+        primer = prefixes.primer(seed, texts.seed_of[f"{repeat}/warm"])
+        prefix_run = PrefixRun(*prefixes.shared(params.requests, seed))
         for state in ("cold", "warm", "off") if cold_first[repeat] else ("off", "cold", "warm"):
-            one.states[state] = await session.measure(
-                f"{repeat}/{state}", warm if state == "warm" else cold, arm=OFF if state == "off" else ON,
-                warm_by=warm_by, prime=primer if state == "warm" else None,
-            )  # fmt: skip
-        runs.append(one)
+            prefix_run.states[state] = await session.measure(
+                f"{repeat}/{state}",
+                warm if state == "warm" else cold,
+                arm=OFF if state == "off" else ON,
+                warm_by=warm_by,
+                prime=primer if state == "warm" else None,
+            )
+        runs.append(prefix_run)
         last = cold
     assert last is not None
-    rates = await _throughput(session, params, work, texts, warm_by, cold_first)
-    found = test.TestResult(configuration=figures.load_lines(last, runs[-1].states["off"]))
-    found.main = "0/off"
-    found.measurements = prefix_figures(runs, rate, capacity, rates)
-    found.configuration |= _configuration(params, work, runs, found.measurements, texts)
-    found.tables = _tables(found.measurements)
-    found.charts = _charts(runs)
-    _remark(found, params, runs, capacity, cold_first)
-    return found
+    rates = await _throughput(session, params, prefixes, texts, warm_by, cold_first)
+    result = test.TestResult(configuration=figures.load_lines(last, runs[-1].states["off"]))
+    result.main = "0/off"
+    result.measurements = prefix_figures(runs, rate, capacity, rates)
+    result.configuration |= _configuration(params, prefixes, runs, result.measurements, texts)
+    result.tables = _tables(result.measurements)
+    result.charts = _charts(runs)
+    _remark(result, params, runs, capacity, cold_first)
+    return result
 
 
 def _prefixes(session: BenchSession, params: PrefixCacheParams) -> Prefixes:
     return prefixes_of(
-        params.workload, fraction=params.sharing, tokens=params.prefix_tokens, contexts=params.prefixes,
-        output_tokens=params.output_tokens, **session.target.counting,
-    )  # fmt: skip
+        params.workload,
+        fraction=params.sharing,
+        tokens=params.prefix_tokens,
+        contexts=params.prefixes,
+        output_tokens=params.output_tokens,
+        **session.target.counting,
+    )
 
 
-def _apart(session: BenchSession) -> bool:
+def _separate_caches(session: BenchSession) -> bool:
     """Return whether off and on are two servers, or one that is restarted, with separate caches."""
     off, on = session.arms[OFF], session.arms[ON]
     return off.switches or on.switches or (off.url or session.target.url) != (on.url or session.target.url)
@@ -171,74 +186,83 @@ class _Texts:
 
     def __init__(self, session: BenchSession, given: int | None) -> None:
         self._folder = session.folder
-        self._given = given
-        self._kept: dict[str, int] = self._folder.read_json(KEPT) or {}
-        self.used: dict[str, int] = {}
+        self._seed_given = given
+        self._seeds: dict[str, int] = self._folder.read_json(TEXTS_FILE) or {}
+        self.seed_of: dict[str, int] = {}
 
     def of(self, step: str, shape: Load) -> int:
-        """Return the seed of a load; one that was interrupted, or has another shape now, gets a new one."""
-        if step not in self.used:
+        """Return the seed of a load. An interrupted load, or one of another shape, gets a new seed."""
+        if step not in self.seed_of:
             key = f"{step} {shape.fingerprint()}"
-            if self._given is not None:
-                self._kept[key] = self._given + len(self.used)
-            elif key not in self._kept or self._folder.step(step).read_json("step.json") is None:
-                self._kept[key] = self.new()
-            self._folder.write_json(KEPT, self._kept)
-            self.used[step] = self._kept[key]
-        return self.used[step]
+            if self._seed_given is not None:
+                self._seeds[key] = self._seed_given + len(self.seed_of)
+            elif key not in self._seeds or self._folder.step(step).read_json("step.json") is None:
+                self._seeds[key] = self.new()
+            self._folder.write_json(TEXTS_FILE, self._seeds)
+            self.seed_of[step] = self._seeds[key]
+        return self.seed_of[step]
 
     def new(self) -> int:
         return secrets.randbits(48)
 
 
 async def _capacity(
-    session: BenchSession, params: PrefixCacheParams, work: Prefixes, texts: _Texts, warm_by: Load
+    session: BenchSession, params: PrefixCacheParams, prefixes: Prefixes, texts: _Texts, warm_by: Load
 ) -> levels.Capacity:
-    own = params.sharing is None and params.prefix_tokens is None and params.output_tokens is None
-    told = levels.capacity_told(session, params.max_rate, params.workload if own else None)
-    if told is not None:
-        return told
+    is_default = params.sharing is None and params.prefix_tokens is None and params.output_tokens is None
+    known = levels.known_capacity(session, params.max_rate, params.workload if is_default else None)
+    if known is not None:
+        return known
 
     def load_of(slots: int, requests: int) -> Load:
-        seed = session.seed + 7 * _APART + slots
-        words = texts.of(f"capacity/{slots:04d}-at-a-time", work.closed(requests, seed, 0, slots))
-        return work.closed(requests, seed, words, slots)
+        seed = session.seed + 7 * _SEED_STEP + slots
+        words = texts.of(f"capacity/{slots:04d}-at-a-time", prefixes.closed(requests, seed, 0, slots))
+        return prefixes.closed(requests, seed, words, slots)
 
     return await levels.find_capacity(session, load_of, params.slots_max, arm=OFF, warm_by=warm_by)
 
 
 async def _throughput(
-    session: BenchSession, params: PrefixCacheParams, work: Prefixes, texts: _Texts, warm_by: Load,
+    session: BenchSession,
+    params: PrefixCacheParams,
+    prefixes: Prefixes,
+    texts: _Texts,
+    warm_by: Load,
     cold_first: Sequence[bool],
-) -> dict[str, Any] | None:  # fmt: skip
+) -> dict[str, Any] | None:
     """Return output tokens (or requests) per second of closed loops, off and with a warm cache; or None."""
     if not params.concurrency:
         return None
-    found: dict[str, list[Steady]] = {"off": [], "on": []}
+    by_state: dict[str, list[SteadyPart]] = {"off": [], "on": []}
     for repeat, first in enumerate(cold_first):
-        session.watcher.left(f"throughput: {len(cold_first) - repeat} of {len(cold_first)} repeats")
-        seed = session.seed + _APART * repeat + 1
+        session.report_remaining(f"throughput: {len(cold_first) - repeat} of {len(cold_first)} repeats")
+        seed = session.seed + _SEED_STEP * repeat + 1
         count = params.throughput_requests
-        words = texts.of(f"{repeat}/throughput-on", work.closed(count, seed, 0, params.concurrency))
-        load = work.closed(count, seed, words, params.concurrency)
+        words = texts.of(f"{repeat}/throughput-on", prefixes.closed(count, seed, 0, params.concurrency))
+        load = prefixes.closed(count, seed, words, params.concurrency)
         for state in ("on", "off") if first else ("off", "on"):
             measured = await session.measure(
-                f"{repeat}/throughput-{state}", load, arm=OFF if state == "off" else ON,
-                warm_by=warm_by, prime=work.primer(seed, words) if state == "on" else None,
-            )  # fmt: skip
-            found[state].append(steady_of(measured))
-    known = all(one.output_tps is not None for runs in found.values() for one in runs)
-    off, on = ([(one.output_tps if known else one.completed_rps) or 0.0 for one in found[s]] for s in found)
-    more = [gain for a, b in zip(off, on, strict=True) if (gain := increase(a, b)) is not None]
-    compared = figures.over_repeats(more) or dict.fromkeys(("low", "high", "p"))
+                f"{repeat}/throughput-{state}",
+                load,
+                arm=OFF if state == "off" else ON,
+                warm_by=warm_by,
+                prime=prefixes.primer(seed, words) if state == "on" else None,
+            )
+            by_state[state].append(steady_of(measured))
+    known = all(one.output_tps is not None for runs in by_state.values() for one in runs)
+    off, on = (
+        [(one.output_tps if known else one.completed_rps) or 0.0 for one in by_state[s]] for s in by_state
+    )
+    gains = [gain for a, b in zip(off, on, strict=True) if (gain := increase(a, b)) is not None]
+    interval = figures.over_repeats(gains) or dict.fromkeys(("low", "high", "p"))
     return {
         "unit": "output tokens/s" if known else "requests/s",
         "off": {"mean": mean(off), "runs": off},
         "on": {"mean": mean(on), "runs": on},
         "improvement": figures.figure(
-            mean(more), compared["low"], compared["high"], len(off), p=compared["p"]
+            mean(gains), interval["low"], interval["high"], len(off), p=interval["p"]
         ),
-    }  # fmt: skip
+    }
 
 
 def prefix_figures(
@@ -252,7 +276,7 @@ def prefix_figures(
         "reduction": {state: _reductions(runs, state) for state in ("cold", "warm")},
         "hit_rate": {state: _hits(runs, state) for state in STATES},
         "throughput": rates,
-    }  # fmt: skip
+    }
 
 
 def _ttfts(runs: Iterable[PrefixRun], state: str) -> list[float]:
@@ -261,19 +285,19 @@ def _ttfts(runs: Iterable[PrefixRun], state: str) -> list[float]:
 
 def _reductions(runs: Sequence[PrefixRun], state: str) -> dict[str, Any]:
     """Return the reductions of percentiles over all pairs, and of P50 as the geometric mean of repeats."""
-    both = [(one.states["off"], one.states[state]) for one in runs]
-    off, on = figures.pairs(both, "ttft_ns")
+    pairs = [(one.states["off"], one.states[state]) for one in runs]
+    off, on = figures.pairs(pairs, "ttft_ns")
     ratios = {name: figures.quantile_ratio(off, on, p, paired=True) for name, p in figures.KEY_SHARES.items()}
-    single = [figures.quantile_ratio(*figures.pairs([one], "ttft_ns"), 0.5, paired=True) for one in both]
+    single = [figures.quantile_ratio(*figures.pairs([one], "ttft_ns"), 0.5, paired=True) for one in pairs]
     logs = figures.over_repeats([log(one["value"]) for one in single if one is not None])
     if logs is not None:
         logs |= {end: exp(logs[end]) for end in ("value", "low", "high")}
-    return {name: _less(ratio) for name, ratio in {**ratios, "by_repeats": logs}.items()} | {
+    return {name: _reduction_of_ratio(ratio) for name, ratio in {**ratios, "by_repeats": logs}.items()} | {
         "pairs": len(off)
-    }  # fmt: skip
+    }
 
 
-def _less(ratio: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _reduction_of_ratio(ratio: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Convert the ratio on / off to the reduction (off - on) / off."""
     if ratio is None:
         return None
@@ -283,34 +307,37 @@ def _less(ratio: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _hits(runs: Sequence[PrefixRun], state: str) -> dict[str, Any] | None:
     """Return the share of prefix tokens from the cache; None if the server never reports any."""
-    cached = prefix = told = 0
-    for one in runs:
-        hits = one.states[state].by_row("cached_tokens")
-        told += len(hits)
-        for row in one.states[state].by_row("e2e_ns"):
-            cached += min(int(hits.get(row, 0)), one.prefix(row))
-            prefix += one.prefix(row)
+    cached = prefix = reported = 0
+    for prefix_run in runs:
+        hits = prefix_run.states[state].by_row("cached_tokens")
+        reported += len(hits)
+        for row in prefix_run.states[state].by_row("e2e_ns"):
+            cached += min(int(hits.get(row, 0)), prefix_run.prefix(row))
+            prefix += prefix_run.prefix(row)
     rate = cache_hit_rate(cached, prefix)
-    if not told or rate is None:
+    if not reported or rate is None:
         return None
-    return {"value": rate, "cached_tokens": cached, "prefix_tokens": prefix, "answers_that_tell": told}
+    return {"value": rate, "cached_tokens": cached, "prefix_tokens": prefix, "answers_that_tell": reported}
 
 
-def hot_firsts(runs: Sequence[PrefixRun]) -> int:
+def hot_prefixes(runs: Sequence[PrefixRun]) -> int:
     """Return the number of first requests of a prefix in cold runs whose prefix was mostly cached."""
     hot = 0
-    for one in runs:
-        hits = one.states["cold"].by_row("cached_tokens")
-        first = {context: row for row, context in reversed([*enumerate(one.contexts)])}
+    for prefix_run in runs:
+        hits = prefix_run.states["cold"].by_row("cached_tokens")
+        first = {context: row for row, context in reversed([*enumerate(prefix_run.contexts)])}
         first.pop(NO_CONTEXT, None)
-        hot += sum(hits.get(row, 0) > one.prefix(row) / 2 for row in first.values())
+        hot += sum(hits.get(row, 0) > prefix_run.prefix(row) / 2 for row in first.values())
     return hot
 
 
 def _configuration(
-    params: PrefixCacheParams, work: Prefixes, runs: Sequence[PrefixRun], told: Mapping[str, Any],
+    params: PrefixCacheParams,
+    prefixes: Prefixes,
+    runs: Sequence[PrefixRun],
+    measurements: Mapping[str, Any],
     texts: _Texts,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     rows = [one.prefix(row) for one in runs for row in range(len(one.contexts))]
     shared = [tokens for tokens in rows if tokens]
     lengths = f"{min(shared):,}-{max(shared):,} tokens" if shared else "none"
@@ -318,33 +345,33 @@ def _configuration(
     return {
         "Request count": f"{params.requests:,} in each of {3 * len(runs)} runs",
         "Test duration": f"{seconds:.0f} s in all",
-        "Shared prefix": f"{work.sharing.contexts} different ones, {lengths}",
+        "Shared prefix": f"{prefixes.sharing.contexts} different ones, {lengths}",
         "Sharing fraction": f"{len(shared) / len(rows):.1%} of the requests"
-        f" ({work.sharing.fraction:.0%} asked for)",
-        "Load level": f"{told['rate_rps']:.3g} requests/s",
-        "Seeds of the words": ", ".join(f"{step} {seed}" for step, seed in texts.used.items()),
+        f" ({prefixes.sharing.fraction:.0%} asked for)",
+        "Load level": f"{measurements['rate_rps']:.3g} requests/s",
+        "Seeds of the words": ", ".join(f"{step} {seed}" for step, seed in texts.seed_of.items()),
     }
 
 
-def _tables(told: Mapping[str, Any]) -> list[test.ReportTable]:
-    states = [{"says": says, "ttft": told["ttft"][state]} for state, says in STATES.items()]
-    effects = [{"state": state, **told["reduction"][state]} for state in ("cold", "warm")]
-    more = {}
+def _tables(measurements: Mapping[str, Any]) -> list[test.ReportTable]:
+    states = [{"says": label, "ttft": measurements["ttft"][state]} for state, label in STATES.items()]
+    effects = [{"state": state, **measurements["reduction"][state]} for state in ("cold", "warm")]
+    metrics = {}
     for state in ("cold", "warm"):
-        hits = told["hit_rate"][state]
-        more[f"Cache hit rate, {state}"] = "not measurable" if hits is None else f"{hits['value']:.1%}"
-    rates = told["throughput"]
+        hits = measurements["hit_rate"][state]
+        metrics[f"Cache hit rate, {state}"] = "not measurable" if hits is None else f"{hits['value']:.1%}"
+    rates = measurements["throughput"]
     if rates is not None:
         for state in ("off", "on"):
-            more[f"Throughput, cache {state}"] = f"{rates[state]['mean']:.4g} {rates['unit']}"
-    improved = "not measured" if rates is None else figures.with_interval(rates["improvement"], ".1%")
-    more["Throughput improvement"] = improved
+            metrics[f"Throughput, cache {state}"] = f"{rates[state]['mean']:.4g} {rates['unit']}"
+    improvement = "not measured" if rates is None else figures.with_interval(rates["improvement"], ".1%")
+    metrics["Throughput improvement"] = improvement
     return [
         figures.table_of("Table 10: Cache Effectiveness", states, TABLE_10),
         figures.table_of(
             "TTFT reduction on identical rows, with 95 % intervals (5.7.4)", effects, REDUCTION_COLUMNS
         ),
-        figures.metric_table("Hit rate and throughput (5.7.4)", more),
+        figures.metric_table("Hit rate and throughput (5.7.4)", metrics),
     ]
 
 
@@ -365,7 +392,9 @@ REDUCTION_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 
 def _charts(runs: Sequence[PrefixRun]) -> list[test.ChartSpec]:
     series = [
-        figures.cdf_series(says, values) for state, says in STATES.items() if (values := _ttfts(runs, state))
+        figures.cdf_series(label, values)
+        for state, label in STATES.items()
+        if (values := _ttfts(runs, state))
     ]
     title = "TTFT without the cache, with an empty one, and with the prefixes in it"
     chart = test.ChartSpec(title, "cdf", "TTFT (ms)", "share of requests", series, log_x=True)
@@ -373,54 +402,71 @@ def _charts(runs: Sequence[PrefixRun]) -> list[test.ChartSpec]:
 
 
 def _remark(
-    found: test.TestResult,
+    result: test.TestResult,
     params: PrefixCacheParams,
     runs: Sequence[PrefixRun],
     capacity: levels.Capacity | None,
     cold_first: Sequence[bool],
 ) -> None:
-    told = found.measurements
-    found.notes.append(
+    measurements = result.measurements
+    result.notes.append(
         "off and cold have the same requests; warm has the same lengths and arrivals, and different text"
     )
-    found.notes.append(f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats")
-    found.notes += figures.legend([told["ttft"]], *STATES)
-    if told["hit_rate"]["warm"] is None and told["hit_rate"]["cold"] is None:
-        found.notes.append("the server does not tell how many tokens came from its cache: no hit rate")
+    result.notes.append(f"cold ran before off in {sum(cold_first)} of {len(cold_first)} repeats")
+    result.notes += figures.legend([measurements["ttft"]], *STATES)
+    if measurements["hit_rate"]["warm"] is None and measurements["hit_rate"]["cold"] is None:
+        result.notes.append("the server does not tell how many tokens came from its cache: no hit rate")
     if capacity is not None:
-        found.notes.append(f"capacity without the cache: {capacity.rps:.4g} requests/s ({capacity.how})")
-    off = told["hit_rate"]["off"]
+        result.notes.append(f"capacity without the cache: {capacity.rps:.4g} requests/s ({capacity.how})")
+    off = measurements["hit_rate"]["off"]
     if off is not None and off["cached_tokens"]:
-        found.deviations.append(
+        result.deviations.append(
             f"5.7.2: with the cache disabled, {off['value']:.1%} of prefix tokens came from it: it is on"
         )
-    warmed = hot_firsts(runs)
-    if warmed:
-        found.deviations.append(
-            f"5.7.3: {warmed} prefixes were in the cache before the cold run sent them: it was not cold"
+    hot = hot_prefixes(runs)
+    if hot:
+        result.deviations.append(
+            f"5.7.3: {hot} prefixes were in the cache before the cold run sent them: it was not cold"
         )
     if len(runs) < figures.RUNS_MIN:
-        found.deviations.append(
+        result.deviations.append(
             f"6.3: {len(runs)} independent runs of each configuration, {figures.RUNS_MIN} wanted"
         )
     for one in runs:
         for measured in one.states.values():
-            kept = levels.overload(measured)
-            if kept is not None:
-                found.deviations.append(
-                    f"{measured.name} was above saturation: answers came at {kept:.0%} of the rate of"
+            delivered = levels.overload(measured)
+            if delivered is not None:
+                result.deviations.append(
+                    f"{measured.name} was above saturation: answers came at {delivered:.0%} of the rate of"
                     " requests, and the reduction is that of a queue"
                 )
+
+
+def _expected(session: BenchSession, params: PrefixCacheParams) -> ExpectedLoads:
+    n = 3 * params.repeats
+    share, rate = (params.share, params.max_rate) if params.rate is None else (1.0, params.rate)
+    loads = expected_at(params.requests, [share] * n, rate)._replace(warmups=2)
+    if rate is None:
+        loads = loads.plus(expected_search(levels.ROUNDS))
+    if not params.concurrency:
+        return loads
+    return loads.plus(ExpectedLoads(n, answers=n * params.throughput_requests / params.concurrency))
 
 
 TEST: Final = test.BenchTest(
     name="prefix-cache",
     params=PrefixCacheParams,
     run=run,
+    expected=_expected,
+    figures=("load", "ttft", "tokens"),
     quick={
-        "requests": 24, "repeats": 1, "output_tokens": 16, "concurrency": 8, "throughput_requests": 32,
+        "requests": 24,
+        "repeats": 1,
+        "output_tokens": 16,
+        "concurrency": 8,
+        "throughput_requests": 32,
         "slots_max": 8,
     },
     check=check,
     arms=(OFF, ON),
-)  # fmt: skip
+)

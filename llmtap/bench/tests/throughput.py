@@ -3,8 +3,10 @@
 `run` sends open loops at rising rates or closed loops of rising concurrency, and returns the maximum (Table
 3), the latency there (Table 4), all levels, and charts. Other tests use the result as the capacity. The
 search doubles the load until it is not sustained, then bisects down to one increment. A load is not
-sustained if its queue grows (open loop), if fewer than 90 % of its arrivals complete, or if it breaks the
-SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50 (5.2.3.1).
+sustained if its queue grows, if fewer than 90 % of its arrivals complete, if its throughput is not stable
+(5.2.3.2), or if it breaks the SLO; without an SLO, also if its E2E P99 is 10 times the lowest level's P50
+(5.2.3.1). The sustainable load is the rate that was sent at the highest level that is sustained; each maximum
+of a rate is the highest of all levels that are sustained (DEFINITIONS.md, "Load and length").
 """
 
 from collections.abc import Mapping
@@ -17,10 +19,9 @@ from msgspec import Meta
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
     Bounds,
+    LevelAttempt,
     RateSearch,
-    Tried,
     check_duration,
-    lasts,
     latency_rows,
     latency_table,
     level_json,
@@ -28,11 +29,15 @@ from llmtap.bench.run.levels import (
     measure_closed,
     number,
     p99_chart,
+    remaining_text,
+    saturation_signs,
     server_mean,
     share,
     throughput_chart,
+    verdict_text,
 )
-from llmtap.bench.run.measurement import Steady, steady_of, tail_is_heavy
+from llmtap.bench.run.measurement import SteadyPart, steady_of, tail_is_heavy
+from llmtap.bench.run.pace import LEVELS_EXPECTED, ExpectedLoads
 from llmtap.bench.run.session import BenchSession
 from llmtap.errors import ConfigError
 from llmtap.metrics.cost import tokens_per_gpu_second
@@ -83,19 +88,21 @@ class ThroughputParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 @dataclass(slots=True)
-class Sought:
+class SearchResult:
+    """State of the search, and the levels that were sent."""
+
     search: RateSearch
     step: float
     """Load per level of the search."""
-    tried: list[Tried] = field(default_factory=list)
-    short: list[str] = field(default_factory=list)
-    """Loads that ran out of requests before their time ended."""
+    attempts: list[LevelAttempt] = field(default_factory=list)
+    ended_early: list[str] = field(default_factory=list)
+    """Names of loads whose requests ended before their time."""
 
     @property
-    def best(self) -> Tried | None:
-        """The last successful try of the highest level that holds."""
+    def best(self) -> LevelAttempt | None:
+        """The last successful attempt at the highest level that holds."""
         level = None if self.search.best is None else self.search.best * self.step
-        return next((t for t in reversed(self.tried) if t.holds and t.level == level), None)
+        return next((t for t in reversed(self.attempts) if t.holds and t.level == level), None)
 
     @property
     def limit(self) -> float | None:
@@ -116,29 +123,30 @@ def _check_range(name: str, low: float, high: float, step: float) -> None:
     steps = low / step
     if round(steps) < 1 or abs(steps - round(steps)) > 1e-6:
         raise ConfigError(
-            f"{name}_min", f"is {low:g}, which is no multiple of {name}_step ({step:g})",
+            f"{name}_min",
+            f"is {low:g}, which is not a multiple of {name}_step ({step:g})",
             f"such as {max(1, round(steps)) * step:g}",
-        )  # fmt: skip
+        )
     if high < low:
         raise ConfigError(f"{name}_max", f"is {high:g}, below {name}_min ({low:g})")
 
 
-def _search(params: ThroughputParams) -> Sought:
+def _search(params: ThroughputParams) -> SearchResult:
     if params.mode == "open":
         step, low, high = params.rate_step, params.rate_min, params.rate_max
     else:
         step, low, high = params.concurrency_step, params.concurrency_min, params.concurrency_max
     first = round(low / step)
-    return Sought(RateSearch(low=first, high=max(first, int(high / step + 1e-6)), start=first), step)
+    return SearchResult(RateSearch(low=first, high=max(first, int(high / step + 1e-6)), start=first), step)
 
 
-async def seek(session: BenchSession, params: ThroughputParams) -> Sought:
-    """Search, with steps `search/16rps`, until the limit is known to one increment."""
-    sought = _search(params)
-    search, seconds = sought.search, to_seconds(params.duration)
-    while (at := search.next) is not None:
-        session.watcher.left(lasts(search.left, seconds))
-        level = at * sought.step
+async def seek(session: BenchSession, params: ThroughputParams) -> SearchResult:
+    """Send loads, named such as `search/16rps`, until the limit is known to one increment."""
+    result = _search(params)
+    search, seconds = result.search, to_seconds(params.duration)
+    while (index := search.next) is not None:
+        session.report_remaining(remaining_text(search.attempts_max, seconds))
+        level = index * result.step
         if params.mode == "open":
             name = f"search/{level:g}rps"
             load = level_load(
@@ -147,56 +155,59 @@ async def seek(session: BenchSession, params: ThroughputParams) -> Sought:
             measured = await session.measure(name, load, slo=params.bounds.slo)
             steady = steady_of(measured, seconds)
         else:
-            last = sought.tried[-1] if sought.tried else None
-            measured, steady, short = await measure_closed(
-                session, f"search/{level:g}slots", params.workload, round(level), params.duration,
-                None if last is None else (last.level, last.steady.completed_rps), slo=params.bounds.slo,
-            )  # fmt: skip
-            sought.short += [measured.name] * short
-        broken = _broken(steady, sought.tried[0].steady if sought.tried else steady, params)
-        why = "; ".join(broken) or "sustained"
-        sought.tried.append(Tried(level, measured, steady, not broken, why))
-        search.tell(at, not broken)
-    return sought
+            previous = result.attempts[-1] if result.attempts else None
+            measured, steady, ended_early = await measure_closed(
+                session,
+                f"search/{level:g}slots",
+                params.workload,
+                round(level),
+                params.duration,
+                None if previous is None else (previous.level, previous.steady.completed_rps),
+                slo=params.bounds.slo,
+            )
+            result.ended_early += [measured.name] * ended_early
+        violations = _violations(steady, result.attempts[0].steady if result.attempts else steady, params)
+        reason = verdict_text(steady, violations, "sustained")
+        result.attempts.append(LevelAttempt(level, measured, steady, not violations, reason))
+        search.record(index, not violations)
+    return result
 
 
-def _broken(steady: Steady, lowest: Steady, params: ThroughputParams) -> list[str]:
-    found = []
-    if params.mode == "open" and steady.queue_grows:
-        first, last = steady.in_flight[0], steady.in_flight[-1]
-        found.append(f"the queue grows: {first:.1f} to {last:.1f} in flight")
-    if steady.falls_short:
-        found.append(f"completes {share(steady.delivered)} of the arrival rate")
+def _violations(steady: SteadyPart, lowest: SteadyPart, params: ThroughputParams) -> list[str]:
+    violations = saturation_signs(steady)
     if params.bounds:
-        return found + params.bounds.broken(steady)
+        return violations + params.bounds.violations(steady)
     if steady is not lowest and tail_is_heavy(steady, lowest):
         p99, p50 = steady.latency("e2e_ns", 0.99), lowest.latency("e2e_ns", 0.5)
-        found.append(
+        violations.append(
             f"E2E P99 {figures.ms(p99)} exceeds 10 x the P50 of the lowest level ({figures.ms(p50)})"
         )
-    return found
+    return violations
 
 
 async def run(session: BenchSession, params: ThroughputParams) -> test.TestResult:
-    sought = await seek(session, params)
-    best, told = sought.best, _measurements(session, params, sought)
-    found = test.TestResult(
-        told, configuration=_configuration(params), main=(best or sought.tried[0]).measured.name
+    """Search for the highest sustained load, and return it with its rates and latencies (5.2.3, 5.2.4)."""
+    search = await seek(session, params)
+    best, measurements = search.best, _measurements(session, params, search)
+    result = test.TestResult(
+        measurements, configuration=_configuration(params), main=(best or search.attempts[0]).measured.name
     )
-    found.tables = [_summary(told)]
+    result.tables = [_summary(measurements)]
     if best is not None:
-        found.tables.append(latency_table("Table 4: Latency at Maximum Throughput", best.steady.sent))
-    levels = sorted(zip(sought.tried, told["levels"], strict=True), key=lambda both: both[0].level)
-    found.tables.append(
+        result.tables.append(latency_table("Table 4: Latency at Maximum Throughput", best.steady.sent))
+    levels = sorted(zip(search.attempts, measurements["levels"], strict=True), key=lambda pair: pair[0].level)
+    result.tables.append(
         figures.table_of(
             "All load levels, without their first 10 %",
-            [{**level, "load": tried.level, "tried": tried} for tried, level in levels],
+            [{**level, "load": attempt.level, "tried": attempt} for attempt, level in levels],
             {f"Planned load ({params.unit})": figures.text("load", "g"), **LEVEL_COLUMNS},
         )
     )
-    found.charts = _charts(params, sought)
-    _remark(found, params, sought)
-    return found
+    result.charts = _charts(params, search)
+    if best is None and params.bounds:
+        result.missed_objectives.append(f"no level meets the objectives ({params.bounds.text})")
+    _remark(result, params, search)
+    return result
 
 
 LEVEL_COLUMNS: Final[Mapping[str, figures.Cell]] = {
@@ -208,7 +219,7 @@ LEVEL_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "In flight, first to last fifth": lambda level: (
         f"{level['in_flight'][0]:.1f} to {level['in_flight'][-1]:.1f}"
     ),
-    "Steady": lambda level: "yes" if level["tried"].steady.is_steady else "no",
+    "Steady": lambda level: "yes" if level["sustained"] else "no",
     "Status": lambda level: level["tried"].status,
     "Why": figures.text("why"),
 }
@@ -227,68 +238,97 @@ def _configuration(params: ThroughputParams) -> dict[str, str]:
         "Load model": model,
         "Load range": range_,
         "Test duration": f"{to_seconds(params.duration):g} s per level, the first 10 % dropped",
-        "Latency constraint": params.bounds.says or "none: the highest load that does not saturate",
+        "Latency constraint": params.bounds.text or "none: the highest load that does not saturate",
     }
 
 
-def _measurements(session: BenchSession, params: ThroughputParams, sought: Sought) -> dict[str, Any]:
-    best, is_open = sought.best, params.mode == "open"
+def _measurements(session: BenchSession, params: ThroughputParams, search: SearchResult) -> dict[str, Any]:
+    best, is_open = search.best, params.mode == "open"
     unit = "planned_rps" if is_open else "concurrency"
-    told: dict[str, Any] = {
-        "load_model": params.mode, "constraint": params.bounds.to_dict(), "limit": sought.limit,
-        "levels": [{unit: t.level, **level_json(t)} for t in sought.tried], **dict.fromkeys(_FOUND),
-    }  # fmt: skip
+    measurements: dict[str, Any] = {
+        "load_model": params.mode,
+        "constraint": params.bounds.to_dict(),
+        "limit": search.limit,
+        "levels": [{unit: t.level, **level_json(t)} for t in search.attempts],
+        **dict.fromkeys(_RESULT_KEYS),
+    }
     if best is None:
-        return told
-    steady, gpus, tokens = best.steady, session.sut.hardware.count, best.steady.output_tokens
+        return measurements
+    steady, gpus = best.steady, session.sut.hardware.count
+    sustained = [t.steady for t in search.attempts if t.holds]
+    output_tps, request_rps, input_tps = (
+        max((rate for t in sustained if (rate := getattr(t, name)) is not None), default=None)
+        for name in ("output_tps", "completed_rps", "input_tps")
+    )
     running, batch = server_mean(best.measured, "running", steady), session.sut.max_batch
     per_gpu = None
-    if gpus and tokens is not None:
-        per_gpu = tokens_per_gpu_second(round(tokens), steady.seconds, gpus)
-    found = (
-        best.level if is_open else steady.completed_rps, None if is_open else round(best.level),
-        steady.output_tps, steady.completed_rps, steady.input_tps, per_gpu,
-        None if running is None or batch is None else running / batch, steady.is_steady,
-        steady.arrival_rps, steady.arrivals, steady.completed,
-    )  # fmt: skip
-    return told | dict(zip(_FOUND, found, strict=True))
+    if gpus and output_tps is not None:
+        per_gpu = tokens_per_gpu_second(round(output_tps * steady.seconds), steady.seconds, gpus)
+    values = (
+        steady.arrival_rps,
+        best.level if is_open else None,
+        None if is_open else round(best.level),
+        output_tps,
+        request_rps,
+        input_tps,
+        per_gpu,
+        None if running is None or batch is None else running / batch,
+        steady.arrivals,
+        steady.completed_rps,
+        steady.completed,
+    )
+    return measurements | dict(zip(_RESULT_KEYS, values, strict=True))
 
 
-_FOUND: Final = (
-    "sustainable_load_rps", "sustainable_concurrency", "max_output_tps", "max_request_rps", "max_input_tps",
-    "tokens_per_gpu_second", "batch_utilization", "steady", "sent_rps", "sent", "completed",
-)  # fmt: skip
-"""Figures of the highest level that is sustained; None without one."""
+_RESULT_KEYS: Final = (
+    "sustainable_load_rps",
+    "planned_rps",
+    "sustainable_concurrency",
+    "max_output_tps",
+    "max_request_rps",
+    "max_input_tps",
+    "tokens_per_gpu_second",
+    "batch_utilization",
+    "sent",
+    "completed_rps",
+    "completed",
+)
+"""Maxima over the levels that are sustained, and figures of the highest of them; None without one."""
 
 
-def _summary(told: Mapping[str, Any]) -> test.ReportTable:
-    names = ("sustainable_load_rps", "sent_rps", "max_request_rps")
-    sustained, sent, completed = (number(told[name], "req/s") for name in names)
-    if told["sent"] is not None:
-        sent += f" (n {told['sent']:,})"
-        completed += f" (n {told['completed']:,})"
-    if told["sustainable_concurrency"] is not None:
-        sustained = f"{told['sustainable_concurrency']} at a time ({sustained})"
+def _summary(measurements: Mapping[str, Any]) -> test.ReportTable:
+    sustained = number(measurements["sustainable_load_rps"], "req/s")
+    if measurements["sent"] is not None:
+        planned = number(measurements["planned_rps"], "req/s")
+        level = (
+            f"planned {planned}"
+            if measurements["planned_rps"]
+            else f"{measurements['sustainable_concurrency']} at a time"
+        )
+        sustained += f" (n {measurements['sent']:,}; {level})"
+    completed = number(measurements["completed_rps"], "req/s")
+    if measurements["completed"] is not None:
+        completed += f" (n {measurements['completed']:,})"
     return figures.metric_table(
         "Table 3: Throughput Summary",
         {
-            "Max Output Throughput": number(told["max_output_tps"], "tok/s"),
-            "Max Request Throughput": completed,
-            "Max Input Throughput": number(told["max_input_tps"], "tok/s"),
+            "Max Output Throughput": number(measurements["max_output_tps"], "tok/s"),
+            "Max Request Throughput": number(measurements["max_request_rps"], "req/s"),
+            "Max Input Throughput": number(measurements["max_input_tps"], "tok/s"),
             "Sustainable Load": sustained,
-            "Sent at This Load": sent,
-            "Tokens per GPU-second": number(told["tokens_per_gpu_second"], "tok/s/GPU"),
-            "Batch Utilization": share(told["batch_utilization"]),
+            "Completed at This Load": completed,
+            "Tokens per GPU-second": number(measurements["tokens_per_gpu_second"], "tok/s/GPU"),
+            "Batch Utilization": share(measurements["batch_utilization"]),
         },
     )
 
 
-def _charts(params: ThroughputParams, sought: Sought) -> list[test.ChartSpec]:
-    last = {t.level: t for t in sought.tried}
-    xs = sorted(last)
-    levels = [last[level] for level in xs]
+def _charts(params: ThroughputParams, search: SearchResult) -> list[test.ChartSpec]:
+    by_load = {t.level: t for t in search.attempts}
+    xs = sorted(by_load)
+    levels = [by_load[level] for level in xs]
     x_title = "planned load (requests/s)" if params.mode == "open" else "requests at a time"
-    best = sought.best
+    best = search.best
     marks = [] if best is None else [test.Mark(best.level, "highest that is sustained")]
     rows = [latency_rows(t.steady.sent) for t in levels]
     return [
@@ -297,29 +337,31 @@ def _charts(params: ThroughputParams, sought: Sought) -> list[test.ChartSpec]:
     ]
 
 
-def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) -> None:
-    best, notes = sought.best, found.notes
+def _remark(result: test.TestResult, params: ThroughputParams, search: SearchResult) -> None:
+    best, notes = search.best, result.notes
     notes.append(
         "throughput: output tokens made in the last 90 % of a level's time, by that time; an answer's tokens"
         " count evenly from its first token to its end; latencies are of the requests sent in that time"
     )
     if best is None:
-        notes.append(f"not even the lowest level is sustained: {sought.tried[-1].why}")
-    elif sought.limit is None:
+        notes.append(f"not even the lowest level is sustained: {search.attempts[-1].reason}")
+    elif search.limit is None:
         notes.append(f"the highest level of the range is sustained: {best.level:g} {params.unit} is no limit")
     else:
         notes.append(
-            f"the limit lies between {best.level:g} and {sought.limit:g} {params.unit}, the increment of the"
+            f"the limit lies between {best.level:g} and {search.limit:g} {params.unit}, the increment of the"
             " search; rates have no confidence interval: each level was sent once, and --runs repeats it"
         )
-    if best is not None and not best.steady.is_steady:
-        notes.append("at the highest load that was sustained the throughput was not steady: measure longer")
+    notes.append(
+        "the sustainable load is the rate that was sent at the highest level that is sustained; each maximum"
+        " is the highest rate of all levels that are sustained"
+    )
     if params.duration < DURATION_STABLE:
         notes.append(
             f"each level lasted {to_seconds(params.duration):g} s; 300 s are recommended for stable figures"
             " (5.2.2.1)"
         )
-    lowest = [sought.tried[0].steady.latency("e2e_ns", share) for share in (0.50, 0.99)]
+    lowest = [search.attempts[0].steady.latency("e2e_ns", share) for share in (0.50, 0.99)]
     if params.bounds:
         notes.append(
             "with an SLO the rule of 5.2.3.1 that P99 exceeds 10 x the P50 at lower load decides nothing: the"
@@ -330,23 +372,30 @@ def _remark(found: test.TestResult, params: ThroughputParams, sought: Sought) ->
             "at the lowest level itself P99 exceeds 10 x P50: that rule of 5.2.3.1 says nothing of load and"
             " was not applied"
         )
-    notes += figures.legend(found.measurements["levels"], "ttft", "tpot", share="p99")
+    notes += figures.legend(result.measurements["levels"], "ttft", "tpot", share="p99")
     if params.mode == "closed":
-        found.deviations.append(
+        result.deviations.append(
             "5.2.3.1: in a closed loop no queue grows, so saturation shows in failures and the tail alone"
         )
-    if sought.short:
-        found.deviations.append(
-            f"5.2.2.1: requests were over before the time was: {', '.join(sought.short)}; these levels count"
-            " until then"
+    if search.ended_early:
+        result.deviations.append(
+            f"5.2.2.1: requests were over before the time was: {', '.join(search.ended_early)}; these levels"
+            " count until then"
         )
+
+
+def _expected(session: BenchSession, params: ThroughputParams) -> ExpectedLoads:
+    levels = min(_search(params).search.attempts_max, LEVELS_EXPECTED)
+    return ExpectedLoads(levels, seconds=levels * to_seconds(params.duration))
 
 
 TEST: Final = test.BenchTest(
     name="throughput",
     params=ThroughputParams,
     run=run,
-    seconds=lambda session, params: _search(params).search.left * to_seconds(params.duration),
+    figures=("load", "tokens", "ttft", "tpot", "e2e", "goodput"),
+    overloads=True,
+    expected=_expected,
     quick={"duration": Duration(6 * NS_PER_S)},
     forfeits=("5.2.2.1-1", "5.2.2.1-p1"),
     check=check,

@@ -16,25 +16,28 @@ from msgspec import Meta
 from llmtap.bench.run import figures, test
 from llmtap.bench.run.levels import (
     COLUMNS,
+    ROUNDS,
     Bounds,
     Capacity,
-    Tried,
-    capacity_told,
+    LevelAttempt,
     check_duration,
     find_capacity,
-    lasts,
+    known_capacity,
     level_json,
     level_load,
     number,
     p99_chart,
+    remaining_text,
     saturation_level,
     share,
+    verdict_text,
 )
 from llmtap.bench.run.measurement import steady_of
+from llmtap.bench.run.pace import ExpectedLoads, expected_search
 from llmtap.bench.run.session import BenchSession, Load
 from llmtap.bench.tests.throughput import DURATION_MIN
 from llmtap.errors import ConfigError
-from llmtap.metrics.saturation import knee, operating_point, peak, saturation_point
+from llmtap.metrics.saturation import SaturationLevel, knee, operating_point, peak, saturation_point
 from llmtap.units import NS_PER_S, Duration, to_seconds
 
 LEVELS_MIN: Final = 10
@@ -69,41 +72,51 @@ def check(session: BenchSession, params: TradeoffParams) -> None:
     check_duration(session, params.duration, DURATION_MIN, "5.3.2")
     levels = params.levels
     if len(levels) < LEVELS_MIN and not session.quick:
-        raise ConfigError("levels", f"are {len(levels)}, and 5.3.2 asks for {LEVELS_MIN} at least")
+        raise ConfigError("levels", f"has {len(levels)} values; 5.3.2 requires at least {LEVELS_MIN}")
     if len(levels) < 2 or levels[0] <= 0 or any(low >= high for low, high in pairwise(levels)):
-        raise ConfigError("levels", "are percents above 0, each above the one before", "such as 10,20,30")
+        raise ConfigError("levels", "expected rising percentages above 0", "such as 10,20,30")
     if not session.quick and (levels[0] > 10 or levels[-1] < 100):
-        raise ConfigError("levels", "have to begin at 10 % of capacity and to reach 100 % (5.3.2)")
+        raise ConfigError("levels", "must begin at 10 % of capacity or less, and reach 100 % (5.3.2)")
 
 
 async def run(session: BenchSession, params: TradeoffParams) -> test.TestResult:
+    """Send a load at each percentage of the capacity, and return the curve (5.3.3, 5.3.4)."""
     capacity = await _capacity(session, params)
-    tried = []
+    attempts = []
     for done, percent in enumerate(params.levels):
-        session.watcher.left(lasts(len(params.levels) - done, to_seconds(params.duration)))
+        session.report_remaining(remaining_text(len(params.levels) - done, to_seconds(params.duration)))
         name = f"levels/{percent:05.1f}"
         rate_rps = capacity.rps * percent / 100
         load = level_load(
-            session, name, params.workload, rate_rps=rate_rps, duration_s=to_seconds(params.duration),
+            session,
+            name,
+            params.workload,
+            rate_rps=rate_rps,
+            duration_s=to_seconds(params.duration),
             arrivals=params.arrivals,
-        )  # fmt: skip
+        )
         measured = await session.measure(name, load, slo=params.bounds.slo)
         steady = steady_of(measured, to_seconds(params.duration))
-        broken = params.bounds.broken(steady)
-        tried.append(Tried(rate_rps, measured, steady, not broken, "; ".join(broken)))
-    told = _measurements(params, capacity, tried)
-    held = [t for t in tried if t.holds and (params.bounds or not t.steady.queue_grows)] or tried[:1]
-    found = test.TestResult(told, configuration=_configuration(params, capacity), main=held[-1].measured.name)
-    found.tables = [
-        figures.table_of("Table 5: Throughput-Latency Table", told["levels"], TABLE_5),
-        figures.table_of("What else 5.3.4 has recorded at each level", told["levels"], MORE_COLUMNS),
+        violations = params.bounds.violations(steady)
+        reason = verdict_text(steady, violations)
+        attempts.append(LevelAttempt(rate_rps, measured, steady, not violations, reason))
+    measurements = _measurements(params, capacity, attempts)
+    sustained = [t for t in attempts if t.holds and t.steady.is_sustained] or attempts[:1]
+    result = test.TestResult(
+        measurements, configuration=_configuration(params, capacity), main=sustained[-1].measured.name
+    )
+    result.tables = [
+        figures.table_of("Table 5: Throughput-Latency Table", measurements["levels"], TABLE_5),
+        figures.table_of("What else 5.3.4 has recorded at each level", measurements["levels"], MORE_COLUMNS),
         test.ReportTable(
-            "Points of the curve (5.3.4)", ["Point", "Load", "By which rule"], _points(params, told)
+            "Points of the curve (5.3.4)", ["Point", "Load", "By which rule"], _points(params, measurements)
         ),
     ]
-    found.charts = _charts(told)
-    _remark(found, params, tried)
-    return found
+    result.charts = _charts(measurements)
+    if params.bounds and measurements["operating_point_rps"] is None:
+        result.missed_objectives.append(f"no level meets the objectives ({params.bounds.text})")
+    _remark(result, params, attempts)
+    return result
 
 
 TABLE_5: Final[Mapping[str, figures.Cell]] = {
@@ -112,6 +125,7 @@ TABLE_5: Final[Mapping[str, figures.Cell]] = {
     **figures.latency_columns("ttft p50", "ttft p99", "tpot p50", "tpot p99"),
     "Success": lambda level: share(level["success"]),
     "Queue": figures.text("queue"),
+    "Sustained": lambda level: "yes" if level["sustained"] else "no",
 }
 MORE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
     "Of capacity": lambda level: f"{level['percent']:g}%",
@@ -123,9 +137,9 @@ MORE_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 
 async def _capacity(session: BenchSession, params: TradeoffParams) -> Capacity:
     """Return the capacity (5.3.3, 1): given, found by the throughput test, or by closed loops."""
-    told = capacity_told(session, params.max_rate, params.workload)
-    if told is not None:
-        return told
+    known = known_capacity(session, params.max_rate, params.workload)
+    if known is not None:
+        return known
 
     def load_of(slots: int, requests: int) -> Load:
         return level_load(session, f"capacity/{slots}", params.workload, slots=slots, requests=requests)
@@ -140,14 +154,20 @@ def _configuration(params: TradeoffParams, capacity: Capacity) -> dict[str, str]
         "Estimated capacity": f"{capacity.rps:.4g} requests/s: {capacity.how}",
         "Load levels": ", ".join(f"{percent:g} %" for percent in params.levels) + " of it",
         "Test duration": f"{to_seconds(params.duration):g} s per level, the first 10 % dropped",
-        "Objectives": params.bounds.says or "none",
+        "Objectives": params.bounds.text or "none",
     }
 
 
-def _measurements(params: TradeoffParams, capacity: Capacity, tried: Sequence[Tried]) -> dict[str, Any]:
-    levels = [saturation_level(t) for t in tried]
-    by_rate = {t.level: t for t in tried}
-    best = operating_point(levels, lambda level: by_rate[level.offered_rps].holds) if params.bounds else None
+def _measurements(
+    params: TradeoffParams, capacity: Capacity, attempts: Sequence[LevelAttempt]
+) -> dict[str, Any]:
+    levels = [saturation_level(t) for t in attempts]
+    by_rate = {t.level: t for t in attempts}
+
+    def holds(level: SaturationLevel) -> bool:
+        attempt = by_rate[level.offered_rps]
+        return attempt.holds and attempt.steady.is_sustained
+
     return {
         "capacity_rps": capacity.rps,
         "capacity_source": capacity.how,
@@ -155,8 +175,8 @@ def _measurements(params: TradeoffParams, capacity: Capacity, tried: Sequence[Tr
         "knee_rps": knee(levels),
         "saturation_rps": saturation_point(levels),
         "peak_rps": peak(levels),
-        "queue_grows_from_rps": next((t.level for t in tried if t.steady.queue_grows), None),
-        "operating_point_rps": best,
+        "queue_grows_from_rps": next((t.level for t in attempts if t.steady.queue_grows), None),
+        "operating_point_rps": operating_point(levels, holds) if params.bounds else None,
         "levels": [
             {
                 "percent": percent,
@@ -164,12 +184,12 @@ def _measurements(params: TradeoffParams, capacity: Capacity, tried: Sequence[Tr
                 **level_json(t),
                 "holds": t.holds if params.bounds else None,
             }
-            for percent, t in zip(params.levels, tried, strict=True)
+            for percent, t in zip(params.levels, attempts, strict=True)
         ],
     }
 
 
-def _points(params: TradeoffParams, told: Mapping[str, Any]) -> list[list[str]]:
+def _points(params: TradeoffParams, measurements: Mapping[str, Any]) -> list[list[str]]:
     rules = {
         "knee_rps": ("Knee point", "TTFT P99 exceeds 2 x the smallest of all levels"),
         "saturation_rps": ("Saturation point (rule)", "throughput falls below that of the level before"),
@@ -177,27 +197,40 @@ def _points(params: TradeoffParams, told: Mapping[str, Any]) -> list[list[str]]:
         "queue_grows_from_rps": ("Queue grows", "what is in flight grows through the whole level"),
     }
     if params.bounds:
-        rule = f"highest throughput of the levels with {params.bounds.says}"
+        rule = f"highest throughput of the sustained levels with {params.bounds.text}"
         rules["operating_point_rps"] = ("Optimal operating point", rule)
     return [
-        [point, "none of these levels" if told[name] is None else number(told[name], "req/s"), rule]
+        [
+            point,
+            "none of these levels" if measurements[name] is None else number(measurements[name], "req/s"),
+            rule,
+        ]
         for name, (point, rule) in rules.items()
     ]
 
 
-def _charts(told: Mapping[str, Any]) -> list[test.ChartSpec]:
-    levels = told["levels"]
+def _charts(measurements: Mapping[str, Any]) -> list[test.ChartSpec]:
+    levels = measurements["levels"]
     rates: list[float] = [level["offered_rps"] for level in levels]
     output: list[float | str] = [level["output_tps"] or 0.0 for level in levels]
     named = {
-        "knee_rps": "knee", "saturation_rps": "saturation (throughput falls)",
-        "peak_rps": "highest throughput", "operating_point_rps": "operating point",
-    }  # fmt: skip
-    marks = [test.Mark(told[name], says) for name, says in named.items() if told[name] is not None]
+        "knee_rps": "knee",
+        "saturation_rps": "saturation (throughput falls)",
+        "peak_rps": "highest throughput",
+        "operating_point_rps": "operating point",
+    }
+    marks = [
+        test.Mark(measurements[name], label)
+        for name, label in named.items()
+        if measurements[name] is not None
+    ]
     offered, achieved = "offered load (requests/s)", "achieved output tokens/s"
     charts = [
         test.ChartSpec(
-            f"{title} by throughput", "line", achieved, f"{title} (ms)",
+            f"{title} by throughput",
+            "line",
+            achieved,
+            f"{title} (ms)",
             [
                 figures.line_series(p.upper(), output, [level[name][p] for level in levels])
                 for p in figures.KEY_SHARES
@@ -205,7 +238,7 @@ def _charts(told: Mapping[str, Any]) -> list[test.ChartSpec]:
             log_y=True,
         )
         for name, title in COLUMNS.items()
-    ]  # fmt: skip
+    ]
     line = test.ChartSeries("achieved", [*rates], [level["output_tps"] for level in levels])
     return [
         *charts,
@@ -214,36 +247,40 @@ def _charts(told: Mapping[str, Any]) -> list[test.ChartSpec]:
     ]
 
 
-def _remark(found: test.TestResult, params: TradeoffParams, tried: Sequence[Tried]) -> None:
-    told, notes = found.measurements, found.notes
+def _remark(result: test.TestResult, params: TradeoffParams, attempts: Sequence[LevelAttempt]) -> None:
+    measurements, notes = result.measurements, result.notes
     notes.append(
         "the knee is of TTFT P99, as in the draft's example; throughput is of tokens made in the last 90 % of"
         " a level's time"
     )
-    if told["saturation_rps"] is None:
+    if measurements["saturation_rps"] is None:
         notes.append(
             "throughput falls at none of these levels, so the rule of 5.3.4 finds no saturation; the draft's"
             " own example calls the level of the highest throughput by that name"
         )
     if not params.bounds:
         notes.append("no SLO is given (ttft_p99, tpot_p99): no optimal operating point")
-    if not any(t.steady.queue_grows or t.steady.falls_short for t in tried):
+    if not any(t.steady.queue_grows or t.steady.falls_short for t in attempts):
         notes.append("no level saturates: capacity was estimated too low, and the curve ends before it")
-    if tried[0].steady.queue_grows or tried[0].steady.falls_short:
+    if attempts[0].steady.queue_grows or attempts[0].steady.falls_short:
         notes.append("even the lowest level saturates: capacity was estimated too high")
-    notes += figures.legend(told["levels"], "ttft")
+    notes += figures.legend(measurements["levels"], "ttft")
 
 
-def _seconds(session: BenchSession, params: TradeoffParams) -> float | None:
-    known = capacity_told(session, params.max_rate, params.workload) is not None
-    return len(params.levels) * to_seconds(params.duration) if known else None
+def _expected(session: BenchSession, params: TradeoffParams) -> ExpectedLoads:
+    levels = len(params.levels)
+    loads = ExpectedLoads(levels, seconds=levels * to_seconds(params.duration))
+    known = known_capacity(session, params.max_rate, params.workload) is not None
+    return loads if known else loads.plus(expected_search(ROUNDS))
 
 
 TEST: Final = test.BenchTest(
     name="tradeoff",
     params=TradeoffParams,
     run=run,
-    seconds=_seconds,
+    figures=("load", "tokens", "ttft", "tpot", "e2e"),
+    overloads=True,
+    expected=_expected,
     quick={
         "duration": Duration(5 * NS_PER_S),
         "levels": (10, 40, 70, 90, 100, 120),

@@ -14,8 +14,9 @@ from msgspec import Meta
 
 from llmtap.bench.compliance.evidence import several
 from llmtap.bench.run import figures, test
-from llmtap.bench.run.levels import Capacity, capacity_told
+from llmtap.bench.run.levels import Capacity, known_capacity
 from llmtap.bench.run.measurement import Measurement
+from llmtap.bench.run.pace import ExpectedLoads, expected_at
 from llmtap.bench.run.session import BenchSession, Load, make_load
 from llmtap.errors import ConfigError
 from llmtap.metrics.statistics import percentile
@@ -39,62 +40,75 @@ class TtftParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def check(session: BenchSession, params: TtftParams) -> None:
+    """Raise ConfigError unless exactly one load is given, or the default load is known."""
     if params.rate is None and params.concurrency is None and _capacity(session, params) is None:
         raise ConfigError(
-            "rate", "is not given, and neither is concurrency: TTFT is measured at a load",
-            "rate = 10.0 sends in an open loop, concurrency = 8 in a closed one; after the throughput test in"
-            " the same results folder, half of its highest sustained rate is the default",
-        )  # fmt: skip
+            "rate",
+            "is not given, and neither is concurrency: one of them is required",
+            "rate = 10.0 is an open loop, concurrency = 8 a closed loop; if the results folder has a result"
+            " of the throughput test, the default is half of its highest sustained rate",
+        )
     if params.rate is not None and params.concurrency is not None:
         raise ConfigError("concurrency", "cannot be combined with rate")
 
 
 async def run(session: BenchSession, params: TtftParams) -> test.TestResult:
+    """Send one load, and return the distribution of TTFT (5.1.3, 5.1.4)."""
     load = _load(session, params)
     measured = await session.measure("load", load)
     ttft = measured.values("ttft_ns")
-    told = {
+    measurements = {
         "requests": measured.n,
         "answered": len(measured.ended_well()),
         "ttft": figures.latency_row(ttft),
         "ttft_by_input": _by_input(measured, load),
         "ttft_any": _any_token(measured),
-        "server_queue": _told(measured, "server_queue_ns"),
-        "server_prefill": _told(measured, "server_prefill_ns"),
+        "server_queue": _server_part(measured, "server_queue_ns"),
+        "server_prefill": _server_part(measured, "server_prefill_ns"),
         "tpot": figures.latency_row(measured.values("tpot_ns")),
         "e2e": figures.latency_row(measured.values("e2e_ns")),
         "uncertainty_max": max(measured.values("uncertainty_ns"), default=None),
     }
-    found = test.TestResult(
-        told, _tables(told), configuration=figures.load_lines(load, measured), main=measured.name
+    result = test.TestResult(
+        measurements,
+        _tables(measurements),
+        configuration=figures.load_lines(load, measured),
+        main=measured.name,
     )
-    found.charts = _charts(ttft, measured, told["ttft_any"] is not None)
-    _remark(found)
-    return found
+    result.charts = _charts(ttft, measured, measurements["ttft_any"] is not None)
+    _remark(result)
+    return result
 
 
 def _capacity(session: BenchSession, params: TtftParams) -> Capacity | None:
-    return capacity_told(session, None, params.workload)
+    return known_capacity(session, None, params.workload)
 
 
 def _rate(session: BenchSession, params: TtftParams) -> float | None:
     """Return the rate: given, or a share of capacity; None if unknown or a closed loop."""
     if params.rate is not None or params.concurrency is not None:
         return params.rate
-    found = _capacity(session, params)
-    return None if found is None else SHARE * found.rps
+    capacity = _capacity(session, params)
+    return None if capacity is None else SHARE * capacity.rps
 
 
 def _load(session: BenchSession, params: TtftParams) -> Load:
     return make_load(
-        params.workload, rate_rps=_rate(session, params), slots=params.concurrency, seed=session.seed,
-        requests=params.requests, arrivals=params.arrivals, **session.target.counting,
-    )  # fmt: skip
+        params.workload,
+        rate_rps=_rate(session, params),
+        slots=params.concurrency,
+        seed=session.seed,
+        requests=params.requests,
+        arrivals=params.arrivals,
+        **session.target.counting,
+    )
 
 
-def _seconds(session: BenchSession, params: TtftParams) -> float | None:
+def _expected(session: BenchSession, params: TtftParams) -> ExpectedLoads:
+    if params.concurrency is not None:
+        return ExpectedLoads(1, answers=params.requests / params.concurrency)
     rate = _rate(session, params)
-    return None if rate is None else params.requests / rate
+    return expected_at(params.requests, [SHARE if rate is None else 1.0], rate)
 
 
 def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
@@ -103,8 +117,8 @@ def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
     samples: dict[int, list[float]] = {}
     lengths = set()
     table = measured.ended_well().select(["row", "input_tokens", "ttft_ns"])
-    for row, told, ttft_ns in zip(*(column.to_pylist() for column in table.columns), strict=True):
-        length = planned[row] if told is None else told
+    for row, reported, ttft_ns in zip(*(column.to_pylist() for column in table.columns), strict=True):
+        length = planned[row] if reported is None else reported
         lengths.add(length)
         if ttft_ns is not None:
             bucket = max(i for i, edge in enumerate(EDGES) if length >= edge)
@@ -113,41 +127,46 @@ def _by_input(measured: Measurement, load: Load) -> list[dict[str, Any]] | None:
         return None
     return [
         {
-            "from": EDGES[bucket], "below": EDGES[bucket + 1] if bucket + 1 < len(EDGES) else None,
+            "from": EDGES[bucket],
+            "below": EDGES[bucket + 1] if bucket + 1 < len(EDGES) else None,
             **figures.latency_row(samples[bucket], figures.KEY_SHARES),
         }
         for bucket in sorted(samples)
-    ]  # fmt: skip
+    ]
 
 
 def _any_token(measured: Measurement) -> dict[str, Any] | None:
     """Return the time to any token, or None if content always came first (5.1.3.1)."""
     table = measured.ended_well()
-    earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])  # null where either is
+    earlier = pc.less(table["ttft_any_ns"], table["ttft_ns"])  # Null if either value is null.
     only_other = pc.and_(pc.is_valid(table["ttft_any_ns"]), pc.is_null(table["ttft_ns"]))
     if not pc.any(earlier).as_py() and not pc.any(only_other).as_py():
         return None
-    sooner = int(pc.sum(earlier).as_py() or 0) + int(pc.sum(only_other).as_py() or 0)
-    return {**figures.latency_row(measured.values("ttft_any_ns")), "answers_with_others_first": sooner}
+    earlier_count = int(pc.sum(earlier).as_py() or 0) + int(pc.sum(only_other).as_py() or 0)
+    return {**figures.latency_row(measured.values("ttft_any_ns")), "answers_with_others_first": earlier_count}
 
 
-def _told(measured: Measurement, column: str) -> dict[str, Any] | None:
+def _server_part(measured: Measurement, column: str) -> dict[str, Any] | None:
     """Return a part of TTFT as reported by the server, or None."""
     values = measured.values(column)
     return figures.latency_row(values) if values else None
 
 
-def _tables(told: dict[str, Any]) -> list[test.ReportTable]:
-    results = {"Requests": f"{told['requests']}"}
-    results |= {f"TTFT {name}": figures.ms_of(told["ttft"], key) for key, name in _ROWS.items()}
-    results |= {f"TTFT {name.title()}": figures.ms_of(told["ttft"], name) for name in ("mean", "min", "max")}
+def _tables(measurements: dict[str, Any]) -> list[test.ReportTable]:
+    results = {"Requests": f"{measurements['requests']}"}
+    results |= {f"TTFT {name}": figures.ms_of(measurements["ttft"], key) for key, name in _ROWS.items()}
+    results |= {
+        f"TTFT {name.title()}": figures.ms_of(measurements["ttft"], name) for name in ("mean", "min", "max")
+    }
     tables = [figures.metric_table("Table 1: TTFT Results", results)]
-    if told["ttft_by_input"] is not None:
-        tables.append(figures.table_of("Table 2: TTFT by Input Length", told["ttft_by_input"], TABLE_2))
+    if measurements["ttft_by_input"] is not None:
+        tables.append(
+            figures.table_of("Table 2: TTFT by Input Length", measurements["ttft_by_input"], TABLE_2)
+        )
     parts = {
-        "Time to any token": told["ttft_any"],
-        "Queue wait (server)": told["server_queue"],
-        "Prefill (server)": told["server_prefill"],
+        "Time to any token": measurements["ttft_any"],
+        "Queue wait (server)": measurements["server_queue"],
+        "Prefill (server)": measurements["server_prefill"],
     }
     rows = [{"name": name, **row} for name, row in parts.items() if row is not None]
     if rows:
@@ -175,50 +194,64 @@ COMPONENT_COLUMNS: Final[Mapping[str, figures.Cell]] = {
 }
 
 
-def _charts(ttft: list[float], measured: Measurement, others: bool) -> list[test.ChartSpec]:
+def _charts(ttft: list[float], measured: Measurement, has_others: bool) -> list[test.ChartSpec]:
     if not ttft:
         return []
     curves: list[test.ChartSeries] = [figures.cdf_series("TTFT (first content token)", ttft)]
-    if others:
+    if has_others:
         curves.append(figures.cdf_series("time to any token", measured.values("ttft_any_ns")))
-    most = percentile(ttft, _HISTOGRAM_TO)
-    assert most is not None
-    histogram = figures.histogram_series("TTFT", ttft, span=(ttft[0], most))
-    cdf, often = "TTFT: share of requests that had their first token by then", "TTFT: how often which"
+    histogram_max = percentile(ttft, _HISTOGRAM_TO)
+    assert histogram_max is not None
+    histogram = figures.histogram_series("TTFT", ttft, span=(ttft[0], histogram_max))
+    cdf_title, histogram_title = (
+        "TTFT: share of requests that had their first token by then",
+        "TTFT: how often which",
+    )
     return [
-        test.ChartSpec(cdf, "cdf", "TTFT (ms)", "share of requests", curves),
+        test.ChartSpec(cdf_title, "cdf", "TTFT (ms)", "share of requests", curves),
         test.ChartSpec(
-            f"{often} (without the slowest 0.5 %)", "histogram", "TTFT (ms)", "share of requests", [histogram]
+            f"{histogram_title} (without the slowest 0.5 %)",
+            "histogram",
+            "TTFT (ms)",
+            "share of requests",
+            [histogram],
         ),
     ]
 
 
-def _remark(found: test.TestResult) -> None:
-    told = found.measurements
-    found.notes.append(f"TTFT is of {several(told['ttft']['n'], 'answer')}, to the first content token")
-    found.notes += figures.legend([told], "ttft")
-    if told["ttft_any"] is not None:
-        share = told["ttft_any"]["answers_with_others_first"] / max(1, told["answered"])
-        found.notes.append(
+def _remark(result: test.TestResult) -> None:
+    measurements = result.measurements
+    result.notes.append(
+        f"TTFT is of {several(measurements['ttft']['n'], 'answer')}, to the first content token"
+    )
+    result.notes += figures.legend([measurements], "ttft")
+    if measurements["ttft_any"] is not None:
+        share = measurements["ttft_any"]["answers_with_others_first"] / max(1, measurements["answered"])
+        result.notes.append(
             f"{share:.0%} of answers had tokens of another kind before the first content token (reasoning,"
-            f" tool calls), the first after {figures.ms_of(told['ttft_any'], 'mean')} on average"
+            f" tool calls), the first after {figures.ms_of(measurements['ttft_any'], 'mean')} on average"
         )
-    if told["ttft_by_input"] is not None:
-        counts = ", ".join(f"{_range(bucket)}: {bucket['n']:,}" for bucket in told["ttft_by_input"])
-        found.notes.append(f"requests by input tokens: {counts}")
-    if told["answered"] < told["requests"]:
-        failed = told["requests"] - told["answered"]
-        found.notes.append(f"{failed:,} of {told['requests']:,} answers did not come whole: not in TTFT")
-    if told["uncertainty_max"] is not None:
-        found.notes.append(f"a stamp may be late by {figures.ms(told['uncertainty_max'])} at the worst")
+    if measurements["ttft_by_input"] is not None:
+        counts = ", ".join(f"{_range(bucket)}: {bucket['n']:,}" for bucket in measurements["ttft_by_input"])
+        result.notes.append(f"requests by input tokens: {counts}")
+    if measurements["answered"] < measurements["requests"]:
+        failed = measurements["requests"] - measurements["answered"]
+        result.notes.append(
+            f"{failed:,} of {measurements['requests']:,} answers did not come whole: not in TTFT"
+        )
+    if measurements["uncertainty_max"] is not None:
+        result.notes.append(
+            f"a stamp may be late by {figures.ms(measurements['uncertainty_max'])} at the worst"
+        )
 
 
 TEST: Final = test.BenchTest(
     name="ttft",
     params=TtftParams,
     run=run,
+    figures=("load", "ttft"),
     quick={"requests": 200},
-    seconds=_seconds,
+    expected=_expected,
     forfeits=("5.1.2.1-1a", "5.1.2.1-1b"),
     check=check,
 )

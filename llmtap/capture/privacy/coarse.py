@@ -9,7 +9,8 @@ tokens or by the times of keystrokes.
 - Events of one class in one step become one event with the size of all of them.
 - Exact copies of these values (counts of events and reads, usage, times of the server) are left out.
 
-`benchmarks/privacy` measures what an attacker still learns.
+`capture/columns.py` declares what happens to each column. `benchmarks/privacy` measures what an attacker
+still learns.
 """
 
 from typing import Any, Final
@@ -18,19 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmtap.capture.columns import COLUMNS, Coarse
+
 STEPS: Final = {"arrival_us": 1_000_000, "time_us": 100_000, "bytes": 1_024, "tokens": 16}
 """Powers of two where sizes are concerned; the metadata of a file repeat them."""
 
-_TIMES: Final = (
-    "scheduled_us", "request_end_us", "submit_us", "head_us", "first_byte_us", "first_any_us",
-    "first_token_us", "first_reasoning_us", "first_tool_call_us", "first_refusal_us", "first_content_us",
-    "last_token_us", "response_end_us", "delivered_us", "paused_us", "think_us",
-)  # fmt: skip
-_SIZES: Final = {
-    **dict.fromkeys(("prompt_bytes", "request_bytes", "response_bytes"), STEPS["bytes"]),
-    **dict.fromkeys(("input_tokens", "output_tokens", "reasoning_tokens", "cached_tokens"), STEPS["tokens"]),
-}
-_EXACT: Final = ("event_tokens", "server_gap_us", "reads", "usage", "server_timing")
 _SIZE_MAX: Final = 1 << 60
 _BLANK: Final = 1
 
@@ -38,12 +31,12 @@ _BLANK: Final = 1
 def coarsen(columns: dict[str, pa.Array]) -> None:
     """Replace the columns of new rows at the level `shape` by coarse ones."""
     step = STEPS["time_us"]
-    for name in _TIMES:
-        columns[name] = _floored(columns[name], step)
-    for name, least in _SIZES.items():
-        columns[name] = _padded(columns[name], least)
-    for name in _EXACT:
-        columns[name] = pa.nulls(len(columns[name]), columns[name].type)
+    for column in COLUMNS:
+        name = column.name
+        if column.coarse is Coarse.TIME:
+            columns[name] = _floored(columns[name], step)
+        elif column.coarse in (Coarse.BYTES, Coarse.TOKENS):
+            columns[name] = _padded(columns[name], STEPS[column.coarse.value])
     columns["arrival_ns"] = _floored(columns["arrival_ns"], STEPS["arrival_us"] * 1_000)
     us = pc.divide(columns["arrival_ns"], 1_000)
     columns["arrival"] = us.cast(pa.timestamp("us", "UTC"))

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmtap.capture.columns import BY
 from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
@@ -20,7 +21,7 @@ from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.metrics.objectives import Objectives
-from llmtap.metrics.statistics import summarise_ns
+from llmtap.metrics.statistics import rate_rps, summarise_ns
 from llmtap.metrics.summary import Summary
 
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -130,11 +131,11 @@ class CapturedWorkload:
         n = len(ordered)
         gaps = pc.subtract(ordered.slice(1), ordered.slice(0, max(0, n - 1)))
         mean_ns = pc.mean(gaps).as_py()
-        seconds = (ordered[-1].as_py() - ordered[0].as_py()) / 1e9 if n else 0.0
+        span_ns = ordered[-1].as_py() - ordered[0].as_py() if n else 0
         return {
             "n": n,
-            "seconds": seconds,
-            "rate_rps": (n - 1) / seconds if seconds else None,
+            "seconds": span_ns / 1e9,
+            "rate_rps": rate_rps(n, span_ns),
             "gap_cv": pc.stddev(gaps).as_py() / mean_ns if mean_ns else None,
             "ties": pc.sum(pc.equal(gaps, 0)).as_py() / len(gaps) if len(gaps) else None,
         }
@@ -194,25 +195,17 @@ def _figures(values: Any, unit: float = 1) -> dict[str, object]:
 
 GROUPS_MAX: Final = 1_000
 """Groups of a label, each some KB; sessions can be millions. The rest is `other`."""
-_LABELS: Final[dict[str, Callable[[Exchange], str | None]]] = {
-    "tenant": lambda x: x.tenant,
-    "model": lambda x: x.model,
-    "arm": lambda x: x.arm,
-    "session": lambda x: None if x.turn is None else x.turn.session,
-}
-BY: Final = tuple(_LABELS)
-"""What a capture's summary can be split by."""
 
 
 class _Groups:
     """Summaries by value of a label."""
 
-    def __init__(self, of: Callable[[Exchange], str | None], new: Callable[[], Summary]) -> None:
-        self._of, self._new = of, new
+    def __init__(self, label: str, new: Callable[[], Summary]) -> None:
+        self._value, self._new = BY[label], new
         self.summaries: dict[str, Summary] = {}
 
     def add(self, x: Exchange) -> None:
-        name = self._of(x) or "none"
+        name = str(self._value(x) or "none")
         if name not in self.summaries and len(self.summaries) >= GROUPS_MAX:
             name = "other"
         if name not in self.summaries:
@@ -244,7 +237,7 @@ def describe(
     wall = all(info.arrivals == "wall" for info in infos)
     workload = CapturedWorkload(wall=wall)
     total = Summary(objectives, reader)
-    groups = {label: _Groups(_LABELS[label], lambda: Summary(objectives, reader)) for label in by}
+    groups = {label: _Groups(label, lambda: Summary(objectives, reader)) for label in by}
     unknown = uncertainties = 0
     for batch in batches:
         workload.add(batch)

@@ -45,6 +45,9 @@ _OURS: Final = "llmtap-*.parquet"
 _SPOOLS: Final = "llmtap-*.spool"
 _SPOOL_FOLDER: Final = ".spool"
 
+_READ_ERRORS: Final = (pa.ArrowException, OSError, UnicodeError)
+"""Of Arrow, which raises UnicodeDecodeError for the name of a column that is not UTF-8."""
+
 Where = str | os.PathLike[str]
 
 
@@ -135,7 +138,7 @@ class Capture:
                 yield from self._spooled(file, wanted) if file.spool else _batches(file, wanted)
             except FileNotFoundError:
                 self._break(file.name, "was moved or deleted while it was read")
-            except (pa.ArrowException, OSError, SpoolError, msgspec.MsgspecError) as exc:
+            except (*_READ_ERRORS, SpoolError, msgspec.MsgspecError) as exc:
                 self._break(file.name, f"is damaged: {_first_line(exc)}")
 
     def table(self, columns: Sequence[str] | None = None) -> pa.Table:
@@ -275,7 +278,7 @@ def _listed(place: str, *, spools: bool) -> list[_Found]:
         if there.type == fs.FileType.NotFound:
             raise CaptureError(shown, "does not exist")
         found = [there] if there.type == fs.FileType.File else _in_folder(store, path)
-    except (pa.ArrowException, OSError) as exc:
+    except _READ_ERRORS as exc:
         raise CaptureError(shown, f"cannot be read: {_first_line(exc)}") from None
     listed = [_Found(prefix + f.path, f.path, store, f.size or 0) for f in found]
     return [file for file in listed if file.spool == spools]
@@ -323,7 +326,7 @@ def _opened(found: _Found) -> CaptureFile:
             rows = file.metadata.num_rows
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError) as exc:
+    except _READ_ERRORS as exc:
         raise CaptureError(name, f"cannot be read as Parquet: {_first_line(exc)}", _CONVERT) from None
     except msgspec.MsgspecError as exc:
         raise CaptureError(name, f"what it says of itself is not as it should be: {exc}") from None

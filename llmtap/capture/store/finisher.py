@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmtap.capture.schema import VERSION, CaptureLedger, CaptureVersionError
-from llmtap.capture.store.parquet import Place, PlaceError, make_folder, sync_folder, write_parquet
+from llmtap.capture.store.parquet import CapturePlace, PlaceError, make_folder, sync_folder, write_parquet
 from llmtap.capture.store.spool import SpoolContents, SpoolError, read_spool
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Finished:
 class Finisher:
     """The thread, its queue and its counts."""
 
-    def __init__(self, place: Place, spool_folder: Path, kept: Callable[[str, int], None]) -> None:
+    def __init__(self, place: CapturePlace, spool_folder: Path, kept: Callable[[str, int], None]) -> None:
         """`kept(name, bytes)` is called for each file that is in its place."""
         self.counts = Finished()
         self.told = CaptureLedger()

@@ -1,8 +1,9 @@
 """Write Parquet files of captures, and deliver them to a local folder or an object store.
 
 `finisher.py` makes files of the meter's spools with `write_parquet`. Replays, benchmarks and simulations add
-their exchanges to a `RunWriter`. `open_place` turns a path or a URL into a `Place`, whose `put` stores a
-file. URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log line has them (`redacted`).
+their exchanges to a `RunWriter`. `open_place` turns a path or a URL into a `CapturePlace`, whose `put` stores
+a file. URLs may carry keys (`s3://access:secret@bucket/...`): no message and no log line has them
+(`redacted`).
 
 The encodings are chosen by measurements with streams of 200 tokens about 20 ms apart (jitter 1 to 2 ms),
 8,000 exchanges in one row group, zstd level 3, bytes per event:
@@ -42,13 +43,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from llmtap import __version__
+from llmtap.capture.columns import COLUMNS
 from llmtap.capture.options import HARMLESS, redacted
 from llmtap.capture.schema import META_KEY, SCHEMA, CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import to_batch
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
+from llmtap.version import __version__
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -66,7 +68,7 @@ class PlaceError(LlmtapError):
     """A place did not take a file. The message has no secrets."""
 
 
-class Place(Protocol):
+class CapturePlace(Protocol):
     """Where finished files go."""
 
     @property
@@ -87,7 +89,7 @@ class Place(Protocol):
         ...
 
 
-def open_place(to: str) -> Place:
+def open_place(to: str) -> CapturePlace:
     """Return the place of that name, untouched. Raises ConfigError for an invalid URL."""
     if "://" not in to:
         if (slip := _SLIP.match(to)) is not None:
@@ -289,30 +291,14 @@ GROUP_BYTES: Final = 32 << 20
 """Of a row group, in memory: some 4,000 exchanges of 200 events."""
 _LEVEL: Final = 3
 
-_PLAIN: Final = frozenset((
-    "seq", "id", "arrival_ns", "arrival", "unit", "request_id", "trace_parent", "message_bytes",
-    "prompt_bytes", "request_bytes", "blocks", "parent", "think_us", "scheduled_us", "request_end_us",
-    "submit_us", "head_us", "first_byte_us", "first_any_us", "first_token_us", "first_reasoning_us",
-    "first_tool_call_us", "first_refusal_us", "first_content_us", "last_token_us", "response_end_us",
-    "delivered_us", "paused_us", "dispatch_late_us", "added_request_us", "connect_us", "added_first_chunk_us",
-    "added_chunk_max_us", "uncertainty_us", "event_us", "server_gap_us", "response_bytes", "server_timing",
-    "request_body", "response_text",
-))  # fmt: skip
-"""Columns whose values hardly repeat: a dictionary of them costs 1 to 2 bytes more per value."""
-_STATISTICS: Final = (
-    "relay", "seq", "arrival_ns", "arrival", "tenant", "model", "route", "arm", "endpoint", "level",
-    "session", "status", "outcome",
-)  # fmt: skip
-"""Columns by which readers skip row groups. Never text."""
-
 
 def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[pa.RecordBatch]) -> int:
     """Write the rows in their order, with one row group in memory; return their number. Raises OSError."""
     rows = 0
     writer = pq.ParquetWriter(
         where, SCHEMA, compression="zstd", compression_level=_LEVEL, store_schema=False,
-        use_dictionary=[_leaf(field) for field in SCHEMA if field.name not in _PLAIN],
-        write_statistics=list(_STATISTICS), write_page_checksum=True,
+        use_dictionary=[_leaf(SCHEMA.field(column.name)) for column in COLUMNS if not column.distinct],
+        write_statistics=[column.name for column in COLUMNS if column.statistics], write_page_checksum=True,
     )  # fmt: skip
     try:
         for group in _groups(batches):
@@ -350,7 +336,7 @@ FILE_BYTES: Final = 64 << 20
 """In memory, of the rows that become one file: some 8,000 exchanges of 200 events."""
 
 
-def check_place(to: str | Path) -> Place:
+def check_place(to: str | Path) -> CapturePlace:
     """Open the place of a capture; create and try a local folder. Raises ConfigError with the place `to`."""
     shown = redacted(str(to))
     try:

@@ -7,7 +7,7 @@ computes the columns: the event logs of a batch are joined as bytes.
 - Offsets and durations are whole microseconds, rounded down; `uncertainty_us` is a bound and rounded up.
 - Invalid Unicode is replaced, and a number that does not fit its column becomes null. If an exchange still
   cannot be converted, `to_batch` omits this exchange alone and returns its error.
-- This module alone decides which privacy level writes which column (FORMAT.md).
+- `columns.py` has the columns, and the privacy level that writes each one.
 """
 
 import json
@@ -23,52 +23,38 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from llmtap.capture.columns import COLUMNS, OPTIONAL, Unit, columns_at
 from llmtap.capture.privacy.coarse import coarsen, floor_divide
 from llmtap.capture.schema import EVENT_CLASS_NAMES, SCHEMA
 from llmtap.exchange import exchange
-from llmtap.exchange.bounds import clean_path
-from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
+from llmtap.exchange.strings import clean_path
 
-_PLAIN: Final = {
-    **{name: name for name in (
-        "relay", "seq", "anchor", "tenant", "model", "response_model", "route", "arm", "unit", "excluded",
-        "endpoint", "dialect", "method", "request_id", "trace_parent", "stream", "request_bytes", "clock",
-        "uncertain", "reads", "response_bytes", "unparsed_events", "unlogged_events", "status", "outcome",
-        "finish_reason", "error", "retries", "resent", "no_token_reason",
-    )},
-    "output_tokens": "tokens.output", "reasoning_tokens": "tokens.reasoning",
-    "cached_tokens": "tokens.cached",
-}  # fmt: skip
-"""Columns that hold an attribute unchanged."""
-_STAMPS: Final = {
-    "scheduled_us": "scheduled_ns",
-    **{f"{name}_us": f"timeline.{name}_ns" for name in (
-        "request_end", "submit", "head", "first_byte", "first_any", "first_token", "first_reasoning",
-        "first_tool_call", "first_refusal", "first_content", "last_token", "response_end", "delivered",
-    )},
-}  # fmt: skip
-_DURATIONS: Final = {
-    "paused_us": "timeline.paused_ns", "dispatch_late_us": "dispatch_late_ns",
-    "added_request_us": "added.request_ns", "connect_us": "added.connect_ns",
-    "added_first_chunk_us": "added.first_chunk_ns", "added_chunk_max_us": "added.chunk_max_ns",
-    "slo_ttft_us": "slo_ttft_ns", "slo_tpot_us": "slo_tpot_ns",
-}  # fmt: skip
-_POINTS: Final = tuple(path.removeprefix("timeline.") for path in _STAMPS.values())[1:]
-_ASKED: Final = ("max_tokens", "temperature", "top_p", "n", "tools", "images", "response_format")
-_BLOCKS: Final = ("block_size", "block_unit")
-_REFUSAL: Final = ("kind", "source", "confidence")
+_OWN: Final = [column for column in COLUMNS if column.path and column.place[0] not in OPTIONAL]
+_SAME: Final = {column.name: column.path for column in _OWN if column.unit is Unit.SAME}
+_OFFSETS: Final = {column.name: column.path for column in _OWN if column.unit is Unit.OFFSET}
+_DURATIONS: Final = {column.name: column.path for column in _OWN if column.unit is Unit.DURATION}
+_POINTS: Final = [column.place for column in _OWN if column.unit is Unit.OFFSET]
+_RESTORED: Final = [
+    (column.name, *column.place, column.unit is Unit.DURATION)
+    for column in _OWN
+    if column.unit is not Unit.OFFSET
+]
+_OF_SHAPE, _OF_TEXT = (
+    {column.name: column.place[1] for column in COLUMNS if column.place[0] == part}
+    for part in ("shape", "text")
+)
+_COMPUTED: Final = {column.name: column.of for column in COLUMNS if column.of is not None}
+_same_of: Final = attrgetter(*_SAME.values())
+_times_of: Final = attrgetter("timeline.arrival_ns", *_OFFSETS.values(), *_DURATIONS.values())
 _EVENTS: Final = ("event_us", "event_class", "event_bytes", "event_tokens", "event_flags")
+_REFUSAL: Final = ("kind", "source", "confidence")
 
-_plain_of: Final = attrgetter(*_PLAIN.values())
-_times_of: Final = attrgetter("timeline.arrival_ns", *_STAMPS.values(), *_DURATIONS.values())
-_asked_of: Final = attrgetter(*_ASKED, *_BLOCKS, "tokens")
-
-_NO_ASKED: Final = exchange.RequestShape()
+_NO_SHAPE: Final = exchange.RequestShape()
 _NO_TURN: Final = exchange.Turn("", "", -1)
 _NO_REFUSAL: Final[dict[str, object]] = {}
 _LONG: Final = pa.int64() if array("l").itemsize == 8 else pa.int32()
 _NAMES: Final = pa.array(EVENT_CLASS_NAMES, pa.string())
-_SOURCES: Final = {source: None if source is TokenSource.NONE else source.value for source in TokenSource}
 
 _JSON_BYTES_MAX: Final = 64 << 10
 """A provider's usage has some hundred bytes."""
@@ -107,22 +93,23 @@ def _encode(xs: Sequence[exchange.Exchange], capture: str, level: str) -> pa.Rec
     n = len(xs)
     if not n:
         return pa.RecordBatch.from_pylist([], SCHEMA)
-    columns: dict[str, Any] = dict(zip(_PLAIN, zip(*map(_plain_of, xs), strict=True), strict=True))
+    columns: dict[str, Any] = dict(zip(_SAME, zip(*map(_same_of, xs), strict=True), strict=True))
+    columns |= {name: list(map(of, xs)) for name, of in _COMPUTED.items()}
     arrivals = _times(xs, columns)
-    _event_lists(xs, arrivals, columns, sizes=level != "none")
-    _request(xs, columns, shape=level != "none")
-    _turns(xs, columns, shape=level != "none")
+    _event_lists(xs, arrivals, columns)
+    _request(xs, columns)
+    _turns(xs, columns, every=level != "none")
     _answer(xs, columns)
-    saids = [x.said for x in xs] if level == "full" else [None] * n
-    columns["level"] = [level if level != "full" or said is not None else "shape" for said in saids]
     if level == "full":
-        columns["request_body"] = [None if said is None else said.request_body for said in saids]
-        columns["response_text"] = [None if said is None else said.response_text for said in saids]
-        columns["redactions"] = [None if said is None else said.redactions for said in saids]
+        columns |= {name: [x.text and getattr(x.text, at) for x in xs] for name, at in _OF_TEXT.items()}
+    columns["level"] = [level if level != "full" or x.text is not None else "shape" for x in xs]
     columns["capture"] = [capture] * n
-    columns["id"] = [x.id for x in xs]
     columns["path"] = [_clean(x.path) for x in xs]
-    arrays = {field.name: _column(columns.get(field.name), n, field.type) for field in SCHEMA}
+    stored = columns_at(level)
+    arrays = {
+        field.name: _column(columns.get(field.name) if field.name in stored else None, n, field.type)
+        for field in SCHEMA
+    }
     if level == "coarse":
         coarsen(arrays)
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=SCHEMA)
@@ -133,21 +120,18 @@ def _times(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> pa.Array
     n = len(xs)
     arrived, *rest = zip(*map(_times_of, xs), strict=True)
     arrivals, zeros = pa.array(arrived, pa.int64()), pa.array(bytes(n), pa.int64())
-    origins = pa.concat_arrays([arrivals] * len(_STAMPS) + [zeros] * (len(_DURATIONS) + 1))
+    origins = pa.concat_arrays([arrivals] * len(_OFFSETS) + [zeros] * (len(_DURATIONS) + 1))
     wall = [x.arrival_wall_ns for x in xs]
     us = _floor_us(pc.subtract(_column([*chain(*rest, wall)], len(origins), pa.int64()), origins))
-    for i, name in enumerate((*_STAMPS, *_DURATIONS, "arrival")):
+    for i, name in enumerate((*_OFFSETS, *_DURATIONS)):
         columns[name] = us.slice(i * n, n)
-    columns["arrival"] = columns["arrival"].cast(pa.timestamp("us", "UTC"))
+    columns["arrival"] = us.slice(len(us) - n, n).cast(pa.timestamp("us", "UTC"))
     columns["arrival_ns"] = wall
-    columns["uncertainty_us"] = [-(-x.uncertainty_ns // 1_000) for x in xs]
     return arrivals
 
 
-def _event_lists(
-    xs: Sequence[exchange.Exchange], arrivals: pa.Array, columns: dict[str, Any], *, sizes: bool
-) -> None:
-    """Add the event logs; `sizes`: with the bytes of each event."""
+def _event_lists(xs: Sequence[exchange.Exchange], arrivals: pa.Array, columns: dict[str, Any]) -> None:
+    """Add the event logs."""
     logs = [x.timeline.events for x in xs]
     lengths = list(map(len, logs))
     offsets = _offsets(lengths)
@@ -160,9 +144,8 @@ def _event_lists(
         "event_class": _NAMES.take(_joined((log.classes for log in logs), pa.uint8())),
         "event_tokens": pc.if_else(pc.less(tokens, 0), pa.scalar(None, pa.int64()), tokens),
         "event_flags": _joined((log.flags for log in logs), pa.uint8()),
+        "event_bytes": _joined((log.sizes for log in logs), _LONG).cast(pa.int64()),
     }
-    if sizes:
-        values["event_bytes"] = _joined((log.sizes for log in logs), _LONG).cast(pa.int64())
     for name, flat in values.items():
         assert len(flat) == len(t_ns), f"{name} is not as long as the other columns of the log"
         columns[name] = pa.ListArray.from_arrays(offsets, flat)
@@ -173,35 +156,29 @@ def _event_lists(
         )
 
 
-def _request(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, shape: bool) -> None:
-    asked = [x.asked or _NO_ASKED for x in xs]
-    names = (*_ASKED, *_BLOCKS, "counted")
-    columns.update(zip(names, zip(*map(_asked_of, asked), strict=True), strict=True))
-    counted = columns.pop("counted")
-    columns["prompt_bytes"] = [sum(a.sizes) if a.sizes else None for a in asked]
+def _request(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> None:
+    shapes = [x.shape or _NO_SHAPE for x in xs]
+    columns |= {name: [getattr(a, attribute) for a in shapes] for name, attribute in _OF_SHAPE.items()}
+    columns["prompt_bytes"] = [sum(a.sizes) if a.sizes else None for a in shapes]
     columns["input_tokens"] = [
-        count if x.tokens.input is None else x.tokens.input for x, count in zip(xs, counted, strict=True)
+        a.tokens if x.tokens.input is None else x.tokens.input for x, a in zip(xs, shapes, strict=True)
     ]
     columns["input_token_source"] = [
-        "usage" if x.tokens.input is not None else None if count is None else "tokenizer"
-        for x, count in zip(xs, counted, strict=True)
+        "usage" if x.tokens.input is not None else None if a.tokens is None else "tokenizer"
+        for x, a in zip(xs, shapes, strict=True)
     ]
-    if not shape:
-        for name in _BLOCKS:
-            del columns[name]
-        return
-    roles = [None if x.asked is None else x.asked.roles for x in xs]
-    said = list(chain.from_iterable(filter(None, roles)))
-    words = {role: role if _ROLE.fullmatch(role) else "other" for role in set(said)}
-    columns["message_roles"] = _lists(_column([words[role] for role in said], len(said), pa.string()), roles)
-    columns["message_bytes"] = _lists_of_ints([None if x.asked is None else x.asked.sizes for x in xs])
-    columns["blocks"] = _lists_of_ints([None if a.block_size is None else a.blocks for a in asked])
+    roles = [None if x.shape is None else x.shape.roles for x in xs]
+    flat = list(chain.from_iterable(filter(None, roles)))
+    words = {role: role if _ROLE.fullmatch(role) else "other" for role in set(flat)}
+    columns["message_roles"] = _lists(_column([words[role] for role in flat], len(flat), pa.string()), roles)
+    columns["message_bytes"] = _lists_of_ints([None if x.shape is None else x.shape.sizes for x in xs])
+    columns["blocks"] = _lists_of_ints([None if a.block_size is None else a.blocks for a in shapes])
 
 
-def _turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, shape: bool) -> None:
-    """Add the turns. A session recognised by its messages is part of the shape."""
+def _turns(xs: Sequence[exchange.Exchange], columns: dict[str, Any], *, every: bool) -> None:
+    """Add the turns; `every`: also of a session recognised by its messages, which is part of the shape."""
     turns = [x.turn or _NO_TURN for x in xs]
-    if not shape:
+    if not every:
         turns = [turn if turn.source == "explicit" else _NO_TURN for turn in turns]
     columns["session"] = [turn.session or None for turn in turns]
     columns["session_source"] = [turn.source or None for turn in turns]
@@ -217,7 +194,6 @@ def _answer(xs: Sequence[exchange.Exchange], columns: dict[str, Any]) -> None:
         for name in _REFUSAL:
             columns[f"refusal_{name}"] = [refusal.get(name) for refusal in refusals]
         columns["refusal_detail"] = [_json(refusal.get("detail")) for refusal in refusals]
-    columns["token_source"] = [_SOURCES[x.tokens.source] for x in xs]
     columns["usage"] = [_json(x.usage, words=True) for x in xs]
     columns["server_timing"] = [_json(x.server_timing, words=True) for x in xs]
     columns["guardrail"] = [_json(x.guardrail) for x in xs]
@@ -324,48 +300,41 @@ def _set_part(x: exchange.Exchange, name: str) -> None:
 def exchanges_of(batch: pa.RecordBatch) -> Iterator[exchange.Exchange]:
     """Yield the rows of a batch in SCHEMA as Exchanges, stamped by the wall clock; unknown turns are -1."""
     n = batch.num_rows
-    skipped = {*_STAMPS, *_EVENTS, "server_gap_us", "blocks", "message_bytes", "arrival", "capture"}
+    skipped = {*_OFFSETS, *_EVENTS, "server_gap_us", "blocks", "message_bytes", "arrival", "capture"}
     rows = {name: batch.column(name).to_pylist() for name in SCHEMA.names if name not in skipped}
     arrivals = pc.fill_null(batch.column("arrival_ns"), 0)
-    us = pa.concat_arrays([batch.column(name) for name in _STAMPS])
-    stamps = pc.add(pc.multiply(us, 1_000), pa.concat_arrays([arrivals] * len(_STAMPS))).to_pylist()
-    points = [stamps[i * n : (i + 1) * n] for i in range(len(_STAMPS))]
+    us = pa.concat_arrays([batch.column(name) for name in _OFFSETS])
+    stamps = pc.add(pc.multiply(us, 1_000), pa.concat_arrays([arrivals] * len(_OFFSETS))).to_pylist()
+    points = [stamps[i * n : (i + 1) * n] for i in range(len(_OFFSETS))]
     logs = _logs(batch, arrivals)
     gaps = _cut(batch.column("server_gap_us"), "q", lambda flat: pc.multiply(flat, 1_000))
     blocks, sizes = (_cut(batch.column(name), "q") for name in ("blocks", "message_bytes"))
     for i in range(n):
         row = {name: values[i] for name, values in rows.items()}
         arrival_ns = row["arrival_ns"] or 0
-        t = exchange.Timeline(arrival_ns, paused_ns=(row["paused_us"] or 0) * 1_000, events=next(logs))
+        t = exchange.Timeline(arrival_ns, events=next(logs))
         x = exchange.Exchange(row["relay"] or "", row["seq"] or 0, arrival_ns, t)
         _set_part(x, row["id"] or "")
-        x.scheduled_ns, x.server_gaps_ns = points[0][i], gaps[i]
-        for point, column in zip(_POINTS, points[1:], strict=True):
-            setattr(t, point, column[i])
+        x.server_gaps_ns = gaps[i]
+        for (part, attribute), point in zip(_POINTS, points, strict=True):
+            setattr(t if part else x, attribute, point[i])
         _fill(x, row)
-        x.asked = _asked(row, blocks[i], sizes[i])
+        x.shape = _shape_of(row, blocks[i], sizes[i])
         yield x
 
 
 def _fill(x: exchange.Exchange, row: dict[str, Any]) -> None:
     """Set what is in one column each."""
-    for name, attribute in _PLAIN.items():
-        if "." not in attribute and row[name] is not None:
-            setattr(x, attribute, row[name])
+    for name, part, attribute, in_us in _RESTORED:
+        value = row[name]
+        if value is not None:
+            setattr(getattr(x, part) if part else x, attribute, value * 1_000 if in_us else value)
     x.path = row["path"] or ""
     x.outcome = Outcome(x.outcome)
+    x.reading = _reading(row["reading"], x)
     x.uncertainty_ns = (row["uncertainty_us"] or 0) * 1_000
-    x.dispatch_late_ns = _ns(row["dispatch_late_us"])
-    x.slo_ttft_ns, x.slo_tpot_ns = _ns(row["slo_ttft_us"]), _ns(row["slo_tpot_us"])
-    x.added = exchange.Added(
-        _ns(row["added_request_us"]), _ns(row["added_first_chunk_us"]), _ns(row["added_chunk_max_us"]),
-        connect_ns=_ns(row["connect_us"]),
-    )  # fmt: skip
-    x.tokens = exchange.Tokens(
-        None if row["input_token_source"] == "tokenizer" else row["input_tokens"],
-        row["output_tokens"], row["reasoning_tokens"], row["cached_tokens"],
-        TokenSource(row["token_source"] or "none"),
-    )  # fmt: skip
+    x.tokens.input = None if row["input_token_source"] == "tokenizer" else row["input_tokens"]
+    x.tokens.source = TokenSource(row["token_source"] or "none")
     x.usage, x.server_timing, x.guardrail = (
         _read_json(row[name]) for name in ("usage", "server_timing", "guardrail")
     )
@@ -381,23 +350,30 @@ def _fill(x: exchange.Exchange, row: dict[str, Any]) -> None:
             row["turn_by"],
         )  # fmt: skip
     if row["request_body"] is not None or row["response_text"] is not None or row["level"] == "full":
-        x.said = exchange.CapturedText(row["request_body"], row["response_text"], row["redactions"] or 0)
+        x.text = exchange.CapturedText(row["request_body"], row["response_text"], row["redactions"] or 0)
 
 
-def _asked(
+def _reading(word: str | None, x: exchange.Exchange) -> Reading:
+    """Return the reading of a row. A row without it, of an older version or of a trace, was read if it has a
+    dialect or the time of a token."""
+    if word is not None:
+        return Reading(word)
+    read = x.dialect is not None or x.timeline.first_token_ns is not None
+    return Reading.DIALECT if read else Reading.NONE
+
+
+def _shape_of(
     row: dict[str, Any], blocks: "array[int] | None", sizes: "array[int] | None"
 ) -> exchange.RequestShape | None:
-    asked = exchange.RequestShape(
-        block_size=row["block_size"], block_unit=row["block_unit"], roles=row["message_roles"] or []
-    )
-    for name in _ASKED:
-        setattr(asked, name, row[name])
+    shape = exchange.RequestShape(roles=row["message_roles"] or [])
+    for name, attribute in _OF_SHAPE.items():
+        setattr(shape, attribute, row[name])
     if row["input_token_source"] == "tokenizer":
-        asked.tokens = row["input_tokens"]
-    asked.sizes = asked.sizes if sizes is None else sizes
-    asked.blocks = asked.blocks if blocks is None else blocks
-    # At the shape, a request that was understood has its messages, if only none of them.
-    return None if asked == _NO_ASKED and row["message_roles"] is None else asked
+        shape.tokens = row["input_tokens"]
+    shape.sizes = shape.sizes if sizes is None else sizes
+    shape.blocks = shape.blocks if blocks is None else blocks
+    # At level "shape", an understood request has a list of messages, which may be empty.
+    return None if shape == _NO_SHAPE and row["message_roles"] is None else shape
 
 
 def _logs(batch: pa.RecordBatch, arrivals: pa.Array) -> Iterator[exchange.EventLog]:

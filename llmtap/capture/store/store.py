@@ -390,7 +390,7 @@ def _discard(writer: SpoolWriter) -> None:
         writer.path.unlink(missing_ok=True)
 
 
-def _folders(options: CaptureOptions, place: parquet.Place, spool: Path) -> list[tuple[str, Path]]:
+def _folders(options: CaptureOptions, place: parquet.CapturePlace, spool: Path) -> list[tuple[str, Path]]:
     """Return the folders, with the config keys that name them."""
     own = "capture.spool" if options.spool is not None or place.folder is None else "capture.to"
     folders = [(own, spool)]

@@ -8,8 +8,8 @@ Quantities of an exchange: `duration`: first byte of the request to the end of t
 length. `first_chunk`: first byte of the request to the first event of a stream that is no keep-alive.
 `chunk_gap`: between consecutive events that are neither keep-alives nor the end marker. `server_duration`:
 submit to the last byte of the answer. `server_first_token`: submit to the first token of any kind, of streams
-that ended well. `server_per_token`: their difference / (output tokens - 1). `first_content`, `tbc`,
-`user_idle`: as llmtap defines them (metrics/DEFINITIONS.md).
+that ended well. `server_per_token`: their difference / (output tokens - 1). Further ones by the name of a
+metric of llmtap (metrics/catalogue.py).
 
 Source: open-telemetry/semantic-conventions v1.41.0 and
 open-telemetry/semantic-conventions-genai v0.1.0, docs/gen-ai.
@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Final, Literal
 
-from llmtap.export.buckets import GAP_EDGES_NS, TTFT_EDGES_NS, edges_ns
+from llmtap.export.buckets import KINDS, edges_ns
+from llmtap.metrics.catalogue import METRICS
 
 Version = Literal["0.1.0", "1.41", "off"]
 
@@ -42,6 +43,7 @@ OUTCOME: Final = "llmtap.outcome"
 EXCHANGE_ID: Final = "llmtap.exchange.id"
 REQUEST_ID: Final = "llmtap.request.id"
 DIALECT: Final = "llmtap.dialect"
+READING: Final = "llmtap.reading"
 REFUSAL_KIND: Final = "llmtap.refusal.kind"
 TOKEN_SOURCE: Final = "llmtap.token.source"
 UNCERTAINTY: Final = "llmtap.uncertainty"
@@ -106,17 +108,11 @@ def _seconds(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[M
 
 
 _OWN: Final = {
-    "first_content": _seconds(
-        "llmtap.time_to_first_token", "Request handed on to first content that is not blank, of a stream.",
-        TTFT_EDGES_NS,
-    ),
-    "tbc": _seconds(
-        "llmtap.inter_chunk", "Time between consecutive events that carry output.", GAP_EDGES_NS
-    ),
-    "user_idle": _seconds(
-        "llmtap.user_idle", "Time that a reader (attributes llmtap.reader.*) waits with nothing to read.",
-        TTFT_EDGES_NS,
-    ),
+    **{
+        metric.name: _seconds(metric.otlp.name, metric.otlp.description, KINDS[metric.family.edges])
+        for metric in METRICS
+        if metric.otlp is not None and metric.family is not None
+    },
     "exchanges": (Measure(Instrument("llmtap.exchanges", "Exchanges by outcome.", "{exchange}")),),
 }  # fmt: skip
 _SERVER: Final = {

@@ -23,13 +23,16 @@ from opentelemetry.sdk.metrics import export as sdk
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from llmtap.exchange.exchange import EventLog, Exchange
-from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
+from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
 from llmtap.export.buckets import Buckets, ExponentialBuckets
 from llmtap.export.opentelemetry import semconv
 from llmtap.export.sinks import TraceParent
+from llmtap.metrics.catalogue import METRICS, values_of
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL
 
+_OWN: Final = tuple(metric for metric in METRICS if metric.otlp is not None)
+_own_values: Final = values_of(_OWN)
 TEXT_MAX: Final = 256
 """Characters of a name from traffic: enough for any model name, few enough to be harmless."""
 
@@ -64,6 +67,11 @@ class Terms:
 
 
 def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -> Terms:
+    """Return the attributes and durations of an exchange that spans and metrics have in common.
+
+    `host`: host of the upstream; `provider`: the configured provider, else it follows from host and dialect.
+    Source: OpenTelemetry semantic conventions for generative AI.
+    """
     t = x.timeline
     times = chunk_times_ns(t.events) if x.stream else []
     end_ns = _end_ns(x)
@@ -240,7 +248,8 @@ def _attributes(
         (names.input_tokens, tokens.input), (names.output_tokens, terms.output_tokens),
         (names.cached_tokens, tokens.cached), (names.cache_write_tokens, terms.cache_write_tokens),
         (names.reasoning_tokens, tokens.reasoning),
-        (semconv.DIALECT, x.dialect), (semconv.REFUSAL_KIND, None if kind is None else str(kind)),
+        (semconv.DIALECT, x.dialect), (semconv.READING, x.reading.value),
+        (semconv.REFUSAL_KIND, None if kind is None else str(kind)),
         (semconv.TOKEN_SOURCE, tokens.source.value),
     ]  # fmt: skip
     return out
@@ -317,17 +326,17 @@ class MetricRecorder:
                 ("cache_write", terms.cache_write_tokens), ("reasoning", tokens.reasoning),
             ):  # fmt: skip
                 add(f"{name}_tokens", key, (n,))
-        if not x.stream:
-            return
+        if not x.stream or x.reading is Reading.INFERRED:
+            return  # inferred times are not mixed with those that a dialect read
         for quantity, ns in (
             ("first_chunk", terms.first_chunk_ns), ("server_first_token", terms.server_first_token_ns),
-            ("server_per_token", terms.server_per_token_ns), ("first_content", m.ttft_ns),
-            ("user_idle", m.user_idle_ns),
+            ("server_per_token", terms.server_per_token_ns),
         ):  # fmt: skip
             add(quantity, key, (ns,))
+        for metric, value in zip(_OWN, _own_values(m), strict=True):
+            add(metric.name, key, value if metric.pooled else (None if value is None else round(value),))
         times = terms.chunk_times_ns
         add("chunk_gap", key, list(map(sub, times[1:], times)))
-        add("tbc", key, m.tbc_ns)
 
     def _add(self, quantity: str, key: Key, values: Sequence[int | None]) -> None:
         """Count values of a quantity; (None,) is a value that does not apply."""

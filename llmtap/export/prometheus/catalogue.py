@@ -1,21 +1,29 @@
 """Catalogue of the metrics on `/metrics`: name, type, help, labels, histogram edges.
 
-Metrics of exchanges are in `HISTOGRAMS` and `COUNTERS` (`exposition.py` counts them), those of llmtap
-itself in `SELF` (`meter/admin/views.py` has the values; `collect` converts them for prometheus_client). A
-counter's name gets `_total` in the exposition. `llmtap_capture_paused` is the metric to alert on:
-exchanges are measured and not captured; the reason is in `llmtap_capture_problem`.
+Metrics of exchanges are in `HISTOGRAMS` (those of `metrics/catalogue.py`, and a few more) and `COUNTERS`
+(`exposition.py` counts them), those of llmtap itself in `SELF`: the counts that the statuses of vantages,
+exporters and the capture declare (`counts.py`), and those of the meter (`meter/admin/views.py` has the
+values). `collect` converts them for prometheus_client. A counter's name gets `_total` in the exposition.
+`llmtap_capture_paused` is the metric to alert on: exchanges are measured and not captured; the reason is in
+`llmtap_capture_problem`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from llmtap.channel.frames import LAG_EDGES_NS
-from llmtap.export.buckets import ADDED_EDGES_NS, DURATION_EDGES_NS, GAP_EDGES_NS, TOKEN_EDGES, TTFT_EDGES_NS
+from llmtap.channel.status import LAG_EDGES_NS, RelayStatus
+from llmtap.counts import fields_of
+from llmtap.export.buckets import ADDED_EDGES_NS, DURATION_EDGES_NS, KINDS, TOKEN_EDGES, TTFT_EDGES_NS
+from llmtap.export.sinks import CaptureState, ExporterState
+from llmtap.metrics.catalogue import FAMILIES, Family
 
 WHO: Final = ("tenant", "model", "arm")
+READ: Final = (*WHO, "reading")
+"""Labels of metrics of tokens. `reading` is `dialect`, or `inferred` for answers of no known dialect, whose
+times are inferred from their structure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,61 +56,36 @@ class SelfMetric:
     labels: tuple[str, ...] = ()
 
 
-Value = float | Mapping[str, float] | Mapping[tuple[str, str], float]
-"""Value of a metric: by no label, by one, or by two."""
+Value = float | Mapping[Any, float]
+"""Value of a metric, or values by label (text), or by labels (a tuple)."""
 _C, _G = CounterMetricFamily, GaugeMetricFamily
-_RELAY, _WINDOW, _EXPORTER = ("relay",), ("window",), ("exporter",)
+_RELAY, _WINDOW = ("relay",), ("window",)
+
+
+def _labels(family: Family) -> tuple[str, ...]:
+    return (*(READ if family.reading else WHO), *(() if family.label is None else (family.label,)))
+
+
+def _counts_of(status: type, *labels: str) -> dict[str, SelfMetric]:
+    """Return the metrics that the fields of a status declare."""
+    return {
+        count.metric: SelfMetric(
+            _G if count.gauge else _C, count.help, labels if count.label is None else (*labels, count.label)
+        )
+        for _, _, count in fields_of(status)
+        if count.metric is not None
+    }
+
 
 _SPAN = "; of a younger meter, since its start"
 
 HISTOGRAMS: Final[Mapping[str, HistogramFamily]] = {
-    "ttft": HistogramFamily(
-        "llmtap_time_to_first_token_seconds",
-        "Submit to first token of a stream; kind=content: first content that is not blank, any: of any kind",
-        TTFT_EDGES_NS,
-        labels=(*WHO, "kind"),
-    ),
-    "ttfb": HistogramFamily(
-        "llmtap_time_to_first_byte_seconds", "Submit to first byte of the response's body", TTFT_EDGES_NS
-    ),
+    **{
+        one.key: HistogramFamily(one.name, one.help, KINDS[one.edges], labels=_labels(one))
+        for one in FAMILIES
+    },
     "headers": HistogramFamily(
         "llmtap_time_to_headers_seconds", "Submit to the end of the response's head", TTFT_EDGES_NS
-    ),
-    "first_event": HistogramFamily(
-        "llmtap_time_to_first_event_seconds",
-        "Submit to the first event of a stream, a role or a keep-alive too",
-        TTFT_EDGES_NS,
-    ),
-    "chunk_gap": HistogramFamily(
-        "llmtap_inter_chunk_seconds", "Time between consecutive events that carry output", GAP_EDGES_NS
-    ),
-    "token_gap": HistogramFamily(
-        "llmtap_inter_token_seconds",
-        "Inter-token latency; option=A: gaps between chunks, B: all tokens of a chunk arrive with it,"
-        " B-even: a gap is spread over the tokens of its chunk (both where tokens per chunk are known),"
-        " C: by the server's own clock (where it tells)",
-        GAP_EDGES_NS,
-        labels=(*WHO, "option"),
-    ),
-    "tpot": HistogramFamily(
-        "llmtap_time_per_output_token_seconds",
-        "(last token - first token) / (output tokens - 1)",
-        GAP_EDGES_NS,
-    ),
-    "duration": HistogramFamily(
-        "llmtap_request_duration_seconds",
-        "Submit to last byte, of answers that ended well",
-        DURATION_EDGES_NS,
-    ),
-    "idle": HistogramFamily(
-        "llmtap_user_idle_seconds",
-        "User idle latency: how long a reader waits with nothing to read, from submit on",
-        TTFT_EDGES_NS,
-    ),
-    "idle_reading": HistogramFamily(
-        "llmtap_user_idle_after_first_token_seconds",
-        "The same from the first token on: TTFT is forgiven",
-        TTFT_EDGES_NS,
     ),
     "chunk_tokens": HistogramFamily(
         "llmtap_chunk_tokens", "Tokens in each event that carries output, where known", TOKEN_EDGES, unit=1
@@ -175,8 +158,18 @@ COUNTERS: Final[Mapping[str, CounterFamily]] = {
 }
 SELF: Final[Mapping[str, SelfMetric]] = {
     "unparsed_events": SelfMetric(_C, "Events of a shape the dialect does not know"),
+    "answers_without_dialect": SelfMetric(
+        _C,
+        "Answers of no known dialect; reading=none: not understood, inferred: read by their structure",
+        ("reading", "path", "content_type"),
+    ),
     "slo_events": SelfMetric(_C, "Exchanges that objectives applied to", ("slo", "tenant")),
     "slo_good": SelfMetric(_C, "Those that met every one of them", ("slo", "tenant")),
+    "slo_not_judged": SelfMetric(
+        _C,
+        "Exchanges that objectives could not judge, since their answers were not understood; no slo_events",
+        ("slo", "tenant"),
+    ),
     "slo_target_ratio": SelfMetric(_G, "Share of the exchanges that must meet their objectives", ("slo",)),
     "slo_objective_seconds": SelfMetric(
         _G, "Bounds of the objectives, each an edge of the histogram that shows it", ("slo", "objective")
@@ -186,39 +179,12 @@ SELF: Final[Mapping[str, SelfMetric]] = {
         f"How many times faster than allowed the error budget goes, over a window{_SPAN}",
         ("slo", "window"),
     ),
-    "relay_exchanges": SelfMetric(_C, "Exchanges started", _RELAY),
-    "tap_measured_exchanges": SelfMetric(_C, "Exchanges whose every frame was acknowledged", _RELAY),
-    "relay_upstream_connects": SelfMetric(_C, "Connections made upstream", _RELAY),
-    "relay_upstream_reuses": SelfMetric(_C, "Requests on a kept-alive connection", _RELAY),
-    "relay_upstream_unsolicited": SelfMetric(
-        _C, "Connections closed because the upstream sent bytes that no request had asked for", _RELAY
-    ),
-    "relay_cpu_seconds": SelfMetric(_C, "CPU time of the relay", _RELAY),
-    "relay_connections": SelfMetric(_G, "Client connections now", _RELAY),
-    "relay_streams": SelfMetric(_G, "Exchanges in progress", _RELAY),
-    "relay_upstream_idle": SelfMetric(_G, "Idle upstream connections", _RELAY),
-    "relay_tap_pending_bytes": SelfMetric(_G, "Bytes waiting to go to the meter", _RELAY),
-    "relay_rss_bytes": SelfMetric(_G, "Resident memory of the relay", _RELAY),
+    **_counts_of(RelayStatus, "relay"),
     "relay_up": SelfMetric(_G, "1 while the relay reports to the meter", _RELAY),
-    "relay_upstream_up": SelfMetric(
-        _G,
-        "1 if the upstream accepted the latest connection of the relay; its responses do not count",
-        ("relay", "upstream"),
-    ),
     "relay_info": SelfMetric(
         _G,
         "Implementation of the parts that can be compiled of each relay that reports to the meter",
         ("relay", "implementation"),
-    ),
-    "tap_dropped_exchanges": SelfMetric(_C, "Exchanges that passed unmeasured", ("relay", "reason")),
-    "relay_skipped_requests": SelfMetric(
-        _C,
-        "Requests forwarded but not measured, as no inference: by rule of relay.skip",
-        ("relay", "rule"),
-    ),
-    "relay_refused": SelfMetric(_C, "Connections and requests turned away, by limit", ("relay", "limit")),
-    "relay_bytes": SelfMetric(
-        _C, "Bytes passed on: up to the gateway, down to the clients", ("relay", "direction")
     ),
     "label_overflow": SelfMetric(
         _C, "Exchanges counted as `other` because the label (or the number of series) was full", ("label",)
@@ -227,6 +193,12 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "meter_frames": SelfMetric(_C, "Frames read from relays"),
     "meter_cpu_seconds": SelfMetric(_C, "CPU time of the meter"),
     "meter_rss_bytes": SelfMetric(_G, "Resident memory of the meter"),
+    "admin_limits": SelfMetric(
+        _C, "Connections and answers of the admin port that were given up because of a limit", ("limit",)
+    ),
+    "reading_limits": SelfMetric(
+        _C, "Answers whose reading reached a limit, so that less is known of them, by limit", ("limit",)
+    ),
     "live_missed_exchanges": SelfMetric(_C, "Exchanges that a subscriber of the live feed was too slow for"),
     "smooth_goodput_tokens_per_second": SelfMetric(
         _G, f"Sum of output tokens - alpha x user idle latency, per second{_SPAN}", _WINDOW
@@ -246,31 +218,8 @@ SELF: Final[Mapping[str, SelfMetric]] = {
     "window_uncertainty_seconds": SelfMetric(
         _G, "Worst lag of a relay's event loop in a window: no figure of it is more exact", _WINDOW
     ),
-    "export_sent": SelfMetric(_C, "Spans that receivers took", _EXPORTER),
-    "watch_packets": SelfMetric(
-        _C, "Packets that passed the filter: captured, or lost by the kernel", ("relay", "result")
-    ),
-    "watch_connections": SelfMetric(
-        _C,
-        "Connections of a passive vantage: with a request (followed, joined late); not measured, by kind",
-        ("relay", "kind"),
-    ),
-    "watch_missing_bytes": SelfMetric(_C, "Bytes of streams that no packet brought", _RELAY),
-    "export_dropped": SelfMetric(_C, "Spans that no receiver got", ("exporter", "reason")),
-    "export_failures": SelfMetric(_C, "Requests to receivers that failed", _EXPORTER),
-    "capture_exchanges": SelfMetric(_C, "Exchanges kept"),
-    "capture_unshaped_exchanges": SelfMetric(_C, "Exchanges kept without the shape of their request"),
-    "capture_written_bytes": SelfMetric(_C, "Bytes written to the spool"),
-    "capture_files": SelfMetric(_C, "Files finished and delivered"),
-    "capture_deleted_files": SelfMetric(_C, "Files deleted to stay below the bound"),
-    "capture_failures": SelfMetric(_C, "Attempts to finish or deliver a file that failed"),
-    "capture_recovered_exchanges": SelfMetric(_C, "Exchanges found in spools of an earlier run"),
-    "capture_damaged_batches": SelfMetric(_C, "Batches of such spools that could not be read"),
-    "capture_dropped_exchanges": SelfMetric(
-        _C,
-        "Exchanges that were measured and not kept; deleted: their file was deleted at the limit",
-        ("reason",),
-    ),
+    **_counts_of(ExporterState, "exporter"),
+    **_counts_of(CaptureState),
     "capture_paused": SelfMetric(
         _G, "1 while nothing can be written and exchanges are measured only; why: llmtap_capture_problem"
     ),
@@ -280,10 +229,6 @@ SELF: Final[Mapping[str, SelfMetric]] = {
         "files: finished ones do not get to their place, and wait",
         ("reason",),
     ),
-    "capture_waiting_exchanges": SelfMetric(_G, "Exchanges in memory, to be written"),
-    "capture_waiting_files": SelfMetric(_G, "Closed spools that are not Parquet yet"),
-    "capture_spool_bytes": SelfMetric(_G, "Size of all spools, the open one too"),
-    "capture_local_bytes": SelfMetric(_G, "Size of all spools and local files together"),
 }
 
 

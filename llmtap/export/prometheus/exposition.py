@@ -21,7 +21,7 @@ from prometheus_client.samples import Exemplar
 
 from llmtap import native
 from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.export.buckets import (
     ADDED_EDGES_NS,
     DURATION_EDGES_NS,
@@ -42,7 +42,8 @@ from llmtap.export.prometheus.catalogue import (
 )
 from llmtap.export.prometheus.writers import CONTENT_TYPE, ProtobufWriter, TextWriter, is_preferred
 from llmtap.export.sinks import SeriesKey, TraceParent, parse_trace_parent
-from llmtap.metrics import summary
+from llmtap.metrics import catalogue, summary
+from llmtap.metrics.catalogue import FAMILIES, OF_AN_EXCHANGE, Answers, values_of
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Fluidity, Objectives, fluidity_of
 
@@ -79,11 +80,24 @@ def by_series(kept: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...],
     return found
 
 
-_ALSO: Final = {
-    "ttft": ("ttft",), "ttft_any": ("ttft",), "ttfb": ("ttfb",), "tpot": ("tpot",), "e2e": ("duration",),
-    "user_idle": ("idle", "idle_reading"), "tbc_max": ("chunk_gap", "token_gap"),
-    "tbc_p99": ("chunk_gap", "token_gap"),
-}  # fmt: skip
+_Key = tuple[str, tuple[str, ...]]
+_OF_STREAMS: Final = tuple(
+    metric for metric in OF_AN_EXCHANGE if metric.answers is Answers.STREAMS and metric.family is not None
+)
+_stream_values: Final = values_of(_OF_STREAMS)
+
+
+def _place(metric: catalogue.Metric, reading: str) -> _Key:
+    """Return the histogram of a metric, and the values of its own labels."""
+    assert metric.family is not None
+    own = (reading,) if metric.family.reading else ()
+    return metric.family.key, own if metric.label is None else (*own, metric.label)
+
+
+_STREAM_PLACES: Final = {
+    reading.value: tuple(_place(metric, reading.value) for metric in _OF_STREAMS) for reading in Reading
+}
+"""By reading: where the values of `_OF_STREAMS` are counted."""
 GUARDRAILS_MAX: Final = 32
 """Combinations of kind and source in a series; further ones are `other`."""
 _FROM_THE_START: Final = (
@@ -91,7 +105,6 @@ _FROM_THE_START: Final = (
     *((("no_token", (reason,))) for reason in summary.NO_TOKEN_REASONS),
 )  # fmt: skip
 
-_Key = tuple[str, tuple[str, ...]]
 _FrozenSeries = tuple[list[_Key], list[Any], dict[_Key, float], list[ExponentialBuckets] | None]
 
 
@@ -104,8 +117,9 @@ def families_for(
     """
     found = {key: replace(one, edges=edges_as(one.edges, edges or {})) for key, one in HISTOGRAMS.items()}
     for name, bound_ns in bounds:
-        for key in _ALSO.get(name, ()):
-            found[key] = found[key].with_edges((bound_ns,))
+        for family in FAMILIES:
+            if name in family.exact_for:
+                found[family.key] = found[family.key].with_edges((bound_ns,))
     return found
 
 
@@ -127,10 +141,11 @@ class Series:
         return list(self._cells), list(read), self.counts.copy(), native if self._native else None
 
     def add(self, x: Exchange, m: Measured) -> None:
-        self._count("exchanges", 1, x.outcome.value)
+        """Add a measured exchange to the counters and histograms of this series (`catalogue.py`)."""
+        self._count("exchanges", 1, x.outcome.word)
         tokens = x.tokens
         if tokens.output is not None:
-            self._count("output", tokens.output, tokens.source.value)
+            self._count("output", tokens.output, tokens.source.word)
         for name, n in (("input", tokens.input), ("cached", tokens.cached), ("reasoning", tokens.reasoning)):
             if n is not None:
                 self._count(name, n)
@@ -154,33 +169,22 @@ class Series:
             self._add_stream(x, m)
 
     def _add_stream(self, x: Exchange, m: Measured) -> None:
-        t = x.timeline
-        refusal_ns = None
+        t, reading = x.timeline, x.reading.word
+        for key, ns in zip(_STREAM_PLACES[reading], _stream_values(m), strict=True):
+            if ns is not None:
+                self._cell(key).record(ns if type(ns) is int else round(ns))
         if t.first_refusal_ns is not None and t.submit_ns is not None:
-            refusal_ns = max(0, t.first_refusal_ns - t.submit_ns)
-        for kind, ns in (
-            ("content", m.ttft_ns), ("any", m.ttft_any_ns), ("reasoning", m.ttft_reasoning_ns),
-            ("tool", m.ttft_tool_call_ns), ("refusal", refusal_ns),
-        ):  # fmt: skip
-            if ns is not None:
-                self._in("ttft", kind).record(ns)
-        for key, ns in (
-            ("first_event", m.first_event_ns), ("idle", m.user_idle_ns),
-            ("idle_reading", m.user_idle_from_first_token_ns),
-        ):  # fmt: skip
-            if ns is not None:
-                self._in(key).record(ns)
-        if m.smooth_benefit is not None and x.tokens.output is not None:
+            self._in("ttft", reading, "refusal").record(max(0, t.first_refusal_ns - t.submit_ns))
+        inferred = x.reading is Reading.INFERRED
+        if m.smooth_benefit is not None and x.tokens.output is not None and not inferred:
             self._count("smooth_tokens", x.tokens.output)
             self._count("smooth_penalty", x.tokens.output - m.smooth_benefit)
-        if m.tpot_ns is not None:
-            self._in("tpot").record(round(m.tpot_ns))
         if m.tbc_ns:
-            self._in("chunk_gap").record_many(m.tbc_ns)
+            self._in("chunk_gap", reading).record_many(m.tbc_ns)
         for option, gaps_ns in (("B", m.itl_b_ns), ("B-even", m.itl_even_ns), ("C", m.itl_c_ns)):
             if gaps_ns:
-                self._in("token_gap", option).record_many(gaps_ns)
-        if m.tokens_per_chunk:
+                self._in("token_gap", reading, option).record_many(gaps_ns)
+        if m.tokens_per_chunk and not inferred:
             self._in("chunk_tokens").record_many(m.tokens_per_chunk)
         self._count("events", len(t.events))
         self._count("reads", x.reads)
@@ -212,10 +216,12 @@ class Series:
         self.counts[key] = self.counts.get(key, 0) + n
 
     def _in(self, name: str, *labels: str) -> Buckets:
-        key = (name, labels)
+        return self._cell((name, labels))
+
+    def _cell(self, key: _Key) -> Buckets:
         cell = self._cells.get(key)
         if cell is None:
-            family = self._families[name]
+            family = self._families[key[0]]
             cell = DualBuckets(family.edges, family.unit) if self._native else Buckets(family.edges)
             self._cells[key] = cell
         return cell
@@ -249,6 +255,7 @@ class Exposition:
         self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
         self._calls: dict[tuple[str, str, str, str], Buckets] = {}
         self._unparsed = 0
+        self._without_dialect = summary.AnswersWithoutDialect()
         self._exemplars = Exemplars()
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
@@ -257,12 +264,13 @@ class Exposition:
         if series is None:
             series = self._series[who] = Series(self._families, native=self._native)
         series.add(x, m)
-        objectives = self._objectives.get(key.slo) if x.stream else None
+        objectives = self._objectives.get(key.slo) if x.stream and m.tokens_known else None
         if objectives is not None and (found := fluidity_of(x, m, objectives)) is not None:
             series.deadlines(found)
         if x.uncertain:
             series.uncertain()
         self._unparsed += x.unparsed_events
+        self._without_dialect.add(x)
         added = x.added
         if added.request_ns is not None:
             self._added["request"].record(added.request_ns)
@@ -272,10 +280,11 @@ class Exposition:
         if x.trace_parent is not None:
             self._note_trace(x, m, who)
 
-    def called(self, x: Exchange, m: Measured) -> None:
+    def called(self, x: Exchange, m: Measured, *, trusted: bool = True) -> None:
+        """Count a call to an MCP server; only a trusted one may take a place (`Labels`)."""
         method, _, name = (x.call or "").partition(" ")
         key = x.tenant, method, name, x.outcome.value
-        if key not in self._calls and len(self._calls) >= CALLS_MAX:
+        if key not in self._calls and (not trusted or len(self._calls) >= CALLS_MAX):
             key = x.tenant, "other", "", x.outcome.value
         cell = self._calls.get(key)
         if cell is None:
@@ -289,8 +298,8 @@ class Exposition:
         wall_ns = x.arrival_wall_ns + x.timeline.response_end_ns - x.timeline.arrival_ns
         ttft, duration = self._families["ttft"], self._families["duration"]
         for family, labels, value in (
-            (ttft, (*who, "content"), m.ttft_ns if x.stream else None),
-            (ttft, (*who, "any"), m.ttft_any_ns if x.stream else None),
+            (ttft, (*who, x.reading.value, "content"), m.ttft_ns if x.stream else None),
+            (ttft, (*who, x.reading.value, "any"), m.ttft_any_ns if x.stream else None),
             (duration, who, m.e2e_ns if x.outcome in summary.ENDED_WELL else None),
         ):
             if value is not None:
@@ -314,9 +323,21 @@ class Exposition:
             self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
             {point: buckets.read() for point, buckets in self._added.items()},
             [(labels, *buckets.read()) for labels, buckets in self._calls.items()],
-            {"unparsed_events": self._unparsed, **(values or {})}, lags, helps or {},
+            {
+                "unparsed_events": self._unparsed,
+                "answers_without_dialect": {
+                    (*place,): n for place, n in self._without_dialect.counts.items()
+                },
+                **(values or {}),
+            },
+            lags, helps or {},
             self._exemplars.freeze(), self._native,
         )  # fmt: skip
+
+
+def format_name(accept: str, *, native: bool) -> str:
+    """Return the content type of the format in which `Frozen.render` answers this Accept header."""
+    return CONTENT_TYPE if native and is_preferred(accept) else choose_encoder(accept)[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -26,7 +26,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from llmtap import __version__
 from llmtap.capture.schema import CaptureInfo
 from llmtap.capture.store.rows import exchanges_of
 from llmtap.exchange.exchange import Exchange
@@ -37,6 +36,7 @@ from llmtap.metrics.statistics import summarise_ns
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.traces.registry import open_trace
 from llmtap.units import NS_PER_S
+from llmtap.version import __version__
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 

@@ -9,18 +9,21 @@ its own source in `baseline.py`.
 Source: Zou and Donner 2008 (MOVER); for shares Newcombe 1998, method 10.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import hypot
 from typing import Any, Final
 
 from rich.console import RenderableType
 
+from llmtap.gates.figures import SCALARS, failed_of
+from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.histogram import hdr_values
 from llmtap.metrics.intervals import Interval, quantile_interval, share_interval
 from llmtap.metrics.latency import FLATTERED, chunks_at_a_time, come_in_bursts
 from llmtap.metrics.statistics import is_enough
 from llmtap.report.document import Note, ReportDocument, Section, Table
+from llmtap.report.gates import regression_blocks
 from llmtap.report.render import terminal
 from llmtap.report.values import (
     FEW,
@@ -37,19 +40,31 @@ from llmtap.report.values import (
 from llmtap.units import NS_PER_S
 
 _QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
-_METRICS: Final = ("ttft", "tpot", "tbc", "itl", "tbc_max", "e2e")
+VALUES_MAX: Final = 20_000_000
+"""Requests of one result, whose values are listed for the tests."""
 _GAPS: Final = frozenset({"tbc", "itl"})
 """Of these a request has several values. They depend on each other, so there is no interval."""
 _RATES: Final = {
-    ("load", "offered_rps"): ("requests sent", "req/s"),
-    ("load", "achieved_rps"): ("requests ended", "req/s"),
-    ("tokens", "output_per_second"): ("output", "tokens/s"),
-    ("goodput", "requests_per_second"): ("goodput", "req/s"),
+    "offered_rps": ("requests sent", "req/s"),
+    "achieved_rps": ("requests ended", "req/s"),
+    "output_tokens_per_second": ("output", "tokens/s"),
+    "goodput": ("goodput", "req/s"),
 }
+"""Title and unit by the name of a figure (`gates/figures.py`)."""
+
+
+def _counts(*paths: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[int, int]]:
+    part, whole = paths
+    return lambda result: (at(result, *part) or 0, at(result, *whole) or 0)
+
+
 _SHARES: Final = {
-    "answers complete": (("outcomes", "complete"), ("n",)),
-    "objectives met": (("goodput", "met"), ("goodput", "counted")),
+    "complete_share": ("answers complete", _counts(("outcomes", "complete"), ("n",))),
+    "error_rate": ("requests failed", failed_of),
+    "attainment": ("objectives met", _counts(("goodput", "met"), ("goodput", "counted"))),
 }
+"""Title, and the counts of the part and the whole, by the name of a figure."""
+_NOT_JUDGED: Final = ("goodput", "not_judged")
 _LOAD: Final = (
     "arrivals", "body", "conversations", "data", "requests", "rows", "seed", "trace", "window", "workload",
 )  # fmt: skip
@@ -59,14 +74,15 @@ _UNCOMPARED: Final = ("notes", "prompts")
 _Json = Mapping[str, Any]
 
 
-def compare_replays(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Compare results of `llmtap replay --json` with the first; by label.
+def compare_replays(results: Mapping[str, Mapping[str, Any]], level: float = 0.95) -> dict[str, Any]:
+    """Compare results of `llmtap replay --json` with the first; by label. `level`: that of each interval.
 
     Public JSON: `results` (`label`, `target`, `start`, `verdict`), `comparisons` (`a`, `b`: labels;
-    `figures`: `name`, `option`, `figure`, `unit`, `n_a`, `a`, `n_b`, `b`, `few_a`, `few_b`, `difference`,
-    `low`, `high`, `share`; `cautions`: `label`, `metrics`, `events_per_read`; `set_up`: `name`, `a`, `b`,
-    `load`). Times are in seconds. `cautions`: results whose chunks come in bursts, compared with the other;
-    their `metrics` are misleading and have no difference. `option`: that of ITL
+    `figures`: `key` (see `gates/figures.py`), `name`, `option`, `figure`, `unit`, `n_a`, `a`, `n_b`, `b`,
+    `few_a`, `few_b`, `difference`, `low`, `high`, `level`, `share`; `cautions`: `label`, `metrics`,
+    `events_per_read`; `set_up`: `name`, `a`, `b`, `load`). Times are in seconds. `cautions`: results whose
+    chunks come in bursts, compared with the other; their `metrics` are misleading and have no difference.
+    `option`: that of ITL
     (IETF 4.6.3); an option has rows of its own, and a mixture of options has no difference. `few_a`,
     `few_b`: too few samples (IETF 5.1.4.3). `a` or `b` is null if only the other result has the figure. An
     end of an interval is null where too few samples determine it. `load`: the requests or their times differ.
@@ -82,7 +98,7 @@ def compare_replays(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         ],
         "comparisons": [
             {
-                "a": first, "b": label, "figures": list(_figures(base, other, misled=bool(cautions))),
+                "a": first, "b": label, "figures": list(_figures(base, other, level, misled=bool(cautions))),
                 "cautions": cautions, "set_up": _set_up(base, other),
             }
             for label, other in others
@@ -109,9 +125,11 @@ def _cautions(results: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, An
             yield {"label": label, "metrics": FLATTERED, "events_per_read": n}
 
 
-def _figures(a: Mapping[str, Any], b: Mapping[str, Any], *, misled: bool) -> Iterator[dict[str, Any]]:
+def _figures(
+    a: Mapping[str, Any], b: Mapping[str, Any], level: float, *, misled: bool
+) -> Iterator[dict[str, Any]]:
     """Yield the figures of both. `misled`: chunks come in bursts, and FLATTERED is not compared."""
-    for metric in _METRICS:
+    for metric in (one.name for one in shown_on(Surface.COMPARISON)):
         options = [at(result, "metrics", metric, "option") for result in (a, b)]
         for option in dict.fromkeys(options):
             both = [result if one == option else {} for one, result in zip(options, (a, b), strict=True)]
@@ -119,17 +137,27 @@ def _figures(a: Mapping[str, Any], b: Mapping[str, Any], *, misled: bool) -> Ite
             counts = [at(result, "metrics", metric, "n") or 0 for result in both]
             for figure, share in _QUANTILES.items():
                 sides = [at(result, "metrics", metric, figure) for result in both]
-                found = [quantile_interval(ordered, share) for ordered in values]
+                found = [quantile_interval(ordered, share, level) for ordered in values]
                 compared = not (misled and metric in FLATTERED) and "+" not in (option or "")
-                yield from _row(metric, figure, "s", counts, sides, found, option, compared=compared)
-    for name, (part, whole) in _SHARES.items():
-        pairs = [(at(result, *part) or 0, at(result, *whole) or 0) for result in (a, b)]
-        intervals = [share_interval(k, n) for k, n in pairs]
+                yield from _row(
+                    f"{metric}_{figure}", metric, figure, "s", level, counts, sides, found, option,
+                    compared=compared,
+                )  # fmt: skip
+    for key, (name, counts_of) in _SHARES.items():
+        pairs = [counts_of(result) for result in (a, b)]
+        intervals = [share_interval(k, n, level) for k, n in pairs]
         shares = [None if one is None else one.value for one in intervals]
-        yield from _row(name, "share", "share", [n for _, n in pairs], shares, intervals)
-    for path, (name, unit) in _RATES.items():
-        rates = [at(result, *path) for result in (a, b)]
-        yield from _row(name, "rate", unit, [result["n"] for result in (a, b)], rates, [None, None])
+        yield from _row(key, name, "share", "share", level, [n for _, n in pairs], shares, intervals)
+    not_judged = [at(result, *_NOT_JUDGED) for result in (a, b)]
+    if any(not_judged):
+        counts = [result["n"] for result in (a, b)]
+        yield from _row(
+            "not_judged", "not judged", "count", "requests", level, counts, not_judged, [None, None]
+        )
+    for key, (name, unit) in _RATES.items():
+        rates = [SCALARS[key].value(result) for result in (a, b)]
+        counts = [result["n"] for result in (a, b)]
+        yield from _row(key, name, "rate", unit, level, counts, rates, [None, None])
 
 
 def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
@@ -139,12 +167,17 @@ def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
     histogram = result.get("hdr_histograms", {}).get(metric)
     if histogram is None:
         return []
-    return [value_ns / NS_PER_S for value_ns, count in hdr_values(histogram) for _ in range(count)]
+    values = list(hdr_values(histogram))
+    n = sum(count for _, count in values)
+    if n > VALUES_MAX:
+        raise ValueError(f"a histogram of {metric} with {n:,} values; at most {VALUES_MAX:,} can be compared")
+    return [value_ns / NS_PER_S for value_ns, count in values for _ in range(count)]
 
 
 def _row(
-    name: str, figure: str, unit: str, counts: Sequence[int], sides: Sequence[float | None],
-    intervals: Sequence[Interval | None], option: str | None = None, *, compared: bool = True,
+    key: str, name: str, figure: str, unit: str, level: float, counts: Sequence[int],
+    sides: Sequence[float | None], intervals: Sequence[Interval | None], option: str | None = None, *,
+    compared: bool = True,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     a, b = sides
     if a is None and b is None:
@@ -161,10 +194,10 @@ def _row(
         low, high = difference_interval(intervals[0], intervals[1])
         ends = (None if low is None else low + moved, None if high is None else high + moved)
     yield {
-        "name": name, "option": option, "figure": figure, "unit": unit,
+        "key": key, "name": name, "option": option, "figure": figure, "unit": unit,
         "n_a": counts[0], "a": a, "n_b": counts[1], "b": b, "few_a": few[0], "few_b": few[1],
         "difference": difference, "low": ends[0], "high": ends[1],
-        "share": difference / a if a and difference is not None else None,
+        "level": level, "share": difference / a if a and difference is not None else None,
     }  # fmt: skip
 
 
@@ -215,7 +248,8 @@ def comparison_document(told: _Json) -> ReportDocument:
         for i, one in enumerate(told["comparisons"])
     ]
     title = f"Replays compared: {', '.join(one['label'] for one in told['results'])}"
-    return ReportDocument(title, list(_verdicts(told)), sections=sections)
+    summary = [*_verdicts(told), *regression_blocks(told.get("regression"))]
+    return ReportDocument(title, summary, sections=sections)
 
 
 def render_replay_comparison(told: _Json) -> RenderableType:

@@ -1,8 +1,7 @@
-"""Options of a replay, and what depends on whether its target speaks HTTP, WebSocket or gRPC.
+"""What depends on whether the target of a load speaks HTTP, WebSocket or gRPC, and its header fields.
 
-`llmtap replay` and `llmtap bench` build `ReplayOptions`; `perform.py` reads them. By the protocol of the
-target: which options are refused, who makes the bodies (`maker_for`), notes for the report, where models and
-metrics are found (`http_beside`).
+By the protocol of the target: which options are refused, who makes the bodies (`maker_for`), notes for the
+report, where models and metrics are found (`http_beside`). `read_headers` reads the fields of `--header`.
 
 Requests besides the load (models, metrics) have USER_AGENT as `User-Agent`, so that a recording on the way
 can tell them from the load, which has none unless `--header` gives one.
@@ -10,96 +9,26 @@ can tell them from the load, which has none unless `--header` gives one.
 
 import asyncio
 import os
-import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
-import msgspec
-
-from llmtap import __version__
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyMaker, BodyOptions, Decode
+from llmtap.load.bodies import BodyMaker, Decode
+from llmtap.load.options import BodyOptions, LoadPlan
 from llmtap.load.prompt_sender import PromptMaker
 from llmtap.load.sending import Spoken, check_fields, protocol_of
-from llmtap.metrics.deadlines import Benefit
-from llmtap.metrics.latency import DEFAULT_BENEFIT
 from llmtap.net.listener import failure_said
-from llmtap.net.tls import client_context
-from llmtap.units import Duration
+from llmtap.options.fields import flags_given
+from llmtap.user_files import read_file
+from llmtap.version import __version__
 
 KEY_NAME: Final = "OPENAI_API_KEY"
 USER_AGENT: Final = f"llmtap-replay/{__version__}"
 
 
-class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a plan is sent. The constructor raises ConfigError naming the option of `llmtap replay`."""
-
-    target: str
-    endpoint: str = "chat.completions"
-    """Or a path."""
-    model: str | None = None
-    headers: list[tuple[str, str]] = []
-    """May hold keys: never in a result."""
-    tenant_header: str | None = None
-    ca: str | None = None
-    insecure: bool = False
-    closed: int | None = None
-    processes: int = 1
-    ray: str | None = None
-    """Address of a Ray cluster; None: this host."""
-    fresh: bool = False
-    connections: int | None = None
-    """Connections opened before the start; None: estimated from the plan."""
-    clock: str = "kernel"
-    timeout: Duration
-    connect_timeout: Duration
-    duration: Duration | None = None
-    drain: Duration | None = None
-    retries: int = 0
-    stop_errors: float | None = None
-    """Share of the latest answers above which a run stops, if so many failed."""
-    request_ids: str = "llmtap"
-    warmup: str = "none"
-    """`auto` (IETF draft, 4.5), `none` (a cold start), or a number of requests."""
-    slo: str | None = None
-    percentiles: dict[str, float] = {}
-    """Further percentiles of each metric, by name."""
-    reader: Benefit = DEFAULT_BENEFIT
-    capture: str | None = None
-    scrape: str | None = None
-    """`none`, a URL, or None: the target's /metrics, if any."""
-    texts: bool = False
-    """Keep answer texts in the exchanges passed on; a capture never has them."""
-
-    def __post_init__(self) -> None:
-        for option, ns in (
-            ("--timeout", self.timeout), ("--connect-timeout", self.connect_timeout),
-            ("--duration", self.duration),
-        ):  # fmt: skip
-            if ns is not None and ns <= 0:
-                raise ConfigError(option, "expected a time above 0")
-        if self.drain is not None and self.drain < 0:
-            raise ConfigError("--drain", "cannot be below 0")
-        check_fields([(name.encode(), value.encode()) for name, value in self.headers])
-        if self.tenant_header is not None:
-            # RFC 9110 5.1: a field's name is a token.
-            check_fields([(self.tenant_header.encode(), b"")], "--tenant-header")
-        if self.ca is not None:
-            _check_ca(self.ca)
-        if self.scrape is not None and self.scrape != "none":
-            _check_metrics(self.scrape)
-
-    def check_tenants(self, tenants: Sequence[str]) -> None:
-        """Raise ConfigError for a tenant that cannot be the value of `tenant_header`."""
-        if self.tenant_header is not None:
-            name = self.tenant_header.encode()
-            check_fields([(name, tenant.encode()) for tenant in set(tenants)], "--tenant-header")
-
-    def tls(self) -> ssl.SSLContext | None:
-        plain = self.ca is None and not self.insecure
-        return None if plain else client_context(self.ca, not self.insecure)
+HEADER_FILE_BYTES_MAX: Final = 1 << 20
 
 
 def read_headers(given: Sequence[str], file: Path | None, key_env: str | None) -> list[tuple[str, str]]:
@@ -110,10 +39,9 @@ def read_headers(given: Sequence[str], file: Path | None, key_env: str | None) -
     lines = [("--header", line) for line in given]
     if file is not None:
         try:
-            text = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as exc:
-            reason = getattr(exc, "strerror", None) or "is not UTF-8"
-            raise ConfigError("--header-file", f"{file} cannot be read: {reason}") from None
+            text = read_file(file, "--header-file", HEADER_FILE_BYTES_MAX).decode()
+        except UnicodeError:
+            raise ConfigError("--header-file", f"{file} cannot be read: is not UTF-8") from None
         lines += [("--header-file", line) for line in text.splitlines() if line.strip()]
     fields: list[tuple[str, str]] = []
     for place, line in lines:
@@ -132,29 +60,6 @@ def read_headers(given: Sequence[str], file: Path | None, key_env: str | None) -
     return fields
 
 
-def _check_ca(place: str) -> None:
-    """Also for http:// targets: a missing file is a mistake."""
-    try:
-        Path(place).read_bytes()
-    except OSError as exc:
-        raise ConfigError("--ca", f"{place} cannot be read: {exc.strerror}") from None
-    try:
-        client_context(place, True)
-    except ConfigError:
-        raise ConfigError("--ca", f"{place} holds no certificate in PEM") from None
-
-
-def _check_metrics(url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        known = False
-    if not known:
-        hint = "such as http://127.0.0.1:8000/metrics, or none"
-        raise ConfigError("--metrics", f"expected the URL of metrics, got {url!r}", hint)
-
-
 AnyMaker = BodyMaker | PromptMaker
 REACHED_WITHIN_S: Final = 10.0
 _BEHIND_GRPC: Final = (
@@ -169,6 +74,7 @@ _NEITHER: Final = {
     "--body-field": "there are no bodies",
     "--no-stream": "answers always come in pieces",
     "--retries": "nothing is sent again",
+    "--dialect": "the URL names the API",
 }
 _OF_WEBSOCKETS: Final = {
     "--endpoint": "the path of the URL names the API",
@@ -184,12 +90,15 @@ _MEANINGLESS: Final[Mapping[Spoken, Mapping[str, str]]] = {
 }  # fmt: skip
 
 
-def refuse_meaningless(target: str, given: Mapping[str, bool]) -> None:
-    """Raise ConfigError naming a `given` option that has no meaning for this target."""
-    spoken = protocol_of(target)
-    scheme = urlsplit(target).scheme
+def refuse_meaningless(load: LoadPlan) -> None:
+    """Raise ConfigError naming a given option that has no meaning for the target."""
+    spoken = protocol_of(load.target.url)
+    scheme = urlsplit(load.target.url).scheme
+    given = flags_given(load.target, load.bodies, load.sending)
+    if load.bodies.stream is False:
+        given.append("--no-stream")
     for option, why in _MEANINGLESS[spoken].items():
-        if given.get(option) and (scheme, option) != ("grpcs", "--ca"):
+        if option in given and (scheme, option) != ("grpcs", "--ca"):
             raise ConfigError(
                 option, f"has no meaning for {scheme}:// ({_NAMES[spoken]}): {why}", "leave it out"
             )
@@ -199,6 +108,10 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
     spoken = protocol_of(target)
     if spoken == "http":
         return BodyMaker(body, decode=decode)
+    if unsent := [name for name in body.settings if name != "ignore_eos"]:
+        raise ConfigError(
+            f"request.{unsent[0]}", f"cannot be sent over {_NAMES[spoken]}", "leave it out of the workload"
+        )
     # vLLM's gRPC service knows ignore_eos; over a WebSocket these servers would.
     known = {"grpc": (body.server,), "responses": ("vllm",)}.get(spoken, ("vllm", "sglang"))
     exact = body.exact_output and body.server in known

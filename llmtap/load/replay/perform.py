@@ -1,6 +1,6 @@
 """Perform a replay plan: prepare bodies, warm the server up, send and monitor the load, return the result.
 
-`Replay` takes a `ReplayPlan` (`plan.py`) and `ReplayOptions` (`options.py`); `run` returns the result as
+`Replay` takes a `ReplayPlan` (`plan.py`) and a `LoadPlan` (`load/options.py`); `run` returns the result as
 public JSON (`result.py`), with the comparison to recorded answers (`baseline.py`), and writes a capture if
 one is configured. Used by `llmtap replay`, `llmtap demo`, `llmtap bench` and the self-test. The load itself
 is sent by `workers/worker_pool.py`. In the order of the IETF draft, 4.5 and 5: bodies are prepared before the
@@ -10,31 +10,38 @@ load and exchanges are read after it, and no figure includes the warm-up.
 import asyncio
 import secrets
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
+import pyarrow as pa
 
+from llmtap.capture.csv_file import write_csv
 from llmtap.capture.schema import CaptureInfo
-from llmtap.capture.store.parquet import RunWriter, check_place
+from llmtap.capture.store.parquet import ROWS, RunWriter, check_place
+from llmtap.capture.store.rows import to_batch
 from llmtap.clock import SystemClock, WallAnchor
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange, RequestShape, Turn
-from llmtap.load.bodies import BodyOptions, Prepared, model_ids, prepare, server_of
-from llmtap.load.http import SenderOptions
+from llmtap.load.bodies import Prepared, model_ids, prepare, server_of
+from llmtap.load.endpoint_check import NO_ENDPOINT, endpoint_error, is_unanswerable
+from llmtap.load.host_limits import check_connections
 from llmtap.load.monitor.watch import Watch
+from llmtap.load.options import BodyOptions, LoadPlan
 from llmtap.load.prompt_sender import check_target
 from llmtap.load.replay.baseline import Baseline, read_then
 from llmtap.load.replay.options import (
     USER_AGENT,
     AnyMaker,
-    ReplayOptions,
     http_beside,
     maker_for,
     notes_of,
@@ -47,13 +54,16 @@ from llmtap.load.warmup import WarmUpOptions, warm_up
 from llmtap.load.workers.ray_worker import RayMember
 from llmtap.load.workers.worker_handle import LocalMember, Progress, WorkerSetup
 from llmtap.load.workers.worker_pool import STOPPED, LoadResult, Member, WorkerPool
+from llmtap.metrics.objectives import Objectives
+from llmtap.net.bounded_body import read_at_most
 from llmtap.net.cluster import ray_cluster
 from llmtap.net.listener import failure_said
-from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
 CONNECTIONS_MAX: Final = 1_000
 """Connections opened in advance at most; more are opened on demand."""
+PATHS_MAX: Final = 20
+"""Paths of a report."""
 HOLD_NS: Final = 2_000_000_000
 """Assumed duration of an answer, for estimating the number of connections."""
 
@@ -94,8 +104,7 @@ class Replay:
     """One replay. `stop` may be called from a signal handler at any time."""
 
     plan: ReplayPlan
-    options: ReplayOptions
-    body: BodyOptions
+    load: LoadPlan
     audience: ProgressListener
     notes: list[str] = field(default_factory=list)
     asking: Callable[[Prepared], None] | None = None
@@ -117,17 +126,21 @@ class Replay:
 
     async def run(self) -> dict[str, Any]:
         """Run the replay and return public JSON. Raises ConfigError before anything is sent."""
-        options = self.options
-        writer_place = options.capture
-        check_target(self._setup(-1, self.body))
-        options.check_tenants(self.plan.requests.tenants)
+        load, target, measuring = self.load, self.load.target, self.load.measuring
+        closed = load.schedule.closed is not None
+        writer_place = measuring.capture
+        check_target(self._setup(-1, load.bodies))
+        target.check_tenants(self.plan.requests.tenants)
+        self._check_host()
+        if (slo := self._objectives()) != measuring.slo:
+            self.notes.append(f"with --retries, bounds count from the scheduled time: {slo}")
         if writer_place is not None:
             try:
                 check_place(writer_place)
             except ConfigError as exc:
                 raise ConfigError("--capture", f"{exc.place}: {exc.problem}", exc.hint) from None
-        body = await self._served(self.body)
-        maker = maker_for(options.target, body, self.plan.decode)
+        body = await self._served(load.bodies.with_settings(self.plan.settings))
+        maker = maker_for(target.url, body, self.plan.decode)
         requests = self.plan.requests
         with (
             self._hiring() as hire,
@@ -135,25 +148,29 @@ class Replay:
         ):
             if self.asking is not None:
                 self.asking(prepared)
-            setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
+            exact = maker.output_exact and not requests.bodies
+            setup = self._setup(prepared.fd, body, exact_output=exact)
             warmed = await self._warmed(prepared, maker, body)
-            beside_http = http_beside(options.target)
-            scraped = options.scrape != "none" and (options.scrape or beside_http) is not None
+            beside_http = http_beside(target.url)
+            scraped = measuring.scrape != "none" and (measuring.scrape or beside_http) is not None
             watch = Watch(
-                SystemClock(), beside_http or options.target, metrics=options.scrape, scrape=scraped,
-                headers={"User-Agent": USER_AGENT}, tls=options.tls(),
+                SystemClock(), beside_http or target.url, metrics=measuring.scrape, scrape=scraped,
+                headers={"User-Agent": USER_AGENT}, tls=target.tls(),
             )  # fmt: skip
             watch.start()
             anchor = WallAnchor.sample(SystemClock())
             with WorkerPool(
                 setup, requests, prepared.begins, prepared.ends,
-                processes=options.processes, keep=True, hire=hire,
+                processes=load.sending.processes, paths=prepared.paths, keep=True, hire=hire,
             ) as crew:  # fmt: skip
                 self._crew = crew
                 if self._stopped:
                     crew.stop()
-                planned = planned_within(requests, options.duration, closed=options.closed is not None)
+                planned = planned_within(requests, load.schedule.duration, closed=closed)
                 outcome = await crew.run(lambda p: self.audience.sending(p, planned))
+                if outcome.stopped == NO_ENDPOINT:
+                    await watch.close(outcome.began_ns)
+                    raise endpoint_error(next(x for _, x in crew.exchanges() if is_unanswerable(x)))
                 if self._stopped:
                     # Also where nothing was left to send: whoever reads the result is to know of it.
                     outcome.stopped = outcome.stopped or STOPPED
@@ -163,9 +180,7 @@ class Replay:
                 tokens = _tokens(outcome)
                 told = series.summary(tokens=tokens)
                 beside["system"] = {"summary": told, "series": series.to_dict()}
-                seen = RunObservations(
-                    requests, prepared.tokens, ObservedLengths(output_wanted=maker.output_exact)
-                )
+                seen = RunObservations(requests, prepared.tokens, ObservedLengths(output_wanted=exact))
                 baseline = None if self.plan.baseline is None else Baseline(self.plan.baseline)
                 keep = None if self.keeping is None else self.keeping(outcome)
                 read = 0
@@ -179,70 +194,73 @@ class Replay:
                 beside["unread"] = outcome.tally.summary.n - read
                 if writer_place is not None:
                     beside["capture"] = {"to": writer_place, "rows": self._write(crew, seen, writer_place)}
+                if measuring.csv is not None:
+                    self._write_csv(crew, measuring.csv)
         beside["baseline"] = None if baseline is None else self._compared(baseline)
         plan = {
-            **self.plan.describe(), "body": maker.describe(), "prompts": prepared.lengths.describe(),
-            "target": shown_url(options.target), "connections": "fresh" if options.fresh else "kept",
-            "ray": options.ray,
-            "notes": [*self.plan.notes, *notes_of(options.target), *self.notes],
+            **self.plan.describe(), "body": _bodies(maker, prepared), "prompts": prepared.lengths.describe(),
+            "target": shown_url(target.url), "connections": "fresh" if load.sending.fresh else "kept",
+            "ray": load.sending.ray,
+            "notes": [*self.plan.notes, *notes_of(target.url), *self.notes],
         }  # fmt: skip
-        unstamped = urlsplit(options.target).scheme in ("https", "wss", "grpc", "grpcs")
+        unstamped = urlsplit(target.url).scheme in ("https", "wss", "grpc", "grpcs")
         return result_of(
-            outcome, seen, plan=plan, closed=options.closed is not None,
-            clock="mono" if unstamped else options.clock, anchor=anchor, beside=beside,
-            percentiles=options.percentiles,
+            outcome, seen, plan=plan, closed=closed,
+            clock="mono" if unstamped else load.sending.clock, anchor=anchor, beside=beside,
+            percentiles=measuring.percentiles,
         )  # fmt: skip
 
     async def reach(self) -> None:
         """Check that there is a usable server. Raises as `run`."""
-        check_target(self._setup(-1, self.body))
-        await self._served(self.body)
+        check_target(self._setup(-1, self.load.bodies))
+        await self._served(self.load.bodies)
 
     async def warm(self) -> dict[str, object]:
         """Run the warm-up alone and return its result. Raises as `run`."""
-        check_target(self._setup(-1, self.body))
-        body = await self._served(self.body)
-        return await self._warmed(None, maker_for(self.options.target, body, self.plan.decode), body)
+        check_target(self._setup(-1, self.load.bodies))
+        body = await self._served(self.load.bodies.with_settings(self.plan.settings))
+        return await self._warmed(None, maker_for(self.load.target.url, body, self.plan.decode), body)
 
     @contextmanager
     def _hiring(self) -> Iterator[Callable[[], Member]]:
         """Yield the function that creates sending processes."""
-        address = self.options.ray
+        address = self.load.sending.ray
         if address is None:
             yield LocalMember
             return
-        with ray_cluster(address, self.options.processes) as ray:
+        with ray_cluster(address, self.load.sending.processes) as ray:
             yield partial(RayMember, ray)
 
     async def _served(self, body: BodyOptions) -> BodyOptions:
         """Complete model and server type from the server's own list of models."""
         if body.model is not None and body.server != "auto":
             return body
-        spoken = protocol_of(self.options.target)
+        target = self.load.target
+        spoken = protocol_of(target.url)
         if spoken != "http":
-            await reach(self.options.target)
-        beside = http_beside(self.options.target)
+            await reach(target.url)
+        beside = http_beside(target.url)
         if beside is None:
             return body
         url = beside.rstrip("/")
         url += "/models" if url.endswith("/v1") else "/v1/models"
-        given = {name: value for name, value in self.options.headers if name.lower() != "user-agent"}
+        given = {name: value for name, value in target.headers if name.lower() != "user-agent"}
         headers = {**given, "User-Agent": USER_AGENT}
-        tls = self.options.tls() or True
+        tls = target.tls() or True
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
                 session.get(url, headers=headers, ssl=tls) as response,
             ):
                 status = response.status
-                raw = await response.read() if status == 200 else b""
+                raw = await read_at_most(response) if status == 200 else b""
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             if spoken != "http":
                 return body  # nobody promised that HTTP is spoken there, too
             said = failure_said(exc)
             trust = "--ca FILE names whom to trust, --insecure trusts anybody"
             hint = trust if said.startswith("TLS: certificate") else None
-            place = shown_url(self.options.target)
+            place = shown_url(target.url)
             raise ConfigError("--target", f"{place} cannot be reached: {said}", hint) from None
         found = server_of(raw)
         models = model_ids(raw)
@@ -258,40 +276,71 @@ class Replay:
                 raise ConfigError(
                     "--model", f"is needed: the server {offered}", asked if status == 404 else None
                 )
-            body = msgspec.structs.replace(body, model=models[0])
+            body = msgspec.structs.replace(body, model=models[0], replace_model=False)
         return body
 
     def _setup(self, bodies_fd: int, body: BodyOptions, *, exact_output: bool = False) -> WorkerSetup:
-        options = self.options
-        sender = SenderOptions(
-            clock=options.clock, fresh=options.fresh, timeout=options.timeout,
-            connect_timeout=options.connect_timeout, retries=options.retries,
-            model=body.model, stream=body.stream, texts=options.texts,
-        )  # fmt: skip
+        load, change = self.load, msgspec.structs.replace
+        ids = f"{load.sending.request_ids}-{secrets.token_hex(4)}"
+        worker_load = change(
+            load,
+            bodies=change(
+                body,
+                model=None if self.plan.requests.bodies else body.model,
+                tokenizer=body.tokenizer if load.sending.ray is None else None,
+            ),
+            sending=change(load.sending, request_ids=ids),
+            measuring=change(load.measuring, slo=self._objectives()),
+        )
         return WorkerSetup(
-            sender=sender, url=options.target, endpoint=options.endpoint, headers=options.headers,
-            tenant_header=options.tenant_header, exact_output=exact_output, ca=options.ca,
-            verify=not options.insecure, bodies_fd=bodies_fd, spill_fd=None,
-            slots=options.closed, open=self._connections(), duration_ns=_or_never(options.duration),
-            drain_ns=_or_never(options.drain), slo=options.slo, reader=options.reader,
-            stop_errors=options.stop_errors, request_ids=f"{options.request_ids}-{secrets.token_hex(4)}",
+            load=worker_load, exact_output=exact_output, bodies_fd=bodies_fd, spill_fd=None,
+            open=self._connections(), check_endpoint=len(set(self.plan.requests.paths)) <= 1,
         )  # fmt: skip
 
+    def _objectives(self) -> str | None:
+        """Return the objectives. With retries their bounds count from the schedule, or a server that refuses
+        requests and answers them later would be as good as one that answers at once."""
+        slo, retries = self.load.measuring.slo, self.load.sending.retries
+        return slo if slo is None or not retries else Objectives.parse(slo).from_schedule().text
+
+    def _check_host(self) -> None:
+        """Check the limits of this host. Raises ConfigError if they do not allow the load."""
+        if self.load.sending.ray is not None or protocol_of(self.load.target.url) == "grpc":
+            return
+        n = len(self.plan.requests)
+        closed = self.load.schedule.closed
+        certain = self._at_once(0) if closed is None else min(closed, n)
+        likely = self._at_once(HOLD_NS) if closed is None else certain
+        note = check_connections(certain, likely, self.load.sending.processes)
+        if note is not None:
+            self.notes.append(note)
+
     def _connections(self) -> int:
-        options, requests = self.options, self.plan.requests
-        if options.fresh:
+        sending, closed = self.load.sending, self.load.schedule.closed
+        if sending.fresh:
             return 0
-        if options.connections is not None:
-            return options.connections
-        if options.closed is not None:
-            return min(options.closed, CONNECTIONS_MAX)
-        # As many as there will be at once where each answer takes HOLD_NS: the first in each such time.
-        arrivals, most, first = requests.arrival_ns, 0, 0
-        for last, at_ns in enumerate(arrivals):
-            while at_ns - arrivals[first] > HOLD_NS:
+        if sending.connections is not None:
+            return sending.connections
+        return min(self._at_once(HOLD_NS) if closed is None else closed, CONNECTIONS_MAX)
+
+    def _at_once(self, hold_ns: int) -> int:
+        """Return how many requests there will be at once where each answer takes `hold_ns`."""
+        requests, duration_ns = self.plan.requests, self.load.schedule.duration
+        if duration_ns is not None or requests.after:
+            rows = [
+                at_ns
+                for row, at_ns in enumerate(requests.arrival_ns)
+                if (not requests.after or requests.after[row] < 0)
+                and (duration_ns is None or at_ns < duration_ns)
+            ]
+        else:
+            rows = requests.arrival_ns  # type: ignore[assignment]
+        most = first = 0
+        for last, at_ns in enumerate(rows):
+            while at_ns - rows[first] > hold_ns:
                 first += 1
             most = max(most, last - first + 1)
-        return min(most, CONNECTIONS_MAX)
+        return most
 
     async def _warmed(
         self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
@@ -309,7 +358,7 @@ class Replay:
     async def _warm_up(
         self, prepared: Prepared | None, maker: AnyMaker, body: BodyOptions
     ) -> dict[str, object]:
-        kind = self.options.warmup
+        kind = self.load.sending.warmup
         if kind == "none":
             chosen = WarmUpOptions(cold=True)
         elif kind == "auto":
@@ -327,7 +376,7 @@ class Replay:
             # By one process of this host: what is warmed up is the server.
             found = await warm_up(
                 setup, plan.requests, prepared.begins, prepared.ends, chosen,
-                progress=partial(self.audience.warming, kind),
+                progress=partial(self.audience.warming, kind), paths=prepared.paths,
             )  # fmt: skip
         return found.to_dict()
 
@@ -363,6 +412,38 @@ class Replay:
         writer.close()
         return rows
 
+    def _write_csv(self, crew: WorkerPool, path: str) -> None:
+        requests = self.plan.requests
+
+        def described() -> Iterator[Exchange]:
+            for row, x in crew.exchanges():
+                describe(x, row, requests)
+                yield x
+
+        try:
+            write_csv(Path(path), _batches(described()))
+        except OSError as exc:
+            raise ConfigError("--csv", f"cannot write {path}: {exc.strerror}") from None
+
+
+def _batches(described: Iterator[Exchange]) -> Iterator[pa.RecordBatch]:
+    """Yield exchanges as rows of a capture."""
+    for some in iter(lambda: list(islice(described, ROWS)), []):
+        batch, failed = to_batch(some, capture="", level="shape")
+        if failed:
+            raise failed[0]
+        yield batch
+
+
+def _bodies(maker: AnyMaker, prepared: Prepared) -> dict[str, object]:
+    """Return what was sent as JSON: members of the bodies, how many are of which kind, and their paths."""
+    kinds = prepared.kinds
+    return {
+        **maker.describe(made=kinds["made"] > 0, streamed=kinds["recorded"] < kinds.total()),
+        "kinds": {kind: kinds[kind] for kind in ("made", "data_set", "recorded")},
+        "paths": dict(Counter(path for path in prepared.paths if path).most_common(PATHS_MAX)),
+    }
+
 
 def planned_within(requests: Requests, duration_ns: int | None, *, closed: bool) -> int | None:
     """Return the number of requests to send; None if only the load's duration is known."""
@@ -378,7 +459,7 @@ def describe(x: Exchange, row: int, requests: Requests) -> None:
     if blocks:
         asked.blocks = array("q", blocks)
         asked.block_size, asked.block_unit = requests.block_tokens, "tokens"
-    x.asked = asked
+    x.shape = asked
     if requests.after:
         first, number = row, 0
         while requests.after[first] >= 0:
@@ -391,7 +472,3 @@ def _tokens(outcome: LoadResult) -> int | None:
     tokens: Any = outcome.tally.summary.to_dict({}, 0)["tokens"]
     output: int | None = tokens["output"]
     return output
-
-
-def _or_never(ns: int | None) -> int:
-    return NEVER if ns is None else ns

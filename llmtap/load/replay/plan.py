@@ -1,6 +1,6 @@
 """Make the plan of a replay: requests of a trace or of a workload with arrivals, and where prompts come from.
 
-`make_plan` takes the wanted source and arrangement (`ReplayQuestion`) and returns a `ReplayPlan`, which
+`make_plan` takes the wanted source and arrangement (`ScheduleOptions`) and returns a `ReplayPlan`, which
 `perform.py` sends. `other_words` returns a plan with other prompts for the warm-up.
 
 A trace has its own arrivals; a rate scales them, so bursts stay bursts, and `--arrivals` replaces them. A
@@ -11,18 +11,21 @@ import re
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from llmtap.errors import ConfigError
 from llmtap.load.bodies import Decode
+from llmtap.load.options import LoadPlan, ScheduleOptions
 from llmtap.load.replay.baseline import RecordedAnswer, recorded_of
+from llmtap.load.sending import protocol_of
 from llmtap.traces.format import FormatError
 from llmtap.traces.registry import by_name
 from llmtap.units import NS_PER_S
 from llmtap.workload.arrivals import FORMS, OWN_RATES, parse_arrivals
-from llmtap.workload.lengths import lengths_told
+from llmtap.workload.lengths import recorded_lengths
 from llmtap.workload.prompts.fitting import ElasticPrompts, RowPrompts
 from llmtap.workload.prompts.prompt import Prompt, PromptSource
 from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, load_counter
@@ -36,61 +39,63 @@ REQUESTS: Final = 1_000
 AT_ONCE: Final = "at-once"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayQuestion:
-    """Wanted part and arrangement of a source, as the options state."""
-
-    source: str
-    source_format: str | None = None
-    requests: int | None = None
-    rate_rps: float | None = None
-    speed: float | None = None
-    arrivals: str | None = None
-    window_from_ns: int = 0
-    window_for_ns: int | None = None
-    share: float | None = None
-    closed: bool = False
-    tokenizer: str | None = None
-    chat: bool = True
-    seed: int = 42
-
-
 @dataclass(slots=True)
 class ReplayPlan:
     """Requests in the order of their arrivals from time 0, and their prompts."""
 
     requests: Requests
     prompts: PromptSource | None
-    about: Mapping[str, object]
+    about: dict[str, object]
     notes: list[str] = field(default_factory=list)
     decode: Decode | None = None
     baseline: RecordedAnswer | None = None
     """Place of rows with answer times."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that the workload sets in each body (`[request]`)."""
 
     @property
     def needs_model(self) -> bool:
-        """Whether some body has to be made."""
-        return not self.requests.bodies or not all(self.requests.bodies)
+        """Whether some body has to be made, or is a prompt of a data set that names no model."""
+        bodies, paths = self.requests.bodies, self.requests.paths
+        return not bodies or any(
+            not (paths and paths[row]) and b'"model"' not in body for row, body in enumerate(bodies)
+        )
 
     def describe(self) -> dict[str, object]:
         return dict(self.about)
 
 
-def make_plan(asked: ReplayQuestion, progress: Callable[[int, int | None], None] | None = None) -> ReplayPlan:
-    """Create the plan. Raises ConfigError naming the option or file at fault."""
-    if asked.speed is not None and asked.rate_rps is not None:
+def make_plan(
+    asked: ScheduleOptions,
+    progress: Callable[[int, int | None], None] | None = None,
+    *,
+    tokenizer: str | None = None,
+    chat: bool = True,
+) -> ReplayPlan:
+    """Create the plan. `tokenizer` counts the tokens of prompts, with its template if they are a `chat`.
+
+    Raises ConfigError naming the option or file at fault.
+    """
+    if asked.speed is not None and asked.rate is not None:
         raise ConfigError("--speed", "cannot be combined with --rate")
-    place = asked.source
-    counter = load_counter(asked.tokenizer or OWN, chat=asked.chat, place="--tokenizer")
-    if is_workload(place):
-        return _of_workload(asked, counter)
-    return _of_trace(asked, counter, progress)
+    counter = load_counter(tokenizer or OWN, chat=chat, place="--tokenizer")
+    name = None if tokenizer is None else counter.tokenizer.name
+    make = _of_workload if is_workload(asked.source) else partial(_of_trace, progress=progress)
+    plan = make(asked, counter)
+    plan.about["tokenizer"] = name
+    return plan
 
 
-def _of_workload(asked: ReplayQuestion, counter: TokenCounter) -> ReplayPlan:
+def plan_of(load: LoadPlan, progress: Callable[[int, int | None], None] | None = None) -> ReplayPlan:
+    """Create the plan of a load. Raises ConfigError naming the option or file at fault."""
+    chat = load.bodies.endpoint == "chat.completions" and protocol_of(load.target.url) == "http"
+    return make_plan(load.schedule, progress, tokenizer=load.bodies.tokenizer, chat=chat)
+
+
+def _of_workload(asked: ScheduleOptions, counter: TokenCounter) -> ReplayPlan:
     for option, value in (
         ("--speed", asked.speed), ("--from", asked.source_format),
-        ("--window", asked.window_from_ns or asked.window_for_ns), ("--share", asked.share),
+        ("--window", asked.window.is_part), ("--share", asked.share),
     ):  # fmt: skip
         if value:
             raise ConfigError(option, f"the workload {asked.source} has no times")
@@ -101,7 +106,7 @@ def _of_workload(asked: ReplayQuestion, counter: TokenCounter) -> ReplayPlan:
         raise ConfigError("TRACE", f"{asked.source} has no requests")
     told = report_of(workload, requests, asked.seed)
     arrivals: dict[str, Any] | None = None
-    if asked.closed:
+    if asked.closed is not None:
         _refuse_arrivals(asked)
     else:
         process = asked.arrivals or str(told.get("arrivals") or "poisson")
@@ -110,15 +115,20 @@ def _of_workload(asked: ReplayQuestion, counter: TokenCounter) -> ReplayPlan:
     prompts: PromptSource = source
     if hasattr(source, "sized"):
         prompts = ElasticPrompts(source, requests, counter)  # type: ignore[arg-type]
-    about = {
-        "workload": told, "arrivals": arrivals, "seed": asked.seed, "requests": len(requests),
-        "tokenizer": _named(asked, counter),
+    about: dict[str, object] = {
+        "workload": told, "arrivals": arrivals, "seed": asked.seed, "requests": len(requests)
     }  # fmt: skip
-    return ReplayPlan(requests, prompts, about, [], counter.tokenizer.decode)
+    return ReplayPlan(requests, prompts, about, [], counter.tokenizer.decode, settings=take_settings(told))
+
+
+def take_settings(workload: dict[str, Any]) -> dict[str, Any]:
+    """Remove the `[request]` settings from the description of a workload and return them: what was sent is in
+    `plan.body` of a result."""
+    return {name: value for name, value in workload.pop("request").items() if name != "max_tokens"}
 
 
 def _of_trace(
-    asked: ReplayQuestion, counter: TokenCounter, progress: Callable[[int, int | None], None] | None
+    asked: ScheduleOptions, counter: TokenCounter, progress: Callable[[int, int | None], None] | None
 ) -> ReplayPlan:
     place = asked.source
     if asked.source_format is not None:
@@ -126,15 +136,15 @@ def _of_trace(
             by_name(asked.source_format)
         except FormatError as exc:
             raise ConfigError("--from", str(exc)) from None
-    own_times = asked.arrivals is None and not asked.closed
-    if asked.closed:
+    own_times = asked.arrivals is None and asked.closed is None
+    if asked.closed is not None:
         _refuse_arrivals(asked)
-    windowed = asked.window_from_ns or asked.window_for_ns is not None or asked.share is not None
+    windowed = asked.window.is_part or asked.share is not None
     try:
         trace = load_trace(
             place, count=None if windowed else asked.requests, source_format=asked.source_format,
             progress=progress, conversations=True, names=True, bodies=True,
-            timed=own_times or bool(windowed), places=True,
+            timed=own_times or windowed, places=True,
         )  # fmt: skip
     except ConfigError as exc:
         if exc.hint is None and not Path(place).exists() and "://" not in place:
@@ -144,8 +154,8 @@ def _of_trace(
             raise ConfigError(place, exc.problem, hint) from None
         raise
     try:
-        if asked.window_from_ns or asked.window_for_ns is not None:
-            trace = trace.window(asked.window_from_ns, asked.window_for_ns)
+        if asked.window.is_part:
+            trace = trace.window(*asked.window)
     except ValueError as exc:
         raise ConfigError("--window", str(exc)) from None
     try:
@@ -156,10 +166,10 @@ def _of_trace(
     count = len(trace) if asked.requests is None else asked.requests
     scale = 1.0 if asked.speed is None else asked.speed
     own_rate = trace.first(count).rate_rps
-    if own_times and asked.rate_rps is not None:
+    if own_times and asked.rate is not None:
         if own_rate is None:
             raise ConfigError("--rate", "all rows arrive at once, so no scale gives a rate")
-        scale = asked.rate_rps / own_rate
+        scale = asked.rate / own_rate
     try:
         requests = trace.requests_at(count=count, scale=scale, think_scale=scale if asked.speed else 1.0)
     except ValueError as exc:
@@ -173,17 +183,18 @@ def _of_trace(
     elif asked.arrivals is not None:
         arrivals = _arrange(requests, asked.arrivals, asked)
     # As workloads describe theirs (IETF draft, 4.3.1).
-    given, made = (lengths_told(list(filter(None, column))) for column in (requests.input, requests.output))
-    made = {**made, "control": "max_tokens"} if made else {}
-    about = {
+    given, made = (recorded_lengths([*filter(None, column)]) for column in (requests.input, requests.output))
+    recorded = bool(requests.paths) and all(requests.paths)
+    made = {**made, "control": "max_tokens"} if made and not recorded else made
+    about: dict[str, object] = {
         "trace": Path(place).name if "://" not in place else place.rpartition("/")[2], "format": trace.format,
-        "rows": len(trace), "rows_left_out": trace.left_out, "rows_estimated": trace.estimated,
+        "rows": len(trace), "rows_left_out": trace.left_out, "rows_unsendable": trace.unsendable,
+        "rows_estimated": trace.estimated,
         "requests": len(requests), "arrivals": arrivals, "seed": asked.seed,
         "conversations": sum(row < 0 for row in requests.after) if requests.after else None,
-        "window_from": asked.window_from_ns / NS_PER_S,
-        "window_for": None if asked.window_for_ns is None else asked.window_for_ns / NS_PER_S,
+        "window_from": asked.window.from_ns / NS_PER_S,
+        "window_for": None if asked.window.for_ns is None else asked.window.for_ns / NS_PER_S,
         "share": asked.share, "lengths": {"input": given, "output": made},
-        "tokenizer": _named(asked, counter),
     }  # fmt: skip
     prompts = RowPrompts(requests, counter, seed=asked.seed)
     notes = list(trace.notes)
@@ -198,20 +209,16 @@ def _of_trace(
     return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
 
 
-def _named(asked: ReplayQuestion, counter: TokenCounter) -> str | None:
-    return None if asked.tokenizer is None else counter.tokenizer.name
-
-
-def _arrange(requests: Requests, process: str, asked: ReplayQuestion) -> dict[str, Any]:
+def _arrange(requests: Requests, process: str, asked: ScheduleOptions) -> dict[str, Any]:
     """Set the arrivals of conversations' first requests; later turns get that of their first."""
     after = requests.after
     if process == AT_ONCE:
-        if asked.rate_rps is not None:
+        if asked.rate is not None:
             raise ConfigError("--rate", "all are to arrive at once")
         requests.arrival_ns = array("q", bytes(8 * len(requests)))
         return {"arrivals": AT_ONCE, "given": asked.arrivals, "rate_rps": None, "seed": asked.seed}
     _check_rate(process, asked)
-    arrivals = parse_arrivals(process, rate_rps=asked.rate_rps, seed=asked.seed)
+    arrivals = parse_arrivals(process, rate_rps=asked.rate, seed=asked.seed)
     firsts = sum(row < 0 for row in after) if after else len(requests)
     offsets = islice(arrivals, firsts)
     if not after:
@@ -224,22 +231,22 @@ def _arrange(requests: Requests, process: str, asked: ReplayQuestion) -> dict[st
     return {**arrivals.describe(), "given": asked.arrivals}
 
 
-def _check_rate(process: str, asked: ReplayQuestion) -> None:
+def _check_rate(process: str, asked: ScheduleOptions) -> None:
     """Raise ConfigError of `--rate` if the process needs one and has none, or the reverse."""
     name = process.partition(":")[0].strip()
-    if name in OWN_RATES and asked.rate_rps is not None:
+    if name in OWN_RATES and asked.rate is not None:
         raise ConfigError("--rate", f"{name} arrivals name their rates themselves", "leave it out")
-    if name in FORMS and name not in OWN_RATES and asked.rate_rps is None:
+    if name in FORMS and name not in OWN_RATES and asked.rate is None:
         why = f"{asked.source} is a workload, which has no times of its own"
         if asked.arrivals is not None:
             why = f"{name} arrivals need a mean rate"
         raise ConfigError("--rate", f"is missing: {why}", "such as --rate 4, or --closed 8 without a rate")
 
 
-def _refuse_arrivals(asked: ReplayQuestion) -> None:
+def _refuse_arrivals(asked: ScheduleOptions) -> None:
     for option, value in (
         ("--arrivals", asked.arrivals),
-        ("--rate", asked.rate_rps),
+        ("--rate", asked.rate),
         ("--speed", asked.speed),
     ):
         if value is not None:
@@ -260,18 +267,17 @@ def other_words(plan: ReplayPlan) -> ReplayPlan:
     """Return the first requests of a plan with the words of each prompt in reverse order, without turns.
 
     A server that caches prefixes would answer measured prompts from its cache, so a warm-up sends the same
-    words in another order: the same length, within a token or so, but another beginning. A plan of recorded
-    bodies is returned unchanged.
+    words in another order: the same length, within a token or so, but another beginning. Recorded bodies
+    stay as they are.
     """
-    if plan.prompts is None:
-        return plan
     given = plan.requests
     count = min(len(given), ROWS_MAX)
     requests = Requests(
         array("q", bytes(8 * count)), given.input[:count], given.output[:count],
-        tenants=given.tenants[:count],
+        tenants=given.tenants[:count], bodies=given.bodies[:count], paths=given.paths[:count],
     )  # fmt: skip
-    return ReplayPlan(requests, _Reversed(plan.prompts), {}, [], plan.decode)
+    prompts = None if plan.prompts is None else _Reversed(plan.prompts)
+    return ReplayPlan(requests, prompts, {}, [], plan.decode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@
 with the totals of the sending processes (`LoadResult`).
 
 Beside the names of a Summary: `plan` (all that makes the load again), `dispatch_lateness`, `corrected`
-(latencies from the scheduled time), `quantiles`, `timeline`, `lengths` (by the server's count), `tasks` (of
-conversations), `error_statuses`, `sender`, `verdict`, and where known `warmup`, `system`, `baseline`.
+(latencies from the scheduled time), `phases` of a request,
+`concurrency`, `ttft_uncertainties`, `answers` (by what they brought), `quantiles`,
+`timeline`, `lengths` (by the server's count), `tasks` (of conversations), `error_statuses`, `sender`,
+`verdict`, and where known `warmup`, `system`, `baseline`.
 
 Rates are in requests per second. Those of `arrivals`, and in an open loop `planned_rps` and `offered_rps`,
 are of requests that wait for no answer.
@@ -13,13 +15,15 @@ are of requests that wait for no answer.
 | name | what it is of |
 | --- | --- |
 | `plan.arrivals.rate_rps` | the process: the mean that was asked for, around which arrivals are drawn |
-| `arrivals.planned.rate_rps` | the whole plan, as it was drawn: gaps / span |
+| `arrivals.planned.rate_rps` | the whole plan, as it was drawn: gaps / span (`statistics.rate_rps`) |
 | `arrivals.sent.rate_rps` | what was sent: gaps / span; `punctuality.rate_ratio` is sent / planned |
-| `load.planned_rps` | what of the plan was due before the run was stopped: requests / time of the last |
-| `load.offered_rps` | of these, sent by then: what latencies are told at; `sent_share` is offered / planned |
+| `load.planned_rps` | what of the plan was due before the run was stopped: gaps / span of the plan |
+| `load.offered_rps` | of these, sent by then: gaps / span of the plan; None if all were due at one time |
 | | closed loop: what was sent / the window |
 | `load.achieved_rps` | exchanges that ended / the window, which is over with the last answer |
 | `load.sending_rps` | exchanges that ended until the last dispatch / `load.sending`, the time until then |
+
+`load.stop_condition` is the condition of `--stop-when` that ended the load, or null.
 
 `load.due` counts what of the plan was due until it ended or was stopped, `load.in_time` what of that was sent
 by then; `sent_share` is in_time / due.
@@ -35,20 +39,23 @@ from typing import Any, Final
 
 import numpy as np
 
-from llmtap import __version__
 from llmtap.clock import WallAnchor
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.load.replay.verdict import findings, unchecked
+from llmtap.load.replay.verdict import findings, verdict_of
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_pool import LoadResult
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import e2e_ns, ttft_ns
-from llmtap.metrics.statistics import arrival_figures, punctuality, summarise_ns
+from llmtap.metrics.statistics import arrival_figures, punctuality, rate_rps, summarise_ns
 from llmtap.metrics.summary import ENDED_WELL
 from llmtap.units import NS_PER_S, to_seconds
+from llmtap.version import __version__
 from llmtap.workload.requests import Requests
 
+PHASES: Final = ("connect", "send", "wait", "receive")
+"""Phases of a request, as `timings` of HAR 1.2: to connect, where no open connection was used; from then to
+the last byte sent; to the first byte of the body; and to the end of the response."""
 TURNS_MAX: Final = 20
 """Rows of a table; the last one has all later turns."""
 
@@ -161,8 +168,13 @@ class RunObservations:
     ended_ns: "array[int]" = field(default_factory=lambda: array("q"))
     """Last byte of each, or its last known time."""
     errors: "Counter[str]" = field(default_factory=Counter)
+    answers: "Counter[str]" = field(default_factory=Counter)
+    """Answers that ended well by what they brought: see `_ANSWERS`."""
     error_statuses: "Counter[int]" = field(default_factory=Counter)
     """Answers of 400 and above, by HTTP status: 4xx concerns the request (RFC 9110 15.5)."""
+    phases: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in PHASES})
+    user_rates: list[float] = field(default_factory=list)
+    """Output tokens per second of each complete answer, from its submission to its end."""
     tasks: TaskTimes | None = field(init=False)
     """None without conversations."""
     _first_sent_ns: dict[int, int] = field(default_factory=dict)
@@ -182,6 +194,9 @@ class RunObservations:
             self.errors[x.error] += 1
         if x.outcome in _ERROR_STATUS and x.status is not None and x.status >= 400:
             self.error_statuses[x.status] += 1
+        if x.outcome in ENDED_WELL:
+            self._add_answer(x)
+        self._add_phases(x)
         log = t.events.t_ns
         self.ended_ns.append(t.response_end_ns or (log[-1] if log else 0) or t.submit_ns or t.arrival_ns)
         requests = self.requests
@@ -190,6 +205,53 @@ class RunObservations:
             self._first_sent_ns[row] = sent_ns
         if self.tasks is not None:
             self.tasks.add(row, x)
+
+    def _add_phases(self, x: Exchange) -> None:
+        t, connect_ns = x.timeline, x.added.connect_ns
+        if connect_ns is not None:
+            self.phases["connect"].record(connect_ns)
+        if t.submit_ns is None:
+            return
+        self.phases["send"].record(max(0, t.submit_ns - t.arrival_ns - (connect_ns or 0)))
+        if t.first_byte_ns is not None:
+            self.phases["wait"].record(max(0, t.first_byte_ns - t.submit_ns))
+            if t.response_end_ns is not None:
+                self.phases["receive"].record(max(0, t.response_end_ns - t.first_byte_ns))
+
+    def concurrency(self, began_ns: int, until_ns: int) -> dict[str, float | None]:
+        """Return public JSON: the mean number of requests in flight over the whole window (`mean`), and over
+        the time with at least one in flight (`effective`), its maximum, and `user_tokens_per_second`."""
+        sent, ended = (
+            np.sort(np.asarray(self.sent_ns, np.int64)),
+            np.sort(np.asarray(self.ended_ns, np.int64)),
+        )
+        if not len(sent) or until_ns <= began_ns:
+            return dict.fromkeys(("mean", "effective", "max", "user_tokens_per_second"))
+        times = np.concatenate((sent, ended))
+        order = np.argsort(times, kind="stable")
+        levels = np.cumsum(np.concatenate((np.ones(len(sent)), -np.ones(len(ended))))[order])
+        spans = np.diff(times[order], append=times[order][-1])
+        in_flight, busy_ns = float((levels * spans).sum()), float(spans[levels > 0].sum())
+        return {
+            "mean": in_flight / (until_ns - began_ns), "effective": in_flight / busy_ns if busy_ns else None,
+            "max": float(levels.max()),
+            "user_tokens_per_second": float(np.median(self.user_rates)) if self.user_rates else None,
+        }  # fmt: skip
+
+    def _add_answer(self, x: Exchange) -> None:
+        t, answers = x.timeline, self.answers
+        answers["n"] += 1
+        whole_ns = e2e_ns(t)
+        if x.tokens.output and whole_ns:
+            self.user_rates.append(x.tokens.output / whole_ns * NS_PER_S)
+        answers["streamed"] += x.stream
+        answers["output"] += t.first_token_ns is not None or bool(x.tokens.output)
+        answers["content"] += t.first_content_ns is not None
+        answers["by_chunks"] += x.tokens.source is TokenSource.CHUNKS
+        if t.first_content_ns is None:
+            answers["reasoning_only"] += t.first_reasoning_ns is not None
+            answers["tool_call_only"] += t.first_tool_call_ns is not None
+            answers["refusal_only"] += t.first_refusal_ns is not None
 
     def planned_ns(self) -> "array[int]":
         """Return the scheduled offsets of requests that wait for no answer."""
@@ -225,6 +287,11 @@ class RunObservations:
         return [row for row in range(len(self.requests)) if not after or after[row] < 0]
 
 
+_ANSWERS: Final = (
+    "n", "streamed", "output", "content", "by_chunks", "reasoning_only", "tool_call_only", "refusal_only",
+)  # fmt: skip
+"""Answers that ended well; of these the streams, those with output of any kind, with content, and whose
+output tokens are counted by chunks; and what those without content have, of which one may have several."""
 PERIODS_MAX: Final = 10_000
 """Nearly three hours of seconds, about 200 KB of JSON. Longer runs have longer periods."""
 
@@ -323,10 +390,14 @@ def result_of(
     # A sender has nobody whose request it could delay, or to whom it would pass an answer on.
     result["added"] = {}
     result["lengths"] = seen.lengths.describe()
+    result["phases"] = {name: summarise_ns(histogram) for name, histogram in seen.phases.items()}
+    result["concurrency"] = seen.concurrency(outcome.began_ns, outcome.ended_ns)
     result["tasks"] = None if seen.tasks is None else seen.tasks.to_dict()
+    result["answers"] = {name: seen.answers[name] for name in _ANSWERS}
     result["errors"] = dict(seen.errors.most_common(ERRORS_MAX))
     result["error_statuses"] = {str(status): n for status, n in sorted(seen.error_statuses.items())}
     result["arrivals"] = None if closed else seen.arrivals(outcome.began_ns)
+    result["ttft_uncertainties"] = summarise_ns(tally.ttft_uncertainties)
     result["dispatch_lateness"] = summarise_ns(tally.lateness)
     result["corrected"] = tally.corrected_dict()
     result["quantiles"] = _quantiles(tally)
@@ -338,13 +409,11 @@ def result_of(
     result["plan"] = dict(plan)
     result["sender"] = _sender(outcome, clock, seconds)
     result.update(beside)
-    found = findings(result, lateness=tally.lateness, uncertainties=tally.summary.histogram("uncertainties"))
-    valid = not any(finding.invalidates for finding in found)
-    partial = any(finding.partial for finding in found)
-    told = [finding.to_dict() for finding in found]
-    result["verdict"] = {
-        "valid": valid, "partial": partial, "findings": told, "unchecked": unchecked(result),
-    }  # fmt: skip
+    found = findings(
+        result, lateness=tally.lateness, uncertainties=tally.summary.histogram("uncertainties"),
+        ttft_uncertainties=tally.ttft_uncertainties,
+    )  # fmt: skip
+    result["verdict"] = verdict_of(found, result)
     return result
 
 
@@ -354,7 +423,7 @@ def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int])
     Rates and the share are of requests that wait for no answer: the times of the others depend on the server.
     """
     told: dict[str, object] = dict.fromkeys(("stopped", "planned_rps", "sent_share", "due", "in_time"))
-    told["stopped"] = outcome.stopped
+    told["stopped"], told["stop_condition"] = outcome.stopped, outcome.stop_condition
     last_sent_ns = max(seen.sent_ns, default=outcome.began_ns)
     sending_ns = last_sent_ns - outcome.began_ns
     if sending_ns > 0:
@@ -364,12 +433,14 @@ def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int])
         # What was planned until somebody stopped it.
         last_ns = seen.last_sent_ns(outcome.began_ns)
         planned_ns = planned_ns[: bisect_right(planned_ns, last_ns)]
-    span_ns = planned_ns[-1] if len(planned_ns) > 1 else 0
+    span_ns = planned_ns[-1] - planned_ns[0] if len(planned_ns) > 1 else 0
+    if len(planned_ns) and not span_ns:
+        told["offered_rps"] = None  # requests at one time have no rate
     if span_ns:
-        in_time = seen.in_time(outcome.began_ns, span_ns + GRACE_NS)
+        in_time = seen.in_time(outcome.began_ns, planned_ns[-1] + GRACE_NS)
         told["due"], told["in_time"] = len(planned_ns), min(in_time, len(planned_ns))
-        told["planned_rps"] = len(planned_ns) / span_ns * NS_PER_S
-        told["offered_rps"] = in_time / span_ns * NS_PER_S
+        told["planned_rps"] = rate_rps(len(planned_ns), span_ns)
+        told["offered_rps"] = rate_rps(in_time, span_ns)
         told["sent_share"] = min(1.0, in_time / len(planned_ns))
     return told
 

@@ -1,20 +1,24 @@
-"""Decide whether the figures of a replay are valid, from its result as public JSON.
+"""Decide which figures of a replay are valid, from its result as public JSON.
 
 A load generator that cannot keep up measures itself. `findings` returns `Finding`s, the most serious first;
-each names figure, limit and remedy, and one that `invalidates` means that the load was not the requested one.
-`unchecked` names what no rule could check. Pure; `result.py` stores both as `verdict`. The limits are ours
-unless a document is named.
+each names its value, limit and remedy, and the figures that it makes not valid (`spoils`) or doubtful
+(`doubts`). `verdict_of` sums them up: the state of each figure, a sentence, and whether a requested figure is
+not valid or the load failed. `unchecked` names what no rule could check. Pure; `result.py` stores it as
+`verdict`. The limits are ours unless a document is named.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Any, Final
 
+from llmtap.gates.figures import bounded_figures
+from llmtap.load.host_limits import HOST_LIMITS
 from llmtap.load.run import TIME_UP
 from llmtap.metrics.histogram import Histogram
 from llmtap.metrics.latency import SPREAD_NS
-from llmtap.report.values import at
+from llmtap.report.values import METRIC_TITLES, at
 from llmtap.units import NS_PER_S, SHARE_OF_MIN, format_share
 
 LIMITS: Final = {
@@ -26,6 +30,8 @@ LIMITS: Final = {
     "cpu_share": 0.85,
     "uncertainty_of_ttft": 0.1,
     "uncertainty_of_tbc": 1.0,
+    "error_seen": 0.001,
+    "error_seen_share": 0.01,
     "failed_share": 0.0,
     "clocks": 0.010,
     "prompt_tokens": 0.01,
@@ -33,11 +39,12 @@ LIMITS: Final = {
 }
 """Lateness: p99 of dispatch in seconds, or as a share of the TTFT p50, whichever is larger, but at most
 `lateness_most`. Rate: sent / planned in the time of the plan, if more than one or two requests are missing.
-CPU: share of one CPU of a sending process. Uncertainty: p99 by the TTFT p50; with kernel timestamps, which
-are only wrong for data read together, by the time between chunks, or per token (`_limit`). Clocks: seconds
-between sending hosts (IETF 4.7.2). Prompt tokens: sum of absolute differences between the server's and
-our counts by our sum. Up to the first limit it is a token at the start of a prompt or of the template; beyond
-the second the server had to prefill another load than planned."""
+CPU: share of one CPU of a sending process. Uncertainty: of the first token by the TTFT p50 or the E2E p50, of
+the others by the time between chunks, or per token (`_limit`); `error_seen` in seconds, or as a share of the
+p50, is an error that makes a figure doubtful. Clocks: seconds between sending hosts (IETF 4.7.2). Prompt
+tokens: sum of absolute differences between the server's and our counts by our sum. Up to the first limit it
+is a token at the start of a prompt or of the template; beyond the second the server had to prefill another
+load than planned."""
 
 
 CAUTION_SHARE: Final = 0.07
@@ -53,6 +60,28 @@ _UNLIMITED: Final = (
 )
 
 
+class FigureState(StrEnum):
+    VALID = "valid"
+    DOUBTFUL = "doubtful"
+    NOT_VALID = "not_valid"
+
+
+SPACING: Final = ("tbc", "itl", "tbc_max", "jitter")
+"""Figures of the times between chunks or tokens."""
+STREAMED: Final = ("ttft", "ttft_any", "tpot", *SPACING, "user_idle", "smooth_goodput")
+"""Figures of streams."""
+LATENCIES: Final = (*STREAMED, "ttfb", "e2e", "goodput")
+TOKENS: Final = ("tpot", "tokens", "smooth_goodput")
+"""Figures that need the number of output tokens."""
+FROM_SCHEDULE: Final = ("ttft_scheduled", "e2e_scheduled", "user_idle_scheduled")
+LOAD: Final = ("load", *FROM_SCHEDULE)
+"""The rates of the load, and what counts from the schedule."""
+FIGURES: Final = (*LOAD, *LATENCIES, "tokens", "input_tokens")
+"""Every figure whose validity is judged, by its name in `verdict.figures`."""
+REQUESTED: Final = frozenset({"load", "ttft", "ttft_any", "tpot", "e2e", "tokens", "goodput"})
+"""Figures that every replay is asked for; the bounds of its objectives are more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A problem or fact that concerns the figures."""
@@ -61,26 +90,127 @@ class Finding:
     figure: float
     limit: float
     says: str
-    invalidates: bool = True
-    """The load was not the requested one; otherwise the finding is a caution."""
+    spoils: tuple[str, ...] = ()
+    """Figures that are not valid."""
+    doubts: tuple[str, ...] = ()
+    """Figures that are doubtful."""
+    error: float | None = None
+    """How wrong these figures may be, in seconds, if known."""
     share: float | None = None
     """Share of the requests or exchanges that a stamp or dispatch beyond the limit concerns."""
+    failed: bool = False
+    """The load failed."""
     partial: bool = False
     """The load was only a part of the requested one."""
 
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
+    def invalidates(self, requested: Collection[str] = REQUESTED) -> bool:
+        """Whether the load failed, or a requested figure is not valid."""
+        return self.failed or any(name in requested for name in self.spoils)
+
+    def to_dict(self, requested: Collection[str] = REQUESTED) -> dict[str, object]:
+        figures = {"spoils": list(self.spoils), "doubts": list(self.doubts)}
+        return {**asdict(self), **figures, "invalidates": self.invalidates(requested)}
+
+
+def verdict_of(found: Sequence[Finding], result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return public JSON: `valid`, `failed`, `partial`, a sentence, `figures` by name, and the findings.
+
+    `valid`: the load did not fail, and every requested figure is valid or doubtful.
+    """
+    bounds = bounded_figures(result)
+    requested = REQUESTED | bounds.keys()
+    figures: dict[str, dict[str, Any]] = {}
+    for name in FIGURES:
+        if not _exists(name, result):
+            continue
+        spoiled = [one for one in found if name in one.spoils]
+        doubted = [one for one in found if name in one.doubts]
+        state = FigureState.NOT_VALID if spoiled else FigureState.DOUBTFUL if doubted else FigureState.VALID
+        errors = [one.error for one in (*spoiled, *doubted) if one.error is not None]
+        shares = [one.share for one in (*spoiled, *doubted) if one.share is not None]
+        figures[name] = {
+            "state": state.value, "requested": name in requested, "error": max(errors, default=None),
+            "share": max(shares, default=None), "findings": [one.what for one in (*spoiled, *doubted)],
+        }  # fmt: skip
+    not_valid = [name for name, one in figures.items() if one["state"] == FigureState.NOT_VALID]
+    failed = any(one.failed for one in found)
+    # What the load lacks altogether is no figure, so that the findings decide as well.
+    invalid = any(one.invalidates(requested) for one in found)
+    return {
+        "valid": not invalid, "failed": failed, "partial": any(one.partial for one in found),
+        "not_valid": [name for name in not_valid if name in requested],
+        "says": verdict_sentence(figures, failed=failed, partial=any(one.partial for one in found)),
+        "figures": figures,
+        "findings": [one.to_dict(requested) for one in found], "unchecked": unchecked(result),
+    }  # fmt: skip
+
+
+def _exists(name: str, result: Mapping[str, Any]) -> bool:
+    """Whether the result has a value of this figure."""
+    if name in FROM_SCHEDULE:
+        return bool(at(result, "corrected", name.removesuffix("_scheduled"), "n"))
+    match name:
+        case "load":
+            return True
+        case "tokens" | "input_tokens":
+            return at(result, "tokens", "output" if name == "tokens" else "input") is not None
+        case "goodput":
+            return bool(at(result, "goodput", "counted"))
+        case "smooth_goodput":
+            return bool(at(result, "smooth_goodput", "n"))
+    return bool(at(result, "metrics", name, "n"))
+
+
+def verdict_sentence(
+    figures: Mapping[str, Mapping[str, Any]], *, failed: bool = False, partial: bool = False
+) -> str:
+    """Return the verdict in one sentence; the state of most figures comes last, as that of all others."""
+    by_state = {
+        state: [figure_title(name) for name, one in figures.items() if one["state"] == state]
+        for state in (FigureState.NOT_VALID, FigureState.DOUBTFUL, FigureState.VALID)
+    }
+    # Of states with as many figures the best, so that the sentence names what is wrong.
+    most = max(reversed(by_state), key=lambda state: len(by_state[state]))
+    parts = [
+        f"{state.replace('_', ' ')}: {', '.join(names)}"
+        for state, names in by_state.items()
+        if names and state is not most
+    ]
+    parts.append(f"all {'other ' if parts else ''}figures are {most.replace('_', ' ')}")
+    begin = "the load failed; " if failed else ""
+    begin += "only a part of the load was sent; " if partial else ""
+    return begin + "; ".join(parts)
+
+
+def figure_title(name: str) -> str:
+    """Return the title of a figure of `verdict.figures`."""
+    if name in FROM_SCHEDULE:
+        return f"{METRIC_TITLES[name.removesuffix('_scheduled')]} from schedule"
+    others = {
+        "load": "request rates", "tokens": "output tokens", "input_tokens": "input tokens",
+        "goodput": "goodput", "smooth_goodput": "smooth goodput",
+    }  # fmt: skip
+    return others.get(name) or METRIC_TITLES[name]
 
 
 def findings(
-    result: Mapping[str, Any], *, lateness: Histogram | None = None, uncertainties: Histogram | None = None
+    result: Mapping[str, Any],
+    *,
+    lateness: Histogram | None = None,
+    uncertainties: Histogram | None = None,
+    ttft_uncertainties: Histogram | None = None,
 ) -> list[Finding]:
     """Return the findings of a result, the most serious first.
 
-    `lateness`, `uncertainties`: all values of `dispatch_lateness` and `uncertainties`, in ns.
+    The histograms have all values of the figure in ns: `dispatch_lateness`, `uncertainties`,
+    `ttft_uncertainties`.
     """
     late, unsure = partial(_late, values=lateness), partial(_unsure, values=uncertainties)
-    rules = (_lost, _left_out, _silent, late, _slow, _busy, unsure, _failed, _apart, _miscounted)
+    ends = partial(_unsure_ends, values=ttft_uncertainties)
+    rules = (
+        _lost, _left_out, _silent, _by_chunks, late, _slow, _busy, ends, unsure, _limited, _failed, _apart,
+        _miscounted,
+    )  # fmt: skip
     return [finding for rule in rules for finding in rule(result)]
 
 
@@ -88,7 +218,7 @@ def _lost(result: Mapping[str, Any]) -> Iterator[Finding]:
     lost = len(result["sender"]["lost"])
     if lost:
         died, they = ("1 sending process", "it") if lost == 1 else (f"{lost} sending processes", "they")
-        yield Finding("lost", lost, 0, f"{died} died: what {they} sent is in no figure")
+        yield Finding("lost", lost, 0, f"{died} died: what {they} sent is in no figure", FIGURES, failed=True)
     unread = result.get("unread") or 0
     if unread:
         n = (result.get("outcomes") or {}).values()
@@ -96,6 +226,7 @@ def _lost(result: Mapping[str, Any]) -> Iterator[Finding]:
             "unread", unread, 0,
             f"the exchanges of {unread:,} of {sum(n):,} requests did not come from the sending processes:"
             " they are in the latencies and outcomes, and not in the lengths, the timeline or a capture",
+            ("load", "input_tokens"),
         )  # fmt: skip
 
 
@@ -107,34 +238,78 @@ def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
             "left_out", left / (left + rows), 0,
             f"{left:,} of the trace's {left + rows:,} rows ({left / (left + rows):.1%}) were left out: they"
             " have no arrival time, or neither a token count nor a size of the prompt",
-            invalidates=False, partial=True,
+            partial=True,
         )  # fmt: skip
     load = result["load"]
     # A generated plan is longer than the duration that was set: the rest was never meant to be sent.
     as_set = load.get("stopped") == TIME_UP and "trace" not in plan
     if load.get("stopped") and load.get("unsent") and not as_set:
+        unsent = _part(load["unsent"], load["planned"], "planned requests")
+        why = load.get("stop_condition") or "it was stopped"
         yield Finding(
-            "stopped", load["unsent"] / load["planned"], 0,
-            f"{_part(load['unsent'], load['planned'], 'planned requests')} were not sent: it was stopped",
-            invalidates=False, partial=True,
-        )  # fmt: skip
+            "stopped", load["unsent"] / load["planned"], 0, f"{unsent} were not sent: {why}", partial=True
+        )
     if estimated := plan.get("rows_estimated") or 0:
         yield Finding(
             "estimated", estimated / rows, 0,
             f"{_part(estimated, rows, 'rows')} of the trace have no token count: the lengths of prompts"
             " and answers are estimated, so compare latencies with the original only roughly",
-            invalidates=False, share=estimated / rows,
+            doubts=("input_tokens",), share=estimated / rows,
         )  # fmt: skip
+
+
+_KINDS: Final = {
+    "reasoning_only": "reasoning", "tool_call_only": "tool calls", "refusal_only": "refusals",
+}  # fmt: skip
 
 
 def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
+    """Answers without output, without content, or in one piece; requests for other things have no output."""
     body = (result.get("plan") or {}).get("body") or {}
-    complete = (result.get("outcomes") or {}).get("complete", 0)
-    if complete and body.get("stream") and not result["metrics"]["ttft"].get("n", 1):
+    answers = result.get("answers") or {}
+    n = answers.get("n", 0)
+    if not n or body.get("stream") is None:
+        return
+    if not answers["output"]:
         yield Finding(
-            "no_tokens", complete, 0,
-            f"{complete:,} answers ended well and none brought a token: is it an LLM server that answers?",
+            "no_tokens", n, 0,
+            f"{n:,} answers ended well and none brought a token: is it an LLM server that answers?",
+            (*STREAMED, "tokens", "goodput"),
         )  # fmt: skip
+        return
+    if without := answers["output"] - answers["content"]:
+        kinds = ", ".join(f"{name} {answers[key]:,}" for key, name in _KINDS.items() if answers[key])
+        yield Finding(
+            "no_content", without / n, 0,
+            f"{_part(without, n, 'answers')} have output and no content{f' ({kinds})' if kinds else ''}:"
+            " TTFT is of the others, and TTFT-any, to the first token of any kind, is of all",
+            doubts=("ttft",), share=without / n,
+        )  # fmt: skip
+    if body["stream"] and (whole := n - answers["streamed"]):
+        yield Finding(
+            "whole", whole / n, 0,
+            f"{_part(whole, n, 'answers')} came in one piece although a stream was requested: TTFT, TPOT and"
+            " the times between tokens are of the others",
+            share=whole / n,
+        )  # fmt: skip
+
+
+def _by_chunks(result: Mapping[str, Any]) -> Iterator[Finding]:
+    """A chunk may hold several tokens, so that figures from counts of chunks are not of tokens."""
+    # Of answers that ended well: a failed one has no usage, and is counted by `_failed`.
+    answers = result.get("answers") or {}
+    n, counted = answers.get("by_chunks", 0), answers.get("output", 0)
+    if not n:
+        return
+    bounds = bounded_figures(result)
+    figures = (*TOKENS, "goodput") if "tpot" in bounds else TOKENS
+    grave = n / counted > CAUTION_SHARE
+    yield Finding(
+        "by_chunks", n / counted, 0,
+        f"the output tokens of {_part(n, counted, 'answers')} are counted by chunks, because the server sent"
+        " no usage: --tokenizer counts them",
+        figures if grave else (), () if grave else figures, share=n / counted,
+    )  # fmt: skip
 
 
 def _late(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
@@ -151,7 +326,8 @@ def _late(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Findi
             f"the p99 of the lateness of {lateness['n']:,} requests is {_ms(p99)}, and {beyond:,} of them"
             f" left later than {_ms(limit)}; send from a machine with free CPUs, or with more"
             " --processes",
-            invalidates=share > CAUTION_SHARE, share=share,
+            LOAD if share > CAUTION_SHARE else (), LATENCIES if share > CAUTION_SHARE else LOAD, error=p99,
+            share=share,
         )  # fmt: skip
 
 
@@ -166,6 +342,7 @@ def _slow(result: Mapping[str, Any]) -> Iterator[Finding]:
             "rate", share, LIMITS["rate_share"],
             f"{_part(in_time, due, 'requests')} that were planned until then had been sent when the plan"
             " ended",
+            (*LOAD, *LATENCIES, "tokens"),
         )  # fmt: skip
 
 
@@ -177,34 +354,70 @@ def _busy(result: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             "sender_cpu", busiest, LIMITS["cpu_share"],
             f"a sending process used {busiest:.0%} of a CPU: more --processes would say whether it held back",
+            doubts=(*LOAD, *LATENCIES),
         )  # fmt: skip
 
 
 def _unsure(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
-    """Kernel timestamps are correct however late data is read, but data read together gets one timestamp."""
+    """Find whether chunks may have got one timestamp.
+
+    Kernel timestamps are correct however late data is read, but data read together gets one timestamp.
+    """
     p99, n = (at(result, "uncertainties", name) for name in ("p99", "n"))
     name, limit = _limit(result)
     if p99 is not None and limit and p99 > limit:
         beyond, of_all = _beyond(values, n, limit)
-        what = "a byte may have waited unstamped" if name == "ttft" else _MERGED
+        grave = of_all > CAUTION_SHARE
         yield Finding(
             "uncertainty", p99, limit,
-            f"{what}: the p99 of this error over {n:,} exchanges is {_ms(p99)}, and"
+            f"{_MERGED}: the p99 of this error over {n:,} exchanges is {_ms(p99)}, and"
             f" {beyond:,} of them have one above {_ms(limit)}, the limit by the {name.upper()} p50;"
             " send from a machine with free CPUs",
-            invalidates=of_all > CAUTION_SHARE, share=of_all,
+            SPACING if grave else (), () if grave else SPACING, error=p99, share=of_all,
         )  # fmt: skip
 
 
-def _limit(result: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the metric that limits the uncertainty, and the limit in seconds; 0 if there is none.
+def _unsure_ends(result: Mapping[str, Any], values: Histogram | None) -> Iterator[Finding]:
+    """Find whether the submission or the first token may have a late stamp.
 
-    With kernel timestamps the limit is the time between chunks. If chunks come in bursts, most of these gaps
+    An error that could be seen in a figure makes it doubtful; too many large ones make it not valid.
+    """
+    p99, n = (at(result, "ttft_uncertainties", name) for name in ("p99", "n"))
+    ttft, e2e = _ttft(result), at(result, "metrics", "e2e", "p50")
+    if p99 is None:
+        return
+    for name, p50, figures in (("ttft", ttft, _OF_ENDS), ("e2e", e2e, ("e2e", "tpot"))):
+        if not p50:
+            continue
+        seen = max(LIMITS["error_seen"], LIMITS["error_seen_share"] * p50)
+        limit = max(LIMITS["error_seen"], LIMITS["uncertainty_of_ttft"] * p50)
+        if p99 > seen:
+            beyond, of_all = _beyond(values, n, limit)
+            grave = of_all > CAUTION_SHARE
+            yield Finding(
+                f"{name}_uncertainty", p99, limit if grave else seen,
+                f"a request or a first token may have a late stamp: the p99 of this error over {n:,}"
+                f" exchanges is {_ms(p99)}, and {beyond:,} of them have one above {_ms(limit)}, the limit by"
+                f" the {name.upper()} p50; send from a machine with free CPUs",
+                figures if grave else (), () if grave else figures, error=p99, share=of_all,
+            )  # fmt: skip
+
+
+_OF_ENDS: Final = (
+    "ttft", "ttft_any", "ttfb", "user_idle", "goodput", "smooth_goodput", "ttft_scheduled",
+    "user_idle_scheduled",
+)  # fmt: skip
+"""Figures from the submission to the first token."""
+
+
+def _limit(result: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the metric that limits the error of the times between chunks, and the limit in seconds; 0 if
+    there is none.
+
+    The limit is the time between chunks. If chunks come in bursts, most of these gaps
     are 0, and the limit is the time per token: that is the time between the chunks as they were generated, so
     a server that holds text back has the same limit as one that does not.
     """
-    if result["sender"]["clock"] != "kernel":
-        return "ttft", LIMITS["uncertainty_of_ttft"] * (_ttft(result) or 0)
     gap, each = (at(result, "metrics", name, "p50") or 0.0 for name in ("tbc", "tpot"))
     spread = SPREAD_NS / NS_PER_S
     name, time = ("tpot", each) if gap <= spread < each else ("tbc", gap)
@@ -219,19 +432,36 @@ def unchecked(result: Mapping[str, Any]) -> list[str]:
     return []
 
 
+def _limited(result: Mapping[str, Any]) -> Iterator[Finding]:
+    """Requests that this host could not send are no failures of the server."""
+    n = sum((result.get("outcomes") or {}).values())
+    for error, remedy in HOST_LIMITS.items():
+        if failed := (result.get("errors") or {}).get(error, 0):
+            yield Finding(
+                "host_limit", failed / n, 0,
+                f"{_part(failed, n, 'requests')} could not be sent ({error}): {remedy}",
+                LOAD, LATENCIES, share=failed / n, failed=True,
+            )  # fmt: skip
+
+
 def _failed(result: Mapping[str, Any]) -> Iterator[Finding]:
     outcomes = result.get("outcomes") or {}
     n = sum(outcomes.values())
-    failed = n - sum(outcomes.get(name, 0) for name in ("complete", "refused"))
+    failed = n - sum(outcomes.get(name, 0) for name in _NOT_FAILED)
     if failed:
-        why = ", ".join(
-            f"{name} {k:,}" for name, k in outcomes.items() if name not in ("complete", "refused")
-        )
+        why = ", ".join(f"{name} {k:,}" for name, k in outcomes.items() if name not in _NOT_FAILED)
         yield Finding(
             "failed", failed / n, LIMITS["failed_share"],
             f"{failed:,} of {n:,} requests did not end well ({why}): E2E is of the others; TTFT and gaps"
             f" are of all tokens that came{_of_requests(result)}",
+            doubts=_OF_WHOLE_ANSWERS, share=failed / n, failed=True,
         )  # fmt: skip
+
+
+_OF_WHOLE_ANSWERS: Final = ("ttft", "ttft_any", "e2e", "ttft_scheduled", "e2e_scheduled", "tokens")
+"""Figures that lack the requests that failed, and may be better for it."""
+_NOT_FAILED: Final = ("complete", "refused", "tap_error")
+"""`tap_error` is a fault on our side: see `_lost` and `_limited`."""
 
 
 def _of_requests(result: Mapping[str, Any]) -> str:
@@ -258,6 +488,7 @@ def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
             f"the clocks of other hosts ({hosts}) are known within {_ms(apart)},"
             " and IETF 4.7.2 asks for 10 ms: when they sent is no surer than that (latencies are: each is of"
             " one clock)",
+            LOAD, error=apart,
         )  # fmt: skip
 
 
@@ -278,7 +509,7 @@ def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
             "prompt_tokens", share, limit,
             f"the server counted {usage:,} prompt tokens, we {counted:,}: prompt by prompt {apart} apart;"
             " --tokenizer takes the folder of the server's model",
-            invalidates=grave,
+            (*LATENCIES, "input_tokens") if grave else (), () if grave else ("input_tokens",),
         )  # fmt: skip
 
 
@@ -289,8 +520,9 @@ def _beyond(values: Histogram | None, n: int, limit: float) -> tuple[int, float]
 
 
 def _ttft(result: Mapping[str, Any]) -> float | None:
-    value: float | None = result["metrics"]["ttft"]["p50"]
-    return value
+    """Return the TTFT p50, or that of TTFT-any if no answer has content."""
+    values = (at(result, "metrics", name, "p50") for name in ("ttft", "ttft_any"))
+    return next((value for value in values if value is not None), None)
 
 
 def _ms(seconds: float) -> str:

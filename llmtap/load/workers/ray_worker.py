@@ -109,7 +109,7 @@ class RayMember:
 
     async def start(self, setup: WorkerSetup, script: WorkerScript, spill: BinaryIO | None) -> None:
         """As LocalMember; raises ConfigError if the cluster has no room, or another version of llmtap."""
-        if setup.ca is not None:
+        if setup.load.target.ca is not None:
             raise ConfigError("--ca", "cannot be combined with --ray", "the nodes trust their own CAs")
         self._spill = spill
         # SPREAD: on as many nodes as possible, with one CPU each.

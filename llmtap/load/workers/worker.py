@@ -26,14 +26,15 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import LoadSender
 from llmtap.load.prompt_sender import Asking, check_target, make_asking
 from llmtap.load.run import LoadRun, Schedule
-from llmtap.load.sending import Later, parse_target, protocol_of
+from llmtap.load.sending import Later, parse_target, path_at, protocol_of
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.worker_handle import Done, Progress, WorkerReady, WorkerScript, WorkerSetup, frame
 from llmtap.metrics.objectives import Objectives
 from llmtap.metrics.statistics import percentile
 from llmtap.metrics.summary import ENDED_WELL
+from llmtap.net.listener import raise_file_limit
 from llmtap.net.tls import client_context
-from llmtap.units import decode_special
+from llmtap.units import NEVER, decode_special
 from llmtap.workload.requests import Requests
 
 TELL_S: Final = 0.25
@@ -48,16 +49,14 @@ mono_ns = SystemClock.mono_ns
 
 
 def main() -> int:
-    # A terminal's Ctrl-C reaches the whole group; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A terminal's Ctrl-C, or its end, reaches the whole group; the parent decides what it means.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     with open(int(sys.argv[1]), "rb") as file:
         file.seek(0)
         setup = msgspec.json.decode(file.readline(), type=WorkerSetup, dec_hook=decode_special)
         script = msgspec.msgpack.decode(file.read(), type=WorkerScript)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_file_limit()
     gc.collect()
     gc.freeze()
     gc.disable()  # see _keep_telling
@@ -74,8 +73,10 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
         joins=script.joins, tenants=script.tenants,
     )  # fmt: skip
     rows = _column(script.rows)
-    schedule = Schedule(requests, rows, setup.slots)
-    tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None, setup.reader)
+    load = setup.load
+    schedule = Schedule(requests, rows, load.schedule.closed)
+    slo = load.measuring.slo
+    tally = LoadTally(Objectives.parse(slo) if slo else None, load.measuring.reader)
     tally.planned = len(rows)
     commands = _Commands(commands_fd)
     loop.add_reader(commands_fd, commands.read)
@@ -87,9 +88,9 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
         run = LoadRun(
             sender, schedule, _bodies(setup.bodies_fd, script),
             lambda row, x: later.add(partial(keeper.keep, row, x)), start_ns=start_ns,
-            duration_ns=setup.duration_ns, drain_ns=setup.drain_ns,
-            headers=_row_headers(setup, requests.tenants),
-            stop_errors=setup.stop_errors,
+            duration_ns=_or_never(load.schedule.duration), drain_ns=_or_never(load.schedule.drain),
+            headers=_row_headers(setup, requests.tenants), paths=_row_paths(sender, script.paths),
+            stop_errors=load.sending.stop_when.error_rate, check_endpoint=setup.check_endpoint,
         )  # fmt: skip
         commands.run = run
         telling = loop.create_task(
@@ -122,11 +123,12 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
 
 
 def _sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender | Asking:
-    tls = client_context(setup.ca, setup.verify) if check_target(setup) else None
-    if protocol_of(setup.url) != "http":
+    load, url = setup.load, setup.load.target.url
+    tls = client_context(load.target.ca, not load.target.insecure) if check_target(setup) else None
+    if protocol_of(url) != "http":
         return make_asking(loop, setup, tls)
-    headers = [(name.encode(), value.encode()) for name, value in setup.headers]
-    return LoadSender(loop, parse_target(setup.url, setup.endpoint, headers), setup.sender, tls=tls)
+    target = parse_target(url, setup.endpoint, setup.headers)
+    return LoadSender(loop, target, load.sending, load.bodies, name=setup.name, tls=tls)
 
 
 async def _get_ready(
@@ -237,6 +239,7 @@ class _Keeper:
             percentile(late, 0.99), percentile(ttft, 0.5), percentile(ttft, 0.99), percentile(tbc, 0.5),
             percentile(tbc, 0.99),
             sender.retries.total(), None if run is None else run.gave_up,
+            sum(not call.has_token for call in sender.calls),
         )  # fmt: skip
 
 
@@ -245,8 +248,17 @@ def _bodies(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
     return lambda row: os.pread(fd, ends[row] - begins[row], begins[row])
 
 
+def _row_paths(sender: LoadSender | Asking, paths: list[str]) -> list[bytes]:
+    if isinstance(sender, Asking):
+        return []
+    origin = sender.target.origin
+    known = {path: path_at(origin, path) if path else b"" for path in set(paths)}
+    return [known[path] for path in paths]
+
+
 def _row_headers(setup: WorkerSetup, tenants: list[str]) -> Callable[[int], list[tuple[bytes, bytes]]]:
-    prefix, name = setup.request_ids.encode(), (setup.tenant_header or "").encode()
+    load = setup.load
+    prefix, name = load.sending.request_ids.encode(), (load.target.tenant_header or "").encode()
 
     def headers(row: int) -> list[tuple[bytes, bytes]]:
         fields = [(b"X-Request-Id", b"%b-%d" % (prefix, row))]
@@ -255,6 +267,10 @@ def _row_headers(setup: WorkerSetup, tenants: list[str]) -> Callable[[int], list
         return fields
 
     return headers
+
+
+def _or_never(ns: int | None) -> int:
+    return NEVER if ns is None else ns
 
 
 def _column(packed: bytes) -> "array[int]":

@@ -24,10 +24,8 @@ import msgspec
 from llmtap.clock import Clock, SystemClock, WallAnchor
 from llmtap.errors import LlmtapError
 from llmtap.exchange.exchange import Exchange, Timeline
-from llmtap.load.http import SenderOptions
-from llmtap.metrics.deadlines import Benefit
-from llmtap.metrics.latency import DEFAULT_BENEFIT
-from llmtap.units import NEVER, encode_special, to_seconds
+from llmtap.load.options import LoadPlan
+from llmtap.units import encode_special, to_seconds
 
 _LENGTH: Final = struct.Struct("<I")
 
@@ -35,26 +33,26 @@ _LENGTH: Final = struct.Struct("<I")
 class WorkerSetup(msgspec.Struct, kw_only=True):
     """Configuration of a sending process. Headers may hold keys: sent by pipe, and by Ray to its nodes."""
 
-    sender: SenderOptions
-    url: str
-    endpoint: str
-    headers: list[tuple[str, str]] = []
-    tenant_header: str | None = None
+    load: LoadPlan
+    """Its `closed` is the number of requests in flight of this process."""
+    name: str = "load"
     exact_output: bool = False
     """Realtime, gRPC: request exactly the given number of tokens. HTTP bodies state it themselves."""
-    request_ids: str = "llmtap"
-    """Prefix of each X-Request-Id, before a hyphen and the row."""
-    ca: str | None = None
-    verify: bool = True
     bodies_fd: int
     spill_fd: int | None
-    slots: int | None = None
     open: int = 0
-    duration_ns: int = NEVER
-    drain_ns: int = NEVER
-    stop_errors: float | None = None
-    slo: str | None = None
-    reader: Benefit = DEFAULT_BENEFIT
+    """Connections opened before the start."""
+    check_endpoint: bool = False
+    """Stop if the first answers show that no request can be answered."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(name.encode(), value.encode()) for name, value in self.load.target.headers]
+
+    @property
+    def endpoint(self) -> str:
+        """Endpoint or path of the requests."""
+        return self.load.target.path or self.load.bodies.endpoint
 
 
 class WorkerScript(msgspec.Struct, array_like=True):
@@ -69,6 +67,8 @@ class WorkerScript(msgspec.Struct, array_like=True):
     """Range of each row's body in the file of bodies."""
     body_ends: bytes
     joins: dict[int, tuple[int, ...]] = {}
+    paths: list[str] = []
+    """Path of each row; "" for that of the endpoint. Empty if all are."""
 
 
 class WorkerReady(msgspec.Struct, tag=True):
@@ -94,6 +94,8 @@ class Progress(msgspec.Struct, tag=True):
     retries: int = 0
     gave_up: str | None = None
     """Why all processes should stop: too many errors."""
+    waiting: int = 0
+    """Requests without a first token."""
 
 
 class Done(msgspec.Struct, tag=True):

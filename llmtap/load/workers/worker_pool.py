@@ -23,6 +23,7 @@ from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.prompt_sender import check_target
+from llmtap.load.stop_conditions import QueueGrowth
 from llmtap.load.tally import LoadTally
 from llmtap.load.workers.ray_worker import RayMember
 from llmtap.load.workers.worker_handle import (
@@ -41,7 +42,7 @@ from llmtap.workload.requests import Requests
 
 Member = LocalMember | RayMember
 STOPPED: Final = "somebody stopped it"
-_COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "retries")
+_COUNTS: Final = ("sent", "under_way", "ended", "failed", "left", "tokens", "retries", "waiting")
 _WORST: Final = tuple(name for name in Progress.__struct_fields__ if name.endswith("_ns"))
 
 
@@ -57,6 +58,8 @@ class LoadResult:
     lost_rows: int = 0
     """Rows of lost processes; which were sent is unknown except for stored exchanges."""
     stopped: str | None = None
+    stop_condition: str | None = None
+    """The condition of `--stop-when` that was met."""
 
 
 def dealt(requests: Requests, hands: int) -> list[list[int]]:
@@ -88,17 +91,20 @@ class WorkerPool:
         body_ends: "array[int]",
         *,
         processes: int = 1,
+        paths: Sequence[str] = (),
         keep: bool = False,
         hire: Callable[[], Member] = LocalMember,
         clock: Clock | None = None,
     ) -> None:
-        """`setup`: slots and connections are those of all processes together. `keep`: store exchanges, not
+        """`setup`: slots and connections are those of all processes together. `paths`: path of each row, ""
+        for that of the endpoint; empty if all are. `keep`: store exchanges, not
         only counts. `hire`: creates a process. `clock`: time base of the results."""
         self._setup = setup
         self._requests = requests
+        self._paths = list(paths)
         self._bodies = (body_begins.tobytes(), body_ends.tobytes())
         # A process without a slot would never send.
-        hands = min(processes, setup.slots or processes)
+        hands = min(processes, setup.load.schedule.closed or processes)
         self._hands = [rows for rows in dealt(requests, hands) if rows]
         self._members = [hire() for _ in self._hands]
         self._clock = SystemClock() if clock is None else clock
@@ -125,14 +131,21 @@ class WorkerPool:
         an invalid target, header or certificate, LlmtapError if a process cannot be started."""
         _check(self._setup)
         sums: list[Progress | None] = [None] * len(self._hands)
+        growth = QueueGrowth() if self._setup.load.sending.stop_when.saturated else None
 
         def heard(i: int, part: Progress) -> None:
             sums[i] = part
             if part.gave_up is not None and self._stopping is None:
                 self._why = part.gave_up  # where one gives up, all do
                 self.stop(part.gave_up)
+            total = _sum([p for p in sums if p is not None])
+            # All processes must have reported, or the sums would jump.
+            if growth is not None and self._stopping is None and None not in sums:
+                self._why = growth.add(self._clock.mono_ns(), total.sent, total.waiting)
+                if self._why is not None:
+                    self.stop(self._why)
             if progress is not None:
-                progress(_sum([p for p in sums if p is not None]))
+                progress(total)
 
         loop = asyncio.get_running_loop()
         ready: list[asyncio.Future[None]] = [loop.create_future() for _ in self._hands]
@@ -179,13 +192,14 @@ class WorkerPool:
                 yield row, member.clock.place(x)
 
     def _setup_of(self, i: int) -> WorkerSetup:
-        setup = self._setup
-        shares = {
-            name: None if (whole := getattr(setup, name)) is None else _share(whole, i, len(self._hands))
-            for name in ("slots", "open")
-        }
-        sender = msgspec.structs.replace(setup.sender, name=f"{setup.sender.name}{i}")
-        return msgspec.structs.replace(setup, sender=sender, **shares)
+        setup, n = self._setup, len(self._hands)
+        schedule = setup.load.schedule
+        closed = None if schedule.closed is None else _share(schedule.closed, i, n)
+        schedule = msgspec.structs.replace(schedule, closed=closed)
+        load = msgspec.structs.replace(setup.load, schedule=schedule)
+        return msgspec.structs.replace(
+            setup, load=load, name=f"{setup.name}{i}", open=_share(setup.open, i, n)
+        )
 
     async def _serve(
         self, i: int, ready: "asyncio.Future[None]", heard: Callable[[Progress], None]
@@ -227,6 +241,7 @@ class WorkerPool:
         script = WorkerScript(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
             requests.think_ns.tobytes(), requests.tenants, *self._bodies, requests.joins,
+            self._paths,
         )  # fmt: skip
         spill = self._spills[i] if self._keep else None
         starting = asyncio.ensure_future(member.start(self._setup_of(i), script, spill))
@@ -247,8 +262,10 @@ class WorkerPool:
 
     def _outcome(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> LoadResult:
         setup = self._setup
-        tally = LoadTally(Objectives.parse(setup.slo) if setup.slo else None, setup.reader)
-        out = LoadResult(tally, began_ns, began_ns, stopped=self._why)
+        measuring = setup.load.measuring
+        objectives = Objectives.parse(measuring.slo) if measuring.slo else None
+        tally = LoadTally(objectives, measuring.reader)
+        out = LoadResult(tally, began_ns, began_ns, stopped=self._why, stop_condition=self._why)
         for member, rows, report in zip(self._members, self._hands, reports, strict=True):
             match report:
                 case None:
@@ -281,11 +298,11 @@ def _check(setup: WorkerSetup) -> None:
     """Raise the ConfigErrors that every sending process would raise."""
     if check_target(setup):
         try:
-            client_context(setup.ca, setup.verify)
+            client_context(setup.load.target.ca, not setup.load.target.insecure)
         except ConfigError as exc:
             raise ConfigError("--ca", exc.problem, exc.hint) from None
-    if setup.slo:
-        Objectives.parse(setup.slo)
+    if setup.load.measuring.slo:
+        Objectives.parse(setup.load.measuring.slo)
 
 
 def _share(whole: int, i: int, shares: int) -> int:

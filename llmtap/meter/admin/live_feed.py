@@ -17,8 +17,9 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.admin.views import summary_of
 from llmtap.meter.options import WINDOWS
-from llmtap.meter.pipeline import exchanges as kept
+from llmtap.meter.pipeline import exchanges as recent_api
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.latency import Measured, chunking_of
 
 SUBSCRIBERS_MAX: Final = 32
@@ -30,12 +31,15 @@ BATCH_MAX: Final = 200
 BATCH_BYTES_MAX: Final = 2 << 20
 """Limit for exchanges that are written together: about 3 MB of JSON, unless one exchange has more."""
 BATCH_S: Final = 0.05
-"""Exchanges that end within this time are written together: one turn of a thread instead of many."""
+"""Exchanges that end within this time are written together, with one call of a thread instead of many."""
 SUMMARY_S: Final = 1.0
 SUMMARY_WINDOW: Final = next(iter(WINDOWS))
 KEEPALIVE_S: Final = 15.0
-"""Pause after which a comment is sent if there are no events: proxies close connections that are silent for
-30 to 60 s."""
+"""Time without events after which a comment is sent: proxies close connections that are silent for 30 to
+60 s."""
+TENURE_S: Final = 60.0
+"""If SUBSCRIBERS_MAX is reached, a new subscriber replaces the oldest one that has been connected for this
+time. Browsers subscribe again, so no client can occupy all places permanently."""
 STALLED_S: Final = 30.0
 """A subscriber that reads nothing for this time is disconnected."""
 LOOK_S: Final = 1.0
@@ -43,18 +47,18 @@ LOOK_S: Final = 1.0
 CLOSING_S: Final = 1.0
 RETRY: Final = b"retry: 2000\n\n"
 
-_KEY_METRICS: Final = ("ttft", "tpot", "itl", "tbc", "e2e", "user_idle")
+_KEY_METRICS: Final = tuple(metric.name for metric in shown_on(Surface.LIVE))
 _KEY_STATISTICS: Final = ("n", "mean", "p50", "p95", "p99")
 _KEY_FIGURES: Final = ("n", "window", "load", "outcomes", "tokens", "goodput", "smooth_goodput", "refusals")
 
 
 class _Subscriber:
     __slots__ = (
-        "awake", "closed", "exchanges", "missed", "missed_total", "query", "queue", "summaries", "task",
-        "weight_bytes",
+        "awake", "closed", "exchanges", "missed", "missed_total", "query", "queue", "since_s", "summaries",
+        "task", "weight_bytes",
     )  # fmt: skip
 
-    def __init__(self, query: kept.Query, *, summaries: bool, exchanges: bool) -> None:
+    def __init__(self, query: recent_api.Query, *, summaries: bool, exchanges: bool) -> None:
         self.query = query
         self.summaries = summaries
         self.exchanges = exchanges
@@ -64,6 +68,7 @@ class _Subscriber:
         self.missed_total = 0
         self.awake = asyncio.Event()
         self.closed = False
+        self.since_s = asyncio.get_running_loop().time()
         self.task = asyncio.current_task()
 
     def offer(self, x: Exchange, m: Measured, weight: int) -> bool:
@@ -110,16 +115,20 @@ class LiveFeed:
         wanted = [one for one in self._subscribers if one.exchanges and one.query.matches(x)]
         if not wanted:
             return
-        weight = kept.weight_bytes(x)
+        weight = recent_api.weight_bytes(x)
         for subscriber in wanted:
             if not subscriber.offer(x, m, weight):
                 self._pipeline.live_missed += 1
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
+        """Answer `/api/v1/live`: send events to a new subscriber until one side ends the stream.
+
+        Raises BadQuery, and HTTPServiceUnavailable if the meter ends or there are too many subscribers.
+        """
         query, summaries, exchanges = _read_query(request)
         if self._closing:
             raise web.HTTPServiceUnavailable(reason="the meter is shutting down")
-        if len(self._subscribers) >= SUBSCRIBERS_MAX:
+        if len(self._subscribers) >= SUBSCRIBERS_MAX and not self._close_oldest():
             raise web.HTTPServiceUnavailable(reason=f"{SUBSCRIBERS_MAX} subscribers listen already")
         subscriber = _Subscriber(query, summaries=summaries, exchanges=exchanges)
         self._subscribers.add(subscriber)
@@ -128,7 +137,7 @@ class LiveFeed:
             headers={
                 hdrs.CONTENT_TYPE: "text/event-stream; charset=utf-8",
                 hdrs.CACHE_CONTROL: "no-store",
-                "X-Accel-Buffering": "no",  # nginx, where one stands in front of the admin port
+                "X-Accel-Buffering": "no",  # for nginx in front of the admin port: do not buffer
             }
         )
         try:
@@ -141,6 +150,18 @@ class LiveFeed:
             self._subscribers.discard(subscriber)
             self._pipeline.subscribers = len(self._subscribers)
         return response
+
+    def _close_oldest(self) -> bool:
+        """Disconnect the oldest subscriber. Return False if it has been connected for less than TENURE_S."""
+        now_s = asyncio.get_running_loop().time()
+        oldest = min(self._subscribers, key=lambda one: one.since_s, default=None)
+        if oldest is None or now_s - oldest.since_s < TENURE_S:
+            return False
+        self._pipeline.admin_limits["subscribers"] += 1
+        self._subscribers.discard(oldest)
+        oldest.closed = True
+        oldest.awake.set()
+        return True
 
     async def _serve(
         self, request: web.Request, response: web.StreamResponse, subscriber: _Subscriber
@@ -177,7 +198,7 @@ class LiveFeed:
         if not subscriber.summaries:
             return b": keep-alive\n\n"
         loop = asyncio.get_running_loop()
-        async with self._summary_lock:  # one is made for all of them
+        async with self._summary_lock:  # all subscribers get the same summary
             if loop.time() >= self._summary_due:
                 self._summary_due = loop.time() + SUMMARY_S / 2
                 p = self._pipeline
@@ -207,21 +228,21 @@ class LiveFeed:
                 task.cancel()
 
 
-def _read_query(request: web.Request) -> tuple[kept.Query, bool, bool]:
-    fields = kept.read_fields(request.query.items())
+def _read_query(request: web.Request) -> tuple[recent_api.Query, bool, bool]:
+    fields = recent_api.read_fields(request.query.items())
     for field in ("limit", "next"):
         if field in fields:
-            raise kept.BadQuery(field, "a live stream has no pages")
-    summaries = kept.read_flag("summary", fields.pop("summary", "1"))
-    exchanges = kept.read_flag("exchanges", fields.pop("exchanges", "1"))
-    return kept.Query.parse(fields), summaries, exchanges
+            raise recent_api.BadQuery(field, "a live stream has no pages")
+    summaries = recent_api.read_flag("summary", fields.pop("summary", "1"))
+    exchanges = recent_api.read_flag("exchanges", fields.pop("exchanges", "1"))
+    return recent_api.Query.parse(fields), summaries, exchanges
 
 
 def _events_of(batch: list[tuple[Exchange, Measured, int]], *, events: bool) -> bytes:
     out = []
     for x, m, _ in batch:
         about = x.to_dict(m.metrics(), chunking_of(x))
-        data = kept.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
+        data = recent_api.encode_with_events(about, x)[0] if events else msgspec.json.encode(about)
         out.append(_framed("exchange", data))
     return b"".join(out)
 
@@ -231,7 +252,7 @@ def _event(name: str, data: object) -> bytes:
 
 
 def _framed(name: str, data: bytes) -> bytes:
-    # JSON of one line: strings have their line ends escaped.
+    # The data is JSON of one line (line ends in strings are escaped), so one `data:` field is enough.
     return b"event: %s\ndata: %s\n\n" % (name.encode(), data)
 
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from llmtap import __version__
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.meter.admin.schemas import COUNT, FLAG, SCHEMAS, TEXT, Schema, reference
 from llmtap.meter.options import WINDOWS
-from llmtap.meter.pipeline import exchanges as kept
+from llmtap.meter.pipeline import exchanges as recent_api
 from llmtap.meter.pipeline.windows import BY
+from llmtap.version import __version__
 
 JSON: Final = "application/json"
 
@@ -38,18 +38,20 @@ class ApiRoute(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Parameter, ...] = ()
     body: Schema | None = None
     errors: dict[int, str] = {}
-    """Descriptions of responses other than 200, beside 401."""
+    """Descriptions of responses other than 200 and 401, by status."""
     probe: bool = False
     """Health check: needs no token, and its errors are not JSON."""
 
 
 _EVENTS: Final = Parameter("events", "1: with the list of events", FLAG)
 _READ: Final[dict[Callable[[str, str], object], Schema]] = {
-    kept.read_text: TEXT, kept.read_count: COUNT, kept.read_flag: FLAG,
-    kept.read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
+    recent_api.read_text: TEXT, recent_api.read_count: COUNT, recent_api.read_flag: FLAG,
+    recent_api.read_outcome: {"type": "string", "enum": [o.value for o in Outcome]},
+    recent_api.read_reading: {"type": "string", "enum": [r.value for r in Reading]},
 }  # fmt: skip
 _FILTERS: Final = tuple(
-    Parameter(name, f"only exchanges with this {name}", _READ[read]) for name, read in kept.FILTERS.items()
+    Parameter(name, f"only exchanges with this {name}", _READ[read])
+    for name, read in recent_api.FILTERS.items()
 )
 _CERTAIN: Final = Parameter("certain", "1: without exchanges flagged `uncertain`", FLAG)
 _FORBIDDEN: Final = "The request is from a page of another origin."
@@ -103,15 +105,15 @@ ROUTES: Final = (
         path="/api/v1/exchanges", name="exchanges",
         text=(
             "The newest exchanges that match, newest first. An answer ends after `limit` exchanges or about"
-            f" {kept.PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
+            f" {recent_api.PAGE_BYTES_MAX >> 20} MiB; `next` leads to the rest."
         ),
         answers={JSON: reference("Exchanges")}, errors=_BAD_QUERY,
         query=(
             Parameter(
                 "limit", "maximum number of exchanges",
                 {
-                    **COUNT, "minimum": 1, "maximum": kept.LIMIT_MAX,
-                    "default": kept.LIMIT_DEFAULT,
+                    **COUNT, "minimum": 1, "maximum": recent_api.LIMIT_MAX,
+                    "default": recent_api.LIMIT_DEFAULT,
                 },
             ),
             _EVENTS,
@@ -135,10 +137,13 @@ ROUTES: Final = (
         query=(
             Parameter(
                 "limit", "maximum number of streams",
-                {**COUNT, "minimum": 1, "maximum": kept.STREAMS_MAX, "default": kept.STREAMS_DEFAULT},
+                {
+                    **COUNT, "minimum": 1, "maximum": recent_api.STREAMS_MAX,
+                    "default": recent_api.STREAMS_DEFAULT,
+                },
             ),
             Parameter(
-                "window", f"length of timelines, up to {kept.WINDOW_MAX_S}s", {**TEXT, "default": "10s"}
+                "window", f"length of timelines, up to {recent_api.WINDOW_MAX_S}s", {**TEXT, "default": "10s"}
             ),
             Parameter("id", "only the stream with this id"),
         ),

@@ -8,12 +8,13 @@ name that ends in `*` may be absent. `TYPE?` may be null, `list:TYPE` is an arra
 keys are data, `a|b` an enumeration; a type with a capital is another object.
 """
 
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
-from llmtap.metrics.latency import IN_SECONDS
+from llmtap.channel.status import RelayStatus
+from llmtap.counts import CountField, fields_of
+from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
+from llmtap.metrics.catalogue import METRICS, OF_AN_EXCHANGE
 from llmtap.metrics.statistics import SHARES
-from llmtap.metrics.summary import METRICS
 
 Schema = dict[str, Any]
 
@@ -25,12 +26,22 @@ _TYPES: Final[dict[str, Schema]] = {
     "date": {"type": "string", "format": "date-time"},
     "any": {"type": "object", "additionalProperties": True},
     "outcome": {"type": "string", "enum": [outcome.value for outcome in Outcome]},
+    "reading": {"type": "string", "enum": [reading.value for reading in Reading]},
     "source": {"type": "string", "enum": [source.value for source in TokenSource]},
     "class": {"type": "string", "enum": [c.name.lower() for c in EventClass]},
     "point": {
         "type": "array", "prefixItems": [{"type": "number"}, COUNT], "minItems": 2, "maxItems": 2,
     },
 }  # fmt: skip
+_COUNTS: Final = {int: "count", dict[str, int]: "map:count", dict[str, bool]: "map:flag"}
+
+
+def _type_of(field: CountField) -> str:
+    """Return the type of a count in the notation of `_OBJECTS`."""
+    if field.in_seconds:
+        return "number"
+    return _COUNTS.get(field.kind) or "|".join(filter(None, get_args(field.kind))) + "?"
+
 
 _OBJECTS: Final = {
     "Exchange": """One request and its answer.
@@ -45,6 +56,10 @@ _OBJECTS: Final = {
         unit text?: Unit of randomisation: a keyed hash.
         excluded text?: Reason why the arm's change was not made.
         route endpoint dialect request_id finish_reason text?
+        reading reading: How the answer was understood; `none`: its tokens are unknown.
+        content_type text?: Media type of the answer.
+        service_tier text?: Tier that served the request by its answer, else the requested one.
+        service_tier_requested text?
         status count?
         stream flag: The answer was an event stream, or was to be one and failed.
         outcome outcome
@@ -72,7 +87,7 @@ _OBJECTS: Final = {
     "Timeline": """
         request_end submit head first_byte first_any first_token first_reasoning first_tool_call number?
         first_refusal first_content last_token response_end delivered number?""",
-    "ExchangeMetrics": f"\n{' '.join(IN_SECONDS)} smooth_benefit number?",
+    "ExchangeMetrics": f"\n{' '.join(metric.name for metric in OF_AN_EXCHANGE)} number?",
     "ExchangeTokens": """
         input output reasoning cached count?
         source source: Source of `output`.""",
@@ -129,7 +144,8 @@ _OBJECTS: Final = {
         seconds number
         start end date""",
     "HistogramSeries": """
-        tenant model arm class text?
+        tenant model arm class service_tier text?
+        reading reading
         n count
         histograms map:text: By metric; those without values are omitted.""",
     "Exchanges": """Newest first.
@@ -153,6 +169,9 @@ _OBJECTS: Final = {
         metrics SummaryMetrics
         added SummaryAdded
         outcomes map:count
+        readings map:count: Exchanges by `reading`.
+        without_dialect list:WithoutDialect: Answers of no known dialect, the most frequent first.
+        inferred map:Statistics: Metrics of streams of no known dialect, inferred from their structure.
         no_token NoToken: Streams that never produced a token.
         tokens SummaryTokens
         goodput Goodput?: Null where no objectives are configured.
@@ -163,6 +182,11 @@ _OBJECTS: Final = {
         cost any?
         uncertainties Statistics: Uncertainties of the exchanges.
         uncertainty number?: Largest uncertainty, or event-loop lag of a relay if that is larger.""",
+    "WithoutDialect": """Answers that no dialect reads; the next step is `llmtap inspect FILE --draft NAME`.
+        reading reading: none: not understood; inferred: read by their structure.
+        path text
+        content_type text?
+        n count""",
     "Window": """
         name text
         seconds number
@@ -171,7 +195,7 @@ _OBJECTS: Final = {
     "Load": """
         mode text
         offered_rps achieved_rps number?""",
-    "SummaryMetrics": f"\n{' '.join(METRICS)} Statistics",
+    "SummaryMetrics": f"\n{' '.join(metric.name for metric in METRICS)} Statistics",
     "SummaryAdded": "\nrequest first_chunk chunk Statistics",
     "NoToken": """
         n count
@@ -183,6 +207,7 @@ _OBJECTS: Final = {
         after_cancel count?: Read after the client left; only the middleware sees them.""",
     "GoodputCount": """
         met counted count
+        not_judged count: Neither met nor counted, since their answers were not understood.
         broken map:count: Exchanges that broke each bound.
         attainment requests_per_second tokens_per_second token_attainment number?""",
     "SmoothGoodput": """With its parameters, which are null if exchanges were judged for different readers.
@@ -207,7 +232,7 @@ _OBJECTS: Final = {
         included flag
         limit number: `meter.uncertainty_limit`.""",
     "By": """The same for each value of the labels in `by=`.
-        tenant* model* arm* class* map:SummaryPart""",
+        tenant* model* arm* class* reading* service_tier* map:SummaryPart""",
     "Meter": """The meter that answers.
         version text
         implementation native|python
@@ -225,19 +250,8 @@ _OBJECTS: Final = {
         implementation_reason text?: Why it is `python`; null: `native` runs.
         status_age number?: Seconds since its last status; null before the first.
         lost count: Exchanges that were open when it died.
-        opened* measured* unsettled* connections* streams* accepted* tap_pending_bytes* rss_bytes* count
-        upstream_idle* upstream_connects* upstream_reuses* upstream_unsolicited* bytes_up* bytes_down* count
-        dropped* map:count: Exchanges that were not measured, by reason.
-        skipped* map:count: Requests that are not inference, by rule of `relay.skip`; not among `opened`.
-        upstreams* map:flag: Whether an upstream accepted the latest connection, by URL.
-        upstream_ages* map:number: Time since the latest attempt to connect, in seconds, by URL.
-        refused* map:count: Connections and requests that were refused, by limit.
-        cpu* number: CPU time in seconds.
-        lag_max* number: Worst event-loop lag since its last status, in seconds.
-        side* client|server|host|middle|mixed?: Place of a passive vantage; null: unknown.
-        packets* map:count: Packets `captured`, and `lost` by the kernel.
-        watched* map:count: Connections with a request: followed, or joined late; not measured, by kind.
-        missing_bytes* count: Bytes of its streams that were in no packet.""",
+        upstream_ages* map:number: Time since the latest attempt to connect, in seconds, by URL."""
+    + "".join(f"\n{field.name}* {_type_of(field)}: {field.about.help}" for field in fields_of(RelayStatus)),
     "SloClass": """Attainment and burn rates of one class of tenants.
         objectives text
         target burn_rate_max number
@@ -254,6 +268,7 @@ _OBJECTS: Final = {
     "SloWindow": """
         seconds number: Measured time: less than the window while the meter is younger.
         counted good count
+        not_judged count: Neither counted nor good, since their answers were not understood.
         attainment burn_rate number?
         marks list:text""",
     "LiveSummary": """Data of `event: summary`.
@@ -269,7 +284,7 @@ _OBJECTS: Final = {
         goodput Goodput?
         smooth_goodput SmoothGoodput
         refusals Refusals
-        metrics map:any: n, mean, p50, p95, p99 of ttft, tpot, itl, tbc, e2e, user_idle.
+        metrics map:any: n, mean, p50, p95, p99 of the key metrics.
         uncertainty number?""",
     "Missed": """Data of `event: missed`.
         n count: Since the last such event.
@@ -307,6 +322,7 @@ _OBJECTS["Summary"] = (
         relays map:Relay: Status of each relay.
         meter Meter
         meter_errors map:count: What could not be measured, by kind.
+        reading_limits map:count: Answers whose reading reached a limit, by limit, since the start.
         upstream Upstream?: Load of the upstream by its /metrics; null if it is not scraped.
         capture any?: Counts of the capture; null without one."""
 )

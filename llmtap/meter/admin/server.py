@@ -2,7 +2,7 @@
 
 `admin_app` makes the aiohttp application, `AdminTls` the TLS context, renewed when the files change. The
 data come from `views.py` and the pipeline; the live feed adds its own route (`live_feed.py`). The
-dashboard's files are in `static/`; plotly.js comes from the package `plotly`. Work that takes long
+dashboard's files are in `static/`; `llmtap.report` has the script that draws charts. Work that takes long
 (merging windows, rendering metrics, writing many exchanges) runs in a worker thread on a copy, so that
 neither frames nor `/healthz` wait for it.
 """
@@ -10,15 +10,16 @@ neither frames nor `/healthz` wait for it.
 import asyncio
 import gzip
 import hmac
+import io
 import logging
 import os
 import re
 import ssl
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -27,15 +28,18 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from llmtap.errors import ConfigError
+from llmtap.export.prometheus.exposition import format_name
+from llmtap.meter.admin.connections import SLICE_BYTES, AdminConnections, AdminRunner, SharedWork
 from llmtap.meter.admin.live_feed import LiveFeed
 from llmtap.meter.admin.openapi import add_openapi_route
 from llmtap.meter.admin.views import histograms_of, metrics_of, summary_of
 from llmtap.meter.experiments import Experiments
 from llmtap.meter.options import WINDOWS, MeterOptions, is_loopback
-from llmtap.meter.pipeline import exchanges as kept
+from llmtap.meter.pipeline import exchanges as recent_api
 from llmtap.meter.pipeline.exchanges import BadQuery, Query, read_fields
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY, window_name
+from llmtap.metrics.catalogue import Answers, Surface, shown_on
 from llmtap.net.tls import server_context
 from llmtap.units import shown
 
@@ -53,8 +57,8 @@ def refuse_rebinding() -> Middleware:
         host = request.headers.get(hdrs.HOST)
         if host is not None and not _is_loopback(host):
             raise web.HTTPForbidden(
-                reason="without a token this port answers only who asks by a loopback name (localhost,"
-                " 127.0.0.1, [::1]): ask by one, or set meter.admin_token"
+                reason="without a token this port answers only requests with a loopback host name"
+                " (localhost, 127.0.0.1, [::1]): use one of these names, or set meter.admin_token"
             )
         return await handler(request)
 
@@ -106,6 +110,8 @@ def _is_loopback(host: str) -> bool:
 
 
 BODY_BYTES_MAX: Final = 4_096
+BODY_S: Final = 20.0
+"""Time limit of reading the body of a request."""
 
 FLUSH_S: Final = 30.0
 """Time limit of a flush: a store that is away must not hold a request for ever."""
@@ -120,13 +126,15 @@ class _Wish(msgspec.Struct, forbid_unknown_fields=True):
     enabled: bool
 
 
-def add_experiment_routes(app: web.Application, experiments: Experiments) -> None:
+def add_experiment_routes(app: web.Application, experiments: Experiments, answers: SharedWork) -> None:
     """Add GET and POST of the experiment. Middlewares have checked origin, and token or loopback name."""
 
     async def results(request: web.Request) -> web.Response:
-        work = experiments.results()
-        body = await asyncio.to_thread(lambda: _encode(work()))
-        return web.Response(body=body, content_type="application/json")
+        def begin() -> Callable[[], bytes]:
+            work = experiments.results()
+            return lambda: _encode(work())
+
+        return web.Response(body=await answers.get("experiment", begin), content_type="application/json")
 
     async def switch(request: web.Request) -> web.Response:
         if request.content_type != "application/json":
@@ -134,13 +142,17 @@ def add_experiment_routes(app: web.Application, experiments: Experiments) -> Non
         if (request.content_length or 0) > BODY_BYTES_MAX:
             raise web.HTTPRequestEntityTooLarge(BODY_BYTES_MAX, request.content_length or 0)
         try:
-            wish = msgspec.json.decode(await request.read(), type=_Wish)
+            async with asyncio.timeout(BODY_S):
+                body = await request.read()
+            wish = msgspec.json.decode(body, type=_Wish)
+        except TimeoutError:
+            raise web.HTTPRequestTimeout from None
         except msgspec.MsgspecError as exc:
             raise BadQuery("enabled", f'expected {{"enabled": true}} or false: {exc}') from None
         if experiments.experiment is None:
             raise web.HTTPConflict(reason="no experiment is configured")
         if wish.enabled and experiments.state == "ended":
-            raise web.HTTPConflict(reason="the experiment's end has come")
+            raise web.HTTPConflict(reason="the experiment has ended (experiment.until)")
         experiments.switch(wish.enabled)
         return await results(request)
 
@@ -149,12 +161,15 @@ def add_experiment_routes(app: web.Application, experiments: Experiments) -> Non
 
 
 INDEX: Final = "index.html"
-PLOTLY: Final = "plotly.js"
 _TYPES: Final = {
     ".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml",
 }  # fmt: skip
-_STATIC: Final = files("llmtap.meter.admin") / "static"
-ASSETS: Final = frozenset({PLOTLY, *(part.name for part in _STATIC.iterdir())} - {INDEX})
+_FILES: Final = {part.name: part for part in (files("llmtap.meter.admin") / "static").iterdir()} | {
+    name: files("llmtap.report") / name for name in ("plot.css", "plot.js")
+}
+METRICS_MODULE: Final = "metrics.js"
+"""Made of the catalogue of metrics: those that the dashboard shows of an exchange."""
+ASSETS: Final = frozenset({METRICS_MODULE, *_FILES} - {INDEX})
 _PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -166,20 +181,36 @@ _PAGE_HEADERS: Final = {
 }
 
 
+def takes_gzip(request: web.Request) -> bool:
+    """Whether the client accepts gzip; a weight of 0 means no (RFC 9110 12.5.3)."""
+    for item in request.headers.get(hdrs.ACCEPT_ENCODING, "").lower().split(","):
+        coding, _, weight = item.partition(";")
+        if coding.strip() in ("gzip", "x-gzip"):
+            return not re.fullmatch(r"\s*q=0(\.0*)?\s*", weight)
+    return False
+
+
+def _unzipped(zipped: bytes) -> Iterator[bytes]:
+    """Decompress a body in slices: only the compressed one is kept while a client reads slowly."""
+    with gzip.GzipFile(fileobj=io.BytesIO(zipped)) as file:
+        while part := file.read(SLICE_BYTES):
+            yield part
+
+
 async def _page_part(request: web.Request) -> web.Response:
     """Answer the dashboard (`/`) or one of its files. Nothing of it may come from other hosts."""
     name = request.match_info.get("name", INDEX)
     if "name" in request.match_info and name not in ASSETS:
         raise web.HTTPNotFound(reason="the page has no such part")
     etag, zipped = await asyncio.to_thread(_read_part, name)
-    # Weak, as RFC 9110 8.8.1 wants it: the same for both codings.
+    # RFC 9110 8.8.1: the tag is weak, since it is the same with and without gzip.
     headers = {**_PAGE_HEADERS, hdrs.ETAG: f'W/"{etag}"'}
     if any(tag.value in (etag, "*") for tag in request.if_none_match or ()):
         return web.Response(status=304, headers=headers)
-    if "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, ""):
+    if takes_gzip(request):
         headers[hdrs.CONTENT_ENCODING], body = "gzip", zipped
     else:
-        body = gzip.decompress(zipped)
+        body = await asyncio.to_thread(gzip.decompress, zipped)
     kind = _TYPES[Path(name).suffix]
     return web.Response(body=body, headers=headers, content_type=kind, charset="utf-8")
 
@@ -187,15 +218,23 @@ async def _page_part(request: web.Request) -> web.Response:
 @cache
 def _read_part(name: str) -> tuple[str, bytes]:
     """Return the ETag and the compressed content of a file of the page."""
-    content = (_STATIC / name).read_bytes() if name != PLOTLY else _plotly().read_bytes()
-    # mtime: the same file is the same bytes. Level 6 makes 1.5 of plotly's 4.8 MB.
+    content = metrics_module() if name == METRICS_MODULE else _FILES[name].read_bytes()
+    # mtime: the same file is the same bytes.
     return sha256(content).hexdigest()[:32], gzip.compress(content, 6, mtime=0)
 
 
-def _plotly() -> Path:
-    spec = find_spec("plotly")  # not imported: only the file is needed
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent / "package_data" / "plotly.min.js"
+def metrics_module() -> bytes:
+    """Return the module of the dashboard that lists the figures of an exchange."""
+    rows = [
+        {
+            "name": one.name,
+            "title": one.title,
+            "unit": one.unit.value,
+            "streams": one.answers is Answers.STREAMS,
+        }
+        for one in shown_on(Surface.FACTS)
+    ]
+    return b"export const METRICS = " + msgspec.json.encode(rows) + b";\n"
 
 
 _OPEN_TO_ALL: Final = frozenset({"/healthz", "/readyz", "/", *(f"/assets/{name}" for name in ASSETS)})
@@ -211,11 +250,17 @@ _HEADERS: Final = {
 """Header fields of answers that set no others: pages of other origins cannot embed them."""
 
 
+CONNECTIONS: Final = web.AppKey("connections", AdminConnections)
+
+
 def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Application:
     """Return the application; with a token, all but probes and dashboard files require it."""
     api = _Admin(pipeline)
     names = [refuse_rebinding()] if token is None else []
-    app = web.Application(middlewares=[_guard(token), *names, refuse_cross_site()])
+    app = web.Application(
+        middlewares=[api.connections.middleware, _guard(token, pipeline), *names, refuse_cross_site()]
+    )
+    app[CONNECTIONS] = api.connections
     app.on_response_prepare.append(_add_headers)
     app.router.add_get("/healthz", api.healthz)
     app.router.add_get("/readyz", api.readyz)
@@ -229,14 +274,21 @@ def admin_app(pipeline: ExchangePipeline, token: str | None = None) -> web.Appli
     app.router.add_get("/", _page_part)
     app.router.add_get("/assets/{name}", _page_part)
     add_openapi_route(app, token=token is not None)
-    add_experiment_routes(app, pipeline.experiments)
+    add_experiment_routes(app, pipeline.experiments, api.answers)
     return app
+
+
+def admin_runner(app: web.Application, tls: ssl.SSLContext | None = None) -> AdminRunner:
+    """Return the runner of an application of `admin_app`, for `AdminSite`s."""
+    return AdminRunner(app, app[CONNECTIONS], tls)
 
 
 class _Admin:
     def __init__(self, pipeline: ExchangePipeline) -> None:
         self._pipeline = pipeline
-        self._exchanges_lock = asyncio.Lock()
+        self.connections = AdminConnections(pipeline.admin_limits)
+        self._scrapes = SharedWork()
+        self.answers = SharedWork()
 
     async def healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -247,49 +299,69 @@ class _Admin:
         reason = "no relay reports to the meter, or the upstream that it needs accepts no connection\n"
         return web.Response(status=503, text=reason)
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        frozen = metrics_of(self._pipeline)
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        """Answer all metrics. Compressed in memory while they are sent: 2,000 series have 66 MB."""
         accept = request.headers.get(hdrs.ACCEPT, "")
-        zipped = "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
 
-        def render() -> tuple[bytes, str]:
-            body, content_type = frozen.render(accept)
-            return (gzip.compress(body, 1) if zipped else body), content_type
+        def begin() -> Callable[[], tuple[bytes, int, str]]:
+            frozen = metrics_of(self._pipeline)
 
-        body, content_type = await asyncio.to_thread(render)
-        headers = {hdrs.CONTENT_TYPE: content_type, hdrs.VARY: "Accept, Accept-Encoding"}
-        if zipped:
+            def render() -> tuple[bytes, int, str]:
+                body, content_type = frozen.render(accept)
+                return gzip.compress(body, 1), len(body), content_type
+
+            return render
+
+        native = self._pipeline.options.native_histograms
+        zipped, size, content_type = await self._scrapes.get(format_name(accept, native=native), begin)
+        headers: dict[str, str] = {hdrs.CONTENT_TYPE: content_type, hdrs.VARY: "Accept, Accept-Encoding"}
+        if takes_gzip(request):
             headers[hdrs.CONTENT_ENCODING] = "gzip"
-        return web.Response(body=body, headers=headers)
+            return web.Response(body=zipped, headers=headers)
+        return await self.connections.send(request, headers, zipped, _unzipped(zipped), size)
 
     async def summary(self, request: web.Request) -> web.Response:
         """Answer the Summary of `?window=`, split by `?by=`; `?certain=1`: without uncertain exchanges."""
-        window, certain, by = self._asked(request, "by")
+        window, certain, by = self._read_window(request, "by")
         labels = _by(",".join(BY) if by is None else by)
-        work = summary_of(self._pipeline, window, labels, certain=certain)
-        return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
+
+        def begin() -> Callable[[], bytes]:
+            work = summary_of(self._pipeline, window, labels, certain=certain)
+            return lambda: msgspec.json.encode(work())
+
+        return _json(await self.answers.get(("summary", window, labels, certain), begin))
 
     async def histograms(self, request: web.Request) -> web.Response:
         """The latencies of each series in `?window=` as HdrHistograms; `?certain=1` as for the summary."""
-        window, certain, _ = self._asked(request)
-        work = histograms_of(self._pipeline, window, certain=certain)
-        return _json(await asyncio.to_thread(lambda: msgspec.json.encode(work())))
+        window, certain, _ = self._read_window(request)
 
-    def _asked(self, request: web.Request, more: str | None = None) -> tuple[str, bool, str | None]:
+        def begin() -> Callable[[], bytes]:
+            work = histograms_of(self._pipeline, window, certain=certain)
+            return lambda: msgspec.json.encode(work())
+
+        return _json(await self.answers.get(("histograms", window, certain), begin))
+
+    def _read_window(self, request: web.Request, more: str | None = None) -> tuple[str, bool, str | None]:
         """Return `window`, `certain` and another parameter of a request. Raises BadQuery."""
         fields = read_fields(request.query.items())
         window = _window(fields.pop("window", self._pipeline.options.window_name))
-        certain = kept.read_flag("certain", fields.pop("certain", "0"))
+        certain = recent_api.read_flag("certain", fields.pop("certain", "0"))
         other = None if more is None else fields.pop(more, None)
         for field in fields:
             raise BadQuery(field, f"no such field; known: window, {f'{more}, ' if more else ''}certain")
         return window, certain, other
 
     async def exchanges(self, request: web.Request) -> web.Response:
-        query = Query.parse(read_fields(request.query.items()))
-        async with self._exchanges_lock:  # one answer is encoded at a time
-            found = self._pipeline.recent.find(query)
-            return _json(await asyncio.to_thread(self._pipeline.recent.to_json, found, query))
+        fields = read_fields(request.query.items())
+        key = ("exchanges", *sorted(fields.items()))
+        query = Query.parse(fields)
+        recent = self._pipeline.recent
+
+        def begin() -> Callable[[], bytes]:
+            matches = recent.find(query)
+            return lambda: recent.to_json(matches, query)
+
+        return _json(await self.answers.get(key, begin))
 
     async def flush(self, request: web.Request) -> web.Response:
         """Make files of the exchanges captured so far; wait at most FLUSH_S."""
@@ -313,7 +385,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
         response.headers.setdefault(name, value)
 
 
-def _guard(token: str | None) -> Middleware:
+def _guard(token: str | None, pipeline: ExchangePipeline) -> Middleware:
     """Check the token, and answer errors as JSON."""
     expected = None if token is None else f"Bearer {token}".encode()
 
@@ -329,10 +401,20 @@ def _guard(token: str | None) -> Middleware:
             return await handler(request)
         except BadQuery as error:
             return _problem(400, str(error), field=error.field)
+        except web.HTTPNotFound as error:
+            return _problem(404, _not_found(request.path, pipeline.relays.listen()) or error.reason)
         except web.HTTPException as error:
             return _problem(error.status, error.reason, allow=error.headers.get(hdrs.ALLOW))
 
     return guard
+
+
+def _not_found(path: str, relay: str | None) -> str | None:
+    """Return the error text for a request to `/v1/...`: its client has taken this port for the relay's."""
+    if not path.startswith("/v1/"):
+        return None
+    where = "" if relay is None else f", {relay}{path}"
+    return f"this is the admin port of llmtap; requests for models go to its relay{where}"
 
 
 def _window(text: str) -> str:
@@ -382,7 +464,7 @@ class AdminTls:
 
     def __init__(self, certificate: str, key: str) -> None:
         self._files = (certificate, key)
-        self._seen = self._look()
+        self._files_state = self._look()
         self.context: ssl.SSLContext = server_context(certificate, key, "meter.admin_tls_")
 
     @classmethod
@@ -394,32 +476,32 @@ class AdminTls:
     async def renew(self) -> None:
         """Load the files again whenever they change; never ends.
 
-        A pair that does not fit (only one of the files is written yet) leaves the old one in use, and is
-        tried again.
+        If key and certificate do not match (only one of the files is written yet), the old pair stays in use,
+        and the next check tries again.
         """
         while True:
             await asyncio.sleep(LOOK_S)
             self.look()
 
     def look(self) -> bool:
-        seen = self._look()
-        if seen == self._seen:
+        state = self._look()
+        if state == self._files_state:
             return False
         try:
-            # Tried on a separate context first: OpenSSL does not undo a pair that was loaded by half.
+            # Try a separate context first: if the key does not fit, OpenSSL keeps the new certificate loaded.
             server_context(*self._files, "meter.admin_tls_")
             self.context.load_cert_chain(*self._files)
         except (ConfigError, OSError) as exc:
             log.warning("event=admin_tls_not_renewed error=%r", str(exc))
             return False
-        self._seen = seen
+        self._files_state = state
         log.info("event=admin_tls_renewed")
         return True
 
     def _look(self) -> list[tuple[int, int]]:
-        found = []
+        states = []
         for name in self._files:
             with suppress(OSError):
                 about = os.stat(name)
-                found.append((about.st_ino, about.st_mtime_ns))
-        return found
+                states.append((about.st_ino, about.st_mtime_ns))
+        return states

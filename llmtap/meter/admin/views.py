@@ -7,34 +7,28 @@ here.
 """
 
 import resource
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, Final
 
-from llmtap import __version__, native
-from llmtap.channel.frames import LAG_EDGES_NS
+from llmtap import native
+from llmtap.channel.status import LAG_EDGES_NS
 from llmtap.clock import resident_bytes
+from llmtap.counts import fields_of
 from llmtap.export.prometheus.catalogue import Value
 from llmtap.export.prometheus.exposition import Cell, Frozen
 from llmtap.export.sinks import CaptureState, ExporterState
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.windows import BY, names_of
 from llmtap.meter.relays import RelayState, UpstreamLoad
-from llmtap.meter.slo import FrozenSlos
+from llmtap.meter.slo import FrozenSlos, SloCount
+from llmtap.version import __version__
 
-_RELAY_COUNTERS: Final = {
-    "relay_exchanges": "opened", "tap_measured_exchanges": "measured",
-    "relay_upstream_connects": "upstream_connects",
-    "relay_upstream_reuses": "upstream_reuses", "relay_upstream_unsolicited": "upstream_unsolicited",
-}  # fmt: skip
-_RELAY_GAUGES: Final = {
-    "relay_connections": "connections", "relay_streams": "streams", "relay_upstream_idle": "upstream_idle",
-    "relay_tap_pending_bytes": "tap_pending_bytes", "relay_rss_bytes": "rss_bytes",
-}  # fmt: skip
 _UPSTREAM: Final = {
     "upstream_running_requests": "running", "upstream_waiting_requests": "waiting",
     "upstream_kv_cache_usage_ratio": "kv_use", "upstream_output_tokens": "generation_tokens",
 }  # fmt: skip
-Values = dict[str, Value]
+Values = Mapping[str, Value]
+_Samples = dict[str, dict[tuple[str, ...], float]]
 
 
 def metrics_of(p: ExchangePipeline) -> Frozen:
@@ -48,6 +42,8 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
         "meter_frames": p.frames,
         "meter_cpu_seconds": usage.ru_utime + usage.ru_stime,
         "meter_rss_bytes": resident_bytes(),
+        "admin_limits": dict(p.admin_limits),
+        "reading_limits": dict(p.reading_limits),
         "live_missed_exchanges": p.live_missed,
         "smooth_goodput_tokens_per_second": {
             name: r.smooth_goodput_tps for name, r in rates.items() if r.smooth_goodput_tps is not None
@@ -72,8 +68,8 @@ def metrics_of(p: ExchangePipeline) -> Frozen:
 def upstream_values(upstream: UpstreamLoad | None) -> Values:
     if upstream is None:
         return {}
-    said = {metric: upstream.values[name] for metric, name in _UPSTREAM.items() if name in upstream.values}
-    return {**said, "upstream_scrape_failures": upstream.failures}
+    loads = {metric: upstream.values[name] for metric, name in _UPSTREAM.items() if name in upstream.values}
+    return {**loads, "upstream_scrape_failures": upstream.failures}
 
 
 def relay_values(relays: Sequence[RelayState]) -> Values:
@@ -81,41 +77,23 @@ def relay_values(relays: Sequence[RelayState]) -> Values:
 
     A relay that left keeps its counters, so that sums over relays do not fall, and loses its gauges.
     """
-    said = {relay.name: relay.status for relay in relays if relay.status is not None}
-    now = {relay.name: said[relay.name] for relay in relays if relay.connected and relay.name in said}
-    dropped = {(name, reason): n for name, s in said.items() for reason, n in s.dropped.items()}
-    values: Values = {
-        metric: {name: getattr(s, field) for name, s in statuses.items()}
-        for fields, statuses in ((_RELAY_COUNTERS, said), (_RELAY_GAUGES, now))
-        for metric, field in fields.items()
-    }
-    if packets := {(name, result): n for name, s in said.items() for result, n in s.packets.items()}:
-        values |= {
-            "watch_packets": packets,
-            "watch_connections": {
-                (name, kind): n for name, s in said.items() for kind, n in s.watched.items()
-            },
-            "watch_missing_bytes": {name: s.missing_bytes for name, s in said.items() if s.packets},
-        }
-    return {
-        **values,
-        "relay_cpu_seconds": {name: s.cpu_ns / 1e9 for name, s in said.items()},
-        "relay_up": {relay.name: int(relay.connected) for relay in relays},
-        "relay_upstream_up": {
-            (name, url): int(up) for name, s in now.items() for url, up in s.upstreams.items()
-        },
+    values: _Samples = {
+        "relay_up": {(relay.name,): int(relay.connected) for relay in relays},
         "relay_info": {(r.name, r.implementation): 1 for r in relays if r.connected and r.implementation},
-        "tap_dropped_exchanges": dropped | {(r.name, "relay_lost"): r.lost for r in relays if r.lost},
-        "relay_refused": {(name, limit): n for name, s in said.items() for limit, n in s.refused.items()},
-        "relay_skipped_requests": {
-            (name, rule): n for name, s in said.items() for rule, n in s.skipped.items()
-        },
-        "relay_bytes": {
-            (name, way): n
-            for name, s in said.items()
-            for way, n in (("up", s.bytes_up), ("down", s.bytes_down))
-        },
+        "tap_dropped_exchanges": {(r.name, "relay_lost"): r.lost for r in relays if r.lost},
     }
+    for relay in relays:
+        if relay.status is not None:
+            _add(values, relay.status, relay.name, vantage=relay.vantage, gauges=relay.connected)
+    return values
+
+
+def _add(values: _Samples, status: Hashable, *labels: str, vantage: str = "", gauges: bool = True) -> None:
+    """Add the values of a status, under labels that begin with `labels`."""
+    for one in fields_of(type(status)):
+        metric = one.about.metric
+        if metric is not None and one.applies_to(vantage) and (gauges or not one.about.gauge):
+            values.setdefault(metric, {}).update(one.samples(status, *labels))
 
 
 def lag_cells(relays: Sequence[RelayState]) -> list[Cell]:
@@ -129,14 +107,15 @@ def lag_cells(relays: Sequence[RelayState]) -> list[Cell]:
 def _slo_values(slos: FrozenSlos) -> Values:
     if not slos.classes and not slos.total:
         return {}
-    # Each class from the start, so that rate() sees its first exchange.
+    # Export each class from the start with 0, so that rate() includes its first exchange.
     counts = {
         **slos.total,
-        **{(c, "default"): (0, 0) for c in slos.classes if (c, "default") not in slos.total},
+        **{(c, "default"): SloCount() for c in slos.classes if (c, "default") not in slos.total},
     }
     return {
-        "slo_events": {key: counted for key, (counted, _) in counts.items()},
-        "slo_good": {key: good for key, (_, good) in counts.items()},
+        "slo_events": {key: count.counted for key, count in counts.items()},
+        "slo_good": {key: count.good for key, count in counts.items()},
+        "slo_not_judged": {key: count.not_judged for key, count in counts.items()},
         "slo_target_ratio": {name: slo.target for name, slo in slos.classes.items()},
         "slo_objective_seconds": {
             (name, of): ns / 1e9 for name, slo in slos.classes.items() for of, ns in slo.objectives.bounds
@@ -146,35 +125,20 @@ def _slo_values(slos: FrozenSlos) -> Values:
 
 
 def exporter_values(exporters: Sequence[ExporterState]) -> Values:
-    if not exporters:
-        return {}
-    return {
-        "export_sent": {e.name: e.sent for e in exporters},
-        "export_dropped": {(e.name, why): n for e in exporters for why, n in e.dropped.items()},
-        "export_failures": {e.name: e.failures for e in exporters},
-    }
+    values: _Samples = {}
+    for exporter in exporters:
+        _add(values, exporter, exporter.name)
+    return values
 
 
 def capture_values(state: CaptureState | None) -> Values:
-    if state is None:
-        return {}
-    return {
-        "capture_exchanges": state.exchanges,
-        "capture_unshaped_exchanges": state.unshaped,
-        "capture_written_bytes": state.bytes_written,
-        "capture_files": state.files,
-        "capture_deleted_files": state.files_deleted,
-        "capture_failures": state.failures,
-        "capture_recovered_exchanges": state.recovered,
-        "capture_damaged_batches": state.damaged,
-        "capture_dropped_exchanges": state.dropped,
-        "capture_paused": int(state.problem is not None),
-        "capture_problem": {why: 1 for why in (state.problem, state.files_problem and "files") if why},
-        "capture_waiting_exchanges": state.waiting,
-        "capture_waiting_files": state.files_waiting,
-        "capture_spool_bytes": state.spool_bytes,
-        "capture_local_bytes": state.local_bytes,
-    }
+    values: _Samples = {}
+    if state is not None:
+        problems = (state.problem, "files" if state.files_problem else None)
+        values["capture_paused"] = {(): int(state.problem is not None)}
+        values["capture_problem"] = {(why,): 1 for why in problems if why is not None}
+        _add(values, state)
+    return values
 
 
 def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callable[[], dict[str, object]]:
@@ -213,12 +177,12 @@ def summary_of(
     """Return the summary of a window, as work for any thread.
 
     `window`: None: that of the options; `all`: since the start. `by`: what to split it by, some of
-    `windows.BY`. `certain`: without exchanges whose stamps are too wide.
+    `windows.BY`. `certain`: without exchanges whose uncertainty is above the limit.
     """
     frozen = p.windows.freeze(p.options.window_name if window is None else window)
     slos = p.slos.freeze()
     relays: dict[str, Any] = p.relays.to_dict(p.clock.mono_ns())
-    errors = dict(p.errors)
+    errors, reading_limits = dict(p.errors), dict(p.reading_limits)
     capture = None if p.recorder is None else p.recorder.state().to_dict()
     upstream = None if p.upstream is None else p.upstream.to_dict()
 
@@ -231,6 +195,7 @@ def summary_of(
             "slo": slos.to_dict(),
             "relays": relays,
             "meter_errors": errors,
+            "reading_limits": reading_limits,
             "capture": capture,
             "upstream": upstream,
             "meter": {

@@ -1,8 +1,9 @@
 """Rebuild Exchanges from the frames of one relay, with one Observer for each open exchange (`Assembler`).
 
-`receiver.py` (or `meter/process.py`) calls `digest` with each batch of frames; opened and finished exchanges
-go to a `Sink`, the pipeline. An exchange that cannot be understood is given up and counted; the others
-continue. Exchanges that were open when a relay died end as `tap_error`, with what was seen of them.
+`receiver.py` (or `meter/process.py`) calls `work` with each batch of frames; opened and finished exchanges go
+to a `Sink`, the pipeline. Long frames are processed in slices, between which the event loop gets a turn. An
+exchange whose frames cause an error is discarded and counted; the others continue. Exchanges that were open
+when a relay died end as `tap_error`, with the data received until then.
 `CooperativeYield`, also here, offers the CPU to relays between frames and measures the CPU time of long ones.
 """
 
@@ -13,16 +14,8 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from llmtap.channel.frames import (
-    Anchored,
-    Assigned,
-    Closing,
-    Frame,
-    FrameKind,
-    Hello,
-    PythonFrameBatch,
-    RelayStatus,
-)
+from llmtap.channel.frames import Anchored, Assigned, Closing, Frame, FrameKind, Hello, PythonFrameBatch
+from llmtap.channel.status import RelayStatus
 from llmtap.exchange.bounds import bounded
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
@@ -41,20 +34,25 @@ _UPGRADED, _TUNNEL_UP, _TUNNEL_DOWN, _CLOSE, _DROP, _STATUS, _ANSWER, _SENT, _AR
     _K.ANCHOR,
 ))  # fmt: skip
 _LAST: Final = (_CLOSE, _DROP)
+_SLICED: Final = (_ANSWER, _TUNNEL_UP, _TUNNEL_DOWN)
+_END: Final = object()
 
 ANCHORS_MAX: Final = 4
 """Clock anchors kept, for requests whose head took so long that the wall clock was set meanwhile."""
 LAG_FLOOR_NS: Final = 11_000_000
-"""Uncertainty of an exchange whose relay died: relays report their lag twice a second, and check for it every
-10 ms with a timer whose grain is 1 ms."""
+"""Uncertainty, at least, of an exchange whose relay died without a last status: relays check their lag every
+10 ms with a timer whose resolution is 1 ms."""
 CPU_FREE_NS: Final = 5_000_000
-"""CPU time that is not charged to an exchange at each reading of the clock: other frames are in it."""
+"""CPU time not charged to an exchange at each reading of the clock, since it includes other frames."""
 CPU_PER_BYTE_NS: Final = 1_000
 """CPU time allowed for a byte of a frame. Events of a token stream take 20 to 250 ns a byte."""
 CPU_MAX_NS: Final = 1_000_000_000
-"""Beyond it, and CPU_SHARE of the exchange's duration, the response is not parsed further."""
+"""If an exchange takes more than this and more than CPU_SHARE of its duration, its response is not parsed
+further."""
 CPU_SHARE: Final = 1 / 50
-"""An exchange may last for hours, and is charged with pauses of the garbage collector."""
+"""Part of the duration of an exchange: it may last for hours, and is charged with garbage collections."""
+_TUNNEL_SLICE_BYTES: Final = 1 << 10
+"""Bytes of a tunnel that are processed at once: decompressed, they may be 250 times as many."""
 _TOO_COSTLY: Final = "its parsing took too much CPU time"
 _DIED: Final = "the relay died while this exchange ran"
 
@@ -93,7 +91,7 @@ class Assembler:
         first = _Anchor(hello.anchor_mono_ns, hello.anchor_wall_ns, 0, hello.anchor_steps)
         self._anchors = deque([first], ANCHORS_MAX)
         self._steps: dict[int, int] = {}
-        """Clock steps by exchange, where it is not that of the relay's first anchor (`Exchange.anchor`)."""
+        """Number of clock steps (`Exchange.anchor`) by exchange, if it is not that of the first anchor."""
         self._cpu_ns: dict[int, int] = {}
         """CPU time of open exchanges beyond what their bytes allow."""
         self._arms: dict[int, Assigned] = {}
@@ -103,57 +101,97 @@ class Assembler:
         self.reckoning = Reckoning()
 
     def __len__(self) -> int:
-        """Number of open exchanges, with tunnels and the responses in them."""
+        """Number of open exchanges, including tunnels and the responses in them."""
         return len(self._live) + sum(len(session.observers) for session in self._sessions.values())
 
     def under_way(self) -> list[tuple[Observer, str | None]]:
         arms, sessions = {seq: a.arm for seq, a in self._arms.items()}, self._sessions
-        found: list[tuple[Observer, str | None]] = []
+        running: list[tuple[Observer, str | None]] = []
         for seq, observer in reversed(self._live.items()):
             session = sessions.get(seq)
             own = [observer] if session is None or not session.began else reversed(session.observers)
-            found += [(open_one, arms.get(seq)) for open_one in own]
-        return found
+            running += [(open_one, arms.get(seq)) for open_one in own]
+        return running
 
     def unrecognised(self, frames: PythonFrameBatch) -> Iterator[Frame]:
         """Return the frames of a batch for `digest`, without token events recognised by their bytes."""
         return frames.unrecognised(self._live)
 
     def digest(self, frames: Iterable[Frame]) -> None:
-        """Process the frames of a batch, in order. Never raises for their content."""
+        """Process the frames of a batch, in order, at once."""
+        for _ in self.work(frames):
+            pass
+
+    def work(self, frames: Iterable[Frame], turns: "CooperativeYield | None" = None) -> Iterator[None]:
+        """Process the frames of a batch, in order. Never raises for their content.
+
+        Yields when `turns` reports that the event loop must run; `turns` also measures the CPU time of
+        slices. Until the iterator ends, no other frames of this relay may be processed.
+        """
         live = self._live
-        for kind, seq, t_ns, extra_ns, data in frames:
+        for frame in frames:
+            if turns is not None and turns.loop_is_due:
+                yield
+            kind, seq, t_ns, extra_ns, data = frame
             try:
                 if kind == _RESPONSE_DATA:
-                    # Frames of an exchange that was given up are ignored, here and below.
+                    # Ignore frames of an exchange that was discarded, here and below.
                     observer = live.get(seq)
                     if observer is not None:
-                        observer.response_data(data, t_ns, extra_ns)
+                        slices = observer.response_slices(data, t_ns, extra_ns)
+                        if slices:
+                            yield from self._slice(slices, frame, turns)
                 elif kind == _OPEN:
                     self._open(seq, t_ns, extra_ns, data)
                 elif kind == _SENT:
                     self._open(seq, t_ns, t_ns, data)
                     live[seq].submitted(extra_ns, extra_ns - t_ns)
                 elif kind == _STATUS:
-                    self._hear(_status.decode(data))
+                    self._take_status(_status.decode(data))
                 else:
                     if kind in _LAST:
                         self.reckoning.settled(dropped=kind == _DROP)
-                    if seq in live:
-                        self._tell(live[seq], kind, seq, t_ns, extra_ns, data)
+                    if kind in _SLICED and seq in live:
+                        yield from self._slice(self._read_sliced(live[seq], frame), frame, turns)
+                    elif seq in live:
+                        self._forward(live[seq], kind, seq, t_ns, extra_ns, data)
                     elif kind == _ANCHOR:
                         self._set_anchor(t_ns, extra_ns, _anchored.decode(data))
-            except Exception as error:  # measuring may fail, traffic and the other exchanges may not
+            except Exception as error:  # an error may affect the measurement of this exchange only
                 self._sink.failed(type(error).__name__, error)
                 self._forget(seq)
 
+    def _slice(
+        self, slices: Iterable[None], frame: Frame, turns: "CooperativeYield | None"
+    ) -> Iterator[None]:
+        """Process a frame slice by slice, and charge its exchange with their CPU time."""
+        if turns is None:
+            for _ in slices:
+                pass
+            return
+        allowed_ns, used_ns, charged_ns = CPU_PER_BYTE_NS * len(frame[4]), 0, 0
+        steps, done = iter(slices), False
+        while not done:
+            since_ns = turns.cpu_ns()
+            done = next(steps, _END) is _END
+            used_ns += turns.cpu_ns() - since_ns
+            if used_ns > allowed_ns + charged_ns:
+                self._charge(frame, used_ns - allowed_ns - charged_ns)
+                charged_ns = used_ns - allowed_ns
+            turns.pause()
+            if turns.loop_is_due:
+                yield
+        turns.restart()
+
     def charge(self, frame: Frame, cpu_ns: int) -> None:
-        """Charge a frame's exchange with CPU time, and stop parsing its response where that is too much.
+        """Charge a frame's exchange with CPU time, and stop parsing its response if it used too much.
 
         No input should take more than linear time; this limits the damage if one does.
         """
-        _, seq, t_ns, _, data = frame
-        over_ns = cpu_ns - CPU_FREE_NS - CPU_PER_BYTE_NS * len(data)
+        self._charge(frame, cpu_ns - CPU_FREE_NS - CPU_PER_BYTE_NS * len(frame[4]))
+
+    def _charge(self, frame: Frame, over_ns: int) -> None:
+        _, seq, t_ns, _, _ = frame
         observer = self._live.get(seq)
         if over_ns <= 0 or observer is None:
             return
@@ -165,7 +203,7 @@ class Assembler:
             self._sink.failed("parse_cpu", f"exchange {observer.exchange.id}: {_TOO_COSTLY}")
 
     def discard(self) -> None:
-        """Give up all open exchanges: the relay is alive, and counts what was not acknowledged."""
+        """Discard all open exchanges: the relay is alive, and counts those that were not acknowledged."""
         self._sink.forgot(len(self._live))
         for observer in self._live.values():
             observer.abandon()
@@ -192,16 +230,16 @@ class Assembler:
                     response_bytes=0,
                 )
                 exchange.uncertainty_ns = self._lag.worst_since(exchange.timeline.arrival_ns)
-                # It is unknown whether a token would have come.
+                # Clear the reason: a token might have followed.
                 exchange.no_token_reason = None
                 self._end(seq, exchange)
             except Exception as error:
                 self._sink.failed(type(error).__name__, error)
                 self._forget(seq)
 
-    def _hear(self, status: RelayStatus) -> None:
+    def _take_status(self, status: RelayStatus) -> None:
         self._lag.note(status.t_ns, status.lag_ns_max)
-        self.reckoning.told(status)
+        self.reckoning.update(status)
         self._sink.status(self._hello.relay, status)
 
     def _set_anchor(self, mono_ns: int, wall_ns: int, about: Anchored) -> None:
@@ -219,7 +257,7 @@ class Assembler:
         self._live[seq] = observer
         if steps:
             self._steps[seq] = steps
-        if b"pgrade" in head:
+        if b"pgrade" in head and observer.exchange.endpoint in SESSION_ENDPOINTS:
             self._heads[seq] = head
         if whole_ns:
             if body:
@@ -232,7 +270,7 @@ class Assembler:
         if t_ns <= anchor.since_ns:
             anchor = self._anchor_at(t_ns)
         wall_ns = anchor.wall_ns + t_ns - anchor.mono_ns
-        # Counted before it is parsed: a failure below takes it back by the same number.
+        # Count it before parsing: the error path below subtracts it again.
         self._sink.opened()
         try:
             return self._sink.observe(hello.relay, seq, t_ns, wall_ns, head, hello.clock), anchor.steps
@@ -243,7 +281,7 @@ class Assembler:
     def _upgrade(self, seq: int, observer: Observer, t_ns: int) -> None:
         observer.upgraded(t_ns)
         head, endpoint = self._heads.pop(seq, None), observer.exchange.endpoint
-        if head is None or endpoint not in SESSION_ENDPOINTS:
+        if head is None or endpoint is None:
             return
         part = 0
 
@@ -253,46 +291,73 @@ class Assembler:
             x = response.exchange
             part += 1
             x.part, x.anchor = part, steps
-            if (dealt := self._arms.get(seq)) is not None:
-                x.arm, x.unit = dealt.arm, dealt.unit
+            if (assignment := self._arms.get(seq)) is not None:
+                x.arm, x.unit = assignment.arm, assignment.unit
             return response
 
-        self._sessions[seq] = Session(endpoint, observe, self._sink.ended, self._sink.forgot)
+        share = observer.make_share()
+        self._sessions[seq] = Session(
+            endpoint, observe, self._sink.ended, self._sink.forgot, share, deflates=observer.deflates
+        )
+
+    def _read_sliced(self, observer: Observer, frame: Frame) -> Iterator[None]:
+        kind, seq, t_ns, extra_ns, data = frame
+        if kind == _ANSWER:
+            head, body = _split(data)
+            observer.response_head(head, t_ns, extra_ns)
+            if body:
+                yield from observer.response_slices(body, t_ns, extra_ns)
+            observer.response_end(t_ns)
+            return
+        for at in range(0, len(data), _TUNNEL_SLICE_BYTES):
+            if at:
+                yield
+            part = data[at : at + _TUNNEL_SLICE_BYTES]
+            self._pass_tunnel(observer, kind, seq, t_ns, extra_ns, part, continues=at > 0)
 
     def _pass_tunnel(
-        self, observer: Observer, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes
+        self,
+        observer: Observer,
+        kind: int,
+        seq: int,
+        t_ns: int,
+        extra_ns: int,
+        data: bytes,
+        *,
+        continues: bool,
     ) -> None:
         up = kind == _TUNNEL_UP
         session = self._sessions.get(seq)
         if session is not None:
             (session.sent if up else session.received)(data, t_ns, extra_ns)
+            if session.broken is not None and not session.lost:
+                session.give_up(session.broken)
+                observer.give_up(session.broken)
+                self._sink.failed("websocket", f"exchange {observer.exchange.id}: {session.broken}")
             if session.began:
                 return
-        observer.tunnel(data if up else None, None if up else data, t_ns, extra_ns)
+        up_data, down_data = (data, None) if up else (None, data)
+        observer.tunnel(up_data, down_data, t_ns, extra_ns, continues=continues)
 
     def _close_session(
         self, seq: int, delivered_ns: int | None, outcome: str, error: str | None, lag_ns: int
     ) -> bool:
-        """End the responses of a session; return whether there were any, which then stand for the tunnel."""
+        """End the responses of a session. Return whether there were any: they then replace the tunnel."""
         session = self._sessions.pop(seq, None)
         if session is None or not session.began:
             return False
         session.close(delivered_ns, outcome, error, lag_ns)
         return True
 
-    def _tell(self, observer: Observer, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> None:
+    def _forward(
+        self, observer: Observer, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes
+    ) -> None:
         if kind == _REQUEST_DATA:
             observer.request_data(data, t_ns)
         elif kind == _REQUEST_END:
             observer.request_end(t_ns)
         elif kind == _SUBMIT:
             observer.submitted(t_ns, extra_ns)
-        elif kind == _ANSWER:
-            head, body = _split(data)
-            observer.response_head(head, t_ns, extra_ns)
-            if body:
-                observer.response_data(body, t_ns, extra_ns)
-            observer.response_end(t_ns)
         elif kind == _RESPONSE_HEAD:
             observer.response_head(data, t_ns, extra_ns)
         elif kind == _RESPONSE_END:
@@ -304,13 +369,11 @@ class Assembler:
         elif kind == _UPGRADED:
             self._upgrade(seq, observer, t_ns)
         elif kind == _ARM:
-            dealt = _assigned.decode(data)
-            dealt.arm, dealt.unit = bounded("arm", dealt.arm), bounded("unit", dealt.unit)
-            self._arms[seq] = dealt
-            self._sink.assigned(dealt)
-        elif kind in (_TUNNEL_UP, _TUNNEL_DOWN):
-            self._pass_tunnel(observer, kind, seq, t_ns, extra_ns, data)
-        # INTERIM heads and kinds of a newer relay are ignored.
+            assignment = _assigned.decode(data)
+            assignment.arm, assignment.unit = bounded("arm", assignment.arm), bounded("unit", assignment.unit)
+            self._arms[seq] = assignment
+            self._sink.assigned(assignment)
+        # Other kinds are ignored: interim heads, and kinds that only a newer relay sends.
 
     def _close(self, seq: int, t_ns: int, data: bytes) -> None:
         closing = _closing.decode(data)
@@ -363,14 +426,16 @@ def _split(message: bytes) -> tuple[bytes, bytes]:
 
 
 TURN_NS: Final = 50_000
-"""About the time that a relay takes for an event, so that it waits for the meter no longer than that."""
+"""Time between two yields: about the time that a relay takes for an event, so that it waits no longer."""
 AWAY_NS: Final = 2_000_000
-"""A longer return from a yield means that the CPU is shared with a process that never sleeps."""
+"""A yield that takes longer means that the CPU is shared with a process that never sleeps."""
 INSIST_NS: Final = 100_000_000
 BEHIND_NS: Final = 50_000_000
 """Frames come every 10 ms (`llmtap/channel/`); a batch as old as five of those waited for the CPU."""
+LOOP_TURN_NS: Final = 10_000_000
+"""Time of work on a batch before the event loop runs. An answer of the admin port takes about five rounds."""
 CPU_EVERY_NS: Final = 1_000_000
-"""Least time between two readings of the thread's CPU clock, a system call of about 0.5 us."""
+"""Minimum time between two readings of the thread's CPU clock, a system call of about 0.5 us."""
 
 
 class CooperativeYield:
@@ -382,8 +447,8 @@ class CooperativeYield:
     """
 
     __slots__ = (
-        "_cpu_ns", "_cpu_since_ns", "_give", "_insist_until_ns", "_mono_ns", "_read_ns", "_since_ns",
-        "behind",
+        "_cpu_since_ns", "_give", "_insist_until_ns", "_loop_at_ns", "_mono_ns", "_read_ns", "_since_ns",
+        "behind", "cpu_ns", "loop_is_due",
     )  # fmt: skip
 
     def __init__(
@@ -393,13 +458,27 @@ class CooperativeYield:
         cpu_ns: Callable[[], int] = lambda: 0,
     ) -> None:
         self._mono_ns = mono_ns
-        self._cpu_ns = cpu_ns
-        self._read_ns = 0  # when the CPU clock was read
-        self._cpu_since_ns = 0  # its reading then
+        self.cpu_ns = cpu_ns
+        self._read_ns = 0  # time of the latest reading of the CPU clock
+        self._cpu_since_ns = 0  # CPU time at that reading
         self._give = give
         self._since_ns = 0
         self._insist_until_ns = 0
+        self._loop_at_ns = 0
+        self.loop_is_due = False
+        """The work of this turn of the event loop has taken LOOP_TURN_NS."""
         self.behind = False
+
+    def begin_turn(self) -> None:
+        """Begin a round of the event loop, in which work may take LOOP_TURN_NS."""
+        self.loop_is_due = False
+        self.restart()
+        self._loop_at_ns = self._since_ns + LOOP_TURN_NS
+
+    def restart(self) -> None:
+        """Begin a new measurement: the CPU time until now is charged to no frame."""
+        self._since_ns = self._read_ns = self._mono_ns()
+        self._cpu_since_ns = self.cpu_ns()
 
     def over(
         self,
@@ -412,8 +491,8 @@ class CooperativeYield:
         `charge` is called with a frame that took longer than CPU_EVERY_NS, and its CPU time, which may
         include frames up to CPU_EVERY_NS before.
         """
-        now_ns = self._since_ns = self._read_ns = self._mono_ns()
-        self._cpu_since_ns = self._cpu_ns()
+        self.restart()
+        now_ns = self._since_ns
         self.behind = last_ns is not None and now_ns - last_ns > BEHIND_NS
         if self.behind:
             self._insist_until_ns = now_ns + INSIST_NS
@@ -421,7 +500,7 @@ class CooperativeYield:
             yield frame
             now_ns = self.pause()
             if now_ns - self._read_ns > CPU_EVERY_NS:
-                cpu_ns = self._cpu_ns()
+                cpu_ns = self.cpu_ns()
                 used_ns = cpu_ns - self._cpu_since_ns
                 self._read_ns, self._cpu_since_ns = now_ns, cpu_ns
                 if charge is not None:
@@ -430,6 +509,8 @@ class CooperativeYield:
     def pause(self) -> int:
         """Yield if the turn is over. Return the time."""
         now_ns = self._mono_ns()
+        if now_ns > self._loop_at_ns:
+            self.loop_is_due = True
         if now_ns - self._since_ns > TURN_NS and now_ns >= self._insist_until_ns:
             self._give()
             self._since_ns = back_ns = self._mono_ns()

@@ -26,7 +26,7 @@ from llmtap.clock import Clock
 from llmtap.exchange.bounds import memory_bytes
 from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.metrics.deadlines import Benefit
@@ -34,11 +34,11 @@ from llmtap.metrics.latency import Measured, chunking_of, measure, ttft_ns
 from llmtap.units import NS_PER_S, parse_duration_ns, shown
 
 BYTES_MAX: Final = 80 << 20
-"""Of all exchanges kept: 2 million events, or 20,000 exchanges without any."""
+"""Memory of all recent exchanges: 2 million events, or 20,000 exchanges without events."""
 LIMIT_DEFAULT: Final = 100
 LIMIT_MAX: Final = 1_000
 PAGE_BYTES_MAX: Final = 4 << 20
-"""Bytes of one answer: the exchange, or the slice of events, that reaches it is the last."""
+"""Bytes of one answer; the exchange (or slice of events) that reaches them is the last."""
 EVENTS_SLICE: Final = 1_000
 """Events converted to JSON at a time: about 60 kB."""
 
@@ -103,15 +103,37 @@ def read_outcome(field: str, value: str) -> Outcome:
         raise BadQuery(field, f"expected one of {', '.join(Outcome)}, got {shown(value)}") from None
 
 
+def read_reading(field: str, value: str) -> Reading:
+    try:
+        return Reading(value)
+    except ValueError:
+        raise BadQuery(field, f"expected one of {', '.join(Reading)}, got {shown(value)}") from None
+
+
 FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
     **dict.fromkeys(("id", "relay"), read_text),
     "seq": read_count,
     **dict.fromkeys(
-        ("tenant", "model", "route", "arm", "endpoint", "dialect", "method", "path", "request_id"), read_text
+        (
+            "tenant",
+            "model",
+            "route",
+            "arm",
+            "endpoint",
+            "dialect",
+            "content_type",
+            "service_tier",
+            "service_tier_requested",
+            "method",
+            "path",
+            "request_id",
+        ),
+        read_text,
     ),
     "status": read_count,
     "stream": read_flag,
     "outcome": read_outcome,
+    "reading": read_reading,
     **dict.fromkeys(("finish_reason", "clock"), read_text),
     "uncertain": read_flag,
 }
@@ -161,7 +183,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 class RecentExchanges:
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX) -> None:
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
-        """Number, weight when it was added, exchange, and the reader that it was measured for."""
+        """Number, bytes when it was added, exchange, and reader for whom its benefit was computed."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0
@@ -181,25 +203,25 @@ class RecentExchanges:
 
     def find(self, query: Query) -> list[tuple[int, Exchange, Benefit]]:
         """Return the newest matching exchanges with number and reader, up to one above the limit."""
-        found: list[tuple[int, Exchange, Benefit]] = []
+        matches: list[tuple[int, Exchange, Benefit]] = []
         for number, _, x, reader in reversed(self._ring):
             if (query.before is not None and number >= query.before) or not query.matches(x):
                 continue
-            found.append((number, x, reader))
-            if len(found) > query.limit:
+            matches.append((number, x, reader))
+            if len(matches) > query.limit:
                 break
-        return found
+        return matches
 
-    def to_json(self, found: Sequence[tuple[int, Exchange, Benefit]], query: Query) -> bytes:
-        """Return the JSON of `/api/v1/exchanges`: as much of `found` as its limit and PAGE_BYTES_MAX allow.
+    def to_json(self, matches: Sequence[tuple[int, Exchange, Benefit]], query: Query) -> bytes:
+        """Return the JSON of `/api/v1/exchanges`: as many matches as the limit and PAGE_BYTES_MAX allow.
 
-        For any thread: finished exchanges do not change.
+        May run in any thread, since finished exchanges do not change.
         """
         out: list[bytes] = []
         size, cursor = 0, None
-        for i, (number, x, reader) in enumerate(found):
+        for i, (number, x, reader) in enumerate(matches):
             if i == query.limit or size >= PAGE_BYTES_MAX:
-                cursor = str(found[i - 1][0])
+                cursor = str(matches[i - 1][0])
                 break
             start = query.events_start if query.before == number + 1 else 0
             about = x.to_dict(measure(x, reader).metrics(), chunking_of(x))
@@ -238,7 +260,7 @@ def encode_with_events(
 
 def weight_bytes(x: Exchange) -> int:
     """Return the memory of an exchange, except for bodies, which a capture counts and removes soon."""
-    return memory_bytes(x) - memory_bytes(x.said) - memory_bytes(x.keeping)
+    return memory_bytes(x) - memory_bytes(x.text) - memory_bytes(x.capture_data)
 
 
 STREAMS_DEFAULT: Final = 200
@@ -249,7 +271,7 @@ POINTS_MAX: Final = 200
 STREAM_EVENTS_MAX: Final = 1_000_000
 """Events copied for one answer, at 17 bytes each; each stream gets an equal share, its newest events."""
 SLICE: Final = 16
-"""Streams processed before frames get their turn: about half a millisecond."""
+"""Streams processed between two rounds of the event loop: about half a millisecond."""
 
 OpenExchange = tuple[Observer, str | None]
 
@@ -271,8 +293,8 @@ class StreamsQuery:
             fields.get("id"),
         )
 
-    def matches(self, found: OpenExchange) -> bool:
-        x = found[0].exchange
+    def matches(self, stream: OpenExchange) -> bool:
+        x = stream[0].exchange
         return x.call is None and self.id in (None, x.id)
 
 
@@ -313,18 +335,18 @@ class Streams:
         app.router.add_get("/api/v1/streams", self._answer)
 
     async def find(self, query: StreamsQuery) -> list[_Copied]:
-        found: list[_Copied] = []
+        copies: list[_Copied] = []
         events_max = STREAM_EVENTS_MAX // query.limit
         for looked, one in enumerate(self._newest_first(), 1):
             if query.matches(one):
-                found.append(_copy(one, self._clock.mono_ns(), query.window_ns, events_max))
-                if len(found) == query.limit:
+                copies.append(_copy(one, self._clock.mono_ns(), query.window_ns, events_max))
+                if len(copies) == query.limit:
                     break
             if looked % SLICE == 0:
                 await asyncio.sleep(0)
         # Relays report requests in the order of the ends of their heads, which is nearly that of arrivals.
-        found.sort(key=lambda copied: copied.arrival_ns, reverse=True)
-        return found
+        copies.sort(key=lambda copied: copied.arrival_ns, reverse=True)
+        return copies
 
     def _newest_first(self) -> Iterator[OpenExchange]:
         return merge(
@@ -334,14 +356,14 @@ class Streams:
 
     async def _answer(self, request: web.Request) -> web.Response:
         query = StreamsQuery.parse(read_fields(request.query.items()))
-        async with self._lock:  # one answer's copies at a time
-            found = await self.find(query)
+        async with self._lock:  # so that only one answer's copies are in memory
+            copies = await self.find(query)
             count = sum(map(len, self._assemblers))
             window_s = query.window_ns / NS_PER_S
 
             def work() -> bytes:
-                told = [copied.to_dict() for copied in found]
-                return msgspec.json.encode({"count": count, "window": window_s, "streams": told})
+                streams = [copied.to_dict() for copied in copies]
+                return msgspec.json.encode({"count": count, "window": window_s, "streams": streams})
 
             body = await asyncio.to_thread(work)
         return web.Response(body=body, content_type="application/json")

@@ -8,16 +8,18 @@ of relays and counts errors. `admin/views.py` reads its state.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from llmtap import __version__
 from llmtap.channel.experiment import Experiment
-from llmtap.channel.frames import Assigned, RelayStatus
+from llmtap.channel.frames import Assigned
+from llmtap.channel.status import RelayStatus
 from llmtap.clock import Clock
 from llmtap.exchange.bounds import Budget
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
+from llmtap.exchange.outcome import Outcome, ReadingLimit
 from llmtap.export.prometheus.exposition import Exposition
 from llmtap.export.sinks import ExchangeSink, ExporterState, SeriesKey
 from llmtap.meter.experiments import Experiments
@@ -31,11 +33,13 @@ from llmtap.meter.tenants import Labels, Tenants
 from llmtap.metrics.cost import Price
 from llmtap.metrics.latency import Measured, measure
 from llmtap.metrics.slo import SloOptions
+from llmtap.protocol.dialects.registry import BUILT_IN, Dialects
+from llmtap.version import __version__
 
 if TYPE_CHECKING:  # Arrow is imported only where exchanges are captured
     from llmtap.meter.pipeline.recorder import Recorder
 
-UNAUTHORIZED = 401
+_NOT_ACCEPTED: Final = frozenset({Outcome.REJECTED, Outcome.CLIENT_ERROR, Outcome.UPSTREAM_ERROR})
 BODIES_BYTES_MAX: Final = 256 << 20
 """Bodies of incomplete requests and responses together: 2,000 prompts of 100,000 characters. Without it, slow
 uploads of 8 MiB in all streams of a relay would take 80 GB."""
@@ -51,6 +55,7 @@ class ExchangePipeline:
         slos: validated classes of objectives by name.
         price: None: costs are unknown.
         count_tokens: counts the tokens of a text where the server does not report them.
+        dialects: those that the answers may have.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class ExchangePipeline:
         slos: Mapping[str, SloOptions] | None = None,
         price: Price | None = None,
         count_tokens: Callable[[str], int] | None = None,
+        dialects: Dialects = BUILT_IN,
     ) -> None:
         self.options = options
         self.clock = clock
@@ -97,10 +103,15 @@ class ExchangePipeline:
         self.live = 0
         self.errors: dict[str, int] = {}
         self.subscribers = 0
+        self.admin_limits: Counter[str] = Counter()
+        """How often a limit of the admin port was reached, by limit."""
+        self.reading_limits = Counter({limit.value: 0 for limit in ReadingLimit})
+        """Answers whose reading reached a limit, by limit."""
         self.live_missed = 0
         self._count_tokens = count_tokens
+        self._dialects = dialects
         self._patterns = options.patterns
-        self._bodies = Budget(BODIES_BYTES_MAX, self._body_not_kept)
+        self._bodies = Budget(BODIES_BYTES_MAX, self._count_omitted_body)
 
     def keep(self, recorder: "Recorder") -> None:
         self.recorder = recorder
@@ -112,7 +123,8 @@ class ExchangePipeline:
         observer = Observer(
             relay, seq, arrival_ns, arrival_wall_ns, head, clock,
             self.tenants.identify, self._patterns, self._count_tokens,
-            None if self.recorder is None else self.recorder.hear, self._bodies,
+            None if self.recorder is None else self.recorder.observe_request, self._bodies,
+            dialects=self._dialects,
         )  # fmt: skip
         if observer.exchange.call is not None:
             self.windows.opened(-1)
@@ -128,26 +140,33 @@ class ExchangePipeline:
     def ended(self, x: Exchange) -> None:
         """Measure a finished exchange once and pass it to every sink."""
         self.live -= 1
-        pause = self.turns.pause  # all this takes as long as a dozen frames
+        pause = self.turns.pause  # this function takes as long as a dozen frames
         pause()
         slo = self.slos.of(x.tenant)
-        m = measure(x, self.benefit if slo is None else self._readers.get(slo.name, self.benefit))
+        reader = self.benefit if slo is None else self._readers.get(slo.name, self.benefit)
+        m = measure(x, reader, judge_inferred=self.options.judge_inferred)
         pause()
         if not self.options.request_objectives:
             x.slo_ttft_ns = x.slo_tpot_ns = None
         for kind, n in (x.invalid_values or {}).items():
             self.failed(kind, f"exchange {x.id}: the server sent a value that cannot be true", n)
+        self.reading_limits.update(limit.value for limit in x.reading_limits)
         x.uncertain = x.uncertainty_ns > self.options.uncertainty_limit
-        # Clients without a valid key could otherwise use up all names.
-        x.tenant = self.labels.tenant(x.tenant, trusted=x.status != UNAUTHORIZED)
+        trusted = _is_accepted(x)
+        x.tenant = self.labels.tenant(x.tenant, trusted=trusted)
         if x.call is not None:
-            self.exposition.called(x, m)
+            if x.endpoint != "mcp":
+                self.windows.opened(-1)  # it was counted before its body showed an MCP call
+            self.exposition.called(x, m, trusted=trusted)
             if self.recorder is not None:
                 self.recorder.leave_out("mcp")
             return
-        tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm)
+        tenant, model, arm = self.labels.fold(x.tenant, x.model, x.arm, trusted=trusted)
         met = self.slos.judge(x, m, slo, tenant)
-        key = SeriesKey(tenant, model, arm, "" if slo is None else slo.name, x.uncertain)
+        key = SeriesKey(
+            tenant, model, arm, "" if slo is None else slo.name, x.uncertain, x.reading.word,
+            x.service_tier or "",
+        )  # fmt: skip
         for sink in self.sinks:
             try:
                 sink.ended(x, m, key, met)
@@ -159,32 +178,41 @@ class ExchangePipeline:
         self.experiments.assigned(arm.arm, arm.unit, arm.single)
 
     def status(self, relay: str, status: RelayStatus) -> None:
-        skipped = self.relays.say(relay, status, self.clock.mono_ns())
+        skipped = self.relays.update(relay, status, self.clock.mono_ns())
         if self.relays.is_elsewhere(relay):
-            return  # counted here, measured and kept there
+            return  # another meter measures and captures its exchanges
         self.windows.skipped(skipped)
         self.windows.lagged(status.lag_ns_max)
         if self.recorder is not None:
-            self.recorder.relay_said(
+            self.recorder.note_relay(
                 relay, status.opened, status.dropped, status.unsettled, status.packets, status.watched
             )
 
     def left(self, relay: str, final: RelayStatus) -> None:
-        """Note that a relay left; `final`: its counts as of its last frame. None of its exchanges is open."""
+        """Note that a relay disconnected; `final`: counts as of its last frame. It has no open exchanges."""
         if self.recorder is not None:
-            # Its own last status is half a second older, and lacks what became rows since.
-            self.recorder.relay_left(relay, final.opened, final.dropped)
+            # The relay's own last status may be half a second older, without rows written since.
+            self.recorder.note_relay_left(relay, final.opened, final.dropped)
 
     def failed(self, kind: str, error: BaseException | str, n: int = 1) -> None:
         """Count `n` things that could not be measured, and log the first of each kind."""
-        seen = self.errors.get(kind, 0)
-        self.errors[kind] = seen + n
-        if not seen:
+        count = self.errors.get(kind, 0)
+        self.errors[kind] = count + n
+        if not count:
             where = error if isinstance(error, BaseException) else None
             log.warning("event=meter_error kind=%s error=%r further=counted", kind, error, exc_info=where)
 
-    def _body_not_kept(self) -> None:
+    def _count_omitted_body(self) -> None:
         self.failed("body_memory", f"bodies under way take {BODIES_BYTES_MAX >> 20} MiB: one was not read")
+
+
+def _is_accepted(x: Exchange) -> bool:
+    """Return whether the gateway accepted the request: it answered with a status below 400 and no error.
+
+    Only such a request may take a place among tenants, models and tools. Otherwise a client without a valid
+    key, or one whose requests llmtap or the gateway refuses, could use up all places with invented names.
+    """
+    return x.status is not None and x.status < 400 and x.outcome not in _NOT_ACCEPTED
 
 
 class _ExchangeLog:

@@ -11,13 +11,17 @@ import logging
 import os
 import socket
 import stat
-from typing import cast
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, cast
 
 import msgspec
 
 from llmtap.channel.frames import ACK, BatchReader, FrameKind, Hello
 from llmtap.meter.pipeline.assembler import Assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
+
+_DONE: Final = object()
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +34,9 @@ class Receiver:
 
     async def start(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(
+        # Not create_unix_server: since Python 3.13, its server removes the file when it closes. Only
+        # `SocketFile` decides about that.
+        self._server = await loop.create_server(
             lambda: _Connection(self._pipeline, self._connections), sock=sock
         )
 
@@ -59,46 +65,80 @@ class _Connection(asyncio.Protocol):
         self._relay = ""
         self._epoch = 0
         self._acks = bytearray()
-        self._hung_up = False
+        self._hung_up = self._gone = self._paused = False
+        self._reads: deque[bytes] = deque()
+        self._work: Iterator[None] | None = None
+        """Processing of the bytes read so far; None: finished."""
         self._elsewhere = False
         self.guest = False
         self.lost = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast and no check: uvloop's transports are not asyncio's children.
+        # A cast, since uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         self._siblings.add(self)
 
     def data_received(self, data: bytes) -> None:
+        self._reads.append(data)
+        if self._work is None:
+            self._work = self._digest()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Process what was read until the event loop is due; reading stops meanwhile."""
+        work, turns = self._work, self._pipeline.turns
+        if work is None:
+            return  # the receiver has closed the connection
+        turns.begin_turn()
         try:
-            for batch_no, frames in self._batches.feed(data):
+            unfinished = next(work, _DONE) is not _DONE
+        except (ValueError, msgspec.MsgspecError) as error:
+            # Bytes out of step cannot be resynchronised: hang up, and the relay connects again.
+            self._pipeline.failed("bad_batch", error)
+            self.close()
+            return
+        if unfinished:
+            self._pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+            return
+        self._work = None
+        if turns.behind:
+            # uvloop reads a socket up to 32 times in a row, and an answer of the admin port takes several
+            # rounds of the loop: seconds, during a backlog. Pausing limits uvloop to one read a round.
+            self._pause_reading()
+        if self._paused:
+            asyncio.get_running_loop().call_soon(self._resume_reading)
+        if self._gone:
+            self._leave()
+
+    def _digest(self) -> Iterator[None]:
+        turns = self._pipeline.turns
+        while self._reads:
+            for batch_no, frames in self._batches.feed(self._reads.popleft()):
                 self._pipeline.frames += len(frames)
                 if self._assembler is None and len(frames):
                     self._join(next(frames))
                 if self._assembler is not None:
                     assembler = self._assembler
                     left = assembler.unrecognised(frames)
-                    assembler.digest(self._pipeline.turns.over(left, frames.last_ns, assembler.charge))
+                    yield from assembler.work(turns.over(left, frames.last_ns, assembler.charge), turns)
                 if not self._acks:
                     asyncio.get_running_loop().call_soon(self._acknowledge)
                 self._acks += ACK.pack(batch_no)
-            if self._pipeline.turns.behind:
-                self._breathe()
-        except (ValueError, msgspec.MsgspecError) as error:
-            # Bytes out of step cannot be resynchronised: hang up, and the relay connects again.
-            self._pipeline.failed("bad_batch", error)
-            self.close()
 
-    def _breathe(self) -> None:
-        # uvloop reads a socket up to 32 times in a row while there is more, and an answer at the admin port
-        # takes several rounds of the loop: seconds, in a backlog. Stopped and started, it reads once a round.
-        if self._transport is not None:
+    def _pause_reading(self) -> None:
+        if self._transport is not None and not self._paused:
+            self._paused = True
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._transport.resume_reading)
+
+    def _resume_reading(self) -> None:
+        if self._transport is not None and self._paused and self._work is None and not self._gone:
+            self._paused = False
+            self._transport.resume_reading()
 
     def _acknowledge(self) -> None:
-        # Not through the transport: it closes a connection that cannot be written to, with the last unread
-        # bytes of a relay that has died. Reading finds the end.
+        # Not through the transport: after a failed write, it closes the connection and discards unread
+        # bytes of a relay that has died. Reading finds the end instead.
         transport, acks = self._transport, bytes(self._acks)
         self._acks.clear()
         if transport is None or self.lost.is_set() or transport.is_closing():
@@ -115,15 +155,22 @@ class _Connection(asyncio.Protocol):
             transport.write(acks[sent:])
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._gone = True
+        if self._hung_up:
+            self._work = None  # the relay counts the exchanges that were not acknowledged
+        if self._work is None:
+            self._leave()
+
+    def _leave(self) -> None:
         self._siblings.discard(self)
         self.lost.set()
         if self._assembler is None:
             return
-        self._pipeline.experiments.leave(self._say)
+        self._pipeline.experiments.leave(self._send_word)
         self._pipeline.streams.leave(self._assembler)
         reckoning = self._assembler.reckoning
         open_exchanges, final = reckoning.running, None
-        again = self._pipeline.relays.has_come_again(self._relay, self._epoch)
+        again = self._pipeline.relays.has_reconnected(self._relay, self._epoch)
         if self._hung_up or self._elsewhere or again:
             self._assembler.discard()
         else:
@@ -137,10 +184,11 @@ class _Connection(asyncio.Protocol):
 
     def close(self) -> None:
         self._hung_up = True
+        self._work = None
         if self._transport is not None:
             self._transport.abort()
 
-    def _say(self, word: int) -> None:
+    def _send_word(self, word: int) -> None:
         if self._transport is not None:
             self._transport.write(ACK.pack(word))
 
@@ -152,13 +200,38 @@ class _Connection(asyncio.Protocol):
         self._elsewhere = hello.elsewhere
         self.guest = hello.guest or hello.elsewhere
         self._epoch = self._pipeline.relays.join(hello)
-        self._pipeline.experiments.join(hello.switch, self._say)
+        self._pipeline.experiments.join(hello.switch, self._send_word)
         self._assembler = Assembler(hello, self._pipeline)
         self._pipeline.streams.join(self._assembler)
         log.info(
             "event=relay_joined relay=%s pid=%d clock=%s implementation=%s",
             hello.relay, hello.pid, hello.clock, hello.implementation or "unknown",
         )  # fmt: skip
+
+
+class SocketFile:
+    """File of a listening unix socket. Create and remove it only while the socket listens.
+
+    The open socket keeps its inode number in use, so another meter's file cannot have the same number.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._identity = _identity(path)
+
+    def remove(self) -> None:
+        """Remove the file, unless another meter has put its own in its place."""
+        if self._identity is not None and _identity(self._path) == self._identity:
+            os.unlink(self._path)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return device and inode of a file, or None without one."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def listen_on(path: str) -> socket.socket:
@@ -173,7 +246,7 @@ def listen_on(path: str) -> socket.socket:
     except FileNotFoundError:
         pass
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Between bind and chmod the socket would stand open to others: the mask closes that gap.
+    # The mask, and not chmod() after bind(): between the two, other users could connect.
     mask = os.umask(0o177)
     try:
         sock.bind(path)

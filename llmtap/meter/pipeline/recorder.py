@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import fields
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from pathlib import Path
@@ -26,7 +26,7 @@ from llmtap.capture.privacy.sessions import BlockHasher, Keys, Sessions
 from llmtap.capture.schema import CaptureInfo, CaptureLedger, RelayCount
 from llmtap.capture.store.rows import to_batch
 from llmtap.capture.store.spool import aside_of, clear
-from llmtap.capture.store.store import Store, spool_folder
+from llmtap.capture.store.store import Store, StoreState, spool_folder
 from llmtap.capture.tokenizer import Encode
 from llmtap.clock import Clock
 from llmtap.errors import LlmtapError
@@ -44,19 +44,16 @@ TURN_S: Final = 0.1
 LEFT_MAX: Final = 64
 """Relays that left and are reported in each later file, so that a lost file is noticed. Their number is
 bounded because apps with the middleware may come and go for ever."""
-_OF_STORE: Final = (
-    "bytes_written", "files", "files_waiting", "files_deleted", "spool_bytes", "local_bytes", "failures",
-    "recovered", "damaged",
-)  # fmt: skip
+_OF_STORE: Final = {one.name for one in fields(StoreState)} & {one.name for one in fields(CaptureState)}
 RETRY_OPEN_NS: Final = 1_000_000_000
 STEP_ASIDE_S: Final = 4.0
-"""Time to make files of what was recorded until then; exchanges wait in memory meanwhile."""
+"""Time limit for finishing the files before the folder is released; exchanges wait in memory meanwhile."""
 
 log = logging.getLogger(__name__)
 
 
 class _Held:
-    """Bytes of bodies that wait for the end of their exchange; either thread may release them."""
+    """Number of bytes of request data that wait for the end of their exchange; both threads change it."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -67,24 +64,30 @@ class _Held:
             self.bytes += n
 
 
-@dataclass(slots=True)
-class _Keeping:
-    keys: Keys | None = None
+class _RequestData:
+    """Data of a request that the recorder needs at the end of its exchange (`Exchange.capture_data`)."""
 
+    __slots__ = ("_bytes", "_held", "body", "keys")
 
-class _KeepingBody(_Keeping):
-    """The same for a body that is kept, released with its exchange."""
-
-    __slots__ = ("_held", "body")
-
-    def __init__(self, body: bytes, held: _Held) -> None:
-        super().__init__()
+    def __init__(self, held: _Held, body: bytes | None = None) -> None:
         self.body = body
+        """The body, if its redacted text is wanted."""
+        self.keys: Keys | None = None
         self._held = held
-        held.add(len(body))
+        self._bytes = 0
+
+    def weigh(self, x: Exchange) -> None:
+        """Count the body, the shape of the request and the keys of its conversation."""
+        n_bytes = len(self.body or b"") + memory_bytes(self.keys) + memory_bytes(x.shape)
+        self._held.add(n_bytes - self._bytes)
+        self._bytes = n_bytes
+
+    def release(self) -> None:
+        self._held.add(-self._bytes)
+        self._bytes = 0
 
     def __del__(self) -> None:
-        self._held.add(-len(self.body))
+        self.release()
 
 
 class Recorder:
@@ -127,14 +130,14 @@ class Recorder:
             fields=options.session_fields,
             parents=options.parent_headers,
         )
-        telling = (*options.session_headers, *options.parent_headers)
-        self._telling = frozenset(name.lower().encode() for name in telling)
+        names = (*options.session_headers, *options.parent_headers)
+        self._session_fields = frozenset(name.lower().encode() for name in names)
         self._redactor = Redactor(options.redact) if options.level == "full" else None
-        # Filled by the loop, emptied by the thread: (exchange, header fields that matter, body) when a
-        # request is whole, (exchange, None, b"") at the end; and the bytes that were counted for it.
+        # The loop appends, the thread removes: (exchange, session header fields, body) when a request is
+        # complete, (exchange, None, b"") at the end; and the bytes that were counted for the entry.
         self._inbox: deque[tuple[Exchange, Headers | None, bytes, int]] = deque()
-        self._taken_bytes = 0  # by the loop, ever
-        self._freed_bytes = 0  # by the thread, ever
+        self._taken_bytes = 0  # total of bytes appended, counted by the loop
+        self._freed_bytes = 0  # total of bytes removed, counted by the thread
         self._held = _Held()
         self._rows: list[Exchange] = []
         self._row_bytes = 0
@@ -143,15 +146,15 @@ class Recorder:
         self._batches: deque[Any] = deque()
         self._batch_bytes = 0
         self._batch_rows = 0
-        self._kept = 0
+        self._captured = 0
         self._dropped: dict[str, int] = {}
         self._left_out: dict[str, int] = {}
         self._unshaped = 0  # counted by the loop
-        self._cut = 0  # prompts with too many parts, counted by the thread
+        self._cut = 0  # prompts with too many parts, or too large for the memory; counted by the thread
         self._errors: dict[str, int] = {}
         self._relays: dict[str, RelayCount] = {}
         self._left: dict[str, None] = {}
-        self._owes_counts = False  # the last counts written had exchanges under way
+        self._owes_counts = False  # the counts written last include running exchanges
         self._after = after
         self._meter = secrets.token_hex(4)
         self._whole = False
@@ -159,8 +162,8 @@ class Recorder:
         self._open_at_ns = 0
         self._waits = waits
         self._gives_way = False
-        self._flush_asked = 0  # counted by the loop
-        self._flush_done = 0  # counted by the thread
+        self._flushes_requested = 0  # counted by the loop
+        self._flushes_done = 0  # counted by the thread
         self._aside: Path | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -169,14 +172,14 @@ class Recorder:
         self._open()
         self._thread.start()
 
-    def hear(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
+    def observe_request(self, x: Exchange, head: RequestHead, body: bytes) -> bool:
         wants_text = self._redactor is not None and self._is_full(x.tenant)
         if self._pending_bytes + len(body) > self._options.memory_bytes:
             self._unshaped += 1
             return False
         self._taken_bytes += len(body)
         # Only these fields: the queue must not hold keys and cookies.
-        headers = [field for field in head.headers if field[0].lower() in self._telling]
+        headers = [field for field in head.headers if field[0].lower() in self._session_fields]
         self._inbox.append((x, headers, body, len(body)))
         return wants_text
 
@@ -184,7 +187,7 @@ class Recorder:
         n_bytes = _bytes_of(x)
         if self._pending_bytes + n_bytes > self._options.memory_bytes:
             self._drop(self._store.problem or "memory", 1)
-            x.asked = x.said = x.keeping = None
+            x.shape = x.text = x.capture_data = None
             return
         self._taken_bytes += n_bytes
         self._inbox.append((x, None, b"", n_bytes))
@@ -193,7 +196,7 @@ class Recorder:
         """Count an exchange that is no model traffic, so that readers do not miss its row."""
         self._left_out[reason] = self._left_out.get(reason, 0) + 1
 
-    def relay_said(
+    def note_relay(
         self, relay: str, opened: int, dropped: dict[str, int], unsettled: int,
         packets: dict[str, int] | None = None, watched: dict[str, int] | None = None,
     ) -> None:  # fmt: skip
@@ -213,19 +216,19 @@ class Recorder:
         self._relays = {**self._relays, relay: count}
         self._left.pop(relay, None)
 
-    def relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
-        """Note the last counts of a relay that left; nothing of it is under way.
+    def note_relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
+        """Note the last counts of a relay that disconnected and has no open exchanges.
 
-        Of those that left before, the first ones are forgotten once a file has their last counts: readers use
-        the last report on each relay from any file.
+        Of more than LEFT_MAX such relays, the oldest are forgotten once a file has their last counts: readers
+        use the last report on each relay from any file.
         """
-        self.relay_said(relay, opened, dropped, 0)
+        self.note_relay(relay, opened, dropped, 0)
         if 0 < _number_of(relay) <= self._after:
-            return  # should it come again, it would count as new to the capture
+            return  # it was there before the capture: forgotten, it would count as new if it reconnected
         self._left[relay] = None
-        told = self._store.told().relays
+        reported = self._store.told().relays
         first = list(self._left)[: max(0, len(self._left) - LEFT_MAX)]
-        gone = {name for name in first if told.get(name) == self._relays[name]}
+        gone = {name for name in first if reported.get(name) == self._relays[name]}
         if gone:
             self._relays = {name: count for name, count in self._relays.items() if name not in gone}
             self._left = dict.fromkeys(name for name in self._left if name not in gone)
@@ -237,13 +240,12 @@ class Recorder:
         return CaptureState(
             to=redacted(self._options.to or ""),
             level=self._options.level,
-            exchanges=self._kept,
+            exchanges=self._captured,
             waiting=len(self._inbox) + len(self._rows) + self._batch_rows,
             dropped={**self._dropped, **deleted},
             unshaped=self._unshaped + self._cut + skipped,
-            problem=store.problem if self._opened else "folder",
-            files_problem=store.files_problem,
-            **{name: getattr(store, name) for name in _OF_STORE},
+            **{name: getattr(store, name) for name in _OF_STORE}
+            | ({} if self._opened else {"problem": "folder"}),
         )
 
     def go_by(self, config: str) -> None:
@@ -252,11 +254,11 @@ class Recorder:
         self._store.info = self._info
 
     def flush(self) -> None:
-        self._flush_asked += 1
+        self._flushes_requested += 1
 
     @property
     def flushing(self) -> bool:
-        return self._flush_done < self._flush_asked or self._store.state().files_waiting > 0
+        return self._flushes_done < self._flushes_requested or self._store.state().files_waiting > 0
 
     def give_way(self) -> None:
         """Release the folder to another recorder of the capture; write later exchanges beside it."""
@@ -294,12 +296,12 @@ class Recorder:
     def _run(self) -> None:
         while not self._stop.wait(TURN_S):
             self._turn()
-        self._open_at_ns = 0  # the last try need not wait
+        self._open_at_ns = 0  # try once more without waiting
         self._turn(last=True)
 
     def _turn(self, *, last: bool = False) -> None:
-        asked = self._flush_asked
-        flush = asked > self._flush_done
+        requested = self._flushes_requested
+        flush = requested > self._flushes_done
         try:
             self._digest()
             due_ns = self._oldest_ns + self._options.flush
@@ -314,13 +316,13 @@ class Recorder:
                     self._store.append(self._nothing, self._ledger(closed=self._whole))
                 if flush:
                     self._store.rotate()
-                    self._flush_done = asked
+                    self._flushes_done = requested
                 self._store.tick()
-        except Exception as error:  # capture may fail, measuring may not
+        except Exception as error:  # an error of the capture must not affect the measurement
             self._failed(error)
 
     def _step_aside(self) -> None:
-        """Make files of our spools and release the folder; what is not done in time is done at the end."""
+        """Make files of the spools and release the folder; the end of the process finishes the rest."""
         self._gives_way = False
         if self._opened:
             self._store.append(self._nothing, self._ledger())
@@ -357,7 +359,7 @@ class Recorder:
                     self._finish(x)
             except Exception as error:
                 self._failed(error)
-                x.said = None  # what was not redacted is not kept
+                x.text = None  # text that may not be redacted must not be written
             if headers is not None:
                 continue
             if not self._rows:
@@ -369,40 +371,46 @@ class Recorder:
 
     def _read_request(self, x: Exchange, headers: Headers, body: bytes) -> None:
         full = self._redactor is not None and self._is_full(x.tenant)
-        x.keeping = keeping = _KeepingBody(body, self._held) if full else _Keeping()
+        x.capture_data = data = _RequestData(self._held, body if full else None)
+        data.weigh(x)
+        if self._pending_bytes > self._options.memory_bytes:
+            self._cut += 1  # no room: a shape may take ten times the memory of its body
+            return
         prompt = read_prompt(body, x.endpoint)
         if prompt is not None:
-            x.asked = prompt.asked
+            x.shape = prompt.shape
             self._cut += prompt.cut
             hasher = self._hasher
             blocks = None if hasher is None else hasher.blocks(prompt)
             if hasher is not None and blocks is not None:
-                x.asked.blocks, x.asked.tokens = blocks
-                x.asked.block_size, x.asked.block_unit = hasher.size, hasher.unit
-        keeping.keys = self._sessions.keys(headers, prompt)
+                x.shape.blocks, x.shape.tokens = blocks
+                x.shape.block_size, x.shape.block_unit = hasher.size, hasher.unit
+        data.keys = self._sessions.keys(headers, prompt)
+        data.weigh(x)
 
     def _finish(self, x: Exchange) -> None:
-        keeping, x.keeping = x.keeping, None
-        if not isinstance(keeping, _Keeping):
-            x.said = None
+        data, x.capture_data = x.capture_data, None
+        if not isinstance(data, _RequestData):
+            x.text = None
             return
-        if keeping.keys is not None:
-            x.turn = self._sessions.turn(x, keeping.keys)
-        said, x.said = x.said, None
-        if isinstance(keeping, _KeepingBody) and self._is_sampled(x):
-            x.said = self._redacted(keeping.body, said)
+        if data.keys is not None:
+            x.turn = self._sessions.turn(x, data.keys)
+        text, x.text = x.text, None
+        if data.body is not None and self._is_sampled(x):
+            x.text = self._redacted(data.body, text)
+        data.release()
 
     def _is_sampled(self, x: Exchange) -> bool:
         unit = x.id if x.turn is None else x.turn.session
         digest = blake2b(unit.encode(), key=self._salt, digest_size=8).digest()
         return int.from_bytes(digest) < self._options.full_share * (1 << 64)
 
-    def _redacted(self, body: bytes, said: CapturedText | None) -> CapturedText:
+    def _redacted(self, body: bytes, captured: CapturedText | None) -> CapturedText:
         assert self._redactor is not None
         request, n = self._redactor.body(body)
         out = CapturedText(request_body=request, redactions=n)
-        if said is not None and said.response_text is not None:
-            out.response_text, more = self._redactor.text(said.response_text)
+        if captured is not None and captured.response_text is not None:
+            out.response_text, more = self._redactor.text(captured.response_text)
             out.redactions += more
         return out
 
@@ -411,7 +419,7 @@ class Recorder:
         self._row_bytes = 0
         batch, failed = to_batch(rows, capture=self._info.capture, level=self._options.level)
         for x in rows:
-            x.asked = x.turn = x.said = None  # the API keeps the newest exchanges, and shows none of these
+            x.shape = x.turn = x.text = None  # `RecentExchanges` keeps `x`, and needs none of these
         for error in failed:
             self._failed(error)
         if failed:
@@ -426,18 +434,18 @@ class Recorder:
         while self._batches:
             batch = self._batches[0]
             if not self._store.append(batch, ledger):
-                return  # it stays, and is tried again; the bound on memory holds
+                return  # try the same batch again in the next turn; `memory_bytes` limits what waits
             self._batches.popleft()
             self._batch_bytes -= batch.nbytes
             self._batch_rows -= batch.num_rows
-            self._kept += batch.num_rows
+            self._captured += batch.num_rows
             self._owes_counts = not _settled(ledger)
         if self._owes_counts and _settled(ledger) and not self._rows and not self._inbox:
-            # No row brings these counts to the file while there is no traffic.
+            # Without traffic, no row carries these counts into a file: write a batch without rows.
             self._owes_counts = not self._store.append(self._nothing, ledger)
 
     def _give_up(self) -> None:
-        """Count what could not be written as lost, in the last ledger."""
+        """Count the rows that could not be written as dropped, in the last ledger."""
         reason = self._store.problem or "closing"
         while self._batches:
             batch = self._batches.popleft()
@@ -451,9 +459,9 @@ class Recorder:
 
     def _failed(self, error: BaseException) -> None:
         kind = type(error).__name__
-        seen = self._errors.get(kind, 0)
-        self._errors[kind] = seen + 1
-        if not seen:
+        count = self._errors.get(kind, 0)
+        self._errors[kind] = count + 1
+        if not count:
             log.warning("event=capture_error kind=%s further=counted", kind, exc_info=error)
 
 
@@ -468,5 +476,5 @@ def _number_of(relay: str) -> int:
 
 
 def _bytes_of(x: Exchange) -> int:
-    """Return the memory of an exchange with its kept text; bodies of requests are counted by `_Held`."""
-    return memory_bytes(x) - memory_bytes(x.keeping)
+    """Return the memory of an exchange with its captured text; `_Held` counts the data of requests."""
+    return memory_bytes(x) - memory_bytes(x.capture_data)

@@ -25,7 +25,7 @@ from llmtap.metrics.summary import Summary
 from llmtap.units import NS_PER_S, parse_duration_ns
 
 SLICES_MAX: Final = 512
-"""Slices that may wait to be merged; beyond it the creator of the next one does all the work."""
+"""Slices that may wait to be merged; if there are more, creating the next one merges all of them."""
 
 T = TypeVar("T")
 Merging = Generator[None, None, T]
@@ -50,8 +50,8 @@ class _Slice(Generic[T]):
 class Slices(Generic[T]):
     """Slices of the windows, oldest first.
 
-    `levels` ascend; `past`: keep what left the longest window. `make` returns an empty slice, `merge` merges
-    slices to one of the level; the level after the last is the past.
+    `levels`: ascending. `past`: keep the data older than the longest window. `make` returns an empty slice,
+    `merge` merges slices to one of a level; the level after the last is the past.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Slices(Generic[T]):
         self._past: T | None = make() if past else None
         self._job: tuple[int, int, int, int, Merging[T]] | None = None
         self._idle_at_ns = -1
-        """Start of the open slice when there was last nothing to merge."""
+        """Start of the open slice at the latest time without anything to merge."""
 
     def __len__(self) -> int:
         return len(self._sealed) + 1
@@ -138,31 +138,31 @@ class Slices(Generic[T]):
         return since_ns // step_ns * step_ns - self._levels[level].window_ns + step_ns
 
     def _level_of(self, start_ns: int) -> int:
-        """Return the coarsest level for a slice of this start: no shorter window contains it."""
+        """Return the coarsest level for a slice with this start, the one of the shortest window with it."""
         since_ns = self._open.start_ns
         if start_ns < self._first_ns(len(self._levels) - 1, since_ns):
             return len(self._levels)
-        found = 0
+        best = 0
         for level in range(1, len(self._levels)):
             step_ns = self._levels[level].step_ns
             if start_ns // step_ns * step_ns + step_ns > self._first_ns(level - 1, since_ns):
                 break
-            found = level
-        return found
+            best = level
+        return best
 
     def _next_job(self) -> tuple[int, int, int, int, Merging[T]] | None:
         past = len(self._levels)
         for (level, start_ns), group in groupby(list(enumerate(self._sealed)), self._place):
-            found = list(group)
-            begin, end = found[0][0], found[-1][0] + 1
-            data = [one.data for _, one in found]
+            slices = list(group)
+            begin, end = slices[0][0], slices[-1][0] + 1
+            data = [one.data for _, one in slices]
             if level == past and self._past is None:
                 del self._sealed[begin:end]
                 return self._next_job()
             if level == past and self._past is not None:
                 data.insert(0, self._past)
-            elif start_ns == self._open.start_ns or (len(found) == 1 and found[0][1].level == level):
-                continue  # more of it comes, or it is merged
+            elif start_ns == self._open.start_ns or (len(slices) == 1 and slices[0][1].level == level):
+                continue  # the slice still grows, or is merged already
             return begin, end, start_ns, level, self._merge(data, level)
         return None
 
@@ -181,22 +181,24 @@ LEVELS: Final = tuple(
     for window_ns, step_s in zip(WINDOWS.values(), _STEPS_S, strict=True)
 )
 TIDY_EACH: Final = 4
-"""Pieces of merging for each exchange: each makes at most one Summary, and each Summary is merged at most
-once on each level, so this is always enough."""
+"""Steps of merging after each exchange. Always enough: an exchange makes at most one Summary, which is merged
+at most once on each level."""
 TIDY_EACH_STATUS: Final = 16
-"""Pieces at each status of a relay, twice a second: for the rest when exchanges stop."""
+"""Steps of merging at each status of a relay, twice a second: for the rest when exchanges stop."""
 EVERYTHING: Final = "all"
 
 
-BY: Final = ("tenant", "model", "arm", "class")
-_FEW: Final = {"model": "model", "arm": "arm", "class": "slo"}
-"""Labels with few values beside the tenants, and their fields of SeriesKey."""
+_FEW: Final = {
+    "model": "model", "arm": "arm", "class": "slo", "reading": "reading", "service_tier": "service_tier",
+}  # fmt: skip
+"""Labels with few values (all but the tenant), and their fields of SeriesKey."""
+BY: Final = ("tenant", *_FEW)
 
 
 @dataclass(slots=True)
 class _Tile:
     lag_ns: int = 0
-    """Worst of the relays; it and the sums below have no series."""
+    """Largest lag of any relay. It and the sums below are not divided by series."""
     sums: Counter[str] = field(default_factory=Counter)
     """Exchanges `opened`, ended (`n`), `uncertain`, `counted` for objectives and `met`; requests `skipped`;
     streams with a benefit (`benefit_n`)."""
@@ -216,8 +218,9 @@ class Rates:
     uncertain: int
     lag_ns: int
     goodput_rps: float | None
-    """None if no exchange was judged; below, if no stream ended."""
+    """None if no exchange was judged."""
     smooth_goodput_tps: float | None
+    """None if no stream ended."""
 
 
 class Windows:
@@ -252,7 +255,7 @@ class Windows:
         self._tidy(TIDY_EACH)
 
     def opened(self, n: int = 1) -> None:
-        """Count exchanges that began; -1 takes one back that is no model traffic."""
+        """Count exchanges that began; -1 subtracts one that is not model traffic."""
         self._slices.current(self._clock.mono_ns()).sums["opened"] += n
 
     def skipped(self, n: int) -> None:
@@ -270,19 +273,19 @@ class Windows:
 
     def rates(self) -> dict[str, Rates]:
         now_ns = self._clock.mono_ns()
-        found = {}
+        rates = {}
         for level, name in enumerate(WINDOWS):
             total = _Tile()
             for tile in self._slices.window(level, now_ns):
                 total.add_sums(tile)
             seconds = (now_ns - self._slices.window_start_ns(level, now_ns)) / NS_PER_S
             n = total.sums
-            found[name] = Rates(
+            rates[name] = Rates(
                 seconds, n["n"], n["uncertain"], total.lag_ns,
                 n["met"] / seconds if n["counted"] and seconds else None,
                 total.benefit / seconds if n["benefit_n"] and seconds else None,
             )  # fmt: skip
-        return found
+        return rates
 
     def freeze(self, window: str) -> "FrozenWindow":
         """Return the content of a window: one of WINDOWS, or `all` since the start."""
@@ -296,7 +299,7 @@ class Windows:
             tiles = self._slices.window(level, now_ns)
             start_ns = self._slices.window_start_ns(level, now_ns)
         open_ = _Tile()
-        open_.add_sums(tiles[-1])  # it has no parts, only sums that still grow
+        open_.add_sums(tiles[-1])  # the open slice has no parts, and its sums still grow: copy them
         return FrozenWindow(
             name=window,
             start=self._date(start_ns),
@@ -337,7 +340,7 @@ class FrozenWindow:
         Args:
             by: some of BY, to have the same for each tenant, model, ...
             certain: without exchanges flagged `uncertain`.
-            price: GPUs are paid for all together; parts contain the costs of their tokens.
+            price: costs of GPUs apply to the whole only; parts have the costs of their tokens.
         """
         sums = _Tile()
         for tile in self.tiles:
@@ -348,7 +351,7 @@ class FrozenWindow:
         }  # fmt: skip
         part_price = None if price is None else _of_tokens(price)
 
-        def told(summary: Summary) -> dict[str, object]:
+        def described(summary: Summary) -> dict[str, object]:
             return summary.to_dict(window, self.seconds, price=part_price)
 
         total = Summary()
@@ -356,36 +359,36 @@ class FrozenWindow:
         total.saw_uncertainty(sums.lag_ns)
         groups = {label: defaultdict[str, Summary](Summary) for label in _FEW if label in by}
         tenants: dict[str, object] = {}
-        # One tenant after the other: all of them unpacked at once would take a gigabyte.
-        for tenant, found in groupby(self.series(certain=certain), lambda one: one[0].tenant):
+        # Unpack one tenant after the other: all of them at once would take a gigabyte.
+        for tenant, parts in groupby(self.series(certain=certain), lambda one: one[0].tenant):
             of_tenant = Summary()
-            for who, summary in found:
+            for key, summary in parts:
                 of_tenant.merge(summary)
                 for label, group in groups.items():
-                    if name := getattr(who, _FEW[label]):
+                    if name := getattr(key, _FEW[label]):
                         group[name].merge(summary)
             total.merge(of_tenant)
             if "tenant" in by and tenant:
-                tenants[tenant] = told(of_tenant)
+                tenants[tenant] = described(of_tenant)
         labels: dict[str, dict[str, object]] = {"tenant": tenants} if "tenant" in by else {}
         for label, group in groups.items():
-            labels[label] = {name: told(summary) for name, summary in sorted(group.items())}
+            labels[label] = {name: described(summary) for name, summary in sorted(group.items())}
         out = total.to_dict(window, self.seconds, by=labels, price=price)
         out["not_inference"] = sums.sums["skipped"]
         out["uncertain"] = {"n": sums.sums["uncertain"], "included": not certain}
         return out
 
     def series(self, *, certain: bool) -> Iterator[tuple[SeriesKey, Summary]]:
-        found = _by_who(self.tiles)
-        for key in [key for key in found if key.uncertain]:
-            parts = found.pop(key)
+        by_key = _by_key(self.tiles)
+        for key in [key for key in by_key if key.uncertain]:
+            parts = by_key.pop(key)
             if not certain:
-                found.setdefault(key._replace(uncertain=False), []).extend(parts)
-        for who, parts in sorted(found.items(), key=itemgetter(0)):
+                by_key.setdefault(key._replace(uncertain=False), []).extend(parts)
+        for key, parts in sorted(by_key.items(), key=itemgetter(0)):
             summary = Summary()
             for part in parts:
                 _add(summary, part)
-            yield who, summary
+            yield key, summary
 
 
 def window_name(text: str) -> str | None:
@@ -398,8 +401,15 @@ def window_name(text: str) -> str | None:
     return next((name for name, window_ns in WINDOWS.items() if window_ns == length_ns), None)
 
 
-def names_of(who: SeriesKey) -> dict[str, object]:
-    return {"tenant": who.tenant, "model": who.model, "arm": who.arm or None, "class": who.slo or None}
+def names_of(key: SeriesKey) -> dict[str, object]:
+    return {
+        "tenant": key.tenant,
+        "model": key.model,
+        "arm": key.arm or None,
+        "class": key.slo or None,
+        "reading": key.reading,
+        "service_tier": key.service_tier or None,
+    }
 
 
 def _of_tokens(price: Price) -> Price | None:
@@ -420,25 +430,25 @@ def _merge(tiles: Sequence[_Tile], level: int) -> Merging[_Tile]:
     out = _Tile()
     for tile in tiles:
         out.add_sums(tile)
-    if level == len(LEVELS):  # the past: most of it stays as it is
+    if level == len(LEVELS):  # the past: most of its parts do not change
         out.parts = dict(tiles[0].parts)
         tiles = tiles[1:]
-    for who, found in _by_who(tiles).items():
-        first = out.parts.get(who)
-        if first is None and len(found) == 1 and (level == 0 or isinstance(found[0], bytes)):
-            out.parts[who] = found[0]
+    for key, parts in _by_key(tiles).items():
+        first = out.parts.get(key)
+        if first is None and len(parts) == 1 and (level == 0 or isinstance(parts[0], bytes)):
+            out.parts[key] = parts[0]
             continue
         summary = Summary()
-        for part in found if first is None else (first, *found):
+        for part in parts if first is None else (first, *parts):
             _add(summary, part)
-        out.parts[who] = summary.to_bytes() if level else summary
+        out.parts[key] = summary.to_bytes() if level else summary
         yield
     return out
 
 
-def _by_who(tiles: Sequence[_Tile]) -> dict[SeriesKey, list[Summary | bytes]]:
-    found: dict[SeriesKey, list[Summary | bytes]] = {}
+def _by_key(tiles: Sequence[_Tile]) -> dict[SeriesKey, list[Summary | bytes]]:
+    by_key: dict[SeriesKey, list[Summary | bytes]] = {}
     for tile in tiles:
-        for who, part in tile.parts.items():
-            found.setdefault(who, []).append(part)
-    return found
+        for key, part in tile.parts.items():
+            by_key.setdefault(key, []).append(part)
+    return by_key

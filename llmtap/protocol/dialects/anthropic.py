@@ -32,6 +32,7 @@ _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 
 class Anthropic(shapes.ObjectReader):
     name = "anthropic"
+    end_certain = True
     names_read: Final = frozenset({"type", "delta", "error", _GUARDRAIL})
 
     __slots__ = ("_id", "_input", "_so_far", "_spoken", "_stopped", "_total")
@@ -76,8 +77,6 @@ class Anthropic(shapes.ObjectReader):
                 return self._close(said.get("usage"), end.get("stop_reason"), details, [])
             case "message_stop":
                 return self._read_stop(said.get(_INVOCATION))
-            case "ping":
-                return Delta(EventClass.KEEPALIVE)
         return shapes.failure_in(said, event.event)
 
     def read_body(self, body: bytes) -> Delta:

@@ -26,6 +26,7 @@ from llmtap.protocol.dialects.openai_shapes import (
     read_usage,
     text_of,
 )
+from llmtap.protocol.json_memory import bounded_decoder
 from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import of_filter_results, of_refusal
 
@@ -69,7 +70,7 @@ class _Chunk(ChunkFields, gc=False):
     choices: list[_Choice] | None = None
 
 
-_decode: Final = msgspec.json.Decoder(_Chunk).decode
+_decode: Final = bounded_decoder(_Chunk)
 _NOTHING: Final = _Delta()
 _FIRST: Final = (0,)
 _ROLE_TOO: Final = (EventClass.ROLE,)
@@ -85,9 +86,10 @@ _repeats: Final = re.compile(rb'"object":\s*"chat\.(reasoning|completion)\.done"
 
 class OpenAIChat(ChoicesReader):
     name = "openai.chat"
+    end_certain = True
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
     chunk_type = _Chunk
-    decode = _decode
+    decode = staticmethod(_decode)
 
     __slots__ = ("_id", "_plain", "_repeated", "_thinking")
 

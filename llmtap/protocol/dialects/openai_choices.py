@@ -16,6 +16,7 @@ from llmtap.protocol import verdicts
 from llmtap.protocol.delta import MODEL_CHARS_MAX, Delta, EventClass, ServerTime, Verdict
 from llmtap.protocol.dialects import openai_shapes
 from llmtap.protocol.dialects.openai_shapes import Findings, Index
+from llmtap.protocol.json_memory import bounded_decoder
 from llmtap.protocol.server_times import object_times, rate_times
 from llmtap.protocol.sse import SseEvent
 
@@ -30,6 +31,8 @@ _KNOWN: Final = (
     *BESIDE_NAMES[:-1], "usage", "timings", "detections", "x_groq", "metrics", "time_info", "perf_metrics",
     "nvext", "guardrails_data", "guardrails", "generation_stats", _GUARDRAIL, _INVOCATION,
 )  # fmt: skip
+_KEPT_WITH_USAGE: Final = (("generation_stats",), ("metrics", "speculative_decoding"))
+"""Paths of figures that no count tells: exo's rates, cache hit and memory, vLLM's accepted drafts."""
 _USUAL: Final = frozenset(
     ("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint")
 )
@@ -75,10 +78,12 @@ def _counted(value: dict[str, Any]) -> tuple[Any, str]:
     if usage is None and isinstance(invoked, dict):
         names = {"prompt_tokens": "inputTokenCount", "completion_tokens": "outputTokenCount"}
         return {name: invoked.get(key) for name, key in names.items()}, "usage"
-    stats = value.get("generation_stats")
-    if isinstance(usage, dict) and isinstance(stats, dict):
-        # exo's rates, cache hit and peak memory, which no count of tokens tells.
-        return {**usage, "generation_stats": stats}, "usage"
+    for path in _KEPT_WITH_USAGE:
+        stats: Any = value
+        for name in path:
+            stats = stats.get(name) if isinstance(stats, dict) else None
+        if isinstance(usage, dict) and isinstance(stats, dict):
+            usage = {**usage, path[-1]: stats}
     return usage, "usage"
 
 
@@ -298,9 +303,10 @@ class _Chunk(ChunkFields, gc=False):
 
 class OpenAICompletions(ChoicesReader):
     name = "openai.completions"
+    end_certain = True
     names_read: Final = frozenset(_Chunk.__struct_encode_fields__)
     chunk_type = _Chunk
-    decode = msgspec.json.Decoder(_Chunk).decode
+    decode = staticmethod(bounded_decoder(_Chunk))
 
     __slots__ = ("_spoken",)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from llmtap.protocol.delta import Delta, EventClass, TokenSource, UsageCounts, Verdict
 from llmtap.protocol.dialects import openai_shapes, shapes
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import OUTPUT, of_content_filters, of_error, of_refusal
+from llmtap.protocol.verdicts import OUTPUT, of_content_filters, of_error, of_moderation, of_refusal
 
 _TEXTS: Final = {
     f"response.{name}.delta": kind
@@ -35,13 +35,25 @@ _SOUNDS: Final = frozenset(
 _OVER: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
 _ENDS: Final = frozenset(f"response.{status}" for status in (*_OVER, "done"))
 _KEEPALIVES: Final = ("keepalive", "ping")
-_FAMILIES: Final = frozenset(
-    {
-        "session", "transcription_session", "conversation", "input_audio_buffer", "output_audio_buffer",
-        "rate_limits", "mcp_list_tools",
-    }
+_SESSION_EVENTS: Final = frozenset(
+    f"{family}.{name}"
+    for family, names in (
+        ("session", ("created", "updated")),
+        ("transcription_session", ("created", "updated")),
+        ("conversation", ("created",)),
+        ("conversation.item", ("created", "added", "done", "deleted", "retrieved", "truncated")),
+        ("conversation.item.input_audio_transcription", ("delta", "completed", "failed", "segment")),
+        ("input_audio_buffer", (
+            "committed", "cleared", "speech_started", "speech_stopped", "timeout_triggered",
+            "dtmf_event_received",
+        )),
+        ("output_audio_buffer", ("started", "stopped", "cleared")),
+        ("mcp_list_tools", ("in_progress", "completed", "failed")),
+        ("rate_limits", ("updated",)),
+    )
+    for name in names
 )  # fmt: skip
-"""First words of the types of events of a Realtime session that say nothing of a response."""
+"""Events of a Realtime session that say nothing of a response."""
 _RECOVERABLE: Final = "invalid_request_error"
 _PARTS: Final = {
     "output_text": ("text", EventClass.CONTENT),
@@ -51,8 +63,12 @@ _PARTS: Final = {
 }
 
 
+_PLACED: Final = frozenset({"sequence_number", "response", "response_id", "item", "item_id", "output_index"})
+
+
 class OpenAIResponses(shapes.ObjectReader):
     name = "openai.responses"
+    end_certain = True
     names_read: Final = frozenset(
         {"type", "delta", "logprobs", "item", "response", "command", "content_filters"}
     )
@@ -67,8 +83,11 @@ class OpenAIResponses(shapes.ObjectReader):
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
         kind = value.get("type")
-        if value.get("object") == "response" or shapes.text_of(kind).startswith("response."):
+        if value.get("object") == "response":
             return 3
+        if shapes.text_of(kind).startswith("response."):
+            # Other APIs name events so, too; they have not the members that place an event in a response.
+            return 3 if path.endswith("/responses") or not _PLACED.isdisjoint(value) else 2
         failed = kind == "error" or "error" in value or kind in _KEEPALIVES
         return int(failed and path.endswith("/responses"))
 
@@ -110,24 +129,26 @@ class OpenAIRealtime(shapes.ObjectReader):
     it is no failure of the exchange."""
 
     name = "openai.realtime"
+    claim_max = 4
+    end_certain = True
 
     __slots__ = ()
 
     @staticmethod
     def claim(value: dict[str, Any], path: str) -> int:
         kind = shapes.text_of(value.get("type"))
-        family, dot, _ = kind.partition(".")
-        if dot and family in _FAMILIES:
-            return 3
-        # A session begins with itself; who comes late has the path to go by.
-        return 4 if (kind == "error" or family == "response") and path.endswith("/realtime") else 0
+        if path.endswith("/realtime"):
+            known = kind in _SESSION_EVENTS or kind == "error" or kind.startswith("response.")
+            return 4 if known else int("error" in value)
+        # Other APIs have events of the same names.
+        return 2 if kind in _SESSION_EVENTS else 0
 
     def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
         kind = shapes.kind_of(said, event)
         delta = _read_response_event(kind, said)
         if delta is not None:
             return delta
-        if kind.partition(".")[0] in _FAMILIES:
+        if kind in _SESSION_EVENTS:
             delta, session = Delta(EventClass.METADATA), said.get("session")
             self._name(delta, session.get("model") if isinstance(session, dict) else None)
             return delta
@@ -240,7 +261,7 @@ def _read_end(
             verdict.signal, verdict.path = f"response.{verdict.signal}", None
     elif reason == "content_filter":
         verdict = Verdict("incomplete_details.reason", OUTPUT, "blocked", "output", value=reason)
-    found = of_content_filters(response.get("content_filters"))
+    found = of_content_filters(response.get("content_filters")) or of_moderation(response.get("moderation"))
     if found is not None and found.kind is not None:
         if verdict is None:
             verdict = found

@@ -1,29 +1,30 @@
-"""Choose the dialect of an answer by its content, or by the request's path where the content does not decide.
+"""The known dialects, in the order in which they are tried; `chooser.py` chooses among them."""
 
-`exchange/answer.py` passes all events to `Undecided`: the first JSON decides, and the chosen reader of
-`DIALECTS` gets this event and the later ones. Nothing is configured, because one gateway speaks several
-dialects and knows it better than its operator.
-"""
-
+import tomllib
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from importlib import resources
 from typing import Any, Final, Protocol
 
-from llmtap.protocol.delta import Delta, EventClass
-from llmtap.protocol.dialects import bedrock
+from llmtap.protocol.delta import Delta
 from llmtap.protocol.dialects.anthropic import Anthropic
-from llmtap.protocol.dialects.cohere import Cohere
-from llmtap.protocol.dialects.gemini import Gemini
-from llmtap.protocol.dialects.generate import SGLang, Tgi
-from llmtap.protocol.dialects.local_servers import LlamaCpp, LmStudio, Ollama
+from llmtap.protocol.dialects.bedrock import BedrockText
+from llmtap.protocol.dialects.llamacpp import LlamaCpp
 from llmtap.protocol.dialects.openai_chat import OpenAIChat
 from llmtap.protocol.dialects.openai_choices import OpenAICompletions
 from llmtap.protocol.dialects.openai_responses import OpenAIRealtime, OpenAIResponses
-from llmtap.protocol.dialects.openai_shapes import read_frame, read_json
-from llmtap.protocol.dialects.shapes import failure_in
+from llmtap.protocol.dialects.table.declaration import DialectTable, decode_table
+from llmtap.protocol.dialects.table.reader import TableDialect
 from llmtap.protocol.sse import SseEvent
 
 
-class Dialect(Protocol):
-    """Reads one answer; it may remember what earlier events said. Nothing in it raises at bad bytes."""
+class Reader(Protocol):
+    """Reads one answer; it may remember values of earlier events. Bad bytes never make it raise.
+
+    Optional attributes: `names_read` (`Delta.repeatable`), `answer_id` (the id by which a later request may
+    name the answer) and `end_certain` (a stream without an end mark or finish reason was cut off).
+    """
 
     @property
     def name(self) -> str | None: ...
@@ -33,98 +34,107 @@ class Dialect(Protocol):
     def read_body(self, body: bytes) -> Delta: ...
 
 
-DIALECTS: Final = (
+class Dialect(Protocol):
+    """Makes a reader for each answer, and claims answers. One that may claim 4 has `claim_max = 4`."""
+
+    def __call__(self) -> Reader: ...
+
+    def claim(self, value: dict[str, Any], path: str) -> int:
+        """Return how sure the object of an event, or of a whole answer, makes the dialect: 3 it names itself
+        (4 if others share its names and the path decides), 2 its shape fits, 1 only the path, 0 not ours."""
+
+
+_FOLDER: Final = resources.files("llmtap.protocol.dialects") / "tables"
+TABLES: Final = {
+    dialect.name: dialect
+    for file in sorted(_FOLDER.iterdir(), key=lambda file: file.name)
+    if file.name.endswith(".toml")
+    for dialect in (TableDialect(decode_table(tomllib.loads(file.read_text(encoding="utf-8")))),)
+}
+"""The tables that llmtap ships, in the form that users write, by the name of the dialect."""
+DIALECTS: Final[tuple[Dialect, ...]] = (
     OpenAIChat,
     OpenAICompletions,
     OpenAIResponses,
     OpenAIRealtime,
     Anthropic,
-    Ollama,
     LlamaCpp,
-    Tgi,
-    SGLang,
-    Cohere,
-    LmStudio,
-    Gemini,
-    bedrock.BedrockConverse,
-    bedrock.BedrockText,
+    BedrockText,
+    *TABLES.values(),
 )
-"""`claim(value, path)` returns how sure a first JSON object makes it: 3 it names itself (4 where others share
-its names and the path decides), 2 its shape fits, 1 only the path, 0 not ours."""
+
+_PATHS_CACHED: Final = 256
+_FITS: Final = 2
+"""The claim of an object whose shape fits."""
+_OFF_PATH: Final = 3
+_ON_PATH: Final = 4
+"""The greatest claims of a table, by whether the path is one of its own."""
 
 
-def choose(value: Any, path: str) -> Dialect | None:
-    """The dialect surest of `value`, the first JSON of an answer to `path`; the earlier one of equals."""
-    if isinstance(value, list) and value:
-        value = value[0]  # several prompts, several answers
-    if not isinstance(value, dict):
-        return None
-    claims = [dialect.claim(value, path) for dialect in DIALECTS]
-    surest = max(claims)
-    return DIALECTS[claims.index(surest)]() if surest else None
+class Dialects:
+    """The dialects that an answer may have: those of the user's tables, and those that llmtap knows. A user's
+    dialect wins over others if its table fits, and replaces one of the same name."""
+
+    __slots__ = ("_anywhere", "_limits", "_own", "all", "owners")
+
+    def __init__(self, tables: Iterable[DialectTable] = ()) -> None:
+        own = [TableDialect(table) for table in tables]
+        names = {dialect.name for dialect in own}
+        self.all: Final = (*own, *(d for d in DIALECTS if getattr(d, "name", None) not in names))
+        self._own = len(own)
+        self._anywhere = frozenset(i for i, dialect in enumerate(own) if not dialect.table.paths)
+        self.owners = lru_cache(_PATHS_CACHED)(self._owners)
+        self._limits = lru_cache(_PATHS_CACHED)(self._find_limits)
+
+    def claims_of(self, value: Any, path: str, name: bytes | None = None) -> Iterator[tuple[int, int]]:
+        """Yield place in `all` and claim of the dialects that claim this JSON, the surest first. `name` is
+        that of the `event:` line.
+
+        A dialect is tried only while it could be surer than those that claim the JSON already: most answers
+        name their dialect, and its claim is the only one that is used.
+        """
+        first = value[0] if isinstance(value, list) and value else value  # several prompts, several answers
+        claims: list[tuple[bool, int, int]] = []
+        """The least sure first: whether it is the user's, the claim, and minus the place."""
+        for limit in self._limits(path):
+            while claims and claims[-1] > limit:
+                _, claim, place = claims.pop()
+                yield -place, claim
+            order = -limit[-1]
+            dialect = self.all[order]
+            if isinstance(dialect, TableDialect):
+                claim = dialect.claim(value, path, name)
+            else:
+                claim = dialect.claim(first, path) if isinstance(first, dict) else 0
+            if claim:
+                insort(claims, (self.is_own(order, claim), claim, -order))
+        for _, claim, place in reversed(claims):
+            yield -place, claim
+
+    def is_own(self, order: int, claim: int) -> bool:
+        """Return whether this is a dialect of the user whose table fits."""
+        return order < self._own and claim >= _FITS
+
+    def is_on_path(self, order: int, path: str) -> bool:
+        """Return whether the path is one of this dialect. A user's table without paths fits all of them."""
+        return order in self.owners(path) or order in self._anywhere
+
+    def _find_limits(self, path: str) -> list[tuple[bool, int, int]]:
+        """Return how sure each dialect can be on this path, the surest first: whether it is the user's, its
+        greatest claim, and minus its place."""
+        owners = self.owners(path)
+        limits = []
+        for order, dialect in enumerate(self.all):
+            limit = getattr(dialect, "claim_max", _OFF_PATH)
+            if isinstance(dialect, TableDialect) and order in owners:
+                limit = _ON_PATH
+            limits.append((order < self._own, limit, -order))
+        return sorted(limits, reverse=True)
+
+    def _owners(self, path: str) -> tuple[int, ...]:
+        """Return the places of the dialects whose path this is: there they claim any failure."""
+        failure = {"error": "failure"}
+        return tuple(order for order, d in enumerate(self.all) if d.claim(failure, path))
 
 
-class Undecided:
-    """Reader of an answer until its first JSON decides the dialect. Events of an unknown dialect count as
-    unparsed."""
-
-    __slots__ = ("_path", "chosen")
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.chosen: Dialect | None = None
-
-    @property
-    def name(self) -> str | None:
-        return None if self.chosen is None else self.chosen.name
-
-    @property
-    def names_read(self) -> frozenset[str] | None:
-        """Of the members at the top of an event that may come again, those that are read: a dialect that has
-        such events (`Delta.repeatable`) names them. None where nobody knows."""
-        names: frozenset[str] | None = getattr(self.chosen, "names_read", None)
-        return names
-
-    @property
-    def answer_id(self) -> bytes | None:
-        """Id of the answer, of dialects in which a request may name the answer before it."""
-        found: str | None = getattr(self.chosen, "answer_id", None)
-        return None if found is None else found.encode("utf-8", "surrogatepass")
-
-    def read_event(self, event: SseEvent) -> Delta:
-        chosen = self.chosen
-        delta = self._read_first(event) if chosen is None else chosen.read_event(event)
-        # Events that may come again have no such member: `is_alone`, `Anthropic._read`.
-        if not delta.repeatable and event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
-            bedrock.add_guardrail(delta, event.data)
-        return delta
-
-    def _read_first(self, event: SseEvent) -> Delta:
-        data = event.data
-        if data is None or not data.lstrip().startswith(b"{"):
-            return read_frame(event)
-        value = read_json(data)
-        self.chosen = choose(value, self._path)
-        if self.chosen is not None:
-            return self.chosen.read_event(event)
-        return _read_unknown(value, event.event)
-
-    def read_body(self, body: bytes) -> Delta:
-        delta = self._read_whole(body)
-        if bedrock.GUARDRAIL_ACTION in body:
-            bedrock.add_guardrail(delta, body)
-        return delta
-
-    def _read_whole(self, body: bytes) -> Delta:
-        value = read_json(body)
-        self.chosen = choose(value, self._path)
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict) and "error" in value[0]:
-            return _read_unknown(value[0], None)  # Google's services wrap their errors
-        return _read_unknown(value, None) if self.chosen is None else self.chosen.read_body(body)
-
-
-def _read_unknown(value: Any, name: bytes | None) -> Delta:
-    """JSON of no dialect we know; an `error` member is an error in all of them."""
-    if name == b"ping" or (isinstance(value, dict) and value.get("type") == "ping"):
-        return Delta(EventClass.KEEPALIVE)
-    return failure_in(value, name)
+BUILT_IN: Final = Dialects()

@@ -14,11 +14,10 @@ from llmtap.protocol.dialects import openai_shapes
 from llmtap.protocol.dialects.openai_choices import failure_of, is_flat_error
 from llmtap.protocol.dialects.openai_shapes import text_of as text_of
 from llmtap.protocol.sse import SseEvent
-from llmtap.protocol.verdicts import FAILED, of_error, of_finish_reason, reason_kind
+from llmtap.protocol.verdicts import of_error
 
 FIRST: Final = (0,)
 ID_CHARS_MAX: Final = 128
-_WORD_CHARS_MAX: Final = 64
 
 Piece = tuple[EventClass, str]
 """A class of output, and its text; a call's name or audio has an empty text."""
@@ -60,10 +59,14 @@ def kind_of(said: dict[str, Any], event: SseEvent) -> str:
 
 
 def failure_in(value: Any, name: bytes | None = None) -> Delta:
-    """Return what JSON outside the dialect says: a failure (in an `error` member, a list, or flat in an event
-    that its name, its type or a guardrail's code marks), or an event that is not understood."""
+    """Return what JSON outside the dialect says: a failure (in an `error` member, in a list, or flat in an
+    event that its name, its type or a guardrail's code marks), a ping, or an event that is not understood."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]  # Google's services wrap their errors
     if not isinstance(value, dict):
-        return openai_shapes.unknown(name)
+        return Delta(EventClass.KEEPALIVE) if name == b"ping" else openai_shapes.unknown(name)
+    if name == b"ping" or value.get("type") == "ping":
+        return Delta(EventClass.KEEPALIVE)
     name = b"error" if value.get("type") == "error" else name
     error, verdict = failure_of(value, name), of_error(value)
     told = name == b"error" or value.get("object") == "error" or verdict is not None
@@ -71,7 +74,10 @@ def failure_in(value: Any, name: bytes | None = None) -> Delta:
         return openai_shapes.unknown(name)
     findings = openai_shapes.Findings()
     findings.error(error, verdict)
-    return findings.ranked()
+    delta = findings.ranked()
+    if delta.error_type == "error" and isinstance(value.get("error_type"), str):
+        delta.error_type = value["error_type"]
+    return delta
 
 
 def counted(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts | None:
@@ -83,15 +89,6 @@ def add_counts(delta: Delta, counts: UsageCounts | None, usage: dict[str, Any]) 
     if counts is not None:
         delta.counts, delta.usage = counts, usage
         delta.also = (*delta.also, EventClass.USAGE)
-
-
-def figures(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an object that serves as usage, without its lists and long texts."""
-    return {
-        name: v
-        for name, v in value.items()
-        if not isinstance(v, list) and not (isinstance(v, str) and len(v) > _WORD_CHARS_MAX)
-    }
 
 
 def piece(kind: EventClass, text: str, choices: tuple[int, ...] = FIRST, *, audio: bool = False) -> Delta:
@@ -119,38 +116,19 @@ def gather(
     """Return one Delta of everything that an event, or a whole answer, says. `beside` are classes other than
     those of the pieces, `signal` names the field of `reason`, `verdict` adds the class GUARDRAIL, and
     `counts`, read from `usage`, the class USAGE."""
-    texts: dict[EventClass, list[str]] = {}
+    findings = openai_shapes.Findings()
     for kind, text in pieces:
-        texts.setdefault(kind, []).append(text)
-    classes = {*texts, *beside} | ({EventClass.USAGE} if counts is not None else set())
-    reason = text_of(reason) or None
-    if verdict is not None:
-        classes.add(EventClass.GUARDRAIL)
-    elif reason is not None:
-        verdict = of_finish_reason(reason, signal)
-        if verdict is not None:
-            # dialects.md 7: a stop reason that says refusal is of that class, whoever refused.
-            classes.add(EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
-    failed = reason is not None and reason_kind(reason) in FAILED
-    if failed:
-        classes.add(EventClass.ERROR)
-    ranked = sorted(classes) or [EventClass.METADATA]
-    first = ranked[0]
-    content = "".join(texts.get(EventClass.CONTENT, ()))
-    delta = Delta(first, also=tuple(ranked[1:]), finish_reason=reason, verdict=verdict)
-    delta.error_type = reason if failed else None
+        findings.piece(0, kind, text, audio=not text)  # audio has no text
+    findings.add(*beside)
+    findings.verdict(verdict)
+    if reason := text_of(reason):
+        findings.finish(reason, signal=signal, judged=verdict is None)
     if counts is not None:
-        delta.counts, delta.usage = counts, usage
-    if texts:
-        delta.output = True
+        findings.add(EventClass.USAGE)
+        findings.delta.counts, findings.delta.usage = counts, usage
+    delta = findings.ranked()
+    if delta.output:
         delta.choices = choices
-        delta.text = content if first <= EventClass.ERROR else "".join(texts.get(first, ()))
-        spoken = texts.get(EventClass.CONTENT, ())
-        delta.content = bool(spoken) and ("" in spoken or not content.isspace())  # audio has no text
-        delta.blank = bool(spoken) and not delta.content
-        delta.reasoning = EventClass.REASONING in texts
-        delta.tool_call = EventClass.TOOL_CALL in texts
-        delta.refusal = EventClass.REFUSAL in texts
     return delta
 
 

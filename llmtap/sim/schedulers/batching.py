@@ -1,6 +1,6 @@
 """Schedulers of the multi-bin paper, which serve whole batches: fixed or controlled sizes, one queue or bins.
 
-The engine (`sim/engine.py`) tells them of arriving requests and asks for the next `Batch` of a free server
+The engine (`sim/engine.py`) reports arriving requests to them, and requests the next `Batch` of a free server
 (`form`). All requests of a batch start together and end together, when the longest one ends. Also here: the
 bins of predicted lengths (`equal_mass`) and the controller of the batch size (`BatchSize`). Schedulers that
 compose a batch at every iteration are in `iterating.py`.
@@ -17,10 +17,10 @@ from llmtap.sim.model_options import LatencyModel, ModelOptions
 from llmtap.workload.requests import Requests
 
 _STEP: Final = 4
-"""alpha of Algorithm 2: by how much the interval is moved."""
+"""Step by which the interval is moved: alpha of Algorithm 2."""
 _CORRECTION: Final = 2
 _WEIGHT: Final = 0.2
-"""Of the newest value in a moving average (5.3)."""
+"""Weight of the newest value in a moving average (5.3)."""
 _BUFFER: Final = 0.1
 """Share of the token capacity that is kept free (Algorithm 1)."""
 _WARM_UP: Final = 3
@@ -40,7 +40,7 @@ class BatchFormer:
         given, made = self._requests.input, self._requests.output
         if self._checked:
             tokens = sum(given[r] + made[r] for r in members)
-            # Keep one, however large: it would never be served otherwise.
+            # Keep one request even if it is too large: otherwise it would never be served.
             while tokens > self._kv_tokens and len(members) > 1:
                 last = members.pop()
                 tokens -= given[last] + made[last]
@@ -89,8 +89,8 @@ class BatchSize:
         fits = self._tokens / expected if expected else self._limit
         return max(1, min(self._limit, int(fits)))
 
-    def saw(self, step_ns: float, size: int, inputs: float, outputs: float) -> None:
-        """Learn from a batch that is done, and the mean tokens of its requests."""
+    def learn(self, step_ns: float, size: int, inputs: float, outputs: float) -> None:
+        """Update the averages by a finished batch and the mean numbers of tokens of its requests."""
         self.tau_ns = _WEIGHT * step_ns + (1 - _WEIGHT) * self.tau_ns
         self.b_avg = size if self.b_avg is None else _WEIGHT * size + (1 - _WEIGHT) * self.b_avg
         self._inputs = _WEIGHT * inputs + (1 - _WEIGHT) * self._inputs
@@ -124,7 +124,7 @@ class BatchSize:
 _ENDLESS: Final = 4_096
 """Upper edge of the last bin, for its mean length."""
 _FIRST: Final = 1_000
-"""Requests whose lengths are known without knowledge of the future."""
+"""Number of requests from which the bins are computed with `edges=first-1000`."""
 
 
 class Bins:
@@ -139,8 +139,8 @@ class Bins:
         return len(self.edges)
 
     def find(self, length: int) -> int:
-        found = bisect_right(self.edges, length) - 1
-        return found if found >= 0 else self._below
+        index = bisect_right(self.edges, length) - 1
+        return index if index >= 0 else self._below
 
     @property
     def spans(self) -> list[tuple[int, int | None]]:
@@ -155,7 +155,7 @@ def equal_mass(lengths: Iterable[int], count: int, readings: ModelOptions) -> Bi
     known.sort()
     edges = []
     for i in range(count):
-        # The quantile i / count in whole numbers, so that no rounding moves an edge.
+        # Compute the quantile i / count with integers, so that rounding does not move an edge.
         at, part = divmod((len(known) - 1) * i, count)
         low, high = known[at], known[min(at + 1, len(known) - 1)]
         edges.append((low * (count - part) + high * part) // count)
@@ -169,7 +169,7 @@ def batch_limits(bins: Bins, readings: ModelOptions) -> list[int]:
     memory_gb = readings.safe_gb if readings.bin_limit == "7gb" else readings.free_gb
     limits = []
     for low, high in bins.spans:
-        # As many prompt tokens as output tokens are expected: twice the middle of the bin.
+        # Tokens of a request: twice the middle of the bin, for as many prompt tokens as output tokens.
         tokens = low + (_ENDLESS if high is None else high)
         fits = memory_gb / (tokens * readings.kv_gb_per_token) if tokens else readings.b_max
         limits.append(max(1, min(readings.b_max, int(fits))))
@@ -195,7 +195,7 @@ class _WholeBatches:
         return EngineOutput(finished=work.members)
 
     def left(self, now_ns: int, request: int) -> None:
-        """Remove it from its queue; in a batch it stays until that is done."""
+        """Remove a request from its queue; in a running batch it stays to the end."""
         queue = self._queue_of(request)
         if request in queue:
             queue.remove(request)
@@ -214,7 +214,7 @@ class StaticFifo(_WholeBatches):
         self._waits = readings.partial == "wait"
 
     def closed(self, now_ns: int) -> None:
-        """The last batch need not be full."""
+        """Allow a last batch that is not full."""
         self._waits = False
 
     def form(self, now_ns: int) -> Batch | None:
@@ -247,7 +247,7 @@ class DynamicNoBins(_WholeBatches):
         members, size = work.members, len(work.members)
         given, made = self._requests.input, self._requests.output
         inputs, outputs = sum([given[r] for r in members]) / size, sum([made[r] for r in members]) / size
-        self._sizes[work.queue].saw(work.step_ns, size, inputs, outputs)
+        self._sizes[work.queue].learn(work.step_ns, size, inputs, outputs)
         return EngineOutput(finished=members)
 
     def _next_queue(self) -> int | None:

@@ -1,6 +1,6 @@
 """Schedulers that compose a new batch at every iteration: continuous batching, chunked prefill and variants.
 
-The engine (`sim/engine.py`) tells them of arriving requests and asks for the next `Iteration` of a free
+The engine (`sim/engine.py`) reports arriving requests to them, and requests the next `Iteration` of a free
 server (`form`). They decide which prompts and which answers an iteration processes; the `Roster`
 (`roster.py`) keeps the requests and their KV memory. `OutputDelay` wraps such a scheduler and delays its
 tokens. Schedulers of whole batches are in `batching.py`.
@@ -17,7 +17,7 @@ from llmtap.workload.requests import Requests
 
 
 class ContinuousBatching:
-    """Whole prompts first, as vLLM's scheduler before chunked prefill.
+    """Continuous batching with whole prompts first, like vLLM's scheduler before chunked prefill.
 
     While a waiting request fits, an iteration processes prompts of up to `tokens_max` tokens and the running
     requests pause (the generation stall of the smooth goodput paper, 3.2). Otherwise all running requests
@@ -52,7 +52,7 @@ class ChunkedPrefill(ContinuousBatching):
     """
 
     _begun: int | None = None
-    """The request whose prompt is processed in part. At most one, because pieces are assigned in order."""
+    """Request whose prompt is partly processed; at most one, since pieces are assigned in order."""
 
     def form(self, now_ns: int) -> Iteration | None:
         roster = self._roster
@@ -60,7 +60,7 @@ class ChunkedPrefill(ContinuousBatching):
         decode = roster.grow()
         room = self._serving.chunk - len(decode)
         pieces: list[tuple[int, int]] = []
-        # It may have left, or have been preempted for those that decode.
+        # `rest` is 0 if the request has left, or was preempted by `grow`.
         if self._begun is not None and (rest := roster.rest(self._begun)) and room > 0:
             pieces.append((self._begun, min(rest, room)))
             room -= rest
@@ -77,8 +77,8 @@ class DecodePrepone(ContinuousBatching):
     """Continuous batching that makes `prepone` tokens before each prefill, and releases them during it.
 
     These tokens leave at equal distances until the first token after the prefill, but not after the prompts
-    are complete (001, 3.3). Requests that arrive in between wait for the next prefill. If a request leaves or
-    is late, the distances are not quite equal.
+    are complete (smooth goodput paper, 3.3). Requests that arrive in between wait for the next prefill. If a
+    request leaves or is late, the distances are not exactly equal.
     """
 
     def __init__(self, requests: Requests, setup: ServingSetup) -> None:
@@ -87,18 +87,18 @@ class DecodePrepone(ContinuousBatching):
         self._prompts: list[tuple[int, int]] = []
         self._made = 0
         self._whole_ns = self._next_ns = 0
-        """When they will be complete, and when the next token after that will be made."""
+        """Time when the prompts will be complete, and time of the next token after that."""
         self._all_left_ns = 0
-        """When the newest token of each running request left, unless `_left_ns` has it."""
+        """Time when the newest token of each running request left, except for requests in `_left_ns`."""
         self._left_ns: dict[int, int] = {}
         self._from_ns: dict[int, int] = {}
-        """The same at the start of the first token ahead, for all requests running then."""
+        """The same times at the start of the first token made ahead, for all requests running then."""
 
     def form(self, now_ns: int) -> Iteration | None:
         roster = self._roster
         roster.begin(now_ns)
         if not all(roster.rest(request) for request, _ in self._prompts):
-            # One of them left, or was late: the prefill and its duration change.
+            # A request of the prefill has left, or was late: compose the prefill again.
             roster.unseat([request for request, _ in self._prompts if roster.rest(request)])
             self._prompts = []
         if not self._prompts:
@@ -130,7 +130,7 @@ class DecodePrepone(ContinuousBatching):
         return made_later(made, [due_ns.get(request, now_ns) for request in made.tokens])
 
     def _spread(self, now_ns: int, requests: Sequence[int]) -> dict[int, int]:
-        """Return when each token that was just made ahead leaves."""
+        """Return the departure times of the tokens that were just made ahead."""
         self._made += 1
         gaps, due_ns = self._ahead + 1, {}
         for request in requests:
@@ -143,15 +143,15 @@ class DecodePrepone(ContinuousBatching):
 class OutputDelay:
     """Wraps a scheduler and delays its tokens (smooth goodput paper, 3.4).
 
-    A token leaves at least p after the one before it: q_1 = t_1, q_i = max(t_i, q_(i-1) + p), where t is when
-    tokens are made and q when they leave. Lateness is judged by t.
+    A token leaves at least p after the one before it: q_1 = t_1, q_i = max(t_i, q_(i-1) + p). t: times when
+    tokens are made; q: departure times. Lateness is judged by t.
     """
 
     def __init__(self, scheduler: Iterating, gap_ns: int) -> None:
         self._scheduler = scheduler
         self._gap_ns = gap_ns
         self._next_ns: dict[int, int] = {}
-        """When the next token of each open request may leave."""
+        """Earliest departure time of the next token of each open request."""
         self.state = scheduler.state
         self.arrived = scheduler.arrived
         self.closed = scheduler.closed

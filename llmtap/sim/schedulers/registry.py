@@ -1,7 +1,7 @@
 """All schedulers by name (`SCHEDULERS`), how each is built, and the options that each of them reads.
 
 `llmtap sim run`, its sweeps and `llmtap sim serve` look up the name here. Options that a scheduler does not
-read are no axis of its sweep and are null in its results.
+read are not an axis of its sweep, and are null in its results.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ ALL_OPTIONS: Final = frozenset((*ModelOptions.__struct_fields__, *Serving.__stru
 _ALWAYS: Final = frozenset((
     "token_sla", "request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile",
 ))  # fmt: skip
-"""How runs are driven and summed up, whatever the scheduler."""
+"""Options of the driver and the summary, which apply to all schedulers."""
 _BATCHES: Final = _ALWAYS | {
     "length", "memory_check", "memory_gb", "model_gb", "margin_gb", "kv_gb_per_token",
 }  # fmt: skip
@@ -33,7 +33,7 @@ _ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {
 class SchedulerKind(NamedTuple):
     build: Callable[[Requests, ServingSetup], Scheduler]
     iterates: bool
-    """It composes anew at every iteration; else it serves whole batches, as the multi-bin paper has it."""
+    """Composes a batch at every iteration; else it serves whole batches, as in the multi-bin paper."""
     reads: frozenset[str] = ALL_OPTIONS
 
 
@@ -64,10 +64,10 @@ SCHEDULERS: Final[dict[str, SchedulerKind]] = {
             iterating.ContinuousBatching(requests, setup), setup.serving.output_delay
         ), "tokens_max", "output_delay",
     ),
-    # Preempted requests come before all others.
+    # Ranks apply to waiting requests; preempted ones precede them.
     "shortest_predicted_first": _iterations(
         lambda requests, setup: iterating.ContinuousBatching(requests, setup, requests.predicted),
         "tokens_max", "predictor",
     ),
 }  # fmt: skip
-"""The first three have the names of the multi-bin paper."""
+"""Schedulers by name; the first three have the names of the multi-bin paper."""

@@ -3,7 +3,7 @@
 The schedulers of `iterating.py` call it: to admit requests, to get memory for the next tokens, and to make
 and end an `Iteration`. It also keeps the deadlines of requests that are given up when late. A request takes
 the memory of its prompt when it is admitted ("seated"), and one block more whenever its next token begins
-one; the blocks of the next step stay free for running requests. If the memory is full all the same, the
+one; the blocks of the next step stay free for running requests. If the memory is full nevertheless, the
 request admitted last is preempted: its KV is recomputed later, or swapped out and in. The first one is never
 preempted, so all are served in the end. A request larger than the memory is rejected on arrival.
 
@@ -11,12 +11,11 @@ Every iteration that decodes includes all decoding requests. So the steps of a r
 next block are known when it begins to decode, and a step costs nothing per request.
 
 `Memory` only counts. With a prefix cache, whole blocks of prompts have names, equal for equal beginnings; a
-named block is in memory once. A named block that was computed and that no request holds stays cached until
-its place is needed; the least recently used is evicted first, and of one prompt the later block before the
-earlier. A named block has as many tokens as the workload says (`Requests.block_tokens`), and fills whole
-blocks of memory.
+named block is in memory once. A computed named block without holders stays cached until its place is needed;
+the least recently used is evicted first, and of one prompt the later block before the earlier. The workload
+sets the size of a named block (`Requests.block_tokens`), which fills whole blocks of memory.
 
-Long because the queue, the seats and the memory change together.
+The module is long because the queue, the seats and the memory change together.
 """
 
 from collections import OrderedDict
@@ -30,71 +29,71 @@ from llmtap.workload.requests import Requests
 
 
 class Memory:
-    """Memory of one server. Sizes are in blocks unless they say tokens."""
+    """KV memory of one server. Sizes are in blocks, except those named `tokens`."""
 
     def __init__(self, tokens: int, block: int, named_tokens: int = 0) -> None:
-        """`named_tokens` of a named block; 0 without names."""
+        """`named_tokens`: tokens in a named block; 0 without a prefix cache."""
         self.blocks = tokens // block
         self.held = 0
         self.named_tokens = named_tokens
         self._block = block
         self._named = self.size(named_tokens)
         self._holders: dict[int, int] = {}
-        self._kept: OrderedDict[int, None] = OrderedDict()
-        """Named blocks without holders that are still cached; the next to be evicted is first."""
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        """Cached named blocks without holders; the first one is evicted next."""
 
     @property
     def free(self) -> int:
         return self.blocks - self.held
 
     @property
-    def kept(self) -> int:
-        return len(self._kept) * self._named
+    def cached_blocks(self) -> int:
+        return len(self._cached) * self._named
 
     def size(self, tokens: int) -> int:
         return -(-tokens // self._block)
 
     def whole(self, tokens: int, names: Sequence[int] = ()) -> int:
-        """Return the size of these tokens, the first of which are the blocks `names`, if none is cached."""
+        """Return the size of tokens that begin with the blocks `names`, if nothing is cached."""
         return self.size(tokens - len(names) * self.named_tokens) + len(names) * self._named
 
     def needed(self, tokens: int, names: Sequence[int] = ()) -> int:
-        """Return how many more blocks holding this would take."""
+        """Return the number of additional blocks that `hold` would take."""
         holders = self._holders
         shared = sum(name in holders for name in names) if names else 0
         return self.whole(tokens, names) - shared * self._named
 
-    def found(self, names: Sequence[int]) -> int:
+    def cached_prefix(self, names: Sequence[int]) -> int:
         count = 0
         for name in names:
-            if name not in self._holders and name not in self._kept:
+            if name not in self._holders and name not in self._cached:
                 break
             count += 1
         return count
 
     def hold(self, tokens: int, names: Sequence[int] = ()) -> None:
-        holders, kept = self._holders, self._kept
+        holders, cached = self._holders, self._cached
         size = self.size(tokens - len(names) * self.named_tokens)
         for name in names:
             if name in holders:
                 holders[name] += 1
             else:
                 holders[name] = 1
-                kept.pop(name, None)
+                cached.pop(name, None)
                 size += self._named
         self.take(size)
 
     def take(self, blocks: int) -> None:
-        """Hold more blocks; evict cached ones as needed."""
+        """Take blocks, and evict cached ones as needed."""
         self.held += blocks
         assert self.held <= self.blocks, "more memory is held than there is"
-        kept = self._kept
-        while kept and self.held + len(kept) * self._named > self.blocks:
-            kept.popitem(last=False)
+        cached = self._cached
+        while cached and self.held + len(cached) * self._named > self.blocks:
+            cached.popitem(last=False)
 
     def release(self, tokens: int, names: Sequence[int] = (), computed: int = 0) -> None:
-        """Release these tokens. Named blocks within the first `computed` tokens stay cached."""
-        holders, kept = self._holders, self._kept
+        """Release the memory of tokens. Named blocks within the first `computed` tokens stay cached."""
+        holders, cached = self._holders, self._cached
         size = self.size(tokens - len(names) * self.named_tokens)
         for i in range(len(names) - 1, -1, -1):
             name = names[i]
@@ -104,7 +103,7 @@ class Memory:
                 del holders[name]
                 size += self._named
                 if (i + 1) * self.named_tokens <= computed:
-                    kept[name] = None
+                    cached[name] = None
         self.held -= size
         assert self.held >= 0
 
@@ -129,12 +128,12 @@ class Deadlines:
             deadlines[request] = next_ns
 
     def delayed(self, due_ns: Mapping[int, int]) -> None:
-        """Set each deadline by the time at which the request's newest token leaves."""
+        """Set deadlines by the departure times of the newest tokens."""
         for request, leaves_ns in due_ns.items():
             if request in self._next_ns:
                 self._next_ns[request] = leaves_ns + self._tbt_ns
 
-    def over(self, request: int) -> None:
+    def forget(self, request: int) -> None:
         del self._next_ns[request]
         self._missed.discard(request)
 
@@ -147,11 +146,11 @@ class Waiting:
     """Queue in order of a rank, then of arrival, which is the order of their numbers."""
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
-        """`ranks` of the requests, 0 or more; None: all equal."""
+        """`ranks`: rank of each request, 0 or more; None: all are equal."""
         self._ranks = ranks
         self._heap: list[tuple[int, int]] = []
         self._here: set[int] = set()
-        """Removed requests stay in the heap until they would be next."""
+        """Requests that wait; removed ones stay in the heap until they would be next."""
 
     def __len__(self) -> int:
         return len(self._here)
@@ -180,13 +179,13 @@ class _Seat:
     tokens: int
     """Tokens in memory when it was admitted."""
     rest: int
-    """Of these, tokens still to be processed."""
-    found: int = 0
-    """Of these, tokens found in the prefix cache."""
+    """Tokens of these that have not been processed."""
+    cached: int = 0
+    """Tokens of these that were found in the prefix cache."""
     since: int = 0
-    """The step before the first that it is part of."""
+    """Number of the step before the request's first decoding step."""
     until: int = 0
-    """The step that makes its last token; 0 if it does not decode yet."""
+    """Number of the step that makes its last token; 0: not decoding yet."""
 
 
 class Roster:
@@ -202,7 +201,7 @@ class Roster:
         self.memory = Memory(serving.kv_tokens, serving.block, requests.block_tokens if self._named else 0)
         self.state = IterationState()
         self.running: list[int] = []
-        """Requests that decode, in the order in which they began to. Never changed: replaced."""
+        """Decoding requests, in the order in which they began. The list is replaced, never changed."""
         self._waiting = Waiting(ranks)
         self._seats: dict[int, _Seat] = {}
         self._made: dict[int, int] = {}
@@ -212,15 +211,15 @@ class Roster:
         """Time of swapping since the last iteration was composed."""
         self._step = 0
         self._growing = [0] * serving.block
-        """Of every `block` steps, how many requests begin a block of memory at each."""
+        """Number of requests that begin a block of memory, by step modulo `block`."""
         self._ending: dict[int, list[int]] = {}
-        """Requests whose last token a step makes, by step."""
+        """Requests by the step that makes their last token."""
         self._context = 0
         self._deadlines = Deadlines(serving.ttft, serving.tbt) if serving.give_up == "late" else None
         self._given_up: dict[int, GivenUp] = {}
 
     def arrived(self, now_ns: int, request: int) -> None:
-        """Queue it, if it fits into the memory."""
+        """Queue a request, or reject it if it cannot fit into the memory."""
         tokens = self._prompt(request) + self._requests.output[request]
         if self.memory.whole(tokens, self._names(request)) > self.memory.blocks:
             self._given_up[request] = GivenUp.TOO_LARGE
@@ -236,16 +235,16 @@ class Roster:
         else:
             self._unseat([request])
         self._over(request)
-        self._tell()
+        self._update_state()
 
     def given_up(self) -> Mapping[int, GivenUp]:
         if not self._given_up:
             return NOBODY
-        told, self._given_up = self._given_up, {}
-        return told
+        given_up, self._given_up = self._given_up, {}
+        return given_up
 
     def begin(self, now_ns: int) -> None:
-        """Prepare an iteration: give up late requests, and swap in as many as there is room for."""
+        """Prepare an iteration: give up late requests, and swap in as many as fit."""
         if self._deadlines is not None:
             for late in self._deadlines.missed(now_ns):
                 self._given_up[late] = GivenUp.LATE
@@ -256,7 +255,7 @@ class Roster:
                 return
             names, made = self._names(request), self._made[request]
             tokens = self._prompt(request) + made - 1
-            # With its next token: otherwise it would be swapped out again at once.
+            # Include the next token: otherwise the request would be swapped out again at once.
             if not self._room(tokens + 1, names, 1):
                 return
             seat = self._seat(request, tokens, names)
@@ -266,28 +265,28 @@ class Roster:
             self._join(request, seat, made)
 
     def seat(self, limit: int | None = None, *, steps: int = 1) -> tuple[int, int] | None:
-        """Admit the next waiting request; return its number and its tokens to process.
+        """Admit the next waiting request. Return its number and the number of tokens to process.
 
-        None if nobody waits, there is no room, or it has more than `limit` tokens. Running requests keep room
-        for this number of `steps`.
+        Return None if no request waits, if it does not fit, or if it has more than `limit` tokens. Room for
+        this number of `steps` is reserved for running requests.
         """
         request = self._waiting.head()
         if request is None or request in self._swapped:
             return None
         names = self._names(request)
         tokens = self._prompt(request) + self._made.get(request, 0)
-        if limit is not None and max(1, tokens - self._found(names)) > limit:
+        if limit is not None and max(1, tokens - self._cached_tokens(names)) > limit:
             return None
         if not self._room(tokens, names, steps):
             return None
         seat = self._seat(request, tokens, names)
-        # An iteration must process a token to make the next.
+        # If the whole prompt is cached, process one token: an iteration must, to make the next.
         seat.rest = max(1, seat.rest)
-        seat.found = tokens - seat.rest
+        seat.cached = tokens - seat.rest
         return request, seat.rest
 
     def prompts(self, tokens_max: int, *, steps: int = 1) -> list[tuple[int, int]]:
-        """Seat whole prompts of at most `tokens_max` together; one alone may have more."""
+        """Admit whole prompts of at most `tokens_max` tokens together; a single one may have more."""
         taken: list[tuple[int, int]] = []
         limit: int | None = None
         while (one := self.seat(limit, steps=steps)) is not None:
@@ -300,7 +299,8 @@ class Roster:
         return 0 if seat is None else seat.rest
 
     def grow(self) -> list[int]:
-        """Take memory for the next token of all running requests, preempting as needed; return the rest."""
+        """Take memory for the next token of all running requests. Preempt requests if the memory is full, and
+        return the requests that still run."""
         if not self.running:
             return self.running
         memory, growing, place = self.memory, self._growing, self._step % len(self._growing)
@@ -312,8 +312,8 @@ class Roster:
         return self.running
 
     def iteration(self, prefill: Sequence[tuple[int, int]], decode: Sequence[int] = ()) -> Iteration | None:
-        """Return an iteration of parts of prompts and of the result of `grow`, if any."""
-        self._tell()
+        """Return an iteration of parts of prompts and of the result of `grow`; None if both are empty."""
+        self._update_state()
         if not prefill and not decode:
             return None
         size = len(decode)
@@ -324,8 +324,8 @@ class Roster:
         return Iteration(duration_ns, prefill, decode)
 
     def forecast(self, steps: int, prefill: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """Return the times in ns until these prompts are complete, and until the next token after that, if
-        all running requests make `steps` tokens first. Exact unless a request leaves, is late or is swapped
+        """Return the time until these prompts are complete, and until the next token after that (ns), if all
+        running requests make `steps` tokens first. Exact unless a request leaves, is late or is swapped
         in."""
         duration_ns = self._model.duration_ns
         size, context, total_ns = len(self.running), self._context, self._swap_ns
@@ -348,21 +348,25 @@ class Roster:
     def unseat(self, requests: Sequence[int]) -> None:
         for request in requests:
             seat = self._seats.pop(request)
-            # Some found blocks that others of them were to compute: keep nothing.
+            # Do not cache their blocks, which may depend on blocks that others of them were to compute.
             self.memory.release(seat.tokens, seat.names)
             self._waiting.add(request, again=True)
 
     def delayed(self, due_ns: Mapping[int, int]) -> None:
-        """Judge lateness by when the tokens made just now will leave."""
+        """Judge lateness by the departure times of the newest tokens."""
         if self._deadlines is not None:
             self._deadlines.delayed(due_ns)
 
     def done(self, now_ns: int, work: Iteration) -> EngineOutput:
+        """Return the tokens that an iteration made, and the requests that it finished.
+
+        Requests with a complete prompt begin to decode; finished ones release their memory.
+        """
         tokens: Sequence[int] = ()
         finished: list[int] = []
         cached: dict[int, int] | None = None
         if work.decode:
-            # The same list: no request began or ceased to run since.
+            # `running` is still the same list, so no request began or ended meanwhile.
             tokens = (
                 work.decode
                 if work.decode is self.running
@@ -385,8 +389,8 @@ class Roster:
     def _taken_in(
         self, prefill: Sequence[tuple[int, int]]
     ) -> tuple[list[int], list[int], dict[int, int] | None]:
-        """Return the requests that made a token, those that ended with it, and the cached tokens of each
-        prompt."""
+        """Return the requests that made their first token, those that ended with it, and the cached tokens of
+        each prompt."""
         first, ended = [], []
         cached: dict[int, int] | None = {} if self._named else None
         for request, tokens in prefill:
@@ -398,10 +402,10 @@ class Roster:
                 continue
             made = self._made.pop(request, 0)
             if not made:
-                self.state.prefix_hits += seat.found
+                self.state.prefix_hits += seat.cached
                 if cached is not None:
                     self.state.prefix_queries += seat.tokens
-                    cached[request] = seat.found
+                    cached[request] = seat.cached
             if self._requests.output[request]:
                 first.append(request)
             if made + 1 < self._requests.output[request]:
@@ -412,7 +416,8 @@ class Roster:
         return first, ended, cached
 
     def _attending_ns(self, prefill: Sequence[tuple[int, int]]) -> int:
-        """Return the attention time of these parts: quadratic in a prompt's length, however it is cut."""
+        """Return the attention time of these parts. For a whole prompt it is quadratic in the length, also if
+        the prompt is processed in parts."""
         if not self._attention_ns:
             return 0
         squares = 0
@@ -423,7 +428,7 @@ class Roster:
         return round(self._attention_ns * squares)
 
     def _prompt(self, request: int) -> int:
-        """Return the tokens of its prompt; an empty one counts as one token."""
+        """Return the number of prompt tokens; an empty prompt counts as one token."""
         return max(1, self._requests.input[request])
 
     def _names(self, request: int) -> Sequence[int]:
@@ -432,9 +437,9 @@ class Roster:
         whole = self._requests.input[request] // self._requests.block_tokens
         return self._requests.blocks[request][:whole]
 
-    def _found(self, names: Sequence[int]) -> int:
-        """Return how many tokens of these blocks are in memory, from the first one on."""
-        return self.memory.found(names) * self.memory.named_tokens if names else 0
+    def _cached_tokens(self, names: Sequence[int]) -> int:
+        """Return the number of leading tokens of these blocks that are in memory."""
+        return self.memory.cached_prefix(names) * self.memory.named_tokens if names else 0
 
     def _room(self, tokens: int, names: Sequence[int], steps: int) -> bool:
         if len(self._seats) >= self._seats_max:
@@ -444,10 +449,10 @@ class Roster:
         return self.memory.needed(tokens, names) + spared <= self.memory.free
 
     def _seat(self, request: int, tokens: int, names: Sequence[int]) -> _Seat:
-        found = self._found(names)
+        cached = self._cached_tokens(names)
         self.memory.hold(tokens, names)
         self._waiting.remove(request)
-        seat = self._seats[request] = _Seat(names, tokens, tokens - found)
+        seat = self._seats[request] = _Seat(names, tokens, tokens - cached)
         return seat
 
     def _join(self, request: int, seat: _Seat, made: int) -> None:
@@ -463,7 +468,7 @@ class Roster:
         return seat.tokens + step - seat.since
 
     def _place(self, seat: _Seat) -> int:
-        """Return at which of every `block` steps its blocks are full and it begins another."""
+        """Return the step modulo `block` at which the request begins a new block."""
         return (seat.since - seat.tokens + len(seat.names) * self.memory.named_tokens) % len(self._growing)
 
     def _unseat(self, requests: Sequence[int]) -> None:
@@ -496,9 +501,9 @@ class Roster:
             self._swap_ns += tokens * self._swap_token_ns
             state.swapped_tokens += tokens
         else:
-            # Blocks that stay in the prefix cache are not discarded.
-            kept = min(len(seat.names) * self.memory.named_tokens, tokens)
-            state.preempted_tokens += tokens - kept
+            # Blocks in the prefix cache are not discarded.
+            cached = min(len(seat.names) * self.memory.named_tokens, tokens)
+            state.preempted_tokens += tokens - cached
         state.preemptions += 1
         state.preempted += request not in self._preempted
         self._preempted.add(request)
@@ -508,9 +513,9 @@ class Roster:
         self._swapped.discard(request)
         self._preempted.discard(request)
         if self._deadlines is not None:
-            self._deadlines.over(request)
+            self._deadlines.forget(request)
 
-    def _tell(self) -> None:
+    def _update_state(self) -> None:
         state, memory = self.state, self.memory
         state.running = len(self._seats)
         state.waiting = len(self._waiting)

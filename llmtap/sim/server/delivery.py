@@ -2,12 +2,11 @@
 
     made by the engine -> input filter -> output filter -> chunks -> faults -> coalescing -> keep-alives
 
-The stages of one answer are a `Delivery`. A source tells it of each token when it is made (`made`); the
-sender (`sender.py`) asks for what is due (`take`) and gets `Write`s: which tokens of which choice, not bytes.
-Times are ns of any clock. No stage reads a clock: what is written, and when it is due, does not depend on how
-late anybody asks.
+The stages of one answer are a `Delivery`. A source reports each token when it is made (`made`); the sender
+(`sender.py`) takes the due `Write`s (`take`), which name tokens of choices and have no bytes. Times are ns of
+any clock. No stage reads a clock: content and due time of a write do not depend on how late it is taken.
 
-Tokens come from a `PlanSource`, which reports to the delivery all that was made until a moment: a schedule
+Tokens come from a `PlanSource`, which reports to the delivery all tokens made until a given time: a schedule
 known when the request is accepted (`PlannedSource`), or an engine (`EngineSource`, `live.py`).
 """
 
@@ -31,14 +30,14 @@ class Chunk(NamedTuple):
     choice: int
     first: int
     last: int
-    """One past the last token."""
+    """Index after the last token."""
     final: bool
     breaks: bool = False
-    """Here the answer breaks off instead."""
+    """The answer breaks off here instead of ending."""
 
 
 class Write(NamedTuple):
-    """What leaves at one moment; without chunks it is a keep-alive."""
+    """Chunks that are sent together; without chunks, a keep-alive."""
 
     due_ns: int
     chunks: tuple[Chunk, ...]
@@ -52,62 +51,66 @@ class DeliveredText:
     block_after: int | None = None
     """The output filter stops the answer at this token."""
     ends_apart: bool = False
-    """It does not end with its last token but with a call of `over`."""
+    """The choice ends with a call of `over`, and not with its last token."""
 
 
 class Delivery:
     def __init__(
-        self, said: Sequence[DeliveredText], options: SimOptions, fault: FaultKind | None, begin_ns: int = 0
+        self,
+        texts: Sequence[DeliveredText],
+        options: SimOptions,
+        fault: FaultKind | None,
+        begin_ns: int = 0,
     ) -> None:
-        """`begin_ns` is when the request was accepted."""
+        """`begin_ns`: time when the request was accepted."""
         g, p = options.guardrails, options.pacing
-        self._said = said
-        self._holds = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in said]
+        self._texts = texts
+        self._holds = [max(1, one.tokens if g.output_hold == "all" else g.output_hold) for one in texts]
         self._filter_ns = g.output_filter
         self._size = p.tokens_per_chunk
-        self._made = [0] * len(said)
-        self._begun = [0] * len(said)
-        """Tokens of each choice that are in chunks."""
-        self._over = [False] * len(said)
-        self._open = len(said)
-        """Choices that are not over."""
+        self._made = [0] * len(texts)
+        self._begun = [0] * len(texts)
+        """Number of tokens of each choice that are in chunks."""
+        self._over = [False] * len(texts)
+        self._open = len(texts)
+        """Number of choices that have not ended."""
         self._fault = fault
-        self._fault_after = max(0, min(options.faults.fault_after, sum(one.tokens for one in said) - 1))
+        self._fault_after = max(0, min(options.faults.fault_after, sum(one.tokens for one in texts) - 1))
         self._stall_ns = options.faults.stall
         self._slow_ns = begin_ns + options.faults.slow
-        self._seen = 0
+        self._sent_tokens = 0
         self._window_ns = p.coalesce
         self._batch: list[Chunk] = []
         self._leave_ns = NEVER
-        """When the batch leaves, unless the answer ends before."""
+        """Time to send the batch, unless the answer ends before."""
         self._ready: deque[Write] = deque()
         self._every_ns = p.keepalive
         self._spoke_ns = self._slow_ns if fault == "slow" else begin_ns
         self.closed = False
         """Tokens made from now on are not written."""
         self.ended = False
-        """Everything was taken."""
-        for choice, one in enumerate(said):
+        """All writes have been taken."""
+        for choice, one in enumerate(texts):
             if not one.tokens:  # refused before the engine
                 self._chunk(Chunk(begin_ns + g.input_filter, choice, 0, 0, True))
 
     def made(self, choice: int, at_ns: int) -> None:
-        """Record that the next token of a choice is made. Times never fall, across choices."""
+        """Record that the next token of a choice was made. Times must not decrease, also across choices."""
         if self._over[choice] or self.closed:
             return
         n = self._made[choice] = self._made[choice] + 1
-        one, hold = self._said[choice], self._holds[choice]
+        one, hold = self._texts[choice], self._holds[choice]
         last = n == one.tokens
         if n % hold and not last:
             return
         due_ns = at_ns + self._filter_ns
         begun, size = self._begun[choice], self._size
         if one.block_after is not None and n > one.block_after:
-            # What the filter holds when it blocks is lost.
-            kept = one.block_after // hold * hold
-            if begun < kept:
-                self._chunk(Chunk(due_ns, choice, begun, kept, False))
-            self._chunk(Chunk(due_ns, choice, kept, kept, True))
+            # The tokens that the filter holds when it blocks are discarded.
+            shown = one.block_after // hold * hold
+            if begun < shown:
+                self._chunk(Chunk(due_ns, choice, begun, shown, False))
+            self._chunk(Chunk(due_ns, choice, shown, shown, True))
             return
         ends = last and not one.ends_apart
         chunk = self._collect if self._fault is None else self._chunk
@@ -121,14 +124,15 @@ class Delivery:
         self._begun[choice] = begun
 
     def over(self, choice: int, at_ns: int) -> None:
-        """End a choice whose tokens are all made."""
+        """End a choice after its last token."""
         if self._over[choice] or self.closed:
             return
-        tokens = self._said[choice].tokens
+        tokens = self._texts[choice].tokens
         self._chunk(Chunk(at_ns + self._filter_ns, choice, tokens, tokens, True))
 
     def give_up(self, at_ns: int) -> None:
-        """Break the answer off: the engine makes no more of it, and what the output filter held is lost."""
+        """Break the answer off, since the engine gave it up. Tokens held by the output filter are
+        discarded."""
         if self.closed:
             return
         if self._batch:
@@ -138,7 +142,7 @@ class Delivery:
         self._collect(Chunk(at_ns, 0, self._begun[0], self._begun[0], False, True))
 
     def take(self, now_ns: int) -> Write | None:
-        """Return the next write, if it is due. Everything made until now must have been reported."""
+        """Return the next write, if it is due. All tokens made until `now_ns` must have been reported."""
         ready, every_ns = self._ready, self._every_ns
         if not ready and self._batch and self._leave_ns <= now_ns:
             self._let_go()
@@ -157,7 +161,7 @@ class Delivery:
         return None
 
     def next_ns(self) -> int:
-        """Return when to ask again at the latest, if nothing is made until then."""
+        """Return the time of the next `take`, if no token is made before."""
         due_ns = self._ready[0].due_ns if self._ready else self._leave_ns
         if self._every_ns and not self.ended:
             return min(due_ns, self._spoke_ns + self._every_ns)
@@ -169,20 +173,20 @@ class Delivery:
             return
         fault = self._fault
         if fault is not None:
-            self._seen += chunk.last - chunk.first
+            self._sent_tokens += chunk.last - chunk.first
             if fault == "slow":
                 chunk = chunk._replace(due_ns=max(chunk.due_ns, self._slow_ns))
-            elif self._seen > self._fault_after:
+            elif self._sent_tokens > self._fault_after:
                 if fault == "stall":
                     chunk = chunk._replace(due_ns=chunk.due_ns + self._stall_ns)
                 elif fault in BREAKS:
                     chunk = chunk._replace(breaks=True)
-            elif fault in BREAKS and chunk.final and not self._seen:
+            elif fault in BREAKS and chunk.final and not self._sent_tokens:
                 chunk = chunk._replace(breaks=True)
         self._collect(chunk)
 
     def _collect(self, chunk: Chunk) -> None:
-        """Collect chunks due within a window from the first; without a window, those due at once."""
+        """Collect chunks that are due within a window after the first; without a window, at the same time."""
         batch = self._batch
         if batch and chunk.due_ns > self._leave_ns:
             self._let_go()
@@ -193,7 +197,7 @@ class Delivery:
             self._over[chunk.choice] = True
             self._open -= 1
         if chunk.breaks or not self._open:
-            self._leave_ns = chunk.due_ns  # the end of an answer empties the buffer
+            self._leave_ns = chunk.due_ns  # the end of an answer flushes the buffer
             self._let_go()
             self.closed = True
 
@@ -204,17 +208,18 @@ class Delivery:
 
 
 def fixed_schedule(options: SimOptions, chance: random.Random) -> Iterator[int]:
-    """Yield when the tokens of one answer are due, in ns from the request's acceptance, without an end.
+    """Yield the due times of an answer's tokens, in ns after the request was accepted, without end.
 
-    Token i is due at `ttft + i * itl`, counted from the request and not from the token before, so that
-    lateness does not add up. `chance` is the answer's own, so that it depends on no other answer.
+    Token i is due at `ttft + i * itl`, counted from the request and not from the previous token, so that
+    lateness does not accumulate. Each answer has its own `chance`, so answers do not depend on each other.
     """
     ttft_ns = round(options.ttft * _vary(options.spread, chance))
     itl_ns = round(options.itl * _vary(options.spread, chance))
     sigma = options.pacing.jitter
     if not sigma:
         return count(ttft_ns, itl_ns)
-    # The mean of a lognormal is exp(mu + sigma^2 / 2): with this mu it is 1, and no rate changes.
+    # The mean of a lognormal is exp(mu + sigma^2 / 2). This mu makes it 1, so that jitter keeps the mean
+    # rate.
     mu = -sigma * sigma / 2
     gaps = (round(itl_ns * chance.lognormvariate(mu, sigma)) for _ in repeat(None))
     return accumulate(chain((ttft_ns,), gaps))
@@ -225,25 +230,25 @@ def _vary(spread: float, chance: random.Random) -> float:
 
 
 class PlanSource(Protocol):
-    """Where the tokens of one answer come from."""
+    """Source of an answer's tokens."""
 
     given_up: bool
     next_ns: int
-    """When the next token will be made, if known and not reported by anybody else."""
+    """Time of the next token, if known; NEVER if `on_news` reports it."""
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens found in the prefix cache; None without one, or if not known yet."""
+        """Prompt tokens found in the prefix cache; None: no cache, or not known yet."""
 
     def advance(self, now_ns: int) -> None:
-        """Report all tokens made until now to the delivery."""
+        """Report all tokens made until `now_ns` to the delivery."""
 
     def close(self, now_ns: int) -> None:
-        """Drop the rest; called once, at the end."""
+        """Discard the rest; called once, at the end."""
 
 
 class PlannedSource:
-    """The tokens of one answer whose times are known."""
+    """Source of tokens with a fixed schedule."""
 
     given_up = False
     cached_tokens = None
@@ -256,8 +261,8 @@ class PlannedSource:
         begin_ns: int,
         wait_ns: int,
     ) -> None:
-        """`plans`: of each choice the times, from `begin_ns`, and the number of tokens; they are recorded in
-        `made_ns`. The engine begins `wait_ns` later, which is not in them."""
+        """`plans`: for each choice the times, relative to the start, and the number of tokens. Absolute times
+        are recorded in `made_ns`. The schedule starts `wait_ns` after `begin_ns`."""
         self._delivery = delivery
         self._made_ns = made_ns
         self._begin_ns = begin_ns + wait_ns
@@ -265,7 +270,7 @@ class PlannedSource:
         self._times = [times for times, _ in plans]
         self._left = [tokens for _, tokens in plans]
         self._heads = [(self._begin_ns + next(times), i) for i, (times, tokens) in enumerate(plans) if tokens]
-        """A heap: the next token of each choice that has one."""
+        """A heap of the next token of each choice that has one."""
         heapify(self._heads)
         self.next_ns = self._heads[0][0] if self._heads else NEVER
 
@@ -287,7 +292,7 @@ class PlannedSource:
 
 
 class EngineSource:
-    """The tokens of one answer as an engine makes them; a `TokenListener`. Calls `on_news` after some."""
+    """Source of tokens from an engine, as its `TokenListener`. Calls `on_news` after it reported tokens."""
 
     next_ns = NEVER
 
@@ -301,13 +306,13 @@ class EngineSource:
 
     @property
     def cached_tokens(self) -> int | None:
-        """Of choices of one prompt, those of the first."""
-        found = {ticket.prompt: ticket.cached for ticket in reversed(self.tickets)}
-        known = [cached for cached in found.values() if cached is not None]
+        """Sum over the prompts; for several choices of a prompt, that of the first."""
+        by_prompt = {ticket.prompt: ticket.cached for ticket in reversed(self.tickets)}
+        known = [cached for cached in by_prompt.values() if cached is not None]
         return sum(known) if known else None
 
-    def ask(self, now_ns: int, arrival_ns: int) -> None:
-        """Submit it to the engine, at once or when the input filter lets it pass."""
+    def submit(self, now_ns: int, arrival_ns: int) -> None:
+        """Submit the answer to the engine, at once or after the input filter."""
         self._live.submit(now_ns, arrival_ns, self.tickets)
 
     def advance(self, now_ns: int) -> None:
@@ -333,4 +338,4 @@ class EngineSource:
 
 
 def _nobody() -> None:
-    """Default listener."""
+    """Default for `on_news`: do nothing."""

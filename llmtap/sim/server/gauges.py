@@ -4,10 +4,10 @@
 which counts them in counters and histograms; queue, KV memory, preemptions and the prefix cache are read from
 the engine's `state`. `text` returns all in the Prometheus text format.
 
-With a fixed schedule no request waits, those that run are being answered, and the metrics of KV memory,
-preemption and the prefix cache are missing. With an engine of whole batches these are 0. As in vLLM, where
-the API server stands before the engine, prompt tokens count with the first token made from them, and requests
-rejected before are in no counter of the engine's.
+With a fixed schedule, no request waits, all open ones are running, and the metrics of KV memory, preemption
+and the prefix cache are missing. With an engine of whole batches these are 0. As in vLLM, where the API
+server is in front of the engine, prompt tokens count with the first output token, and requests rejected
+before are not in the counters of the engine.
 
 Source: vLLM's `v1/engine/__init__.py` for the reasons.
 """
@@ -40,7 +40,7 @@ _COUNTED: Final = (
     ("preempted_tokens", "llmtap_sim:preempted_tokens", "Tokens whose KV was discarded by preemption."),
     ("swapped_tokens", "llmtap_sim:swapped_tokens", "Tokens whose KV was swapped out by preemption."),
 )
-"""Fields of the engine's state that are counters."""
+"""Counters that follow fields of the engine's state."""
 _LATENCIES: Final = (
     ("time_to_first_token", "From the request to its first token.", _TTFT),
     ("inter_token_latency", "Between writes that carry tokens.", _ITL),
@@ -50,7 +50,7 @@ _LATENCIES: Final = (
 M = TypeVar("M", Gauge, Counter, Histogram)
 _LABELS: Final = ("model_name", "engine")
 _REASONS: Final = ("stop", "length", "abort", "error")
-"""vLLM's reasons that occur here. `abort`: the client left, or the answer was broken off."""
+"""vLLM's finish reasons that occur here. `abort`: the client disconnected, or the answer broke off."""
 
 
 class EngineMetrics:
@@ -71,14 +71,14 @@ class EngineMetrics:
         if state is not None:
             self._kv = made(Gauge, "kv_cache_usage_perc", "Share of the KV memory in use.")
             self._counted = {field: made(Counter, name, text) for field, name, text in _COUNTED}
-            self._told = dict.fromkeys(self._counted, 0)
+            self._exported = dict.fromkeys(self._counted, 0)
         self._prompt = made(Counter, "prompt_tokens", "Tokens of prompts.")
         self._output = made(Counter, "generation_tokens", "Tokens of answers.")
         self._success = Counter(
             "vllm:request_success", "Requests answered, by how they ended.", (*_LABELS, "finished_reason"),
             registry=registry,
         )  # fmt: skip
-        for reason in _REASONS:  # a counter that is there from 0 on can be subtracted
+        for reason in _REASONS:  # export from 0 on, so that rate() includes the first request
             self._success.labels(*self._at, reason)
         self._ttft, self._itl, self._tpot, self._e2e = (
             made(Histogram, f"{name}_seconds", text, buckets=buckets) for name, text, buckets in _LATENCIES
@@ -88,7 +88,7 @@ class EngineMetrics:
         self._open += 1
 
     def taken_in(self, prompt_tokens: int) -> None:
-        """Count a prompt whose first token was made."""
+        """Count the tokens of a prompt when its first output token was made."""
         self._prompt.inc(prompt_tokens)
 
     def first(self, ns: int) -> None:
@@ -106,7 +106,8 @@ class EngineMetrics:
         *,
         whole: bool = True,
     ) -> None:
-        """Count the end of a request; `reasons` of its choices, none if the engine was not involved."""
+        """Count the end of a request; `reasons`: finish reasons of its choices, empty if the engine did not
+        get the request."""
         self._open -= 1
         self._output.inc(tokens)
         if first_to_last_ns is not None and tokens > 1:
@@ -126,6 +127,6 @@ class EngineMetrics:
             self._kv.set(state.kv_used)
             for name, metric in self._counted.items():
                 now = getattr(state, name)
-                metric.inc(now - self._told[name])
-                self._told[name] = now
+                metric.inc(now - self._exported[name])
+                self._exported[name] = now
         return generate_latest(self._registry)

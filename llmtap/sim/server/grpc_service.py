@@ -1,14 +1,14 @@
 """vLLM's and SGLang's engine services over gRPC (method Generate), served by the simulated engine.
 
-`server.py` starts it beside the HTTP server. Calls come in, go through the same `Reception` as HTTP requests,
-and get a stream of messages, which `GrpcInference` makes: each is preceded by its length as on the wire,
-since several may be written together. The metadata of a call stands for headers: `x-sim-*` change the
-options. gRPC's own threads write to the wire; the truth log has the time at which a message was given to the
-coroutine that passes it on to gRPC.
+`server.py` starts it in addition to the HTTP server. Calls go through the same `Reception` as HTTP requests,
+and are answered by a stream of messages from `GrpcInference`. Each message has its length before it, as on
+the wire, since several may be written together. The metadata of a call replace headers: `x-sim-*` change the
+options. gRPC's own threads write to the wire; the truth log has the time at which a message was passed to the
+coroutine that passes it to gRPC.
 
-Faults: a rejected request gets a status and no message. gRPC does not let the server reset or cut a
-connection, so a call ends by the status that its client would make of that: `reset` UNAVAILABLE, `truncate`
-DATA_LOSS, `error` INTERNAL. `unfinished` ends well, without a finish reason or usage.
+Faults: a rejected request gets a status and no message. A gRPC server cannot reset or cut a connection, so a
+call ends with the status that its client would report: `reset` UNAVAILABLE, `truncate` DATA_LOSS, `error`
+INTERNAL. `unfinished` ends with status OK, without a finish reason or usage.
 """
 
 import asyncio
@@ -44,16 +44,17 @@ def read(data: bytes, service: str) -> tuple[SimulatedRequest, str]:
         r = read_request(data, service)
     except ValueError as exc:
         raise BadRequest(str(exc)) from None
-    asked = SimulatedRequest(
+    parsed = SimulatedRequest(
         model="sim", stream=True, prompts=(r.text,), prompt_tokens=len(r.ids) or None,
         max_tokens=r.max_tokens, min_tokens=r.min_tokens, ignore_eos=r.ignore_eos, stop=tuple(r.stop),
         seed=r.seed, include_usage=True,
     )  # fmt: skip
-    return asked, r.request_id
+    return parsed, r.request_id
 
 
 class GrpcInference(Shape):
-    """Writes one answer, which has one choice and always streams. gRPC has pings and statuses of its own."""
+    """Writes one answer, which has one choice and is always streamed. Keep-alives and errors are gRPC's
+    own."""
 
     media_type = ""
 
@@ -82,20 +83,20 @@ _STATUSES: Final = {
     400: grpc.StatusCode.PERMISSION_DENIED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }  # fmt: skip
-"""For who is turned away. 400 is a guardrail's refusal."""
+"""gRPC status of a rejection by its HTTP status. 400 is a guardrail's refusal."""
 _BROKEN: Final = {
     "reset": (grpc.StatusCode.UNAVAILABLE, "the connection was reset"),
     "truncate": (grpc.StatusCode.DATA_LOSS, "the connection was closed within a message"),
     "error": (grpc.StatusCode.INTERNAL, "the engine broke down"),
     "given_up": (grpc.StatusCode.INTERNAL, "the engine gave it up"),
 }
-"""By outcome of an answer that broke off."""
+"""gRPC status and message by the outcome of an answer that broke off."""
 _MESSAGE_BYTES_MAX: Final = 64 << 20
-"""As long as the body of a request may be."""
+"""Maximum size of a request, as over HTTP."""
 
 
 class _Pipe:
-    """What a `Sender` writes to, in place of a connection: bytes in, messages out."""
+    """Transport that a `ResponseSender` writes to: takes bytes, returns messages."""
 
     def __init__(self) -> None:
         self._messages: deque[bytes] = deque()
@@ -103,7 +104,7 @@ class _Pipe:
         self._news = asyncio.Event()
         self._ended = False
 
-    # As of a transport.
+    # Interface of a transport.
 
     def is_closing(self) -> bool:
         return False
@@ -119,27 +120,27 @@ class _Pipe:
         while at + PREFIX.size <= len(data):
             end = at + PREFIX.size + PREFIX.unpack_from(data, at)[1]
             if end > len(data):
-                return  # cut off by a fault: nobody will get the rest
+                return  # a fault cut the message, so the rest is discarded
             self._messages.append(data[at + PREFIX.size : end])
             at = end
         self._bytes += len(data)
         self._news.set()
 
     def close(self) -> None:
-        """The status of the call says that it broke off."""
+        """Do nothing: `_stream` ends the call with a status."""
 
     def abort(self) -> None:
-        """As above; what was written before goes out."""
+        """Do nothing, as `close`; messages already written are still sent."""
 
-    # For the call.
+    # Interface for the call.
 
     def end(self, done: "asyncio.Future[None]") -> None:
-        """Nothing more will be written."""
+        """Note that no more messages will be written."""
         self._ended = True
         self._news.set()
 
     async def next(self) -> bytes | None:
-        """The next message; None when there will be no more."""
+        """Return the next message; None at the end."""
         while not self._messages:
             if self._ended:
                 return None
@@ -151,14 +152,14 @@ class _Pipe:
 
 
 class GrpcService:
-    """A server of both services. `start` and `stop` are called within the loop that serves."""
+    """Server of both services. `start` and `stop` are called within the event loop that serves."""
 
     def __init__(self, reception: Reception) -> None:
         self._reception = reception
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, port: int, tls: tuple[bytes, bytes] | None = None) -> int:
-        """Serve; the port that it is. Raises OSError when it cannot be had.
+        """Start serving. Return the port. Raises OSError if the address cannot be bound.
 
         `tls`: certificate and key (PEM).
         """
@@ -169,7 +170,7 @@ class GrpcService:
             )
         )  # fmt: skip
         for name in (SERVICE, SGLANG_SERVICE):
-            # Without serializers: bytes in, bytes out.
+            # Without serializers, so that requests and messages are bytes.
             method = grpc.unary_stream_rpc_method_handler(partial(self._generate, name))
             service = grpc.method_handlers_generic_handler(name, {"Generate": method})
             server.add_generic_rpc_handlers((service,))
@@ -188,8 +189,8 @@ class GrpcService:
         return int(bound)
 
     async def stop(self) -> None:
-        """Cut what is under way."""
-        # It refers back to us. Let it go now, and gRPC's poller with it.
+        """Stop serving and cut running calls."""
+        # Drop the reference to the server, which refers to this object, so that gRPC's poller is freed.
         server, self._server = self._server, None
         if server is not None:
             await server.stop(None)
@@ -201,9 +202,9 @@ class GrpcService:
             key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
         }
         try:
-            asked, request_id = read(request, service)
+            request_, request_id = read(request, service)
             job = reception.take(
-                asked, lambda answer: GrpcInference(answer, service, request_id),
+                request_, lambda answer: GrpcInference(answer, service, request_id),
                 path=f"/{service}/Generate", headers=metadata, accepted_ns=accepted_ns,
                 request_id=request_id or None,
             )  # fmt: skip
@@ -215,7 +216,7 @@ class GrpcService:
                 if status == 400:
                     await reception.filtered(job)
                 await self._turn_away(job, status, context)
-            reception.ask(job)
+            reception.submit(job)
             await self._stream(job, context)
         finally:
             reception.end(job)
@@ -237,7 +238,7 @@ class GrpcService:
             await context.abort(*broken)
 
     async def _turn_away(self, job: ServerJob, status: int, context: Any) -> None:
-        """Does not return: gRPC ends a call by an exception."""
+        """Reject a call. Does not return: gRPC ends a call by an exception."""
         job.turned_away(status)
         code, message = BUSY.get(status, ("content_filter", FILTERED))
         retry = (("retry-after", RETRY_AFTER_S),) if status in BUSY else ()

@@ -1,17 +1,16 @@
 """Driver of the simulated engine (`sim/engine.py`) in real time, for the simulated server.
 
-`reception.py` creates a `LiveEngine`; `delivery.py` submits each choice of an answer as a `Ticket` and hears
-of its tokens through a `TokenListener`. The driver in virtual time is `run_virtual` of `sim/engine.py`.
+`reception.py` creates a `LiveEngine`; `delivery.py` submits each choice of an answer as a `Ticket`, and its
+`TokenListener` receives the tokens. The driver in virtual time is `run_virtual` of `sim/engine.py`.
 
-The engine's clock is exact also on a busy machine: a run ends when it was to end, not when somebody
-looked, and a request arrives when it was accepted. So the times of tokens depend on arrivals (and departures)
-alone, and the virtual driver, given the same arrivals, has the same to the ns. Only the sending is late.
+The engine's clock is exact also on a busy machine: a run ends at its computed time, even if `advance` is
+called later, and a request arrives when it was accepted. So the times of tokens depend only on arrivals (and
+departures), and the virtual driver computes the same times for the same arrivals. Only the sending is late.
 
-No clock is read here: the caller passes the time, and `alarm` asks for a call of `advance` at a moment. All
-that was due before an event is done before it. A server runs for days, so requests that are over are
-forgotten (`ServedRequests`). Their numbers are not reused: schedulers serve equals in the order of their
-numbers.
-"""
+No clock is read here: the caller passes the time, and `alarm` requests a call of `advance` at a given time.
+All events are processed in order of their times. A server runs for days, so ended requests are removed
+(`ServedRequests`). Their numbers are not reused, since schedulers serve equal requests in the order of their
+numbers."""
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -31,16 +30,16 @@ from llmtap.workload.requests import Requests
 
 
 class TokenListener(Protocol):
-    """Listener to one answer, called in order of time."""
+    """Listener for the tokens of one answer, called in order of time."""
 
     def token(self, choice: int, at_ns: int) -> None:
-        """A token leaves the engine."""
+        """Take a token that leaves the engine at `at_ns`."""
 
     def over(self, choice: int, at_ns: int) -> None:
-        """The whole batch of a choice is over, and so is the choice."""
+        """Note that the batch of a choice has ended, and with it the choice."""
 
     def refused(self, at_ns: int) -> None:
-        """The engine makes no more of one of the choices."""
+        """Note that the engine gave up one of the choices."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +47,7 @@ class Ticket:
     """One choice of an answer; a request of its own in the engine."""
 
     listener: TokenListener | None
-    """None if the client has gone."""
+    """None after the client disconnected."""
     choice: int
     input: int
     output: int
@@ -56,20 +55,20 @@ class Ticket:
     prompt: int = 0
     """Index of its prompt in the answer."""
     arrival_ns: int = 0
-    """When it arrives, or would have; 0 until it is submitted."""
+    """Planned arrival in the engine; 0 before it is submitted."""
     number: int = -1
     """Number in the engine; -1 until it arrives there."""
     predicted: int = 0
     prefilled: int = 0
     cached: int | None = None
-    """Prompt tokens found in the prefix cache; known from its first token on."""
+    """Prompt tokens found in the prefix cache; None before the first token."""
     last_ns: int = 0
-    """When the last of its tokens made so far leaves."""
+    """Departure time of the newest token."""
     over: bool = False
 
 
 class ServedRequests:
-    """Columns like those of `Requests`, from which requests are removed when they are over."""
+    """Columns like those of `Requests`, from which ended requests are removed."""
 
     def __init__(self, block_tokens: int = 0) -> None:
         self.arrival_ns: dict[int, int] = {}
@@ -108,9 +107,9 @@ class LiveEngine:
         seed: int = 0,
         block_tokens: int = 0,
     ) -> None:
-        """With `block_tokens`, tickets have blocks."""
+        """`block_tokens`: tokens in the blocks of tickets; 0: no prefix cache."""
         self._served = ServedRequests(block_tokens)
-        # Schedulers only index columns, so a dict will do.
+        # A cast: schedulers only index the columns, so dicts suffice.
         self._scheduler = build(cast(Requests, self._served))
         self._engine = Engine(self._scheduler, servers)
         self._alarm = alarm
@@ -120,29 +119,29 @@ class LiveEngine:
         self._order = count()
         self._began = 0
         self._arrivals: list[tuple[int, int, Ticket]] = []
-        """Requests that have not arrived: the input filter holds them."""
+        """Requests that have not arrived, since the input filter holds them."""
         self._runs: list[tuple[int, int, EngineRun]] = []
         self._leaving: list[tuple[int, int, Callable[[], None]]] = []
-        """Calls for what was made and leaves later."""
+        """Calls for tokens (and ends) that leave later."""
         self._open: dict[int, Ticket] = {}
         self._gone: dict[int, list[int]] = {}
-        """Requests to forget at the end of a run, which may refer to them until then."""
+        """Requests to remove at the end of a run, which may refer to them until then."""
         self.next_ns = NEVER
-        """When there will be something to do, if no request comes before."""
+        """Time of the next event, if no request arrives before."""
 
     def __len__(self) -> int:
         return len(self._served)
 
     def state(self) -> IterationState:
-        """Return the scheduler's state, or what is visible from outside."""
-        told: IterationState | None = getattr(self._scheduler, "state", None)
-        if told is not None:
-            return told
+        """Return the scheduler's state; for whole batches, the counts known to the driver."""
+        state: IterationState | None = getattr(self._scheduler, "state", None)
+        if state is not None:
+            return state
         running = sum(r in self._open for _, _, run in self._runs for r in run.work.members)
         return IterationState(running=running, waiting=len(self._open) - running)
 
     def submit(self, now_ns: int, arrival_ns: int, tickets: Iterable[Ticket]) -> None:
-        """Let requests arrive together, now or later."""
+        """Submit requests that arrive together at `arrival_ns`, now or later."""
         for ticket in tickets:
             ticket.arrival_ns = arrival_ns
             heappush(self._arrivals, (arrival_ns, next(self._order), ticket))
@@ -153,7 +152,7 @@ class LiveEngine:
             self.advance(now_ns)
 
     def leave(self, now_ns: int, tickets: Iterable[Ticket]) -> None:
-        """Drop requests whose client has gone; those that are over are ignored."""
+        """Drop requests whose client has disconnected; ended ones are ignored."""
         self.advance(now_ns)
         for ticket in tickets:
             ticket.listener = None
@@ -180,7 +179,7 @@ class LiveEngine:
                 heappop(self._leaving)[2]()
             elif arrives_ns <= now_ns and arrives_ns <= ends_ns:
                 self._arrive()
-            elif ends_ns < now_ns:  # not at that moment: arrivals come before
+            elif ends_ns < now_ns:  # not yet if equal, since arrivals at that time come first
                 self._end()
             else:
                 break
@@ -221,7 +220,7 @@ class LiveEngine:
         self._note(end_ns, step)
 
     def _made(self, now_ns: int, step: Step) -> None:
-        """Release the tokens of an iteration, now or when they are due."""
+        """Report the tokens of an iteration, now or at their due times."""
         made, open_, shares = step.made, self._open, self._shares
         for i, number in enumerate(made.tokens):
             ticket = open_.get(number)
@@ -241,7 +240,7 @@ class LiveEngine:
             ticket = self._open.pop(number, None)
             self._forget_later(number)
             if ticket is not None:
-                # Tokens that were made leave first.
+                # Tokens that are already made leave before the end.
                 at_ns = max(now_ns, ticket.last_ns)
                 self._later(at_ns, partial(self._give_up, ticket, at_ns))
         for run in step.started:
@@ -256,7 +255,7 @@ class LiveEngine:
                     self._open[number].prefilled += tokens
 
     def _follow(self, ticket: Ticket, times: Iterator[int]) -> None:
-        """Schedule the tokens of a batch, whose times are known, one after the other."""
+        """Schedule the next token of a batch, whose times are known."""
         at_ns = next(times, None)
         if at_ns is not None:
             self._later(at_ns, partial(self._batch_token, ticket, at_ns, times))
@@ -279,7 +278,7 @@ class LiveEngine:
         heappush(self._leaving, (at_ns, next(self._order), act))
 
     def _forget_later(self, number: int) -> None:
-        """Forget a request that is no longer served, but may be part of a run."""
+        """Remove an ended request after the running runs, which may refer to it."""
         if not self._runs:
             self._served.forget((number,))
         else:

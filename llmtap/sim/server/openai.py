@@ -5,8 +5,8 @@ streams and whole answers; `openai_error` is the body of an error.
 
 OpenAI sends the role first and the finish reason last, each in a chunk of its own; vLLM puts the finish
 reason on the last tokens. Usage on every chunk, with the counts so far, is vLLM's `continuous_usage_stats`.
-The stream of Responses is named events with sequence numbers, with the whole answer again at the end, and no
-end marker.
+The stream of Responses has named events with sequence numbers, repeats the whole answer at the end, and has
+no end marker.
 
 Source: openai/openai-openapi; openai/openai-python types/responses; vllm entrypoints/openai;
 docs/dialects.md.
@@ -23,7 +23,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 def openai_error(status: int, code: str, message: str) -> dict[str, Any]:
-    """Return the body of an error response in OpenAI's form."""
+    """Return the body of an error response in OpenAI's format."""
     kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
     kind = kinds.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
@@ -45,7 +45,7 @@ class _Completion(shape.CommonRequest, kw_only=True):
 
     def completion(self, *prompts: str, **more: Any) -> shape.SimulatedRequest:
         options = self.stream_options or _StreamOptions()
-        return self.asked(
+        return self.to_request(
             *prompts, stop=shape.lines_of(self.stop), n=1 if self.n is None else self.n,
             include_usage=bool(options.include_usage), continuous_usage=bool(options.continuous_usage_stats),
             token_ids=bool(self.return_token_ids), **more,
@@ -69,7 +69,7 @@ def read_chat(body: bytes) -> shape.SimulatedRequest:
 
 
 def read_completions(body: bytes) -> shape.SimulatedRequest:
-    """Read a request: for a text, several, or tokens. Raises BadRequest."""
+    """Read a request, whose prompt is a text, several texts, or tokens. Raises BadRequest."""
     r: _Completions = shape.decode(body, _Completions)
     match r.prompt:
         case str() as text:
@@ -80,7 +80,7 @@ def read_completions(body: bytes) -> shape.SimulatedRequest:
             return r.completion(str(tokens), prompt_tokens=len(tokens))
         case [[int(), *_], *_] as lists if all(isinstance(tokens, list) for tokens in lists):
             return r.completion(*map(str, lists), prompt_tokens=sum(map(len, lists)))
-    raise shape.BadRequest("prompt is a text, tokens, or a list of either")
+    raise shape.BadRequest("prompt: expected a text, a list of token ids, or a list of either")
 
 
 class OpenAIChatShape(shape.Shape):
@@ -91,19 +91,20 @@ class OpenAIChatShape(shape.Shape):
     def __init__(self, answer: shape.Answer) -> None:
         super().__init__(answer, self._prefix)
         self._vllm = answer.dialect == "vllm"
-        self._continuous = self._vllm and self._asked.include_usage and self._asked.continuous_usage
+        self._continuous = self._vllm and self._request.include_usage and self._request.continuous_usage
         self._head = {
-            "id": self.id, "object": self._chunk_object, "created": shape.CREATED, "model": self._asked.model,
+            "id": self.id, "object": self._chunk_object, "created": shape.CREATED,
+            "model": self._request.model,
         }  # fmt: skip
 
     def _delta(self, choice: shape.Choice, text: str) -> dict[str, Any]:
-        """Return the fields of a choice that hold a piece of text."""
+        """Return the fields of a choice with a piece of text."""
         return {"delta": {"refusal" if choice.refused else "content": text} if text else {}}
 
     def _full(self, choice: shape.Choice) -> dict[str, Any]:
-        """Return the fields of a choice that hold the whole text."""
-        said, refusal = (None, choice.text) if choice.refused else (choice.text, None)
-        return {"message": {"role": "assistant", "content": said, "refusal": refusal}}
+        """Return the fields of a choice with the whole text."""
+        content, refusal = (None, choice.text) if choice.refused else (choice.text, None)
+        return {"message": {"role": "assistant", "content": content, "refusal": refusal}}
 
     def _usage(self, output_tokens: int) -> dict[str, Any]:
         answer = self._answer
@@ -121,7 +122,7 @@ class OpenAIChatShape(shape.Shape):
             frame["usage"] = usage
         elif self._continuous:
             frame["usage"] = self._usage(sum(self._answer.sent))
-        elif self._asked.include_usage and not self._vllm:
+        elif self._request.include_usage and not self._vllm:
             frame["usage"] = None
         return shape.sse(frame)
 
@@ -141,12 +142,12 @@ class OpenAIChatShape(shape.Shape):
         text = self._take(index, first, last)
         frames = b""
         if last > first:
-            said = {"index": index, **self._delta(choice, text), "logprobs": None, "finish_reason": None}
+            entry = {"index": index, **self._delta(choice, text), "logprobs": None, "finish_reason": None}
             if self._vllm:
-                said["token_ids"] = token_ids(text) if self._asked.token_ids else None
+                entry["token_ids"] = token_ids(text) if self._request.token_ids else None
                 if final:
-                    return self._frame([said | self._how(choice)])
-            frames = self._frame([said])
+                    return self._frame([entry | self._how(choice)])
+            frames = self._frame([entry])
         if final:
             ended = {"index": index, **self._delta(choice, ""), "logprobs": None, **self._how(choice)}
             frames += self._frame([ended])
@@ -157,7 +158,7 @@ class OpenAIChatShape(shape.Shape):
         return {**how, "stop_reason": choice.stop_text} if self._vllm else how
 
     def ending(self) -> bytes:
-        if not self._asked.include_usage:
+        if not self._request.include_usage:
             return _DONE
         return self._frame([], self._usage(sum(self._answer.sent))) + _DONE
 
@@ -166,7 +167,7 @@ class OpenAIChatShape(shape.Shape):
 
     def failure(self) -> bytes:
         error = {"message": shape.BROKEN, "type": "InternalServerError", "param": None, "code": 500}
-        # vLLM still sends its end marker.
+        # vLLM sends its end marker also after an error.
         return shape.sse({"error": error}) + (_DONE if self._vllm else b"")
 
     def whole(self) -> dict[str, Any]:
@@ -179,7 +180,7 @@ class OpenAIChatShape(shape.Shape):
 
 
 class OpenAICompletionsShape(OpenAIChatShape):
-    """Writes one completion: as chat, but for the fields of a choice."""
+    """Writes one completion: like chat, except for the fields of a choice."""
 
     _prefix = "cmpl-sim"
     _object = _chunk_object = "text_completion"
@@ -206,8 +207,8 @@ class _Responses(shape.CommonRequest, kw_only=True):
 def read_responses(body: bytes) -> shape.SimulatedRequest:
     r: _Responses = shape.decode(body, _Responses)
     items = [r.input] if isinstance(r.input, str) else [i for i in r.input if isinstance(i, dict)]
-    said = [r.instructions, *(i if isinstance(i, str) else shape.text_of(i.get("content")) for i in items)]
-    return r.asked("\n".join(filter(None, said)), max_tokens=r.max_output_tokens)
+    texts = [r.instructions, *(i if isinstance(i, str) else shape.text_of(i.get("content")) for i in items)]
+    return r.to_request("\n".join(filter(None, texts)), max_tokens=r.max_output_tokens)
 
 
 class OpenAIResponsesShape(shape.Shape):
@@ -224,7 +225,7 @@ class OpenAIResponsesShape(shape.Shape):
         return self._sent_as(event, kind)
 
     def _sent_as(self, event: dict[str, Any], kind: str) -> bytes:
-        """Return the bytes of an event: server-sent here, a message over WebSocket."""
+        """Return the bytes of an event: a server-sent event here, a message over WebSocket."""
         return shape.sse(event, kind)
 
     def _response(self, status: str, reason: str | None = None) -> dict[str, Any]:
@@ -240,13 +241,13 @@ class OpenAIResponsesShape(shape.Shape):
         }  # fmt: skip
         return {
             "id": self.id, "object": "response", "created_at": shape.CREATED, "status": status, "error": None,
-            "incomplete_details": {"reason": reason} if reason else None, "model": self._asked.model,
+            "incomplete_details": {"reason": reason} if reason else None, "model": self._request.model,
             "output": [self._item(status)] if ended and sent else [], "parallel_tool_calls": True,
             "tool_choice": "auto", "tools": [], "usage": usage if ended else None,
         }  # fmt: skip
 
     def _item(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self._part(self.said)]
+        content = [] if status == "in_progress" else [self._part(self.sent_text)]
         return {
             "id": self._item_id, "type": "message", "status": status, "role": "assistant", "content": content,
         }  # fmt: skip
@@ -271,10 +272,10 @@ class OpenAIResponsesShape(shape.Shape):
         if last > first:
             events = self._event(f"{kind}.delta", **self._place, delta=text, **more)
         if final and last:
-            said = self.said
-            whole: dict[str, Any] = {"refusal" if refused else "text": said, **more}
+            content = self.sent_text
+            whole: dict[str, Any] = {"refusal" if refused else "text": content, **more}
             events += self._event(f"{kind}.done", **self._place, **whole)
-            events += self._event("content_part.done", **self._place, part=self._part(said))
+            events += self._event("content_part.done", **self._place, part=self._part(content))
             events += self._event("output_item.done", output_index=0, item=self._item(self._status()[0]))
         return events
 

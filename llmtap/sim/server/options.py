@@ -8,39 +8,35 @@ Times there may also be plain milliseconds under a name that ends in `-ms`: `x-s
 `llmtap sim serve --keys` lists all of them (`keys`).
 """
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
-from llmtap.errors import ConfigError
-from llmtap.settings import choices_of, read_value
-from llmtap.sim.model_options import (
-    ServingSetup,
-    doc,
-    read_model_options,
-    read_serving,
-)
+from llmtap.errors import ConfigError, raise_all
+from llmtap.options.fields import Option, opt, options_of
+from llmtap.options.tables import OptionTables
+from llmtap.options.values import nearest, read_text
+from llmtap.sim.model_options import ServingSetup, read_model_options, read_serving
 from llmtap.sim.schedulers.registry import SCHEDULERS
-from llmtap.units import Duration, format_ns
+from llmtap.units import Duration
 
 _OF_WHOLE_RUNS: Final = frozenset(
     {"request_sla", "window", "tokens", "failed", "same_instant", "tie", "percentile", "bins", "edges"}
 )
-"""Options of summaries, and options that need all requests beforehand."""
+"""Options of summaries, and options that need all requests in advance."""
 
 
 MS: Final = 1_000_000
 HEADER: Final = "x-sim-"
 FIXED: Final = "fixed"
-"""Instead of a scheduler's name: a fixed schedule without an engine."""
+"""Value of `--scheduler` for a fixed schedule without an engine."""
 TOKENS_MAX: Final = 131_072
-"""Of one answer: the longest context that common models have."""
+"""Maximum number of tokens of an answer: the longest context of common models."""
 CHOICES_MAX: Final = 128
-"""As many answers to one request as OpenAI gives."""
+"""Maximum number of choices of a request, as at OpenAI."""
 
 RefusalKind = Literal["content_filter", "field", "text", "error"]
 FaultKind = Literal["stall", "reset", "truncate", "unfinished", "error", "429", "503", "slow"]
@@ -49,95 +45,92 @@ _RATES: Final[dict[FaultKind, str]] = {
     "unfinished": "unfinished_rate", "error": "error_rate", "429": "busy_rate", "503": "unavailable_rate",
     "slow": "slow_rate",
 }  # fmt: skip
-"""The option with the rate of each fault."""
+"""Option with the rate of each fault."""
 Rate = Annotated[float, Meta(ge=0, le=1)]
 
 
 class PacingOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    tokens_per_chunk: Annotated[int, doc("Tokens per event.", ge=1)] = 1
+    tokens_per_chunk: Annotated[int, opt("Tokens per event.", ge=1)] = 1
     coalesce: Annotated[
-        Duration, doc("Interval in which events are collected and sent in one write; 0: each event at once.")
+        Duration, opt("Interval in which events are collected and sent in one write; 0: each event at once.")
     ] = Duration(0)
     jitter: Annotated[
-        float, doc("Sigma of the lognormal factor on every gap between tokens; its mean is 1.", ge=0, le=3)
+        float, opt("Sigma of the lognormal factor on every gap between tokens; its mean is 1.", ge=0, le=3)
     ] = 0.0
     keepalive: Annotated[
-        Duration, doc("Time without an event after which a comment (or ping) is sent; 0: never.")
+        Duration, opt("Time without an event after which a comment (or ping) is sent; 0: never.")
     ] = Duration(0)
 
 
 class GuardrailOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Filters before and behind the engine, and refusals."""
+    """Filters before and after the engine, and refusals."""
 
-    input_filter: Annotated[Duration, doc("Duration of the input filter.")] = Duration(0)
+    input_filter: Annotated[Duration, opt("Duration of the input filter.")] = Duration(0)
     output_hold: Annotated[
         Annotated[int, Meta(ge=0)] | Literal["all"],
-        doc("Tokens that the output filter holds and releases together; `all`: the complete response."),
+        opt("Tokens that the output filter holds and releases together; `all`: the complete response."),
     ] = 0
     output_filter: Annotated[
-        Duration, doc("Duration of the output filter for each released group of tokens.")
+        Duration, opt("Duration of the output filter for each released group of tokens.")
     ] = Duration(0)
     refusal: Annotated[
-        RefusalKind, doc("Form of a refusal: content_filter, field, text, or error (status 400).")
+        RefusalKind, opt("Form of a refusal: content_filter, field, text, or error (status 400).")
     ] = "content_filter"
-    refusal_rate: Annotated[Rate, doc("Fraction of requests that are refused.")] = 0.0
-    block_after: Annotated[int, doc("Tokens before a response is blocked midway.", ge=0)] = 8
-    block_rate: Annotated[Rate, doc("Fraction of responses that are blocked midway.")] = 0.0
+    refusal_rate: Annotated[Rate, opt("Fraction of requests that are refused.")] = 0.0
+    block_after: Annotated[int, opt("Tokens before a response is blocked midway.", ge=0)] = 8
+    block_rate: Annotated[Rate, opt("Fraction of responses that are blocked midway.")] = 0.0
 
 
 class FaultOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Faults and their rates. At most one fault per request."""
 
-    fault_after: Annotated[int, doc("Tokens before a fault in the stream.", ge=0)] = 5
-    stall: Annotated[Duration, doc("Duration of a stall.")] = Duration(2_000 * MS)
+    fault_after: Annotated[int, opt("Tokens before a fault in the stream.", ge=0)] = 5
+    stall: Annotated[Duration, opt("Duration of a stall.")] = Duration(2_000 * MS)
     slow: Annotated[
         Duration,
-        doc("Delay of a slow response, including its head; tokens due in the meantime are sent with it."),
+        opt("Delay of a slow response, including its head; tokens due in the meantime are sent with it."),
     ] = Duration(2_000 * MS)
-    stall_rate: Annotated[Rate, doc("Fraction of responses with a stall.")] = 0.0
-    reset_rate: Annotated[Rate, doc("Fraction of responses whose connection is reset midway.")] = 0.0
+    stall_rate: Annotated[Rate, opt("Fraction of responses with a stall.")] = 0.0
+    reset_rate: Annotated[Rate, opt("Fraction of responses whose connection is reset midway.")] = 0.0
     truncate_rate: Annotated[
-        Rate, doc("Fraction of responses whose connection is closed within an event.")
+        Rate, opt("Fraction of responses whose connection is closed within an event.")
     ] = 0.0
     unfinished_rate: Annotated[
-        Rate, doc("Fraction of responses that are complete in HTTP, without a finish reason or end marker.")
+        Rate, opt("Fraction of responses that are complete in HTTP, without a finish reason or end marker.")
     ] = 0.0
-    error_rate: Annotated[Rate, doc("Fraction of responses with an error event midway.")] = 0.0
-    busy_rate: Annotated[Rate, doc("Fraction of requests answered with 429.")] = 0.0
-    unavailable_rate: Annotated[Rate, doc("Fraction of requests answered with 503.")] = 0.0
-    slow_rate: Annotated[Rate, doc("Fraction of responses with a slow first byte.")] = 0.0
+    error_rate: Annotated[Rate, opt("Fraction of responses with an error event midway.")] = 0.0
+    busy_rate: Annotated[Rate, opt("Fraction of requests answered with 429.")] = 0.0
+    unavailable_rate: Annotated[Rate, opt("Fraction of requests answered with 503.")] = 0.0
+    slow_rate: Annotated[Rate, opt("Fraction of responses with a slow first byte.")] = 0.0
 
     def rates(self) -> list[tuple[FaultKind, float]]:
         return [(kind, getattr(self, name)) for kind, name in _RATES.items()]
 
     def __post_init__(self) -> None:
         if sum(rate for _, rate in self.rates()) > 1 + 1e-9:
-            raise ValueError("the rates of all faults together are more than 1")
+            raise ValueError("the sum of the rates of all faults must not be above 1")
 
 
 class SimOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of all answers, unless a request overrides them."""
 
-    ttft: Annotated[Duration, doc("Time from the request to the first token.")] = Duration(150 * MS)
-    itl: Annotated[Duration, doc("Time between tokens.")] = Duration(20 * MS)
-    tokens: Annotated[int, doc("Tokens per response, unless max_tokens is less.", ge=1, le=TOKENS_MAX)] = 40
+    ttft: Annotated[Duration, opt("Time from the request to the first token.")] = Duration(150 * MS)
+    itl: Annotated[Duration, opt("Time between tokens.")] = Duration(20 * MS)
+    tokens: Annotated[int, opt("Tokens per response, unless max_tokens is less.", ge=1, le=TOKENS_MAX)] = 40
     spread: Annotated[
-        float, doc("Maximum relative variation of TTFT and ITL between responses.", ge=0, le=0.9)
+        float, opt("Maximum relative variation of TTFT and ITL between responses.", ge=0, le=0.9)
     ] = 0.0
-    seed: Annotated[int, doc("Random seed, also of the generated text.")] = 0
-    model: Annotated[str, doc("Name of the served model.")] = "sim"
+    seed: Annotated[int, opt("Random seed, also of the generated text.")] = 0
+    model: Annotated[str, opt("Name of the served model.")] = "sim"
     dialect: Annotated[
         Literal["openai", "vllm"],
-        doc("Dialect of chat and completions; vllm: with vLLM's fields, and usage in each chunk."),
+        opt("Dialect of chat and completions; vllm: with vLLM's fields, and usage in each chunk."),
     ] = "openai"
     pacing: PacingOptions = PacingOptions()
     guardrails: GuardrailOptions = GuardrailOptions()
     faults: FaultOptions = FaultOptions()
 
 
-_TABLES: Final[dict[str, type[Struct]]] = {
-    "pacing": PacingOptions, "guardrails": GuardrailOptions, "faults": FaultOptions,
-}  # fmt: skip
 _OWN: Final = ("ttft", "itl", "tokens", "spread", "dialect")
 """Options outside tables that a request may set."""
 _SCHEDULE: Final = ("ttft", "itl", "spread", "jitter")
@@ -148,45 +141,45 @@ _CERTAIN: Final = {"refusal": "refusal_rate", "block_after": "block_rate"}
 
 class Key(NamedTuple):
     key: str
-    """On the command line, such as `pacing.jitter`."""
+    """Name on the command line, such as `pacing.jitter`."""
     default: str
     header: str
-    """Header of a request that sets it; empty if there is none."""
+    """Request header that sets the option; empty: none."""
     meaning: str
 
 
-_FIELDS: Final = {
-    f"{table}.{field.name}".lstrip("."): (table, field)
-    for table in ("", *_TABLES)
-    for field in msgspec.structs.fields(_TABLES.get(table, SimOptions))
-    if field.name not in _TABLES
-}
-"""Table and field of each key."""
+def _options(kind: type[Struct], table: str = "") -> Iterator[tuple[str, Option]]:
+    for option in options_of(kind):
+        if isinstance(option.default, Struct):
+            yield from _options(option.kind, f"{option.name}.")
+        else:
+            yield f"{table}{option.name}", option
+
+
+_OPTIONS: Final = dict(_options(SimOptions))
+"""Each option by its key."""
 _BY_HEADER: Final = {
-    field.name: (table, field) for table, field in _FIELDS.values() if table or field.name in _OWN
+    option.name: (key.rpartition(".")[0], option)
+    for key, option in _OPTIONS.items()
+    if "." in key or option.name in _OWN
 }
+"""Table and option of each name in a header."""
 
 
 def keys() -> list[Key]:
-    """Return all keys, and at the end the header `x-sim-fault`, which is no key."""
-    found = []
-    for key, (_, field) in _FIELDS.items():
-        what = msgspec.inspect.type_info(field.type)
-        meaning = (getattr(what, "extra_json_schema", None) or {}).get("description", "")
-        choices = choices_of(field.type)
-        if choices and not all(choice in meaning for choice in choices):
-            meaning = f"{meaning.removesuffix('.')} ({' | '.join(choices)})."
-        is_time = isinstance(field.default, Duration)
-        shown = format_ns(field.default).replace(" ", "") if is_time else str(field.default).lower()
-        header = HEADER + field.name.replace("_", "-") + "[-ms]" * is_time
-        found.append(Key(key, shown, header if field.name in _BY_HEADER else "", meaning))
+    """Return all keys, followed by the header `x-sim-fault`, which has no key."""
+    rows = []
+    for key, option in _OPTIONS.items():
+        header = HEADER + option.name.replace("_", "-") + "[-ms]" * isinstance(option.default, Duration)
+        header = header if option.name in _BY_HEADER else ""
+        rows.append(Key(key, option.default_text or "", header, option.meaning_with_choices))
     fault = f"Fault to inject into this request: {', '.join(_RATES)}."
-    return [*found, Key("", "", f"{HEADER}fault", fault)]
+    return [*rows, Key("", "", f"{HEADER}fault", fault)]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The engine behind all answers."""
+    """Options of the engine that makes all answers."""
 
     scheduler: str
     setup: ServingSetup
@@ -198,13 +191,14 @@ class EngineOptions:
 
     @property
     def tokens_max(self) -> int | None:
-        """Of a prompt and its answer together: the KV memory. Whole batches have no limit."""
+        """Maximum number of tokens of a prompt and its answer: the KV memory. None: whole batches, no
+        limit."""
         serving = self.setup.serving
         return serving.kv_tokens // serving.block * serving.block if self.iterates else None
 
     @property
     def block_tokens(self) -> int:
-        """Of the blocks that prompts may share; 0 without a prefix cache."""
+        """Tokens of the blocks that prompts may share; 0 without a prefix cache."""
         serving = self.setup.serving
         return serving.block if self.iterates and serving.prefix_cache else 0
 
@@ -220,8 +214,8 @@ def load_engine(
 ) -> EngineOptions | None:
     """Return the engine with this scheduler; None for the fixed schedule.
 
-    `values` are the server's options as given, some of which an engine does not take, and `places` says where
-    they were given. Raises ConfigError, which names the option.
+    `values`: the given options of the server, some of which do not apply to an engine; `places`: where each
+    was given. Raises ConfigError, which names the option.
     """
     if scheduler == FIXED:
         for option, given in (("--serving", serving), ("--reading", readings), ("--servers", servers != 1)):
@@ -230,9 +224,7 @@ def load_engine(
         return None
     if scheduler not in SCHEDULERS:
         known = (FIXED, *SCHEDULERS)
-        near = difflib.get_close_matches(scheduler, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        raise ConfigError("--scheduler", f"no scheduler is called {scheduler!r}", hint)
+        raise ConfigError("--scheduler", f"no scheduler is called {scheduler!r}", nearest(scheduler, known))
     for key in values:
         if key.rpartition(".")[2] in _SCHEDULE:
             raise ConfigError(
@@ -254,61 +246,50 @@ def load_engine(
             raise ConfigError(f"{option} {name}", f"has no effect on {scheduler}")
     served, chosen = settings
     if chosen.predictor == "shuffled":
-        raise ConfigError("--reading", "predictor=shuffled needs all requests, and here they come one by one")
+        raise ConfigError("--reading", "predictor=shuffled needs all requests in advance", "use another one")
     if scheduler == "multi_bin_dynamic" and not chosen.bin_edges:
         raise ConfigError(
-            "--reading", "bin_edges is missing: bins of equal mass need to know all requests",
+            "--reading", "bin_edges is missing: bins of equal mass need all requests in advance",
             "such as --reading bin_edges=1,30,117",
         )  # fmt: skip
     if kind.iterates and servers != 1:
-        raise ConfigError("--servers", f"{scheduler} is one server; whole batches may have several")
+        raise ConfigError(
+            "--servers", f"{scheduler} has one server; only schedulers of whole batches have several"
+        )
     return EngineOptions(scheduler, ServingSetup(readings=chosen, serving=served), servers)
 
 
 def load_options(values: Mapping[str, str], places: Mapping[str, str] | None = None) -> SimOptions:
     """Return options from texts by key (`{"ttft": "200ms", "pacing.jitter": "0.3"}`).
 
-    `places` says how each was given (`--ttft`). Raises ConfigError, which names that, or the key.
+    `places`: flag with which each was given (`--ttft`). Raises ConfigError, which names the flag, or the key.
     """
-    places = places or {}
-    tree: dict[str, dict[str, Any]] = {table: {} for table in ("", *_TABLES)}
+    tables = OptionTables({"": SimOptions}, listing="llmtap sim serve --keys lists them")
     for key, value in values.items():
-        place = places.get(key, key)
-        if key not in _FIELDS:
-            near = difflib.get_close_matches(key, _FIELDS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "llmtap sim serve --keys lists them"
-            raise ConfigError(place, f"there is no key {key!r}", hint)
-        table, field = _FIELDS[key]
-        try:
-            tree[table][field.name] = read_value(field.type, value)
-        except ValueError as exc:
-            raise ConfigError(place, str(exc)) from None
-    own = tree.pop("")
-    try:
-        own |= {table: kind(**tree[table]) for table, kind in _TABLES.items()}
-        return SimOptions(**own)
-    except ValueError as exc:  # each is valid, but not all of them together
-        together = [places.get(key, key) for key in values if key.startswith("faults.")]
-        raise ConfigError(", ".join(together), str(exc)) from None
+        tables.put(key, value, (places or {}).get(key, ""))
+    options: SimOptions = tables.read()[""]
+    raise_all(tables.mistakes.found)
+    return options
 
 
 def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool = True) -> SimOptions:
     """Return the options of one request: the server's, with those of its headers.
 
-    A request that asks for a time gets exactly that, without spread. With an engine, not a `fixed` schedule,
-    it cannot ask for one. Raises ValueError for unknown headers and invalid values.
-    """
-    asked = [(name, value) for name, value in headers.items() if name.lower().startswith(HEADER)]
-    if not asked:
+    Times set by a request are exact, without spread. They can only be set with a `fixed` schedule, not with
+    an engine. Raises ValueError for unknown headers and invalid values."""
+    given = [(name, value) for name, value in headers.items() if name.lower().startswith(HEADER)]
+    if not given:
         return options
     tables: dict[str, dict[str, Any]] = {}
     own = tables.setdefault("", {})
-    for header, value in asked:
+    for header, value in given:
         name = header.lower().removeprefix(HEADER).replace("-", "_")
         if name.endswith("_ms"):
             name, value = name.removesuffix("_ms"), f"{value}ms"
         if not fixed and name in _SCHEDULE:
-            raise ValueError(f"{header}: here an engine decides when tokens are made, no fixed schedule")
+            raise ValueError(
+                f"{header}: needs --scheduler {FIXED}: with an engine, the engine decides the times"
+            )
         if name == "fault":
             if value not in _RATES:
                 raise ValueError(f"{header}: there is no fault {value!r}; there are {', '.join(_RATES)}")
@@ -317,9 +298,9 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
             continue
         if name not in _BY_HEADER:
             raise ValueError(f"there is no header {header}")
-        table, field = _BY_HEADER[name]
+        table, option = _BY_HEADER[name]
         try:
-            tables.setdefault(table, {})[name] = read_value(field.type, value)
+            tables.setdefault(table, {})[name] = read_text(option.kind, value)
         except ValueError as exc:
             raise ValueError(f"{header}: {exc}") from None
     for name, rate in _CERTAIN.items():
@@ -331,6 +312,6 @@ def for_request(options: SimOptions, headers: Mapping[str, str], *, fixed: bool 
     change = msgspec.structs.replace
     try:
         changed = {t: change(getattr(options, t), **values) for t, values in tables.items()}
-    except ValueError as exc:  # each is valid, but not all of them together
-        raise ValueError(f"{', '.join(header for header, _ in asked)}: {exc}") from None
+    except ValueError as exc:  # each value is valid, but not their combination
+        raise ValueError(f"{', '.join(header for header, _ in given)}: {exc}") from None
     return change(options, **own, **changed)

@@ -27,7 +27,7 @@ from llmtap.sim.server.shapes import (
 from llmtap.sim.server.websocket import Plan, SessionTurn, SimulatedSession
 
 _ITEMS_MAX: Final = 10_000
-"""Of a conversation; one more is an error."""
+"""Maximum number of items of a conversation."""
 
 
 class Item(msgspec.Struct, omit_defaults=True):
@@ -38,21 +38,21 @@ class Item(msgspec.Struct, omit_defaults=True):
 
 
 class RealtimeSettings(msgspec.Struct):
-    """Of a session, or of one response. None: as before."""
+    """Settings of a session, or of one response. None: unchanged."""
 
     instructions: str | None = None
     output_modalities: list[str] | None = None
     max_output_tokens: int | Literal["inf"] | None = None
     conversation: str | None = None
     input: list[Item] | None = None
-    """In place of the conversation."""
+    """Input instead of the conversation."""
     min_tokens: int | None = None
-    """This and the next two are vLLM's of other endpoints, not OpenAI's."""
+    """As the next two, a field of vLLM's other endpoints, not of OpenAI."""
     ignore_eos: bool | None = None
     seed: int | None = None
 
     def changed(self, new: "RealtimeSettings | None") -> "RealtimeSettings":
-        """Return the settings with those that `new` has in place of these."""
+        """Return these settings, replaced by those that `new` sets."""
         fields = {name: getattr(new, name, None) for name in self.__struct_fields__}
         return msgspec.structs.replace(self, **{k: v for k, v in fields.items() if v is not None})
 
@@ -69,15 +69,15 @@ def _read_event(data: str) -> _ClientEvent:
     try:
         event = msgspec.json.decode(data, type=_ClientEvent)
     except msgspec.MsgspecError as exc:
-        raise BadRequest(f"the event does not fit: {exc}") from None
+        raise BadRequest(f"invalid event: {exc}") from None
     for settings in (event.session, event.response):
         if settings is not None and set(settings.output_modalities or ()) - {"text"}:
-            raise BadRequest("output_modalities: this engine only writes; it can be text")
+            raise BadRequest("output_modalities: only text is supported")
     return event
 
 
 class _Events:
-    """Frames of the events of one session, which count up."""
+    """Frames of the events of one session, with ascending event ids."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -88,25 +88,26 @@ class _Events:
         return frame(msgspec.json.encode(event))
 
     def delta(self, rest: bytes) -> bytes:
-        """Return the frame of a piece of text; `rest` is its JSON after the id. Thousands a second."""
+        """Return the frame of a piece of text; `rest`: its JSON after the id, since there are thousands a
+        second."""
         self._count += 1
         return frame(
             b'{"type":"response.output_text.delta","event_id":"event_sim%d",%b' % (self._count, rest)
         )
 
     def error(self, kind: str, code: str, message: str, about: str | None) -> bytes:
-        """`about`: id of the client's event that it answers, if that had one."""
+        """Return an error event; `about`: id of the client's event that caused it, if it has one."""
         error = {"type": kind, "code": code, "message": message, "param": None, "event_id": about}
         return self.event("error", error=error)
 
 
 class OpenAIRealtimeShape(Shape):
-    """Writes one response; every event is a message of a WebSocket, and what it returns are their frames."""
+    """Writes one response as frames: every event is a WebSocket message."""
 
     media_type = ""
 
     def __init__(self, answer: Answer, events: _Events, conversation: str | None) -> None:
-        """`conversation` that the response becomes part of, if any."""
+        """`conversation`: id of the conversation to which the response is added; None: none."""
         super().__init__(answer, "resp_sim")
         self.item_id = f"item_sim{answer.number}"
         self._events = events
@@ -118,14 +119,14 @@ class OpenAIRealtimeShape(Shape):
         self._place_text = msgspec.json.encode(self._place)[1:-1]
 
     def _item(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [{"type": "output_text", "text": self.said}]
+        content = [] if status == "in_progress" else [{"type": "output_text", "text": self.sent_text}]
         return {
             "id": self.item_id, "object": "realtime.item", "type": "message", "status": status,
             "role": "assistant", "content": content,
         }  # fmt: skip
 
     def _item_event(self, kind: str, item: dict[str, Any]) -> bytes:
-        """Report a change of the response's item, and of the conversation if it is part of one."""
+        """Report a change of the response's item, also to the conversation if the response belongs to it."""
         event = self._event(f"response.output_item.{kind}", response_id=self.id, output_index=0, item=item)
         if self.conversation is not None:
             event += self._event(f"conversation.item.{kind}", previous_item_id=None, item=item)
@@ -146,7 +147,7 @@ class OpenAIRealtimeShape(Shape):
             "object": "realtime.response", "id": self.id, "status": status, "status_details": details,
             "output": [item] if ended and sent else [],
             "conversation_id": self.conversation, "output_modalities": ["text"],
-            "max_output_tokens": self._asked.max_tokens or "inf",
+            "max_output_tokens": self._request.max_tokens or "inf",
             "usage": usage if ended else None, "metadata": None,
         }  # fmt: skip
 
@@ -167,8 +168,8 @@ class OpenAIRealtimeShape(Shape):
         if last > first:
             events = self._events.delta(b'%b,"delta":%b}' % (self._place_text, msgspec.json.encode(text)))
         if final and last:
-            part = {"type": "text", "text": self.said}
-            events += self._event("response.output_text.done", **self._place, text=self.said)
+            part = {"type": "text", "text": self.sent_text}
+            events += self._event("response.output_text.done", **self._place, text=self.sent_text)
             events += self._event("response.content_part.done", **self._place, part=part)
             events += self._item_event("done", self._item(self._status()[0]))
         return events
@@ -185,9 +186,9 @@ class OpenAIRealtimeShape(Shape):
         return frame(b"", Opcode.PING)
 
     def failure(self) -> bytes:
-        told = self._events.error("server_error", "server_error", BROKEN, None)
+        events = self._events.error("server_error", "server_error", BROKEN, None)
         error = {"type": "server_error", "code": "server_error"}
-        return told + self._done("failed", {"type": "failed", "error": error})
+        return events + self._done("failed", {"type": "failed", "error": error})
 
 
 class SimulatedRealtimeSession(SimulatedSession):
@@ -219,7 +220,7 @@ class SimulatedRealtimeSession(SimulatedSession):
         event = _ClientEvent("")
         try:
             if isinstance(data, bytes):
-                raise BadRequest("an event is a text message")
+                raise BadRequest("expected a text message, got a binary one")
             event = _read_event(data)
             match event.type:
                 case "session.update":
@@ -229,15 +230,15 @@ class SimulatedRealtimeSession(SimulatedSession):
                     self._add(event.item)
                 case "response.create":
                     if self._under_way() is not None:
-                        raise BadRequest("the session has a response under way; one at a time")
-                    self._ask(event, now_ns)
+                        raise BadRequest("the session has a running response; only one at a time is allowed")
+                    self._queue(event, now_ns)
                 case "response.cancel":
-                    if (found := self._under_way()) is None or found[1].sender is None:
+                    if (running := self._under_way()) is None or running[1].sender is None:
                         raise BadRequest("there is no response to cancel")
-                    found[1].cancelled = True
-                    found[0].cancel()
+                    running[1].cancelled = True
+                    running[0].cancel()
                 case kind:
-                    raise BadRequest(f"there is no event {kind!r} for a client to send")
+                    raise BadRequest(f"unknown client event {kind!r}")
         except ValueError as exc:
             self._refuse(event, 400, BadRequest.code, str(exc))
 
@@ -250,7 +251,7 @@ class SimulatedRealtimeSession(SimulatedSession):
 
     def _add(self, item: Item | None) -> None:
         if item is None:
-            raise BadRequest("item: there is none")
+            raise BadRequest("item: is missing")
         if len(self._items) >= _ITEMS_MAX:
             raise BadRequest(f"a conversation has at most {_ITEMS_MAX} items")
         previous = self._items[-1].id if self._items else None
@@ -267,13 +268,13 @@ class SimulatedRealtimeSession(SimulatedSession):
         items = self._items if wanted.input is None else wanted.input
         limit = wanted.max_output_tokens
         texts = (wanted.instructions, *(text_of(item.content) for item in items))
-        asked = SimulatedRequest(
+        parsed = SimulatedRequest(
             model=self._model, stream=True, prompts=("\n".join(filter(None, texts)),),
             max_tokens=limit if isinstance(limit, int) else None, min_tokens=wanted.min_tokens or 0,
             ignore_eos=bool(wanted.ignore_eos), seed=wanted.seed, include_usage=True,
         )  # fmt: skip
         conversation = None if wanted.conversation == "none" else "conv_sim"
-        return asked, lambda answer: OpenAIRealtimeShape(answer, self._events, conversation), event.event_id
+        return parsed, lambda answer: OpenAIRealtimeShape(answer, self._events, conversation), event.event_id
 
     def _refuse(self, event: _ClientEvent, status: int, code: str, message: str) -> None:
         kind = openai_error(status, code, message)["error"]["type"]
@@ -282,9 +283,9 @@ class SimulatedRealtimeSession(SimulatedSession):
     def _remember(self, turn: SessionTurn) -> None:
         shape = turn.job.shape
         assert isinstance(shape, OpenAIRealtimeShape)
-        if shape.conversation is not None and shape.said:
-            said = [{"type": "output_text", "text": shape.said}]
-            self._items.append(Item(id=shape.item_id, role="assistant", content=said))
+        if shape.conversation is not None and shape.sent_text:
+            parts = [{"type": "output_text", "text": shape.sent_text}]
+            self._items.append(Item(id=shape.item_id, role="assistant", content=parts))
 
     def _cut(self, turn: SessionTurn) -> None:
         assert isinstance(turn.job.shape, OpenAIRealtimeShape)

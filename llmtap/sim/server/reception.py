@@ -3,8 +3,8 @@
 `Reception` gets a `SimulatedRequest` from the code of a protocol (`server.py`, `websocket.py`,
 `grpc_service.py`), draws its faults and its answer, plans its tokens (`delivery.py`), and returns a
 `ServerJob` (`sender.py`). `ask` then submits the job to the engine (`live.py`), if there is one. The
-protocol's code sends the answer with the sender of the job and hands the job back at the end, which adds it
-to the truth log and the metrics.
+protocol's code sends the answer with the sender of the job and calls `end` afterwards, which adds the job to
+the truth log and the metrics.
 """
 
 import random
@@ -32,15 +32,15 @@ from llmtap.units import NEVER
 from llmtap.workload.prompts.text import count_tokens, cut_tokens, say, token_ids
 
 ANSWERED: Final = frozenset({"complete", "refused", "blocked", "stall", "slow"})
-"""Outcomes of answers that came to their end."""
+"""Outcomes of answers that were sent completely."""
 NOT_THE_ENGINES: Final = frozenset({"429", "503", "refused"})
-"""Outcomes of unanswered requests that an engine behind an API server does not see."""
+"""Outcomes of requests that an API server rejects before they reach the engine."""
 FILTERED: Final = "the prompt was filtered: it triggered the content management policy"
 BUSY: Final = {
     429: ("rate_limit_exceeded", "too many requests"),
     503: ("overloaded", "the engine is overloaded"),
 }
-"""Code and message of a rejection, by status."""
+"""Code and message of a rejection by status."""
 RETRY_AFTER_S: Final = "1"
 
 
@@ -66,31 +66,32 @@ def draw_faults(options: SimOptions, chance: random.Random) -> RequestFaults:
 
 
 def choose(
-    asked: SimulatedRequest, options: SimOptions, faults: RequestFaults, key: str, exact: bool
+    request: SimulatedRequest, options: SimOptions, faults: RequestFaults, key: str, exact: bool
 ) -> Choice:
-    """Return the text of a choice. `exact`: it has the number of tokens in the options; a request's own
+    """Return the text of a choice. `exact`: it has the number of tokens set in the options, and the request's
     limit is ignored."""
     match faults.refusal:
         case "content_filter" | "error":
             return Choice([], "content_filter")
         case "text" | "field" as kind:
             return Choice(cut_tokens(REFUSAL), refused=kind == "field")
-    natural, limit = options.tokens, asked.max_tokens
+    natural, limit = options.tokens, request.max_tokens
     count, finish = natural, "stop"
     if not exact:
-        count = max(limit or natural if asked.ignore_eos else natural, asked.min_tokens)
-        if limit is not None and (count > limit or asked.ignore_eos):
+        count = max(limit or natural if request.ignore_eos else natural, request.min_tokens)
+        if limit is not None and (count > limit or request.ignore_eos):
             count, finish = limit, "length"
     if count > TOKENS_MAX:
         count, finish = TOKENS_MAX, "length"
     choice = Choice(list(say(count, key)), finish)
-    if asked.stop:
-        _stop(choice, asked)
+    if request.stop:
+        _stop(choice, request)
     return choice
 
 
 def block(choice: Choice, after: int, options: SimOptions) -> None:
-    """Cut a choice that the output filter stops at token `after`; what it holds then is lost."""
+    """Cut a choice that the output filter blocks at token `after`; tokens that it holds then are
+    discarded."""
     tokens, hold = len(choice.pieces), options.guardrails.output_hold
     if after < tokens:
         size = tokens if hold == "all" else max(1, hold)
@@ -98,14 +99,15 @@ def block(choice: Choice, after: int, options: SimOptions) -> None:
         choice.finish, choice.stop_text = "content_filter", None
 
 
-def _stop(choice: Choice, asked: SimulatedRequest) -> None:
-    """End the choice where a stop string is complete, not before `min_tokens`; it counts, but is not sent."""
+def _stop(choice: Choice, request: SimulatedRequest) -> None:
+    """End the choice where a stop string is complete, not before `min_tokens`. Tokens of the stop string
+    count but are not sent."""
     text = choice.text
-    start = sum(map(len, choice.pieces[: asked.min_tokens]))
-    found = [(at, stop) for stop in asked.stop if (at := text.find(stop, start)) >= 0]
-    if not found:
+    start = sum(map(len, choice.pieces[: request.min_tokens]))
+    matches = [(at, stop) for stop in request.stop if (at := text.find(stop, start)) >= 0]
+    if not matches:
         return
-    at, stop = min(found, key=lambda hit: hit[0] + len(hit[1]))
+    at, stop = min(matches, key=lambda hit: hit[0] + len(hit[1]))
     chars = 0
     for i, piece in enumerate(choice.pieces):
         begun, chars = chars, chars + len(piece)
@@ -116,16 +118,17 @@ def _stop(choice: Choice, asked: SimulatedRequest) -> None:
     choice.finish, choice.stop_text = "stop", stop
 
 
-def prompt_lengths(asked: SimulatedRequest) -> list[int]:
-    """Return the tokens of each prompt. For several that came as tokens, the sum is split evenly."""
-    if asked.prompt_tokens is None:
-        return [count_tokens(prompt) for prompt in asked.prompts]
-    each, more = divmod(asked.prompt_tokens, max(1, len(asked.prompts)))
-    return [each + (i < more) for i in range(len(asked.prompts))]
+def prompt_lengths(request: SimulatedRequest) -> list[int]:
+    """Return the number of tokens of each prompt. For several prompts given as tokens, the sum is divided
+    equally."""
+    if request.prompt_tokens is None:
+        return [count_tokens(prompt) for prompt in request.prompts]
+    each, more = divmod(request.prompt_tokens, max(1, len(request.prompts)))
+    return [each + (i < more) for i in range(len(request.prompts))]
 
 
 def prefix_blocks(prompt: str, size: int) -> tuple[int, ...]:
-    """Return a hash of each whole block of `size` tokens and all before it."""
+    """Return the chained hash of each whole block of `size` tokens."""
     tokens = token_ids(prompt)
     blocks: list[int] = []
     before = 0
@@ -136,7 +139,7 @@ def prefix_blocks(prompt: str, size: int) -> tuple[int, ...]:
 
 
 class Reception:
-    """Serves all requests to a server."""
+    """Accepts all requests of a server."""
 
     def __init__(
         self,
@@ -146,7 +149,7 @@ class Reception:
         engine: EngineOptions | None = None,
         truth_file: Path | None = None,
     ) -> None:
-        """With `engine` there is one behind all answers; else each has a fixed schedule of its own."""
+        """With `engine`, one engine makes all answers; else each answer has a fixed schedule."""
         self.options = options
         self.clock = clock or SystemClock()
         self.pacer = Pacer(self.clock)
@@ -157,7 +160,7 @@ class Reception:
         self.truths = TruthLog(self.clock, truth_file)
         self._count = 0
         self.gauges = EngineMetrics(options.model, None if self._live is None else self._live.state)
-        say(1, "")  # builds the text now and not in the first request
+        say(1, "")  # build the text now instead of in the first request
 
     def close(self) -> None:
         self.pacer.close()
@@ -170,7 +173,7 @@ class Reception:
 
     def take(
         self,
-        asked: SimulatedRequest,
+        request: SimulatedRequest,
         shape_of: Callable[[Answer], Shape],
         *,
         path: str,
@@ -179,45 +182,46 @@ class Reception:
         choices_max: int = 1,
         request_id: str | None = None,
     ) -> ServerJob:
-        """Decide everything about an answer before anything is sent.
+        """Determine an answer completely before any of it is sent.
 
-        `headers`: those of HTTP, or what stands for them; a request without an id gets that of its answer.
-        Raises ValueError, and nothing has happened.
+        `headers`: HTTP headers, or what replaces them. A request without an id gets that of its answer. If it
+        raises ValueError, nothing has changed.
         """
         options = for_request(self.options, headers, fixed=self._engine is None)
-        wanted = len(asked.prompts) * asked.n
+        wanted = len(request.prompts) * request.n
         if not 1 <= wanted <= choices_max:
-            raise BadRequest(f"{wanted} answers were asked for; there can be 1 to {choices_max}")
-        if asked.max_tokens is not None and asked.max_tokens < 1:
-            raise BadRequest(f"the most tokens of an answer cannot be {asked.max_tokens}")
+            raise BadRequest(f"the request wants {wanted} choices; expected 1 to {choices_max}")
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise BadRequest(f"max_tokens: expected 1 or more, got {request.max_tokens}")
         self._count += 1
-        # A request with a seed of its own is treated the same each time; otherwise the order decides.
-        key = f"{options.seed}/" + (f"seed {asked.seed}" if asked.seed is not None else f"{self._count}")
+        # The answer to a request with a seed depends on the seed only; otherwise on the number of the
+        # request.
+        key = f"{options.seed}/" + (f"seed {request.seed}" if request.seed is not None else f"{self._count}")
         chance = random.Random(key)
         faults = draw_faults(options, chance)
         exact = "x-sim-tokens" in headers
         choices = [
-            choose(asked, options, faults, f"{options.seed}/{asked.seed}/{i}/{prompt}", exact)
-            for prompt in asked.prompts
-            for i in range(asked.n)
+            choose(request, options, faults, f"{options.seed}/{request.seed}/{i}/{prompt}", exact)
+            for prompt in request.prompts
+            for i in range(request.n)
         ]
         block_after = faults.block_after if faults.refusal is None else None
         apart = self._engine is not None and not self._engine.iterates
-        said = [DeliveredText(len(choice.pieces), block_after, apart) for choice in choices]
+        texts = [DeliveredText(len(choice.pieces), block_after, apart) for choice in choices]
         made_ns: list[list[int]] = [[] for _ in choices]
-        delivery = Delivery(said, options, faults.fault, accepted_ns)
-        lengths = prompt_lengths(asked)
+        delivery = Delivery(texts, options, faults.fault, accepted_ns)
+        lengths = prompt_lengths(request)
         source: PlanSource
         if self._live is not None:
             source = EngineSource(self._live, delivery, made_ns)
-            source.tickets = self._tickets(asked, said, lengths, source)
+            source.tickets = self._tickets(request, texts, lengths, source)
         else:
-            plans = [(fixed_schedule(options, chance), one.tokens) for one in said]
+            plans = [(fixed_schedule(options, chance), one.tokens) for one in texts]
             source = PlannedSource(delivery, plans, made_ns, accepted_ns, options.guardrails.input_filter)
         if block_after is not None:
             for choice in choices:
                 block(choice, block_after, options)
-        answer = Answer(self._count, asked, sum(lengths), choices, options.dialect)
+        answer = Answer(self._count, request, sum(lengths), choices, options.dialect)
         shape = shape_of(answer)
         outcome: str = faults.fault or "complete"
         if faults.refusal is not None:
@@ -225,7 +229,7 @@ class Reception:
         elif any(choice.finish == "content_filter" for choice in choices):
             outcome = "blocked"
         truth = Truth(
-            id=request_id or shape.id, path=path, model=asked.model, stream=asked.stream,
+            id=request_id or shape.id, path=path, model=request.model, stream=request.stream,
             accepted_ns=accepted_ns, prompt_tokens=answer.prompt_tokens, made_ns=made_ns,
             due_ns=[[] for _ in choices], sent_ns=[[] for _ in choices], finish=[None] * len(choices),
         )  # fmt: skip
@@ -234,37 +238,42 @@ class Reception:
         return ServerJob(options, answer, shape, faults, delivery, source, outcome, truth, stamps)
 
     def _tickets(
-        self, asked: SimulatedRequest, said: list[DeliveredText], lengths: list[int], listener: EngineSource
+        self,
+        request: SimulatedRequest,
+        texts: list[DeliveredText],
+        lengths: list[int],
+        listener: EngineSource,
     ) -> list[Ticket]:
         assert self._engine is not None
         limit, size = self._engine.tokens_max, self._engine.block_tokens
         shared: list[tuple[int, ...]] = [()] * len(lengths)
-        if size and asked.prompt_tokens is None:
-            shared = [prefix_blocks(prompt, size) for prompt in asked.prompts]
+        if size and request.prompt_tokens is None:
+            shared = [prefix_blocks(prompt, size) for prompt in request.prompts]
         tickets = []
-        for i, one in enumerate(said):
-            prompt = i // asked.n
+        for i, one in enumerate(texts):
+            prompt = i // request.n
             given, made = lengths[prompt], one.tokens
             if limit is not None and given + made > limit:
                 raise BadRequest(
-                    f"the prompt has {given} tokens and the answer would have {made}; together they can have "
-                    f"{limit}"
+                    f"the prompt has {given} tokens and the answer would have {made}; the limit of both"
+                    f" together is {limit}"
                 )
-            if made:  # else it is refused before the engine
+            if made:  # else the request is refused before the engine
                 tickets.append(Ticket(listener, i, given, made, shared[prompt], prompt))
         return tickets
 
-    def ask(self, job: ServerJob) -> None:
-        """Submit it to the engine, at once or when the input filter lets it pass.
+    def submit(self, job: ServerJob) -> None:
+        """Submit a job to the engine, at once or after the input filter.
 
-        Must be called in the turn of the loop in which it was accepted: an engine takes no past events.
+        Must be called in the round of the event loop in which the request was accepted, since an engine takes
+        no events of the past.
         """
         if isinstance(job.source, EngineSource):
             accepted_ns = job.truth.accepted_ns
-            job.source.ask(accepted_ns, accepted_ns + job.options.guardrails.input_filter)
+            job.source.submit(accepted_ns, accepted_ns + job.options.guardrails.input_filter)
 
     async def filtered(self, job: ServerJob) -> None:
-        """Wait for the verdict of the input filter."""
+        """Wait until the input filter has decided."""
         await self.pacer.wait_until(job.truth.accepted_ns + job.options.guardrails.input_filter)
 
     def sender(self, job: ServerJob) -> ResponseSender:
@@ -272,7 +281,8 @@ class Reception:
         return ResponseSender(job, self.gauges, self.pacer, self.clock)
 
     async def begins(self, job: ServerJob, sender: ResponseSender) -> bool:
-        """Wait until the head of a stream may leave; return False if the engine gave it up before."""
+        """Wait until the head of a stream may be sent. Return False if the engine gave the request up
+        before."""
         source = job.source
         if job.faults.fault == "slow":
             await self.pacer.wait_until(job.truth.accepted_ns + job.options.faults.slow)
@@ -286,7 +296,7 @@ class Reception:
         return True
 
     async def gathered(self, job: ServerJob) -> int | None:
-        """Wait until all of an answer is made and due; return when that was, or None if it was given up."""
+        """Wait until an answer is complete and due. Return the due time, or None if it was given up."""
         source = job.source
         gatherer = Gatherer(job, self.pacer)
         if isinstance(source, EngineSource):
@@ -299,12 +309,13 @@ class Reception:
             if source.given_up:
                 return None
         else:
-            gatherer.act(NEVER)  # all is known
+            gatherer.act(NEVER)  # the schedule is known: take all at once
             gatherer.close()
         await self.pacer.wait_until(gatherer.due_ns)
         return gatherer.due_ns
 
     def end(self, job: ServerJob) -> None:
+        """Close the source of an answer, and add the request to the truth log and the metrics."""
         job.source.close(self.clock.mono_ns())
         truth = job.truth
         truth.ended_ns = self.clock.mono_ns()
@@ -321,15 +332,15 @@ class Reception:
         made = [stamp for stamps in truth.made_ns for stamp in stamps]
         if made and not sent:
             self.gauges.taken_in(truth.prompt_tokens)
-        # For a stream what the client could see; otherwise what the engine did.
-        seen = sent if truth.stream else made
+        # Send times for a stream; otherwise the times at which the engine made the tokens.
+        times = sent if truth.stream else made
         answered = truth.outcome in ANSWERED and truth.status == 200
         reasons: list[str] = []
         if answered or truth.outcome not in NOT_THE_ENGINES:
             other = "error" if truth.outcome == "error" else "abort"
             reasons = [finish or other for finish in truth.finish]
         self.gauges.ended(
-            tokens=len(sent), first_to_last_ns=max(seen) - min(seen) if seen else None,
+            tokens=len(sent), first_to_last_ns=max(times) - min(times) if times else None,
             e2e_ns=truth.ended_ns - truth.accepted_ns, reasons=reasons, whole=answered,
         )  # fmt: skip
         self.truths.end(truth)

@@ -25,9 +25,9 @@ from llmtap.sim.server.truth import Truth
 from llmtap.units import NEVER
 
 BUFFER_BYTES_MAX: Final = 256 << 10
-"""Unread bytes of a slow client at which its answer waits."""
+"""Maximum number of bytes that a slow client has not read; its answer waits above it."""
 HELD_NS: Final = 5_000_000
-"""Time until a slow client is looked at again."""
+"""Time between two checks of a slow client."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RequestFaults:
 
 @dataclass(slots=True)
 class ServerJob:
-    """A request that is to be answered."""
+    """An accepted request and its answer."""
 
     options: SimOptions
     answer: Answer
@@ -48,38 +48,38 @@ class ServerJob:
     delivery: Delivery
     source: PlanSource
     outcome: str
-    """If all goes as drawn."""
+    """Outcome in the truth log, unless the client or the engine ends the request before."""
     truth: Truth
     stamps: list[int]
 
     @property
     def door(self) -> int | None:
-        """The status by which it is turned away at once."""
+        """Status with which the request is rejected at once; None: it is answered."""
         if self.faults.fault in ("429", "503"):
             return int(self.faults.fault)
         return 400 if self.faults.refusal == "error" else None
 
     def turned_away(self, status: int) -> None:
-        """Record that nothing of an answer is sent, but an error of this status."""
+        """Record that an error of this status is sent instead of an answer."""
         self.truth.status = status
         self.truth.outcome = (
             "refused" if status == 400 else "given_up" if self.source.given_up else str(status)
         )
 
     def next_ns(self) -> int:
-        """Return when something may be due, if no news comes before."""
+        """Return the time of the next write, if the source makes no tokens before."""
         return min(self.delivery.next_ns(), self.source.next_ns)
 
     def complete(self, first_ns: int, last_ns: int) -> None:
-        """Fill in what the end of an answer reports; the times of its first and last token."""
+        """Set the fields that the end of an answer reports, from the times of its first and last token."""
         answer, accepted_ns = self.answer, self.truth.accepted_ns
         answer.prompt_ns, answer.output_ns = first_ns - accepted_ns, last_ns - first_ns
         answer.cached_tokens = self.source.cached_tokens
 
 
 class ResponseSender:
-    """A streamed answer. `begins` is set when its first write is due, or when the engine gives it up;
-    nothing is sent before `start`. `done` is set when everything is sent."""
+    """Sender of a streamed answer. `begins` is set when its first write is due, or when the engine gives it
+    up; nothing is sent before `start`. `done` is set when all is sent."""
 
     def __init__(self, job: ServerJob, gauges: EngineMetrics, pacer: Pacer, clock: Clock) -> None:
         self._job = job
@@ -103,19 +103,19 @@ class ResponseSender:
         self._waker.sooner(self._job.next_ns())
 
     def start(self, transport: asyncio.Transport, *, framed: bool) -> None:
-        """Begin, after the head is sent; `framed` if the body is chunked."""
+        """Begin to send, after the head; `framed`: the body is chunked."""
         self._transport = transport
         self._framed = framed
         self.wake()
 
     def abandon(self, outcome: str | None = None) -> None:
-        """End it early: the client has gone, or the server ends it while its connection is open."""
+        """End the answer early: the client has disconnected, or the server ends it on an open connection."""
         if not self.done.done():
             is_open = self._transport is not None and not self._transport.is_closing()
             self._end(outcome or ("cut" if is_open else "client_left"))
 
     def _act(self, now_ns: int) -> int:
-        """Send what is due; return when the next write is."""
+        """Send the due writes. Return the time of the next one."""
         if self.done.done():
             return NEVER
         self._source.advance(now_ns)
@@ -210,7 +210,7 @@ class ResponseSender:
             transport.close()
 
     def _put(self, data: bytes) -> None:
-        if data:  # an empty chunk would be the end of the body
+        if data:  # RFC 9112 7.1: an empty chunk would end the body
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._framed else data)
 
     def _end(self, outcome: str) -> None:
@@ -220,7 +220,8 @@ class ResponseSender:
 
 
 class Gatherer:
-    """An answer that is not streamed: `done` is set when its last token is made; due at `due_ns`."""
+    """Waits for an answer that is not streamed: `done` is set when its last token is made; due at
+    `due_ns`."""
 
     def __init__(self, job: ServerJob, pacer: Pacer) -> None:
         self._job = job
@@ -235,7 +236,7 @@ class Gatherer:
         self._waker.close()
 
     def act(self, now_ns: int) -> int:
-        """Take what is due; return when the next is."""
+        """Take the due writes. Return the time of the next one."""
         delivery = self._job.delivery
         self._job.source.advance(now_ns)
         while (write := delivery.take(now_ns)) is not None:
@@ -248,7 +249,7 @@ class Gatherer:
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """End the connection by RST, whatever is unsent."""
+    """Reset the connection (TCP RST) and discard unsent bytes."""
     sock = transport.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

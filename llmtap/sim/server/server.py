@@ -38,7 +38,7 @@ BODY_BYTES_MAX: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An endpoint that gives answers: how it reads a request, writes an answer, and reports an error."""
+    """An endpoint with its functions to read a request, to write an answer, and to report an error."""
 
     path: str
     read: Callable[[bytes], SimulatedRequest]
@@ -71,7 +71,7 @@ class SimServer:
         engine: EngineOptions | None = None,
         truth_file: Path | None = None,
     ) -> None:
-        """With `engine` there is one behind all answers; else each has a fixed schedule of its own."""
+        """With `engine`, one engine makes all answers; else each answer has a fixed schedule."""
         self.reception = Reception(options, clock, engine=engine, truth_file=truth_file)
         self._options = options
         self._clock = self.reception.clock
@@ -94,8 +94,8 @@ class SimServer:
         self.app.on_cleanup.append(self._close)
 
     def serve_grpc(self, host: str, port: int, tls: tuple[bytes, bytes] | None = None) -> None:
-        """Also serve vLLM's and SGLang's engine services over gRPC while `app` runs; `grpc_port` is the port
-        then. `tls`: certificate and key (PEM)."""
+        """Also serve vLLM's and SGLang's engine services over gRPC while `app` runs, at `grpc_port`. `tls`:
+        certificate and key (PEM)."""
         from llmtap.sim.server.grpc_service import GrpcService  # gRPC takes 18 MB and 40 ms
 
         service = GrpcService(self.reception)
@@ -111,7 +111,7 @@ class SimServer:
 
     @property
     def sent(self) -> OrderedDict[str, list[int]]:
-        """By request id: the monotonic ns just before each token was written."""
+        """Times just before each token was written (monotonic ns), by request id."""
         return self._truths.sent
 
     async def _close(self, app: web.Application) -> None:
@@ -158,8 +158,8 @@ class SimServer:
                     return _json(api.error(400, "content_filter", FILTERED), 400, headers)
                 case int(status):
                     return _turned_away(api, job, status, headers)
-            reception.ask(job)
-            if job.answer.asked.stream:
+            reception.submit(job)
+            if job.answer.request.stream:
                 return await self._stream(request, api, job, headers)
             return await self._whole(request, api, job, headers)
         finally:
@@ -178,7 +178,7 @@ class SimServer:
             )
             transport = request.transport
             if transport is None:
-                return response  # the client has gone
+                return response  # the client has disconnected
             await response.prepare(request)
             sender.start(transport, framed=request.version >= HttpVersion11)
             await asyncio.shield(sender.done)

@@ -1,12 +1,12 @@
 """Requests and answers of the simulated server, and the APIs of Anthropic and Ollama.
 
-`SimulatedRequest` is what the functions of an API read; `Answer` is what they write; `Shape` is the interface
-that turns an answer into bytes. The APIs of OpenAI are in `openai.py`.
+The `read_` functions of an API turn a body into a `SimulatedRequest`; a `Shape` turns an `Answer` into bytes.
+The APIs of OpenAI are in `openai.py`.
 
-A stream of Anthropic's has content blocks that start, grow and stop; `ping` events are the keep-alive. A
-stream of Ollama's is a line of JSON for each piece; the last has the counts and the times in ns. Ollama
-streams unless the request says otherwise. It has no keep-alive and no finish reason for a refusal, which ends
-as `stop`.
+A stream of Anthropic has content blocks that start, grow and stop; `ping` events are the keep-alive. A stream
+of Ollama is a line of JSON for each piece; the last has the counts and the times in ns. Ollama streams unless
+the request has `"stream": false`. It has no keep-alive, and no finish reason for a refusal, which ends with
+`stop`.
 
 Source: anthropics/anthropic-sdk-python types; ollama/ollama docs/api.md; docs/dialects.md.
 """
@@ -17,12 +17,12 @@ from typing import Any, Final
 import msgspec
 
 CREATED: Final = 1_700_000_000
-"""Date of every answer, so that equal requests get equal bytes."""
+"""Date of every answer; fixed, so that equal requests get equal bytes."""
 BROKEN: Final = "the engine broke down"
 
 
 class BadRequest(ValueError):
-    """The body of a request does not fit; the client gets this message."""
+    """The body of a request is invalid; the message is sent to the client."""
 
     code = "invalid_value"
 
@@ -32,9 +32,9 @@ class SimulatedRequest:
     model: str
     stream: bool
     prompts: tuple[str, ...]
-    """One for each answer that is wanted, before `n`."""
+    """Prompts; each gets `n` answers."""
     prompt_tokens: int | None = None
-    """Where the prompt came as tokens; else they are counted."""
+    """Number of tokens, if the prompt was given as tokens; None: count those of the text."""
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
@@ -47,7 +47,7 @@ class SimulatedRequest:
 
 
 class CommonRequest(msgspec.Struct, kw_only=True):
-    """Fields that the bodies of several APIs share; `min_tokens` and `ignore_eos` are vLLM's."""
+    """Fields of the bodies of several APIs; `min_tokens` and `ignore_eos` are extensions of vLLM."""
 
     model: str = "sim"
     stream: bool | None = False
@@ -56,8 +56,8 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = False
     seed: int | None = None
 
-    def asked(self, *prompts: str, **more: Any) -> SimulatedRequest:
-        """Return the request; `more` are fields of it."""
+    def to_request(self, *prompts: str, **more: Any) -> SimulatedRequest:
+        """Return the request; `more`: further fields."""
         return SimulatedRequest(**{
             "model": self.model, "stream": bool(self.stream), "prompts": prompts,
             "max_tokens": self.max_tokens, "min_tokens": self.min_tokens or 0,
@@ -67,12 +67,12 @@ class CommonRequest(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Choice:
-    """One of the texts that answer a request, a string for each token."""
+    """One of the texts that answer a request, as a string for each token."""
 
     pieces: list[str]
     finish: str = "stop"
     refused: bool = False
-    """The text is a refusal, and goes in the field for it where the API has one."""
+    """The text is a refusal, which is sent in the API's field for refusals, if any."""
     stop_text: str | None = None
 
     @property
@@ -82,19 +82,19 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """What a shape needs to know of an answer."""
+    """Content of an answer, as input of a `Shape`."""
 
     number: int
-    asked: SimulatedRequest
+    request: SimulatedRequest
     prompt_tokens: int
     choices: list[Choice]
     dialect: str = "openai"
     sent: list[int] = field(default_factory=list)
     prompt_ns: int = 0
-    """Duration of the prompt, for APIs that report it at the end."""
+    """Duration of the prompt phase, for APIs that report it at the end."""
     output_ns: int = 0
     cached_tokens: int | None = None
-    """Prompt tokens found in the engine's prefix cache, once that is known; None without one."""
+    """Prompt tokens found in the engine's prefix cache; None: no cache, or not known yet."""
 
     def __post_init__(self) -> None:
         self.sent = [0] * len(self.choices)
@@ -105,31 +105,31 @@ class Answer:
 
 
 class Shape:
-    """The bytes of one answer. Called in the order of a stream: opening, chunks, ending."""
+    """Writes the bytes of one answer. Called in the order of a stream: opening, chunks, ending."""
 
     media_type = "text/event-stream"
 
     def __init__(self, answer: Answer, prefix: str) -> None:
-        """`prefix` of the answer's id."""
+        """`prefix`: beginning of the answer's id."""
         self.id = f"{prefix}{answer.number}"
         self._answer = answer
-        self._asked = answer.asked
+        self._request = answer.request
         self._choice = answer.choices[0]
 
     def opening(self) -> bytes:
-        """Return what precedes the first token."""
+        """Return the bytes before the first token."""
         return b""
 
     def chunk(self, index: int, first: int, last: int, final: bool) -> bytes:
-        """Return tokens `first` up to before `last` of choice `index`; if `final`, also how it ended."""
+        """Return tokens `first` up to before `last` of choice `index`; if `final`, also its finish reason."""
         raise NotImplementedError
 
     def ending(self) -> bytes:
-        """Return what follows the last choice: usage, end marker."""
+        """Return the bytes after the last choice: usage, end marker."""
         raise NotImplementedError
 
     def keepalive(self) -> bytes:
-        """Return what may be sent in silence; empty where the API has nothing for it."""
+        """Return a keep-alive; empty if the API has none."""
         return b""
 
     def failure(self) -> bytes:
@@ -137,7 +137,7 @@ class Shape:
         return b""
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer that is not streamed, if the API has such answers."""
+        """Return the answer as one object, for requests without streaming."""
         raise NotImplementedError
 
     def _take(self, index: int, first: int, last: int) -> str:
@@ -148,12 +148,12 @@ class Shape:
         return pieces[first] if last == first + 1 else "".join(pieces[first:last])
 
     @property
-    def said(self) -> str:
-        """The text of the first choice that was sent so far."""
+    def sent_text(self) -> str:
+        """Text of the first choice that has been sent so far."""
         return "".join(self._choice.pieces[: self._answer.sent[0]])
 
     def _status(self) -> tuple[str, str | None]:
-        """Return OpenAI's status of an answer that has ended, and why it is incomplete."""
+        """Return OpenAI's status of a finished answer, and the reason if it is incomplete."""
         reasons = {"length": "max_output_tokens", "content_filter": "content_filter"}
         reason = reasons.get(self._choice.finish)
         return ("incomplete" if reason else "completed"), reason
@@ -166,11 +166,11 @@ def sse(event: dict[str, Any], kind: str = "") -> bytes:
 
 
 def decode(body: bytes, kind: type[Any]) -> Any:
-    """Return the body as `kind`. Raises BadRequest."""
+    """Decode a JSON body as `kind`. Raises BadRequest."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
-        raise BadRequest(f"the request body does not fit: {exc}") from None
+        raise BadRequest(f"invalid request body: {exc}") from None
 
 
 def lines_of(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ def lines_of(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def text_of(content: Any) -> str:
-    """Return the text in the content of a message: a string, or parts of which some are text."""
+    """Return the text of a message's content: a string, or the text parts of a list."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -204,8 +204,8 @@ class _AnthropicRequest(CommonRequest, kw_only=True):
 def read_messages(body: bytes) -> SimulatedRequest:
     """Read a request. Raises BadRequest."""
     r: _AnthropicRequest = decode(body, _AnthropicRequest)
-    said = [text_of(r.system), *(text_of(m.content) for m in r.messages)]
-    return r.asked("\n".join(filter(None, said)), stop=lines_of(r.stop_sequences))
+    texts = [text_of(r.system), *(text_of(m.content) for m in r.messages)]
+    return r.to_request("\n".join(filter(None, texts)), stop=lines_of(r.stop_sequences))
 
 
 def anthropic_error(status: int, code: str, message: str) -> dict[str, Any]:
@@ -227,7 +227,7 @@ class AnthropicShape(Shape):
             "cache_read_input_tokens": 0, "output_tokens": output_tokens,
         }  # fmt: skip
         return {
-            "id": self.id, "type": "message", "role": "assistant", "model": self._asked.model,
+            "id": self.id, "type": "message", "role": "assistant", "model": self._request.model,
             "content": content, **how, "usage": usage,
         }  # fmt: skip
 
@@ -291,10 +291,10 @@ class _OllamaRequest(msgspec.Struct):
     stream: bool | None = True
     options: _OllamaOptions | None = None
 
-    def asked(self, prompt: str) -> SimulatedRequest:
+    def to_request(self, prompt: str) -> SimulatedRequest:
         o = self.options or _OllamaOptions()
         limit = o.num_predict if o.num_predict is not None and o.num_predict >= 0 else None  # -1: no limit
-        return o.asked(
+        return o.to_request(
             prompt,
             model=self.model,
             stream=self.stream is not False,
@@ -306,13 +306,13 @@ class _OllamaRequest(msgspec.Struct):
 def read_ollama_chat(body: bytes) -> SimulatedRequest:
     """Read a request to `/api/chat`. Raises BadRequest."""
     r: _OllamaRequest = decode(body, _OllamaRequest)
-    return r.asked("\n".join(text_of(m.content) for m in r.messages or ()))
+    return r.to_request("\n".join(text_of(m.content) for m in r.messages or ()))
 
 
 def read_ollama_generate(body: bytes) -> SimulatedRequest:
     """Read a request to `/api/generate`. Raises BadRequest."""
     r: _OllamaRequest = decode(body, _OllamaRequest)
-    return r.asked("\n".join(filter(None, (r.system, r.prompt))))
+    return r.to_request("\n".join(filter(None, (r.system, r.prompt))))
 
 
 def ollama_error(status: int, code: str, message: str) -> dict[str, Any]:
@@ -329,7 +329,7 @@ class OllamaChat(Shape):
         return {"message": {"role": "assistant", "content": text}}
 
     def _line(self, text: str, **more: Any) -> dict[str, Any]:
-        head = {"model": self._asked.model, "created_at": _CREATED_AT, **self._content(text)}
+        head = {"model": self._request.model, "created_at": _CREATED_AT, **self._content(text)}
         return {**head, "done": bool(more), **more}
 
     def _last_line(self, text: str) -> dict[str, Any]:
@@ -356,7 +356,7 @@ class OllamaChat(Shape):
 
 
 class OllamaGenerate(OllamaChat):
-    """The same for `/api/generate`, which has the text in `response`."""
+    """Writes an answer to `/api/generate`, whose text is in `response`."""
 
     def _content(self, text: str) -> dict[str, Any]:
         return {"response": text}

@@ -18,7 +18,7 @@ from llmtap.clock import Clock, WallAnchor
 
 TRUTHS_MAX: Final = 10_000
 TOKENS_MAX: Final = 1_000_000
-"""Tokens whose times are kept, some 100 bytes each."""
+"""Maximum number of tokens whose times are in memory, about 100 bytes each."""
 PAGE_MAX: Final = 1_000
 
 log = logging.getLogger(__name__)
@@ -29,19 +29,19 @@ class Submitted(msgspec.Struct, kw_only=True):
 
     choice: int
     number: int
-    """In order of arrival at the engine; -1 if it did not get there."""
+    """Number by order of arrival at the engine; -1: did not arrive there."""
     arrival_ns: int
-    """When it arrived there, or would have: after the input filter."""
+    """Planned arrival at the engine, after the input filter."""
     input: int
     output: int
-    """Tokens of the prompt, and those the engine was to make."""
+    """Tokens that the engine was to make; `input`: prompt tokens."""
     predicted: int
     cached: int | None = None
-    """Prompt tokens found in the prefix cache; None without one, or if no token was made."""
+    """Prompt tokens found in the prefix cache; None: no cache, or no token was made."""
 
 
 class Truth(msgspec.Struct, kw_only=True):
-    """One request. Lists hold one list per choice, with one item per token."""
+    """One request. Nested lists have one list per choice, with one item per token."""
 
     seq: int = 0
     id: str
@@ -49,17 +49,17 @@ class Truth(msgspec.Struct, kw_only=True):
     model: str
     stream: bool
     accepted_ns: int
-    """The request was complete; every schedule counts from here."""
+    """Time when the request was complete; the start of its schedule."""
     prompt_tokens: int
     made_ns: list[list[int]]
-    """When the engine made each token, without filters and buffers behind it."""
+    """Time when the engine made each token, before filters and buffers."""
     due_ns: list[list[int]]
     sent_ns: list[list[int]]
     ended_ns: int = 0
     outcome: str = "client_left"
     """complete, refused (by a guardrail or the model), blocked, given_up (by the scheduler), cancelled (by
-    the client, on a connection that stays), cut (the server was stopped), the name of the fault; client_left
-    until the end is reached."""
+    the client, on a connection that stays open), cut (the server was stopped), or the name of the fault;
+    client_left before the end."""
     status: int = 200
     finish: list[str | None] = []
     """Finish reason of each choice; None if its end was not sent."""
@@ -68,7 +68,7 @@ class Truth(msgspec.Struct, kw_only=True):
 
 
 class TruthLog:
-    """Keeps the newest requests, and appends all to a file if one is named."""
+    """Newest requests in memory; all requests in a file, if one is named."""
 
     def __init__(self, clock: Clock, file: Path | None = None) -> None:
         self.anchor = WallAnchor.sample(clock)
@@ -105,8 +105,8 @@ class TruthLog:
 
     def since(self, seq: int) -> dict[str, Any]:
         """Return a page of requests that ended after number `seq`, oldest first, and the next `seq`."""
-        found = list(itertools.islice((truth for truth in self._ended if truth.seq > seq), PAGE_MAX))
-        return {"anchor": self._anchor(), "next": found[-1].seq if found else seq, "truths": found}
+        page = list(itertools.islice((truth for truth in self._ended if truth.seq > seq), PAGE_MAX))
+        return {"anchor": self._anchor(), "next": page[-1].seq if page else seq, "truths": page}
 
     def close(self) -> None:
         if self._file is not None:

@@ -1,10 +1,9 @@
-"""WebSocket sessions of the simulated server in which a client asks for responses.
+"""WebSocket sessions of the simulated server in which a client requests responses.
 
-`SimulatedSession` is the base of both APIs: OpenAI's Responses API (here) and Realtime (`realtime.py`), which
-say what a client's message means. Responses of one lane (one stream of requests) are sent one after the
-other. aiohttp opens the session, reads its messages and answers pings. The `ResponseSender` of `sender.py`
-writes what is due directly to the connection, between whole frames of aiohttp's; the derived classes make its
-frames.
+`SimulatedSession` is the base of both APIs, which parse the client's messages: OpenAI's Responses API (here)
+and Realtime (`realtime.py`). Responses of one lane (one stream of requests) are sent one after the other.
+aiohttp opens the session, reads its messages and answers pings. The `ResponseSender` of `sender.py` writes
+due frames directly to the connection, between whole frames of aiohttp; the derived classes make its frames.
 
 The client's headers (`x-sim-*`) hold for every response of the session. Faults: a rejected request gets an
 error event and no response; `reset` and `truncate` end the session as they end a stream, and `unfinished`
@@ -36,7 +35,7 @@ from llmtap.sim.server.shapes import Answer, BadRequest, Shape, SimulatedRequest
 
 _MESSAGE_BYTES_MAX: Final = 64 << 20
 _TURNS_MAX: Final = 64
-"""Responses of one session that run or wait; as many as llmtap measures in one."""
+"""Maximum number of responses of a session that run or wait; llmtap measures the same number."""
 
 Plan = tuple[SimulatedRequest, Callable[[Answer], Shape], str | None]
 """A request, the shape of its answer, and its id if the client gave one."""
@@ -44,7 +43,7 @@ Plan = tuple[SimulatedRequest, Callable[[Answer], Shape], str | None]
 
 @dataclass(slots=True, eq=False)
 class SessionTurn:
-    """A response that a client asked for and that has begun."""
+    """A response that has begun."""
 
     event: Any
     job: ServerJob
@@ -53,7 +52,7 @@ class SessionTurn:
 
 
 class SimulatedSession:
-    """Base of both APIs over WebSocket; `event` is what a subclass makes of a client's message."""
+    """Base of both APIs over WebSocket; `event`: a client's message as parsed by a subclass."""
 
     path: ClassVar[str]
     protocols: ClassVar[tuple[str, ...]] = ()
@@ -67,7 +66,7 @@ class SimulatedSession:
         )
         self._transport: asyncio.Transport | None = None
         self._lanes: dict[str, deque[Any]] = {}
-        """Events that ask for a response; the first of each lane has begun."""
+        """Events that request a response, by lane; the first of each lane has begun."""
         self._running: dict[asyncio.Task[None], SessionTurn] = {}
         self._over = False
 
@@ -93,22 +92,23 @@ class SimulatedSession:
         await self._socket.close(code=WSCloseCode.GOING_AWAY)
 
     def _greet(self) -> None:
-        """Send what the server sends first, if anything."""
+        """Send the server's first event, if any."""
 
     def _receive(self, data: str | bytes, now_ns: int) -> None:
         """Handle one message of the client."""
         raise NotImplementedError
 
     def _plan(self, event: Any) -> Plan:
-        """Return what an event asks for, now that all before it on its lane have ended. Raises ValueError."""
+        """Return the request of an event, after all responses before it on its lane have ended. Raises
+        ValueError."""
         raise NotImplementedError
 
     def _refuse(self, event: Any, status: int, code: str, message: str) -> None:
-        """Send an error in place of the response that an event asks for."""
+        """Send an error instead of the response that an event requests."""
         raise NotImplementedError
 
     def _remember(self, turn: SessionTurn) -> None:
-        """Keep what later requests may refer to."""
+        """Store data of a response to which later requests may refer."""
 
     def _cut(self, turn: SessionTurn) -> None:
         """Write the end of a response that a message of the client cancelled."""
@@ -117,8 +117,8 @@ class SimulatedSession:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
-    def _ask(self, event: Any, now_ns: int, lane: str = "") -> None:
-        """Begin the response that an event asks for, once those before it on its lane have ended."""
+    def _queue(self, event: Any, now_ns: int, lane: str = "") -> None:
+        """Queue the response that an event requests, and begin it after those before it on its lane."""
         if sum(map(len, self._lanes.values())) >= _TURNS_MAX:
             raise BadRequest(f"a session has at most {_TURNS_MAX} responses that run or wait")
         waiting = self._lanes.setdefault(lane, deque())
@@ -138,17 +138,17 @@ class SimulatedSession:
         del self._lanes[lane]
 
     def _begin(self, event: Any, lane: str, now_ns: int) -> None:
-        asked, shape_of, request_id = self._plan(event)
+        parsed, shape_of, request_id = self._plan(event)
         job = self._reception.take(
-            asked, shape_of, path=self.path, headers=self._request.headers, accepted_ns=now_ns,
+            parsed, shape_of, path=self.path, headers=self._request.headers, accepted_ns=now_ns,
             request_id=request_id,
         )  # fmt: skip
         if job.door is None:
-            self._reception.ask(job)  # at once: the engine may be further when a task runs
+            self._reception.submit(job)  # at once: when the task runs, the engine's time may have passed
         turn = SessionTurn(event, job)
         task = asyncio.create_task(self._respond(turn))
         self._running[task] = turn
-        # A task that is cancelled before it begins does not reach its own end.
+        # A callback, since a task that is cancelled before it begins executes no code of its own.
         task.add_done_callback(partial(self._ended, lane))
 
     def _ended(self, lane: str, task: "asyncio.Task[None]") -> None:
@@ -200,7 +200,7 @@ class _ClientEvent(msgspec.Struct):
     stream_id: str | None = None
     previous_response_id: str | None = None
     body: bytes = b""
-    """The whole message, which has the fields of a request."""
+    """The client's message, which has the fields of a request."""
 
 
 class _UnknownResponse(BadRequest):
@@ -227,28 +227,28 @@ class SimulatedResponsesSession(SimulatedSession):
     def __init__(self, reception: Reception, request: web.Request, number: int) -> None:
         super().__init__(reception, request, number)
         self._texts: OrderedDict[str, str] = OrderedDict()
-        """Input and output of responses by id."""
+        """Text of input and output of each response, by id."""
 
     def _receive(self, data: str | bytes, now_ns: int) -> None:
         event = _ClientEvent("")
         try:
             if isinstance(data, bytes):
-                raise BadRequest("an event is a text message")
+                raise BadRequest("expected a text message, got a binary one")
             event = decode(data.encode(), _ClientEvent)
             if event.type != "response.create":
-                raise BadRequest(f"there is no event {event.type!r} for a client to send")
+                raise BadRequest(f"unknown client event {event.type!r}")
             event.body = data.encode()
-            self._ask(event, now_ns, event.stream_id or "")
+            self._queue(event, now_ns, event.stream_id or "")
         except ValueError as exc:
             self._refuse(event, 400, BadRequest.code, str(exc))
 
     def _plan(self, event: _ClientEvent) -> Plan:
-        asked, before = read_responses(event.body), event.previous_response_id
+        plan, before = read_responses(event.body), event.previous_response_id
         if before is not None:
             if before not in self._texts:
                 raise _UnknownResponse(f"there is no response {before!r} in this session")
-            asked = replace(asked, prompts=(f"{self._texts[before]}\n{asked.prompts[0]}",))
-        return replace(asked, stream=True), lambda answer: _MessagesShape(answer, _lane(event)), None
+            plan = replace(plan, prompts=(f"{self._texts[before]}\n{plan.prompts[0]}",))
+        return replace(plan, stream=True), lambda answer: _MessagesShape(answer, _lane(event)), None
 
     def _refuse(self, event: _ClientEvent, status: int, code: str, message: str) -> None:
         error = {"type": "error", "status": status, **openai_error(status, code, message), **_lane(event)}
@@ -257,7 +257,7 @@ class SimulatedResponsesSession(SimulatedSession):
     def _remember(self, turn: SessionTurn) -> None:
         shape = turn.job.shape
         assert isinstance(shape, _MessagesShape)
-        self._texts[shape.id] = f"{turn.job.answer.asked.prompts[0]}\n{shape.said}"
+        self._texts[shape.id] = f"{turn.job.answer.request.prompts[0]}\n{shape.sent_text}"
         if len(self._texts) > _REMEMBERED_MAX:
             self._texts.popitem(last=False)
 

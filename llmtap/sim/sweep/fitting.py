@@ -1,8 +1,10 @@
 """Fit a `LatencyModel` to a grid of batches, and an `IterationModel` to a capture or trace with token times.
 
-A grid is a CSV file of batch size, length and time (`load_grid`), as `llmtap bench grid` measures it.
-`llmtap sim run --latency` does the one or the other, by the file; `bench/exo/result.py` fits its grid. The
-results are the constants of `sim/model_options.py`, with the R^2 of each part.
+A grid is a CSV file of batch size, length and time (`load_grid`), as `llmtap bench grid` measures it. `llmtap
+sim run --latency` selects by the kind of the file; `bench/exo/result.py` fits its grid. The results are the
+constants of `sim/model_options.py`, the R^2 of each part, and the accuracy of predictions for data that were
+not used for the fit (`Unseen`): each point of a grid by a fit to the others; one half of the time of a
+capture by a fit to the other half.
 
 For a capture, all traffic of the engine must be in it: the number of running requests follows from the rows.
 Two parts of the `IterationModel` are fitted by least squares, each with its own R^2:
@@ -12,14 +14,17 @@ Two parts of the `IterationModel` are fitted by least squares, each with its own
 - **Decode.** Gaps between tokens that began when no request waited or was in prefill: an iteration of d
   requests with c tokens in memory takes beta + beta gamma (d - 1) / d + context c.
 
-For a part that cannot be fitted so, because the load never rests, whole answers from first token to last are
-used: with n tokens at means of d and c, and P prompt tokens processed meanwhile, an answer took
+If a part cannot be fitted so, because the load is never low, whole answers from first token to last are used:
+with n tokens at means of d and c, and P prompt tokens processed meanwhile, an answer took
 
     (n - 1) (beta + beta gamma mean((d - 1) / d) + context mean(c)) + prefill P
 
-and one iteration more for each prompt that is processed whole. Where only first and last tokens have times,
+and one iteration more for each prompt that is processed whole. If only first and last tokens have times,
 means are over time instead of iterations. gamma and context are at least 0.
-"""
+
+If the size of the server's KV memory is known (`KvMemory`), a request whose prompt does not fit into the
+memory counts as waiting, not as in prefill. Gaps that began with a full memory are then omitted, since their
+request may have been preempted."""
 
 import csv
 from bisect import bisect_left, bisect_right
@@ -39,18 +44,20 @@ from llmtap.traces.registry import open_trace
 from llmtap.units import to_seconds
 
 GAPS_MAX: Final = 200_000
-"""Of a capture with more, every n-th is used: more add nothing to three constants."""
+"""Maximum number of gaps. Of a capture with more, every n-th is used: three constants do not need more."""
 GAPS_MIN: Final = 30
-"""With fewer, or all of one number of requests, whole answers are used instead."""
+"""Minimum number of gaps. With fewer, or if all have the same number of requests, whole answers are used."""
 ANSWERS_MIN: Final = 8
 TOKENS_MIN: Final = 8
-"""Of an answer that is used as a whole, so that effects at its ends weigh little."""
+"""Minimum number of tokens of an answer that is used as a whole, so that effects at its ends matter
+little."""
 _ROUNDED_NS: Final = 2_000
-"""Stamps of captures are whole microseconds, rounded down, counted from the arrival of each."""
+"""Rounding error of times in captures: whole microseconds, rounded down, relative to each arrival."""
 _SAME: Final = 1e-6
-"""Shares (d - 1) / d that are no further apart belong to one d."""
+"""Values of (d - 1) / d within this distance count as the same d."""
 _RANK: Final = 1e-7
-"""A column nearer than this to a combination of the others, relative to its length, tells nothing."""
+"""A column whose distance from a combination of the others, relative to its length, is smaller counts as
+dependent on them."""
 
 
 class FitError(LlmtapError):
@@ -74,8 +81,36 @@ class Part:
     """Largest distance between model and measurement, as a share of the measurement."""
 
 
+R2_MIN: Final = 0.8
+RMS_ERROR_MAX: Final = 0.05
+"""A fit is poor if it explains less than R2_MIN of the variance of durations not used for the fit, and its
+root mean square error is more than RMS_ERROR_MAX of their mean. The second condition excludes durations that
+are nearly equal: most of their variance is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """Accuracy of a fit for durations that were not used for the fit."""
+
+    points: int
+    r2: float
+    rms_error: float
+    """Root mean square error, as a share of the mean duration."""
+
+    @property
+    def is_poor(self) -> bool:
+        return self.r2 < R2_MIN and self.rms_error > RMS_ERROR_MAX
+
+
+def unseen_of(measured: Sequence[float], predicted: Sequence[float]) -> Unseen:
+    part = part_of("", measured, predicted)
+    y = np.asarray(measured, float)
+    rms = float(np.sqrt(np.mean((y - np.asarray(predicted, float)) ** 2)))
+    return Unseen(part.points, part.r2, rms / float(y.mean()))
+
+
 def part_of(source: str, measured: Sequence[float], fitted: Sequence[float]) -> Part:
-    """Return how well the fitted values match the measured ones."""
+    """Return the agreement of fitted with measured values."""
     y = np.asarray(measured, float)
     left = y - np.asarray(fitted, float)
     spread = float(np.sum((y - y.mean()) ** 2))
@@ -85,7 +120,7 @@ def part_of(source: str, measured: Sequence[float], fitted: Sequence[float]) -> 
 
 
 def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -> list[float] | None:
-    """Return the combination of the columns nearest to the values; None if they do not determine one."""
+    """Return the coefficients of the columns' combination nearest to the values; None if not determined."""
     matrix = np.column_stack([np.asarray(column, float) for column in columns])
     lengths = np.linalg.norm(matrix, axis=0)
     if not lengths.all():
@@ -97,10 +132,10 @@ def least_squares(columns: Sequence[Sequence[float]], values: Sequence[float]) -
 def nearest(
     columns: Mapping[str, Sequence[float]], values: Sequence[float], needed: Sequence[str]
 ) -> tuple[dict[str, float], list[float]] | None:
-    """Return the nearest fit without constants below 0 and its values; None if there is none. The `needed`
-    constants are above 0; others that would be below 0 are left out."""
+    """Return the nearest fit without negative constants, and its values; None if there is none. The `needed`
+    constants are above 0; others that would be negative are omitted."""
     others = [name for name in columns if name not in needed]
-    found: list[tuple[float, dict[str, float], list[float]]] = []
+    fits: list[tuple[float, dict[str, float], list[float]]] = []
     for k in range(len(others), -1, -1):
         for more in combinations(others, k):
             names = (*needed, *more)
@@ -109,10 +144,10 @@ def nearest(
                 continue
             fitted = np.column_stack([columns[name] for name in names]) @ np.asarray(solved)
             error = float(np.sum((np.asarray(values) - fitted) ** 2))
-            found.append((error, dict(zip(names, solved, strict=True)), fitted.tolist()))
-        if found:
-            _, constants, told = min(found, key=lambda one: one[0])
-            return constants, told
+            fits.append((error, dict(zip(names, solved, strict=True)), fitted.tolist()))
+        if fits:
+            _, constants, values_ = min(fits, key=lambda one: one[0])
+            return constants, values_
     return None
 
 
@@ -128,6 +163,8 @@ _COLUMNS: Final = ("batch_size", "max_seq_len", "mean_latency_sec")
 class BatchFit:
     model: LatencyModel
     part: Part
+    unseen: Unseen | None
+    """None: the grid without one of its points does not determine a model."""
 
 
 def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
@@ -139,13 +176,28 @@ def fit_batches(points: Sequence[GridPoint]) -> BatchFit:
         raise GridError("the grid needs at least two batch sizes and two lengths")
     alpha, beta, beta_gamma = solved
     if beta <= 0:
-        raise GridError("longer batches are not slower in this grid: the model does not fit")
+        raise GridError("the model does not fit this grid: longer batches are not slower")
     if alpha < 0 or beta_gamma < -beta:
-        raise GridError(
-            "the fit would give some batches a negative duration: the model does not fit this grid"
-        )
+        raise GridError("the model does not fit this grid: some batches would have a negative duration")
     fitted = [alpha + beta * length + beta_gamma * share for _, length, share in rows]
-    return BatchFit(LatencyModel(alpha * 1e9, beta * 1e9, beta_gamma / beta), part_of("grid", values, fitted))
+    model = LatencyModel(alpha * 1e9, beta * 1e9, beta_gamma / beta)
+    return BatchFit(model, part_of("grid", values, fitted), _left_out(list(zip(*rows, strict=True)), values))
+
+
+def _left_out(columns: Sequence[Sequence[float]], values: Sequence[float]) -> Unseen | None:
+    """Predict each value by a fit to the others, computed from its leverage in the fit to all; None if the
+    fit is not determined without one of them."""
+    matrix, y = np.column_stack([np.asarray(column, float) for column in columns]), np.asarray(values, float)
+    lengths = np.linalg.norm(matrix, axis=0)
+    if len(y) <= matrix.shape[1] or not lengths.all():
+        return None
+    scaled = matrix / lengths
+    inverse = np.linalg.pinv(scaled, rcond=_RANK)
+    influence = np.sum(scaled * inverse.T, axis=1)
+    if float(influence.max()) > 1 - _SAME:
+        return None
+    errors = (y - scaled @ (inverse @ y)) / (1 - influence)
+    return unseen_of(values, (y - errors).tolist())
 
 
 def load_grid(path: str | Path) -> list[GridPoint]:
@@ -177,9 +229,9 @@ def _head(reader: "csv.DictReader[str]") -> list[str]:
 
 
 def length_counted(path: str | Path) -> str | None:
-    """Return which tokens the lengths of a grid count, as in `ModelOptions.length`; None if it does not say.
+    """Return the tokens that the lengths of a grid count, as in `ModelOptions.length`; None: unknown.
 
-    A grid says it by the columns `prompt_tokens` and `output_tokens`, as `llmtap bench grid` writes them.
+    They follow from the columns `prompt_tokens` and `output_tokens`, which `llmtap bench grid` writes.
     """
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
@@ -205,66 +257,192 @@ class IterationFit:
     prefill: Part
     decode: Part
     base_ns: float | None = None
-    """TTFT of a prompt without tokens that has the engine to itself; None where nobody had."""
+    """TTFT of an empty prompt on an idle engine; None: no request had the engine to itself."""
+    prefill_unseen: Unseen | None = None
+    decode_unseen: Unseen | None = None
+    """Accuracy of a fit to one half of the time, for the durations of the other half. If few requests had the
+    engine to themselves: prefill of each by a fit to the others. None: these fits are not possible."""
 
     def to_dict(self) -> dict[str, Any]:
+        unseen = {"prefill": self.prefill_unseen, "decode": self.decode_unseen}
         return {
             "model": self.model.to_dict(),
             "base": None if self.base_ns is None else to_seconds(self.base_ns),
             "prefill": asdict(self.prefill), "decode": asdict(self.decode),
+            "unseen": {name: None if one is None else asdict(one) for name, one in unseen.items()},
         }  # fmt: skip
 
 
-def fit_capture(place: str, *, chunk: int | None = None) -> IterationFit:
-    """Fit a model to a capture, or to a trace of any format with token times. Raises ConfigError of
-    `place`."""
-    # Arrow takes a third of a second to import, and grids need none.
+def caution_of(parts: Mapping[str, Unseen | None]) -> str | None:
+    """Return the reason why figures of a fitted model are doubtful; None if no part is poor."""
+    poor = [
+        f"{name}: R^2 {one.r2:.3g}, root mean square error {one.rms_error:.2g} of the mean"
+        for name, one in parts.items()
+        if one is not None and one.is_poor
+    ]
+    if poor:
+        return f"the latency model predicts poorly what it was not fitted to: {'; '.join(poor)}"
+    unknown = [name for name, one in parts.items() if one is None]
+    if unknown:
+        return (
+            f"too little data to check the latency model on what it was not fitted to: {', '.join(unknown)}"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemory:
+    """KV memory of the measured server. Blocks that prompts share count for each prompt."""
+
+    blocks: int
+    block_tokens: int
+
+
+def fit_capture(
+    place: str, *, source_format: str | None = None, option: str = "--from",
+    chunk: int | None = None, memory: KvMemory | None = None,
+) -> IterationFit:  # fmt: skip
+    """Fit a model to a capture, or to a trace of any format with token times. Raises ConfigError of `place`,
+    and of `option` for an unknown `source_format`."""
+    # Imported here: Arrow takes a third of a second, and grids do not need it.
     import pyarrow.compute as pc
 
     from llmtap.capture.store.rows import exchanges_of
 
     try:
-        with open_trace(place) as trace:
+        with open_trace(place, source_format=source_format, option=option) as trace:
             arrived = (
                 batch.filter(pc.is_valid(batch.column("arrival_ns"))) for batch in trace.source.batches
             )
-            return fit_exchanges((x for batch in arrived for x in exchanges_of(batch)), chunk=chunk)
+            exchanges = (x for batch in arrived for x in exchanges_of(batch))
+            return fit_exchanges(exchanges, chunk=chunk, memory=memory)
     except FitError as exc:
         raise ConfigError(place, str(exc)) from None
 
 
-def fit_exchanges(exchanges: Iterable[Exchange], *, chunk: int | None = None) -> IterationFit:
-    """Return the model nearest to the exchanges of one engine. Raises FitError. `chunk`: tokens per iteration
-    with chunked prefill; None: prompts are processed whole, in iterations of their own."""
+def fit_exchanges(
+    exchanges: Iterable[Exchange], *, chunk: int | None = None, memory: KvMemory | None = None
+) -> IterationFit:
+    """Return the model nearest to the exchanges of one engine. Raises FitError.
+
+    Args:
+        chunk: tokens per iteration with chunked prefill; None: prompts are processed whole, in iterations of
+            their own.
+        memory: of the engine; None: unknown.
+    """
     rows = [row for row in map(_row, exchanges) if row is not None]
     answered = [row for row in rows if row.last_ns is not None]
     if not answered:
         raise FitError("no row has the times of arrival, first and last token: capture streamed answers")
     if all(row.prompt is None for row in answered):
-        raise FitError("no row has a count of input tokens, which the duration of a prompt is fitted to")
-    load = _Load(rows)
-    alone = _alone(answered, load, chunk)
-    decode = _from_gaps(answered, load)
-    constants = {} if decode is None else dict(decode[0])
-    if alone is not None:
-        constants["prefill"] = alone[0]
-    part = None
-    if alone is None or decode is None:
-        constants, part = _from_answers(answered, load, chunk, constants)
+        raise FitError("no row has a count of input tokens, which the fit of prefill needs")
+    load = _Load(rows, memory)
+    alone, decode, answers, constants = _fitted(answered, load, chunk)
     beta_ns = constants["beta"]
     gamma = constants.get("step", 0.0) / beta_ns
     model = IterationModel(beta_ns, gamma, constants["prefill"], constants.get("context", 0.0))
-    prefill, decoded = part if alone is None else alone[2], part if decode is None else decode[1]
-    assert prefill is not None
+    prefilled, decoded = alone or answers, decode or answers
+    assert prefilled is not None
     assert decoded is not None
-    return IterationFit(model, prefill, decoded, None if alone is None else alone[1])
+    prefill_unseen, decode_unseen = _unseen(
+        answered, load, chunk, alone=alone is not None, gaps=decode is not None
+    )
+    if prefill_unseen is None and alone is not None:
+        prefill_unseen = _left_out(list(alone.columns.values()), alone.took_ns)
+    base_ns = None if alone is None else constants["base"]
+    return IterationFit(
+        model, prefilled.part(constants), decoded.part(constants), base_ns, prefill_unseen, decode_unseen
+    )
+
+
+_Constants = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """Durations, and the columns whose weighted sum they are, by the name of the constant."""
+
+    source: str
+    columns: Mapping[str, Sequence[float]]
+    took_ns: Sequence[float]
+
+    def predicted(self, constants: Mapping[str, float]) -> list[float]:
+        names = [name for name in self.columns if constants.get(name)]
+        total = np.zeros(len(self.took_ns))
+        for name in names:
+            total += constants[name] * np.asarray(self.columns[name], float)
+        predicted: list[float] = total.tolist()
+        return predicted
+
+    def part(self, constants: Mapping[str, float]) -> Part:
+        return part_of(self.source, self.took_ns, self.predicted(constants))
+
+
+def _fitted(
+    rows: Sequence["_Row"], load: "_Load", chunk: int | None
+) -> tuple[_Points | None, _Points | None, _Points | None, _Constants]:
+    """Return the points used for prefill, decode and whole answers, and all constants; `base` only if a
+    request had the engine to itself. Raises FitError."""
+    candidates = _alone_points(rows, load, chunk)
+    prefill = _prefill_of(candidates)
+    alone = None if prefill is None else candidates
+    answers: _Points | None = None
+    constants: _Constants = prefill or {}
+    decode = _gap_points(rows, load)
+    gaps = None if decode is None else nearest(decode.columns, decode.took_ns, ("beta",))
+    if gaps is None:
+        decode = None
+    else:
+        constants |= gaps[0]
+    if alone is None or decode is None:
+        answers = _answer_points(rows, load, chunk)
+        constants |= _from_answers(answers, {n: v for n, v in constants.items() if n != "base"})
+    return alone, decode, answers, constants
+
+
+def _unseen(
+    rows: Sequence["_Row"], load: "_Load", chunk: int | None, *, alone: bool, gaps: bool
+) -> tuple[Unseen | None, Unseen | None]:
+    """Fit one half of the time and predict the durations of the other: prefill, and decode.
+
+    The half with more running requests at once is fitted, since a model need not hold for higher loads.
+    """
+    arrivals = [row.arrival_ns for row in rows]
+    middle_ns = (min(arrivals) + max(arrivals)) // 2
+    halves = (
+        [row for row in rows if row.arrival_ns < middle_ns],
+        [row for row in rows if row.arrival_ns >= middle_ns],
+    )
+    most = [max((load.running(row.first_ns or 0) for row in half), default=0) for half in halves]
+    fitted, other = halves if most[0] >= most[1] else halves[::-1]
+    try:
+        constants = _fitted(fitted, load, chunk)[-1]
+    except FitError:
+        return None, None
+    prefill = _alone_points(other, load, chunk) if alone and "base" in constants else None
+    if prefill is not None and len(prefill.took_ns) < 2:
+        prefill = None
+    decode = _gap_points(other, load, at_least=2) if gaps else None
+    if not alone or not gaps:
+        try:
+            answers = _answer_points(other, load, chunk)
+        except FitError:
+            answers = None
+        prefill, decode = prefill if alone else answers, decode if gaps else answers
+    return _unseen_of(prefill, constants), _unseen_of(decode, constants)
+
+
+def _unseen_of(points: _Points | None, constants: Mapping[str, float]) -> Unseen | None:
+    if points is None:
+        return None
+    return unseen_of(points.took_ns, points.predicted(constants))
 
 
 @dataclass(slots=True)
 class _Row:
     arrival_ns: int
     start_ns: int
-    """When the server took it up, if it reports that; else its arrival."""
+    """Time when the server began to process it, if reported; else its arrival."""
     first_ns: int | None
     last_ns: int | None
     end_ns: int
@@ -273,7 +451,7 @@ class _Row:
     context: int
     output: int
     times_ns: list[int]
-    """Of its tokens, one by one; empty if unknown."""
+    """Time of each token; empty if unknown."""
 
 
 def _row(x: Exchange) -> _Row | None:
@@ -281,10 +459,12 @@ def _row(x: Exchange) -> _Row | None:
     if t.submit_ns is None and t.first_token_ns is None:
         return None
     submit_ns = t.arrival_ns if t.submit_ns is None else t.submit_ns
-    # The first one only: a gateway and its engine may both report the same wait.
+    # Use the first one only: a gateway and its engine may both report the same wait.
     queued = (float(str(one["ms"])) for one in x.server_timing or () if one.get("name") == "queue")
     queued_ms = next(queued, 0.0)
     last_ns = t.last_token_ns if x.stream else None
+    if last_ns is None and x.stream and t.first_token_ns is not None:
+        last_ns = t.response_end_ns  # traces such as Dynamo's have the end of the answer instead
     times: list[int] = []
     if last_ns is not None and not x.unlogged_events:
         counts = tokens_per_chunk(x)
@@ -300,9 +480,9 @@ def _row(x: Exchange) -> _Row | None:
 
 
 class _Load:
-    """The requests under way at each moment."""
+    """Number and context of running requests at any time."""
 
-    def __init__(self, rows: Sequence[_Row]) -> None:
+    def __init__(self, rows: Sequence[_Row], memory: KvMemory | None = None) -> None:
         running = [row for row in rows if row.first_ns is not None and row.last_ns is not None]
         self._arrivals = sorted(row.arrival_ns for row in rows)
         self._ends = sorted(row.end_ns for row in rows)
@@ -320,23 +500,63 @@ class _Load:
         self._tokens = sorted(t for row in running for t in row.times_ns)
         self._means = _Means(running)
         self.timed = all(row.times_ns for row in running)
+        self._memory = memory if self.timed else None
+        if self._memory is not None:
+            self._settle(rows, running)
+
+    def _settle(self, rows: Sequence[_Row], running: Sequence[_Row]) -> None:
+        """Note the periods in which a request waits or is in prefill, also after a possible preemption."""
+        waits = [
+            (row.start_ns, row.end_ns if row.first_ns is None else row.first_ns, row.context) for row in rows
+        ]
+        waits.sort(key=lambda one: one[1])
+        self._settled = [end_ns for _, end_ns, _ in waits]
+        self._waiting = [(start_ns, tokens) for start_ns, _, tokens in waits]
+        # At any time, the request that settles next is the head of the queue, if it waits by then.
+        absent = [(a, b) for row in running for a, b in pairwise(row.times_ns) if self.is_full(a)]
+        self._left = sorted(a for a, _ in absent)
+        self._back = sorted(b for _, b in absent)
+
+    def is_full(self, t_ns: int) -> bool:
+        """Return whether the memory may be too small for the next token of each running request."""
+        assert self._memory is not None
+        d, context = self.decoding(t_ns + _ROUNDED_NS)
+        return context // self._memory.block_tokens + 2 * d > self._memory.blocks
+
+    def running(self, t_ns: int) -> int:
+        """Return the number of requests that decode at a time."""
+        return bisect_left(self._firsts, t_ns) - bisect_left(self._lasts, t_ns)
 
     def alone(self, row: _Row) -> bool:
-        """Return whether no other request was under way from its arrival to its first token."""
+        """Return whether no other request was running from its arrival to its first token."""
         assert row.first_ns is not None
         come = bisect_left(self._arrivals, row.first_ns)
         return come - bisect_right(self._ends, row.arrival_ns) == 1
 
     def undisturbed(self, t_ns: int) -> bool:
-        """Return whether no request waits or is in prefill at a moment."""
+        """Return whether no request waits or is in prefill at a time."""
         later_ns = t_ns + _ROUNDED_NS
-        return bisect_right(self._taken_up, later_ns) <= bisect_right(self._settled, later_ns)
+        settled = bisect_right(self._settled, later_ns)
+        nobody_waits = bisect_right(self._taken_up, later_ns) <= settled
+        if self._memory is None:
+            return nobody_waits
+        if bisect_right(self._left, later_ns) > bisect_right(self._back, later_ns):
+            return False
+        if nobody_waits:
+            return True
+        head_start_ns, tokens = self._waiting[settled]
+        context = self.decoding(later_ns)[1]
+        # `held` is a lower bound of the blocks in use. If the next prompt does not fit, it was not admitted.
+        held = -(-context // self._memory.block_tokens)
+        needed = -(-tokens // self._memory.block_tokens)
+        return head_start_ns <= later_ns and held + needed > self._memory.blocks
 
     def decoding(self, t_ns: int) -> tuple[int, int]:
-        """Return how many requests decode at a moment, and, if all tokens have times, their context."""
+        """Return the number of requests that decode at a time and, if all tokens have times, their
+        context."""
         begun, over = bisect_left(self._firsts, t_ns), bisect_left(self._lasts, t_ns)
         made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
-        # The newest token is not in memory yet: the iteration puts it there.
+        # The newest token of each request is not in memory yet: the iteration adds it.
         context = self._prompts_begun[begun] - self._prompts_over[over] + made - (begun - over)
         return begun - over, context
 
@@ -352,9 +572,9 @@ class _Load:
         assert row.first_ns is not None
         assert row.last_ns is not None
         if self.timed:
-            found = [self.decoding(t_ns - _ROUNDED_NS) for t_ns in row.times_ns[1:]]
-            n = len(found)
-            return sum((d - 1) / d for d, _ in found if d) / n, sum(context for _, context in found) / n
+            loads = [self.decoding(t_ns - _ROUNDED_NS) for t_ns in row.times_ns[1:]]
+            n = len(loads)
+            return sum((d - 1) / d for d, _ in loads if d) / n, sum(context for _, context in loads) / n
         share, context = self._means.until(row.last_ns)
         share_before, context_before = self._means.until(row.first_ns)
         length_ns = row.last_ns - row.first_ns
@@ -362,7 +582,7 @@ class _Load:
 
 
 class _Means:
-    """Integrals over time; between two points d is constant and c grows linearly."""
+    """Integrals over time. Between two points, d is constant and c grows linearly."""
 
     def __init__(self, running: Sequence[_Row]) -> None:
         firsts, lasts = (
@@ -384,7 +604,7 @@ class _Means:
         self._held_sum = np.append(0, np.cumsum((self._held[:-1] + self._pace[:-1] * past / 2) * past))
 
     def until(self, t_ns: int) -> tuple[float, float]:
-        """Return both integrals from the first point to a moment at or after it."""
+        """Return both integrals from the first point to a later time."""
         i = int(np.searchsorted(self._at, t_ns, side="right")) - 1
         past_ns = t_ns - int(self._at[i])
         share = self._share_sum[i] + self._share[i] * past_ns
@@ -392,22 +612,28 @@ class _Means:
         return float(share), float(held)
 
 
-def _alone(rows: Sequence[_Row], load: _Load, chunk: int | None) -> tuple[float, float, Part] | None:
-    """Return prefill and base from requests that had the engine to themselves; None if too few had."""
-    found = [row for row in rows if row.prompt is not None and row.first_ns is not None and load.alone(row)]
-    prompts = [float(row.prompt or 0) for row in found]
-    took = [float((row.first_ns or 0) - row.start_ns) for row in found]
+def _alone_points(rows: Sequence[_Row], load: _Load, chunk: int | None) -> _Points:
+    """Return TTFT of the requests that had the engine to themselves."""
+    chosen = [row for row in rows if row.prompt is not None and row.first_ns is not None and load.alone(row)]
+    prompts = [float(row.prompt or 0) for row in chosen]
+    took = [float((row.first_ns or 0) - row.start_ns) for row in chosen]
     iterations = [1.0 if chunk is None else float(max(1, -(-n // chunk))) for n in map(int, prompts)]
-    solved = least_squares([iterations, prompts], took) if len(found) > 2 else None
+    columns = {"base": iterations, "prefill": prompts}
+    return _Points("requests that had the engine to themselves", columns, took)
+
+
+def _prefill_of(points: _Points) -> _Constants | None:
+    """Return the constants prefill and base; None if too few requests had the engine to themselves."""
+    columns = points.columns
+    solved = least_squares(list(columns.values()), points.took_ns) if len(points.took_ns) > 2 else None
     if solved is None or solved[1] <= 0 or solved[0] < 0:
         return None
-    base_ns, prefill_ns = solved
-    told = [base_ns * k + prefill_ns * n for k, n in zip(iterations, prompts, strict=True)]
-    return prefill_ns, base_ns, part_of("requests that had the engine to themselves", took, told)
+    return dict(zip(columns, solved, strict=True))
 
 
-def _from_gaps(rows: Sequence[_Row], load: _Load) -> tuple[dict[str, float], Part] | None:
-    """Return `beta`, `step` (beta gamma) and, if the gaps determine it, `context`; None if too few gaps."""
+def _gap_points(rows: Sequence[_Row], load: _Load, at_least: int = GAPS_MIN) -> _Points | None:
+    """Return gaps between tokens that began when no request waited or was in prefill: sums of `beta`, `step`
+    (beta gamma) and `context`, if all tokens have times. None if they are too few, or all of one load."""
     every = -(-sum(max(0, len(row.times_ns) - 1) for row in rows) // GAPS_MAX) or 1
     shares, contexts, took = [], [], []
     number = 0
@@ -421,22 +647,16 @@ def _from_gaps(rows: Sequence[_Row], load: _Load) -> tuple[dict[str, float], Par
             shares.append((d - 1) / d if d else 0.0)
             contexts.append(float(context))
             took.append(float(t_ns - before_ns))
-    if len(took) < GAPS_MIN or len(set(shares)) < 2:
+    if len(took) < at_least or (at_least >= GAPS_MIN and len(set(shares)) < 2):
         return None
     columns = {"beta": [1.0] * len(took), "step": shares}
     if load.timed:
         columns["context"] = contexts
-    best = nearest(columns, took, ("beta",))
-    if best is None:
-        return None
-    found, told = best
-    return found, part_of("gaps between tokens while nobody waited", took, told)
+    return _Points("gaps between tokens while nobody waited", columns, took)
 
 
-def _from_answers(
-    rows: Sequence[_Row], load: _Load, chunk: int | None, known: Mapping[str, float]
-) -> tuple[dict[str, float], Part]:
-    """Return all constants from whole answers, including the `known` ones. Raises FitError."""
+def _answer_points(rows: Sequence[_Row], load: _Load, chunk: int | None) -> _Points:
+    """Return the time per token of whole answers. Raises FitError."""
     columns: dict[str, list[float]] = {"beta": [], "step": [], "context": [], "prefill": []}
     took = []
     for row in rows:
@@ -445,7 +665,7 @@ def _from_answers(
             continue
         share, context = load.means(row)
         iterations, prompts = load.taken_in(first_ns, last_ns)
-        # Means per token, so that long answers weigh no more than short ones.
+        # Means per token, so that long answers do not weigh more than short ones.
         columns["beta"].append(1.0 if chunk is not None else (n + iterations) / n)
         columns["step"].append(share)
         columns["context"].append(context)
@@ -456,6 +676,12 @@ def _from_answers(
             f"only {len(took)} answers have {TOKENS_MIN} tokens or more with their times, and too few gaps "
             "between tokens were undisturbed: capture more traffic"
         )
+    return _Points("whole answers, from first token to last", columns, took)
+
+
+def _from_answers(points: _Points, known: Mapping[str, float]) -> _Constants:
+    """Return all constants from whole answers, including the `known` ones. Raises FitError."""
+    columns = points.columns
     shares = columns["step"]
     if "beta" not in known and max(shares) - min(shares) < _SAME:
         running = round(1 / (1 - shares[0]))
@@ -465,16 +691,14 @@ def _from_answers(
         )
     if "beta" in known:
         known = {"step": 0.0, "context": 0.0, **known}
-    rest = list(took)
+    rest = list(points.took_ns)
     for name, value in known.items():
         rest = [y - value * x for y, x in zip(rest, columns[name], strict=True)]
     unknown = {name: column for name, column in columns.items() if name not in known}
     best = nearest(unknown, rest, [name for name in ("beta", "prefill") if name in unknown])
     if best is None:
         raise FitError(
-            "the durations of a prompt and of a token cannot be separated, or the model does not fit: "
+            "the durations of prompts and of tokens cannot be separated, or the model does not fit: "
             "capture some prompts of different lengths one at a time"
         )
-    found, left = best
-    told = [y - x + z for y, x, z in zip(took, rest, left, strict=True)]
-    return {**known, **found}, part_of("whole answers, from first token to last", took, told)
+    return {**known, **best[0]}

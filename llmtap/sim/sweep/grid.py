@@ -2,8 +2,8 @@
 
 `llmtap sim run` calls it with the values of the command line; `runner.py` runs the jobs. Order of the points:
 sizes, loads, seeds, servers, options as given, schedulers. Points that differ only in options that their
-scheduler does not read are one job. An option on the command line replaces a preset's axis of that name; what
-a variant of a preset sets is fixed.
+scheduler does not read are one job. An option on the command line replaces a preset's axis of that name;
+values that a variant of a preset sets are fixed.
 
 The load is one of three: `scale`, a factor on the rate of arrivals; `rate`, the mean rate; `share` of the
 throughput of `Preset.share_of`, which is run first.
@@ -19,13 +19,14 @@ import msgspec
 
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.sim.model_options import SEEDED, ModelOptions, Serving, read_model_options, read_serving
+from llmtap.sim.routing import DEFAULT_ROUTER
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, digest_of
 from llmtap.workload.registry import drawn_requests, is_workload
 from llmtap.workload.trace import Trace, load_trace
 
 BEST: Final = "best"
-"""A value found by runs of another preset (`Preset.best_of`)."""
+"""Value that is searched by runs of another preset (`Preset.best_of`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Preset:
     best_of: str = ""
     """The preset whose axes are searched for BEST."""
     share_of: Mapping[str, Any] = field(default_factory=dict)
-    """If loads are a `share`: the settings whose throughput, when all requests come at once, is 1."""
+    """If loads are a `share`: settings whose throughput, with all requests at once, is share 1."""
     objectives: str = ""
     follow: int | None = None
 
@@ -110,19 +111,19 @@ for _name, _scale_of in product(("grid", "methods"), (1, 10, 100)):
 READINGS: Final = frozenset(field.name for field in msgspec.structs.fields(ModelOptions))
 SERVING: Final = frozenset(field.name for field in msgspec.structs.fields(Serving))
 LOADS: Final = ("scale", "rate", "share")
-_OUTER: Final = ("requests", *LOADS, "seed", "servers")
+_OUTER: Final = ("requests", *LOADS, "seed", "servers", "router")
 _DRAWN: Final = 10_000
 _CAPACITY_REQUESTS: Final = 2_000
-"""Requests for the throughput that shares refer to: in a short run the filling and the drain of the batch
-lower it (chat, 100 requests: 5.2 of 11.5 req/s)."""
+"""Minimum number of requests to measure the throughput that shares refer to. In a short run, the start and
+the end of the batch lower it (chat, 100 requests: 5.2 of 11.5 req/s)."""
 _BEST_WITHIN: Final = 0.01
 _LAST_NS: Final = 1 << 62
-"""Latest arrival: columns have 64 bits, and the run takes time, too."""
-_NO_RATE: Final = "all rows arrive at once: no scale makes that a rate"
+"""Latest arrival: times have 64 bits, and the run continues after it."""
+_NO_RATE: Final = "all rows arrive at once, so the rate cannot be scaled"
 
 Axes = Mapping[str, Sequence[Any]]
-"""Values by name: `requests`, `seed` and `servers` are int, loads float, `scheduler`, readings and options
-of serving are text."""
+"""Values by name: `requests`, `seed` and `servers` are int, loads float, `scheduler`, `router`, readings and
+options of serving are text."""
 Point = dict[str, Any]
 Run = Callable[[Sequence[SweepJob]], Mapping[str, SweepAttempt]]
 
@@ -150,7 +151,7 @@ class GridSource:
         self.traces: dict[str, Trace] = {}
         self.remarks: list[str] = []
         self.drawn = is_workload(name) and (name.endswith(".toml") or not Path(name).exists())
-        """Whether it is a synthetic workload, which depends on the seed."""
+        """The source is a synthetic workload, which depends on the seed."""
         self._format = source_format
         self._progress = progress
         self._digests: dict[tuple[int | None, int], str] = {}
@@ -161,7 +162,7 @@ class GridSource:
         return list(dict.fromkeys(of_rows + self.remarks))
 
     def rows(self, count: int | None, seed: int) -> tuple[str, Trace]:
-        """Return the digest of the first `count` rows, and these. Raises ConfigError."""
+        """Return the first `count` rows and their digest. Raises ConfigError."""
         key = (count, seed if self.drawn else 0)
         if key not in self._digests:
             if self.drawn:
@@ -192,14 +193,14 @@ class SweepGrid:
 
     def job(self, point: Point, capacity_rps: float | None = None) -> SweepJob:
         """Return the job at this point; a `share` is one of `capacity_rps`. Raises ConfigError."""
-        asked, seed = point.get("requests"), point.get("seed", 42)
-        digest, trace = self.source.rows(asked, seed)
-        count = asked or len(trace)
+        wanted, seed = point.get("requests"), point.get("seed", 42)
+        digest, trace = self.source.rows(wanted, seed)
+        count = wanted or len(trace)
         if count > len(trace) and not trace.span_ns:
             raise ConfigError(
                 "--requests",
-                f"{count:,} are more than {self.source.name} has, and all rows arrive at once: there is no"
-                " gap after which they could come again",
+                f"{count:,} are more than {self.source.name} has, and its rows cannot be repeated, since all"
+                " arrive at once",
             )
         if self.common.get("capacity") is not None and trace.rate_rps is None:
             raise ConfigError("--capacity", _NO_RATE)
@@ -209,6 +210,13 @@ class SweepGrid:
             reads -= {"prefix_cache"}
             self.source.remarks.append(
                 f"prefix_cache has no effect: {self.source.name} does not tell which prompts begin alike"
+            )
+        servers = point.get("servers", 1)
+        router = point.get("router", DEFAULT_ROUTER) if SCHEDULERS[name].iterates and servers > 1 else None
+        if router == "prefix-aware" and not trace.requests.block_tokens:
+            self.source.remarks.append(
+                f"the router prefix-aware works as least-loaded: {self.source.name} does not tell which"
+                " prompts begin alike"
             )
         readings, serving = _options({k: v for k, v in point.items() if k in reads})
         fit = self.common.get("fit") or {}
@@ -225,7 +233,7 @@ class SweepGrid:
             trace=self.source.name, rows=digest, count=count, scheduler=name,
             scale=_scale(point, trace, count, capacity_rps),
             asked=next((float(point[load]) for load in LOADS if load in point), None),
-            servers=point.get("servers", 1), seed=seed if drawn else None, readings=readings,
+            servers=servers, router=router, seed=seed if drawn else None, readings=readings,
             serving=serving, **self.common,
         )  # fmt: skip
 
@@ -233,35 +241,35 @@ class SweepGrid:
         """Return all jobs, each once, in order of the points, after running those that they depend on. Raises
         ConfigError, and LlmtapError if such a run fails."""
         variants = ({},) if preset is None else preset.variants
-        found = list(points(axes, variants))
+        grid = list(points(axes, variants))
         if preset is not None and preset.best_of:
-            found = self._with_best(found, PRESETS[preset.best_of], run)
-        capacities: list[float | None] = [None] * len(found)
+            grid = self._with_best(grid, PRESETS[preset.best_of], run)
+        capacities: list[float | None] = [None] * len(grid)
         if "share" in axes:
             assert preset is not None, "only a preset has shares"
-            capacities = self._capacities(found, preset.share_of, run)
-        made = [self.job(point, rps) for point, rps in zip(found, capacities, strict=True)]
+            capacities = self._capacities(grid, preset.share_of, run)
+        made = [self.job(point, rps) for point, rps in zip(grid, capacities, strict=True)]
         return list({job.id: job for job in made}.values())
 
-    def _with_best(self, found: list[Point], searched: Preset, run: Run) -> list[Point]:
+    def _with_best(self, grid: list[Point], searched: Preset, run: Run) -> list[Point]:
         """Replace BEST in the points by the result of another preset's runs, all else being equal."""
-        open_points = [p for p in found if BEST in p.values()]
+        open_points = [p for p in grid if BEST in p.values()]
         axes = {name: searched.axes[name] for p in open_points for name, v in p.items() if v == BEST}
         tried = {
             i: list(points({name: (value,) for name, value in point.items()} | axes))
             for i, point in enumerate(open_points)
         }
         jobs = {i: [self.job(p) for p in many] for i, many in tried.items()}
-        told = run([job for many in jobs.values() for job in many])
+        attempts = run([job for many in jobs.values() for job in many])
         for i, point in enumerate(open_points):
-            summaries = [_summary(told[job.id]) for job in jobs[i]]
+            summaries = [_summary(attempts[job.id]) for job in jobs[i]]
             point |= best_of(tried[i], summaries)
-        return found
+        return grid
 
-    def _capacities(self, found: list[Point], share_of: Mapping[str, Any], run: Run) -> list[float | None]:
+    def _capacities(self, grid: list[Point], share_of: Mapping[str, Any], run: Run) -> list[float | None]:
         """Return, for each point, the throughput of `share_of` when all of enough requests come at once."""
         jobs = []
-        for point in found:
+        for point in grid:
             only = {name: point[name] for name in ("requests", "seed", "servers") if name in point}
             if "requests" in point:
                 only["requests"] = max(point["requests"], _CAPACITY_REQUESTS)
@@ -269,8 +277,8 @@ class SweepGrid:
             span_ns = self.source.traces[job.rows].span_ns
             plain = replace(job, measure=False, objectives="", capacity=None, capture=None, follow=None)
             jobs.append(replace(plain, scale=float(max(span_ns, 1))))
-        told = run(list({job.id: job for job in jobs}.values()))
-        return [_summary(told[job.id])["throughput_rps"] for job in jobs]
+        attempts = run(list({job.id: job for job in jobs}.values()))
+        return [_summary(attempts[job.id])["throughput_rps"] for job in jobs]
 
 
 def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
@@ -284,18 +292,19 @@ def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
 
 
 def best_of(tried: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
-    """Return the fewest servers, then the fewest bins, whose share of requests outside the request SLA is at
-    most a percentage point above the least. The multi-bin paper (7.1) does not define "best".
+    """Return the point with the fewest servers, then the fewest bins, whose share of requests outside the
+    request SLA is at most a percentage point above the smallest. The multi-bin paper (7.1) does not define
+    "best".
     """
-    late = [told["request_sla_violation"] for told in summaries]
+    late = [summary["request_sla_violation"] for summary in summaries]
     enough = [p for p, share in zip(tried, late, strict=True) if share <= min(late) + _BEST_WITHIN]
     return min(enough, key=lambda p: (p["servers"], int(p["bins"])))
 
 
-def _summary(told: SweepAttempt) -> dict[str, Any]:
-    if told.summary is None:
-        raise LlmtapError(f"what the preset needs first could not be run: {told.error}")
-    return told.summary
+def _summary(attempt: SweepAttempt) -> dict[str, Any]:
+    if attempt.summary is None:
+        raise LlmtapError(f"a run on which the preset depends failed: {attempt.error}")
+    return attempt.summary
 
 
 def _scale(point: Point, trace: Trace, count: int, capacity_rps: float | None) -> float:

@@ -31,7 +31,7 @@ from llmtap.workload.trace import Trace
 
 _PLACE: Final = "--results"
 _BEGIN: Final = b'{"id":'
-"""Begin of each line; a file that begins otherwise is not ours to truncate."""
+"""Beginning of each line. A file that begins otherwise is not a results file, and must not be truncated."""
 
 
 class Results:
@@ -47,7 +47,7 @@ class Results:
             raise ConfigError(_PLACE, f"cannot open {path}: {exc.strerror}") from None
         try:
             if not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                raise ConfigError(_PLACE, f"{path} is no file that could be read again")
+                raise ConfigError(_PLACE, f"{path} is not a regular file, so results cannot be read from it")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._read()
         except BlockingIOError:
@@ -60,7 +60,7 @@ class Results:
     def add(self, attempt: SweepAttempt) -> None:
         line = msgspec.json.encode(attempt) + b"\n"
         try:
-            # `_read` cuts off a partial line that a full disk took.
+            # `_read` removes a partial line that was written before the disk was full.
             while line:
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
@@ -84,7 +84,7 @@ class Results:
                 ) from None
         if whole < len(data):
             if not whole and not _BEGIN.startswith(data[: len(_BEGIN)]):
-                raise ConfigError(_PLACE, f"{self.path} is no file of results")
+                raise ConfigError(_PLACE, f"{self.path} is not a results file")
             self._file.truncate(whole)
 
     def _keep(self, attempt: SweepAttempt) -> None:
@@ -95,41 +95,41 @@ class Results:
 Traces = Mapping[str, Trace]
 
 _DIED: Final = "its process died: killed, or out of memory"
-_STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
+_STOPPING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def in_turn(
     jobs: Sequence[SweepJob], traces: Traces, *, progress: Callable[[SweepJob, int], None] | None = None
 ) -> Generator[SweepAttempt]:
     for job in jobs:
-        told = None if progress is None else partial(progress, job)
-        yield attempt(job, traces[job.rows], SystemClock.mono_ns, told)
+        report = None if progress is None else partial(progress, job)
+        yield attempt(job, traces[job.rows], SystemClock.mono_ns, report)
 
 
 def in_processes(jobs: Sequence[SweepJob], traces: Traces, workers: int) -> Generator[SweepAttempt]:
     """Run jobs in processes of this machine, which end with this iterator or this process. If one dies, each
-    job that was running is run again alone, and fails if its process dies, too."""
+    job that was running is repeated alone, and fails if its process dies, too."""
     left = {job.id: job for job in jobs}
     while left:
         suspects: list[SweepJob] = []
         with _pool(traces, workers) as submit:
-            for job, told in _as_they_end(list(left.values()), submit, workers + 1):
-                if told is None:
+            for job, attempt_ in _as_they_end(list(left.values()), submit, workers + 1):
+                if attempt_ is None:
                     suspects.append(job)
                 else:
                     del left[job.id]
-                    yield told
+                    yield attempt_
         for job in suspects:
             with _pool(traces, 1) as submit:
-                [(_, told)] = _as_they_end([job], submit, 1)
+                [(_, attempt_)] = _as_they_end([job], submit, 1)
             del left[job.id]
-            yield told or SweepAttempt(job.id, job.to_dict(), error=_DIED)
+            yield attempt_ or SweepAttempt(job.id, job.to_dict(), error=_DIED)
 
 
 def _as_they_end(
     jobs: Sequence[SweepJob], submit: Callable[[SweepJob], "Future[SweepAttempt]"], most: int
 ) -> Iterator[tuple[SweepJob, SweepAttempt | None]]:
-    """Run jobs, `most` at a time. Yields None for those running when a process died, and then ends."""
+    """Run jobs, `most` at a time. If a process dies, yield None for each job that was running, and end."""
     waiting = iter(jobs)
     running: dict[Future[SweepAttempt], SweepJob] = {}
     broken = False
@@ -146,12 +146,12 @@ def _as_they_end(
         for future in done:
             job = running.pop(future)
             try:
-                told = future.result()
+                attempt = future.result()
             except BrokenProcessPool:
                 broken = True
                 yield job, None
             else:
-                yield job, told
+                yield job, attempt
 
 
 @contextmanager
@@ -162,7 +162,7 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future
     pool = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(traces,))
 
     def submit(job: SweepJob) -> "Future[SweepAttempt]":
-        # This starts processes. They inherit the mask, so that no signal reaches them before they are ready.
+        # `submit` starts processes, which inherit the mask: no signal reaches them before they are ready.
         with _signals_later():
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)
             try:
@@ -173,7 +173,7 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future
     try:
         yield submit
     except BaseException:
-        # Interrupted: kill what runs, which may not handle signals yet.
+        # Interrupted: kill the processes, which may not handle signals yet.
         for child in set(multiprocessing.active_children()) - others:
             child.kill()
         raise
@@ -183,8 +183,8 @@ def _pool(traces: Traces, workers: int) -> Iterator[Callable[[SweepJob], "Future
 
 @contextmanager
 def _signals_later() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM, so that no process starts with half of its initial data. The mask of this
-    thread is not enough: another thread may take the signal, and Python runs its handler here."""
+    """Defer the signals of _STOPPING, so that no process starts with a part of its initial data. The mask of
+    this thread is not sufficient: another thread may take the signal, and Python runs its handler here."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -208,8 +208,9 @@ _traces: Traces = {}
 def _begin(traces: Traces) -> None:
     global _traces
     _traces = traces
-    # Ctrl-C reaches the whole group; the parent decides.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches the whole process group; the parent decides when to end.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -231,39 +232,39 @@ def on_ray(
     """Run jobs on the Ray cluster at this address (`auto`, `host:6379`, `ray://host:10001`); `local` starts
     one with `workers` CPUs on loopback. Raises ConfigError without Ray or a cluster."""
     with ray_cluster(address, workers) as ray:
-        kept = {digest: ray.put(trace) for digest, trace in traces.items()}
+        stored = {digest: ray.put(trace) for digest, trace in traces.items()}
         task = ray.remote(max_retries=1)(_attempt)
-        running = {task.options(name=job.name).remote(job, kept[job.rows]): job for job in jobs}
-        # Nothing is cancelled when the iterator is closed: all ends with this driver, and Ray 2.60 aborts it
-        # if a task that was cancelled by force ends all the same.
+        running = {task.options(name=job.name).remote(job, stored[job.rows]): job for job in jobs}
+        # Do not cancel tasks when the iterator is closed: they end with this driver, and Ray 2.60 aborts the
+        # driver if a task that was cancelled by force ends nevertheless.
         while running:
             for ref in ray.wait(list(running), num_returns=1)[0]:
                 job = running.pop(ref)
                 try:
-                    told: SweepAttempt = ray.get(ref)
+                    attempt: SweepAttempt = ray.get(ref)
                 except ray.exceptions.RayTaskError as exc:
-                    # Our tasks never raise: a node has no llmtap, or another version.
-                    told = SweepAttempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
+                    # `_attempt` never raises, so a node has no llmtap, or another version.
+                    attempt = SweepAttempt(job.id, job.to_dict(), error=str(exc).strip().splitlines()[-1])
                 except ray.exceptions.RayError as exc:
-                    told = SweepAttempt(
+                    attempt = SweepAttempt(
                         job.id, job.to_dict(), error=f"{_DIED} ({str(exc).strip().splitlines()[0]})"
                     )
-                yield told
+                yield attempt
 
 
 _EFFORT_PER_PROCESS: Final = 200_000
-"""Unmeasured requests that this process runs in the second that another takes to start."""
+"""Number of unmeasured requests that this process simulates in the second that another one takes to start."""
 
 
 class SweepListener(Protocol):
-    def planned(self, jobs: Sequence[SweepJob], kept: int) -> None:
-        """These jobs start now; `kept` more were done before."""
+    def planned(self, jobs: Sequence[SweepJob], done_before: int) -> None:
+        """Note the jobs that start now; `done_before`: number of jobs with earlier results."""
 
     def under_way(self, job: SweepJob, arrived: int) -> None:
-        """Progress of a job in this process."""
+        """Note the progress of a job in this process."""
 
     def ended(self, job: SweepJob, attempt: SweepAttempt) -> None:
-        """A job is done, or failed."""
+        """Note that a job is done or failed."""
 
 
 class SweepRunner:
@@ -272,36 +273,37 @@ class SweepRunner:
     def __init__(
         self,
         traces: Traces,
-        audience: SweepListener,
+        listener: SweepListener,
         *,
         results: Results | None = None,
         workers: int | None = None,
         ray: str | None = None,
     ) -> None:
-        """`traces` may grow. `workers`: processes, or CPUs of a local Ray; None: as many as are worth it."""
+        """`traces`: may grow between runs. `workers`: number of processes, or of CPUs of a local Ray; None:
+        as many as reduce the time."""
         self.attempts: dict[str, SweepAttempt] = {}
         self._traces = traces
-        self._audience = audience
+        self._listener = listener
         self._results = results
         self._workers = workers
         self._ray = ray
 
     def run(self, jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
-        """Run jobs that were not run before, here or in the results; return all attempts by job."""
-        kept = {} if self._results is None else self._results.done
+        """Run the jobs without a result in this object or in the results file. Return all attempts by job."""
+        stored = {} if self._results is None else self._results.done
         by_id = {job.id: job for job in jobs}
-        known = {id for id in by_id if id in kept}
-        self.attempts |= {id: kept[id] for id in known}
+        known = {id for id in by_id if id in stored}
+        self.attempts |= {id: stored[id] for id in known}
         left = [job for id, job in by_id.items() if id not in self.attempts]
-        left.sort(key=lambda job: -job.effort)  # which is stable
-        self._audience.planned(left, len(known))
+        left.sort(key=lambda job: -job.effort)  # stable: equal jobs stay in order
+        self._listener.planned(left, len(known))
         if left:
             with closing(self._stream(left)) as stream:
-                for told in stream:
+                for attempt in stream:
                     if self._results is not None:
-                        self._results.add(told)
-                    self.attempts[told.id] = told
-                    self._audience.ended(by_id[told.id], told)
+                        self._results.add(attempt)
+                    self.attempts[attempt.id] = attempt
+                    self._listener.ended(by_id[attempt.id], attempt)
         return self.attempts
 
     def _stream(self, jobs: list[SweepJob]) -> Generator[SweepAttempt]:
@@ -311,7 +313,7 @@ class SweepRunner:
         workers = min(self._workers or _worthwhile(jobs), len(jobs))
         if workers > 1:
             return in_processes(jobs, traces, workers)
-        return in_turn(jobs, traces, progress=self._audience.under_way)
+        return in_turn(jobs, traces, progress=self._listener.under_way)
 
 
 def _worthwhile(jobs: Sequence[SweepJob]) -> int:

@@ -5,9 +5,9 @@
 for each job, and `capacity_rps` for `--capacity`. Figures: multi-bin paper, section 9; `ModelOptions` decides
 its open points. A measured run also has the figures of a `Summary`, as live traffic has.
 
-Rejected requests are among the outcomes and outside the request SLA, in no latency and no throughput; the
-tokens that they got count among `tokens`. `unserved` counts them by reason: `too_large`, `late` (before their
-first token), `late_midway`.
+Rejected requests count in the outcomes and as outside the request SLA, but not in latencies and throughput;
+their tokens count in `tokens`. `unserved` counts them by reason: `too_large`, `late` (before their first
+token), `late_midway`.
 
 `ExchangeMaker` makes the Exchange of a request from its token times. Timestamps are exact virtual ns
 (`uncertainty_ns` 0). Arrival, end of request, submit and `scheduled` are one moment; head, first byte and
@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -32,9 +32,9 @@ from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT, measure, output_times_ns
 from llmtap.metrics.objectives import Objectives
-from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by
+from llmtap.metrics.statistics import SHARES, marks, percentile, percentile_by, rate_rps
 from llmtap.metrics.summary import Summary
-from llmtap.sim.engine import Engine, GivenUp, IterationState, RunRecord, run_virtual
+from llmtap.sim.engine import Engine, EngineDriver, GivenUp, Iterating, IterationState, RunRecord, run_virtual
 from llmtap.sim.model_options import (
     SEED_ITERATIONS,
     SEED_MODEL,
@@ -45,6 +45,7 @@ from llmtap.sim.model_options import (
     ServingSetup,
     predict,
 )
+from llmtap.sim.routing import DEFAULT_ROUTER, ROUTERS, RoutedEngine
 from llmtap.sim.schedulers.batching import MultiBinDynamic
 from llmtap.sim.schedulers.registry import ALL_OPTIONS, SCHEDULERS
 from llmtap.units import encode_seconds, to_seconds
@@ -83,10 +84,12 @@ class SimulationResult:
     state: IterationState | None = None
     summary: Summary | None = None
     slow: int | None = None
-    """Requests with any gap between tokens outside the token SLA, if it was measured."""
+    """Number of requests with a gap between tokens outside the token SLA; None: not measured."""
     bins: list[tuple[int, int | None]] | None = None
     bin_limits: list[int] | None = None
     followed: Exchange | None = None
+    router: str | None = None
+    """None: the servers have one queue, or there is one server."""
 
     def latencies_ns(self) -> list[int]:
         """Return the times from arrival to completion of completed requests, ascending."""
@@ -101,8 +104,8 @@ class SimulationResult:
         return late / len(self.requests)
 
     def slow_share(self) -> float | None:
-        """Return the share of requests outside the token SLA, None if not measured. In whole batches: those
-        whose batch has a longer time between tokens; else those with any longer gap."""
+        """Return the share of requests outside the token SLA; None: not measured. With whole batches:
+        requests in a batch with a longer time between tokens; else requests with a longer gap."""
         if self.iterates:
             return None if self.slow is None else self.slow / len(self.requests)
         limit_ns, step_ns = self.readings.token_sla, self.model.step_ns
@@ -110,14 +113,14 @@ class SimulationResult:
         return slow / len(self.requests)
 
     def missed_share(self) -> float:
-        """Return the share of requests that did not meet every objective; of a measured run with some."""
+        """Return the share of requests that missed an objective, of a measured run with objectives."""
         assert self.summary is not None
         met = sum(count.met for count in self.summary.goodput.by_objectives.values())
         return 1 - met / len(self.requests)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds: a Summary's names and those of a simulated engine. `metrics.e2e`,
-        exact to the nanosecond, replaces the histogram's."""
+        """Return public JSON in seconds: the fields of a Summary and of a simulated engine. `metrics.e2e` is
+        exact, and replaces that of the histogram."""
         requests, played, readings = self.requests, self.record, self.readings
         n, arrivals, given_up = len(requests), requests.arrival_ns, played.given_up
         span_ns, offered_ns = max(played.end_ns) - arrivals[0], arrivals[-1] - arrivals[0]
@@ -127,7 +130,7 @@ class SimulationResult:
             window_ns = max((played.end_ns[r] for r in completed), default=arrivals[0]) - arrivals[0]
         given, made = (sum([column[r] for r in completed]) for column in (requests.input, requests.output))
         counted = made if readings.tokens == "output" else given + made
-        # Of those given up midway, too.
+        # Include the tokens of requests that were given up midway.
         cut = [r for r, tokens in given_up.items() if tokens]
         output = made + sum(given_up.values())
         latencies_ns = self.latencies_ns()
@@ -144,13 +147,13 @@ class SimulationResult:
         unserved = Counter(
             reason.value + "_midway" * bool(given_up[r]) for r, reason in played.reasons.items()
         )
-        told: dict[str, Any] = {
+        out: dict[str, Any] = {
             "scheduler": self.name,
             "n": n,
             "window": {"name": f"first arrival to last {readings.window.removesuffix('s')}",
                        "seconds": to_seconds(window_ns)},
             "load": {
-                "mode": "open", "offered_rps": _rate(n - 1, offered_ns), "achieved_rps": _rate(n, span_ns),
+                "mode": "open", "offered_rps": rate_rps(n, offered_ns), "achieved_rps": _rate(n, span_ns),
             },
             "metrics": {"e2e": latency},
             "outcomes": {outcome: k for outcome, k in outcomes.items() if k},
@@ -168,33 +171,45 @@ class SimulationResult:
             "batch_sizes": {str(b): k for b, k in sorted(played.sizes.items())},
             "queueing": _figures(sorted(waited_ns), readings.percentile),
             "seconds_per_output_token": to_seconds(busy_ns) / output if output else None,
-            # Of iterations, their mean length.
+            # For iterations, this is their mean length.
             "decode_step_mean": to_seconds(step_ns / batches) if batches else None,
             "bins": self.bins,
             "bin_limits": self.bin_limits,
             "servers": self.servers,
+            "router": self.router,
+            "by_server": self._by_server(span_ns),
             "seed": self.seed,
             "model": (self.iterations if self.iterates else self.model).to_dict(),
-            "readings": self._told(readings),
+            "readings": self._options(readings),
         }  # fmt: skip
         if self.iterates:
-            told["serving"] = self._told(self.serving)
-            told["engine"] = None if self.state is None else _engine(self.state, n)
+            out["serving"] = self._options(self.serving)
+            out["engine"] = None if self.state is None else _engine(self.state, n)
         if self.followed is not None:
             x, t = self.followed, self.followed.timeline
             times = [to_seconds(at_ns - t.arrival_ns) for at_ns in output_times_ns(t.events)]
             counts = {"row": x.seq, "input": x.tokens.input, "output": x.tokens.output}
-            told["followed"] = {**counts, "token_seconds": times}
+            out["followed"] = {**counts, "token_seconds": times}
         if self.summary is not None:
-            measured = self.summary.to_dict(told["window"], to_seconds(window_ns), "open")
+            measured = self.summary.to_dict(out["window"], to_seconds(window_ns), "open")
             for name in ("metrics", "tokens"):
-                told[name] = measured[name] | told[name]
-            told = measured | told
-        return told
+                out[name] = measured[name] | out[name]
+            out = measured | out
+        return out
 
-    def _told(self, options: msgspec.Struct) -> dict[str, Any]:
-        told = msgspec.to_builtins(options, enc_hook=encode_seconds)
-        return {name: value if name in self.reads else None for name, value in told.items()}
+    def _by_server(self, span_ns: int) -> dict[str, Any] | None:
+        """Return requests and utilization of each server behind a router."""
+        if self.router is None:
+            return None
+        requests = Counter(self.record.server)
+        return {
+            "requests": [requests[server] for server in range(self.servers)],
+            "utilization": [busy_ns / span_ns if span_ns else None for busy_ns in self.record.busy_ns],
+        }
+
+    def _options(self, options: msgspec.Struct) -> dict[str, Any]:
+        out = msgspec.to_builtins(options, enc_hook=encode_seconds)
+        return {name: value if name in self.reads else None for name, value in out.items()}
 
 
 def _engine(state: IterationState, n: int) -> dict[str, Any]:
@@ -217,7 +232,7 @@ def _figures(ordered_ns: list[int], rule: str) -> dict[str, Any]:
     n = len(ordered_ns)
     if not n:
         return {"n": 0, **dict.fromkeys(("mean", "min", "max", *SHARES)), "marks": marks(0)}
-    # Whole nanoseconds: the sum is exact, and the mean the double nearest to the truth.
+    # Integers: the sum is exact, and the mean is the nearest double.
     figures: dict[str, Any] = {
         "n": n, "mean": sum(ordered_ns) / (n * 10**9),
         "min": to_seconds(ordered_ns[0]), "max": to_seconds(ordered_ns[-1]),
@@ -231,7 +246,7 @@ def _percentile_s(ordered_ns: list[int], p: float, rule: str) -> float | None:
     if rule != "linear":
         value = percentile_by(rule, ordered_ns, p)
         return None if value is None else to_seconds(value)
-    # The two neighbours become seconds before interpolation, as in implementations that store seconds.
+    # Convert both neighbours to seconds before interpolation, like implementations that store seconds.
     at = int((len(ordered_ns) - 1) * p)
     near = [to_seconds(t) for t in ordered_ns[at : at + 2]]
     share = (len(ordered_ns) - 1) * p - at
@@ -244,14 +259,14 @@ def _rate(count: int, ns: int) -> float | None:
 
 class ExchangeMaker:
     def __init__(self, scheduler: str, requests: Requests, record: RunRecord | None = None) -> None:
-        """`record` of the run, for reasons of giving up and cached tokens; None: unknown."""
+        """`record`: record of the run, with reasons of giving up and cached tokens; None: unknown."""
         self._arm = scheduler
         self._relay = f"sim-{scheduler}"
         self._requests = requests
         self._record = RunRecord.begun(0, 0) if record is None else record
 
     def exchange(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> Exchange:
-        """Make the Exchange of a request that is over; not `served`: it was given up."""
+        """Return the Exchange of an ended request; not `served`: it was given up."""
         requests, n = self._requests, len(token_ns)
         arrival_ns = requests.arrival_ns[request]
         stamps = array("q", token_ns)
@@ -265,7 +280,7 @@ class ExchangeMaker:
         x.scheduled_ns, x.dispatch_late_ns = arrival_ns, 0
         if requests.blocks:
             blocks = array("q", requests.blocks[request])
-            x.asked = RequestShape(blocks=blocks, block_size=requests.block_tokens, block_unit="tokens")
+            x.shape = RequestShape(blocks=blocks, block_size=requests.block_tokens, block_unit="tokens")
         if self._record.server and self._record.server[request] >= 0:
             x.route = f"gpu-{self._record.server[request]}"
         reason = self._record.reasons.get(request)
@@ -283,7 +298,7 @@ class ExchangeMaker:
             x.tokens = Tokens(given, n, cached=cached, source=TokenSource.USAGE)
             x.finish_reason = "stop"
         else:
-            # No final usage came: the last event had the counts so far.
+            # Without final usage: the counts are those of the last event.
             x.tokens = Tokens(given, n, cached=cached, source=TokenSource.RUNNING_USAGE)
             x.outcome, x.error = Outcome.TRUNCATED, _MIDWAY[reason]
         if n:
@@ -304,7 +319,7 @@ class VirtualMeter:
         self, maker: ExchangeMaker, summary: Summary, reader: Benefit, gap_max_ns: int,
         keep: Callable[[Exchange], None],
     ) -> None:  # fmt: skip
-        """`gap_max_ns`: the longest time between tokens that is not `slow`."""
+        """`gap_max_ns`: longest time between tokens that does not count as `slow`."""
         self.summary = summary
         self.slow = 0
         self._reader = reader
@@ -324,7 +339,7 @@ class VirtualMeter:
 def run_writer(to: str | Path, scheduler: str, requests: Requests) -> "RunWriter":
     """Return the writer of a run's capture, to a folder or a URL. Raises ConfigError of `to`. Without dates
     in the workload, arrivals count from 1970 UTC (`CaptureInfo.arrivals`)."""
-    # Arrow takes a third of a second to import, and few runs are captured.
+    # Imported here: Arrow takes a third of a second, and few runs are captured.
     from llmtap.capture.schema import CaptureInfo
     from llmtap.capture.store.parquet import RunWriter
 
@@ -344,6 +359,7 @@ def simulate(
     iterations: IterationModel = SEED_ITERATIONS,
     serving: Serving | None = None,
     servers: int = 1,
+    router: str | None = None,
     seed: int | None = 42,
     objectives: Objectives | None = None,
     reader: Benefit = DEFAULT_BENEFIT,
@@ -355,33 +371,40 @@ def simulate(
     """Run a scheduler of `SCHEDULERS` on predicted requests, without failed ones if `readings` says so.
 
     Args:
-        model: of whole batches; `iterations` and `serving`: of schedulers that iterate.
-        seed: None if nothing is drawn.
-        measure: make Exchanges and sum them up, which takes ten times as long for whole batches. None: if the
-            scheduler iterates, or objectives or a capture need them.
-        follow: row of a request, from 1, whose token times are reported; 0: the longest answer's.
+        model: latency model of whole batches; `iterations` and `serving`: for schedulers that iterate.
+        router: name in `ROUTERS`, for several servers of a scheduler that iterates; None: the default.
+            The servers of whole batches have one queue, and no router.
+        seed: None if nothing is random.
+        measure: make and summarise Exchanges, which takes ten times as long for whole batches. None: only if
+            the scheduler iterates, or objectives or a capture need them.
+        follow: row of a request, from 1, whose token times are reported; 0: that of the longest answer.
         capture: folder or URL for a capture of its exchanges.
-        progress: called now and then with the number of arrivals.
+        progress: called from time to time with the number of arrivals.
 
-    Raises ValueError for what cannot be run, and ConfigError for a capture that cannot be written.
+    Raises ValueError for invalid combinations, and ConfigError for a capture that cannot be written.
     """
     kind = SCHEDULERS[name]
-    if kind.iterates and servers > 1:
-        raise ValueError(
-            f"{name} has one server: its memory and its batch are one GPU's, got {servers} servers"
-        )
+    router = (router or DEFAULT_ROUTER) if kind.iterates and servers > 1 else None
     exchanges_needed = objectives is not None or capture is not None or follow is not None
     if measure is None:
         measure = kind.iterates or exchanges_needed
     elif not measure and exchanges_needed:
-        raise ValueError("objectives, captures and a followed request need exchanges: measuring is off")
+        raise ValueError("objectives, captures and a followed request need exchanges, but measuring is off")
     if readings.failed == "dropped":
         requests = requests.taken([row for row, made in enumerate(requests.output) if made])
         if not requests:
             raise ValueError("all requests failed, and failed ones are dropped")
     requests = replace(requests, predicted=predict(requests, readings.predictor, seed))
     serving = Serving() if serving is None else serving
-    scheduler = kind.build(requests, ServingSetup(model, readings, iterations, serving))
+    setup = ServingSetup(model, readings, iterations, serving)
+    engine: EngineDriver
+    if router is None:
+        scheduler = kind.build(requests, setup)
+        engine = Engine(scheduler, servers)
+    else:
+        schedulers = [cast(Iterating, kind.build(requests, setup)) for _ in range(servers)]
+        scheduler = schedulers[0]
+        engine = RoutedEngine(schedulers, ROUTERS[router](requests, servers, serving.kv_tokens))
     record = RunRecord.begun(len(requests), servers)
     writer: RunWriter | None = None
     meter = None
@@ -405,7 +428,7 @@ def simulate(
             keep,
         )
     run_virtual(
-        requests, Engine(scheduler, servers), servers=servers,
+        requests, engine, servers=servers,
         all_first=readings.same_instant == "all-first", gpu_first=readings.tie == "gpu-first",
         watch=meter, record=record, progress=progress,
     )  # fmt: skip
@@ -415,18 +438,20 @@ def simulate(
     return SimulationResult(
         name, requests, record, readings, model, servers, seed, iterations, serving, kind.iterates,
         kind.reads,
-        state=getattr(scheduler, "state", None) if kind.iterates else None,
+        state=getattr(scheduler if router is None else engine, "state", None) if kind.iterates else None,
         summary=None if meter is None else meter.summary, slow=None if meter is None else meter.slow,
         bins=None if binned is None else binned.bins.spans,
         bin_limits=None if binned is None else binned.limits, followed=next(iter(followed), None),
+        router=router,
     )  # fmt: skip
 
 
 def capacity_rps(
     late_share: Callable[[float], float], allowed: float, start_rps: float, *, precision: float = 0.01
 ) -> float | None:
-    """Return the highest rate at which at most `allowed` of the requests are late, to within `precision`.
-    `late_share` must rise with the rate. 0 if a thousandth of `start_rps` is too much; None without limit."""
+    """Return the highest rate at which at most a share `allowed` of the requests is late, to within
+    `precision`. `late_share` must rise with the rate. 0: a thousandth of `start_rps` is too much. None: no
+    limit."""
     if late_share(math.inf) <= allowed:
         return None
     low = high = start_rps

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from llmtap import __version__
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT
@@ -38,15 +37,22 @@ from llmtap.sim.model_options import (
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
 from llmtap.units import encode_special, to_seconds
+from llmtap.version import __version__
 
 if TYPE_CHECKING:
     from llmtap.workload.trace import Trace
 
 _ID_DIGITS: Final = 16
-"""Hex digits: with 64 bits, a million jobs collide once in forty million times."""
+"""Hex digits of an id. With 64 bits, the probability that two of a million jobs collide is 1 in 40
+million."""
 
-CAPACITY_BY: Final = ("request", "token", "slo")
-"""Bounds that a capacity can be searched by: request SLA, token SLA, or the objectives of `--slo`."""
+CAPACITY_BY: Final[Mapping[str, str]] = {
+    "request": "capacity_threshold_lambda",
+    "token": "capacity_qps_under_sla",
+    "slo": "capacity_qps_under_slo",
+}
+"""Limits by which a capacity can be searched (request SLA, token SLA, or the objectives of `--slo`), and the
+column of each in a table. The first two column names are those of the multi-bin paper."""
 _MEASURED: Final = 100
 _SEARCH: Final = 15
 _READINGS: Final = ModelOptions()
@@ -63,8 +69,10 @@ class SweepJob:
     scale: float
     scheduler: str
     asked: float | None = None
-    """The load as asked for: a scale, a rate, or a share of a capacity."""
+    """Load as set by the user: a scale, a rate, or a share of a capacity."""
     servers: int = 1
+    router: str | None = None
+    """None: the servers have one queue, or there is one server."""
     seed: int | None = 42
     readings: ModelOptions = _READINGS
     serving: Serving = _SERVING
@@ -76,10 +84,10 @@ class SweepJob:
     measure: bool | None = None
     follow: int | None = None
     capacity: float | None = None
-    """Also find the rate at which this share of requests is outside their bounds."""
+    """Share of requests that may miss their limits, at the capacity to be searched; None: do not search."""
     capacity_by: tuple[str, ...] = ("request",)
     capture: str | None = None
-    """Folder or URL in which the job's capture gets a folder of its own."""
+    """Folder or URL for captures, each in a folder of its own; None: no capture."""
     version: str = __version__
 
     @cached_property
@@ -89,8 +97,8 @@ class SweepJob:
         return hashlib.sha256(text).hexdigest()[:_ID_DIGITS]
 
     def to_dict(self) -> dict[str, Any]:
-        told: dict[str, Any] = msgspec.to_builtins(self, enc_hook=encode_special)
-        return told
+        fields: dict[str, Any] = msgspec.to_builtins(self, enc_hook=encode_special)
+        return fields
 
     @property
     def effort(self) -> int:
@@ -119,7 +127,7 @@ def digest_of(trace: "Trace") -> str:
 def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | None = None) -> dict[str, Any]:
     objectives = Objectives.parse(job.objectives, "--slo") if job.objectives else None
     place = None if job.capture is None else f"{job.capture.rstrip('/')}/{job.name}-{job.id}"
-    # A local folder has another name until it is complete.
+    # A local folder has the suffix `.part` until it is complete.
     part = None if place is None else place if "://" in place else f"{place}.part"
     if part != place:
         shutil.rmtree(str(part), ignore_errors=True)
@@ -128,19 +136,19 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         return simulate(
             job.scheduler, trace.requests_at(count=job.count, scale=scale), job.readings,
             model=job.model, iterations=job.iterations, serving=job.serving, servers=job.servers,
-            seed=job.seed, **options,
+            router=job.router, seed=job.seed, **options,
         )  # fmt: skip
 
     result = run_at(
         job.scale, objectives=objectives, reader=job.reader, measure=job.measure, follow=job.follow,
         progress=progress, capture=part,
     )  # fmt: skip
-    told = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.asked}
-    told |= {"fit": job.fit, "job": job.id}
+    summary = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.asked}
+    summary |= {"fit": job.fit, "job": job.id}
     if place is not None and part is not None:
-        told["capture"] = place
+        summary["capture"] = place
         if part != place:
-            # The name contains the job's id: what is there was made by this job, whose result was lost.
+            # The name contains the job's id, so an existing folder is from this job, whose result was lost.
             shutil.rmtree(place, ignore_errors=True)
             Path(part).rename(place)
     if job.capacity is not None:
@@ -154,9 +162,13 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
                 return again.late_share(again.latencies_ns())
             return (again.missed_share() if by == "slo" else again.slow_share()) or 0.0
 
-        found = {by: capacity_rps(partial(outside, by), job.capacity, own_rps) for by in job.capacity_by}
-        told["capacity"] = {"allowed": job.capacity, "rps": found[job.capacity_by[0]], "by": found}
-    return told
+        capacities = {by: capacity_rps(partial(outside, by), job.capacity, own_rps) for by in job.capacity_by}
+        summary["capacity"] = {
+            "allowed": job.capacity,
+            "rps": capacities[job.capacity_by[0]],
+            "by": capacities,
+        }
+    return summary
 
 
 class SweepAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -172,12 +184,12 @@ class SweepAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
 def attempt(
     job: SweepJob, trace: "Trace", now_ns: Callable[[], int], progress: Callable[[int], None] | None = None
 ) -> SweepAttempt:
-    """Run a job; any exception becomes its error, so that others can go on."""
+    """Run a job. An exception becomes its error, so that other jobs continue."""
     began_ns = now_ns()
     summary = error = None
     try:
         if job.version != __version__:
-            raise ValueError(f"the job is from llmtap {job.version}, and it came to {__version__}")
+            raise ValueError(f"the job is from llmtap {job.version}, but this process has {__version__}")
         summary = run_job(job, trace, progress)
     except (ValueError, LlmtapError) as exc:
         error = str(exc)
@@ -214,8 +226,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "avg_queueing_delay": "queueing.mean",
     "seconds_per_generated_token": "seconds_per_output_token",
     "decode_step_time_ms": "decode_step_mean",
-    "capacity_threshold_lambda": "capacity.by.request",
-    "capacity_qps_under_sla": "capacity.by.token",
+    **{column: f"capacity.by.{bound}" for bound, column in CAPACITY_BY.items()},
     **{
         f"{metric}_{figure}_ms": f"metrics.{metric}.{figure}"
         for metric in ("ttft", "tpot", "itl", "tbc_max", "user_idle")
@@ -225,27 +236,28 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "goodput_requests_per_sec": "goodput.requests_per_second",
     "goodput_attainment_pct": "goodput.attainment",
     "smooth_goodput_tokens_per_sec": "smooth_goodput.tokens_per_second",
+    "caution": "fit.caution",
 }
-"""Path of each column's figure. Seconds and shares, but for names that end in _ms and _pct."""
+"""Path of each column's figure, in seconds or as a share; converted for names that end in _ms or _pct."""
 _IN_COLUMNS: Final = frozenset({
     "scheduler", "requests", "servers", "bins", "seed", "load", "token_sla", "request_sla",
 })  # fmt: skip
-"""Settings that have a column of another name."""
+"""Settings that are in a column of another name."""
 
 
 def _varied(runs: Sequence[_Run]) -> dict[str, list[Any]]:
     """Return a column for each other setting that differs between the runs; durations in ms."""
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     settings = [settings_of(run) for run in runs]
     for name in dict.fromkeys(name for one in settings for name in one):
         values: list[Any] = [one.get(name) for one in settings]
         if name in _IN_COLUMNS or len(set(values)) < 2:
             continue
         if name in TIMES:
-            found[f"{name}_ms"] = [None if value is None else value * 1_000 for value in values]
+            columns[f"{name}_ms"] = [None if value is None else value * 1_000 for value in values]
         else:
-            found[name] = values
-    return found
+            columns[name] = values
+    return columns
 
 
 def _cell(run: _Run, name: str, path: tuple[str, ...]) -> Any:
@@ -253,17 +265,23 @@ def _cell(run: _Run, name: str, path: tuple[str, ...]) -> Any:
     if path[0] == "bins":
         return len(value) if value else None
     if path[0] == "capacity" and path[-1] in (at(run, *path[:-1]) or ()):
-        return math.inf if value is None else value  # without a limit
+        return math.inf if value is None else value  # None: no limit
     factor = {"ms": 1_000, "pct": 100}.get(name.rpartition("_")[2])
     return value * factor if factor and value is not None else value
 
 
-def write_runs(place: Path, runs: Sequence[_Run]) -> None:
-    """Write a row for each run; an unknown figure is an empty cell (null). Raises ConfigError of
-    `--table`."""
+def run_columns(runs: Sequence[_Run]) -> dict[str, list[Any]]:
+    """Return the columns of a table with a row for each run; None for an unknown figure."""
     paths = {name: tuple(path.split(".")) for name, path in _COLUMNS.items()}
-    columns = {name: [_cell(run, name, path) for run in runs] for name, path in paths.items()}
-    columns |= _varied(runs)
+    return {name: [_cell(run, name, path) for run in runs] for name, path in paths.items()} | _varied(runs)
+
+
+def write_runs(place: Path, runs: Sequence[_Run]) -> None:
+    """Write a row for each run; an unknown figure is an empty cell (null). A figure that no run has, such as
+    goodput without objectives, has no column. Raises ConfigError of `--table`."""
+    columns = {
+        name: cells for name, cells in run_columns(runs).items() if any(cell is not None for cell in cells)
+    } | _varied(runs)
     try:
         if place.suffix == ".parquet":
             import pyarrow as pa

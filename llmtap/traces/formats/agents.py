@@ -4,8 +4,9 @@ Both are JSON Lines and know the tree of an agent's requests: a subagent is a se
 request has as `parent` a request of the session that started it.
 
 `dynamo`: a line is `{"timestamp": ms since the start, "event": record}`, or the record alone; only records
-`request_end` are read. `agent_context` names the session; the parent is the latest finished request. Block
-ids have 64 bits without a sign there, and with a sign in a capture.
+`request_end` are read. `ttft_ms` makes an answer a stream, and `total_time_ms` is its end; an engine's
+latency model can be fitted to both. `agent_context` names the session; the parent is the latest finished
+request. Block ids have 64 bits without a sign there, and with a sign in a capture.
 
 `weka` (kv-cache-tester): a line is one conversation. Times are seconds from its beginning. `type` is `s`
 (streamed) or `n`; an entry of the type `subagent` has requests of its own, and the parent is the latest one
@@ -20,7 +21,7 @@ from typing import Annotated, Any, BinaryIO, Final
 
 from msgspec import Meta, Struct, field
 
-from llmtap.traces.format import LENGTHS, FormatError, TraceFormat
+from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, without_late_token
 from llmtap.traces.text import BODY_BYTES_MAX, Count, Number, first_objects, json_rows, number_ns, start_of
 
 _SCHEMA: Final = "dynamo.request.trace.v1"
@@ -40,7 +41,7 @@ class _Request(Struct):
     input_tokens: Count | None = None
     output_tokens: Count | None = None
     cached_tokens: Count | None = None
-    request_received_ms: Annotated[int, Meta(ge=0, le=(1 << 63) // 10**6 - 1)] | None = None
+    request_received_ms: Number | None = None
     ttft_ms: _Ms | None = None
     total_time_ms: _Ms | None = None
     replay: _Replay | None = None
@@ -55,7 +56,7 @@ class _Context(Struct):
 class _Record(Struct):
     schema: str | None = None
     event_type: str | None = None
-    event_time_unix_ms: int | None = None
+    event_time_unix_ms: Number | None = None
     event_source: str | None = None
     agent_context: _Context | None = None
     request: _Request | None = None
@@ -68,7 +69,9 @@ class _Line(_Record):
 
 
 def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
-    others = 0
+    others = late = 0
+    ids: set[int] = set()  # hashes, about 60 bytes a record
+    repeated = 0
     last: dict[str, tuple[str, int]] = {}  # of each session: its latest request, and that one's turn
     for line, number in json_rows(stream, _Line, notes):
         record = line if line.event is None else line.event
@@ -76,14 +79,19 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]
             others += 1
             continue
         request, context = record.request, record.agent_context
+        repeated += hash(request.request_id) in ids
+        ids.add(hash(request.request_id))
         if request.request_received_ms is None:
             raise FormatError(f"line {number}: request.request_received_ms: is missing")
         row: dict[str, Any] = {
-            "id": request.request_id, "arrival_ns": request.request_received_ms * 10**6,
+            "id": request.request_id,
+            "arrival_ns": number_ns(request.request_received_ms, 6, number, "request.request_received_ms"),
             "model": request.model, "input_tokens": request.input_tokens,
             "output_tokens": request.output_tokens, "cached_tokens": request.cached_tokens,
             "first_token_us": _us(request.ttft_ms), "response_end_us": _us(request.total_time_ms),
+            "stream": request.ttft_ms is not None,
         }  # fmt: skip
+        late += without_late_token(row)
         if context is not None:
             session = context.session_id
             parent, turn = last.get(session, (None, -1))
@@ -102,6 +110,10 @@ def _dynamo_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]
         yield row
     if others:
         notes.append(f"{others} records that are not of finished requests")
+    if repeated:
+        notes.append(f"{repeated:,} records have the request_id of an earlier one: all of them are rows")
+    if late:
+        notes.append(f"{late:,} {LATE_TOKENS}")
 
 
 def _us(ms: float | None) -> int | None:
@@ -140,20 +152,26 @@ class _Conversation(Struct):
 
 
 def _weka_rows(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
-    for talk, number in json_rows(stream, _Conversation, notes, bytes_max=BODY_BYTES_MAX):
-        yield from _session(talk, talk.requests, talk.id, None, number)
+    late = 0
+    talks = json_rows(stream, _Conversation, notes, bytes_max=BODY_BYTES_MAX)
+    for place, (talk, number) in enumerate(talks, 1):
+        # Larger than all ids of a conversation, so that the ids of different conversations differ.
+        shift = place << 40 if talk.hash_id_scope == "local" else 0
+        for row in _session(talk, talk.requests, talk.id, None, number, shift):
+            late += without_late_token(row)
+            yield row
+    if late:
+        notes.append(f"{late:,} {LATE_TOKENS}")
 
 
 def _session(
-    talk: _Conversation, entries: list[_Entry], session: str, parent: str | None, number: int
+    talk: _Conversation, entries: list[_Entry], session: str, parent: str | None, number: int, shift: int
 ) -> Iterator[dict[str, Any]]:
-    # Beyond all ids of a conversation, so that those of two are different.
-    shift = number << 40 if talk.hash_id_scope == "local" else 0
     turn = 0
     for i, entry in enumerate(entries):
         if entry.type == "subagent":
             child = f"{session}/{entry.agent_id or i}"
-            yield from _session(talk, entry.requests, child, parent, number)
+            yield from _session(talk, entry.requests, child, parent, number, shift)
             continue
         name = f"{session}#{turn}"
         row: dict[str, Any] = {

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from llmtap.capture.schema import CaptureInfo
 from llmtap.traces import format
-from llmtap.traces.bodies import asked_columns, compact, is_object, read_object
+from llmtap.traces.bodies import compact, is_object, read_object, request_columns
 from llmtap.traces.formats.mooncake import BLOCK_COLUMNS, SIZE, BlockIds
 from llmtap.traces.text import (
     BODY_BYTES_MAX,
@@ -109,7 +109,7 @@ def _body_columns(row: _Row, payload: str | None, number: int) -> Json:
         body |= {"tools": row.tools} if row.tools is not None else {}
         body |= row.extra or {}
         payload = compact(body)
-    return {"request_body": payload, "level": "full", **asked_columns(body)}
+    return {"request_body": payload, "level": "full", **request_columns(body)}
 
 
 def _write(writer: format.TraceWriter) -> None:
@@ -138,7 +138,7 @@ def _write(writer: format.TraceWriter) -> None:
         columns = [batch.column(name).to_pylist() for name in _WANTED]
         for row in zip(*columns, ids.of(batch), strict=True):
             writer.out.write(_line(*row))
-    ids.missing = 0  # a row with a body needs none, and AIPerf takes the others as well
+    ids.missing = 0  # rows with a body need no ids, and AIPerf accepts the others without ids
     ids.report()
 
 
@@ -146,7 +146,7 @@ def _line(
     arrival_ns: int | None, think_us: int | None, session: str | None, read: int | None, made: int | None,
     body: str | None, blocks: list[int] | None,
 ) -> bytes:  # fmt: skip
-    # On one line: a line break in JSON is white space outside of strings.
+    # On one line: outside of strings, a line break in JSON is white space.
     payload = None if body is None else body.replace("\r", " ").replace("\n", " ")
     fields = {
         "session_id": None if session is None else compact(session),
@@ -162,14 +162,20 @@ def _line(
 
 
 def _sniff(head: bytes, name: str) -> bool:
-    """Rows of lengths alone are Mooncake's; a session, a delay or a body is AIPerf's."""
+    """Return whether the rows are AIPerf's: with a session, a delay or a body, or without a time or an output
+    length, which only AIPerf allows. Rows with lengths only are Mooncake's."""
     objects = first_objects(head)
     known = {f.name for f in msgspec.structs.fields(_Row)}
     own = {"payload", "text_input", "session_id", "delay"}
     return (
         bool(objects)
         and all(o.keys() <= known and len({*_CONTENTS} & o.keys()) == 1 for o in objects)
-        and any(own & o.keys() or {"messages", "timestamp"} <= o.keys() for o in objects)
+        and any(
+            own & o.keys()
+            or {"messages", "timestamp"} <= o.keys()
+            or ("input_length" in o and not {"timestamp", "output_length"} <= o.keys())
+            for o in objects
+        )
     )
 
 

@@ -19,13 +19,13 @@ from llmtap.traces.text import COUNT, CsvColumn, CsvKind, csv_header, read_csv, 
 
 
 def _dates_ns(dates: pa.StringArray) -> pa.Int64Array:
-    zoned = pc.match_substring_regex(dates, r"(Z|[+-]\d\d:\d\d)$")
+    zoned = pc.match_substring_regex(dates, r"(Z|[+-]\d\d(:?\d\d)?)$")
     utc = pc.binary_join_element_wise(dates, "Z", "")
     return pc.if_else(zoned, dates, utc).cast(pa.timestamp("ns", "UTC")).cast(pa.int64())
 
 
 _DATE: Final = CsvKind(
-    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?",
+    r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d(:?\d\d)?)?",
     "a date as 2023-11-16 18:15:46.6805900", _dates_ns, str,
 )  # fmt: skip
 _COLUMNS: Final = (
@@ -38,13 +38,13 @@ _SECONDS_CHARS: Final = len("2023-11-16 18:15:46")
 
 def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     for rows, columns in read_csv(stream, _COLUMNS, notes):
-        # Rounded down, as a clock that counts microseconds does.
+        # Round down, like a clock with microseconds.
         moment = pc.floor_temporal(columns["arrival_ns"].cast(pa.timestamp("ns", "UTC")), unit="microsecond")
         yield batch_of(rows, columns | {"arrival": moment.cast(pa.timestamp("us", "UTC"))})
 
 
 def _write(digits: int, end: str, writer: TraceWriter) -> None:
-    """Write a file with so many digits of a second and that end of a line."""
+    """Write a file; `digits`: decimal places of the seconds; `end`: end of each line."""
     cut = 0
 
     def fields() -> Iterator[dict[str, list[object]]]:
@@ -78,7 +78,7 @@ FORMATS: Final = (
         batches=_batches,
         writes=partial(_write, 7, "\r\n"),
     ),
-    # Its files look like Azure's: it is read with --from.
+    # Not recognised by its content, which looks like Azure's: it is read with --from.
     TraceFormat(
         name="inference-perf",
         title="inference-perf trace replay (Azure CSV)",

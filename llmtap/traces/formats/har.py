@@ -2,12 +2,15 @@
 
 Entries that are LLM calls become rows of a capture, with request body, answer, usage and times; other entries
 are skipped and counted. The answers are read by the observer, as those of live traffic are. `startedDateTime`
-is the arrival, the end of `wait` the first byte, that of `receive` the end. Headers of the request, cookies
-and queries are not read; headers of the answer are, and X-Request-Id is kept.
+is the arrival, the end of `wait` the first byte, that of `receive` the end. An entry without an answer
+(status 0, or none) and a redirected one are failed requests, an aborted or blocked one was cancelled by the
+client; an entry that the browser answered from a cache has no times of a server and is left out. Headers of
+the request, cookies and queries are not read; headers of the answer are, and X-Request-Id is kept.
 
 Source: HAR 1.2 (W3C draft, "HTTP Archive").
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -16,8 +19,8 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from llmtap.capture.store.rows import to_batch
-from llmtap.exchange.outcome import EventClass
-from llmtap.exchange.saved import Explained, SavedError, explain, read_saved
+from llmtap.exchange.outcome import EventClass, Outcome
+from llmtap.exchange.saved import Explained, SavedError, explain, har_error, read_saved
 from llmtap.traces import bodies
 from llmtap.traces.format import ASPECTS, FormatError, TraceFormat
 from llmtap.traces.text import start_of
@@ -40,7 +43,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | None:
-    """Return the row of an entry; None, and count it, if it is no LLM call."""
+    """Return the row of an entry. If it is not an LLM call, count it and return None."""
     request, response = entry.get("request"), entry.get("response")
     if not isinstance(request, dict) or not isinstance(response, dict):
         skipped["have no request or no response: left out"] += 1
@@ -48,6 +51,9 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
     content = response.get("content")
     if not isinstance(content, dict):
         content = response["content"] = {}
+    if (unsent := _unsent(entry, response)) is not None:
+        skipped[unsent] += 1
+        return None
     silent = not content.get("text")
     if silent:
         content["text"] = _SILENT
@@ -70,20 +76,66 @@ def _row_of(entry: dict[str, Any], skipped: Counter[str]) -> dict[str, Any] | No
         "level": "full",
         "method": x.method,
         "path": x.path,
-        **_asked(saved.request_body),
+        **_request_columns(saved.request_body),
         "model": x.model,
     }
     row |= {name: value for name, value in answer_columns(explained).items() if value is not None}
     row |= _points(saved.totals)
-    if silent:
-        skipped["have no content: times and request are kept, what the answer said is not known"] += 1
-        # Without its content it looks like a broken stream, which is not known.
-        for name in ("outcome", "error", "no_token_reason", "dialect", "unparsed_events"):
+    if any(name not in saved.totals for name in ("send", "wait", "receive")):
+        skipped["have negative or missing times: those are not known"] += 1
+    failure = _failure(entry, saved.status_known, x.status)
+    if failure is not None:
+        skipped["have no whole answer: read as failed or cancelled requests"] += 1
+        row |= {"outcome": failure[0].value, "error": failure[1][:_ERROR_CHARS_MAX]}
+    if not saved.status_known:
+        for name in _OF_ANSWERS:
+            row.pop(name, None)
+    elif silent and failure is not None:
+        for name in _OF_CONTENT[1:]:
+            row.pop(name, None)
+    elif silent:
+        skipped["have no content: times and request are kept, the content of the answer is unknown"] += 1
+        # Without content it looks like a broken stream, but the outcome is unknown.
+        for name in _OF_CONTENT if x.status is not None and x.status >= 400 else ("outcome", *_OF_CONTENT):
             row.pop(name, None)
         row["stream"] = str(content.get("mimeType")).startswith("text/event-stream")
     else:
-        row["response_text"] = text_said(explained)
+        row["response_text"] = answer_text(explained)
     return row | {"arrival_ns": arrival_ns, "arrival": arrival_ns // 1_000}
+
+
+_ABORTED: Final = re.compile(r"ABORT|CANCEL|INTERRUPT|BLOCKED", re.IGNORECASE)
+_TIMED_OUT: Final = re.compile(r"TIMED_OUT|TIMEOUT", re.IGNORECASE)
+_FROM_CACHE: Final = ("_fromCache", "_fetchedViaServiceWorker", "_servedFromCache")
+_ERROR_CHARS_MAX: Final = 200
+_OF_CONTENT: Final = ("error", "no_token_reason", "dialect", "unparsed_events")
+"""Columns that depend on the content of an answer."""
+_OF_ANSWERS: Final = (*_OF_CONTENT[1:], "stream", "head_us", "first_byte_us")
+
+
+def _unsent(entry: dict[str, Any], response: dict[str, Any]) -> str | None:
+    """Return a note if the entry has no answer of a server with times, such as one from a cache."""
+    if any(place.get(name) for name in _FROM_CACHE for place in (entry, response)):
+        return "were answered by the browser's cache or a service worker: left out"
+    if response.get("status") in (304, "304"):
+        return "were answered by the browser's cache or a service worker: left out"
+    return None
+
+
+def _failure(entry: dict[str, Any], status_known: bool, status: int | None) -> tuple[Outcome, str] | None:
+    """Return outcome and error of an entry without a complete answer."""
+    error = har_error(entry)
+    if error is not None and _ABORTED.search(error):
+        return Outcome.CLIENT_CANCELLED, error
+    if error is not None and _TIMED_OUT.search(error):
+        return Outcome.UPSTREAM_TIMEOUT, error
+    if error is not None:
+        return (Outcome.TRUNCATED if status_known else Outcome.UPSTREAM_RESET), error
+    if not status_known:
+        return Outcome.UPSTREAM_RESET, "no answer"
+    if status is not None and 300 <= status < 400:
+        return Outcome.UPSTREAM_ERROR, f"status {status}, a redirect"
+    return None
 
 
 def _arrival_ns(date: Any) -> int | None:
@@ -97,12 +149,12 @@ def _arrival_ns(date: Any) -> int | None:
     return (moment - _EPOCH) // timedelta(microseconds=1) * 1_000
 
 
-def _asked(body: bytes) -> dict[str, Any]:
+def _request_columns(body: bytes) -> dict[str, Any]:
     if not body:
         return {}
     try:
-        asked = bodies.read_object(body, "postData")
-        return {"request_body": body.decode(), **bodies.asked_columns(asked)}
+        value = bodies.read_object(body, "postData")
+        return {"request_body": body.decode(), **bodies.request_columns(value)}
     except (FormatError, UnicodeDecodeError):
         return {}
 
@@ -131,15 +183,16 @@ def answer_columns(explained: Explained) -> dict[str, Any]:
 
 
 _ANSWER: Final = (
-    "response_model", "endpoint", "dialect", "stream", "request_id", "status", "finish_reason", "error",
-    "retries", "no_token_reason", "unparsed_events", "refusal_kind", "refusal_source", "refusal_detail",
-    "refusal_confidence", "guardrail", "usage", "server_timing", "outcome", "input_tokens", "output_tokens",
-    "input_token_source", "reasoning_tokens", "cached_tokens", "token_source",
+    "response_model", "endpoint", "dialect", "reading", "stream", "request_id", "status",
+    "finish_reason", "error", "retries", "no_token_reason", "unparsed_events", "refusal_kind",
+    "refusal_source", "refusal_detail", "refusal_confidence", "guardrail", "usage", "server_timing",
+    "outcome", "input_tokens", "output_tokens", "input_token_source", "reasoning_tokens",
+    "cached_tokens", "token_source",
 )  # fmt: skip
 
 
-def text_said(explained: Explained) -> str | None:
-    """Return the text of the first choice; None if no event was recognised to have any."""
+def answer_text(explained: Explained) -> str | None:
+    """Return the text of the first choice; None if no event has a text."""
     parts = [
         event.delta.text
         for event in explained.events

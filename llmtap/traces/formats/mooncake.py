@@ -2,8 +2,9 @@
 
 JSON Lines `{"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [int, ...]}` with
 one id per block of 512 tokens, also for a partial last block. `guidellm` is the input of guidellm's
-`--profile kind=replay`: times in seconds, and an optional `duration` of the whole answer. A file that could
-be both is Mooncake's, unless times have fractions or a row has a `duration`.
+`--profile kind=replay`: times in seconds, and an optional `duration` of the whole answer. A row with a
+`duration` is guidellm's. Otherwise the values of the times decide, not their spelling, and a file whose times
+may be either is claimed by both formats, so that its reader must choose (`_units`).
 
 `aiperf.py` uses `block_columns` (the columns of a capture for ids that were read) and `BlockIds` (the ids to
 write), too.
@@ -25,7 +26,7 @@ from llmtap.traces import format
 from llmtap.traces.text import Count, Id, Number, decimal_text, first_objects, json_rows, number_ns
 
 SIZE: Final = 512
-"""Tokens in a block, as the readers of the files expect them."""
+"""Tokens in a block, as readers of the files expect."""
 BLOCK_COLUMNS: Final = ("blocks", "block_size", "block_unit", "input_tokens")
 _FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids", "duration")
 _COLUMNS: Final = ("arrival_ns", "input_tokens", "output_tokens", "response_end_us")
@@ -52,7 +53,7 @@ def block_columns(ids: Sequence[Sequence[int] | None]) -> dict[str, list[Any]]:
 
 
 def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
-    bare = broken = 0
+    bare = broken = finer = 0
     given = json_rows(stream, _Row, notes)
     while rows := list(islice(given, format.ROWS_PER_BATCH)):
         ids = [row.hash_ids for row, _ in rows]
@@ -68,7 +69,11 @@ def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.Rec
         }
         bare += ids.count(None)
         broken += sum(_broken(row.hash_ids, row.input_length) for row, _ in rows)
+        if places == _MS:
+            finer += sum(row.timestamp != row.timestamp // 1 for row, _ in rows)
         yield format.batch_of(len(rows), columns)
+    if finer:
+        notes.append(f"{finer:,} times have fractions of a millisecond; `--from guidellm` reads seconds")
     if bare:
         notes.append(f"{bare:,} rows have no hash_ids")
     if broken:
@@ -76,12 +81,13 @@ def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.Rec
 
 
 def _broken(ids: Sequence[int] | None, tokens: int | None) -> bool:
-    """Return whether a prompt of so many tokens has another number of blocks."""
+    """Return whether the number of ids does not fit the number of prompt tokens."""
     return ids is not None and tokens is not None and len(ids) != -(-tokens // SIZE)
 
 
 def _write(places: int, writer: format.TraceWriter) -> None:
-    """Write a trace: times in seconds exactly, times in milliseconds whole, unless they are its own."""
+    """Write a trace: times in seconds exactly, times in milliseconds rounded unless they are from this
+    format."""
     ids, cut = BlockIds(writer), 0
     seconds = places == _SECONDS
     whole_ns = 1 if seconds or writer.own else 10**places
@@ -117,7 +123,7 @@ class BlockIds:
         self.missing = 0
         self._broken = self._coarser = 0
         self._foreign: dict[tuple[int | None, str | None], None] = {}
-        """Other sizes and their units."""
+        """Block sizes (and units) that cannot be joined to SIZE."""
 
     def of(self, batch: pa.RecordBatch) -> list[list[int] | None]:
         """Return the ids of each row; None where the blocks are not known."""
@@ -170,12 +176,42 @@ def int_lists(column: pa.ListArray) -> list[list[int] | None]:
     return [None if n is None else list(islice(flat, n)) for n in lengths]
 
 
-def _sniff(seconds: bool, head: bytes, name: str) -> bool:
-    """Whether the first rows have these fields alone, and times in seconds or not."""
+_BUSY_MS: Final = 10.0
+"""Mean distance of whole times below which they are unlikely to be milliseconds: 100 requests per second."""
+_BUSY_FRACTIONS_MS: Final = 1.0
+"""The same limit for times with fractions: 1,000 requests per second, more than any known trace."""
+
+_EPOCH_S: Final = 1e9
+"""Whole times from here on may be seconds since 1970; as milliseconds of a trace they are eleven days."""
+
+
+def _sniff(places: int, head: bytes, name: str) -> bool:
+    """Return whether the first rows have only these fields, and times that may be in this unit."""
     objects = first_objects(head)
     if not objects or not all({*_FIELDS[:3]} <= o.keys() <= {*_FIELDS} for o in objects):
         return False
-    return seconds == any("duration" in o or isinstance(o["timestamp"], float) for o in objects)
+    if any("duration" in o for o in objects):
+        return places == _SECONDS
+    return places in _units([o["timestamp"] for o in objects], with_blocks="hash_ids" in objects[0])
+
+
+def _units(times: Sequence[object], *, with_blocks: bool) -> tuple[int, ...]:
+    """Return the possible units of times; both if the values do not decide.
+
+    Whole times that are close together are taken for Mooncake's if there are block ids: its traces have both.
+    """
+    try:
+        values = [float(t) for t in times if isinstance(t, int | float | str)]
+    except (ValueError, OverflowError):
+        values = []
+    if len(values) < len(times):
+        return (_MS,)  # reading reports the invalid line
+    distance = (max(values) - min(values)) / (len(values) - 1) if len(values) > 1 else None
+    if all(value.is_integer() for value in values):
+        is_busy = distance is not None and 0 < distance < _BUSY_MS
+        in_doubt = (is_busy and not with_blocks) or _EPOCH_S <= max(values) < _EPOCH_S * 100
+        return (_MS, _SECONDS) if in_doubt else (_MS,)
+    return (_SECONDS,) if distance is not None and distance < _BUSY_FRACTIONS_MS else (_MS, _SECONDS)
 
 
 _INFO: Final = {"blocks": "trace", "block_unit": "tokens", "block_size": SIZE}
@@ -194,7 +230,7 @@ FORMATS: Final = (
             **format.NO_FAILED,
             "session and turn": "only shared blocks tell which requests belong together",
         },
-        sniff=partial(_sniff, False),
+        sniff=partial(_sniff, _MS),
         info=_INFO,
         batches=partial(_batches, _MS),
         writes=partial(_write, _MS),
@@ -209,7 +245,7 @@ FORMATS: Final = (
             "prefix blocks": "blocks of 512 tokens: it rejects rows whose number of ids is another",
             **format.NO_FAILED,
         },
-        sniff=partial(_sniff, True),
+        sniff=partial(_sniff, _SECONDS),
         info=_INFO,
         batches=partial(_batches, _SECONDS),
         writes=partial(_write, _SECONDS),

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.traces.bodies import asked_columns, read_object
+from llmtap.traces.bodies import read_object, request_columns
 from llmtap.traces.format import ASPECTS, FormatError, TraceFormat, TraceWriter
 from llmtap.traces.text import read_lines, start_of
 
@@ -23,7 +23,7 @@ _URLS: Final = {
     "embeddings": "/v1/embeddings",
     "messages": "/v1/messages",
 }
-"""By the kind of the request; a longer path is before one that it ends with."""
+"""URL by endpoint; a path precedes shorter paths that are its suffix."""
 _FALSE: Final = msgspec.Raw(b"false")
 _HOLDS: Final = ("request body", "message roles and sizes", "max_tokens", "model")
 _WANTED: Final = ("id", "method", "path", "endpoint", "request_body")
@@ -45,16 +45,16 @@ _decode_members: Final = msgspec.json.Decoder(Members).decode
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
     for number, line in read_lines(file):
         try:
-            asked = _decode_request(line)
+            request = _decode_request(line)
         except (ValueError, RecursionError) as exc:
             raise FormatError(f"line {number}: {exc}") from None
-        text = bytes(asked.body).decode()
+        text = bytes(request.body).decode()
         body = read_object(text, f"line {number}: body")
         yield {
-            "id": asked.custom_id, "method": asked.method, "path": asked.url,
+            "id": request.custom_id, "method": request.method, "path": request.url,
             "stream": body.get("stream") is True, "level": "full", "request_body": text,
-            "endpoint": next((name for name, url in _URLS.items() if asked.url.endswith(url[3:])), None),
-            **asked_columns(body),
+            "endpoint": next((name for name, url in _URLS.items() if request.url.endswith(url[3:])), None),
+            **request_columns(body),
         }  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _write(writer: TraceWriter) -> None:
             names.add(hash(name))
             unstreamed += body.pop("stream", _FALSE) != _FALSE
             body.pop("stream_options", None)
-            # Without white space: a body's own line breaks would end the line.
+            # Without white space, since line breaks in a body would end the line.
             text = msgspec.Raw(msgspec.json.format(msgspec.json.encode(body), indent=-1))
             line = {"custom_id": name, "method": method or "POST", "url": url, "body": text}
             writer.out.write(msgspec.json.encode(line) + b"\n")
@@ -89,7 +89,7 @@ def _write(writer: TraceWriter) -> None:
 
 
 def _request_of(row: dict[str, Any]) -> tuple[str, Members] | str:
-    """Return URL and members of a row's request, or why it cannot be written."""
+    """Return URL and members of a row's request, or the reason why it cannot be written."""
     try:
         body = _decode_members(row["request_body"])
     except (ValueError, RecursionError):

@@ -1,8 +1,10 @@
 """The trace format `otlp`: OpenTelemetry GenAI spans, as written by the collector's file exporter. Read only.
 
 A span of an inference (`gen_ai.operation.name` is chat, text_completion or generate_content, or it is absent
-and the span has a count of tokens) is a row of a capture. The `session` is the conversation's id, or the
-trace's if the span has a parent; a nested agent (`invoke_agent` within another) is a session of its own,
+and the span has a count of tokens) is a row of a capture. A tool may also write such a span around its
+inferences, with their sum, or around the attempts of one inference: of spans within each other only the
+innermost with a count of tokens are rows (`_without_containers`). The `session` is the conversation's id, or
+the trace's if the span has a parent; a nested agent (`invoke_agent` within another) is a session of its own,
 whose first request has as `parent` the latest request of the agent around it that ended before.
 
 All spans of a file are in memory, because agents' spans come after those of their requests.
@@ -11,15 +13,16 @@ Source: OTLP 1.x JSON encoding; OpenTelemetry semantic conventions for generativ
 `vllm/tracing`.
 """
 
+import re
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, BinaryIO, Final
 
 from msgspec import Struct
 
 from llmtap.traces.bodies import compact
-from llmtap.traces.format import LENGTHS, FormatError, TraceFormat
+from llmtap.traces.format import LATE_TOKENS, LENGTHS, FormatError, TraceFormat, without_late_token
 from llmtap.traces.text import BODY_BYTES_MAX, COUNT_MAX, json_rows, start_of
 
 _OPERATIONS: Final = frozenset({"chat", "text_completion", "generate_content"})
@@ -38,9 +41,12 @@ _COUNTS: Final = {
     "status": ("http.response.status_code",),
 }
 _TOKENS: Final = _COUNTS["input_tokens"] + _COUNTS["output_tokens"]
+_COUNT_NAMES: Final = tuple(name for names in _COUNTS.values() for name in names)
 _FIRST: Final = ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token")
-"""In seconds."""
+"""Attributes with the TTFT in seconds."""
 _ERROR: Final = 2
+_Key = tuple[str, str]
+"""Trace and span: ids of spans are unique only within a trace."""
 
 
 class _Attribute(Struct):
@@ -75,33 +81,46 @@ class _Line(Struct, rename="camel"):
 
 
 def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
-    agents: dict[str, str] = {}  # parents of all spans
-    nested: dict[str, str | None] = {}  # of spans of agents: the conversation
-    found: list[tuple[int, int, _Span, dict[str, Any]]] = []
-    others = 0
+    parents: dict[_Key, _Key] = {}
+    conversations: dict[_Key, str | None] = {}  # of the spans of agents
+    spans: list[_Inference] = []
+    others = repeated = 0
     for line, number in json_rows(stream, _Line, notes, bytes_max=BODY_BYTES_MAX):
         for span in (s for r in line.resource_spans for scope in r.scope_spans for s in scope.spans):
+            key = span.trace_id, span.span_id
+            if key in parents:
+                repeated += 1  # an exporter may send a batch again
+                continue
             values = {a.key: _value(a.value) for a in span.attributes}
-            agents[span.span_id] = span.parent_span_id
+            parents[key] = span.trace_id, span.parent_span_id
             operation = values.get("gen_ai.operation.name")
             if operation == "invoke_agent":
-                nested[span.span_id] = values.get("gen_ai.conversation.id")
-            if operation in _OPERATIONS or (operation is None and any(map(values.get, _TOKENS))):
+                conversations[key] = values.get("gen_ai.conversation.id")
+            if operation in _OPERATIONS or (operation is None and _has_tokens(values)):
                 start_ns, end_ns = (
                     _ns(t, number) for t in (span.start_time_unix_nano, span.end_time_unix_nano)
                 )
-                found.append((start_ns, end_ns, span, values))
+                spans.append((start_ns, end_ns, span, values))
             else:
                 others += 1
-    found.sort(key=lambda one: one[:2])
+    inferences = _without_containers(spans, parents)
+    containers = len(spans) - len(inferences)
+    inferences.sort(key=lambda one: one[:2])
+    late = uncounted = reversed_ = 0
     ended: dict[str, list[tuple[int, str]]] = {}  # of each session: ends and ids of its requests, sorted
-    for start_ns, end_ns, span, values in found:
-        chain = _agents_of(span.span_id, agents, nested)
-        base = values.get("gen_ai.conversation.id") or next(filter(None, map(nested.get, chain)), None)
-        base = base or (span.trace_id if span.parent_span_id else None)
+    for start_ns, end_ns, span, values in inferences:
+        chain = _agents_of((span.trace_id, span.span_id), parents, conversations)
+        named = (values.get("gen_ai.conversation.id"), *map(conversations.get, chain))
+        base = next(filter(None, named), None) or (span.trace_id if span.parent_span_id else None)
         row = _row(start_ns, end_ns, span, values)
+        late += without_late_token(row)
+        uncounted += any(name in values and _count(values[name]) is None for name in _COUNT_NAMES)
+        reversed_ += end_ns < start_ns
         if base is not None:
-            path = [base, *reversed(chain[:-1])]  # the outermost agent is the conversation itself
+            path = [
+                base,
+                *(span_id for _, span_id in reversed(chain[:-1])),
+            ]  # the outermost agent is the conversation itself
             sessions = ["/".join(path[: n + 1]) for n in range(len(path))]
             mine = ended.setdefault(sessions[-1], [])
             parent = _latest(mine, start_ns)
@@ -113,8 +132,53 @@ def _rows(stream: BinaryIO, notes: list[str]) -> Iterator[Mapping[str, Any]]:
                 row |= {"parent": parent[1], "think_us": (start_ns - parent[0]) // 1_000}
             insort(mine, (end_ns, span.span_id))
         yield row
-    if others:
-        notes.append(f"{others:,} spans are not inferences: left out")
+    counts = (
+        (others, "spans are not inferences: left out"),
+        (containers, "spans contain other inferences or repeat one: left out, so that no token counts twice"),
+        (repeated, "spans are in the file more than once: read once"),
+        (late, LATE_TOKENS),
+        (uncounted, "spans have a count that is no whole number from 0 on: it is not kept"),
+        (reversed_, "spans have no end, or one before their start: the end of the answer is not known"),
+    )
+    notes += [f"{n:,} {what}" for n, what in counts if n]
+
+
+_Inference = tuple[int, int, _Span, dict[str, Any]]
+"""Start, end, span and its attributes."""
+
+
+def _has_tokens(values: Mapping[str, Any]) -> bool:
+    return any(map(_count, map(values.get, _TOKENS)))
+
+
+def _without_containers(spans: Sequence[_Inference], parents: Mapping[_Key, _Key]) -> list[_Inference]:
+    """Return the innermost inferences with a count of tokens; of a tree without any count the innermost ones.
+
+    A span around the attempts of one request may be the only one with a count, and is then the row.
+    """
+    counted = {(span.trace_id, span.span_id): _has_tokens(values) for *_, span, values in spans}
+    around_counted: set[_Key] = set()
+    around: set[_Key] = set()
+    within_counted: set[_Key] = set()
+    outer = {key: [k for k in _ancestors(key, parents) if k in counted] for key in counted}
+    for key, ancestors in outer.items():
+        around.update(ancestors)
+        if counted[key]:
+            around_counted.update(ancestors)
+    for key, ancestors in outer.items():
+        if not counted[key] and any(counted[k] and k not in around_counted for k in ancestors):
+            within_counted.add(key)
+    containers = around_counted | within_counted | {key for key in around if not counted[key]}
+    return [one for one in spans if (one[2].trace_id, one[2].span_id) not in containers]
+
+
+def _ancestors(key: _Key, parents: Mapping[_Key, _Key]) -> Iterator[_Key]:
+    """Yield the spans around a span, the innermost first; stop at a circle of spans."""
+    visited = {key}
+    while (above := parents.get(key)) is not None and above[1] and above not in visited:
+        visited.add(above)
+        yield above
+        key = above
 
 
 def _row(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dict[str, Any]:
@@ -127,9 +191,7 @@ def _row(start_ns: int, end_ns: int, span: _Span, values: dict[str, Any]) -> dic
     for column, names in _TEXTS.items():
         row[column] = next((v for v in map(values.get, names) if isinstance(v, str)), None)
     for column, names in _COUNTS.items():
-        row[column] = next(
-            (v for v in map(values.get, names) if type(v) is int and 0 <= v <= COUNT_MAX), None
-        )
+        row[column] = next((v for v in map(_count, map(values.get, names)) if v is not None), None)
     for column, name in (("temperature", "gen_ai.request.temperature"), ("top_p", "gen_ai.request.top_p")):
         if isinstance(values.get(name), int | float):
             row[column] = float(values[name])
@@ -148,14 +210,21 @@ def _latest(ends: Sequence[tuple[int, str]], start_ns: int) -> tuple[int, str] |
     return ends[n - 1] if n else None
 
 
-def _agents_of(span: str, parents: Mapping[str, str], agents: Mapping[str, str | None]) -> list[str]:
+def _agents_of(key: _Key, parents: Mapping[_Key, _Key], agents: Collection[_Key]) -> list[_Key]:
     """Return the spans of agents around a span, the innermost first."""
-    found: list[str] = []
-    seen = {span}
-    while (span := parents.get(span, "")) and span not in seen:
-        seen.add(span)
-        found += [span] if span in agents else []
-    return found
+    return [above for above in _ancestors(key, parents) if above in agents]
+
+
+def _count(value: Any) -> int | None:
+    """Return an attribute as a count, also of a program that writes counts as doubles or texts."""
+    if isinstance(value, str) and value.isdecimal() and len(value) <= _COUNT_DIGITS:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= COUNT_MAX:
+        return None
+    return int(value) if value == int(value) else None
+
+
+_COUNT_DIGITS: Final = 18
 
 
 def _value(value: Mapping[str, Any]) -> Any:
@@ -175,6 +244,8 @@ def _ns(text: int | str, line: int) -> int:
     return int(text)
 
 
+_BEGINNING: Final = re.compile(rb'\{\s*"resourceSpans"')
+
 FORMAT: Final = TraceFormat(
     name="otlp",
     title="OpenTelemetry GenAI spans (OTLP JSON Lines)",
@@ -182,7 +253,7 @@ FORMAT: Final = TraceFormat(
     holds=LENGTHS
     | {"model", "tenant", "max_tokens", "session and turn", "think time", "end of the answer", "first token"}
     | {"outcome and status"},
-    sniff=lambda head, name: start_of(head).startswith(b'{"resourceSpans"'),
+    sniff=lambda head, name: _BEGINNING.match(start_of(head)) is not None,
     info={"arrivals": "wall"},
     rows=_rows,
 )

@@ -15,17 +15,17 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from llmtap import __version__
 from llmtap.capture.read.reader import CaptureError, read
 from llmtap.capture.schema import VERSION, CaptureLedger, CaptureVersionError
 from llmtap.capture.store.parquet import write_parquet
 from llmtap.traces import format
+from llmtap.version import __version__
 
 _MAGIC: Final = b"PAR1"
 
 
 def _read(file: BinaryIO) -> format.TraceSource:
-    """Read a stream by a copy on the disk, because Parquet is read from its end."""
+    """Read a stream from a temporary copy, since Parquet is read from its end."""
     copy: Any = tempfile.NamedTemporaryFile(suffix=".parquet")  # noqa: SIM115 (closed by its last row)
     shutil.copyfileobj(file, copy)
     copy.flush()

@@ -1,29 +1,33 @@
 """The trace format `sharegpt`: JSON conversations as arrays of turns, without times and token counts.
 
 `[{"id": str, "conversations": [{"from": "human"|"gpt"|"system", "value": str}, ...]}, ...]`. Read, each
-answer becomes a row whose request has all turns before it. Written, each session becomes one conversation;
-where a session branches, the branches become conversations of their own.
+answer becomes a row whose request has all turns before it. A conversation may have a `system` text, which
+becomes the first message, and `tools` (a list, or its JSON text), which become those of the request. Written,
+each session becomes one conversation; where a session branches, the branches become conversations of their
+own.
 
 Source: vLLM's benchmark reads `conversations[0].value` and `[1].value`.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
 
-from llmtap.traces.bodies import asked_columns, compact, messages_of, read_elements, read_object
+from llmtap.traces.bodies import compact, messages_of, read_elements, read_object, request_columns
 from llmtap.traces.format import FormatError, TraceFormat, TraceWriter
 from llmtap.traces.sorting import grouped
 from llmtap.traces.text import start_of
 
 _ROLES: Final = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
-    "model": "assistant", "bing": "assistant", "bard": "assistant", "system": "system",
+    "model": "assistant", "bing": "assistant", "bard": "assistant", "function_call": "assistant",
+    "system": "system",
     "tool": "tool", "observation": "tool", "function": "tool",
 }  # fmt: skip
-"""Names of speakers in the known copies."""
+"""Roles by the names of speakers in known copies."""
 _SPEAKERS: Final = {"user": "human", "assistant": "gpt", "system": "system", "developer": "system"}
 
 Messages = list[tuple[str, str]]
@@ -38,20 +42,35 @@ class _Conversation(msgspec.Struct):
     conversations: list[_Turn]
     id: str | int | None = None
     model: str | None = None
+    system: str | None = None
+    tools: Any = None
+
+
+_KNOWN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(_Conversation))
+_KNOWN_OF_TURN: Final = frozenset(field.encode_name for field in msgspec.structs.fields(_Turn))
+_UNKNOWN_NAMES_MAX: Final = 20
 
 
 # ---------------------------------------------------------------- reading
 
 
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
-    unanswered = unasked = strange = silent = 0
+    unanswered = unasked = strange = silent = toolless = 0
+    unknown: Counter[str] = Counter()
     for number, element in enumerate(read_elements(file)):
         try:
-            talk = msgspec.convert(element, _Conversation)
+            talk = msgspec.convert(_with_objects(element), _Conversation)
         except (ValueError, RecursionError) as exc:
             raise FormatError(f"conversation {number}: {exc}") from None
+        for name in _unknown_names(element):
+            if name in unknown or len(unknown) < _UNKNOWN_NAMES_MAX:
+                unknown[name] += 1
         body: dict[str, Any] = {} if talk.model is None else {"model": talk.model}
-        messages = body["messages"] = []
+        messages = body["messages"] = [{"role": "system", "content": talk.system}] if talk.system else []
+        if (tools := _tools_of(talk.tools)) is not None:
+            body["tools"] = tools
+        elif talk.tools not in (None, "", "[]", []):
+            toolless += 1
         count = pending = 0
         for turn in talk.conversations:
             role = _ROLES.get(turn.speaker.lower(), turn.speaker)
@@ -62,7 +81,7 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
                     "session_source": "explicit", "turn": count,
                     "turn_by": "tool" if messages[-1]["role"] == "tool" else "human",
                     "endpoint": "chat.completions", "level": "full", "request_body": compact(body),
-                    "response_text": turn.value, **asked_columns(body),
+                    "response_text": turn.value, **request_columns(body),
                 }  # fmt: skip
                 count, pending = count + 1, 0
             elif role == "assistant":
@@ -72,13 +91,45 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
             messages.append({"role": role, "content": turn.value})
         unanswered += pending
         silent += not count
-    told = (
+    counts = (
         (unanswered, "turns have no answer after them, and are in no row"),
         (unasked, "answers follow no question: they are no rows, but part of later prompts"),
         (strange, "turns are by a speaker that is none of the usual, whose name became their role"),
         (silent, "conversations have no answer to anything, and became no row"),
+        (toolless, "conversations have tools that are not a list of objects: not kept"),
+        *((n, f"conversations with a field {name!r} that is not kept") for name, n in unknown.items()),
     )
-    notes += [f"{n:,} {what}" for n, what in told if n]
+    notes += [f"{n:,} {what}" for n, what in counts if n]
+
+
+def _with_objects(element: Any) -> Any:
+    """Return a conversation whose turns are objects: in some copies, they are JSON texts."""
+    turns = element.get("conversations") if isinstance(element, dict) else None
+    if not isinstance(turns, list) or not any(isinstance(turn, str) for turn in turns):
+        return element
+    objects = [msgspec.json.decode(turn) if isinstance(turn, str) else turn for turn in turns]
+    return {**element, "conversations": objects}
+
+
+def _unknown_names(element: dict[str, Any]) -> set[str]:
+    """Return the names of the fields that are not read, of a conversation and of its turns."""
+    of_turns = (turn.keys() - _KNOWN_OF_TURN for turn in element["conversations"] if isinstance(turn, dict))
+    return (element.keys() - _KNOWN).union(*of_turns)
+
+
+def _tools_of(tools: Any) -> list[Any] | None:
+    """Return tools in the form of a chat request; None: there are none, or they have another form."""
+    if isinstance(tools, str):
+        try:
+            tools = msgspec.json.decode(tools)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
+        return None
+    return [
+        tool if "function" in tool or "type" in tool else {"type": "function", "function": tool}
+        for tool in tools
+    ]
 
 
 # ---------------------------------------------------------------- writing
@@ -87,20 +138,20 @@ _WANTED: Final = ("capture", "session", "turn", "id", "request_body", "response_
 
 
 def _write(writer: TraceWriter) -> None:
-    said: list[Messages] = []
+    prompts: list[Messages] = []
 
     def reasons(batch: pa.RecordBatch) -> list[str | None]:
-        found = [_messages_of(body) for body in batch.column("request_body").to_pylist()]
-        said[:] = [messages for messages in found if messages]
-        return [None if messages else "request without messages" for messages in found]
+        parsed = [_messages_of(body) for body in batch.column("request_body").to_pylist()]
+        prompts[:] = [messages for messages in parsed if messages]
+        return [None if messages else "request without messages" for messages in parsed]
 
     def turns() -> Iterator[tuple[object, int, bytes]]:
         wanted = (*_WANTED, "message_roles")
         for batch in writer.outgoing(wanted, _WANTED[-2:], times="none", failed=True, reasons=reasons):
             columns = (batch.column(name).to_pylist() for name in _WANTED)
-            rows = enumerate(zip(*columns, said, strict=True), writer.rows - batch.num_rows)
+            rows = enumerate(zip(*columns, prompts, strict=True), writer.rows - batch.num_rows)
             for n, (capture, session, turn, name, _, answer, messages) in rows:
-                # A row of no session is a conversation of its own.
+                # A row without a session is a conversation of its own.
                 key = n if session is None else (capture, session)
                 record = (name if session is None else session, messages, answer)
                 yield key, n if turn is None else turn, msgspec.json.encode(record)
@@ -137,8 +188,8 @@ _decode_record: Final = msgspec.json.Decoder(tuple[str | None, Messages, str]).d
 
 
 def _branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Messages]]:
-    """Yield name and messages of the conversations of a session, whose prompts repeat what was said before.
-    An edited or repeated question begins another one."""
+    """Yield name and messages of the conversations of a session. Prompts that repeat the messages before
+    belong to one conversation; an edited or repeated question begins another one."""
     history: Messages = []
     name: str | None = None
     for record in records:
@@ -150,7 +201,8 @@ def _branches(records: Iterator[bytes]) -> Iterator[tuple[str | None, Messages]]
 
 
 def _goes_on(history: Messages, messages: Messages) -> bool:
-    """Whether a prompt repeats what was said. Clients shorten the model's turns: those need only be there."""
+    """Return whether a prompt repeats the history. The model's turns may differ, since clients shorten
+    them."""
     return len(messages) > len(history) and all(
         a[0] == b[0] and (a[1] == b[1] or a[0] == "assistant")
         for a, b in zip(history, messages, strict=False)

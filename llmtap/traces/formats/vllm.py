@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import pyarrow as pa
 
-from llmtap.traces.bodies import asked_columns, compact, messages_of, part_types, read_object
+from llmtap.traces.bodies import compact, messages_of, part_types, read_object, request_columns
 from llmtap.traces.format import NO_FAILED, FormatError, TraceFormat, TraceWriter
 from llmtap.traces.text import BODY_BYTES_MAX, Count, first_objects, json_rows
 
@@ -24,7 +24,7 @@ class _Row(msgspec.Struct, omit_defaults=True):
 def prompt_columns(prompt: str) -> dict[str, Any]:
     """Return the columns of a request that is one message of a user."""
     body = {"messages": [{"role": "user", "content": prompt}]}
-    return {"request_body": compact(body), "level": "full", **asked_columns(body)}
+    return {"request_body": compact(body), "level": "full", **request_columns(body)}
 
 
 def _read(stream: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
@@ -51,11 +51,11 @@ def _write(writer: TraceWriter) -> None:
 
     def reasons(batch: pa.RecordBatch) -> list[str | None]:
         nonlocal joined, reduced
-        found = [_prompt_of(body) for body in batch.column("request_body").to_pylist()]
-        prompts[:] = [prompt for prompt, _, _ in found if prompt]
-        joined += sum(several for prompt, several, _ in found if prompt)
-        reduced += sum(more for prompt, _, more in found if prompt)
-        return [None if prompt else "no text in the body" for prompt, _, _ in found]
+        parsed = [_prompt_of(body) for body in batch.column("request_body").to_pylist()]
+        prompts[:] = [prompt for prompt, _, _ in parsed if prompt]
+        joined += sum(several for prompt, several, _ in parsed if prompt)
+        reduced += sum(more for prompt, _, more in parsed if prompt)
+        return [None if prompt else "no text in the body" for prompt, _, _ in parsed]
 
     columns = ("request_body", "output_tokens")
     for batch in writer.outgoing(columns, ("request_body",), times="none", reasons=reasons):
@@ -63,7 +63,7 @@ def _write(writer: TraceWriter) -> None:
         writer.out.write(msgspec.json.Encoder().encode_lines(lines))
     writer.note(joined, "prompts are several messages, joined by empty lines")
     writer.note(reduced, "prompts lost tools, or parts that are not text")
-    uncounted = writer.rows - writer.told.get("output tokens", 0)
+    uncounted = writer.rows - writer.counts.get("output tokens", 0)
     writer.note(uncounted, "rows have no output_tokens: vLLM needs --custom-output-len")
 
 

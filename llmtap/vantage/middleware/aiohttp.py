@@ -42,7 +42,7 @@ def setup(
     emitters = Emitters(socket, tap_bytes)
 
     async def begin(_: web.Application) -> None:
-        emitters.here()  # so that the meter knows of the app before its first request
+        emitters.here()  # connect now, so that the meter lists the app before its first request
 
     async def end(_: web.Application) -> None:
         await emitters.close()
@@ -74,16 +74,16 @@ def _middleware(emitters: Emitters, skips: SkipRules) -> Middleware:
 
 
 def _watch(emitter: Emitter, request: web.Request, arrival_ns: int) -> "_Call | None":
-    """Wrap one request's writer; None if our own code fails. Never raises."""
+    """Wrap one request's writer; None if llmtap's code fails. Never raises."""
     exchange = None
     try:
         version = "1.0" if request.version <= HttpVersion10 else "1.1"
-        # aiohttp decodes the body, so the head must not announce a coding.
+        # Remove Content-Encoding from the head: aiohttp decodes the body.
         fields = [(n, v) for n, v in request.raw_headers if n.lower() != b"content-encoding"]
         head = request_head(request.method, _bytes(request.raw_path), version, fields)
         exchange = AppExchange(emitter, request.method, head, arrival_ns)
         if not request.body_exists:
-            exchange.asked_whole()
+            exchange.request_without_body()
         return _Call(exchange, request)
     except Exception as exc:
         if exchange is not None:
@@ -116,7 +116,7 @@ class _Call:
         self._enable_compression = writer.enable_compression
         for name in _WATCHED:
             setattr(writer, name, getattr(self, name))
-        # The only sign of the end if aiohttp itself fails to send an answer.
+        # If aiohttp itself fails to send an answer, the end of its task is the only sign.
         self._task.add_done_callback(self._connection_over)
         request.content.on_eof(self._request_came)
 
@@ -143,14 +143,14 @@ class _Call:
         t_ns = mono_ns()
         passed_ns = await self._passing(self._write(chunk, **options), t_ns)
         if chunk:
-            self._exchange.said(chunk, t_ns)
-        self._exchange.handed_on(passed_ns)
+            self._exchange.answer_data(chunk, t_ns)
+        self._exchange.add_own_time(passed_ns)
 
     async def write_eof(self, chunk: bytes = b"") -> None:
         t_ns = mono_ns()
         passed_ns = await self._passing(self._write_eof(chunk), t_ns)
         if chunk:
-            self._exchange.said(chunk, t_ns)
+            self._exchange.answer_data(chunk, t_ns)
         await self._read_request()
         self._exchange.complete(t_ns, passed_ns)
         self._let_go_when_over()
@@ -178,7 +178,8 @@ class _Call:
             return
         fields = [(_bytes(name), _bytes(value)) for name, value in headers.items()]
         if self._compresses:
-            # The writer compresses, further inside: the bytes here are not coded yet.
+            # Remove Content-Encoding: the writer compresses after this wrapper, so the bytes here are not
+            # coded.
             fields = [(name, value) for name, value in fields if name.lower() != b"content-encoding"]
         self._exchange.answered(status, fields, t_ns)
 
@@ -192,14 +193,16 @@ class _Call:
         try:
             body = await request.read()
         except Exception:
-            return  # broken off, or too long: the handler gets the same exception
+            return  # cut off or too long; the handler gets the same exception
         end_ns = self._request_end_ns
-        exchange.asked(body, end_ns, last=True, submit_ns=end_ns)
+        exchange.request_data(body, end_ns, last=True, submit_ns=end_ns)
 
     def raised(self, error: BaseException) -> None:
-        """The handler raised. aiohttp answers now, through the writer, unless the answer has begun."""
+        """Note that the handler raised. aiohttp now answers through the writer, unless the answer has
+        begun."""
         if isinstance(error, asyncio.CancelledError):
-            # By aiohttp: when the client leaves, if so configured, and at the end of the server.
+            # aiohttp cancels a handler at the end of the server and, if so configured, when the client
+            # leaves.
             transport = self._request.transport
             if transport is None or transport.is_closing():
                 self._exchange.client_gone()

@@ -87,7 +87,7 @@ class LlmtapMiddleware:
             await self._app(scope, receive, send)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._emitters.here()  # so that the meter knows of the app before its first request
+        self._emitters.here()  # connect now, so that the meter lists the app before its first request
 
         async def last(message: Message) -> None:
             if message.get("type") in _LAST_WORDS:
@@ -103,10 +103,10 @@ def _rule(skips: SkipRules, scope: Scope) -> str | None:
         query = scope.get("query_string", b"").decode("latin-1")
         fields = scope.get("headers", ())
         if iter(fields) is fields:
-            fields = ()  # they can be read only once, and that is for the app
+            fields = ()  # an iterator can be read only once, by the app
         return skips.rule_of(scope.get("method", ""), scope["path"], query, fields)
     except Exception:
-        return None  # it is measured, or fails where that is counted
+        return None  # measure the request; if that fails, too, the error is counted
 
 
 def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival_ns: int) -> "_Call | None":
@@ -117,7 +117,7 @@ def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival
         query = scope.get("query_string")
         version, fields = scope.get("http_version", "1.1"), scope["headers"]
         if iter(fields) is fields:
-            raise TypeError("headers that can be read only once are the app's")
+            raise TypeError("the headers are an iterator, which only the app may read")
         head = request_head(method, target + b"?" + query if query else target, version, fields)
         is_whole = not _may_have_body(method, fields)
     except Exception as exc:
@@ -126,7 +126,7 @@ def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival
         return None
     exchange = AppExchange(emitter, method, head, arrival_ns)
     if is_whole:
-        exchange.asked_whole()
+        exchange.request_without_body()
     return _Call(exchange, receive, send)
 
 
@@ -136,7 +136,7 @@ def _may_have_body(method: str, fields: list[tuple[bytes, bytes]]) -> bool:
             return value != b"0"
         if name == b"transfer-encoding":
             return True
-    # From HTTP/2 on a body needs neither of the two.
+    # With HTTP/2 and 3, a body needs neither Content-Length nor Transfer-Encoding.
     return method not in _SELDOM_A_BODY
 
 
@@ -159,7 +159,7 @@ class _Call:
                 if message["type"] == "http.request":
                     if not exchange.request_over:
                         last = not message.get("more_body", False)
-                        exchange.asked(message.get("body", b""), t_ns, last=last)
+                        exchange.request_data(message.get("body", b""), t_ns, last=last)
                 elif message["type"] == "http.disconnect":
                     exchange.client_gone()
             except Exception as exc:
@@ -189,20 +189,20 @@ class _Call:
         if kind == "http.response.body":
             body = message.get("body", b"")
             if body:
-                exchange.said(body, t_ns)
+                exchange.answer_data(body, t_ns)
             last = not message.get("more_body", False)
         elif kind == "http.response.start":
             exchange.answered(message["status"], message.get("headers", ()), t_ns)
         elif kind in ("http.response.pathsend", "http.response.zerocopysend"):
-            # The server reads the file itself: its bytes do not pass here.
+            # The server reads the file itself, so its bytes are not seen here.
             last = not message.get("more_body", False)
         if last:
             exchange.complete(t_ns, passed_ns)
         else:
-            exchange.handed_on(passed_ns)
+            exchange.add_own_time(passed_ns)
 
     def raised(self, error: BaseException) -> None:
-        """The app ended by an exception."""
+        """Note that the app ended by an exception."""
         if isinstance(error, asyncio.CancelledError):
             self.exchange.cut("was cancelled", _FOR_NO_ANSWER)
         else:

@@ -55,8 +55,8 @@ class Emitter(Reporter):
     def __init__(
         self, loop: asyncio.AbstractEventLoop, path: str, tap_bytes: int, clock: Clock | None = None
     ) -> None:
-        # Stamps are of calls, not of reads: what a stalled loop makes late is the app's own answer. Only the
-        # call itself may have waited, so nothing is added for stalls between two probes.
+        # Timestamps are those of calls, not of reads: a stalled loop delays the app's own answer, too. So
+        # nothing is added for stalls between two probes.
         lag = make_lag_meter(PROBE_GRAIN_NS)
         name = f"app-{secrets.token_hex(3)}-{os.getpid()}"
         super().__init__(
@@ -70,7 +70,7 @@ class Emitter(Reporter):
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Connect to the meter as soon as it is there, and begin to report."""
+        """Connect to the meter as soon as it listens, and begin to report."""
         if replaceable(self._path):
             warn("event=meter_socket_exposed socket=%s hint=%r", self._path, "chmod 700 its directory")
         self.tap.connect()
@@ -83,7 +83,7 @@ class Emitter(Reporter):
         ledger.drop(ledger.open(), reason)
 
     def failed(self, error: BaseException) -> None:
-        """Log an error of our own code, once for each kind."""
+        """Log an error of llmtap's code, once for each kind."""
         kind = type(error).__name__
         if kind not in self._failures:
             self._failures.add(kind)
@@ -132,7 +132,7 @@ class Emitters:
     """An emitter for each event loop that the app runs on, made by the first request of the loop."""
 
     def __init__(self, socket: str, tap_bytes: int) -> None:
-        """Raises ConfigError: wrong settings are reported at the start, and never later."""
+        """Raises ConfigError: invalid settings are reported here, and never later."""
         if not socket:
             raise ConfigError("socket", "is empty", "the path given to `llmtap meter --listen-socket`")
         if len(os.fsencode(socket)) > SOCKET_PATH_BYTES_MAX:
@@ -231,7 +231,7 @@ class AppExchange:
         self.begun = False
         self.over = False
         self.own_ns = 0
-        """Time that the middleware itself used since the last frame that reported it."""
+        """Time used by the middleware since the last frame that reported it."""
         self.paused_ns = 0
         self.request_over = False
         self.seq = 0
@@ -241,14 +241,14 @@ class AppExchange:
     # ---------------------------------------------------------------- the request
 
     @_while_measured
-    def asked_whole(self) -> None:
-        """The request has no body: it is complete at the call."""
+    def request_without_body(self) -> None:
+        """Note that the request has no body, so it is complete at the call of the app."""
         self.request_over = self._submitted = True
         self._begin(self._head, mono_ns(), FrameKind.SENT)
 
     @_while_measured
-    def asked(self, data: bytes, t_ns: int, *, last: bool, submit_ns: int | None = None) -> None:
-        """The app gets `data` of the request's body, which the server had at `t_ns`.
+    def request_data(self, data: bytes, t_ns: int, *, last: bool, submit_ns: int | None = None) -> None:
+        """Take `data` of the request's body, which the server received at `t_ns` and the app gets.
 
         `submit_ns`: time at which the app got it; None: now.
         """
@@ -279,11 +279,11 @@ class AppExchange:
 
     @_while_measured
     def answered(self, status: int, fields: Fields, t_ns: int) -> None:
-        """The app sent the response head at `t_ns`."""
+        """Take the response head, which the app sent at `t_ns`."""
         if not self.begun:
             self._begin(self._head)
         if not self._submitted:
-            # It answers before it has read all of the request.
+            # The app answers before it has read the whole request.
             self._submitted = True
             self._tap.offer(FrameKind.SUBMIT, self.seq, self.arrival_ns, 0)
         self.status = status
@@ -291,8 +291,8 @@ class AppExchange:
         self._offer(FrameKind.RESPONSE_HEAD, t_ns, response_head(status, fields))
 
     @_while_measured
-    def said(self, data: bytes, t_ns: int) -> None:
-        """The app sent `data` of the response body at `t_ns`."""
+    def answer_data(self, data: bytes, t_ns: int) -> None:
+        """Take `data` of the response body, which the app sent at `t_ns`."""
         if not self._bodiless:
             self._offer(FrameKind.RESPONSE_DATA, t_ns, data if type(data) is bytes else bytes(data))
 
@@ -303,18 +303,19 @@ class AppExchange:
 
     @property
     def turns(self) -> int:
-        """Turns of the loop so far, for `paused`."""
+        """Rounds of the event loop so far, for `paused`."""
         return self._emitter.turns
 
     def paused(self, turns: int, wait_ns: int) -> None:
-        """The server took `wait_ns` for a message passed to it at `turns`.
+        """Add a pause if the server waited `wait_ns` for a slow client, with a message passed to it at
+        `turns`.
 
-        It waited for a slow client if the loop turned meanwhile; waits of less than 10 ms may go unseen.
+        It waited if the event loop made a round meanwhile; waits of less than 10 ms may be missed.
         """
         if self._emitter.turns != turns:
             self.paused_ns += wait_ns
 
-    def handed_on(self, passed_ns: int) -> None:
+    def add_own_time(self, passed_ns: int) -> None:
         """Add the middleware's own time since the server took a message at `passed_ns`."""
         self.own_ns += mono_ns() - passed_ns
 
@@ -322,16 +323,16 @@ class AppExchange:
 
     @_while_measured
     def complete(self, t_ns: int, passed_ns: int) -> None:
-        """The app sent the last of its answer at `t_ns`; the server had taken it at `passed_ns`."""
+        """Note that the app sent the end of its answer at `t_ns`; the server took it at `passed_ns`."""
         self._tap.offer(FrameKind.RESPONSE_END, self.seq, t_ns, 0)
         self._close(Outcome.COMPLETE, passed_ns)
 
     def client_gone(self) -> None:
-        """The client left before the end of the response."""
+        """Note that the client disconnected before the end of the response."""
         self._end(Outcome.CLIENT_CANCELLED, "the client closed the connection")
 
     def cut(self, how: str, status: int | None = None) -> None:
-        """The app has ended, maybe before its answer; `how` completes "the app ...".
+        """Note that the app has ended, maybe before its answer; `how` completes the sentence "the app ...".
 
         `status`: the server's answer for an app that has not begun one.
         """

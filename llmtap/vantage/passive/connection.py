@@ -7,6 +7,10 @@ Bytes that no packet brought are a hole. A hole is final if the receiver acknowl
 the packet ring has overflowed lately, if a later request begins, or after HOLE_NS. Then all exchanges under
 way are dropped, and measuring resumes at a segment that begins a request. If a client pipelines requests at
 that time, a request could get the response of an earlier one; clients of LLM servers do not pipeline.
+
+Within a connection no time goes back. A packet whose time is a little before that of the packet before it
+(queues of an adapter, several interfaces in one file) gets the time of that one, and the difference is an
+error of all times of the exchange. After a step of the clock the exchanges under way are dropped.
 """
 
 import re
@@ -32,16 +36,20 @@ from llmtap.vantage.passive.segments import (
 )
 
 HOLE_NS: Final = 3_000_000_000
-"""Longer than several retransmissions take inside a cluster."""
+"""Time after which a hole is final: longer than several retransmissions inside a cluster."""
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]{3,16} [\x21-\x7e]+ HTTP/1\.[01]\r\n")
-"""No JSON body contains such a line: there CR and LF are escaped."""
+"""Request line; no JSON body contains such a line, since CR and LF are escaped there."""
 _TLS_RECORD: Final = re.compile(rb"[\x14-\x18]\x03[\x00-\x04]")
 CONNECTIONS_MAX: Final = 65_536
-"""About 100 MB where all of them have asked."""
+"""Maximum number of connections: about 100 MB if all of them have had requests."""
 SILENT_NS: Final = 600_000_000_000
 """A connection without a packet for this time is forgotten; it is joined again at its next request."""
 LOST_SILENT_NS: Final = 30_000_000_000
 """The same for an idle connection whose end may be among lost packets."""
+DISORDER_NS_MAX: Final = 10_000_000
+"""Longer than packets of one connection wait in the queues of an adapter or of the kernel."""
+CLOCK_STEP_NS: Final = 1_000_000_000
+"""Longer than a program that captures several interfaces holds packets back."""
 _SPECIAL: Final = FIN | SYN | RST | CUT_OFF
 
 
@@ -69,8 +77,8 @@ class Connection:
     """One TCP connection; `client` and `server` are its two byte streams."""
 
     __slots__ = (
-        "_conversation", "_counts", "_fresh", "_uncounted", "client", "ignored", "last_ns", "over",
-        "ring_lost", "server",
+        "_conversation", "_counts", "_fresh", "_uncounted", "client", "clock_steps", "ignored", "last_ns",
+        "over", "ring_lost", "server",
     )  # fmt: skip
 
     def __init__(self, sink: FrameSink, counts: WatchCounts, early: EarlyBytes, kind: str) -> None:
@@ -84,13 +92,15 @@ class Connection:
         self.ring_lost = False
         """The ring has overflowed lately: missing bytes will not come."""
         self.last_ns = 0
+        self.clock_steps = 0
+        """Steps of the clock before its last packet."""
         self._counts = counts
         self._conversation = Conversation(sink)
         self._fresh = True
         self._uncounted = kind  # until its first request
 
     @property
-    def has_asked(self) -> bool:
+    def has_request(self) -> bool:
         """Whether a request has begun on it."""
         return self._conversation.began
 
@@ -123,9 +133,9 @@ class Connection:
             if not payload:
                 return
         if flags & ACK and peer.next is not None and (unseen := peer.distance(ack)) > 0:
-            self.lose(t_ns, "packets_lost", unseen)  # the receiver has what did not come here
+            self.lose(t_ns, "packets_lost", unseen)  # the receiver acknowledged bytes that were not captured
         elif way.is_up and way.next is not None and (n := way.distance(seq)) > 0 and begins_request(payload):
-            self.lose(t_ns, "packets_lost", n)  # what came before was answered
+            self.lose(t_ns, "packets_lost", n)  # a new request: the missing bytes will not come any more
         if way.next is None:
             if not way.is_up or not begins_request(payload):
                 self._look(payload)
@@ -158,6 +168,17 @@ class Connection:
                 self.over = self._conversation.over
                 if self.over:
                     return
+
+    def time_of(self, t_ns: int, clock_steps: int) -> int:
+        """Return the time of a packet that is stamped before its predecessor or after a step of the clock."""
+        back_ns = self.last_ns - t_ns
+        if clock_steps == self.clock_steps and back_ns <= DISORDER_NS_MAX:
+            self._conversation.time_went_back(back_ns)
+            return self.last_ns
+        self.clock_steps = clock_steps
+        if self._conversation.is_busy or self.client.hole_ns or self.server.hole_ns:
+            self.lose(t_ns, "clock_step")
+        return t_ns
 
     def take(self, way: TcpDirection, payload: bytes, t_ns: int) -> None:
         """Process bytes that are in order."""
@@ -231,7 +252,7 @@ class ConnectionTable:
 
     Args:
         sink: gets the frames of all exchanges.
-        ports: of the servers; empty: any, told by who sends the first request.
+        ports: ports of the servers; empty: any, and the side that sends the first request is the client.
         hosts: packed addresses of the servers; empty: any.
         local: packed addresses of this host, to tell which side of the network this is.
     """
@@ -256,10 +277,13 @@ class ConnectionTable:
         self._early = EarlyBytes()
         self._ways: dict[bytes, tuple[Connection, TcpDirection]] = {}
         self._silent_ones: OrderedDict[bytes, Connection] = OrderedDict()
-        """By flow of the client: those that had not asked when they were last looked at, oldest first."""
+        """Connections without a request at their last check, by flow of the client, oldest first."""
         self._connections_max = connections_max
         self._ring_lost = False
         self._ring_lost_ns = 0
+        self._clock_steps = 0
+        self.now_ns = 0
+        """Newest time since the last step of the clock."""
 
     def __len__(self) -> int:
         return len(self._ways) // 2
@@ -276,6 +300,13 @@ class ConnectionTable:
             if found is None:
                 return
         connection, way = found
+        if t_ns >= self.now_ns:
+            self.now_ns = t_ns
+        elif self.now_ns - t_ns > CLOCK_STEP_NS:
+            self.now_ns = t_ns
+            self._clock_steps += 1
+        if t_ns < connection.last_ns or connection.clock_steps != self._clock_steps:
+            t_ns = connection.time_of(t_ns, self._clock_steps)
         if (
             seq == way.next
             and start < stop
@@ -332,7 +363,7 @@ class ConnectionTable:
     def close(self, t_ns: int) -> None:
         """No more packets: drop the exchanges under way."""
         for flow, connection in self._connections().items():
-            connection.give_up(t_ns, "watch_ended")
+            connection.give_up(max(t_ns, connection.last_ns), "watch_ended")
             self._forget(flow)
 
     def _connections(self) -> dict[bytes, Connection]:
@@ -363,6 +394,7 @@ class ConnectionTable:
         kind = "followed" if flags & SYN else "joined"
         connection = Connection(self._sink, self.counts, self._early, kind)
         connection.ring_lost = self._ring_lost
+        connection.clock_steps = self._clock_steps
         from_client, from_server = (connection, connection.client), (connection, connection.server)
         self._ways[flow], self._ways[reverse_flow(flow)] = from_client, from_server
         self._silent_ones[flow] = connection
@@ -375,10 +407,10 @@ class ConnectionTable:
         return from_client if up else from_server
 
     def _make_room(self) -> bool:
-        """Forget the oldest connection that has not asked anything."""
+        """Forget the oldest connection without a request. Return False if there is none."""
         while self._silent_ones:
             flow, connection = self._silent_ones.popitem(last=False)
-            if not connection.has_asked:
+            if not connection.has_request:
                 self._forget(flow)
                 return True
         return False

@@ -3,7 +3,7 @@
 `connection.py` feeds a `Conversation` with the ordered bytes of both directions; the frames go to a
 `FrameSink`, the channel to the meter (`watcher.py`) or `file_vantage.py`. Differences from a relay: every
 time is that of a packet, `added` is always 0, SUBMIT has the time of the packet with the request's last byte,
-and CLOSE that of the packet that ended the exchange.
+and CLOSE that of the packet that ended the exchange. `lag_ns` of CLOSE is the error of these times.
 """
 
 import re
@@ -13,13 +13,14 @@ from llmtap.channel.frames import Closing, FrameKind
 from llmtap.errors import LlmtapError, PeerProtocolError
 from llmtap.exchange.outcome import Outcome
 from llmtap.protocol import http1
-from llmtap.protocol.http1_response import begin_response_body
+from llmtap.protocol.http1_response import begin_response_body, next_response_head
 
 HEAD_BYTES_MAX: Final = 64 << 10
 PIPELINED_MAX: Final = 64
 _METHOD: Final = re.compile(rb"[A-Z]{1,16}\Z|[A-Z]{3,16} (?:\Z|[/*h])")
 _METHOD_BYTES: Final = 18
-_STATUS_LINE: Final = b"HTTP/1."
+_CHECKED_BYTES: Final = 16
+"""Bytes of an answer that show whether it is HTTP."""
 LENGTH: Final = http1.Framing.LENGTH
 
 
@@ -46,24 +47,45 @@ class FrameSink(Protocol):
 
 
 class _Exchange:
-    __slots__ = ("method", "paused_ns", "request_bytes", "response_bytes", "seq", "status", "tapped")
+    __slots__ = (
+        "began_ns", "error_ns", "interims", "method", "paused_ns", "request_bytes", "response_bytes", "seq",
+        "status", "tapped",
+    )  # fmt: skip
 
-    def __init__(self, method: bytes) -> None:
+    def __init__(self, method: bytes, began_ns: int) -> None:
         self.method = method
+        self.began_ns = began_ns
         self.seq = 0
         self.tapped = False
         """The channel accepts its frames."""
         self.status: int | None = None
+        self.interims = 0
         self.request_bytes = self.response_bytes = 0
         self.paused_ns = 0
+        self.error_ns = 0
+        """Largest difference of two packets' times that contradicts their order."""
 
 
 class Conversation:
     """Requests and answers of a connection; its methods take bytes in order and raise PeerProtocolError."""
 
     __slots__ = (
-        "_answering", "_client_left_ns", "_head", "_head_ns", "_pending", "_response_head", "_scanner",
-        "_server_ended", "_sink", "_tunnel", "_upload", "_uploading", "_window_closed_ns", "began", "over",
+        "_answering",
+        "_client_left_ns",
+        "_error_ns",
+        "_head",
+        "_head_ns",
+        "_pending",
+        "_response_head",
+        "_scanner",
+        "_server_ended",
+        "_sink",
+        "_tunnel",
+        "_upload",
+        "_uploading",
+        "_window_closed_ns",
+        "began",
+        "over",
     )  # fmt: skip
 
     def __init__(self, sink: FrameSink) -> None:
@@ -74,6 +96,7 @@ class Conversation:
         self._pending: list[_Exchange] = []
         self._head = bytearray()  # of a request, as far as it came
         self._head_ns = 0  # its first byte
+        self._error_ns = 0  # of the times of the request that begins
         self._uploading: _Exchange | None = None
         self._upload: http1.BodyScanner | None = None  # of its body
         self._response_head = bytearray()
@@ -138,7 +161,8 @@ class Conversation:
             raise PeerProtocolError("too many pipelined requests")
         buffer.clear()
         self.began = True
-        x = _Exchange(head.method)
+        x = _Exchange(head.method, self._head_ns)
+        x.error_ns, self._error_ns = self._error_ns, 0
         skipped = self._sink.skips(head)
         self._pending.append(x)
         stop = end
@@ -203,15 +227,25 @@ class Conversation:
         x, buffer = self._pending[0], self._response_head
         searched = max(0, len(buffer) - 3)
         buffer += data
-        end = buffer.find(b"\r\n\r\n", searched) + 4
-        if end < 4:
-            if len(buffer) > HEAD_BYTES_MAX or buffer[:7] != _STATUS_LINE[: len(buffer)]:
-                raise PeerProtocolError("the answer has no valid head")
-            return b""
+        if (
+            searched > _CHECKED_BYTES
+            and buffer.find(b"\r\n\r\n", searched) < 0
+            and len(buffer) <= HEAD_BYTES_MAX
+        ):
+            return b""  # one byte a packet must not copy the head for each byte
         whole = bytes(buffer)
+        found = next_response_head(
+            whole, x.method, bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX, interims=x.interims,
+            waited_ns=t_ns - x.began_ns,
+        )  # fmt: skip
+        if found is None:
+            return b""
         buffer.clear()
-        head = http1.parse_response_head(whole[:end], x.method)
+        head, start, end = found
+        x.response_bytes += start
+        whole, end = whole[start:], end - start
         if head.status < 200 and head.status != 101:
+            x.interims += 1
             x.response_bytes += end
             self._offer(x, FrameKind.INTERIM, t_ns, whole[:end])
             return whole[end:]
@@ -244,6 +278,13 @@ class Conversation:
         if self._answering is not None:
             self._answering.paused_ns += t_ns - self._window_closed_ns
         self._window_closed_ns = 0
+
+    def time_went_back(self, by_ns: int) -> None:
+        """A packet's time was `by_ns` before that of its predecessor: the times have at least that error."""
+        if self._head or not self._pending:
+            self._error_ns = max(self._error_ns, by_ns)  # of the request that begins next
+        for x in self._pending:
+            x.error_ns = max(x.error_ns, by_ns)
 
     # ---------------------------------------------------------------- ends
 
@@ -322,6 +363,6 @@ class Conversation:
             x.tapped = False
             closing = Closing(
                 outcome=outcome.value, status=x.status, error=error, paused_ns=x.paused_ns,
-                request_bytes=x.request_bytes, response_bytes=x.response_bytes,
+                lag_ns=x.error_ns, request_bytes=x.request_bytes, response_bytes=x.response_bytes,
             )  # fmt: skip
             self._sink.close_exchange(x.seq, t_ns, closing)

@@ -15,7 +15,8 @@ from typing import BinaryIO, Final
 import msgspec
 
 from llmtap.channel import Ledger
-from llmtap.channel.frames import Closing, Frame, FrameKind, Hello, RelayStatus
+from llmtap.channel.frames import Closing, Frame, FrameKind, Hello
+from llmtap.channel.status import RelayStatus
 from llmtap.errors import LlmtapError
 from llmtap.protocol.http1 import RequestHead
 from llmtap.protocol.inference import SkipRules
@@ -197,7 +198,7 @@ class FileVantage:
                 raise
             self.damage = str(exc)
         self.cut_at = packets.read_bytes if packets.truncated else None
-        self._table.close(self.now_ns)
+        self._table.close(self._table.now_ns)
         self._flush()
 
     def _read(self, packets: PacketFile) -> None:
@@ -211,7 +212,7 @@ class FileVantage:
             if at >= 0:
                 self._unit_ns = packets.unit_ns
                 self._table.packet(frame, at, len(frame), t_ns)
-            if t_ns - swept_ns > SWEEP_NS:
+            if abs(t_ns - swept_ns) > SWEEP_NS:
                 swept_ns = t_ns
                 self._table.sweep(t_ns)
             if len(self._frames) >= BATCH_FRAMES:
@@ -257,7 +258,7 @@ class FileVantage:
         return True
 
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
-        closing.lag_ns = self._unit_ns
+        closing.lag_ns = max(closing.lag_ns, self._unit_ns)
         self._frames.append((FrameKind.CLOSE, seq, t_ns, 0, msgspec.json.encode(closing)))
         self._ledger.close(seq, 1)
 

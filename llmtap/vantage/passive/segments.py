@@ -138,7 +138,7 @@ class TcpDirection:
     """
 
     __slots__ = (
-        "_early", "_early_bytes", "_kept", "_position", "hole_ns", "is_up", "last", "next",
+        "_early", "_early_bytes", "_early_segments", "_position", "hole_ns", "is_up", "last", "next",
         "peer",
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ class TcpDirection:
         """When the first early segment came; 0: none is kept."""
         self._early = early
         self._early_bytes = 0
-        self._kept: list[tuple[int, int, bytes, int]] = []  # heap: (position, t_ns, payload, flags)
+        self._early_segments: list[tuple[int, int, bytes, int]] = []  # heap: (position, t_ns, payload, flags)
         self._position = 0  # of `next`, counted without wrapping
 
     def begin(self, seq: int) -> None:
@@ -168,7 +168,7 @@ class TcpDirection:
         self.hole_ns = 0
         self._early.used -= self._early_bytes
         self._early_bytes = 0
-        self._kept.clear()
+        self._early_segments.clear()
 
     def distance(self, seq: int) -> int:
         """Return how far `seq` is ahead of the next byte; negative: behind."""
@@ -186,12 +186,12 @@ class TcpDirection:
             return []
         pieces: list[tuple[bytes, int, int]] = []
         self._take(pieces, ahead, payload, t_ns, flags)
-        while self._kept and self._kept[0][0] <= self._position:
-            position, kept_ns, payload, flags = heappop(self._kept)
+        while self._early_segments and self._early_segments[0][0] <= self._position:
+            position, kept_ns, payload, flags = heappop(self._early_segments)
             self._early.used -= len(payload)
             self._early_bytes -= len(payload)
             self._take(pieces, position - self._position, payload, max(t_ns, kept_ns), flags)
-        if not self._kept:
+        if not self._early_segments:
             self.hole_ns = 0
         return pieces
 
@@ -224,14 +224,14 @@ class TcpDirection:
             raise LostSyncError("contradicting")
 
     def _keep(self, position: int, flags: int, payload: bytes, t_ns: int) -> None:
-        if not self._kept:
+        if not self._early_segments:
             self.hole_ns = t_ns
         early = self._early
         early.used += len(payload)
         self._early_bytes += len(payload)
-        heappush(self._kept, (position, t_ns, payload, flags))
+        heappush(self._early_segments, (position, t_ns, payload, flags))
         if (
-            len(self._kept) > EARLY_SEGMENTS_MAX
+            len(self._early_segments) > EARLY_SEGMENTS_MAX
             or self._early_bytes > EARLY_BYTES_MAX
             or early.used > early.limit
         ):

@@ -82,7 +82,7 @@ class _ChannelSink:
     def close_exchange(self, seq: int, t_ns: int, closing: Closing) -> None:
         reporter = self._reporter
         arrival_ns = reporter.arrivals.get(seq, t_ns)
-        closing.lag_ns = max(self._width_ns(), reporter.lag.worst_since(arrival_ns))
+        closing.lag_ns = max(closing.lag_ns, self._width_ns(), reporter.lag.worst_since(arrival_ns))
         reporter.ended(seq, closing.request_bytes, closing.response_bytes)
         self._tap.close_exchange(seq, t_ns, closing)
 
@@ -115,7 +115,7 @@ class Watcher:
         self._clock = clock or SystemClock()
         self.reporter = Reporter(
             loop, tap_path, options.tap_bytes, make_lag_meter(0), self._clock, name=name,
-            clock_name="packet", vantage="passive", counters=self._counters,
+            clock_name="packet", vantage="passive", live_counts=self._live_counts,
         )  # fmt: skip
         self.counts = WatchCounts()
         self._adapters = {
@@ -136,7 +136,7 @@ class Watcher:
         """When a ring overflowed last; 0: long ago."""
         self._reported_lost = 0
         self._swept_ns = 0
-        self._told: set[str] = set()
+        self._logged_kinds: set[str] = set()
 
     def start(self) -> None:
         self.reporter.tap.connect()
@@ -197,7 +197,7 @@ class Watcher:
                 self._swept_ns = now_ns
                 for _, table in self._tables:
                     table.sweep(now_ns)
-            self._tell()
+            self._log_losses()
             reporter = self.reporter
             live = reporter.tap.ledger.live
             for seq in [seq for seq in reporter.arrivals if seq not in live]:
@@ -209,7 +209,7 @@ class Watcher:
         except Exception as exc:
             log.exception("event=watch_failed error=%r", str(exc))
 
-    def _tell(self) -> None:
+    def _log_losses(self) -> None:
         """Log lost packets, and each kind of connection that cannot be measured once."""
         lost = sum(ring.lost for ring, _ in self._tables)
         if lost > self._reported_lost:
@@ -218,12 +218,12 @@ class Watcher:
             )
             self._reported_lost = lost
         for kind, hint in UNFOLLOWED.items():
-            if kind in self.counts.connections and kind not in self._told:
-                self._told.add(kind)
+            if kind in self.counts.connections and kind not in self._logged_kinds:
+                self._logged_kinds.add(kind)
                 log.warning("event=connection_not_followed kind=%s hint=%r further=counted", kind, hint)
 
-    def _counters(self) -> dict[str, Any]:
-        """The fields of RelayStatus that only this kind of vantage has."""
+    def _live_counts(self) -> dict[str, Any]:
+        """Return the fields of RelayStatus that are read when the watcher reports."""
         sides = set().union(*(table.sides for _, table in self._tables))
         return {
             "connections": sum(len(table) for _, table in self._tables),

@@ -19,7 +19,7 @@ from llmtap.vantage.relay.heads import own_answer, target_of
 from llmtap.vantage.relay.upload import RelayContext
 
 LINGER_NS: Final = 2_000_000_000
-"""Time for a client to read a last answer that came before it had finished sending."""
+"""Time for a client to read an answer that was sent before its request was complete."""
 FRESH_NS: Final = 500_000_000
 """Minimum time for the first request of a new connection while the relay drains."""
 LINGER_BYTES: Final = 16 << 20
@@ -88,7 +88,7 @@ class ClientConnection:
                 self._close()
 
     def on_eof(self) -> None:
-        # A client that closes its sending side has left: no HTTP client half-closes and waits.
+        # Treat the end of the client's side as a disconnect: no HTTP client half-closes and waits.
         if self._flow is not None:
             self._flow.client_gone()
         else:
@@ -158,7 +158,8 @@ class ClientConnection:
         if rest:
             self._keep_ahead(rest, t_ns)
             if flow.over:
-                self._context.loop.call_soon(self._read_ahead)  # nobody else will look at the rest
+                # The exchange ended inside `start`, so its end did not trigger reading the bytes kept here.
+                self._context.loop.call_soon(self._read_ahead)
 
     def _may_forward(self, head: RequestHead, raw: bytes, t_ns: int) -> bool:
         """Count Max-Forwards down on OPTIONS and TRACE (RFC 9110 7.6.2); answer at 0."""
@@ -180,7 +181,7 @@ class ClientConnection:
     def _reject(
         self, status: int, code: str, what: str, raw: bytes, t_ns: int, fields: Headers | None = None
     ) -> None:
-        """Answer a request that is not forwarded, and close: what follows it cannot be trusted."""
+        """Answer a request that is not forwarded, and close, since the bytes after it cannot be trusted."""
         assert self._stream is not None
         context = self._context
         self._buffer = b""
@@ -198,10 +199,10 @@ class ClientConnection:
         closing = Closing(outcome=outcome.value, status=status, error=what, request_bytes=len(raw))
         context.tap.close_exchange(seq, context.now_ns(), closing)
 
-    # ---------------------------------------------------------------- what the flow asks for
+    # ---------------------------------------------------------------- called by the flow
 
     def request_complete(self) -> None:
-        """The current request has been read to its end."""
+        """Note that the current request has been read to its end."""
         self._state = AHEAD
 
     def hand_over(self) -> bytes:
@@ -215,7 +216,7 @@ class ClientConnection:
         return early
 
     def flow_over(self, now_ns: int, *, keep: bool, linger: bool, abort: bool) -> None:
-        """The exchange is over: read the next request, or close."""
+        """End the exchange: read the next request, or close the connection."""
         self._flow = None
         self._served = True
         stream = self._stream
@@ -239,7 +240,7 @@ class ClientConnection:
                 self._ahead_paused = False
                 stream.resume()
             if self._buffer:
-                # Not at once: a client that pipelines a thousand requests must not nest a thousand calls.
+                # call_soon, since a client that pipelines a thousand requests must not nest a thousand calls.
                 self._context.loop.call_soon(self._read_ahead)
 
     def _read_ahead(self) -> None:
@@ -265,7 +266,8 @@ class ClientConnection:
         options = self._context.options
         if self._flow is not None:
             stream = self._stream
-            # Back-pressure keeps us from reading the end. (In a tunnel an end is no leaving: it may be half.)
+            # While back-pressure stops reading, the end is not noticed otherwise. (Not in a tunnel, where one
+            # direction may end alone.)
             if self._state != TUNNEL and stream is not None and stream.paused and stream.peer_left():
                 self._flow.client_gone()
                 return
@@ -293,7 +295,7 @@ class ClientConnection:
             return
         if self._context.last_request_ns:
             self._since_ns = now_ns
-        # A request that is in the socket already is answered.
+        # is_alive(): a request that is already in the socket is still answered.
         elif self._served and self._stream is not None and self._stream.is_alive():
             self._close()
 

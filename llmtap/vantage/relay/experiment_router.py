@@ -5,8 +5,9 @@ or from the complete body, which is held back up to `body_bytes`. A request with
 is a unit of its own.
 
 A request that cannot be changed, such as one with a compressed body, is forwarded unmodified, stays in its
-arm and is marked as excluded. A request whose body finds no room (`held_bytes`) goes to the control arm. No
-other module changes the body of a request.
+arm and is marked as excluded. When held bodies need more room than `held_bytes`, the request that has held
+the longest goes to the control arm: unfinished bodies do not keep others out. No other module changes the
+body of a request.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +21,21 @@ from llmtap.channel.frames import Assigned, Closing
 from llmtap.clock import SystemClock
 from llmtap.exchange.bounds import Budget
 from llmtap.net.pool import Route
-from llmtap.protocol.http1 import NO_TRAILERS, ChunkedScanner, Framing, Headers, RequestHead, header_value
+from llmtap.protocol.http1 import (
+    NO_TRAILERS,
+    ChunkedScanner,
+    Framing,
+    Headers,
+    RequestHead,
+    sole_value,
+    spelling_key,
+)
 
 _LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
 _DIGESTS: Final = frozenset(
     {b"content-digest", b"content-md5", b"digest", b"repr-digest", b"x-amz-content-sha256"}
 )
-"""Fields that vouch for the body's bytes (RFC 9530 and its predecessors)."""
+"""Fields with a digest of the body (RFC 9530 and its predecessors)."""
 _ABSENT: Final = msgspec.Raw()
 _NOTHING: Final = frozenset({b"", b'""', b"[]", b"null"})
 
@@ -50,12 +59,18 @@ class Assignment:
     """Assignment of one request to an arm.
 
     `holds`: the body must be read before the request is sent (`settle`). `note`: data of the ARM frame.
+    `on_room_lost` is called when another body takes the room of this one: `settle` then gives the body.
     """
 
-    __slots__ = ("_held", "_plan", "_router", "_unit", "excluded", "head", "holds", "note")
+    __slots__ = (
+        "_held", "_lost_room", "_plan", "_router", "_unit", "excluded", "head", "holds", "note",
+        "on_room_lost",
+    )  # fmt: skip
 
     def __init__(self, router: "ExperimentRouter", head: RequestHead) -> None:
         self._router = router
+        self._lost_room = False
+        self.on_room_lost: Callable[[], None] | None = None
         self.head = head
         self._plan: _Plan | None = None
         self._unit = ""
@@ -75,7 +90,7 @@ class Assignment:
         return self._router.refused_trailers
 
     def by_head(self, seq: int) -> None:
-        """Assign request `seq` and change its head, if the head is enough; otherwise hold the body."""
+        """Assign request `seq` and change its head, if the head is sufficient; otherwise hold the body."""
         e, head = self._router.experiment, self.head
         unit = None
         if e.unit != "request":
@@ -101,7 +116,7 @@ class Assignment:
             body, hindrance = _whole_body(head, held)
         elif len(held) > router.experiment.body_bytes:
             hindrance = "too_long"
-        elif router.room.take(len(held) - self._held):
+        elif not self._lost_room and router.take_room(self, len(held) - self._held):
             self._held = len(held)
             return None
         else:
@@ -138,13 +153,20 @@ class Assignment:
         return plan
 
     def give_room(self) -> None:
-        """Give back the room of the held body, which is sent or dropped."""
+        """Release the memory of the held body, which is sent or dropped."""
         if self._held:
-            self._router.room.give(self._held)
+            self._router.give_room(self, self._held)
             self._held = 0
 
+    def lose_room(self) -> None:
+        """Give up the room for another body."""
+        self.give_room()
+        self._lost_room = True
+        if self.on_room_lost is not None:
+            self.on_room_lost()
+
     def sign(self, closing: Closing) -> None:
-        """Put the assignment, if it was made, into the exchange's last frame."""
+        """Add the assignment, if there is one, to the exchange's last frame."""
         if self._plan is not None:
             closing.arm = self._plan.name
             closing.unit = self._unit
@@ -172,6 +194,8 @@ class ExperimentRouter:
         self.experiment = experiment
         self.on = False
         self.room = Budget(experiment.held_bytes, short)
+        self._short = short
+        self._holders: dict[Assignment, None] = {}  # those that take room, the oldest first
         self._over = False
         self._relay = relay
         self._assigner = Assigner(experiment.key, experiment.name, [arm.weight for arm in experiment.arms])
@@ -184,7 +208,9 @@ class ExperimentRouter:
             body = {name: msgspec.Raw(_encode(value)) for name, value in arm.body.items()}
             self.plans.append(_Plan(arm.name, arm.route, routes.get(arm.name, default), fields, body))
         self.control = next(plan for plan in self.plans if plan.name == experiment.control)
-        self.refused_trailers = NO_TRAILERS | {n.lower() for plan in self.plans for n, _ in plan.headers}
+        self.refused_trailers = NO_TRAILERS | {
+            spelling_key(n) for plan in self.plans for n, _ in plan.headers
+        }
         """Fields that no request of the experiment may have as trailers, whatever its arm: a recipient that
         merged trailers into the head would not read the arm's value."""
 
@@ -195,14 +221,31 @@ class ExperimentRouter:
         return self.on
 
     def assign(self, head: RequestHead, seq: int) -> Assignment | None:
-        """Return the place of request `seq` in the experiment; None if it takes no part."""
+        """Return the assignment of request `seq`; None if it does not take part in the experiment."""
         if not self.on or (head.method != b"POST" and (head.upgrade or b"").lower() != b"websocket"):
             return None
-        if not self.switch(True):  # its end has come
+        if not self.switch(True):  # the experiment has reached its end
             return None
         assignment = Assignment(self, head)
         assignment.by_head(seq)
         return assignment
+
+    def take_room(self, assignment: Assignment, n: int) -> bool:
+        """Take room for `n` more bytes; if there is none, from holders that are older than this one."""
+        while n > self.room.left:
+            oldest = next(iter(self._holders), assignment)
+            if oldest is assignment:
+                break
+            self._short()
+            oldest.lose_room()
+        if not self.room.take(n):
+            return False
+        self._holders[assignment] = None
+        return True
+
+    def give_room(self, assignment: Assignment, n: int) -> None:
+        del self._holders[assignment]
+        self.room.give(n)
 
     def unit_of(self, unit: bytes | None, seq: int) -> tuple[int, str]:
         """Return the arm's place, and the public id, of a unit, or of request `seq` by itself."""
@@ -216,7 +259,7 @@ def _hindrance(head: RequestHead, bytes_max: int) -> str | None:
     if head.framing is Framing.LENGTH and head.length > bytes_max:
         return "too_long"
     if head.expects_continue:
-        return "expect_continue"  # held back, it would wait for the upstream's word for ever
+        return "expect_continue"  # the client would wait for a 100 while the request is held: a deadlock
     for name, _ in head.headers:
         lower = name.lower()
         if lower == b"content-encoding":
@@ -265,31 +308,32 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def named_unit(headers: Headers, names: Sequence[str]) -> bytes | None:
-    """Return name and value of the first of these fields (lower case) that the request has, or None.
+    """Return name and value of the first of these fields (lower case) that the request has, or None. A field
+    whose lines differ is skipped.
 
     A unit is bytes that go into a keyed hash and nowhere else.
     """
     for name in names:
-        value = header_value(headers, name.encode())
+        value = sole_value(headers, name.encode())
         if value:
             return name.encode() + b"\0" + value
     return None
 
 
 def opening_unit(body: bytes, sender: bytes) -> bytes | None:
-    """Return the opening of the conversation in this JSON body, or None if there is none to be found.
+    """Return the opening of the conversation in this JSON body, or None if it has none.
 
     It is the sender, the system prompt and the first message of the user, which later requests repeat.
     """
     try:
-        asked = _decode_body(body)
-        messages = asked.messages
-        if not messages and bytes(asked.input).lstrip().startswith(b"["):
-            messages = _decode_items(asked.input)
-        parts = [sender, bytes(asked.system), bytes(asked.instructions)]
+        request = _decode_body(body)
+        messages = request.messages
+        if not messages and bytes(request.input).lstrip().startswith(b"["):
+            messages = _decode_items(request.input)
+        parts = [sender, bytes(request.system), bytes(request.instructions)]
         if not messages:
-            said = bytes(asked.input) or bytes(asked.prompt)
-            return None if said in _NOTHING else b"\0".join([*parts, said])
+            opening = bytes(request.input) or bytes(request.prompt)
+            return None if opening in _NOTHING else b"\0".join([*parts, opening])
         for raw in messages:
             message = _decode_message(raw)
             parts.append(bytes(message.content))
@@ -304,13 +348,12 @@ def opening_unit(body: bytes, sender: bytes) -> bytes | None:
 
 
 def set_fields(head: RequestHead, fields: Headers) -> None:
-    """Set these header fields: each replaces all of its name, at the end.
+    """Set these header fields: each replaces all of its name, at the end, also those spelt with `_`.
 
-    A client that names one in Connection cannot have it left out: RFC 9110 7.6.1 lets it name only its own.
+    A client cannot remove one by naming it in Connection: that removes only the client's own fields, earlier.
     """
-    names = {name.lower() for name, _ in fields}
-    head.headers = [(n, v) for n, v in head.headers if n.lower() not in names] + fields
-    head.connection = tuple(name for name in head.connection if name not in names)
+    names = {spelling_key(name) for name, _ in fields}
+    head.headers = [(n, v) for n, v in head.headers if spelling_key(n) not in names] + fields
 
 
 def headers_with_length(headers: Headers, length: int) -> Headers:
@@ -338,8 +381,8 @@ def body_with(body: bytes, fields: Mapping[str, msgspec.Raw]) -> bytes | None:
     field that came twice the last value counts, as for most readers (RFC 8259 4).
     """
     try:
-        asked = _decode_fields(body)
+        members = _decode_fields(body)
     except (ValueError, RecursionError):
         return None
-    asked.update(fields)
-    return msgspec.json.encode(asked)
+    members.update(fields)
+    return msgspec.json.encode(members)

@@ -14,16 +14,16 @@ from llmtap.errors import PeerProtocolError
 from llmtap.exchange.outcome import Outcome
 from llmtap.net.stream import CompiledStream, Stream
 from llmtap.protocol import http1
-from llmtap.protocol.http1_response import begin_response_body, next_response_head
+from llmtap.protocol.http1_response import begin_response_body, is_interim_flood, next_response_head
 from llmtap.vantage.relay.heads import own_answer, response_lines
 from llmtap.vantage.relay.tunnel import Tunnel
 from llmtap.vantage.relay.upload import ExchangeClient, RelayContext, Upload
 
 QUIET_NS: Final = 200_000_000
-"""After this long without a byte, a stream is asked whether the loop has stopped watching it."""
+"""Time without a byte after which the relay checks whether the event loop still watches the stream."""
 READ_ON_NS: Final = 2_000_000_000
-"""Time for a client to send the rest of a request that is answered already."""
-# By name: each would be looked up in its class for every read.
+"""Time for a client to send the rest of a request that has been answered."""
+# Module constants, since a lookup in the class would cost time at every read.
 RESPONSE_DATA: Final = FrameKind.RESPONSE_DATA
 ANSWER: Final = FrameKind.ANSWER
 COMPLETE: Final = Outcome.COMPLETE
@@ -57,7 +57,7 @@ class Flow(FlowState):
     """One exchange between client and upstream; the handler of the upstream's stream."""
 
     __slots__ = (
-        "_acked_bytes", "_answered", "_client", "_context", "_dechunker", "_error", "_head_part",
+        "_acked_bytes", "_answered", "_client", "_context", "_dechunker", "_error", "_head_part", "_interims",
         "_keep_client", "_keep_upstream", "_method", "_outcome", "_paused_since_ns", "_scanner", "_stream",
         "_tap", "_tunnel", "arrival_ns", "finishing", "over", "paused_ns", "reads_on", "status", "upload",
     )  # fmt: skip
@@ -66,21 +66,22 @@ class Flow(FlowState):
         super().__init__()
         self._context = context
         self._client = client
-        self._stream = stream  # the client's
+        self._stream = stream  # stream of the client
         self._tap = context.tap
         self.upload = Upload(context, self, client, stream)
         self._scanner: http1.BodyScanner | None = None
-        self._dechunker: http1.ChunkedScanner | None = None  # a client of HTTP/1.0 is sent no chunks
+        self._dechunker: http1.ChunkedScanner | None = None  # removes chunks for an HTTP/1.0 client
         self._head_part = b""
+        self._interims = 0
         self._method = b""
         self._tunnel: Tunnel | None = None
-        self._answered = False  # the client has got a byte of a final answer
-        self.reads_on = False  # if it fails, the rest of the request is read before its end, for the tap
-        self.finishing = False  # the answer is complete, the client's socket has yet to take it
+        self._answered = False  # a byte of a final answer has been sent to the client
+        self.reads_on = False  # after a failure, read the rest of the request, which the meter needs
+        self.finishing = False  # the answer is complete, but the client's socket has not taken all of it
         self._keep_client = True
         self._keep_upstream = False
         self._paused_since_ns = 0
-        self._acked_bytes = 0  # by whoever did not take all at once, at the last look
+        self._acked_bytes = 0  # bytes that slow sides have acknowledged, at the last check
         self._outcome = COMPLETE
         self._error: str | None = None
         self.over = False
@@ -115,6 +116,10 @@ class Flow(FlowState):
             self.upload.drained()
 
     def on_data(self, data: bytes, t_ns: int) -> None:
+        """Forward bytes of the response, read at `t_ns`, to the client, and report them to the meter.
+
+        The scanner first finds the end of the body, so that no byte after it reaches the client. If the
+        client's socket does not take all bytes, reading from the upstream pauses."""
         scanner = self._scanner
         if scanner is None:
             self._on_head_data(data, t_ns)
@@ -126,7 +131,7 @@ class Flow(FlowState):
             return
         if end >= 0 and end < len(data):
             data = data[:end]
-            self._said_too_much()
+            self._drop_excess()
         try:
             sent = self._stream.write(data if self._dechunker is None else self._dechunked(data))
         except OSError:
@@ -165,7 +170,7 @@ class Flow(FlowState):
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
         self.last_ns = t_ns
-        self.upload.again = b""  # it has begun to answer: what it was asked, it was asked
+        self.upload.again = b""  # the server has answered, so the request must not be sent again
         if self.finishing or self.over:
             return
         data = self._head_part + data
@@ -173,38 +178,44 @@ class Flow(FlowState):
         while data and not self.over:
             try:
                 found = next_response_head(
-                    data, self._method, bytes_max=options.head_bytes, fields_max=options.head_fields
-                )
+                    data, self._method, bytes_max=options.head_bytes, fields_max=options.head_fields,
+                    interims=self._interims, waited_ns=t_ns - self.arrival_ns,
+                )  # fmt: skip
                 if found is not None and found[0].status == 101 and not self.upload.upgrade:
                     raise PeerProtocolError("the upstream switched protocols without a request", 502)
             except PeerProtocolError as exc:
+                if is_interim_flood(self._interims, t_ns - self.arrival_ns):
+                    self._context.refuse("interim_heads")
                 self._upstream_broke(exc)
                 return
             if found is None:
                 break
-            head, end = found
+            head, start, end = found
             if head.status == 101:
-                self._switch(head, data[:end], data[end:], t_ns)
+                self._switch(head, data[start:end], data[end:], t_ns)
                 return
+            if start:
+                data, end = data[start:], end - start
             if head.status >= 200:
                 self._head_part = b""
                 self._answer(head, data, end, t_ns)
                 return
+            self._interims += 1
             self._interim(head, data[:end], t_ns)
             data = data[end:]
         self._head_part = data
 
     def _interim(self, head: http1.ResponseHead, raw: bytes, t_ns: int) -> None:
-        # RFC 9110 15.2: 1xx are forwarded, but not to HTTP/1.0, which does not know them.
+        # RFC 9110 15.2: forward 1xx responses, except to HTTP/1.0 clients, which do not know them.
         if self._client.is_11:
-            sent = self._say(response_lines(head, keep_alive=True, client_11=True))
+            sent = self._send(response_lines(head, keep_alive=True, client_11=True))
             if sent is None:
                 return
             if not sent:
                 self.pause_upstream()
         self._tap.offer(FrameKind.INTERIM, self.seq, t_ns, 0, raw)
 
-    def _say(self, data: bytes) -> bool | None:
+    def _send(self, data: bytes) -> bool | None:
         """Send bytes to the client, and return whether the kernel took all; None: the client has left."""
         try:
             return self._stream.write(data)
@@ -225,19 +236,21 @@ class Flow(FlowState):
         if head.framing is CHUNKED and not is_11:
             self._dechunker = http1.ChunkedScanner()
         if self._dechunker is not None or head.framing is CLOSE:
-            self._keep_client = False  # only the close tells the client the end
+            self._keep_client = False  # the close is the only sign of the answer's end for the client
         if end >= 0:
             if len(data) > end:
-                self._said_too_much()
+                self._drop_excess()
                 data = data[:end]
             if not self.upload.end_ns:
-                self._keep_client = False  # answered before it had asked: the rest is not awaited
+                self._keep_client = (
+                    False  # answered before the request was complete: do not wait for the rest
+                )
         if self._context.reporter.draining:
             self._keep_client = False
         lines = response_lines(head, keep_alive=self._keep_client, client_11=is_11, dechunk=not is_11)
         body = data[head_end:]
         self._answered = True
-        sent = self._say(lines + (body if self._dechunker is None else self._dechunked(body)))
+        sent = self._send(lines + (body if self._dechunker is None else self._dechunked(body)))
         if sent is None:
             return
         self.response_bytes += len(data)
@@ -254,8 +267,8 @@ class Flow(FlowState):
         if not sent:
             self.pause_upstream()
 
-    def _said_too_much(self) -> None:
-        """Drop the bytes that the upstream sent behind the end of its answer, and do not reuse it."""
+    def _drop_excess(self) -> None:
+        """Note that the upstream sent bytes after the end of its answer: its connection is not reused."""
         self._keep_upstream = False
         self._error = "the upstream sent more than its answer"
         self.upload.note_unsolicited()
@@ -274,7 +287,7 @@ class Flow(FlowState):
             self._paused_since_ns = 0
 
     def client_drained(self) -> None:
-        """The client's socket has taken all we held; or all that was awaited of a request has come."""
+        """Resume after the client's socket has taken all bytes, or after the awaited rest of a request."""
         now_ns = mono_ns()
         self.last_ns = now_ns
         if self._paused_since_ns:
@@ -285,15 +298,15 @@ class Flow(FlowState):
             self._finish()
 
     def on_eof(self) -> None:
-        # Where a client of HTTP/1.0 is told the end by a close, the upstream still has its last chunk to
-        # send.
+        # Only for a body that ends with the connection. For an HTTP/1.0 client without chunks, the upstream
+        # must still send its last chunk.
         if isinstance(self._scanner, http1.CloseScanner):
             self._body_complete(mono_ns())
         else:
             self.on_lost(None)
 
     def _client_sees_close(self) -> bool:
-        """Only the end of the connection tells the client that the answer has ended."""
+        """Whether the end of the connection is the only sign of the answer's end for the client."""
         return self._dechunker is not None or isinstance(self._scanner, http1.CloseScanner)
 
     def on_lost(self, error: OSError | None) -> None:
@@ -306,7 +319,8 @@ class Flow(FlowState):
             what = f"the upstream {how} the connection in the middle of its answer"
             self.fail(502, "upstream_cut", what, outcome)
         elif self._head_part or not self.upload.retry():
-            what = f"the upstream {how} the connection without an answer"
+            where = "in the middle of the head of its answer" if self._head_part else "without an answer"
+            what = f"the upstream {how} the connection {where}"
             self.fail(502, "upstream_closed", what, Outcome.UPSTREAM_RESET)
 
     def _upstream_broke(self, exc: PeerProtocolError) -> None:
@@ -324,11 +338,11 @@ class Flow(FlowState):
         self._answered = True
         self._keep_client = self._keep_upstream = False
         self.response_bytes += len(raw)
-        if self._say(response_lines(head, keep_alive=True, client_11=True)) is None:
+        if self._send(response_lines(head, keep_alive=True, client_11=True)) is None:
             return
         self._tap.offer(FrameKind.RESPONSE_HEAD, self.seq, t_ns, mono_ns() - t_ns, raw)
         self._tap.offer(FrameKind.UPGRADED, self.seq, t_ns, 0)
-        self._end_pause(mono_ns())  # from here on back-pressure is the tunnel's
+        self._end_pause(mono_ns())  # the tunnel handles back-pressure from now on
         self._tunnel = tunnel = Tunnel(self._stream, upstream, self._tunnelled, self._tunnel_over)
         early = self._client.hand_over()
         if rest:
@@ -381,8 +395,8 @@ class Flow(FlowState):
         self._outcome, self._error = outcome, what
         self.upload.cancel()
         if self._answered:
-            # Whatever is cut must look cut (RFC 9112 8): no last chunk, and no orderly close where only
-            # the close tells the end.
+            # RFC 9112 8: the client must see that the answer is incomplete. So send no last chunk, and reset
+            # the connection if the close is the only sign of the end.
             self._keep_client = False
             if self._stream.pending and not self._client_sees_close():
                 self.finishing = True
@@ -396,7 +410,7 @@ class Flow(FlowState):
         answer = own_answer(
             status, code, what, fields or [], close=not self._keep_client, body=self._method != b"HEAD"
         )
-        sent = self._say(answer)
+        sent = self._send(answer)
         if sent is None:
             return
         self.finishing, self.reads_on = True, self.reads_on and sent
@@ -407,7 +421,7 @@ class Flow(FlowState):
             self._finish()
 
     def client_gone(self) -> None:
-        """The client left: close the upstream connection, so that it stops generating."""
+        """Close the upstream connection after the client has disconnected, so that generation stops."""
         if self.over:
             return
         self.upload.cancel()
@@ -448,7 +462,7 @@ class Flow(FlowState):
             )
 
     def _is_draining(self) -> bool:
-        """A side that did not take all at once has taken some of it since this was asked last."""
+        """Return whether a slow side has taken bytes since the last call."""
         acked_bytes = self._stream.acked_bytes if self._stream.pending else 0
         upstream = self.upload.upstream
         if upstream is not None and upstream.pending:
@@ -461,7 +475,7 @@ class Flow(FlowState):
         what = "llmtap was stopped and its drain time has passed"
         self.fail(503, "tap_stopped", what, Outcome.TRUNCATED if self._answered else Outcome.REJECTED)
         if not self.over:
-            self._finish(cut=True)  # a client that does not take what it is sent is not waited for
+            self._finish(cut=True)  # do not wait for a client that does not read
 
     def _finish(self, *, cut: bool = False) -> None:
         """Report the end of the exchange, and return the client connection."""

@@ -1,8 +1,9 @@
 """Write HTTP heads: those forwarded to upstream or client, and the relay's own error answers.
 
-Forwarded fields keep order and spelling. Hop-by-hop fields (RFC 9110 7.6.1) are removed, Host becomes that of
-the upstream unless `relay.host` is `client`, and Connection and the fields that the options ask for are
-added. Framing fields stay, because the body passes with its framing; only HTTP/1.0 clients get no chunks.
+Forwarded fields keep order and spelling. Hop-by-hop fields (RFC 9110 7.6.1) are removed (`protocol/http1.py`
+has removed those that Connection names), Host becomes that of the upstream unless `relay.host` is `client`,
+and Connection and the fields that the options ask for are added. Framing fields stay, because the body passes
+with its framing; only HTTP/1.0 clients get no chunks.
 """
 
 import os
@@ -19,19 +20,6 @@ _KINDS: Final = {
 }  # fmt: skip
 _write_head = None if compiled is None else compiled.write_head
 """Writes heads without special cases; None where Python writes all heads."""
-# Fields that the next hop needs, even if the sender lists them in Connection.
-_NEVER_HOP: Final = frozenset(
-    {
-        b"host",
-        b"content-length",
-        b"transfer-encoding",
-        b"content-type",
-        b"content-encoding",
-        b"upgrade",
-        b"te",
-    }
-)
-
 _CLOSE_END: Final = b"Connection: close\r\n\r\n"
 _PLAIN_CONNECTIONS: Final = ((), KEEP_ALIVE)
 """Values of Connection that name no field."""
@@ -43,12 +31,6 @@ _REASONS: Final = {
 }  # fmt: skip
 
 
-def _without_named(headers: Headers, connection: tuple[bytes, ...]) -> Headers:
-    """Return the fields without those that Connection names (RFC 9110 7.6.1)."""
-    named = frozenset(connection) - _NEVER_HOP
-    return [(n, v) for n, v in headers if n.lower() not in named] if named else headers
-
-
 def target_of(head: RequestHead) -> bytes:
     """Return the target in origin form (or `*`), byte for byte as the client wrote its path and query."""
     target = head.target
@@ -58,7 +40,7 @@ def target_of(head: RequestHead) -> bytes:
     scheme, _, rest = target.partition(b"://")
     authority = _authority_of(target)
     if scheme.lower() not in (b"http", b"https") or not authority.rpartition(b"@")[2]:
-        return b""  # RFC 9110 4.2.1: no host, no URI
+        return b""  # RFC 9110 4.2.1: a URI without a host is invalid
     path = rest[len(authority) :]
     if not path and head.method == b"OPTIONS":
         return b"*"  # RFC 9112 3.2.4
@@ -73,10 +55,7 @@ def _authority_of(target: bytes) -> bytes:
 def added_fields(head: RequestHead, options: RelayOptions, address: bytes) -> Headers:
     """Return the fields that the options add to a request of the client at `address`."""
     extra: Headers = []
-    if options.request_id == "make" and (
-        b"x-request-id" in head.connection  # then the client's own ends at this hop
-        or not any(n.lower() == b"x-request-id" for n, _ in head.headers)
-    ):
+    if options.request_id == "make" and not any(n.lower() == b"x-request-id" for n, _ in head.headers):
         extra.append((b"X-Request-Id", os.urandom(16).hex().encode()))
     if options.forwarded_for:
         extra.append((b"X-Forwarded-For", address))
@@ -114,13 +93,13 @@ def _request_lines(
     """Write any request head; the reference of the compiled writer."""
     target = target_of(head)
     if authority is None and not head.target.startswith((b"/", b"*")):
-        # RFC 9112 3.2.2: with the absolute form it is the target's host that counts.
+        # RFC 9112 3.2.2: with the absolute form, use the host of the target.
         authority = _authority_of(head.target).rpartition(b"@")[2]
     if prefix and target != b"*":
         target = prefix + target
     out = [head.method, b" ", target, b" HTTP/1.1\r\n"]
     had_host = had_te = False
-    for name, value in _without_named(head.headers, head.connection) if head.connection else head.headers:
+    for name, value in head.headers:
         kind = _KINDS.get(name.lower(), _PASS)
         if kind == _PASS:
             out += (name, b": ", value, b"\r\n")
@@ -130,7 +109,7 @@ def _request_lines(
         elif kind == _TE and not had_te and b"trailers" in value.lower():
             had_te = True
             out.append(b"Connection: TE\r\nTE: trailers\r\n")
-    if not had_host:  # an HTTP/1.0 client may leave it out, we may not
+    if not had_host:  # optional in HTTP/1.0, but required in the HTTP/1.1 request to the upstream
         out.insert(4, b"Host: " + (authority or b"") + b"\r\n")
     if upgrade and head.upgrade is not None:
         out += (b"Connection: Upgrade\r\nUpgrade: ", head.upgrade, b"\r\n")
@@ -167,7 +146,7 @@ def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, de
     drop: tuple[bytes, ...] = (b"transfer-encoding", b"trailer") if dechunk else ()
     if head.status == 204 or head.status < 200:
         drop = (b"transfer-encoding", b"content-length")  # RFC 9110 8.6, RFC 9112 6.1
-    for name, value in _without_named(head.headers, head.connection) if head.connection else head.headers:
+    for name, value in head.headers:
         kind = _KINDS.get(name.lower(), _PASS)
         if kind == _PASS:
             if not drop or name.lower() not in drop:

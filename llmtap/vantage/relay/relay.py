@@ -8,7 +8,6 @@ If a task for time limits or reports fails, it ends at once, and the supervisor 
 
 import asyncio
 import logging
-import resource
 import signal
 import socket
 import sys
@@ -22,7 +21,7 @@ from llmtap import native
 from llmtap.channel.experiment import Experiment, read_switch
 from llmtap.clock import Clock, SystemClock
 from llmtap.net.lag import make_lag_meter
-from llmtap.net.listener import Listener, failure_said, name_of
+from llmtap.net.listener import Listener, failure_said, name_of, raise_file_limit
 from llmtap.net.pool import Origin, Pool, Route, parse_origin
 from llmtap.net.stream import KERNEL_FLOOR_NS, Stream, keep_stamps_on, open_stream
 from llmtap.net.tls import TlsStream, client_context, server_context
@@ -42,11 +41,12 @@ from llmtap.vantage.reporter import (
 
 SWEEP_S = 0.25
 ASK_S = 2.0
-"""Time between two checks of the upstream, where readiness depends on it."""
+"""Time between two checks of the upstream, if readiness depends on it."""
 SWEEP_SLICE = 256
-"""Connections checked in one go: a sweep over ten thousand must not hold the loop for milliseconds."""
+"""Connections checked in one step: a sweep over ten thousand must not block the event loop for
+milliseconds."""
 BRIEFING_S = 0.5
-"""How long a fresh relay waits to hear whether the experiment is on; the meter answers in milliseconds."""
+"""Time that a new relay waits for the state of the experiment; the meter answers in milliseconds."""
 LAST_REQUEST_NS = 5_000_000_000
 """Time that an idle client has for one more request after new relays have taken over.
 
@@ -54,8 +54,7 @@ Its response says `Connection: close`, so that no request meets a closed connect
 time of uvicorn and Node.js: clients expect that a connection that was idle for longer may be closed.
 """
 ORPHAN_DRAIN_S = 20.0
-"""Maximum drain time once the supervisor has died: after 30 s nothing of it may be left, and the meter ends
-after us."""
+"""Maximum drain time after the supervisor has died: within 30 s all processes must end, the meter last."""
 
 log = logging.getLogger(__name__)
 
@@ -107,8 +106,8 @@ class Relay:
     ) -> None:
         self.loop = loop
         self.options = options
-        # A stall between two probes goes unseen up to their distance. It moves a kernel's timestamp only if
-        # two events wait in one socket; the meter sees that, and adds UNSEEN_NS (`exchange/observer.py`).
+        # Probes can miss a stall that is shorter than their distance. It affects a kernel timestamp only if
+        # two events wait in one socket; the meter detects that and adds UNSEEN_NS (`exchange/observer.py`).
         if options.clock == "kernel":
             lag = make_lag_meter(KERNEL_FLOOR_NS)
         else:
@@ -116,7 +115,7 @@ class Relay:
         self._stamped = keep_stamps_on() if options.clock == "kernel" else None
         self.reporter = reporter = Reporter(
             loop, tap_path, options.tap_bytes, lag, clock or SystemClock(), name=name,
-            clock_name=options.clock, listen=listen, counters=self._counters, on_word=self._on_word,
+            clock_name=options.clock, listen=listen, live_counts=self._live_counts, on_word=self._on_word,
         )  # fmt: skip
         self.tap = reporter.tap
         self._pools: list[Pool] = []
@@ -140,12 +139,11 @@ class Relay:
         if options.tls_certificate or options.tls_key:
             self._server_tls = server_context(options.tls_certificate or "", options.tls_key or "")
         self.connections: set[ClientConnection] = set()
-        self._accepted = 0
         self._listeners: list[Listener] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._drained = asyncio.Event()
         self.broken: asyncio.Future[None] = loop.create_future()
-        """Done once a task that all connections depend on has failed."""
+        """Done after a failure of a task on which all connections depend."""
 
     @property
     def flows(self) -> Iterable[Any]:
@@ -166,7 +164,8 @@ class Relay:
     # ---------------------------------------------------------------- the experiment
 
     def _on_word(self, word: int) -> None:
-        """Switch the experiment on or off as the meter says; ignore messages about others."""
+        """Switch the experiment on or off by a message of the meter; ignore messages about other
+        experiments."""
         experiment_id, on = read_switch(word)
         self._briefing.set()
         router = self.context.router
@@ -235,7 +234,7 @@ class Relay:
             self.reporter.report()
 
     def ask_upstreams(self) -> None:
-        """Connect to each upstream once; log a warning for one that is not there."""
+        """Connect to each upstream once; log a warning if one accepts no connection."""
         for check in self._checks:
             check.ask()
 
@@ -247,8 +246,8 @@ class Relay:
                     check.ask()
             await asyncio.sleep(ASK_S)
 
-    def _counters(self) -> dict[str, Any]:
-        """The fields of RelayStatus that only a relay has."""
+    def _live_counts(self) -> dict[str, Any]:
+        """Return the fields of RelayStatus that are read when the relay reports."""
         tried = [check for check in self._checks if check.pool.up is not None]
         return {
             "connections": len(self.connections),
@@ -256,8 +255,6 @@ class Relay:
             "upstream_connects": sum(pool.connects for pool in self._pools),
             "upstream_reuses": sum(pool.reuses for pool in self._pools),
             "upstream_unsolicited": sum(pool.unsolicited for pool in self._pools),
-            "accepted": self._accepted,
-            "refused": self.context.refused,
             "upstream_up": bool(self._checks[0].up) if self.options.ready_needs_upstream else None,
             "upstreams": {check.url: check.pool.up for check in tried},
             "upstreams_tried_ns": {check.url: check.pool.tried_ns for check in tried},
@@ -266,7 +263,7 @@ class Relay:
     # ---------------------------------------------------------------- accepting
 
     def _accept(self, sock: socket.socket) -> None:
-        self._accepted += 1
+        self.reporter.counts.accepted += 1
         if len(self.connections) >= self.options.connections:
             self.context.refuse("connections")
             sock.close()
@@ -292,7 +289,7 @@ class Relay:
         self.context.warn("accept_failed", str(error))
 
     async def _accept_tls(self, sock: socket.socket, connection: ClientConnection) -> None:
-        stream = TlsStream(connection)
+        stream = TlsStream(connection, sock)
         connection.attach(stream, self.reporter.now_ns())
         try:
             limit_s = self.options.head_timeout / 1e9
@@ -330,7 +327,7 @@ class Relay:
             connection.drain(now_ns)
 
     async def drain(self) -> None:
-        """Take no more connections, let exchanges finish up to `drain_timeout`, then end."""
+        """Accept no more connections, let exchanges finish within `drain_timeout`, then end."""
         self.reporter.draining = True
         for listener in self._listeners:
             listener.close()
@@ -367,15 +364,13 @@ class RelaySetup(ChildSetup, kw_only=True):
     listen_fds: list[int]
     experiment: Experiment | None = None
     asks_upstream: bool = False
-    """Warn if the upstream is not there."""
+    """Warn at the start if the upstream accepts no connection."""
 
 
 def main() -> int:
     """Run until SIGTERM or SIGUSR1, or until the supervisor is gone: status 0; 1 when the relay broke."""
     setup = begin_child(RelaySetup)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_file_limit()
     return uvloop.run(_run(setup))
 
 
@@ -400,7 +395,7 @@ async def _run(setup: RelaySetup) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, partial(end, replaced=False))
     loop.add_signal_handler(signal.SIGUSR1, partial(end, replaced=True))
-    # A hang-up reaches the whole group, as a signal to a service may; the supervisor decides what it means.
+    # Ignore these: a hang-up (or a signal to a service) reaches the whole group, and the supervisor acts.
     for number in (signal.SIGHUP, signal.SIGUSR2):
         loop.add_signal_handler(number, lambda: None)
     on_orphaned(loop, setup, bereave)
@@ -418,8 +413,8 @@ async def _run(setup: RelaySetup) -> int:
     stopping = loop.create_task(stop.wait())
     await asyncio.wait((stopping, relay.broken), return_when=asyncio.FIRST_COMPLETED)
     if relay.broken.done():
-        # No drain: nothing might end a stream that stands still, and only when this process has ended does
-        # the supervisor start another. New connections wait in the kernel until then.
+        # End without a drain: without time limits, a stalled stream might never end, and the supervisor
+        # starts another relay only after this process. New connections wait in the kernel meanwhile.
         return 1
     await relay.drain()
     return 0

@@ -25,7 +25,7 @@ class _Direction:
         self.sink = sink
         self.ended = False
         self.passed = False
-        """The sink has got all of it, with the end."""
+        """The sink has received all bytes and the end."""
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         try:
@@ -40,7 +40,7 @@ class _Direction:
     def on_eof(self) -> None:
         self.ended = True
         if not self.sink.pending:
-            self.pass_end()  # or it follows when the sink has taken the rest
+            self.pass_end()  # otherwise `sink_drained` forwards the end
 
     def pass_end(self) -> None:
         """Forward the end of the source behind all its bytes."""
@@ -92,24 +92,24 @@ class Tunnel:
         return self.down if direction is self.up else self.up
 
     def end_passed(self, direction: _Direction) -> None:
-        """One direction ended in order; the tunnel ends when both have."""
+        """Note that one direction ended properly; the tunnel ends when both have."""
         other = self.other(direction)
         if direction.sink.closed and not other.ended:
-            other.on_eof()  # TLS: the sink is closed both ways, and reports no end
+            other.on_eof()  # TLS closes both directions of the sink at once, which then reports no end
         elif other.passed:
             self._end()
 
     def not_taken(self, direction: _Direction, error: OSError) -> None:
-        """The sink refused bytes.
+        """Handle a sink that refused bytes.
 
-        If the upstream has ended, they are lost, and the client's end is awaited: closing while it sends
-        could cost it bytes that it has yet to read.
+        If the upstream has ended, the bytes are discarded, and the tunnel waits for the client's end: closing
+        while the client sends could destroy bytes that it has not read yet.
         """
         if direction is self.down or not self.down.ended:
             self._broken(self.other(direction), error)
 
     def lost(self, direction: _Direction, error: OSError | None) -> None:
-        """The connection of the source of `direction` broke or closed."""
+        """Note that the connection of the source of `direction` broke or closed."""
         if not direction.ended or (error is not None and direction is self.up):
             self._broken(direction, error)
             return
@@ -123,25 +123,25 @@ class Tunnel:
         """The source of `direction` closed too early: end the tunnel."""
         by_client = direction is self.up
         who = "client" if by_client else "upstream"
-        if self._outcome is Outcome.COMPLETE:  # the first break counts
+        if self._outcome is Outcome.COMPLETE:  # the first break determines the outcome
             self._outcome = Outcome.CLIENT_CANCELLED if by_client else Outcome.UPSTREAM_RESET
             self._error = f"the {who} broke the tunnel ({type(error).__name__ if error else 'closed'})"
         if not by_client and self._client.pending:
-            # The client still gets what came before.
+            # Let the client receive the bytes from before the break.
             self._upstream.close()
             self.down.ended = self.up.ended = self.up.passed = True
         else:
             self._end()
 
     def silent(self) -> None:
-        """No byte has moved for `relay.idle_timeout`: end it."""
+        """End the tunnel after `relay.idle_timeout` without a byte."""
         if self.down.ended:
-            pass  # the client has everything, and does not close
+            pass  # complete: the client has received all, but does not close
         elif self.up.ended or self._upstream.pending:
             self._outcome = Outcome.UPSTREAM_TIMEOUT
             self._error = "the upstream was silent for too long"
         else:
-            # It is unknown whose turn it was, so neither side is blamed.
+            # It is unknown which side should have sent, so the outcome names neither.
             self._outcome = Outcome.TRUNCATED
             self._error = "both sides of the tunnel were silent for too long"
         self._end()

@@ -18,7 +18,15 @@ from llmtap.exchange.outcome import Outcome
 from llmtap.net.listener import failure_said, is_own_shortage
 from llmtap.net.pool import Attempt, Route, Waiter
 from llmtap.net.stream import Stream
-from llmtap.protocol.http1 import NO_TRAILERS, BodyScanner, Framing, Headers, RequestHead, scanner_for
+from llmtap.protocol.http1 import (
+    NO_TRAILER_WORDS,
+    NO_TRAILERS,
+    BodyScanner,
+    Framing,
+    Headers,
+    RequestHead,
+    scanner_for,
+)
 from llmtap.protocol.inference import SkipRules
 from llmtap.vantage.relay.experiment_router import Assignment, ExperimentRouter
 from llmtap.vantage.relay.heads import added_fields, request_lines
@@ -36,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class RelayContext:
-    """Options of a relay, its route to the upstream, its channel to the meter, and counts of refusals."""
+    """Options of a relay, its route to the upstream, and its channel to the meter."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, options: RelayOptions, reporter: Reporter, route: Route
@@ -52,13 +60,13 @@ class RelayContext:
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
         self.skips = SkipRules(options.skip, "relay.skip")
-        self.refused: dict[str, int] = {}
         self.last_request_ns = 0
         """While the relay drains: time that an idle client connection has for one more request."""
         self._warned_ns: dict[str, int] = {}
 
     def refuse(self, limit: str) -> None:
-        self.refused[limit] = self.refused.get(limit, 0) + 1
+        refused = self.reporter.counts.refused
+        refused[limit] = refused.get(limit, 0) + 1
 
     def warn(self, kind: str, what: str, error: Exception | None = None) -> None:
         """Log a fault of a peer or of the system: at most one line per second and kind.
@@ -110,14 +118,14 @@ class Upload:
         again: the whole request, while it may still be sent again.
         assignment: its place in an experiment; None without one.
         broken: the upstream's socket takes no more of the request.
-        end_ns: the read that held the request's last byte; 0 before.
-        bytes: read from the client for this request.
-        upgrade: the request asks for a WebSocket, and may.
+        end_ns: time of the read with the request's last byte; 0 before.
+        bytes: number of bytes read from the client for this request.
+        upgrade: the request wants a WebSocket, which the options allow.
         connect_ns: duration of connecting; None with a kept-alive connection.
     """
 
     __slots__ = (
-        "_attempt", "_client", "_context", "_flow", "_held", "_route", "_scanner",
+        "_attempt", "_client", "_context", "_detached", "_flow", "_held", "_route", "_scanner",
         "_sent", "_stream", "again", "assignment", "broken", "bytes", "connect_ns", "end_ns", "retries",
         "reused", "upgrade", "upstream",
     )  # fmt: skip
@@ -133,8 +141,9 @@ class Upload:
         self.assignment: Assignment | None = None
         self._scanner: BodyScanner | None = None
         self._attempt: Attempt | None = None
-        self._held = b""  # request bytes that wait for a connection, or for their assignment
-        self._sent = False  # the upstream may have seen something of the request
+        self._held = b""  # request bytes that wait for a connection or an assignment
+        self._detached = False  # the exchange has ended
+        self._sent = False  # the upstream may have received a part of the request
         self.upgrade = False
         self.upstream: Stream | None = None
         self.reused = False
@@ -151,7 +160,7 @@ class Upload:
         """Forward the request whose head ends at `head_end` of `data`; return the bytes behind its end."""
         context, flow = self._context, self._flow
         if head.upgrade is not None:
-            # RFC 9110 7.8: HTTP/1.0 has no upgrades.
+            # RFC 9110 7.8: ignore Upgrade in HTTP/1.0.
             wanted = context.options.websocket and head.version == (1, 1)
             self.upgrade = wanted and head.upgrade.lower() == b"websocket"
         rule = context.skips.rule_of_head(head.method, head.target, head.headers)
@@ -165,7 +174,8 @@ class Upload:
         if assignment is not None and not holds:
             self._route = assignment.route
         if not holds:
-            # Nearly every request is complete by now: then it is one send, one frame, and no scanner.
+            # Fast path: nearly every request is already complete, and needs one send, one frame and no
+            # scanner.
             if head.framing is NONE:
                 return self._start_whole(head, data, head_end, head_end, arrival_ns, t_ns, skipped)
             if head.framing is LENGTH and len(data) - head_end >= head.length:
@@ -176,11 +186,15 @@ class Upload:
             flow.seq, flow.tapped = context.tap.open(arrival_ns, data[:head_end], arm=note)
         self.bytes = head_end
         refused = NO_TRAILERS if assignment is None else assignment.refused_trailers
-        self._scanner = scanner_for(head.framing, head.length, refused_trailers=refused)
+        self._scanner = scanner_for(
+            head.framing, head.length, refused_trailers=refused, refused_words=NO_TRAILER_WORDS
+        )
         body, rest = self._scan(data[head_end:], t_ns) if len(data) > head_end else (b"", b"")
         if flow.over:
             return b""
         if holds:
+            assert assignment is not None
+            assignment.on_room_lost = self._on_room_lost
             self._held = body
             self._settle()
         else:
@@ -211,7 +225,7 @@ class Upload:
         kind, extra_ns, tried = OPEN, t_ns, False
         if upstream is not None and arrival_ns == t_ns:
             tried = True
-            # Before the send: on loopback the answer can be there before the call returns.
+            # Read the clock before the send: on loopback, the answer may arrive before the call returns.
             submit_ns = mono_ns()
             try:
                 if upstream.write(request):  # otherwise `drained` follows when the rest was taken
@@ -234,7 +248,7 @@ class Upload:
         """Forward more of the request body; return the bytes behind its end."""
         flow = self._flow
         if flow.finishing:
-            # Nobody is there to take it: it neither waits for a connection nor keeps the exchange alive.
+            # The answer is complete, so the rest is only scanned for its end.
             rest = self._scan(data, t_ns)[1]
             if self.end_ns and flow.reads_on:
                 flow.client_drained()
@@ -257,7 +271,7 @@ class Upload:
         try:
             end = self._scanner.feed(data)
         except PeerProtocolError as exc:
-            # The upstream has part of a request that can never be completed: it must not take it for one.
+            # Close the upstream connection, so that the upstream does not process the incomplete request.
             self.drop_upstream()
             flow.fail(exc.status, "malformed_request", str(exc), Outcome.CLIENT_ERROR)
             return b"", b""
@@ -274,7 +288,7 @@ class Upload:
         return data, rest
 
     def _settle(self) -> None:
-        """Forward the held request, once enough of it is here, or no room is left."""
+        """Forward the held request, if its arm is known or no more of it can be held."""
         flow, assignment = self._flow, self.assignment
         assert assignment is not None
         reported = assignment.note
@@ -286,6 +300,15 @@ class Upload:
         if assignment.note is not reported:
             self._context.tap.offer(FrameKind.ARM, flow.seq, flow.last_ns, 0, assignment.note or b"")
         self._forward(assignment.head, body)
+
+    def _on_room_lost(self) -> None:
+        # call_soon, since this is called while another request takes the memory.
+        self._context.loop.call_soon(self._settle_without_room)
+
+    def _settle_without_room(self) -> None:
+        holds = self.assignment is not None and self.assignment.holds
+        if holds and not self._detached and not self._flow.over:
+            self._settle()
 
     # ---------------------------------------------------------------- to the upstream
 
@@ -316,10 +339,10 @@ class Upload:
             sent = upstream.write(data)
         except OSError:
             if self.reused and not self._sent:
-                # The kernel took nothing of it, so the upstream has not seen it: any method may go again.
+                # The kernel took no byte, so the upstream has not seen the request: retry with any method.
                 self._retry(data)
             else:
-                # An answer may wait behind the broken pipe (413, say): the reader will find it, or the end.
+                # An answer (such as 413) may already wait to be read; the reader finds it, or the end.
                 self.broken = True
             return
         self._sent = True
@@ -349,7 +372,7 @@ class Upload:
         flow = self._flow
         self._attempt = self._route.pool.connect(flow)
         if self.upstream is not None or flow.over:
-            self._attempt = None  # it was all over before the call returned
+            self._attempt = None  # the attempt ended before connect() returned
 
     def connected(self, stream: Stream, took_ns: int) -> None:
         """Send the waiting request on the new connection."""
@@ -365,12 +388,13 @@ class Upload:
         """No connection could be opened: end the exchange with an error."""
         self._attempt = None
         flow, context = self._flow, self._context
-        flow.reads_on = not self.end_ns and flow.tapped  # its body has the model
+        # Read the request to its end, if it is measured: the record needs the model named in the body.
+        flow.reads_on = not self.end_ns and flow.tapped
         if isinstance(error, TimeoutError):
             what = "the upstream did not accept a connection in time"
             flow.fail(504, "upstream_connect_timeout", what, Outcome.UPSTREAM_TIMEOUT)
         elif is_own_shortage(error):
-            # The upstream was not asked: this is a limit of the tap, like too many requests at a time.
+            # A limit of llmtap and not of the upstream, like too many requests at a time.
             context.refuse("tap_overloaded")
             context.warn("tap_overloaded", str(error))
             what = f"no connection can be opened here: {failure_said(error)}"
@@ -397,7 +421,8 @@ class Upload:
     # ---------------------------------------------------------------- the end
 
     def give_back(self, last_ns: int, *, keep: bool) -> None:
-        """The answer is complete: keep the connection if `keep`, and if the request went well."""
+        """Release the connection after the answer: reuse it if `keep`, and if the request was sent
+        completely."""
         upstream, self.upstream = self.upstream, None
         if upstream is None:
             return
@@ -409,9 +434,12 @@ class Upload:
     def detach(self) -> None:
         """Drop the reference to the finished exchange, so that no cycle is left."""
         del self._flow
+        self._detached = True
+        if self.assignment is not None:
+            self.assignment.on_room_lost = None
 
     def note_unsolicited(self) -> None:
-        """Count bytes behind the end of an answer."""
+        """Count an answer that is followed by unexpected bytes."""
         self._route.pool.unsolicited += 1
 
     def drop_upstream(self) -> None:

@@ -21,12 +21,12 @@ from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, Tokenizer, cut_
 from llmtap.workload.requests import Requests
 
 ROUNDS: Final = 4
-"""Guesses by tokens per word; the second is exact if only the overhead was unknown."""
+"""Maximum number of guesses by tokens per word; the second is exact if only the overhead was unknown."""
 ONE_A_WORD: Final = 1.5
-"""Below this many tokens per word, words are probably one token each and the overhead was guessed too low."""
+"""Tokens per word below which words are probably one token each, and the guessed overhead was too low."""
 ATOM: Final = " a"
 BATCH_TOKENS: Final = 100_000
-"""Tokens counted at a time, which bounds the tokenizer's memory."""
+"""Tokens counted in one call, which bounds the tokenizer's memory."""
 BATCH_ROWS: Final = 256
 
 
@@ -43,7 +43,7 @@ class Fitted:
 
     @property
     def missed(self) -> int:
-        """Tokens too many; negative: too few."""
+        """Difference from the wanted length; negative: too short."""
         return self.tokens - self.wanted
 
 
@@ -51,9 +51,9 @@ class Fitted:
 class Draft:
     tokens: int
     make: Callable[[int], Prompt]
-    """Makes the prompt of a number of words; more words are never fewer tokens."""
+    """Makes a prompt of a number of words. More words must not give fewer tokens."""
     overhead: int = 0
-    """Expected tokens besides the words. A wrong value costs a count."""
+    """Expected number of tokens besides the words. A wrong value costs one more count."""
 
 
 def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, Fitted]]:
@@ -63,8 +63,8 @@ def fit(drafts: Sequence[Draft], counter: TokenCounter) -> list[tuple[Prompt, Fi
         open_ones = [search for search in searches if guess(search)]
         counts = counter.count([search.prompt for search in open_ones]) if open_ones else []
         for search, count in zip(open_ones, counts, strict=True):
-            search.hear(count)
-    return [search.found(counter.way) for search in searches]
+            search.take_count(count)
+    return [search.result(counter.way) for search in searches]
 
 
 class _Search:
@@ -76,7 +76,7 @@ class _Search:
         """Tokens by words and atoms."""
         self._best: tuple[Prompt, int] | None = None
         self._below: tuple[int, int, int] | None = None
-        """Words, atoms and tokens of the nearest from below."""
+        """Words, atoms and tokens of the longest prompt that is too short."""
 
     @property
     def _done(self) -> bool:
@@ -97,11 +97,11 @@ class _Search:
             by_word = 1.0
         words += round((wanted - last) / by_word)
         if (words, 0) in self._tried and self._below is None:
-            words = min(words for words, _ in self._tried) - 1  # so that there is something to be filled
+            words = min(words for words, _ in self._tried) - 1  # shorter, so that it can be filled with atoms
         return self._take(words, 0)
 
     def guess_filled(self) -> bool:
-        """Fill the nearest from below with atoms."""
+        """Fill the longest prompt that is too short with atoms."""
         if self._done or self._below is None:
             return False
         words, atoms, tokens = self._below
@@ -116,7 +116,7 @@ class _Search:
         self.prompt = replace(prompt, text=prompt.text + ATOM * atoms) if atoms else prompt
         return True
 
-    def hear(self, count: int) -> None:
+    def take_count(self, count: int) -> None:
         wanted = self._draft.tokens
         self._tried[self._words, self._atoms] = count
         if self._best is None or abs(count - wanted) < abs(self._best[1] - wanted):
@@ -124,7 +124,7 @@ class _Search:
         if count <= wanted and (self._below is None or self._below[2] < count):
             self._below = (self._words, self._atoms, count)
 
-    def found(self, way: str) -> tuple[Prompt, Fitted]:
+    def result(self, way: str) -> tuple[Prompt, Fitted]:
         assert self._best is not None
         prompt, tokens = self._best
         return prompt, Fitted(prompt.text, tokens, self._draft.tokens, way)
@@ -145,8 +145,8 @@ def in_batches(rows: Iterable[int], tokens: Sequence[int]) -> Iterator[list[int]
 
 
 TOKEN_IDS: Final = "token ids"
-TEXTS_KEPT: Final = 1_024
-"""Texts cached: conversations repeat theirs with each turn."""
+TEXTS_CACHED_MAX: Final = 1_024
+"""Maximum number of texts in the cache: each turn of a conversation repeats the earlier texts."""
 
 
 @runtime_checkable
@@ -205,22 +205,22 @@ class ElasticPrompts:
         return self.prompts([row])[0][0]
 
     def prompts(self, rows: Sequence[int]) -> list[tuple[Prompt, Fitted]]:
-        found: dict[int, tuple[Prompt, Fitted]] = {}
+        prompts_: dict[int, tuple[Prompt, Fitted]] = {}
         makers: dict[int, _Maker] = {}
         drafts: list[Draft] = []
         for row in rows:
             wanted, maker = self._requests.input[row], _Maker(self._source, row)
             first = maker.make(max(1, wanted - self._overhead))
             if first.ids:
-                found[row] = (first, Fitted("", len(first.ids), wanted, TOKEN_IDS))
+                prompts_[row] = (first, Fitted("", len(first.ids), wanted, TOKEN_IDS))
             else:
                 makers[row] = maker
                 drafts.append(Draft(wanted, maker.make, self._overheads.get(_shape(first), self._overhead)))
         for (row, maker), (prompt, fitted) in zip(makers.items(), fit(drafts, self._counter), strict=True):
-            found[row] = (prompt, fitted)
+            prompts_[row] = (prompt, fitted)
             if fitted.exact and prompt is maker.prompt:
                 self._overhead = self._overheads[_shape(prompt)] = fitted.tokens - maker.words
-        return [found[row] for row in rows]
+        return [prompts_[row] for row in rows]
 
 
 class _Maker:
@@ -244,7 +244,7 @@ def _shape(prompt: Prompt) -> tuple[bool, int]:
 def text_fit(tokenizer: Tokenizer) -> Fit:
     """Return a function that makes texts of n tokens by this tokenizer, by cutting a longer text."""
 
-    @functools.lru_cache(TEXTS_KEPT)
+    @functools.lru_cache(TEXTS_CACHED_MAX)
     def cut(text: str, tokens: int) -> tuple[str, int]:
         return cut_text(tokenizer, text, tokens)
 

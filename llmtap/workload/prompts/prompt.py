@@ -14,25 +14,25 @@ from typing import Final, Protocol
 from llmtap.workload.requests import Requests
 
 Fit = Callable[[Callable[[int], str], int], str]
-"""`fit(made, n)`: the text of n tokens by the tokenizer in use, where `made(k)` is a text of k tokens by the
-project's own and grows with k. Deterministic."""
+"""`fit(made, n)`: returns a text of n tokens by the tokenizer in use. `made(k)`: a text of k tokens by
+llmtap's own tokenizer, which grows with k. Deterministic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Either `text` or `ids`, with what precedes it."""
+    """A prompt: either `text` or `ids`, with system prompt and earlier turns."""
 
     text: str = ""
     ids: Sequence[int] = ()
     """The prompt as tokens, if the workload prescribes them (IETF draft, A.1.4)."""
     system: str = ""
-    """System prompt; most shared prefixes are one."""
+    """System prompt; most shared prefixes are system prompts."""
     history: tuple[tuple[str, str], ...] = ()
     """Earlier turns: role and text, from the first."""
 
 
 class PromptSource(Protocol):
-    """Makes prompts, always the same for a row, in any order."""
+    """Makes the prompts of rows, in any order; a row always has the same prompt."""
 
     def prompt(self, row: int) -> Prompt:
         """Return the prompt of a row, of `Requests.input` tokens by the tokenizer in use."""
@@ -43,8 +43,8 @@ class ElasticSource(PromptSource, Protocol):
     """PromptSource whose texts can be made longer or shorter."""
 
     def sized(self, row: int, tokens: int) -> Prompt:
-        """Return the row's prompt of `tokens` in all; context and history stay, the message has at least one
-        token. Prompts of ids stay as they are."""
+        """Return the row's prompt with `tokens` in total. Only the message changes, and has at least one
+        token. Prompts of ids do not change."""
         ...
 
     def fitted(self, fit: Fit) -> "ElasticSource":
@@ -90,7 +90,7 @@ def count_ids(random: Random, count: int, below: int = CL100K_IDS) -> None:
 
 
 def _words(random: Random, count: int) -> "array[int]":
-    # The first word drawn is the lowest of the number.
+    # getrandbits() puts the first 32-bit word into the lowest bits.
     words = array("I", random.getrandbits(_WORD_BITS * count).to_bytes(4 * count, "little"))
     if sys.byteorder == "big":
         words.byteswap()

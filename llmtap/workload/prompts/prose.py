@@ -49,8 +49,8 @@ def prose(tokens: int, key: str) -> str:
     opening = _opening(key)
     if tokens <= len(opening):
         return "".join(opening[:tokens])
-    said = say(tokens - len(opening), key)
-    return "".join(opening) + " " + "".join(said)
+    words = say(tokens - len(opening), key)
+    return "".join(opening) + " " + "".join(words)
 
 
 def _opening(key: str) -> list[str]:
@@ -61,19 +61,19 @@ def _opening(key: str) -> list[str]:
 def fitted_text(text: str, tokens: int, filler: str = _FILLER, more: str = "") -> str:
     """Cut or extend a text to `tokens`: whole pieces of it, then of `more`, then the filler."""
     if more and count_tokens(text) == tokens:
-        return text  # with `more` behind it, its last piece could differ
-    kept: list[str] = []
+        return text  # return it here: followed by `more`, its last piece could differ
+    pieces: list[str] = []
     left = tokens
     for piece in cut(text + more):
         n = _tokens_of(piece)
         if n > left:
             break
-        kept.append(piece)
+        pieces.append(piece)
         left -= n
-    # The filler would become one piece with a space before it.
-    while left and kept and kept[-1].isspace():
-        left += _tokens_of(kept.pop())
-    return "".join(kept) + filler * left
+    # Remove spaces at the end: with the filler, they would become one piece.
+    while left and pieces and pieces[-1].isspace():
+        left += _tokens_of(pieces.pop())
+    return "".join(pieces) + filler * left
 
 
 @functools.lru_cache(1 << 15)
@@ -114,9 +114,9 @@ def _question_tokens() -> int:
 # ---------------------------------------------------------------- source code
 
 LANGUAGES: Final = ("python", "javascript", "typescript")
-"""Those of the IETF draft, 4.3.2.4."""
+"""Languages of the IETF draft, 4.3.2.4."""
 _FUNCTIONS: Final = 600
-"""Of each language: more than 80,000 tokens."""
+"""Number of functions by language: more than 80,000 tokens."""
 _FILLERS: Final = {"python": "#", "javascript": "/", "typescript": "/"}
 
 

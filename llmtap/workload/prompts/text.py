@@ -26,10 +26,10 @@ from zlib import crc32
 from llmtap.workload.requests import Requests
 
 NAME_BYTES: Final = 9
-"""Enough for 64-bit ids and the kind of number."""
+"""Number of bytes of a name: sufficient for a 64-bit id and its kind."""
 _SPACE: Final = 1 << 8 * NAME_BYTES
 _ODD: Final = 0x9E3779B97F4A7C15F5 | 1
-"""2^72 by the golden ratio: names of neighbours are far apart."""
+"""2^72 divided by the golden ratio, so that names of consecutive numbers differ widely."""
 
 _COMMON: Final = """
 about after all also am an and any are as ask at away back be before best big black blue book build but by
@@ -55,7 +55,7 @@ class Words:
     table: tuple[str, ...]
     separator: str = " "
     exact: bool = True
-    """Each word is one token by the tokenizer they were chosen for."""
+    """Each word is one token by the tokenizer for which the words were chosen."""
 
     def __post_init__(self) -> None:
         assert len(self.table) == 256
@@ -75,8 +75,8 @@ class Words:
 
 
 COMMON: Final = Words.made_of(_COMMON.split())
-"""One token each, after a space and without one, by cl100k, o200k, Anthropic's published tokenizer and our
-own."""
+"""Words that are one token each, with and without a leading space, by cl100k, o200k, Anthropic's published
+tokenizer and llmtap's own."""
 
 
 class Numbers:
@@ -89,7 +89,7 @@ class Numbers:
         return self._bytes((number & 0xFFFF_FFFF_FFFF_FFFF) << 1, tokens)
 
     def row(self, number: int, tokens: int) -> bytes:
-        """Return the bytes of a row. Never begins with the word that a block begins with."""
+        """Return the bytes of a row, whose first word differs from that of every block."""
         return self._bytes(number << 1 | 1, tokens)
 
     def _bytes(self, x: int, tokens: int) -> bytes:
@@ -119,11 +119,11 @@ class RowText:
         left = tokens - sum(map(len, pieces))
         if left > 0:
             pieces.append(numbers.row(row, left))
-        # The blocks may be longer than the text, because the template adds tokens behind it.
+        # Cut: the blocks may be longer than the text, since the template adds tokens after it.
         return b"".join(pieces)[: max(0, tokens)]
 
 
-# Each of one to eight letters, so that the cutting leaves it whole.
+# Each word has one to eight letters, so that PATTERN does not cut it.
 _COMMON_WORDS: Final = """
 a about above across after again against all almost along already also always am among an and another any
 are around as ask at away back be because been before began being below best better between big black blue
@@ -154,7 +154,7 @@ _PUNCTUATION: Final = r"!-/:-@\[-`{-~"
 PATTERN: Final = (
     rf" ?[A-Za-z]{{1,8}}| ?[0-9]{{1,3}}| ?[{_PUNCTUATION}]|[ \t\n\r]{{1,8}}|[^A-Za-z0-9{_PUNCTUATION} \t\n\r]"
 )
-"""Cuts any text completely into pieces; ASCII ranges only, which all engines read alike."""
+"""Cuts any text completely into pieces. Has ASCII ranges only, which all regex engines interpret equally."""
 _CUT: Final = re.compile(PATTERN)
 
 SENTENCES: Final = 400
@@ -233,9 +233,9 @@ def _story() -> tuple[list[str], list[int]]:
     for _ in range(SENTENCES):
         starts.append(len(tokens))
         length = chance.randint(4, 14)
-        said = chance.sample(words, length)
-        tokens.append(" " + said[0].capitalize())
-        for i, word in enumerate(said[1:], 1):
+        words_ = chance.sample(words, length)
+        tokens.append(" " + words_[0].capitalize())
+        for i, word in enumerate(words_[1:], 1):
             if i % 6 == 0:
                 tokens.append(",")
             tokens.append(" " + word)
@@ -247,12 +247,12 @@ def say(count: int, key: str) -> Sequence[str]:
     """Return a text of `count` tokens, one string each; a shorter one of the same key is its prefix."""
     tokens, starts = _story()
     start = starts[crc32(key.encode()) % len(starts)]
-    said = tokens[start : start + count]
-    while len(said) < count:
-        said += tokens[: count - len(said)]
-    if said:
-        said[0] = said[0].removeprefix(" ")
-    return said
+    tokens_ = tokens[start : start + count]
+    while len(tokens_) < count:
+        tokens_ += tokens[: count - len(tokens_)]
+    if tokens_:
+        tokens_[0] = tokens_[0].removeprefix(" ")
+    return tokens_
 
 
 def tokenizer_json() -> dict[str, Any]:

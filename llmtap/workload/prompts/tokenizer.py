@@ -18,11 +18,13 @@ from llmtap.capture.tokenizer import TIKTOKEN, Encode, open_tiktoken, open_token
 from llmtap.clock import SystemClock
 from llmtap.errors import ConfigError
 from llmtap.units import NS_PER_S
-from llmtap.user_files import decode_json
+from llmtap.user_files import decode_json, read_file
 from llmtap.workload.prompts import text as own
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import COMMON, Words
 
+CONFIG_BYTES_MAX: Final = 16 << 20
+"""Maximum size of tokenizer_config.json and of a chat template."""
 OWN: Final = "sim"
 WORDS_MIN: Final = 16
 """Minimum number of one-token words: with fewer, texts would be too similar."""
@@ -31,7 +33,7 @@ _plain_word = re.compile(r"[a-z]{2,9}").fullmatch
 
 
 class Tokenizer(Protocol):
-    """Cuts texts into tokens, without a model's special ones."""
+    """Cuts texts into tokens, without special tokens of a model."""
 
     @property
     def name(self) -> str: ...
@@ -103,7 +105,7 @@ class _HuggingFace:
         self.name = str(path)
         self._tokenizer = open_tokenizer_file(path, place)
         self.specials = int(self._tokenizer.num_special_tokens_to_add(False))
-        # Without offsets, where the package has it (0.20.1): a third less work.
+        # The fast variant omits offsets, a third less work; tokenizers has it since 0.20.1.
         self._encode_all: Any = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
 
     def counts(self, texts: Sequence[str]) -> list[int]:
@@ -134,9 +136,9 @@ def fitting_words(tokenizer: Tokenizer) -> Words:
     common = list(dict.fromkeys(COMMON.table))
     if tokenizer.counts([" ".join(common), *common]) == [len(common)] + [1] * len(common):
         return COMMON
-    found = _single(tokenizer, [*common, *tokenizer.vocabulary()], " ")
-    if len(found) >= WORDS_MIN:
-        return Words.made_of(found)
+    words = _single(tokenizer, [*common, *tokenizer.vocabulary()], " ")
+    if len(words) >= WORDS_MIN:
+        return Words.made_of(words)
     letters = _single(tokenizer, list("abcdefghijklmnopqrstuvwxyz0123456789"), "")  # a token a letter
     if len(letters) >= WORDS_MIN:
         return Words.made_of(letters, "")
@@ -144,7 +146,7 @@ def fitting_words(tokenizer: Tokenizer) -> Words:
 
 
 def _single(tokenizer: Tokenizer, words: Sequence[str], separator: str) -> list[str]:
-    """Return those that are one token alone and in a row."""
+    """Return the words that are one token both alone and in a sequence."""
     words = list(dict.fromkeys(words))
     in_a_row = tokenizer.counts([separator.join([word] * 8) for word in words])
     counts = zip(words, tokenizer.counts(words), in_a_row, strict=True)
@@ -161,7 +163,7 @@ def cut_text(tokenizer: Tokenizer, text: str, tokens: int) -> tuple[str, int]:
     for size in sorted(range(max(0, tokens - 8), tokens + 4), key=lambda size: abs(size - tokens)):
         cut = tokenizer.decode(ids[:size])
         if cut is None:
-            raise ValueError(f"the tokenizer {tokenizer.name} does not give text back")
+            raise ValueError(f"the tokenizer {tokenizer.name} cannot decode tokens")
         cut = cut.rstrip("\ufffd")
         if not text.startswith(cut):
             continue
@@ -205,13 +207,17 @@ class ChatTemplate:
         """Load the template of a model's folder. Raises ConfigError naming `place`."""
         file = folder / "tokenizer_config.json"
         try:
-            config = decode_json(file.read_bytes()) if file.is_file() else {}
-        except (OSError, ValueError) as exc:
+            config = decode_json(read_file(file, place, CONFIG_BYTES_MAX)) if file.is_file() else {}
+        except ValueError as exc:
             raise ConfigError(place, f"{file} cannot be read: {exc}") from None
         if not isinstance(config, dict):
-            raise ConfigError(place, f"{file} is no JSON object")
+            raise ConfigError(place, f"{file} is not a JSON object")
         alone = folder / "chat_template.jinja"
-        source = alone.read_text("utf-8") if alone.is_file() else _default(config.get("chat_template"))
+        try:
+            text = read_file(alone, place, CONFIG_BYTES_MAX).decode() if alone.is_file() else None
+        except UnicodeError:
+            raise ConfigError(place, f"{alone} cannot be read: is not UTF-8") from None
+        source = _default(config.get("chat_template")) if text is None else text
         if source is None:
             raise ConfigError(
                 place, f"{folder} has no chat template",
@@ -228,7 +234,7 @@ class ChatTemplate:
     def render(self, prompt: Prompt) -> str:
         """Return the text that the server tokenizes. Raises ConfigError if the template refuses it."""
         messages = [{"role": "system", "content": prompt.system}] if prompt.system else []
-        messages += [{"role": role, "content": said} for role, said in prompt.history]
+        messages += [{"role": role, "content": text_} for role, text_ in prompt.history]
         messages.append({"role": "user", "content": prompt.text})
         try:
             return self._template.render(
@@ -246,7 +252,7 @@ def _default(template: Any) -> str | None:
 
 
 def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    # Jinja's own makes HTML entities of some characters, which no model was trained on.
+    # Replaces Jinja's filter, which writes HTML entities; models were not trained on these.
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
@@ -264,8 +270,8 @@ _SAMPLE: Final = bytes(range(0, 256, 16))
 
 def as_text(prompt: Prompt) -> str:
     """Join a prompt's parts without roles, as completions and reference tokenizers take it."""
-    said = (prompt.system, *(text for _, text in prompt.history), prompt.text)
-    return "\n\n".join(text for text in said if text)
+    texts = (prompt.system, *(text for _, text in prompt.history), prompt.text)
+    return "\n\n".join(text for text in texts if text)
 
 
 class TokenCounter:
@@ -290,11 +296,11 @@ class TokenCounter:
         """Return the tokens before and after the user's text for this system prompt and history."""
         sample = self.words.text(_SAMPLE)
         rendered = self._render(Prompt(text=sample, system=like.system, history=like.history))
-        head, found, _ = rendered.rpartition(sample)
-        if not found:
+        head, separator, _ = rendered.rpartition(sample)
+        if not separator:
             whole, text = self.tokenizer.counts([rendered, sample])
             return self._specials + max(0, whole - text), 0
-        # The text before decides how the first word is cut; the text behind has no effect.
+        # Only the text before has an effect on how the first word is cut.
         whole, until, before = self.tokenizer.counts([rendered, head + sample, head])
         return self._specials + before, whole - until
 

@@ -65,10 +65,10 @@ def test_every_key_word_is_a_demand_or_is_left_out() -> None:
 
 def test_the_sentences_are_counted() -> None:
     """83 sentences, or terms of a list, with 97 key words; 5 of them, with 18, demand nothing."""
-    found = key_words()
-    told = {(one.id.rpartition("-")[0], one.sentence) for one in found}
-    left_out = {(one.id.rpartition("-")[0], one.sentence) for one in found if one.id in EXCLUDED}
-    assert (len(told), len(found)) == (83, 97)
+    result = key_words()
+    report = {(one.id.rpartition("-")[0], one.sentence) for one in result}
+    left_out = {(one.id.rpartition("-")[0], one.sentence) for one in result if one.id in EXCLUDED}
+    assert (len(report), len(result)) == (83, 97)
     assert (len(left_out), len(EXCLUDED)) == (5, 18)
 
 

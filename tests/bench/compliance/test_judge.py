@@ -21,7 +21,7 @@ from llmtap.bench.compliance.evidence import (
 )
 from llmtap.bench.compliance.judge import (
     COMPARISON,
-    Judged,
+    JudgedRequirement,
     Matrix,
     judge,
     judge_comparison,
@@ -37,11 +37,11 @@ GRPC = {"target.url": "grpc://127.0.0.1:9000", "sut.protocol": "gRPC"}
 """Recommended for a model engine (4.6.1); all else is as recommended."""
 
 
-def matrix(*told: tuple[Level, Status]) -> Matrix:
+def matrix(*levels: tuple[Level, Status]) -> Matrix:
     rows = []
-    for i, (level, status) in enumerate(told, 1):
+    for i, (level, status) in enumerate(levels, 1):
         demand = Requirement(f"1-{i}", "1", level, "Something.", (), "report", lambda report: met("said"))
-        rows.append(Judged(demand, ComplianceVerdict(status, "seen")))
+        rows.append(JudgedRequirement(demand, ComplianceVerdict(status, "seen")))
     return Matrix("ttft", tuple(rows))
 
 
@@ -62,28 +62,28 @@ def matrix(*told: tuple[Level, Status]) -> Matrix:
 def test_compliance_is_that_of_section_2(
     must: Level, should: Level, first: Status, second: Status, status: str, why: tuple[str, ...]
 ) -> None:
-    found = matrix((must, first), (should, second), ("MAY", "not met"), ("procedure", "met"))
-    assert (found.status, found.why) == (status, why)
+    result = matrix((must, first), (should, second), ("MAY", "not met"), ("procedure", "met"))
+    assert (result.status, result.blocking) == (status, why)
 
 
 def test_a_procedure_that_was_left_is_a_deviation_and_costs_nothing() -> None:
-    found = matrix(("MUST", "met"), ("procedure", "not met"), ("procedure", "cannot tell"))
-    assert found.status == "unconditionally compliant"
-    assert [one.requirement.id for one in found.deviations] == ["1-2", "1-3"]
+    result = matrix(("MUST", "met"), ("procedure", "not met"), ("procedure", "cannot tell"))
+    assert result.status == "unconditionally compliant"
+    assert [one.requirement.id for one in result.deviations] == ["1-2", "1-3"]
 
 
 def test_the_gravest_of_several_verdicts_counts_its_like() -> None:
-    told = [met("a"), not_met("b"), cannot_tell("c"), not_met("d"), not_applicable("e")]
-    assert worst(told, "") == ComplianceVerdict("not met", "b (2 of 5)")
-    assert worst(told[2:3], "") == told[2]
+    verdicts = [met("a"), not_met("b"), cannot_tell("c"), not_met("d"), not_applicable("e")]
+    assert worst(verdicts, "") == ComplianceVerdict("not met", "b (2 of 5)")
+    assert worst(verdicts[2:3], "") == verdicts[2]
     assert worst([], "no loads") == ComplianceVerdict("cannot tell", "no loads")
 
 
 @pytest.mark.parametrize("test", TESTS)
 def test_a_report_by_the_book_is_unconditionally_compliant(test: str) -> None:
-    found = judge(changed(report_of_test(test), GRPC))
-    assert found.status == "unconditionally compliant", found.why
-    assert not found.deviations
+    result = judge(changed(report_of_test(test), GRPC))
+    assert result.status == "unconditionally compliant", result.blocking
+    assert not result.deviations
 
 
 def test_a_quick_run_forfeits_what_its_figures_say() -> None:
@@ -91,10 +91,10 @@ def test_a_quick_run_forfeits_what_its_figures_say() -> None:
         report_of_test("ttft"),
         {**GRPC, "quick": True, "steps.0.result.n": 100, "steps.0.result.capture.rows": 100},
     )
-    found = judge(quick)
-    assert found.status == "not compliant"
-    assert found.why == ("5.1.2.1-1a", "5.1.2.1-1b")
-    assert found.rows[[one.requirement.id for one in found.rows].index("5.1.2.1-1a")].verdict.evidence == (
+    result = judge(quick)
+    assert result.status == "not compliant"
+    assert result.blocking == ("5.1.2.1-1a", "5.1.2.1-1b")
+    assert result.rows[[one.requirement.id for one in result.rows].index("5.1.2.1-1a")].verdict.evidence == (
         "100 requests, 1,000 needed for P99"
     )
     # That it is called quick is no evidence of anything.
@@ -129,28 +129,30 @@ def test_a_planted_violation_is_not_met_and_stands_in_both_reports(
         report["compliance"] = judge(report).to_dict()
     before, after = ({row["id"]: row for row in report["compliance"]["rows"]} for report in (sound, planted))
     assert (before[unmet]["status"], after[unmet]["status"]) in (("met", "not met"), (NA, "not met"))
-    said = f"{unmet} not met ({after[unmet]['level']}): {after[unmet]['says']} Found: "
+    message = f"{unmet} not met ({after[unmet]['level']}): {after[unmet]['says']} Found: "
     for text in (minimum_text(bench_document(planted)), full_markdown(bench_document(planted))):
-        assert said in text
+        assert message in text
         assert "No deviation" not in text
-    assert said not in minimum_text(bench_document(sound))
+    assert message not in minimum_text(bench_document(sound))
 
 
 def places(tree: Any, before: str = "") -> list[str]:
     """Paths of all that has a name: what stands in a list is whole, as it was measured."""
-    found = []
+    result = []
     if isinstance(tree, dict):
         for name, held in tree.items():
-            found += [f"{before}{name}", *places(held, f"{before}{name}.")]
+            result += [f"{before}{name}", *places(held, f"{before}{name}.")]
     elif isinstance(tree, list):
         for i, held in enumerate(tree):
-            found += places(held, f"{before}{i}.")
-    return found
+            result += places(held, f"{before}{i}.")
+    return result
 
 
 LACKING = {test: report_of_test(test) for test in ("ttft", "throughput", "fairness", "prefix-cache")}
-PLACES = {test: [path for path in places(report) if "." not in path or "quantiles" not in path]
-          for test, report in LACKING.items()}  # fmt: skip
+PLACES = {
+    test: [path for path in places(report) if "." not in path or "quantiles" not in path]
+    for test, report in LACKING.items()
+}
 
 
 @given(st.data())
@@ -164,14 +166,14 @@ def test_whatever_a_report_lacks_it_can_be_judged(data: st.DataObject) -> None:
 
 def runs(**changes: Any) -> list[dict[str, Any]]:
     """Three runs of a system, ten minutes apart."""
-    found = []
+    result = []
     for hour in ("10:00", "10:10", "10:20"):
         report = changed(report_of_test("ttft"), {name.replace("__", "."): v for name, v in changes.items()})
         for one in report["steps"]:
             if window := one["result"]["window"]:
                 window["start"], window["end"] = f"2026-11-22T{hour}:00.000Z", f"2026-11-22T{hour}:50.000Z"
-        found.append(report)
-    return found
+        result.append(report)
+    return result
 
 
 ONE = runs()
@@ -187,20 +189,20 @@ COMPARED: dict[str, Any] = {
 
 
 def verdicts(other: list[dict[str, Any]], comparison: Any = COMPARED) -> dict[str, ComplianceVerdict]:
-    found = judge_comparison([*ONE, *other], comparison)
-    return {one.requirement.id: one.verdict for one in found.rows}
+    result = judge_comparison([*ONE, *other], comparison)
+    return {one.requirement.id: one.verdict for one in result.rows}
 
 
 def test_a_fair_comparison_is_compliant() -> None:
-    found = judge_comparison([*ONE, *OTHER], COMPARED)
-    assert found.test == COMPARISON
-    assert found.status == "unconditionally compliant", found.why
-    assert not found.deviations
-    assert {one.requirement.section.split(".")[0] for one in found.rows} == {"4", "6"}
-    told = {one.requirement.id: one.verdict.evidence for one in found.rows}
-    assert told["6.4-p7"] == "sut.software: engine 2.0 / another engine"
-    assert told["6.3-p2"].startswith("3 and 3 runs")
-    assert told["6.1-1a"].startswith("1 of 1 loads in common")
+    result = judge_comparison([*ONE, *OTHER], COMPARED)
+    assert result.test == COMPARISON
+    assert result.status == "unconditionally compliant", result.blocking
+    assert not result.deviations
+    assert {one.requirement.section.split(".")[0] for one in result.rows} == {"4", "6"}
+    evidence = {one.requirement.id: one.verdict.evidence for one in result.rows}
+    assert evidence["6.4-p7"] == "sut.software: engine 2.0 / another engine"
+    assert evidence["6.3-p2"].startswith("3 and 3 runs")
+    assert evidence["6.1-1a"].startswith("1 of 1 loads in common")
 
 
 @pytest.mark.parametrize(
@@ -248,6 +250,6 @@ def test_a_comparison_without_tests_or_runs() -> None:
 
 def test_one_reference_tokenizer_for_all() -> None:
     reference = {"sut.tokenizer.counting": "reference", "sut.tokenizer.name": "cl100k_base"}
-    found = judge_comparison([changed(one, reference) for one in (*ONE, *OTHER)], COMPARED)
-    assert found.rows[0].requirement.id == "4.4.2-2"
-    assert found.rows[0].verdict == met("option B with cl100k_base for all")
+    result = judge_comparison([changed(one, reference) for one in (*ONE, *OTHER)], COMPARED)
+    assert result.rows[0].requirement.id == "4.4.2-2"
+    assert result.rows[0].verdict == met("option B with cl100k_base for all")

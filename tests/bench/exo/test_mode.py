@@ -12,7 +12,7 @@ from llmtap.errors import ConfigError
 from llmtap.sim.server.options import EngineOptions, SimOptions, load_engine
 from llmtap.units import Duration
 from llmtap.workload.prompts.tokenizer import OWN, load_counter
-from tests.bench.exo.exo import LIMIT_S, bench
+from tests.bench.exo.exo import LIMIT_S, bench, know_power
 from tests.bench.support import Silent
 from tests.support.nvml import FakeGpu, FakeNvml
 from tests.support.servers.peer import play
@@ -42,8 +42,15 @@ def test_a_grid_that_cannot_be_measured_is_refused(grid: ExoGrid, place: str) ->
 def test_the_grid_goes_pp_by_pp() -> None:
     cells = ExoGrid(pp=[8, 4], tg=[2, 3], concurrency=[1, 5]).cells()
     assert [(c.pp, c.tg, c.concurrency) for c in cells] == [
-        (8, 2, 1), (8, 2, 5), (8, 3, 1), (8, 3, 5), (4, 2, 1), (4, 2, 5), (4, 3, 1), (4, 3, 5),
-    ]  # fmt: skip
+        (8, 2, 1),
+        (8, 2, 5),
+        (8, 3, 1),
+        (8, 3, 5),
+        (4, 2, 1),
+        (4, 2, 5),
+        (4, 3, 1),
+        (4, 3, 5),
+    ]
 
 
 def cached() -> EngineOptions | None:
@@ -51,7 +58,9 @@ def cached() -> EngineOptions | None:
     return load_engine("continuous_batching", {}, serving={"prefix_cache": "true"}, readings={})
 
 
-def test_rates_are_those_of_the_server_s_truth() -> None:
+def test_rates_are_those_of_the_server_s_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    know_power(monkeypatch)
+
     async def measured() -> tuple[ExoResult, list[dict[str, Any]]]:
         async with engine(SimOptions(ttft=Duration(80 * MS), itl=Duration(8 * MS))) as e:
             result = await bench(
@@ -75,21 +84,22 @@ def test_rates_are_those_of_the_server_s_truth() -> None:
         assert one.prefix_cache_hit is None, "a server without a cache"
         assert one.output_text_preview
         assert one.stats.peak_memory_usage == {"inBytes": 3 << 30}
-        assert one.batch.joules is not None
         # By the formulas, from what stands beside.
         assert one.ttft_s is not None and one.stats.prompt_tps == pytest.approx(40 / one.ttft_s)
         assert one.elapsed_s is not None and one.batch.wall_s is not None
         assert one.elapsed_s <= one.batch.wall_s
+        assert one.batch.joules == pytest.approx(300.0 * one.batch.wall_s)
         assert one.stats.generation_tps is not None
         assert 23 / one.stats.generation_tps <= one.elapsed_s - one.ttft_s
     by_repeat = [[r for r in runs if (r.concurrency, r.repeat_index) == (3, i)] for i in (0, 1)]
     for together in by_repeat:
         rates = [r.stats.generation_tps for r in together]
-        told = together[0].batch
-        assert all(r.batch == told for r in together)
-        assert told.per_req_tps == max(rate for rate in rates if rate is not None)
-        assert told.agg_gen_tps == pytest.approx(3 * told.per_req_tps)
-    assert result.system_metrics["energy"]["average_power_w"] == pytest.approx(300.0)
+        report = together[0].batch
+        assert all(r.batch == report for r in together)
+        assert report.per_req_tps == max(rate for rate in rates if rate is not None)
+        assert report.agg_gen_tps == pytest.approx(3 * report.per_req_tps)
+    energy = result.system_metrics["energy"]
+    assert (energy["average_power_w"], energy["seconds_missing"]) == (pytest.approx(300.0), 0.0)
     assert json.loads(result.to_json()).keys() == {"runs", "cluster", "system_metrics"}
 
 
@@ -127,8 +137,8 @@ def test_it_stops_between_batches_and_tells_what_it_has() -> None:
     class Stopping(Silent):
         bench: ExoBench
 
-        def step(self, name: str, said: str, seconds: float | None = None) -> None:
-            super().step(name, said)
+        def step(self, name: str, message: str, seconds: float | None = None) -> None:
+            super().step(name, message)
             if len(self.steps) == 3:
                 self.bench.stop()
 
@@ -162,23 +172,42 @@ def test_prompts_have_their_tokens_by_the_chat_template(tmp_path: Path, alike: b
         assert [fitted.tokens for _, fitted in made] == [pp] * 3
 
 
-def test_the_requests_of_a_batch_share_a_prompt_that_no_other_batch_has() -> None:
-    """Seed 003, "Concurrency": "The prompt is built once and shared across all threads."."""
-    prompts = Prompts(load_counter(OWN, chat=True, place=""), alike=False, seed=PROMPT_SEED)
-    batches = [[prompt.text for prompt, _ in prompts.make(64, 4)] for _ in range(3)]
-    assert [len(set(batch)) for batch in batches] == [1, 1, 1]
-    assert len({batch[0].split()[0] for batch in batches}) == 3
+def test_no_two_prompts_begin_alike_unless_the_cache_is_switched_off_or_wanted() -> None:
+    """Seed 003, "Concurrency", has one prompt for all threads: its server switches the cache off."""
+    counter = load_counter(OWN, chat=True, place="")
+    apart = Prompts(counter, alike=False, seed=PROMPT_SEED)
+    texts = [prompt.text for _ in range(3) for prompt, _ in apart.make(64, 4)]
+    assert len({text.split()[0] for text in texts}) == 12
+    alike = Prompts(counter, alike=True, seed=PROMPT_SEED)
+    assert len({prompt.text for _ in range(3) for prompt, _ in alike.make(64, 4)}) == 1
 
 
-def test_without_the_cache_every_prompt_is_computed() -> None:
+@pytest.mark.parametrize("distinct", [False, True])
+def test_without_the_cache_every_prompt_is_computed(distinct: bool) -> None:
     async def measured() -> ExoResult:
         async with engine(behind=cached()) as e:
-            return await bench(
-                e.url, ExoGrid(pp=[64], tg=[4], concurrency=[1, 2], repeat=2, distinct_prompts=True)
-            )
+            grid = ExoGrid(pp=[64], tg=[4], concurrency=[1, 3], repeat=2, distinct_prompts=distinct)
+            return await bench(e.url, grid)
 
     result = play(measured(), LIMIT_S)
+    assert [r.cached_tokens for r in result.runs] == [0] * 8
     assert {r.prefix_cache_hit for r in result.runs} == {"none"}
     assert not any(r.prompt_tps_stored for r in result.runs)
-    assert any("words of its own" in note for note in result.cluster["bench"]["notes"])
+    notes = result.cluster["bench"]["notes"]
+    assert any("prompt of its own" in note for note in notes)
+    assert not any("hit the prefix cache" in note for note in notes)
     assert (result.cluster["server"], result.cluster["owned_by"]) == ("vllm", "llmtap")
+
+
+def test_hits_of_a_cache_that_was_not_to_be_used_are_noted() -> None:
+    """The same seed gives the same prompts, so that a second benchmark finds them in the cache."""
+
+    async def measured() -> ExoResult:
+        async with engine(behind=cached()) as e:
+            await bench(e.url, ExoGrid(pp=[64], tg=[4]))
+            return await bench(e.url, ExoGrid(pp=[64], tg=[4], repeat=2))
+
+    result = play(measured(), LIMIT_S)
+    assert [r.prefix_cache_hit for r in result.runs] == ["partial", "none"]
+    notes = result.cluster["bench"]["notes"]
+    assert any("1 of 2 requests hit the prefix cache" in note for note in notes)

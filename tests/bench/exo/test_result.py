@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -10,7 +10,9 @@ import pytest
 from llmtap.bench.exo.result import (
     ExoBatch,
     ExoRun,
+    Timing,
     batch_of,
+    figures_not_valid,
     generation_tps,
     measured_grid,
     prefill_tps,
@@ -60,33 +62,33 @@ def test_prefill_counts_the_tokens_that_were_computed() -> None:
     ],
 )
 def test_how_much_was_cached(prompt: int | None, cached: int | None, known: bool, hit: str | None) -> None:
-    assert prefix_hit(prompt, cached, known=known) == hit
+    assert prefix_hit(prompt, cached, is_repeat=known) == hit
 
 
-def told(*entries: tuple[str, float], stream: bool = True) -> Exchange:
+def exchange_with(*entries: tuple[str, float], stream: bool = True) -> Exchange:
     timing = [{"name": name, "ms": ms, "where": "timings"} for name, ms in entries]
     return streamed(words=5, gap_ms=20, server_timing=timing or None, stream=stream)
 
 
 def test_the_server_s_times_go_before_ours() -> None:
-    found = timing_of(told(("prefill", 50.0), ("decode", 200.0)))
-    assert found == ("server", 0.05, 0.2)
-    found = timing_of(told(("queue", 7.0), ("ttft_from_schedule", 50.0), ("decode", 200.0)))
-    assert found == ("server", 0.05, 0.2)
+    result = timing_of(exchange_with(("prefill", 50.0), ("decode", 200.0)))
+    assert result == ("server", 0.05, 0.2)
+    result = timing_of(exchange_with(("queue", 7.0), ("ttft_from_schedule", 50.0), ("decode", 200.0)))
+    assert result == ("server", 0.05, 0.2)
 
 
 @pytest.mark.parametrize("entries", [(), (("prefill", 50.0),), (("decode", 200.0),)])
 def test_a_server_that_does_not_tell_both_is_measured_by_our_stamps(entries: Any) -> None:
-    found = timing_of(told(*entries))
+    result = timing_of(exchange_with(*entries))
     # Submitted after 1 ms, the first word after 100 ms, four gaps of 20 ms.
-    assert found == ("client", 0.099, 0.08)
+    assert result == ("client", 0.099, 0.08)
 
 
 def test_an_answer_in_one_piece_has_only_the_server_s_times() -> None:
-    found = timing_of(told(stream=False))
-    assert found == ("client", None, None)
-    found = timing_of(told(("decode", 200.0), stream=False))
-    assert found == ("server", None, 0.2)
+    result = timing_of(exchange_with(stream=False))
+    assert result == ("client", None, None)
+    result = timing_of(exchange_with(("decode", 200.0), stream=False))
+    assert result == ("server", None, 0.2)
 
 
 def answer(tokens: int, end_s: float, late_ms: float, outcome: Outcome = Outcome.COMPLETE) -> Exchange:
@@ -106,28 +108,35 @@ def batch(*answers: Exchange, rates: Sequence[float | None]) -> ExoBatch:
 
 def test_the_aggregate_is_the_fastest_one_s_rate_times_the_number() -> None:
     answers = [answer(20, 1.0, 0.1), answer(20, 1.2, 0.4), answer(20, 1.6, 0.2), answer(20, 1.1, 0.3)]
-    found = batch(*answers, rates=[40.0, 50.0, 45.0, 48.0])
-    assert found.per_req_tps == 50.0
-    assert found.agg_gen_tps == 200.0
-    assert found.wall_s == 1.6
-    assert found.start_spread_s == pytest.approx(0.3e-3)
+    result = batch(*answers, rates=[40.0, 50.0, 45.0, 48.0])
+    assert result.per_req_tps == 50.0
+    assert result.agg_gen_tps == 200.0
+    assert result.wall_s == 1.6
+    assert result.start_spread_s == pytest.approx(0.3e-3)
 
 
 def test_a_batch_with_a_failure_has_no_aggregate() -> None:
     failed = answer(3, 0.5, 0.1, Outcome.UPSTREAM_RESET)
-    found = batch(answer(20, 1.0, 0.1), failed, rates=[40.0, None])
-    assert found.per_req_tps == 40.0
-    assert found.agg_gen_tps is found.wall_s is None
+    result = batch(answer(20, 1.0, 0.1), failed, rates=[40.0, None])
+    assert result.per_req_tps == 40.0
+    assert result.agg_gen_tps is result.wall_s is None
 
 
 def run(
     repeat: int, prompt_tps: float | None, rate: float, *, stored: bool = False, index: int = 0
 ) -> ExoRun:
-    told = batch(answer(20, 1.0, 0.0), answer(20, 1.0, 0.0), rates=[rate, rate])
+    report = batch(answer(20, 1.0, 0.0), answer(20, 1.0, 0.0), rates=[rate, rate])
     return exo_run(
-        20, prompt_tps, rate, told, repeat_index=repeat, concurrency=2, concurrent_index=index,
-        prefix_cache_hit="exact" if stored else "none", prompt_tps_stored=stored,
-    )  # fmt: skip
+        20,
+        prompt_tps,
+        rate,
+        report,
+        repeat_index=repeat,
+        concurrency=2,
+        concurrent_index=index,
+        prefix_cache_hit="exact" if stored else "none",
+        prompt_tps_stored=stored,
+    )
 
 
 def test_a_row_is_the_median_of_its_repeats_and_their_range() -> None:
@@ -151,16 +160,16 @@ def sampled(**series: Sequence[float | None]) -> Columns:
 
 def test_energy_is_that_of_the_window() -> None:
     columns = sampled(gpu0_power=[100.0] * 6, gpu1_power=[0.0, 100.0, 200.0, 300.0, 400.0, 500.0])
-    found = Power(columns, {}).energy(11 * S, 14 * S)
+    result = Power(columns, {}).energy(11 * S, 14 * S)
     # 100 W for 3 s, and a line from 100 W to 400 W.
-    assert found is not None
-    assert (found.joules, found.known_ns, found.missing_ns) == (300.0 + 750.0, 3 * S, 0)
+    assert result is not None
+    assert (result.joules, result.known_ns, result.missing_ns) == (300.0 + 750.0, 3 * S, 0)
 
 
 def test_nodes_power_has_that_of_their_gpus_in_it() -> None:
     local, node = sampled(gpu0_power=[100.0] * 3), sampled(power=[250.0] * 3)
-    found = Power(local, {"n1": node, "n2": node}).energy(10 * S, 12 * S)
-    assert found is not None and found.joules == 1_000.0
+    result = Power(local, {"n1": node, "n2": node}).energy(10 * S, 12 * S)
+    assert result is not None and result.joules == 1_000.0
 
 
 def test_nobody_tells_the_power() -> None:
@@ -182,19 +191,32 @@ def test_peak_memory_is_the_most_of_all_gpus_at_one_moment() -> None:
 MODEL = LatencyModel(alpha_ns=60 * MS, beta_ns=5 * MS, gamma=0.3)
 LATE_S = 0.001
 _BATCH = ExoBatch(
-    start_s=0.0, wall_s=None, per_req_tps=None, agg_gen_tps=None, start_spread_s=0.002, joules=None,
+    start_s=0.0,
+    wall_s=None,
+    per_req_tps=None,
+    agg_gen_tps=None,
+    start_spread_s=0.002,
+    joules=None,
     findings=[],
-)  # fmt: skip
+)
 PLACE = {"repeat_index": 0, "concurrency": 1, "concurrent_index": 0}
 
 
 def grid_run(size: int, tokens: int, repeat: int, index: int, seconds: float) -> ExoRun:
     """A request of a batch that took `seconds` from its first byte, sent 1 ms after the common start."""
     return exo_run(
-        tokens, None, 1e9 / MODEL.step_ns(size), _BATCH, repeat_index=repeat, concurrency=size,
-        concurrent_index=index, elapsed_s=LATE_S + seconds, ttft_s=0.06, dispatch_late_s=LATE_S,
+        tokens,
+        None,
+        1e9 / MODEL.step_ns(size),
+        _BATCH,
+        repeat_index=repeat,
+        concurrency=size,
+        concurrent_index=index,
+        elapsed_s=LATE_S + seconds,
+        ttft_s=0.06,
+        dispatch_late_s=LATE_S,
         uncertainty_s=0.0005,
-    )  # fmt: skip
+    )
 
 
 def planted(changed: Mapping[tuple[int, int], dict[str, Any]] = {}) -> list[ExoRun]:
@@ -227,9 +249,10 @@ def test_the_file_has_the_constants_that_were_planted(tmp_path: Path) -> None:
     assert length_counted(place) == "output"
     read = fit_batches(load_grid(place))
     assert (read.model.alpha_ns, read.model.beta_ns, read.model.gamma) == (
-        pytest.approx(MODEL.alpha_ns + MS, rel=1e-6), pytest.approx(MODEL.beta_ns, rel=1e-6),
+        pytest.approx(MODEL.alpha_ns + MS, rel=1e-6),
+        pytest.approx(MODEL.beta_ns, rel=1e-6),
         pytest.approx(MODEL.gamma, rel=1e-5),
-    )  # fmt: skip
+    )
     assert [c.length for c in measured_grid(planted(), warmup=1, length="prompt+output").cells][:2] == [
         80,
         128,
@@ -254,3 +277,29 @@ def test_a_cell_that_was_no_batch_is_named_and_left_out(changed: dict[str, Any],
     assert grid.fit is not None and grid.fit.part.points == 5
     assert "\n4,64," not in grid.to_csv()
     assert "\n4,16," in grid.to_csv()
+
+
+@pytest.mark.parametrize(
+    ("by", "spoils", "figures"),
+    [
+        ("client", ("ttft", "tbc"), ["prefill"]),
+        ("client", ("tpot", "e2e"), ["generation", "wall"]),
+        ("server", ("ttft", "tpot", "tokens"), []),
+        ("server", ("e2e",), ["wall"]),
+        ("client", ("load", "jitter"), []),
+    ],
+)
+def test_a_figure_is_not_valid_if_what_it_rests_on_is_not(
+    by: Literal["server", "client"], spoils: tuple[str, ...], figures: list[str]
+) -> None:
+    """The server's clock is right however late the client was."""
+    batch = ExoBatch(
+        start_s=0.0,
+        wall_s=1.0,
+        per_req_tps=1.0,
+        agg_gen_tps=1.0,
+        start_spread_s=0.0,
+        joules=None,
+        findings=[{"what": "late", "says": "late", "spoils": list(spoils)}],
+    )
+    assert figures_not_valid(batch, Timing(by, 1.0, 1.0)) == figures

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from llmtap.bench.exo.mode import ExoGrid
 from llmtap.bench.exo.result import ExoResult
-from llmtap.bench.exo.server import Placement, PlacementWish, placement_of
+from llmtap.bench.exo.server import Placement, PlacementFilter, placement_of
 from llmtap.errors import ConfigError, LlmtapError
-from tests.bench.exo.exo import LIMIT_S, bench
+from tests.bench.exo.exo import LIMIT_S, bench, know_power
 from tests.support.servers.peer import play
 
 INSTANCE = {
@@ -91,23 +91,32 @@ async def served(server: Asked, tls: ssl.SSLContext | None = None) -> AsyncItera
 def whole(cached: int, **more: Any) -> dict[str, Any]:
     """A chat completion in one piece."""
     return {
-        "id": "c", "object": "chat.completion", "created": 1, "model": "m/one",
+        "id": "c",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m/one",
         "choices": [
             {"index": 0, "message": {"role": "assistant", "content": "x" * 300}, "finish_reason": "length"}
         ],
         "usage": {
-            "prompt_tokens": 60, "completion_tokens": 9, "total_tokens": 69,
+            "prompt_tokens": 60,
+            "completion_tokens": 9,
+            "total_tokens": 69,
             "prompt_tokens_details": {"cached_tokens": cached},
         },
         **more,
-    }  # fmt: skip
+    }
 
 
 def stats(hit: str) -> dict[str, Any]:
     return {
-        "prompt_tps": 1_234.5, "generation_tps": 40.0, "prompt_tokens": 60, "generation_tokens": 9,
-        "peak_memory_usage": {"inBytes": 5}, "prefix_cache_hit": hit,
-    }  # fmt: skip
+        "prompt_tps": 1_234.5,
+        "generation_tps": 40.0,
+        "prompt_tokens": 60,
+        "generation_tokens": 9,
+        "peak_memory_usage": {"inBytes": 5},
+        "prefix_cache_hit": hit,
+    }
 
 
 async def against(server: Asked, **grid: Any) -> ExoResult:
@@ -119,7 +128,8 @@ async def against(server: Asked, **grid: Any) -> ExoResult:
 
 
 @pytest.mark.parametrize(("hit", "cached"), [("none", 0), ("partial", 20)])
-def test_exo_s_own_rates_come_through(hit: str, cached: int) -> None:
+def test_exo_s_own_rates_come_through(monkeypatch: pytest.MonkeyPatch, hit: str, cached: int) -> None:
+    know_power(monkeypatch)
     server = Asked("exo", whole(cached, generation_stats=stats(hit)))
     result = play(against(server, concurrency=[2]), LIMIT_S)
     assert set(server.paths) == {"/bench/chat/completions"}
@@ -133,12 +143,15 @@ def test_exo_s_own_rates_come_through(hit: str, cached: int) -> None:
         assert one.prefix_cache_hit == hit
         assert one.output_text_preview == "x" * 200
         assert (one.placement_sharding, one.placement_instance_meta, one.placement_nodes) == (
-            "Pipeline", "MlxRing", 2,
-        )  # fmt: skip
+            "Pipeline",
+            "MlxRing",
+            2,
+        )
     assert result.cluster["state"].keys() == {"instances", "topology"}
     assert result.system_metrics["nodes"]["n2"]["series"]["power"]["values"][0] == 60.0
-    assert result.runs[0].batch.joules is not None
     assert result.system_metrics["energy"]["average_power_w"] == pytest.approx(100.0)
+    batch = result.runs[0].batch
+    assert batch.wall_s is not None and batch.joules == pytest.approx(100.0 * batch.wall_s)
 
 
 def test_an_exact_hit_of_exo_has_the_stored_rate_that_exo_reports() -> None:
@@ -175,23 +188,26 @@ def preview(meta: str, sharding: str, *nodes: str, error: str | None = None) -> 
 
 
 PREVIEWS = [
-    preview("MlxRing", "Pipeline", "n1"), preview("MlxRing", "Tensor", "n1"),
-    preview("MlxRing", "Pipeline", "n1", "n2"), preview("MlxJaccl", "Tensor", "n1", "n2"),
-    preview("MlxJaccl", "Pipeline", "n1", "n2"), preview("MlxJaccl", "Tensor", "n1", "n2", "n3", error="no"),
-]  # fmt: skip
+    preview("MlxRing", "Pipeline", "n1"),
+    preview("MlxRing", "Tensor", "n1"),
+    preview("MlxRing", "Pipeline", "n1", "n2"),
+    preview("MlxJaccl", "Tensor", "n1", "n2"),
+    preview("MlxJaccl", "Pipeline", "n1", "n2"),
+    preview("MlxJaccl", "Tensor", "n1", "n2", "n3", error="no"),
+]
 
 
 @pytest.mark.parametrize(
     ("wish", "fits"),
     [
-        (PlacementWish(), [0, 2, 3, 4]),
-        (PlacementWish(instance_meta="jaccl", sharding="tensor", nodes_min=2, nodes_max=2), [3]),
-        (PlacementWish(instance_meta="ring", nodes_min=2), [2]),
-        (PlacementWish(sharding="tensor", nodes_max=1), [1]),
-        (PlacementWish(nodes_min=3), []),
+        (PlacementFilter(), [0, 2, 3, 4]),
+        (PlacementFilter(instance_meta="jaccl", sharding="tensor", nodes_min=2, nodes_max=2), [3]),
+        (PlacementFilter(instance_meta="ring", nodes_min=2), [2]),
+        (PlacementFilter(sharding="tensor", nodes_max=1), [1]),
+        (PlacementFilter(nodes_min=3), []),
     ],
 )
-def test_a_placement_is_chosen_by_the_options_of_the_document(wish: PlacementWish, fits: list[int]) -> None:
+def test_a_placement_is_chosen_by_the_options_of_the_document(wish: PlacementFilter, fits: list[int]) -> None:
     assert [i for i, one in enumerate(PREVIEWS) if wish.fits(one)] == fits
 
 
@@ -208,19 +224,22 @@ class Cluster(Asked):
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/instance/previews", self.previews), web.get("/state/downloads/{node}", self.downloads),
-            web.post("/download/start", self.start), web.post("/instance", self.create),
-            web.get("/state/instances/{id}", self.instance), web.get("/state/runners/{id}", self.runner),
+            web.get("/instance/previews", self.previews),
+            web.get("/state/downloads/{node}", self.downloads),
+            web.post("/download/start", self.start),
+            web.post("/instance", self.create),
+            web.get("/state/instances/{id}", self.instance),
+            web.get("/state/runners/{id}", self.runner),
             web.delete("/instance/{id}", self.delete),
-        ]  # fmt: skip
+        ]
 
     async def state(self, request: web.Request) -> web.Response:
         return web.json_response({"instances": {"i1": INSTANCE, **self.instances}})
 
     async def nodes(self, request: web.Request) -> web.Response:
         self.nodes_asked += 1
-        told = {"gpuUsage": 0.9, "temp": 50.0, "sysPower": 40.0, "pcpuUsage": 0.25, "ecpuUsage": 0.5}
-        return web.json_response({"n1": told})
+        report = {"gpuUsage": 0.9, "temp": 50.0, "sysPower": 40.0, "pcpuUsage": 0.25, "ecpuUsage": 0.5}
+        return web.json_response({"n1": report})
 
     async def previews(self, request: web.Request) -> web.Response:
         assert request.query["model_id"] == "m/one"
@@ -247,8 +266,8 @@ class Cluster(Asked):
         return web.json_response({})
 
     async def instance(self, request: web.Request) -> web.Response:
-        found = self.instances.get(request.match_info["id"])
-        return web.json_response(found, status=404 if found is None else 200)
+        result = self.instances.get(request.match_info["id"])
+        return web.json_response(result, status=404 if result is None else 200)
 
     async def runner(self, request: web.Request) -> web.Response:
         self.looks += 1
@@ -262,7 +281,7 @@ class Cluster(Asked):
         return web.json_response({})
 
 
-WISH = PlacementWish(instance_meta="jaccl", sharding="tensor", nodes_min=2, nodes_max=2)
+WISH = PlacementFilter(instance_meta="jaccl", sharding="tensor", nodes_min=2, nodes_max=2)
 """As in the example of seed 003, "Reproducing Results"."""
 
 
@@ -277,8 +296,9 @@ def test_the_model_is_downloaded_placed_measured_and_removed() -> None:
     name = "MlxJaccl-Tensor-2"
     assert cluster.calls == [
         ("download", {"targetNodeId": "n2", "shardMetadata": {"TensorShardMetadata": {"on": "n2"}}}),
-        ("create", name), ("delete", name),
-    ]  # fmt: skip
+        ("create", name),
+        ("delete", name),
+    ]
     (one,) = result.runs
     assert (one.placement_sharding, one.placement_instance_meta, one.placement_nodes) == (
         "Tensor",

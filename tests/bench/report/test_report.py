@@ -4,7 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.bench.report.report import read_ns, stream_charts
+from llmtap.bench.report.report import reading_times_ns, stream_charts
 from llmtap.bench.run.measurement import Measurement
 from llmtap.metrics.deadlines import READER_NS_PER_TOKEN, user_idle_ns
 
@@ -13,16 +13,20 @@ MS = 1_000_000
 
 def measured(*streams: tuple[int | None, list[int], int, str]) -> Measurement:
     first, gaps, tokens, outcomes = zip(*streams, strict=True) if streams else ((), (), (), ())
-    table = pa.table({
-        "ttft_any_ns": pa.array(first, pa.int64()), "gaps_ns": pa.array(gaps, pa.list_(pa.int64())),
-        "output_tokens": pa.array(tokens, pa.int64()), "outcome": pa.array(outcomes, pa.string()),
-    })  # fmt: skip
+    table = pa.table(
+        {
+            "ttft_any_ns": pa.array(first, pa.int64()),
+            "gaps_ns": pa.array(gaps, pa.list_(pa.int64())),
+            "output_tokens": pa.array(tokens, pa.int64()),
+            "outcome": pa.array(outcomes, pa.string()),
+        }
+    )
     return Measurement("load", "", {}, table)
 
 
 def test_what_waits_is_read_late_and_what_is_there_is_read_in_turn() -> None:
-    assert read_ns([10, 11, 12, 100], 5) == [10, 15, 20, 100]
-    assert read_ns([], 5) == []
+    assert reading_times_ns([10, 11, 12, 100], 5) == [10, 15, 20, 100]
+    assert reading_times_ns([], 5) == []
 
 
 @given(st.lists(st.integers(0, 300 * MS), min_size=1, max_size=40))
@@ -32,7 +36,9 @@ def test_the_longest_wait_is_how_far_the_reader_is_behind_at_the_end(gaps_ns: li
     for gap_ns in gaps_ns:
         t_ns += gap_ns
         times_ns.append(t_ns)
-    behind_ns = read_ns(times_ns, READER_NS_PER_TOKEN)[-1] - (len(times_ns) - 1) * READER_NS_PER_TOKEN
+    behind_ns = (
+        reading_times_ns(times_ns, READER_NS_PER_TOKEN)[-1] - (len(times_ns) - 1) * READER_NS_PER_TOKEN
+    )
     assert behind_ns == user_idle_ns(times_ns, 0)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmtap.bench.report.texts import full_markdown, main_load, minimum_text
+from llmtap.bench.report.texts import full_markdown, main_load, minimum_text, throughputs
 from tests.support.results.bench_documents import bench_document, bench_report, load_step
 
 
@@ -20,21 +20,32 @@ def test_a_test_has_the_load_that_it_is_about() -> None:
 
 
 LABELS = [
-    "Model", "Hardware", "Software", "SUT Boundary", "Workload", "Load Model", "Request Count",
-    "Test Duration", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99", "Max Throughput",
+    "Model",
+    "Hardware",
+    "Software",
+    "SUT Boundary",
+    "Workload",
+    "Load Model",
+    "Request Count",
+    "Test Duration",
+    "TTFT P50",
+    "TTFT P99",
+    "TPOT P50",
+    "TPOT P99",
+    "Max Throughput",
     "Throughput at P99 TTFT < 500ms",
-]  # fmt: skip
+]
 
 
 def lines_of(document: dict[str, Any]) -> dict[str, str]:
-    found = re.findall(r"^- ([A-Z][^:]*): (.*)$", minimum_text(document), re.MULTILINE)
-    return dict(found[: len(LABELS)])
+    result = re.findall(r"^- ([A-Z][^:]*): (.*)$", minimum_text(document), re.MULTILINE)
+    return dict(result[: len(LABELS)])
 
 
 def test_nothing_known_leaves_every_line_of_the_template() -> None:
-    told = lines_of({"tests": []})
-    assert list(told) == LABELS
-    assert set(told.values()) == {"not declared", "not measured"}
+    report = lines_of({"tests": []})
+    assert list(report) == LABELS
+    assert set(report.values()) == {"not declared", "not measured"}
 
 
 def level(tps: float, ttft_p99: float, **more: Any) -> dict[str, Any]:
@@ -49,9 +60,26 @@ def test_throughput_is_what_was_sustained_and_what_was_within_the_bound() -> Non
         level(2_500.0, 0.1, holds=False),
     ]
     throughput = bench_report("throughput", measurements={"max_output_tps": 2_400.0, "levels": levels})
-    told = lines_of(bench_document(throughput))
-    assert told["Max Throughput"] == "2,400 tok/s"
-    assert told["Throughput at P99 TTFT < 500ms"] == "1,900 tok/s"
+    report = lines_of(bench_document(throughput))
+    assert report["Max Throughput"] == "2,400 tok/s"
+    assert report["Throughput at P99 TTFT < 500ms"] == "1,900 tok/s"
+
+
+def test_throughput_within_the_bound_is_never_above_the_maximum() -> None:
+    """The trade-off test saw a higher rate at the same capacity; one headline does not mix two tests."""
+    curve = [level(1_600.0, 0.3, sustained=True, holds=None), level(1_650.0, 0.9, sustained=True, holds=None)]
+    search = [
+        level(1_179.0, 0.3, sustained=True),
+        level(1_150.0, 0.45, sustained=True),
+        level(1_700.0, 0.1, sustained=False),
+    ]
+    both = bench_document(
+        bench_report("throughput", measurements={"levels": search}),
+        bench_report("tradeoff", measurements={"levels": curve}),
+    )
+    assert throughputs(both) == ((1_179.0, ""), (1_179.0, ""))
+    alone = bench_document(bench_report("tradeoff", measurements={"levels": curve}))
+    assert throughputs(alone) == ((1_650.0, ""), (1_600.0, ""))
 
 
 def row(n: int, p50: float) -> dict[str, Any]:
@@ -74,8 +102,8 @@ def test_key_results_are_those_of_the_tables_of_the_test(test: str, name: str, l
         level |= {"arms": {"baseline": rows}}
     step = load_step(name, n=24, arm="" if test == "throughput" else "baseline")
     document = bench_document(bench_report(test, steps=[step], measurements={"levels": [level]}))
-    told = lines_of(document)
-    assert (told["TTFT P50"], told["TPOT P50"], told["Request Count"]) == ("400 ms", "50.0 ms", "24")
+    report = lines_of(document)
+    assert (report["TTFT P50"], report["TPOT P50"], report["Request Count"]) == ("400 ms", "50.0 ms", "24")
     assert "P99 rests on 18 samples" in minimum_text(document)
 
 
@@ -88,8 +116,11 @@ def test_without_objectives_a_level_of_the_curve_is_sustained_while_its_queue_is
             (1_600.0, 0.3, "growing"),
         )
     ]
-    told = lines_of(bench_document(bench_report("tradeoff", measurements={"levels": levels})))
-    assert (told["Max Throughput"], told["Throughput at P99 TTFT < 500ms"]) == ("1,500 tok/s", "1,000 tok/s")
+    report = lines_of(bench_document(bench_report("tradeoff", measurements={"levels": levels})))
+    assert (report["Max Throughput"], report["Throughput at P99 TTFT < 500ms"]) == (
+        "1,500 tok/s",
+        "1,000 tok/s",
+    )
 
 
 def test_notes_name_deviations_few_samples_and_figures_not_to_be_believed() -> None:

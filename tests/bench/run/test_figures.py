@@ -13,10 +13,10 @@ from llmtap.bench.run.figures import (
     histogram_series,
     latency_row,
     line_series,
+    ms_with_interval,
     over_repeats,
     pairs,
     quantile_ratio,
-    spanned,
 )
 from tests.bench.support import measured
 
@@ -57,18 +57,23 @@ def test_the_interval_of_groups_is_that_of_so_many_groups() -> None:
 @pytest.mark.parametrize(
     ("value", "low", "high", "text"),
     [
-        (0.2009, 0.2005, 0.2016, "200.9 ms (200.5 to 201.6)"), (0.501, 0.470, 0.532, "501 ms (470 to 532)"),
-        (0.00342, 0.0034, 0.00345, "3.42 ms (3.40 to 3.45)"), (0.24, 0.233, None, "240 ms (233 ms or more)"),
-        (0.04, None, 0.05, "40.0 ms (50.0 ms or less)"), (0.04, None, None, "40.0 ms"),
-        (-0.06, -0.0712, -0.0488, "-60.0 ms (-71.2 to -48.8)"), (0.05, 0.05, 0.05, "50.0 ms (50.0 to 50.0)"),
-        (0.2, 0.2, 0.2 + 1e-12, "200.00 ms (200.00 to 200.00)"), (None, None, None, "-"),
+        (0.2009, 0.2005, 0.2016, "200.9 ms (200.5 to 201.6)"),
+        (0.501, 0.470, 0.532, "501 ms (470 to 532)"),
+        (0.00342, 0.0034, 0.00345, "3.42 ms (3.40 to 3.45)"),
+        (0.24, 0.233, None, "240 ms (233 ms or more)"),
+        (0.04, None, 0.05, "40.0 ms (50.0 ms or less)"),
+        (0.04, None, None, "40.0 ms"),
+        (-0.06, -0.0712, -0.0488, "-60.0 ms (-71.2 to -48.8)"),
+        (0.05, 0.05, 0.05, "50.0 ms (50.0 to 50.0)"),
+        (0.2, 0.2, 0.2 + 1e-12, "200.00 ms (200.00 to 200.00)"),
+        (None, None, None, "-"),
         (2.547, 2.5, 2.6, "2,547 ms (2,500 to 2,600)"),
     ],
-)  # fmt: skip
+)
 def test_a_figure_is_told_with_its_interval_and_digits_that_tell_its_ends_apart(
     value: float | None, low: float | None, high: float | None, text: str
 ) -> None:
-    assert spanned({"value": value, "low": low, "high": high}) == text
+    assert ms_with_interval({"value": value, "low": low, "high": high}) == text
 
 
 @given(_SECONDS)
@@ -117,14 +122,25 @@ def test_a_line_has_its_intervals_in_ms_and_gaps_where_nothing_is_known() -> Non
 
 def test_only_rows_that_both_answered_completely_are_pairs() -> None:
     ms = 1_000_000
-    a = measured("a", [
-        {"row": 3, "ttft_ns": 10 * ms}, {"row": 1, "ttft_ns": 20 * ms}, {"row": 2, "ttft_ns": 30 * ms},
-        {"row": 4, "ttft_ns": 40 * ms},
-    ])  # fmt: skip
-    b = measured("b", [
-        {"row": 1, "ttft_ns": 25 * ms}, {"row": 2, "ttft_ns": 1 * ms, "outcome": "refused"},
-        {"row": 3, "ttft_ns": 17 * ms}, {"row": 4}, {"row": 5, "ttft_ns": 50 * ms},
-    ])  # fmt: skip
+    a = measured(
+        "a",
+        [
+            {"row": 3, "ttft_ns": 10 * ms},
+            {"row": 1, "ttft_ns": 20 * ms},
+            {"row": 2, "ttft_ns": 30 * ms},
+            {"row": 4, "ttft_ns": 40 * ms},
+        ],
+    )
+    b = measured(
+        "b",
+        [
+            {"row": 1, "ttft_ns": 25 * ms},
+            {"row": 2, "ttft_ns": 1 * ms, "outcome": "refused"},
+            {"row": 3, "ttft_ns": 17 * ms},
+            {"row": 4},
+            {"row": 5, "ttft_ns": 50 * ms},
+        ],
+    )
     assert pairs([(a, b)], "ttft_ns") == ([0.02, 0.01], [0.025, 0.017])
     assert pairs([(a, b), (b, a)], "ttft_ns") == ([0.02, 0.01, 0.025, 0.017], [0.025, 0.017, 0.02, 0.01])
     assert b.by_row("ttft_ns") == {1: 0.025, 3: 0.017, 5: 0.05}
@@ -148,13 +164,13 @@ def test_a_ratio_is_that_of_the_quantiles_with_its_interval() -> None:
 
 def test_repeats_have_student_s_interval() -> None:
     """40, 41 and 42: 41 +- 4.303 / sqrt(3); against 0, t = 41 sqrt(3)."""
-    found = over_repeats([40.0, 41.0, 42.0])
-    assert found is not None
-    assert found["value"] == pytest.approx(41)
-    assert found["high"] - found["value"] == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    result = over_repeats([40.0, 41.0, 42.0])
+    assert result is not None
+    assert result["value"] == pytest.approx(41)
+    assert result["high"] - result["value"] == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
     # Of Student's t with two degrees of freedom, in closed form.
     t = 41 * 3**0.5
-    assert found["p"] == pytest.approx(1 - t / (2 + t * t) ** 0.5, rel=1e-4)
+    assert result["p"] == pytest.approx(1 - t / (2 + t * t) ** 0.5, rel=1e-4)
     assert over_repeats([1.0, 2.0]) is None
     same = over_repeats([2.0] * 3)
     assert same is not None

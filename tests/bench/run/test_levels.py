@@ -12,22 +12,27 @@ from hypothesis import strategies as st
 from llmtap.bench.run.levels import (
     ROWS_MAX,
     Bounds,
+    LevelAttempt,
     RateSearch,
-    capacity_told,
     endings,
     find_capacity,
+    known_capacity,
+    level_json,
     memory_errors,
     overload,
     rows_for,
     server_mean,
     server_total,
     share,
+    verdict_text,
 )
 from llmtap.bench.run.measurement import Measurement, steady_of
 from llmtap.bench.run.session import Folder, Load, make_load
+from llmtap.errors import ConfigError
 from llmtap.metrics.objectives import Objectives
 from llmtap.units import Duration
 from tests.bench.support import Planted, answered, measured
+from tests.support.servers.peer import play
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -39,11 +44,15 @@ def rows_of(ttft_ms: list[float], failed: int = 0) -> list[dict[str, Any]]:
     n = len(ttft_ms)
     return [
         {
-            "sent_ns": S + i, "end_ns": 2 * S, "ttft_ns": round(ttft * MS), "ttft_any_ns": round(ttft * MS),
-            "tpot_ns": 10.0 * MS, "outcome": "complete" if i < n - failed else "upstream_reset",
+            "sent_ns": S + i,
+            "end_ns": 2 * S,
+            "ttft_ns": round(ttft * MS),
+            "ttft_any_ns": round(ttft * MS),
+            "tpot_ns": 10.0 * MS,
+            "outcome": "complete" if i < n - failed else "upstream_reset",
         }
         for i, ttft in enumerate(ttft_ms)
-    ]  # fmt: skip
+    ]
 
 
 def test_any_objective_can_bound_a_level() -> None:
@@ -55,24 +64,40 @@ def test_any_objective_can_bound_a_level() -> None:
     assert (steady.attainment, steady.smooth_share) == (97 / 99, pytest.approx(0.9))
     for attainment, smooth, broken in ((0.97, 0.89, 0), (0.98, 0.89, 1), (0.97, 0.91, 1), (0.98, 0.91, 2)):
         bounds = Bounds(objectives="user_idle:1s", attainment=attainment, smooth=smooth)
-        assert len(bounds.broken(steady)) == broken
+        assert len(bounds.violations(steady)) == broken
         assert bounds.slo == "user_idle:1s"
     failing = steady_of(measured("x", rows_of([100.0] * 100, 50), load=OVER), 10.0)
     assert failing.attainment is failing.smooth_share is None
-    assert len(Bounds(objectives="e2e:9s", smooth=0.5).broken(failing)) == 2
+    assert len(Bounds(objectives="e2e:9s", smooth=0.5).violations(failing)) == 2
+
+
+def test_requests_that_are_not_judged_stand_beside_the_attainment() -> None:
+    """Of 10 requests 4 are good and 5 not judged; one does not count."""
+    rows = rows_of([100.0] * 10)
+    for i, row in enumerate(rows):
+        row |= {"met": True if i < 4 else None, "not_judged": 4 <= i < 9}
+    tried = LevelAttempt(
+        1.0, measured("x", rows, load=OVER), steady_of(measured("x", rows, load=OVER), 10.0), True, ""
+    )
+    report = level_json(tried)
+    assert (report["attainment"], report["not_judged"]) == (1.0, 5)
+    assert verdict_text(tried.steady, [], "sustained").startswith("sustained; 5 not judged")
+    assert verdict_text(tried.steady, ["slow", "full"]).startswith("slow; full; 5 not judged")
+    without = steady_of(measured("x", rows_of([100.0] * 10), load=OVER), 10.0)
+    assert (without.not_judged, verdict_text(without, [], "sustained")) == (None, "sustained")
 
 
 def test_bounds_are_met_or_named() -> None:
     bounds = Bounds(ttft=Duration(100 * MS), tpot=Duration(20 * MS))
-    assert bounds.says == "TTFT P99 <= 100 ms, TPOT P99 <= 20.0 ms"
-    told = bounds.to_dict() or {}
-    assert (told["ttft_p99"], told["tpot_p99"], told["objectives"]) == (0.1, 0.02, None)
+    assert bounds.text == "TTFT P99 <= 100 ms, TPOT P99 <= 20.0 ms"
+    report = bounds.to_dict() or {}
+    assert (report["ttft_p99"], report["tpot_p99"], report["objectives"]) == (0.1, 0.02, None)
     assert Objectives.parse(bounds.slo or "").text == "ttft:100ms tpot:20ms"
     assert not Bounds()
     assert Bounds().slo is None
 
     def broken(ttft_ms: list[float], failed: int = 0) -> list[str]:
-        return bounds.broken(steady_of(measured("x", rows_of(ttft_ms, failed), load=OVER), 10.0))
+        return bounds.violations(steady_of(measured("x", rows_of(ttft_ms, failed), load=OVER), 10.0))
 
     assert broken([100.0] * 200) == []
     assert broken([100.0] * 195 + [101.0] * 5) == ["TTFT P99 101 ms > 100 ms"]
@@ -91,12 +116,14 @@ def test_rows_for_a_closed_loop() -> None:
 
 def test_errors_of_memory_and_endings() -> None:
     errors = {
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB": 2, "worker killed (OOM)": 1,
-        "the room was empty": 5, "connection reset": 7,
-    }  # fmt: skip
-    found = measured("x", rows_of([1.0] * 4, 3), errors=errors)
-    assert memory_errors(found) == 3
-    assert endings(found) == {"upstream_reset": 3}
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB": 2,
+        "worker killed (OOM)": 1,
+        "the room was empty": 5,
+        "connection reset": 7,
+    }
+    result = measured("x", rows_of([1.0] * 4, 3), errors=errors)
+    assert memory_errors(result) == 3
+    assert endings(result) == {"upstream_reset": 3}
     assert memory_errors(measured("x", [])) == 0
 
 
@@ -104,11 +131,11 @@ def test_what_a_server_said_of_itself() -> None:
     """Samples of the ramp-up and of the time after the load do not count, nor those without a value."""
     series = {"t": [0.5, 2.0, 5.0, 8.0, 11.0], "series": {"running": {"values": [1.0, 4.0, None, 6.0, 99.0]}}}
     system = {"series": {"server": series}, "summary": {"server": {"preemptions": {"total": 3.0}}}}
-    found = measured("x", rows_of([1.0]), load=OVER, system=system)
-    steady = steady_of(found, 10.0)
-    assert server_mean(found, "running", steady) == 5.0
-    assert server_mean(found, "waiting", steady) is None
-    assert server_total(found, "preemptions") == 3.0
+    result = measured("x", rows_of([1.0]), load=OVER, system=system)
+    steady = steady_of(result, 10.0)
+    assert server_mean(result, "running", steady) == 5.0
+    assert server_mean(result, "waiting", steady) is None
+    assert server_total(result, "preemptions") == 3.0
     silent = measured("x", rows_of([1.0]), load=OVER, system={"series": {"server": None}, "summary": {}})
     assert server_mean(silent, "running", steady) is None
     assert server_total(silent, "preemptions") is None
@@ -137,41 +164,41 @@ def closed(slots: int, requests: int) -> Load:
 @pytest.mark.parametrize(("limit", "rps", "slots"), [(20, 20.0, 32), (8, 8.0, 8), (64, 64.0, 64)])
 def test_the_capacity_is_where_more_bring_no_more(tmp_path: Path, limit: int, rps: float, slots: int) -> None:
     session = Planted(tmp_path, slots_of(limit))
-    found = asyncio.run(find_capacity(session, closed, 256))
-    assert found.rps == pytest.approx(rps, rel=0.06)
-    assert found.tps == pytest.approx(10 * rps, rel=0.06)
-    assert found.saturated
-    assert found.how == f"closed loop of {slots} at a time: more bring no more"
+    result = asyncio.run(find_capacity(session, closed, 256))
+    assert result.rps == pytest.approx(rps, rel=0.06)
+    assert result.tps == pytest.approx(10 * rps, rel=0.06)
+    assert result.saturated
+    assert result.how == f"closed loop of {slots} at a time: more bring no more"
     # Doubled until one brought nothing, and no further.
-    assert session.asked[-1][1].closed == 2 * slots
-    assert [name for name, _ in session.asked][:2] == ["capacity/0008-at-a-time", "capacity/0016-at-a-time"]
+    assert session.loads[-1][1].closed == 2 * slots
+    assert [name for name, _ in session.loads][:2] == ["capacity/0008-at-a-time", "capacity/0016-at-a-time"]
 
 
 def test_a_search_that_meets_its_bound_says_so(tmp_path: Path) -> None:
     session = Planted(tmp_path, slots_of(1_000, tokens=None))
-    found = asyncio.run(find_capacity(session, closed, 24))
-    assert not found.saturated
-    assert found.how.endswith("more than 24 were not tried")
-    assert [load.closed for _, load in session.asked] == [8, 16, 24]
-    assert found.tps is None
+    result = asyncio.run(find_capacity(session, closed, 24))
+    assert not result.saturated
+    assert result.how.endswith("more than 24 were not tried")
+    assert [load.closed for _, load in session.loads] == [8, 16, 24]
+    assert result.tps is None
     # Nothing ends in the first second, of which the ramp-up is 0.6: by answers it is a little less.
-    assert found.rps == pytest.approx(24 * 5 / 5.4, rel=0.03)
+    assert result.rps == pytest.approx(24 * 5 / 5.4, rel=0.03)
 
 
 def test_a_capacity_is_taken_of_the_same_workload_only(tmp_path: Path) -> None:
     session = Planted(tmp_path, slots_of(1))
-    assert capacity_told(session, None, "conversation") is None
-    known = capacity_told(session, 7.5, "conversation")
+    assert known_capacity(session, None, "conversation") is None
+    known = known_capacity(session, 7.5, "conversation")
     assert known is not None
     assert (known.rps, known.how) == (7.5, "given as max_rate")
     throughput = Folder(tmp_path).within("throughput")
     result = {"measurements": {"sustainable_load_rps": 12.0}, "params": {"workload": "conversation"}}
     throughput.write_json("result.json", result)
-    told = capacity_told(session, None, "conversation")
-    assert told is not None
-    assert told.rps == 12.0
-    assert capacity_told(session, None, "code-completion") is None
-    assert capacity_told(session, None) is None
+    report = known_capacity(session, None, "conversation")
+    assert report is not None
+    assert report.rps == 12.0
+    assert known_capacity(session, None, "code-completion") is None
+    assert known_capacity(session, None) is None
 
 
 def queued(rate: float, per_s: float, seconds: float, seed: int) -> Measurement:
@@ -189,9 +216,9 @@ def queued(rate: float, per_s: float, seconds: float, seed: int) -> Measurement:
 def test_what_does_not_keep_up_is_told_and_what_does_is_not() -> None:
     for seed in range(10):
         assert overload(queued(8.0, 10.0, 60.0, seed)) is None
-        kept = overload(queued(20.0, 10.0, 60.0, seed))
-        assert kept is not None
-        assert kept == pytest.approx(0.5, abs=0.1)
+        stored = overload(queued(20.0, 10.0, 60.0, seed))
+        assert stored is not None
+        assert stored == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_load_that_is_no_longer_than_its_answers_says_nothing() -> None:
@@ -207,11 +234,11 @@ def test_what_is_not_all_is_not_called_all() -> None:
 
 def played(search: RateSearch, limit: int) -> list[int]:
     """Tries levels, of which those above `limit` break, until the search is over; the levels in order."""
-    asked = []
+    request = []
     while (level := search.next) is not None:
-        asked.append(level)
-        search.tell(level, level <= limit)
-    return asked
+        request.append(level)
+        search.record(level, level <= limit)
+    return request
 
 
 def test_doubling_then_halving_by_hand() -> None:
@@ -222,21 +249,24 @@ def test_doubling_then_halving_by_hand() -> None:
 
 
 @given(
-    low=st.integers(1, 20), above=st.integers(0, 300), begin=st.integers(0, 300), limit=st.integers(0, 400),
+    low=st.integers(1, 20),
+    above=st.integers(0, 300),
+    begin=st.integers(0, 300),
+    limit=st.integers(0, 400),
     resolution=st.integers(1, 9),
-)  # fmt: skip
+)
 def test_a_planted_limit_is_found(low: int, above: int, begin: int, limit: int, resolution: int) -> None:
     high = low + above
     search = RateSearch(low=low, high=high, start=min(high, low + begin), resolution=resolution)
-    lefts = []
+    remaining = []
     while (level := search.next) is not None:
         assert low <= level <= high
-        lefts.append(search.left)
-        search.tell(level, level <= limit)
-    tries = len(lefts)
-    for done, left in enumerate(lefts):
+        remaining.append(search.attempts_max)
+        search.record(level, level <= limit)
+    tries = len(remaining)
+    for done, left in enumerate(remaining):
         assert left >= tries - done, "no more is left than it said"
-    assert search.left == 0
+    assert search.attempts_max == 0
     if limit < low:
         assert (search.best, search.limit) == (None, low)
     elif limit >= high:
@@ -244,3 +274,18 @@ def test_a_planted_limit_is_found(low: int, above: int, begin: int, limit: int, 
     else:
         assert search.best is not None
         assert search.best <= limit < search.best + resolution
+
+
+def test_a_search_for_capacity_without_an_answer_says_so(tmp_path: Path) -> None:
+    """Not an error about a rate of 0 that nobody gave."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        failed = {"sent_ns": 0, "end_ns": 1_000_000, "outcome": "upstream_error"}
+        return measured(name, [failed] * len(load.plan.requests))
+
+    def load_of(slots: int, requests: int) -> Load:
+        return make_load("synthetic-uniform", seed=1, slots=slots, requests=requests)
+
+    with pytest.raises(ConfigError, match="upstream_error") as caught:
+        play(find_capacity(Planted(tmp_path, answer), load_of, 16))
+    assert caught.value.place == "target.url"

@@ -37,8 +37,8 @@ def bench(results: Path, url: str, *sets: str, tests: Sequence[str] = ("ttft",),
 
 
 def run(one: Bench, *names: str) -> dict[str, Any]:
-    told: dict[str, Any] = play(one.run(names or ("ttft",)), limit_s=250)
-    return told
+    document: dict[str, Any] = play(one.run(names or ("ttft",)), limit_s=250)
+    return document
 
 
 def steps(one: Bench) -> list[tuple[str, str]]:
@@ -57,26 +57,26 @@ def test_the_model_load_of_a_server_that_is_started_is_reported(tmp_path: Path) 
         port = sock.getsockname()[1]
     command = [*SERVE[:-1], f"127.0.0.1:{port}", "--ttft", "20ms"]
     one = bench(tmp_path, f"http://127.0.0.1:{port}", f"sut.start={json.dumps(command)}")
-    told = run(one)
-    (report,) = told["tests"]
+    document = run(one)
+    (report,) = document["tests"]
     load = report["model_load"]
     assert load["port_open"] <= load["ready"] <= load["first_token"]
     line = report["configuration"]["Cold start: model load (4.5.3)"]
-    assert line in minimum_text(told) and line in full_markdown(told)
+    assert line in minimum_text(document) and line in full_markdown(document)
     judged = {one["id"]: one["status"] for one in report["compliance"]["rows"]}
     assert (judged["4.5.3-1"], judged["4.5.3-2"]) == ("met", "met")
     assert "llmtap" in (tmp_path / "server.log").read_text()
-    told = load_document(tmp_path)
-    assert told["tests"][0]["model_load"] == load
+    document = load_document(tmp_path)
+    assert document["tests"][0]["model_load"] == load
 
 
 def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_path: Path, url: str) -> None:
-    told = run(bench(tmp_path, url, command="llmtap bench ttft", selftest=True))
-    asked = json.loads((tmp_path / "bench.json").read_text())
+    document = run(bench(tmp_path, url, command="llmtap bench ttft", selftest=True))
+    setup = json.loads((tmp_path / "bench.json").read_text())
     again = bench(tmp_path, url, selftest=True)
     cached = run(again)
-    (report,) = told["tests"]
-    assert (asked["command"], asked["asked"]) == ("llmtap bench ttft", ["ttft"])
+    (report,) = document["tests"]
+    assert (setup["command"], setup["asked"]) == ("llmtap bench ttft", ["ttft"])
     assert [(step["name"], step["load"]["closed"], step["cached"]) for step in report["steps"]] == [
         ("load", 4, False)
     ]
@@ -104,9 +104,9 @@ def test_a_test_leaves_its_report_judged_and_a_second_run_measures_nothing(tmp_p
 
 def test_several_go_on_without_the_one_that_cannot_run(tmp_path: Path, url: str) -> None:
     one = bench(tmp_path, url, tests=("ttft", "prefix-cache"))
-    told = run(one, "prefix-cache", "ttft")
-    assert [report["test"] for report in told["tests"]] == ["ttft"]
-    (left,) = told["not_run"]
+    document = run(one, "prefix-cache", "ttft")
+    assert [report["test"] for report in document["tests"]] == ["ttft"]
+    (left,) = document["not_run"]
     assert (left["test"], left["begun"]) == ("prefix-cache", False)
     assert "[arms.cache_off]" in left["why"]
     assert steps(one)[0][0] == "prefix-cache"
@@ -116,28 +116,30 @@ def test_runs_have_steps_and_seeds_of_their_own_and_the_first_is_where_it_was(
     tmp_path: Path, url: str
 ) -> None:
     first = bench(tmp_path, url, runs=3)
-    told = run(first)
+    document = run(first)
     more = bench(tmp_path, url, runs=4)
     again = run(more)
     assert isinstance(first.watcher, Silent)
     title = "ttft (5.1 Time to First Token)"
-    assert [said.rpartition(":")[0] for said in first.watcher.lefts] == [
-        f"{title}, run 1 of 3, then 2 more", f"{title}, run 2 of 3, then 1 more", f"{title}, run 3 of 3",
-    ]  # fmt: skip
-    assert [report["run"] for report in told["tests"]] == [1]
-    assert [(one["run"], one["seed"]) for one in told["repeats"]] == [(2, 1_000_042), (3, 2_000_042)]
-    assert told["runs"] == 3
+    assert [message.partition(";")[0] for message in first.watcher.remaining] == [
+        f"{title}, run 1 of 3, then 2 more",
+        f"{title}, run 2 of 3, then 1 more",
+        f"{title}, run 3 of 3",
+    ]
+    assert [report["run"] for report in document["tests"]] == [1]
+    assert [(one["run"], one["seed"]) for one in document["repeats"]] == [(2, 1_000_042), (3, 2_000_042)]
+    assert document["runs"] == 3
     place = tmp_path / "ttft"
     reports = [json.loads((place / at / "result.json").read_text()) for at in (".", "run-2", "run-3")]
     assert [report["steps"][0]["result"]["plan"]["seed"] for report in reports] == [42, 1_000_042, 2_000_042]
     assert [report["warmups"][0]["requests"] for report in reports] == [3, 3, 3]
     assert len({report["steps"][0]["requests"]["sha256"] for report in reports}) == 3
-    assert [said == "measured before" for _, said in steps(more)] == [True, True, True, False]
+    assert [message == "measured before" for _, message in steps(more)] == [True, True, True, False]
     assert [one["run"] for one in again["repeats"]] == [2, 3, 4]
     assert [one["run"] for one in load_document(tmp_path)["repeats"]] == [2, 3, 4]
 
 
-def kept(place: Path) -> dict[str, bytes]:
+def stored(place: Path) -> dict[str, bytes]:
     """All files of a folder."""
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
@@ -151,8 +153,8 @@ def refused(one: Bench, *names: str) -> ConfigError:
 
 
 def test_other_parameters_replace_nothing_unless_somebody_says_so(tmp_path: Path, url: str) -> None:
-    told = run(bench(tmp_path, url, runs=2))
-    before = kept(tmp_path)
+    document = run(bench(tmp_path, url, runs=2))
+    before = stored(tmp_path)
     for sets, more, says in (
         (("ttft.requests=13",), {}, "requests 12 there, 13 now"),
         ((), {"warmup": "2"}, 'warmup "3" there, "2" now'),
@@ -160,16 +162,16 @@ def test_other_parameters_replace_nothing_unless_somebody_says_so(tmp_path: Path
         ((), {"quick": True}, "quick false there, true now"),
         (("target.model=other",), {}, 'target.model null there, "other" now'),
         (("target.headers.authorization=x",), {}, "target.headers.authorization none there"),
-    ):  # fmt: skip
+    ):
         why = refused(bench(tmp_path, url, *sets, **more))
         assert says.replace("null", "none") in why.problem
         assert "--again" in (why.hint or "")
     many = refused(bench(tmp_path, url, "ttft.requests=13", "ttft.concurrency=3", warmup="2", seed=7))
     assert many.problem.endswith("and 1 more")
-    assert kept(tmp_path) == before
+    assert stored(tmp_path) == before
     anew = bench(tmp_path, url, "ttft.requests=13", again=True)
     second = run(anew)
-    assert [len(one["tests"][0]["steps"]) for one in (told, second)] == [1, 1]
+    assert [len(one["tests"][0]["steps"]) for one in (document, second)] == [1, 1]
     assert second["tests"][0]["steps"][0]["requests"]["rows"] == 13
     assert not (tmp_path / "ttft/run-2").exists(), "it was of other parameters"
 
@@ -179,7 +181,7 @@ def test_a_key_that_is_another_one_is_refused_and_shown_nowhere(tmp_path: Path, 
     why = refused(bench(tmp_path, url, "target.headers.authorization=Bearer hunter2"))
     assert "another key or query" in why.problem
     assert "hunter" not in str(why)
-    assert b"hunter" not in b"".join(kept(tmp_path).values())
+    assert b"hunter" not in b"".join(stored(tmp_path).values())
 
 
 class Impatient(Silent):
@@ -190,8 +192,8 @@ class Impatient(Silent):
         self.name = name
         self.stop: Any = None
 
-    def step(self, name: str, said: str, seconds: float | None = None) -> None:
-        super().step(name, said)
+    def step(self, name: str, message: str, seconds: float | None = None) -> None:
+        super().step(name, message)
         if name == self.name:
             self.stop()
 
@@ -215,10 +217,23 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)
     assert "max_rate 20.0 there, 30.0 now" in refused(other, "tradeoff").problem
     again = bench(tmp_path, url, *levels, tests=("tradeoff",), quick=True)
-    told = run(again, "tradeoff")
+    document = run(again, "tradeoff")
     assert [name for name, _ in watcher.steps] == ["levels/050.0", "levels/100.0"]
-    assert [said == "measured before" for _, said in steps(again)] == [True, False]
-    assert [step["cached"] for step in told["tests"][0]["steps"]] == [True, False]
+    assert [message == "measured before" for _, message in steps(again)] == [True, False]
+    assert [step["cached"] for step in document["tests"][0]["steps"]] == [True, False]
+
+
+def test_the_duration_is_announced_after_the_first_load_and_then_what_is_left(
+    tmp_path: Path, url: str
+) -> None:
+    sets = ("tradeoff.max_rate=20", "tradeoff.levels=50,100", "tradeoff.duration=1s")
+    one = bench(tmp_path, url, *sets, tests=("ttft", "tradeoff"), quick=True)
+    run(one, "ttft", "tradeoff")
+    assert isinstance(one.watcher, Silent)
+    known = [message.endswith((" in all", " left")) for message in one.watcher.remaining]
+    assert known == sorted(known) and known[:2] == [False, False]
+    assert [message.endswith(" in all") for message in one.watcher.remaining].count(True) == 1
+    assert one.watcher.remaining[-1].endswith(" left")
 
 
 @pytest.mark.parametrize(
@@ -234,8 +249,7 @@ def test_the_time_of_a_test_is_known_from_its_parameters(
 ) -> None:
     one = bench(tmp_path, NOBODY, *sets, tests=tuple({"ttft", test}))
     declared = one_test(test)
-    assert declared.seconds is not None
-    assert declared.seconds(*one._prepared(declared)) == seconds
+    assert declared.expected(*one._prepare(declared)).seconds == seconds
 
 
 def test_files_of_others_are_not_written_among(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from llmtap.bench.run.session import REQUESTS_FILE, Load, make_load, write_requests
-from llmtap.load.bodies import BodyMaker, BodyOptions, prepare
+from llmtap.load.bodies import BodyMaker, prepare
+from llmtap.load.options import BodyOptions
 from llmtap.metrics.deadlines import Benefit
 from llmtap.workload.registry import workload_named
 from llmtap.workload.requests import Requests
@@ -26,48 +27,48 @@ def test_the_cache_is_primed_after_the_warm_up_and_just_before_the_load(tmp_path
     warm, prime, load = (load_of(tmp_path, 20, output, requests=n) for output, n in ((2, 3), (3, 2), (5, 4)))
     with sim("--ttft", "5ms", "--itl", "1ms") as url:
         session = session_to(url, tmp_path, warmup="3")
-        found = play(session.measure("load", load, warm_by=warm, prime=prime), limit_s=250)
-        told = sorted(truths(url), key=lambda one: int(one["accepted_ns"]))
-    assert [len(one["sent_ns"][0]) for one in told] == [2] * 3 + [3] * 2 + [5] * 4
-    assert (found.n, found.result["primed"], found.result["warmup"]["requests"]) == (4, 2, 3)
+        result = play(session.measure("load", load, warm_by=warm, prime=prime), limit_s=250)
+        report = sorted(truths(url), key=lambda one: int(one["accepted_ns"]))
+    assert [len(one["sent_ns"][0]) for one in report] == [2] * 3 + [3] * 2 + [5] * 4
+    assert (result.n, result.result["primed"], result.result["warmup"]["requests"]) == (4, 2, 3)
 
 
 def test_a_load_is_judged_for_the_reader_and_measured_again_for_another(tmp_path: Path) -> None:
     def smooth(reader: Benefit) -> tuple[bool, dict[str, Any]]:
         session = session_to(url, tmp_path, warmup="none")
         session.reader = reader
-        found = play(session.measure("load", load_of(tmp_path, 20, 3)), limit_s=250)
-        return found.cached, found.result["smooth_goodput"]
+        result = play(session.measure("load", load_of(tmp_path, 20, 3)), limit_s=250)
+        return result.cached, result.result["smooth_goodput"]
 
     with sim("--ttft", "5ms", "--itl", "1ms") as url:
         default = smooth(Benefit())
         slow, again = (smooth(Benefit.at_speed(10, alpha=2)) for _ in range(2))
     assert (default[0], slow[0], again[0]) == (False, False, True)
-    assert [told["speed_tokens_per_second"] for _, told in (default, slow, again)] == [20, 10, 10]
+    assert [report["speed_tokens_per_second"] for _, report in (default, slow, again)] == [20, 10, 10]
     assert (default[1]["alpha"], slow[1]["alpha"]) == (5, 2)
 
 
 def test_a_result_names_the_place_where_its_capture_lies_in_the_end(tmp_path: Path) -> None:
     with sim("--ttft", "5ms", "--itl", "1ms") as url:
         session = session_to(url, tmp_path, "ttft", warmup="none")
-        found = play(session.measure("search/4rps", load_of(tmp_path, 20, 3)), limit_s=250)
+        result = play(session.measure("search/4rps", load_of(tmp_path, 20, 3)), limit_s=250)
     place = tmp_path / "ttft/steps/search/4rps"
-    assert Path(found.result["capture"]["to"]) == place / "capture"
+    assert Path(result.result["capture"]["to"]) == place / "capture"
     assert (place / "capture").is_dir()
-    kept = json.loads((place / "step.json").read_text())
-    assert kept["result"]["capture"] == found.result["capture"]
+    stored = json.loads((place / "step.json").read_text())
+    assert stored["result"]["capture"] == result.result["capture"]
     assert not list(tmp_path.rglob("*.unfinished"))
 
 
-def kept(folder: Path, requests: Requests, **more: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def stored(folder: Path, requests: Requests, **more: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """What is told, and the lines of the file, if there is one."""
     prompts = workload_named("synthetic-uniform", "TRACE").prompts(requests, 7)
     maker = BodyMaker(BodyOptions(endpoint="completions", model="m"))
     with prepare(requests, prompts, maker) as prepared:
-        told = write_requests(prepared, requests, folder, **({"planned": True} | more))
+        report = write_requests(prepared, requests, folder, **({"planned": True} | more))
     file = folder / REQUESTS_FILE
     lines = gzip.decompress(file.read_bytes()).splitlines() if file.exists() else []
-    return told, [json.loads(line) for line in lines]
+    return report, [json.loads(line) for line in lines]
 
 
 def three() -> Requests:
@@ -78,31 +79,31 @@ def three() -> Requests:
 
 def test_each_line_has_a_request_as_it_was_sent(tmp_path: Path) -> None:
     requests = three()
-    told, lines = kept(tmp_path, requests)
+    report, lines = stored(tmp_path, requests)
     assert [line["arrival"] for line in lines] == [0.0, 0.5, 1.25]
     assert [line["after"] for line in lines] == [None] * 3
     assert [len(line["body"]["prompt"]) for line in lines] == list(requests.input)
     assert [line["body"]["max_tokens"] for line in lines] == list(requests.output)
-    assert told["rows"] == 3
+    assert report["rows"] == 3
     raw = [
         line.partition(b'"body":')[2][:-1]
         for line in gzip.decompress((tmp_path / REQUESTS_FILE).read_bytes()).splitlines()
     ]
-    assert told["bytes"] == sum(map(len, raw))
-    assert told["sha256"] == sha256(b"".join(raw)).hexdigest()
+    assert report["bytes"] == sum(map(len, raw))
+    assert report["sha256"] == sha256(b"".join(raw)).hexdigest()
 
 
 def test_too_many_bytes_leave_their_digest(tmp_path: Path) -> None:
-    whole, _ = kept(tmp_path, three())
+    whole, _ = stored(tmp_path, three())
     (tmp_path / REQUESTS_FILE).unlink()
-    told, lines = kept(tmp_path, three(), bytes_max=whole["bytes"] - 1)
+    report, lines = stored(tmp_path, three(), bytes_max=whole["bytes"] - 1)
     assert lines == []
-    assert told == whole | {"file": None}
+    assert report == whole | {"file": None}
 
 
 def test_who_waits_for_whom_and_what_nobody_planned(tmp_path: Path) -> None:
     requests = three()
     requests.after, requests.think_ns = array("q", [-1, 0, 1]), array("q", [0, 0, 0])
-    _, lines = kept(tmp_path, requests, planned=False)
+    _, lines = stored(tmp_path, requests, planned=False)
     assert [line["after"] for line in lines] == [None, 0, 1]
     assert [line["arrival"] for line in lines] == [None] * 3

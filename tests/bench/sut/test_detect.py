@@ -157,3 +157,29 @@ def test_nobody_there_is_told() -> None:
     with pytest.raises(ConfigError) as caught:
         asyncio.run(detect(BenchTarget(url="http://127.0.0.1:9")))
     assert (caught.value.place, caught.value.problem) == ("--target", "http://127.0.0.1:9 cannot be reached")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_endpoint_that_exists_is_written_to_the_file(tmp_path: Path, path: str) -> None:
+    """Without `endpoint` in its file, a benchmark sends completions also to a server of chats alone."""
+
+    async def run() -> Detected:
+        async def answer(request: web.Request) -> web.Response:
+            if request.path == "/v1/models":
+                return web.json_response(models("m", owner="somebody"))
+            known = request.method == "POST" and request.path == path
+            return web.Response(text="{}", content_type="application/json", status=200 if known else 404)
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            return await detect(BenchTarget(url=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+        finally:
+            await runner.cleanup()
+
+    file = loaded(play(run()), tmp_path)
+    assert file.target.endpoint == path.removeprefix("/v1/").replace("/", ".")

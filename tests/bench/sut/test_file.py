@@ -78,25 +78,22 @@ def test_a_flag_names_the_target_over_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "hint"),
+    ("text", "line", "key", "hint"),
     [
-        ("[targets]\n", "[targets]", "'target'"),
-        ("sut = 3\n", "sut", "[sut]"),
-        ('[target]\nmodle = "x"\n', "target.modle", "'model'"),
-        ("[tests.tttf]\n", "[tests.tttf]", "'ttft'"),
-        ("[tests.ttft]\nrequest = 1\n", "tests.ttft.request", "'requests'"),
-        (
-            '[[tests.fairness.classes]]\nnam = "x"\n',
-            "tests.fairness.classes[0].nam",
-            "'name'",
-        ),
+        ("[targets]\n", 1, "targets", "'target'"),
+        ("sut = 3\n", 1, "sut", "[sut]"),
+        ('[target]\nmodle = "x"\n', 2, "target.modle", "'target.model'"),
+        ("[tests.tttf]\n", 1, "tests.tttf", "'tests.ttft'"),
+        ("[tests.ttft]\nrequest = 1\n", 2, "tests.ttft.request", "'tests.ttft.requests'"),
+        ('[[tests.fairness.classes]]\nnam = "x"\n', 1, "nam", "'name'"),
     ],
 )
 def test_a_key_that_nobody_knows_is_named_with_the_nearest(
-    tmp_path: Path, text: str, place: str, hint: str
+    tmp_path: Path, text: str, line: int, key: str, hint: str
 ) -> None:
-    found = refused(written(tmp_path, text))
-    assert found.place == f"{place} (bench.toml)"
+    found = refused(file := written(tmp_path, text))
+    assert f"{file}, line {line}" in found.place
+    assert key in found.problem
     assert hint in (found.hint or "")
 
 
@@ -115,18 +112,18 @@ def test_a_key_that_nobody_knows_is_named_with_the_nearest(
         ),
         ("[tests.ttft]\nrate = inf\n", "tests.ttft.rate", "expected a finite number, got inf"),
         ('[tests.throughput]\nduration = "soon"\n', "tests.throughput.duration", "a duration"),
-        ("[target]\nheaders = { a = 1 }\n", "target.headers[...]", "expected a text"),
+        ("[target]\nheaders = { a = 1 }\n", "target.headers.a", "expected a text"),
         ('[target]\nendpoint = "foo"\n', "target.endpoint", f"expected one of {ENDPOINTS}, got 'foo'"),
         ('[sut]\nprefix_cache = "yes"\n', "sut.prefix_cache", "expected true or false, got 'yes'"),
         ('[tests.fairness]\nclasses = "short"\n', "tests.fairness.classes", "expected a list, got 'short'"),
-        ("[[tests.fairness.classes]]\n", "tests.fairness.classes[0]", "name is missing"),
+        ("[[tests.fairness.classes]]\n", "tests.fairness.classes[0]", "`name` is missing"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_its_key(
     tmp_path: Path, text: str, place: str, problem: str
 ) -> None:
-    found = refused(written(tmp_path, text))
-    assert found.place == f"{place} (bench.toml)"
+    found = refused(file := written(tmp_path, text))
+    assert found.place.startswith(f"{place} ({file}, line ")
     assert problem in found.problem
 
 
@@ -134,7 +131,7 @@ def test_a_value_that_does_not_fit_is_named_with_its_key(
 def test_a_header_that_does_not_fit_is_named_without_the_others(tmp_path: Path, table: str) -> None:
     text = '{ authorization = "Bearer sk-1", x-n = 5 }'
     found = refused(written(tmp_path, f"[{table}]\nheaders = {text}\n"))
-    assert found.place == f"{table}.headers[...] (bench.toml)"
+    assert found.place.startswith(f"{table}.headers.x-n (")
     assert found.problem == "expected a text"
 
 
@@ -174,11 +171,11 @@ def test_a_flag_reads_numbers_lists_and_none_by_the_type_of_its_parameter(tmp_pa
     ("given", "place", "problem"),
     [
         ("requests", "--set", "expected NAME=VALUE"),
-        ("throughput.reqests=1", "--set throughput.reqests", "there is no such parameter"),
+        ("throughput.reqests=1", "--set throughput.reqests", "there is no key"),
         ("requests=0", "--set requests", "expected a whole number of at least 1, got '0'"),
         ("rate=inf", "--set rate", "expected a finite number, got 'inf'"),
         ("target.endpoint=foo", "--set target.endpoint", f"expected one of {ENDPOINTS}, got 'foo'"),
-        ("target.modle=x", "--set target.modle", "there is no such parameter"),
+        ("target.modle=x", "--set target.modle", "there is no key"),
         ("workload.x=1", "--set workload.x", "is no table"),
     ],
 )

@@ -51,32 +51,37 @@ def planted(results: Path, seats: int, service_s: float = 1.0, **more: Any) -> P
 def test_capacity_by_ttft(tmp_path: Path) -> None:
     """19 seats for answers of 1 s: the 20th waits for one."""
     session = planted(tmp_path, 19)
-    found = perform(TEST, session, ttft_p99=Duration(S // 2))
-    levels = [name.removeprefix("search/") for name, _ in session.asked]
+    result = perform(TEST, session, ttft_p99=Duration(S // 2))
+    levels = [name.removeprefix("search/") for name, _ in session.loads]
     assert levels == ["0008", "0016", "0032", "0024", "0020", "0018", "0019"]
-    told = found.measurements
-    assert (told["max_concurrency"], told["limit"]) == (19, 20)
-    assert told["output_tps"] == pytest.approx(19 * 256, rel=0.02)
+    report = result.measurements
+    assert (report["max_concurrency"], report["limit"]) == (19, 20)
+    assert report["output_tps"] == pytest.approx(19 * 256, rel=0.02)
     # A prompt of 44 all the time, and an answer that is at half on average, but for its first 50 ms.
-    assert told["tokens_in_flight"] == pytest.approx(19 * (44 + 0.95 * 128), rel=0.02)
-    table = found.tables[0]
+    assert report["tokens_in_flight"] == pytest.approx(19 * (44 + 0.95 * 128), rel=0.02)
+    table = result.tables[0]
     assert table.caption.startswith("Table 7")
     assert table.heads == ["Concurrency", "Completion", "TTFT P99", "TPOT P99", "Errors", "Status"]
     assert [(row[0], row[5]) for row in table.rows] == [
-        ("8", "Pass"), ("16", "Pass"), ("18", "Pass"), ("19", "Pass"), ("20", "Fail"), ("24", "Fail"),
+        ("8", "Pass"),
+        ("16", "Pass"),
+        ("18", "Pass"),
+        ("19", "Pass"),
+        ("20", "Fail"),
+        ("24", "Fail"),
         ("32", "Fail"),
-    ]  # fmt: skip
+    ]
     assert table.rows[0][1:5] == ["100%", "50.0 ms * (50.0 to 50.0)", "3.73 ms * (3.73 to 3.73)", "0"]
-    assert found.tables[1].rows[0] == ["Maximum concurrent requests", "19"]
+    assert result.tables[1].rows[0] == ["Maximum concurrent requests", "19"]
 
 
 def test_capacity_by_completion(tmp_path: Path) -> None:
     """Above 10 at a time 2 % of the requests fail: 98 % complete, and 99 % are needed."""
     session = planted(tmp_path, 10, broken=0.02)
-    found = perform(TEST, session, ttft_p99=Duration(60 * S), maximum=64)
-    told = found.measurements
-    assert told["max_concurrency"] == 10
-    beyond = next(level for level in told["levels"] if level["concurrency"] == 16)
+    result = perform(TEST, session, ttft_p99=Duration(60 * S), maximum=64)
+    report = result.measurements
+    assert report["max_concurrency"] == 10
+    beyond = next(level for level in report["levels"] if level["concurrency"] == 16)
     assert beyond["completion"]["value"] == pytest.approx(0.98, abs=0.001)
     assert beyond["endings"] == {"upstream_error": beyond["failed"]}
     assert "completed, 99.0% needed" in beyond["why"]
@@ -86,16 +91,16 @@ def test_one_out_of_memory_error_is_one_too_many(tmp_path: Path) -> None:
     """Above 12 the server says so once, in a thousand answers."""
     errors = {"CUDA error: out of memory": 1, "the upstream ended early": 2}
     session = planted(tmp_path, 12, errors=errors)
-    found = perform(TEST, session, ttft_p99=SECOND)
-    assert found.measurements["max_concurrency"] == 12
-    levels = found.measurements["levels"]
+    result = perform(TEST, session, ttft_p99=SECOND)
+    assert result.measurements["max_concurrency"] == 12
+    levels = result.measurements["levels"]
     assert {level["concurrency"]: level["memory_errors"] for level in levels}[16] == 1
 
 
 def test_where_nothing_meets_the_criteria_it_goes_down_to_one_and_says_so(tmp_path: Path) -> None:
     session = planted(tmp_path, 8)
-    found = perform(TEST, session, ttft_p99=Duration(S // 100))
-    assert [load.closed for _, load in session.asked] == [8, 4, 2, 1]
-    assert found.measurements["max_concurrency"] is None
-    assert found.measurements["output_tps"] is None
-    assert "not even one request at a time" in found.notes[0]
+    result = perform(TEST, session, ttft_p99=Duration(S // 100))
+    assert [load.closed for _, load in session.loads] == [8, 4, 2, 1]
+    assert result.measurements["max_concurrency"] is None
+    assert result.measurements["output_tps"] is None
+    assert "not even one request at a time" in result.notes[0]

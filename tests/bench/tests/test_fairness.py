@@ -44,46 +44,51 @@ def test_slowdowns_by_hand(tmp_path: Path) -> None:
     """
     times = {("short", False): 0.1, ("short", True): 0.3, ("long", False): 0.4, ("long", True): 0.4}
     session = Planted(tmp_path, served(lambda of, mixed, _: times[of, mixed]), "fairness")
-    found = perform(TEST, session, rate=10.0, duration=Duration(60 * S), requests_per_class=20)
-    told = found.measurements
-    s, n = (sum(one["sent"] for one in told["classes"].values() if of(one)) for of in (slowed, bool))
+    result = perform(TEST, session, rate=10.0, duration=Duration(60 * S), requests_per_class=20)
+    report = result.measurements
+    s, n = (sum(one["sent"] for one in report["classes"].values() if of(one)) for of in (slowed, bool))
     by_request = (2 * s + n) ** 2 / (n * (8 * s + n))
     for name, value in (("headline", by_request), ("by_class", 0.8)):
-        assert told["jain"][name]["value"] == pytest.approx(value)
-        assert told["jain"][name]["low"] == told["jain"][name]["high"] == pytest.approx(value)
-    assert told["jain"]["slowdown"] == pytest.approx({"short": 3.0, "long": 1.0})
+        assert report["jain"][name]["value"] == pytest.approx(value)
+        assert report["jain"][name]["low"] == report["jain"][name]["high"] == pytest.approx(value)
+    assert report["jain"]["slowdown"] == pytest.approx({"short": 3.0, "long": 1.0})
     for name in ("p50", "p95", "p99", "mean"):
-        short, long = (told["classes"][one]["inflation"][name] for one in ("short", "long"))
+        short, long = (report["classes"][one]["inflation"][name] for one in ("short", "long"))
         assert (short if name == "mean" else short["value"]) == pytest.approx(3.0)
         assert (long if name == "mean" else long["value"]) == pytest.approx(1.0)
-    assert told["classes"]["short"]["starvation"]["value"] == 0.0
-    results, metrics = found.tables[:2]
+    assert report["classes"]["short"]["starvation"]["value"] == 0.0
+    results, metrics = result.tables[:2]
     assert results.caption == "Table 8: Per-Class Results"
     assert results.heads == ["Class", "Count", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99"]
     assert results.rows[0][0] == "Short"
     assert results.rows[0][2].startswith("300 ms (300 to 300)")
     assert metrics.caption == "Table 9: Fairness Metrics"
     assert [row[0] for row in metrics.rows] == [
-        "Jain's Fairness Index", "Jain's index of class means", "Short Class Starvation",
+        "Jain's Fairness Index",
+        "Jain's index of class means",
+        "Short Class Starvation",
         "Long Class Starvation",
-    ]  # fmt: skip
+    ]
     assert [row[1] for row in metrics.rows[:2]] == [f"{by_request:.2f}", "0.80"]
-    assert [series.name for series in found.charts[0].series] == [
-        "short, mixed", "short, alone", "long, mixed", "long, alone",
-    ]  # fmt: skip
-    assert any("significant unfairness" in note for note in found.notes)
+    assert [series.name for series in result.charts[0].series] == [
+        "short, mixed",
+        "short, alone",
+        "long, mixed",
+        "long, alone",
+    ]
+    assert any("significant unfairness" in note for note in result.notes)
 
 
 def test_each_class_alone_is_as_much_work_as_the_mix(tmp_path: Path) -> None:
     mix = ClassMix(FairnessParams().classes)
     session = Planted(tmp_path, served(lambda of, mixed, _: 0.1), "fairness")
     perform(TEST, session, rate=10.0, duration=Duration(30 * S), requests_per_class=10)
-    rates = {name: load.rate_rps or 0.0 for name, load in session.asked}
+    rates = {name: load.rate_rps or 0.0 for name, load in session.loads}
     assert list(rates) == ["alone/short", "alone/long", "mix"]
     work = {"mix": mix, **{f"alone/{name}": mix.alone(name) for name in ("short", "long")}}
     for name, rate in rates.items():
         assert rate * work[name].mean_tokens() == pytest.approx(10.0 * mix.mean_tokens())
-    assert len({tuple(load.plan.requests.input[:5]) for _, load in session.asked}) == 3
+    assert len({tuple(load.plan.requests.input[:5]) for _, load in session.loads}) == 3
 
 
 def test_who_waits_five_medians_is_starved(tmp_path: Path) -> None:
@@ -93,8 +98,8 @@ def test_who_waits_five_medians_is_starved(tmp_path: Path) -> None:
         return 0.6 if of == "short" and mixed and random.random() < 0.05 else 0.1
 
     session = Planted(tmp_path, served(ttft_s), "fairness")
-    found = perform(TEST, session, rate=20.0, duration=Duration(100 * S))
-    short, long = (found.measurements["classes"][name]["starvation"] for name in ("short", "long"))
+    result = perform(TEST, session, rate=20.0, duration=Duration(100 * S))
+    short, long = (result.measurements["classes"][name]["starvation"] for name in ("short", "long"))
     assert short["low"] < 0.05 < short["high"]
     assert short["threshold"] == 0.5
     assert short["starved"] == round(short["value"] * short["n"])

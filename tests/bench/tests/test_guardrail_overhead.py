@@ -14,8 +14,8 @@ from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import Load
 from llmtap.bench.sut.sut import TargetArm
 from llmtap.bench.tests.guardrail_overhead import (
-    AGAIN,
     BASELINE,
+    BASELINE_REPEATED,
     TEST,
     blocks,
     cached_share,
@@ -26,10 +26,11 @@ from tests.bench.support import Planted, answered, measured, perform
 INPUT = {"x-sim-input-filter-ms": "40"}
 OUTPUT = {"x-sim-output-hold": "4", "x-sim-output-filter-ms": "30"}
 ARMS = {
-    "baseline": TargetArm(), "input_filter": TargetArm(headers=INPUT),
+    "baseline": TargetArm(),
+    "input_filter": TargetArm(headers=INPUT),
     "output_filter": TargetArm(headers=OUTPUT),
     "full": TargetArm(headers=INPUT | OUTPUT),
-}  # fmt: skip
+}
 COSTS_MS = {"baseline": 0, "baseline_again": 0, "input_filter": 40, "output_filter": 30, "full": 70}
 
 
@@ -55,18 +56,23 @@ def run(session: Planted, **params: Any) -> Any:
 
 
 def test_the_draft_s_tables(tmp_path: Path) -> None:
-    found = run(planted(tmp_path))
-    tables = {table.caption: table for table in found.tables}
-    first = found.tables[0]
+    result = run(planted(tmp_path))
+    tables = {table.caption: table for table in result.tables}
+    first = result.tables[0]
     assert first.caption == "Table 13: Guardrail Overhead at 25 % of capacity (5 requests/s)"
     assert [caption[:37] for caption in list(tables)[1:3]] == [
-        "Table 13: Guardrail Overhead at 50 % ", "Table 13: Guardrail Overhead at 75 % ",
-    ]  # fmt: skip
+        "Table 13: Guardrail Overhead at 50 % ",
+        "Table 13: Guardrail Overhead at 75 % ",
+    ]
     assert all(" ms (" in cell for cell in first.rows[0][1:2])
     assert first.heads == ["Configuration", "TTFT P50", "TTFT P99", "E2E P50", "E2E P99"]
     assert [row[0] for row in first.rows] == [
-        "Baseline", "Input Filter", "Output Filter", "Full Filter", "Baseline again (A/A)",
-    ]  # fmt: skip
+        "Baseline",
+        "Input Filter",
+        "Output Filter",
+        "Full Filter",
+        "Baseline again (A/A)",
+    ]
     overhead = tables["Overhead against the baseline, with 95 % intervals (5.10.4)"]
     assert len(overhead.rows) == 3 * 4 * 2
     assert overhead.rows[0][:4] == ["25 %", "Input Filter", "TTFT", overhead.rows[0][3]]
@@ -75,41 +81,41 @@ def test_the_draft_s_tables(tmp_path: Path) -> None:
     assert all(" ms (" in row[4] for row in overhead.rows)
     assert {row[6] for row in overhead.rows} == {"-"}
     assert not any(caption.startswith("Table 14") for caption in tables)
-    said = " ".join(found.notes)
-    assert "A/A" in said and "overhead at 25 %" not in said, "overheads are in the table"
-    assert found.deviations == []
-    kinds = [(chart.kind, len(chart.series)) for chart in found.charts]
+    message = " ".join(result.notes)
+    assert "A/A" in message and "overhead at 25 %" not in message, "overheads are in the table"
+    assert result.deviations == []
+    kinds = [(chart.kind, len(chart.series)) for chart in result.charts]
     assert kinds == [("cdf", 5), ("points", 4), ("cdf", 5), ("points", 4)]
-    assert found.charts[1].series[0].x == [25.0, 50.0, 75.0]
-    line = found.charts[1].series[0]
+    assert result.charts[1].series[0].x == [25.0, 50.0, 75.0]
+    line = result.charts[1].series[0]
     assert line.low[0] - 1 < 40 < line.high[0] + 1
 
 
 def test_all_arms_of_a_repeat_get_the_same_requests_and_repeats_others(tmp_path: Path) -> None:
     session = planted(tmp_path)
     run(session, requests=8)
-    assert len(session.asked) == 5 * 3 * 3
+    assert len(session.loads) == 5 * 3 * 3
     loads: dict[str, set[str]] = {}
-    for name, load in session.asked:
+    for name, load in session.loads:
         loads.setdefault(name.rpartition("/")[0], set()).add(load.fingerprint())
     assert {len(prints) for prints in loads.values()} == {1}
     assert len(set().union(*loads.values())) == len(loads) == 9
-    inputs = {tuple(load.plan.requests.input) for _, load in session.asked}
+    inputs = {tuple(load.plan.requests.input) for _, load in session.loads}
     assert len(inputs) == 9, "a load's prompts are no other load's"
-    rates = {name.partition("-")[0]: load.rate_rps for name, load in session.asked}
+    rates = {name.partition("-")[0]: load.rate_rps for name, load in session.loads}
     assert rates == {"25": 5.0, "50": 10.0, "75": 15.0}
     # Neither arms nor loads come in one order always.
-    arms = [name.rpartition("/")[2] for name, _ in session.asked]
+    arms = [name.rpartition("/")[2] for name, _ in session.loads]
     assert len({tuple(arms[i : i + 5]) for i in range(0, 45, 5)}) > 3
 
 
 def test_what_there_is_not_is_said(tmp_path: Path) -> None:
     arms = {name: ARMS[name] for name in ("baseline", "full")}
-    found = run(planted(tmp_path, arms), levels=[50.0], repeats=1)
-    said = " ".join(found.deviations)
-    assert "no such arm is declared: Input Filter, Output Filter" in said
-    assert "1 independent runs" in said
-    assert [row[0] for row in found.tables[0].rows] == ["Baseline", "Full Filter", "Baseline again (A/A)"]
+    result = run(planted(tmp_path, arms), levels=[50.0], repeats=1)
+    message = " ".join(result.deviations)
+    assert "no such arm is declared: Input Filter, Output Filter" in message
+    assert "1 independent runs" in message
+    assert [row[0] for row in result.tables[0].rows] == ["Baseline", "Full Filter", "Baseline again (A/A)"]
 
 
 def test_table_14_is_measured_by_default(tmp_path: Path) -> None:
@@ -124,9 +130,9 @@ def test_table_14_is_measured_by_default(tmp_path: Path) -> None:
 
     session = Planted(tmp_path, limited, "guardrail-overhead")
     session.arms = {name: ARMS[name] for name in ("baseline", "full")}
-    found = perform(TEST, session, requests=10, repeats=1, levels=[50.0])
-    assert found.measurements["capacity"]["rps"] == pytest.approx(16, rel=0.05)
-    (table,) = (table for table in found.tables if table.caption == "Table 14: Throughput Impact")
+    result = perform(TEST, session, requests=10, repeats=1, levels=[50.0])
+    assert result.measurements["capacity"]["rps"] == pytest.approx(16, rel=0.05)
+    (table,) = (table for table in result.tables if table.caption == "Table 14: Throughput Impact")
     assert table.heads == ["Configuration", "Max Throughput", "Reduction"]
     assert [row[0] for row in table.rows] == ["Baseline", "Full Filter"]
     found_tps = [float(row[1].removesuffix(" tok/s")) for row in table.rows]
@@ -144,11 +150,11 @@ def test_benign_requests_that_are_refused_are_a_deviation(tmp_path: Path) -> Non
 
     session = Planted(tmp_path, refusing, "guardrail-overhead")
     session.arms = {"baseline": TargetArm(), "full": TargetArm()}
-    found = run(session, levels=[50.0], repeats=1, requests=20)
-    full = found.measurements["levels"][0]["arms"]["full"]
+    result = run(session, levels=[50.0], repeats=1, requests=20)
+    full = result.measurements["levels"][0]["arms"]["full"]
     assert (full["refused"], full["complete"], full["ttft"]["n"]) == (10, 10, 10)
-    assert any("10 benign requests were refused (Full Filter" in one for one in found.deviations)
-    assert any("refused although the content is benign" in note for note in found.notes)
+    assert any("10 benign requests were refused (Full Filter" in one for one in result.deviations)
+    assert any("refused although the content is benign" in note for note in result.notes)
 
 
 names = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5, unique=True)
@@ -168,7 +174,12 @@ def test_every_block_comes_once_and_repeats_one_after_the_other(
 
 
 CAPACITY = Capacity(rps=20.0, tps=1_000.0, how="given")
-BOTH_COSTS_MS = {BASELINE: (0, 0), "input_filter": (40, 40), "output_filter": (16, 90), AGAIN: (0, 0)}
+BOTH_COSTS_MS = {
+    BASELINE: (0, 0),
+    "input_filter": (40, 40),
+    "output_filter": (16, 90),
+    BASELINE_REPEATED: (0, 0),
+}
 
 
 def block(arm: str, repeat: int, rows: int, *, refused: int = 0, noise_ms: float = 3.0) -> Measurement:
@@ -196,28 +207,28 @@ def cells(
 
 
 def test_planted_costs_lie_in_the_intervals_and_a_baseline_costs_nothing() -> None:
-    told = guardrail_figures(cells(), list(BOTH_COSTS_MS), [50.0], CAPACITY, None)
-    arms = told["levels"][0]["arms"]
-    assert told["levels"][0]["rate_rps"] == 10.0
+    report = guardrail_figures(cells(), list(BOTH_COSTS_MS), [50.0], CAPACITY, None)
+    arms = report["levels"][0]["arms"]
+    assert report["levels"][0]["rate_rps"] == 10.0
     for arm, costs in BOTH_COSTS_MS.items():
         if arm == BASELINE:
             assert arms[arm]["overhead"] is None
             continue
         for metric, cost_ms in zip(("ttft", "e2e"), costs, strict=True):
-            found = arms[arm]["overhead"][metric]
-            overall, shift = found["overall"], found["shift"]
-            assert found["pairs"] == 600
-            assert overall["value"] == pytest.approx(sum(found["by_repeat"]) / 3)
+            result = arms[arm]["overhead"][metric]
+            overall, shift = result["overall"], result["shift"]
+            assert result["pairs"] == 600
+            assert overall["value"] == pytest.approx(sum(result["by_repeat"]) / 3)
             assert overall["low"] < cost_ms / 1e3 < overall["high"]
             assert overall["high"] - overall["low"] < 0.005
             # Of ten intervals of 95 % one may well miss, by a little.
             assert shift["low"] - 0.0003 < cost_ms / 1e3 < shift["high"] + 0.0003
             assert shift["high"] - shift["low"] < 0.001
-            assert found["p50"]["low"] - 0.003 < cost_ms / 1e3 < found["p50"]["high"] + 0.003
-            assert found["p50"]["n"] == 600
+            assert result["p50"]["low"] - 0.003 < cost_ms / 1e3 < result["p50"]["high"] + 0.003
+            assert result["p50"]["n"] == 600
             # Medians of samples of 600 apart would be known to 20 ms.
-            assert found["p50"]["high"] - found["p50"]["low"] < 0.012
-            if arm == AGAIN:
+            assert result["p50"]["high"] - result["p50"]["low"] < 0.012
+            if arm == BASELINE_REPEATED:
                 assert "p_adjusted" not in overall
                 assert overall["p"] > 0.05
             else:
@@ -238,23 +249,25 @@ def test_blocks_that_differ_among_themselves_widen_the_interval() -> None:
 
     both = {
         (BASELINE, 50.0): {r: late(block(BASELINE, r, 200), ms) for r, ms in enumerate((0, 16, 0))},
-        (AGAIN, 50.0): {r: late(block(AGAIN, r, 200), ms) for r, ms in enumerate((8, 8, 8))},
+        (BASELINE_REPEATED, 50.0): {
+            r: late(block(BASELINE_REPEATED, r, 200), ms) for r, ms in enumerate((8, 8, 8))
+        },
     }
-    told = guardrail_figures(both, [BASELINE, AGAIN], [50.0], CAPACITY, None)
-    found = told["levels"][0]["arms"][AGAIN]["overhead"]["ttft"]
-    assert found["shift"]["p"] < 1e-6
-    assert found["overall"]["p"] > 0.3
-    assert found["overall"]["low"] < 0 < found["overall"]["high"]
+    report = guardrail_figures(both, [BASELINE, BASELINE_REPEATED], [50.0], CAPACITY, None)
+    result = report["levels"][0]["arms"][BASELINE_REPEATED]["overhead"]["ttft"]
+    assert result["shift"]["p"] < 1e-6
+    assert result["overall"]["p"] > 0.3
+    assert result["overall"]["low"] < 0 < result["overall"]["high"]
 
 
 def test_p_values_are_adjusted_over_arms_and_loads() -> None:
     """Holm's over 2 filters x 3 loads: the smallest counts six times."""
-    told = guardrail_figures(
+    report = guardrail_figures(
         cells((25.0, 50.0, 75.0), 40), list(BOTH_COSTS_MS), [25.0, 50.0, 75.0], CAPACITY, None
     )
     shifts = [
         one["arms"][arm]["overhead"]["ttft"]["overall"]
-        for one in told["levels"]
+        for one in report["levels"]
         for arm in ("input_filter", "output_filter")
     ]
     smallest = min(shifts, key=lambda shift: shift["p"])

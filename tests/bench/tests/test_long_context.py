@@ -25,13 +25,13 @@ def served(law: Law, *, noise: float = 0.02, limit: int = 1 << 30) -> Callable[[
         rows: list[dict[str, Any]] = []
         for length in load.plan.requests.input:
             ttft_ns = round(law(length) * random.gauss(1, noise) * 1e9)
-            told = {
+            report = {
                 "ttft_ns": ttft_ns,
                 "e2e_ns": ttft_ns + 10**9,
                 "input_tokens": length,
                 "output_tokens": 256,
             }
-            rows.append(told if length <= limit else {"outcome": "refused", "input_tokens": length})
+            rows.append(report if length <= limit else {"outcome": "refused", "input_tokens": length})
         return measured(name, rows, seconds=2.0, outcomes={"complete": len(rows)})
 
     return answer
@@ -39,41 +39,44 @@ def served(law: Law, *, noise: float = 0.02, limit: int = 1 << 30) -> Callable[[
 
 def test_lengths_are_sent_in_ascending_order_each_with_texts_of_its_own(tmp_path: Path) -> None:
     session = Planted(tmp_path, served(lambda length: 1e-4 * length), "long-context")
-    found = perform(TEST, session, lengths=[512, 256], requests=4, throughput_concurrency=2)
-    assert [name for name, _ in session.asked] == [
-        "256-tokens", "256-tokens-2-at-a-time", "512-tokens", "512-tokens-2-at-a-time",
-    ]  # fmt: skip
-    for name, load in session.asked:
+    result = perform(TEST, session, lengths=[512, 256], requests=4, throughput_concurrency=2)
+    assert [name for name, _ in session.loads] == [
+        "256-tokens",
+        "256-tokens-2-at-a-time",
+        "512-tokens",
+        "512-tokens-2-at-a-time",
+    ]
+    for name, load in session.loads:
         length = int(name.partition("-")[0])
         assert set(load.plan.requests.input) == {length}
         assert set(load.plan.requests.output) == {256}
         assert load.about["input_tokens"] == length
-    texts = [load.plan.prompts.prompt(0).text for _, load in session.asked if load.plan.prompts is not None]
+    texts = [load.plan.prompts.prompt(0).text for _, load in session.loads if load.plan.prompts is not None]
     assert len({text[:40] for text in texts}) == 4
-    assert len({load.fingerprint() for _, load in session.asked}) == 4
-    assert found.measurements["lengths"][0]["throughput_max"]["requests_per_s"] == 3.0  # 6 of 2 slots in 2 s
+    assert len({load.fingerprint() for _, load in session.loads}) == 4
+    assert result.measurements["lengths"][0]["throughput_max"]["requests_per_s"] == 3.0  # 6 of 2 slots in 2 s
 
 
 def test_table_12_has_the_draft_s_columns(tmp_path: Path) -> None:
     session = Planted(tmp_path, served(lambda length: 68e-6 * length, noise=0), "long-context")
-    found = perform(TEST, session, lengths=[1_000, 10_000], requests=20)
-    table = found.tables[0]
+    result = perform(TEST, session, lengths=[1_000, 10_000], requests=20)
+    table = result.tables[0]
     assert table.caption == "Table 12: Long Context Scaling"
     assert table.heads == ["Context (tokens)", "TTFT Mean", "TTFT P95", "ms/1K tokens"]
     texts = [[text.partition(" (")[0] for text in row] for row in table.rows]
     assert texts == [["1000", "68.0 ms", "68.0 ms *", "68.0"], ["10000", "680 ms", "680 ms *", "68.0"]]
     assert all(" to " in row[1] for row in table.rows)
-    assert found.deviations == []
+    assert result.deviations == []
 
 
 def test_a_power_law_s_exponent_lies_within_its_interval(tmp_path: Path) -> None:
     k = 1.3
     session = Planted(tmp_path, served(lambda length: 2e-5 * length**k), "long-context")
-    found = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
-    exponent = found.measurements["scaling_exponent"]
+    result = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
+    exponent = result.measurements["scaling_exponent"]
     assert exponent["low"] < k < exponent["high"]
     assert exponent["high"] - exponent["low"] < 0.1
-    assert found.measurements["best_fit"] == "power"
+    assert result.measurements["best_fit"] == "power"
 
 
 @pytest.mark.parametrize(("bend", "best"), [(2e-10, "linear"), (2.5e-10, "quadratic")])
@@ -81,19 +84,19 @@ def test_a_law_of_more_parameters_wins_only_by_more_than_six(bend: float, best: 
     """The quadratic law fits better in both cases; BICs differ by 2.5 and by 8.0."""
     law = served(lambda length: 0.05 + 68e-6 * length + bend * length**2)
     session = Planted(tmp_path, law, "long-context")
-    told = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None).measurements
-    better = told["fits"]["linear"]["bic"] - told["fits"]["quadratic"]["bic"]
+    report = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None).measurements
+    better = report["fits"]["linear"]["bic"] - report["fits"]["quadratic"]["bic"]
     assert better > 0
     assert (better > 6) == (best == "quadratic")
-    assert told["best_fit"] == best
+    assert report["best_fit"] == best
 
 
 def test_what_the_sut_refuses_ends_the_test(tmp_path: Path) -> None:
     session = Planted(tmp_path, served(lambda length: 1e-4 * length, limit=4_096), "long-context")
-    found = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
-    assert [one["length"] for one in found.measurements["lengths"]] == [1_024, 2_048, 4_096]
-    assert session.asked[-1][0] == "8192-tokens"
-    assert any("no answer at 8,192 tokens" in note for note in found.notes)
+    result = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
+    assert [one["length"] for one in result.measurements["lengths"]] == [1_024, 2_048, 4_096]
+    assert session.loads[-1][0] == "8192-tokens"
+    assert any("no answer at 8,192 tokens" in note for note in result.notes)
     nothing = perform(TEST, session, lengths=[8_192])
     assert nothing.measurements["scaling_exponent"] is None
     assert nothing.charts == []
@@ -101,10 +104,10 @@ def test_what_the_sut_refuses_ends_the_test(tmp_path: Path) -> None:
 
 def test_a_linear_law_is_found_linear(tmp_path: Path) -> None:
     session = Planted(tmp_path, served(lambda length: 0.05 + 68e-6 * length), "long-context")
-    found = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
-    told = found.measurements
-    assert told["best_fit"] == "linear"
-    assert told["fits"]["linear"]["slope"] == pytest.approx(68e-6, rel=0.03)
-    assert told["fits"]["linear"]["r2"] > 0.99
-    assert found.notes[0].startswith("Best fit: Linear (R^2 = 0.99") or "1.0000" in found.notes[0]
-    assert "microseconds per input token" in found.notes[0]
+    result = perform(TEST, session, lengths=LENGTHS, throughput_concurrency=None)
+    report = result.measurements
+    assert report["best_fit"] == "linear"
+    assert report["fits"]["linear"]["slope"] == pytest.approx(68e-6, rel=0.03)
+    assert report["fits"]["linear"]["r2"] > 0.99
+    assert result.notes[0].startswith("Best fit: Linear (R^2 = 0.99") or "1.0000" in result.notes[0]
+    assert "microseconds per input token" in result.notes[0]

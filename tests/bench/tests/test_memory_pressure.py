@@ -40,9 +40,13 @@ def planted(results: Path, levels: dict[int, Level], lost_at: str = "") -> Plant
         ttft_s, failing, events = levels[load.closed]
         server = {} if events is None else {"preemptions": {"total": events}}
         return measured(
-            name, rows_of(1_000, ttft_s, failing, 120.0), seconds=130.0, load={"stopped": "the time was up"},
-            system={"summary": {"server": server}}, errors={"CUDA out of memory": failing // 2},
-        )  # fmt: skip
+            name,
+            rows_of(1_000, ttft_s, failing, 120.0),
+            seconds=130.0,
+            load={"stopped": "the time was up"},
+            system={"summary": {"server": server}},
+            errors={"CUDA out of memory": failing // 2},
+        )
 
     return Planted(results, answer, "memory-pressure")
 
@@ -58,12 +62,16 @@ DRAFT: dict[int, Level] = {
 
 def test_table_11_is_told_as_it_was_planted(tmp_path: Path) -> None:
     session = planted(tmp_path, DRAFT)
-    found = perform(TEST, session, capacity=100)
-    assert [(name, load.closed) for name, load in session.asked] == [
-        ("before", 1), ("levels/100", 100), ("levels/110", 110), ("levels/125", 125), ("levels/150", 150),
+    result = perform(TEST, session, capacity=100)
+    assert [(name, load.closed) for name, load in session.loads] == [
+        ("before", 1),
+        ("levels/100", 100),
+        ("levels/110", 110),
+        ("levels/125", 125),
+        ("levels/150", 150),
         ("after", 1),
-    ]  # fmt: skip
-    table = found.tables[0]
+    ]
+    table = result.tables[0]
     assert table.caption.startswith("Table 11")
     assert table.heads == ["Oversub Level", "Complete", "Preempt", "Fail Rate", "TTFT P99"]
     assert all(" to " in row[-1] for row in table.rows)
@@ -73,54 +81,63 @@ def test_table_11_is_told_as_it_was_planted(tmp_path: Path) -> None:
         ["125%", "94.5%", "18.7% at most", "5.5%", "1,456"],
         ["150%", "82.3%", "100% at most", "17.7%", "3,234"],
     ]
-    told = found.measurements
-    assert [level["pattern"] for level in told["levels"]] == ["base"] + ["requests fail"] * 3
-    assert [level["memory_errors"] for level in told["levels"]] == [1, 9, 27, 88]
-    assert told["levels"][0]["drain"] == pytest.approx(10.0)
-    assert told["recovered"] is True
+    report = result.measurements
+    assert [level["pattern"] for level in report["levels"]] == ["base"] + ["requests fail"] * 3
+    assert [level["memory_errors"] for level in report["levels"]] == [1, 9, 27, 88]
+    assert report["levels"][0]["drain"] == pytest.approx(10.0)
+    assert report["recovered"] is True
     assert isinstance(session.watcher, Silent)
-    assert session.watcher.lefts[0] == WARNING
+    assert session.watcher.remaining[0] == WARNING
     # Who failed may have been preempted before: of recovery nothing is known.
-    assert [level["preemption_recovery_rate"] for level in told["levels"]] == [None] * 4
-    assert [level["preemption_loss_tokens"] for level in told["levels"]] == [None] * 4
+    assert [level["preemption_recovery_rate"] for level in report["levels"]] == [None] * 4
+    assert [level["preemption_loss_tokens"] for level in report["levels"]] == [None] * 4
 
 
 def test_what_the_server_does_not_tell_is_not_measurable_and_not_0(tmp_path: Path) -> None:
     silent: dict[int, Level] = {slots: (ttft, 0, None) for slots, (ttft, _, _) in DRAFT.items()}
-    found = perform(TEST, planted(tmp_path, silent), capacity=100)
-    assert [row[2] for row in found.tables[0].rows] == ["not measurable"] * 4
-    assert all(level["preemption_events"] is None for level in found.measurements["levels"])
-    assert any("preemption is not measurable" in note for note in found.notes)
-    assert [level["pattern"] for level in found.measurements["levels"]] == [
-        "base", "as at the base", "requests wait", "requests wait",
-    ]  # fmt: skip
+    result = perform(TEST, planted(tmp_path, silent), capacity=100)
+    assert [row[2] for row in result.tables[0].rows] == ["not measurable"] * 4
+    assert all(level["preemption_events"] is None for level in result.measurements["levels"])
+    assert any("preemption is not measurable" in note for note in result.notes)
+    assert [level["pattern"] for level in result.measurements["levels"]] == [
+        "base",
+        "as at the base",
+        "requests wait",
+        "requests wait",
+    ]
 
 
 def test_an_engine_that_tells_of_its_requests_gives_rates_and_losses(tmp_path: Path) -> None:
     """12 of 1,000 requests are preempted in 20 events, of which 9 recover; 600 tokens are computed again."""
-    told = {
-        "preemptions": 20, "preempted": 12, "recovered": 9, "preempted_tokens": 600, "swapped_tokens": 0,
-    }  # fmt: skip
+    report = {
+        "preemptions": 20,
+        "preempted": 12,
+        "recovered": 9,
+        "preempted_tokens": 600,
+        "swapped_tokens": 0,
+    }
     session = planted(tmp_path, {100: (0.5, 3, 0)})
     plain = session.answer
 
     def answer(name: str, load: Load) -> Measurement:
-        found = plain(name, load)
-        totals = {key: {"total": value} for key, value in told.items()}
-        return Measurement(name, "", found.result | {"system": {"summary": {"server": totals}}}, found.table)
+        result = plain(name, load)
+        totals = {key: {"total": value} for key, value in report.items()}
+        return Measurement(
+            name, "", result.result | {"system": {"summary": {"server": totals}}}, result.table
+        )
 
     session.answer = answer
-    found = perform(TEST, session, capacity=100, levels=[100])
-    assert found.tables[0].rows[0][2] == "1.2%"
-    assert found.tables[1].rows[0][1:] == ["20", "75.0%", "30", "0", "not measurable", "10.0 s"]
+    result = perform(TEST, session, capacity=100, levels=[100])
+    assert result.tables[0].rows[0][2] == "1.2%"
+    assert result.tables[1].rows[0][1:] == ["20", "75.0%", "30", "0", "not measurable", "10.0 s"]
 
 
 @pytest.mark.parametrize("at", ["levels/125", "after"])
 def test_a_system_that_is_lost_is_a_finding(tmp_path: Path, at: str) -> None:
     session = planted(tmp_path, DRAFT, lost_at=at)
-    found = perform(TEST, session, capacity=100)
-    told = found.measurements
-    assert "cannot be reached" in told["system_lost"]
-    assert told["recovered"] is False
-    assert len(told["levels"]) == (2 if at == "levels/125" else 4)
-    assert any("could not be reached" in note for note in found.notes)
+    result = perform(TEST, session, capacity=100)
+    report = result.measurements
+    assert "cannot be reached" in report["system_lost"]
+    assert report["recovered"] is False
+    assert len(report["levels"]) == (2 if at == "levels/125" else 4)
+    assert any("could not be reached" in note for note in result.notes)

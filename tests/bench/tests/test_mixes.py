@@ -30,11 +30,11 @@ spans = st.tuples(st.integers(1, 5_000), st.integers(0, 5_000)).map(lambda s: (s
 
 def rows_by_class(mix: ClassMix, count: int, seed: int) -> dict[str, list[tuple[int, int]]]:
     requests = mix.requests(count, seed)
-    found: dict[str, list[tuple[int, int]]] = {one.name: [] for one in mix.classes}
+    result: dict[str, list[tuple[int, int]]] = {one.name: [] for one in mix.classes}
     lengths = zip(requests.input, requests.output, strict=True)
     for name, row in zip(mix.names(seed), lengths, strict=False):
-        found[name].append(row)
-    return found
+        result[name].append(row)
+    return result
 
 
 @settings(max_examples=40)
@@ -71,10 +71,13 @@ def test_an_open_mix_is_long_enough_and_has_enough_of_each() -> None:
 @pytest.mark.parametrize(
     ("classes", "says"),
     [
-        ((SHORT,), "fewer than two"),
-        ((SHORT, SHORT), "comes twice"),
+        ((SHORT,), "at least two classes"),
+        ((SHORT, SHORT), "has a name twice"),
         ((SHORT, RequestClass(name="x", share=0.5, input=(1, 2), output=(1, 2))), "add up to 1.3"),
-        ((SHORT, RequestClass(name="x", share=0.2, input=(9, 2), output=(1, 2))), "input is from 9 to 2"),
+        (
+            (SHORT, RequestClass(name="x", share=0.2, input=(9, 2), output=(1, 2))),
+            "the range of input ends at 2",
+        ),
     ],
 )
 def test_what_is_no_mix_is_refused(classes: tuple[RequestClass, ...], says: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import Load
 from llmtap.bench.sut.sut import TargetArm
-from llmtap.bench.tests.prefix_cache import TEST, PrefixRun, hot_firsts, prefix_figures
+from llmtap.bench.tests.prefix_cache import TEST, PrefixRun, hot_prefixes, prefix_figures
 from llmtap.workload.plan import NO_CONTEXT
 from tests.bench.support import Planted, answered, measured, perform
 
@@ -63,33 +63,33 @@ def by_state(name: str, row: int, random: Random) -> int:
 def test_reductions_and_hit_rates_by_hand(tmp_path: Path) -> None:
     """1,100 tokens are 10 + 110 ms, of which 96 ms fall away: 0.8."""
     session = planted(tmp_path, by_state)
-    found = run(session, tmp_path, concurrency=0)
-    told = found.measurements
+    result = run(session, tmp_path, concurrency=0)
+    report = result.measurements
     for one in ("cold", "warm"):
-        reduction = told["reduction"][one]
+        reduction = report["reduction"][one]
         assert reduction["p50"]["low"] < 0.8 < reduction["p50"]["high"]
         assert reduction["p50"]["high"] - reduction["p50"]["low"] < 0.02
         assert reduction["pairs"] == 180
         assert reduction["by_repeats"]["n"] == 3
         assert reduction["by_repeats"]["low"] < 0.8 < reduction["by_repeats"]["high"]
     # A request in sixty of the cold runs had nothing: it is the slowest 1.7 %.
-    assert told["ttft"]["cold"]["p99"]["value"] > 0.1 > told["ttft"]["warm"]["p99"]["value"]
-    assert told["hit_rate"]["off"]["value"] == 0.0
-    assert told["hit_rate"]["cold"]["value"] == pytest.approx(0.96 * 59 / 60)
-    assert told["hit_rate"]["warm"]["value"] == pytest.approx(0.96)
-    assert told["throughput"] is None
-    table = found.tables[0]
+    assert report["ttft"]["cold"]["p99"]["value"] > 0.1 > report["ttft"]["warm"]["p99"]["value"]
+    assert report["hit_rate"]["off"]["value"] == 0.0
+    assert report["hit_rate"]["cold"]["value"] == pytest.approx(0.96 * 59 / 60)
+    assert report["hit_rate"]["warm"]["value"] == pytest.approx(0.96)
+    assert report["throughput"] is None
+    table = result.tables[0]
     assert table.caption == "Table 10: Cache Effectiveness"
     assert table.heads == ["Configuration", "TTFT P50", "TTFT P95", "TTFT P99"]
     assert [row[0] for row in table.rows] == ["Cache Disabled", "Cache (Cold)", "Cache (Warm)"]
-    assert [series.name for series in found.charts[0].series] == [row[0] for row in table.rows]
-    assert found.deviations == []
+    assert [series.name for series in result.charts[0].series] == [row[0] for row in table.rows]
+    assert result.deviations == []
 
 
 def test_off_and_cold_have_the_same_requests_and_nothing_was_sent_before(tmp_path: Path) -> None:
     session = planted(tmp_path, by_state)
     run(session, tmp_path, requests=10, repeats=2, throughput_requests=10)
-    loads = dict(session.asked)
+    loads = dict(session.loads)
     texts = {name: load.plan.describe()["texts"] for name, load in loads.items()}
     for repeat in (0, 1):
         assert loads[f"{repeat}/off"].fingerprint() == loads[f"{repeat}/cold"].fingerprint()
@@ -100,9 +100,9 @@ def test_off_and_cold_have_the_same_requests_and_nothing_was_sent_before(tmp_pat
     assert len(set(texts.values())) == 6  # two repeats of cold, warm, throughput
     again = planted(tmp_path / "again", by_state)
     run(again, tmp_path, requests=10, repeats=2, throughput_requests=10)
-    assert not {load.plan.describe()["texts"] for _, load in again.asked} & set(texts.values())
+    assert not {load.plan.describe()["texts"] for _, load in again.loads} & set(texts.values())
     # Lengths and arrivals are of the seed, and the same in every run.
-    assert dict(again.asked)["0/cold"].plan.requests.arrival_ns == loads["0/cold"].plan.requests.arrival_ns
+    assert dict(again.loads)["0/cold"].plan.requests.arrival_ns == loads["0/cold"].plan.requests.arrival_ns
 
 
 class Noting(Planted):
@@ -119,8 +119,8 @@ def test_warm_ups_know_no_prefix_of_the_loads_and_only_warm_is_primed(tmp_path: 
     session = Noting(tmp_path, served(by_state), "prefix-cache")
     session.arms, session.how = ARMS, {}
     run(session, tmp_path, requests=10, repeats=2, throughput_requests=10)
-    texts = {load.plan.describe()["texts"] for _, load in session.asked}
-    for name, load in session.asked:
+    texts = {load.plan.describe()["texts"] for _, load in session.loads}
+    for name, load in session.loads:
         how = session.how[name]
         assert how["arm"] == ("cache_off" if name.endswith("off") else "cache_on")
         warm_by = how["warm_by"].plan
@@ -133,11 +133,11 @@ def test_warm_ups_know_no_prefix_of_the_loads_and_only_warm_is_primed(tmp_path: 
 
 
 def test_a_cache_that_is_not_off_and_one_that_is_not_cold_are_told(tmp_path: Path) -> None:
-    found = run(planted(tmp_path, lambda name, row, random: 960), tmp_path, concurrency=0, repeats=1)
-    said = " ".join(found.deviations)
-    assert "with the cache disabled, 96.0% of prefix tokens came from it" in said
-    assert "1 prefixes were in the cache before the cold run" in said
-    assert "1 independent runs" in said
+    result = run(planted(tmp_path, lambda name, row, random: 960), tmp_path, concurrency=0, repeats=1)
+    message = " ".join(result.deviations)
+    assert "with the cache disabled, 96.0% of prefix tokens came from it" in message
+    assert "1 prefixes were in the cache before the cold run" in message
+    assert "1 independent runs" in message
 
 
 def test_throughput_is_of_closed_loops(tmp_path: Path) -> None:
@@ -155,10 +155,10 @@ def test_throughput_is_of_closed_loops(tmp_path: Path) -> None:
 
     session = Planted(tmp_path, answer, "prefix-cache")
     session.arms = ARMS
-    told = run(session, tmp_path, concurrency=4, throughput_requests=80).measurements["throughput"]
-    assert told["unit"] == "output tokens/s"
-    assert told["off"]["mean"] == pytest.approx(4 / 0.120 * 10, rel=0.05)
-    assert told["improvement"]["value"] == pytest.approx(4.0, rel=0.05)
+    report = run(session, tmp_path, concurrency=4, throughput_requests=80).measurements["throughput"]
+    assert report["unit"] == "output tokens/s"
+    assert report["off"]["mean"] == pytest.approx(4 / 0.120 * 10, rel=0.05)
+    assert report["improvement"]["value"] == pytest.approx(4.0, rel=0.05)
 
 
 CONTEXTS = [0, 1, NO_CONTEXT, 0, 1, 0]
@@ -168,27 +168,34 @@ LENGTHS = [100, 200]
 def repeat(cold: list[int | None], ttft_ms: int = 30) -> PrefixRun:
     """Off takes 100 ms; cold and warm `ttft_ms`; the cold run tells so many cached tokens."""
     states = {
-        state: measured(state, [
-            {"row": row, "ttft_ns": (100 if state == "off" else ttft_ms) * 1_000_000, "e2e_ns": S // 5,
-             "cached_tokens": {"cold": cold[row], "warm": 96 * (1 + context), "off": None}[state]}
-            for row, context in enumerate(CONTEXTS)
-        ])
+        state: measured(
+            state,
+            [
+                {
+                    "row": row,
+                    "ttft_ns": (100 if state == "off" else ttft_ms) * 1_000_000,
+                    "e2e_ns": S // 5,
+                    "cached_tokens": {"cold": cold[row], "warm": 96 * (1 + context), "off": None}[state],
+                }
+                for row, context in enumerate(CONTEXTS)
+            ],
+        )
         for state in ("off", "cold", "warm")
-    }  # fmt: skip
+    }
     return PrefixRun(CONTEXTS, LENGTHS, states)
 
 
 def test_hits_are_of_the_prefix_s_tokens_and_never_more() -> None:
     """700 tokens of prefixes; what the server has of a message behind one does not count."""
-    told = prefix_figures([repeat([None, None, 0, 96, 192, 500])], 2.0, None, None)["hit_rate"]
-    assert told["off"] is None
+    report = prefix_figures([repeat([None, None, 0, 96, 192, 500])], 2.0, None, None)["hit_rate"]
+    assert report["off"] is None
     # 96 of 100, 192 of 200, and all 100 of the one that tells 500.
-    assert told["cold"]["value"] == pytest.approx((96 + 192 + 100) / 700)
-    assert told["cold"]["answers_that_tell"] == 4
-    assert told["warm"]["value"] == pytest.approx((3 * 96 + 2 * 192) / 700)
+    assert report["cold"]["value"] == pytest.approx((96 + 192 + 100) / 700)
+    assert report["cold"]["answers_that_tell"] == 4
+    assert report["warm"]["value"] == pytest.approx((3 * 96 + 2 * 192) / 700)
 
 
 def test_a_first_request_that_finds_its_prefix_was_not_cold() -> None:
-    assert hot_firsts([repeat([None, None, None, 96, 192, 96])]) == 0
-    assert hot_firsts([repeat([96, 48, None, 96, 192, 96])]) == 1
-    assert hot_firsts([repeat([96, 192, None, 0, 0, 0]), repeat([0, 192, None, 0, 0, 0])]) == 3
+    assert hot_prefixes([repeat([None, None, None, 96, 192, 96])]) == 0
+    assert hot_prefixes([repeat([96, 48, None, 96, 192, 96])]) == 1
+    assert hot_prefixes([repeat([96, 192, None, 0, 0, 0]), repeat([0, 192, None, 0, 0, 0])]) == 3

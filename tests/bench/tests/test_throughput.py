@@ -66,67 +66,105 @@ def test_without_a_constraint_the_limit_is_where_the_queue_grows(tmp_path: Path)
     """8 servers of 1 s: 8 requests a second. Beginning with 1, doubled to 16, and halved to a step of 1."""
     session = planted(tmp_path)
     session.sut = Sut(hardware=Hardware(count=2), max_batch=2)
-    found = perform(TEST, session, arrivals="uniform")
-    assert [name for name, _ in session.asked] == [
+    result = perform(TEST, session, arrivals="uniform")
+    assert [name for name, _ in session.loads] == [
         f"search/{rate}rps" for rate in (1, 2, 4, 8, 16, 12, 10, 9)
     ]
-    told = found.measurements
-    assert (told["sustainable_load_rps"], told["limit"]) == (8.0, 9.0)
-    assert told["max_request_rps"] == pytest.approx(8.0, abs=0.1)
-    assert told["max_output_tps"] == pytest.approx(400, rel=0.01)
-    assert told["max_input_tps"] == pytest.approx(800, rel=0.02)
-    assert told["tokens_per_gpu_second"] == pytest.approx(told["max_output_tps"] / 2, rel=0.01)
-    assert told["steady"] is True
-    assert told["levels"][3]["e2e"]["p99"]["value"] == pytest.approx(1.0, abs=0.01)
-    summary, latency, levels = found.tables
+    report = result.measurements
+    assert (report["sustainable_load_rps"], report["limit"]) == (8.0, 9.0)
+    assert report["max_request_rps"] == pytest.approx(8.0, abs=0.1)
+    assert report["max_output_tps"] == pytest.approx(400, rel=0.01)
+    assert report["max_input_tps"] == pytest.approx(800, rel=0.02)
+    assert report["tokens_per_gpu_second"] == pytest.approx(report["max_output_tps"] / 2, rel=0.01)
+    assert [level["sustained"] for level in report["levels"]] == [True] * 4 + [False] * 4
+    assert report["levels"][3]["e2e"]["p99"]["value"] == pytest.approx(1.0, abs=0.01)
+    summary, latency, levels = result.tables
     shown = dict(row for row in summary.rows)
-    assert shown["Sustainable Load"] == "8.00 req/s"
     # Arrivals at 1/8 s, 2/8 s ... of 60 s: 432 are sent from 6 s on.
-    assert (told["sent"], shown["Sent at This Load"]) == (432, "8.00 req/s (n 432)")
+    assert (report["sent"], report["planned_rps"]) == (432, 8.0)
+    assert shown["Sustainable Load"] == "8.00 req/s (n 432; planned 8.00 req/s)"
     assert levels.rows[3][:2] == ["8", "8.00 (n 432)"]
     assert [row[0] for row in latency.rows] == ["TTFT", "TPOT", "End-to-End"]
     assert [row[0] for row in levels.rows] == ["1", "2", "4", "8", "9", "10", "12", "16"], "ascending"
     assert [row[-2] for row in levels.rows] == ["Pass"] * 4 + ["Fail"] * 4
     assert all("the queue grows" in row[-1] for row in levels.rows[4:])
-    assert found.charts[0].marks[0].x == 8.0
+    assert result.charts[0].marks[0].x == 8.0
 
 
 def test_with_an_slo_the_limit_is_where_it_is_broken(tmp_path: Path) -> None:
     """In a closed loop of n on 8 servers of 1 s, who waits has its first token 1.1 s after it asked."""
     session = planted(tmp_path)
-    found = perform(
+    result = perform(
         TEST, session, mode="closed", ttft_p99=Duration(S), concurrency_max=64, workload="synthetic-uniform"
     )
-    told = found.measurements
-    assert told["sustainable_concurrency"] == 8
-    assert told["sustainable_load_rps"] == pytest.approx(8.0, abs=0.2)
-    assert {name: value for name, value in told["constraint"].items() if value} == {"ttft_p99": 1.0}
-    assert [round(level["concurrency"]) for level in told["levels"]] == [1, 2, 4, 8, 16, 12, 10, 9]
-    assert "TTFT P99 1,100 ms > 1,000 ms" in told["levels"][-1]["why"]
-    assert any("closed loop" in said for said in found.deviations)
+    report = result.measurements
+    assert report["sustainable_concurrency"] == 8
+    assert report["sustainable_load_rps"] == pytest.approx(8.0, abs=0.2)
+    assert {name: value for name, value in report["constraint"].items() if value} == {"ttft_p99": 1.0}
+    assert [round(level["concurrency"]) for level in report["levels"]] == [1, 2, 4, 8, 16, 12, 10, 9]
+    assert "TTFT P99 1,100 ms > 1,000 ms" in report["levels"][-1]["why"]
+    assert any("closed loop" in message for message in result.deviations)
+
+
+def test_a_level_whose_throughput_is_not_stable_is_not_sustained(tmp_path: Path) -> None:
+    """From 4/s on the server makes a third of the tokens in the second half of each level (5.2.3.2)."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        rows = queued(load, servers=512)
+        assert load.rate_rps is not None and load.duration_ns is not None
+        for row in rows if load.rate_rps >= 4 else ():
+            if row["sent_ns"] > load.duration_ns / 2:
+                row["output_tokens"] = 17
+        return measured(name, rows, load={"stopped": "the time was up"})
+
+    result = perform(TEST, Planted(tmp_path, answer, "throughput"), arrivals="uniform")
+    report = result.measurements
+    assert (report["sustainable_load_rps"], report["limit"]) == (3.0, 4.0)
+    level = next(level for level in report["levels"] if level["planned_rps"] == 4)
+    assert (level["sustained"], level["holds"], level["queue"]) == (False, False, "stable")
+    columns = result.tables[-1].heads
+    shown = [dict(zip(columns, row, strict=True)) for row in result.tables[-1].rows]
+    assert [(row["Steady"], row["Status"]) for row in shown] == [("yes", "Pass")] * 3 + [("no", "Fail")]
+
+
+def test_maxima_are_of_all_sustained_levels_and_the_load_is_what_was_sent(tmp_path: Path) -> None:
+    """At 8/s the server makes 30 tokens of each answer, else 50, and only two of three requests are sent."""
+
+    def answer(name: str, load: Load) -> Measurement:
+        rows = [row for row in queued(load, servers=512) if row["row"] % 3 or name != "search/8rps"]
+        for row in rows:
+            row["output_tokens"] = 30 if name == "search/8rps" else 50
+        return measured(name, rows, load={"stopped": "the time was up"})
+
+    result = perform(TEST, Planted(tmp_path, answer, "throughput"), arrivals="uniform", rate_max=8.0)
+    report = result.measurements
+    assert (report["planned_rps"], report["sustainable_load_rps"]) == (8.0, pytest.approx(16 / 3, rel=0.01))
+    assert report["completed_rps"] == pytest.approx(16 / 3, rel=0.03)
+    assert report["max_output_tps"] == pytest.approx(200, rel=0.01), "4/s of 50 tokens, not 5.3/s of 30"
+    assert report["max_request_rps"] == report["completed_rps"], "the highest of all sustained levels"
 
 
 def test_failures_end_a_search_and_an_slo(tmp_path: Path) -> None:
     """Every fifth request fails, at any rate: fewer than 90 % complete, which is what saturation is, too."""
-    found = perform(TEST, planted(tmp_path / "a", failing=5), arrivals="uniform", duration=Duration(200 * S))
-    assert found.measurements["sustainable_load_rps"] is None
-    assert any("not even the lowest level is sustained" in note for note in found.notes)
-    assert [table.caption[:8] for table in found.tables] == ["Table 3:", "All load"]
+    result = perform(TEST, planted(tmp_path / "a", failing=5), arrivals="uniform", duration=Duration(200 * S))
+    assert result.measurements["sustainable_load_rps"] is None
+    assert any("not even the lowest level is sustained" in note for note in result.notes)
+    assert [table.caption[:8] for table in result.tables] == ["Table 3:", "All load"]
     # Every twentieth is 5 %: no saturation, but an SLO on a P99 leaves 1 %.
     few = planted(tmp_path / "b", failing=20)
-    found = perform(TEST, few, arrivals="uniform", rate_max=1.0, ttft_p99=Duration(5 * S))
-    assert "of the requests failed" in found.measurements["levels"][0]["why"]
+    result = perform(TEST, few, arrivals="uniform", rate_max=1.0, ttft_p99=Duration(5 * S))
+    assert "of the requests failed" in result.measurements["levels"][0]["why"]
 
 
 def test_a_closed_loop_is_sent_again_where_its_requests_were_over(tmp_path: Path) -> None:
     """Answers of 20 ms: 50 a second and slot, of which nobody knew beforehand."""
     session = planted(tmp_path, service_s=0.02, servers=512)
     perform(TEST, session, mode="closed", concurrency_max=2)
-    names = [name for name, _ in session.asked]
+    names = [name for name, _ in session.loads]
     assert names[:2] == ["search/1slots", "search/1slots-longer"]
     assert "search/2slots-longer" not in names, "by then it was known"
-    found = session.steps[-1]
-    assert found.table["sent_ns"][-1].as_py() > 59 * S
+    result = session.steps[-1]
+    assert result.table["sent_ns"][-1].as_py() > 59 * S
 
 
 def test_capacity_is_searched_by_any_objective(tmp_path: Path) -> None:
@@ -143,8 +181,8 @@ def test_capacity_is_searched_by_any_objective(tmp_path: Path) -> None:
 
     def capacity(folder: str, **bounds: Any) -> Any:
         session = Planted(tmp_path / folder, answer, "throughput")
-        told = perform(TEST, session, mode="closed", concurrency_max=64, **bounds).measurements
-        return told["sustainable_concurrency"], told["constraint"]
+        report = perform(TEST, session, mode="closed", concurrency_max=64, **bounds).measurements
+        return report["sustainable_concurrency"], report["constraint"]
 
     assert capacity("a", slo="ttft:1s", attainment=0.85)[0] == 8
     assert capacity("b", slo="ttft:1s")[0] is None

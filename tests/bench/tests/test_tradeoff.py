@@ -50,27 +50,33 @@ def table_5(rate: float) -> tuple[float, float]:
 def test_the_points_of_a_planted_curve(tmp_path: Path) -> None:
     """TTFT is 2 x the smallest (0.111 s, at 2 a second) at 11 a second: so the knee is the level of 12."""
     session = planted(tmp_path, table_5)
-    found = perform(
+    result = perform(
         TEST, session, max_rate=20.0, arrivals="uniform", ttft_p99=Duration(S // 4), tpot_p99=Duration(S)
     )
-    told = found.measurements
-    assert [name for name, _ in session.asked] == [f"levels/{p:03d}.0" for p in range(10, 121, 10)]
-    assert [load.rate_rps for _, load in session.asked] == [pytest.approx(2.0 * i) for i in range(1, 13)]
-    assert told["knee_rps"] == pytest.approx(12.0)
-    assert told["queue_grows_from_rps"] == pytest.approx(22.0)
-    assert told["operating_point_rps"] == pytest.approx(12.0), "at 14 it is 0.333 s"
-    assert told["peak_rps"] in (pytest.approx(20.0), pytest.approx(22.0), pytest.approx(24.0))
-    achieved = [level["output_tps"] for level in told["levels"]]
+    report = result.measurements
+    assert [name for name, _ in session.loads] == [f"levels/{p:03d}.0" for p in range(10, 121, 10)]
+    assert [load.rate_rps for _, load in session.loads] == [pytest.approx(2.0 * i) for i in range(1, 13)]
+    assert report["knee_rps"] == pytest.approx(12.0)
+    assert report["queue_grows_from_rps"] == pytest.approx(22.0)
+    assert report["operating_point_rps"] == pytest.approx(12.0), "at 14 it is 0.333 s"
+    assert report["peak_rps"] in (pytest.approx(20.0), pytest.approx(22.0), pytest.approx(24.0))
+    achieved = [level["output_tps"] for level in report["levels"]]
     assert achieved[:10] == [pytest.approx(20 * 2 * i, rel=0.05) for i in range(1, 11)]
     assert achieved[10:] == [pytest.approx(400, rel=0.03)] * 2
-    assert [level["queue"] for level in told["levels"]] == ["stable"] * 10 + ["growing"] * 2
-    assert [level["holds"] for level in told["levels"]] == [True] * 6 + [False] * 6
-    table = found.tables[0]
+    assert [level["queue"] for level in report["levels"]] == ["stable"] * 10 + ["growing"] * 2
+    assert [level["holds"] for level in report["levels"]] == [True] * 6 + [False] * 6
+    table = result.tables[0]
     assert table.caption.startswith("Table 5")
     assert table.heads[:7] == [
-        "Offered (r/s)", "Achieved (tok/s)", "TTFT P50", "TTFT P99", "TPOT P50", "TPOT P99", "Success",
-    ]  # fmt: skip
+        "Offered (r/s)",
+        "Achieved (tok/s)",
+        "TTFT P50",
+        "TTFT P99",
+        "TPOT P50",
+        "TPOT P99",
+        "Success",
+    ]
     assert (table.rows[0][0], table.rows[0][6]) == ("2.00", "100%")
     assert table.rows[0][2].startswith("111 ms (111 to 111)")
-    marks = {mark.says: mark.x for mark in found.charts[3].marks}
+    marks = {mark.says: mark.x for mark in result.charts[3].marks}
     assert marks["knee"] == pytest.approx(12.0)

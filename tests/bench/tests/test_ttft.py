@@ -18,9 +18,9 @@ def session_of(tmp_path: Path, rows: list[dict[str, Any]], **result: Any) -> Pla
     return Planted(tmp_path, answer, "ttft")
 
 
-def cells(found: Any, caption: str) -> dict[str, list[str]]:
+def cells(result: Any, caption: str) -> dict[str, list[str]]:
     """Rows of a table by their first cell."""
-    (table,) = [table for table in found.tables if table.caption.startswith(caption)]
+    (table,) = [table for table in result.tables if table.caption.startswith(caption)]
     assert all(len(row) == len(table.heads) for row in table.rows)
     return {row[0]: row[1:] for row in table.rows}
 
@@ -36,51 +36,60 @@ def test_the_draft_s_tables_have_what_was_planted(tmp_path: Path) -> None:
         for i in range(1, 1_002)
     ]
     session = session_of(tmp_path, rows, seconds=100.0)
-    found = perform(TEST, session, rate=10.0, requests=20)
-    assert [(name, load.rate_rps) for name, load in session.asked] == [("load", 10.0)]
-    assert cells(found, "Table 1") == {
-        "Requests": ["1001"], "TTFT P50": ["501 ms (470 to 532)"], "TTFT P90": ["901 ms (884 to 922)"],
-        "TTFT P95": ["951 ms (938 to 965)"], "TTFT P99": ["991 ms (984 to 997)"],
-        "TTFT P99.9": ["1,000 ms * (998 ms or more)"], "TTFT Mean": ["501 ms"], "TTFT Min": ["1.00 ms"],
+    result = perform(TEST, session, rate=10.0, requests=20)
+    assert [(name, load.rate_rps) for name, load in session.loads] == [("load", 10.0)]
+    assert cells(result, "Table 1") == {
+        "Requests": ["1001"],
+        "TTFT P50": ["501 ms (470 to 532)"],
+        "TTFT P90": ["901 ms (884 to 922)"],
+        "TTFT P95": ["951 ms (938 to 965)"],
+        "TTFT P99": ["991 ms (984 to 997)"],
+        "TTFT P99.9": ["1,000 ms * (998 ms or more)"],
+        "TTFT Mean": ["501 ms"],
+        "TTFT Min": ["1.00 ms"],
         "TTFT Max": ["1,001 ms"],
-    }  # fmt: skip
-    buckets = cells(found, "Table 2")
-    assert found.tables[1].heads == ["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"]
+    }
+    buckets = cells(result, "Table 2")
+    assert result.tables[1].heads == ["Input Tokens", "P50 (ms)", "P95 (ms)", "P99 (ms)"]
     assert list(buckets) == ["0-256", "256-512", "4096+"]
     assert [text.partition(" (")[0] for text in buckets["0-256"]] == ["100", "190", "198 *"]
     assert buckets["0-256"][2].endswith(" or more)")
     assert buckets["256-512"][0].startswith("300 (")
-    told = found.measurements["ttft_by_input"]
-    assert [(one["from"], one["below"], one["n"]) for one in told] == [
-        (0, 256, 200), (256, 512, 200), (4_096, None, 601),
-    ]  # fmt: skip
-    assert any(note.startswith("*") for note in found.notes)
-    assert found.measurements["ttft"]["marks"] == ["p999"]
-    assert found.measurements["ttft_any"] is None
-    assert [chart.kind for chart in found.charts] == ["cdf", "histogram"]
-    assert found.configuration["Load model"] == "open loop, 10 requests/s, arrivals poisson"
+    report = result.measurements["ttft_by_input"]
+    assert [(one["from"], one["below"], one["n"]) for one in report] == [
+        (0, 256, 200),
+        (256, 512, 200),
+        (4_096, None, 601),
+    ]
+    assert any(note.startswith("*") for note in result.notes)
+    assert result.measurements["ttft"]["marks"] == ["p999"]
+    assert result.measurements["ttft_any"] is None
+    assert [chart.kind for chart in result.charts] == ["cdf", "histogram"]
+    assert result.configuration["Load model"] == "open loop, 10 requests/s, arrivals poisson"
 
 
 def test_tokens_before_the_content_are_told_apart(tmp_path: Path) -> None:
     """Three of four think first; one of these never comes to the content."""
     rows = [
-        {"ttft_ns": 900 * MS, "ttft_any_ns": 100 * MS}, {"ttft_ns": 700 * MS, "ttft_any_ns": 100 * MS},
-        {"ttft_any_ns": 100 * MS}, {"ttft_ns": 300 * MS, "ttft_any_ns": 300 * MS},
-    ]  # fmt: skip
-    found = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=4)
-    any_token = found.measurements["ttft_any"]
+        {"ttft_ns": 900 * MS, "ttft_any_ns": 100 * MS},
+        {"ttft_ns": 700 * MS, "ttft_any_ns": 100 * MS},
+        {"ttft_any_ns": 100 * MS},
+        {"ttft_ns": 300 * MS, "ttft_any_ns": 300 * MS},
+    ]
+    result = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=4)
+    any_token = result.measurements["ttft_any"]
     assert any_token["answers_with_others_first"] == 3
     assert (any_token["n"], any_token["p50"]["value"]) == (4, 0.1)
-    assert (found.measurements["ttft"]["n"], found.measurements["ttft"]["p50"]["value"]) == (3, 0.7)
-    (note,) = [note for note in found.notes if "another kind" in note]
+    assert (result.measurements["ttft"]["n"], result.measurements["ttft"]["p50"]["value"]) == (3, 0.7)
+    (note,) = [note for note in result.notes if "another kind" in note]
     assert note.startswith("75% of answers")
-    assert len(found.charts[0].series) == 2
-    assert "Time to any token" in cells(found, "Components")
+    assert len(result.charts[0].series) == 2
+    assert "Time to any token" in cells(result, "Components")
 
 
 def test_answers_that_did_not_come_whole_are_counted_and_in_no_figure(tmp_path: Path) -> None:
     rows = [{"ttft_ns": MS}, {"ttft_ns": 900 * MS, "outcome": "truncated"}]
-    found = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=2)
-    assert (found.measurements["requests"], found.measurements["answered"]) == (2, 1)
-    assert found.measurements["ttft"]["max"] == 0.001
-    assert any("did not come whole" in note for note in found.notes)
+    result = perform(TEST, session_of(tmp_path, rows), concurrency=2, requests=2)
+    assert (result.measurements["requests"], result.measurements["answered"]) == (2, 1)
+    assert result.measurements["ttft"]["max"] == 0.001
+    assert any("did not come whole" in note for note in result.notes)

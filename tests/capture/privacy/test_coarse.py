@@ -22,7 +22,7 @@ def rows(*xs: Exchange, level: str) -> list[dict[str, Any]]:
 
 def test_sizes_are_padded_and_times_are_on_the_grid() -> None:
     asked = RequestShape(roles=["user", "user"], sizes=array("q", [3, 5_300]))
-    x = streamed(words=300, gap_ms=7.3, asked=asked, turn=Turn("s", "prefix", 1, "p", 1_234 * MS))
+    x = streamed(words=300, gap_ms=7.3, shape=asked, turn=Turn("s", "prefix", 1, "p", 1_234 * MS))
     x.arrival_wall_ns += 999_999_999
     (row,) = rows(x, level="coarse")
     (exact,) = rows(x, level="shape")

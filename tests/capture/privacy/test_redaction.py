@@ -1,6 +1,11 @@
 """What must go goes wherever it stands; ordinary prose stays; what was redacted once stays as it is."""
 
 import json
+import random
+import re
+import subprocess
+import sys
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -227,3 +232,95 @@ def test_a_long_text_made_to_hurt_is_worked_through(unit: str) -> None:
     """A pattern that backtracks takes hours for these: the test's time limit is the assertion."""
     text, hits = ALL.text(unit * (MIB // 8 // len(unit)))
     assert len(text) > 0 and hits >= 0
+
+
+def test_no_pattern_has_a_possessive_quantifier_or_an_atomic_group() -> None:
+    # `re` of Python 3.11.0 to 3.11.4 matches them wrongly around groups (python/cpython#106052, #100061).
+    code = (
+        "import re, re._compiler as c, re._parser as p, pkgutil, importlib, sys\n"
+        "real, bad = c.compile, []\n"
+        "def compile(pattern, flags=0):\n"
+        "    if isinstance(pattern, str | bytes):\n"
+        "        tree = str(p.parse(pattern, flags).data)\n"
+        "        if 'POSSESSIVE' in tree or 'ATOMIC' in tree: bad.append(pattern)\n"
+        "    return real(pattern, flags)\n"
+        "c.compile = compile\n"
+        "for name in ('llmtap.exchange.verdict', 'llmtap.capture.privacy.redaction',\n"
+        "             'llmtap.capture.privacy.sessions', 'llmtap.exchange.prompt', 'llmtap.meter.tenants'):\n"
+        "    importlib.import_module(name)\n"
+        "from llmtap.exchange.strings import KEY_PATTERN\n"
+        "assert re.compile(KEY_PATTERN)\n"
+        "print(bad); sys.exit(bool(bad))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_many_hits_take_little_memory() -> None:
+    text = "1 " * 500_000 + "4111 1111 1111 1111, " * 20_000 + "a@b.co " * 50_000
+    redactor = Redactor(("key", "email", "card", "phone"))
+    tracemalloc.start()
+    try:
+        shown, hits = redactor.text(text)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert hits == 70_000 and shown.count("[card]") == 20_000
+    assert peak_bytes < 12 * len(text)
+
+
+def cards_by_definition(text: str) -> list[tuple[int, int]]:
+    """Return the spans of cards, where each sequence of groups is checked anew."""
+    groups = [(m.start(), m.end()) for m in re.finditer(r"\d+", text)]
+    spans = []
+    for i, (begin, first_end) in enumerate(groups):
+        if not 3 <= first_end - begin <= 19 or int(text[begin]) in (0, 1, 7):
+            continue
+        last_end, ends = first_end, []
+        for start, end in groups[i:]:
+            if start != begin and (
+                end - start > 19 or not re.fullmatch("[ \xa0-]{1,3}", text[last_end:start])
+            ):
+                break
+            last_end = end
+            digits = [int(c) for c in text[begin:end] if c.isdecimal()]
+            doubled = [sum(divmod(2 * d, 10)) for d in digits[-2::-2]]
+            if 13 <= len(digits) <= 19 and (sum(doubled) + sum(digits[::-2])) % 10 == 0:
+                ends.append(end)
+        spans += [(begin, ends[-1])] if ends else []
+    return spans
+
+
+def test_cards_are_found_by_their_definition() -> None:
+    rng, n = random.Random(5), 0
+    gaps = ("", " ", " ", "-", "\xa0", " - ", "    ", "/", "a", " \u0664\u0661 ")
+    for _ in range(3_000):
+        sizes = rng.choices((1, 3, 4, 4, 6, 16, 20), k=12)
+        groups = ("".join(rng.choices("0123456789", k=size)) for size in sizes)
+        text = "".join(group + rng.choice(gaps) for group in groups)
+        spans = cards_by_definition(text)
+        n += len(spans)
+        shown, at = "", 0
+        for begin, end in spans:
+            if begin >= at:
+                shown += text[at:begin] + "[card]"
+            at = max(at, end)
+        assert Redactor(("card",)).text(text)[0] == shown + text[at:]
+    assert n > 500
+
+
+@pytest.mark.parametrize("unit", ["1 ", "411 ", "4111 ", "411 1 1 1 ", "411a", "001 ", "\u0660\u0661\u0662 "])
+def test_digits_cost_few_calls(unit: str) -> None:
+    text = unit * (20_000 // len(unit))
+    calls = 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        Redactor(("card", "phone")).text(text)
+    finally:
+        sys.setprofile(None)
+    assert calls < 3 * len(text)

@@ -47,7 +47,7 @@ def test_arrivals_are_put_in_order_before_their_gaps_are_taken() -> None:
 def test_lengths_have_percentiles_by_the_one_rule_and_their_source() -> None:
     lengths = [5, 100, 7, 3_000, 12]
     xs = [streamed(i, tokens=Tokens(n, 2 * n, source=TokenSource.CHUNKS)) for i, n in enumerate(lengths)]
-    xs.append(streamed(9, tokens=Tokens(), asked=RequestShape(tokens=8)))
+    xs.append(streamed(9, tokens=Tokens(), shape=RequestShape(tokens=8)))
     told = workload(batch(*xs[:2]), batch(*xs[2:]))
     figures = told["input_tokens"]
     assert figures["p90"] == pytest.approx(percentile(sorted([*lengths, 8]), 0.9))
@@ -59,7 +59,7 @@ def test_lengths_have_percentiles_by_the_one_rule_and_their_source() -> None:
 def test_a_cache_without_end_hits_every_block_but_the_first_of_its_kind() -> None:
     """Blocks of two captures or sizes are never the same."""
     asked = [blocks(1, 2, 3), blocks(1, 2, 9), blocks(7), blocks(1, 2, size=16)]
-    xs = [streamed(i, asked=shape) for i, shape in enumerate(asked)]
+    xs = [streamed(i, shape=shape) for i, shape in enumerate(asked)]
     told = workload(batch(xs[0]), batch(*xs[1:], streamed(4)), batch(xs[0], capture="c2"))["prefix"]
     assert told[0] == {
         "capture": "c1", "unit": "tokens", "block_size": 512, "blocks": 7, "hits": 2,

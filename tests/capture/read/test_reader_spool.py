@@ -18,8 +18,9 @@ from llmtap.capture.store.rows import to_batch
 from llmtap.capture.store.spool import SpoolWriter
 from llmtap.capture.store.store import Store
 from tests.support.storage import capture_rows
-from tests.support.storage.stores import INFO, append, store, until
+from tests.support.storage.stores import INFO, append, store
 from tests.support.traffic.exchanges import streamed
+from tests.support.waiting import block_until
 
 NAME = "llmtap-20260101T000000000Z-c1-{:04d}-0000"
 
@@ -73,7 +74,7 @@ def test_a_running_capture_is_read_with_what_was_written_a_moment_ago(running: S
     assert repr(capture).startswith("<Capture 3 exchanges, 1 files (1 in the spool), ")
     assert capture.info.ledger.relays["run.0.1"] == RelayCount(4, unsettled=1)
     running.rotate()
-    until(lambda: running.state().files == 1)
+    block_until(lambda: running.state().files == 1)
     append(running, batch(4, 5), CaptureLedger({"run.0.1": RelayCount(5)}, {}, "m"))
     capture = read(folder)
     assert [file.spool for file in capture.files] == [False, True]

@@ -11,24 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmtap.capture.columns import COLUMNS, Unit
 from llmtap.capture.schema import SCHEMA
 from llmtap.capture.store.rows import exchanges_of, to_batch
 from llmtap.exchange.exchange import CapturedText, Exchange, RequestShape, Tokens, Turn
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
 from tests.support.traffic.exchanges import US, WALL_NS, any_exchange, streamed
 
-POINTS = (
-    "request_end_ns", "submit_ns", "head_ns", "first_byte_ns", "first_any_ns", "first_token_ns",
-    "first_reasoning_ns", "first_tool_call_ns", "first_refusal_ns", "first_content_ns", "last_token_ns",
-    "response_end_ns", "delivered_ns",
-)  # fmt: skip
-SAME = (
-    "relay", "seq", "arrival_wall_ns", "outcome", "method", "path", "endpoint", "dialect", "model",
-    "response_model", "tenant", "route", "arm", "unit", "excluded", "trace_parent", "request_id", "status",
-    "stream", "finish_reason", "refusal", "guardrail", "retries", "no_token_reason", "usage", "server_timing",
-    "error", "uncertain", "clock", "anchor", "reads", "request_bytes", "response_bytes", "unparsed_events",
-    "unlogged_events", "said",
-)  # fmt: skip
+POINTS = [column.place[1] for column in COLUMNS if column.unit is Unit.OFFSET and column.place[0]]
+SAME = ["arrival_wall_ns", "path", "refusal", "guardrail", "usage", "server_timing", "text"]
+SAME += [column.path for column in COLUMNS if column.unit is Unit.SAME and column.path.isidentifier()]
 
 
 def rows_of(*exchanges: Exchange, level: str = "shape") -> list[dict[str, Any]]:
@@ -47,7 +39,7 @@ def row_of(x: Exchange, level: str = "shape") -> dict[str, Any]:
 
 def kept(x: Exchange) -> dict[str, Any]:
     """What a row keeps of an exchange: times in whole us, since the arrival."""
-    t, log, asked, turn = x.timeline, x.timeline.events, x.asked, x.turn
+    t, log, asked, turn = x.timeline, x.timeline.events, x.shape, x.turn
 
     def us(ns: int | None) -> int | None:
         return None if ns is None else ns // US
@@ -67,7 +59,7 @@ def kept(x: Exchange) -> dict[str, Any]:
         "events": ([since(ns) for ns in log.t_ns], log.classes, log.sizes, log.tokens, log.flags),
         "gaps": None if x.server_gaps_ns is None else [us(ns) for ns in x.server_gaps_ns],
         "tokens": replace(x.tokens, input=by_tokenizer if x.tokens.input is None else x.tokens.input),
-        "asked": None if asked is None else replace(asked, tokens=None),
+        "shape": None if asked is None else replace(asked, tokens=None),
         "turn": None if turn is None else replace(turn, think_ns=us(turn.think_ns)),
     }
 
@@ -88,20 +80,20 @@ def test_what_is_read_back_is_what_was_written(exchanges: list[Exchange]) -> Non
 
 def test_a_part_of_a_batch_reads_as_that_part() -> None:
     xs = [streamed(i, words=i) for i in range(5)]
-    xs[2].asked = RequestShape(roles=["user"], sizes=array("q", [7]))
+    xs[2].shape = RequestShape(roles=["user"], sizes=array("q", [7]))
     batch, _ = to_batch(xs, capture="c1", level="shape")
     part = list(exchanges_of(batch.slice(2, 2)))
     assert [x.seq for x in part] == [2, 3]
     assert part[1].timeline.events.t_ns[0] - part[1].timeline.arrival_ns == 100_000 * US
     assert [len(x.timeline.events) for x in part] == [3, 4]
-    assert part[0].asked.sizes == array("q", [7])
+    assert part[0].shape.sizes == array("q", [7])
 
 
 def test_a_row_of_nulls_is_an_exchange_of_which_nothing_is_known() -> None:
     nulls = pa.RecordBatch.from_arrays([pa.nulls(2, field.type) for field in SCHEMA], schema=SCHEMA)
     x, _ = exchanges_of(nulls)
     assert (x.relay, x.seq, x.arrival_wall_ns, x.outcome) == ("", 0, 0, Outcome.COMPLETE)
-    assert x.asked is x.turn is x.said is x.refusal is x.usage is None
+    assert x.shape is x.turn is x.text is x.refusal is x.usage is None
     assert x.tokens == Tokens()
     assert not len(x.timeline.events)
 
@@ -133,8 +125,8 @@ def test_event_lists_hold_names_and_null_for_tokens_that_nobody_told() -> None:
 
 def test_the_source_of_the_input_count_is_told() -> None:
     asked = RequestShape(tokens=42)
-    by_usage = row_of(streamed(asked=asked))
-    by_tokenizer = row_of(streamed(asked=asked, tokens=Tokens(output=3, source=TokenSource.CHUNKS)))
+    by_usage = row_of(streamed(shape=asked))
+    by_tokenizer = row_of(streamed(shape=asked, tokens=Tokens(output=3, source=TokenSource.CHUNKS)))
     by_nobody = row_of(streamed(tokens=Tokens()))
     told = [(row["input_tokens"], row["input_token_source"]) for row in (by_usage, by_tokenizer, by_nobody)]
     assert told == [(100, "usage"), (42, "tokenizer"), (None, None)]
@@ -150,10 +142,10 @@ HOSTILE: list[tuple[str, Any, str, Any]] = [
     ("request_bytes", -HUGE, "request_bytes", None),
     ("tokens", Tokens(HUGE, HUGE, HUGE, HUGE, TokenSource.USAGE), "output_tokens", None),
     ("tokens", Tokens(True, 1.5), "input_tokens", 1),  # type: ignore[arg-type]
-    ("asked", RequestShape(max_tokens=HUGE), "max_tokens", None),
-    ("asked", RequestShape(temperature=10**400), "temperature", None),
-    ("asked", RequestShape(temperature="hot"), "temperature", None),  # type: ignore[arg-type]
-    ("asked", RequestShape(roles=["user", "my word is x", "\ud800"]), "message_roles",
+    ("shape", RequestShape(max_tokens=HUGE), "max_tokens", None),
+    ("shape", RequestShape(temperature=10**400), "temperature", None),
+    ("shape", RequestShape(temperature="hot"), "temperature", None),  # type: ignore[arg-type]
+    ("shape", RequestShape(roles=["user", "my word is x", "\ud800"]), "message_roles",
      ["user", "other", "other"]),
     ("turn", Turn("\ud800", "explicit", 2**40, think_ns=HUGE), "think_us", None),
     ("usage", {"n": HUGE}, "usage", '{"n":' + str(HUGE) + "}"),
@@ -197,7 +189,7 @@ def revealing() -> Exchange:
         max_tokens=9, tools=2, roles=["system", "user"], sizes=array("q", [30, 12]),
         blocks=array("q", [17, 4]), block_size=16, block_unit="bytes",
     )  # fmt: skip
-    return streamed(asked=asked, turn=Turn("s1", "prefix", 2, "run.0.1-9", 5 * US, "tool"))
+    return streamed(shape=asked, turn=Turn("s1", "prefix", 2, "run.0.1-9", 5 * US, "tool"))
 
 
 def test_the_level_none_keeps_a_conversation_that_named_itself() -> None:
@@ -208,7 +200,7 @@ def test_the_level_none_keeps_a_conversation_that_named_itself() -> None:
 @pytest.mark.parametrize("level", ["none", "shape"])
 def test_below_the_level_full_nothing_that_was_said_is_written(level: str) -> None:
     x = revealing()
-    x.said = CapturedText("SECRET asked", "SECRET answered", 2)
+    x.text = CapturedText("SECRET asked", "SECRET answered", 2)
     row = row_of(x, level)
     assert "SECRET" not in str(row)
     assert row["redactions"] is None

@@ -38,8 +38,8 @@ from tests.support.storage.stores import (
     options,
     store,
     thin,
-    until,
-)  # fmt: skip
+)
+from tests.support.waiting import block_until  # fmt: skip
 
 
 def test_rows_become_a_file_that_says_whose_it_is(tmp_path):
@@ -90,7 +90,7 @@ def test_a_spool_becomes_a_file_by_size_and_by_age(tmp_path):
     assert at.state().spool_bytes > 0
     clock.advance(1)
     at.tick()
-    until(lambda: at.state().files == 3)
+    block_until(lambda: at.state().files == 3)
     assert at.state().spool_bytes == 0
     assert numbers(tmp_path) == list(range(1, sent + 2))
     at.tick()
@@ -162,7 +162,7 @@ def test_a_ledger_without_rows_is_kept_where_it_tells_of_exchanges(tmp_path):
     at = store(tmp_path)
     append(at, nobody, CaptureLedger(meter="m"))
     at.rotate()
-    until(lambda: at.state().files_waiting == 0)
+    block_until(lambda: at.state().files_waiting == 0)
     assert files_in(tmp_path) == [], "no exchange, nothing to tell"
     told = CaptureLedger({"r0": RelayCount(7, {"no_meter": 7})}, meter="m")
     append(at, nobody, told)
@@ -215,7 +215,7 @@ def test_a_second_store_on_the_same_spool_is_told_and_may_follow(tmp_path):
 
 def test_a_supervisor_may_look_at_settings_anew_while_its_own_meter_captures(tmp_path):
     imports = "import sys; from tests.support.storage.stores import store; "
-    code = imports + "store(sys.argv[1]); print(); sys.stdin.read()"
+    code = imports + "store(sys.argv[1]); print(flush=True); sys.stdin.read()"
     meter = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(__file__).resolve().parents[3],

@@ -28,8 +28,8 @@ from tests.support.storage.stores import (
     numbers,
     store,
     thin,
-    until,
-)  # fmt: skip
+)
+from tests.support.waiting import block_until  # fmt: skip
 
 
 def test_at_the_bound_oldest_files_go_and_capture_goes_on(tmp_path, caplog):
@@ -39,7 +39,7 @@ def test_at_the_bound_oldest_files_go_and_capture_goes_on(tmp_path, caplog):
     at = store(tmp_path, total_bytes=Bytes(bound), when_full="oldest")
     for seq in range(1, 81):
         # While all of it is spools that are yet to become files, there is nothing to delete.
-        until(lambda seq=seq: at.append(fat(seq), NOTHING))
+        block_until(lambda seq=seq: at.append(fat(seq), NOTHING))
         assert at.state().local_bytes <= bound
     at.close(10)
     state = at.state()
@@ -61,7 +61,7 @@ def test_at_the_bound_capture_may_pause_until_somebody_makes_room(tmp_path):
         if at.append(fat(seq), NOTHING):
             seq += 1
         else:
-            until(lambda: at.state().files_waiting == 0)
+            block_until(lambda: at.state().files_waiting == 0)
             clock.advance(1_000_000_000)
             if not at.append(fat(seq), NOTHING):
                 break
@@ -90,7 +90,7 @@ def _fill(at):
     """Rows until the bound on the total keeps them away; the number that was not taken."""
     seq = 1
     while True:
-        until(lambda: at.state().files_waiting == 0)
+        block_until(lambda: at.state().files_waiting == 0)
         if not at.append(fat(seq), NOTHING) and at.state().files_waiting == 0:
             return seq
         seq += at.problem is None
@@ -120,8 +120,8 @@ def test_a_paused_capture_tells_what_it_lost_and_stays_below_its_bound(tmp_path)
 def test_what_is_deleted_is_known_as_soon_as_it_is_gone(tmp_path):
     at = store(tmp_path, total_bytes=Bytes(256 << 10), when_full="oldest")
     for seq in range(1, 41):
-        until(lambda seq=seq: at.append(fat(seq), CaptureLedger(meter="m")))
-        until(lambda: at.state().files_waiting == 0)
+        block_until(lambda seq=seq: at.append(fat(seq), CaptureLedger(meter="m")))
+        block_until(lambda: at.state().files_waiting == 0)
         deleted = at.state().rows_deleted
         assert _ledgers(tmp_path)[-1].dropped == ({"deleted": deleted} if deleted else {})
     assert deleted > 0
@@ -135,7 +135,7 @@ def test_files_that_somebody_takes_away_are_not_counted_for_long(tmp_path):
     at = store(tmp_path, clock)
     append(at, thin(1))
     at.rotate()
-    until(lambda: at.state().files == 1)
+    block_until(lambda: at.state().files == 1)
     assert at.state().local_bytes == left.stat().st_size + files_in(tmp_path)[0].stat().st_size
     shutil.rmtree(tmp_path)
     clock.advance(LOOK_NOW_AND_THEN_NS - 1)

@@ -11,8 +11,10 @@ from llmtap.capture.store import finisher
 from llmtap.capture.store.store import check
 from llmtap.errors import ConfigError
 from llmtap.units import Bytes
-from tests.support.storage.stores import NOTHING, append, fat, numbers, options, store, thin, until
+from tests.support.storage.stores import NOTHING, append, fat, numbers, options, store, thin
+from tests.support.waiting import block_until
 
+pytestmark = pytest.mark.machine
 _MIB = 1 << 20
 
 
@@ -21,6 +23,8 @@ def disk(tmp_path):
     """A file system of 8 MB of its own."""
     folder = tmp_path / "disk"
     folder.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("needs the program mount")
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder],
         capture_output=True,
@@ -28,7 +32,7 @@ def disk(tmp_path):
         check=False,
     )
     if mounted.returncode:
-        pytest.skip(f"may not mount a tmpfs here: {mounted.stderr.strip()}")
+        pytest.skip(f"needs root, to mount a tmpfs: {mounted.stderr.strip()}")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
 
@@ -62,7 +66,7 @@ def test_a_disk_that_others_fill_pauses_capture_until_there_is_room(disk, monkey
     append(at, thin(1))
     if not spool_open:
         at.rotate()
-        until(lambda: at.state().files == 1)
+        block_until(lambda: at.state().files == 1)
     _fill(disk / "filler")
     for _ in range(3):
         assert not at.append(fat(6), NOTHING)
@@ -97,7 +101,7 @@ def test_a_disk_that_we_fill_pauses_capture_and_every_row_taken_is_in_the_files(
         for path in sorted(folder.glob("*.parquet"))[:3]:
             shutil.move(path, elsewhere)
     assert seq > 80, "8 MB and three files more, at 100 KB a row"
-    until(lambda: at.append(fat(seq, size=200_000), NOTHING))
+    block_until(lambda: at.append(fat(seq, size=200_000), NOTHING))
     at.close(10)
     _whole(folder)
     assert numbers([*folder.glob("*.parquet"), *elsewhere.iterdir()]) == list(range(1, seq + 1))

@@ -10,7 +10,8 @@ from llmtap.capture.store.parquet import RemotePlace, open_place
 from llmtap.capture.store.store import NOTES_BYTES, spool_folder
 from llmtap.units import Bytes
 from tests.support.servers.object_store import Wire, object_store
-from tests.support.storage.stores import NOTHING, append, fat, options, store, thin, until
+from tests.support.storage.stores import NOTHING, append, fat, options, store, thin
+from tests.support.waiting import block_until
 
 _KEY, _SECRET = "AKIAPLANTED", "planted/secret+key"
 
@@ -84,7 +85,7 @@ def test_what_a_failing_store_does_not_take_waits_and_is_there_once_in_the_end(s
     at = store(url)
     append(at, thin(1))
     at.rotate()
-    until(lambda: at.state().files == 1)
+    block_until(lambda: at.state().files == 1)
     if fault == "503":
         wire.answer_503 = True
     else:
@@ -92,14 +93,14 @@ def test_what_a_failing_store_does_not_take_waits_and_is_there_once_in_the_end(s
     for start in (6, 11, 16):
         append(at, thin(start))
         at.rotate()
-    until(lambda: at.state().failures >= 3)
+    block_until(lambda: at.state().failures >= 3)
     state = at.state()
     assert (state.files, state.files_waiting, state.problem, len(_spools(url))) == (1, 3, None, 3)
     if fault == "503":
         wire.answer_503 = False
     else:
         wire.connect()
-    until(lambda: at.state().files == 4)
+    block_until(lambda: at.state().files == 4)
     assert at.state().files_problem is None
     at.close(100)
     found = _there(server, f"fails-{fault}")
@@ -136,7 +137,7 @@ def test_an_upload_that_the_store_kept_and_did_not_confirm_goes_to_the_same_name
 
 def store_again(at, wire, prefix):
     """The next start, once the first has let go of the folder."""
-    until(lambda: not at._finisher._thread.is_alive())
+    block_until(lambda: not at._finisher._thread.is_alive())
     at.close(1)
     return store(_url(wire.port, prefix))
 
@@ -154,7 +155,7 @@ def test_a_dead_store_fills_the_spool_to_its_bound_and_then_capture_pauses(serve
     assert bound - NOTES_BYTES - 40_000 <= state.spool_bytes <= bound
     assert state.local_bytes == state.spool_bytes
     wire.connect()
-    until(lambda: at.append(fat(seq), NOTHING))
+    block_until(lambda: at.append(fat(seq), NOTHING))
     assert at.problem is None
     at.close(100)
     assert _rows(_there(server, "bound")) == list(range(1, seq + 1))
@@ -166,13 +167,13 @@ def test_a_store_that_hangs_holds_up_neither_rows_nor_the_end(server, wire, monk
     at = store(_url(wire.port, "hangs"))
     append(at, thin(1))
     at.rotate()
-    until(lambda: wire.refused > 0)
+    block_until(lambda: wire.refused > 0)
     append(at, thin(6))
     at.close(0.05)
     assert at.state().files_waiting == 2
     assert f"event=capture_files_left spools=2 spool={spool_folder(options(at._options.to))}" in caplog.text
     # Its time-out ends the upload without anybody's help.
-    until(lambda: not at._finisher._thread.is_alive())
+    block_until(lambda: not at._finisher._thread.is_alive())
     assert at.state().failures >= 1
     wire.hang = False
     again = store_again(at, wire, "hangs")

@@ -31,6 +31,8 @@ EMPTY = {
     "llmtap_upstream_running_requests": "the upstream's metrics are not read",
     "llmtap_upstream_waiting_requests": "the upstream's metrics are not read",
     "llmtap_upstream_kv_cache_usage_ratio": "the upstream's metrics are not read",
+    "llmtap_answers_without_dialect_total": "every answer is of a known format",
+    "llmtap_slo_not_judged_total": "every answer is of a known format",
     "llmtap_uncertain_exchanges_total": "on a quiet machine no stamp is too wide",
 }
 Ask = Callable[[str], list[Any]]

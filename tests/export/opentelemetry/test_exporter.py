@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import grpc
@@ -20,6 +19,7 @@ from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
 from tests.export.telemetry import PARENT, SPAN, TRACE, chat
 from tests.support.servers.otlp_receiver import GUARD_S, OtlpReceiver, plain
+from tests.support.waiting import block_until
 
 WALL_NS = 1_700_000_000_000_000_000
 SERVERS = {"": ("gateway.example", 443)}
@@ -134,10 +134,7 @@ def test_a_receiver_that_was_away_gets_everything_when_it_is_back(monkeypatch: p
         receiver.stop()
         e = exporter(receiver.endpoint)
         end(e, *(chat(seq=i) for i in range(1, 11)))
-        until = time.monotonic() + GUARD_S
-        while e.state().failures < 2:
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        block_until(lambda: e.state().failures >= 2)
         receiver.start()
         receiver.wait(lambda: len({span.span_id for span in receiver.spans}) == 10)
         end(e, chat(seq=11))

@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 
+import llmtap.load.http as module
 from llmtap.clock import SystemClock
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.http import HEAD_BYTES_MAX
+from llmtap.load.sending import Later
 from tests.support.servers.live_proxy import port_free
 from tests.support.servers.loading import BODY, events, sender_to, streamed_answer
 from tests.support.servers.peer import chunked, scene, wait_until
@@ -283,3 +285,43 @@ async def test_an_answer_before_the_request_was_taken() -> None:
         x = await to.ask(b"[" + b" " * 20_000_000 + b"]")
         assert (x.outcome, x.status, x.timeline.submit_ns) == (Outcome.CLIENT_ERROR, 413, None)
         assert to.sender.pool.idle == 0, "what is left of the request would be read as the next one"
+
+
+@pytest.mark.parametrize("head", [HEAD, b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"])
+@scene
+async def test_an_answer_that_never_ends_is_given_up(head: bytes) -> None:
+    sent = 0
+
+    async def script(call: Call) -> str | None:
+        nonlocal sent
+        await call.body()
+        await call.say(head + b"\r\n")
+        while True:
+            await call.say(b"data: {}\n\n" * 6_000)
+            sent += 60_000
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ANSWER_BYTES_MAX", 1 << 20)
+        async with upstream() as server, sender_to(server.url + server.on(script)) as sender:
+            x = await sender.ask()
+    assert x.outcome is ERROR
+    assert x.error is not None and "longer than" in x.error
+    assert x.response_bytes < 2 << 20
+    assert sender.sender.early_bytes == 0
+
+
+@scene
+async def test_what_is_read_and_not_parsed_has_a_limit() -> None:
+    most = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "EARLY_BYTES_MAX", 100_000)
+        patch.setattr(Later, "is_behind", lambda self, t_ns: True)
+        patch.setattr(Later, "_work", lambda self: None)  # the loop has always more to read
+        long = says(with_length(b" " * 4_000_000, more=1))
+        async with upstream() as server, sender_to(server.url + server.on(long)) as sender:
+            request = asyncio.ensure_future(sender.ask())
+            while not any(call.response_bytes > 4_000_000 for call in sender.sender.calls):
+                most = max(most, sender.sender.early_bytes)
+                await asyncio.sleep(0)
+            request.cancel()
+    assert 0 < most <= 100_000 + (1 << 20), "one read above the limit"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +27,7 @@ from llmtap.load.monitor.system import (
     open_gpus,
 )
 from tests.support.nvml import FakeGpu, FakeNvml
+from tests.support.waiting import block_until
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 QUICK_NS = 20_000_000
@@ -36,13 +37,6 @@ NO_GPU = FakeNvml(fails="Driver Not Loaded")
 
 def sampler(**more: Any) -> SystemSampler:
     return SystemSampler(SystemClock(), **{"sender": [], "nvml": NO_GPU, "period_ns": QUICK_NS, **more})
-
-
-def wait(true: Callable[[], Any], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, f"still not so after {seconds} s"
-        time.sleep(0.005)
 
 
 PROGRAM = """
@@ -90,7 +84,7 @@ def test_the_samples_hold_all_the_cpu_time_that_the_processes_used() -> None:
         watch = sampler(sender=[sender.pid], server=[server.pid])
         server_ns, sender_ns = -server.burn(0), -sender.burn(0)
         watch.start()
-        wait(lambda: len(watch.columns))
+        block_until(lambda: len(watch.columns))
         server_ns += server.burn(0.4)
         sender_ns += sender.burn(0.1)
         watch.close()
@@ -107,7 +101,7 @@ def test_the_server_is_found_by_its_port(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(module, "listeners", lambda *at: ([child.pid], None))
         watch = sampler(sender=[os.getpid()], target=("127.0.0.1", 8_080))
         watch.start()
-        wait(lambda: "server_cpu" in watch.columns.latest())
+        block_until(lambda: "server_cpu" in watch.columns.latest())
         watch.close()
     about = watch.about()
     assert [p["pid"] for p in about["processes"]["server"]] == [child.pid]
@@ -118,7 +112,7 @@ def test_a_server_in_the_senders_own_process_is_not_told_apart() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         watch = sampler(sender=[os.getpid()], target=server.getsockname())
         watch.start()
-        wait(lambda: len(watch.columns))
+        block_until(lambda: len(watch.columns))
         watch.close()
     about = watch.about()
     assert about["why_not"]["server"] == "it is served by a process of the sender"
@@ -135,7 +129,7 @@ def test_a_side_that_lost_time_with_a_process_is_unknown_for_once(monkeypatch: p
     monkeypatch.setattr(module, "read_processes", read)
     watch = sampler(server=[7])
     watch.start()
-    wait(lambda: len(watch.columns) > 4)
+    block_until(lambda: len(watch.columns) > 4)
     watch.close()
     cpus = watch.columns.column("server_cpu")[:5]
     assert [cpu if not cpu else cpu > 0 for cpu in cpus] == [None, True, None, 0, True]
@@ -146,7 +140,7 @@ def test_the_host_and_its_gpus_are_sampled() -> None:
     nvml = FakeNvml(told, untold)
     watch = sampler(nvml=nvml)
     watch.start()
-    wait(lambda: len(watch.columns) > 2)
+    block_until(lambda: len(watch.columns) > 2)
     watch.close()
     latest = watch.columns.latest()
     assert {name: latest[name] for name in latest if name.startswith("gpu0")} == {
@@ -180,7 +174,7 @@ def test_samples_that_a_slow_driver_held_up_are_left_out_and_counted() -> None:
     time.sleep(5 * QUICK_NS / 1e9)
     assert len(watch.columns) == 0
     nvml.let.set()
-    wait(lambda: len(watch.columns) > 2)
+    block_until(lambda: len(watch.columns) > 2)
     watch.close()
     assert watch.about()["skipped"] >= 4
     # The stamp is that of the CPU times, not of the driver's answer.
@@ -218,7 +212,7 @@ def test_what_breaks_in_a_sample_is_told_and_the_next_is_taken(monkeypatch: pyte
     monkeypatch.setattr(module, "read_host", no_host)
     watch = sampler(sender=[os.getpid()])
     watch.start()
-    wait(lambda: len(watch.columns) > 1)
+    block_until(lambda: len(watch.columns) > 1)
     watch.close()
     why = watch.about()["why_not"]
     assert why["sampling"] == "RuntimeError: torn"

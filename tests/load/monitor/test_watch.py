@@ -272,7 +272,7 @@ async def leaves(request: web.Request) -> web.Response:
         (says("", 503), "status 503"),
         (says("<html>"), "no metric of vLLM, SGLang, TGI or llm-d"),
         (says("vllm:num_requests_running {{{"), "not Prometheus' text"),
-        (says(VLLM * 40), "more than 0 MiB"),
+        (says(VLLM * 40), "the answer is longer than 0 MiB"),
         (hangs, "no answer in time"),
         (leaves, "server disconnected"),
     ],

@@ -3,12 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from llmtap.load.bodies import BodyOptions
-from llmtap.load.replay.options import ReplayOptions
+import msgspec
+
+from llmtap.load.options import BodyOptions, LoadPlan
 from llmtap.load.replay.perform import Replay
 from llmtap.load.replay.plan import ReplayPlan
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.units import NS_PER_S, Duration
+
+MINUTE = Duration(60 * NS_PER_S)
 
 
 class Silent:
@@ -29,8 +32,7 @@ async def replayed(
     plan: ReplayPlan, url: str, *, capture: Path | None = None, body: BodyOptions | None = None, **more: Any
 ) -> dict[str, Any]:
     """The result of a plan sent to `url`."""
-    options = ReplayOptions(
-        target=url, timeout=Duration(60 * NS_PER_S), connect_timeout=Duration(60 * NS_PER_S),
-        capture=None if capture is None else str(capture), **more,
-    )  # fmt: skip
-    return await Replay(plan, options, body or BodyOptions(temperature=0.0), Silent()).run()
+    given = {"timeout": MINUTE, "connect_timeout": MINUTE, "temperature": 0.0, **more}
+    load = LoadPlan.of(url=url, capture=None if capture is None else str(capture), **given)
+    load = load if body is None else msgspec.structs.replace(load, bodies=body)
+    return await Replay(plan, load, Silent()).run()

@@ -17,8 +17,9 @@ from llmtap.capture.read.reader import read
 from llmtap.capture.schema import CaptureInfo
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.load.options import ScheduleOptions, Window
 from llmtap.load.replay.baseline import FIGURES, SHARES, Baseline, read_then, recorded_of
-from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan
+from llmtap.load.replay.plan import ReplayPlan, make_plan
 from llmtap.metrics.histogram import RELATIVE_ERROR
 from llmtap.metrics.latency import measure
 from llmtap.metrics.statistics import percentile
@@ -60,16 +61,16 @@ def shares_of(values: Sequence[float]) -> list[float | None]:
         ({}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
         ({"requests": 4}, [1, 3, 0, 2]),  # the first four of the file, in the order of their arrivals
         ({"requests": 25}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
-        ({"window_from_ns": 300 * MS, "window_for_ns": 500 * MS, "requests": 7}, [3, 4, 0, 5]),
-        ({"arrivals": "poisson", "rate_rps": 100.0}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
-        ({"share": 0.5, "window_from_ns": 100 * MS, "requests": 20}, None),
+        ({"window": Window(300 * MS, 500 * MS), "requests": 7}, [3, 4, 0, 5]),
+        ({"arrivals": "poisson", "rate": 100.0}, [6, 1, 3, 4, 0, 5, 2, 7, 9, 8]),
+        ({"share": 0.5, "window": Window(100 * MS), "requests": 20}, None),
     ],
 )
 def test_a_request_is_compared_with_the_row_it_was_made_of(
     asked: dict[str, Any], rows: list[int] | None, tmp_path: Path
 ) -> None:
     place = captured(tmp_path / "c.parquet", ARRIVALS_MS)
-    plan = make_plan(ReplayQuestion(source=place, **asked))
+    plan = make_plan(ScheduleOptions(source=place, **asked))
     places = list(plan.baseline.places)
     # Each row's prompt has a length of its own.
     assert places == [n - 10 for n in plan.requests.input][: len(places)]
@@ -106,7 +107,7 @@ def test_notes_say_what_differs_between_the_places(model: str, version: str, not
 
 def test_a_row_that_has_other_lengths_is_another_one(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
-    plan = make_plan(ReplayQuestion(source=captured(path, ARRIVALS_MS)))
+    plan = make_plan(ScheduleOptions(source=captured(path, ARRIVALS_MS)))
     assert plan.baseline is not None
     captured(path, (*ARRIVALS_MS[:4], 1, 2, 3, 4))  # two are gone
     baseline = Baseline(plan.baseline)
@@ -192,7 +193,7 @@ ELAPSED = (
 def test_a_format_without_latencies_has_no_baseline(tmp_path: Path) -> None:
     path = tmp_path / "b.csv"
     path.write_text(AZURE)
-    plan = make_plan(ReplayQuestion(source=str(path)))
+    plan = make_plan(ScheduleOptions(source=str(path)))
     assert plan.baseline is None
     assert not [note for note in plan.notes if "comparison" in note]
 
@@ -212,7 +213,7 @@ def test_who_tells_how_long_an_answer_took_but_not_when_it_was_submitted_has_ela
     path.write_text(ELAPSED)
     # From arrival to the end: 1 ms to submit, then the first token, three gaps of 20 ms, and 1 ms.
     answers = [answer(0, ttft_ms, 4) for ttft_ms in (100, 200, 300)]
-    result = compared(make_plan(ReplayQuestion(source=str(path))), answers)
+    result = compared(make_plan(ScheduleOptions(source=str(path))), answers)
     pairs = result["pairs"]
     assert {name: pairs[name]["n"] for name in FIGURES if pairs[name]["n"]} == {"elapsed": 2}
     assert list(pairs["elapsed"]["then"].values()) == close_to(shares_of([0.25, 0.5]))
@@ -240,7 +241,7 @@ def test_a_pipe_is_not_opened_again(tmp_path: Path) -> None:
 
 def test_a_capture_is_compared_with_its_replay(tmp_path: Path) -> None:
     """Server A needs 20 ms to the first token, B 60; the baseline agrees with both captures."""
-    lines = [{"timestamp": 7 * i, "input_length": 20 + i, "output_length": 5 + i % 4} for i in range(40)]
+    lines = [{"timestamp": 12 * i, "input_length": 20 + i, "output_length": 5 + i % 4} for i in range(40)]
     source = tmp_path / "trace.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
     places = (source, tmp_path / "first", tmp_path / "again")
@@ -250,7 +251,7 @@ def test_a_capture_is_compared_with_its_replay(tmp_path: Path) -> None:
         for ttft_ms, place, capture in zip((20, 60), places, places[1:], strict=False):
             options = SimOptions(ttft=Duration(ttft_ms * MS), itl=Duration(2 * MS))
             async with engine(options) as server:
-                plan = make_plan(ReplayQuestion(source=str(place), requests=len(results) * 50 or None))
+                plan = make_plan(ScheduleOptions(source=str(place), requests=len(results) * 50 or None))
                 results.append(await replayed(plan, server.url, capture=capture, scrape="none"))
         return results
 
@@ -286,7 +287,7 @@ def test_what_cannot_be_read_again_costs_the_comparison_and_not_the_result(
     other: bool, said: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "c.parquet"
-    plan = make_plan(ReplayQuestion(source=captured(path, ARRIVALS_MS), speed=10.0))
+    plan = make_plan(ScheduleOptions(source=captured(path, ARRIVALS_MS), speed=10.0))
     path.unlink()
     if other:
         write_capture(path, [answer(99, 20, at_ms=i) for i in range(20)])

@@ -14,8 +14,9 @@ import trustme
 from aiohttp import web
 
 from llmtap.errors import ConfigError
+from llmtap.load.options import ScheduleOptions
 from llmtap.load.replay.options import USER_AGENT
-from llmtap.load.replay.plan import ReplayQuestion, make_plan
+from llmtap.load.replay.plan import make_plan
 from tests.load.replay import support
 from tests.support.servers.loading import events
 from tests.support.servers.peer import scene
@@ -59,7 +60,7 @@ async def gateway(
 
 async def replayed(url: str, **more: Any) -> dict[str, Any]:
     """For a second and a half."""
-    plan = make_plan(ReplayQuestion(source="conversation", requests=N, rate_rps=N / 1.5, arrivals="uniform"))
+    plan = make_plan(ScheduleOptions(source="conversation", requests=N, rate=N / 1.5, arrivals="uniform"))
     return await support.replayed(plan, url, **more)
 
 

@@ -96,6 +96,16 @@ def test_another_load_is_named() -> None:
     assert [(one["a"], one["b"]) for one in told["comparisons"]] == [("a", "b"), ("a", "c")]
 
 
+def test_requests_that_are_not_judged_have_a_row() -> None:
+    base, unread = replay_result(400), replay_result(400)
+    assert ("not judged", "count") not in figures(compare_replays({"a": base, "b": base}))
+    unread["goodput"] = {**(base.get("goodput") or {}), "not_judged": 30}
+    told = compare_replays({"a": base, "b": unread})
+    row = figures(told)["not judged", "count"]
+    assert (row["b"], row["n_b"], row["unit"]) == (30, 400, "requests")
+    assert "not judged, requests" in markdown(comparison_document(told))
+
+
 def test_a_result_whose_chunks_come_in_bursts_is_not_compared_by_its_gaps() -> None:
     steady, bursty = replay_result(400), replay_result(400)
     bursty["chunking"]["events_per_read"] = 8.04

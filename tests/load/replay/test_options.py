@@ -5,14 +5,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trustme
 
 import llmtap
 from llmtap.errors import ConfigError
-from llmtap.load.bodies import BodyOptions
-from llmtap.load.replay.options import ReplayOptions, http_beside, maker_for, read_headers, refuse_meaningless
-from llmtap.load.replay.plan import ReplayQuestion, make_plan
+from llmtap.load.options import BodyOptions, LoadPlan, ScheduleOptions
+from llmtap.load.replay.options import http_beside, maker_for, read_headers, refuse_meaningless
+from llmtap.load.replay.plan import make_plan
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
 from tests.load.replay import support
@@ -24,11 +25,8 @@ SECOND = Duration(NS_PER_S)
 NEVER_SHOWN = "sk-very-secret"
 
 
-def options(**more: Any) -> ReplayOptions:
-    given: dict[str, Any] = {
-        "target": "http://h:1", "timeout": SECOND, "connect_timeout": SECOND, **more,
-    }  # fmt: skip
-    return ReplayOptions(**given)
+def options(**more: Any) -> LoadPlan:
+    return LoadPlan.of(**{"url": "http://h:1", "timeout": SECOND, **more})
 
 
 @pytest.mark.parametrize(
@@ -70,18 +68,18 @@ def test_a_ca_is_a_file_of_certificates(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as refused:
             options(ca=str(place))  # also where the target is http://
         assert (refused.value.place, refused.value.problem) == ("--ca", f"{place} {said}")
-    trusting = options(ca=str(good)).tls()
+    trusting = options(ca=str(good)).target.tls()
     assert trusting is not None and len(trusting.get_ca_certs()) == 1
-    assert options().tls() is None
-    anybody = options(insecure=True).tls()
+    assert options().target.tls() is None
+    anybody = options(insecure=True).target.tls()
     assert anybody is not None and not anybody.check_hostname
 
 
 def test_tenants_that_would_break_out_of_their_field_are_refused() -> None:
-    options().check_tenants(["a\r\nHost: b"])  # which nobody sends
-    options(tenant_header="X-Tenant").check_tenants(["a", "", "ä b", "a"])
+    options().target.check_tenants(["a\r\nHost: b"])  # which nobody sends
+    options(tenant_header="X-Tenant").target.check_tenants(["a", "", "ä b", "a"])
     with pytest.raises(ConfigError) as refused:
-        options(tenant_header="X-Tenant").check_tenants(["a", "a\r\nHost: b"])
+        options(tenant_header="X-Tenant").target.check_tenants(["a", "a\r\nHost: b"])
     assert refused.value.place == "--tenant-header"
 
 
@@ -129,7 +127,7 @@ async def serving(spoken: str) -> AsyncIterator[tuple[str, Any]]:
     [("ws", "realtime", "conversation"), ("grpc", "grpc", "synthetic-uniform")],
 )
 def test_a_replay_of_twenty_requests(spoken: str, endpoint: str, workload: str, tmp_path: Path) -> None:
-    plan = make_plan(ReplayQuestion(source=workload, requests=N, rate_rps=60.0, chat=False))
+    plan = make_plan(ScheduleOptions(source=workload, requests=N, rate=60.0), chat=False)
 
     async def work() -> tuple[dict[str, Any], list[Any]]:
         async with serving(spoken) as (url, log):
@@ -163,12 +161,20 @@ def test_a_replay_of_twenty_requests(spoken: str, endpoint: str, workload: str, 
 
 @pytest.mark.parametrize("target", ["grpc://h:1", "ws://h:1", "wss://h:1"])
 def test_what_means_nothing_there_is_refused(target: str) -> None:
-    named = {"--endpoint", "--body-field", "--no-stream", "--fresh", "--retries", "--tenant-header"}
-    for option in (*named, *(("--server", "--ca", "--insecure") if target.startswith("grpc") else ())):
+    named: dict[str, dict[str, Any]] = {
+        "--endpoint": {"endpoint": "responses"},
+        "--body-field": {"fields": {"top_p": msgspec.Raw(b"1")}},
+        "--no-stream": {"stream": False},
+        "--fresh": {"fresh": True},
+        "--retries": {"retries": 1},
+        "--tenant-header": {"tenant_header": "X-Tenant"},
+    }
+    of_grpc = {"--server": {"server": "vllm"}, "--insecure": {"insecure": True}}
+    for option, given in (named | (of_grpc if target.startswith("grpc") else {})).items():
         with pytest.raises(ConfigError, match=f"^{option}: has no meaning for {target.partition(':')[0]}://"):
-            refuse_meaningless(target, {option: True})
-    refuse_meaningless(target, {"--rate": True, "--endpoint": False})
-    refuse_meaningless("http://h:1", dict.fromkeys(named, True))
+            refuse_meaningless(LoadPlan.of(url=target, **given))
+        refuse_meaningless(LoadPlan.of(url="http://h:1", **given))
+    refuse_meaningless(LoadPlan.of(url=target, rate=1.0))
 
 
 @pytest.mark.parametrize(

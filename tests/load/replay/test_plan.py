@@ -12,8 +12,9 @@ import pytest
 
 from llmtap.bench.run.session import make_load
 from llmtap.errors import ConfigError
+from llmtap.load.options import ScheduleOptions, Window
 from llmtap.load.replay.perform import planned_within
-from llmtap.load.replay.plan import ReplayPlan, ReplayQuestion, make_plan, other_words
+from llmtap.load.replay.plan import ReplayPlan, make_plan, other_words
 from llmtap.workload.prompts.prompt import Prompt
 from llmtap.workload.prompts.text import count_tokens
 from llmtap.workload.requests import Requests
@@ -31,8 +32,8 @@ def trace(tmp_path: Path) -> str:
     return str(file)
 
 
-def plan_of(source: str, **more: Any) -> ReplayPlan:
-    return make_plan(ReplayQuestion(source=source, **more))
+def plan_of(source: str, *, tokenizer: str | None = None, **more: Any) -> ReplayPlan:
+    return make_plan(ScheduleOptions(source=source, **more), tokenizer=tokenizer)
 
 
 def test_a_trace_as_it_is(trace: str) -> None:
@@ -50,8 +51,8 @@ def test_a_trace_as_it_is(trace: str) -> None:
     ("more", "arrivals_ms"),
     [
         ({"speed": 2.0}, [0, 50, 50, 200]),
-        ({"rate_rps": 15.0}, [0, 50, 50, 200]),
-        ({"arrivals": "uniform", "rate_rps": 10.0}, [0, 100, 200, 300]),
+        ({"rate": 15.0}, [0, 50, 50, 200]),
+        ({"arrivals": "uniform", "rate": 10.0}, [0, 100, 200, 300]),
     ],
 )
 def test_arrivals_are_scaled_or_replaced(trace: str, more: dict[str, Any], arrivals_ms: list[int]) -> None:
@@ -59,7 +60,7 @@ def test_arrivals_are_scaled_or_replaced(trace: str, more: dict[str, Any], arriv
 
 
 def test_a_workload_is_poisson_unless_told() -> None:
-    plan = plan_of("synthetic-skewed", rate_rps=100.0, requests=50)
+    plan = plan_of("synthetic-skewed", rate=100.0, requests=50)
     gaps = [b - a for a, b in pairwise(plan.requests.arrival_ns)]
     assert len(plan.requests) == 50
     assert len(set(gaps)) == 49
@@ -73,20 +74,20 @@ def test_a_workload_is_poisson_unless_told() -> None:
 @pytest.mark.parametrize(
     ("source", "more", "place"),
     [
-        ("TRACE", {"speed": 2.0, "rate_rps": 1.0}, "--speed"),
-        ("TRACE", {"closed": True, "rate_rps": 1.0}, "--rate"),
-        ("TRACE", {"closed": True, "arrivals": "poisson"}, "--arrivals"),
-        ("TRACE", {"window_from_ns": 10**12}, "--window"),
+        ("TRACE", {"speed": 2.0, "rate": 1.0}, "--speed"),
+        ("TRACE", {"closed": 4, "rate": 1.0}, "--rate"),
+        ("TRACE", {"closed": 4, "arrivals": "poisson"}, "--arrivals"),
+        ("TRACE", {"window": Window(10**12)}, "--window"),
         ("TRACE", {"share": 2.0}, "--share"),
-        ("TRACE", {"arrivals": "at-once", "rate_rps": 1.0}, "--rate"),
-        ("TRACE", {"arrivals": "poison", "rate_rps": 1.0}, "--arrivals"),
+        ("TRACE", {"arrivals": "at-once", "rate": 1.0}, "--rate"),
+        ("TRACE", {"arrivals": "poison", "rate": 1.0}, "--arrivals"),
         ("conversation", {"speed": 2.0}, "--speed"),
         ("conversation", {"share": 0.5}, "--share"),
         ("conversation", {}, "--rate"),
         ("conversation", {"arrivals": "gamma:cv=2"}, "--rate"),
-        ("conversation", {"arrivals": "steps:10x30s", "rate_rps": 1.0}, "--rate"),
+        ("conversation", {"arrivals": "steps:10x30s", "rate": 1.0}, "--rate"),
         ("TRACE", {"arrivals": "poisson"}, "--rate"),
-        ("conversation", {"rate_rps": 1.0, "tokenizer": "nowhere/at/all"}, "--tokenizer"),
+        ("conversation", {"rate": 1.0, "tokenizer": "nowhere/at/all"}, "--tokenizer"),
         ("nothing-like-it", {}, "nothing-like-it"),
     ],
 )
@@ -104,7 +105,7 @@ def test_a_trace_without_times_is_told_how_to_give_it_some(tmp_path: Path) -> No
         plan_of(str(file))
     assert caught.value.place == str(file)
     assert caught.value.hint == "say how they arrive: --arrivals poisson --rate R, or --closed N"
-    assert len(plan_of(str(file), arrivals="poisson", rate_rps=5.0).requests) == 2
+    assert len(plan_of(str(file), arrivals="poisson", rate=5.0).requests) == 2
 
 
 @dataclass

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import llmtap
-from llmtap.load.bodies import BodyOptions
-from llmtap.load.replay.plan import ReplayQuestion, make_plan
+from llmtap.load.options import BodyOptions, ScheduleOptions
+from llmtap.load.replay.plan import make_plan
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
 from tests.load.replay import support
@@ -24,7 +24,7 @@ POINTS = ("first_byte", "first_token", "first_content", "last_token", "response_
 
 
 async def replayed(url: str, **more: Any) -> dict[str, Any]:
-    plan = make_plan(ReplayQuestion(source="synthetic-skewed", requests=N, rate_rps=40.0, chat=False))
+    plan = make_plan(ScheduleOptions(source="synthetic-skewed", requests=N, rate=40.0), chat=False)
     body = BodyOptions(endpoint="completions", temperature=0.0)
     return await support.replayed(plan, url, body=body, endpoint="completions", scrape="none", **more)
 

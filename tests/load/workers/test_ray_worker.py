@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 import warnings
 from array import array
 from collections import Counter
@@ -32,6 +31,7 @@ from tests.support.servers.loading import alive, bodies
 from tests.support.servers.peer import play, wait_until
 from tests.support.servers.sim_engine import engine
 from tests.support.servers.upstream import Call, upstream
+from tests.support.waiting import block_until
 
 pytestmark = [
     pytest.mark.ray,
@@ -187,10 +187,7 @@ def test_hosts_with_other_clocks_start_together_and_come_back_in_our_time(
 
 
 def wait_gone(pids: list[int]) -> None:
-    end = time.monotonic() + BOUND_S
-    while any(map(alive, pids)):
-        assert time.monotonic() < end, f"{pids} are still there"
-        time.sleep(0.05)
+    block_until(lambda: not any(map(alive, pids)), BOUND_S)
 
 
 def test_who_is_lost_is_told_and_nobody_waits(ray: Any) -> None:

@@ -26,6 +26,7 @@ from llmtap.load.workers.worker_handle import (
 from tests.support.servers.loading import bodies, streamed_answer
 from tests.support.servers.peer import scene, wait_until
 from tests.support.servers.upstream import Call, says, upstream
+from tests.support.waiting import block_until
 
 ANSWER = says(*streamed_answer(2))
 Messages = list[WorkerReady | Progress | Done]
@@ -129,8 +130,7 @@ async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.
 
 
 def _until_done(parent: Pipes) -> None:
-    while not parent.of(Done):
-        pass
+    block_until(lambda: parent.of(Done))
 
 
 def counted(done: Done) -> int:

@@ -74,6 +74,7 @@ def test_processes_of_one_host_share_their_clock_to_the_ns(
 def test_an_exchange_moves_as_a_whole() -> None:
     x, same = streamed(1, 5), streamed(1, 5)
     x.scheduled_ns = x.timeline.arrival_ns - 7
+    same.scheduled_ns = same.timeline.arrival_ns - 7
     x.dispatch_late_ns, x.timeline.paused_ns = 7, 9
     clock = HostClock("there", False, HOUR_NS, -5_000_000_000)
     clock.place(x)

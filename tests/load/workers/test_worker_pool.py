@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 
 from llmtap.errors import ConfigError, LlmtapError
@@ -155,7 +154,7 @@ import asyncio, json, sys
 from array import array
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.load.workers.worker_pool import WorkerPool
-from llmtap.load.http import SenderOptions
+from llmtap.load.options import LoadPlan, TargetOptions
 from llmtap.workload.requests import Requests
 import tempfile
 
@@ -163,7 +162,7 @@ async def main():
     with tempfile.TemporaryFile() as file:
         file.write(b"{}")
         file.flush()
-        setup = WorkerSetup(sender=SenderOptions(), url=sys.argv[1], endpoint="completions", headers=[],
+        setup = WorkerSetup(load=LoadPlan(target=TargetOptions(url=sys.argv[1])),
                       bodies_fd=file.fileno(), spill_fd=None, open=int(sys.argv[2]))
         plan = Requests(array("q", [0, 0, 3_600_000_000_000]))
         with WorkerPool(setup, plan, array("q", [0] * 3), array("q", [2] * 3), processes=2) as crew:
@@ -214,8 +213,8 @@ def test_a_parent_that_dies_takes_its_processes_along(when: str) -> None:
 def test_settings_that_no_process_could_use(more: dict[str, Any], place: str) -> None:
     async def work() -> None:
         with (
-            bodies("http://127.0.0.1:1", 1) as (setup, begins, ends),
-            WorkerPool(msgspec.structs.replace(setup, **more), requests([0]), begins, ends) as crew,
+            bodies(**{"url": "http://127.0.0.1:1", "count": 1, **more}) as (setup, begins, ends),
+            WorkerPool(setup, requests([0]), begins, ends) as crew,
         ):
             await crew.run()
 

@@ -39,7 +39,7 @@ BROWSER = {"Sec-Fetch-Site": "same-origin"}
 PATHS = ("/", "/metrics", "/api/v1/summary", "/api/v1/experiment", "/api/v1/live", "/healthz", "/none")
 
 
-async def asked(path: str, headers: dict[str, str], token: str | None = None) -> tuple[int, str]:
+async def query(path: str, headers: dict[str, str], token: str | None = None) -> tuple[int, str]:
     async with TestClient(
         TestServer(admin_app(ExchangePipeline(MeterOptions(), ManualClock()), token))
     ) as client:
@@ -48,26 +48,26 @@ async def asked(path: str, headers: dict[str, str], token: str | None = None) ->
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("told", [{}, BROWSER, {"Origin": "http://evil.test:9464"}], ids=str)
-def test_who_asks_by_a_strange_name_learns_nothing_but_what_to_do(path: str, told: dict[str, str]) -> None:
+@pytest.mark.parametrize("extra", [{}, BROWSER, {"Origin": "http://evil.test:9464"}], ids=str)
+def test_who_asks_by_a_strange_name_learns_nothing_but_what_to_do(path: str, extra: dict[str, str]) -> None:
     """A page's read of its own origin has neither field in Chromium, over plain http."""
-    status, said = asyncio.run(asked(path, {"Host": "evil.test:9464", **told}))
+    status, output = asyncio.run(query(path, {"Host": "evil.test:9464", **extra}))
     assert status == 403
-    message = json.loads(said)["error"]["message"]
-    assert "loopback name" in message
+    message = json.loads(output)["error"]["message"]
+    assert "loopback host name" in message
     assert "meter.admin_token" in message
-    assert "llmtap_" not in said
+    assert "llmtap_" not in output
 
 
 @pytest.mark.parametrize("host", STRANGE)
 def test_a_strange_name_is_known_in_every_spelling(host: str) -> None:
-    assert asyncio.run(asked("/metrics", {"Host": host}))[0] == 403
+    assert asyncio.run(query("/metrics", {"Host": host}))[0] == 403
 
 
 @pytest.mark.parametrize("host", LOOPBACK)
-@pytest.mark.parametrize("told", [{}, BROWSER], ids=str)
-def test_by_a_loopback_name_it_is_answered(host: str, told: dict[str, str]) -> None:
-    assert asyncio.run(asked("/api/v1/summary", {"Host": host, **told}))[0] == 200
+@pytest.mark.parametrize("extra", [{}, BROWSER], ids=str)
+def test_by_a_loopback_name_it_is_answered(host: str, extra: dict[str, str]) -> None:
+    assert asyncio.run(query("/api/v1/summary", {"Host": host, **extra}))[0] == 200
 
 
 def test_a_request_of_http_1_0_needs_no_name() -> None:
@@ -84,10 +84,10 @@ def test_a_request_of_http_1_0_needs_no_name() -> None:
 
 @pytest.mark.parametrize("host", (*LOOPBACK, *STRANGE))
 def test_with_a_token_the_name_does_not_matter(host: str) -> None:
-    assert asyncio.run(asked("/healthz", {"Host": host}, "s3cret"))[0] == 200
-    assert asyncio.run(asked("/metrics", {"Host": host}, "s3cret"))[0] == 401
+    assert asyncio.run(query("/healthz", {"Host": host}, "s3cret"))[0] == 200
+    assert asyncio.run(query("/metrics", {"Host": host}, "s3cret"))[0] == 401
     headers = {"Host": host, "Authorization": "Bearer s3cret", **BROWSER}
-    assert asyncio.run(asked("/api/v1/summary", headers, "s3cret"))[0] == 200
+    assert asyncio.run(query("/api/v1/summary", headers, "s3cret"))[0] == 200
 
 
 OPENED = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -133,7 +133,7 @@ def test_nothing_is_read_for_a_page_of_another_origin(marks: dict[str, str], tok
 def test_a_link_on_any_page_opens_the_dashboard_alone(path: str) -> None:
     for site in ("cross-site", "same-site"):
         marks = {"Host": "localhost:9464", "Sec-Fetch-Site": site, **OPENED}
-        assert asyncio.run(asked(path, marks))[0] == (200 if path == "/" else 403)
+        assert asyncio.run(query(path, marks))[0] == (200 if path == "/" else 403)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_link_on_any_page_opens_the_dashboard_alone(path: str) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/api/v1/exchanges"])
 def test_programs_and_the_dashboard_itself_are_answered(path: str, marks: dict[str, str]) -> None:
-    assert asyncio.run(asked(path, {"Host": "localhost:9464", **marks}))[0] == 200
+    assert asyncio.run(query(path, {"Host": "localhost:9464", **marks}))[0] == 200
 
 
 @pytest.mark.parametrize("path", [*READ, "/none"])

@@ -92,10 +92,10 @@ def test_a_summary_comes_at_once_and_again_and_again(monkeypatch: pytest.MonkeyP
         tally.ended(streamed(100, 140))
         async with subscribed(feed, client, "/api/v1/live") as stream:
             for _ in range(3):
-                name, told = await stream.next()
-                assert (name, told["open"], told["n"], told["subscribers"]) == ("summary", 1, 1, 1)
-                assert told["metrics"]["ttft"]["p50"] == pytest.approx(0.1, rel=1e-3)
-                assert told["outcomes"] == {"complete": 1}
+                name, result = await stream.next()
+                assert (name, result["open"], result["n"], result["subscribers"]) == ("summary", 1, 1, 1)
+                assert result["metrics"]["ttft"]["p50"] == pytest.approx(0.1, rel=1e-3)
+                assert result["outcomes"] == {"complete": 1}
 
     play(scene)
 
@@ -110,10 +110,10 @@ def test_a_slow_subscriber_loses_whole_exchanges_and_is_told_how_many() -> None:
             for seq in range(live.QUEUE_MAX + 3):
                 tally.ended(streamed(100, seq=seq))
             tally.ended(streamed(100, seq=9_999, tenant="acme"))
-            told = [await slow.next() for _ in range(live.QUEUE_MAX + 1)]
-            exchanges = [x["seq"] for name, x in told if name == "exchange"]
+            result = [await slow.next() for _ in range(live.QUEUE_MAX + 1)]
+            exchanges = [x["seq"] for name, x in result if name == "exchange"]
             assert exchanges == list(range(live.QUEUE_MAX))
-            assert [x for name, x in told if name == "missed"] == [{"n": 4, "total": 4}]
+            assert [x for name, x in result if name == "missed"] == [{"n": 4, "total": 4}]
             assert (await other.next())[1]["seq"] == 9_999
             assert (tally.live_missed, tally.subscribers) == (4, 2)
             tally.ended(streamed(100, seq=5))
@@ -198,5 +198,32 @@ def test_there_is_room_for_so_many_and_no_more(monkeypatch: pytest.MonkeyPatch) 
         await wait_until(lambda: len(feed) == 0)
         async with subscribed(feed, client):
             pass
+
+    play(scene)
+
+
+def test_the_oldest_subscriber_gives_its_place_to_a_new_one_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live, "SUBSCRIBERS_MAX", 1)
+    monkeypatch.setattr(live, "TENURE_S", 0.0)
+
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        async with subscribed(feed, client):
+            response = await client.get(QUIET)
+            assert response.status == 200
+            await wait_until(lambda: len(feed) == 1)
+            assert tally.admin_limits["subscribers"] == 1
+            response.close()
+        await wait_until(lambda: len(feed) == 0)
+
+    play(scene)
+
+
+def test_a_feed_without_places_refuses_a_subscriber(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "SUBSCRIBERS_MAX", 0)
+
+    async def scene(tally: ExchangePipeline, feed: LiveFeed, client: Client) -> None:
+        assert (await client.get(QUIET)).status == 503
 
     play(scene)

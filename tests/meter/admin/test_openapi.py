@@ -59,20 +59,20 @@ def fill(tally: ExchangePipeline) -> None:
 
 
 def test_the_document_is_openapi_with_valid_schemas_and_references() -> None:
-    told = document(token=True)
-    assert told["openapi"] == "3.1.0"
-    schemas = told["components"]["schemas"]
+    result = document(token=True)
+    assert result["openapi"] == "3.1.0"
+    schemas = result["components"]["schemas"]
     for schema in schemas.values():
         Draft202012Validator.check_schema(schema)
-    references = set(references_in(told))
+    references = set(references_in(result))
     assert references == {f"#/components/schemas/{name}" for name in schemas} - {
         # Told in words, because an event stream has no schema.
         "#/components/schemas/LiveSummary",
         "#/components/schemas/Missed",
     }
-    names = [operation["operationId"] for path in told["paths"].values() for operation in path.values()]
+    names = [operation["operationId"] for path in result["paths"].values() for operation in path.values()]
     assert len(names) == len(set(names)) == len(ROUTES)
-    json.dumps(told)
+    json.dumps(result)
 
 
 def references_in(value: Any) -> list[str]:
@@ -102,9 +102,9 @@ def test_real_answers_are_as_the_document_says() -> None:
         for filled in (False, True):
             if filled:
                 fill(tally)
-            told = await answer_of(client, "/api/v1/exchanges?events=1")
-            assert len(told["exchanges"]) == filled * (len(Outcome) + 1)
-            fits(told, "Exchanges")
+            result = await answer_of(client, "/api/v1/exchanges?events=1")
+            assert len(result["exchanges"]) == filled * (len(Outcome) + 1)
+            fits(result, "Exchanges")
             fits(await answer_of(client, "/api/v1/exchanges?limit=2"), "Exchanges")
             fits(await answer_of(client, "/api/v1/summary"), "Summary")
             fits(await answer_of(client, "/api/v1/summary?window=all&by=tenant,class&certain=1"), "Summary")
@@ -129,10 +129,10 @@ def test_exchanges_of_every_dialect_are_as_the_document_says() -> None:
             recorded = Recorded(name)
             tally.opened()
             tally.ended(explain(read_saved(recorded.wire, path=recorded.doc["request"]["path"])).exchange)
-        told = await answer_of(client, "/api/v1/exchanges?events=1&limit=1000")
+        result = await answer_of(client, "/api/v1/exchanges?events=1&limit=1000")
         wrong = [
             (name, complaint)
-            for name, x in zip(reversed(NAMES), told["exchanges"], strict=True)
+            for name, x in zip(reversed(NAMES), result["exchanges"], strict=True)
             for complaint in complaints(x, {"$ref": "#/components/schemas/Exchange"})
         ]
         assert wrong == []

@@ -10,8 +10,8 @@ from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from tests.meter.admin.serving import Client, play
 from tests.support.servers.raw_client import RawClient, request
 
-STATIC = files("llmtap.meter.admin") / "static"
-OWN = sorted(part.name for part in STATIC.iterdir())
+OWN = {part.name: part for part in (files("llmtap.meter.admin") / "static").iterdir()}
+OWN |= {name: files("llmtap.report") / name for name in ("plot.css", "plot.js")}
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
@@ -21,19 +21,22 @@ def test_every_file_is_served_as_what_it_is() -> None:
             path = "/" if name == "index.html" else f"/assets/{name}"
             async with client.get(path) as answer:
                 assert (answer.status, answer.content_type) == (200, TYPES[name.rpartition(".")[2]]), name
-                assert await answer.read() == (STATIC / name).read_bytes()
+                assert await answer.read() == OWN[name].read_bytes()
                 policy = answer.headers["Content-Security-Policy"]
                 assert "default-src 'self'" in policy
                 assert "frame-ancestors 'none'" in policy
                 assert "unsafe" not in policy
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
                 assert answer.headers["Referrer-Policy"] == "no-referrer"
-        assert set(OWN) - {"index.html"} == set(ASSETS) - {"plotly.js"}
+        assert set(OWN) - {"index.html"} == set(ASSETS) - {"metrics.js"}
+        async with client.get("/assets/metrics.js") as answer:
+            assert answer.content_type == "text/javascript"
+            assert b'{"name":"ttft","title":"TTFT","unit":"s","streams":true}' in await answer.read()
 
     play(scene)
 
 
-@pytest.mark.parametrize("path", ["/", "/assets/app.js", "/assets/plotly.js"])
+@pytest.mark.parametrize("path", ["/", "/assets/app.js", "/assets/plot.js"])
 def test_what_a_browser_has_already_is_not_sent_again(path: str) -> None:
     async def scene(tally: ExchangePipeline, client: Client) -> None:
         async with client.get(path) as answer:
@@ -96,7 +99,7 @@ def test_nothing_comes_from_elsewhere() -> None:
         "http://127.0.0.1:8000",
     }
     for name in OWN:
-        text = (STATIC / name).read_text(encoding="utf-8")
+        text = OWN[name].read_text(encoding="utf-8")
         found = set(re.findall(r"\b(?:https?|wss?)://[^\s'\"<>)`]*", text))
         assert found <= allowed, name
         assert not re.search(r"""(?:src|href)=["']//""", text), name
@@ -104,10 +107,10 @@ def test_nothing_comes_from_elsewhere() -> None:
 
 def test_what_traffic_says_never_becomes_markup() -> None:
     for name in OWN:
-        text = (STATIC / name).read_text(encoding="utf-8")
+        text = OWN[name].read_text(encoding="utf-8")
         for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function",
                     "createContextualFragment", "DOMParser", "srcdoc"):  # fmt: skip
             assert way not in text, f"{name} has {way}"
-    index = (STATIC / "index.html").read_text(encoding="utf-8")
+    index = OWN["index.html"].read_text(encoding="utf-8")
     assert not re.search(r"\son\w+=|\sstyle=|<style", index)
     assert all(script == "" for script in re.findall(r"<script[^>]*>(.*?)</script>", index, re.S))

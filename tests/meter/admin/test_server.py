@@ -95,9 +95,13 @@ def test_the_histograms_of_series_can_be_merged_by_the_library() -> None:
             x = streamed(*times)
             x.tenant = tenant
             tally.ended(x)
-        status, told = await get(client, "/api/v1/histograms?window=all")
-        assert (status, told["unit"], [one["tenant"] for one in told["series"]]) == (200, "ns", ["a", "b"])
-        merged, other = (decode(one["histograms"]["tbc"].encode()) for one in told["series"])
+        status, result = await get(client, "/api/v1/histograms?window=all")
+        assert (status, result["unit"], [one["tenant"] for one in result["series"]]) == (
+            200,
+            "ns",
+            ["a", "b"],
+        )
+        merged, other = (decode(one["histograms"]["tbc"].encode()) for one in result["series"])
         merged.add(other)
         assert merged.get_total_count() == 3
         assert merged.get_max_value() == pytest.approx(40_000_000, rel=0.002)

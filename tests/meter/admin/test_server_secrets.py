@@ -69,13 +69,15 @@ def test_the_token_is_compared_whole_and_in_constant_time(monkeypatch: pytest.Mo
     given = ("", "B", "Bearer ", f"Bearer {TOKEN[:3]}", f"Bearer {GUESS}", f"Bearer {TOKEN}")
 
     async def scene(tally: ExchangePipeline, client: Client) -> None:
-        for told in given:
-            async with client.get("/metrics", headers={"Authorization": told} if told else {}) as answer:
-                assert answer.status == (200 if told.endswith(TOKEN) else 401)
+        for credential in given:
+            async with client.get(
+                "/metrics", headers={"Authorization": credential} if credential else {}
+            ) as answer:
+                assert answer.status == (200 if credential.endswith(TOKEN) else 401)
 
     play(scene, token=TOKEN)
     # None is turned away by a shorter way: by its length, its first letter, its absence.
-    assert compared == [(told.strip().encode(), f"Bearer {TOKEN}".encode()) for told in given]
+    assert compared == [(credential.strip().encode(), f"Bearer {TOKEN}".encode()) for credential in given]
 
 
 def test_answers_and_logs_hold_neither_the_token_nor_a_guess_of_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,27 +88,27 @@ def test_answers_and_logs_hold_neither_the_token_nor_a_guess_of_it(caplog: pytes
         for headers in asks:
             for path in (*PATHS, *BAD):
                 async with client.get(path, headers=headers) as answer:
-                    told = await answer.text() + json.dumps(list(answer.headers.items()))
-                    assert TOKEN not in told, path
-                    assert GUESS not in told, path
+                    result = await answer.text() + json.dumps(list(answer.headers.items()))
+                    assert TOKEN not in result, path
+                    assert GUESS not in result, path
             async with client.post("/api/v1/experiment", data=b"[", headers=headers) as answer:
                 assert TOKEN not in await answer.text()
 
     play(scene, token=TOKEN)
     for record in caplog.records:
-        said = record.getMessage() + str(record.exc_info or "")
-        assert TOKEN not in said
-        assert GUESS not in said
+        message = record.getMessage() + str(record.exc_info or "")
+        assert TOKEN not in message
+        assert GUESS not in message
 
 
 def test_options_that_cannot_be_do_not_repeat_the_token() -> None:
     for wrong in ({"admin": "0.0.0.0:9464"}, {"admin": "nonsense"}, {"admin_tls_key": "k.pem"}):
-        with pytest.raises(ConfigError) as told:
+        with pytest.raises(ConfigError) as failure:
             MeterOptions(admin_token=TOKEN, **wrong)
-        assert TOKEN not in str(told.value)
-    with pytest.raises(ConfigError) as told:
+        assert TOKEN not in str(failure.value)
+    with pytest.raises(ConfigError) as failure:
         MeterOptions(admin_token=TOKEN + "é")
-    assert TOKEN not in str(told.value)
+    assert TOKEN not in str(failure.value)
 
 
 ACTING = [(route.method, route.path) for route in ROUTES if route.method not in ("get", "head")]

@@ -85,12 +85,12 @@ def test_a_renewed_certificate_is_shown_to_new_connections(authority: Authority)
 
 
 def test_files_that_do_not_fit_name_their_option(authority: Authority, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as failure:
         AdminTls(str(tmp_path / "none"), str(authority.key))
-    assert told.value.place == "meter.admin_tls_certificate"
-    with pytest.raises(ConfigError) as told:
+    assert failure.value.place == "meter.admin_tls_certificate"
+    with pytest.raises(ConfigError) as failure:
         AdminTls(str(authority.certificate), str(tmp_path / "none"))
-    assert told.value.place == "meter.admin_tls_key"
+    assert failure.value.place == "meter.admin_tls_key"
     authority.write(key=False)
     with pytest.raises(ConfigError, match=r"meter\.admin_tls_certificate.*admin_tls_key"):
         AdminTls.of(authority.options)

@@ -1,12 +1,20 @@
+import gzip
 from typing import Any
 
 import pytest
 
-from llmtap.channel.frames import FrameKind, Hello, RelayStatus
+from llmtap.channel.frames import FrameKind, Hello
+from llmtap.channel.status import RelayStatus
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
-from llmtap.meter.pipeline.assembler import CPU_FREE_NS, CPU_MAX_NS, CPU_PER_BYTE_NS, Assembler
+from llmtap.meter.pipeline.assembler import (
+    CPU_FREE_NS,
+    CPU_MAX_NS,
+    CPU_PER_BYTE_NS,
+    Assembler,
+    CooperativeYield,
+)
 from llmtap.metrics.latency import measure, metrics_of
 from llmtap.metrics.objectives import Objectives
 from tests.support.traffic.tap_frames import MS, Script
@@ -74,7 +82,7 @@ def test_frames_of_an_exchange_that_began_before_us_are_passed_over() -> None:
     assert ear.failures == []
 
 
-@pytest.mark.parametrize("where", ["__init__", "response_data", "finish"])
+@pytest.mark.parametrize("where", ["__init__", "response_slices", "finish"])
 def test_an_observer_that_raises_costs_only_its_exchange(where: str) -> None:
     from llmtap.exchange.observer import Observer
 
@@ -138,8 +146,8 @@ def test_a_wall_clock_that_is_set_moves_dates_and_no_duration(step: int) -> None
     script.request(6, 230).close(6, 350).close(3, 360)
     ear, _ = digest(script)
     assert ear.failures == []
-    told = {x.seq: (x.arrival_wall_ns, x.anchor) for x in ear.exchanges}
-    assert told == {
+    result = {x.seq: (x.arrival_wall_ns, x.anchor) for x in ear.exchanges}
+    assert result == {
         1: (wall, 0), 2: (200 * MS + wall, 0), 3: (205 * MS + wall, 0), 6: (230 * MS + wall, 0),
         4: (245 * MS + wall + step, 1), 5: (300 * MS + wall + step, 1),
     }  # fmt: skip
@@ -210,3 +218,62 @@ def test_a_long_exchange_may_be_charged_with_a_share_of_its_duration() -> None:
     assert ear.failures == []
     too_costly(assembler, Script().word(1, hour_ms).frames()[0], 80)
     assert ear.failures == ["parse_cpu"]
+
+
+_GZIP = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Encoding: gzip\r\n\r\n"
+
+
+class Ticks:
+    """Clocks of which each reading takes a millisecond."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        self.now_ns += MS
+        return self.now_ns
+
+
+def _dense() -> bytes:
+    """A compressed stream of 8 MB in 40 kB."""
+    event = b'data: {"choices":[' + b",".join([b"{}"] * 4_000) + b"]}\n\n"
+    return gzip.compress(b"".join(b":%d\n\n" % i + event for i in range(700)))
+
+
+def test_the_event_loop_gets_turns_within_one_frame_and_its_cpu_time_is_limited() -> None:
+    ear, ticks = Ear(), Ticks()
+    assembler = Assembler(HELLO, ear)
+    turns = CooperativeYield(ticks, lambda: None, ticks)
+    script = Script().request(1).frame(FrameKind.RESPONSE_HEAD, 1, 5, 0, _GZIP)
+    script.frame(FrameKind.RESPONSE_DATA, 1, 6, 0, _dense()).stream(2)
+    loop_turns = 0
+    for _ in assembler.work(turns.over(script.frames(), None, assembler.charge), turns):
+        loop_turns += 1
+        turns.begin_turn()
+    assert loop_turns > 40
+    assert [x.seq for x in ear.exchanges] == [2]
+    assert ear.failures == []
+    turns.cpu_ns = lambda: ticks() * 100
+    script = Script().request(3).frame(FrameKind.RESPONSE_HEAD, 3, 5, 0, _GZIP)
+    script.frame(FrameKind.RESPONSE_DATA, 3, 6, 0, _dense()).close(3, 7)
+    steps = sum(1 for _ in assembler.work(turns.over(script.frames(), None, assembler.charge), turns))
+    assert ear.failures == ["parse_cpu"]
+    assert steps < loop_turns // 4
+    assert ear.exchanges[-1].error is not None and "CPU time" in ear.exchanges[-1].error
+
+
+def test_a_compressed_message_that_was_not_negotiated_is_not_inflated() -> None:
+    head = b"GET /v1/realtime HTTP/1.1\r\nHost: g\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n%b\r\n"
+    extension = b"Sec-WebSocket-Extensions: permessage-deflate\r\n"
+    switched = b"HTTP/1.1 101 S\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n%b\r\n"
+    hello = bytes.fromhex("c107f248cdc9c90700")
+    for offered, accepted in ((b"", b""), (extension, b""), (b"", extension), (extension, extension)):
+        script = Script().frame(FrameKind.OPEN, 1, 1, 0, head % offered).frame(FrameKind.REQUEST_END, 1, 1)
+        script.frame(FrameKind.RESPONSE_HEAD, 1, 5, 0, switched % accepted).frame(FrameKind.UPGRADED, 1, 5)
+        script.frame(FrameKind.TUNNEL_DOWN, 1, 6, 0, hello).close(1, 7)
+        ear, _ = digest(script)
+        understood = bool(offered and accepted)
+        assert (ear.failures == []) is understood
+        (x,) = ear.exchanges
+        assert (x.error is None) is understood
+        assert understood or "upstream sent a WebSocket frame that begins with 0xc1" in str(x.error)

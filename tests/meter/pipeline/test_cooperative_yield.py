@@ -7,6 +7,7 @@ from llmtap.meter.pipeline.assembler import (
     BEHIND_NS,
     CPU_EVERY_NS,
     INSIST_NS,
+    LOOP_TURN_NS,
     TURN_NS,
     CooperativeYield,
 )
@@ -70,3 +71,14 @@ def test_a_frame_that_takes_long_is_charged_with_the_cpu_time_that_it_used() -> 
     for _, seq, *_ in turns.over(frames, now_ns[0], lambda frame, cpu_ns: charged.append((frame[1], cpu_ns))):
         now_ns[0] += work_ns.get(seq, 0)
     assert charged == [(2, 4 * CPU_EVERY_NS), (5, 2 * CPU_EVERY_NS)]
+
+
+def test_the_event_loop_is_due_after_its_share_of_work() -> None:
+    bench = Bench()
+    bench.turns.begin_turn()
+    bench.digest(frames=4, work_ns=LOOP_TURN_NS // 5)
+    assert not bench.turns.loop_is_due
+    bench.digest(frames=4, work_ns=LOOP_TURN_NS // 5)
+    assert bench.turns.loop_is_due
+    bench.turns.begin_turn()
+    assert not bench.turns.loop_is_due

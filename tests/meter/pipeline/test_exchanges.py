@@ -76,7 +76,7 @@ def test_every_part_of_an_exchange_has_weight() -> None:
         ("usage", {"u" * 1_000: "v" * 1_000}, 2_000),
         ("server_timing", [{"name": "n" * 1_000}], 1_000),
         ("server_gaps_ns", array("q", [40_000_000] * 1_000), 8_000),
-        ("asked", RequestShape(roles=["user"] * 1_000), 8_000),
+        ("shape", RequestShape(roles=["user"] * 1_000), 8_000),
     ):
         x = streamed(100, 140)
         setattr(x, field, value)
@@ -193,7 +193,7 @@ class Stage:
             self.tally.streams.join(self.relays[relay])
         self.relays[relay].digest(script.frames())
 
-    def told(self, query: str = "") -> Any:
+    def streams(self, query: str = "") -> Any:
         async def run() -> Any:
             async with (
                 TestClient(TestServer(admin_app(self.tally))) as client,
@@ -202,29 +202,29 @@ class Stage:
                 assert answer.status == 200, await answer.text()
                 return await answer.json()
 
-        told = asyncio.run(run())
-        fits(told, "Streams")
-        return told
+        result = asyncio.run(run())
+        fits(result, "Streams")
+        return result
 
 
 def test_a_stream_is_told_from_its_arrival_to_its_end() -> None:
     stage = Stage()
-    assert stage.told() == {"count": 0, "window": 10.0, "streams": []}
+    assert stage.streams() == {"count": 0, "window": 10.0, "streams": []}
     stage.play(Script().request(1))
     stage.clock.now_ns = 50 * MS
-    (one,) = stage.told()["streams"]
+    (one,) = stage.streams()["streams"]
     assert {
         "id": "r0-1", "model": "tiny", "endpoint": "chat.completions", "stream": True, "age": 0.05,
         "ttft": None, "since_last": None, "tokens": 0, "timeline": [],
     }.items() <= one.items()  # fmt: skip
     stage.play(Script().head(1, 90).word(1, 101).word(1, 121).word(1, 161))
     stage.clock.now_ns = 200 * MS
-    (one,) = stage.told()["streams"]
+    (one,) = stage.streams()["streams"]
     assert (one["age"], one["ttft"], one["since_last"]) == (0.2, 0.1, 0.039)
     assert (one["events"], one["tokens"], one["dialect"]) == (3, 3, "openai.chat")
     assert one["timeline"] == [[0.101, 1], [0.121, 1], [0.161, 1]]
     stage.play(Script().end(1, 210, 3).close(1, 211))
-    assert stage.told() == {"count": 0, "window": 10.0, "streams": []}
+    assert stage.streams() == {"count": 0, "window": 10.0, "streams": []}
 
 
 def test_one_can_be_asked_for_by_its_id() -> None:
@@ -235,24 +235,24 @@ def test_one_can_be_asked_for_by_its_id() -> None:
     stage.play(Script().request(2))
 
     def ids(query: str) -> list[str]:
-        return [one["id"] for one in stage.told(query)["streams"]]
+        return [one["id"] for one in stage.streams(query)["streams"]]
 
     assert ids("") == ["r0-2", "r0-1"]
     assert ids("?id=r0-1") == ids("?id=r0-1&limit=1") == ["r0-1"]
     assert ids("?id=r0-9") == []
-    assert stage.told("?id=r0-1")["streams"][0]["arm"] == "marked"
-    assert stage.told("?id=r0-9")["count"] == 2
+    assert stage.streams("?id=r0-1")["streams"][0]["arm"] == "marked"
+    assert stage.streams("?id=r0-9")["count"] == 2
 
 
 def test_asking_changes_nothing_of_what_comes_of_a_stream() -> None:
-    def played(*, asked: bool) -> Any:
+    def played(*, wanted: bool) -> Any:
         stage = Stage()
         sink = CollectingSink()
         stage.tally.sinks.append(sink)
         stage.play(Script().request(1).head(1, 50))
         for i in range(200):
             stage.play(Script().word(1, 60 + 10 * i, f"word{i}"))
-            if asked and i % 7 == 0:
+            if wanted and i % 7 == 0:
                 stage.clock.now_ns = (60 + 10 * i) * MS
                 (copied,) = asyncio.run(stage.tally.streams.find(StreamsQuery()))
                 assert copied.to_dict()["tokens"] == i + 1
@@ -260,7 +260,7 @@ def test_asking_changes_nothing_of_what_comes_of_a_stream() -> None:
         (x,) = sink.exchanges
         return x.to_dict(measure(x).metrics(), {}, events=True)
 
-    assert played(asked=True) == played(asked=False)
+    assert played(wanted=True) == played(wanted=False)
 
 
 POINTS = st.lists(st.tuples(st.integers(0, 10 * S), st.integers(0, 9)), max_size=700).map(sorted)

@@ -8,7 +8,7 @@ import pytest
 
 from llmtap.channel.frames import FrameKind, Hello
 from llmtap.clock import ManualClock
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.outcome import Outcome, ReadingLimit
 from llmtap.export.prometheus import exposition
 from llmtap.export.sinks import SeriesKey
 from llmtap.meter.admin.views import metrics_of, summary_of
@@ -79,6 +79,19 @@ def test_bodies_under_way_are_bounded_together_and_what_is_not_kept_is_counted(
     assert t.live == 1
 
 
+def test_limits_of_reading_are_counted_by_name_from_zero() -> None:
+    t = tally()
+    assert set(t.reading_limits.values()) == {0}
+    x = streamed(100, 140)
+    x.reading_limits = (ReadingLimit.KEPT_EVENTS, ReadingLimit.STRUCTURE_VALUES)
+    t.ended(x)
+    t.ended(streamed(100, 140))
+    body = metrics_of(t).render()[0]
+    for limit, n in (("kept_events", 1), ("structure_values", 1), ("revisions", 0)):
+        assert b'llmtap_reading_limits_total{limit="%s"} %d.0' % (limit.encode(), n) in body
+        assert summary(t)["reading_limits"][limit] == n
+
+
 def test_one_line_for_each_exchange_at_info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     t = tally()
@@ -98,7 +111,7 @@ def test_every_sink_gets_each_exchange_once_and_its_errors_are_counted() -> None
     assert t.errors == {"listener": 1}
 
 
-def told(t: ExchangePipeline, window: str = "1m", **how: Any) -> Any:
+def summary(t: ExchangePipeline, window: str = "1m", **how: Any) -> Any:
     return summary_of(t, window, **how)()
 
 
@@ -110,7 +123,7 @@ def test_a_tenants_class_judges_it_and_its_own_name_stays_out_when_there_is_no_r
     t = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S), tenants=TenantOptions(max=1), slos=slos)
     for tenant in ("a", "vip-1", "vip-2"):
         t.ended(streamed(100, 140, tenant=tenant))
-    out = told(t, by=("tenant", "class"))
+    out = summary(t, by=("tenant", "class"))
     assert {name: part["n"] for name, part in out["by"]["tenant"].items()} == {"a": 1, "other": 2}
     assert {name: part["goodput"]["met"] for name, part in out["by"]["class"].items()} == {
         "gold": 0,
@@ -119,7 +132,7 @@ def test_a_tenants_class_judges_it_and_its_own_name_stays_out_when_there_is_no_r
     assert out["slo"]["gold"]["by"]["tenant"].keys() == {"other"}
     body, _ = metrics_of(t).render()
     assert b'llmtap_slo_events_total{slo="gold",tenant="other"} 2.0' in body
-    assert b'kind="content",model="m",tenant="a",le="0.05"} 0.0' in body
+    assert b'kind="content",model="m",reading="dialect",tenant="a",le="0.05"} 0.0' in body
 
 
 def test_names_that_the_configuration_tells_have_their_place() -> None:
@@ -128,7 +141,7 @@ def test_names_that_the_configuration_tells_have_their_place() -> None:
     t = ExchangePipeline(MeterOptions(), ManualClock(), tenants=tenants, slos=slos)
     for tenant in ("a", "b", "vip", "acme", "default"):
         t.ended(streamed(100, tenant=tenant))
-    assert told(t)["by"]["tenant"].keys() == {"other", "vip", "acme", "default"}
+    assert summary(t)["by"]["tenant"].keys() == {"other", "vip", "acme", "default"}
 
 
 def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
@@ -138,9 +151,9 @@ def test_wide_stamps_are_flagged_counted_and_left_out_on_request() -> None:
         x.uncertainty_ns = lag_ns
         t.ended(x)
     assert [x.uncertain for _, x, _ in t.recent.find(Query())] == [True, False]
-    assert told(t)["uncertain"] == {"n": 1, "included": True, "limit": 0.005}
-    assert (told(t)["n"], told(t, certain=True)["n"]) == (2, 1)
-    assert told(t, certain=True)["uncertainty"] == 0.005
+    assert summary(t)["uncertain"] == {"n": 1, "included": True, "limit": 0.005}
+    assert (summary(t)["n"], summary(t, certain=True)["n"]) == (2, 1)
+    assert summary(t, certain=True)["uncertainty"] == 0.005
     assert b'llmtap_uncertain_exchanges_total{model="m",tenant="default"} 1.0' in metrics_of(t).render()[0]
 
 
@@ -149,7 +162,7 @@ def test_a_class_of_tenants_has_a_reader_of_its_own() -> None:
     t = ExchangePipeline(MeterOptions(reader_grace_tokens=1), ManualClock(now_ns=S), slos=slos)
     for tenant in ("a", "b"):
         t.ended(streamed(250, 290, tenant=tenant))
-    by = told(t, by=("tenant",))["by"]["tenant"]
+    by = summary(t, by=("tenant",))["by"]["tenant"]
     # Due at V i: 100 and 50 ms after submit.
     assert [by[name]["metrics"]["smooth_benefit"]["mean"] for name in ("a", "b")] == [
         pytest.approx(2 - 0.15), pytest.approx(2 - 5 * 0.2),
@@ -211,6 +224,95 @@ def test_requests_to_mcp_servers_are_timed_apart_and_their_bodies_are_not_read(
     summary = summary_of(t)()
     assert (summary["n"], summary["load"]["offered_rps"]) == (0, 0)
     assert b"secret" not in text
+
+
+CHAT = b'{"model":"m","messages":[]}'
+REPLY = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+
+
+def _exchanged(
+    t: ExchangePipeline,
+    fields: str,
+    *,
+    path: str = "/v1/chat/completions",
+    body: bytes = CHAT,
+    answer: bytes = b"200 OK",
+    **closing: Any,
+) -> None:
+    """One request and its answer through the frames of a relay."""
+    assembler = Assembler(Hello(relay="r", pid=1, clock="mono", anchor_mono_ns=0, anchor_wall_ns=0), t)
+    head = f"POST {path} HTTP/1.1\r\nHost: g\r\n{fields}Content-Length: {len(body)}\r\n\r\n".encode()
+    frames = Script().frame(FrameKind.SENT, 1, 1, 2, head + body)
+    if answer:
+        frames.frame(FrameKind.ANSWER, 1, 3, 0, REPLY % answer)
+    assembler.digest(frames.close(1, 80, **closing).frames())
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "body", "measured"),
+    [
+        ("Mcp-Session-Id: x\r\n", "/v1/chat/completions", CHAT, 1),
+        ("Mcp-Session-Id: x\r\nConnection: Mcp-Session-Id\r\n", "/anything", CHAT, 1),
+        ("Mcp-Method: tools/call\r\nMcp-Name: a\r\n", "/v1/messages", CHAT, 1),
+        ("A2A-Version: 1.0\r\n", "/v1/chat/completions", CHAT, 1),
+        # An MCP server of the old transport: JSON-RPC names no model.
+        ("Mcp-Protocol-Version: 1\r\n", "/messages", b'{"jsonrpc":"2.0","method":"ping"}', 0),
+        ("Mcp-Session-Id: x\r\n", "/mcp", CHAT, 0),
+    ],
+)
+def test_no_field_takes_an_inference_request_out(fields: str, path: str, body: bytes, measured: int) -> None:
+    clock = ManualClock(now_ns=S)
+    t = ExchangePipeline(MeterOptions(), clock)
+    _exchanged(t, fields, path=path, body=body)
+    clock.now_ns += S
+    summary = summary_of(t)()
+    assert (summary["n"], summary["load"]["offered_rps"]) == (measured, measured)
+    text, _ = metrics_of(t).render()
+    assert (b"llmtap_mcp_request_duration_seconds_count" in text) == (not measured)
+
+
+def test_an_endpoint_is_recognised_by_the_path_that_gateways_route_by() -> None:
+    every = CollectingSink()
+    t = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
+    t.sinks.append(every)
+    for path in (
+        "/v1beta/models/gemini-2%3AstreamGenerateContent",
+        "/x/../v1//chat%2e/..;a/chat/completions;b",
+    ):
+        _exchanged(t, "", path=path, body=b"{}")
+    gemini, chat = every.exchanges
+    assert (gemini.endpoint, gemini.model) == ("gemini.generate", "gemini-2")
+    assert chat.endpoint == "chat.completions"
+
+
+@pytest.mark.parametrize(
+    ("answer", "closing", "place"),
+    [
+        (b"200 OK", {}, True),
+        (b"302 Found", {}, True),
+        (b"400 Bad Request", {}, False),
+        (b"401 Unauthorized", {}, False),
+        (b"403 Forbidden", {}, False),
+        (b"404 Not Found", {}, False),
+        (b"429 Too Many Requests", {}, False),
+        (b"503 Service Unavailable", {}, False),
+        # llmtap's own answers, and clients that left before any.
+        (b"", {"outcome": "client_error", "status": 400}, False),
+        (b"", {"outcome": "rejected", "status": 200}, False),
+        (b"", {"outcome": "upstream_error", "status": 502}, False),
+        (b"", {"outcome": "client_cancelled"}, False),
+    ],
+)
+def test_only_an_accepted_request_takes_a_place(answer: bytes, closing: dict[str, Any], place: bool) -> None:
+    t = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
+    tenant = "x-llm-d-inference-fairness-id: junk\r\n"
+    _exchanged(t, tenant, answer=answer, **closing)
+    _exchanged(
+        t, tenant + "Mcp-Method: tools/call\r\nMcp-Name: tool\r\n", path="/mcp", answer=answer, **closing
+    )
+    text, _ = metrics_of(t).render()
+    assert (b'tenant="junk"' in text, b'model="m"' in text, b'name="tool"' in text) == (place,) * 3
+    assert t.labels.overflow == {"tenant": 0, "model": 0, "series": 0}
 
 
 def test_tools_beyond_the_bound_share_a_series(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The receiver on a real unix socket: what is acknowledged has been accounted."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import stat
@@ -15,12 +16,14 @@ from llmtap.channel.frames import ACK, FrameKind
 from llmtap.clock import ManualClock
 from llmtap.meter.admin.views import metrics_of, summary_of
 from llmtap.meter.options import MeterOptions
+from llmtap.meter.pipeline import assembler
 from llmtap.meter.pipeline.pipeline import ExchangePipeline
 from llmtap.meter.pipeline.receiver import Receiver, listen_on
 from llmtap.meter.pipeline.recorder import Recorder
 from tests.support.servers.peer import PATIENCE_S
 from tests.support.traffic.relay_status import relay_status
 from tests.support.traffic.tap_frames import Script
+from tests.support.waiting import wait_until
 
 S = 1_000_000_000
 READ_BYTES = 256_000
@@ -141,8 +144,7 @@ def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tm
         script = Script().stream(4).stream(5).request(6).frame(FrameKind.DROP, 6).stream(9)
         writer.write(script.pack(2))
         writer.transport.abort()
-        while tally.live or n(tally) != 6:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: not tally.live and n(tally) == 6)
 
     tally, clock = play(tmp_path, scene)
     assert summary_of(tally, "all")()["outcomes"] == {"complete": 4, "tap_error": 2}
@@ -153,8 +155,8 @@ def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tm
         9, 4, {"overflow": 3}, 0, 2,
     ]  # fmt: skip
     text = metrics_of(tally).render()[0].decode()
-    told = [line for line in text.splitlines() if "_exchanges_total{re" in line]
-    assert sorted(told) == [
+    result = [line for line in text.splitlines() if "_exchanges_total{re" in line]
+    assert sorted(result) == [
         'llmtap_relay_exchanges_total{relay="r0"} 9.0',
         'llmtap_tap_dropped_exchanges_total{reason="overflow",relay="r0"} 3.0',
         'llmtap_tap_dropped_exchanges_total{reason="relay_lost",relay="r0"} 2.0',
@@ -162,44 +164,43 @@ def test_exchanges_of_a_relay_that_died_end_as_our_error_and_are_not_measured(tm
     ]
 
 
-class _Said:
+class _RelayNotes:
     """A recorder that only notes what relays said."""
 
     def __init__(self) -> None:
         self.last: dict[str, tuple[int, dict[str, int], int]] = {}
 
-    def relay_said(
+    def note_relay(
         self, relay: str, opened: int, dropped: dict[str, int], unsettled: int, *_: object
     ) -> None:
         self.last[relay] = (opened, dict(dropped), unsettled)
 
-    def relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
-        self.relay_said(relay, opened, dropped, 0)
+    def note_relay_left(self, relay: str, opened: int, dropped: dict[str, int]) -> None:
+        self.note_relay(relay, opened, dropped, 0)
 
-    def hear(self, *_: object) -> bool:
+    def observe_request(self, *_: object) -> bool:
         return False
 
 
 def test_a_capture_is_told_the_counts_of_a_relay_that_left_up_to_its_last_frame(tmp_path: Path) -> None:
     """What ended behind its last word is a row, and what died with it, too: nothing is under way."""
-    said = _Said()
+    notes = _RelayNotes()
 
     async def scene(
         tally: ExchangePipeline, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        tally.recorder = cast(Recorder, said)
+        tally.recorder = cast(Recorder, notes)
         script = Script().hello().stream(1).request(2)
         writer.write(script.status(relay_status(opened=2, measured=0, unsettled=2)).pack(1))
         await ack(reader)
-        assert said.last == {"r0": (2, {}, 2)}
+        assert notes.last == {"r0": (2, {}, 2)}
         script = Script().head(2, 5).word(2, 6).stream(3).request(4).frame(FrameKind.DROP, 4).request(5)
         writer.write(script.pack(2))
         writer.transport.abort()
-        while tally.live:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: not tally.live)
 
     play(tmp_path, scene)
-    assert said.last == {"r0": (5, {"overflow": 1}, 0)}
+    assert notes.last == {"r0": (5, {"overflow": 1}, 0)}
 
 
 def test_when_the_meter_ends_open_exchanges_are_nobodys_error(tmp_path: Path) -> None:
@@ -218,6 +219,76 @@ def test_when_the_meter_ends_open_exchanges_are_nobodys_error(tmp_path: Path) ->
     assert (tally.live, summary_of(tally, "all")()["outcomes"]) == (0, {"complete": 1})
 
 
+LARGE = 300
+"""Exchanges of a batch that is processed in many steps."""
+
+
+def large_batch() -> bytes:
+    script = Script()
+    for seq in range(1, LARGE + 1):
+        script.stream(seq)
+    return script.pack(2)
+
+
+async def half_processed(
+    tally: ExchangePipeline, path: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A relay whose large batch is under way; each step of the work is a turn of the loop."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(Script().hello().pack(1))
+    assert await ack(reader) == 1
+    writer.write(large_batch())
+    while n(tally) == 0:
+        await asyncio.sleep(0)
+    assert n(tally) != LARGE, "the batch is processed in one step"
+    return reader, writer
+
+
+def test_a_batch_that_is_half_processed_when_the_meter_ends_is_not_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The relay counts it as lost; what was measured of it stays measured."""
+    monkeypatch.setattr(assembler, "LOOP_TURN_NS", -1)
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
+
+    async def run() -> object:
+        receiver = Receiver(tally)
+        await receiver.start(listen_on(str(tmp_path / "tap.sock")))
+        reader, writer = await half_processed(tally, str(tmp_path / "tap.sock"))
+        await asyncio.wait_for(receiver.close(), PATIENCE_S)
+        measured = n(tally)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        for _ in range(3 * LARGE):  # turns in which work that goes on would be seen
+            await asyncio.sleep(0)
+        assert n(tally) == measured
+        writer.close()
+        return measured
+
+    assert uvloop.run(run()) != LARGE
+    assert (tally.errors, tally.live) == ({}, 0)
+
+
+def test_a_batch_that_is_half_processed_when_its_relay_leaves_is_processed_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a meter end: it waits for its relays."""
+    monkeypatch.setattr(assembler, "LOOP_TURN_NS", -1)
+    tally = ExchangePipeline(MeterOptions(), ManualClock(now_ns=S))
+
+    async def run() -> None:
+        receiver = Receiver(tally)
+        await receiver.start(listen_on(str(tmp_path / "tap.sock")))
+        _, writer = await half_processed(tally, str(tmp_path / "tap.sock"))
+        writer.close()
+        await asyncio.wait_for(receiver.relays_left(), PATIENCE_S)
+        assert n(tally) == LARGE
+        await receiver.close()
+
+    uvloop.run(run())
+    assert (tally.errors, tally.live) == ({}, 0)
+
+
 def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
     """Its socket holds more than one read when it dies; acknowledging the first must not lose the rest."""
     count = 300
@@ -234,8 +305,7 @@ def test_all_that_a_dying_relay_had_said_is_heard(tmp_path: Path) -> None:
             relay.connect(str(tmp_path / "tap.sock"))
             if relay.send(data) < len(data):
                 pytest.skip("this machine's sockets take too little at once (net.core.wmem_max)")
-        while n(tally) != count:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: n(tally) == count)
 
     tally, _ = play(tmp_path, scene)
     assert (tally.errors, tally.live) == ({}, 0)
@@ -251,8 +321,7 @@ def test_a_relay_may_come_again_on_a_new_connection(tmp_path: Path) -> None:
         again.write(Script().hello().stream(2).pack(9))
         assert await ack(again_reader) == 9
         writer.close()
-        while tally.live:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: not tally.live)
         (state,) = tally.relays.states(tally.clock.mono_ns() + 60 * S)
         assert (state.connected, state.lost) == (True, 0)
         again.close()

@@ -4,8 +4,6 @@ Exchanges here are made by the observer, as in the meter; the store is a real on
 """
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from llmtap.export.sinks import SeriesKey
 from llmtap.meter.pipeline import recorder as module
 from llmtap.meter.pipeline.recorder import Recorder
 from llmtap.metrics.latency import measure
+from tests.support.waiting import block_until
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 EVENT = b'data: {"model":"m","choices":[{"index":0,"delta":{"content":"fine"},"finish_reason":"stop"}]}\n\n'
@@ -51,7 +50,7 @@ def play(
     )
     observer = Observer(
         relay, seq, seq * 10**9, seq * 10**9, head.encode(),
-        identify=lambda head, path, body: tenant, hear=recorder.hear,
+        identify=lambda head, path, body: tenant, on_request=recorder.observe_request,
     )  # fmt: skip
     observer.request_data(body, 1)
     observer.request_end(1)
@@ -69,21 +68,14 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["seq"])
 
 
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_what_is_handed_over_is_in_the_spool_soon_and_in_a_file_at_the_end(tmp_path: Path) -> None:
     recorder = recording(tmp_path)
     recorder.start()
     for seq in range(1, 11):
         play(recorder, seq)
-    until(lambda: recorder.state().exchanges == 10)
+    block_until(lambda: recorder.state().exchanges == 10)
     assert recorder.state().waiting == 0 and not list(tmp_path.glob("*.parquet"))
-    recorder.relay_said("r", 12, {"overflow": 2}, 0)
+    recorder.note_relay("r", 12, {"overflow": 2}, 0)
     recorder.close(60, whole=True)
     rows = rows_of(tmp_path)
     assert [row["seq"] for row in rows] == list(range(1, 11))
@@ -106,6 +98,47 @@ def test_beyond_the_bound_on_memory_exchanges_are_dropped_and_counted(
     assert kept + state.dropped["memory"] == 300 and kept > 100
 
 
+def start_exchange(recorder: Recorder, seq: int, messages: int) -> Observer:
+    """An exchange whose request is whole, and whose response has not begun."""
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}] * messages}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    observer = Observer(
+        "r",
+        seq,
+        seq,
+        seq,
+        head.encode(),
+        identify=lambda head, path, body: "t",
+        on_request=recorder.observe_request,
+    )
+    observer.request_data(body, 1)
+    observer.request_end(1)
+    return observer
+
+
+def test_shapes_of_requests_under_way_count_against_the_bound_on_memory(tmp_path: Path) -> None:
+    recorder = recording(tmp_path, memory_bytes=4 << 20)
+    recorder.start()
+    observers = []
+    for seq in range(1, 41):
+        observers.append(start_exchange(recorder, seq, 3_000))
+        block_until(lambda: not recorder._inbox)  # no request waits, so only shapes are counted
+    assert 0 < recorder._pending_bytes <= (4 << 20) + (1 << 20), "at most one shape above the limit"
+    assert recorder.state().unshaped > 20
+    shaped = [o.exchange for o in observers if o.exchange.shape is not None]
+    assert 0 < len(shaped) == 40 - recorder.state().unshaped
+    for observer in observers:
+        recorder.ended(
+            observer.finish(1_000_000, "client_cancelled", None, None, 0, 0, 0, 0), None, None, None
+        )
+        recorder.flush()  # rows that wait to be written count, too
+        block_until(lambda: not recorder.flushing)
+    recorder.close(60)
+    assert recorder._pending_bytes == 0, "all shapes are released"
+    dropped = recorder.state().dropped.get("memory", 0)
+    assert (len(rows_of(tmp_path)), dropped < 10) == (40 - dropped, True)
+
+
 def test_a_folder_that_cannot_be_opened_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,10 +148,10 @@ def test_a_folder_that_cannot_be_opened_is_tried_again(
     recorder = recording(folder)
     recorder.start()
     play(recorder)
-    until(lambda: recorder.state().waiting == 1)
+    block_until(lambda: recorder.state().waiting == 1)
     assert recorder.state().problem == "folder"
     folder.unlink()
-    until(lambda: recorder.state().exchanges == 1)
+    block_until(lambda: recorder.state().exchanges == 1)
     assert recorder.state().problem is None
     recorder.close(60)
     assert len(rows_of(folder)) == 1
@@ -146,11 +179,11 @@ def test_what_a_relay_did_before_the_capture_began_is_not_missing_from_it(tmp_pa
     info = CaptureInfo(capture="c", level="shape", block_size=2_048, block_unit="bytes")
     recorder = Recorder(chosen, SystemClock(), info, salt=bytes(32), after=3)
     recorder.start()
-    recorder.relay_said("ab12.0.3", 8, {"no_meter": 5}, 2)  # it was there before
-    recorder.relay_said("ab12.0.4", 2, {"no_meter": 2}, 0)  # and this one came later
+    recorder.note_relay("ab12.0.3", 8, {"no_meter": 5}, 2)  # it was there before
+    recorder.note_relay("ab12.0.4", 2, {"no_meter": 2}, 0)  # and this one came later
     for seq in (9, 10):
         play(recorder, seq, relay="ab12.0.3")
-    recorder.relay_said("ab12.0.3", 12, {"no_meter": 5, "overflow": 1}, 0)
+    recorder.note_relay("ab12.0.3", 12, {"no_meter": 5, "overflow": 1}, 0)
     recorder.close(60, whole=True)
     (capture,) = llmtap.read(tmp_path).integrity().captures
     old, new = capture.relays
@@ -161,13 +194,13 @@ def test_what_a_relay_did_before_the_capture_began_is_not_missing_from_it(tmp_pa
 def test_the_end_of_the_last_running_exchange_is_reported_without_traffic(tmp_path: Path) -> None:
     recorder = recording(tmp_path)
     recorder.start()
-    recorder.relay_said("r", 2, {}, 1)
+    recorder.note_relay("r", 2, {}, 1)
     play(recorder, 1)
-    until(lambda: recorder.state().exchanges == 1)
+    block_until(lambda: recorder.state().exchanges == 1)
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert (capture.running, capture.missing) == (1, 0)
-    recorder.relay_said("r", 2, {"meter_lost": 1}, 0)
-    until(lambda: llmtap.read(tmp_path).integrity().captures[0].exact)
+    recorder.note_relay("r", 2, {"meter_lost": 1}, 0)
+    block_until(lambda: llmtap.read(tmp_path).integrity().captures[0].exact)
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert (capture.running, capture.missing, capture.unexplained) == (0, 1, 0)
     recorder.close(60)
@@ -180,21 +213,21 @@ def test_two_recorders_of_one_capture_of_which_one_gives_way(
     old, new = recording(tmp_path), recording(tmp_path, waits=True)
     old.start()
     play(old, 1, relay="r.0.1")
-    until(lambda: old.state().exchanges == 1)
+    block_until(lambda: old.state().exchanges == 1)
     new.start()
     play(new, 1, relay="r.0.2")
-    until(lambda: new.state().waiting == 1)
+    block_until(lambda: new.state().waiting == 1)
     assert new.state().exchanges == 0, "the folder is the old one's"
     old.give_way()
-    until(lambda: new.state().exchanges == 1)
+    block_until(lambda: new.state().exchanges == 1)
     play(old, 2, relay="r.0.1")
-    until(lambda: old.state().exchanges == 2)
+    block_until(lambda: old.state().exchanges == 2)
     (aside,) = (tmp_path / ".spool").glob("aside-*")
     assert list(aside.glob("*.spool"))
     assert new.state().recovered == 0, "a spool that is written to is not taken for one that was left"
     play(new, 2, relay="r.0.2")
-    old.relay_said("r.0.1", 2, {}, 0)
-    new.relay_said("r.0.2", 2, {}, 0)
+    old.note_relay("r.0.1", 2, {}, 0)
+    new.note_relay("r.0.2", 2, {}, 0)
     old.close(10)
     new.close(10, whole=True)
     assert sorted((row["relay"], row["seq"]) for row in rows_of(tmp_path)) == [
@@ -216,7 +249,7 @@ def test_what_cannot_be_written_at_the_end_is_in_the_last_ledger(
     recorder.start()
     for seq in range(1, 6):
         play(recorder, seq)
-    recorder.relay_said("r", 5, {}, 0)
+    recorder.note_relay("r", 5, {}, 0)
     recorder.close(60, whole=True)
     (capture,) = llmtap.read(tmp_path).integrity().captures
     assert (capture.missing, capture.unexplained, sum(capture.not_kept.values())) == (5, 0, 5)
@@ -228,7 +261,7 @@ def test_what_is_no_model_traffic_is_neither_missing_nor_dropped(tmp_path: Path)
     play(recorder, 1)
     recorder.leave_out("mcp")
     play(recorder, 3)
-    recorder.relay_said("r", 3, {}, 0)
+    recorder.note_relay("r", 3, {}, 0)
     assert recorder.state().dropped == {}
     recorder.close(60, whole=True)
     integrity = llmtap.read(tmp_path).integrity()

@@ -43,16 +43,16 @@ def n(windows: Windows, window: str = "1m") -> object:
     return windows.freeze(window).to_dict()["n"]
 
 
-def within(told: Any, expected: Any, place: str = "") -> None:
+def within(result: Any, expected: Any, place: str = "") -> None:
     """Equal, but for the rounding of sums in another order."""
     if isinstance(expected, dict):
-        assert isinstance(told, dict) and told.keys() == expected.keys(), place
+        assert isinstance(result, dict) and result.keys() == expected.keys(), place
         for key, value in expected.items():
-            within(told[key], value, f"{place}.{key}")
+            within(result[key], value, f"{place}.{key}")
     elif isinstance(expected, float):
-        assert told == pytest.approx(expected, rel=1e-9, abs=1e-12), place
+        assert result == pytest.approx(expected, rel=1e-9, abs=1e-12), place
     else:
-        assert told == expected, place
+        assert result == expected, place
 
 
 def summed(exchanges: Iterable[Exchange]) -> Summary:
@@ -98,25 +98,25 @@ def test_an_hour_and_more_of_compressed_time_against_everything_kept() -> None:
 
 
 def check(windows: Windows, name: str, rows: list[tuple[int, SeriesKey, Exchange]]) -> None:
-    told: Any = windows.freeze(name).to_dict(BY)
-    seconds = told["window"]["seconds"]
+    result: Any = windows.freeze(name).to_dict(BY)
+    seconds = result["window"]["seconds"]
     expected = summed(x for _, _, x in rows)
     expected.opened = len(rows)
-    by = told.pop("by")
-    assert told.pop("not_inference") == 0
-    assert told.pop("uncertain") == {"n": 0, "included": True}
-    within(told, expected.to_dict(told["window"], seconds), name)
+    by = result.pop("by")
+    assert result.pop("not_inference") == 0
+    assert result.pop("uncertain") == {"n": 0, "included": True}
+    within(result, expected.to_dict(result["window"], seconds), name)
     for label, index in (("tenant", 0), ("model", 1), ("arm", 2), ("class", 3)):
         names = {who[index] for _, who, _ in rows if who[index]}
         assert by[label].keys() == names
         for part in names:
             mine = summed(x for _, who, x in rows if who[index] == part)
-            within(by[label][part], mine.to_dict(told["window"], seconds), f"{name} {label} {part}")
+            within(by[label][part], mine.to_dict(result["window"], seconds), f"{name} {label} {part}")
     rates = windows.rates()
     if name in rates:
         assert rates[name].n == len(rows)
-        within(rates[name].goodput_rps, told["goodput"] and told["goodput"]["requests_per_second"])
-        within(rates[name].smooth_goodput_tps, told["smooth_goodput"]["tokens_per_second"])
+        within(rates[name].goodput_rps, result["goodput"] and result["goodput"]["requests_per_second"])
+        within(rates[name].smooth_goodput_tps, result["smooth_goodput"]["tokens_per_second"])
 
 
 def test_the_window_says_what_time_it_is_of_and_how_late_relays_ran() -> None:
@@ -238,12 +238,12 @@ def test_by_gives_the_same_for_each_tenant_model_arm_and_class() -> None:
     add(windows, SeriesKey("a", "m1", "left", "gold"))
     clock.advance(5 * S)
     add(windows, SeriesKey("a", "m2", "right", "gold"))
-    add(windows, SeriesKey("b", "m1"))
+    add(windows, SeriesKey("b", "m1", service_tier="flex"))
     out: Any = windows.freeze("1m").to_dict(BY)
     by = out["by"]
     assert {label: {name: part["n"] for name, part in parts.items()} for label, parts in by.items()} == {
         "tenant": {"a": 2, "b": 1}, "model": {"m1": 2, "m2": 1}, "arm": {"left": 1, "right": 1},
-        "class": {"gold": 2},
+        "class": {"gold": 2}, "reading": {"dialect": 3}, "service_tier": {"flex": 1},
     }  # fmt: skip
     assert by["tenant"]["a"].keys() == out.keys() - {"by", "uncertain", "not_inference"}
     assert windows.freeze("1m").to_dict(("model",))["by"].keys() == {"model"}  # type: ignore[attr-defined]

@@ -71,13 +71,13 @@ TURNS: Final = """new Promise((done) => requestAnimationFrame(() => setTimeout(
 """What the page has put off to a later frame has begun."""
 DRAWN: Final = """[...document.querySelectorAll("main > div:not([hidden]) .plot")]
   .filter((plot) => plot.clientWidth)
-  .every((plot) => plot.querySelector(".main-svg") && !plot.drawing && !plot.wanted)"""
+  .every((plot) => plot.querySelector("svg"))"""
 
 
 async def make(folder: Path, looks: Iterable[str] = LOOKS) -> dict[str, str]:
     """Take every picture of these looks; return what could be read on each, by its name."""
-    tally, told = await planted()
-    beats = _Beats(told)
+    tally, result = await planted()
+    beats = _Beats(result)
     words: dict[str, str] = {}
     async with served(tally, None, beats.between) as url, browser() as running:
         for look in looks:
@@ -118,8 +118,8 @@ async def show(page: Page, place: str, named: str) -> None:
 class _Beats:
     """The live feed a second at a time: what the meter said then, when the page is ready for it."""
 
-    def __init__(self, told: list[bytes]) -> None:
-        self._told = told
+    def __init__(self, result: list[bytes]) -> None:
+        self._summaries = result
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
         self._connected = asyncio.Event()
 
@@ -137,16 +137,16 @@ class _Beats:
     async def play(self, page: Page) -> None:
         await self._connected.wait()
         self._connected.clear()
-        for n, told in enumerate(self._told, 1):
+        for n, result in enumerate(self._summaries, 1):
             await page.look("advance(1000)")
-            self._queue.put_nowait(told)
+            self._queue.put_nowait(result)
             await page.until(f"llmtap.renders.filter((one) => one.name === 'live').length >= {n}")
 
 
 async def worst(tally: ExchangePipeline) -> str:
     """Where to find the exchange whose reader waited longest, of the newest of the guarded arm."""
-    asked = "/api/v1/exchanges?arm=guarded&outcome=complete&limit=50"
-    async with TestClient(TestServer(admin_app(tally))) as client, client.get(asked) as answer:
+    query = "/api/v1/exchanges?arm=guarded&outcome=complete&limit=50"
+    async with TestClient(TestServer(admin_app(tally))) as client, client.get(query) as answer:
         found = (await answer.json())["exchanges"]
     chosen = max(found, key=lambda x: x["metrics"]["user_idle"])
     return f"exchanges/{chosen['id']}"
@@ -162,7 +162,7 @@ async def planted() -> tuple[ExchangePipeline, list[bytes]]:
     )
     tally = ExchangePipeline(MeterOptions(), clock, experiment, slos=SLOS)
     run_streams(rng, tally, end_ms=(BEGAN_S + SECONDS) * 1_000)
-    told = []
+    result = []
     # Without a pause, what the feed said is never said again.
     with mock.patch.object(live, "SUMMARY_S", 0.0):
         async with TestClient(TestServer(admin_app(tally))) as client:
@@ -172,8 +172,8 @@ async def planted() -> tuple[ExchangePipeline, list[bytes]]:
                     end_one(rng, tally, second * PER_SECOND + n + 1)
                 say_all_is_well(tally)
                 if second >= SECONDS - BEATS:
-                    told.append(await a_beat(client))
-    return tally, told
+                    result.append(await a_beat(client))
+    return tally, result
 
 
 async def a_beat(client: TestClient[Any, Any]) -> bytes:

@@ -135,9 +135,9 @@ def test_every_text_can_be_read_on_what_is_behind_it(dark: bool) -> None:
         await is_live(page)
         for place in PLACES:
             await at(page, place)
-            told = await page.look(PALE)
-            assert told["found"] == [], place
-            assert told["looked"] > 20, place
+            result = await page.look(PALE)
+            assert result["found"] == [], place
+            assert result["looked"] > 20, place
         # What is old is marked, and can still be read.
         await page.look("document.getElementById('main').classList.add('stale')")
         assert (await page.look(PALE))["found"] == []
@@ -181,7 +181,7 @@ def test_the_keyboard_reaches_everything_in_its_order_and_shows_where_it_is() ->
 def test_colours_are_the_systems_until_somebody_chooses() -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     light, dark = "rgb(255, 255, 255)", "rgb(20, 24, 29)"
-    axis = "getComputedStyle(document.querySelector('#main .plot .xtick text')).fill"
+    axis = "getComputedStyle(document.querySelector('#main .plot text.x')).fill"
 
     async def scene(page: Page, url: str) -> None:
         await page.screen(1_280, 900, dark=True)
@@ -189,11 +189,11 @@ def test_colours_are_the_systems_until_somebody_chooses() -> None:
         await is_live(page)
         assert await page.look(ground) == dark
         assert await page.look("document.getElementById('theme-now').textContent") == "auto"
-        await page.until("document.querySelectorAll('#main .plot .xtick text').length > 0")
+        await page.until("document.querySelectorAll('#main .plot text.x').length > 0")
         assert await page.look(axis) == "rgb(230, 233, 236)"
         await page.screen(1_280, 900)
         await page.until(f"{ground} === '{light}'")
-        await page.until(f"{axis} === 'rgb(27, 31, 36)'")  # charts know their colours by value
+        await page.until(f"{axis} === 'rgb(27, 31, 36)'")
         await page.look("document.activeElement.blur()")
         await page.press("t")
         assert await page.look("document.getElementById('theme-now').textContent") == "light"

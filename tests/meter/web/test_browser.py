@@ -7,7 +7,7 @@ from unittest import mock
 import aiohttp
 import pytest
 
-from llmtap.meter.pipeline import exchanges as kept
+from llmtap.meter.pipeline import exchanges as recent_api
 from tests.meter.web.dashboard import (
     TITLES,
     VIEWS,
@@ -44,7 +44,7 @@ def test_every_view_shows_figures_and_complains_of_nothing() -> None:
             await reads(page, title)
             await is_live(page)
         await page.press("1")
-        await page.until("document.querySelectorAll('#main .plot .main-svg').length >= 4")
+        await page.until("document.querySelectorAll('#main .plot > svg').length >= 4")
         text = await shown(page)
         for words in (
             "TTFT",
@@ -91,7 +91,7 @@ def test_an_exchange_is_inspected_chunk_by_chunk() -> None:
             "[...document.querySelectorAll('#main tbody a')].find((a) => a.textContent === 'r-200').click()"
         )
         await page.until("document.querySelector('.facts dl')")
-        await page.until("document.querySelector('.plot.tall .main-svg')")
+        await page.until("document.querySelector('.plot.tall > svg')")
         text = await shown(page)
         for words in ("Exchange r-200", "user idle", "waits", "chunk", "deadline", "content", "late by"):
             assert words in text, words
@@ -99,10 +99,10 @@ def test_an_exchange_is_inspected_chunk_by_chunk() -> None:
             "document.querySelectorAll('main > div:not([hidden]) > div:not([hidden]) table tbody tr').length"
         )
         assert rows == 40
-        asked = f"{url}api/v1/exchanges?id=r-200"
-        async with aiohttp.ClientSession() as session, session.get(asked) as answer:
-            told = (await answer.json())["exchanges"][0]
-        idle = told["metrics"]["user_idle"]
+        query = f"{url}api/v1/exchanges?id=r-200"
+        async with aiohttp.ClientSession() as session, session.get(query) as answer:
+            result = (await answer.json())["exchanges"][0]
+        idle = result["metrics"]["user_idle"]
         drawn = await page.look(
             "import('/assets/reader.js').then(async ({ follow }) => {"
             " const told = await (await fetch('/api/v1/exchanges?id=r-200&events=1')).json();"
@@ -154,10 +154,10 @@ def test_an_exchange_that_comes_in_several_answers_is_shown_whole() -> None:
             "document.querySelectorAll('main > div:not([hidden]) > div:not([hidden]) table tbody tr').length"
         )
         await page.until(f"{rows} === 40")
-        assert sum("r-200" in asked for asked in page.requests if "/exchanges?" in asked) == 6
+        assert sum("r-200" in query for query in page.requests if "/exchanges?" in query) == 6
         assert page.problems == []
 
-    with mock.patch.multiple(kept, PAGE_BYTES_MAX=1, EVENTS_SLICE=7):
+    with mock.patch.multiple(recent_api, PAGE_BYTES_MAX=1, EVENTS_SLICE=7):
         play(scene)
 
 
@@ -172,13 +172,13 @@ def test_the_reader_of_the_page_is_the_reader_of_the_metrics() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
         await is_live(page)
-        asked = [
+        query = [
             ([{"t": t / 1e9, "class": "content", "tokens": 1} for t in times], submit / 1e9)
             for times, submit, _ in cases
         ]
         found = await page.look(
             "import('/assets/reader.js').then(({ follow }) =>"
-            f" {json.dumps(asked)}.map(([events, submit]) => follow(events, submit, 0.05).idle))"
+            f" {json.dumps(query)}.map(([events, submit]) => follow(events, submit, 0.05).idle))"
         )
         assert found == pytest.approx([idle for _, _, idle in cases], abs=1e-6)
 

@@ -13,7 +13,7 @@ from tests.support.traffic.streams import streamed
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
 LISTED = "[...document.querySelectorAll('main > div:not([hidden]) tbody a')].map((a) => a.textContent)"
-SAID = "document.querySelector('main > div:not([hidden]) .bar .counts').textContent"
+COUNTS = "document.querySelector('main > div:not([hidden]) .bar .counts').textContent"
 FOCUS = "document.activeElement"
 
 
@@ -46,14 +46,14 @@ def test_a_filter_finds_what_is_kept_and_not_among_the_newest_hundred() -> None:
 
     async def scene(page: Page, url: str) -> None:
         await page.open(url + "#exchanges")
-        await page.until(f"{SAID} === 'the newest 100 kept, the last to end first'")
+        await page.until(f"{COUNTS} === 'the newest 100 kept, the last to end first'")
         await filter_by(page, "rar")
         await page.until(f"{LISTED}.join() === 'r-2,r-1'")
-        assert await page.look(SAID) == "2 of all 302 kept fit the filter"
+        assert await page.look(COUNTS) == "2 of all 302 kept fit the filter"
         await filter_by(page, "nobody")
         await reads(page, "None of those kept fits.")
         await filter_by(page, "")
-        await page.until(f"{SAID} === 'the newest 100 kept, the last to end first'")
+        await page.until(f"{COUNTS} === 'the newest 100 kept, the last to end first'")
         assert page.problems == []
 
     play(scene, tally)
@@ -69,12 +69,12 @@ def test_rows_hold_still_for_the_keyboard_and_go_on_when_it_leaves() -> None:
         await page.look("document.querySelectorAll('main > div:not([hidden]) tbody a')[80].focus()")
         assert await page.look(f"{FOCUS}.textContent") == "r-40"
         ended(tally, seqs=range(121, 171))
-        await page.until(f"{SAID}.endsWith('held while you are in it; 50 newer')")
+        await page.until(f"{COUNTS}.endsWith('held while you are in it; 50 newer')")
         assert await page.look(f"{FOCUS}.textContent") == "r-40"
         assert await page.look(f"{LISTED}[0]") == "r-120"
         await page.press("Escape")
         await page.until(f"{LISTED}[0] === 'r-170'")
-        assert "held" not in await page.look(SAID)
+        assert "held" not in await page.look(COUNTS)
         assert page.problems == []
 
     play(scene, tally)
@@ -88,7 +88,7 @@ def test_rows_hold_still_under_the_mouse() -> None:
         await page.until(f"{LISTED}[0] === 'r-20'")
         await move_mouse_to(page, "main > div:not([hidden]) tbody a")
         ended(tally, seqs=range(21, 24))
-        await page.until(f"{SAID}.endsWith('held while you are in it; 3 newer')")
+        await page.until(f"{COUNTS}.endsWith('held while you are in it; 3 newer')")
         assert await page.look(f"{LISTED}[0]") == "r-20"
         await move_mouse_to(page, "h1")
         await page.until(f"{LISTED}[0] === 'r-23'")

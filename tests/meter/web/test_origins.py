@@ -81,7 +81,7 @@ def test_a_page_under_a_name_of_its_own_reads_nothing() -> None:
             ):
                 await page.open(f"{url.replace('127.0.0.1', name)}healthz")
                 await page.until(f"location.hostname === '{name}' && document.readyState === 'complete'")
-                found, said = await page.look(READ)
-                assert (found, words in said) == (status, True), name
+                found, message = await page.look(READ)
+                assert (found, words in message) == (status, True), name
 
     asyncio.run(run())

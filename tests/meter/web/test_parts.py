@@ -10,28 +10,28 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")
 
 LANES = """import("./assets/lanes.js").then(({ Lanes }) => {
   const lanes = new Lanes();
-  const told = (id, age) => ({ id, age, ttft: null, tokens: 0, timeline: [], since_last: null });
+  const stream = (id, age) => ({ id, age, ttft: null, tokens: 0, timeline: [], since_last: null });
   const of = (id) => lanes.by.get(id)?.state(lanes.until) ?? "none";
-  const seen = [];
-  lanes.hear([told("old", 9), told("new", 1)], 10, 10.1, %s);
-  lanes.hear([told("new", 2)], 11, 11.1, %s);
-  seen.push(of("old"), of("new"), lanes.slots.length);
-  lanes.hear([told("old", 11), told("new", 3)], 12, 12.1, %s);
-  return [...seen, of("old"), of("new")];
+  const states = [];
+  lanes.update([stream("old", 9), stream("new", 1)], 10, 10.1, %s);
+  lanes.update([stream("new", 2)], 11, 11.1, %s);
+  states.push(of("old"), of("new"), lanes.slots.length);
+  lanes.update([stream("old", 11), stream("new", 3)], 12, 12.1, %s);
+  return [...states, of("old"), of("new")];
 })"""
 
 
 @pytest.mark.parametrize(
-    ("all_told", "seen"),
+    ("all_streams", "states"),
     [
         ("true", ["ended", "waiting", 2, "waiting", "waiting"]),
         ("false", ["none", "waiting", 2, "waiting", "waiting"]),
     ],
 )
-def test_a_stream_that_is_told_again_runs(all_told: str, seen: list[object]) -> None:
+def test_a_stream_that_is_reported_again_runs(all_streams: str, states: list[object]) -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
-        assert await page.look(LANES.replace("%s", all_told)) == seen
+        assert await page.look(LANES.replace("%s", all_streams)) == states
 
     play(scene, an_empty_tally())
 
@@ -48,20 +48,20 @@ FEED = """import("./assets/polling.js").then(async ({ Feed }) => {
       await new Promise((_, failed) => signal.addEventListener("abort", () => failed(signal.reason)));
     },
   };
-  const heard = [];
-  const feed = new Feed(api, (n) => heard.push(n));
+  const received = [];
+  const feed = new Feed(api, (n) => received.push(n));
   feed.start();
-  while (heard.length < 2) await new Promise((go) => timer(go, 10));
+  while (received.length < 2) await new Promise((go) => timer(go, 10));
   feed.stop();
-  return [heard, errors];
+  return [received, errors];
 })"""
 
 
 def test_a_feed_that_falls_silent_is_asked_anew() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
-        heard, errors = await page.look(FEED)
-        assert heard == [0, 1]
+        received, errors = await page.look(FEED)
+        assert received == [0, 1]
         assert errors == [None, "live: nothing within 15 s"]
 
     play(scene, an_empty_tally())

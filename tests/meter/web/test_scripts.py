@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from llmtap.exchange.outcome import FAILED, Outcome
+from llmtap.meter.admin.server import METRICS_MODULE, metrics_module
 
-STATIC = Path(__file__).parents[3] / "llmtap" / "meter" / "admin" / "static"
-SCRIPTS = sorted(STATIC.glob("*.js"))
+PACKAGE = Path(__file__).parents[3] / "llmtap"
+STATIC, PLOT = PACKAGE / "meter" / "admin" / "static", PACKAGE / "report" / "plot.js"
+PAGE = PLOT.with_name("curves.js")
+"""Of report pages; `plot.js` stands before it in the same script."""
+SCRIPTS = [*sorted(STATIC.glob("*.js")), PLOT]
 IMPORT = re.compile(r"^import \{([^}]*)\} from \"\./([\w.]+)\";", re.M)
 EXPORT = re.compile(r"^export (?:async )?(?:function\*?|class|const|let) (\w+)", re.M)
 DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.M)
@@ -22,6 +26,12 @@ def names(text: str) -> list[str]:
     return [name for name in re.split(r"[\s,]+", text) if name]
 
 
+def text_of(module: str) -> str:
+    if module == METRICS_MODULE:
+        return metrics_module().decode()
+    return (PLOT if module == PLOT.name else STATIC / module).read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_every_import_is_exported_there_and_used_here(script: Path) -> None:
     text = script.read_text(encoding="utf-8")
@@ -29,12 +39,12 @@ def test_every_import_is_exported_there_and_used_here(script: Path) -> None:
     assert len(found) == len(re.findall(r"^import\b", text, re.M)), "an import that is not understood"
     rest = IMPORT.sub("", text)
     for wanted, module in found:
-        exported = set(EXPORT.findall((STATIC / module).read_text(encoding="utf-8")))
+        exported = set(EXPORT.findall(text_of(module)))
         for name in names(wanted):
             assert name in exported, f"{module} exports no {name}"
             assert re.search(rf"\b{name}\b", rest), f"{name} of {module} is not used"
-    told = [name for wanted, _ in found for name in names(wanted)]
-    assert len(told) == len(set(told)), "imported twice"
+    result = [name for wanted, _ in found for name in names(wanted)]
+    assert len(result) == len(set(result)), "imported twice"
 
 
 def test_the_page_and_the_package_agree_which_outcomes_are_failures() -> None:
@@ -45,7 +55,7 @@ def test_the_page_and_the_package_agree_which_outcomes_are_failures() -> None:
 
 
 def test_what_a_module_declares_somebody_uses() -> None:
-    texts = {script.name: script.read_text(encoding="utf-8") for script in SCRIPTS}
+    texts = {script.name: script.read_text(encoding="utf-8") for script in [*SCRIPTS, PAGE]}
     for module, text in texts.items():
         exported = set(EXPORT.findall(text))
         others = " ".join(other for name, other in texts.items() if name != module)

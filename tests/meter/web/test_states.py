@@ -41,10 +41,10 @@ FIGURES = """Object.fromEntries([...document.querySelectorAll("main > div:not([h
   (card) => [card.querySelector("dt").textContent, card.querySelector(".value").textContent]))"""
 """The figure of each card by its name."""
 LISTENER = """addEventListener("DOMContentLoaded", () => {
-  const node = document.getElementById("said");
-  window.heard = [];
+  const node = document.getElementById("announcement");
+  window.announcements = [];
   const about = { childList: true, characterData: true, subtree: true };
-  new MutationObserver(() => window.heard.push(node.textContent)).observe(node, about);
+  new MutationObserver(() => window.announcements.push(node.textContent)).observe(node, about);
 })"""
 """Keeps all that screen readers are told."""
 
@@ -59,7 +59,7 @@ async def view(page: Page, name: str) -> str:
 
 async def hears(page: Page, words: str) -> None:
     """Until screen readers have been told something that begins so."""
-    await page.until(f"window.heard?.some((one) => one.startsWith({json.dumps(words)}))")
+    await page.until(f"window.announcements?.some((one) => one.startsWith({json.dumps(words)}))")
 
 
 def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
@@ -114,9 +114,9 @@ def test_an_empty_window_says_which_one_shows_the_last_exchange() -> None:
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
         await is_live(page)
-        said = await view(page, "overview")
-        assert "No exchange has ended in this window (1m). The last exchange ended" in said
-        assert 'the window "5m" shows it' in said
+        message = await view(page, "overview")
+        assert "No exchange has ended in this window (1m). The last exchange ended" in message
+        assert 'the window "5m" shows it' in message
         assert page.problems == []
 
     play(scene, tally)
@@ -125,8 +125,8 @@ def test_an_empty_window_says_which_one_shows_the_last_exchange() -> None:
 def with_arms(tally: ExchangePipeline, shares: dict[str, int]) -> ExchangePipeline:
     """So many exchanges of each arm, all of one kind, one arm after the other as long as it has some."""
     rng = random.Random(5)
-    dealt = [arm for n in range(max(shares.values())) for arm in shares if n < shares[arm]]
-    for seq, arm in enumerate(dealt, 1):
+    assignment = [arm for n in range(max(shares.values())) for arm in shares if n < shares[arm]]
+    for seq, arm in enumerate(assignment, 1):
         first = rng.randrange(80, 120)
         x = streamed(first, first + rng.randrange(40, 50), first + rng.randrange(90, 100), seq=seq)
         x.arm, x.unit = arm, f"{seq:016x}"
@@ -147,14 +147,16 @@ def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_diffe
         tally.opened()
         tally.experiments.assigned(x.arm, x.unit, False)
         tally.ended(x)
-    told: Any = tally.experiments.results()()
-    unadjusted = told["differences"]["marked"]["tbc"]["mean"]["unadjusted_difference"]
+    result: Any = tally.experiments.results()()
+    unadjusted = result["differences"]["marked"]["tbc"]["mean"]["unadjusted_difference"]
 
     async def scene(page: Page, url: str) -> None:
         await page.open(url + "#experiment")
         await page.until("document.querySelector('main [role=alert]')")
         alarm = await page.look("document.querySelector('main [role=alert]').textContent")
-        assert f"Stopped at {told['stopped']['at']}: marked is worse than control in failed, by 100" in alarm
+        assert (
+            f"Stopped at {result['stopped']['at']}: marked is worse than control in failed, by 100" in alarm
+        )
         words = await shown(page)
         assert "means adjusted by request_bytes" in words
         assert "curl -X POST" not in words
@@ -198,7 +200,7 @@ def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:
         # all at 0.6 + 10 x 0.05 = 1.1 s, and waits again since then: 0.6 + 1.9.
         assert "waited 2.50 s so far (red line), and waits now" in text
         assert await page.look(ROWS) == 10
-        await page.until("document.querySelector('.plot.tall .main-svg')")
+        await page.until("document.querySelector('.plot.tall > svg')")
         # Another word at 3.5 s, seen half a second later: what is shown follows.
         assembler.digest(Script().word(1, 100_500).frames())
         tally.clock.advance(S)

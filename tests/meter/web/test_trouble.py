@@ -77,12 +77,12 @@ def test_a_view_that_is_shown_again_is_not_stale_while_it_awaits_its_answer() ->
         times = (
             "poll.runs = true; const now = performance.now(); [poll.at, poll.began] = [now - %d, now - %d];"
         )
-        told = " return [poll.fresh, poll.staleFor() !== null];"
+        result = " return [poll.fresh, poll.staleFor() !== null];"
         for at, began, expected in (
             (60_000, 500, [False, False]), (60_000, 6_000, [False, True]), (100, 500, [True, False]),
             (6_000, 60_000, [True, True]),
         ):  # fmt: skip
-            assert await page.look(stale % (times % (at, began) + told)) == expected
+            assert await page.look(stale % (times % (at, began) + result)) == expected
 
     play(scene)
 
@@ -160,7 +160,7 @@ def test_the_live_feed_is_asked_anew_when_another_question_was_answered() -> Non
     async def scene(page: Page, url: str) -> None:
         await page.open(url)
         await is_live(page)
-        asked = await page.look(
+        request = await page.look(
             """import('/assets/polling.js').then(async ({ Feed }) => {
               let asked = 0;
               const api = { async *events() { asked++; throw new Error('away'); } };
@@ -177,7 +177,7 @@ def test_the_live_feed_is_asked_anew_when_another_question_was_answered() -> Non
               return found;
             })"""
         )
-        assert asked == [1, 2, 3, 4]
+        assert request == [1, 2, 3, 4]
         assert page.problems == []
 
     play(scene)
@@ -203,10 +203,10 @@ def test_time_of_which_nothing_is_known_is_a_gap_in_the_charts() -> None:
 
 def test_a_finding_stands_beside_the_figure_whose_p_decided() -> None:
     tally = a_tally()
-    told = tally.experiments.results
+    result = tally.experiments.results
 
     def found() -> Callable[[], dict[str, Any]]:
-        work = told()
+        work = result()
         return lambda: {**work(), "findings": [{"arm": "marked", "metric": "ttft", "p": 1e-9}]}
 
     says = (

@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 
 from llmtap.protocol.delta import TokenSource
-from llmtap.protocol.dialects.cohere import Cohere
+from llmtap.protocol.dialects.registry import TABLES
 from tests.protocol.dialects.events import encode, event, told
+
+Cohere = TABLES["cohere.v2"]
 
 
 def ev(kind: str, message: Any = None, **more: Any) -> dict[str, Any]:

@@ -5,8 +5,11 @@ from typing import Any
 import pytest
 
 from llmtap.protocol.delta import TokenSource
-from llmtap.protocol.dialects.local_servers import LlamaCpp, LmStudio, Ollama
+from llmtap.protocol.dialects.llamacpp import LlamaCpp
+from llmtap.protocol.dialects.registry import TABLES
 from tests.protocol.dialects.events import encode, event, told
+
+LmStudio, Ollama = TABLES["lmstudio.native"], TABLES["ollama.native"]
 
 
 def part(text: str, **more: Any) -> dict[str, Any]:
@@ -151,7 +154,7 @@ LMSTUDIO_COUNTS = {"input": 9, "output": 6, "reasoning": 2, "cached": None}
         ("tool_call.start", {"tool": "tide"}, CALL),
         ("tool_call.start", {}, {"is": "tool_call"}),
         ("tool_call.arguments", {"tool": "tide", "arguments": {"a": 1}}, CALL),
-        ("message.news", {"content": "Hi"}, {"is": "metadata"}),
+        ("message.news", {"content": "Hi"}, {"is": "metadata", "parsed": False}),
         ("vellichor", {}, {"is": "metadata", "parsed": False}),
         ("error", {"error": {"type": "model_error", "message": "m"}},
          {"is": "error", "error_type": "model_error", "error_message": "m"}),

@@ -373,3 +373,10 @@ def test_what_is_held_back_is_shorter_than_a_marker(text: str) -> None:
     for fed, letter in enumerate(text, 1):
         out += sum(map(len, thinking.feed(letter)))
         assert fed - out <= len("<thinking></thinking>")
+
+
+def test_figures_that_no_count_tells_are_kept_with_the_usage() -> None:
+    usage, drafts = {"prompt_tokens": 3, "completion_tokens": 4}, {"num_draft_tokens": 9}
+    value = {"choices": [], "usage": usage, "metrics": {"speculative_decoding": drafts}}
+    assert OpenAIChat().read_event(event(value)).usage == usage | {"speculative_decoding": drafts}
+    assert OpenAIChat().read_event(event(value | {"metrics": [drafts]})).usage == usage

@@ -102,6 +102,17 @@ CASES = [
          "error_type": "bio_policy", "error_message": "m",
          "verdict": verdict("response.error.code", None, "bio_policy", action="blocked")},
     ),
+    (
+        over("failed", error={"code": "misalignment_policy_violation", "message": "m"}),
+        {"is": "guardrail", "also": ["error", "done"], "done": True, "finish_reason": "failed",
+         "error_type": "misalignment_policy_violation", "error_message": "m",
+         "verdict": verdict("response.error.code", None, "misalignment_policy_violation", action="blocked")},
+    ),
+    (
+        over("completed", moderation={"input": {"flagged": False}, "output": {"flagged": True}}),
+        {"is": "done", "done": True, "finish_reason": "completed",
+         "verdict": verdict("moderation.output.flagged", None, None, action="flagged", phase="output")},
+    ),
     (ev("failed"), {"is": "error", "also": ["done"], "done": True, "finish_reason": "failed",
                     "error_type": "error"}),
     (over("cancelled"), {"is": "done", "done": True, "finish_reason": "cancelled"}),

@@ -164,7 +164,7 @@ def test_what_a_stream_says(path: str, events: list[Any], words: str) -> None:
         name, said = value if isinstance(value, tuple) else (None, value)
         body += b"event: %b\n" % name.encode() if name else b""
         body += b"data: %b\n\n" % (said.encode() if isinstance(said, str) else encode(said))
-    deltas = reader.feed(body)
+    deltas = reader.feed(body) + reader.close(whole=True)
     assert " ".join(map(word, deltas)) == words
     first = next((d for d in deltas if d.output), None)
     assert first is None or first.blank is False

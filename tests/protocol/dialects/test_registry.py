@@ -1,13 +1,12 @@
-"""Invariant: the answer says which dialect it is; the path only breaks a tie, and nobody is guessed."""
+"""Invariant: an object that names its dialect is claimed by it; the path only breaks a tie."""
 
 from typing import Any
 
 import pytest
 
-from llmtap.protocol.delta import EventClass
-from llmtap.protocol.dialects.registry import Undecided, choose
-from llmtap.protocol.sse import SseEvent
-from tests.protocol.dialects.events import event
+from llmtap.protocol.dialects.registry import BUILT_IN, DIALECTS, Dialects
+from llmtap.protocol.dialects.table.declaration import DialectTable, Rule
+from llmtap.protocol.dialects.table.reader import TableDialect
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -34,6 +33,9 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
         ({"type": "response.created", "response": {}}, "/x", "openai.responses"),
         ({"type": "response.created"}, "/v1/realtime", "openai.realtime"),
         ({"type": "error", "error": {}}, "/v1/realtime", "openai.realtime"),
+        ({"type": "session.created"}, "/v1/realtime", "openai.realtime"),
+        ({"type": "session.info"}, "/v1/realtime", None),
+        ({"type": "conversation.response.started"}, "/v1/conversations", "mistral.conversations"),
         ({"object": "response", "output": []}, "/x", "openai.responses"),
         ({"token": {"text": "a"}}, "/x", "tgi.native"),
         ({"generated_text": "a", "details": None}, "/", "tgi.native"),
@@ -52,6 +54,7 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
         ({"finish_reason": "COMPLETE", "message": {"content": []}}, "/x", "cohere.v2"),
         ({"id": "1", "message": "no such model"}, "/v2/chat", "cohere.v2"),
         ({"messageStart": {}}, "/x", "bedrock.converse"),
+        ({"metadata": {"run_id": "r"}}, "/x", None),
         ({"choices": [{"delta": {}}], "metadata": {}}, "/x", "openai.chat"),
         ({"outputText": "a"}, "/model/m/invoke-with-response-stream", "bedrock.invoke"),
         ({"generation": "a"}, "/x", None),
@@ -65,35 +68,56 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
     ],
 )
 def test_who_takes_an_answer(value: Any, path: str, name: str | None) -> None:
-    dialect = choose(value, path)
-    assert (dialect and dialect.name) == name
+    claims = list(BUILT_IN.claims_of(value, path))
+    assert (DIALECTS[claims[0][0]]().name if claims else None) == name
 
 
-def test_the_first_json_decides_and_what_came_before_is_understood_anyway() -> None:
-    reader = Undecided(CHAT)
-    assert reader.read_event(SseEvent(0, 4, None, None, True)).event_class is EventClass.KEEPALIVE
-    assert reader.read_event(SseEvent(4, 8, None)).event_class is EventClass.METADATA
-    assert reader.name is None
-    assert reader.read_event(event({"choices": [{"delta": {"content": "a"}}]})).text == "a"
-    assert reader.name == "openai.chat"
-    assert reader.read_event(event({"choices": [{"text": "b"}]})).text == "", "it stays"
+def test_a_failure_belongs_to_the_dialect_of_the_path() -> None:
+    assert [DIALECTS[order]().name for order, _ in BUILT_IN.claims_of({"error": "m"}, "/v1/messages")] == [
+        "anthropic"
+    ]
 
 
-def test_a_stream_of_no_known_dialect_is_timed_and_counted() -> None:
-    reader = Undecided("/x")
-    for value in ({"type": "acme_start"}, {"type": "acme_delta"}, b"{broken"):
-        delta = reader.read_event(event(value))
-        assert (delta.event_class, delta.parsed, delta.output) == (EventClass.METADATA, False, False)
-    assert reader.read_event(event({"type": "ping"}, b"ping")).event_class is EventClass.KEEPALIVE
-    assert reader.read_event(event({"type": "ping"})).event_class is EventClass.KEEPALIVE
-    assert reader.read_event(event(b"[DONE]")).event_class is EventClass.DONE
-    assert reader.name is None
+VALUES: list[tuple[Any, bytes | None]] = [
+    (None, None),
+    ([], None),
+    ({}, None),
+    ({"error": {}}, None),
+    ({"choices": [{"delta": {}}], "object": "chat.completion.chunk"}, None),
+    ({"type": "message_start"}, b"message_start"),
+    ({"type": "message.delta"}, None),
+    ({"type": "session.created", "candidates": [{"content": {"parts": [{"text": "a"}]}}]}, None),
+    ({"outputText": "a", "done": True, "response": "a", "messageStart": {}}, None),
+    ([{"generated_text": "a"}], None),
+    ({"object": "response", "content": "a", "stop": False, "text": "a", "meta_info": {}}, b"message"),
+]
+PATHS = (CHAT, "/v1/messages", "/v1/responses", "/v1/realtime", "/api/chat", "/model/m/converse-stream",
+         "/model/m/invoke-with-response-stream", "/v1beta/models/g:streamGenerateContent", "/x")  # fmt: skip
+OWN = DialectTable(name="acme.chat", source="acme.example", end="none", rules=(Rule(content="response"),))
 
 
-def test_an_error_is_an_error_in_any_dialect() -> None:
-    delta = Undecided("/v1/messages").read_event(
-        event({"type": "error", "error": {"type": "overloaded_error"}})
-    )
-    assert (delta.event_class, delta.error_type, delta.parsed) == (EventClass.ERROR, "overloaded_error", True)
-    delta = Undecided("/v1/models").read_body(b'{"error": "nope"}')
-    assert (delta.event_class, delta.error_message) == (EventClass.ERROR, "nope")
+@pytest.mark.parametrize("dialects", [BUILT_IN, Dialects([OWN])], ids=["built-in", "own"])
+@pytest.mark.parametrize("path", PATHS)
+def test_lazy_claims_are_those_of_all_dialects_in_order(dialects: Dialects, path: str) -> None:
+    for value, name in VALUES:
+        first = value[0] if isinstance(value, list) and value else value
+        claims = []
+        for order, dialect in enumerate(dialects.all):
+            if isinstance(dialect, TableDialect):
+                claim = dialect.claim(value, path, name)
+            else:
+                claim = dialect.claim(first, path) if isinstance(first, dict) else 0
+            if claim:
+                claims.append((order, claim))
+        claims.sort(key=lambda c: (dialects.is_own(*c), c[1]), reverse=True)
+        assert list(dialects.claims_of(value, path, name)) == claims
+
+
+def test_an_event_that_names_its_dialect_asks_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(TableDialect, "claim", lambda self, *_: tried.append(self.name) or 0)
+    dialects = Dialects()
+    assert dialects.owners(CHAT)
+    tried.clear()
+    order, claim = next(iter(dialects.claims_of({"object": "chat.completion.chunk"}, CHAT)))
+    assert (dialects.all[order]().name, claim, tried) == ("openai.chat", 3, [])

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.protocol.delta import Delta, TokenSource
-from llmtap.protocol.dialects.generate import SGLang
+from llmtap.protocol.dialects.registry import TABLES
 from tests.protocol.dialects.events import encode, event, told
+
+SGLang = TABLES["sglang.native"]
 
 
 def ev(text: Any, n: int | None = None, finish: Any = None, **more: Any) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def check_memory(scheduler: Any) -> None:
         names.update(seat.names)
     held += len(names) * memory.size(memory.named_tokens)
     assert memory.held == held
-    assert memory.held + memory.kept <= memory.blocks
+    assert memory.held + memory.cached_blocks <= memory.blocks
     assert roster.running == [r for r in roster.running if seats[r].until]
     assert sum(roster._growing) == len(roster.running)
     assert roster.state.running == len(seats)

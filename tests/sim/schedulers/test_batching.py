@@ -59,7 +59,7 @@ def test_the_authors_guards(
 ) -> None:
     one = size(guards="authors")
     for _ in range(3):
-        one.saw(10 * MS, 8, 1, 1)
+        one.learn(10 * MS, 8, 1, 1)
     one.tau_ns, one.b_avg, one.low, one.high = tau_ms * MS, b_avg, low, high
     one.next()
     assert (one.low, one.high) == then
@@ -67,13 +67,13 @@ def test_the_authors_guards(
 
 def test_the_first_batch_can_be_the_average() -> None:
     one = size(b_start="first-batch")
-    one.saw(6.0 * MS, 14, 100, 100)
+    one.learn(6.0 * MS, 14, 100, 100)
     assert one.b_avg == 14
 
 
 def test_steps_by_update_are_taken_when_a_batch_is_done() -> None:
     one = size(sla_step="update")
-    one.saw(6.0 * MS, 64, 100, 100)
+    one.learn(6.0 * MS, 64, 100, 100)
     moved = one.low, one.high
     assert moved == (64, 128)
     assert {one.next() for _ in range(5)} == {int(38_400 / 440)}
@@ -83,10 +83,10 @@ def test_steps_by_update_are_taken_when_a_batch_is_done() -> None:
 def test_memory_is_never_less_than_one_and_never_more_than_the_limit() -> None:
     one = size(limit=50)
     for _ in range(100):
-        one.saw(6.0 * MS, 1, 0, 0)
+        one.learn(6.0 * MS, 1, 0, 0)
     assert one.by_memory() == 50
     for _ in range(100):
-        one.saw(6.0 * MS, 1, 10**6, 0)
+        one.learn(6.0 * MS, 1, 10**6, 0)
     assert (one.by_memory(), one.next()) == (1, 1)
 
 

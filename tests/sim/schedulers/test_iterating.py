@@ -188,7 +188,7 @@ def test_predictions_count_and_not_truth() -> None:
     assert [prompts[0][0] for _, _, prompts, _ in served.iterations if prompts] == [0, 2, 1]
 
 
-class Told:
+class Result:
     """Makes the tokens that it is told to make."""
 
     def __init__(self) -> None:
@@ -213,7 +213,7 @@ class Told:
 
 def delayed(token_times: Sequence[int], gap: int) -> list[int]:
     """When the tokens of one request leave."""
-    buffer = OutputDelay(Told(), gap)
+    buffer = OutputDelay(Result(), gap)
     leaving: list[int] = []
     for t in token_times:
         leaving += buffer.done(t, EngineOutput(tokens=[0])).due_ns or ()
@@ -261,7 +261,7 @@ def test_a_faster_reader_waits_longer_by_no_more_than_the_difference(
 
 
 def test_tokens_are_told_in_the_order_in_which_they_leave() -> None:
-    buffer = OutputDelay(Told(), 50)
+    buffer = OutputDelay(Result(), 50)
     buffer.done(0, EngineOutput(tokens=[0, 1]))
     buffer.done(60, EngineOutput(tokens=[1]))
     assert buffer.done(70, EngineOutput(tokens=[1, 2, 0])) == EngineOutput((), [0, 2, 1], [70, 70, 110])
@@ -271,14 +271,14 @@ def test_tokens_are_told_in_the_order_in_which_they_leave() -> None:
 
 
 def test_it_remembers_those_under_way_only() -> None:
-    told = Told()
-    buffer = OutputDelay(told, 50)
+    result = Result()
+    buffer = OutputDelay(result, 50)
     buffer.done(0, EngineOutput(tokens=[0, 1, 2, 3]))
     assert buffer.done(10, EngineOutput(finished=[0], tokens=[0])).finished == [0]
     buffer.left(11, 1)
-    told.gone = {2: GivenUp.LATE}
+    result.gone = {2: GivenUp.LATE}
     assert buffer.given_up() == {2: GivenUp.LATE}
-    told.gone = {}
+    result.gone = {}
     # As if they had never been, but for the last.
     assert buffer.done(20, EngineOutput(tokens=[0, 1, 2, 3])).due_ns == [20, 20, 20, 50]
 

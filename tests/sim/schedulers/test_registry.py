@@ -58,8 +58,8 @@ def options_of(settings: dict[str, str]) -> tuple[ModelOptions, Serving]:
 
 def figures(name: str, settings: dict[str, str]) -> dict[str, Any]:
     readings, serving = options_of(settings)
-    told = simulate(name, bursts(), readings, serving=serving).to_dict()
-    return {key: value for key, value in told.items() if key not in ("readings", "serving")}
+    result = simulate(name, bursts(), readings, serving=serving).to_dict()
+    return {key: value for key, value in result.items() if key not in ("readings", "serving")}
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

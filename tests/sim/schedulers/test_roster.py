@@ -214,27 +214,27 @@ def test_sizes(
     memory.hold(request_tokens, names)
     assert (memory.held, memory.free) == (size, memory.blocks - size)
     memory.release(request_tokens, names, request_tokens)
-    assert (memory.held, memory.kept) == (0, memory.whole(len(names) * named_tokens, names))
+    assert (memory.held, memory.cached_blocks) == (0, memory.whole(len(names) * named_tokens, names))
 
 
 def test_what_is_shared_is_held_once() -> None:
     memory = Memory(160, 4, 8)
     memory.hold(20, (1, 2))
     assert memory.held == 5
-    assert memory.found((1, 2, 3)) == 2
+    assert memory.cached_prefix((1, 2, 3)) == 2
     assert memory.needed(30, (1, 2, 3)) == 4
     memory.hold(30, (1, 2, 3))
     assert memory.held == 9
     memory.release(20, (1, 2), 20)
-    assert (memory.held, memory.kept) == (8, 0)
+    assert (memory.held, memory.cached_blocks) == (8, 0)
     memory.release(30, (1, 2, 3), 30)
-    assert (memory.held, memory.kept) == (0, 6)
+    assert (memory.held, memory.cached_blocks) == (0, 6)
 
 
 def test_only_a_beginning_is_found() -> None:
     memory = Memory(160, 4, 8)
     memory.hold(16, (1, 2))
-    assert [memory.found(names) for names in [(), (1,), (1, 3, 2), (2, 1), (3, 1)]] == [0, 1, 1, 2, 0]
+    assert [memory.cached_prefix(names) for names in [(), (1,), (1, 3, 2), (2, 1), (3, 1)]] == [0, 1, 1, 2, 0]
 
 
 _NAMES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
@@ -254,17 +254,17 @@ def test_it_is_as_if_all_were_counted_anew(
     for names, more, computed, releases in events:
         if releases and holding:
             tokens, held = holding.pop(computed % len(holding))
-            before = memory.found(held)
+            before = memory.cached_prefix(held)
             memory.release(tokens, held, computed)
             # The earlier blocks of what was computed outlast the later ones.
-            assert memory.found(held) >= min(before, computed // named_tokens)
+            assert memory.cached_prefix(held) >= min(before, computed // named_tokens)
         else:
             tokens = len(names) * named_tokens + more
             if memory.needed(tokens, names) <= memory.free:
                 memory.hold(tokens, names)
                 holding.append((tokens, names))
-                assert memory.found(names) == len(names)
+                assert memory.cached_prefix(names) == len(names)
         own = sum(-(-(tokens - len(held) * named_tokens) // block) for tokens, held in holding)
         shared = Counter(name for _, held in holding for name in held)
         assert memory.held == own + len(shared) * named
-        assert memory.held + memory.kept <= memory.blocks
+        assert memory.held + memory.cached_blocks <= memory.blocks

@@ -19,15 +19,15 @@ class SessionClient:
     async def say(self, kind: str, **fields: Any) -> None:
         await self.socket.send_json({"type": kind, **fields})
 
-    async def hear(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         event: dict[str, Any] = await self.socket.receive_json(timeout=100)
         return event
 
     async def hear_until(self, *kinds: str) -> list[dict[str, Any]]:
         """Events up to the first of these kinds."""
-        events = [await self.hear()]
+        events = [await self.receive()]
         while events[-1]["type"] not in kinds:
-            events.append(await self.hear())
+            events.append(await self.receive())
         return events
 
 
@@ -37,7 +37,7 @@ async def session(e: Engine, path: str, **headers: str) -> AsyncIterator[Session
     async with e.session.ws_connect(f"{e.url}{path}?model=m", headers=named) as socket:
         client = SessionClient(socket)
         if path == REALTIME:
-            assert (await client.hear())["type"] == "session.created"
+            assert (await client.receive())["type"] == "session.created"
         yield client
 
 

@@ -1,6 +1,5 @@
 """Guardrails and faults: each as a client meets it, and as llmtap's own reader understands it."""
 
-import asyncio
 import random
 from typing import Any
 
@@ -58,8 +57,8 @@ async def test_filters_delay_what_they_look_at(headers: dict[str, str], expected
 @scene
 async def test_an_answer_blocked_midway(headers: dict[str, str], sent: int, stream: bool) -> None:
     async with engine(TIMED) as e:
-        asked = ask_chat(stream=stream, stream_options={"include_usage": True})
-        _, body = await e.answer(CHAT, asked, **headers)
+        request = ask_chat(stream=stream, stream_options={"include_usage": True})
+        _, body = await e.answer(CHAT, request, **headers)
         (truth,) = await e.truths()
     x = explained(body, CHAT).exchange
     assert x.finish_reason == "content_filter"
@@ -75,8 +74,8 @@ async def test_refusals(path: str, stream: bool) -> None:
     kinds = {}
     async with engine(TIMED) as e:
         for how in ("content_filter", "text", "field", "error"):
-            asked = {**PATHS[path], "stream": stream, "stream_options": {"include_usage": True}}
-            status, body = await e.answer(path, asked, x_sim_refusal=how)
+            request = {**PATHS[path], "stream": stream, "stream_options": {"include_usage": True}}
+            status, body = await e.answer(path, request, x_sim_refusal=how)
             assert status == (400 if how == "error" else 200)
             refusal = explained(body, path).exchange.refusal
             kinds[how] = refusal["kind"] if refusal else None
@@ -178,8 +177,7 @@ async def test_only_what_was_answered_has_a_finish_and_only_what_was_taken_in_co
             await e.answer(CHAT, ask_chat(stream=stream), **headers)
         except aiohttp.ClientError:
             assert headers["x_sim_fault"] in ("reset", "truncate")
-        while not (truths := await e.truths()):  # a client that was reset is told first
-            await asyncio.sleep(0.001)
+        truths = await e.ended()  # a client that was reset knows it before
         metrics = await e.metrics()
     assert truths[0]["finish"] == [finish]
     success = {name: n for name, n in metrics.items() if name.startswith("vllm:request_success_total{")}

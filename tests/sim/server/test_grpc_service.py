@@ -18,6 +18,7 @@ from llmtap.sim.server.reception import REFUSAL
 from llmtap.workload.prompts.text import count_tokens
 from tests.support.servers.peer import scene
 from tests.support.servers.sim_grpc import GrpcEngine, grpc_engine
+from tests.support.waiting import wait_until
 
 Stub = Any
 
@@ -34,7 +35,7 @@ async def answer(stub: Stub, request: GrpcRequest, **metadata: str) -> list[Grpc
 
 
 @pytest.mark.parametrize(
-    ("asked", "metadata", "tokens", "finish"),
+    ("query", "metadata", "tokens", "finish"),
     [
         ({"max_tokens": 2}, {}, 2, "length"),
         ({"max_tokens": 50, "min_tokens": 8}, {}, 8, "stop"),
@@ -50,12 +51,12 @@ async def answer(stub: Stub, request: GrpcRequest, **metadata: str) -> list[Grpc
 )
 @scene
 async def test_how_many_tokens_and_how_it_ends(
-    asked: dict[str, Any], metadata: dict[str, str], tokens: int, finish: str
+    query: dict[str, Any], metadata: dict[str, str], tokens: int, finish: str
 ) -> None:
     async with grpc_engine() as e, stub_of(e) as stub:
-        chunks = await answer(stub, GrpcRequest(text="hi", **asked), **metadata)
+        chunks = await answer(stub, GrpcRequest(text="hi", **query), **metadata)
         (truth,) = await e.truths()
-    assert chunks[-1].usage == GrpcUsage(4 if "ids" in asked else 1, tokens)
+    assert chunks[-1].usage == GrpcUsage(4 if "ids" in query else 1, tokens)
     assert sum(len(chunk.ids) for chunk in chunks) == tokens == len(truth.sent_ns[0])
     assert [chunk.finish for chunk in chunks if chunk.finish] == [finish] == truth.finish
 
@@ -130,8 +131,7 @@ async def test_who_is_given_up_before_a_token_is_told_to_come_back() -> None:
         staying = asyncio.create_task(answer(stub, GrpcRequest(text="hi")))
         live = e.server.reception._live
         assert live is not None
-        while not live.state().running:
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: live.state().running)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await answer(stub, GrpcRequest(text="hi"))
         assert raised.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -24,7 +24,7 @@ ITERATIONS = sorted(name for name, kind in SCHEDULERS.items() if kind.iterates)
 
 
 @dataclass
-class Heard:
+class Received:
     """What a client of the engine is told; and, of the virtual driver, the same."""
 
     tokens: list[int] = field(default_factory=list)
@@ -48,11 +48,11 @@ class Watch:
     """The virtual driver's."""
 
     whole: bool
-    heard: dict[int, Heard] = field(default_factory=dict)
+    answers: dict[int, Received] = field(default_factory=dict)
 
     def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
         over_ns = end_ns if served and self.whole else None
-        self.heard[request] = Heard(list(token_ns), over_ns, None if served else end_ns)
+        self.answers[request] = Received(list(token_ns), over_ns, None if served else end_ns)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def options_of(scheduler: str, serving: dict[str, str], readings: dict[str, str]
     )
 
 
-def played(options: EngineOptions, groups: Sequence[Group], servers: int = 1) -> list[Heard]:
+def played(options: EngineOptions, groups: Sequence[Group], servers: int = 1) -> list[Received]:
     """What the virtual driver says, in the order in which requests arrive."""
     rows = sorted(
         (
@@ -88,7 +88,7 @@ def played(options: EngineOptions, groups: Sequence[Group], servers: int = 1) ->
     watch = Watch(not options.iterates)
     engine = Engine(SCHEDULERS[options.scheduler].build(requests, options.setup), servers)
     run_virtual(requests, engine, servers=servers, watch=watch)
-    return [watch.heard[i] for i in range(len(rows))]
+    return [watch.answers[i] for i in range(len(rows))]
 
 
 def lived(
@@ -103,18 +103,18 @@ def lived(
             live.advance(now_ns)
             continue
         group = groups[i]
-        asked = [Ticket(Heard(), 0, given, made, blocks) for given, made, blocks in group.rows]
-        live.submit(now_ns, now_ns + group.waits_ns, asked)
-        tickets += asked
+        query = [Ticket(Received(), 0, given, made, blocks) for given, made, blocks in group.rows]
+        live.submit(now_ns, now_ns + group.waits_ns, query)
+        tickets += query
     while live.next_ns < NEVER:
         live.advance(live.next_ns)
     return live, sorted(tickets, key=lambda ticket: ticket.number)
 
 
-def heard(tickets: Sequence[Ticket]) -> list[Heard]:
+def messages(tickets: Sequence[Ticket]) -> list[Received]:
     found = []
     for ticket in tickets:
-        assert isinstance(ticket.listener, Heard)
+        assert isinstance(ticket.listener, Received)
         found.append(ticket.listener)
     return found
 
@@ -133,10 +133,10 @@ _GROUPS = st.lists(
     min_size=1,
     max_size=14,
 ).map(
-    lambda told: _apart(
+    lambda result: _apart(
         [
             Group(at, wait, rows)
-            for at, (_, wait, rows) in zip(accumulate(g for g, _, _ in told), told, strict=True)
+            for at, (_, wait, rows) in zip(accumulate(g for g, _, _ in result), result, strict=True)
         ]
     )
 )
@@ -182,7 +182,7 @@ def test_iterations_in_real_time_are_those_in_virtual_time(
 ) -> None:
     options = options_of(scheduler, serving, readings)
     live, tickets = lived(options, groups, looks)
-    assert heard(tickets) == played(options, groups)
+    assert messages(tickets) == played(options, groups)
     assert len(live) == 0
 
 
@@ -193,7 +193,7 @@ def test_whole_batches_in_real_time_are_those_in_virtual_time(
     chosen = options_of(scheduler, {}, readings)
     options = EngineOptions(scheduler, chosen.setup, servers)
     live, tickets = lived(options, groups, looks)
-    assert heard(tickets) == played(options, groups, servers)
+    assert messages(tickets) == played(options, groups, servers)
     assert len(live) == 0
 
 
@@ -210,7 +210,7 @@ def test_who_left_is_told_nothing_and_all_others_are_served_to_the_end(
 ) -> None:
     live = live_of(options_of(scheduler, serving, {}), 0, lambda at_ns: None)
     tickets: list[Ticket] = []
-    told: list[Heard] = []
+    result: list[Received] = []
     left: dict[int, int] = {}
     events = sorted(
         [(group.accepted_ns, 0, i) for i, group in enumerate(groups)]
@@ -219,10 +219,10 @@ def test_who_left_is_told_nothing_and_all_others_are_served_to_the_end(
     )
     for now_ns, kind, i in events:
         if kind == 0:
-            asked = [Ticket(Heard(), 0, *row) for row in groups[i].rows]
-            live.submit(now_ns, now_ns + groups[i].waits_ns, asked)
-            tickets += asked
-            told += heard(asked)
+            query = [Ticket(Received(), 0, *row) for row in groups[i].rows]
+            live.submit(now_ns, now_ns + groups[i].waits_ns, query)
+            tickets += query
+            result += messages(query)
         elif kind == 1:
             live.advance(now_ns)
         elif i < len(tickets):
@@ -231,7 +231,7 @@ def test_who_left_is_told_nothing_and_all_others_are_served_to_the_end(
     while live.next_ns < NEVER:
         live.advance(live.next_ns)
     assert len(live) == 0
-    for i, (ticket, one) in enumerate(zip(tickets, told, strict=True)):
+    for i, (ticket, one) in enumerate(zip(tickets, result, strict=True)):
         if i in left:
             assert all(at_ns <= left[i] for at_ns in one.tokens)
         elif one.refused_ns is None:
@@ -244,7 +244,7 @@ def test_predictions_are_those_of_the_predictor(predictor: str) -> None:
     found = []
     for seed in (1, 1, 2):
         live = live_of(EngineOptions("shortest_predicted_first", setup), seed, lambda at_ns: None)
-        tickets = [Ticket(Heard(), 0, 611, 7) for _ in range(3)]
+        tickets = [Ticket(Received(), 0, 611, 7) for _ in range(3)]
         live.submit(0, 0, tickets)
         found.append([ticket.predicted for ticket in tickets])
     assert found[0] == found[1]

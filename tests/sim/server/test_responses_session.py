@@ -60,7 +60,7 @@ async def test_a_response_continues_another_of_the_session() -> None:
         await client.say("response.create", input="hi", previous_response_id=first["id"])
         second = (await client.hear_until(DONE))[-1]["response"]
         await client.say("response.create", input="hi", previous_response_id="resp_none", stream_id="x")
-        refused = await client.hear()
+        refused = await client.receive()
     assert text_of(events) == first["output"][0]["content"][0]["text"]
     assert second["usage"]["input_tokens"] == count_tokens(f"hi\n{text_of(events)}\nhi")
     assert (refused["status"], refused["error"]["code"]) == (400, "previous_response_not_found")
@@ -70,17 +70,17 @@ async def test_a_response_continues_another_of_the_session() -> None:
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ("no json", "does not fit"),
+        ("no json", "invalid request body"),
         ('{"type": "response.dance"}', "response.dance"),
         ('{"type": "response.create"}', "input"),
-        ('{"type": "response.create", "input": "hi", "max_output_tokens": 0}', "cannot be 0"),
+        ('{"type": "response.create", "input": "hi", "max_output_tokens": 0}', "got 0"),
     ],
 )
 @scene
 async def test_what_does_not_fit_is_an_error_event_and_the_session_goes_on(message: str, says: str) -> None:
     async with engine() as e, session(e, RESPONSES) as client:
         await client.socket.send_str(message)
-        error = await client.hear()
+        error = await client.receive()
         assert (error["type"], error["status"], error["error"]["type"]) == (
             "error", 400, "invalid_request_error",
         )  # fmt: skip

@@ -33,8 +33,8 @@ async def test_how_many_tokens(
 ) -> None:
     async with engine() as e:
         for stream in (False, True):
-            asked = ask_chat(stream=stream, stream_options={"include_usage": True}, **body)
-            status, answer = await e.answer(CHAT, asked, **headers)
+            query = ask_chat(stream=stream, stream_options={"include_usage": True}, **body)
+            status, answer = await e.answer(CHAT, query, **headers)
             assert status == 200
             if stream:
                 events = json_events(answer)
@@ -74,14 +74,14 @@ async def test_several_choices_differ_and_all_are_told() -> None:
         assert len(set(texts)) == 3
         assert whole["usage"]["completion_tokens"] == 15
         _, answer = await e.answer(CHAT, ask_chat(n=3, stream=True))
-        said = ["", "", ""]
+        output = ["", "", ""]
         finished = set()
         for event in json_events(answer):
             choice = event["choices"][0]
-            said[choice["index"]] += choice["delta"].get("content", "")
+            output[choice["index"]] += choice["delta"].get("content", "")
             if choice["finish_reason"]:
                 finished.add(choice["index"])
-        assert said == texts
+        assert output == texts
         assert finished == {0, 1, 2}
 
 
@@ -119,10 +119,10 @@ async def test_silence_is_filled_when_asked() -> None:
     async with engine(SimOptions(ttft=Duration(50 * MS), itl=Duration(0), tokens=1)) as e:
         _, body = await e.answer(CHAT, ask_chat(stream=True), x_sim_keepalive_ms="20")
         assert body.startswith(b": keep-alive\n\n: keep-alive\n\ndata: ")
-        asked = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-        _, body = await e.answer("/v1/messages", {**asked, "max_tokens": 9}, x_sim_keepalive_ms="20")
+        query = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        _, body = await e.answer("/v1/messages", {**query, "max_tokens": 9}, x_sim_keepalive_ms="20")
         assert body.startswith(b'event: ping\ndata: {"type":"ping"}\n\n' * 2 + b"event: message_start")
-        _, body = await e.answer("/api/chat", asked, x_sim_keepalive_ms="20")
+        _, body = await e.answer("/api/chat", query, x_sim_keepalive_ms="20")
         assert [json.loads(line)["done"] for line in body.splitlines()] == [False, True]
 
 

@@ -55,11 +55,11 @@ class Times:
 
 def virtually(options: EngineOptions, truths: list[dict[str, Any]]) -> Times:
     """The arrivals that a server logged, in virtual time."""
-    asked = sorted((one for t in truths for one in t["submitted"]), key=lambda one: one["number"])
-    assert [one["number"] for one in asked] == list(range(len(asked)))
-    columns = (array("q", [one[name] for one in asked]) for name in ("arrival_ns", "input", "output"))
+    query = sorted((one for t in truths for one in t["submitted"]), key=lambda one: one["number"])
+    assert [one["number"] for one in query] == list(range(len(query)))
+    columns = (array("q", [one[name] for one in query]) for name in ("arrival_ns", "input", "output"))
     arrivals, given, made = columns
-    requests = Requests(arrivals, given, made, array("q", [one["predicted"] for one in asked]))
+    requests = Requests(arrivals, given, made, array("q", [one["predicted"] for one in query]))
     times = Times()
     core = Core(SCHEDULERS[options.scheduler].build(requests, options.setup), options.servers)
     run_virtual(requests, core, servers=options.servers, watch=times)
@@ -134,10 +134,10 @@ async def test_who_is_given_up_midway_is_told_in_the_stream(path: str) -> None:
     """A second prompt is so long that the first request's next token is late."""
     serving = {"give_up": "late", "tbt": "8ms", "ttft": "10s"}
     async with engine(SimOptions(tokens=30_000), behind=behind(**serving)) as e:
-        asked: dict[str, Any] = {**PATHS[path], "stream": True}
-        if "max_tokens" in asked:
-            asked["max_tokens"] = 30_000
-        async with e.post(path, asked) as response:
+        query: dict[str, Any] = {**PATHS[path], "stream": True}
+        if "max_tokens" in query:
+            query["max_tokens"] = 30_000
+        async with e.post(path, query) as response:
             body = await response.content.readany()
             long = ask_chat(messages=[{"role": "user", "content": "and " * 1_500}], max_tokens=1)
             await e.answer(CHAT, long)
@@ -170,8 +170,8 @@ async def test_the_prefix_cache_shows_in_usage_and_metrics(stream: bool) -> None
     async with engine(TEN, behind=behind(prefix_cache="true")) as e:
         usages = []
         for last in ("one", "two"):
-            said = "the same words again and again " * 6 + last
-            messages = [{"role": "user", "content": said}]
+            shown = "the same words again and again " * 6 + last
+            messages = [{"role": "user", "content": shown}]
             body = ask_chat(stream=stream, stream_options={"include_usage": True}, messages=messages)
             _, answer = await e.answer(CHAT, body)
             usages.append((json_events(answer)[-1] if stream else json.loads(answer))["usage"])

@@ -11,18 +11,18 @@ from llmtap.workload.prompts.text import count_tokens, token_ids
 from tests.support.servers.peer import scene
 from tests.support.servers.sim_engine import engine, explained, json_events
 
-SAID = "Tell me of the sea."
-MESSAGES = [{"role": "user", "content": SAID}]
-TOKENS = count_tokens(SAID)
+TEXT = "Tell me of the sea."
+MESSAGES = [{"role": "user", "content": TEXT}]
+TOKENS = count_tokens(TEXT)
 
 # path, body, dialect as our reader names it, where the whole answer has its text
 ENDPOINTS = [
     ("/v1/chat/completions", {"messages": MESSAGES}, "openai.chat", ("choices", 0, "message", "content")),
-    ("/v1/completions", {"prompt": SAID}, "openai.completions", ("choices", 0, "text")),
-    ("/v1/responses", {"input": SAID}, "openai.responses", ("output", 0, "content", 0, "text")),
+    ("/v1/completions", {"prompt": TEXT}, "openai.completions", ("choices", 0, "text")),
+    ("/v1/responses", {"input": TEXT}, "openai.responses", ("output", 0, "content", 0, "text")),
     ("/v1/messages", {"messages": MESSAGES}, "anthropic", ("content", 0, "text")),
     ("/api/chat", {"messages": MESSAGES}, "ollama.native", ("message", "content")),
-    ("/api/generate", {"prompt": SAID}, "ollama.native", ("response",)),
+    ("/api/generate", {"prompt": TEXT}, "ollama.native", ("response",)),
 ]
 LIMITS = {"/v1/responses": "max_output_tokens", "/api/chat": "options", "/api/generate": "options"}
 REASONS = {
@@ -57,13 +57,13 @@ async def test_streamed_and_whole_say_and_count_the_same(
     path: str, body: dict[str, Any], dialect: str, text_at: tuple[Any, ...]
 ) -> None:
     async with engine() as e:
-        asked = {"model": "m", **body}
-        _, answer = await e.answer(path, {**asked, "stream": False})
+        request = {"model": "m", **body}
+        _, answer = await e.answer(path, {**request, "stream": False})
         whole = json.loads(answer)
         text = at(whole, text_at)
         assert count_tokens(text) == 5
         assert counts_of(path, whole) == (TOKENS, 5)
-        streamed = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = {**request, "stream": True, "stream_options": {"include_usage": True}}
         status, stream = await e.answer(path, streamed)
         assert status == 200
     found = explained(stream, path)
@@ -86,9 +86,9 @@ async def test_a_limit_on_tokens_is_kept_and_told(
     path: str, body: dict[str, Any], dialect: str, text_at: tuple[Any, ...]
 ) -> None:
     async with engine() as e:
-        asked = {"model": "m", "stream": True, **limited(path, body, 2)}
-        _, stream = await e.answer(path, {**asked, "stream_options": {"include_usage": True}})
-        _, answer = await e.answer(path, {**asked, "stream": False})
+        request = {"model": "m", "stream": True, **limited(path, body, 2)}
+        _, stream = await e.answer(path, {**request, "stream_options": {"include_usage": True}})
+        _, answer = await e.answer(path, {**request, "stream": False})
     x = explained(stream, path).exchange
     assert x.tokens.output == 2
     assert x.finish_reason == REASONS.get(path, ("stop", "length"))[1]
@@ -99,7 +99,7 @@ async def test_a_limit_on_tokens_is_kept_and_told(
 @scene
 async def test_vllms_dialect_counts_on_every_chunk(path: str) -> None:
     body = {
-        "messages": MESSAGES, "prompt": SAID, "stream": True, "return_token_ids": True,
+        "messages": MESSAGES, "prompt": TEXT, "stream": True, "return_token_ids": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip
     async with engine() as e:
@@ -109,11 +109,11 @@ async def test_vllms_dialect_counts_on_every_chunk(path: str) -> None:
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == ([0] if "chat" in path else []) + [2, 4, 5, 5]
     assert all(event["usage"]["prompt_tokens"] == TOKENS for event in events)
-    said = [event["choices"][0] for event in events[-4:-1]]
-    assert said[-1]["finish_reason"] == "stop", "the last tokens say how it ended"
-    assert [len(choice["token_ids"]) for choice in said] == [2, 2, 1]
-    texts = [choice["delta"]["content"] if "delta" in choice else choice["text"] for choice in said]
-    assert [choice["token_ids"] for choice in said] == [token_ids(text) for text in texts]
+    shown = [event["choices"][0] for event in events[-4:-1]]
+    assert shown[-1]["finish_reason"] == "stop", "the last tokens say how it ended"
+    assert [len(choice["token_ids"]) for choice in shown] == [2, 2, 1]
+    texts = [choice["delta"]["content"] if "delta" in choice else choice["text"] for choice in shown]
+    assert [choice["token_ids"] for choice in shown] == [token_ids(text) for text in texts]
     x = explained(stream, path).exchange
     assert x.tokens.output == 5
     assert all(event["usage"] is None for event in json_events(plain)[:-1]), "OpenAI's has no running count"
@@ -128,7 +128,7 @@ async def test_anthropic_and_responses_tell_every_step() -> None:
             "message_delta", "message_stop",
         ]  # fmt: skip
         _, stream = await e.answer(
-            "/v1/responses", {"input": [{"role": "user", "content": SAID}], "stream": True}
+            "/v1/responses", {"input": [{"role": "user", "content": TEXT}], "stream": True}
         )
     events = json_events(stream)
     assert [event["type"].removeprefix("response.") for event in events] == [

@@ -40,7 +40,7 @@ async def test_who_is_turned_away_gets_an_error_event(
     async with engine() as e, session(e, path, **headers) as client:
         for name in ("one", "two"):
             await client.say("response.create", event_id=name, stream_id=name, **ASK)
-            event = await client.hear()
+            event = await client.receive()
             assert event["error"]["type"] == kind
             assert name == (event["error"]["event_id"] if path == REALTIME else event["stream_id"])
         assert [truth["outcome"] for truth in await e.ended(2 if outcome else 0)] == (

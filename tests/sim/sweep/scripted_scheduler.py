@@ -55,5 +55,5 @@ class Scripted:
         return EngineOutput((), (request,))
 
     def given_up(self) -> Mapping[int, GivenUp]:
-        told, self._given_up = self._given_up, {}
-        return told
+        result, self._given_up = self._given_up, {}
+        return result

@@ -85,8 +85,8 @@ def test_it_measures_as_the_same_answer_passing_by(arrival_ns: int, gaps: list[i
         "no_token_reason",
     ):  # fmt: skip
         assert getattr(ours, name) == getattr(live, name), name
-    told = ours.to_dict(mine.metrics(), chunking_of(ours))
-    assert told["timeline"] == live.to_dict(theirs.metrics(), chunking_of(live))["timeline"]
+    result = ours.to_dict(mine.metrics(), chunking_of(ours))
+    assert result["timeline"] == live.to_dict(theirs.metrics(), chunking_of(live))["timeline"]
 
 
 def test_a_request_that_makes_no_token_is_an_empty_answer() -> None:
@@ -186,8 +186,8 @@ def test_reader_report_and_convert_take_it_and_find_nothing_missing(
     assert capture.info.arrivals == "wall"
     assert {x.seq: x.arrival_wall_ns for x in capture.exchanges()} == {x.seq: x.arrival_wall_ns for x in made}
     assert reported("--integrity")["ok"]
-    told = reported("--by", "arm")
-    assert (told["load"]["mode"], list(told["by"]["arm"])) == ("open", ["x"])
+    result = reported("--by", "arm")
+    assert (result["load"]["mode"], list(result["by"]["arm"])) == ("open", ["x"])
     report = convert(str(to), str(tmp_path / "m.jsonl"), target_format="mooncake")
     assert (report.rows_read, report.rows_written) == (50, 38)  # a failed request has no place there
 
@@ -212,7 +212,7 @@ def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     trace.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
     requests = load_trace(str(trace)).requests_at(count=len(rows))
     serving = read_serving({"prefix_cache": "true"})
-    told = simulate(
+    result = simulate(
         "continuous_batching", requests, ModelOptions(), serving=serving, capture=tmp_path / "c"
     ).to_dict()
     convert(str(tmp_path / "c"), str(back), target_format="mooncake")
@@ -220,6 +220,6 @@ def test_a_mooncake_trace_comes_back_as_it_was(tmp_path: Path) -> None:
     # What the cache had is whole blocks only: 512 tokens, of which one is made again, and 1,024.
     cached = {x.seq: x.tokens.cached for x in llmtap.read(tmp_path / "c").exchanges()}
     assert cached == {1: 0, 2: 511, 3: 1_024, 4: 0}
-    assert told["engine"]["prefix_hits"] == sum(cached.values())
+    assert result["engine"]["prefix_hits"] == sum(cached.values())
     # And the capture is a trace with the same blocks again.
     assert load_trace(str(tmp_path / "c")).requests.blocks == requests.blocks

@@ -1,27 +1,42 @@
 """Invariant: what a simulated engine took for an iteration is what its capture tells."""
 
+import json
 import random
 from array import array
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 import llmtap
 from llmtap.exchange.exchange import EventLog, Exchange
-from llmtap.sim.model_options import SEED_MODEL, IterationModel, LatencyModel, ModelOptions, Serving
+from llmtap.sim.engine import Engine, RunRecord, run_virtual
+from llmtap.sim.model_options import (
+    SEED_MODEL,
+    IterationModel,
+    LatencyModel,
+    ModelOptions,
+    Serving,
+    ServingSetup,
+)
+from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.fitting import (
     FitError,
     GridError,
     GridPoint,
     IterationFit,
+    KvMemory,
+    caution_of,
     fit_batches,
     fit_capture,
     fit_exchanges,
     load_grid,
     nearest,
+    unseen_of,
 )
 from llmtap.sim.sweep.simulate import ExchangeMaker, simulate
 from llmtap.workload.requests import Requests
@@ -74,6 +89,76 @@ def test_the_constants_come_back_from_a_capture(
     assert max(fit.prefill.error_max, fit.decode.error_max) < 1e-3
     assert fit.prefill.points >= 10
     assert fit.decode.points > 5_000
+    unseen = {"prefill": fit.prefill_unseen, "decode": fit.decode_unseen}
+    assert all(part is not None and part.r2 > 0.9999 and part.rms_error < 1e-3 for part in unseen.values())
+    assert caution_of(unseen) is None
+
+
+@pytest.mark.parametrize("scheduler", CHUNKS)
+def test_a_server_at_the_limit_of_its_memory_needs_the_number_of_its_blocks(
+    scheduler: str, tmp_path: Path
+) -> None:
+    serving = structs.replace(SERVING, kv_tokens=4_000)
+    simulate(
+        scheduler, work(400, 6), ModelOptions(), iterations=MODEL, serving=serving, capture=tmp_path
+    )  # fmt: skip
+    exchanges = list(llmtap.read(tmp_path).exchanges())
+    unaware = fit_exchanges(exchanges, chunk=CHUNKS[scheduler])
+    assert unaware.decode.r2 < 0.2
+    assert unaware.decode_unseen is not None and unaware.decode_unseen.is_poor
+    assert "decode: R^2" in str(caution_of({"decode": unaware.decode_unseen}))
+    fit = fit_exchanges(exchanges, chunk=CHUNKS[scheduler], memory=KvMemory(4_000 // 16, 16))
+    assert fit.decode.r2 > 0.9999 and fit.decode.points > 2 * unaware.decode.points
+    assert fit.decode_unseen is not None and fit.decode_unseen.r2 > 0.9999
+    assert fit.model.beta_ns == pytest.approx(MODEL.beta_ns, rel=1e-4)
+    assert fit.model.context_ns == pytest.approx(MODEL.context_ns, rel=1e-3)
+
+
+def test_a_server_that_changed_is_predicted_poorly() -> None:
+    rows = [
+        *exchanges_of_a_run(work(200, 2), MODEL),
+        *exchanges_of_a_run(work(200, 2), replace(MODEL, beta_ns=2 * MODEL.beta_ns), after_ns=200 * S),
+    ]
+    fit = fit_exchanges(rows)
+    assert fit.decode_unseen is not None and fit.decode_unseen.is_poor
+    assert caution_of({"prefill": fit.prefill_unseen, "decode": fit.decode_unseen}) is not None
+
+
+def test_a_capture_whose_second_half_has_more_load_is_judged_by_its_first_half() -> None:
+    rows = [
+        *exchanges_of_a_run(work(30, 0.05), MODEL),
+        *exchanges_of_a_run(work(400, 5), MODEL, after_ns=700 * S),
+    ]
+    fit = fit_exchanges(rows)
+    assert fit.decode_unseen is not None and fit.decode_unseen.r2 > 0.99
+
+
+@pytest.mark.parametrize(("spread", "is_poor"), [(0.02, False), (0.5, True)])
+def test_noise_of_durations_that_are_nearly_equal_is_no_poor_fit(spread: float, is_poor: bool) -> None:
+    chance = random.Random(1)
+    measured = [1 + chance.uniform(-spread, spread) for _ in range(1_000)]
+    unseen = unseen_of(measured, [1.0] * 1_000)
+    assert unseen.r2 < 0.1 and unseen.is_poor is is_poor
+    # The standard deviation of a uniform distribution is its width divided by the root of 12.
+    assert unseen.rms_error == pytest.approx(2 * spread / 12**0.5, rel=0.05)
+
+
+def exchanges_of_a_run(requests: Requests, model: IterationModel, after_ns: int = 0) -> list[Exchange]:
+    requests = replace(requests, arrival_ns=array("q", [t + after_ns for t in requests.arrival_ns]))
+    requests.predicted = requests.output
+    record = RunRecord.begun(len(requests), 1)
+    maker = ExchangeMaker("continuous_batching", requests, record)
+    made: list[Exchange] = []
+
+    class Watch:
+        def ended(self, request: int, token_ns: Sequence[int], end_ns: int, *, served: bool) -> None:
+            made.append(maker.exchange(request, token_ns, end_ns, served=served))
+
+    scheduler = SCHEDULERS["continuous_batching"].build(
+        requests, ServingSetup(iterations=model, serving=SERVING)
+    )
+    run_virtual(requests, Engine(scheduler), watch=Watch(), record=record)
+    return made
 
 
 def without_events(x: Exchange) -> Exchange:
@@ -95,6 +180,29 @@ def test_first_and_last_tokens_tell_how_long_iterations_are(scheduler: str, tmp_
     assert fit.model.prefill_ns == pytest.approx(MODEL.prefill_ns, rel=1e-4)
 
 
+def test_a_dynamo_trace_is_fitted_by_its_first_tokens_and_ends(tmp_path: Path) -> None:
+    place = captured(tmp_path / "capture", work(600, 4, rest_every=100))
+    file = tmp_path / "dynamo.jsonl"
+    with file.open("w") as out:
+        for i, x in enumerate(llmtap.read(place).exchanges()):
+            t = x.timeline
+            assert t.submit_ns is not None and t.first_token_ns is not None and t.last_token_ns is not None
+            request = {
+                "request_id": str(i), "request_received_ms": round(t.submit_ns / 1e6, 3),
+                "input_tokens": x.tokens.input, "output_tokens": x.tokens.output,
+                "ttft_ms": (t.first_token_ns - t.submit_ns) / 1e6,
+                "total_time_ms": (t.last_token_ns - t.submit_ns) / 1e6,
+            }  # fmt: skip
+            record = {"schema": "dynamo.request.trace.v1", "event_type": "request_end", "request": request}
+            print(json.dumps(record), file=out)
+    fit = fit_capture(str(file))
+    assert fit.prefill.source == ALONE and fit.decode.source == ANSWERS
+    assert fit.model.prefill_ns == pytest.approx(MODEL.prefill_ns, rel=1e-3)
+    for d in (1, 4, 16, 32):
+        found, truth = (model.duration_ns(0, d, 600 * d) for model in (fit.model, MODEL))
+        assert found == pytest.approx(truth, rel=0.05), d
+
+
 def test_a_server_that_tells_of_its_queue_is_believed(tmp_path: Path) -> None:
     work_ = work(60, 0.05)
     place = captured(tmp_path, work_)
@@ -107,11 +215,11 @@ def test_a_server_that_tells_of_its_queue_is_believed(tmp_path: Path) -> None:
         return replace(x, timeline=replace(t, **stamps), server_timing=timing)
 
     rows = list(llmtap.read(place).exchanges())
-    plain, told = fit_exchanges(rows), fit_exchanges([queued(x) for x in rows])
+    plain, result = fit_exchanges(rows), fit_exchanges([queued(x) for x in rows])
     assert plain.base_ns is not None
-    assert told.base_ns == pytest.approx(plain.base_ns, abs=2_000)
+    assert result.base_ns == pytest.approx(plain.base_ns, abs=2_000)
     twice = [replace(q, server_timing=(q.server_timing or []) * 2) for q in map(queued, rows)]
-    assert fit_exchanges(twice).base_ns == told.base_ns, "the engine's word and the gateway's on one wait"
+    assert fit_exchanges(twice).base_ns == result.base_ns, "the engine's word and the gateway's on one wait"
     silent = fit_exchanges([replace(queued(x), server_timing=None) for x in rows])
     assert silent.base_ns == pytest.approx(plain.base_ns + late_ms * 1e6, abs=2_000)
 
@@ -174,8 +282,8 @@ def test_no_constant_is_below_0_and_those_needed_are_above(
     else:
         assert best is not None
         assert best[0] == pytest.approx(found, abs=1e-9)
-        told = [sum(found[name] * RISING[name][i] for name in found) for i in range(4)]
-        assert best[1] == pytest.approx(told, abs=1e-9)
+        result = [sum(found[name] * RISING[name][i] for name in found) for i in range(4)]
+        assert best[1] == pytest.approx(result, abs=1e-9)
 
 
 GRID = [(b, length) for b in (1, 2, 4, 8, 16, 32) for length in (128, 256, 512, 1024, 2048)]

@@ -95,9 +95,11 @@ def test_a_run_is_made_once_over_what_its_scheduler_reads(
     source: GridSource, axes: dict[str, Any], expected: list[dict[str, Any]]
 ) -> None:
     jobs = SweepGrid(source, {}).jobs(axes, None, nothing)
-    told = [msgspec.to_builtins(j.readings, enc_hook=int) | msgspec.to_builtins(j.serving, enc_hook=int)
+    result = [msgspec.to_builtins(j.readings, enc_hook=int) | msgspec.to_builtins(j.serving, enc_hook=int)
             | {"seed": j.seed} for j in jobs]  # fmt: skip
-    assert [{name: one[name] for name in want} for one, want in zip(told, expected, strict=True)] == expected
+    assert [
+        {name: one[name] for name in want} for one, want in zip(result, expected, strict=True)
+    ] == expected
 
 
 def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
@@ -113,9 +115,9 @@ def test_a_workload_is_drawn_by_its_name_and_seed() -> None:
     ("axes", "common", "problem"),
     [
         ({"rate": (3.0,)}, {}, "--rate: all rows arrive at once"),
-        ({"requests": (3,)}, {}, "--requests: 3 are more than .* has, and all rows arrive at once"),
+        ({"requests": (3,)}, {}, "--requests: 3 are more than .* has, and its rows cannot be repeated"),
         ({}, {"capacity": 0.1}, "--capacity: all rows arrive at once"),
-        ({"memory_gb": ("4",)}, {}, "--reading: memory_gb: nothing is left"),
+        ({"memory_gb": ("4",)}, {}, "--reading: memory_gb: must be above"),
         ({"scale": (1e-12,), "requests": (2,)}, {}, "--scale: the last of 2 requests would arrive after 146"),
     ],
 )
@@ -129,7 +131,7 @@ def test_what_cannot_be_is_said_before_anything_is_run(
         SweepGrid(GridSource(str(path)), common).jobs({"scheduler": ("static_fifo",), **axes}, None, nothing)
 
 
-def told(late: float) -> dict[str, Any]:
+def result(late: float) -> dict[str, Any]:
     return {"request_sla_violation": late}
 
 
@@ -147,7 +149,7 @@ def told(late: float) -> dict[str, Any]:
 )
 def test_the_best_is_the_smallest_that_is_as_good_as_any(late: list[float], best: tuple[int, str]) -> None:
     tried = [{"servers": k, "bins": b} for k in (1, 4) for b in ("1", "8")]
-    assert best_of(tried, [told(one) for one in late]) == {"servers": best[0], "bins": best[1]}
+    assert best_of(tried, [result(one) for one in late]) == {"servers": best[0], "bins": best[1]}
 
 
 PRESET = Preset("", "", {}, ({"scheduler": "multi_bin_dynamic", "servers": BEST, "bins": BEST},), "grid")
@@ -183,10 +185,10 @@ def test_shares_are_of_what_is_done_when_all_come_at_once(source: GridSource) ->
     )  # fmt: skip
     at_once = source.traces[first.rows].requests_at(count=first.count, scale=first.scale)
     assert max(at_once.arrival_ns) <= 1
-    [told] = [run_job(first, source.traces[first.rows])]
+    [result] = [run_job(first, source.traces[first.rows])]
     own_rps = source.traces[first.rows].rate_rps
     assert own_rps is not None
-    capacity_rps = told["throughput_rps"]
+    capacity_rps = result["throughput_rps"]
     assert [j.scale for j in jobs] == pytest.approx(
         [share * capacity_rps / own_rps for share in (0.5, 0.5, 1.0, 1.0)]
     )

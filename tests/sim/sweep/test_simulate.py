@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from llmtap.metrics.catalogue import METRIC_OF
 from llmtap.metrics.objectives import Objectives
-from llmtap.metrics.summary import METRICS, Summary
+from llmtap.metrics.summary import Summary
 from llmtap.sim.engine import IterationState
 from llmtap.sim.model_options import IterationModel, ModelOptions, Serving, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
@@ -28,9 +29,9 @@ BATCHES = [name for name, kind in SCHEDULERS.items() if not kind.iterates]
 @pytest.mark.parametrize("scheduler", BATCHES)
 @pytest.mark.parametrize("eps", ["0.005", "0.001"])
 def test_twelve_requests_are_served_as_the_oracle_has_it_to_the_last_digit(scheduler: str, eps: str) -> None:
-    told = json.loads((ORACLE / "sim004_tiny.json").read_text())
-    expected = told["schedulers"][f"{scheduler} eps={eps}"]
-    rows = list(zip(told["arrival_s"], told["prompt"], told["output"], strict=True))
+    answer = json.loads((ORACLE / "sim004_tiny.json").read_text())
+    expected = answer["schedulers"][f"{scheduler} eps={eps}"]
+    rows = list(zip(answer["arrival_s"], answer["prompt"], answer["output"], strict=True))
     result = simulate(scheduler, workload(rows), read_model_options({"eps": eps, "bins": "4"}))
     summary = result.to_dict()
     assert [list(one) for one in served(result)] == expected["per_request_start_end_batch"]
@@ -51,30 +52,32 @@ ROWS: list[Row] = [(1, 10, 10), (2, 0, 10), (2, 0, 0), (5, 30, 10), (11, 0, 5)]
 
 
 def test_every_figure_by_hand() -> None:
-    told = simulated("static_fifo", ROWS, request_sla="5s", token_sla="120ms").to_dict()
-    assert (told["scheduler"], told["n"], told["outcomes"]) == ("static_fifo", 5, {"complete": 5})
-    assert told["window"] == {"name": "first arrival to last completion", "seconds": 11.75}
-    assert told["load"] == {"mode": "open", "offered_rps": 0.4, "achieved_rps": 5 / 11.75}
-    assert told["tokens"] == {"input": 40, "output": 35, "output_per_second": 35 / 11.75}
-    assert (told["throughput_rps"], told["throughput_tps"]) == (5 / 11.75, 75 / 11.75)
-    latency = told["latency"]
-    assert told["metrics"] == {"e2e": latency}
+    answer = simulated("static_fifo", ROWS, request_sla="5s", token_sla="120ms").to_dict()
+    assert (answer["scheduler"], answer["n"], answer["outcomes"]) == ("static_fifo", 5, {"complete": 5})
+    assert answer["window"] == {"name": "first arrival to last completion", "seconds": 11.75}
+    assert answer["load"] == {"mode": "open", "offered_rps": 0.4, "achieved_rps": 5 / 11.75}
+    assert answer["tokens"] == {"input": 40, "output": 35, "output_per_second": 35 / 11.75}
+    assert (answer["throughput_rps"], answer["throughput_tps"]) == (5 / 11.75, 75 / 11.75)
+    latency = answer["latency"]
+    assert answer["metrics"] == {"e2e": latency}
     # 3, 4.25, 4.25, 6.25 and 1.75 s.
     assert (latency["n"], latency["mean"], latency["min"], latency["max"]) == (5, 3.9, 1.75, 6.25)
     assert (latency["p50"], latency["p90"]) == (4.25, pytest.approx(4.25 + 0.6 * 2))
     assert latency["marks"] == ["p50", "p90", "p95", "p99", "p999"]
-    assert told["request_sla_violation"] == 1 / 5
-    assert told["token_sla_violation"] == 2 / 5  # 0.125 s between tokens, in the batch of two
-    assert told["utilization"] == 1.0
-    assert (told["batches"], told["batch_mean"], told["batch_sizes"]) == (4, 1.25, {"1": 3, "2": 1})
-    assert (told["queueing"]["min"], told["queueing"]["max"]) == (0, 2)
-    assert told["seconds_per_output_token"] == 11.75 / 35
-    assert told["decode_step_mean"] == pytest.approx((3 * 0.1 + 0.125) / 4)
-    assert told["readings"]["request_sla"] == 5.0
-    assert told["model"] == {"alpha": 1.0, "beta": 0.1, "gamma": 0.5}
+    assert answer["request_sla_violation"] == 1 / 5
+    assert answer["token_sla_violation"] == 2 / 5  # 0.125 s between tokens, in the batch of two
+    assert answer["utilization"] == 1.0
+    assert (answer["batches"], answer["batch_mean"], answer["batch_sizes"]) == (4, 1.25, {"1": 3, "2": 1})
+    assert (answer["queueing"]["min"], answer["queueing"]["max"]) == (0, 2)
+    assert answer["seconds_per_output_token"] == 11.75 / 35
+    assert answer["decode_step_mean"] == pytest.approx((3 * 0.1 + 0.125) / 4)
+    assert answer["readings"]["request_sla"] == 5.0
+    assert answer["model"] == {"alpha": 1.0, "beta": 0.1, "gamma": 0.5}
 
 
-def _told(scheduler: str = "static_fifo", rows: list[Row] | None = None, key: str = "") -> Callable[..., Any]:
+def _result(
+    scheduler: str = "static_fifo", rows: list[Row] | None = None, key: str = ""
+) -> Callable[..., Any]:
     def look(settings: dict[str, str]) -> Any:
         result = simulated(scheduler, ROWS if rows is None else rows, **settings)
         return served(result) if not key else result.to_dict()[key]
@@ -104,18 +107,18 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
     # reading, another value, what is looked at, by default, with the value
     ("eps", "100ms", _sizes(DYNAMIC, MANY[:7], **{**STEADY, "eps": "5ms"}, b_max="9"),
      [7] * 7, [5] * 5 + [2] * 2),
-    ("token_sla", "110ms", _told(key="token_sla_violation"), 1.0, 2 / 5),
-    ("request_sla", "3s", _told(key="request_sla_violation"), 0.0, 3 / 5),
-    ("predictor", "prompt", _told(BINS, [(0, 10, 90)] * 3, "bins"),
+    ("token_sla", "110ms", _result(key="token_sla_violation"), 1.0, 2 / 5),
+    ("request_sla", "3s", _result(key="request_sla_violation"), 0.0, 3 / 5),
+    ("predictor", "prompt", _result(BINS, [(0, 10, 90)] * 3, "bins"),
      [(90, 90)] * 7 + [(90, None)], [(7, 7)] * 7 + [(7, None)]),
-    ("bin_limit", "none", _told(BINS, LONG, "bin_limits"), [66] * 7 + [8], [128] * 8),
+    ("bin_limit", "none", _result(BINS, LONG, "bin_limits"), [66] * 7 + [8], [128] * 8),
     ("controller_limit", "bin", _sizes(BINS, LONG[:1] * 9, **STEADY, bins="1"), [8] * 8 + [1], [4] * 8 + [1]),
-    ("length", "output", _told(),
+    ("length", "output", _result(),
      [(1, 4, 1), (4, 6.25, 2), (4, 6.25, 2), (6.25, 11.25, 1), (11.25, 12.75, 1)],
      [(1, 3, 1), (3, 5.25, 2), (3, 5.25, 2), (5.25, 7.25, 1), (11, 12.5, 1)]),
-    ("window", "arrivals", _told(key="throughput_rps"), 5 / 11.75, 0.5),
-    ("tokens", "output", _told(key="throughput_tps"), 75 / 11.75, 35 / 11.75),
-    ("bins", "2", _told(BINS, LENGTHS, "bins"),
+    ("window", "arrivals", _result(key="throughput_rps"), 5 / 11.75, 0.5),
+    ("tokens", "output", _result(key="throughput_tps"), 75 / 11.75, 35 / 11.75),
+    ("bins", "2", _result(BINS, LENGTHS, "bins"),
      [(2, 3), (3, 5), (5, 7), (7, 9), (9, 10), (10, 12), (12, 14), (14, None)], [(2, 9), (9, None)]),
     ("bin_choice", "longest-queue", lambda s: [
         end for _, end, _ in served(simulated(BINS, [(0, 0, 0), (0.1, 0, 20), (0.2, 0, 1), (0.3, 0, 2)],
@@ -129,12 +132,12 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
     ("memory_check", "hard", _sizes("static_fifo", [(0, 10_000, 0)] * 6, **TOGETHER), [6] * 6, [3] * 6),
     ("lengths_start", "limit", _sizes(DYNAMIC, MANY[:96], **TOGETHER), [76] * 76 + [20] * 20, [96] * 96),
     ("candidates", "2", _sizes(DYNAMIC, MANY[:3], **TOGETHER), [3, 3, 3], [2, 2, 1]),
-    ("failed", "dropped", _told(key="n"), 5, 4),
+    ("failed", "dropped", _result(key="n"), 5, 4),
     ("same_instant", "all-first", _sizes("static_fifo", MANY[:3]), [1, 2, 2], [3, 3, 3]),
     ("tie", "gpu-first", _sizes("static_fifo", [(0, 0, 10), (1, 0, 10), (2, 0, 10)]), [1, 2, 2], [1, 1, 1]),
     ("sla_step", "update", _sizes(DYNAMIC, MANY[:7], **TOGETHER, b_max="9"), [7] * 7, [5] * 5 + [2] * 2),
     ("partial", "wait", _sizes("static_fifo", MANY[:3]), [1, 2, 2], [3, 3, 3]),
-    ("bin_edges", "0,9", _told(BINS, LENGTHS[:2], "bins"),
+    ("bin_edges", "0,9", _result(BINS, LENGTHS[:2], "bins"),
      [(2, 2), (2, 2), (2, 2), (2, 3), (3, 3), (3, 3), (3, 3), (3, None)], [(0, 9), (9, None)]),
     ("edges", "first-1000", lambda s: simulated(BINS, HALVES, bins="2", **s).bins,
      [(5, 7), (7, None)], [(5, 5), (5, None)]),
@@ -145,10 +148,10 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
     ("static_batch", "2", _sizes("static_fifo", MANY[:3], **TOGETHER), [3, 3, 3], [2, 2, 1]),
     # (1 + 2) // 2 = 1 is the average to begin with, and low = 2 - 4.
     ("b_max", "2", _sizes(DYNAMIC, MANY[:3], **TOGETHER), [3, 3, 3], [1, 1, 1]),
-    ("memory_gb", "13", _told(BINS, LONG, "bin_limits"), [66] * 7 + [8], [75] * 7 + [9]),
-    ("model_gb", "5", _told(BINS, LONG, "bin_limits"), [66] * 7 + [8], [56] * 7 + [7]),
-    ("margin_gb", "0", _told(BINS, LONG, "bin_limits"), [66] * 7 + [8], [75] * 7 + [9]),
-    ("kv_gb_per_token", "3.75e-4", _told(BINS, LONG, "bin_limits"), [66] * 7 + [8], [33] * 7 + [4]),
+    ("memory_gb", "13", _result(BINS, LONG, "bin_limits"), [66] * 7 + [8], [75] * 7 + [9]),
+    ("model_gb", "5", _result(BINS, LONG, "bin_limits"), [66] * 7 + [8], [56] * 7 + [7]),
+    ("margin_gb", "0", _result(BINS, LONG, "bin_limits"), [66] * 7 + [8], [75] * 7 + [9]),
+    ("kv_gb_per_token", "3.75e-4", _result(BINS, LONG, "bin_limits"), [66] * 7 + [8], [33] * 7 + [4]),
 ]  # fmt: skip
 
 
@@ -175,16 +178,16 @@ def test_when_all_requests_failed_none_are_left() -> None:
 @pytest.mark.parametrize("start", [0.01, 1.0, 7.0, 500.0])
 @pytest.mark.parametrize("truth", [0.9, 3.0, 40.0])
 def test_the_capacity_is_found_from_above_and_below(start: float, truth: float) -> None:
-    asked = []
+    request = []
 
     def late(rate: float) -> float:
-        asked.append(rate)
+        request.append(rate)
         return 0.0 if rate <= truth else 0.5
 
     found = capacity_rps(late, 0.01, start)
     assert found is not None
     assert found <= truth <= found * 1.01
-    assert len(asked) < 40
+    assert len(request) < 40
     assert capacity_rps(lambda rate: 0.05, 0.05, start) is None
     assert capacity_rps(lambda rate: 1.0, 0.5, start) == 0.0
 
@@ -215,17 +218,17 @@ OBJECTIVES = Objectives.parse("ttft:3s e2e:5s")
 def test_measuring_changes_no_figure_and_adds_all_of_a_summary(scheduler: str) -> None:
     work, read = workload(ROWS), read_model_options({"request_sla": "5s"})
     plain = simulate(scheduler, work, read, measure=False).to_dict()
-    told = simulate(scheduler, work, read, objectives=OBJECTIVES).to_dict()
-    more = told["metrics"].keys() - {"e2e"}
-    assert told.keys() - plain.keys() == Summary().to_dict({}, 1.0).keys() - plain.keys()
+    answer = simulate(scheduler, work, read, objectives=OBJECTIVES).to_dict()
+    more = answer["metrics"].keys() - {"e2e"}
+    assert answer.keys() - plain.keys() == Summary().to_dict({}, 1.0).keys() - plain.keys()
     for name in plain.keys() - {"metrics", "tokens", "token_sla_violation"}:
-        assert told[name] == plain[name], name
-    assert told["metrics"]["e2e"] == plain["metrics"]["e2e"]
-    assert more == set(METRICS) - {"e2e"}
-    assert {name: told["tokens"][name] for name in plain["tokens"]} == pytest.approx(plain["tokens"])
+        assert answer[name] == plain[name], name
+    assert answer["metrics"]["e2e"] == plain["metrics"]["e2e"]
+    assert more == set(METRIC_OF) - {"e2e"}
+    assert {name: answer["tokens"][name] for name in plain["tokens"]} == pytest.approx(plain["tokens"])
     # One of the five asks for no token: an empty answer meets nothing.
-    assert (told["goodput"]["counted"], told["goodput"]["broken"]["ended"]) == (5, 1)
-    assert told["smooth_goodput"]["n"] == 4
+    assert (answer["goodput"]["counted"], answer["goodput"]["broken"]["ended"]) == (5, 1)
+    assert answer["smooth_goodput"]["n"] == 4
 
 
 ALONE_ROWS: list[Row] = [(1, 10, 2), (1.5, 20, 3), (2, 30, 1), (8, 40, 2)]
@@ -244,23 +247,23 @@ def scripted(
 
 def test_when_all_are_served_every_figure_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     model = IterationModel(beta_ns=S, gamma=0.5, prefill_ns=S / 10, context_ns=S / 1_000)
-    told = scripted(monkeypatch, {}, iterations=model, serving=Serving(seqs_max=1)).to_dict()
-    assert (told["n"], told["outcomes"], told["unserved"]) == (4, {"complete": 4}, {})
-    assert told["window"]["seconds"] == 12
-    assert (told["throughput_rps"], told["throughput_tps"]) == (4 / 12, 108 / 12)
-    assert (told["latency"]["min"], told["latency"]["max"]) == (3, 8)  # 3, 6.5, 8 and 5 s
-    assert told["request_sla_violation"] == 2 / 4
-    assert told["token_sla_violation"] == 3 / 4  # the third has one token, and so no gap
-    assert (told["batches"], told["batch_mean"], told["batch_sizes"]) == (8, 1, {"1": 8})
-    assert told["utilization"] == 1
-    assert (told["queueing"]["min"], told["queueing"]["max"]) == (0, 6)
-    assert told["decode_step_mean"] == 12 / 8
-    assert told["model"] == {"beta": 1.0, "gamma": 0.5, "prefill": 0.1, "context": 0.001}
-    assert told["serving"]["seqs_max"] == 1
-    assert told["engine"]["preempted_share"] == 0
-    assert (told["engine"]["prefix_hit_rate"], told["engine"]["preemption_loss"]) == (None, None)
-    assert (told["engine"]["recovery"], told["engine"]["kv_peak"]) == (None, 0)
-    assert told["metrics"]["ttft"]["n"] == 4
+    answer = scripted(monkeypatch, {}, iterations=model, serving=Serving(seqs_max=1)).to_dict()
+    assert (answer["n"], answer["outcomes"], answer["unserved"]) == (4, {"complete": 4}, {})
+    assert answer["window"]["seconds"] == 12
+    assert (answer["throughput_rps"], answer["throughput_tps"]) == (4 / 12, 108 / 12)
+    assert (answer["latency"]["min"], answer["latency"]["max"]) == (3, 8)  # 3, 6.5, 8 and 5 s
+    assert answer["request_sla_violation"] == 2 / 4
+    assert answer["token_sla_violation"] == 3 / 4  # the third has one token, and so no gap
+    assert (answer["batches"], answer["batch_mean"], answer["batch_sizes"]) == (8, 1, {"1": 8})
+    assert answer["utilization"] == 1
+    assert (answer["queueing"]["min"], answer["queueing"]["max"]) == (0, 6)
+    assert answer["decode_step_mean"] == 12 / 8
+    assert answer["model"] == {"beta": 1.0, "gamma": 0.5, "prefill": 0.1, "context": 0.001}
+    assert answer["serving"]["seqs_max"] == 1
+    assert answer["engine"]["preempted_share"] == 0
+    assert (answer["engine"]["prefix_hit_rate"], answer["engine"]["preemption_loss"]) == (None, None)
+    assert (answer["engine"]["recovery"], answer["engine"]["kv_peak"]) == (None, 0)
+    assert answer["metrics"]["ttft"]["n"] == 4
 
 
 GIVEN_UP = {1: 2, 2: 0}
@@ -272,20 +275,20 @@ def test_who_is_given_up_is_an_outcome_and_late_and_no_throughput(
     monkeypatch: pytest.MonkeyPatch, measure: bool
 ) -> None:
     result = scripted(monkeypatch, GIVEN_UP, measure=measure)
-    told = result.to_dict()
+    answer = result.to_dict()
     assert result.record.given_up == {1: 2, 2: 0}
-    assert told["outcomes"] == {"complete": 2, "truncated": 1, "upstream_error": 1}
-    assert told["unserved"] == {"late_midway": 1, "too_large": 1}
-    assert (told["n"], told["latency"]["n"], told["latency"]["max"]) == (4, 2, 3)
-    assert told["request_sla_violation"] == 2 / 4
-    assert told["token_sla_violation"] == (3 / 4 if measure else None)
-    assert told["window"]["seconds"] == 10
+    assert answer["outcomes"] == {"complete": 2, "truncated": 1, "upstream_error": 1}
+    assert answer["unserved"] == {"late_midway": 1, "too_large": 1}
+    assert (answer["n"], answer["latency"]["n"], answer["latency"]["max"]) == (4, 2, 3)
+    assert answer["request_sla_violation"] == 2 / 4
+    assert answer["token_sla_violation"] == (3 / 4 if measure else None)
+    assert answer["window"]["seconds"] == 10
     # Completed: 10 and 40 in, 2 and 2 out. What had left of the second counts as tokens, too.
-    assert (told["throughput_rps"], told["throughput_tps"]) == (2 / 10, 54 / 10)
-    assert (told["tokens"]["input"], told["tokens"]["output"]) == (70, 6)
-    assert told["seconds_per_output_token"] == 9 / 6
-    assert told["queueing"]["n"] == 3
-    assert told["engine"]["preemptions"] == 1
+    assert (answer["throughput_rps"], answer["throughput_tps"]) == (2 / 10, 54 / 10)
+    assert (answer["tokens"]["input"], answer["tokens"]["output"]) == (70, 6)
+    assert answer["seconds_per_output_token"] == 9 / 6
+    assert answer["queueing"]["n"] == 3
+    assert answer["engine"]["preemptions"] == 1
 
 
 def test_what_the_engine_did_with_its_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

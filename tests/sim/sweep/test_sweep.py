@@ -30,6 +30,7 @@ OTHER: dict[str, Any] = {
     "asked": 3.0,
     "scheduler": "dynamic_no_bins",
     "servers": 2,
+    "router": "least-loaded",
     "seed": 43,
     "readings": ModelOptions(eps=Duration(1)),
     "serving": Serving(chunk=511),
@@ -58,11 +59,11 @@ def test_the_table_of_what_may_differ_is_whole() -> None:
 
 def test_the_same_job_has_the_same_id_in_another_process() -> None:
     code = "from tests.support.workloads.sweeps import job, trace; print(job(trace()).id)"
-    told = subprocess.run(
+    answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
         cwd=Path(__file__).parents[3], env={"PYTHONHASHSEED": "1"},
     )  # fmt: skip
-    assert told.stdout.strip() == JOB.id == job(trace()).id
+    assert answer.stdout.strip() == JOB.id == job(trace()).id
 
 
 @pytest.mark.parametrize(
@@ -84,26 +85,27 @@ def test_rows_that_differ_have_another_digest(change: Any) -> None:
 
 def test_a_job_tells_the_figures_of_its_run_and_its_own_parameters() -> None:
     readings = ModelOptions(bins=3)
-    told = run_job(
+    answer = run_job(
         replace(JOB, scheduler="multi_bin_dynamic", readings=readings, servers=2, scale=5.0, count=90), TRACE
     )
     work = TRACE.requests_at(count=90, scale=5.0)
     result = simulate("multi_bin_dynamic", work, readings, servers=2).to_dict()
-    assert {name: told[name] for name in result} == result
-    assert (told["trace"], told["scale"], told["fit"]) == ("a.csv", 5.0, None)
-    assert len(told["bins"]) == 3
-    assert set(told) - set(result) == {"trace", "scale", "asked_load", "fit", "job"}
+    assert {name: answer[name] for name in result} == result
+    assert (answer["trace"], answer["scale"], answer["fit"]) == ("a.csv", 5.0, None)
+    assert len(answer["bins"]) == 3
+    assert set(answer) - set(result) == {"trace", "scale", "asked_load", "fit", "job"}
 
 
 def test_an_error_is_what_came_of_a_job() -> None:
     ticks = iter((10**9, 4 * 10**9))
-    failed = attempt(replace(JOB, scheduler="continuous_batching", servers=2), TRACE, lambda: next(ticks))
+    impossible = replace(JOB, measure=False, follow=1)
+    failed = attempt(impossible, TRACE, lambda: next(ticks))
     assert failed.summary is None
     assert failed.error is not None
-    assert "continuous_batching has one server" in failed.error
-    assert (failed.id, failed.seconds) == (replace(JOB, scheduler="continuous_batching", servers=2).id, 3.0)
+    assert "measuring is off" in failed.error
+    assert (failed.id, failed.seconds) == (impossible.id, 3.0)
     other = attempt(replace(JOB, version="9.9.9"), TRACE, lambda: 0)
-    assert other.error == f"the job is from llmtap 9.9.9, and it came to {llmtap.__version__}"
+    assert other.error == f"the job is from llmtap 9.9.9, but this process has {llmtap.__version__}"
     broken = attempt(replace(JOB, scheduler="none"), TRACE, lambda: 0)
     assert broken.error == "KeyError: 'none'"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from llmtap.bench.report.report import ASKED
+from llmtap.bench.report.report import SETUP_FILE
 from llmtap.bench.run.session import RESULT, Folder
 from tests.bench.support import measured
 from tests.support.results.compliance_reports import changed, report_of_test
@@ -33,7 +33,7 @@ def results_folder(
         changes: of each report, as `changed` has them.
     """
     folder = Folder(place)
-    folder.write_json(ASKED, {"command": "llmtap bench", "asked": [test]})
+    folder.write_json(SETUP_FILE, {"command": "llmtap bench", "asked": [test]})
     for run in range(1, runs + 1):
         rng = Random(f"system {place.name}, run {run}")
         weather = 1 + rng.gauss(0, spread)

@@ -1,13 +1,12 @@
-"""A report's page taken apart: its words, headings and tables, and what plotly is given; and its colours."""
+"""A report's page taken apart: its words, headings, tables and plots; and its colours."""
 
-import html
 import json
 from html.parser import HTMLParser
 from typing import Any
 
 
 class Page(HTMLParser):
-    """The page taken apart, without plotly's own script."""
+    """The page taken apart."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -58,17 +57,13 @@ class Page(HTMLParser):
 
     @property
     def figures(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(self.scripts[1])
+        told: dict[str, Any] = json.loads(self.scripts[0])
         return told
 
     def series(self, plot: str) -> dict[str, list[tuple[Any, Any]]]:
         """Points of each run's line, by name."""
-        data = self.figures["plots"][plot]["data"]
-        return {
-            html.unescape(d["name"]): list(zip(d["x"], d["y"], strict=True))
-            for d in data
-            if d["meta"]["line"] is not None
-        }
+        series = self.figures["plots"][plot]["series"]
+        return {one["name"]: list(zip(one["x"], one["y"], strict=True)) for one in series if "line" in one}
 
 
 def contrast(one: str, other: str) -> float:

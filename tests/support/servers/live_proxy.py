@@ -1,28 +1,30 @@
 """`llmtap proxy` as its users start it: real processes, on loopback ports of their own."""
 
 import asyncio
+import atexit
 import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 from llmtap.net.listener import keep_port
 from tests.support.servers.peer import Gone
 from tests.support.servers.raw_client import RawClient, request
+from tests.support.waiting import wait_until
 
 READY_S = 120.0
 """Deadlines: they cost time only where something is broken."""
 STOP_S = 60.0
 ANSWER_S = 60.0
 
-_KEPT: list[socket.socket] = []
+_KEPT: Final = contextlib.ExitStack()
+atexit.register(_KEPT.close)
 
 
 class LiveProxy:
@@ -48,15 +50,13 @@ class LiveProxy:
         return json.loads(answer.data) if answer.status == 200 and path.startswith("/api") else answer.status
 
     async def measured(self, n: int, seconds: float = READY_S) -> None:
-        """Until the meter has seen `n` exchanges."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
-        while True:
+        """Wait until the meter has measured `n` exchanges."""
+
+        async def enough() -> bool:
             summary = await self.told("/api/v1/summary?window=all")
-            if isinstance(summary, dict) and summary["n"] >= n:
-                return
-            assert loop.time() < end, f"fewer than {n} exchanges after {seconds} s"
-            await asyncio.sleep(0.05)
+            return isinstance(summary, dict) and summary["n"] >= n
+
+        await wait_until(enough, seconds)
 
 
 @asynccontextmanager
@@ -81,13 +81,15 @@ async def live_proxy(upstream: str, *settings: str) -> AsyncIterator[LiveProxy]:
 
 
 async def _ready(running: LiveProxy, process: asyncio.subprocess.Process, said: IO[bytes]) -> None:
-    loop = asyncio.get_running_loop()
-    end = loop.time() + READY_S
-    while await running.told("/readyz") != 200:
-        if process.returncode is not None or loop.time() > end:
-            said.seek(0)
-            raise AssertionError(f"the proxy was not ready:\n{said.read().decode(errors='replace')[-2_000:]}")
-        await asyncio.sleep(0.05)
+    def log() -> str:
+        said.seek(0)
+        return said.read().decode(errors="replace")[-2_000:]
+
+    async def is_ready() -> bool:
+        assert process.returncode is None, f"the proxy ended with {process.returncode}:\n{log()}"
+        return bool(await running.told("/readyz") == 200)
+
+    await wait_until(is_ready, READY_S, hint=log)
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
@@ -105,6 +107,6 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 def port_free() -> int:
     """A port of the loopback for a process that is yet to start; it stays kept (`keep_port`)."""
     kept = keep_port()
-    _KEPT.append(kept)
+    _KEPT.enter_context(kept)
     port: int = kept.getsockname()[1]
     return port

@@ -8,9 +8,11 @@ from array import array
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from llmtap.exchange.exchange import Exchange
-from llmtap.load.http import Call, LoadSender, SenderOptions
+from llmtap.load.http import Call, LoadSender
+from llmtap.load.options import LoadPlan, SendingOptions
 from llmtap.load.sending import parse_target
 from llmtap.load.workers.worker_handle import WorkerSetup
 from llmtap.units import Duration
@@ -105,7 +107,7 @@ async def sender_to(
     fresh: bool = False, retries: int = 0, headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> AsyncIterator[Sending]:  # fmt: skip
     """The only sender to `url`. At the end every call has ended, once, and every socket is closed."""
-    options = SenderOptions(
+    options = SendingOptions(
         clock=clock, fresh=fresh, retries=retries, connect_timeout=Duration(100 * 10**9),
         timeout=Duration(int(timeout_s * 1e9)),
     )  # fmt: skip
@@ -122,7 +124,7 @@ async def sender_to(
 
 
 @contextmanager
-def bodies(url: str, count: int, **more: object) -> Iterator[tuple[WorkerSetup, "array[int]", "array[int]"]]:
+def bodies(url: str, count: int, **more: Any) -> Iterator[tuple[WorkerSetup, "array[int]", "array[int]"]]:
     """A setup for so many rows whose bodies say which they are, and where these begin and end."""
     begins, ends = array("q"), array("q")
     with tempfile.TemporaryFile() as file:
@@ -131,8 +133,6 @@ def bodies(url: str, count: int, **more: object) -> Iterator[tuple[WorkerSetup, 
             file.write(body_of(row))
             ends.append(file.tell())
         file.flush()
-        plain: dict[str, object] = {
-            "sender": SenderOptions(), "url": url, "endpoint": "chat.completions", "headers": [],
-            "bodies_fd": file.fileno(), "spill_fd": None,
-        }  # fmt: skip
-        yield WorkerSetup(**(plain | more)), begins, ends  # type: ignore[arg-type]
+        setup = {name: more.pop(name) for name in WorkerSetup.__struct_fields__ if name in more}
+        plain = {"bodies_fd": file.fileno(), "spill_fd": None, **setup}
+        yield WorkerSetup(load=LoadPlan.of(url=url, **more), **plain), begins, ends

@@ -17,9 +17,10 @@ from typing import Any
 
 import uvloop
 
+# Tests of connections import both from here.
+from tests.support.waiting import PATIENCE_S, wait_until  # noqa: F401
+
 READ_BYTES = 1 << 18
-PATIENCE_S = 60.0
-"""For a thing that takes milliseconds: a machine that is busy elsewhere stands still for seconds."""
 LIMIT_S = 150.0
 """For a test of seconds; half of what pytest allows it."""
 STILL_TURNS = 15
@@ -259,15 +260,6 @@ def _waiting(here: tuple[str, int], there: tuple[str, int]) -> int:
     return waiting
 
 
-async def wait_until(true: Callable[[], Any], seconds: float = PATIENCE_S) -> None:
-    """Look again and again until it is true; an AssertionError when that takes too long."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    while not true():
-        assert loop.time() < end, f"still not so after {seconds} s"
-        await asyncio.sleep(0.002)
-
-
 async def wait_taken(here: tuple[str, int], there: tuple[str, int]) -> None:
     """Until the far end of a connection of this host has read all that was said at its near end.
 
@@ -290,6 +282,17 @@ async def wait_still(count: Callable[[], int]) -> int:
     return before
 
 
+_AT_END: list[Callable[[], None]] = []
+
+
+def at_end(action: Callable[[], None]) -> None:
+    """Call this at the end of the running scene, also of one that fails.
+
+    For open TLS transports: with one of them, uvloop's `close` never returns, and no time-out ends it.
+    """
+    _AT_END.append(action)
+
+
 def play(work: Awaitable[Any], limit_s: float = LIMIT_S) -> Any:
     """Run `work` on a fresh uvloop; what any callback raises fails the test."""
     faults: list[dict[str, Any]] = []
@@ -297,8 +300,12 @@ def play(work: Awaitable[Any], limit_s: float = LIMIT_S) -> Any:
     async def main() -> Any:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: faults.append(context))
-        async with asyncio.timeout(limit_s):
-            return await work
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        finally:
+            while _AT_END:
+                _AT_END.pop()()
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

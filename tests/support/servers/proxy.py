@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from llmtap.channel.experiment import Experiment
-from llmtap.channel.frames import ACK, BatchReader, Closing, FrameKind, Hello, RelayStatus
+from llmtap.channel.frames import ACK, BatchReader, Closing, FrameKind, Hello
+from llmtap.channel.status import RelayStatus
 from llmtap.clock import Clock
 from llmtap.units import Duration
 from llmtap.vantage.relay.options import RelayOptions

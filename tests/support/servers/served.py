@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.servers.live_proxy import READY_S, STOP_S, LiveProxy, port_free
+from tests.support.waiting import wait_until
 
 HOUSE = Path(__file__).parents[3]
 
@@ -43,13 +44,14 @@ async def process(*argv: str, **environ: str) -> AsyncIterator[asyncio.subproces
                 await running.wait()
 
 
-async def _answers(seen: LiveProxy, path: str, running: asyncio.subprocess.Process) -> None:
-    loop = asyncio.get_running_loop()
-    end = loop.time() + READY_S
-    while await seen.told(path) != 200:
+async def answers(seen: LiveProxy, path: str, running: asyncio.subprocess.Process) -> None:
+    """Wait until a process answers 200 at a path."""
+
+    async def answered() -> bool:
         assert running.returncode is None, f"it ended with {running.returncode}"
-        assert loop.time() < end, "it was not ready in time"
-        await asyncio.sleep(0.05)
+        return bool(await seen.told(path) == 200)
+
+    await wait_until(answered, READY_S)
 
 
 @asynccontextmanager
@@ -58,7 +60,7 @@ async def served(app: str, health: str = "/health", **environ: str) -> AsyncIter
     port = port_free()
     argv = ["uvicorn", app, "--host", "127.0.0.1", "--port", str(port), "--log-level", "warning"]
     async with process(*argv, "--timeout-graceful-shutdown", "2", **environ) as running:
-        await _answers(LiveProxy(port, port), health, running)
+        await answers(LiveProxy(port, port), health, running)
         yield port
 
 
@@ -71,5 +73,5 @@ async def standalone_meter(
     argv = ["llmtap.cli", "meter", "--listen-socket", str(path), "--admin", f"127.0.0.1:{admin}"]
     async with process(*argv, "--set", "log.level=warning", *args) as running:
         seen: Any = LiveProxy(admin, admin)
-        await _answers(seen, "/healthz", running)
+        await answers(seen, "/healthz", running)
         yield seen, running

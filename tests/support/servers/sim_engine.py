@@ -1,6 +1,5 @@
 """The simulated engine on a real socket, and what a stream of it says to llmtap's own reader."""
 
-import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -15,6 +14,7 @@ from llmtap.exchange.saved import Explained, explain, read_saved
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.server import SimServer
 from llmtap.units import Duration
+from tests.support.waiting import wait_until
 
 QUICK = SimOptions(ttft=Duration(0), itl=Duration(0), tokens=5)
 CHAT = "/v1/chat/completions"
@@ -51,9 +51,12 @@ class Engine:
 
     async def ended(self, count: int = 1) -> list[dict[str, Any]]:
         """The truths, once so many requests have ended."""
-        while len(truths := await self.truths()) < count:
-            await asyncio.sleep(0.001)
-        return truths
+
+        async def enough() -> bool:
+            return len(await self.truths()) >= count
+
+        await wait_until(enough)
+        return await self.truths()
 
     async def metrics(self) -> dict[str, float]:
         """Values of `/metrics`, labels and all."""
@@ -67,8 +70,7 @@ class Engine:
 
     async def until(self, name: str) -> None:
         """Until some request runs, or waits."""
-        while not await self.gauge(f"num_requests_{name}"):
-            pass
+        await wait_until(lambda: self.gauge(f"num_requests_{name}"))
 
 
 @asynccontextmanager

@@ -1,6 +1,5 @@
 """The simulated engine's server with gRPC, on a real socket."""
 
-import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from aiohttp import web
 from llmtap.sim.server.options import EngineOptions, SimOptions
 from llmtap.sim.server.server import SimServer
 from tests.support.servers.sim_engine import QUICK
+from tests.support.waiting import wait_until
 
 
 class GrpcEngine:
@@ -22,10 +22,12 @@ class GrpcEngine:
         self.address = f"127.0.0.1:{server.grpc_port}"
 
     async def truths(self, count: int = 1) -> list[Any]:
-        """Once so many calls have ended: gRPC tells the client before the server."""
-        while len(found := self.server.reception.truths.since(0)["truths"]) < count:
-            await asyncio.sleep(0.001)
-        return list(found)
+        """The truths, once so many calls have ended: gRPC tells the client before the server."""
+        await wait_until(lambda: len(self._truths()) >= count)
+        return self._truths()
+
+    def _truths(self) -> list[Any]:
+        return list(self.server.reception.truths.since(0)["truths"])
 
 
 @asynccontextmanager

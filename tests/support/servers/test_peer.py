@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.support.servers.peer import Ending, Gone, Peer, play, scene
+from tests.support.servers.peer import Ending, Gone, Peer, at_end, play, scene
 
 
 @asynccontextmanager
@@ -66,3 +66,16 @@ def test_what_a_callback_raises_and_a_task_nobody_asked_about_fail_the_test() ->
 def test_a_play_that_does_not_end_is_ended() -> None:
     with pytest.raises(TimeoutError):
         play(asyncio.sleep(10), limit_s=0.02)
+
+
+def test_actions_at_the_end_run_once_also_if_the_scene_fails() -> None:
+    calls: list[str] = []
+
+    async def fail() -> None:
+        at_end(lambda: calls.append("end"))
+        raise LookupError("of the scene")
+
+    with pytest.raises(LookupError):
+        play(fail())
+    play(asyncio.sleep(0))
+    assert calls == ["end"]

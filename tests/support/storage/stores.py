@@ -1,8 +1,7 @@
 """Stores for tests: small batches, small spools, and what is found in the files in the end."""
 
 import random
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,8 +16,6 @@ from llmtap.units import Bytes
 
 INFO = CaptureInfo(capture="c1", level="shape")
 NOTHING = CaptureLedger()
-_WAIT_S = 90.0
-"""Longest wait for a thing that takes a moment; it only passes when something is broken."""
 
 
 def options(to: object, **more: object) -> CaptureOptions:
@@ -85,13 +82,3 @@ def left_spool(folder: Path, name: str, batches: Iterable[pa.RecordBatch], info:
 def no_room(*_: object, **__: object) -> None:
     """In place of anything that writes to a disk: it is full."""
     raise OSError(28, "No space left on device")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Returns when it holds. Raises AssertionError where it never does."""
-    pause = threading.Event()
-    for _ in range(round(_WAIT_S / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("what was waited for never came")

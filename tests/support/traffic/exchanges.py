@@ -120,7 +120,7 @@ def any_exchange(draw: st.DrawFn) -> Exchange:
             "confidence": "high",
         }
     if draw(st.booleans()):
-        x.asked = draw(_asked())
+        x.shape = draw(_asked())
     if draw(st.booleans()):
         source = draw(st.sampled_from(("explicit", "prefix")))
         by = draw(st.sampled_from((None, "human", "tool")))
@@ -128,7 +128,7 @@ def any_exchange(draw: st.DrawFn) -> Exchange:
         number = draw(st.integers(0, 99))
         x.turn = Turn(draw(_word), source, number, draw(st.none() | _text), think_ns, by)
     if draw(st.booleans()):
-        x.said = CapturedText(draw(st.none() | _text), draw(st.none() | _text), draw(st.integers(0, 99)))
+        x.text = CapturedText(draw(st.none() | _text), draw(st.none() | _text), draw(st.integers(0, 99)))
     return x
 
 

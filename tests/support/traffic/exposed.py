@@ -4,8 +4,9 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmtap.exchange.exchange import Exchange
-from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.exchange import EventLog, Exchange, Tokens
+from llmtap.exchange.outcome import Outcome, Reading
+from llmtap.export.prometheus.catalogue import Value
 from llmtap.export.prometheus.exposition import Exposition
 from llmtap.export.sinks import CaptureState, ExporterState, SeriesKey
 from llmtap.meter.admin.views import capture_values, exporter_values, lag_cells, relay_values, upstream_values
@@ -19,8 +20,8 @@ from tests.support.traffic.relay_status import relay_status
 OF_A_SCRAPE = {"job", "instance", "namespace", "pod"}
 """The labels that Prometheus adds to every sample; the last two with the Prometheus Operator."""
 FUNCTIONS = frozenset({
-    "absent", "and", "by", "clamp_min", "count", "histogram_quantile", "ignoring", "increase", "max", "on",
-    "or", "rate", "resets", "sum", "sum_over_time", "unless", "vector", "without",
+    "absent", "and", "by", "clamp_min", "count", "group_left", "histogram_quantile", "ignoring", "increase",
+    "max", "on", "or", "rate", "resets", "sum", "sum_over_time", "unless", "vector", "without",
 })  # fmt: skip
 """All that may stand before a parenthesis in our queries."""
 _NAME = r"llmtap_\w+|slo:[\w:]+|sloth_slo_info|ALERTS|scrape_\w+|up"
@@ -42,15 +43,18 @@ def exposition_text() -> str:
     capture = CaptureState(dropped={"memory": 1}, problem="disk_full", files_problem="no such bucket")
     upstream = UpstreamLoad("http://127.0.0.1:9/metrics")
     upstream.values = dict.fromkeys(SERIES, 1.0)
-    values = {
+    values: dict[str, Value] = {
         "slo_events": {("gold", "acme"): 2, ("gold", "default"): 0},
         "slo_good": {("gold", "acme"): 1, ("gold", "default"): 0},
+        "slo_not_judged": {("gold", "acme"): 1, ("gold", "default"): 0},
         "slo_target_ratio": {"gold": 0.99},
         "slo_objective_seconds": {("gold", "ttft"): 0.5},
         "slo_burn_rate": {("gold", "5m"): 1.0},
         "label_overflow": {"tenant": 1},
         "meter_errors": {"x": 1},
         **dict.fromkeys(("meter_cpu_seconds", "meter_rss_bytes"), 0),
+        "admin_limits": {"connections": 2},
+        "reading_limits": {"kept_events": 1},
         "live_missed_exchanges": 0,
         "meter_frames": 1,
         "smooth_goodput_tokens_per_second": {"1m": 1.0},
@@ -84,7 +88,12 @@ def _exchanges() -> list[Exchange]:
     refused.refusal = {"kind": "output_guardrail", "source": "finish_reason"}
     left.outcome = Outcome.CLIENT_CANCELLED
     left.timeline.delivered_ns = left.timeline.first_token_ns
-    return [whole, refused, left]
+    unread = streamed(4)
+    t = unread.timeline
+    t.first_token_ns = t.first_content_ns = t.last_token_ns = None
+    t.events, unread.tokens = EventLog(), Tokens()
+    unread.reading, unread.content_type, unread.unparsed_events = Reading.NONE, "text/event-stream", 3
+    return [whole, refused, left, unread]
 
 
 def selectors(query: str) -> list[tuple[str, set[str]]]:

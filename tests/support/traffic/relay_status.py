@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from llmtap.channel.frames import LAG_EDGES_NS, RelayStatus
+from llmtap.channel.status import LAG_EDGES_NS, RelayStatus
 
 
 def relay_status(**said: Any) -> RelayStatus:

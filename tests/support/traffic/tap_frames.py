@@ -4,7 +4,8 @@ from typing import Any
 
 import msgspec
 
-from llmtap.channel.frames import Anchored, Closing, FrameKind, Hello, RelayStatus, pack_batch
+from llmtap.channel.frames import Anchored, Closing, FrameKind, Hello, pack_batch
+from llmtap.channel.status import RelayStatus
 
 MS = 1_000_000
 _REQUEST = (

@@ -13,7 +13,7 @@ WEKA, OTLP, DYNAMO = by_name("weka"), by_name("otlp"), by_name("dynamo")
 TREE = ("id", "session", "turn", "parent", "think_us")
 
 
-def asked(t: float, *ids: int, **more: Any) -> dict[str, Any]:
+def query(t: float, *ids: int, **more: Any) -> dict[str, Any]:
     return {"t": t, "type": "n", "model": "m", "in": 100, "out": 5, "hash_ids": ids, "stop": "", **more}
 
 
@@ -22,9 +22,9 @@ def conversation(name: str, **more: Any) -> dict[str, Any]:
     return {
         "id": name, "models": ["m"], "block_size": 64, "hash_id_scope": "local", "tool_tokens": 8,
         "requests": [
-            asked(0.0, 1, 2, type="s", ttft=0.25, api_time=1.5, think_time=0.0, stop="tool_use"),
-            {**agent, "t": 2.5, "requests": [asked(2.5, 3), asked(4.125, 3, 4, think_time=0.125)]},
-            asked(32.0, 1, 2, 5),
+            query(0.0, 1, 2, type="s", ttft=0.25, api_time=1.5, think_time=0.0, stop="tool_use"),
+            {**agent, "t": 2.5, "requests": [query(2.5, 3), query(4.125, 3, 4, think_time=0.125)]},
+            query(32.0, 1, 2, 5),
         ], **more,
     }  # fmt: skip
 
@@ -49,7 +49,7 @@ def test_a_weka_trace_is_a_tree_of_sessions_with_lengths_and_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "place"), [({"block_size": 0}, "block_size"), ({"requests": [asked(-1.0)]}, "requests")]
+    ("change", "place"), [({"block_size": 0}, "block_size"), ({"requests": [query(-1.0)]}, "requests")]
 )
 def test_a_field_of_a_weka_trace_that_does_not_fit_is_named(change: dict[str, Any], place: str) -> None:
     with pytest.raises(FormatError, match=rf"line 1: {place}"):
@@ -125,7 +125,7 @@ def test_they_cannot_be_written() -> None:
 MS = 1_000_000
 
 
-def record(name: str, received_ms: int, session: str | None = None, **more: Any) -> dict[str, Any]:
+def record(name: str, received_ms: float, session: str | None = None, **more: Any) -> dict[str, Any]:
     parent = more.pop("parent", None)
     context = None if session is None else {"session_id": session, "trajectory_id": session}
     if context is not None and parent is not None:
@@ -191,3 +191,85 @@ def test_sessions_and_subagents_are_a_tree_of_requests(wrapped: bool) -> None:
 def test_a_field_that_does_not_fit_is_named(more: dict[str, Any], place: str) -> None:
     with pytest.raises(FormatError, match=rf"line 1: {place}"):
         read(DYNAMO, dynamo_lines(record("a", 1, **more)))
+
+
+def test_times_of_a_record_have_any_spelling_and_a_late_first_token_is_not_kept() -> None:
+    source, batches = read(DYNAMO, dynamo_lines(record("a", 1_000.5, ttft_ms=1000), record("b", 2e3)))
+    assert rows(batches, "arrival_ns", "first_token_us", "response_end_us", "stream") == [
+        (1_000_500_000, None, 900_250, True), (2_000 * MS, 12_500, 900_250, True),
+    ]  # fmt: skip
+    assert len(source.notes) == 1 and source.notes[0].startswith("1 times to the first token")
+
+
+def summed(name: str, parent: str, start_s: float, end_s: float, tokens: int, **more: Any) -> dict[str, Any]:
+    return span(name, parent, start_s, end_s, gen_ai__usage__input_tokens=tokens, **more)
+
+
+def attempt(name: str, parent: str, **more: Any) -> dict[str, Any]:
+    return span(name, parent, 1, 2, gen_ai__operation__name="chat", **more)
+
+
+@pytest.mark.parametrize(
+    ("spans", "ids", "tokens"),
+    [
+        ([summed("run", "", 0, 9, 200), chat("a", "run", 1, 2), chat("b", "run", 3, 4)], "ab", 200),
+        (  # a span without an operation in another one, around a step of the agent
+            [summed("run", "", 0, 9, 100), summed("step", "run", 1, 8, 100),
+             span("tool", "step", 1, 8, gen_ai__operation__name="execute_tool"), chat("a", "tool", 1, 2)],
+            "a", 100,
+        ),
+        ([agent("run", "", 0, 9, gen_ai__usage__input_tokens=100), chat("a", "run", 1, 2)], "a", 100),
+        (
+            [span("run", "", 0, 9, gen_ai__operation__name="invoke_workflow", gen_ai__usage__input_tokens=9),
+             chat("a", "run", 1, 2)],
+            "a", 100,
+        ),
+        (
+            [chat("a", "", 0, 9), {**attempt("b", "a"), "status": {"code": 2}}, chat("c", "a", 3, 4)],
+            "bc", 100,
+        ),
+        ([chat("a", "", 0, 9), attempt("b", "a"), attempt("c", "a")], "a", 100),
+        ([attempt("a", ""), attempt("b", "a")], "b", 0),
+        ([chat("a", "", 1, 2), chat("a", "", 1, 2)], "a", 100),
+        ([chat("a", "", 1, 2), {**chat("a", "", 3, 4), "traceId": "t2"}], "aa", 200),
+        ([chat("a", "b", 1, 2), chat("b", "a", 1, 2)], "", 0),
+        ([summed("a", "gone", 1, 2, 7)], "a", 7),
+    ],
+)  # fmt: skip
+def test_no_token_is_counted_twice(spans: list[dict[str, Any]], ids: str, tokens: int) -> None:
+    for ordered in (spans, spans[::-1]):
+        source, batches = read(OTLP, line(*ordered))
+        found = rows(batches, "id", "input_tokens")
+        assert "".join(sorted(str(name) for name, _ in found)) == ids
+        assert sum(n or 0 for _, n in found) == tokens
+        left_out = sum(int(note.split()[0]) for note in source.notes)
+        assert len(found) + left_out == len(spans)
+
+
+@pytest.mark.parametrize("count", [7.0, "7", 7])
+def test_a_count_of_a_span_has_any_spelling(count: Any) -> None:
+    assert rows(read(OTLP, line(summed("a", "", 1, 2, count)))[1], "input_tokens") == [(7,)]
+
+
+def test_a_first_token_after_the_end_is_in_another_unit() -> None:
+    source, batches = read(OTLP, line(chat("a", "", 1, 2, gen_ai__response__time_to_first_chunk=250.0)))
+    assert rows(batches, "first_token_us") == [(None,)] and len(source.notes) == 1
+
+
+def test_counts_and_ends_that_cannot_be_read_are_counted() -> None:
+    odd = span("b", "", 3, 2, gen_ai__operation__name="chat", gen_ai__usage__input_tokens="many")
+    plain = span("a", "", 1, 2, gen_ai__operation__name="chat", gen_ai__usage__input_tokens=5)
+    line = {"resourceSpans": [{"scopeSpans": [{"spans": [plain, odd]}]}]}
+    source, batches = read(OTLP, json.dumps(line).encode())
+    assert rows(batches, "input_tokens", "response_end_us") == [(5, 1_000_000), (None, None)]
+    assert [note.split()[:3] for note in source.notes] == [["1", "spans", "have"]] * 2
+
+
+def test_a_request_of_dynamo_that_is_there_twice_is_counted() -> None:
+    record = {
+        "schema": "dynamo.request.trace.v1", "event_type": "request_end",
+        "request": {"request_id": "a", "request_received_ms": 5, "input_tokens": 1, "output_tokens": 2},
+    }  # fmt: skip
+    source, batches = read(DYNAMO, (json.dumps(record) + "\n").encode() * 2)
+    assert len(rows(batches, "id")) == 2
+    assert [note.split()[0] for note in source.notes] == ["1"]

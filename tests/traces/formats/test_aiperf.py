@@ -51,17 +51,17 @@ def test_times_are_milliseconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "result"),
     [
         (b'{"timestamp": 1}', "line 1: input_length: exactly one of input_length, payload, messages, text"),
         (b'{"input_length": 1, "text_input": "a"}', "line 1: input_length: exactly one of"),
         (b'{"payload": "text"}', "line 1: payload: expected a JSON object"),
     ],
 )
-def test_an_error_names_line_and_field(line: bytes, told: str) -> None:
+def test_an_error_names_line_and_field(line: bytes, result: str) -> None:
     with pytest.raises(FormatError) as caught:
         read(FORMAT, line)
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(result)
 
 
 def test_no_session_has_bodies_and_lengths() -> None:

@@ -154,8 +154,66 @@ def test_recorded_answers_give_what_they_said(name: str) -> None:
         "text": base64.b64encode(recorded.decoded).decode(), "encoding": "base64",
     }  # fmt: skip
     (row,), _ = rows_of(har(one))
-    said, refused, finish = (recorded.expect[k] for k in ("content_text", "refusal_text", "finish_reason"))
-    if isinstance(said, dict):  # of several choices, the first one's text, and the last reason
-        said, finish = said["0"], finish["1"]
-    assert (row["response_text"] or "") == (said or "") + (refused or "")
+    message, refused, finish = (recorded.expect[k] for k in ("content_text", "refusal_text", "finish_reason"))
+    if isinstance(message, dict):  # of several choices, the first one's text, and the last reason
+        message, finish = message["0"], finish["1"]
+    assert (row["response_text"] or "") == (message or "") + (refused or "")
     assert row["finish_reason"] == finish
+
+
+def failed(status: Any, error: str | None = None, text: str = "", **more: Any) -> dict[str, Any]:
+    one = entry(**more)
+    one["response"] |= {"status": status, "headers": [], "content": {"size": 0, "mimeType": "", "text": text}}
+    if error is not None:
+        one["response"]["_error"] = error
+    return one
+
+
+@pytest.mark.parametrize(
+    ("one", "status", "outcome"),
+    [
+        (failed(0, "net::ERR_CONNECTION_REFUSED"), None, "upstream_reset"),
+        (failed(0), None, "upstream_reset"),
+        (failed(-1), None, "upstream_reset"),
+        (failed(None), None, "upstream_reset"),
+        (failed(0, text=STREAM), None, "upstream_reset"),
+        (failed(0, "net::ERR_TIMED_OUT"), None, "upstream_timeout"),
+        (failed(0, "net::ERR_ABORTED"), None, "client_cancelled"),
+        (failed(0, "net::ERR_BLOCKED_BY_CLIENT"), None, "client_cancelled"),
+        (failed(200, "net::ERR_ABORTED", STREAM), 200, "client_cancelled"),
+        (failed(200, "net::ERR_INCOMPLETE_CHUNKED_ENCODING", STREAM), 200, "truncated"),
+        (failed(200, "net::ERR_HTTP2_PROTOCOL_ERROR"), 200, "truncated"),
+        (failed(307), 307, "upstream_error"),
+        (failed(503), 503, "upstream_error"),
+        (failed("200"), 200, None),
+    ],
+)
+def test_an_entry_without_a_whole_answer_is_no_success(
+    one: dict[str, Any], status: int | None, outcome: str | None
+) -> None:
+    (row,), notes = rows_of(har(one))
+    assert (row["status"], row["outcome"]) == (status, outcome)
+    assert len(notes) == 1
+    assert status is not None or (row["first_byte_us"] is None and row["submit_us"] is not None)
+
+
+@pytest.mark.parametrize("cached", [{"_fromCache": "disk"}, {"_fetchedViaServiceWorker": True}])
+def test_an_answer_of_a_cache_has_no_times_of_a_server(cached: dict[str, Any]) -> None:
+    rows, notes = rows_of(har(entry(**cached), failed(304), entry()))
+    assert len(rows) == 1 and len(notes) == 1 and notes[0].startswith("2 entries")
+
+
+@pytest.mark.parametrize(
+    ("timings", "known"),
+    [
+        ({"send": 1, "wait": -1, "receive": 35}, ("submit_us",)),
+        ({"send": 1, "wait": 20, "receive": -35}, ("submit_us", "first_byte_us")),
+        ({"send": 1, "wait": "20", "receive": True}, ("submit_us",)),
+        ({}, ()),
+    ],
+)
+def test_a_negative_or_missing_time_is_not_known(timings: dict[str, Any], known: tuple[str, ...]) -> None:
+    (row,), notes = rows_of(har(entry(timings=timings)))
+    times = ("submit_us", "first_byte_us", "response_end_us")
+    assert [name for name in times if row[name] is not None] == list(known)
+    assert len(notes) == 1

@@ -114,7 +114,9 @@ DATA: list[tuple[str, str, tuple[str, ...], list[tuple[Any, ...]], list[str]]] =
         ),
         (*LENGTHS, "blocks", "block_size"),
         [(250_000, 513, 1, [1], 512), (7_000_000, 1, 2, None, None)],
-        ["1 rows with a field 'level' that is not kept", "1 rows have no hash_ids",
+        ["1 rows with a field 'level' that is not kept",
+         "1 times have fractions of a millisecond; `--from guidellm` reads seconds",
+         "1 rows have no hash_ids",
          "1 rows have another number of hash_ids than blocks of 512 tokens"],
     ),
     ("guidellm", '{"timestamp": 1.5, "input_length": 3, "output_length": 4, "duration": 0.25}\n',
@@ -142,29 +144,100 @@ ERRORS: list[tuple[str, str | bytes, str]] = [
     ("mooncake", MOON % (b"1", b"") + MOON % (b"-1", b""), "line 2: timestamp: is negative"),
     ("mooncake", MOON % (b"10000000000000", b""), "line 1: timestamp: is no number of this size"),
     ("mooncake", MOON % (b"1", b', "hash_ids": [-9223372036854775809]'), "line 1: hash_ids[0]: "),
+    ("mooncake", MOON.replace(b": 1,", b": 1.5,") % (b"1", b""),
+     "line 1: input_length: expected int, got float"),
+    ("mooncake", MOON.replace(b": 1,", b": -1.0,") % (b"1", b""), "line 1: input_length: expected int >= 0"),
+    ("mooncake", MOON.replace(b": 1,", b": true,") % (b"1", b""),
+     "line 1: input_length: expected int, got bool"),
+    ("burstgpt", f"{V1}\n5,GPT-4,1.5,2,3,API log\n", "line 2: Request tokens: expected a whole number"),
     ("guidellm", MOON % (b"1", b', "duration": -1'), "line 1: duration: is negative"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "data", "told"), ERRORS)
-def test_an_error_names_line_and_field(name: str, data: str | bytes, told: str) -> None:
+@pytest.mark.parametrize(("name", "data", "result"), ERRORS)
+def test_an_error_names_line_and_field(name: str, data: str | bytes, result: str) -> None:
     with pytest.raises(FormatError) as caught:
         read(by_name(name), data if isinstance(data, bytes) else data.encode())
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(result)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("spelling", ["{}", "{}.0", "{}.00", "{}e0", '"{}"'])
+@pytest.mark.parametrize(
+    ("times", "mooncake", "guidellm"),
+    [
+        (("0", "1500", "3000"), True, False),
+        (("0", "0", "0"), True, False),
+        (("27482",), True, False),
+        (("0", "1", "2"), True, True),
+        (("1753780607", "1753780907"), True, True),
+        (("1753780607550", "1753780907550"), True, False),
+    ],
+)
+def test_the_spelling_of_times_tells_nothing(
+    times: tuple[str, ...], mooncake: bool, guidellm: bool, spelling: str
+) -> None:
+    for row in range(len(times)):
+        spelled = [spelling.format(t) if i == row else t for i, t in enumerate(times)]
+        head = b"".join(MOON % (t.encode(), b"") for t in spelled)
+        assert (MOONCAKE.sniff(head, ""), GUIDELLM.sniff(head, "")) == (mooncake, guidellm)
+        with_blocks = head.replace(b"}", b', "hash_ids": [1]}')
+        assert MOONCAKE.sniff(with_blocks, "") and (mooncake, guidellm) != (False, True)
+        arrivals = rows(read(MOONCAKE, head)[1], "arrival_ns")
+        assert arrivals == [(int(t) * 1_000_000,) for t in times]
+
+
+@pytest.mark.parametrize(
+    ("times", "mooncake", "guidellm"),
+    [
+        (("0.5", "1500.25", "3000"), True, True),
+        (("1.5",), True, True),
+        (("0.04", "0.08", "0.31"), False, True),
+    ],
+)
+def test_fractions_tell_seconds_only_of_times_close_together(
+    times: tuple[str, ...], mooncake: bool, guidellm: bool
+) -> None:
+    head = b"".join(MOON % (t.encode(), b"") for t in times)
+    assert (MOONCAKE.sniff(head, ""), GUIDELLM.sniff(head, "")) == (mooncake, guidellm)
+
+
+@pytest.mark.parametrize("time", ["null", "[]", '"soon"', "1" + "0" * 400])
+def test_a_time_that_is_no_number_is_named_by_the_reader(time: str) -> None:
+    head = MOON % (time.encode(), b"")
+    assert MOONCAKE.sniff(head, "") and MOONCAKE.sniff(head * 2, "")
+    with pytest.raises(FormatError, match="line 1: timestamp: "):
+        read(MOONCAKE, head)
+
+
+@pytest.mark.parametrize("count", ["472", "472.0", "4.72e2"])
+def test_a_count_is_a_whole_number_however_it_is_spelled(count: str) -> None:
+    line = MOON.replace(b'"input_length": 1', b'"input_length": %s') % (b"0", count.encode(), b"")
+    for fmt in (MOONCAKE, GUIDELLM, by_name("aiperf")):
+        assert rows(read(fmt, line)[1], "input_tokens") == [(472,)]
+    if "e" not in count:
+        table = f"{V1}\n5,m,{count},18.0,490,API log\n"
+        assert rows(read(BURST, table.encode())[1], "input_tokens", "output_tokens") == [(472, 18)]
+        table = f"{HEADER}\n2023-11-16 18:15:46,{count},1.\n"
+        assert rows(read(AZURE, table.encode())[1], "input_tokens", "output_tokens") == [(472, 1)]
+
+
+@pytest.mark.parametrize("zone", ["", "Z", "+00:00", "+0000", "+00"])
+def test_a_zone_has_any_usual_form(zone: str) -> None:
+    table = f"{HEADER}\n2023-11-16 18:15:46.5{zone},1,1\n2023-11-16 19:15:46.5+0100,1,1\n"
+    assert rows(read(AZURE, table.encode())[1], "arrival_ns") == [(1_700_158_546_500_000_000,)] * 2
 
 
 @pytest.mark.parametrize(
     ("line", "mooncake", "guidellm"),
     [
         (MOON % (b"1", b', "hash_ids": [1]'), True, False),
-        (MOON % (b"0.5", b""), False, True),
         (MOON % (b"1", b', "duration": 3'), False, True),
         (MOON % (b"1", b', "session_id": "a"'), False, False),
         (b"timestamp,input_length,output_length\n", False, False),
     ],
 )
-def test_fractions_and_durations_tell_seconds(line: bytes, mooncake: bool, guidellm: bool) -> None:
+def test_fields_tell_the_format(line: bytes, mooncake: bool, guidellm: bool) -> None:
     head = line + line[:20]
     assert (MOONCAKE.sniff(head, ""), GUIDELLM.sniff(head, "")) == (mooncake, guidellm)
 

@@ -32,8 +32,8 @@ def written(rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], TraceWrit
     names = sorted({name for row in rows for name in row})
     columns: Mapping[str, Any] = {name: [row.get(name) for row in rows] for name in names}
     out = io.BytesIO()
-    told = WRITE(out, CaptureInfo(), [batch_of(len(rows), columns)])
-    return [json.loads(line) for line in out.getvalue().splitlines()], told, out.getvalue()
+    result = WRITE(out, CaptureInfo(), [batch_of(len(rows), columns)])
+    return [json.loads(line) for line in out.getvalue().splitlines()], result, out.getvalue()
 
 
 def test_a_request_is_read_with_its_shape() -> None:
@@ -72,9 +72,9 @@ BODIES = st.dictionaries(st.sampled_from(["model", "messages", "max_tokens", "x"
 def test_requests_survive(bodies: list[Any]) -> None:
     lines = [question(f"id-{i}", body) for i, body in enumerate(bodies)]
     rows, _ = rows_of("\n".join(lines))
-    found, told, data = written(rows)
+    found, result, data = written(rows)
     assert found == [json.loads(line) for line in lines]
-    assert told.rows == len(lines)
+    assert result.rows == len(lines)
     back, _ = rows_of(data)
     for row in (*rows, *back):
         row["request_body"] = json.loads(row["request_body"])
@@ -83,7 +83,7 @@ def test_requests_survive(bodies: list[Any]) -> None:
 
 def test_what_a_batch_cannot_have_is_taken_out_and_told() -> None:
     streamed = json.dumps({**BODY, "stream": True, "stream_options": {"include_usage": True}}, indent=2)
-    lines, told, _ = written(
+    lines, result, _ = written(
         [
             {"id": "a", "request_body": streamed, "path": "/proxy/v1/chat/completions"},
             {"id": "a", "request_body": json.dumps({**BODY, "model": "n"})},
@@ -98,11 +98,11 @@ def test_what_a_batch_cannot_have_is_taken_out_and_told() -> None:
         "/proxy/v1/chat/completions", "/v1/chat/completions", "/v1/completions",
     ]  # fmt: skip
     assert len({line["custom_id"] for line in lines}) == 3
-    assert told.dropped == {
+    assert result.dropped == {
         "no request body": 1, "request body is no JSON object": 1,
         "the destination of the request is unknown": 1,
     }  # fmt: skip
-    notes = " ".join(told.notes)
+    notes = " ".join(result.notes)
     assert "1 requests asked for a stream" in notes
     assert "1 ids were not unique" in notes
 

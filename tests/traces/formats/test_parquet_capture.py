@@ -30,8 +30,8 @@ def rows_of(source: TraceSource) -> list[dict[str, Any]]:
 
 def written(*batches: pa.RecordBatch, info: CaptureInfo = INFO) -> bytes:
     out = io.BytesIO()
-    told = write(out, info, iter(batches))
-    assert told.rows == sum(batch.num_rows for batch in batches)
+    result = write(out, info, iter(batches))
+    assert result.rows == sum(batch.num_rows for batch in batches)
     return out.getvalue()
 
 
@@ -125,8 +125,8 @@ def test_of_several_captures_in_one_file_nothing_is_told_that_is_not_so(tmp_path
     notes = converted(tmp_path / "in", tmp_path / "both.parquet")
     assert len(notes) == 1
     assert notes[0].startswith("5 rows are of several captures, or came without a ledger: ")
-    told = open_capture(tmp_path / "both.parquet").integrity()
-    assert (told.ok, told.captures, told.unnumbered) == (True, [], 5)
+    result = open_capture(tmp_path / "both.parquet").integrity()
+    assert (result.ok, result.captures, result.unnumbered) == (True, [], 5)
     table = open_capture(tmp_path / "both.parquet").table(["capture", "seq"]).to_pylist()
     assert [(row["capture"], row["seq"]) for row in table] == [
         ("a", 1), ("a", 2), ("a", 5), ("b", 2), ("b", 3),

@@ -28,8 +28,8 @@ def test_a_prompt_is_one_message_of_a_user() -> None:
 
 def test_several_messages_are_joined_and_bodies_without_text_dropped() -> None:
     parts = [{"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": {"url": "data:"}}]
-    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
-    bodies = [compact({"messages": said, "tools": [{}]}), '{"messages":[]}', "no JSON", None]
+    message = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+    bodies = [compact({"messages": message, "tools": [{}]}), '{"messages":[]}', "no JSON", None]
     batch = batch_of(4, {"request_body": bodies, "output_tokens": [1, 2, 3, 4]})
     data, written = write(CUSTOM, CaptureInfo(), [batch])
     assert data == b'{"prompt":"Be brief.\\n\\nHi","output_tokens":1}\n'

@@ -18,8 +18,8 @@ read, write = FORMAT.read, FORMAT.write
 Turns = list[dict[str, str]]
 
 
-def turns(*said: tuple[str, str]) -> Turns:
-    return [{"from": speaker, "value": value} for speaker, value in said]
+def turns(*message: tuple[str, str]) -> Turns:
+    return [{"from": speaker, "value": value} for speaker, value in message]
 
 
 TALK = turns(("system", "be brief"), ("human", "hi"), ("gpt", "hello"), ("human", "why?"), ("gpt", "because"))
@@ -39,8 +39,8 @@ def written(rows: list[dict[str, Any]], size: int = 3) -> tuple[Any, Any]:
         for part in (rows[i : i + size] for i in range(0, len(rows), size))
     ]
     out = io.BytesIO()
-    told = write(out, CaptureInfo(), batches)
-    return json.loads(out.getvalue()), told
+    result = write(out, CaptureInfo(), batches)
+    return json.loads(out.getvalue()), result
 
 
 def again(rows: list[dict[str, Any]]) -> Any:
@@ -57,15 +57,15 @@ def test_each_answer_is_a_row_whose_request_has_what_was_said_before() -> None:
     assert json.loads(rows[0]["request_body"]) == {
         "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
     }
-    said = json.loads(rows[1]["request_body"])["messages"]
-    assert [m["role"] for m in said] == ["system", "user", "assistant", "user"] == rows[1]["message_roles"]
+    message = json.loads(rows[1]["request_body"])["messages"]
+    assert [m["role"] for m in message] == ["system", "user", "assistant", "user"] == rows[1]["message_roles"]
     assert rows[1]["message_bytes"] == [8, 2, 5, 4]
     assert (rows[1]["prompt_bytes"], rows[1]["turn_by"]) == (19, "human")
     assert rows[1]["arrival_ns"] is rows[1]["input_tokens"] is None
 
 
 @pytest.mark.parametrize(
-    ("said", "answers", "note"),
+    ("message", "answers", "note"),
     [
         (turns(("gpt", "hello"), ("human", "hi"), ("gpt", "yes")), ["yes"], "1 answers follow no question"),
         (turns(("human", "hi"), ("gpt", "a"), ("human", "so?")), ["a"], "1 turns have no answer"),
@@ -76,11 +76,39 @@ def test_each_answer_is_a_row_whose_request_has_what_was_said_before() -> None:
     ],
 )
 def test_odd_conversations_are_read_as_far_as_they_go(
-    said: Any, answers: list[str], note: str | None
+    message: Any, answers: list[str], note: str | None
 ) -> None:
-    rows, notes = rows_of(json.dumps([{"id": "x", "conversations": said}]))
+    rows, notes = rows_of(json.dumps([{"id": "x", "conversations": message}]))
     assert [row["response_text"] for row in rows] == answers
     assert (note is None and notes == []) or any(n.startswith(note or "-") for n in notes)
+
+
+@pytest.mark.parametrize("form", ["list", "text"])
+def test_a_system_text_and_tools_are_part_of_each_request(form: str) -> None:
+    tool = {"name": "tide", "description": "", "parameters": {}}
+    tools = [tool] if form == "list" else json.dumps([tool])
+    talk = {"system": "be brief", "tools": tools, "conversations": TALK[1:]}
+    rows, notes = rows_of(json.dumps([talk]))
+    assert notes == []
+    for row in rows:
+        body = json.loads(row["request_body"])
+        assert body["messages"][0] == {"role": "system", "content": "be brief"}
+        assert body["tools"] == [{"type": "function", "function": tool}]
+        assert (row["tools"], row["message_roles"][0], row["message_bytes"][0]) == (1, "system", 8)
+
+
+def test_what_is_not_kept_is_counted() -> None:
+    talk = {"tools": "none", "rating": 3, "conversations": [{**turn, "weight": 1} for turn in TALK]}
+    rows, notes = rows_of(json.dumps([talk, {"conversations": TALK, "tools": "[]", "system": ""}]))
+    assert len(rows) == 4 and "tools" not in json.loads(rows[0]["request_body"])
+    assert [note.split()[0] for note in notes] == ["1", "1", "1"]
+    assert {"tools", "'rating'", "'weight'"} <= set(" ".join(notes).split())
+
+
+def test_turns_may_be_texts_of_objects_and_calls_of_functions_are_answers() -> None:
+    talk = [json.dumps(turn) for turn in turns(("human", "hi"), ("function_call", "{}"))]
+    rows, notes = rows_of(json.dumps([{"conversations": talk}]))
+    assert [row["response_text"] for row in rows] == ["{}"] and notes == []
 
 
 def test_a_conversation_without_a_name_has_its_number() -> None:
@@ -112,8 +140,8 @@ TALKS = st.lists(st.tuples(st.none() | TEXT, ROUNDS), max_size=5).map(
 
 
 def said_by(system: str | None, rounds: list[tuple[str, str, str]]) -> Turns:
-    said = [(who, text) for _, ask, answer in rounds for who, text in (("human", ask), ("gpt", answer))]
-    return turns(*([("system", system)] if system is not None else []), *said)
+    message = [(who, text) for _, ask, answer in rounds for who, text in (("human", ask), ("gpt", answer))]
+    return turns(*([("system", system)] if system is not None else []), *message)
 
 
 @given(talks=TALKS, seed=st.integers(0, 1 << 16))
@@ -138,11 +166,11 @@ def test_an_edited_question_becomes_a_conversation_of_its_own() -> None:
         {"session": "s", "turn": 2, "request_body": body(("user", "b"), ("assistant", " 2"), ("user", "c")),
          "response_text": "3"},
     ]  # fmt: skip
-    talks, told = written(rows)
+    talks, result = written(rows)
     found = {talk["id"]: [turn["value"] for turn in talk["conversations"]] for talk in talks}
     assert found == {"s": ["a", "1"], "s-branch-1": ["b", " 2", "c", "3"]}
-    assert told.rows == 3
-    assert [note for note in told.notes if note.startswith("1 sessions went on")]
+    assert result.rows == 3
+    assert [note for note in result.notes if note.startswith("1 sessions went on")]
 
 
 def test_rows_without_session_stand_alone_and_the_same_name_of_two_captures_is_not_one() -> None:
@@ -153,16 +181,16 @@ def test_rows_without_session_stand_alone_and_the_same_name_of_two_captures_is_n
 
 def test_rows_without_text_are_dropped_and_counted() -> None:
     good = {"request_body": body(("user", "a")), "response_text": "1"}
-    talks, told = written(
+    talks, result = written(
         [{**good, "request_body": None}, {**good, "response_text": None}, {**good, "request_body": "[]"},
          {**good, "request_body": "{}"}, good]
     )  # fmt: skip
-    assert len(talks) == told.rows == 1
-    assert told.dropped == {"no request body": 1, "no response text": 1, "request without messages": 2}
+    assert len(talks) == result.rows == 1
+    assert result.dropped == {"no request body": 1, "no response text": 1, "request without messages": 2}
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("query", "message"),
     [
         ({"prompt": "p"}, [("human", "p")]),
         ({"input": "p", "instructions": "i"}, [("system", "i"), ("human", "p")]),
@@ -174,6 +202,6 @@ def test_rows_without_text_are_dropped_and_counted() -> None:
         ({"messages": [{"role": "tool", "content": "42"}]}, [("tool", "42")]),
     ],
 )  # fmt: skip
-def test_every_kind_of_request_has_its_text(asked: Any, said: list[tuple[str, str]]) -> None:
-    talks, _ = written([{"request_body": json.dumps(asked), "response_text": "!"}])
-    assert talks[0]["conversations"] == turns(*said, ("gpt", "!"))
+def test_every_kind_of_request_has_its_text(query: Any, message: list[tuple[str, str]]) -> None:
+    talks, _ = written([{"request_body": json.dumps(query), "response_text": "!"}])
+    assert talks[0]["conversations"] == turns(*message, ("gpt", "!"))

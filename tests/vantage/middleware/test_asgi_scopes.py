@@ -191,6 +191,7 @@ def test_a_directory_that_others_may_write_to_is_reported(tmp_path: Path) -> Non
     assert re.findall(r"event=(\w+)", done.stderr) == ["meter_socket_exposed", "no_meter"]
 
 
+@pytest.mark.machine
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 @pytest.mark.parametrize("mode", [0o700, 0o755])
 def test_a_meter_of_another_user_is_reported_as_such(mode: int) -> None:

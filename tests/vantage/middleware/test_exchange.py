@@ -42,9 +42,9 @@ def told(work: Any) -> Recording:
 def test_stamps_stand_as_they_were_given(now: list[int]) -> None:
     def work(exchange: AppExchange) -> None:
         now.append(250)
-        exchange.asked(b"{}", 200, last=True)
+        exchange.request_data(b"{}", 200, last=True)
         exchange.answered(200, [], 300)
-        exchange.said(b"a", 400)
+        exchange.answer_data(b"a", 400)
         exchange.complete(500, 600)
 
     seen = told(work)
@@ -65,14 +65,14 @@ def test_stamps_stand_as_they_were_given(now: list[int]) -> None:
 
 def test_our_own_work_is_added_to_what_comes_after_it(now: list[int]) -> None:
     def work(exchange: AppExchange) -> None:
-        exchange.asked(b"", 100, last=True)
+        exchange.request_data(b"", 100, last=True)
         exchange.answered(200, [], 1_000)
         now.append(1_130)  # told by then; the server had the message at 1,100
-        exchange.handed_on(1_100)
-        exchange.said(b"a", 2_000)
+        exchange.add_own_time(1_100)
+        exchange.answer_data(b"a", 2_000)
         now.append(2_105)
-        exchange.handed_on(2_100)
-        exchange.said(b"b", 3_000)
+        exchange.add_own_time(2_100)
+        exchange.answer_data(b"b", 3_000)
         exchange.complete(3_000, 3_100)
 
     datas = told(work).of(FrameKind.RESPONSE_DATA)
@@ -81,10 +81,10 @@ def test_our_own_work_is_added_to_what_comes_after_it(now: list[int]) -> None:
 
 def test_a_server_that_waits_for_its_client_is_a_pause_and_one_that_is_slow_is_none(now: list[int]) -> None:
     def work(exchange: AppExchange) -> None:
-        exchange.asked(b"", 100, last=True)
+        exchange.request_data(b"", 100, last=True)
         exchange.answered(200, [], 1 * MS)
         exchange.paused(exchange.turns, 50 * MS)  # the loop stood still
-        exchange.said(b"a", 60 * MS)
+        exchange.answer_data(b"a", 60 * MS)
         turns = exchange.turns
         exchange._emitter.turns += 3
         exchange.paused(turns, 7 * MS)
@@ -95,10 +95,10 @@ def test_a_server_that_waits_for_its_client_is_a_pause_and_one_that_is_slow_is_n
 
 def test_nothing_is_told_after_the_end(now: list[int]) -> None:
     def work(exchange: AppExchange) -> None:
-        exchange.asked(b"", 100, last=True)
+        exchange.request_data(b"", 100, last=True)
         exchange.answered(200, [], 200)
         exchange.client_gone()
-        exchange.said(b"a", 300)
+        exchange.answer_data(b"a", 300)
         exchange.complete(400, 400)
         exchange.cut("raised")
         exchange.leave_unmeasured("websocket")

@@ -4,7 +4,6 @@ Each exchange is then measured twice, at the proxy and at the app's edge, and th
 in all that is no time.
 """
 
-import asyncio
 import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -18,6 +17,7 @@ import pytest
 from tests.support.servers.live_proxy import READY_S, LiveProxy, live_proxy
 from tests.support.servers.peer import play, scene
 from tests.support.servers.served import HOUSE, served, standalone_meter
+from tests.support.waiting import wait_until
 
 SAME = (
     "tenant", "model", "endpoint", "dialect", "method", "path", "request_id", "status", "stream", "outcome",
@@ -76,29 +76,27 @@ async def leave_midway(session: aiohttp.ClientSession, url: str) -> None:
 
 async def chats(seen: LiveProxy, n: int) -> list[Exchange]:
     """The chat exchanges, once there are `n`; looks at health are others."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + READY_S
-    while True:
+
+    async def all_of_them() -> list[Exchange]:
         told = await seen.told("/api/v1/exchanges?limit=1000&events=1&endpoint=chat.completions")
         found: list[Exchange] = told["exchanges"] if told else []
-        if len(found) >= n:
-            assert len(found) == n
-            return found
-        assert loop.time() < end, f"{len(found)} of {n}"
-        await asyncio.sleep(0.05)
+        return found if len(found) >= n else []
+
+    found: list[Exchange] = await wait_until(all_of_them, READY_S)
+    assert len(found) == n
+    return found
 
 
 async def guests(seen: LiveProxy, n: int) -> dict[str, Any]:
     """The apps that speak to a meter, once there are `n` and each has told its counts."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + READY_S
-    while True:
+
+    async def connected() -> dict[str, Any]:
         relays = (await seen.told("/api/v1/summary?window=all") or {"relays": {}})["relays"]
         apps = {k: r for k, r in relays.items() if k.startswith("app-") and r["connected"] and "opened" in r}
-        if len(apps) >= n:
-            return apps
-        assert loop.time() < end, relays
-        await asyncio.sleep(0.05)
+        return apps if len(apps) >= n else {}
+
+    apps: dict[str, Any] = await wait_until(connected, READY_S)
+    return apps
 
 
 # ---------------------------------------------------------------- beside the proxy's account

@@ -5,10 +5,10 @@ import json
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,12 +25,13 @@ from llmtap.errors import ConfigError
 from llmtap.vantage.passive import ring as rings
 from llmtap.vantage.passive.options import WatchOptions
 from llmtap.vantage.passive.ring import PacketRing, open_adapter_clock, open_ring
-from llmtap.vantage.passive.watcher import LAST_PACKETS_S, Watcher, local_addresses
+from llmtap.vantage.passive.watcher import Watcher, local_addresses
 from tests.support.clocks import SettableClock
-from tests.support.servers.live_proxy import READY_S, LiveProxy, live_proxy, port_free
-from tests.support.servers.peer import play, wait_until
+from tests.support.servers.live_proxy import LiveProxy, live_proxy, port_free
+from tests.support.servers.peer import play
 from tests.support.servers.proxy import FakeMeter
-from tests.support.servers.served import HOUSE, process, served
+from tests.support.servers.served import HOUSE, answers, process, served
+from tests.support.waiting import block_until, wait_until
 from tests.vantage.passive.wire import ASK, EVENTS, HEAD, LAST
 
 RING_BYTES = 4 << 20
@@ -45,7 +46,10 @@ def _missing() -> str:
     return ""
 
 
-pytestmark = pytest.mark.skipif(bool(_missing()), reason=f"no packets on this machine: {_missing()}")
+pytestmark = [
+    pytest.mark.machine,
+    pytest.mark.skipif(bool(_missing()), reason=f"needs root or CAP_NET_RAW: {_missing()}"),
+]
 
 
 class Server:
@@ -204,14 +208,19 @@ def test_a_second_reader_of_a_ring_continues_where_the_first_stopped() -> None:
         port = server.getsockname()[1]
         first = PacketRing(open_ring("lo", [port], RING_BYTES), RING_BYTES)
 
-        def packets(ring: PacketRing) -> int:
-            socket.create_connection(("127.0.0.1", port)).close()
-            time.sleep(2 * LAST_PACKETS_S)  # the kernel keeps a block that is not full for so long
-            return len(list(ring.take()))
+        def read_handshake(ring: PacketRing) -> None:
+            packets: list[object] = []
 
-        assert packets(first) >= 3
+            def add() -> bool:  # the kernel keeps a block that is not full for a while
+                packets.extend(ring.take())
+                return len(packets) >= 3
+
+            socket.create_connection(("127.0.0.1", port)).close()
+            block_until(add)
+
+        read_handshake(first)
         second = PacketRing(first._sock.dup(), RING_BYTES)
-        assert packets(second) >= 3
+        read_handshake(second)
         second.close()
         first.close()
 
@@ -251,12 +260,15 @@ async def watching(port: int, *args: str) -> AsyncIterator[tuple[LiveProxy, asyn
     argv = ["llmtap.cli", "watch", "--interface", "lo", "--port", str(port), "--admin", f"127.0.0.1:{admin}"]
     async with process(*argv, "--set", "log.level=warning", *args) as running:
         seen = LiveProxy(admin, admin)
-        loop = asyncio.get_running_loop()
-        end = loop.time() + READY_S
-        while await seen.told("/readyz") != 200:
-            assert running.returncode is None and loop.time() < end
-            await asyncio.sleep(0.05)
+        await answers(seen, "/readyz", running)
         yield seen, running
+
+
+def packet_addresses(port: int) -> bytes:
+    """Connect to a port; return the addresses and ports as they are in the header of the packet for it."""
+    with socket.create_connection(("127.0.0.1", port)) as sock:
+        own_port = sock.getsockname()[1]
+    return 2 * socket.inet_aton("127.0.0.1") + struct.pack(">HH", own_port, port)
 
 
 async def send_all(url: str, rounds: int = ROUNDS) -> int:
@@ -316,24 +328,30 @@ def test_watch_beside_a_proxy_measures_the_same_live_and_from_a_file_of_tcpdump(
             dump = None
             if shutil.which("tcpdump"):
                 argv = ["tcpdump", "-i", "lo", "-s", "0", "-U", "-B", "65536", "-w", str(file)]
+                argv.append("--immediate-mode")
                 dump = await asyncio.create_subprocess_exec(
                     *argv, "tcp", "port", str(port), stderr=subprocess.DEVNULL
                 )
-                while not file.exists() or not file.stat().st_size:
-                    await asyncio.sleep(0.05)
+                await wait_until(lambda: file.exists() and file.stat().st_size)
             n = await send_all(f"http://127.0.0.1:{proxy.listen}")
             await proxy.measured(n)
             await seen.measured(n)
             if dump is not None:
-                await asyncio.sleep(1.2)
+                last = packet_addresses(port)
+                await wait_until(lambda: last in file.read_bytes())
                 dump.send_signal(signal.SIGINT)
                 await dump.wait()
             status = read(f"/proc/{running.pid}/status")
             assert "CapEff:\t0000000000000000" in status and "NoNewPrivs:\t1" in status
-            summary = await seen.told("/api/v1/summary?window=all&by=none")
-            (relay,) = summary["relays"].values()
+
+            async def reported() -> Any:
+                """The report of the vantage, which comes every second, once it has all exchanges."""
+                (relay,) = (await seen.told("/api/v1/summary?window=all&by=none"))["relays"].values()
+                return relay if relay.get("measured", 0) >= n else None
+
+            relay = await wait_until(reported)
             assert (relay["vantage"], relay["side"], relay["clock"]) == ("passive", "host", "packet")
-            assert relay["packets"]["captured"] and not relay["packets"]["lost"] and relay["measured"] >= n
+            assert relay["packets"]["captured"] and not relay["packets"]["lost"]
             return n
 
     n = asyncio.run(run())
@@ -354,7 +372,7 @@ def test_watch_beside_a_proxy_measures_the_same_live_and_from_a_file_of_tcpdump(
     assert all(us >= -both_us for us, both_us in late)
     assert sum(us <= both_us for us, both_us in late) >= WITHIN * len(late)
     if not file.exists():
-        pytest.skip("tcpdump is not installed: only the live packets were compared")
+        pytest.skip("needs the program tcpdump: only the live packets were compared")
     summary = llmtap("watch", "--read", str(file), "--json", "--capture", str(at["file"]))
     assert summary["n"] >= n and summary["relays"]["file"]["dropped"] == {}
     from_file = rows_of(at["file"])

@@ -252,6 +252,78 @@ def test_zero_window_is_a_pause(wire: Wire, sink: Sink) -> None:
     assert sink.done[0].timeline.paused_ns == 502 * MS
 
 
+def measured_times(sink: Sink) -> list[int]:
+    """All times of the exchanges, each after the one before it in the exchange."""
+    times = []
+    for x in sink.done:
+        t = x.timeline
+        assert t.submit_ns is not None and t.response_end_ns is not None
+        found = [t.arrival_ns, t.submit_ns, *t.events.t_ns, t.response_end_ns, t.delivered_ns]
+        assert found == sorted(found)
+        times += found
+    return times
+
+
+@pytest.mark.parametrize("place", range(len(PIECES)))
+@pytest.mark.parametrize("back_ns", [1, MS, 5 * MS])
+def test_packet_stamped_a_little_early_is_an_error_of_the_times(
+    wire: Wire, sink: Sink, back_ns: int, place: int
+) -> None:
+    wire.begin(*PIECES[:place])
+    wire.t_ns -= back_ns + MS  # the next packet is 1 ms later
+    wire.down(*PIECES[place:])
+    wire.t_ns += 10 * MS
+    wire.exchange()
+    assert sink.said() == [COMPLETE] * 2 and not sink.dropped
+    assert measured_times(sink)
+    assert [x.uncertainty_ns for x in sink.done] == [back_ns, 0]
+
+
+def test_request_stamped_before_the_end_of_the_last_answer(wire: Wire, sink: Sink) -> None:
+    wire.begin(*PIECES)
+    wire.t_ns -= 3 * MS
+    wire.exchange()
+    assert sink.said() == [COMPLETE] * 2 and measured_times(sink)
+    assert [x.uncertainty_ns for x in sink.done] == [0, 2 * MS]
+
+
+def test_packets_with_equal_times(wire: Wire, sink: Sink) -> None:
+    wire.connect()
+    for packet in [wire.make(0, ASK), *(wire.make(1, piece) for piece in PIECES)]:
+        wire.t_ns -= MS
+        wire.pass_(packet)
+    assert sink.said() == [COMPLETE] and len(set(measured_times(sink))) == 1
+    assert sink.done[0].uncertainty_ns == 0
+
+
+@pytest.mark.parametrize("back_ns", [11 * MS, 3_600_000 * MS])
+def test_step_of_the_clock_drops_what_is_under_way(wire: Wire, sink: Sink, back_ns: int) -> None:
+    wire.begin(*PIECES[:3])
+    wire.t_ns += 4_000_000 * MS
+    wire.down(PIECES[3])
+    wire.t_ns -= back_ns + MS
+    wire.down(*PIECES[4:])
+    for _ in range(2):
+        wire.exchange()
+    assert sink.said() == [COMPLETE] * 2 and sink.dropped == {"clock_step": 1}
+    assert measured_times(sink)
+    assert sum(counted(table_of(wire)).values()) == 1
+
+
+def test_step_that_a_pause_hides_is_seen_on_another_connection(sink: Sink) -> None:
+    table = ConnectionTable(sink, [PORT])
+    one, two = Wire(table), Wire(table, client_port=40_001)
+    one.begin(*PIECES[:3])
+    two.connect()
+    two.t_ns = one.t_ns + 5_000 * MS
+    two.exchange()
+    two.t_ns -= 2_000 * MS
+    two.exchange()
+    one.t_ns += 4_000 * MS
+    one.down(*PIECES[3:])
+    assert sink.said() == [COMPLETE] * 2 and sink.dropped == {"clock_step": 1}
+
+
 def test_tunnel(wire: Wire, sink: Sink) -> None:
     wire.connect()
     wire.up(

@@ -201,6 +201,33 @@ async def test_bodies_without_room_go_the_control_arms_way_and_are_excluded(fram
         assert room_of(tap) == 4_500
 
 
+@scene
+async def test_unfinished_bodies_do_not_keep_others_out() -> None:
+    """Four uploads that never end hold all the room; a fifth one takes that of the oldest."""
+    async with stage(experiment=an_experiment(CONTROL, SET, held_bytes=4_500)) as (up, tap):
+        path, whole = up.on(answers()), b'{"a":"' + b"x" * 1_592 + b'"}'
+        stalled = [await tap.client() for _ in range(4)]
+        for client in stalled:
+            await client.send(request("POST", path, "Content-Length: 1600") + whole[:1_100])
+        await wait_until(lambda: room_of(tap) == 100)
+        assert up.calls == []
+        client = await tap.client()
+        await client.send(request("POST", path, "Content-Length: 1600") + whole[:1_000])
+        await wait_until(lambda: len(up.calls) == 1)  # the oldest one's, without its end
+        await client.send(whole[1_000:])
+        assert (await client.answer(b"POST")).data == b"ok"
+        closing = await tap.closing(5)
+        assert (closing.arm, closing.excluded) == ("set", None)
+        await stalled[0].send(whole[1_100:])
+        assert (await stalled[0].answer(b"POST")).data == b"ok"
+        closing = await tap.closing(1)
+        assert (closing.arm, closing.excluded) == ("control", "no_room")
+        for one in stalled:
+            one.close()
+        await wait_until(lambda: not tap.relay.flows)
+        assert room_of(tap) == 4_500
+
+
 @pytest.mark.parametrize(
     ("end", "outcome", "arm"),
     [

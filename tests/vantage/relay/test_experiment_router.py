@@ -137,14 +137,12 @@ def test_of_a_field_that_came_twice_the_last_value_counts() -> None:
 
 
 def test_header_fields_are_set_whatever_their_case() -> None:
-    lines = b"A: 1\r\nx-arm: 2\r\nB: 3\r\nX-ARM: 4\r\nA: 5\r\nConnection: b, X-Arm\r\n"
+    lines = b"A: 1\r\nx-arm: 2\r\nX-ARM: 4\r\nA: 5\r\nx_arm: 6\r\nX_Other: 7\r\n"
     head = parse_request_head(b"GET / HTTP/1.1\r\nHost: h\r\n" + lines + b"\r\n")
     set_fields(head, [(b"X-Arm", b"b")])
     assert head.headers == [
-        (b"Host", b"h"), (b"A", b"1"), (b"B", b"3"), (b"A", b"5"), (b"Connection", b"b, X-Arm"),
-        (b"X-Arm", b"b"),
+        (b"Host", b"h"), (b"A", b"1"), (b"A", b"5"), (b"X_Other", b"7"), (b"X-Arm", b"b"),
     ]  # fmt: skip
-    assert head.connection == (b"b",)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +161,7 @@ def test_the_length_takes_the_place_of_the_old_framing(
 
 CONTROL = {"name": "control"}
 GUARD = {"name": "guarded", "weight": 1e9, "headers": {"X-Guard": "on", "Authorization": "Bearer ours"}}
-OWN = ("x-guard: off", "X-GUARD: none", "authorization: Bearer theirs")
+OWN = ("x-guard: off", "X-GUARD: none", "X_Guard: under", "authorization: Bearer theirs")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +186,7 @@ async def test_no_client_names_an_arms_fields_away(
             assert (await tap.ask(raw)).status == 200
             head = up.calls_to(path)[-1].head
             assert (head.all("x-guard"), head.all("authorization")) == ([b"on"], [b"Bearer ours"])
+            assert head.all("x_guard") == []  # CGI and WSGI read it as the same name
             assert head.get("x-last") == b"1"
             assert head.all("connection") == ([b"TE"] if "TE: trailers" in naming else [])
         closing = await tap.closing()

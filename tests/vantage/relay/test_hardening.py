@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from llmtap.protocol.http1_response import INTERIM_HEADS_MAX
+from llmtap.protocol.inference import NOT_INFERENCE
 from tests.support.servers.peer import chunk, chunked, scene, wait_until
 from tests.support.servers.proxy import stage, tapped
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CHUNKED, OK, Call, answers, says
+from tests.support.traffic.experiments import an_experiment
 from tests.vantage.relay.fault_cases import CASES, RECORD, Case, outcome_of, table
 
 # ---------------------------------------------------------------- before the request line
@@ -71,7 +74,8 @@ PARTS = pytest.mark.parametrize(
     ("part", "wrong"),
     [
         (b"5;\x00", b"\x00"), (b"0x5", b"x"), (b"0\r\nX\x00", b"\x00"), (b"0\r\n X: folded", b" X"),
-        (b"0" * 16, b"0" * 16), (b"3\r\nabcXX", b"XX"),
+        (b"1" + b"0" * 15, b"1" + b"0" * 15), (b'5;a="\x00', b"\x00"), (b"5;a=b=", b"b="), (b"5 x", b" x"),
+        (b"3\r\nabcXX", b"XX"),
     ],
 )  # fmt: skip
 
@@ -123,8 +127,12 @@ async def test_a_part_of_a_wrong_line_never_reaches_the_client(part: bytes, wron
 
 @pytest.mark.parametrize(
     "name",
-    ["Content-Length", "host", "Authorization", "Transfer-Encoding", "Cookie", "CONNECTION", "X-Api-Key"],
-)
+    [
+        "Content-Length", "host", "Authorization", "Transfer-Encoding", "Cookie", "CONNECTION", "X-Api-Key",
+        "x-litellm-api-key", "X-Auth-Token", "X-Forwarded-For", "X_Forwarded_Proto", "Forwarded", "api_key",
+        "x-llm-d-inference-fairness-id", "Mcp-Session-Id",
+    ],
+)  # fmt: skip
 @BYTE_BY_BYTE
 @scene
 async def test_a_client_cannot_add_such_a_field_behind_its_body(name: str, byte_by_byte: bool) -> None:
@@ -186,3 +194,82 @@ async def test_an_answer_too_many_is_never_the_next_clients(together: bool) -> N
             # As soon as can be: the wrong answer may have come just now.
             assert (await other.get(after)).data == b"after"
         await wait_until(lambda: tap.relay.reporter.status().upstream_unsolicited == 30)
+
+
+# ---------------------------------------------------------------- heads of answers
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@scene
+async def test_interim_answers_have_a_bound(version: str) -> None:
+    async with stage() as (up, tap):
+        hints = b"HTTP/1.1 103 Early Hints\r\n\r\n"
+        enough, too_many = (up.on(says(hints * n + OK)) for n in (INTERIM_HEADS_MAX, 2_500))
+        raw = request("GET", enough, version=version)
+        assert (await (await tap.client()).ask(raw)).data == b"ok"
+        answer = await (await tap.client()).ask(request("GET", too_many, version=version))
+        assert answer.status == 502
+        # One more for each second that the test has waited.
+        passed = range(INTERIM_HEADS_MAX + 1, 1_000) if version == "1.1" else (0,)
+        assert len(answer.interim) in passed
+        assert tap.relay.reporter.status().refused == {"interim_heads": 1}
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@scene
+async def test_one_empty_line_may_follow_an_interim_answer(cut: bool) -> None:
+    """Some servers send it. Before any other answer it is malformed (RFC 9112 2.2 is for requests only)."""
+    async with stage() as (up, tap):
+        hints = b"HTTP/1.1 100 Continue\r\n\r\n"
+        pieces = [hints, b"\r", b"\n", OK] if cut else [hints + b"\r\n" + OK]
+        answer = await tap.get(up.on(says(*pieces)))
+        assert (answer.data, len(answer.interim)) == (b"ok", 1)
+        for wrong in (hints + b"\r\n\r\n" + OK, b"\r\n" + OK):
+            assert (await tap.get(up.on(says(wrong)))).status == 502
+
+
+@pytest.mark.parametrize(
+    ("head", "reason"),
+    [
+        (b"HTTP/1.1 200 OK\nContent-Length: 0\n\n", "line feed"),
+        (b"HTTP/1.1 200 OK\r\nA: b\nContent-Length: 0\r\n\r\n", "CR"),
+        (b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\n\r\n", "Connection: Upgrade"),
+    ],
+)
+@scene
+async def test_the_error_names_what_the_upstream_sent(head: bytes, reason: str) -> None:
+    async with stage() as (up, tap):
+        answer = await tap.get(up.on(says(head)))
+        assert answer.status == 502
+        assert reason in json.loads(answer.data)["error"]["message"]
+
+
+# ---------------------------------------------------------------- heads as forwarded
+
+
+@scene
+async def test_a_field_that_connection_names_decides_nothing() -> None:
+    """RFC 9110 7.6.1: it ends at this hop, so it does not decide whether a request is measured."""
+    arm = {"name": "guarded", "weight": 1e9, "headers": {"X-Guard": "on"}}
+    async with stage(experiment=an_experiment({"name": "control"}, arm), skip=("GET",)) as (up, tap):
+        path = up.on(answers())
+        raw = request("GET", path, "Accept: text/event-stream", "Connection: Accept")
+        assert (await tap.ask(raw)).status == 200
+        assert up.call(path).head.get("accept") is None
+        assert tap.relay.reporter.status().skipped == {"GET": 1}
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/v1/files/..{}", "/tokenize/%2E%2e{}", "/v1/files/%2e%2e%2f{}", "//v1/files{}", "/v1/files;x/..{}"],
+)
+@scene
+async def test_no_path_with_two_readings_leaves_the_experiment(target: str) -> None:
+    arm = {"name": "guarded", "weight": 1e9, "headers": {"X-Guard": "on"}}
+    async with stage(experiment=an_experiment({"name": "control"}, arm), skip=NOT_INFERENCE) as (up, tap):
+        path = target.format("/v1/chat/completions")
+        up.at(path, answers())
+        assert (await tap.ask(request("POST", path, body=b"{}"))).status == 200
+        (call,) = up.calls
+        assert call.head.line == f"POST {path} HTTP/1.1".encode()  # forwarded byte for byte
+        assert call.head.get("x-guard") == b"on"

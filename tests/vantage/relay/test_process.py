@@ -33,7 +33,7 @@ import sys
 from llmtap.vantage.relay.relay import main
 from llmtap.vantage.relay.relay import Relay
 
-Relay._counters = None  # not to be called: so the task that reports fails
+Relay._live_counts = None  # not to be called: so the task that reports fails
 sys.exit(main())
 """
 

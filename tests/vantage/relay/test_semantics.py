@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from llmtap.channel.frames import FrameKind
-from tests.support.servers.peer import PATIENCE_S, Ending, chunk, chunked, scene, wait_until
+from tests.support.servers.peer import Ending, chunk, chunked, scene, wait_until
 from tests.support.servers.proxy import stage
 from tests.support.servers.raw_client import request
 from tests.support.servers.upstream import CHUNKED, CLOSE, OK, Call, answers, says
@@ -74,17 +74,6 @@ async def test_interim_answers_are_passed_on_as_they_come() -> None:
         assert (answer.status, answer.data) == (200, b"ok")
         recorded = await tap.meter.closed(1)
         assert (len(recorded.of(FrameKind.INTERIM)), recorded.closing.status) == (3, 200)
-
-
-@scene
-async def test_very_many_interim_answers_in_one_read() -> None:
-    """More than Python would nest calls for; RFC 9110 15.2: an HTTP/1.0 client gets none."""
-    async with stage() as (up, tap):
-        path = up.on(says(CONTINUE * 2_500 + OK))
-        for version, count in (("1.1", 2_500), ("1.0", 0)):
-            async with asyncio.timeout(PATIENCE_S):
-                answer = await tap.ask(request("GET", path, version=version))
-            assert (len(answer.interim), answer.data) == (count, b"ok")
 
 
 @pytest.mark.parametrize(

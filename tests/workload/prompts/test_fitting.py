@@ -65,9 +65,9 @@ def counters(folder: Path) -> Counters:
             return encoding.decode(list(ids))
 
     def by_template(prompt: Prompt) -> int:
-        said = [("system", prompt.system)] if prompt.system else []
-        said += [*prompt.history, ("user", prompt.text)]
-        text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in said)
+        output = [("system", prompt.system)] if prompt.system else []
+        output += [*prompt.history, ("user", prompt.text)]
+        text = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in output)
         return len(model.encode(text + "<|im_start|>assistant\n", add_special_tokens=False).ids)
 
     return {

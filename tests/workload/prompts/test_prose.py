@@ -51,19 +51,19 @@ def test_what_is_cut_is_the_texts_own_beginning() -> None:
     assert fitted_text("one ", 3) == "one..", "a full stop would join the space"
 
 
-def said(key: str, language: str, parts: int) -> str:
+def output(key: str, language: str, parts: int) -> str:
     return "".join(text for text, _ in islice(program(key, language), parts))
 
 
 @pytest.mark.parametrize("key", ["a", "b", "42/7", ""])
 def test_python_is_python(key: str) -> None:
-    tree = ast.parse(said(key, "python", 40))
+    tree = ast.parse(output(key, "python", 40))
     assert len(tree.body) == 39, "a comment, and a function each"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_brackets_close_and_files_differ(language: str) -> None:
-    texts = [said(f"{i}", language, 12) for i in range(50)]
+    texts = [output(f"{i}", language, 12) for i in range(50)]
     for text in texts:
         for opening, closing in ("()", "[]", "{}"):
             assert text.count(opening) == text.count(closing)

@@ -153,9 +153,9 @@ def test_any_text_has_the_same_tokens_in_both_and_comes_back(judge: Any, text: s
 @settings(max_examples=25)
 @given(st.integers(0, 9_000), st.text(max_size=5))
 def test_what_is_said_has_exactly_the_tokens_it_was_to_have(judge: Any, count: int, key: str) -> None:
-    said = say(count, key)
-    assert len(said) == count
-    assert judge.encode("".join(said)).ids == [i for token in said for i in token_ids(token)]
-    assert len(judge.encode("".join(said)).ids) == count
-    assert say(count, key) == said
-    assert list(say(count // 2, key)) == list(said[: count // 2]), "a shorter answer begins alike"
+    message = say(count, key)
+    assert len(message) == count
+    assert judge.encode("".join(message)).ids == [i for token in message for i in token_ids(token)]
+    assert len(judge.encode("".join(message)).ids) == count
+    assert say(count, key) == message
+    assert list(say(count // 2, key)) == list(message[: count // 2]), "a shorter answer begins alike"

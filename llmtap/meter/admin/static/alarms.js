@@ -2,15 +2,15 @@
 
 import { count, number, seconds } from "./format.js";
 
-/** Of the time in its name a window may lack this share: it moves in steps. */
+/** Share of its nominal length that a complete window has at least: it moves in steps. */
 const WHOLE = 0.9;
 const LENGTHS = { s: 1, m: 60, h: 3600 };
 
 /** All alarms of a summary's classes; firing ones first. */
 export function alarmsOf(slo) {
-  const found = Object.entries(slo ?? {}).flatMap(([name, { alarms, windows }]) =>
+  const rows = Object.entries(slo ?? {}).flatMap(([name, { alarms, windows }]) =>
     alarms.map((alarm) => ({ name, alarm, long: windows[alarm.long], short: windows[alarm.short] })));
-  return found.sort((a, b) => b.alarm.ringing - a.alarm.ringing);
+  return rows.sort((a, b) => b.alarm.ringing - a.alarm.ringing);
 }
 
 /** "1h", or "the 25 s measured" if the meter is younger than that. */

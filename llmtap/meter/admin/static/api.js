@@ -1,7 +1,7 @@
-// The admin API, asked with the token where one is needed. It goes into a header and nowhere else.
+// Requests to the admin API, with the token if one is needed. The token is sent in a header only.
 
-const KEPT = "llmtap.token";
-/** What a header can carry (Fetch: a byte string); with a token beyond it a browser sends nothing at all. */
+const TOKEN_KEY = "llmtap.token";
+/** Characters that a header may contain (Fetch: a byte string). With others, the browser sends no request. */
 const SENDABLE = /^[\x21-\x7e\x80-\xff]*$/;
 const BROKE = "the connection to the tap broke";
 
@@ -15,18 +15,18 @@ class ApiError extends Error {
 
 export class Api {
   constructor() {
-    this.token = sessionStorage.getItem(KEPT);
-    /** Is called when the tap asks for a token, or for another one. */
+    this.token = sessionStorage.getItem(TOKEN_KEY);
+    /** Called when the admin port requires a token, or refuses the present one. */
     this.denied = () => {};
   }
 
-  /** Blanks around it came with the copying. */
+  /** Store the token without leading and trailing blanks, which may have been copied with it. */
   useToken(token) {
     this.token = token.trim();
-    sessionStorage.setItem(KEPT, this.token);
+    sessionStorage.setItem(TOKEN_KEY, this.token);
   }
 
-  /** The JSON at a path. Raises ApiError with what the tap says. */
+  /** The JSON at a path. Throws ApiError with the message of the admin port. */
   async get(path, fields = {}, signal = undefined) {
     const answer = await this.ask(path, fields, signal);
     try {
@@ -85,17 +85,17 @@ export class Api {
     }
     if (answer.ok) return answer;
     if (answer.status === 401) this.refuse();
-    let told = null;
+    let problem = null;
     try {
-      told = (await answer.json()).error;
+      problem = (await answer.json()).error;
     } catch {
-      // Whoever answers is no tap; the status has to do.
+      // The answer is not from the admin port (a proxy in front of it, for example): report the status.
     }
-    const words = `${path}: ${told?.message ?? answer.statusText} (${answer.status})`;
-    throw new ApiError(answer.status, words, told?.field ?? null);
+    const words = `${path}: ${problem?.message ?? answer.statusText} (${answer.status})`;
+    throw new ApiError(answer.status, words, problem?.field ?? null);
   }
 
-  /** Asks for a token, or for another one; raises ApiError. */
+  /** Asks the user for a token; throws ApiError. */
   refuse() {
     this.denied();
     const words = this.token === null ? "the tap asks for its token" : "the tap refuses this token";

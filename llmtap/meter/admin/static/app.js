@@ -1,8 +1,8 @@
-// The page: which view is shown, what is asked for it, and whether what it shows is fresh.
+// The page: the view that is shown, its requests, and whether its data are fresh.
 
 import { Api } from "./api.js";
 import { Chunking } from "./chunking.js";
-import { el, say } from "./dom.js";
+import { el, setText } from "./dom.js";
 import { Exchanges } from "./exchanges.js";
 import { Experiment } from "./experiment.js";
 import { seconds } from "./format.js";
@@ -34,28 +34,28 @@ class App {
     });
   }
 
-  /** For views: asks while they are shown. */
-  poll(name, ask, period, heard) {
+  /** A poll for a view; it runs while the view is shown. */
+  poll(name, ask, period, onAnswer) {
     return new Poll(name, ask, period, (data) => {
       this.feed.answered();
-      this.tell(); // before the view's own words, which are read out then
-      heard(data);
+      this.showStatus(); // first, since screen readers read the view's own text last
+      onAnswer(data);
     });
   }
 
-  /** Work on the page for one answer, timed. */
+  /** Updates the page for one answer, and measures the time. */
   render(name, work) {
     measured(name, work);
   }
 
-  /** Work that need not be in the same turn as the rest. */
+  /** Does work after the next frame, since it is not urgent. */
   later(work) {
     requestAnimationFrame(() => setTimeout(work));
   }
 
-  /** For screen readers. */
-  say(words) {
-    say(byId("said"), words);
+  /** Announces a text to screen readers. */
+  announce(words) {
+    setText(byId("announcement"), words);
   }
 
   start() {
@@ -86,10 +86,10 @@ class App {
     this.showTheme();
     this.route();
     this.feed.start();
-    setInterval(() => this.tell(), 1000);
+    setInterval(() => this.showStatus(), 1000);
   }
 
-  /** The view that the hash names, and what else it says. */
+  /** The view that the URL's hash names, and the parts of the hash after it. */
   named() {
     const [name, ...rest] = location.hash.slice(1).split("/");
     return [this.views.find((one) => one.id === name) ?? this.views[0], rest.join("/")];
@@ -115,25 +115,25 @@ class App {
       document.title = `${view.title} · llmtap`;
       for (const poll of view.polls) poll.start();
       view.shown?.();
-      if (before) this.say(view.title);
+      if (before) this.announce(view.title);
     }
     let part = rest;
     try {
       part = decodeURIComponent(part);
     } catch {
-      // Typed by hand: it names nothing, and the view says so.
+      // Not a valid encoding, so typed by hand: the view reports that it is unknown.
     }
     view.route?.(part);
-    this.tell();
+    this.showStatus();
   }
 
-  /** So many views on, from the one that is named: what is shown follows a moment later. */
+  /** Moves by `step` views from the view in the hash; the hash's event shows the new one. */
   go(step) {
     const at = this.views.indexOf(this.named()[0]);
     location.hash = this.views[(at + step + this.views.length) % this.views.length].id;
   }
 
-  /** A page that nobody sees asks for nothing. */
+  /** Stops all requests while the page is hidden. */
   look() {
     if (document.hidden) {
       for (const poll of this.view.polls) poll.stop();
@@ -156,33 +156,33 @@ class App {
     this.view.filterChanged ? this.view.filterChanged() : this.view.render();
   }
 
-  /** How fresh is what is shown. */
-  tell() {
-    const asked = [...this.view.polls, this.feed];
-    const failed = asked.find((one) => one.error !== null);
-    const stale = asked.map((one) => one.staleFor()).filter((age) => age !== null);
-    const heard = this.view.polls.every((poll) => poll.fresh || !poll.runs);
+  /** Shows the state of the connection and the age of the data. */
+  showStatus() {
+    const sources = [...this.view.polls, this.feed];
+    const failed = sources.find((one) => one.error !== null);
+    const stale = sources.map((one) => one.staleFor()).filter((age) => age !== null);
+    const complete = this.view.polls.every((poll) => poll.fresh || !poll.runs);
     let state = "live", words = "live", more = "";
     const oldest = stale.length ? seconds(Math.max(...stale)) : null;
     const shown = this.view.polls.some((poll) => poll.at !== null);
     const age = oldest && shown ? `the figures are ${oldest} old` : "";
     if (failed) [state, words, more] = ["failed", failed.error, age];
     else if (oldest) [state, words] = ["stale", `stale: the last answer was received ${oldest} ago`];
-    else if (!heard) [state, words] = ["waiting", "connecting"];
+    else if (!complete) [state, words] = ["waiting", "connecting"];
     else if (this.view.tape?.paused) words = "paused";
     const node = byId("status");
     if (node.dataset.state !== state) {
       node.dataset.state = state;
-      if (state !== "waiting") this.say(words);
+      if (state !== "waiting") this.announce(words);
     }
-    say(byId("status-text"), words);
-    say(byId("status-more"), more);
+    setText(byId("status-text"), words);
+    setText(byId("status-more"), more);
     byId("main").classList.toggle("stale", state === "stale" || age !== "");
   }
 
   askToken() {
     const dialog = byId("token-dialog");
-    say(byId("token-problem"), this.api.token === null ? "" : "The token was refused.");
+    setText(byId("token-problem"), this.api.token === null ? "" : "The token was refused.");
     if (!dialog.open) dialog.showModal();
   }
 
@@ -203,29 +203,28 @@ class App {
       if (next === "auto") localStorage.removeItem("llmtap.theme");
       else localStorage.setItem("llmtap.theme", next);
     } catch {
-      // It lasts as long as the page then.
+      // Storage is blocked: the choice lasts as long as the page.
     }
     this.showTheme();
     this.themed();
   }
 
   showTheme() {
-    say(byId("theme-now"), document.documentElement.dataset.theme ?? "auto");
+    setText(byId("theme-now"), document.documentElement.dataset.theme ?? "auto");
   }
 
-  /** Canvases and charts know their colours by value. */
+  /** Canvases know their colours by value. */
   themed() {
     for (const view of this.views) view.themed?.();
-    if (this.view.draw) this.view.draw();
   }
 }
 
-/** On a phone a tab may lie outside of its list. (scrollIntoView would also move where Tab goes on from.) */
+/** Scrolls a tab into view, for phones. (scrollIntoView would move the start of keyboard navigation, too.) */
 function reveal(tab) {
   const list = tab.closest("ul");
-  const here = tab.getBoundingClientRect(), seen = list.getBoundingClientRect();
-  if (here.left < seen.left) list.scrollLeft -= seen.left - here.left;
-  else if (here.right > seen.right) list.scrollLeft += here.right - seen.right;
+  const here = tab.getBoundingClientRect(), visible = list.getBoundingClientRect();
+  if (here.left < visible.left) list.scrollLeft -= visible.left - here.left;
+  else if (here.right > visible.right) list.scrollLeft += here.right - visible.right;
 }
 
 window.addEventListener("error", (event) => window.llmtap.errors.push(String(event.message)));

@@ -1,6 +1,6 @@
 // Chunking of answers, and refusals.
 
-import { card, el, refill, say, section, sendOne } from "./dom.js";
+import { card, el, refill, setText, section, sendOne } from "./dom.js";
 import { NONE, basis, clock, count, iso, number, ranked, seconds, share, zone } from "./format.js";
 import { ALL_TRAFFIC, Table, matching } from "./table.js";
 
@@ -16,7 +16,7 @@ export class Chunking {
     this.summary = null;
     this.polls = [
       app.poll("summary", (signal) => this.ask(signal), () => PERIODS[app.window] ?? 5000,
-        (data) => this.heard(data)),
+        (data) => this.update(data)),
       app.poll("refused exchanges", (signal) => this.askRefused(signal), REFUSED_MS,
         (data) => this.refused(data)),
     ];
@@ -47,13 +47,13 @@ export class Chunking {
     return this.app.api.get("exchanges", { outcome: "refused", limit: REFUSED_MAX }, signal);
   }
 
-  heard(summary) {
+  update(summary) {
     this.summary = summary;
     this.app.render("chunking", () => this.render());
   }
 
-  refused(told) {
-    this.told = told;
+  refused(answer) {
+    this.refusedAnswer = answer;
     this.app.render("refused", () => this.renderRefused());
   }
 
@@ -71,7 +71,7 @@ export class Chunking {
     if (!s) return;
     const words = `No exchange has ended in this window (${s.window.name}). Send a request through llmtap:`;
     refill(this.empty, s.n ? null : sendOne(words, this.app.live));
-    say(this.scope, this.app.filter ? ALL_TRAFFIC : "");
+    setText(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderChunking(s.chunking, basis(s.n, s.window));
     this.renderRefusals(s, basis(s.n, s.window));
     const rows = ["model", "tenant"].flatMap((label) =>
@@ -111,10 +111,10 @@ export class Chunking {
   }
 
   renderRefused() {
-    if (!this.told) return;
-    const rows = matching(this.told.exchanges, this.app.filter, (x) => [x.tenant, x.model, x.arm]);
+    if (!this.refusedAnswer) return;
+    const rows = matching(this.refusedAnswer.exchanges, this.app.filter, (x) => [x.tenant, x.model, x.arm]);
     this.list.update(rows);
-    const n = this.told.exchanges.length;
+    const n = this.refusedAnswer.exchanges.length;
     const words = n
       ? `None of the newest ${count(n)} refused exchanges matches the filter.`
       : "No kept exchange was refused.";

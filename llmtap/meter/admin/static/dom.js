@@ -1,4 +1,4 @@
-// Elements, made of text and nothing else: what traffic is called must never become markup.
+// Elements made of text only: names from traffic must never become markup.
 
 /** An element; `about` are attributes (`on...` are listeners), children are nodes or text. */
 export function el(tag, about = {}, ...children) {
@@ -13,7 +13,7 @@ export function el(tag, about = {}, ...children) {
   return node;
 }
 
-/** Adds children; null is left out. */
+/** Adds children; skips null. */
 export function fill(node, ...children) {
   for (const child of children.flat(2)) {
     if (child === null || child === undefined || child === false) continue;
@@ -22,32 +22,32 @@ export function fill(node, ...children) {
   return node;
 }
 
-/** Puts these children in place of what is there. */
+/** Replaces all children. */
 export function refill(node, ...children) {
   node.replaceChildren();
   return fill(node, ...children);
 }
 
-/** Sets the text where it differs, so that what did not change costs nothing. */
-export function say(node, text) {
+/** Sets the text of an element if it differs, since setting an equal text costs time, too. */
+export function setText(node, text) {
   const value = String(text);
   if (node.textContent !== value) node.textContent = value;
 }
 
-/** A part of the page, with a heading that screen readers find. */
+/** A part of the page with a heading, which screen readers list. */
 export function section(title, ...children) {
   const id = `h-${title.toLowerCase().replace(/[^a-z]+/g, "-")}`;
   return el("section", { "aria-labelledby": id }, el("h2", { id }, title), ...children);
 }
 
-/** What to do where there is nothing to see; `command` can be copied. */
+/** Explanation shown instead of data, with a command to copy. */
 export function emptyState(words, command = null, more = null) {
   return el("div", { class: "empty" },
     el("p", {}, words), command && el("pre", {}, el("code", {}, command)),
     more && el("p", { class: "soft" }, more));
 }
 
-/** Where there is nothing to see: what to send, and where; `live` is the newest of the live feed. */
+/** Explanation instead of data, with an example request; `live` is the newest summary of the live feed. */
 export function sendOne(words, live) {
   if (!live) return emptyState(words);
   if (!live.listen) {
@@ -59,7 +59,7 @@ export function sendOne(words, live) {
   return emptyState(words, command, "If you have no gateway, start the simulated engine: llmtap sim serve");
 }
 
-/** Who listens on every interface is where this page came from. */
+/** Replaces an address of all interfaces by the host of this page. */
 function reachable(bound) {
   return bound.replace(/\/\/(0\.0\.0\.0|\[::\]):/, `//${location.hostname}:`);
 }

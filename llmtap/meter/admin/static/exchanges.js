@@ -1,6 +1,6 @@
-// What has ended, the newest first, and one of it, or one that is under way, in the inspector.
+// Finished exchanges, the newest first; and one finished or running exchange in the inspector.
 
-import { el, refill, say, section, sendOne } from "./dom.js";
+import { el, refill, setText, section, sendOne } from "./dom.js";
 import { FAILED, NONE, clock, count, iso, seconds, tokenTime, zone } from "./format.js";
 import { Inspector } from "./inspector.js";
 import { Table, matching } from "./table.js";
@@ -24,17 +24,17 @@ export class Exchanges {
     this.id = "exchanges";
     this.title = "Exchanges";
     this.one = null;
-    this.told = null;
+    this.list = null;
     this.inspector = new Inspector(app);
     this.polls = [
       app.poll("exchanges", (signal) => this.ask(signal),
-        () => this.period(), (told) => this.heard(told)),
+        () => this.period(), (answer) => this.update(answer)),
     ];
     this.empty = el("div");
     this.outcome = el("select", { id: "outcome", onchange: () => this.polls[0].again() },
       el("option", { value: "" }, "any"), OUTCOMES.map((name) => el("option", { value: name }, name)));
     this.table = new Table(COLUMNS, { caption: "Newest exchanges", key: (row) => row.id, rows: SHOWN });
-    /** Somebody is in the rows: they stay as they are, and what is heard waits. */
+    /** Whether focus or mouse is in the rows: then they do not change, and new answers wait. */
     this.holds = { focus: false, mouse: false };
     this.waiting = null;
     const { body } = this.table;
@@ -57,14 +57,14 @@ export class Exchanges {
     return this.app.filter && this.one === null ? SEARCH_MS : PERIOD_MS;
   }
 
-  /** `#exchanges/ID`: that one; else the list. */
+  /** `#exchanges/ID` shows one exchange; else the list. */
   route(rest) {
     const one = rest === "" ? null : rest;
     if (one !== null) document.title = `${one} · llmtap`;
     if (one === this.one) return;
     const before = this.one;
     if (before === null) this.place = window.scrollY;
-    this.holds.mouse = false; // what is hidden is not left by it
+    this.holds.mouse = false; // hiding the rows causes no mouseleave event
     this.one = one;
     this.single.hidden = one === null;
     this.listing.hidden = one !== null;
@@ -80,7 +80,7 @@ export class Exchanges {
     this.polls[0].again();
   }
 
-  /** Escape: from one back to the list, and out of the list; whether there was something to leave. */
+  /** Escape: back from an exchange to the list, or focus out of the list. Returns whether it did anything. */
   leave() {
     if (this.one !== null) location.hash = this.id;
     else if (this.holds.focus) document.activeElement.blur();
@@ -91,7 +91,7 @@ export class Exchanges {
   hold(by, yes) {
     this.holds[by] = yes;
     if (this.held || this.waiting === null) return;
-    this.told = this.waiting;
+    this.list = this.waiting;
     this.waiting = null;
     this.app.render("exchanges", () => this.render());
   }
@@ -104,8 +104,8 @@ export class Exchanges {
     const { api } = this.app;
     if (this.one === null) {
       const limit = this.app.filter ? SEARCHED : SHOWN, outcome = this.outcome.value;
-      const told = await api.get("exchanges", { limit, outcome }, signal);
-      return { of: null, told: { ...told, limit, outcome } };
+      const list = await api.get("exchanges", { limit, outcome }, signal);
+      return { of: null, list: { ...list, limit, outcome } };
     }
     const id = this.one;
     if (this.inspector.exchange?.id === id) return { of: id, same: true };
@@ -113,60 +113,60 @@ export class Exchanges {
       const running = await this.askRunning(id, signal);
       if (running) return { of: id, running };
     }
-    const told = await this.askEnded(id, signal);
-    if (told) return { of: id, told };
+    const exchange = await this.askEnded(id, signal);
+    if (exchange) return { of: id, exchange };
     return { of: id, running: await this.askRunning(id, signal) };
   }
 
-  /** The ended exchange of this name with all its events, null when it is not kept. */
+  /** The finished exchange with this id and all its events; null if the meter does not have it any more. */
   async askEnded(id, signal) {
     let whole = null, next = null;
-    do { // a long one comes in several answers
-      const told = await this.app.api.get("exchanges", { id, events: "1", limit: 1, next }, signal);
-      const [part] = told.exchanges;
+    do { // a long exchange takes several answers
+      const answer = await this.app.api.get("exchanges", { id, events: "1", limit: 1, next }, signal);
+      const [part] = answer.exchanges;
       if (!part) break;
       if (whole) whole.events = whole.events.concat(part.events);
       else whole = part;
-      next = told.next;
+      next = answer.next;
     } while (next !== null);
     return whole;
   }
 
-  /** The stream of this name, null when it is not under way. */
+  /** The running stream with this id, or null. */
   async askRunning(id, signal) {
     const { streams } = await this.app.api.get("streams", { id, limit: 1, window: WINDOW }, signal);
     return streams[0] ?? null;
   }
 
-  heard(answer) {
+  update(answer) {
     if (answer.of !== this.one || answer.same) return;
     this.app.render("exchanges", () => {
       if (answer.of === null) {
-        // Another question is no newer answer: it is shown at once.
-        const same = this.told?.limit === answer.told.limit && this.told.outcome === answer.told.outcome;
-        if (this.held && same) this.waiting = answer.told;
-        else [this.told, this.waiting] = [answer.told, null];
+        // Show the answer at once if the filter or the limit has changed.
+        const same = this.list?.limit === answer.list.limit && this.list.outcome === answer.list.outcome;
+        if (this.held && same) this.waiting = answer.list;
+        else [this.list, this.waiting] = [answer.list, null];
         this.render();
         return;
       }
-      if (answer.told) this.inspector.show(answer.told);
+      if (answer.exchange) this.inspector.show(answer.exchange);
       else if (answer.running) this.inspector.watch(answer.running);
       else this.inspector.missing(answer.of);
     });
   }
 
   render() {
-    if (!this.told) return;
+    if (!this.list) return;
     const words = (x) => [x.tenant, x.model, x.arm, x.id, x.request_id, x.path];
-    const rows = matching(this.told.exchanges, this.app.filter, words);
+    const rows = matching(this.list.exchanges, this.app.filter, words);
     this.table.update(rows);
-    say(this.words, rows.length ? this.about(rows.length) : "");
+    setText(this.words, rows.length ? this.about(rows.length) : "");
     refill(this.empty, rows.length ? null : this.nothing());
   }
 
-  /** Which these are: the list is of the newest only. */
+  /** Describes the rows: the list has the newest exchanges only. */
   about(n) {
-    const { exchanges, next } = this.told;
+    const { exchanges, next } = this.list;
     const all = `${next === null ? "all" : "the newest"} ${count(exchanges.length)} kept`;
     const which = this.app.filter ? `${count(n)} of ${all} fit the filter` : `${all}, the last to end first`;
     if (this.waiting === null) return which;
@@ -176,7 +176,7 @@ export class Exchanges {
   }
 
   nothing() {
-    const { exchanges, next, outcome } = this.told;
+    const { exchanges, next, outcome } = this.list;
     if (outcome || this.app.filter) {
       const those = next === null ? "those kept" : `the newest ${count(exchanges.length)} kept`;
       return el("p", { class: "soft" }, `None of ${those} fits.`);
@@ -192,15 +192,11 @@ export class Exchanges {
   filterChanged() {
     this.render();
     const limit = this.app.filter ? SEARCHED : SHOWN;
-    if (this.told?.limit !== limit) this.polls[0].again();
-  }
-
-  themed() {
-    this.inspector.draw();
+    if (this.list?.limit !== limit) this.polls[0].again();
   }
 }
 
-/** The last that is known of the answer, in ms since the epoch: its end, its last write, or the arrival. */
+/** The latest known time of an exchange, in ms since the epoch: its end, its last write, or its arrival. */
 function endOf(x) {
   const { response_end: end, delivered } = x.timeline;
   return Date.parse(x.arrival) + 1000 * (end ?? delivered ?? 0);
@@ -230,7 +226,7 @@ const COLUMNS = [
   { id: "path", head: "path", kind: "text", text: (x) => x.path, value: (x) => x.path },
   { id: "status", head: "status", text: (x) => x.status ?? NONE, value: (x) => x.status },
   {
-    id: "gap", head: "longest gap",
+    id: "gap", head: "longest pause",
     text: (x) => seconds(x.metrics.tbc_max), value: (x) => x.metrics.tbc_max,
   },
   {

@@ -1,13 +1,13 @@
-// The experiment: arms beside each other, with intervals. It is switched elsewhere: this page only reads.
+// The experiment: comparison of its arms, with intervals. This page cannot switch the experiment.
 
-import { el, emptyState, refill, say, section } from "./dom.js";
+import { el, emptyState, refill, setText, section } from "./dom.js";
 import { NONE, count, number, seconds, share } from "./format.js";
 import { Table } from "./table.js";
 
 const PERIOD_MS = 5000;
 const TOKENS = new Set(["tokens_per_chunk", "output_tokens"]);
 const SHARES = new Set(["refused", "failed", "cancelled"]);
-/** A p that is 0 as a float is below this. */
+/** A p that is 0 as a float is shown as less than this. */
 const P_MIN = 1e-16;
 const FIGURES = ["mean", "p50", "p95", "p99"];
 const STATES = { off: "is off: all traffic goes to the control", running: "runs", ended: "has ended" };
@@ -20,10 +20,10 @@ export class Experiment {
     this.app = app;
     this.id = "experiment";
     this.title = "Experiment";
-    this.told = null;
+    this.experiment = null;
     this.polls = [
       app.poll("experiment", (signal) => app.api.get("experiment", {}, signal), PERIOD_MS,
-        (told) => this.heard(told)),
+        (experiment) => this.update(experiment)),
     ];
     this.head = el("div");
     this.figure = el("select", { id: "figure", onchange: () => this.render() },
@@ -46,8 +46,8 @@ export class Experiment {
     this.node = el("div", {}, section("Experiment", this.head), this.body);
   }
 
-  heard(told) {
-    this.told = told;
+  update(experiment) {
+    this.experiment = experiment;
     this.app.render("experiment", () => this.render());
   }
 
@@ -56,7 +56,7 @@ export class Experiment {
   }
 
   render() {
-    const e = this.told;
+    const e = this.experiment;
     if (!e) return;
     this.body.hidden = e.state === "none";
     if (e.state === "none") {
@@ -70,10 +70,10 @@ export class Experiment {
     refill(this.head, about(e), stop, ratio(e.sample_ratio), bursts(e));
     this.renderArms(e);
     const findings = e.findings.map((one) => `${one.arm} ${one.metric}`);
-    say(this.tests, `Findings in ${e.comparisons} comparisons: ${findings.join(", ") || "none"}.`);
+    setText(this.tests, `Findings in ${e.comparisons} comparisons: ${findings.join(", ") || "none"}.`);
     this.tests.title = `a finding has p ≤ α / ${e.comparisons}, with α = ${e.alpha}`;
     this.differences.update(differences(e, this.figure.value, new Set(findings)));
-    say(this.disclosure, JSON.stringify(e.disclosure, null, 2));
+    setText(this.disclosure, JSON.stringify(e.disclosure, null, 2));
   }
 
   renderArms(e) {
@@ -88,8 +88,8 @@ export class Experiment {
     });
     this.arms.update(arms);
     this.drawForest(arms.map(({ name, arm }) => {
-      const found = arm.metrics[metric];
-      return { name, value: found?.[figure], interval: found?.intervals[figure] };
+      const values = arm.metrics[metric];
+      return { name, value: values?.[figure], interval: values?.intervals[figure] };
     }), metric);
   }
 
@@ -170,7 +170,7 @@ export class Experiment {
   }
 }
 
-/** What runs, since when and by whom. */
+/** State of the experiment: since when, and who switched it. */
 function about(e) {
   const state = STATES[e.state] ?? e.state;
   let words = ` ${state}${e.aa ? " as an A/A test" : ""} · unit ${e.unit}`;
@@ -181,7 +181,7 @@ function about(e) {
   return el("p", { title }, el("b", { class: "has-tip" }, e.name), `${words}${by}`);
 }
 
-/** The arm that ended the experiment because it was worse; null: none did. */
+/** A banner with the arm that ended the experiment because it was worse, or null. */
 function stopped(e) {
   if (!e.stopped) return null;
   const { arm, figure, at, difference, anytime_interval: bounds } = e.stopped;
@@ -195,31 +195,31 @@ function switchedOff() {
   return el("p", { class: "banner" }, "Switch it on: ", el("code", {}, SWITCH));
 }
 
-/** Whether the split is what it should be. */
-function ratio(told) {
-  if (told.alarm) {
+/** Whether units were assigned in the configured ratio. */
+function ratio(sample) {
+  if (sample.alarm) {
     return el("p", { class: "banner bad", role: "alert" },
-      `Sample ratio mismatch (p ${pValue(told.p)}): the split is not what was configured,`
-      + ` so no comparison below can be trusted. Units: ${units(told)}.`);
+      `Sample ratio mismatch (p ${pValue(sample.p)}): the split is not what was configured,`
+      + ` so no comparison below can be trusted. Units: ${units(sample)}.`);
   }
-  const words = `Sample ratio as configured (p ${pValue(told.p)}, alarm at ${told.alpha}): ${units(told)}.`;
+  const words = `Sample ratio as configured (p ${pValue(sample.p)}, alarm at ${sample.alpha}): ${units(sample)}.`;
   return el("p", { class: "soft" }, words);
 }
 
-/** Arms whose chunks come several at once: most of their gaps are 0, which flatters them. */
+/** A banner for arms with several chunks per read: most of their gaps are 0, so they look too good. */
 function bursts(e) {
   return e.cautions.map(({ arm, events_per_read: n, control_events_per_read: usual }) => el("p", { class: "banner" },
     `${arm}: ${number(n)} chunks arrive together (${e.control}: ${number(usual)}), so most gaps are 0.`
     + " Its TBC, ITL and TPOT look too good; compare TTFT and the longest pause."));
 }
 
-/** A row for each arm and metric that there is a difference of. */
+/** A row for each difference of an arm and metric. */
 function differences(e, figure, findings) {
   return Object.entries(e.differences).flatMap(([arm, by]) =>
     Object.entries(by).flatMap(([metric, statistics]) => {
       const key = metric in statistics ? metric : SHARES.has(metric) ? "share" : figure;
       const d = statistics[key];
-      return d ? [{ arm, metric, figure: key, d, found: findings.has(`${arm} ${metric}`) }] : [];
+      return d ? [{ arm, metric, figure: key, d, isFinding: findings.has(`${arm} ${metric}`) }] : [];
     }));
 }
 
@@ -238,9 +238,9 @@ function interval(metric, bounds) {
   return bounds ? `[${inUnit(metric, bounds[0])}, ${inUnit(metric, bounds[1])}]` : NONE;
 }
 
-function units(told) {
-  const named = Object.entries(told.units);
-  return named.map(([name, n]) => `${name} ${count(n)} (${share(told.expected[name])} expected)`).join(", ");
+function units(sample) {
+  const named = Object.entries(sample.units);
+  return named.map(([name, n]) => `${name} ${count(n)} (${share(sample.expected[name])} expected)`).join(", ");
 }
 
 function pValue(p) {
@@ -249,14 +249,14 @@ function pValue(p) {
   return p < 0.001 ? p.toExponential(1) : number(p, 3);
 }
 
-/** A finding is of the figure whose p is small enough, and of no other. */
+/** Only the figure with the small p is a finding, not the other figures of the metric. */
 function isFinding(row) {
-  return row.found && row.d.p !== undefined;
+  return row.isFinding && row.d.p !== undefined;
 }
 
 function verdict(row) {
   if (isFinding(row)) return "finding";
-  if (row.found) return "finding for the mean";
+  if (row.isFinding) return "finding for the mean";
   if (row.d.different === null) return "too few samples";
   return row.d.different ? "different, uncorrected" : "no difference shown";
 }
@@ -291,7 +291,7 @@ const DIFFERENCES = [
     text: (row) => pValue(row.d.p), value: (row) => row.d.p,
   },
   {
-    id: "said", head: "result", kind: "text",
+    id: "result", head: "result", kind: "text",
     text: verdict, state: (row) => (isFinding(row) ? "finding" : ""),
   },
 ];

@@ -1,4 +1,4 @@
-// Figures as text. Unknown is a dash, never 0.
+// Figures as text. An unknown value is a dash, never 0.
 
 export const NONE = "–";
 /** Outcomes that are a failure of the upstream or of llmtap: FAILED of exchange/outcome.py. */
@@ -19,7 +19,7 @@ export function number(value, least = null) {
   return value.toLocaleString("en", shape); // negative: what rounds to 0 has no sign
 }
 
-/** Seconds, in the unit that people say: "0.85 ms", "120 ms", "1.2 s", "3 min 20 s". */
+/** Seconds in a readable unit: "0.85 ms", "120 ms", "1.2 s", "3 min 20 s". */
 export function seconds(value) {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
@@ -31,7 +31,7 @@ export function seconds(value) {
   return `${number(value / 3600)} h`;
 }
 
-/** A metric of token times, which an answer in one piece does not have. */
+/** A metric of token times; null for an answer that is not a stream. */
 export function tokenTime(exchange, name) {
   return exchange.stream ? exchange.metrics[name] : null;
 }
@@ -63,24 +63,24 @@ export function basis(n, window) {
   return window ? `n ${count(n)} · ${window.name} (${seconds(window.seconds)})` : `n ${count(n)}`;
 }
 
-/** "± 60 µs, p99 0.9 ms": how wide the stamps of exchanges are. */
+/** Uncertainty of the timestamps: "± 60 µs (p99 ± 0.9 ms)". */
 export function width(stamps) {
   return stamps?.n ? `±\u00a0${seconds(stamps.p50)} (p99 ±\u00a0${seconds(stamps.p99)})` : "±\u00a0unknown";
 }
 
-/** The time of day where the browser is, see `zone`. */
+/** The time of day in the browser's time zone, see `zone`. */
 export function clock(date) {
   const at = new Date(date ?? NaN);
   return Number.isNaN(at.getTime()) ? NONE : at.toLocaleTimeString("en-GB");
 }
 
-/** What `clock` is in: "UTC", "GMT+2". */
+/** The time zone of `clock`: "UTC", "GMT+2". */
 export function zone() {
   const parts = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" }).formatToParts(new Date());
   return parts.find((part) => part.type === "timeZoneName").value;
 }
 
-/** The same moment everywhere: "2026-01-15T12:00:00.000Z". */
+/** A time in UTC: "2026-01-15T12:00:00.000Z". */
 export function iso(date) {
   const at = new Date(date);
   return Number.isNaN(at.getTime()) ? NONE : at.toISOString();

@@ -1,15 +1,16 @@
 // One exchange: its chunks against the deadlines of a reader, its figures, its outcome. A running exchange is
 // updated until it ends.
 
-import { colour, draw, layout, legend } from "./charts.js";
-import { el, emptyState, refill, say, section } from "./dom.js";
+import { draw, legend } from "./charts.js";
+import { el, emptyState, refill, setText, section } from "./dom.js";
 import { FAILED, NONE, bytes, clock, count, number, seconds, share, tokenTime, zone } from "./format.js";
+import { METRICS } from "./metrics.js";
 import { follow } from "./reader.js";
 import { Table } from "./table.js";
 
 const CHUNKS_DRAWN = 4000;
 const CHUNKS_LISTED = 500;
-/** A longer list is folded: its first chunks, those that the reader waited for longest, and its last. */
+/** A longer list is folded: it has the first chunks, those with the longest waits, and the last chunks. */
 const FOLDED_FROM = 50, FIRST = 20, WAITED = 20, LAST = 5;
 const SPEED = 20;
 const LINES = [
@@ -19,18 +20,6 @@ const LINES = [
   ["bad", "the reader waits"],
   ["area", "delay of the reader"],
 ];
-const NAMES = {
-  ttft: "TTFT",
-  ttft_any: "TTFT, any token",
-  ttfb: "TTFB",
-  tpot: "TPOT",
-  e2e: "E2E",
-  user_idle: "user idle",
-  tbc_max: "longest gap",
-  jitter: "jitter",
-  smooth_benefit: "smooth benefit",
-};
-const TOKEN_TIMES = new Set(["ttft", "ttft_any", "tpot"]);
 
 export class Inspector {
   constructor(app) {
@@ -52,18 +41,18 @@ export class Inspector {
     this.clear();
   }
 
-  /** Nothing is shown. */
+  /** Hides everything. */
   clear() {
     this.reset();
     this.node.hidden = true;
   }
 
   reset() {
-    /** The one that is shown: it has ended, or is under way; else null. */
+    /** The finished exchange that is shown, or null; `running`: the running one. */
     this.exchange = null;
     this.running = null;
-    /** What a reader makes of it, from when on. */
-    this.seen = null;
+    /** Result of `follow`: the reader's waits. */
+    this.reading = null;
     this.submit = 0;
     this.rows = [];
   }
@@ -77,59 +66,59 @@ export class Inspector {
     return this.app.readerSpeed ?? SPEED;
   }
 
-  /** One that has ended. */
+  /** Shows a finished exchange. */
   show(x) {
-    if (this.running) this.app.say(`Ended: ${x.outcome}`);
+    if (this.running) this.app.announce(`Ended: ${x.outcome}`);
     this.reset();
     this.exchange = x;
     const banner = FAILED.has(x.outcome) ? "banner bad" : "banner";
     refill(this.problem, x.outcome === "complete" ? null : el("p", { class: banner }, ending(x)));
     this.submit = x.timeline.submit ?? 0;
-    const seen = this.seen = follow(x.events, this.submit, 1 / this.speed, x.tokens.output);
+    const reading = this.reading = follow(x.events, this.submit, 1 / this.speed, x.tokens.output);
     this.renderFacts(x);
     this.renderChunks(x.events);
-    const worst = seen.chunks[seen.worst];
-    say(this.words, worst
-      ? `A reader of ${number(this.speed)} tokens/s waits ${seconds(seen.idle)} in total (red line), for the`
+    const worst = reading.chunks[reading.worst];
+    setText(this.words, worst
+      ? `A reader of ${number(this.speed)} tokens/s waits ${seconds(reading.idle)} in total (red line), for the`
         + ` last time for chunk ${worst.index + 1} of ${x.events.length}, at ${seconds(worst.t)}.`
         + " During later pauses the reader still has tokens to read."
       : "No event carried output, so there is no chart.");
     this.reveal();
   }
 
-  /** One that is under way: what `/api/v1/streams` tells of it now. */
-  watch(told) {
-    if (!this.running) this.app.say(`${told.id} is running`);
+  /** Shows a running exchange, by its entry in `/api/v1/streams`. */
+  watch(stream) {
+    if (!this.running) this.app.announce(`${stream.id} is running`);
     this.reset();
-    this.running = told;
-    const events = eventsOf(told);
-    const seen = this.seen = follow(events, 0, 1 / this.speed);
-    const waits = told.age > seen.free;
+    this.running = stream;
+    const events = eventsOf(stream);
+    const reading = this.reading = follow(events, 0, 1 / this.speed);
+    const waits = stream.age > reading.free;
     if (waits) {
-      seen.waits.push([seen.free, told.age]);
-      seen.idle += told.age - seen.free;
+      reading.waits.push([reading.free, stream.age]);
+      reading.idle += stream.age - reading.free;
     }
     refill(this.problem, el("p", { class: "banner" },
-      `This exchange has run for ${seconds(told.age)} and is shown until it ends. Chunks older than a minute are`
+      `This exchange has run for ${seconds(stream.age)} and is shown until it ends. Chunks older than a minute are`
       + " shown as one; classes and bytes are known at its end."));
     refill(this.facts,
       list("So far", [
-        ["age", seconds(told.age)], ["TTFT", seconds(told.ttft)], ["user idle", seconds(seen.idle)],
-        ["since the last token", seconds(told.since_last)],
-        ["tokens", count(told.tokens)], ["events", count(told.events)],
+        ["age", seconds(stream.age)], ["TTFT", seconds(stream.ttft)], ["user idle", seconds(reading.idle)],
+        ["since the last token", seconds(stream.since_last)],
+        ["tokens", count(stream.tokens)], ["events", count(stream.events)],
       ]),
       list("Exchange", [
-        ["tenant", told.tenant], ["model", told.model ?? NONE], ["arm", told.arm ?? NONE],
-        ["route", told.route ?? NONE], ["endpoint", told.endpoint ?? NONE], ["dialect", told.dialect ?? NONE],
+        ["tenant", stream.tenant], ["model", stream.model ?? NONE], ["arm", stream.arm ?? NONE],
+        ["route", stream.route ?? NONE], ["endpoint", stream.endpoint ?? NONE], ["dialect", stream.dialect ?? NONE],
       ]));
     this.renderChunks(events.map((event) => ({ ...event, class: null })));
-    const now = waits ? "waits now" : `has ${seconds(seen.free - told.age)} to read`;
-    say(this.words, `A reader of ${number(this.speed)} tokens/s has waited ${seconds(seen.idle)} so far (red line),`
+    const now = waits ? "waits now" : `has ${seconds(reading.free - stream.age)} to read`;
+    setText(this.words, `A reader of ${number(this.speed)} tokens/s has waited ${seconds(reading.idle)} so far (red line),`
       + ` and ${now}.`);
     this.reveal();
   }
 
-  /** It is neither kept nor under way. */
+  /** Shows that the exchange is unknown: it is not running, and not among the newest ones. */
   missing(id) {
     this.reset();
     this.body.hidden = true;
@@ -141,13 +130,13 @@ export class Inspector {
 
   reveal() {
     this.node.hidden = this.body.hidden = false;
-    // One under way has its waiting to show; one that ended without a token has nothing.
-    this.figure.hidden = this.exchange !== null && this.seen.worst === null;
+    // No chart for an exchange that ended without a token; a running one shows its wait.
+    this.figure.hidden = this.exchange !== null && this.reading.worst === null;
     this.draw();
   }
 
   renderChunks(events) {
-    const chunks = new Map(this.seen.chunks.map((chunk) => [chunk.index, chunk]));
+    const chunks = new Map(this.reading.chunks.map((chunk) => [chunk.index, chunk]));
     let before = this.submit;
     this.rows = events.map((event, i) => {
       const row = { i, event, gap: event.t - before, chunk: chunks.get(i) };
@@ -165,13 +154,13 @@ export class Inspector {
     const listed = new Set([...rows.slice(0, FIRST), ...most, ...rows.slice(-LAST)]);
     const folded = long && !this.unfolded;
     this.table.update(folded ? rows.filter((row) => listed.has(row)) : rows);
-    say(this.unfold, folded ? `Show all ${count(rows.length)} chunks` : "Show fewer chunks");
+    setText(this.unfold, folded ? `Show all ${count(rows.length)} chunks` : "Show fewer chunks");
   }
 
   renderFacts(x) {
-    const metrics = Object.entries(NAMES).map(([name, words]) => {
-      const value = TOKEN_TIMES.has(name) ? tokenTime(x, name) : x.metrics[name];
-      return [words, name === "smooth_benefit" ? `${number(value)} tokens` : seconds(value)];
+    const metrics = METRICS.map(({ name, title, unit, streams }) => {
+      const value = streams ? tokenTime(x, name) : x.metrics[name];
+      return [title, unit === "s" ? seconds(value) : number(value)];
     });
     metrics.push(["±", `${seconds(x.uncertainty)}${x.uncertain ? ", more than the limit" : ""}`]);
     const c = x.chunking, t = x.tokens;
@@ -207,9 +196,9 @@ export class Inspector {
   }
 
   draw() {
-    if (!this.seen) return;
+    if (!this.reading) return;
     const { speed, submit } = this;
-    const { chunks, waits, idle, tokens: total } = this.seen;
+    const { chunks, waits, idle, tokens: total } = this.reading;
     const every = Math.max(1, Math.ceil(chunks.length / CHUNKS_DRAWN));
     const came = { x: [0, submit], y: [0, 0] };
     chunks.forEach((chunk, i) => {
@@ -217,7 +206,7 @@ export class Inspector {
       came.x.push(chunk.t);
       came.y.push(chunk.before + chunk.tokens);
     });
-    // The reader: along the wished line until he runs dry, then level until the chunk that he waits for.
+    // The reader's line follows the wanted speed until no token is left, then is level until the next chunk.
     const read = { x: [submit], y: [0] };
     let at = submit, done = 0;
     for (const [from, to] of waits) {
@@ -232,42 +221,33 @@ export class Inspector {
     const wished = { x: [submit, submit + total / speed], y: [0, total] };
     const spans = waits.flatMap(([from, to]) => [from, to, null]);
     const level = { x: spans, y: waits.flatMap(() => [0, 0, null]) };
-    const line = (name, data, ink, about = {}) => ({
-      type: "scatter", mode: "lines", name, ...data, ...about,
-      line: { color: colour(ink), width: 2, ...about.line },
-    });
     const area = {
       x: [...wished.x, ...read.x.slice().reverse()],
       y: [...wished.y, ...read.y.slice().reverse()],
     };
-    const shaded = {
-      fill: "toself", fillcolor: colour("idle-area"), line: { width: 0 }, hoverinfo: "skip",
-    };
-    const steps = {
-      mode: chunks.length < 400 ? "lines+markers" : "lines", line: { shape: "hv" }, marker: { size: 4 },
-    };
-    draw(this.plot, [
-      line("waits, as area", area, "bad", shaded),
-      line("deadlines", wished, "c6", { line: { dash: "dash" } }),
-      line("read", read, "c1"),
-      line("received", came, "c0", steps),
-      line(`idle ${seconds(idle)}`, level, "bad", { line: { width: 6 } }),
-    ], layout({
-      margin: { l: 60, r: 14, t: 8, b: 44 },
-      xaxis: { title: { text: "seconds since arrival" } },
-      yaxis: { title: { text: "tokens" } },
-      hovermode: "closest",
-    }));
+    draw(this.plot, {
+      of: (this.exchange ?? this.running).id,
+      series: [
+        { name: "waits", ...area, ink: "idle-area", area: true, silent: true },
+        { name: "deadlines", ...wished, ink: "c6", dash: "dash" },
+        { name: "read", ...read, ink: "c1" },
+        { name: "received", ...came, ink: "c0", step: "hv", symbols: chunks.length < 400 ? ["dot"] : null },
+        { name: `idle ${seconds(idle)}`, ...level, ink: "bad", width: 6 },
+      ],
+      x: { title: "seconds since arrival", zero: true },
+      y: { title: "tokens", zero: true },
+      hover: "{y} tokens at {x} s",
+    });
   }
 }
 
 /** The chunks of a running stream as events; tokens before its timeline are one event. */
-function eventsOf(told) {
+function eventsOf(stream) {
   const event = (t, tokens) => ({ t, tokens, class: "content", bytes: null });
-  const shown = told.timeline.reduce((sum, [, tokens]) => sum + tokens, 0);
-  const earlier = told.tokens - shown;
-  const first = earlier > 0 && told.ttft !== null ? [event(told.ttft, earlier)] : [];
-  return [...first, ...told.timeline.map(([t, tokens]) => event(t, tokens))];
+  const shown = stream.timeline.reduce((sum, [, tokens]) => sum + tokens, 0);
+  const earlier = stream.tokens - shown;
+  const first = earlier > 0 && stream.ttft !== null ? [event(stream.ttft, earlier)] : [];
+  return [...first, ...stream.timeline.map(([t, tokens]) => event(t, tokens))];
 }
 
 function ending(x) {

@@ -1,4 +1,4 @@
-// The keyboard, where nobody is typing.
+// Keyboard shortcuts, except in input fields.
 
 const byId = (id) => document.getElementById(id);
 
@@ -18,14 +18,14 @@ export function listen(app) {
   });
 }
 
-/** Whether the key meant something. */
+/** Carries out a shortcut. Returns whether the key has a meaning. */
 function act(app, key, at) {
   const isView = key.length === 1 && key >= "1" && key <= String(app.views.length);
   if (isView) location.hash = app.views[Number(key) - 1].id;
   else if (key === "/") byId("filter").focus();
   else if (key === "?") byId("help").showModal();
   else if (key === "t") app.nextTheme();
-  // A table that scrolls wants its arrows, a button its space.
+  // In a table that scrolls, arrow keys scroll; on a button, the space key presses it.
   else if (key === "ArrowRight" && !at.closest(".scroll")) app.go(1);
   else if (key === "ArrowLeft" && !at.closest(".scroll")) app.go(-1);
   else if (key === "Escape" && app.view.leave) return app.view.leave();

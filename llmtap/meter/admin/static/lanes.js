@@ -1,19 +1,19 @@
-// The streams under way as the page keeps them: one lane each, with the reader that waits at its end.
+// State of the running streams: one lane each, with a reader at its end.
 // Times are seconds of performance.now().
 
 import { Reader } from "./reader.js";
 
 export const LANES_MAX = 200;
-/** So far behind now is drawn, at least: chunks must have been heard of before their place is drawn. */
+/** Minimum delay of the picture: chunks must have been received before their place is drawn. */
 const BEHIND_S = 1.6;
 const DIMMED_S = 2;
 
 /** One stream in its lane. */
 class Lane {
-  constructor(told, arrival, pace) {
-    this.id = told.id;
+  constructor(stream, arrival, pace) {
+    this.id = stream.id;
     this.arrival = arrival;
-    /** Of chunks: when, how many tokens, and when the reader had run dry before it (null: had not). */
+    /** By chunk: time, tokens, and time when the reader began to wait for it (null: did not wait). */
     this.t = [];
     this.tokens = [];
     this.dry = [];
@@ -22,46 +22,46 @@ class Lane {
     this.ended = null;
     this.reader = new Reader(arrival, pace);
     this.pace = pace;
-    const shown = told.timeline.reduce((sum, [, tokens]) => sum + tokens, 0);
-    const before = told.tokens - shown;
-    if (before > 0 && told.ttft !== null) {
-      // It began before we looked: the reader is taken to have waited for the first token only.
-      this.first = arrival + told.ttft;
-      this.reader.hear(this.first, before);
+    const shown = stream.timeline.reduce((sum, [, tokens]) => sum + tokens, 0);
+    const before = stream.tokens - shown;
+    if (before > 0 && stream.ttft !== null) {
+      // The stream began before the page was opened: assume that the reader waited for the first token only.
+      this.first = arrival + stream.ttft;
+      this.reader.receive(this.first, before);
     }
-    this.hear(told);
+    this.update(stream);
   }
 
-  /** What is told of it; returns when the first new chunk came. */
-  hear(told) {
-    this.told = told;
+  /** Takes the stream's newest entry of `/api/v1/streams`. Returns the time of the first new chunk. */
+  update(stream) {
+    this.stream = stream;
     this.ended = null;
     const n = this.t.length;
-    // Points of a thinned timeline stand for chunks after them: none of those may be heard a second time.
-    const heard = told.since_last === null ? -Infinity : told.age - told.since_last;
-    // All chunks of a read share its stamp, and are told together.
+    // A point of a thinned timeline stands for chunks after it, too: do not count those again.
+    const newest = stream.since_last === null ? -Infinity : stream.age - stream.since_last;
+    // All chunks of a read have the same time and are in the same answer.
     const known = this.last + 1e-5;
-    for (const [offset, tokens] of told.timeline) {
+    for (const [offset, tokens] of stream.timeline) {
       if (offset <= known) continue;
       this.last = offset;
       const t = this.arrival + offset;
       this.first ??= t;
       this.t.push(t);
       this.tokens.push(tokens);
-      this.dry.push(this.reader.hear(t, tokens));
+      this.dry.push(this.reader.receive(t, tokens));
     }
-    this.last = Math.max(this.last, heard);
+    this.last = Math.max(this.last, newest);
     return this.t[n] ?? Infinity;
   }
 
-  /** What is older is not drawn any more. */
+  /** Drops older chunks, which are not drawn any more. */
   forget(before) {
     let n = 0;
     while (n < this.t.length && this.t[n] < before) n++;
     if (n > 64) for (const list of [this.t, this.tokens, this.dry]) list.splice(0, n);
   }
 
-  /** `waiting`, `streaming` or `stalled`: the reader has read all there was. */
+  /** `waiting`, `streaming`, `stalled` (the reader has read all tokens) or `ended`. */
   state(now) {
     if (this.ended !== null) return "ended";
     if (this.first === null || now < this.first) return "waiting";
@@ -69,42 +69,42 @@ class Lane {
   }
 }
 
-/** All lanes. A stream stays in its lane; a lane is taken again a little after its stream has ended. */
+/** All lanes. A stream stays in its lane; the lane is used again some time after the stream has ended. */
 export class Lanes {
   constructor() {
     this.slots = [];
     this.by = new Map();
     this.pace = 0.05;
-    /** What the tap had seen until then has been heard. */
+    /** Time of the latest request: chunks until then are known. */
     this.until = -Infinity;
-    /** The oldest of the chunks heard of since the tape last looked: a meter that is behind tells late. */
+    /** Time of the oldest chunk received since the last drawing: a slow meter reports late. */
     this.freshFrom = Infinity;
-    /** As BEHIND_S, or more where answers take longer. */
+    /** BEHIND_S, or more if answers take longer. */
     this.behind = BEHIND_S;
   }
 
-  /** What `/api/v1/streams` told, asked between `asked` and `now`; `all`: there are no others. */
-  hear(streams, asked, now, all) {
+  /** Takes an answer of `/api/v1/streams`, requested at `sentAt`; `all`: it lists all running streams. */
+  update(streams, sentAt, now, all) {
     const here = new Set();
     if (this.until > -Infinity) {
       this.behind += 0.3 * (Math.max(BEHIND_S, 1.1 * (now - this.until)) - this.behind);
     }
-    this.until = asked;
-    // Stamps of the tap are older than the answer by half its way.
-    const at = now - (now - asked) / 2;
-    for (const told of streams) {
-      here.add(told.id);
-      const lane = this.by.get(told.id);
-      if (lane) this.freshFrom = Math.min(this.freshFrom, lane.hear(told));
-      else this.add(new Lane(told, at - told.age, this.pace), now);
+    this.until = sentAt;
+    // Ages in the answer are as of half the round trip ago.
+    const at = now - (now - sentAt) / 2;
+    for (const stream of streams) {
+      here.add(stream.id);
+      const lane = this.by.get(stream.id);
+      if (lane) this.freshFrom = Math.min(this.freshFrom, lane.update(stream));
+      else this.add(new Lane(stream, at - stream.age, this.pace), now);
     }
     for (const lane of this.by.values()) {
       if (here.has(lane.id) || lane.ended !== null) continue;
       if (!all) {
-        this.drop(lane); // only the newest are told: nobody knows whether it has ended
+        this.drop(lane); // only the newest streams are listed: it is unknown whether this one has ended
         continue;
       }
-      lane.ended = lane.t.length ? Math.max(lane.t.at(-1), asked - 1) : asked;
+      lane.ended = lane.t.length ? Math.max(lane.t.at(-1), sentAt - 1) : sentAt;
     }
   }
 
@@ -126,7 +126,7 @@ export class Lanes {
     this.slots[this.slots.indexOf(lane)] = null;
   }
 
-  /** Takes out what ended before `since`, and empty lanes at the end. */
+  /** Removes streams that ended before `since`, and empty lanes at the end. */
   tidy(since) {
     for (const lane of this.by.values()) {
       lane.forget(since);
@@ -141,13 +141,13 @@ export class Lanes {
     this.by.clear();
   }
 
-  /** How many are in each state. */
+  /** Number of streams in each state. */
   states(now) {
-    const found = { waiting: 0, streaming: 0, stalled: 0 };
+    const counts = { waiting: 0, streaming: 0, stalled: 0 };
     for (const lane of this.slots) {
       const state = lane?.state(now);
-      if (state in found) found[state]++;
+      if (state in counts) counts[state]++;
     }
-    return found;
+    return counts;
   }
 }

@@ -1,8 +1,8 @@
 // The key figures now, by tenant, model, arm or class, and over time since the page was opened.
 
 import { ALARMS, alarmsOf, ringing } from "./alarms.js";
-import { History, colour, draw, layout, legend } from "./charts.js";
-import { card, el, emptyState, refill, say, section, sendOne } from "./dom.js";
+import { History, draw, legend } from "./charts.js";
+import { card, el, emptyState, refill, setText, section, sendOne } from "./dom.js";
 import {
   FAILED, NONE, basis, clock, count, number, ranked, rate, seconds, share, width,
 } from "./format.js";
@@ -10,10 +10,12 @@ import { ALL_TRAFFIC, Table, matching } from "./table.js";
 import { losses, uncertain, upstreamsDown } from "./tap.js";
 
 const FAILED_MIN = 3;
+/** Number of places (path, content type) with answers of unknown format that are listed. */
+const PLACES_SHOWN = 2;
 const BY = ["tenant", "model", "arm", "class"];
 const PERIODS = { "10s": 2000, "1m": 2000, "5m": 5000, "1h": 15000, all: 15000 };
 const DRAW_MS = 2000;
-/** How long windows are; a window is made of slices, so a little less is usual. */
+/** Lengths of windows in seconds; a window consists of slices, so it is usually a little shorter. */
 const LENGTHS = { "1m": 60, "5m": 300, "1h": 3600 };
 const SHORT = 0.8;
 const SERIES = ["ttft50", "ttft99", "itl50", "itl99", "idle99", "achieved", "goodput", "smooth"];
@@ -25,12 +27,6 @@ const ITL_OPTIONS = "A: time between chunks. B-even: the gap before a chunk, div
 const NOT_COUNTED = "Not counted: errors of clients (4xx), requests that llmtap rejected, refusals without output,"
   + " and clients that left before a limit was missed. Errors of the upstream are bad.";
 const USER_IDLE = "total time that a reader waits with nothing to read, from submit";
-const CLOCK = { tickformat: "%H:%M:%S", tickangle: 0 };
-const TICK_PX = 90;
-const NO_SAMPLES = {
-  yaxis: { showticklabels: false },
-  annotations: [{ text: "no samples yet", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }],
-};
 
 export class Overview {
   constructor(app) {
@@ -43,7 +39,7 @@ export class Overview {
     this.history = new History(SERIES);
     this.polls = [
       app.poll("summary", (signal) => this.ask(signal), () => PERIODS[app.window] ?? 5000,
-        (data) => this.heard(data)),
+        (data) => this.update(data)),
     ];
     this.cards = el("dl", { class: "cards" });
     this.outcomes = el("p", { class: "outcomes" });
@@ -78,7 +74,7 @@ export class Overview {
   async ask(signal) {
     const { api, window } = this.app;
     const summary = await api.get("summary", { window, by: BY.join(",") }, signal);
-    // Where a window is empty, the newest exchange tells which one is not.
+    // If the window is empty, the time of the newest exchange shows which window is not.
     this.last = summary.n ? null : (await api.get("exchanges", { limit: 1 }, signal)).exchanges[0];
     return summary;
   }
@@ -98,17 +94,17 @@ export class Overview {
     for (const button of this.choice.children) {
       button.setAttribute("aria-pressed", String(button.dataset.by === by));
     }
-    say(this.table.caption, `Figures by ${by}`);
+    setText(this.table.caption, `Figures by ${by}`);
     this.render();
   }
 
-  heard(summary) {
+  update(summary) {
     this.summary = summary;
     this.app.render("overview", () => this.render());
-    this.draw(); // its lines are figures of the cards
+    this.draw(); // the charts show the figures of the cards
   }
 
-  /** A second has passed: the live feed's figures of the last 10 s. */
+  /** Takes a summary of the live feed: the figures of the last 10 s, once a second. */
   lived(live) {
     const m = live.metrics;
     this.live = live;
@@ -118,7 +114,7 @@ export class Overview {
       smooth: live.smooth_goodput.tokens_per_second,
     });
     if (this.app.view === this && performance.now() - this.drawn > DRAW_MS) this.draw();
-    if (this.app.view === this && this.open) say(this.open, count(live.open));
+    if (this.app.view === this && this.open) setText(this.open, count(live.open));
   }
 
   shown() {
@@ -130,9 +126,9 @@ export class Overview {
     const s = this.summary;
     if (!s) return;
     this.renderAlarms(alarmsOf(s.slo), upstreamsDown(s.relays));
-    refill(this.notes, failing(s), begun(s.window), unmeasured(s.relays), unreliable(s));
+    refill(this.notes, failing(s), begun(s.window), unmeasured(s.relays), withoutDialect(s), unreliable(s));
     refill(this.empty, this.nothing(s));
-    say(this.scope, this.app.filter ? ALL_TRAFFIC : "");
+    setText(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderCards(s);
     const outcomes = ranked(s.outcomes);
     refill(this.outcomes, outcomes.length ? "Outcomes: " : null, outcomes.map(([name, n]) => {
@@ -148,7 +144,7 @@ export class Overview {
 
   renderAlarms(alarms, troubles) {
     const words = [...troubles, ...alarms.filter(({ alarm }) => alarm.ringing).map(ringing)];
-    // Made anew it would be read out again, so only where it differs.
+    // Replace the banner only if it differs, since screen readers read a new one aloud.
     if (words.join() !== this.rung) {
       this.rung = words.join();
       refill(this.rings, words.map((one) => el("p", { class: "banner bad", role: "alert" }, one)));
@@ -157,7 +153,7 @@ export class Overview {
     this.alarms.update(alarms);
   }
 
-  /** Why there is nothing to see, and what to do; null where there is something. */
+  /** Why there are no data, and what to do; null if there are data. */
   nothing(s) {
     if (s.n) return null;
     if (!Object.values(s.relays).some((relay) => relay.connected)) {
@@ -295,37 +291,26 @@ export class Overview {
     const { t, series } = this.history.drawn();
     if (t.length < 2) return;
     const m = this.summary?.metrics;
-    const line = (name, y, ink, about = {}) => ({
-      type: "scatter", mode: "lines", name, x: t, y, line: { color: colour(ink), width: 2 },
-      connectgaps: false, ...about,
-    });
-    const level = (name, y, ink) => {
-      if (y === null || y === undefined) return [];
-      const dashed = { color: colour(ink), width: 1, dash: "dash" };
-      const about = { x: [t[0], t.at(-1)], line: dashed, hoverinfo: "skip", showlegend: false };
-      return [line(name, [y, y], ink, about)];
-    };
+    const line = (name, y, ink) => ({ name, x: t, y, ink });
+    const level = (y, ink) => (y === null || y === undefined
+      ? []
+      : [{ x: [t[0], t.at(-1)], y: [y, y], ink, width: 1, dash: "dash", silent: true }]);
     const latency = (p50, p99, figures) => [
-      [
-        line("p50", p50, "c0"), line("p99", p99, "c1"),
-        ...level("p50 of the window", figures?.p50, "c0"), ...level("p99 of the window", figures?.p99, "c1"),
-      ],
-      { yaxis: { ticksuffix: " s", exponentformat: "none" } },
+      line("p50", p50, "c0"), line("p99", p99, "c1"), ...level(figures?.p50, "c0"), ...level(figures?.p99, "c1"),
     ];
     const rates = [
       line("all exchanges", series.achieved, "c6"), line("met every objective", series.goodput, "c2"),
     ];
     const pairs = {
-      ttft: latency(series.ttft50, series.ttft99, m?.ttft),
-      itl: latency(series.itl50, series.itl99, m?.itl),
-      goodput: [rates, {}],
-      smooth: [[line("smooth goodput", series.smooth, "c2")], {}],
+      ttft: [latency(series.ttft50, series.ttft99, m?.ttft), " s"],
+      itl: [latency(series.itl50, series.itl99, m?.itl), " s"],
+      goodput: [rates, ""],
+      smooth: [[line("smooth goodput", series.smooth, "c2")], ""],
     };
-    for (const [id, [data, about]] of Object.entries(pairs)) {
-      const nticks = Math.max(2, Math.min(6, Math.floor(this.charts[id].clientWidth / TICK_PX)));
-      const seen = data.some((trace) => trace.y.some((value) => value !== null));
-      const frame = layout({ xaxis: { ...CLOCK, nticks }, ...about, ...(seen ? {} : NO_SAMPLES) });
-      this.app.later(() => draw(this.charts[id], data, frame));
+    for (const [id, [lines, suffix]] of Object.entries(pairs)) {
+      const axes = { x: { kind: "clock" }, y: { zero: true, suffix } };
+      const plot = { series: lines, ...axes, together: true, empty: "no samples yet" };
+      this.app.later(() => draw(this.charts[id], plot));
     }
   }
 }
@@ -346,7 +331,7 @@ function failing(s) {
     el("a", { href: "#exchanges" }, "exchanges"));
 }
 
-/** What the figures lack. */
+/** A note on exchanges that the figures do not include. */
 function unmeasured(relays) {
   const n = losses(relays).reduce((sum, [, lost]) => sum + lost, 0);
   if (!n) return null;
@@ -354,7 +339,20 @@ function unmeasured(relays) {
   return el("p", { class: "soft" }, words, el("a", { href: "#tap" }, "why"));
 }
 
-/** A banner under the condition of the Tap view. */
+/** The share of answers that no dialect reads, the most frequent places, and the next step. */
+function withoutDialect(s) {
+  const places = s.without_dialect ?? [];
+  if (!places.length) return null;
+  const n = places.reduce((sum, place) => sum + place.n, 0);
+  const names = places.slice(0, PLACES_SHOWN).map((place) =>
+    `${place.path} ${place.content_type ?? ""} (${count(place.n)} ${place.reading === "none" ? "not understood" : "inferred"})`);
+  const more = places.length > PLACES_SHOWN ? ", …" : "";
+  return el("p", { class: "soft" },
+    `${share(n / s.n)} of the answers have an unknown format: ${names.join(", ")}${more}. Save one, and write a dialect: `,
+    el("code", {}, "llmtap inspect FILE --draft NAME"));
+}
+
+/** A banner if too many exchanges are uncertain, as in the Tap view. */
 function unreliable(s) {
   const words = uncertain(s);
   return words && el("p", { class: "banner bad" }, `${words}: their times are unreliable. See `,
@@ -365,10 +363,11 @@ function goodput(good, window, classes) {
   const none = classes.length
     ? `no exchange counts yet: classes ${classes.join(", ")}`
     : "no objectives; config/slo.toml is an example";
-  if (!good) return card("Goodput", NONE, none, basis(0, window));
+  const unknown = good?.not_judged ? `, ${count(good.not_judged)} not judged` : "";
+  if (!good || good.attainment === null) return card("Goodput", NONE, `${none}${unknown}`, basis(0, window));
   const several = good.objectives.startsWith("several");
   const met = several ? "the objectives of their class" : good.objectives;
-  return card("Goodput", `${number(good.requests_per_second)}/s`, `${share(good.attainment)} met ${met}`,
+  return card("Goodput", `${number(good.requests_per_second)}/s`, `${share(good.attainment)} met ${met}${unknown}`,
     basis(good.counted, window), NOT_COUNTED);
 }
 
@@ -399,13 +398,13 @@ function afterComma(text) {
   return text.slice(text.lastIndexOf(", ") + 2);
 }
 
-/** By the name of a tenant or class: burn rates by window. Models and arms have none. */
+/** Burn rates by window of a tenant or class. Models and arms have none. */
 function burnRates(slo, by) {
   if (by === "class") return (name) => slo[name]?.windows;
   if (by !== "tenant") return () => undefined;
-  const found = new Map();
+  const rates = new Map();
   for (const one of Object.values(slo)) {
-    for (const [tenant, windows] of Object.entries(one.by.tenant)) found.set(tenant, windows);
+    for (const [tenant, windows] of Object.entries(one.by.tenant)) rates.set(tenant, windows);
   }
-  return (name) => found.get(name);
+  return (name) => rates.get(name);
 }

@@ -1,4 +1,4 @@
-// Asking again and again: one question after the other, slower while it fails, not at all while nobody looks.
+// Repeated requests: one at a time, less often while they fail, none while the page is hidden.
 
 const PATIENCE_MS = 15000;
 const FEED_WAIT_MS = 4000;
@@ -6,14 +6,14 @@ const FEED_WAIT_MS = 4000;
 export class Poll {
   /**
    * @param ask (signal) => data
-   * @param period ms between two answers, or a function that says so
-   * @param heard is given each answer
+   * @param period ms between two answers, or a function that returns them
+   * @param onAnswer called with each answer
    */
-  constructor(name, ask, period, heard) {
+  constructor(name, ask, period, onAnswer) {
     this.name = name;
     this.ask = ask;
     this.period = typeof period === "function" ? period : () => period;
-    this.heard = heard;
+    this.onAnswer = onAnswer;
     this.at = null;
     this.error = null;
     this.failures = 0;
@@ -36,7 +36,7 @@ export class Poll {
     this.aborter = null;
   }
 
-  /** Asks now: something about the question has changed. */
+  /** Sends a request now, since its parameters have changed. */
   again() {
     if (!this.runs) return;
     clearTimeout(this.timer);
@@ -44,12 +44,12 @@ export class Poll {
     this.turn();
   }
 
-  /** Whether an answer came since the start, or since the view is shown again. */
+  /** Whether an answer was received since the poll started, or since the view was shown again. */
   get fresh() {
     return this.at !== null && this.at >= this.began;
   }
 
-  /** Seconds since the last answer where it has been awaited for too long, else null. */
+  /** Seconds since the last answer if the next one is late, else null. */
   staleFor() {
     if (!this.runs) return null;
     const now = performance.now(), awaited = now - (this.fresh ? this.at : this.began);
@@ -66,13 +66,13 @@ export class Poll {
       this.at = performance.now();
       this.error = null;
       this.failures = 0;
-      this.heard(data);
+      this.onAnswer(data);
     } catch (error) {
-      if (this.aborter !== aborter) return; // stopped, or asked anew
+      if (this.aborter !== aborter) return; // stopped, or replaced by a new request
       this.failures++;
       const late = `${this.name}: no answer within ${PATIENCE_MS / 1000} s`;
       this.error = aborter.signal.aborted ? late : error.message;
-      if (!("status" in error) && !aborter.signal.aborted) console.error(error); // ours, not the tap's
+      if (!("status" in error) && !aborter.signal.aborted) console.error(error); // an error of this page, not of the meter
     } finally {
       clearTimeout(patience);
     }
@@ -82,18 +82,18 @@ export class Poll {
   }
 }
 
-/** The live feed's summaries, one a second; it is asked again when it ends. */
+/** The live feed's summaries, one a second; reconnects when the stream ends. */
 export class Feed {
-  constructor(api, heard) {
+  constructor(api, onAnswer) {
     this.api = api;
-    this.heard = heard;
+    this.onAnswer = onAnswer;
     this.name = "live";
-    /** Of starts: a loop that was stopped must not go on beside the next one. */
+    /** Number of the current loop: an older one must end. */
     this.generation = 0;
     this.at = null;
     this.error = null;
     this.runs = false;
-    /** Ends the wait before the next try; null when it does not wait. */
+    /** Ends the wait before the next attempt; null if it does not wait. */
     this.wake = null;
   }
 
@@ -114,7 +114,7 @@ export class Feed {
     this.wake?.();
   }
 
-  /** Somebody else has had an answer: what this one waits for is over. */
+  /** Another request succeeded, so the meter is back: try again at once. */
   answered() {
     if (this.error !== null) this.wake?.();
   }
@@ -130,7 +130,7 @@ export class Feed {
     while (this.runs && generation === this.generation) {
       const aborter = new AbortController();
       this.aborter = aborter;
-      // A connection that nobody closed may never say anything again.
+      // A connection may break without being closed, so end it after PATIENCE_MS without data.
       const watch = () => setTimeout(() => aborter.abort("silent"), PATIENCE_MS);
       let silent = watch();
       try {
@@ -140,7 +140,7 @@ export class Feed {
           this.at = performance.now();
           this.error = null;
           wait = 1000;
-          if (name === "summary") this.heard(data);
+          if (name === "summary") this.onAnswer(data);
         }
       } catch (error) {
         if (aborter.signal.reason === "silent") this.error = `live: nothing within ${PATIENCE_MS / 1000} s`;

@@ -1,19 +1,19 @@
 // The reader of a stream (smooth goodput paper, eq. 4 and 6): needs a fixed time for each token, and waits if no
 // token is there. Pure: seconds in, seconds out.
 
-/** Follows one stream as it comes. */
+/** State of the reader of one stream. */
 export class Reader {
   /** @param began when the reader begins to wait (submit) @param pace seconds for each token */
   constructor(began, pace) {
     this.pace = pace;
-    /** When all that came is read. */
+    /** Time when all received tokens are read. */
     this.free = began;
-    /** All waits together. */
+    /** Total time of all waits. */
     this.idle = 0;
   }
 
-  /** Tokens came at `t`: when the reader had run dry, or null where there was still something to read. */
-  hear(t, tokens) {
+  /** Takes tokens received at `t`. Returns the time when the reader began to wait for them, or null. */
+  receive(t, tokens) {
     let dry = null;
     if (t > this.free) {
       dry = this.free;
@@ -25,7 +25,7 @@ export class Reader {
   }
 }
 
-/** Tokens of each event that carries output: as declared, or each the same share of the total, or one. */
+/** Tokens of each event with output: as declared, else an equal share of the total, else one. */
 function sharesOf(events, total) {
   const declared = events.every((event) => event.tokens !== null);
   const even = total && events.length ? total / events.length : 1;
@@ -52,7 +52,7 @@ export function follow(events, submit, pace, total = null) {
   carrying.forEach((event, i) => {
     const due = submit + before * pace;
     const late = event.t - due;
-    const dry = reader.hear(event.t, tokens[i]);
+    const dry = reader.receive(event.t, tokens[i]);
     if (dry !== null) waits.push([dry, event.t]);
     const waited = dry === null ? 0 : event.t - dry;
     chunks.push({ index: event.index, t: event.t, tokens: tokens[i], before, due, late, waited });

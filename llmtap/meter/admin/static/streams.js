@@ -1,6 +1,6 @@
 // Running streams: a lane for each stream, and a table.
 
-import { el, emptyState, refill, say, section, sendOne } from "./dom.js";
+import { el, emptyState, refill, setText, section, sendOne } from "./dom.js";
 import { NONE, count, seconds } from "./format.js";
 import { LANES_MAX, Lanes } from "./lanes.js";
 import { Table, matching } from "./table.js";
@@ -15,7 +15,7 @@ const KEYS = [
   ["stalled", "stalled: the reader waits (user idle)"],
 ];
 const SPANS_S = [10, 20, 30, 60];
-/** Lanes that are lower than this, in pixels, have no label. */
+/** Minimum height of a lane with a label, in pixels. */
 const LABELLED_PX = 14;
 
 export class Streams {
@@ -24,17 +24,17 @@ export class Streams {
     this.id = "streams";
     this.title = "Streams";
     this.lanes = new Lanes();
-    this.told = null;
-    this.heardAt = null;
+    this.answer = null;
+    this.sentAt = null;
     this.polls = [
-      app.poll("streams", (signal) => this.ask(signal), PERIOD_MS, (told) => this.heard(told)),
+      app.poll("streams", (signal) => this.ask(signal), PERIOD_MS, (answer) => this.update(answer)),
     ];
     const picture = { class: "tape", role: "img", tabindex: "0", "aria-label": "No streams yet" };
     this.canvas = el("canvas", picture);
     this.tape = new Tape(this.canvas, this.lanes, { measured: app.measured });
     const tip = { class: "tip soft", "aria-hidden": "true" };
     this.tip = el("p", tip, "Each lane is a stream. Click a lane to inspect it.");
-    /** Labels of the lanes; the table says the same to screen readers. */
+    /** Labels of the lanes, hidden from screen readers, since the table has the same names. */
     this.names = el("ul", { class: "names", "aria-hidden": "true" });
     this.canvas.addEventListener("mousemove", (event) => this.point(event));
     this.canvas.addEventListener("click", (event) => this.open(this.tape.laneAt(event.clientY)));
@@ -68,52 +68,52 @@ export class Streams {
   setSpan() {
     this.tape.window = Number(this.span.value);
     this.tape.anew();
-    this.heardAt = null;
+    this.sentAt = null;
     this.polls[0].again();
   }
 
   async ask(signal) {
-    const asked = performance.now() / 1000;
-    // Only what is new, and enough over that nothing is missed; at first and after a pause all that is drawn.
-    const since = this.heardAt === null ? 60 : asked - this.heardAt + 1;
+    const sentAt = performance.now() / 1000;
+    // Request the time since the last request and 1 s more; first and after a pause the whole picture.
+    const since = this.sentAt === null ? 60 : sentAt - this.sentAt + 1;
     const window = Math.min(60, Math.ceil(since));
-    const told = await this.app.api.get("streams", { limit: LANES_MAX, window: `${window}s` }, signal);
-    return { ...told, asked };
+    const answer = await this.app.api.get("streams", { limit: LANES_MAX, window: `${window}s` }, signal);
+    return { ...answer, sentAt };
   }
 
-  heard(told) {
+  update(answer) {
     const now = performance.now() / 1000;
-    this.heardAt = told.asked;
-    this.told = told;
+    this.sentAt = answer.sentAt;
+    this.answer = answer;
     this.app.render("streams", () => {
       this.lanes.pace = 1 / (this.app.readerSpeed ?? 20);
-      this.lanes.hear(this.filtered(), told.asked, now, told.count <= told.streams.length);
+      this.lanes.update(this.filtered(), answer.sentAt, now, answer.count <= answer.streams.length);
       this.lanes.tidy(now - this.tape.window - this.lanes.behind);
       this.render(now);
     });
   }
 
   filtered() {
-    return matching(this.told.streams, this.app.filter, (one) => [one.tenant, one.model, one.arm]);
+    return matching(this.answer.streams, this.app.filter, (one) => [one.tenant, one.model, one.arm]);
   }
 
   render(now = performance.now() / 1000) {
-    if (!this.told) return;
+    if (!this.answer) return;
     const rows = this.filtered();
     const filtered = this.app.filter ? " (filtered)" : "";
-    const shown = rows.length < this.told.count
+    const shown = rows.length < this.answer.count
       ? `, the newest ${count(rows.length)} shown${filtered}`
       : "";
     const { waiting, streaming, stalled } = this.lanes.states(now);
     const states = `${waiting} waiting, ${streaming} streaming, ${stalled} stalled`;
-    const words = `${count(this.told.count)} under way${shown}: ${states}`;
-    say(this.counts, words);
+    const words = `${count(this.answer.count)} under way${shown}: ${states}`;
+    setText(this.counts, words);
     this.canvas.setAttribute("aria-label", words);
-    say(this.axis.children[0], `${seconds(this.tape.window + this.lanes.behind)} ago`);
+    setText(this.axis.children[0], `${seconds(this.tape.window + this.lanes.behind)} ago`);
     const behind = `${seconds(this.lanes.behind)} ago`;
-    say(this.axis.children[1], behind);
+    setText(this.axis.children[1], behind);
     const idle = rows.length === 0 && this.lanes.slots.length === 0;
-    const why = idle ? `${this.told.count} ${this.app.live?.listen}` : null;
+    const why = idle ? `${this.answer.count} ${this.app.live?.listen}` : null;
     if (why !== this.why) refill(this.empty, idle ? this.nothing() : null);
     this.why = why;
     this.canvas.hidden = this.axis.hidden = this.tip.hidden = this.names.hidden = idle;
@@ -128,7 +128,7 @@ export class Streams {
     const edge = now - this.lanes.behind;
     const texts = labelled.map((lane) => {
       if (!lane) return "";
-      return lane.arrival > edge ? `${nameOf(lane.told)} (starts)` : nameOf(lane.told);
+      return lane.arrival > edge ? `${nameOf(lane.stream)} (starts)` : nameOf(lane.stream);
     });
     if (texts.join("\n") === this.named) return;
     this.named = texts.join("\n");
@@ -137,7 +137,7 @@ export class Streams {
   }
 
   nothing() {
-    if (this.told.count) return emptyState("None of the newest streams matches the filter.");
+    if (this.answer.count) return emptyState("None of the newest streams matches the filter.");
     return sendOne("No stream is running. Send a request through llmtap:", this.app.live);
   }
 
@@ -172,9 +172,9 @@ export class Streams {
   point(event) {
     const lane = this.tape.laneAt(event.clientY);
     if (!lane) return;
-    const { id, tokens, age } = lane.told;
+    const { id, tokens, age } = lane.stream;
     const state = lane.state(performance.now() / 1000);
-    say(this.tip, `${id} · ${nameOf(lane.told)} · ${count(tokens)} tokens · ${seconds(age)} old · ${state}`);
+    setText(this.tip, `${id} · ${nameOf(lane.stream)} · ${count(tokens)} tokens · ${seconds(age)} old · ${state}`);
   }
 
   open(lane) {
@@ -183,9 +183,9 @@ export class Streams {
 
   pause() {
     this.tape.paused = !this.tape.paused;
-    say(this.pauseButton, this.tape.paused ? "Resume" : "Pause");
+    setText(this.pauseButton, this.tape.paused ? "Resume" : "Pause");
     this.pauseButton.setAttribute("aria-pressed", String(this.tape.paused));
-    this.app.say(this.tape.paused ? "Paused" : "Resumed");
+    this.app.announce(this.tape.paused ? "Paused" : "Resumed");
     if (this.tape.paused) this.polls[0].stop();
     else {
       this.forget();
@@ -195,7 +195,7 @@ export class Streams {
 
   /** Build the lanes from the next answer. */
   forget() {
-    this.heardAt = null;
+    this.sentAt = null;
     this.lanes.clear();
     this.tape.anew();
   }
@@ -209,7 +209,7 @@ export class Streams {
   }
 
   shown() {
-    if (this.tape.paused) this.polls[0].stop(); // and the picture stays
+    if (this.tape.paused) this.polls[0].stop(); // the picture does not change
     else this.forget();
     this.tape.start();
   }

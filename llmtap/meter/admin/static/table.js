@@ -1,13 +1,13 @@
-// A table that keeps its rows: what did not change is not touched, so focus and selection stay.
+// A table that reuses its rows and changes only cells that differ, so that focus and selection stay.
 
-import { el, say } from "./dom.js";
+import { el, setText } from "./dom.js";
 
 export class Table {
   /**
    * @param columns [{id, head, title?, text: row => string, value?: row => sortable, mark?: row => string,
    *                  kind?: "text", link?: row => href, state?: row => class, tip?: row => string}]
-   * @param about caption (said to screen readers), key: row => string, sort: id of a column,
-   *              rows: the most shown
+   * @param about caption (for screen readers), key: row => string, sort: id of a column,
+   *              rows: maximum number of rows shown
    */
   constructor(columns, { caption, key, sort = null, down = true, rows = 200 }) {
     this.columns = columns;
@@ -15,14 +15,14 @@ export class Table {
     this.sort = sort;
     this.down = down;
     this.most = rows;
-    this.kept = new Map();
+    this.lines = new Map();
     this.data = [];
     this.heads = columns.map((column) => this.head(column));
     this.body = el("tbody", { onpointerover: unfold });
     this.more = el("p", { class: "soft" });
     this.caption = el("caption", { class: "unseen" }, caption);
     this.table = el("table", {}, this.caption, el("thead", {}, el("tr", {}, this.heads)), this.body);
-    // It scrolls sideways on a phone, so the keyboard has to reach it.
+    // The table scrolls sideways on a phone, so it must be reachable by keyboard.
     const about = { class: "scroll", tabindex: "0", role: "region", "aria-label": caption };
     this.node = el("div", {}, el("div", about, this.table), this.more);
     this.markSorted();
@@ -35,9 +35,9 @@ export class Table {
     return el("th", about, el("button", { type: "button", onclick: sort }, column.head));
   }
 
-  /** The link in the row of this key; null where there is none. */
+  /** The link in the row with this key, or null. */
   link(key) {
-    return this.kept.get(key)?.node.querySelector("a") ?? null;
+    return this.lines.get(key)?.node.querySelector("a") ?? null;
   }
 
   sortBy(id) {
@@ -59,22 +59,22 @@ export class Table {
     this.data = data;
     const rows = this.sorted(data);
     const shown = rows.slice(0, this.most);
-    // What is gone goes first: rows that stay then lie in their order already, and are not moved.
+    // Remove old rows first: the others are then mostly in order and are not moved.
     const keys = new Set(shown.map(this.key));
     const spare = [];
-    for (const [key, line] of this.kept) {
+    for (const [key, line] of this.lines) {
       if (keys.has(key)) continue;
       line.node.remove();
-      this.kept.delete(key);
+      this.lines.delete(key);
       spare.push(line);
     }
     let before = null;
     for (const row of shown) {
       const key = this.key(row);
-      let line = this.kept.get(key);
+      let line = this.lines.get(key);
       if (!line) {
         line = spare.pop() ?? this.line();
-        this.kept.set(key, line);
+        this.lines.set(key, line);
       }
       this.put(line, row);
       const place = before ? before.nextSibling : this.body.firstChild;
@@ -82,7 +82,7 @@ export class Table {
       before = line.node;
     }
     const left = rows.length - shown.length;
-    say(this.more, left > 0 ? `${left.toLocaleString("en")} more; sort or filter to see them` : "");
+    setText(this.more, left > 0 ? `${left.toLocaleString("en")} more; sort or filter to see them` : "");
   }
 
   sorted(data) {
@@ -92,7 +92,7 @@ export class Table {
     return data
       .map((row) => [column.value(row), row])
       .sort(([a], [b]) => {
-        // What is unknown stands last, either way.
+        // Unknown values are last in both directions.
         if (a === null || a === undefined) return b === null || b === undefined ? 0 : 1;
         if (b === null || b === undefined) return -1;
         return sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
@@ -106,18 +106,18 @@ export class Table {
       const node = el(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : null, class: base || null });
       const text = node.appendChild(column.link ? el("a") : document.createTextNode(""));
       const mark = column.mark ? node.appendChild(el("span", { class: "few" })) : null;
-      return { node, text, mark, base, said: "", marked: "", state: "", href: "", tip: "" };
+      return { node, text, mark, base, shown: "", marked: "", state: "", href: "", tip: "" };
     });
     return { node: el("tr", {}, cells.map((cell) => cell.node)), cells };
   }
 
-  /** Sets what differs from what was said last: asking the document itself would take longer than that. */
+  /** Sets the cells that differ from the stored texts: reading them from the document takes longer. */
   put(line, row) {
     this.columns.forEach((column, i) => {
       const cell = line.cells[i];
-      const said = String(column.text(row));
+      const text = String(column.text(row));
       const marked = column.mark?.(row) ?? "", state = column.state?.(row) ?? "";
-      if (cell.said !== said) cell.text.textContent = cell.said = said;
+      if (cell.shown !== text) cell.text.textContent = cell.shown = text;
       if (cell.marked !== marked) cell.mark.textContent = cell.marked = marked;
       if (cell.state !== state) {
         cell.state = state;
@@ -135,10 +135,10 @@ export class Table {
   }
 }
 
-/** Note beside figures that the filter does not change. */
+/** Note for figures to which the filter does not apply. */
 export const ALL_TRAFFIC = "The filter applies to the table only; cards and charts show all traffic.";
 
-/** What is cut off in a cell is told when the mouse is over it: only then is it looked for. */
+/** Sets the tooltip of a truncated cell when the mouse enters it, since measuring all cells is slow. */
 function unfold(event) {
   const cell = event.target.closest("th, td");
   if (!cell) return;

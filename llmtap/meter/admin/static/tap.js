@@ -1,12 +1,12 @@
 // llmtap itself: added latency, loop lag, unmeasured exchanges.
 
-import { card, el, emptyState, refill, say, section } from "./dom.js";
+import { card, el, emptyState, refill, setText, section } from "./dom.js";
 import { NONE, basis, bytes, count, number, ranked, seconds, share, width } from "./format.js";
 import { Table } from "./table.js";
 
 const PERIOD_MS = 3000;
 const UNCERTAIN_MAX = 0.05;
-/** Why exchanges were not measured: reasons of the relays' ledgers (ARCHITECTURE.md). */
+/** Texts for the reasons why exchanges were not measured (ARCHITECTURE.md). */
 const LOST = {
   no_meter: "began while no meter was connected",
   meter_lost: "were running when the meter ended",
@@ -16,6 +16,7 @@ const LOST = {
   relay_lost: "were cut when a relay died",
   packets_lost: "had packets that were not captured",
   packets_cut: "had packets that were cut short",
+  clock_step: "were under way when the clock of the packets was set back",
   contradicting: "had bytes that contradict each other",
   not_understood: "were no valid HTTP/1.1",
   silent: "had no packet for ten minutes",
@@ -30,7 +31,7 @@ export class Tap {
     this.title = "Tap";
     this.summary = null;
     this.polls = [
-      app.poll("summary", (signal) => this.ask(signal), PERIOD_MS, (data) => this.heard(data)),
+      app.poll("summary", (signal) => this.ask(signal), PERIOD_MS, (data) => this.update(data)),
     ];
     this.banner = el("div");
     this.cards = el("dl", { class: "cards" });
@@ -50,7 +51,7 @@ export class Tap {
     return this.app.api.get("summary", { window: this.app.window, by: "none" }, signal);
   }
 
-  heard(summary) {
+  update(summary) {
     this.summary = summary;
     this.app.render("tap", () => this.render());
   }
@@ -70,19 +71,19 @@ export class Tap {
       : passed(relays));
     this.renderCards(s);
     this.relays.update(relays);
-    say(this.dropped, (lost.length
+    setText(this.dropped, (lost.length
       ? `Not measured, by reason: ${named(lost)}.`
       : "No exchange was dropped since the start.") + skippedIn(s));
-    say(this.watched, packets(relays));
+    setText(this.watched, packets(relays));
     const errors = ranked(s.meter_errors);
-    say(this.errors, errors.length
+    setText(this.errors, errors.length
       ? `Errors of the meter, by kind: ${named(errors)}.`
       : "The meter had no errors.");
     refill(this.capture, captured(s.capture));
     const live = this.app.live;
     const about = [`llmtap ${s.meter.version}`, `meter: ${implementation(s.meter)}`];
     if (live) about.push(listeners(live));
-    say(this.about, about.join(" · "));
+    setText(this.about, about.join(" · "));
     if (!relays.length) refill(this.relays.more, emptyState("No relay has connected to this meter.", START));
   }
 
@@ -154,7 +155,7 @@ export function uncertain(s) {
 
 function captureComplaints(capture) {
   if (capture === null) return [];
-  const { deleted, ...dropped } = capture.dropped; // what was deleted made room as the settings ask
+  const { deleted, ...dropped } = capture.dropped; // `deleted` exchanges were removed by the configured limits
   const lost = ranked(dropped), bad = [];
   if (capture.problem) bad.push(`The capture is paused: ${capture.problem}.`);
   if (capture.files_problem) bad.push(`Files of the capture are not delivered: ${capture.files_problem}.`);
@@ -172,7 +173,7 @@ export function losses(relays) {
   return ranked(lost);
 }
 
-/** The counts of passive vantages; "" without one. */
+/** Packet counts of passive vantages; "" without one. */
 function packets(relays) {
   return relays.filter(({ relay }) => relay.packets).map(({ name, relay }) => {
     const parts = [`packets ${named(ranked(relay.packets)) || "none"}`];
@@ -182,7 +183,7 @@ function packets(relays) {
   }).join(" ");
 }
 
-/** Requests that are counted only. */
+/** Number of requests that are counted and not measured. */
 function skippedIn(s) {
   return s.not_inference ? ` Not inference, so not measured (${s.window.name}): ${count(s.not_inference)}.` : "";
 }
@@ -207,12 +208,12 @@ function captured(capture) {
     const words = " stores every exchange as a row of Parquet.";
     return ["No capture is running: ", el("code", {}, "--capture DIR"), words];
   }
-  const said = (value) => {
+  const textOf = (value) => {
     if (typeof value === "number") return number(value);
     return typeof value === "object" ? named(ranked(value)) || "none" : String(value);
   };
   const known = Object.entries(capture).filter(([, value]) => value !== null && value !== "");
-  return `Capture: ${known.map(([name, value]) => `${name.replaceAll("_", " ")} ${said(value)}`).join(", ")}.`;
+  return `Capture: ${known.map(([name, value]) => `${name.replaceAll("_", " ")} ${textOf(value)}`).join(", ")}.`;
 }
 
 function added(title, figures, window) {
@@ -234,7 +235,7 @@ const RELAYS = [
     id: "vantage", head: "vantage", kind: "text",
     text: (row) => [row.relay.vantage ?? NONE, row.relay.side].filter(Boolean).join(", "),
   },
-  { id: "said", head: "status age", title: "time since the last status", ...of("status_age", seconds) },
+  { id: "status_age", head: "status age", title: "time since the last status", ...of("status_age", seconds) },
   { id: "clock", head: "clock", kind: "text", text: (row) => row.relay.clock },
   {
     id: "implementation", head: "code", title: "implementation of the per-chunk path", kind: "text",

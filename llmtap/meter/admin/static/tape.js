@@ -1,5 +1,5 @@
-// The lanes as a tape that moves to the left. What was drawn is moved as a picture; only what is new is
-// drawn, so a frame costs as much as its few new chunks, however many streams there are.
+// The lanes as a tape that moves to the left. Each frame shifts the old picture and draws only the new part,
+// so its cost depends on the new chunks and not on the number of streams.
 
 import { colour } from "./charts.js";
 
@@ -38,7 +38,7 @@ export class Tape {
     this.at = null;
   }
 
-  /** All has to be drawn again: another size, other colours, other lanes. */
+  /** Draws everything again at the next frame, after a change of size, colours or lanes. */
   anew() {
     this.at = null;
     this.inks = null;
@@ -52,7 +52,7 @@ export class Tape {
     if (until > -Infinity) this.measured("tape", () => this.draw(Math.min(until, now / 1000 - behind)));
   }
 
-  /** Brings the tape to `now`. */
+  /** Draws the tape up to `now`. */
   draw(now) {
     if (this.lanes.slots.length !== this.rows || this.at === null) this.shape();
     const { canvas, ctx } = this;
@@ -111,10 +111,10 @@ export class Tape {
       paint(inks.waiting, lane.arrival, Math.min(first, over, end), middle, low);
       if (first < end) paint(inks.streaming, first, Math.min(over, end), middle, low);
       const { t, dry } = lane;
-      let k = t.length; // the first chunk in the strip, found from the end: strips are at the end
+      let k = t.length; // index of the first chunk in the strip; search from the end, where strips are
       while (k > 0 && t[k - 1] >= begin) k--;
       for (let j = k; j < t.length; j++) {
-        // A wait ends with a chunk: one that ends behind the strip may begin in it.
+        // A wait ends with a chunk: a wait that ends after the strip may begin in it.
         if (dry[j] !== null && t[j] > first) paint(inks.stalled, Math.max(dry[j], first), t[j], y, height);
         if (t[j] >= end) break;
       }
@@ -132,7 +132,7 @@ export class Tape {
     });
   }
 
-  /** The lane at a place of the page. */
+  /** The lane at a vertical position on the page. */
   laneAt(clientY) {
     const box = this.canvas.getBoundingClientRect();
     const slot = Math.floor(((clientY - box.top) / box.height) * this.rows);

@@ -1,10 +1,10 @@
-// Runs before the first paint: the page must not flash in the other theme.
+// Runs before the first paint, so that the page does not flash in the other theme.
 "use strict";
 (() => {
   try {
-    const kept = localStorage.getItem("llmtap.theme");
-    if (kept === "light" || kept === "dark") document.documentElement.dataset.theme = kept;
+    const saved = localStorage.getItem("llmtap.theme");
+    if (saved === "light" || saved === "dark") document.documentElement.dataset.theme = saved;
   } catch {
-    // A browser that keeps nothing shows what the system has.
+    // Storage is blocked: use the system's theme.
   }
 })();

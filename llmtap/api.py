@@ -1,0 +1,436 @@
+"""The Python API of loads and simulations: `llmtap.replay`, `llmtap.compare` and `llmtap.simulate`.
+
+Each takes what the command of the same name takes and returns a typed result, whose `json` is the public JSON
+of the command. `to_pandas()` needs pandas. Errors are ConfigError and LlmtapError of `llmtap.errors`. The API
+for captures is `llmtap.read`.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from llmtap.errors import ConfigError
+from llmtap.gates.figures import every_figure, samples_of, validity_of
+from llmtap.gates.regression import Tolerances, judge_replays
+from llmtap.gates.requirements import Requirements
+from llmtap.units import NS_PER_S, Duration, parse_duration_ns
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from llmtap.exchange.exchange import Exchange
+    from llmtap.load.workers.worker_handle import Progress
+    from llmtap.load.workers.worker_pool import LoadResult
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class FigureValue:
+    """A figure of a result."""
+
+    name: str
+    """As in a requirement: `ttft_p99`, `error_rate`."""
+    value: float
+    """Seconds, a share from 0 to 1, or a number."""
+    n: int | None
+    """Number of samples."""
+    better: str
+    """`lower` or `higher`."""
+    validity: str
+    """`valid`, `doubtful` or `not_valid`."""
+    reason: str
+    """Why it is doubtful or not valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequirementState:
+    """A judged requirement."""
+
+    requirement: str
+    value: float | None
+    state: str
+    """`met`, `missed` or `not_valid`."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result with figures: of a replay, or of one simulated run."""
+
+    json: Mapping[str, Any]
+    """Public JSON, as from `--json`."""
+
+    @property
+    def figures(self) -> dict[str, FigureValue]:
+        """Every figure by its name."""
+        return {figure.name: figure for figure in _figures(self.json)}
+
+    def __getitem__(self, name: str) -> FigureValue:
+        return self.figures[name]
+
+    def require(self, *conditions: str) -> list[RequirementState]:
+        """Judge requirements, such as `"ttft_p99<=500ms error_rate<=1%"`. Raises ConfigError."""
+        return [
+            RequirementState(row["requirement"], row["value"], row["state"], row["reason"])
+            for row in Requirements.parse(conditions, "require").judge(self.json)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult(Result):
+    """The result of a replay."""
+
+    requests: "pa.Table"
+    """A row for each request, with every column of a capture."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the load did not fail and every requested figure is valid."""
+        return bool(self.json["verdict"]["valid"])
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in one sentence."""
+        return str(self.json["verdict"]["says"])
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return a row for each request."""
+        return self.requests.to_pandas()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The difference of a figure between two results: b - a."""
+
+    of: str
+    """Label of b."""
+    figure: str
+    a: float | None
+    b: float | None
+    difference: float | None
+    low: float | None
+    """End of the interval; None if it is open, or if there is no interval."""
+    high: float | None
+    level: float
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedChange(Change):
+    """A change that was judged against a tolerance."""
+
+    tolerance: float
+    state: str
+    """`worse`, `not_worse` or `not_valid`."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonResult:
+    """The comparison of results with the first."""
+
+    json: Mapping[str, Any]
+    changes: Sequence[Change]
+    judged: Sequence[JudgedChange]
+    """By `fail_if_worse`; empty without it."""
+
+    @property
+    def worse(self) -> list[JudgedChange]:
+        """The figures that became worse by more than their tolerance."""
+        return [change for change in self.judged if change.state == "worse"]
+
+    @property
+    def same_load(self) -> bool:
+        """Whether all results are of the same load."""
+        return not any(row["load"] for one in self.json["comparisons"] for row in one["set_up"])
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return a row for each change."""
+        return _frame(self.changes, Change)
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResults:
+    """The results of simulated runs, in the order of the sweep."""
+
+    runs: Sequence[Result]
+    notes: Sequence[str]
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    def __getitem__(self, i: int) -> Result:
+        return self.runs[i]
+
+    def to_pandas(self) -> "pd.DataFrame":
+        """Return a row for each run, with the columns of `llmtap sim run --table`."""
+        import pandas as pd
+
+        from llmtap.sim.sweep.sweep import run_columns
+
+        return pd.DataFrame(run_columns([run.json for run in self.runs]))
+
+
+def replay(
+    trace: str | Path,
+    target: str,
+    *,
+    requests: int | None = None,
+    rate: float | None = None,
+    speed: float | None = None,
+    arrivals: str | None = None,
+    closed: int | None = None,
+    duration: str | float | None = None,
+    endpoint: str = "chat",
+    model: str | None = None,
+    server: str = "auto",
+    tokenizer: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    stream: bool | None = None,
+    slo: str | None = None,
+    warmup: str = "none",
+    processes: int = 1,
+    retries: int = 0,
+    timeout: str | float = "10m",
+    stop_when: str | None = None,
+    capture: str | Path | None = None,
+    seed: int = 42,
+) -> ReplayResult:
+    """Send a trace, a capture or a workload to a server, as `llmtap replay`. Raises ConfigError.
+
+    In a notebook, whose thread runs a loop, the replay runs in a thread of its own.
+    """
+    from llmtap.capture.store.rows import to_batch
+    from llmtap.load.options import ENDPOINTS, LoadPlan
+    from llmtap.load.replay.options import read_headers
+    from llmtap.load.replay.perform import Replay, describe
+    from llmtap.load.replay.plan import plan_of
+    from llmtap.load.stop_conditions import StopConditions, parse_stop_when
+    from llmtap.metrics.objectives import Objectives
+
+    if endpoint not in ENDPOINTS:
+        raise ConfigError("endpoint", f"expected one of chat, completions, responses, got {endpoint!r}")
+    timeout_ns = _duration("timeout", timeout)
+    load = LoadPlan.of(
+        source=str(trace),
+        requests=requests,
+        rate=rate,
+        speed=speed,
+        arrivals=arrivals,
+        closed=closed,
+        duration=None if duration is None else _duration("duration", duration),
+        drain=Duration(timeout_ns + NS_PER_S),
+        seed=seed,
+        url=target,
+        headers=read_headers([f"{name}: {value}" for name, value in (headers or {}).items()], None, None),
+        endpoint=ENDPOINTS[endpoint],
+        model=model,
+        server=server,
+        tokenizer=tokenizer,
+        stream=stream,
+        temperature=0.0,
+        processes=processes,
+        retries=retries,
+        timeout=timeout_ns,
+        warmup=warmup,
+        stop_when=StopConditions() if stop_when is None else parse_stop_when(stop_when),
+        slo=None if slo is None else Objectives.parse(slo, "slo").text,
+        capture=None if capture is None else str(capture),
+    )
+    plan = plan_of(load)
+    exchanges: list[Exchange] = []
+
+    def keeping(outcome: "LoadResult") -> "Callable[[int, Exchange], None]":
+        def keep(row: int, x: "Exchange") -> None:
+            describe(x, row, plan.requests)
+            exchanges.append(x)
+
+        return keep
+
+    result = _run(Replay(plan, load, _Silent(), keeping=keeping).run)
+    batch, failed = to_batch(exchanges, capture="", level="shape")
+    if failed:
+        raise failed[0]
+    import pyarrow as pa
+
+    return ReplayResult(result, pa.Table.from_batches([batch]))
+
+
+def compare(
+    *results: "ReplayResult | Mapping[str, Any] | str | Path",
+    labels: Sequence[str] | None = None,
+    fail_if_worse: str | None = None,
+) -> ComparisonResult:
+    """Compare results of replays with the first, as `llmtap report --compare`. Raises ConfigError.
+
+    A result is a ReplayResult, its JSON, or a file of `--json`. `fail_if_worse`: tolerances, such as
+    `"ttft_p99:5%"`, or `"all"`. Needs the extra `bench`.
+    """
+    from llmtap.load.replay.comparison import compare_replays
+
+    if len(results) < 2:
+        raise ConfigError("compare", f"needs at least two results, got {len(results)}")
+    names = labels or [
+        Path(one).stem if isinstance(one, str | Path) else f"result {i}" for i, one in enumerate(results, 1)
+    ]
+    if len(names) != len(results) or len(set(names)) != len(names):
+        raise ConfigError("labels", "expected a different label for each result")
+    named = {label: _json_of(one) for label, one in zip(names, results, strict=True)}
+    comparison = compare_replays(named)
+    changes = [
+        Change(one["b"], row["key"], *(row[name] for name in _OF_CHANGE))
+        for one in comparison["comparisons"]
+        for row in one["figures"]
+    ]
+    judged: list[JudgedChange] = []
+    if fail_if_worse is not None:
+        rows = judge_replays(Tolerances.parse([fail_if_worse], "fail_if_worse"), named, compare_replays)
+        comparison["regression"] = rows
+        judged = [
+            JudgedChange(row["of"], row["figure"], *(row[name] for name in (*_OF_CHANGE, *_OF_JUDGED)))
+            for row in rows
+        ]
+    return ComparisonResult(comparison, changes, judged)
+
+
+_OF_CHANGE: Final = ("a", "b", "difference", "low", "high", "level")
+_OF_JUDGED: Final = ("tolerance", "state", "reason")
+
+
+def simulate(
+    trace: str | Path,
+    scheduler: str | Sequence[str] = "continuous_batching",
+    *,
+    scale: float | Sequence[float] | None = None,
+    rate: float | Sequence[float] | None = None,
+    requests: int | Sequence[int] | None = None,
+    servers: int | Sequence[int] | None = None,
+    seed: int | Sequence[int] | None = None,
+    serving: Mapping[str, Any] | None = None,
+    readings: Mapping[str, Any] | None = None,
+    latency: str | Path | None = None,
+    slo: str | None = None,
+    jobs: int | None = 1,
+) -> SimulationResults:
+    """Simulate a trace with one or more schedulers in virtual time, as `llmtap sim run`. Raises ConfigError.
+
+    Every combination of the given values is run, in `jobs` processes; with more than one, call it below
+    `if __name__ == "__main__":`. `serving` and `readings` are the
+    options that `llmtap sim run --readings` lists.
+    """
+    from llmtap.cli.sim_sweep import AxesRead, models_fitted, objectives_text, run_sweep, scheduler_names
+    from llmtap.errors import LlmtapError
+    from llmtap.metrics.latency import DEFAULT_BENEFIT
+
+    given = AxesRead()
+    given.schedulers(_listed(scheduler))
+    for name, values, kind in (
+        ("scale", scale, float), ("rate", rate, float), ("requests", requests, int),
+        ("servers", servers, int), ("seed", seed, int),
+    ):  # fmt: skip
+        given.numbers(name, None if values is None else _listed(values), kind)
+    for option, settings in (("--serving", serving), ("--reading", readings)):
+        given.settings([f"{name}={value}" for name, value in (settings or {}).items()], option)
+    axes = given.whole(None, "")
+    file = None if latency is None else str(latency)
+    common = models_fitted(file, scheduler_names(axes, None)) | {
+        "objectives": objectives_text(slo, None), "capacity": None, "capacity_by": ("request",),
+        "capture": None, "follow": None, "reader": DEFAULT_BENEFIT,
+    }  # fmt: skip
+    runs, notes, failed = run_sweep(
+        str(trace), None, axes, None, common, results=None, workers=jobs, ray=None, loud=False, sweepers=[],
+    )  # fmt: skip
+    if failed:
+        raise LlmtapError("a simulation failed: the messages above say why")
+    return SimulationResults([Result(one) for one in runs], notes)
+
+
+class _Silent:
+    """A listener of progress that shows nothing."""
+
+    def preparing(self, done: int, of: int) -> None: ...
+
+    def warming(self, how: str, done: int = 0, of: int | None = None, what: str = "requests") -> None: ...
+
+    def sending(self, progress: "Progress", planned: int | None) -> None: ...
+
+    def writing(self, done: int, of: int) -> None: ...
+
+    def comparing(self, done: int, of: int | None) -> None: ...
+
+
+def _run(make: Callable[[], Awaitable[_T]]) -> _T:
+    """Run a coroutine to its end, in a thread of its own if this one runs a loop, as in a notebook."""
+
+    async def run() -> _T:
+        return await make()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(run())
+    results: list[_T] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(asyncio.run(run()))
+        except BaseException as exc:
+            errors.append(exc)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _figures(result: Mapping[str, Any]) -> Iterator[FigureValue]:
+    for figure in every_figure(result):
+        value, validity = figure.value(result), validity_of(figure, result)
+        assert value is not None
+        yield FigureValue(
+            figure.name, value, samples_of(figure, result), figure.better, validity.state, validity.reason
+        )
+
+
+def _duration(name: str, value: str | float) -> Duration:
+    try:
+        return Duration(parse_duration_ns(value))
+    except ValueError as exc:
+        raise ConfigError(name, str(exc)) from None
+
+
+def _json_of(result: "ReplayResult | Mapping[str, Any] | str | Path") -> Mapping[str, Any]:
+    if isinstance(result, ReplayResult):
+        return result.json
+    if isinstance(result, Mapping):
+        return result
+    from llmtap.cli.report import load_result
+
+    found = load_result(result)
+    if found is None:
+        raise ConfigError("compare", f"{result} is not a result of llmtap replay")
+    return found
+
+
+def _listed(values: Any) -> str:
+    """Return one value, or several, as the commands read them."""
+    if isinstance(values, str):
+        return values
+    return ",".join(map(str, values if isinstance(values, Sequence) else [values]))
+
+
+def _frame(rows: Sequence[Any], kind: type) -> "pd.DataFrame":
+    import pandas as pd
+
+    names = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+    return pd.DataFrame([[getattr(row, name) for name in names] for row in rows], columns=names)

@@ -1,0 +1,202 @@
+"""Judge which figures of a benchmark are valid, doubtful or not valid, from the verdicts of its loads.
+
+`report.py` stores `verdict_of_test` in the report of each test, and `document_verdict` in the document. A
+figure has the worst state that it has in any load of the test. A test requests the figures of
+`BenchTest.figures`, and is valid if each of them is valid or doubtful in every load; a finding about another
+figure is a caution. Failed requests are expected in a test at the server's limits (`BenchTest.overloads`); in
+other tests the load failed. `contradictions` checks the figures of a test
+against each other and against the definitions of DEFINITIONS.md, "Load and length".
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from llmtap.bench.run.levels import is_sustained
+from llmtap.bench.run.test import BenchTest
+from llmtap.load.replay.verdict import FIGURES, FigureState, figure_title, verdict_sentence
+from llmtap.report.values import at, counted, number
+
+FAILED: Final = "failed"
+"""Finding of a load: failed requests."""
+COMPLETED_MIN: Final = 0.9
+"""Smallest share of the requests sent that completes in the time of a sustained level (5.2.3.1)."""
+_WORST: Final = (FigureState.NOT_VALID, FigureState.DOUBTFUL, FigureState.VALID)
+_SHARES: Final = ("p50", "p95", "p99")
+_MAXIMA: Final = {
+    "max_output_tps": "output_tps",
+    "max_request_rps": "completed_rps",
+    "max_input_tps": "input_tps",
+}
+_Json = Mapping[str, Any]
+
+
+def verdict_of_test(
+    test: BenchTest[Any], steps: Sequence[_Json], measurements: _Json, missed_objectives: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the verdict of a test as public JSON. `missed`: objectives that no load met.
+
+    `valid`, `failed`, `missed`, a sentence (`says`), `figures` by name (`state`, `requested`, `error` in
+    seconds, `loads` by state), and the findings of all loads by what they mean: `findings` make a requested
+    figure not valid, `cautions` another figure or only doubtful, `failures` are of the server.
+    """
+    verdicts = [(step["name"], at(step, "result", "verdict") or {}) for step in steps]
+    by_kind: dict[str, list[dict[str, Any]]] = {"findings": [], "cautions": [], "failures": []}
+    failed = False
+    for name, verdict in verdicts:
+        for finding in verdict.get("findings") or ():
+            kind = _kind_of(finding, test)
+            failed |= not test.overloads if kind == "failures" else bool(finding.get("failed"))
+            by_kind[kind].append(
+                {
+                    "step": name,
+                    "what": finding["what"],
+                    "says": finding["says"],
+                    "share": finding.get("share"),
+                }
+            )
+    answers = [at(step, "result", "outcomes", name) for step in steps for name in ("complete", "refused")]
+    if steps and not any(answers):
+        sentence = "no request of any load ended well"
+        by_kind["findings"].append({"step": steps[-1]["name"], "what": "no_answers", "says": sentence})
+        failed = True
+    figures = _figures(test, verdicts)
+    last_step = steps[-1]["name"] if steps else ""
+    for what, name, sentence in contradictions(measurements):
+        by_kind["findings" if what == "contradiction" else "cautions"].append(
+            {"step": last_step, "what": what, "says": sentence}
+        )
+        if name in figures:
+            worse = FigureState.NOT_VALID if what == "contradiction" else FigureState.DOUBTFUL
+            figures[name]["state"] = min((figures[name]["state"], worse), key=_WORST.index)
+    return {
+        "valid": not by_kind["findings"],
+        "grade": grade_of(by_kind["findings"], by_kind["cautions"]),
+        "failed": failed,
+        "missed": list(missed_objectives),
+        "figures": figures,
+        "says": _sentence(figures, failed=failed, missed_objectives=missed_objectives),
+        **by_kind,
+        "unchecked": [
+            {"step": name, "what": "unchecked", "says": reason}
+            for name, verdict in verdicts
+            for reason in verdict.get("unchecked") or ()
+        ],
+    }
+
+
+def _kind_of(finding: _Json, test: BenchTest[Any]) -> str:
+    if finding["what"] == FAILED:
+        return "failures"
+    invalidated = finding.get("spoils")
+    if invalidated is None:  # The result is of an earlier version.
+        return "findings" if finding.get("invalidates", True) else "cautions"
+    return "findings" if finding.get("failed") or set(invalidated) & set(test.figures) else "cautions"
+
+
+def _figures(test: BenchTest[Any], verdicts: Sequence[tuple[str, _Json]]) -> dict[str, dict[str, Any]]:
+    figures: dict[str, dict[str, Any]] = {}
+    for name in FIGURES:
+        states = [(step, one) for step, v in verdicts if (one := at(v, "figures", name)) is not None]
+        if not states:
+            continue
+        loads = {
+            state.value: [step for step, one in states if one["state"] == state]
+            for state in (FigureState.NOT_VALID, FigureState.DOUBTFUL)
+        }
+        errors = [one["error"] for _, one in states if one.get("error") is not None]
+        figures[name] = {
+            "title": figure_title(name),
+            "state": min((one["state"] for _, one in states), key=_WORST.index),
+            "requested": name in test.figures,
+            "error": max(errors, default=None),
+            "n": len(states),
+            "loads": loads,
+        }
+    return figures
+
+
+def _sentence(figures: _Json, *, failed: bool, missed_objectives: Sequence[str]) -> str:
+    prefix = "".join(f"{text}; " for text in missed_objectives)
+    requested = {name: text for name, text in figures.items() if text["requested"]}
+    return prefix + verdict_sentence(requested, failed=failed)
+
+
+def document_verdict(reports: Sequence[_Json]) -> dict[str, Any]:
+    """Return the verdict over all tests: their findings with the test's name, and one sentence."""
+    by_kind = {
+        kind: [
+            {"test": report["test"], **finding, "step": _with_run(report, finding["step"])}
+            for report in reports
+            for finding in report["verdict"].get(kind) or ()
+        ]
+        for kind in ("findings", "cautions", "unchecked")
+    }
+    verdicts = {_with_run(report, report["test"]): report["verdict"] for report in reports}
+    # Results of earlier versions have no sentence.
+    sentences = {name: one["says"] for name, one in verdicts.items() if one.get("says")}
+    parts = [f"{name}: {says}" for name, says in sentences.items() if says != _ALL_VALID]
+    if rest := len(sentences) - len(parts):
+        parts.append(f"{counted(rest, 'other test' if parts else 'test')}: {_ALL_VALID}")
+    return {
+        "valid": not by_kind["findings"],
+        "grade": grade_of(by_kind["findings"], by_kind["cautions"]),
+        "failed": any(one.get("failed") for one in verdicts.values()),
+        "missed": [
+            f"{name}: {sentences}" for name, one in verdicts.items() for sentences in one.get("missed") or ()
+        ],
+        "says": "; ".join(parts),
+        **by_kind,
+    }
+
+
+_ALL_VALID: Final = verdict_sentence({})
+
+
+def grade_of(findings: Sequence[Any], cautions: Sequence[Any]) -> str:
+    return "not valid" if findings else "caution" if cautions else "valid"
+
+
+def _with_run(report: _Json, name: str) -> str:
+    run = int(report.get("run", 1))
+    return name if run == 1 else f"run-{run}/{name}"
+
+
+# ---------------------------------------------------------------- contradictions
+
+
+def contradictions(measurements: _Json) -> Iterator[tuple[str, str, str]]:
+    """Yield a kind, a figure and a text for each pair of figures of a test that cannot both be right.
+
+    `contradiction`: the definitions exclude it, so that a figure is wrong. `too_short`: the level is too
+    short to show which of the two is right, and the sustainable load is doubtful.
+    """
+    levels = [level for level in measurements.get("levels") or () if isinstance(level, Mapping)]
+    for level in levels:
+        step = level.get("step", "a level")
+        if "max_output_tps" in measurements and level.get("holds") and level.get("sustained") is False:
+            yield "contradiction", "load", f"{step} passes, and is not sustained"
+        for metric in ("ttft", "tpot", "e2e"):
+            values = [at(level, metric, share, "value") for share in _SHARES]
+            known = [value for value in values if value is not None]
+            if known != sorted(known):
+                yield "contradiction", metric, f"{step}: the percentiles of {metric.upper()} do not rise"
+    sustained = [level for level in levels if is_sustained(level)]
+    for name, of_level in _MAXIMA.items():
+        maximum = measurements.get(name)
+        rates = [level[of_level] for level in sustained if level.get(of_level) is not None]
+        # Results of earlier versions have no `sustained`, and another definition.
+        if (
+            maximum is not None
+            and levels
+            and "sustained" in levels[0]
+            and maximum != max(rates, default=None)
+        ):
+            figure = "tokens" if name == "max_output_tps" else "load"
+            yield "contradiction", figure, f"{name} is not the highest rate of the sustained levels"
+    sent, completed = measurements.get("sustainable_load_rps"), measurements.get("completed_rps")
+    if sent and completed is not None and completed < COMPLETED_MIN * sent:
+        text = (
+            f"the sustainable load is {number(sent)} req/s, and {number(completed)} req/s completed in its"
+            " time: the level is too short to tell, and the load that the server sustains lies between them"
+        )
+        yield "too_short", "load", text

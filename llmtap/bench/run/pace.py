@@ -1,0 +1,96 @@
+"""Estimate the duration of a benchmark from what its first loads showed.
+
+A test declares the loads that it expects to send (`ExpectedLoads`, `BenchTest.expected`); a session reports
+warm-ups, loads and answers to a `Pace`, and `perform.py` announces the duration of all tests after the first
+load, and corrects it after each further one. Before the first load nothing is known of the server: its
+warm-up and its answers take most of the time of a short benchmark, so that no figure is announced.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Final, NamedTuple
+
+SLOTS_DEFAULT: Final = 16
+"""Assumed concurrency at the capacity of a server, until a test has measured it."""
+SEARCH_LOADS: Final = 4
+"""Expected loads of a search for capacity by closed loops (`levels.find_capacity`)."""
+LEVELS_EXPECTED: Final = 10
+"""Assumed number of levels of a search; the real one ends at the capacity, which is not known yet."""
+
+REPORT_DEFAULT_S: Final = 5.0
+"""Assumed seconds of the self-test and the report after a test, until a first test has ended."""
+
+
+class ExpectedLoads(NamedTuple):
+    """The loads that a test is expected to send."""
+
+    loads: int
+    seconds: float = 0.0
+    """Sum over loads of known duration: seconds until the last request of the load is sent."""
+    answers: float = 0.0
+    """Sum over loads of unknown duration: number of responses that follow one another in a slot."""
+    warmups: int = 1
+
+    def plus(self, more: "ExpectedLoads") -> "ExpectedLoads":
+        """Return the sum of both."""
+        return ExpectedLoads(
+            self.loads + more.loads, self.seconds + more.seconds, self.answers + more.answers, self.warmups
+        )
+
+
+def expected_search(rounds: int) -> ExpectedLoads:
+    """Return the loads of a search for capacity with `rounds` requests per slot and load."""
+    return ExpectedLoads(SEARCH_LOADS, answers=SEARCH_LOADS * rounds)
+
+
+def expected_at(requests: int, shares: Iterable[float], rate_rps: float | None) -> ExpectedLoads:
+    """Return open loops of `requests` at these shares of the capacity `rate_rps`; None: not measured yet."""
+    parts = [requests / share for share in shares]
+    if rate_rps is None:
+        return ExpectedLoads(len(parts), answers=sum(parts) / SLOTS_DEFAULT)
+    return ExpectedLoads(len(parts), seconds=sum(parts) / rate_rps)
+
+
+@dataclass(slots=True)
+class Pace:
+    """Durations that loads have shown, in seconds."""
+
+    _warmups_s: list[float] = field(default_factory=list)
+    _overheads_s: list[float] = field(default_factory=list)
+    """By load: duration minus the time to send the requests; contains preparation and the last responses."""
+    _responses_s: list[float] = field(default_factory=list)
+    """Median E2E of each load."""
+    _reports_s: list[float] = field(default_factory=list)
+    """By test: duration of the self-test and the report, after the last load."""
+
+    def add_warmup(self, seconds: float) -> None:
+        self._warmups_s.append(seconds)
+
+    def add_load(self, sending_s: float, duration_s: float, response_s: float | None) -> None:
+        """Add a load: time to send its requests, duration, and median E2E, in seconds."""
+        self._overheads_s.append(max(0.0, duration_s - sending_s))
+        if response_s is not None:
+            self._responses_s.append(response_s)
+
+    def add_report(self, seconds: float) -> None:
+        self._reports_s.append(seconds)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a load has been measured."""
+        return bool(self._overheads_s)
+
+    def seconds(self, expected: ExpectedLoads) -> float:
+        """Return the estimated duration of a test."""
+        return (
+            expected.warmups * _mean(self._warmups_s)
+            + expected.loads * _mean(self._overheads_s)
+            + expected.seconds
+            + expected.answers * _mean(self._responses_s)
+            + (_mean(self._reports_s) if self._reports_s else REPORT_DEFAULT_S)
+        )
+
+
+def _mean(values: list[float]) -> float:
+    return fmean(values) if values else 0.0

@@ -1,0 +1,218 @@
+"""Columns of a capture: one row declares a column; all else loops over the rows.
+
+To add a column, add its row here and its meaning in FORMAT.md. The schema, the rows that are written and read
+back, the privacy levels, the coarse values, the encodings of Parquet and the labels of `report --by` follow;
+`pytest --rewrite-golden` writes names, types and levels in FORMAT.md. A migration is not needed: the column
+is null in older files.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from operator import attrgetter
+from typing import Any, Final
+
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import TokenSource
+
+OPTIONAL: Final = ("shape", "turn", "text")
+"""Parts that not every Exchange has."""
+STRING, INT, SMALL, BOOL, DOUBLE = "string", "int64", "int32", "bool", "double"
+
+
+class Unit(Enum):
+    """How the value of an exchange becomes that of the column."""
+
+    SAME = "unchanged"
+    OFFSET = "ns of the monotonic clock to us since the arrival"
+    DURATION = "ns to us"
+
+
+class Coarse(Enum):
+    """What a column has at the level `coarse`; the values of the first three are steps of `coarse.STEPS`."""
+
+    TIME = "time_us"
+    BYTES = "bytes"
+    TOKENS = "tokens"
+    SAME = "the exact value"
+    NULL = "nothing: it repeats an exact value that another column hides"
+    OWN = "a rule of its own in `privacy/coarse.py`"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type: str
+    """As in FORMAT.md; `schema.py` has the types of Arrow."""
+    path: str = ""
+    """Attribute of the Exchange, which is also read back."""
+    unit: Unit = Unit.SAME
+    level: str = "none"
+    """Lowest privacy level that stores it: none, shape or full. `coarse` has the columns of shape."""
+    coarse: Coarse = Coarse.SAME
+    distinct: bool = False
+    """Values hardly repeat: a dictionary of them costs 1 to 2 bytes more per value."""
+    statistics: bool = False
+    """Readers skip row groups by it. Never text."""
+    by: bool = False
+    """A report can be split by it."""
+    of: Callable[[Exchange], Any] | None = None
+    """Function of the Exchange. Without it and a path, `store/rows.py` computes the column for a batch."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Part of the Exchange (empty: itself), and name of the attribute in it."""
+        part, _, name = self.path.rpartition(".")
+        return part, name
+
+    @property
+    def read(self) -> Callable[[Exchange], Any] | None:
+        """Function that returns the value, in the unit of the Exchange; None without the part."""
+        part, name = self.place
+        if part in OPTIONAL:
+            return lambda x: None if (owner := getattr(x, part)) is None else getattr(owner, name)
+        return attrgetter(self.path) if self.path else self.of
+
+
+def _offset(name: str, path: str) -> Column:
+    return Column(name, INT, path, Unit.OFFSET, coarse=Coarse.TIME, distinct=True)
+
+
+def _duration(name: str, path: str, *, coarse: Coarse = Coarse.SAME, distinct: bool = True) -> Column:
+    return Column(name, INT, path, Unit.DURATION, coarse=coarse, distinct=distinct)
+
+
+def _uncertainty_us(x: Exchange) -> int:
+    return -(-x.uncertainty_ns // 1_000)
+
+
+def _token_source(x: Exchange) -> str | None:
+    source = x.tokens.source
+    return None if source is TokenSource.NONE else source.value
+
+
+COLUMNS: Final = (
+    # Identity and time.
+    Column("capture", STRING),
+    Column("relay", STRING, "relay", statistics=True),
+    Column("seq", INT, "seq", distinct=True, statistics=True),
+    Column("id", STRING, distinct=True, of=lambda x: x.id),
+    Column("arrival_ns", INT, coarse=Coarse.OWN, distinct=True, statistics=True),
+    Column("arrival", "timestamp us UTC", coarse=Coarse.OWN, distinct=True, statistics=True),
+    Column("anchor", SMALL, "anchor"),
+    Column("tenant", STRING, "tenant", statistics=True, by=True),
+    Column("model", STRING, "model", statistics=True, by=True),
+    Column("response_model", STRING, "response_model"),
+    Column("route", STRING, "route", statistics=True),
+    Column("arm", STRING, "arm", statistics=True, by=True),
+    Column("unit", STRING, "unit", distinct=True),
+    Column("excluded", STRING, "excluded"),
+    Column("endpoint", STRING, "endpoint", statistics=True),
+    Column("dialect", STRING, "dialect"),
+    Column("reading", STRING, "reading", by=True),
+    Column("method", STRING, "method"),
+    Column("path", STRING),
+    Column("service_tier", STRING, "service_tier", by=True),
+    Column("service_tier_requested", STRING, "service_tier_requested"),
+    Column("request_id", STRING, "request_id", distinct=True),
+    Column("trace_parent", STRING, "trace_parent", distinct=True),
+    Column("level", STRING, statistics=True),
+    # The request.
+    Column("stream", BOOL, "stream"),
+    Column("max_tokens", INT, "shape.max_tokens"),
+    Column("temperature", DOUBLE, "shape.temperature"),
+    Column("top_p", DOUBLE, "shape.top_p"),
+    Column("n", SMALL, "shape.n"),
+    Column("tools", SMALL, "shape.tools"),
+    Column("images", SMALL, "shape.images"),
+    Column("response_format", STRING, "shape.response_format"),
+    Column("message_roles", "list of string", level="shape"),
+    Column("message_bytes", "list of int64", level="shape", coarse=Coarse.OWN, distinct=True),
+    Column("prompt_bytes", INT, coarse=Coarse.BYTES, distinct=True),
+    Column("request_bytes", INT, "request_bytes", coarse=Coarse.BYTES, distinct=True),
+    Column("blocks", "list of int64", level="shape", distinct=True),
+    Column("block_size", SMALL, "shape.block_size", level="shape"),
+    Column("block_unit", STRING, "shape.block_unit", level="shape"),
+    _duration("slo_ttft_us", "slo_ttft_ns", distinct=False),
+    _duration("slo_tpot_us", "slo_tpot_ns", distinct=False),
+    # The turn of the conversation.
+    Column("session", STRING, "turn.session", statistics=True, by=True),
+    Column("session_source", STRING, "turn.source"),
+    Column("turn", SMALL, "turn.number"),
+    Column("parent", STRING, "turn.parent", distinct=True),
+    _duration("think_us", "turn.think_ns", coarse=Coarse.TIME),
+    Column("turn_by", STRING, "turn.by"),
+    # The timeline.
+    _offset("scheduled_us", "scheduled_ns"),
+    _offset("request_end_us", "timeline.request_end_ns"),
+    _offset("submit_us", "timeline.submit_ns"),
+    _offset("head_us", "timeline.head_ns"),
+    _offset("first_byte_us", "timeline.first_byte_ns"),
+    _offset("first_any_us", "timeline.first_any_ns"),
+    _offset("first_token_us", "timeline.first_token_ns"),
+    _offset("first_reasoning_us", "timeline.first_reasoning_ns"),
+    _offset("first_tool_call_us", "timeline.first_tool_call_ns"),
+    _offset("first_refusal_us", "timeline.first_refusal_ns"),
+    _offset("first_content_us", "timeline.first_content_ns"),
+    _offset("last_token_us", "timeline.last_token_ns"),
+    _offset("response_end_us", "timeline.response_end_ns"),
+    _offset("delivered_us", "timeline.delivered_ns"),
+    _duration("paused_us", "timeline.paused_ns", coarse=Coarse.TIME),
+    _duration("dispatch_late_us", "dispatch_late_ns"),
+    _duration("added_request_us", "added.request_ns"),
+    _duration("connect_us", "added.connect_ns"),
+    _duration("added_first_chunk_us", "added.first_chunk_ns"),
+    _duration("added_chunk_max_us", "added.chunk_max_ns"),
+    Column("clock", STRING, "clock"),
+    Column("uncertainty_us", INT, coarse=Coarse.OWN, distinct=True, of=_uncertainty_us),
+    Column("uncertain", BOOL, "uncertain", coarse=Coarse.OWN),
+    # The events of the answer.
+    Column("event_us", "list of int64", coarse=Coarse.OWN, distinct=True),
+    Column("event_class", "list of string", coarse=Coarse.OWN),
+    Column("event_bytes", "list of int64", level="shape", coarse=Coarse.OWN),
+    Column("event_tokens", "list of int64", coarse=Coarse.NULL),
+    Column("event_flags", "list of uint8", coarse=Coarse.OWN),
+    Column("server_gap_us", "list of int64", coarse=Coarse.NULL, distinct=True),
+    Column("reads", SMALL, "reads", coarse=Coarse.NULL),
+    Column("response_bytes", INT, "response_bytes", coarse=Coarse.BYTES, distinct=True),
+    Column("unparsed_events", INT, "unparsed_events"),
+    Column("unlogged_events", INT, "unlogged_events"),
+    # The end of the exchange.
+    Column("status", SMALL, "status", statistics=True),
+    Column("outcome", STRING, "outcome", statistics=True),
+    Column("finish_reason", STRING, "finish_reason"),
+    Column("error", STRING, "error"),
+    Column("refusal_kind", STRING),
+    Column("refusal_source", STRING),
+    Column("refusal_detail", STRING),
+    Column("refusal_confidence", STRING),
+    Column("guardrail", STRING),
+    Column("retries", SMALL, "retries"),
+    Column("resent", SMALL, "resent"),
+    Column("no_token_reason", STRING, "no_token_reason"),
+    Column("input_tokens", INT, coarse=Coarse.TOKENS),
+    Column("input_token_source", STRING),
+    Column("output_tokens", INT, "tokens.output", coarse=Coarse.TOKENS),
+    Column("reasoning_tokens", INT, "tokens.reasoning", coarse=Coarse.TOKENS),
+    Column("cached_tokens", INT, "tokens.cached", coarse=Coarse.TOKENS),
+    Column("token_source", STRING, of=_token_source),
+    Column("usage", STRING, coarse=Coarse.NULL),
+    Column("server_timing", STRING, coarse=Coarse.NULL, distinct=True),
+    Column("request_body", STRING, "text.request_body", level="full", distinct=True),
+    Column("response_text", STRING, "text.response_text", level="full", distinct=True),
+    Column("redactions", SMALL, "text.redactions", level="full"),
+)
+"""In the order of the schema. Columns are flat, because every reader can filter on them."""
+BY: Final = {column.name: read for column in COLUMNS if column.by and (read := column.read)}
+"""Labels by which a report of a capture can be split, with the function that reads their value."""
+_LEVELS: Final = ("none", "shape", "full")
+
+
+def columns_at(level: str) -> frozenset[str]:
+    """Return the names of the columns that a privacy level stores."""
+    stored = _LEVELS[: _LEVELS.index("shape" if level == "coarse" else level) + 1]
+    return frozenset(
+        column.name
+        for column in COLUMNS
+        if column.level in stored and not (level == "coarse" and column.coarse is Coarse.NULL)
+    )

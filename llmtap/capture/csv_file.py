@@ -1,0 +1,47 @@
+"""CSV of exchanges: a row for each exchange with every column of a capture, and the phases of a request.
+
+Lists and structs are JSON text. The phases (`PHASES`) follow `timings` of HAR 1.2: `connect_us` (null where
+an open connection was used), `send_us`, `wait_us` until the first byte of the body, and `receive_us`.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from llmtap.capture.schema import SCHEMA
+
+PHASES: Final = ("send_us", "wait_us", "receive_us")
+"""Further columns; `connect_us` is one of a capture."""
+
+
+def write_csv(path: Path, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write batches in SCHEMA; return the number of rows. Raises OSError."""
+    rows = 0
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([*SCHEMA.names, *PHASES])
+        for batch in batches:
+            for row in batch.to_pylist():
+                writer.writerow([*map(_cell, row.values()), *map(_cell, _phases(row))])
+                rows += 1
+    return rows
+
+
+def _cell(value: Any) -> Any:
+    match value:
+        case list() | dict():
+            return json.dumps(value, default=str)
+        case bytes():
+            return value.hex()
+    return value
+
+
+def _phases(row: dict[str, Any]) -> Iterator[int | None]:
+    submit, first, end = (row[name] for name in ("submit_us", "first_byte_us", "response_end_us"))
+    yield None if submit is None else max(0, submit - (row["connect_us"] or 0))
+    yield None if submit is None or first is None else first - submit
+    yield None if first is None or end is None else end - first

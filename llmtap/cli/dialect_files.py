@@ -1,0 +1,115 @@
+"""`llmtap inspect --draft` and `--fixture`: the table of a dialect, and a fixture, from a saved answer."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from llmtap.cli.shared import write_output
+from llmtap.errors import ConfigError
+from llmtap.exchange.fixture import is_fixture, make_fixture, saved_of
+from llmtap.exchange.saved import Explained, Saved, events_of
+from llmtap.protocol.dialects.openai_shapes import read_json as json_value
+from llmtap.protocol.dialects.table.declaration import DialectTable
+from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.structure import Structure, draft_table
+from llmtap.report.values import leaves
+from llmtap.units import shown
+
+_VALUES_MAX: Final = 10_000_000
+"""JSON values of a file that are looked at: some seconds."""
+_LAST_EVENTS: Final = 3
+_INTEGERS_MAX: Final = 12
+_FIXTURE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]{0,63}")
+
+
+def read_fixture(file: str, data: bytes) -> tuple[dict[str, Any], Saved] | None:
+    """Return the description of a fixture and its answer, or None if the data are none."""
+    try:
+        doc = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not is_fixture(doc):
+        return None
+    try:
+        body = doc["body"]
+        place = Path(file).parent / Path(body.get("decoded_file") or body["file"]).name
+        return doc, saved_of(doc, place.read_bytes())
+    except OSError as exc:
+        raise ConfigError(f"body.file in {file}", f"cannot be read: {exc.strerror}") from None
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise ConfigError(file, f"is no whole fixture: {exc} is missing or of another type") from None
+
+
+def write_draft(
+    name: str, saved: Saved, explained: Explained, source: str, out: str | None, *, text: bool
+) -> None:
+    """Write the table that the structure of the answer suggests. Raises ConfigError."""
+    DialectTable(name=name, source=source, end="none", plain_text="content")  # checks the name
+    structure = Structure(_VALUES_MAX)
+    place = Path(source).name
+    events = events_of(saved).events
+    for event in events:
+        structure.add(event)
+    table = draft_table(structure, name, place, text=text)
+    if table is None:
+        raise ConfigError(
+            source,
+            f"no generated text was found in {len(events):,} events",
+            "write the table by hand: `llmtap inspect FILE` shows the events, ADDING.md all keys",
+        )
+    head: tuple[str, ...] = (
+        f"# Draft of a dialect: what {len(events):,} events of {place} suggest. `check` marks guesses.",
+        f"# Test: llmtap inspect {source} --dialect FILE. Use: add it to the configuration, then reload.",
+    )
+    if "\nusage = " not in table and (integers := _integers_at_the_end(events)):
+        head = (*head, f"# check: no `usage` was found. Integers at the end of the stream: {integers}")
+    dialect = explained.exchange.dialect
+    if dialect is not None:
+        print(f"llmtap: note: {source} is read as {dialect}; it needs no table", file=sys.stderr)
+    text_out = "\n".join((*head, "", table))
+    if out is None:
+        print(text_out)
+    else:
+        write_output("--out", Path(out), text_out)
+
+
+def _integers_at_the_end(events: Sequence[SseEvent]) -> str:
+    """Return path and value of the integers in the last events: one of them may be a count of tokens."""
+    values = [json_value(event.data) for event in events[-_LAST_EVENTS:] if event.data is not None]
+    found = {
+        path: value
+        for root in values
+        if isinstance(root, Mapping)
+        for path, value in leaves(root)
+        if type(value) is int
+    }
+    return ", ".join(f"{shown(path)} {value}" for path, value in [*found.items()][:_INTEGERS_MAX])
+
+
+def write_fixture(
+    name: str, saved: Saved, explained: Explained, source: str, out: str | None, known: dict[str, Any] | None
+) -> None:
+    """Write `NAME.sse` and `NAME.json`, or the latter alone for a fixture (`known`). Raises ConfigError."""
+    if not _FIXTURE_NAME.fullmatch(name):
+        raise ConfigError("--fixture", f"{name!r} is no file name", "letters, digits, `_`, `-` and `.`")
+    folder = Path(out or ".")
+    if not folder.is_dir():
+        raise ConfigError("--out", f"the folder {folder} does not exist")
+    body, description = folder / f"{name}.sse", folder / f"{name}.json"
+    again = known is not None and known["name"] == name
+    for place in () if again else (body, description):
+        if place.exists():
+            raise ConfigError(
+                "--fixture", f"{place} exists", "choose another name, or another folder with --out"
+            )
+    doc = make_fixture(name, saved, explained, Path(source).name, known if again else None)
+    try:
+        if not again:
+            body.write_bytes(saved.body)
+    except OSError as exc:
+        raise ConfigError("--fixture", f"cannot write {body}: {exc.strerror}") from None
+    write_output("--fixture", description, json.dumps(doc, indent=1))
+    print(f"llmtap: wrote {description}" + ("" if again else f" and {body}"), file=sys.stderr)

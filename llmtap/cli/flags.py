@@ -1,0 +1,147 @@
+"""Derive the flags of a command from the structs of options that its function takes.
+
+    @command(app, epilog=EPILOG)
+    def replay(load: LoadPlan, outputs: OutputOptions) -> None: ...
+
+Each described field of the structs, and of the structs in them, is a flag or an argument. Its text is read
+by the type of the field, or by its `parse`. Other parameters of the function are as in typer.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, get_origin, get_type_hints
+
+import msgspec
+import typer
+from msgspec import NODEFAULT
+from msgspec.inspect import FloatType, IntType, Metadata, UnionType, type_info
+
+from llmtap.errors import ConfigError
+from llmtap.options.fields import Option, is_struct, option_of, options_of, parts_of
+from llmtap.options.values import convert, from_text, mistakes_in
+from llmtap.units import NS_PER_S, Duration
+
+_PLAIN: Final = (bool, int, float, str, Path)
+"""Types that typer reads itself."""
+_DURATION_NS_MAX: Final = 1_000 * 86_400 * NS_PER_S
+"""Upper limit that timestamps can represent."""
+
+
+def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Callable[..., Any]:
+    """Add a function to a group of commands, with the flags of its structs."""
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        group.command(name, **settings)(with_flags(function))
+        return function
+
+    return add
+
+
+def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with a parameter for each flag, for typer."""
+    hints = get_type_hints(function, include_extras=True)
+    given = inspect.signature(function).parameters
+    structs = {name: hints[name] for name in given if is_struct(hints[name])}
+    options = {
+        name: option_of(name, hints[name], NODEFAULT if one.default is one.empty else one.default)
+        for name, one in given.items()
+        if any(isinstance(meta, msgspec.Meta) for meta in getattr(hints[name], "__metadata__", ()))
+    }
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in given.items():
+        if name in structs:
+            parameters += map(_parameter, _flags_of(structs[name]))
+        elif name in options:
+            parameters.append(_parameter(options[name]))
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        made = {name: _made(kind, values) for name, kind in structs.items()}
+        made |= {name: _value_or_default(option, values[name]) for name, option in options.items()}
+        return function(**made, **{name: values[name] for name in given if name not in made})
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {one.name: one.annotation for one in parameters}
+    return call
+
+
+def _flags_of(kind: type[msgspec.Struct]) -> Iterator[Option]:
+    for option in options_of(kind):
+        if is_struct(option.kind):
+            yield from _flags_of(option.kind)
+        elif option.meaning:
+            yield option
+
+
+def _made(kind: type[msgspec.Struct], values: dict[str, Any]) -> Any:
+    """Return the struct of the values of flags. Raises ConfigError that names the flag."""
+    fields: dict[str, Any] = {}
+    for option in options_of(kind):
+        if is_struct(option.kind):
+            fields[option.name] = _made(option.kind, values)
+        elif option.meaning:
+            fields[option.name] = _value_or_default(option, values[option.name])
+    return kind(**fields)
+
+
+def _value_or_default(option: Option, given: Any) -> Any:
+    """Return the value of a flag; None, and no value of one that repeats: it was not given."""
+    if given in (None, []):
+        return option.default
+    if parse := option.extra.get("parse"):
+        return parse(given)
+    if isinstance(given, Path):
+        return given
+    value = from_text(option.kind, given) if isinstance(given, str) else given
+    text = given if isinstance(given, str) else None
+    for error in mistakes_in(value, option.kind, option.flag, given=text):
+        raise ConfigError(option.flag, error.problem, error.hint)
+    value = convert(option.kind, value)
+    if isinstance(value, Duration) and value > _DURATION_NS_MAX:
+        raise ConfigError(option.flag, f"{text!r} is longer than 1,000 days")
+    return value
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    """Return the parameter of a flag, as typer reads it."""
+    extra, (kind, default) = option.extra, _typer_type(option)
+    if extra.get("argument"):
+        info = typer.Argument(metavar=extra["metavar"], help=option.meaning)
+    else:
+        number = next(_numbers(type_info(option.kind)), None) if kind in (int, int | None) else None
+        more: dict[str, Any] = {name: extra[name] for name in ("hidden", "envvar") if name in extra}
+        if number is not None:
+            more |= {"min": number.ge, "max": number.le}
+        names = extra["flags"] or (option.flag,)
+        info = typer.Option(*names, metavar=extra["metavar"], help=option.meaning, **more)
+    default = inspect.Parameter.empty if default is NODEFAULT else default
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(option.name, keyword, default=default, annotation=Annotated[kind, info])
+
+
+def _typer_type(option: Option) -> tuple[Any, Any]:
+    """Return the type of a flag for typer, and its default."""
+    part, *others = parts_of(option.kind)
+    if "shown" in option.extra:
+        return str, option.extra["shown"]
+    if (get_origin(part) or part) in (list, tuple, dict):
+        return (list[str], NODEFAULT) if option.default is NODEFAULT else (list[str] | None, None)
+    if "parse" in option.extra:
+        return str | None, None
+    if part in _PLAIN and not others:
+        return (part | None, None) if option.default is None else (part, option.default)
+    return (str | None, None) if option.default is None else (str, option.default_text)
+
+
+def _numbers(info: Any) -> Iterator[Any]:
+    if isinstance(info, Metadata):
+        yield from _numbers(info.type)
+    elif isinstance(info, UnionType):
+        for one in info.types:
+            yield from _numbers(one)
+    elif isinstance(info, IntType | FloatType):
+        yield info

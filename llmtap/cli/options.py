@@ -1,0 +1,161 @@
+"""Options that several commands have: descriptions of single ones, and structs of those that belong together.
+
+Those of a load are in `llmtap/load/options.py`. `cli/flags.py` derives the flags.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from llmtap.cli.shared import Outputs, read_objectives
+from llmtap.metrics.deadlines import ALPHA, READER_NS_PER_TOKEN, Benefit
+from llmtap.options.fields import opt
+
+AdminAddress = Annotated[
+    str | None, opt("HOST:PORT of the admin port with /metrics; default 127.0.0.1:9464. [key: meter.admin]")
+]
+CaptureTo = Annotated[
+    str | None,
+    opt(
+        "Folder or URL for a Parquet capture of every exchange (a request with its response), by default "
+        "without prompts and answers. [key: capture.to]",
+        "DIR|URL",
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    opt(
+        "TOML configuration file. An option with [key: NAME] sets that key; `llmtap proxy --keys` lists all "
+        "keys.",
+        envvar="LLMTAP_CONFIG",
+    ),
+]
+CheckOnly = Annotated[bool, opt("Check the configuration and start nothing.", None, "--check")]
+SetKeys = Annotated[
+    list[str] | None,
+    opt(
+        "Value of any configuration key, for example log.level=warning; may be repeated.",
+        "KEY=VALUE",
+        "--set",
+    ),
+]
+ApiKeyEnv = Annotated[
+    str | None, opt("Environment variable with the API key (default: OPENAI_API_KEY).", "NAME")
+]
+Require = Annotated[
+    list[str] | None,
+    opt(
+        "Requirements on figures, for example 'attainment>=0.99 ttft_p99<=500ms error_rate<=1%'; may be "
+        "repeated. Exit code 3 if one is missed, 4 if the figure of one is not valid. Figures: a metric "
+        "with a statistic (ttft_p99, tpot_mean, e2e_p99.9), attainment, goodput, error_rate, refusal_rate, "
+        "achieved_rps, output_tokens_per_second and others: docs/howto/ci.md.",
+        "CONDITIONS",
+        "--require",
+    ),
+]
+NoSelftest = Annotated[
+    bool,
+    opt(
+        "Skip the self-test, which measures how accurate llmtap's TTFT and ITL are at the same load.",
+        None,
+        "--no-selftest",
+    ),
+]
+Json = Annotated[
+    str | None, opt("Result as JSON: on stdout with --json, in FILE with --json=FILE.", "[=FILE]")
+]
+"""The file is optional: `llmtap.cli.main` adds the default."""
+
+
+class HeaderOptions(Struct, frozen=True, kw_only=True):
+    """Header fields of every request."""
+
+    header: Annotated[
+        list[str] | None, opt("Header field for every request; may be repeated.", "'NAME: VALUE'")
+    ] = None
+    header_file: Annotated[
+        Path | None, opt("File with header fields, one 'NAME: VALUE' per line; for secrets.", "FILE")
+    ] = None
+    api_key_env: ApiKeyEnv = None
+
+    def fields(self) -> list[tuple[str, str]]:
+        """Return the fields. Raises ConfigError, without their values."""
+        from llmtap.load.replay.options import read_headers
+
+        return read_headers(self.header or [], self.header_file, self.api_key_env)
+
+
+class GoalOptions(Struct, frozen=True, kw_only=True):
+    """Goals that the figures must meet, and further percentiles."""
+
+    slo: Annotated[
+        str | None,
+        opt(
+            "Limits that a request must meet to count as goodput, for example 'ttft:500ms tpot:50ms'. Other "
+            "names: ttft_any, ttfb, e2e, user_idle, tbc_max, tbc_p99, jitter; of a load also ttft_scheduled "
+            "and e2e_scheduled, from the scheduled time.",
+            "BOUNDS",
+        ),
+    ] = None
+    goodput: Annotated[
+        str | None,
+        opt("The same limits in vLLM's form, in ms, for example ttft:200 tpot:50 e2el:30000.", "NAME:MS..."),
+    ] = None
+    require: Require = None
+    percentiles: Annotated[
+        str | None, opt("Additional percentiles of each metric, for example 25,75,99.5.", "N,...")
+    ] = None
+
+    def objectives(self) -> str | None:
+        """Return the objectives in our own form. Raises ConfigError."""
+        return read_objectives(self.slo, self.goodput)
+
+
+class ReaderOptions(Struct, frozen=True, kw_only=True):
+    """The reader of smooth goodput; None: the default."""
+
+    reader_speed: Annotated[
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
+        opt("Reading speed for user idle latency and smooth goodput; default 20.", "TOKENS/S"),
+    ] = None
+    alpha: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        opt(
+            "Number of tokens that smooth goodput subtracts for each unit of waiting (see --idle-cost); "
+            "default 5.",
+            "NUMBER",
+        ),
+    ] = None
+    idle_cost: Annotated[
+        Literal["seconds", "tokens"] | None,
+        opt(
+            "Unit in which --alpha counts waiting: seconds, or the tokens that could have been read in that "
+            "time. Default: seconds.",
+            "seconds|tokens",
+        ),
+    ] = None
+    reader_grace: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        opt(
+            "Delay that a reader accepts before a token counts as late, in reading times of one token: 2 is "
+            "100 ms at 20 tokens/s. It begins when the reader needs the token; default 0.",
+            "TOKENS",
+        ),
+    ] = None
+
+    def benefit(self) -> Benefit:
+        speed = 1e9 / READER_NS_PER_TOKEN if self.reader_speed is None else self.reader_speed
+        alpha = ALPHA if self.alpha is None else self.alpha
+        return Benefit.at_speed(speed, alpha, self.idle_cost or "seconds", self.reader_grace or 0)
+
+
+class OutputOptions(Struct, frozen=True, kw_only=True):
+    """Files of a result."""
+
+    json: Json = None
+    html: Annotated[str | None, opt("File for an HTML report with charts; - is stdout.", "FILE")] = None
+    markdown: Annotated[str | None, opt("File for the full report as Markdown; - is stdout.", "FILE")] = None
+
+    def opened(self, csv: str | None = None) -> Outputs:
+        return Outputs(json=self.json, html=self.html, markdown=self.markdown, csv=csv)

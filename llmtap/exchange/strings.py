@@ -1,0 +1,182 @@
+"""Strings that clients and upstreams choose: their `Bound`, and the search for keys in names and paths.
+
+Names and words chosen by clients and upstreams are cut KEY_CHARS behind their bound and searched for keys
+before they are cut at it; tenants and captured texts are only cut.
+
+Of a path (`clean_path`) a segment stays only if it reads like words: API words, versions, names of models.
+All else becomes `*`. Plain letters stay (`/pass/swordfish/`), unless the segment before says what they are
+(`/key/swordfish/`). `clean_name` replaces a name with a key (`holds_key`) as a whole by `*`; KEY_PATTERN, the
+forms of keys that their issuers publish for secret scanning, also serves the redaction of captures.
+"""
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+PATH_CHARS_MAX: Final = 256
+_SEGMENT_CHARS_MAX: Final = 80
+"""Names of models on the hubs have up to 96 characters, those in use half of that."""
+NAME_CHARS_MAX: Final = 256
+KEY_CHARS: Final = 320
+"""A key is recognised by its first 308 characters at most (a JWT), and most keys by their first 20."""
+WORD_CHARS_MAX: Final = 64
+"""Of a reason, a code or a category, as programs write them."""
+_DECODINGS_MAX: Final = 4
+
+KEY_PATTERN: Final = (
+    r"(?a:"
+    r"(?:sk|pk|rk|ak|csk|gsk|ssk)[-_](?=[\w-]{8})(?=[a-z_-]{0,64}[A-Z0-9]|[\w-]{20})[\w-]+"
+    r"|gh[pousr]_\w{20,}|github_pat_\w{20,}|gl[a-z]{2,5}-[\w-]{16,}"
+    r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}"
+    r"|xox[a-z]-[\w-]{8,}|xapp-[\w-]{8,}|whsec_[\w+/=-]{16,}|SK[0-9a-f]{32}|key-[0-9a-f]{32}"
+    r"|(?:hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|dop_v1|lin_api|shpat)[-_](?=[a-zA-Z_-]{0,64}[0-9])[\w-]{16,}"
+    r"|eyJ[\w-]{8,300}\.[\w-]{4}[\w.-]*(?<!\.)"
+    r")"
+)
+"""Keys of OpenAI, Anthropic, Stripe, Groq, Cerebras, GitHub, GitLab, AWS, Google, Slack, Twilio, Mailgun,
+Hugging Face, npm, Replicate, Together, Fireworks, NVIDIA, xAI, Perplexity, PyPI, DigitalOcean, Linear,
+Shopify; JWT. What is not bounded stands at the end, so time is linear. Possessive quantifiers would say the
+same, but `re` of Python 3.11.0 to 3.11.4 matches them wrongly."""
+
+_keys_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}")
+_key_in = _keys_in.search
+# Behind a letter or digit `sk-` may end a word (`task-`), so more is asked of what follows.
+_key_behind_a_word = re.compile(
+    r"(?a:(?:[spr]k-(?:proj-|live_|test_|or-v1-|ant-[a-z0-9]{1,16}-)?(?=[A-Za-z_]{0,64}[0-9])\w{20,})"
+    r"|gh[pousr]_\w{30,}|github_pat_\w{20,}|AIza[\w-]{30,})"
+).search
+_begins_as_names_do = re.compile(
+    r"(?:sk|pk|rk|ak|csk|gsk|ssk|hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|gl(?!pat-)[a-z]{2,5})[-_]"
+).match
+"""`hf-mistral-7b-instruct-v0.2`, `global-llama-3-70b-instruct`, `gemma-2-sk-9b-it-v2` (for Slovak)."""
+_is_random = re.compile(r"[A-Za-z0-9]{16}|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{10}").search
+_uuid_in = re.compile(r"[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}").search
+_plain = re.compile(r"[\w.~:@+,()-]*", re.ASCII).fullmatch
+_pieces = re.compile(r"[A-Za-z0-9]+").findall
+_hex = re.compile(r"(?=[0-9]*[a-fA-F])(?=[a-fA-F]*[0-9])[0-9a-fA-F]{8,}").fullmatch
+_edges = re.compile(r"[0-9](?=[A-Za-z])|[A-Za-z](?=[0-9])").findall
+_humps = re.compile(r"[a-z](?=[A-Z])").findall
+_snapshot = re.compile(r"[^@]+@(?:[0-9]{1,8}|latest|default)(?::[A-Za-z]+)?").fullmatch
+_announces = re.compile(
+    r"(?i)(?:(?:api|access|auth|secret|private|session)?[-_]?)"
+    r"(?:keys?|tokens?|secrets?|passwords?|auth|sessions?)|users?"
+).fullmatch
+_WORDS_AFTER: Final = frozenset(
+    {"v1", "v2", "v3", "api", "openai", "chat", "completions", "messages", "models"}
+)
+
+
+def looks_secret(word: str) -> bool:
+    """Whether a name without spaces looks like a key or an id rather than like words and versions."""
+    if _key_in(word) or _uuid_in(word):
+        return True
+    edges = 0
+    for piece in _pieces(word):
+        size, turns = len(piece), len(_edges(piece))
+        edges += turns
+        if _hex(piece) or (piece.isdigit() and size > 8):  # 8 digits are a date
+            return True
+        if size >= 12 and (turns >= 4 or len(_humps(piece)) >= 5):
+            return True
+        if size >= 20 and turns and not piece.islower() and not piece.isupper() and len(_humps(piece)) >= 3:
+            return True
+        if size > 32:
+            return True
+    # Keys in groups: a1b2-c3d4-e5f6-a7b8. `Qwen2.5-Coder-32B-Instruct-AWQ-w4a16` has 5.
+    return edges >= 8
+
+
+def clean_name(name: str, chars_max: int = NAME_CHARS_MAX) -> str:
+    """Return the first `chars_max` characters of a name, or `*` where a key begins in them or within
+    KEY_CHARS behind."""
+    name = name[: chars_max + KEY_CHARS]
+    return "*" if holds_key(name) else name[:chars_max]
+
+
+@lru_cache(maxsize=512)
+def holds_key(name: str) -> bool:
+    """Return whether a key is in the name of a model or tenant, by its issuer's form or by a long run of
+    letters and digits. The caller cuts `name`: results are cached."""
+    if _key_behind_a_word(name):
+        return True
+    found = (key[0] for key in _keys_in.finditer(name))
+    return any(not _begins_as_names_do(key) or _is_random(key) for key in found)
+
+
+def clean_path(path: str) -> str:
+    return _clean_known(path) if len(path) <= PATH_CHARS_MAX else _clean(path)
+
+
+def _clean(path: str) -> str:
+    kept: list[str] = []
+    size = 0
+    announced = False
+    for segment in path.split("/"):
+        text = _decoded(segment)
+        told = announced and segment and segment.lower() not in _WORDS_AFTER
+        shown = "*" if told or not _may_stay(segment, text) else segment
+        announced = text is not None and bool(_announces(text))
+        size += len(shown) + 1
+        if size > PATH_CHARS_MAX - 2:
+            kept.append("*")
+            break
+        kept.append(shown)
+    return "/".join(kept)
+
+
+# Clients ask for the same few paths over and over, and a path takes 60 us.
+_clean_known = lru_cache(maxsize=512)(_clean)
+
+
+def _may_stay(segment: str, text: str | None) -> bool:
+    if segment == "*":
+        return True
+    if text is None or len(segment) > _SEGMENT_CHARS_MAX:
+        return False
+    # An encoded slash joins the names of a model and its owner: meta-llama%2FLlama-3.1-8B.
+    return all(_is_name(name) for name in text.split("/"))
+
+
+def _is_name(name: str) -> bool:
+    if not _plain(name):
+        return False
+    # Numbers are ids, but for those of a version, a year or a port.
+    if name.isdigit() and len(name) > 4:
+        return False
+    at = name.find("@", 1)  # Cloudflare's models begin with @
+    if at > 0 and not _snapshot(name):
+        return False
+    return not looks_secret(name)
+
+
+def _decoded(segment: str) -> str | None:
+    """Without percent-encoding, however often it was applied; None where that does not end."""
+    for _ in range(_DECODINGS_MAX):
+        if "%" not in segment:
+            return segment
+        segment = unquote(segment, errors="replace")
+    return None if "%" in segment else segment
+
+
+def _cut(text: str, chars_max: int) -> str:
+    return text[:chars_max]
+
+
+def _cut_path(path: str, chars_max: int) -> str:
+    return clean_path(path)[:chars_max]
+
+
+class Bound(NamedTuple):
+    """Limits of one field; of each string in it where the field is a list or an object."""
+
+    chars: int
+    chosen_by: str
+    """`client`, `upstream`, `operator` or `llmtap`."""
+    fit: Callable[[str, int], str] = _cut
+    members: int = 1
+    """Maximum number of members, those of nested lists and objects included."""
+
+
+PATH: Final = Bound(PATH_CHARS_MAX, "client", _cut_path)

@@ -1,0 +1,279 @@
+"""The figures that a gate can name, their places in public JSON, and whether they are valid.
+
+A name is one of `SCALARS`, or a metric of `METRICS` with a statistic: `ttft_p99`, `tbc_max_mean`,
+`e2e_p99.5`. A result is a Summary as public JSON, with further parts where it is of a load: `corrected`,
+`dispatch_lateness`, `verdict`. `error_rate` is defined in DEFINITIONS.md.
+"""
+
+import csv
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from io import StringIO
+from typing import Any, Final
+
+from llmtap.errors import ConfigError
+from llmtap.metrics.catalogue import Surface, Unit, shown_on
+from llmtap.metrics.objectives import Objectives
+from llmtap.metrics.statistics import SHARES, parse_percentiles
+from llmtap.report.values import at, milliseconds, number
+
+_Json = Mapping[str, Any]
+CHUNKS_SHARE_MAX: Final = 0.07
+"""Share of responses counted by chunks above which counts of tokens are not valid."""
+ERROR_SEEN_S: Final = 0.001
+ERROR_SEEN_SHARE: Final = 0.01
+"""An error of more seconds, and of a larger share of a figure, makes a figure without a verdict doubtful."""
+
+
+class FigureUnit(Enum):
+    TIME = "ms"
+    SHARE = "%"
+    NUMBER = ""
+
+
+_CSV_UNITS: Final = {FigureUnit.TIME: "s", FigureUnit.SHARE: "share", FigureUnit.NUMBER: ""}
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    name: str
+    unit: FigureUnit
+    better: str
+    """`lower` or `higher`."""
+    valid_with: str
+    """Name in `verdict.figures` whose state is that of this figure."""
+    value_of: Callable[[_Json], float | None]
+    marked: Callable[[_Json], bool] = lambda result: False
+    """Whether too few samples determine it (IETF 5.1.4.3)."""
+    percentiles: Mapping[str, float] = field(default_factory=dict)
+    """The percentile of its metric, as from `parse_percentiles`; empty if it is none."""
+
+    def value(self, result: _Json) -> float | None:
+        """Return the value in seconds, as a share from 0 to 1, or in the unit of the JSON."""
+        return self.value_of(result)
+
+
+NOT_ERRORS: Final = frozenset({"complete", "refused"})
+_FAULT_OF_HOST: Final = "tap_error"
+"""Outcome that is a fault of the measuring host, not of the server."""
+
+
+def failed_of(result: _Json) -> tuple[int, int]:
+    """Return the numbers of failed requests and of all that count for `error_rate`."""
+    outcomes = dict(result.get("outcomes") or {})
+    outcomes.pop(_FAULT_OF_HOST, None)
+    if result.get("sender") is None:
+        # Without a load generator, clients decide to cancel. A load generator cancels what is too slow.
+        outcomes.pop("client_cancelled", None)
+    n = sum(outcomes.values())
+    return n - sum(outcomes.get(name, 0) for name in NOT_ERRORS), n
+
+
+def _error_rate(result: _Json) -> float | None:
+    failed, n = failed_of(result)
+    return failed / n if n else None
+
+
+def _complete_share(result: _Json) -> float | None:
+    n = result.get("n")
+    return (at(result, "outcomes", "complete") or 0) / n if n else None
+
+
+def _path(*names: str) -> Callable[[_Json], float | None]:
+    return lambda result: at(result, *names)
+
+
+SCALARS: Final = {
+    figure.name: figure
+    for figure in (
+        FigureRow("error_rate", FigureUnit.SHARE, "lower", "", _error_rate),
+        FigureRow("complete_share", FigureUnit.SHARE, "higher", "", _complete_share),
+        FigureRow("attainment", FigureUnit.SHARE, "higher", "goodput", _path("goodput", "attainment")),
+        FigureRow("goodput", FigureUnit.NUMBER, "higher", "goodput", _path("goodput", "requests_per_second")),
+        FigureRow("refusal_rate", FigureUnit.SHARE, "lower", "", _path("refusals", "share")),
+        FigureRow("requests", FigureUnit.NUMBER, "higher", "", _path("n")),
+        FigureRow("sent_share", FigureUnit.SHARE, "higher", "load", _path("load", "sent_share")),
+        FigureRow("offered_rps", FigureUnit.NUMBER, "higher", "load", _path("load", "offered_rps")),
+        FigureRow("achieved_rps", FigureUnit.NUMBER, "higher", "load", _path("load", "achieved_rps")),
+        FigureRow(
+            "output_tokens_per_second", FigureUnit.NUMBER, "higher", "tokens",
+            _path("tokens", "output_per_second"),
+        ),
+        FigureRow(
+            "input_tokens_per_second", FigureUnit.NUMBER, "higher", "input_tokens",
+            _path("tokens", "input_per_second"),
+        ),
+        FigureRow(
+            "user_tokens_per_second", FigureUnit.NUMBER, "higher", "tpot",
+            _path("concurrency", "user_tokens_per_second"),
+        ),
+        FigureRow("concurrency", FigureUnit.NUMBER, "lower", "load", _path("concurrency", "mean")),
+        FigureRow(
+            "concurrency_effective", FigureUnit.NUMBER, "lower", "load", _path("concurrency", "effective")
+        ),
+        FigureRow(
+            "smooth_goodput", FigureUnit.NUMBER, "higher", "smooth_goodput",
+            _path("smooth_goodput", "tokens_per_second"),
+        ),
+    )
+}  # fmt: skip
+METRICS: Final[Mapping[str, tuple[str, ...]]] = {
+    **{
+        metric.name: ("metrics", metric.name)
+        for metric in shown_on(Surface.REPORT)
+        if metric.unit is Unit.SECONDS
+    },
+    **{name: ("phases", name) for name in ("connect", "send", "wait", "receive")},
+    **{f"{name}_scheduled": ("corrected", name) for name in ("ttft", "ttft_any", "e2e", "user_idle")},
+    "dispatch_lateness": ("dispatch_lateness",),
+}  # fmt: skip
+"""Place of the statistics of each metric."""
+_VALID_WITH: Final = {
+    "ttft_any_scheduled": "ttft_scheduled", "ttft_reasoning": "ttft_any", "ttft_tool_call": "ttft_any",
+    "dispatch_lateness": "", "itl_server": "", "connect": "", "send": "", "wait": "ttfb", "receive": "e2e",
+}  # fmt: skip
+_STATISTIC: Final = re.compile(r"(.+)_(mean|min|max|p\d+(?:\.\d+)?)")
+NEEDS_OBJECTIVES: Final = frozenset({"attainment", "goodput"})
+_BY_CHUNKS: Final = frozenset({"tpot", "tokens", "smooth_goodput"})
+
+
+def figure_named(name: str, place: str) -> FigureRow:
+    """Return the figure of a name. Raises ConfigError with `place`, and the nearest known name."""
+    if name in SCALARS:
+        return SCALARS[name]
+    match = _STATISTIC.fullmatch(name)
+    if match is None or match[1] not in METRICS:
+        known = [*SCALARS, *(f"{metric}_{part}" for metric in METRICS for part in ("p50", "p99", "mean"))]
+        near = difflib.get_close_matches(name, known, 1)
+        statistics = "a metric with a statistic, such as ttft_p99, tpot_mean or e2e_max"
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(SCALARS)}, and {statistics}"
+        raise ConfigError(place, f"unknown figure {name!r}", hint)
+    metric, statistic = match[1], match[2]
+    percentiles: dict[str, float] = {}
+    if statistic[0] == "p" and statistic not in SHARES:
+        percentiles = parse_percentiles(statistic[1:], place)
+        (statistic,) = percentiles
+    path = METRICS[metric]
+    return FigureRow(
+        name, FigureUnit.TIME, "lower", _VALID_WITH.get(metric, metric), _path(*path, statistic),
+        lambda result: statistic in (at(result, *path, "marks") or ()), percentiles,
+    )  # fmt: skip
+
+
+def every_figure(result: _Json) -> Iterator[FigureRow]:
+    """Yield each figure that a result has a value of."""
+    yield from (figure for figure in SCALARS.values() if figure.value(result) is not None)
+    for metric, path in METRICS.items():
+        for key, value in (at(result, *path) or {}).items():
+            statistic = _percentile_text(key) if key[:1] == "p" else key
+            if value is not None and _STATISTIC.fullmatch(f"{metric}_{statistic}"):
+                yield figure_named(f"{metric}_{statistic}", "figure")
+
+
+def _percentile_text(key: str) -> str:
+    """Return a percentile's name in JSON as it is written: `p995` as `p99.5`."""
+    return key if len(key) <= 3 or key in SHARES else f"{key[:3]}.{key[3:]}"
+
+
+def figures_csv(result: _Json) -> str:
+    """Return a row for each figure of a result, with its unit and validity; times are in seconds."""
+    file = StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(("figure", "value", "unit", "n", "better", "validity", "reason"))
+    for figure in every_figure(result):
+        validity = validity_of(figure, result)
+        writer.writerow((
+            figure.name, figure.value(result), _CSV_UNITS[figure.unit], samples_of(figure, result),
+            figure.better, validity.state, validity.reason,
+        ))  # fmt: skip
+    return file.getvalue().rstrip("\n")
+
+
+def samples_of(figure: FigureRow, result: _Json) -> int | None:
+    """Return the number of samples of a figure."""
+    match = None if figure.name in SCALARS else _STATISTIC.fullmatch(figure.name)
+    n: int | None = result.get("n") if match is None else at(result, *METRICS[match[1]], "n")
+    return n
+
+
+def bounded_figures(result: _Json) -> dict[str, str]:
+    """Return the bounds of a result's objectives by the figure that each judges."""
+    objectives = at(result, "goodput", "objectives") or ""
+    names = (pair.partition(":")[0] for pair in objectives.split() if ":" in pair)
+    return {{"tbc_p99": "tbc"}.get(name, name): name for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class FigureValidity:
+    state: str
+    """`valid`, `doubtful` or `not_valid`."""
+    reason: str = ""
+
+
+def validity_of(figure: FigureRow, result: _Json) -> FigureValidity:
+    """Return whether a figure of a result is valid, and the reason if not."""
+    if figure.value(result) is None:
+        return FigureValidity("not_valid", _absent(figure, result))
+    needed = {figure.valid_with} - {""}
+    if figure.name in NEEDS_OBJECTIVES:
+        needed |= bounded_figures(result).keys()
+    judged = at(result, "verdict", "figures")
+    if judged is None:
+        return _validity_of_summary(figure, result, needed)
+    worst = FigureValidity("valid")
+    for name in sorted(needed & judged.keys()):
+        one = judged[name]
+        if one["state"] == "not_valid":
+            return FigureValidity("not_valid", _finding_text(one, result))
+        if one["state"] == "doubtful":
+            error = one.get("error")
+            text = "" if error is None else f"error up to {milliseconds(error)} ms"
+            worst = FigureValidity("doubtful", text or _finding_text(one, result))
+    return worst
+
+
+def _validity_of_summary(figure: FigureRow, result: _Json, needed: set[str]) -> FigureValidity:
+    """Judge a figure of a result without a verdict: a capture or a simulation."""
+    if at(result, "fit", "valid") is False:
+        return FigureValidity("not_valid", str(at(result, "fit", "caution")))
+    share = _chunks_share(result)
+    if needed & _BY_CHUNKS and share > CHUNKS_SHARE_MAX:
+        counted = f"the tokens of {number(share * 100, 3)} % of the responses are counted by chunks"
+        return FigureValidity("not_valid", counted)
+    value, error = figure.value(result), at(result, "uncertainties", "p99")
+    seen = max(ERROR_SEEN_S, ERROR_SEEN_SHARE * (value or 0.0))
+    if figure.unit is FigureUnit.TIME and error is not None and error > seen:
+        return FigureValidity("doubtful", f"error up to {milliseconds(error)} ms")
+    return FigureValidity("valid")
+
+
+def _absent(figure: FigureRow, result: _Json) -> str:
+    if figure.name in NEEDS_OBJECTIVES and not bounded_figures(result):
+        return "the result has no objectives (--slo)"
+    match = _STATISTIC.fullmatch(figure.name)
+    if match is not None and at(result, *METRICS[match[1]], "n"):
+        return f"the result does not have this percentile (--percentiles {match[2][1:]})"
+    return "the result has no value of it"
+
+
+def _finding_text(judged: _Json, result: _Json) -> str:
+    for finding in at(result, "verdict", "findings") or ():
+        if finding["what"] in judged["findings"]:
+            return str(finding["says"])
+    return "the verdict of the result says why"
+
+
+def _chunks_share(result: _Json) -> float:
+    sources = at(result, "tokens", "source") or {}
+    n = sum(sources.values())
+    return sources.get("chunks", 0) / n if n else 0.0
+
+
+def check_objectives(figures: Mapping[str, FigureRow], objectives: str | None, place: str) -> None:
+    """Raise ConfigError if a figure needs objectives and there are none."""
+    for name in figures:
+        if name in NEEDS_OBJECTIVES and (objectives is None or not Objectives.parse(objectives).bounds):
+            raise ConfigError(place, f"{name} needs objectives", "such as --slo 'ttft:500ms tpot:50ms'")

@@ -1,0 +1,176 @@
+"""Requirements on the figures of a result: `--require "attainment>=0.99 ttft_p99<=500ms error_rate<=1%"`.
+
+`Requirements.parse` reads them, and `judge` compares a result with each and returns public JSON, which
+`report/gates.py` renders. A requirement is `met`, `missed`, or `not_valid` if its figure is not valid
+or missing. `exit_code` gives the code of a command: requirements decide which figures must be valid, and one
+on `error_rate` decides how many requests may fail, unless all do.
+"""
+
+import operator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+from llmtap.errors import ConfigError, ExitCode
+from llmtap.gates.figures import FigureRow, FigureUnit, check_objectives, figure_named, validity_of
+from llmtap.units import NS_PER_S, parse_duration_ns
+
+_Json = Mapping[str, Any]
+_CONDITION: Final = re.compile(r"[\s,]*([A-Za-z][\w.]*)\s*(<=|>=|<|>)\s*([^\s,]+)")
+_OPERATORS: Final = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+EXAMPLE: Final = "attainment>=0.99 ttft_p99<=500ms error_rate<=1%"
+_NO_TOKENS: Final = "no_tokens"
+"""Finding that makes every result not valid."""
+_FAILED: Final = "failed"
+"""Finding of failed requests; its figure is their share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A figure, an operator and a bound: `ttft_p99<=500ms`."""
+
+    text: str
+    figure: FigureRow
+    operator: str
+    bound: float
+
+    def holds(self, value: float) -> bool:
+        return bool(_OPERATORS[self.operator](value, self.bound))
+
+
+def parse_bound(text: str, figure: FigureRow, place: str) -> float:
+    """Parse a bound in the unit of its figure: `500ms`, `1%`, `0.01` or `12.5`. Raises ConfigError."""
+    if figure.unit is FigureUnit.TIME:
+        if text[-1:].isdigit():
+            raise ConfigError(
+                place, f"{figure.name} needs a duration with a unit, got {text!r}", "such as 500ms"
+            )
+        try:
+            return parse_duration_ns(text) / NS_PER_S
+        except ValueError as exc:
+            raise ConfigError(place, f"{figure.name}: {exc}") from None
+    digits, percent, rest = text.partition("%")
+    share = figure.unit is FigureUnit.SHARE
+    # Decimal, because float("99.9") / 100 is greater than 999 / 1000.
+    exact = Decimal(digits) / (100 if percent else 1) if _NUMBER.fullmatch(digits) and not rest else -1
+    value = float(exact)
+    if value < 0 or (percent and not share) or (share and value > 1):
+        expected = "a share from 0 to 1, or 0% to 100%" if share else "a number of at least 0"
+        raise ConfigError(place, f"{figure.name}: expected {expected}, got {text!r}")
+    return value
+
+
+def parse_conditions(texts: Iterable[str], place: str) -> Iterator[Condition]:
+    """Parse conditions, separated by blanks or commas. Raises ConfigError."""
+    for text in texts:
+        begin = 0
+        while text[begin:].strip(" ,\t\n"):
+            match = _CONDITION.match(text, begin)
+            if match is None:
+                rest = text[begin:].strip()
+                raise ConfigError(
+                    place,
+                    f"expected FIGURE, one of <= >= < >, and a bound, got {rest!r}",
+                    f"such as {EXAMPLE!r}",
+                )
+            name, symbol, bound = match.groups()
+            figure = figure_named(name, place)
+            yield Condition(f"{name}{symbol}{bound}", figure, symbol, parse_bound(bound, figure, place))
+            begin = match.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    conditions: tuple[Condition, ...] = ()
+
+    @classmethod
+    def parse(cls, texts: Sequence[str] | None, place: str = "--require") -> "Requirements":
+        """Parse the values of an option. Raises ConfigError that names the figure or the bound."""
+        conditions = tuple(parse_conditions(texts or (), place))
+        if texts and not conditions:
+            raise ConfigError(place, "has no requirement", f"such as {EXAMPLE!r}")
+        return cls(conditions)
+
+    def __bool__(self) -> bool:
+        return bool(self.conditions)
+
+    @property
+    def percentiles(self) -> dict[str, float]:
+        """Return the percentiles that the conditions name, as from `parse_percentiles`."""
+        return {name: p for one in self.conditions for name, p in one.figure.percentiles.items()}
+
+    def check_objectives(self, objectives: str | None, place: str = "--require") -> None:
+        """Raise ConfigError if a requirement needs objectives and there are none."""
+        check_objectives({one.figure.name: one.figure for one in self.conditions}, objectives, place)
+
+    def judge(self, result: _Json, label: str = "") -> list[dict[str, Any]]:
+        """Compare a result with each requirement.
+
+        Public JSON: `of` (the label: which run or test), `requirement`, `figure`, `value` and `bound`
+        (seconds, shares, or numbers), `unit` (`ms`, `%` or none, of the text), `state` (`met`, `missed`,
+        `not_valid`), `validity` of the figure, `reason`, and `few` (too few samples).
+        """
+        return [_judged(one, result, label) for one in self.conditions]
+
+    def add_to(self, result: dict[str, Any], label: str = "") -> list[dict[str, Any]]:
+        """Add the judged requirements to a result as `requirements`, if there are any; return them."""
+        rows = self.judge(result, label)
+        if rows:
+            result["requirements"] = rows
+        return rows
+
+    def add_to_tests(self, document: dict[str, Any]) -> list[dict[str, Any]]:
+        """Do the same for the main load of each test in a document of benchmarks."""
+        tests = document.get("tests") or ()
+        rows = [row for test in tests for row in self.judge(_main_load(test), test["test"])]
+        if rows:
+            document["requirements"] = rows
+        return rows
+
+
+def _main_load(test: _Json) -> _Json:
+    """Return the result of the load that represents a test; empty without one."""
+    loads = [step["result"] for step in test.get("steps") or () if step["name"] == test.get("main")]
+    return loads[0] if loads else {}
+
+
+def _judged(one: Condition, result: _Json, label: str) -> dict[str, Any]:
+    value, validity = one.figure.value(result), validity_of(one.figure, result)
+    if value is None or validity.state == "not_valid":
+        state = "not_valid"
+    else:
+        state = "met" if one.holds(value) else "missed"
+    return {
+        "of": label, "requirement": one.text, "figure": one.figure.name, "value": value, "bound": one.bound,
+        "unit": one.figure.unit.value, "state": state, "validity": validity.state, "reason": validity.reason,
+        "few": one.figure.marked(result),
+    }  # fmt: skip
+
+
+def exit_code(verdict: _Json | None, rows: Sequence[_Json], *, missed: bool = False) -> ExitCode:
+    """Return the exit code of a result with this verdict, and these judged requirements.
+
+    `missed`: another gate was missed.
+    """
+    verdict = verdict or {}
+    if not rows:
+        return ExitCode.of_run(
+            failed=bool(verdict.get("failed")), missed=missed, not_valid=not verdict.get("valid", True)
+        )
+    return ExitCode.of_run(
+        failed=load_failed(verdict, limited=any(row["figure"] == "error_rate" for row in rows)),
+        missed=missed or any(row["state"] == "missed" for row in rows),
+        not_valid=any(row["state"] == "not_valid" for row in rows)
+        or any(one["what"] == _NO_TOKENS for one in verdict.get("findings") or ()),
+    )
+
+
+def load_failed(verdict: _Json, *, limited: bool) -> bool:
+    """Return whether the load failed. `limited`: a gate decides how many requests may fail, unless all do."""
+    return any(
+        one.get("failed") and not (limited and one["what"] == _FAILED and one["figure"] < 1)
+        for one in verdict.get("findings") or ()
+    )

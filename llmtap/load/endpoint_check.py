@@ -1,0 +1,44 @@
+"""Recognise a target that has no such endpoint, or accepts no such key, from the first answers of a load.
+
+Such a load measures nothing: every request gets the same error. The first requests of a load or of its
+warm-up are the check, so that no request is sent that nobody asked for. If each of the first `FIRST` requests
+sent, or of all if there are fewer, is answered with a status of `OPTIONS`, the load stops, and
+`endpoint_error` gives the message.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Final
+
+from llmtap.errors import ConfigError
+from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.outcome import Outcome
+
+FIRST: Final = 8
+"""Requests that decide: a single 404 may be of one request's model."""
+NO_ENDPOINT: Final = "the first answers show that the target cannot answer such requests"
+"""Why such a load stopped."""
+_KEY: Final = ("--api-key-env", "it names the variable of the key; or --header 'Authorization: Bearer KEY'")
+_PATH_HINT: Final = (
+    "does the server have this endpoint, and is the path of --target right? Some servers answer so for an"
+    " unknown --model, too"
+)
+_PATH: Final = ("--endpoint", _PATH_HINT)
+OPTIONS: Final[Mapping[int, tuple[str, str]]] = {
+    HTTPStatus.UNAUTHORIZED: _KEY, HTTPStatus.FORBIDDEN: _KEY, HTTPStatus.NOT_FOUND: _PATH,
+    HTTPStatus.METHOD_NOT_ALLOWED: _PATH, HTTPStatus.NOT_IMPLEMENTED: _PATH,
+}  # fmt: skip
+"""Option and hint by the status of an answer that every request of the load would get."""
+
+
+def is_unanswerable(x: Exchange) -> bool:
+    """Whether an answer blames the target or the key, and not this request, as a guardrail does."""
+    return x.status in OPTIONS and x.outcome is not Outcome.REFUSED
+
+
+def endpoint_error(x: Exchange) -> ConfigError:
+    """Return the error for a load whose first answers were like this one."""
+    assert x.status is not None
+    option, hint = OPTIONS[x.status]
+    phrase = HTTPStatus(x.status).phrase
+    return ConfigError(option, f"POST {x.path} was answered with status {x.status} ({phrase})", hint)

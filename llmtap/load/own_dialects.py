@@ -1,0 +1,44 @@
+"""Read the dialects of the user: `[dialects.NAME]` of the configuration, and files of `--dialect`."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from llmtap.errors import ConfigError, raise_all
+from llmtap.options.tables import Mistakes
+from llmtap.protocol.dialects.table.declaration import DialectTable, decode_table
+from llmtap.user_files import key_lines, read_toml
+
+DIALECTS: Final = "dialects"
+"""The table whose keys are tables of dialects, checked by `decode_table`."""
+DIALECTS_MAX: Final = 64
+"""Dialects of a user: each may be asked whether it knows an answer."""
+
+
+def read_dialects(file: Path) -> tuple[DialectTable, ...]:
+    """Return the dialects of a file: its `[dialects.NAME]` tables (a configuration file, too), or the file as
+    one table. Raises ConfigError, which names every key that is wrong."""
+    content = read_toml(file, "--dialect")
+    mistakes = Mistakes()
+    mistakes.places = {name: f"{file}, line {line}" for name, line in key_lines(file).items()}
+    tables = content.get(DIALECTS, {str(content.get("name", file.stem)): content})
+    dialects = read_tables(tables, mistakes)
+    raise_all(mistakes.found)
+    return tuple(dialects.values())
+
+
+def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
+    """Return the dialects in these tables by name; add what is wrong in others to the mistakes."""
+    found = {}
+    if isinstance(tables, dict) and len(tables) > DIALECTS_MAX:
+        mistakes.add([ConfigError(DIALECTS, f"has more than {DIALECTS_MAX} dialects")])
+        return {}
+    for name, table in (tables if isinstance(tables, dict) else {"": tables}).items():
+        if not isinstance(table, dict):
+            hint = f'write [{DIALECTS}.NAME] before it, for example [{DIALECTS}."acme.chat"]'
+            mistakes.add([ConfigError(f"{DIALECTS}.{name}".rstrip("."), "is outside a dialect", hint)])
+            continue
+        try:
+            found[name] = decode_table(table, name)
+        except ConfigError as exc:
+            mistakes.add(exc.each())
+    return found

@@ -1,0 +1,103 @@
+"""Conditions that end a load early: too many failures, and a queue of the server that grows without end.
+
+`parse_stop_when` reads `--stop-when "error_rate>10% saturated"`. The share of failures is judged by each
+sending process (`LoadRun`), the queue by the parent with `QueueGrowth`, from the counts that all processes
+report.
+
+The queue is the number of requests that wait for their first token. It may grow for a while in every load, so
+`QueueGrowth` compares it each time when all requests that waited before have their first token. A queue that
+is longer each time, for `TURNS` such turns and `GROWS_NS`, and by more than chance, grows without end.
+"""
+
+from math import sqrt
+from typing import Final, NamedTuple
+
+import msgspec
+
+from llmtap.errors import ConfigError
+from llmtap.gates.requirements import parse_conditions
+from llmtap.units import NS_PER_S
+
+SATURATED: Final = "saturated"
+EXAMPLE: Final = "error_rate>10% saturated"
+PLACE: Final = "--stop-when"
+QUEUE_MIN: Final = 10
+"""Shortest queue that is judged."""
+TURNS: Final = 2
+"""Turns in which the queue must grow."""
+GROWS_NS: Final = 30 * NS_PER_S
+"""Time in which it must grow: longer than a burst of most loads."""
+DEVIATIONS: Final = 5.0
+"""Growth in standard deviations of independent arrivals and first tokens, beyond which it is not chance."""
+
+
+class StopConditions(msgspec.Struct, frozen=True):
+    """When a load ends early."""
+
+    error_rate: float | None = None
+    """Share of failures among the latest answers above which it ends."""
+    saturated: bool = False
+    """Whether it ends if the queue grows without end."""
+
+
+def parse_stop_when(text: str) -> StopConditions:
+    """Parse conditions, separated by blanks or commas. Raises ConfigError."""
+    words = text.replace(",", " ").split()
+    rest = " ".join(word for word in words if word != SATURATED)
+    rate: float | None = None
+    for condition in parse_conditions([rest], PLACE):
+        if condition.figure.name != "error_rate" or condition.operator != ">" or rate is not None:
+            hint = f"such as {EXAMPLE!r}"
+            raise ConfigError(PLACE, f"{condition.text!r} cannot end a load", hint)
+        if condition.bound >= 1:
+            raise ConfigError(PLACE, f"{condition.text!r} is never met", "a share below 100%")
+        rate = condition.bound
+    if not words:
+        raise ConfigError(PLACE, "has no condition", f"such as {EXAMPLE!r}")
+    return StopConditions(rate, SATURATED in words)
+
+
+class QueueTurn(NamedTuple):
+    """The queue when all requests that waited at the turn before had their first token."""
+
+    t_ns: int
+    sent: int
+    served: int
+    queue: int
+
+
+class QueueGrowth:
+    """Judge the length of the queue, from counts in the order of time."""
+
+    def __init__(self) -> None:
+        self._first: QueueTurn | None = None
+        """Begin of the growth."""
+        self._latest: QueueTurn | None = None
+        self._turns = 0
+        """Turns since `_first`."""
+
+    def add(self, t_ns: int, sent: int, waiting: int) -> str | None:
+        """Return the reason to stop, or None. `sent`: requests so far; `waiting`: for their first token."""
+        now = QueueTurn(t_ns, sent, sent - waiting, waiting)
+        if self._first is None or self._latest is None:
+            self._begin(now)
+            return None
+        if now.served >= self._latest.served + self._latest.queue:
+            if now.queue <= self._latest.queue:
+                self._begin(now)
+                return None
+            self._latest, self._turns = now, self._turns + 1
+        first = self._first
+        if self._turns < TURNS or t_ns - first.t_ns < GROWS_NS or now.queue < self._latest.queue:
+            return None
+        chance = sqrt((sent - first.sent) + (now.served - first.served))
+        if now.queue - first.queue <= DEVIATIONS * chance:
+            return None
+        return (
+            f"the queue of the server grew without end: {first.queue:,} requests waited for their first"
+            f" token, and {(t_ns - first.t_ns) // NS_PER_S:,} s later {now.queue:,}"
+        )
+
+    def _begin(self, now: QueueTurn) -> None:
+        self._first = self._latest = now if now.queue >= QUEUE_MIN else None
+        self._turns = 0

@@ -1,0 +1,334 @@
+"""Limits of the admin port: connections, time for heads, and memory of answers that clients read slowly.
+
+`AdminRunner` runs the application of `server.py`, and `AdminSite` accepts its connections. Each one is an
+`AdminConnection` between the socket and aiohttp; `AdminConnections` closes those that complete no TLS
+handshake or no head in time, that are idle, or that read nothing while an answer waits.
+`AdminConnections.middleware` sends every answer in slices, so that the memory of a large one is its body and
+not a copy in the socket's buffer. `SharedWork` computes an answer once for all requests that wait for the
+same one.
+"""
+
+import asyncio
+import resource
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Final, TypeVar, cast
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from llmtap.net.listener import Listener, bind, name_of
+
+CONNECTIONS_MAX: Final = 256
+"""Open connections: a dashboard has six, a scraper one. Half of the limit of open files, if that is less."""
+HEAD_S: Final = 20.0
+"""Time for a TLS handshake, and from the first byte of a request to the end of its head, as
+`relay.head_timeout`."""
+IDLE_S: Final = 75.0
+"""Time without a request, as `relay.keepalive_timeout`."""
+SEND_S: Final = 60.0
+"""Limit of sending one answer. Scrapers give up after 10 s, browsers wait longer."""
+CLOSE_S: Final = 5.0
+"""Limit of answers that are being sent when the meter ends."""
+SLICE_BYTES: Final = 64 << 10
+ANSWERS_BYTES_MAX: Final = 128 << 20
+"""Bytes of all answers that are being sent. Above it, the answer that began first is aborted."""
+SWEEP_S: Final = 1.0
+T = TypeVar("T")
+
+
+class AdminConnection(asyncio.Protocol):
+    """Passes all events to aiohttp's protocol, and records what the connection waits for, and since when."""
+
+    def __init__(self, inner: Any, owner: "AdminConnections") -> None:
+        self.inner = inner
+        self._owner = owner
+        self._opening: asyncio.Task[None] | None = None
+        self.transport: asyncio.Transport | None = None
+        """None before the end of the TLS handshake, and after the end of the connection."""
+        self.since_s = owner.now()
+        """Start of the wait: for the end of the handshake, for a request, or for the rest of its head."""
+        self.head_begun = False
+        self.requests = 0
+        """Requests that are being answered."""
+
+    def open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Begin the TLS handshake, if there is one, on an accepted socket."""
+        self._opening = asyncio.get_running_loop().create_task(self._open(sock, tls))
+
+    async def _open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        loop = asyncio.get_running_loop()
+        # `_sweep` ends the handshake after HEAD_S and counts it, so asyncio's own limit must be later.
+        limit_s = None if tls is None else 2 * HEAD_S
+        try:
+            await loop.connect_accepted_socket(lambda: self, sock, ssl=tls, ssl_handshake_timeout=limit_s)
+        except OSError:  # ssl.SSLError and TimeoutError are OSErrors
+            self._owner.limits["tls_handshake"] += 1
+        finally:
+            self._opening = None
+            if self.transport is None:
+                self._owner.forget(self)
+                sock.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, since uvloop's transports are not subclasses of asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
+        self.since_s = self._owner.now()
+        self.inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.requests and not self.head_begun:
+            self.head_begun, self.since_s = True, self._owner.now()
+        self.inner.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        done: bool | None = self.inner.eof_received()
+        return done
+
+    def pause_writing(self) -> None:
+        self.inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.inner.resume_writing()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._owner.forget(self)
+        self.transport = None
+        self.inner.connection_lost(exc)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._owner.forget(self)
+        if self.transport is not None:
+            self.transport.abort()
+        elif self._opening is not None:
+            self._opening.cancel()
+
+    def begin(self) -> None:
+        self.requests += 1
+        self.head_begun = False
+
+    def end(self) -> None:
+        self.requests -= 1
+        self.since_s = self._owner.now()
+
+    def late(self, now_s: float) -> str | None:
+        """Return the name of the limit that the connection has exceeded, or None."""
+        if self.requests:
+            return None
+        waited_s = now_s - self.since_s
+        if self.transport is None:
+            return "handshake_timeout" if waited_s > HEAD_S else None
+        if self.head_begun and waited_s > HEAD_S:
+            return "head_timeout"
+        return "idle_timeout" if waited_s > IDLE_S else None
+
+
+class _Sending:
+    __slots__ = ("body", "bytes", "transport")
+
+    def __init__(self, body: object, size: int, transport: asyncio.Transport | None) -> None:
+        self.body, self.bytes, self.transport = body, size, transport
+
+
+class AdminConnections:
+    """All connections of an admin port, and the answers that are being sent."""
+
+    def __init__(self, limits: Counter[str]) -> None:
+        """`limits`: counts how often each was reached."""
+        self.limits = limits
+        self._open: dict[object, AdminConnection] = {}
+        """Connections by the object of aiohttp that handles them."""
+        self._sending: dict[_Sending, None] = {}
+        """The oldest first."""
+        self._timer: asyncio.TimerHandle | None = None
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.connections_max = max(1, min(CONNECTIONS_MAX, files // 2))
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def admit(self, connection: AdminConnection) -> bool:
+        """Register a new connection. If there is no room, close the one that has been idle longest."""
+        if len(self._open) >= self.connections_max:
+            idle = [one for one in self._open.values() if not one.requests]
+            self.limits["connections"] += 1
+            if not idle:
+                return False
+            min(idle, key=lambda one: one.since_s).abort()
+        self._open[connection.inner] = connection
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        return True
+
+    def forget(self, connection: AdminConnection) -> None:
+        self._open.pop(connection.inner, None)
+
+    def abort_handshakes(self) -> None:
+        """Close the connections that aiohttp does not know yet."""
+        for connection in list(self._open.values()):
+            if connection.transport is None:
+                connection.abort()
+
+    def _sweep(self) -> None:
+        now_s = self.now()
+        for connection in list(self._open.values()):
+            limit = connection.late(now_s)
+            if limit is not None:
+                self.limits[limit] += 1
+                connection.abort()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(SWEEP_S, self._sweep) if self._open else None
+
+    # Answers.
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = self._open.get(request.protocol)
+        if connection is None:
+            return await self._sent(request, await handler(request))
+        connection.begin()
+        try:
+            return await self._sent(request, await handler(request))
+        finally:
+            connection.end()
+
+    async def _sent(self, request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+        body = response.body if isinstance(response, web.Response) else None
+        if not isinstance(body, bytes) or len(body) <= SLICE_BYTES or request.method == hdrs.METH_HEAD:
+            return response
+        headers = {name: value for name, value in response.headers.items() if name != hdrs.CONTENT_LENGTH}
+        view = memoryview(body)
+        slices = (view[at : at + SLICE_BYTES] for at in range(0, len(body), SLICE_BYTES))
+        return await self.send(request, headers, body, slices, len(body), status=response.status)
+
+    async def send(
+        self,
+        request: web.Request,
+        headers: Mapping[str, str],
+        body: bytes,
+        slices: Iterable[bytes | memoryview],
+        size: int,
+        *,
+        status: int = 200,
+    ) -> web.StreamResponse:
+        """Send an answer of `size` bytes within SEND_S; `body` is what its slices keep in memory."""
+        response = web.StreamResponse(status=status, headers=headers)
+        response.content_length = size
+        one = _Sending(body, len(body), request.transport)
+        self._make_room(one)
+        try:
+            async with asyncio.timeout(SEND_S):
+                await response.prepare(request)
+                if request.method != hdrs.METH_HEAD:
+                    for part in slices:
+                        await response.write(part)
+                await response.write_eof()
+        except TimeoutError:
+            self.limits["send_timeout"] += 1
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            pass  # the client disconnected, or `_make_room` aborted the connection
+        finally:
+            self._sending.pop(one, None)
+        return response
+
+    def _make_room(self, one: _Sending) -> None:
+        self._sending[one] = None
+        while len(self._sending) > 1 and self._bytes_pending() > ANSWERS_BYTES_MAX:
+            oldest = next(iter(self._sending))
+            del self._sending[oldest]
+            self.limits["answer_bytes"] += 1
+            if oldest.transport is not None:
+                oldest.transport.abort()
+
+    def _bytes_pending(self) -> int:
+        return sum({id(one.body): one.bytes for one in self._sending}.values())
+
+
+class AdminRunner(web.AppRunner):
+    """aiohttp's runner, with the limits of its connections. Its sites are `AdminSite`s."""
+
+    def __init__(
+        self, app: web.Application, connections: AdminConnections, tls: ssl.SSLContext | None = None
+    ) -> None:
+        # aiohttp's own keep-alive time is longer than IDLE_S, so `_sweep` decides.
+        super().__init__(app, access_log=None, shutdown_timeout=CLOSE_S)
+        self._connections = connections
+        self.tls = tls
+
+    def accept(self, sock: socket.socket) -> None:
+        make_inner = self.server
+        if make_inner is None:
+            sock.close()
+            return
+        connection = AdminConnection(make_inner(), self._connections)
+        if self._connections.admit(connection):
+            connection.open(sock, self.tls)
+        else:
+            sock.close()
+
+    def note_shortage(self, error: OSError) -> None:
+        """Count a connection that waits because there is no file descriptor or memory for it."""
+        self._connections.limits["accept_failed"] += 1
+
+    async def cleanup(self) -> None:
+        await super().cleanup()
+        self._connections.abort_handshakes()
+
+
+class AdminSite(web.BaseSite):
+    """Listening socket of an admin port.
+
+    aiohttp's sites do the TLS handshake before they make the protocol of a connection, so that nothing could
+    bound the handshakes that stay idle.
+    """
+
+    def __init__(self, runner: AdminRunner, sock: socket.socket | tuple[str, int]) -> None:
+        """`sock`: an inherited one, or the address to bind."""
+        super().__init__(runner)
+        self._admin = runner
+        self._sock = sock
+
+    @property
+    def name(self) -> str:
+        scheme = "http" if self._admin.tls is None else "https"
+        sock = self._sock
+        return f"{scheme}://{'{}:{}'.format(*sock) if isinstance(sock, tuple) else name_of(sock)}"
+
+    async def start(self) -> None:
+        if isinstance(self._sock, tuple):
+            self._sock = bind(*self._sock, shared=False)
+        await super().start()
+        loop = asyncio.get_running_loop()
+        self._sock.setblocking(False)
+        listener = Listener(loop, self._sock, self._admin.accept, self._admin.note_shortage)
+        self._server = cast(asyncio.AbstractServer, listener)  # aiohttp closes it
+
+
+class SharedWork:
+    """Runs one piece of work at a time, in a worker thread, and shares it between requests that wait for it.
+
+    A request never gets a result whose computation began before the request arrived: it waits for the next
+    one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._waiting: dict[Hashable, asyncio.Task[Any]] = {}
+
+    async def get(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
+        """Return the result of `begin()()`: `begin` runs on the loop, what it returns in a thread."""
+        task = self._waiting.get(key)
+        if task is None:
+            task = self._waiting[key] = asyncio.ensure_future(self._run(key, begin))
+        result: T = await asyncio.shield(task)  # a client that leaves does not end the work of others
+        return result
+
+    async def _run(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
+        async with self._lock:
+            del self._waiting[key]
+            return await asyncio.to_thread(begin())

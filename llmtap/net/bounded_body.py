@@ -1,0 +1,26 @@
+"""Read the body of an answer of aiohttp up to a limit: a server may send one that never ends.
+
+`read_at_most` is used for everything that llmtap asks servers beside the load: models, metrics, states.
+"""
+
+from typing import Final
+
+import aiohttp
+
+ANSWER_BYTES_MAX: Final = 16 << 20
+"""Default limit: a list of thousands of models takes less than 1 MB."""
+
+
+class AnswerTooLong(aiohttp.ClientError):
+    """An answer is longer than its limit. The rest was not read, and the connection is closed."""
+
+
+async def read_at_most(response: aiohttp.ClientResponse, bytes_max: int = ANSWER_BYTES_MAX) -> bytes:
+    """Return the whole body. Raises AnswerTooLong, and what aiohttp raises."""
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > bytes_max:
+            response.close()  # else aiohttp reads on, to use the connection again
+            raise AnswerTooLong(f"the answer is longer than {bytes_max >> 20} MiB")
+    return bytes(body)

@@ -1,0 +1,247 @@
+"""Read and check one value of an option by its type: a text, or a value of decoded TOML or JSON.
+
+A text is a value of a flag, of the environment, of `--set` or of a request header. Numbers, durations
+(`500ms`) and sizes (`64KiB`) are read by the type. `on` and `off` are truth values, `none` is the missing
+value of a type without texts. Lists and tables are JSON; a list of plain words may be words with commas.
+"""
+
+import difflib
+import functools
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec.inspect import (
+    BoolType,
+    CollectionType,
+    DictType,
+    FloatType,
+    IntType,
+    LiteralType,
+    Metadata,
+    NoneType,
+    StrType,
+    StructType,
+    TupleType,
+    Type,
+    UnionType,
+    type_info,
+)
+
+from llmtap.errors import ConfigError
+from llmtap.options.fields import allows_none, choices_of, is_struct, options_of, parts_of, value_text
+from llmtap.units import read_special, shown
+from llmtap.user_files import decode_json
+
+S = TypeVar("S", bound=msgspec.Struct)
+_BOOLS: Final = {"true": True, "on": True, "false": False, "off": False}
+_WORDS: Final = re.compile(r"[^\[\]{}()\"'\\|]*")
+"""A text that can be a list of words with commas; a regular expression, for example, is not split."""
+_NAMED_MAX: Final = 12
+"""Names that a hint lists if none is near."""
+
+
+def read_options(kind: type[S], texts: Mapping[str, str], noun: str) -> S:
+    """Return options with the given texts; `noun` is the word for an option.
+
+    Raises ValueError, which names the option, or the nearest to an unknown one.
+    """
+    known = {option.name: option for option in options_of(kind)}
+    values: dict[str, Any] = {}
+    for given, text in texts.items():
+        name = given.replace("-", "_")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"no {noun} is called {name!r}{meant}")
+        try:
+            values[name] = read_text(known[name].kind, text)
+        except ValueError as exc:
+            raise ValueError(f"{name}: {exc}") from None
+    return kind(**values)
+
+
+def read_text(kind: Any, text: str) -> Any:
+    """Return the value of a text. Raises ValueError, which says what is expected."""
+    value = from_text(kind, text)
+    for error in mistakes_in(value, kind, "", given=text):
+        raise ValueError(error.problem)
+    return convert(kind, value)
+
+
+def from_text(kind: Any, text: str) -> Any:
+    """Return what a text means in a table of type `kind`; a number stays a text."""
+    parts = parts_of(kind)
+    origins = [get_origin(part) or part for part in parts]
+    if text in choices_of(kind):
+        return text
+    if msgspec.Raw in parts or (text.startswith(("[", "{")) and origins != [str]):
+        try:
+            return decode_json(text)
+        except msgspec.DecodeError:
+            return text
+    if text == "none" and allows_none(kind) and str not in parts:
+        return None
+    if parts == [bool]:
+        return _BOOLS.get(text.lower(), text)
+    if origins[0] in (list, tuple) and _WORDS.fullmatch(text):
+        item = get_args(parts[0])[0]
+        if not any(is_struct(part) or get_origin(part) is dict for part in parts_of(item)):
+            return [word.strip() for word in text.split(",") if word.strip()]
+    return text
+
+
+def convert(kind: Any, value: Any, *, strict: bool = False) -> Any:
+    """Return a value without mistakes as its type."""
+    return msgspec.convert(_with_raw(kind, value), kind, strict=strict, dec_hook=read_special)
+
+
+def _with_raw(kind: Any, value: Any) -> Any:
+    """Encode the values that the type wants as JSON (`msgspec.Raw`)."""
+    inner = parts_of(kind)[0] if parts_of(kind) else kind
+    if inner is msgspec.Raw:
+        return value if isinstance(value, msgspec.Raw) else msgspec.Raw(msgspec.json.encode(value))
+    if isinstance(value, dict) and get_origin(inner) is dict:
+        return {name: _with_raw(get_args(inner)[1], one) for name, one in value.items()}
+    if isinstance(value, dict) and is_struct(inner):
+        members, _ = _members(inner)
+        return {name: _with_raw(members.get(name), one) for name, one in value.items()}
+    return value
+
+
+def mistakes_in(
+    content: Any, kind: Any, place: str, *, strict: bool = False, secret: bool = False, given: Any = None
+) -> Iterator[ConfigError]:
+    """Yield the mistakes in a value: in each item of a list and in each key of a table.
+
+    `strict`: a number is no text. `given`: what the user wrote, if it is not the content.
+    """
+    secret = secret or _is_secret(kind)
+    inside = list(_inside(content, kind, place))
+    unknown: list[ConfigError] = []
+    parts = parts_of(kind)
+    if isinstance(content, dict) and len(parts) == 1 and is_struct(parts[0]):
+        members, required = _members(parts[0])
+        unknown = [
+            ConfigError(place, f"there is no key `{key}`", nearest(key, members))
+            for key in content
+            if key not in members
+        ]
+        unknown += [missing(place, name) for name in required if name not in content]
+    inner = (mistakes_in(*one, strict=strict, secret=secret) for one in inside)
+    found = [*unknown, *(error for errors in inner for error in errors)]
+    if found:
+        yield from found
+        return
+    try:
+        if not _is_finite(content, kind):
+            raise ValueError(f"expected a finite number, got {shown(content if given is None else given)}")
+        convert(kind, content, strict=strict)
+    except msgspec.ValidationError as exc:
+        text, _, path = str(exc).partition(" - at `$")
+        if text.startswith(("Expected", "Invalid")):
+            number = isinstance(content, float) and given is None
+            got = f", got {value_text(content) if number else shown(given or content)}"
+            got = "" if secret or isinstance(content, dict) else got
+            words = choices_of(kind) if all(get_origin(part) is Literal for part in parts) else []
+            text = (
+                f"expected {'one of ' * (len(words) > 1)}{', '.join(words) or wanted(type_info(kind))}{got}"
+            )
+        yield ConfigError(place + path.rstrip("`"), text[0].lower() + text[1:])
+    except ValueError as exc:
+        yield ConfigError(place, str(exc))
+    except ConfigError as exc:
+        yield from exc.each()
+
+
+def _inside(content: Any, kind: Any, place: str) -> Iterator[tuple[Any, Any, str]]:
+    """Yield the items of a list and the known values of a table, with their types and places."""
+    parts = parts_of(kind)
+    if len(parts) != 1:
+        return
+    if isinstance(content, list | tuple) and get_origin(parts[0]) in (list, tuple):
+        kinds = [one for one in get_args(parts[0]) if one is not Ellipsis]
+        for i, item in enumerate(content):
+            yield item, kinds[min(i, len(kinds) - 1)], f"{place}[{i}]"
+    elif isinstance(content, dict) and get_origin(parts[0]) is dict:
+        for key, value in content.items():
+            yield value, get_args(parts[0])[1], f"{place}.{key}"
+    elif isinstance(content, dict) and is_struct(parts[0]):
+        members, _ = _members(parts[0])
+        yield from (
+            (value, members[key], f"{place}.{key}") for key, value in content.items() if key in members
+        )
+
+
+@functools.cache
+def _members(kind: type[msgspec.Struct]) -> tuple[dict[str, Any], list[str]]:
+    """Return the types of a table's keys, and its required keys.
+
+    Cached, because every meter checks its tables of dialects with it when it starts.
+    """
+    types = get_type_hints(kind, include_extras=True)
+    return types, [field.name for field in msgspec.structs.fields(kind) if field.required]
+
+
+def _is_secret(kind: Any) -> bool:
+    metas = get_args(kind)[1:] if get_origin(kind) is Annotated else ()
+    return any(isinstance(one, msgspec.Meta) and (one.extra or {}).get("secret") for one in metas)
+
+
+def _is_finite(value: Any, kind: Any) -> bool:
+    if isinstance(value, str) and not any(part in (int, float) for part in parts_of(kind)):
+        return True
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError, OverflowError):  # no number, or an integer that is no float
+        return True
+
+
+def wanted(info: Type) -> str:
+    """Return what a value of a type is, in words."""
+    match info:
+        case Metadata():
+            return wanted(info.type)
+        case UnionType():
+            return " or ".join(wanted(one) for one in info.types if not isinstance(one, NoneType))
+        case LiteralType():
+            return ", ".join(map(str, info.values))
+        case BoolType():
+            return "true or false"
+        case StrType():
+            return "a text" if info.pattern is None else f"a text of the form {info.pattern}"
+        case IntType() | FloatType() as number:
+            what = "a whole number" if isinstance(number, IntType) else "a number"
+            if number.ge is not None and number.le is not None:
+                return f"{what} from {_limit(number.ge)} to {_limit(number.le)}"
+            if number.ge is not None:
+                what += f" of at least {_limit(number.ge)}"
+            elif number.gt is not None:
+                what += f" above {_limit(number.gt)}"
+            limits = {"at most": number.le, "below": number.lt}
+            return what + "".join(f", {word} {_limit(n)}" for word, n in limits.items() if n is not None)
+        case CollectionType():
+            return "a list" if info.min_length is None else f"a list of at least {info.min_length:,}"
+        case TupleType():
+            return f"a list of {len(info.item_types):,}"
+        case StructType() | DictType():
+            return "a table"
+    return "a value of another type"
+
+
+def _limit(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else f"{number:,g}"
+
+
+def nearest(name: str, known: Collection[str], prefix: str = "", *, few: bool = True) -> str | None:
+    """Return the hint that names the nearest of the known names, or all if they are `few` enough."""
+    near = difflib.get_close_matches(name, known, 1, 0.7)
+    if near:
+        return f"did you mean '{prefix}{near[0]}'?"
+    return f"one of {', '.join(known)}" if few and 0 < len(known) <= _NAMED_MAX else None
+
+
+def missing(table: str, name: str) -> ConfigError:
+    return ConfigError(table, f"the key `{name}` is missing")

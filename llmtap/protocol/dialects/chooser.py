@@ -1,0 +1,367 @@
+"""Choose the dialect of an answer by evidence, and revise the choice while the dialect has read no output.
+
+`exchange/answer.py` passes the events of a stream to a `DialectChooser`. Until the dialect is known it keeps
+the events; then it releases what they mean, each with the time of its own read. Nothing has to be
+configured, because one gateway speaks several dialects; users may add tables of their own. `ADDING.md` has
+the rule.
+"""
+
+from itertools import islice
+from typing import Final, NamedTuple
+
+from llmtap.protocol import structure
+from llmtap.protocol.delta import Delta, EventClass, Reading, ReadingLimit
+from llmtap.protocol.dialects import bedrock
+from llmtap.protocol.dialects.openai_shapes import is_object, read_frame, read_json
+from llmtap.protocol.dialects.registry import BUILT_IN, Dialects, Reader
+from llmtap.protocol.dialects.shapes import failure_in
+from llmtap.protocol.sse import SseEvent
+
+EVENTS_KEPT_MAX: Final = 16
+"""Events with data that are kept until the dialect is known."""
+BYTES_KEPT_MAX: Final = 1 << 16
+"""Bytes of all events that are kept, keep-alives included."""
+_EVENT_BYTES_MIN: Final = 256
+"""Bytes that a kept event counts as at least, since its object takes memory too."""
+CANDIDATES_MAX: Final = 4
+"""Dialects that read the same events while the dialect is not known."""
+REVISIONS_MAX: Final = 256
+"""Events not understood for which other dialects are tried, after the choice."""
+_OUTPUTS_TO_REVISE: Final = 3
+"""Events that only another dialect reads as output, until it replaces one that has read output."""
+_OUTPUTS_ON_FOREIGN_PATH: Final = 2
+"""Events with output, or an end, that decide for a dialect if the path belongs to another one."""
+_NAMED: Final = 3
+"""The claim of an object that names its dialect."""
+
+
+class Released(NamedTuple):
+    """The meaning of an event, once it is known."""
+
+    delta: Delta
+    event: SseEvent | None
+    """None: it has no event of a dialect, such as a ping of a WebSocket."""
+    t_ns: int
+    """Time of the read that completed the event."""
+
+
+class _Kept(NamedTuple):
+    event: SseEvent | None
+    delta: Delta | None
+    """Known already if it is not the dialect's to read."""
+    size: int
+    t_ns: int
+
+
+class _Candidate:
+    """A dialect that claims the answer, with what it reads of the kept events."""
+
+    __slots__ = (
+        "claim",
+        "deltas",
+        "events",
+        "evidence",
+        "on_path",
+        "order",
+        "own",
+        "reader",
+        "strong",
+        "understood",
+        "unread",
+    )
+
+    def __init__(self, dialects: Dialects, order: int, claim: int, path: str) -> None:
+        self.order = order
+        self.claim = claim
+        self.own = dialects.is_own(order, claim)
+        self.on_path = dialects.is_on_path(order, path)
+        self.reader = dialects.all[order]()
+        self.deltas: list[Delta] = []
+        self.evidence = 0
+        self.strong = 0
+        """Events that carry output or end the answer."""
+        self.events = 0
+        self.understood = 0
+        self.unread = 0
+
+    def read(self, kept: _Kept, *, before: bool = False) -> None:
+        """Read a kept event; `before`: the dialect did not claim it, so it does not count as unread."""
+        if kept.delta is not None or kept.event is None:
+            return
+        delta = _read(self.reader, kept.event)
+        self.deltas.append(delta)
+        if not _is_data(kept.event):
+            return
+        self.understood += delta.parsed
+        self.unread += not (delta.parsed or before)
+        # Many dialects name their end alike, so an end decides only if all events before it were understood.
+        self.events += 1
+        ended = delta.done and self.understood == self.events
+        strong = delta.output or ended or delta.finish_reason is not None
+        self.strong += strong
+        self.evidence += strong or _is_weak_evidence(delta)
+
+    @property
+    def rank(self) -> tuple[bool, bool, int, int]:
+        return self.own, self.on_path, self.claim, -self.order
+
+
+class DialectChooser:
+    """Reader of an answer whose dialect is not known beforehand.
+
+    While `open`, pass events to `offer` and use what it returns; afterwards call `read_event`. `conclude`
+    ends the choice early, or at the end of the answer.
+    """
+
+    __slots__ = (
+        "_candidates", "_data_events", "_dialects", "_full", "_kept", "_output_read", "_outputs_of_another",
+        "_path", "_reading", "_revisions_left", "chosen", "kept_bytes", "open",
+    )  # fmt: skip
+
+    def __init__(self, path: str, dialects: Dialects = BUILT_IN) -> None:
+        self._path = path
+        self._dialects = dialects
+        self.open = True
+        self.chosen: Reader | None = None
+        self._reading = Reading.NONE
+        self.kept_bytes = 0
+        self._kept: list[_Kept] = []
+        self._data_events = 0
+        self._candidates: list[_Candidate] = []
+        self._output_read = False
+        self._outputs_of_another = 0
+        self._revisions_left = REVISIONS_MAX
+        self._full = False
+        """No more events could be kept before the dialect was certain."""
+
+    @property
+    def name(self) -> str | None:
+        return None if self.chosen is None else self.chosen.name
+
+    @property
+    def reading(self) -> Reading:
+        """How the answer is read; `none` too while its structure shows no output."""
+        if isinstance(self.chosen, structure.InferredReader) and not self.chosen.understood:
+            return Reading.NONE
+        return self._reading
+
+    @property
+    def names_read(self) -> frozenset[str] | None:
+        """Top-level members that the dialect reads in events that may repeat (`Delta.repeatable`); None if
+        unknown."""
+        names: frozenset[str] | None = getattr(self.chosen, "names_read", None)
+        return names
+
+    @property
+    def answer_id(self) -> bytes | None:
+        """Id of the answer, of dialects in which a request may name the answer before it."""
+        answer_id: str | None = getattr(self.chosen, "answer_id", None)
+        return None if answer_id is None else answer_id.encode("utf-8", "surrogatepass")
+
+    @property
+    def end_certain(self) -> bool:
+        """Whether a stream of the dialect that ends without an end mark was cut off."""
+        return bool(getattr(self.chosen, "end_certain", False))
+
+    @property
+    def limits(self) -> tuple[ReadingLimit, ...]:
+        """Limits that the reading of this answer reached."""
+        inferred: tuple[ReadingLimit, ...] = getattr(self.chosen, "limits", ())
+        kept = (ReadingLimit.KEPT_EVENTS,) if self._full else ()
+        return kept + (() if self._revisions_left else (ReadingLimit.REVISIONS,)) + inferred
+
+    def offer(self, event: SseEvent, size: int, t_ns: int) -> list[Released]:
+        """Take an event of `size` bytes, complete at `t_ns`; return the events whose meaning is now known."""
+        if not self._kept and not _is_data(event):
+            delta = _read(None, event)
+            delta.size = size
+            return [Released(delta, event, t_ns)]
+        kept = _Kept(event, None, size, t_ns)
+        self._keep(kept)
+        best: _Candidate | None = None
+        for candidate in self._candidates:
+            candidate.read(kept)
+            if self._is_decisive(candidate) and (best is None or candidate.rank > best.rank):
+                best = candidate
+        if _is_data(event):
+            self._data_events += 1
+            best = best or self._admit(event)
+        if best is not None:
+            return self._settle(best.reader, Reading.DIALECT, best)
+        if self._data_events >= EVENTS_KEPT_MAX or self.kept_bytes > BYTES_KEPT_MAX:
+            return self.conclude(whole=False)
+        return []
+
+    def pass_by(self, delta: Delta, t_ns: int) -> list[Released]:
+        """Take an event whose meaning is known and that no dialect reads; keep its place in the order."""
+        if not self._kept:
+            return [Released(delta, None, t_ns)]
+        self._keep(_Kept(None, delta, delta.size, t_ns))
+        return self.conclude(whole=False) if self.kept_bytes > BYTES_KEPT_MAX else []
+
+    def conclude(self, *, whole: bool = True) -> list[Released]:
+        """End the choice and return the events that are kept: the answer is over (`whole`), or no more events
+        may be kept."""
+        if not self.open:
+            return []
+        self._full = not whole
+        likely = [c for c in self._candidates if c.strong or (c.evidence and c.understood >= c.unread)]
+        if not likely:
+            likely = [c for c in self._candidates if c.claim >= _NAMED and not c.unread]
+        if not any(c.strong or c.on_path or c.claim >= _NAMED for c in likely):
+            # Usage and errors look alike in many dialects: a text that shows itself is better evidence.
+            events = [kept.event for kept in self._kept if kept.event is not None]
+            reader = structure.infer(events, whole=whole) if likely else None
+            if reader is not None and reader.understood:
+                return self._settle(reader, Reading.INFERRED, None)
+        if likely:
+            best = max(likely, key=lambda c: (c.strong, c.evidence, c.rank))
+            return self._settle(best.reader, Reading.DIALECT, best)
+        events = [kept.event for kept in self._kept if kept.event is not None]
+        owners = self._dialects.owners(self._path)
+        if owners and self._data_events and all(map(_is_done, filter(_is_data, events))):
+            return self._settle(self._dialects.all[owners[0]](), Reading.DIALECT, None)
+        reader = structure.infer(events, whole=whole) if self._data_events else None
+        return self._settle(reader, Reading.NONE if reader is None else Reading.INFERRED, None)
+
+    def read_event(self, event: SseEvent) -> Delta:
+        """Read an event after the choice."""
+        chosen = self.chosen
+        delta = _read_unclaimed(event) if chosen is None else chosen.read_event(event)
+        # Events that may come again have no such member: `is_alone`, `Anthropic._read`.
+        if not delta.repeatable:
+            if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
+                bedrock.add_guardrail(delta, event.data)
+            if not delta.parsed:
+                delta = self._revise(event, delta)
+            if not delta.parsed and isinstance(self.chosen, structure.InferredReader):
+                delta = self.chosen.learn(event, delta)
+        if delta.output:
+            self._output_read = True
+        return delta
+
+    def read_body(self, body: bytes) -> Delta:
+        """Read a whole JSON answer, which is the only event of its body."""
+        self.open = False
+        delta = self._read_whole(body)
+        if bedrock.GUARDRAIL_ACTION in body:
+            bedrock.add_guardrail(delta, body)
+        return delta
+
+    def _keep(self, kept: _Kept) -> None:
+        self._kept.append(kept)
+        self.kept_bytes += max(kept.size, _EVENT_BYTES_MIN)
+
+    def _admit(self, event: SseEvent) -> _Candidate | None:
+        """Add the dialects that claim this event, the last one kept, to the candidates. Return the first of
+        them for which it decides."""
+        known = [candidate.order for candidate in self._candidates]
+        claims = self._dialects.claims_of(read_json(event.data or b""), self._path, event.event)
+        for order, claim in islice(claims, CANDIDATES_MAX):
+            if order in known:
+                continue
+            if len(self._candidates) == CANDIDATES_MAX:
+                weakest = min(self._candidates, key=lambda c: (c.evidence, c.rank))
+                if weakest.evidence:
+                    return None
+                self._candidates.remove(weakest)
+            candidate = _Candidate(self._dialects, order, claim, self._path)
+            for kept in self._kept[:-1]:
+                candidate.read(kept, before=True)
+            candidate.read(self._kept[-1])
+            self._candidates.append(candidate)
+            if self._is_decisive(candidate):
+                return candidate
+        return None
+
+    def _is_decisive(self, candidate: _Candidate) -> bool:
+        if candidate.on_path:
+            named = candidate.claim >= _NAMED and not candidate.unread and bool(candidate.understood)
+            return named or bool(candidate.strong)
+        if not candidate.strong:
+            return False
+        return not self._dialects.owners(self._path) or candidate.strong >= _OUTPUTS_ON_FOREIGN_PATH
+
+    def _settle(self, reader: Reader | None, reading: Reading, by: _Candidate | None) -> list[Released]:
+        """End the choice with this reader; `by` has read the kept events already."""
+        self.open = False
+        self.chosen, self._reading = reader, reading
+        deltas = iter(()) if by is None else iter(by.deltas)
+        out = []
+        for event, delta, size, t_ns in self._kept:
+            if event is not None:
+                delta = _read(reader, event) if by is None else next(deltas)
+                delta.size = size
+                self._output_read |= delta.output
+            assert delta is not None
+            out.append(Released(delta, event, t_ns))
+        self._kept, self._candidates, self.kept_bytes = [], [], 0
+        return out
+
+    def _revise(self, event: SseEvent, delta: Delta) -> Delta:
+        """Let another dialect replace the chosen one, which did not understand this event, if it reads output
+        in it. Return what the event means."""
+        if not self._revisions_left or event.data is None or not is_object(event.data):
+            return delta
+        self._revisions_left -= 1
+        claims = self._dialects.claims_of(read_json(event.data), self._path, event.event)
+        for order, _ in islice(claims, CANDIDATES_MAX):
+            reader = self._dialects.all[order]()
+            other = _read(reader, event)
+            if not other.output:
+                continue
+            self._outputs_of_another += 1
+            if self._output_read and self._outputs_of_another < _OUTPUTS_TO_REVISE:
+                return delta
+            self.chosen, self._reading = reader, Reading.DIALECT
+            self._outputs_of_another = 0
+            return other
+        return delta
+
+    def _read_whole(self, body: bytes) -> Delta:
+        value = read_json(body)
+        named: tuple[Reader, Delta] | None = None
+        for order, claim in islice(self._dialects.claims_of(value, self._path), CANDIDATES_MAX):
+            reader = self._dialects.all[order]()
+            delta = reader.read_body(body)
+            if delta.output or delta.done or delta.finish_reason is not None or _is_weak_evidence(delta):
+                self.chosen, self._reading = reader, Reading.DIALECT
+                return delta
+            if claim >= _NAMED and delta.parsed and named is None:
+                named = reader, delta
+        if named is not None:
+            self.chosen, self._reading = named[0], Reading.DIALECT
+            return named[1]
+        inferred = structure.infer([SseEvent(0, len(body), body)], whole=True)
+        if inferred is not None:
+            self.chosen, self._reading = inferred, Reading.INFERRED
+            return inferred.read_body(body)
+        return failure_in(value)
+
+
+def _is_data(event: SseEvent) -> bool:
+    return bool(event.data) and event.event != b"ping"
+
+
+def _is_done(event: SseEvent) -> bool:
+    """Whether it is the end mark that several dialects share, which is evidence for the owner of the path."""
+    return event.data is not None and event.data.strip() == b"[DONE]"
+
+
+def _is_weak_evidence(delta: Delta) -> bool:
+    """Whether the event shows its dialect, but may be another one's: usage, a verdict, an error."""
+    return delta.counts is not None or delta.verdict is not None or delta.event_class is EventClass.ERROR
+
+
+def _read(reader: Reader | None, event: SseEvent) -> Delta:
+    delta = _read_unclaimed(event) if reader is None else reader.read_event(event)
+    if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
+        bedrock.add_guardrail(delta, event.data)
+    return delta
+
+
+def _read_unclaimed(event: SseEvent) -> Delta:
+    data = event.data
+    return (
+        read_frame(event) if data is None or not is_object(data) else failure_in(read_json(data), event.event)
+    )

@@ -1,0 +1,294 @@
+"""Declare a dialect as a table, and check it: which events carry what, and where in them it stands.
+
+The files in `tables/` are the tables that llmtap ships. A user's table has the same form, in
+`[dialects.NAME]` of the configuration or in a file of its own. `reader.py` reads answers with a table.
+
+Source: ADDING.md explains every key with examples.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from llmtap.errors import ConfigError, raise_all
+from llmtap.options.values import mistakes_in
+from llmtap.protocol.delta import EventClass
+from llmtap.protocol.server_times import SERVER_TIMES, UNITS
+
+RULES_MAX: Final = 128
+UNNAMED_MAX: Final = 32
+"""Rules without names of events: each of them may be tried on each event."""
+NAMES_MAX: Final = 512
+PATHS_MAX: Final = 32
+"""Paths of one rule: each of them is followed in each event that the rule fits."""
+PATH_CHARS_MAX: Final = 256
+STEPS_MAX: Final = 16
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,31}")
+_STEP: Final = re.compile(
+    r"(?P<dot>\.?)(?P<member>[^.\[\]]+)|(?P<each>\[\])|\[(?P<key>[^\[\]=!]+)(?P<op>!?=)(?P<value>[^\[\]]*)\]"
+)
+
+Texts = str | tuple[str, ...]
+Scalar = str | bool | int
+Values = dict[str, Scalar]
+EventMark = Literal["role", "done", "metadata", "keepalive", "error", "usage", "tool_call"]
+VerdictKind = Literal["model_refusal", "input_guardrail", "output_guardrail"]
+Action = Literal["flagged", "blocked", "replaced", "redacted"]
+End = Literal["done", "[DONE]", "finish_reason", "none"]
+ReasonMeaning = Literal[
+    "stop", "length", "tool_call", "refusal", "input_guardrail", "output_guardrail", "failed"
+]
+OUTPUTS: Final = {
+    "content": EventClass.CONTENT,
+    "reasoning": EventClass.REASONING,
+    "tool_call": EventClass.TOOL_CALL,
+    "refusal": EventClass.REFUSAL,
+}
+"""Keys of a rule for paths of text."""
+PAYLOADS: Final = {"payload": EventClass.CONTENT, "call": EventClass.TOOL_CALL}
+"""Keys of a rule for paths of output without text."""
+
+
+def about(description: str) -> msgspec.Meta:
+    """Return the help of a key, which `llmtap proxy --keys` prints."""
+    return msgspec.Meta(description=description)
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    pass
+
+
+class VerdictRule(_Table, frozen=True):
+    """A verdict of a guardrail or of the model."""
+
+    path: Annotated[str, about("Path of a value that is there only with the verdict.")]
+    kind: Annotated[VerdictKind | None, about("Kind of the verdict; none: it only flags.")] = None
+    action: Annotated[Action, about("Action of the guardrail.")] = "blocked"
+    value: Annotated[Scalar | None, about("Value at the path; none: any but null, false and empty.")] = None
+    category: Annotated[Texts, about("Paths of the category.")] = ()
+
+
+class Rule(_Table, frozen=True):
+    """Reading of the events that fit `event`, `has` and `where`, as far as these are given."""
+
+    event: Annotated[Texts, about("Names of events; `message.*`: all that begin with `message.`.")] = ()
+    has: Annotated[Texts, about("Paths that all lead to a value other than null.")] = ()
+    where: Annotated[Values, about("Value at each path; `*` at the end of a text: any rest.")] = {}
+    event_class: Annotated[EventMark | None, about("Class beside the output; `done` ends the stream.")] = None
+    done: Annotated[Values, about("Value at each path of an event that ends the stream.")] = {}
+    content: Annotated[Texts, about("Paths of the text of the answer.")] = ()
+    reasoning: Annotated[Texts, about("Paths of the text of thoughts.")] = ()
+    tool_call: Annotated[Texts, about("Paths of the arguments of a call: a text or an object.")] = ()
+    refusal: Annotated[Texts, about("Paths of the text of the model's refusal.")] = ()
+    payload: Annotated[Texts, about("Paths of output without text: audio or other data.")] = ()
+    call: Annotated[Texts, about("Paths of the name of a call, which is output without text.")] = ()
+    cumulative: Annotated[bool, about("Each text repeats the text so far.")] = False
+    repeats: Annotated[bool, about("The output repeats that of other rules, and counts only alone.")] = False
+    choice: Annotated[str | None, about("Path of the index of a choice, in its list or event.")] = None
+    role: Annotated[Texts, about("Paths of the speaker, in an event that says nothing else.")] = ()
+    tokens: Annotated[str | None, about("Path of the number, or the list, of the event's tokens.")] = None
+    logprobs: Annotated[str | None, about("Path of the log probabilities, one for each token.")] = None
+    running_tokens: Annotated[Texts, about("Paths of the number of output tokens so far.")] = ()
+    usage: Annotated[Texts, about("Paths of the object with the counts; `.` is the event itself.")] = ()
+    finish_reason: Annotated[Texts, about("Paths of the finish reason.")] = ()
+    error: Annotated[Texts, about("Paths of the error: an object with type and message, or a text.")] = ()
+    times: Annotated[dict[str, str], about("Durations of the server: path and unit of each.")] = {}
+    verdicts: Annotated[tuple[VerdictRule, ...], about("Verdicts of guardrails or the model.")] = ()
+
+
+class Counts(_Table, frozen=True):
+    """Paths of token counts in the usage object, or else in the event. The defaults are OpenAI's names."""
+
+    input: Annotated[Texts, about("Paths of the tokens of the prompt.")] = ("input_tokens", "prompt_tokens")
+    output: Annotated[Texts, about("Paths of the tokens of the answer.")] = (
+        "output_tokens",
+        "completion_tokens",
+    )
+    reasoning: Annotated[Texts, about("Paths of the tokens of thoughts.")] = (
+        "output_tokens_details.reasoning_tokens",
+        "completion_tokens_details.reasoning_tokens",
+        "reasoning_tokens",
+    )
+    cached: Annotated[Texts, about("Paths of the cached tokens of the prompt.")] = (
+        "input_tokens_details.cached_tokens",
+        "prompt_tokens_details.cached_tokens",
+        "cached_tokens",
+        "prompt_token_details.cached_tokens",
+    )
+    total: Annotated[Texts, about("Paths of the total: it may leave no room for output.")] = ()
+
+
+class DialectTable(_Table, frozen=True):
+    """One dialect. Raises ConfigError, which names the keys that are wrong."""
+
+    name: Annotated[str, about("Name in reports and metrics (default: NAME).")]
+    source: Annotated[str, about("Page or package that documents the format.")]
+    end: Annotated[End, about("Mark at the end of every whole stream; `none`: nothing certain.")]
+    paths: Annotated[Texts, about("Ends of the paths of requests; `*` stands for any text.")] = ()
+    match: Annotated[Texts, about("Paths of an event's name; without it the `event:` line is used.")] = "type"
+    envelope: Annotated[str | None, about("Member that may hold the event: `result` of JSON-RPC.")] = None
+    wrapped: Annotated[bool, about("A known member names an event without a name, and holds it.")] = False
+    array: Annotated[
+        Literal["events", "answers"],
+        about("Elements of a body that is an array: several answers, or events."),
+    ] = "answers"
+    plain_text: Annotated[
+        Literal["content", "reasoning"] | None, about("Class of data that is a JSON string, or no JSON.")
+    ] = None
+    model: Annotated[Texts, about("Paths of the model, in any event.")] = "model"
+    events: Annotated[dict[EventMark, Texts], about("Names of events that are only of this class.")] = {}
+    rules: Annotated[tuple[Rule, ...], about("Rules of events and whole answers; the first that fits.")] = ()
+    counts: Annotated[Counts, about("Paths of token counts in the usage.")] = Counts()
+    finish_reasons: Annotated[
+        dict[str, ReasonMeaning], about("Meaning of finish reasons that llmtap knows otherwise, or not.")
+    ] = {}
+
+    def __post_init__(self) -> None:
+        raise_all(_mistakes(self, f"dialects.{self.name}"))
+
+    @property
+    def end_certain(self) -> bool:
+        """Whether a stream without its end mark was cut off."""
+        return self.end != "none"
+
+
+def decode_table(raw: Mapping[str, Any], name: str | None = None) -> DialectTable:
+    """Return the table in decoded TOML; `name` is the name of one without. Raises ConfigError, which names
+    every key that is wrong."""
+    raw = raw if name is None else {"name": name, **raw}
+    raise_all(mistakes_in(raw, DialectTable, f"dialects.{raw.get('name', '')}".rstrip(".")))
+    return msgspec.convert(raw, DialectTable)
+
+
+class Each(msgspec.Struct, frozen=True):
+    """A step of a path: the elements of a list, or the one value that stands in place of a list. With a key,
+    only those objects in which it has the value, or has not."""
+
+    key: str | None = None
+    equal: bool = True
+    value: Any = None
+
+
+Step = str | Each
+
+
+def listed(value: Texts | Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return the texts of a key, which may be one text or several, or the keys of a table."""
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def parse_path(path: str) -> tuple[Step, ...]:
+    """Return the steps of a path; `.` has none. Raises ValueError."""
+    if path == ".":
+        return ()
+    steps: list[Step] = []
+    at = 0
+    while at < len(path) <= PATH_CHARS_MAX:
+        match = _STEP.match(path, at)
+        if match is None or (match["member"] and bool(match["dot"]) is (at == 0)):
+            raise ValueError(f"{path!r} is no path")
+        at = match.end()
+        if match["member"]:
+            steps.append(match["member"])
+        else:
+            steps.append(Each(match["key"], match["op"] != "!=", match["key"] and _literal(match["value"])))
+    if not 0 < len(steps) <= STEPS_MAX:
+        raise ValueError(f"a path has 1 to {STEPS_MAX} members and {PATH_CHARS_MAX} characters")
+    return tuple(steps)
+
+
+def _literal(text: str) -> Any:
+    """Return the JSON value in a condition of a path, or the text as it stands."""
+    try:
+        return msgspec.json.decode(text)
+    except ValueError:
+        return text
+
+
+_PATHS: Final = (
+    *OUTPUTS, *PAYLOADS, "choice", "role", "tokens", "logprobs", "running_tokens", "usage", "finish_reason",
+    "error",
+)  # fmt: skip
+_CONDITIONS: Final = ("has", "where", "done")
+
+
+def rule_paths(rule: Rule) -> Iterator[tuple[str, str]]:
+    """Yield each path of a rule with its key."""
+    for key in (*_CONDITIONS, *_PATHS):
+        yield from ((key, path) for path in listed(getattr(rule, key)))
+    for name, path, _ in timed_paths(rule):
+        yield f"times.{name}", path
+    for verdict in rule.verdicts:
+        yield from (("verdicts", path) for path in (verdict.path, *listed(verdict.category)))
+
+
+def timed_paths(rule: Rule) -> Iterator[tuple[str, str, str]]:
+    """Yield name, path and unit of each duration."""
+    for name, time in rule.times.items():
+        path, _, unit = time.rpartition(" ")
+        yield name, path, unit
+
+
+def count_paths(table: DialectTable) -> tuple[str, ...]:
+    return tuple(path for key in Counts.__struct_fields__ for path in listed(getattr(table.counts, key)))
+
+
+def _mistakes(table: DialectTable, place: str) -> Iterator[ConfigError]:
+    rules = table.rules
+    names = [
+        name for texts in (*(rule.event for rule in rules), *table.events.values()) for name in listed(texts)
+    ]
+    marks = {rule.event_class for rule in rules} | set(table.events)
+    if not _NAME.fullmatch(table.name):
+        yield ConfigError(
+            f"{place}.name",
+            f"{table.name!r} is no name of up to 32 letters, digits and . _ -",
+            "example: acme.chat",
+        )
+    for key, n, limit in (
+        ("rules", len(rules), RULES_MAX),
+        ("rules without names of events", sum(not rule.event for rule in rules), UNNAMED_MAX),
+        ("names of events", len(names), NAMES_MAX),
+        *(
+            (f"paths in rules[{i}]", sum(1 for _ in rule_paths(rule)), PATHS_MAX)
+            for i, rule in enumerate(rules)
+        ),
+    ):
+        if n > limit:
+            yield ConfigError(place, f"has {n} {key}, and at most {limit} are allowed")
+    if not (rules or table.plain_text):
+        yield ConfigError(place, "has no rules", "a table needs [[rules]], or plain_text")
+    if table.end == "done" and "done" not in marks and not any(rule.done for rule in rules):
+        yield ConfigError(
+            f"{place}.end", "is done, but no rule has it", 'add event_class = "done" to the last event'
+        )
+    if table.end == "finish_reason" and not any(rule.finish_reason for rule in rules):
+        yield ConfigError(f"{place}.end", "is finish_reason, but no rule has one")
+    if table.counts != Counts() and not any(rule.usage for rule in rules):
+        yield ConfigError(f"{place}.counts", "are read in the usage of a rule, but no rule has it")
+    for key in ("match", "model"):
+        yield from _path_mistakes(f"{place}.{key}", *listed(getattr(table, key)))
+    for key in Counts.__struct_fields__:
+        yield from _path_mistakes(f"{place}.counts.{key}", *listed(getattr(table.counts, key)))
+    for i, rule in enumerate(rules):
+        for key, path in rule_paths(rule):
+            yield from _path_mistakes(f"{place}.rules[{i}].{key}", path, lists=key not in _CONDITIONS)
+        for name, path, unit in timed_paths(rule):
+            if name not in SERVER_TIMES or unit not in UNITS:
+                hint = f"names: {', '.join(SERVER_TIMES)}; units: {', '.join(UNITS)}"
+                yield ConfigError(f"{place}.rules[{i}].times.{name}", f"{path!r} is no path and unit", hint)
+
+
+def _path_mistakes(place: str, *paths: str, lists: bool = True) -> Iterator[ConfigError]:
+    for path in paths:
+        try:
+            steps = parse_path(path)
+        except ValueError as exc:
+            yield ConfigError(place, str(exc), "example: choices[].delta.content; . is the event itself")
+        else:
+            if not lists and any(isinstance(step, Each) for step in steps):
+                yield ConfigError(
+                    place, f"{path!r} goes into a list", "name the list itself, or another member"
+                )

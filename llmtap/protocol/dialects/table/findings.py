@@ -1,0 +1,140 @@
+"""What one event says, as the paths of a rule find it: `Findings`, and the functions that fill it.
+
+Each of these functions gets a value, the findings, and the index of the choice that the value belongs to.
+"""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.protocol import verdicts
+from llmtap.protocol.delta import EventClass, ServerTime, TokenSource, UsageCounts, Verdict
+from llmtap.protocol.dialects import shapes
+from llmtap.protocol.dialects.openai_shapes import CHOICES_MAX
+from llmtap.protocol.dialects.table.declaration import VerdictRule
+
+NO_VALUE: Final = (inf, None)
+_INCREMENTS: Final = (0, -1)
+"""In place of length and hash of the text so far, if a text did not begin with it. No hash is -1."""
+_PHASES: Final = {verdicts.INPUT: "input", verdicts.OUTPUT: "output"}
+
+Get = Callable[[Any], Any]
+Values = dict[str, tuple[float, Any]]
+Visit = Callable[[Any, "Findings", int], None]
+
+
+class TextsSoFar:
+    """Length and hash of the text so far, by choice and class; the text itself is not kept."""
+
+    __slots__ = ("_marks",)
+
+    def __init__(self) -> None:
+        self._marks: dict[tuple[int, EventClass], tuple[int, int]] = {}
+
+    def added(self, index: int, kind: EventClass, text: str) -> str:
+        """Return what a text adds to the text so far; all of it, if it does not begin with that text."""
+        marks, key = self._marks, (index, kind)
+        length, mark = marks.get(key, (0, 0))
+        if len(text) < length or hash(text[:length]) != mark:
+            marks[key] = _INCREMENTS
+            return text
+        if key in marks or len(marks) < CHOICES_MAX:
+            marks[key] = (len(text), hash(text))
+        return text[length:]
+
+
+class Findings(msgspec.Struct, gc=False):
+    """Content of one event, or of one body."""
+
+    so_far: TextsSoFar | None = None
+    root: Any = None
+    values: Values = {}
+    """Values of which an event has one, with the rank of the path."""
+    choice_values: dict[int, Values] = {}
+    """Values of which each choice has one."""
+    texts: int = 0
+    """Texts, empty ones included."""
+    reads_tokens: bool = True
+    is_text: bool = False
+    """The event is one text, beside a model, a role, and usage."""
+    elements: int = 0
+    ends: int = 0
+    pieces: list[shapes.Piece] = []
+    choices: dict[int, None] = {}
+    beside: list[EventClass] = []
+    tokens: int = 0
+    source: TokenSource = TokenSource.NONE
+    counts: list[UsageCounts] = []
+    usage: Any = None
+    total: Any = None
+    reason: str | None = None
+    signal: str = "finish_reason"
+    verdict: Verdict | None = None
+    error: Any = None
+    times: tuple[ServerTime, ...] = ()
+    cut: bool = False
+
+    def judge(self, verdict: Verdict | None) -> None:
+        """Add a verdict; the first one stands."""
+        self.verdict = self.verdict or verdict
+
+
+def equal(value: Any, wanted: Any) -> bool:
+    """Return whether a value is that of a condition; `*` at the end of a text stands for any rest."""
+    if type(value) is not type(wanted):
+        return False
+    if type(wanted) is str and wanted.endswith("*"):
+        return bool(value.startswith(wanted[:-1]))
+    return bool(value == wanted)
+
+
+def add_text(kind: EventClass, cumulative: bool, value: Any, findings: Findings, index: int) -> None:
+    if type(value) is str:
+        findings.texts += 1
+        if cumulative and findings.so_far is not None:
+            value = findings.so_far.added(index, kind, value)
+        if value:
+            findings.pieces.append((kind, value))
+            findings.choices[index] = None
+    elif kind is EventClass.TOOL_CALL:  # arguments as an object
+        add_payload(kind, value, findings, index)
+
+
+def add_payload(kind: EventClass, value: Any, findings: Findings, index: int) -> None:
+    if value:
+        findings.pieces.append((kind, ""))
+        findings.choices[index] = None
+
+
+def count_end(wanted: Any, value: Any, findings: Findings, index: int) -> None:
+    findings.ends += equal(value, wanted)
+
+
+def add_verdict(rule: VerdictRule, category: Get | None, value: Any, findings: Findings, index: int) -> None:
+    if value and (rule.value is None or equal(value, rule.value)):
+        word = verdicts.word(None if category is None else category(findings.root))
+        findings.judge(
+            Verdict(
+                "body_field",
+                rule.kind,
+                rule.action,
+                _PHASES.get(rule.kind or ""),
+                value=verdicts.word(value),
+                category=word,
+                path=rule.path,
+            )
+        )
+
+
+def store(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
+    """Store the first value of the event, by the ranks of its paths."""
+    if rank < findings.values.get(key, NO_VALUE)[0]:
+        findings.values[key] = rank, value
+
+
+def store_of_choice(key: str, rank: int, value: Any, findings: Findings, index: int) -> None:
+    values = findings.choice_values.setdefault(index, {})
+    if rank < values.get(key, NO_VALUE)[0]:
+        values[key] = rank, value

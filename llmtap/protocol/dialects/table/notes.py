@@ -1,0 +1,78 @@
+"""What a table names and a stream does not have: notes for the author of a table (`inspect --dialect`)."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from llmtap.protocol.dialects.openai_shapes import read_json
+from llmtap.protocol.dialects.table.declaration import (
+    OUTPUTS,
+    PAYLOADS,
+    Counts,
+    DialectTable,
+    listed,
+    parse_path,
+)
+from llmtap.protocol.dialects.table.paths import follow
+from llmtap.protocol.dialects.table.reader import TableDialect
+from llmtap.protocol.sse import SseEvent
+
+_KEYS: Final = (*OUTPUTS, *PAYLOADS, "tokens", "logprobs", "running_tokens", "usage")
+"""Keys of a rule that lead to a value in some event of a whole stream."""
+
+
+def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
+    """Return a sentence for each rule that no event fits, and each key whose paths lead to nothing in any."""
+    dialect = TableDialect(table)
+    numbers = {id(rule): number for number, rule in enumerate(table.rules)}
+    fitting: Counter[int] = Counter()
+    found: set[tuple[int, str]] = set()
+    usages: list[Any] = []
+    for name, value in _values(events):
+        compiled, inside = dialect.find_rule(value, name)
+        number = None if compiled is None else numbers.get(id(compiled.source))
+        if compiled is None or number is None:
+            continue
+        fitting[number] += 1
+        found |= {
+            (number, key) for key in _KEYS if _first_of(getattr(compiled.source, key), inside) is not None
+        }
+        usage = _first_of(compiled.source.usage, inside)
+        usages += [] if usage is None else [usage]
+    return [*_of_rules(table, fitting, found), *_of_counts(table, usages)]
+
+
+def _values(events: Iterable[SseEvent]) -> Iterator[tuple[bytes | None, Any]]:
+    """Yield name and value of each event; an array holds several."""
+    for event in events:
+        value = None if event.data is None else read_json(event.data)
+        for one in value if isinstance(value, list) else (value,):
+            yield event.event, one
+
+
+def _first_of(paths: str | tuple[str, ...], value: Any) -> Any:
+    return next((one for path in listed(paths) if (one := follow(parse_path(path))(value)) is not None), None)
+
+
+def _of_rules(table: DialectTable, fitting: Counter[int], found: set[tuple[int, str]]) -> Iterator[str]:
+    for number, rule in enumerate(table.rules):
+        place = f"dialects.{table.name}.rules[{number}]"
+        if not fitting[number]:
+            yield f"{place}: fits no event"
+            continue
+        for key in _KEYS:
+            paths = listed(getattr(rule, key))
+            if paths and (number, key) not in found:
+                places = " or ".join(paths)
+                yield f"{place}.{key}: no value at {places} in {fitting[number]:,} events of this rule"
+
+
+def _of_counts(table: DialectTable, usages: list[Any]) -> Iterator[str]:
+    place, defaults = f"dialects.{table.name}.counts", Counts()
+    for key in Counts.__struct_fields__ if usages else ():
+        paths = getattr(table.counts, key)
+        if paths not in ((), getattr(defaults, key)) and all(_first_of(paths, u) is None for u in usages):
+            yield f"{place}.{key}: no value at {' or '.join(listed(paths))} of the usage"
+    known = (*listed(table.counts.input), *listed(table.counts.output))
+    if usages and table.counts == defaults and all(_first_of(known, usage) is None for usage in usages):
+        yield f"{place}: not given, and the usage has none of OpenAI's names: {', '.join(known)}"

@@ -1,0 +1,126 @@
+"""Follow the paths of a table in JSON. `Place` puts the paths of a rule into one tree of places, so that one
+walk through an event finds the values of all of them."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from llmtap.protocol.dialects.openai_shapes import INDEX_MAX, PIECES_MAX
+from llmtap.protocol.dialects.table.declaration import Each, Step, Texts, listed, parse_path
+from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, Get, Visit, equal, store
+
+ELEMENTS_MAX: Final = 8 * PIECES_MAX
+"""Elements of lists that are searched in one event. Further lists are not read, and the event counts as not
+understood (`Delta.parsed`)."""
+
+
+class Place:
+    """A place in JSON to which paths lead, with the places inside it."""
+
+    def __init__(self) -> None:
+        self.uses: list[Visit] = []
+        self.members: dict[str, Place] = {}
+        self.elements: dict[str, tuple[Each, Place]] = {}
+        self.choice: Get | None = None
+        """Function that returns the index of the choice that stands in this place."""
+
+    def at(self, steps: Sequence[Step]) -> "Place":
+        """Return the place at the end of a path."""
+        place = self
+        for step in steps:
+            if isinstance(step, str):
+                place = place.members.setdefault(step, Place())
+            else:  # by its text, because the values 1 and true are equal to Python
+                place = place.elements.setdefault(repr(step), (step, Place()))[1]
+        return place
+
+    def compile(self) -> Visit:
+        """Return the function that visits a value in this place, and what stands inside it."""
+        visits = list(self.uses)
+        if self.members:
+            visits.append(_visit_members({name: place.compile() for name, place in self.members.items()}))
+        if self.elements:
+            visits.append(_visit_elements(self.elements.values()))
+        if len(visits) == 1:
+            return visits[0]
+
+        def visit(value: Any, findings: Findings, index: int) -> None:
+            for each in visits:
+                each(value, findings, index)
+
+        return visit
+
+
+def _visit_members(members: dict[str, Visit]) -> Visit:
+    def visit(value: Any, findings: Findings, index: int) -> None:
+        if type(value) is dict:
+            for name, member in value.items():
+                if name in members and member is not None:
+                    members[name](member, findings, index)
+
+    return visit
+
+
+def _visit_elements(elements: Iterable[tuple[Each, Place]]) -> Visit:
+    tests = [(each.key, each.value, each.equal, place.choice, place.compile()) for each, place in elements]
+
+    def visit(value: Any, findings: Findings, index: int) -> None:
+        values = value if type(value) is list else (value,)
+        findings.elements += len(values)
+        if findings.elements > ELEMENTS_MAX:
+            findings.cut = True
+            return
+        for position, element in enumerate(values):
+            for key, wanted, same, choice, visit_element in tests:
+                if key is None or (type(element) is dict and equal(element.get(key), wanted) is same):
+                    at = index if choice is None else index_of(choice(element), position)
+                    visit_element(element, findings, at)
+
+    return visit
+
+
+def index_of(value: Any, default: int) -> int:
+    """Return the index of a choice, or the default for what is none."""
+    return value if type(value) is int and 0 <= value < INDEX_MAX else default
+
+
+def follow(steps: Sequence[Step]) -> Get:
+    """Return the function that returns the value at the end of a path, or None; in a list, the first."""
+    names = [step for step in steps if isinstance(step, str)]
+    if len(names) == len(steps) == 1:
+        (only,) = names
+        return lambda value: value.get(only) if type(value) is dict else None
+    if len(names) == len(steps):
+
+        def get(value: Any) -> Any:
+            for name in names:
+                if type(value) is not dict:
+                    return None
+                value = value.get(name)
+            return value
+
+        return get
+    tree = Place()
+    tree.at(steps).uses.append(partial(store, "", 0))
+    visit = tree.compile()
+
+    def search(value: Any) -> Any:
+        visit(value, findings := Findings(), 0)
+        return findings.values.get("", NO_VALUE)[1]
+
+    return search
+
+
+def first(paths: Texts | None) -> Get | None:
+    """Return the function that returns the first value other than null at these paths; None: no paths."""
+    gets = [follow(parse_path(path)) for path in listed(paths)]
+    if len(gets) < 2:
+        return gets[0] if gets else None
+
+    def search(value: Any) -> Any:
+        for get in gets:
+            if (found := get(value)) is not None:
+                return found
+        return None
+
+    return search

@@ -1,0 +1,412 @@
+"""Read answers as Deltas with the table of a dialect.
+
+`TableDialect` compiles a table once. Each answer has a `TableReader`, which finds the rule of an event and
+turns the values that the rule finds into a Delta.
+
+Source: declaration.py.
+"""
+
+import re
+from typing import Any, Final
+
+from llmtap.protocol import verdicts
+from llmtap.protocol.delta import Delta, EventClass, ServerTime, TokenSource, UsageCounts, Verdict
+from llmtap.protocol.dialects import openai_shapes, shapes
+from llmtap.protocol.dialects.openai_shapes import PIECES_MAX, count
+from llmtap.protocol.dialects.table.declaration import (
+    OUTPUTS,
+    Counts,
+    DialectTable,
+    Rule,
+    count_paths,
+    listed,
+    parse_path,
+    rule_paths,
+)
+from llmtap.protocol.dialects.table.findings import NO_VALUE, Findings, TextsSoFar, Values
+from llmtap.protocol.dialects.table.paths import first, index_of
+from llmtap.protocol.dialects.table.rules import OF_CHOICE, CompiledRule
+from llmtap.protocol.dialects.table.samples import Sample, take_sample
+from llmtap.protocol.server_times import duration_ms
+from llmtap.protocol.sse import SseEvent
+
+_GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
+_NO_EVENT: Final = SseEvent(0, 0, b"")
+_BESIDE_TEXT: Final = frozenset(("usage", "model", "role"))
+SAMPLES_MAX: Final = 16
+"""Events of one answer that are kept to compare later events with them, one at a time."""
+
+
+class TableDialect:
+    """A dialect that is a table. Called, it returns the reader of one answer."""
+
+    def __init__(self, table: DialectTable) -> None:
+        self.table = table
+        self.name = table.name
+        self.end_certain = table.end_certain
+        paths_of = [listed(getattr(table.counts, key)) for key in Counts.__struct_fields__]
+        plain = [bool(paths) and parse_path(paths[0]) == (paths[0],) for paths in paths_of]
+        self.counts = [
+            paths[0] if is_member else None for paths, is_member in zip(paths_of, plain, strict=True)
+        ]
+        """Members of the usage with the counts, where the first path is one."""
+        others = (first(paths[is_member:]) for paths, is_member in zip(paths_of, plain, strict=True))
+        self.other_counts = [(i, get) for i, get in enumerate(others) if get is not None]
+        self.count_paths = count_paths(table)
+        ends = (".*".join(map(re.escape, end.split("*"))) for end in listed(table.paths))
+        self._is_path = re.compile(f"({'|'.join(ends)})\\Z", re.DOTALL).search if table.paths else None
+        self._match = first(table.match)
+        marks = (Rule(event=names, event_class=mark) for mark, names in table.events.items())
+        rules = [CompiledRule(rule, table) for rule in (*table.rules, *marks)]
+        self._others = [(name[:-1], rule) for rule in rules for name in rule.names if name.endswith("*")] + [
+            ("", rule) for rule in rules if not rule.names
+        ]
+        """Rules for names that begin so, and those for all events."""
+        names = {name for rule in rules for name in rule.names if not name.endswith("*")} | {""}
+        self._by_name = {
+            name: [*(rule for rule in rules if name in rule.names), *self._rules_of(name)] for name in names
+        }
+        paths = [path for rule in table.rules for _, path in rule_paths(rule)]
+        paths += (*listed(table.match), *listed(table.model), *self.count_paths)
+        starts = [step for path in paths for step in parse_path(path)[:1] if isinstance(step, str)]
+        starts += (*listed(table.envelope), *(self._by_name if table.wrapped else ()))
+        self.names_read = frozenset(("type", "error", _GUARDRAIL, *starts))
+        """Members at the top of an event that a reader looks at."""
+
+    def __call__(self) -> "TableReader":
+        return TableReader(self)
+
+    def claim(self, value: Any, path: str, name: bytes | None = None) -> int:
+        """Return how sure the data of an event makes it: 3 it has an event's name, 2 its members or the
+        `event:` line fit, and more if the path fits, too; 1 the path alone."""
+        on_path = self._is_path is not None and self._is_path(path) is not None
+        if type(value) is not dict and type(value) is not list:
+            return 2 + on_path if self.table.plain_text and (on_path or self.open(None, name)[0]) else 0
+        own_name, inside = self.open(value, None, alone=True)
+        # An error has the same name in many dialects.
+        if any(
+            own_name in rule.names and rule.fits(inside) and not rule.error
+            for rule in self._by_name.get(own_name, ())
+        ):
+            return 3 + on_path
+        rule, _ = self.find_rule(value, name)
+        if rule is not None and rule.evidence and (rule.conditional or self._reads(value)):
+            return 2 + 2 * on_path
+        if type(value) is list:
+            return self.claim(value[0], path) if rule is None and value and type(value[0]) is dict else 0
+        return int(on_path and (rule is not None or "error" in value))
+
+    def _reads(self, root: Any) -> bool:
+        """Return whether the table reads output, counts, a verdict or the end in an event."""
+        rule, value = self.find_rule(root, None)
+        if rule is None:
+            return False
+        reader = self()
+        delta = reader._read(root, _NO_EVENT) if type(root) is dict else reader._read_with(rule, value)[1]
+        return bool(delta.output or delta.done or delta.counts or delta.verdict or delta.finish_reason)
+
+    def open(self, root: Any, event_name: bytes | None, *, alone: bool = False) -> tuple[str, Any]:
+        """Return the name of an event, and the object to which the paths of its rule lead. `alone`: a member
+        is no name beside others."""
+        table = self.table
+        if table.envelope is not None and type(root) is dict and type(root.get(table.envelope)) is dict:
+            root = root[table.envelope]
+        name = None if self._match is None else self._match(root)
+        if type(name) is not str or not name:
+            name = "" if event_name is None else event_name.decode("latin-1")
+            if not name and table.wrapped and type(root) is dict and (len(root) == 1 or not alone):
+                name = next((key for key in root if key and key in self._by_name), "")
+                root = root[name] if name and type(root[name]) is dict else root
+        return name, root
+
+    def _rules_of(self, name: str) -> list[CompiledRule]:
+        return [rule for start, rule in self._others if name.startswith(start)]
+
+    def find_rule(self, root: Any, event_name: bytes | None) -> tuple[CompiledRule | None, Any]:
+        """Return the rule of an event, and the object to which its paths lead."""
+        name, root = self.open(root, event_name)
+        rules = self._by_name.get(name)
+        for rule in self._rules_of(name) if rules is None else rules:
+            if rule.fits(root):
+                return rule, root
+        return None, root
+
+
+class TableReader(shapes.ObjectReader):
+    """Reader of one answer."""
+
+    __slots__ = (
+        "_answered",
+        "_dialect",
+        "_listed",
+        "_running",
+        "_sample",
+        "_samples_left",
+        "_so_far",
+        "_spoken",
+        "_streamed",
+        "names_read",
+    )
+
+    def __init__(self, dialect: TableDialect) -> None:
+        super().__init__()
+        self._dialect = dialect
+        self.names_read = dialect.names_read
+        self._spoken = False
+        self._streamed = False
+        """A rule without `repeats` has read output."""
+        self._answered = False
+        self._listed = False
+        """The events list their tokens: a count that runs along has one more at the end."""
+        self._running = openai_shapes.RunningCount()
+        self._sample: Sample | None = None
+        self._samples_left = SAMPLES_MAX
+        self._so_far = TextsSoFar()
+
+    @property
+    def name(self) -> str | None:
+        return self._dialect.name
+
+    @property
+    def end_certain(self) -> bool:
+        return self._dialect.end_certain
+
+    def read_event(self, event: SseEvent) -> Delta:
+        data = event.data
+        if data is None:
+            return openai_shapes.read_frame(event)
+        if data.startswith(b"{") or openai_shapes.is_object(data):
+            root = openai_shapes.read_json(data)
+            return self._read(root, event) if type(root) is dict else openai_shapes.unknown(event.event)
+        value = openai_shapes.read_json(data)
+        kind = self._dialect.table.plain_text
+        if isinstance(value, list) or kind is None:
+            rule, _ = self._dialect.find_rule(value, event.event)
+            # The `event:` line alone may name an event: `event: end`, `data: null`.
+            if rule is not None and (isinstance(value, list) or rule.names):
+                return self._read_with(rule, value)[1]
+        if kind is not None and data.strip() != b"[DONE]" and isinstance(value, str | None):
+            text = value if value is not None else data.decode("utf-8", "replace")
+            return shapes.piece(OUTPUTS[kind], text) if text else Delta(EventClass.METADATA)
+        return openai_shapes.read_frame(event)
+
+    def _read(self, root: dict[str, Any], event: SseEvent) -> Delta:
+        sample = self._sample
+        if sample is not None and sample.event_name == event.event and (text := sample.take_text(root)):
+            delta = shapes.piece(sample.kind, text, sample.choices)
+            delta.repeatable = True
+            if (
+                sample.usage_member is not None
+                and (usage := self._read_usage(root.get(sample.usage_member), root)) is not None
+            ):
+                delta.repeatable = False
+                shapes.add_counts(delta, *usage[:2])
+                delta.usage_running = self._running.several
+            return delta
+        rule, value = self._dialect.find_rule(root, event.event)
+        if rule is None or (not rule.error and (root.get("error") or event.event == b"error")):
+            name, _ = self._dialect.open(root, event.event)
+            return shapes.failure_in(root, name.encode() if name in ("error", "ping") else event.event)
+        findings, delta = self._read_with(rule, value)
+        if findings.is_text and rule.repeatable and _GUARDRAIL not in root:
+            delta.repeatable = delta.counts is None
+            if self._samples_left and (delta.counts is None or rule.usage_member is not None):
+                sample = take_sample(delta, root, event, self.names_read, rule.usage_member)
+                if sample is not None:
+                    self._sample = sample
+                    self._samples_left -= 1
+        return delta
+
+    def _read_with(self, rule: CompiledRule, root: Any) -> tuple[Findings, Delta]:
+        findings = Findings(self._so_far)
+        self._find(rule, root, findings, 0)
+        delta = self._ranked(findings)
+        self._streamed = self._streamed or (delta.output and not rule.repeats)
+        return findings, delta
+
+    def read_body(self, body: bytes) -> Delta:
+        value = openai_shapes.read_json(body)
+        if isinstance(value, dict):
+            return self._read(value, _NO_EVENT)
+        findings = Findings(self._so_far)
+        understood = False
+        separate = self._dialect.table.array == "answers"
+        for position, root in enumerate(shapes.answers(value)):
+            rule, root = self._dialect.find_rule(root, None)
+            if rule is not None and (rule.error or not root.get("error")):
+                understood = True
+                model = findings.values.get("model")
+                findings.values = {} if model is None else {"model": model}
+                findings.choice_values, findings.ends = {}, 0
+                self._find(rule, root, findings, position if separate else 0)
+        return self._ranked(findings) if understood else shapes.failure_in(value)
+
+    def _find(self, rule: CompiledRule, root: Any, findings: Findings, position: int) -> None:
+        """Add the content of an event; `position` is the index of its choice, unless the event has one."""
+        if rule.index is not None:
+            position = index_of(rule.index(root), position)
+        findings.root = root
+        rule.visit(root, findings, position)
+        if rule.repeats and self._streamed:
+            findings.pieces, findings.choices, findings.reads_tokens = [], {}, False
+        if len(findings.pieces) > PIECES_MAX:
+            findings.cut = True
+            del findings.pieces[PIECES_MAX:]
+        # Output says more than metadata, and is the call itself.
+        if rule.mark is not None and not (
+            findings.pieces and rule.mark in (EventClass.METADATA, EventClass.TOOL_CALL)
+        ):
+            findings.beside.append(rule.mark)
+        if findings.ends and findings.ends == rule.done:
+            findings.beside.append(EventClass.DONE)
+        if findings.choice_values:
+            findings.signal = rule.signal
+            for index, values in findings.choice_values.items():
+                self._read_choice(index, values, findings)
+        if findings.values:
+            self._read_values(rule, findings)
+
+    def _read_values(self, rule: CompiledRule, findings: Findings) -> None:
+        """Add the values of which an event has one."""
+        values = findings.values
+        usage = values["usage"][1] if "usage" in values else findings.root if "count" in values else None
+        if (read := self._read_usage(usage, findings.root)) is not None:
+            counts, findings.usage, findings.total = read
+            findings.counts.append(counts)
+        if "error" in values and (error := values["error"][1]):
+            findings.error = error
+            findings.beside.append(EventClass.ERROR)
+            findings.judge(verdicts.of_error({"error": error}))
+        for name, path, unit in rule.times:
+            ms = duration_ms(values.get(f"times.{name}", NO_VALUE)[1], unit)
+            if ms is not None:
+                findings.times += (ServerTime(name, ms, path.rpartition(".")[0] or path, path, unit),)
+
+    def _read_usage(self, usage: Any, root: Any) -> tuple[UsageCounts, dict[str, Any], Any] | None:
+        """Return the counts of a usage object, the object, and the total; None if it counts nothing."""
+        if type(usage) is not dict:
+            return None
+        # Most counts are members: no call of Python's for these.
+        numbers = list(map(usage.get, self._dialect.counts))
+        for i, other in self._dialect.other_counts:
+            if numbers[i] is None and (number := other(usage)) is not None:
+                numbers[i] = len(number) if type(number) is list else number
+        total = numbers.pop()
+        counts = shapes.counted(*numbers)
+        if counts is None:
+            return None
+        if usage is root:
+            usage = {key: usage[key] for key in self._dialect.count_paths if usage.get(key) is not None}
+        return counts, usage, total
+
+    def _read_choice(self, index: int, values: Values, findings: Findings) -> None:
+        """Add the finish reason of a choice, and its tokens: those that are listed or counted for this event,
+        or those that a running count adds."""
+        reason, tokens, logprobs, running = (values.get(key, NO_VALUE)[1] for key in OF_CHOICE)
+        if reason := shapes.text_of(reason):
+            if findings.reason is not None:  # the reason of another choice
+                findings.judge(verdicts.of_finish_reason(findings.reason, findings.signal))
+            findings.reason = reason
+        added, source = _length(tokens), TokenSource.TOKEN_IDS
+        if not added:
+            added, source = _length(logprobs), TokenSource.LOGPROBS
+        self._listed = self._listed or added > 0
+        if (total := count(running)) is not None:
+            # The first value counts this event if it has a text, which is empty for a part of a character,
+            # and goes on.
+            runs = self._running.runs(index) and not self._listed
+            runs = runs or (findings.texts > 0 and not reason)
+            step = self._running.step(index, total)
+            if runs and not added:
+                added, source = step, TokenSource.RUNNING_USAGE
+        if added and findings.reads_tokens:
+            findings.tokens += added
+            findings.source = source
+            findings.choices[index] = None
+
+    def _ranked(self, findings: Findings) -> Delta:
+        """Return the Delta of all findings."""
+        pieces, counts = findings.pieces, findings.counts[-1] if findings.counts else None
+        if len(findings.counts) > 1 and self._dialect.table.array == "answers":
+            counts = openai_shapes.sum_counts(findings.counts)
+        if (
+            len(pieces) == 1
+            and not (findings.beside or findings.verdict or findings.reason)
+            and pieces[0][0] is not EventClass.REFUSAL
+        ):
+            delta = shapes.piece(*pieces[0], tuple(findings.choices), audio=not pieces[0][1])
+            shapes.add_counts(delta, counts, findings.usage)
+            beside = findings.tokens or findings.choice_values or findings.values.keys() - _BESIDE_TEXT
+            findings.is_text = bool(delta.text) and not beside
+        else:
+            delta = self._gathered(findings, counts)
+        if findings.tokens:
+            delta.tokens, delta.token_source = findings.tokens, findings.source
+            delta.output, delta.choices = True, tuple(findings.choices)
+        if delta.output:
+            self._spoken = True
+            self._answered = self._answered or delta.content or delta.blank or delta.tool_call
+        if counts is not None:
+            delta.usage_running = self._running.several
+            # No room is left for output beside reasoning.
+            nothing = counts.reasoning and (counts.input or 0) + counts.reasoning == count(findings.total)
+            if findings.reason is not None and not self._answered and counts.output is None and nothing:
+                counts.output = 0
+        delta.server_times = findings.times
+        delta.parsed = not findings.cut
+        model = findings.values.get("model", NO_VALUE)[1]
+        if model is not None and model != self._model:
+            self._name(delta, model)
+        return delta
+
+    def _gathered(self, findings: Findings, counts: UsageCounts | None) -> Delta:
+        """Return the Delta of an event that is more than one piece of output."""
+        reason, beside, pieces = findings.reason, findings.beside, findings.pieces
+        meaning = None if reason is None else self._dialect.table.finish_reasons.get(reason)
+        if meaning is not None and reason is not None:
+            findings.judge(_meant(meaning, reason, findings.signal))
+            beside += [EventClass.ERROR] if meaning == "failed" else []
+        if any(kind is EventClass.REFUSAL for kind, _ in pieces):
+            findings.judge(verdicts.of_refusal("content.refusal"))
+        verdict = findings.verdict
+        if verdict is not None and verdict.kind == verdicts.MODEL_REFUSAL:
+            beside.append(EventClass.REFUSAL)
+        acts = verdict is not None and verdict.kind in (verdicts.INPUT, verdicts.OUTPUT)
+        if "role" in findings.values and not (self._spoken or pieces or reason or (counts and counts.output)):
+            beside.append(EventClass.ROLE)
+        delta = shapes.gather(
+            pieces,
+            beside,
+            choices=tuple(findings.choices) or shapes.FIRST,
+            reason=reason if meaning is None else None,
+            signal=findings.signal,
+            verdict=verdict if acts else None,
+            counts=counts,
+            usage=findings.usage,
+        )
+        if delta.event_class is EventClass.USAGE and EventClass.METADATA in beside:
+            delta.event_class, delta.also = EventClass.METADATA, (EventClass.USAGE,)
+        elif EventClass.METADATA in delta.also:
+            delta.also = tuple(c for c in delta.also if c is not EventClass.METADATA)
+        delta.finish_reason, delta.verdict = reason, delta.verdict or verdict
+        delta.done = EventClass.DONE in beside
+        if findings.error is not None:
+            delta.error_type, delta.error_message = openai_shapes.read_error(findings.error)
+            if reason is not None and isinstance(findings.error, str):
+                delta.error_type = reason
+        elif EventClass.ERROR in beside:
+            delta.error_type = reason or "error"
+        return delta
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, list) else 1 if isinstance(value, dict) else count(value) or 0
+
+
+def _meant(meaning: str, reason: str, signal: str) -> Verdict | None:
+    """Return the verdict of a finish reason with this meaning."""
+    if meaning == "refusal":
+        return Verdict(signal, verdicts.MODEL_REFUSAL, value=reason)
+    if meaning in (verdicts.INPUT, verdicts.OUTPUT):
+        return Verdict(signal, meaning, "blocked", meaning.partition("_")[0], value=reason)
+    return None

@@ -1,0 +1,108 @@
+"""Compile the rules of a table: `CompiledRule` tests whether it fits an event, and visits its values."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from llmtap.protocol.delta import EventClass
+from llmtap.protocol.dialects.table import findings as found
+from llmtap.protocol.dialects.table.declaration import (
+    OUTPUTS,
+    PAYLOADS,
+    DialectTable,
+    Each,
+    Rule,
+    Step,
+    count_paths,
+    listed,
+    parse_path,
+    rule_paths,
+    timed_paths,
+)
+from llmtap.protocol.dialects.table.findings import Visit
+from llmtap.protocol.dialects.table.paths import Place, first, follow
+
+OF_CHOICE: Final = ("finish_reason", "tokens", "logprobs", "running_tokens")
+"""Keys with a value for each choice; the others have one value, or all that stand in an event."""
+_CALLS: Final = frozenset(("call", "tool_call"))
+
+
+class CompiledRule:
+    def __init__(self, rule: Rule, table: DialectTable) -> None:
+        self.source = rule
+        conditions = {**dict.fromkeys(listed(rule.has)), **rule.where}
+        self.tests = tuple((follow(parse_path(path)), wanted) for path, wanted in conditions.items())
+        """Paths that must lead to a value, and the value; None: any."""
+        self.names = listed(rule.event)
+        self.error = bool(rule.error)
+        self.conditional = bool(rule.event or rule.has or rule.where)
+        self.done = len(rule.done)
+        self.times = tuple(timed_paths(rule))
+        outputs = {key for key in (*OUTPUTS, *PAYLOADS) if getattr(rule, key)}
+        self.mark = None if rule.event_class is None else EventClass[rule.event_class.upper()]
+        if self.mark is None and outputs and outputs <= _CALLS and not rule.role:
+            self.mark = EventClass.TOOL_CALL  # a call may begin with an empty piece
+        self.signal = next((path.rpartition(".")[2] for path in listed(rule.finish_reason)), "finish_reason")
+        places = Place()
+        for steps, use in _uses(rule, table):
+            places.at(steps).uses.append(use)
+        choice = parse_path(rule.choice) if rule.choice is not None else ()
+        lead = next((i for i in range(len(choice), 0, -1) if isinstance(choice[i - 1], Each)), 0)
+        self.index = follow(choice) if choice and not lead else None
+        if lead:
+            places.at(choice[:lead]).choice = follow(choice[lead:])
+        self.visit = places.compile()
+        self.repeats = rule.repeats
+        self.usage_member = _usage_member(rule, table)
+        self.evidence = bool(outputs or rule.usage or rule.done or rule.verdicts or rule.finish_reason)
+        """The rule reads output, usage, a verdict or the end."""
+        self.repeatable = self.mark in (None, EventClass.METADATA, EventClass.TOOL_CALL) and not (
+            rule.cumulative or rule.repeats
+        )
+        """The meaning of an event with one text may depend on nothing but this text."""
+
+    def fits(self, root: Any) -> bool:
+        for get, wanted in self.tests:
+            value = get(root)
+            if value is None if wanted is None else not found.equal(value, wanted):
+                return False
+        return True
+
+
+def _uses(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Step], Visit]]:
+    """Yield the paths of a rule with the functions that use their values."""
+    uses: dict[str, Visit] = {
+        **{key: partial(found.add_text, kind, rule.cumulative) for key, kind in OUTPUTS.items()},
+        **{key: partial(found.add_payload, kind) for key, kind in PAYLOADS.items()},
+    }
+    for key, use in uses.items():
+        yield from ((parse_path(path), use) for path in listed(getattr(rule, key)))
+    for path, wanted in rule.done.items():
+        yield parse_path(path), partial(found.count_end, wanted)
+    for verdict in rule.verdicts:
+        yield parse_path(verdict.path), partial(found.add_verdict, verdict, first(verdict.category))
+    for key in OF_CHOICE:
+        for rank, path in enumerate(listed(getattr(rule, key))):
+            yield parse_path(path), partial(found.store_of_choice, key, rank)
+    usage = listed(rule.usage)
+    singles = {
+        "model": listed(table.model),
+        "role": listed(rule.role),
+        "error": listed(rule.error),
+        "usage": [path for path in usage if path != "."],
+        "count": count_paths(table) if "." in usage else (),
+        **{f"times.{name}": [path] for name, path, _ in timed_paths(rule)},
+    }
+    for key, paths in singles.items():
+        for rank, path in enumerate(paths):
+            yield parse_path(path), partial(found.store, key, rank)
+
+
+def _usage_member(rule: Rule, table: DialectTable) -> str | None:
+    """Return the member that holds the usage and nothing else that is read; None: there is none."""
+    paths = [(key, parse_path(path)) for key, path in rule_paths(rule)]
+    paths += (("", parse_path(path)) for path in (*listed(table.model), *listed(table.match)))
+    usage = [steps for key, steps in paths if key == "usage"]
+    others = [steps[:1] for key, steps in paths if key != "usage"]
+    alone = len(usage) == 1 and len(usage[0]) == 1 and usage[0] not in others
+    return usage[0][0] if alone and isinstance(usage[0][0], str) else None

@@ -1,0 +1,100 @@
+"""Compare an event with one before it: most events of a stream differ only in their text and their usage, and
+need not be searched."""
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, Final
+
+import msgspec
+
+from llmtap.protocol.delta import Delta, EventClass
+from llmtap.protocol.dialects.table.declaration import STEPS_MAX
+from llmtap.protocol.sse import SseEvent
+
+SAMPLE_BYTES_MAX: Final = 4_096
+_NUMBERS: Final = frozenset((int, float, bool))
+
+
+class Sample(msgspec.Struct, gc=False):
+    """An event with one text, and beside it at most usage."""
+
+    event_name: bytes | None
+    holder: tuple[Any, ...]
+    """Path of the object that holds the text."""
+    key: Any
+    get: Callable[[dict[str, Any]], tuple[Any, ...]]
+    """Returns the members of an event that are read, without the usage."""
+    values: tuple[Any, ...]
+    """These members, with null as the text."""
+    types: list[type] | None
+    """Their types, if one of them is a number: 1 and true are equal to Python."""
+    others: frozenset[str]
+    """Members that are read and that the event does not have."""
+    kind: EventClass
+    choices: tuple[int, ...]
+    usage_member: str | None
+
+    def take_text(self, root: dict[str, Any]) -> str:
+        """Return the text of an event that is otherwise like this one, else "". The values inside a member
+        are compared as Python does."""
+        holder: Any = root
+        try:
+            for key in self.holder:
+                holder = holder[key]
+            text = holder[self.key]
+        except (LookupError, TypeError):
+            return ""
+        if type(text) is not str or not text or not self.others.isdisjoint(root):
+            return ""
+        holder[self.key] = None
+        try:
+            values = self.get(root)
+        except KeyError:  # a member is missing
+            values = ()
+        if values == self.values and (self.types is None or list(map(type, values)) == self.types):
+            return text
+        holder[self.key] = text
+        return ""
+
+
+def take_sample(
+    delta: Delta, root: dict[str, Any], event: SseEvent, names: frozenset[str], usage_member: str | None
+) -> Sample | None:
+    """Return the sample of an event that was read as `delta` and is not used any further, or None."""
+    # CPython has one object for each text of one character, so its place would not be certain.
+    if not event.data or len(event.data) > SAMPLE_BYTES_MAX or len(delta.text) < 2:
+        return None
+    path = _path_to(delta.text, root)
+    if path is None:
+        return None
+    *holder, key = path
+    place: Any = root
+    for step in holder:
+        place = place[step]
+    place[key] = None
+    members = sorted(names.intersection(root) - {usage_member})
+    get = itemgetter(*members, members[0])  # twice, so that it returns a tuple
+    types = list(map(type, values := get(root)))
+    return Sample(
+        event_name=event.event,
+        holder=tuple(holder),
+        key=key,
+        get=get,
+        values=values,
+        types=None if _NUMBERS.isdisjoint(types) else types,
+        others=names.difference(root) - {usage_member},
+        kind=delta.event_class,
+        choices=delta.choices,
+        usage_member=usage_member,
+    )
+
+
+def _path_to(text: str, value: Any, depth: int = STEPS_MAX) -> tuple[Any, ...] | None:
+    """Return the path of keys and positions that leads to this text, the very object."""
+    if value is text:
+        return ()
+    if type(value) is dict or type(value) is list:
+        for key, inner in (value.items() if type(value) is dict else enumerate(value)) if depth else ():
+            if (path := _path_to(text, inner, depth - 1)) is not None:
+                return (key, *path)
+    return None

@@ -1,0 +1,245 @@
+"""Vocabulary: what the names of members, events and types say about the value behind them.
+
+Names are compared by their words, so `outputText`, `output_text` and `output-text` are one name.
+"""
+
+import re
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+NAME_CHARS_MAX: Final = 64
+"""Of a longer name only the beginning counts."""
+_WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+
+_NOT_IN_PATHS: Final = frozenset(".[]=!\"'\\\n*")
+
+
+class Meaning(NamedTuple):
+    """What the name of a member says about its value."""
+
+    words: tuple[str, ...]
+    phrase: str
+    """The words with spaces between them."""
+    plain: bool
+    """A path of a table can name the member."""
+    mark: bool
+    reasoning_flag: bool
+    end_flag: bool
+    reason: bool
+    """Its value is the reason why the answer ended."""
+    model: bool
+
+
+@lru_cache(maxsize=4_096)
+def _meaning_of(name: str) -> Meaning:
+    words = tuple(word.lower() for word in _WORD.findall(name))
+    phrase = " ".join(words)
+    return Meaning(
+        words, phrase, 0 < len(name) <= NAME_CHARS_MAX and _NOT_IN_PATHS.isdisjoint(name), phrase in MARKS,
+        phrase in REASONING_FLAGS, phrase in END_FLAGS,
+        not REASON_WORDS.isdisjoint(words) and (words[-1] == "reason" or phrase in ("finish", "stop")),
+        phrase in MODELS,
+    )  # fmt: skip
+
+
+def meaning_of(name: str) -> Meaning:
+    return _meaning_of(name[: NAME_CHARS_MAX + 1])
+
+
+def words(name: str) -> tuple[str, ...]:
+    """Return the words of a name, in lower case."""
+    return _meaning_of(name[: NAME_CHARS_MAX + 1]).words
+
+
+MARKS: Final = frozenset({
+    "type", "event", "object", "kind", "op", "operation", "event type", "event name", "message type",
+    "msg type", "channel", "section", "phase", "stage", "topic", "method", "subtype", "content type",
+    "chunk type",
+})  # fmt: skip
+"""Members whose value names the kind of the object that has them."""
+REASONING_FLAGS: Final = frozenset({
+    "thought", "is thought", "thinking", "is thinking", "reasoning", "is reasoning", "thoughts",
+})  # fmt: skip
+"""Members that mark the text beside them as reasoning if they are true."""
+
+STRONG: Final = frozenset({
+    "token", "generated text", "output text", "text output", "completion", "answer", "delta", "text delta",
+    "content delta", "delta text", "delta content", "partial json", "reasoning content", "reasoning text",
+    "thinking", "reasoning", "tool plan", "generation", "arguments delta", "input delta",
+    "input text delta", "token text", "new text", "text chunk", "chunk text", "completion text",
+    "response text", "answer text", "message delta", "message chunk", "delta message", "content chunk",
+    "refusal", "response delta", "partial text", "output delta", "answer delta", "answer chunk",
+    "token str", "reply", "partial", "incremental text",
+})  # fmt: skip
+"""Members that hold generated text in almost every API that has them."""
+USUAL: Final = frozenset({
+    "text", "content", "response", "output", "chunk", "fragment", "piece", "arguments", "transcript",
+    "markdown", "message content", "thought", "thoughts", "part", "parts", "tokens", "args",
+    "snippet delta", "utterance", "assistant", "assistant message", "assistant response", "full text",
+    "text so far", "accumulated", "translation", "generated", "story", "summary text", "md", "result text",
+    "args delta", "segment", "outputs", "texts", "say",
+})  # fmt: skip
+"""Members that often hold generated text, and often other text."""
+POSSIBLE: Final = frozenset({
+    "message", "data", "value", "v", "d", "c", "m", "s", "body", "result", "string", "str", "word", "words",
+    "msg", "out", "payload", "html", "p", "bytes text", "sentence", "paragraph", "line", "input", "summary",
+    "append", "add", "t", "char", "chars", "items", "a", "r", "x", "txt", "tok", "w", "bit", "speech",
+    "caption", "subtitle", "utf8",
+})  # fmt: skip
+NEVER: Final = frozenset({
+    "id", "ids", "uuid", "guid", "model", "role", "status", "state", "type", "object", "event", "created",
+    "updated", "timestamp", "time", "ts", "date", "url", "uri", "href", "link", "hash", "checksum",
+    "digest", "etag", "fingerprint", "signature", "version", "language", "lang", "locale", "level",
+    "logger", "severity", "reason", "code", "error", "errors", "mime", "format", "encoding", "audio",
+    "image", "video", "b64", "base64", "encrypted", "obfuscation", "padding", "nonce", "title", "name",
+    "author", "user", "username", "email", "host", "hostname", "region", "server", "provider", "vendor",
+    "file", "filename", "path", "log", "logs", "stdout", "stderr", "trace", "traceback", "stack", "warning",
+    "warnings", "notice", "debug", "description", "detail", "details", "label", "labels", "tag", "tags",
+    "category", "query", "prompt", "question", "instructions", "system", "cursor", "key", "secret",
+    "currency", "unit", "units", "source", "sources", "citation", "citations", "document", "documents",
+    "passage", "reference", "references", "annotation", "annotations", "embedding", "score", "metadata",
+    "meta", "config", "tool", "tools", "schema", "stop", "bytes", "logprobs", "step", "node", "run",
+    "thread", "session", "request", "span", "parent", "progress", "eta", "duration", "size", "ip",
+    "address", "phone", "country", "city", "device", "agent", "voice", "speaker", "priority", "queue",
+    "seq", "index", "original", "echo", "transport", "protocol", "kind", "op", "action", "method", "phase",
+    "stage", "channel", "topic", "section", "subtype", "quantization", "dtype", "shape", "owner",
+    "permission", "tier", "hint", "help", "tip", "observation", "cited", "quote", "verdict", "safety",
+    "moderation", "rating", "probability", "blocklist", "policy",
+})  # fmt: skip
+"""Words of which one in the name of a member says: this text is not the answer of the model."""
+ABOVE_NEVER: Final = frozenset({
+    "error", "errors", "logprobs", "document", "documents", "results", "hits", "matches", "citation",
+    "citations", "sources", "source", "references", "annotations", "prompt", "request", "query",
+    "embedding", "embeddings", "data uri", "metadata", "log", "logs", "debug", "trace", "warning",
+    "warnings", "usage", "timings", "obfuscation", "image", "audio", "video", "search", "moderation",
+    "safety", "stderr", "stdout", "signature", "retrieval", "passages", "headers", "config", "compaction",
+    "history", "inputs", "params", "parameters", "schema", "session", "instructions", "user", "author",
+    "sender", "file", "files", "choices logprobs", "grounding", "web", "alert", "incident", "job",
+    "task status", "device", "sensor", "labels",
+})  # fmt: skip
+"""The same of a member further up."""
+ABOVE_STRONG: Final = frozenset({"delta", "choices", "candidates", "generations", "completions"})
+ABOVE_USUAL: Final = frozenset({
+    "generation", "completion", "chunk", "answer", "parts", "message", "messages", "output", "outputs",
+    "token", "content", "reply", "predictions", "response", "block", "part",
+})  # fmt: skip
+"""Words above a text that usually stand there."""
+ABOVE_DOUBTFUL: Final = frozenset({"result", "results"})
+KIND_STRONG: Final = frozenset({
+    "delta", "chunk", "token", "tokens", "generation", "partial", "reasoning", "thinking", "thought",
+    "fragment", "piece", "completion", "think", "append", "refusal",
+})  # fmt: skip
+"""Words in the name of an event, or in its type, that say that it adds text."""
+KIND_USUAL: Final = frozenset({
+    "text", "content", "answer", "word", "assistant", "transcript", "reply", "speak", "say", "output",
+    "final",
+})  # fmt: skip
+"""Words there that agree with it."""
+KIND_NEVER: Final = frozenset({
+    "done", "end", "ended", "completed", "complete", "finish", "finished", "stop", "stopped", "closed",
+    "error", "failed", "failure", "exception", "status", "progress", "log", "logs", "info", "warning",
+    "warn", "debug", "notice", "ping", "pong", "heartbeat", "keepalive", "usage", "metadata", "meta",
+    "citation", "citations", "source", "sources", "result", "results", "title", "signature", "image",
+    "audio", "video", "retrieval", "search", "document", "documents", "embedding", "telemetry", "metric",
+    "metrics", "trace", "span", "queue", "queued", "hello", "ready", "ack", "presence", "typing",
+    "notification", "alert", "session", "connected", "disconnected", "subscribe", "subscribed", "snapshot",
+    "compaction", "moderation", "guardrail", "safety", "echo", "user", "human", "system", "observation",
+    "download", "upload", "pull", "build", "deploy", "job", "health", "billing", "quota", "rate", "route",
+    "routing", "cache", "retry", "suggestion", "suggestions", "followup", "annotation", "references",
+    "stdout", "stderr", "heart", "tick", "sensor", "reading", "measurement", "price", "trade", "quote",
+    "order", "edit", "file", "files", "config", "obfuscation", "fallback", "memory",
+})  # fmt: skip
+"""Words there that say that it adds none, or that it repeats text."""
+BESIDE_NEVER: Final = frozenset({
+    "level", "severity", "logger", "progress", "percent", "percentage", "eta", "pid", "hostname",
+    "similarity", "relevance", "score", "rank", "url", "author", "username", "user", "sender", "email",
+    "priority", "alert", "ip", "sensor", "unit", "channel id", "guild", "price", "currency", "headline",
+    "likes", "timestamp", "attempt", "exit", "elapsed", "stage", "service",
+})  # fmt: skip
+"""Words of members beside a text that say that it is a log line, a notice or a document."""
+REASONING: Final = frozenset({
+    "reasoning", "thinking", "think", "thought", "thoughts", "cot", "scratchpad", "analysis", "plan",
+    "reflection",
+})  # fmt: skip
+CALL: Final = frozenset({
+    "tool", "tools", "function", "functions", "arguments", "args", "call", "calls", "command", "diff",
+    "code",
+})  # fmt: skip
+CALL_NAMES: Final = (("name",), ("tool", "name"), ("function", "name"), ("tool", "call", "name"), ("tool",))
+ARGUMENTS: Final = frozenset({"arguments", "args", "input", "partial json", "arguments delta", "input delta"})
+CALLING: Final = frozenset({"call", "calls", "use", "uses", "calling"})
+DEFINITION: Final = frozenset({"description", "parameters", "input schema", "schema"})
+"""Members beside the name of a tool that is offered, not called."""
+CALL_RESULT: Final = frozenset(
+    {"result", "results", "output", "outputs", "response", "responses", "observation", "return"}
+)
+OTHER_ROLES: Final = frozenset({"user", "system", "tool", "human", "developer", "function", "customer"})
+MODEL_ROLES: Final = frozenset({"assistant", "model", "ai", "bot", "agent"})
+
+ENDS: Final = frozenset({
+    "done", "end", "ended", "completed", "complete", "finish", "finished", "stop", "stopped", "final",
+    "close", "closed", "eos", "eof",
+})  # fmt: skip
+ERRORS: Final = frozenset({"error", "errors", "failed", "failure", "exception", "fault"})
+END_FLAGS: Final = frozenset({
+    "done", "finished", "finish", "is final", "is finished", "is done", "is end", "is last", "final",
+    "last", "eos", "complete", "completed", "stop", "end", "is complete", "ended", "eof", "end of stream",
+    "is stop", "finish flag", "end turn",
+})  # fmt: skip
+REASON_WORDS: Final = frozenset({"finish", "stop", "end", "completion", "done", "termination", "ending"})
+MODELS: Final = frozenset({"model", "model name", "model version", "model id"})
+END_TEXTS: Final = frozenset(
+    {"[done]", "[end]", "done", "end", "<end>", "[eof]", "eof", "[finish]", "[complete]", "<|end|>", "[stop]"}
+)
+
+_COUNTED: Final = frozenset(
+    {"token", "tokens", "count", "n", "length", "len", "used", "num", "usage", "billed"}
+)
+_INPUT: Final = frozenset(
+    {"prompt", "input", "in", "context", "evaluated", "query", "request", "sent", "read"}
+)
+_OUTPUT: Final = frozenset({
+    "completion", "output", "out", "generated", "candidates", "response", "predicted", "generation",
+    "answer", "reply", "produced", "new", "written", "received",
+})  # fmt: skip
+_NO_COUNT: Final = frozenset({
+    "max", "limit", "remaining", "budget", "rate", "per", "second", "seconds", "ms", "time", "latency",
+    "cost", "price", "ns", "duration", "min", "audio", "image", "quota", "reset", "percent", "size",
+    "bytes", "chars", "characters", "index", "details", "accepted", "rejected", "prediction", "creation",
+    "id", "version", "messages", "requests", "choices", "text", "video",
+})  # fmt: skip
+_HOLDERS: Final = frozenset({"usage", "tokens", "token", "billed", "consumption"})
+
+
+@lru_cache(maxsize=4_096)
+def count_of(path: tuple[str, ...]) -> str | None:
+    """Return which count of tokens an integer at `path` is by its name, or None.
+
+    The result is `input`, `output`, `reasoning`, `cached` or `total`. A short name (`in`) needs an object
+    above it that speaks of tokens (`usage`)."""
+    names = [words(name) for name in path if name != "[]"]
+    if not names:
+        return None
+    own = frozenset(names[-1])
+    above = frozenset(word for name in names[:-1] for word in name)
+    if own & _NO_COUNT:
+        return None
+    tokens = bool(own & {"token", "tokens"}) or bool(above & _HOLDERS)
+    if names[-1] == ("eval", "count"):
+        return "output"
+    if names[-1] == ("prompt", "eval", "count"):
+        return "input"
+    if not tokens or (not own & _COUNTED and not above & _HOLDERS):
+        return None
+    if own & {"cached", "cache"}:
+        return "cached"
+    if own & REASONING:
+        return "reasoning"
+    if own & {"total"} and not own & (_INPUT | _OUTPUT):
+        return "total"
+    if own & _INPUT and not own & _OUTPUT:
+        return "input"
+    if own & _OUTPUT:
+        return "output"
+    return None

@@ -1,0 +1,147 @@
+"""Reader of an answer by the structure of its events.
+
+`infer` is called by `dialects/chooser.py` with the first events of an answer that no dialect fits. The
+reader that it returns goes on learning: events of a new form may hold further output, the usage, or the
+end. From an event that its table does not fit it learns only if no dialect claims the event, when the
+chooser calls `learn`. A place that once held texts that are no output stays without output, because a late
+change would move the first token.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from llmtap.protocol.delta import Delta, EventClass, ReadingLimit
+from llmtap.protocol.dialects.table.declaration import DialectTable, Rule
+from llmtap.protocol.dialects.table.findings import Findings
+from llmtap.protocol.dialects.table.reader import TableDialect, TableReader
+from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.structure.structure import Structure
+from llmtap.protocol.structure.tables import NAME, make_table
+
+_COUNTS: Final = re.compile(rb"[uU]sage|[tT]okens|oken_?[cC]ount|eval_count").search
+TABLES_MAX: Final = 32
+"""Tables that are made for one answer."""
+_TABLES_CACHED: Final = 64
+_NO_VERDICT: Final = (EventClass.GUARDRAIL, EventClass.REFUSAL)
+_EMPTY: Final = DialectTable(
+    name=NAME, source=NAME, end="none", rules=(Rule(event="-", event_class="metadata"),)
+)
+
+
+def infer(events: Sequence[SseEvent], *, whole: bool) -> "InferredReader | None":
+    """Return a new reader of the answer that begins with these events, or None.
+
+    Args:
+        events: the first events of a stream, or one event that is a whole body. The reader reads them again.
+        whole: no further event follows; then None is returned if no output is known.
+    """
+    structure = Structure()
+    for event in events:
+        structure.add(event)
+    table = make_table(structure, whole=whole)
+    if table is None and (whole or not structure.events):
+        return None
+    return InferredReader(structure, table)
+
+
+@lru_cache(_TABLES_CACHED)
+def _compile(table_json: bytes) -> TableDialect:
+    """Compile a table once for all answers that show it."""
+    return TableDialect(msgspec.json.decode(table_json, type=DialectTable))
+
+
+class InferredReader(TableReader):
+    """Reader with a table that grows. It reports no verdict and no certain end."""
+
+    __slots__ = ("_counts", "_input", "_structure", "_table", "_tables_left", "understood")
+
+    def __init__(self, structure: Structure, table: DialectTable | None) -> None:
+        super().__init__(_compile(msgspec.json.encode(table or _EMPTY)))
+        self._structure = structure
+        self._table = table
+        self._counts = table is not None and any(rule.usage for rule in table.rules)
+        self._tables_left = TABLES_MAX
+        self._input: int | None = None
+        self.understood = table is not None
+        """Some output is known."""
+
+    @property
+    def name(self) -> None:
+        return None
+
+    @property
+    def end_certain(self) -> bool:
+        return False
+
+    @property
+    def limits(self) -> tuple[ReadingLimit, ...]:
+        """Limits that were reached while the reader learned."""
+        tables = () if self._tables_left else (ReadingLimit.STRUCTURE_TABLES,)
+        return self._structure.limits + tables
+
+    def read_event(self, event: SseEvent) -> Delta:
+        delta = super().read_event(event)
+        if delta.parsed and (not delta.output or self._may_count(event)) and self._learn(event):
+            delta = super().read_event(event)
+        return self._adjust(delta)
+
+    def learn(self, event: SseEvent, delta: Delta) -> Delta:
+        """Learn from an event that was read as `delta`; return what it means by now."""
+        return self._adjust(super().read_event(event)) if self._learn(event) else delta
+
+    def _ranked(self, findings: Findings) -> Delta:
+        # The words of an unknown format have no certain meaning: a reason is reported and not judged.
+        reason, findings.reason = findings.reason, None
+        delta = super()._ranked(findings)
+        delta.finish_reason = reason
+        return delta
+
+    def _adjust(self, delta: Delta) -> Delta:
+        if delta.counts is not None:
+            # A count ahead of all output is none of the whole answer; the last one may leave out the input.
+            delta.usage_running |= not (self._spoken or delta.done)
+            if delta.counts.input is None:
+                delta.counts.input = self._input
+            self._input = delta.counts.input
+        return _without_verdict(delta)
+
+    def read_body(self, body: bytes) -> Delta:
+        return _without_verdict(super().read_body(body))
+
+    def _may_count(self, event: SseEvent) -> bool:
+        """Whether the event may count tokens beside its text, as the last one of a stream does."""
+        return not self._counts and event.data is not None and _COUNTS(event.data) is not None
+
+    def _learn(self, event: SseEvent) -> bool:
+        """Look at the structure of an event; return whether the table changed."""
+        structure = self._structure
+        if not (self._tables_left and structure.values_left and structure.add(event)):
+            return False
+        table = make_table(self._structure, whole=False)
+        if table is None or table == self._table:
+            return False
+        self._tables_left -= 1
+        self._table = table
+        self._dialect = _compile(msgspec.json.encode(table))
+        self.names_read = self._dialect.names_read
+        self._sample = None
+        self._counts = any(rule.usage for rule in table.rules)
+        self.understood = True
+        return True
+
+
+def _without_verdict(delta: Delta) -> Delta:
+    """Remove what a known dialect would call a refusal: the words of an unknown one are not certain."""
+    if delta.verdict is None and not delta.refusal and delta.event_class not in _NO_VERDICT:
+        return delta
+    classes = {c for c in (delta.event_class, *delta.also) if c not in _NO_VERDICT}
+    if delta.content or delta.blank or delta.refusal:
+        classes.add(EventClass.CONTENT)
+    delta.event_class, *also = sorted(classes) or [EventClass.METADATA]
+    delta.also = tuple(also)
+    delta.verdict, delta.refusal = None, False
+    return delta

@@ -1,0 +1,387 @@
+"""What the events of an unknown stream show: places that hold output, counts of tokens, and marks of the end.
+
+`Structure.add` takes the first events of an answer. Texts of one place (the same path, event name and marks
+on the way) are compared with each other: pieces of one text, or the text so far, are output. Names weigh
+in. Constants, identifiers, notices, log lines and repeated texts are no output. Each sign gives points, so
+that no single one decides, and a place without enough of them is no output. `tables.py` makes a table of
+the result.
+"""
+
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from llmtap.protocol.delta import EventClass, ReadingLimit
+from llmtap.protocol.dialects.openai_shapes import count, read_json
+from llmtap.protocol.sse import SseEvent
+from llmtap.protocol.structure import names
+from llmtap.protocol.structure.texts import look
+from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, leaves
+from llmtap.protocol.verdicts import of_finish_reason
+
+PLACES_MAX: Final = 256
+"""Places, counts and kinds of events that are compared, of each; later ones are ignored."""
+TEXTS_MAX: Final = 32
+"""Texts of one place that are compared."""
+TEXT_CHARS_MAX: Final = 4_096
+"""Of a text that is compared; of a longer one the beginning counts."""
+VALUES_MAX: Final = 8_192
+"""Leaves of JSON values of one answer that are looked at, 50 ms at worst."""
+ENOUGH: Final = 4
+"""Points of a place that holds output."""
+_SURE_CHARS: Final = 8
+"""Characters of a text by which its repetition is known."""
+_MEMBERS_MAX: Final = 16
+_BESIDE_MAX: Final = 32
+_REASON_CHARS_MAX: Final = 40
+
+
+@dataclass(slots=True)
+class Kind:
+    """Events with the same name and the same marks at the top."""
+
+    event: str | None
+    marks: tuple[Mark, ...]
+    numbers: list[int] = field(default_factory=list)
+    members: set[frozenset[str]] = field(default_factory=set)
+    """The members at the top of these events; "" of those that are no object."""
+
+    @property
+    def words(self) -> frozenset[str]:
+        values = (self.event or "", *(value for _, value in self.marks if isinstance(value, str)))
+        return frozenset(word for value in values for word in names.words(value))
+
+
+@dataclass(slots=True)
+class Place:
+    """One path in events of one kind, and the texts that were there."""
+
+    kind: Kind
+    marks: tuple[Mark, ...]
+    """Of all objects on the way, those at the top included."""
+    path: Path
+    texts: dict[int, list[str]] = field(default_factory=dict)
+    """By the index of the choice."""
+    numbers: list[int] = field(default_factory=list)
+    """Of the events that had a text there, TEXTS_MAX at most."""
+    count: int = 0
+    """Texts that were there."""
+    beside: frozenset[str] = frozenset()
+    """Names of the members beside it."""
+    roles: frozenset[str] = frozenset()
+    holds_output: bool | None = None
+    """None: it was not looked at."""
+    points: int = 0
+    event_class: EventClass = EventClass.CONTENT
+    cumulative: bool = False
+    reasons: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Counter:
+    """A place of a number of tokens."""
+
+    kind: Kind
+    path: Path
+    meaning: str
+    values: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Flag:
+    """A member that is true, or a reason why the answer ended."""
+
+    kind: Kind
+    path: Path
+    numbers: list[int] = field(default_factory=list)
+
+
+class Structure:
+    """What some events of an answer show. Memory: PLACES_MAX places of TEXTS_MAX texts.
+
+    Args:
+        values_max: JSON values that are looked at.
+    """
+
+    def __init__(self, values_max: int = VALUES_MAX) -> None:
+        self.values_left = values_max
+        self._full = False
+        self.kinds: dict[tuple[Any, ...], Kind] = {}
+        self.places: dict[tuple[Any, ...], Place] = {}
+        self.counters: dict[tuple[Any, ...], Counter] = {}
+        self.flags: dict[tuple[Any, ...], Flag] = {}
+        self.reasons: dict[tuple[Any, ...], Flag] = {}
+        self.filtered: set[int] = set()
+        """Events by which a filter ended the answer: their text may stand in place of it."""
+        self.models: set[Path] = set()
+        self.events = 0
+        self._forms = 0  # of the last event, that no earlier one had
+        self.end_text: str | None = None
+        """The data of the last event, if it is a word that ends streams (`[DONE]`)."""
+
+    def add(self, event: SseEvent) -> bool:
+        """Take the next event of the answer; return whether it has a form that no earlier one had."""
+        if event.data is None or not self.values_left:
+            return False
+        self._forms = 0
+        self.values_left -= 1
+        value = value_of(event.data)
+        number = self.events
+        self.events += 1
+        is_end = isinstance(value, str) and value.strip().lower() in names.END_TEXTS
+        self.end_text = str(value).strip() if is_end else None
+        if is_end:
+            return False
+        kind: Kind | None = None
+        for leaf in leaves(value, min(NODES_MAX, self.values_left)):
+            self.values_left -= 1
+            if kind is None:
+                kind = self._kind(event, value, leaf.marks, number)
+                if kind is None:
+                    return False
+            if isinstance(leaf.value, str):
+                self._add_text(leaf, kind, number)
+            elif type(leaf.value) in (int, float):
+                self._add_number(leaf, kind)
+            elif leaf.value is True and leaf.path and names.meaning_of(leaf.path[-1]).end_flag:
+                self._add_flag(self.flags, leaf, kind, number)
+        return self._forms > 0
+
+    @property
+    def limits(self) -> tuple[ReadingLimit, ...]:
+        """Limits that were reached, so that later values or places were ignored."""
+        values = () if self.values_left else (ReadingLimit.STRUCTURE_VALUES,)
+        return values + ((ReadingLimit.STRUCTURE_PLACES,) if self._full else ())
+
+    def outputs(self) -> list[Place]:
+        """Return the places that hold output, the surest first. A place that has texts and holds no output is
+        not looked at again."""
+        counted = any(counter.values[-1] > 0 for counter in self.counters.values())
+        holders = {place.path[:-1] for place in self.places.values() if place.holds_output}
+        for place in self.places.values():
+            if place.texts and place.holds_output is None:
+                _judge(place, counted=counted, beside_output=place.path[:-1] in holders)
+                place.holds_output = place.points >= ENOUGH and not self.filtered.issuperset(place.numbers)
+        self._add_flagged()
+        out: list[Place] = []
+        for place in sorted((p for p in self.places.values() if p.holds_output), key=lambda p: -p.points):
+            place.holds_output = not _repeats(place, out)
+            if place.holds_output:
+                out.append(place)
+        return out
+
+    def _add_flagged(self) -> None:
+        """Let a place with a flag (`thought`) hold output if the same place without it does, since one rule
+        reads both."""
+        plain = {(p.kind.event, p.marks, p.path) for p in self.places.values() if p.holds_output}
+        for place in self.places.values():
+            marks = tuple(mark for mark in place.marks if mark[1] is not True)
+            if marks != place.marks and (place.kind.event, marks, place.path) in plain:
+                place.holds_output = True
+
+    def _is_full(self, entries: Sized) -> bool:
+        """Return whether there is no room for one more of these entries, and note it."""
+        full = len(entries) >= PLACES_MAX
+        self._full |= full
+        return full
+
+    def _kind(self, event: SseEvent, value: Any, marks: tuple[Mark, ...], number: int) -> Kind | None:
+        name = None if event.event is None else event.event.decode("latin-1")[: names.NAME_CHARS_MAX]
+        top = tuple(mark for mark in marks if len(mark[0]) == 1)
+        kind = self.kinds.get((name, top))
+        if kind is None:
+            if self._is_full(self.kinds):
+                return None
+            kind = self.kinds[name, top] = Kind(name, top)
+            self._forms += 1
+        if len(kind.numbers) < PLACES_MAX:
+            kind.numbers.append(number)
+        if len(kind.members) < _MEMBERS_MAX:
+            kind.members.add(frozenset(islice(value, _BESIDE_MAX) if isinstance(value, dict) else ("",)))
+        return kind
+
+    def _add_text(self, leaf: Leaf, kind: Kind, number: int) -> None:
+        own = names.meaning_of(leaf.path[-1] if leaf.path else "")
+        if own.reason:
+            if 0 < len(leaf.value) <= _REASON_CHARS_MAX and leaf.value.lower() not in ("null", "none"):
+                self._add_flag(self.reasons, leaf, kind, number)
+                if of_finish_reason(leaf.value) is not None:
+                    self.filtered.add(number)
+            return
+        if own.model and leaf.value and EACH not in leaf.path and len(self.models) < 4:
+            self.models.add(leaf.path)
+        key = (kind.event, leaf.marks, leaf.path)
+        place = self.places.get(key)
+        if place is None:
+            if self._is_full(self.places):
+                return
+            place = self.places[key] = Place(kind, leaf.marks, leaf.path)
+        if leaf.role:
+            place.roles |= {leaf.role}
+        if leaf.holder is not None and len(place.beside) < min(len(leaf.holder), _BESIDE_MAX):
+            place.beside |= {names.meaning_of(name).phrase for name in islice(leaf.holder, _BESIDE_MAX)}
+        if leaf.value:
+            place.count += 1
+            self._forms += not place.texts
+            texts = place.texts.setdefault(leaf.choice, [])
+            if len(texts) < TEXTS_MAX:
+                texts.append(leaf.value[:TEXT_CHARS_MAX])
+                place.numbers.append(number)
+
+    def _add_number(self, leaf: Leaf, kind: Kind) -> None:
+        meaning = names.count_of(leaf.path)
+        value = count(leaf.value)
+        if meaning is None or value is None:
+            return
+        key = (kind.event, kind.marks, leaf.path)
+        counter = self.counters.get(key)
+        if counter is None:
+            if self._is_full(self.counters):
+                return
+            counter = self.counters[key] = Counter(kind, leaf.path, meaning)
+        self._forms += value > 0 and not (counter.values and counter.values[-1] > 0)
+        if len(counter.values) == TEXTS_MAX:
+            counter.values.pop()
+        counter.values.append(value)
+
+    def _add_flag(self, flags: dict[tuple[Any, ...], Flag], leaf: Leaf, kind: Kind, number: int) -> None:
+        key = (kind.event, kind.marks, leaf.path)
+        flag = flags.get(key)
+        if flag is None:
+            if self._is_full(flags):
+                return
+            flag = flags[key] = Flag(kind, leaf.path)
+            self._forms += 1
+        if len(flag.numbers) < TEXTS_MAX:
+            flag.numbers.append(number)
+
+
+def value_of(data: bytes) -> Any:
+    """Return the JSON value of an event's data; data that are no JSON are a text."""
+    value = read_json(data)
+    if value is None and data.strip() != b"null" and not data.lstrip().startswith((b"{", b"[{")):
+        value = data.decode("utf-8", "replace")
+    return value
+
+
+def _judge(place: Place, *, counted: bool, beside_output: bool) -> None:
+    """Set the points of a place that has texts, and what its texts are."""
+    own = names.words(place.path[-1]) if place.path and place.path[-1] != EACH else ()
+    above = [names.words(name) for name in place.path[:-1] if name != EACH]
+    if place.path and place.path[-1] == EACH and above:
+        own = above.pop()
+    marks = [
+        names.words(name)
+        for name in (place.kind.event or "", *(v for _, v in place.marks if isinstance(v, str)))
+    ]
+    own_name, own_words = " ".join(own), frozenset(own)
+    above_words = frozenset(word for name in above for word in name)
+    kinds = frozenset(word for name in marks for word in name)
+    place.event_class = _class_of([own, *above, *marks], flagged=any(v is True for _, v in place.marks))
+    place.points, place.cumulative = 0, False
+    place.reasons.clear()
+    points = 0
+
+    def add(n: int, reason: str) -> None:
+        nonlocal points
+        points += n
+        place.reasons.append(f"{n:+d} {reason}")
+
+    if place.roles & names.OTHER_ROLES or any(map(_is_result, [*above, *marks])):
+        return
+    is_call = place.event_class is EventClass.TOOL_CALL
+    called = bool((above_words | kinds | own_words) & names.CALLING) or "arguments" in place.beside
+    if is_call and own in names.CALL_NAMES:
+        if called and not (kinds & names.ENDS or place.beside & names.DEFINITION):
+            place.points = ENOUGH
+            place.reasons.append("name of a call")
+        return
+    sequel = look(max(place.texts.values(), key=len))
+    if sequel.no_text or sequel.constant:
+        return
+    if is_call and own_name in names.ARGUMENTS:
+        add(3 + called, "arguments of a call")
+    elif own_name in names.STRONG:
+        add(3, "name of generated text")
+    elif own_name in names.USUAL:
+        add(2, "usual name of generated text")
+    elif own_words & names.NEVER:
+        return
+    elif own_name in names.POSSIBLE:
+        add(1, "possible name of generated text")
+    elif not own:
+        add(1, "the event is a text")
+    named = points >= 2
+    if not (named or sequel.cumulative or sequel.pieces or sequel.joined):
+        return
+    if above_words & names.ABOVE_NEVER and not (own_name == "transcript" and "delta" in above_words):
+        return
+    if above_words & names.ABOVE_STRONG:
+        add(2, "names above it")
+    elif above_words & names.ABOVE_USUAL:
+        add(1, "names above it")
+    if above_words & names.ABOVE_DOUBTFUL:
+        add(-1, "names above it")
+    if kinds & names.KIND_STRONG:
+        add(2, "name of the event")
+    elif kinds & names.KIND_USUAL:
+        add(1, "name of the event")
+    if kinds & names.KIND_NEVER:
+        add(-5, "name of the event")
+    if place.roles & names.MODEL_ROLES:
+        add(1, "role of the model")
+    if counted and named:
+        add(1, "tokens are counted")
+    if beside_output and named:
+        add(1, "output beside it")
+    if sequel.cumulative:
+        place.cumulative = True
+        add(4, "the text so far")
+    elif sequel.pieces:
+        add(3, "pieces of one text")
+        if sequel.joined >= 5:
+            add(1, "many of them")
+    elif sequel.joined and not sequel.apart:
+        add(1, "texts that join")
+    if sequel.apart:
+        add(-4, "texts apart from each other")
+    if sequel.lines:
+        add(-2, "whole lines")
+    strange = len(place.beside & names.BESIDE_NEVER)
+    if strange:
+        add(-min(3, 2 * strange), "members beside it")
+    if place.beside & names.END_FLAGS or any(
+        names.REASON_WORDS.intersection(b.split()) for b in place.beside
+    ):
+        add(1, "an end mark beside it")
+    place.points = points
+
+
+def _is_result(name: tuple[str, ...]) -> bool:
+    """Whether a name is that of what a tool gave back."""
+    calls = [word in names.CALL for word in name]
+    return True in calls and not names.CALL_RESULT.isdisjoint(name[calls.index(True) :])
+
+
+def _class_of(said: list[tuple[str, ...]], *, flagged: bool) -> EventClass:
+    said_words = frozenset(word for name in said for word in name)
+    if flagged or said_words & names.REASONING:
+        return EventClass.REASONING
+    if said_words & names.CALL or ("partial", "json") in said:
+        return EventClass.TOOL_CALL
+    return EventClass.CONTENT
+
+
+def _repeats(place: Place, accepted: Sequence[Place]) -> bool:
+    """Whether the texts of a place repeat those of a better one."""
+    for other in accepted:
+        if other.numbers == place.numbers and other.texts == place.texts:
+            return True
+        if other.numbers and place.numbers and min(place.numbers) > max(other.numbers):
+            texts = next(iter(other.texts.values()))
+            so_far = (texts[-1] if other.cumulative else "".join(texts)).strip()
+            known = [text.strip() for texts in place.texts.values() for text in texts]
+            if any(t == so_far or (len(so_far) >= _SURE_CHARS and t.startswith(so_far)) for t in known):
+                return True
+    return False

@@ -1,0 +1,299 @@
+"""Make the table of a dialect from what the events of an unknown stream show.
+
+The table is read as any other one (`dialects/table/reader.py`), and `llmtap inspect --draft` writes it.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from llmtap.errors import ConfigError
+from llmtap.protocol.delta import EventClass
+from llmtap.protocol.dialects.table.declaration import Counts, DialectTable, EventMark, Rule, Scalar, Texts
+from llmtap.protocol.structure import names
+from llmtap.protocol.structure.structure import Counter, Kind, Place, Structure
+from llmtap.protocol.structure.walk import EACH, Mark, Path
+
+NAME: Final = "inferred"
+_CHOICES: Final = frozenset(
+    {"choices", "candidates", "generations", "responses", "outputs", "completions", "results"}
+)
+_COUNTED: Final = ("input", "output", "reasoning", "cached", "total")
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What the rule for events of one name reads."""
+
+    members: set[frozenset[str]] = field(default_factory=set, repr=False)
+    where: dict[str, Scalar] = field(default_factory=dict)
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_call: list[str] = field(default_factory=list)
+    call: list[str] = field(default_factory=list)
+    cumulative: bool = False
+    choice: str | None = None
+    usage: list[str] = field(default_factory=list)
+    finish_reason: list[str] = field(default_factory=list)
+    done: dict[str, Scalar] = field(default_factory=dict)
+    event_class: EventMark | None = None
+
+
+@dataclass(slots=True)
+class _Usage:
+    counts: dict[str, list[str]]
+    holders: list[tuple[Kind, Path]]
+
+
+def make_table(
+    structure: Structure, *, whole: bool, name: str = NAME, source: str = NAME
+) -> DialectTable | None:
+    """Return the table that the events show, or None if they show no output.
+
+    Args:
+        whole: the events are all events of the answer, so the last one may be its end.
+    """
+    outputs = structure.outputs()
+    if not outputs:
+        return None
+    plain = next((place for place in outputs if not place.path), None)
+    naming = _Naming(structure)
+    drafts: dict[tuple[str | None, tuple[Mark, ...]], _Draft] = {}
+
+    def draft_of(kind: Kind) -> _Draft:
+        key = naming.key(kind)
+        draft = drafts.get(key)
+        if draft is None:
+            draft = drafts[key] = _Draft(where={member_path(path): value for path, value in key[1]})
+        draft.members |= kind.members
+        return draft
+
+    for place in outputs:
+        if place.path:
+            _add_output(draft_of(place.kind), place, structure)
+    usage = _usage_of(structure)
+    if usage is not None:
+        for kind, holder in usage.holders:
+            _add_new(draft_of(kind).usage, member_path(holder) or ".")
+    for flag in structure.reasons.values():
+        _add_new(draft_of(flag.kind).finish_reason, member_path(flag.path))
+    if whole:
+        _add_ends(structure, draft_of)
+    events: dict[EventMark, Texts] = {}
+    silent = [naming.name(kind) for kind in structure.kinds.values() if naming.key(kind) not in drafts]
+    quiet = sorted(
+        {name for name in silent if name is not None and not names.ERRORS.intersection(names.words(name))}
+    )
+    if quiet:
+        events["metadata"] = tuple(quiet)
+    rules = tuple(
+        _rules(drafts, [] if usage is None else [p for paths in usage.counts.values() for p in paths])
+    )
+    try:
+        return DialectTable(
+            name=name,
+            source=source,
+            end=_end_of(structure, rules) if whole else "none",
+            match=naming.match,
+            model=tuple(member_path(path) for path in sorted(structure.models)),
+            plain_text="content" if plain is not None else None,
+            events=events,
+            rules=rules,
+            counts=Counts() if usage is None else Counts(**{k: tuple(v) for k, v in usage.counts.items()}),
+        )
+    except ConfigError:
+        return None  # more names or paths than a table may have
+
+
+def member_path(path: Path, marks: Iterable[Mark] = (), but: Iterable[Path] = ()) -> str:
+    """Return a path as tables write it, with the marks on the way as conditions.
+
+    Args:
+        but: flags that are not set on the way.
+    """
+    out = ""
+    for i, name in enumerate(path):
+        if name == EACH:
+            out += "[]"
+        else:
+            out += f".{name}" if out else name
+        holder = path[: i + 1]
+        conditions = [f"[{m[-1]}={str(v).lower() if v is True else v}]" for m, v in marks if m[:-1] == holder]
+        conditions += [f"[{m[-1]}!=true]" for m in but if m[:-1] == holder]
+        if conditions:
+            out = out.removesuffix("[]") + "".join(conditions)
+    return out
+
+
+class _Naming:
+    """Where the events of a stream have their names: in a member of their JSON, or in the `event:` line."""
+
+    def __init__(self, structure: Structure) -> None:
+        kinds = structure.kinds.values()
+        members = Tally(path for kind in kinds for path, value in kind.marks if isinstance(value, str))
+        values = {path: {value for kind in kinds for p, value in kind.marks if p == path} for path in members}
+        lines = {kind.event for kind in kinds if kind.event is not None}
+        best = max(members, key=lambda p: (len(values[p]), members[p], p == ("type",)), default=None)
+        if best is not None and len(lines) > len(values[best]):
+            best = None
+        self._member: Path | None = best
+        self.match: str | tuple[str, ...] = "type"
+        if best is not None:
+            self.match = member_path(best)
+        elif ("type",) in members:
+            self.match = ()
+
+    def name(self, kind: Kind) -> str | None:
+        for path, value in kind.marks:
+            if path == self._member:
+                return str(value)
+        return kind.event
+
+    def key(self, kind: Kind) -> tuple[str | None, tuple[Mark, ...]]:
+        """Return what tells the rule of these events: their name, and other marks at the top."""
+        return self.name(kind), tuple(mark for mark in kind.marks if mark[0] != self._member)
+
+
+def output_path(place: Place, structure: Structure) -> str:
+    """Return the path of a place of output, as tables write it."""
+    inner = [mark for mark in place.marks if len(mark[0]) > 1]
+    flags = {
+        mark[0]
+        for other in structure.places.values()
+        if other.path == place.path
+        for mark in other.marks
+        if mark[1] is True and len(mark[0]) > 1
+    }
+    return member_path(place.path, inner, flags.difference(path for path, _ in inner))
+
+
+def _add_output(draft: _Draft, place: Place, structure: Structure) -> None:
+    path = output_path(place, structure)
+    if place.event_class is EventClass.REASONING:
+        _add_new(draft.reasoning, path)
+    elif place.event_class is EventClass.TOOL_CALL:
+        is_name = names.words(place.path[-1]) in names.CALL_NAMES
+        _add_new(draft.call if is_name else draft.tool_call, path)
+    else:
+        _add_new(draft.content, path)
+    draft.cumulative |= place.cumulative
+    if len(place.texts) > 1 and EACH in place.path:
+        lead = place.path[: place.path.index(EACH) + 1]
+        if len(lead) > 1 and names.words(lead[-2])[-1:] and names.words(lead[-2])[-1] in _CHOICES:
+            draft.choice = member_path((*lead, "index"))
+
+
+def _usage_of(structure: Structure) -> _Usage | None:
+    """Return the object that counts tokens, if its output is certain: counted at last, beside the input or by
+    a full name."""
+    by_holder: dict[Path, list[Counter]] = {}
+    for counter in structure.counters.values():
+        if counter.meaning == "output":
+            by_holder.setdefault(counter.path[:-1], []).append(counter)
+    best: tuple[int, Path] | None = None
+    for holder, outputs in by_holder.items():
+        inside = [c for c in structure.counters.values() if c.path[: len(holder)] == holder]
+        if not any(c.values[-1] > 0 for c in outputs) or any(EACH in c.path[len(holder) :] for c in outputs):
+            continue
+        above = frozenset(word for name in holder for word in names.words(name))
+        points = len({c.meaning for c in inside}) + bool(above & {"usage"}) - bool(above & {"billed"})
+        own = frozenset(word for c in outputs for word in names.words(c.path[-1]))
+        if points >= 2 or own & {"token", "tokens", "eval"}:
+            best = max(best, (points, holder)) if best else (points, holder)
+    if best is None:
+        return None
+    holder = best[1]
+    counts: dict[str, list[str]] = {}
+    for counter in sorted(structure.counters.values(), key=lambda c: len(c.path)):
+        if counter.path[: len(holder)] == holder and EACH not in counter.path[len(holder) :]:
+            found = counts.setdefault(counter.meaning, [])
+            _add_new(found, member_path(counter.path[len(holder) :]))
+    # The same object may stand elsewhere in other events: the start of an answer may count its input.
+    known = {path for paths in counts.values() for path in paths}
+    ends = {holder, *(c.path[:-1] for c in structure.counters.values() if c.path[-1] in known)}
+    holders = [
+        (c.kind, end)
+        for end in sorted(ends, key=lambda path: (path != holder, len(path), path))
+        for c in structure.counters.values()
+        if c.path[: len(end)] == end and member_path(c.path[len(end) :]) in known
+    ]
+    return _Usage({k: counts[k] for k in _COUNTED if k in counts}, holders)
+
+
+def _add_ends(structure: Structure, draft_of: Callable[[Kind], _Draft]) -> None:
+    last = max(structure.kinds.values(), key=lambda kind: kind.numbers[-1])
+    for flag in structure.flags.values():
+        once = len(flag.numbers) == 1 and flag.numbers[0] == last.numbers[-1]
+        if once and EACH not in flag.path:
+            draft_of(flag.kind).done[member_path(flag.path)] = True
+    if len(last.numbers) == 1 and len(structure.kinds) > 1 and last.words & names.ENDS:
+        draft_of(last).event_class = "done"
+
+
+def _end_of(
+    structure: Structure, rules: tuple[Rule, ...]
+) -> Literal["done", "[DONE]", "finish_reason", "none"]:
+    if structure.end_text == "[DONE]":
+        return "[DONE]"
+    if any(rule.done or rule.event_class == "done" for rule in rules):
+        return "done"
+    return "finish_reason" if any(rule.finish_reason for rule in rules) else "none"
+
+
+def _rules(
+    drafts: dict[tuple[str | None, tuple[Mark, ...]], _Draft], names_of_counts: list[str]
+) -> Iterator[Rule]:
+    """Yield the rules, those with more conditions first. Events of several names with the same reading have
+    one
+    rule. Events without a name are known by the members that are read."""
+    merged: dict[str, tuple[list[str], _Draft]] = {}
+    unnamed: list[_Draft] = []
+    for (name, _), draft in drafts.items():
+        if name is None:
+            unnamed.append(draft)
+        else:
+            merged.setdefault(repr(draft), ([], draft))[0].append(name)
+    for events, draft in sorted(merged.values(), key=lambda m: -len(m[1].where)):
+        yield _rule(draft, event=tuple(sorted(events)))
+    for draft in sorted(unnamed, key=lambda d: -len(d.where)):
+        outputs = [*draft.content, *draft.reasoning, *draft.tool_call, *draft.call]
+        known: set[str] = set()
+        rest = _Draft(
+            where=draft.where, usage=draft.usage, finish_reason=draft.finish_reason, done=draft.done
+        )
+        others = [path for path in (*rest.usage, *rest.finish_reason, *rest.done) if path != "."]
+        others += names_of_counts if "." in rest.usage else []
+        for reading, paths in ((draft, outputs), (rest, others)):
+            for top in dict.fromkeys(map(_top, paths)):
+                if any(top in members and known.isdisjoint(members) for members in draft.members):
+                    known.add(top)
+                    yield _rule(reading, has=top)
+
+
+def _rule(draft: _Draft, *, event: tuple[str, ...] = (), has: str = "") -> Rule:
+    return Rule(
+        event=event,
+        has=has or (),
+        where=draft.where,
+        event_class=draft.event_class,
+        done=draft.done,
+        content=tuple(draft.content),
+        reasoning=tuple(draft.reasoning),
+        tool_call=tuple(draft.tool_call),
+        call=tuple(draft.call),
+        cumulative=draft.cumulative,
+        choice=draft.choice,
+        usage=tuple(draft.usage),
+        finish_reason=tuple(draft.finish_reason),
+    )
+
+
+def _top(path: str) -> str:
+    """Return the member at the top that a path begins with; "" for a list."""
+    return path.partition(".")[0].partition("[")[0]
+
+
+def _add_new(values: list[str], value: str) -> None:
+    if value not in values:
+        values.append(value)

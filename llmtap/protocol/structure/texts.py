@@ -1,0 +1,93 @@
+"""How the texts that one place of a stream held follow each other: pieces, the text so far, or neither."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+_OPENS_WITH: Final = frozenset(".,;:!?)]}'\"\u2019\u201d\u2026-*`_/\n<>=@#%&|+~\\$^(")
+_CLOSES_WITH: Final = frozenset("([{\"'\u201c\u2018-/*`#<>=_@$\\|&+~")
+_NO_TEXT: Final = re.compile(
+    r"""
+    [0-9a-fA-F]{8}-[0-9a-fA-F-]{8,}              # UUID
+    | (?=[^\s]*[0-9])[A-Za-z0-9+/_=.:~-]{20,}    # identifier, hash, base64
+    | [A-Za-z0-9+/=_-]{44,}                      # base64
+    | [a-z]+://\S+ | data:\S+
+    | \d{4}-\d\d-\d\d([T ]\S*)?                  # date
+    | [-+]?[0-9][0-9.,:e]*\s*(%|[a-zA-Z/]{1,4})? # number, with a unit
+    | (image|audio|video|application|text)/\S+
+    """,
+    re.VERBOSE,
+)
+_LETTER: Final = re.compile(r"[^\W\d_]")
+
+
+class Sequel(NamedTuple):
+    """What the order of some texts shows."""
+
+    cumulative: bool
+    """Each begins with the one before it, and they grow by words."""
+    pieces: bool
+    """They read as one text if put together."""
+    joined: int
+    """Number of places where two of them meet as in one text."""
+    apart: bool
+    """They do not: each is a line, a message or a notice of its own."""
+    lines: bool
+    """Each ends its line."""
+    constant: bool
+    """They repeat a few values."""
+    no_text: bool
+    """They are identifiers, numbers, dates, addresses or encoded bytes."""
+
+
+def look(texts: Sequence[str]) -> Sequel:
+    """Return what the texts of one place, in their order and none of them empty, show."""
+    n = len(texts)
+    no_text = sum(_is_no_text(text) for text in texts)
+    cumulative = _is_cumulative(texts)
+    joins = [_joins(a, b) for a, b in pairwise(texts)]
+    good, bad = joins.count(1), joins.count(-1)
+    pairs = len(joins)
+    of_words = sum(" " in text.strip() for text in texts)
+    strangers = n >= 3 and of_words >= n / 2 and good <= pairs / 5
+    distinct = len(set(texts))
+    return Sequel(
+        cumulative=cumulative,
+        pieces=pairs >= 2 and good >= pairs / 2 and bad <= pairs / 5,
+        joined=good,
+        apart=not cumulative and ((pairs >= 2 and bad >= pairs / 2) or strangers),
+        lines=n >= 2 and sum(text.endswith("\n") for text in texts) >= 0.8 * n,
+        constant=(n >= 2 and distinct == 1 and len(texts[0]) > 1) or (n >= 6 and distinct <= n / 3),
+        no_text=no_text >= 0.8 * n,
+    )
+
+
+def _is_no_text(text: str) -> bool:
+    text = text.strip()
+    return len(text) > 3 and _NO_TEXT.fullmatch(text) is not None
+
+
+def _is_cumulative(texts: Sequence[str]) -> bool:
+    grows = 0
+    for before, text in pairwise(texts):
+        if not text.startswith(before):
+            return False
+        grows += _LETTER.search(text, len(before)) is not None
+    return grows >= 2 or (grows == 1 and len(texts) == 2 and len(texts[0]) > 3)
+
+
+def _joins(a: str, b: str) -> int:
+    """Return 1 if `b` goes on where `a` ends as in one text, -1 if a separator is missing, 0 if unknown."""
+    last, first = a[-1], b[0]
+    if last.isspace() or first.isspace():
+        return 1
+    if ord(last) >= 0x2E80 or ord(first) >= 0x2E80:
+        return 1  # scripts without spaces
+    if last == ">" and first == "<":
+        return 0  # two elements of HTML
+    if first in _OPENS_WITH or last in _CLOSES_WITH:
+        return 1
+    if not last.isalnum():
+        return -1
+    return -1 if first.isupper() and last.islower() else 0

@@ -1,0 +1,80 @@
+"""The leaves of an event's JSON value: which value is where, and which marks stand on the way to it.
+
+Bounded: a deep, wide or endless value costs no more than `NODES_MAX` nodes.
+"""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+from llmtap.protocol.structure import names
+
+NODES_MAX: Final = 256
+"""Values of one event that are looked at."""
+DEPTH_MAX: Final = 12
+ELEMENTS_MAX: Final = 8
+"""Elements of one array that are looked at."""
+_MARK: Final = re.compile(r"[A-Za-z][A-Za-z_./:\- ]{0,63}|[A-Za-z][A-Za-z0-9_./:\-]{0,24}")
+_INDEX_MAX: Final = 1_024
+_ROLE_CHARS_MAX: Final = 16
+EACH: Final = "[]"
+"""In a path: every element of an array."""
+
+Path = tuple[str, ...]
+Mark = tuple[Path, str | bool]
+"""A member that names the kind of its object, and its value."""
+
+
+class Leaf(NamedTuple):
+    path: Path
+    value: Any
+    """A text, a number, a boolean or None."""
+    marks: tuple[Mark, ...]
+    """Of the objects that hold it, from the outside."""
+    choice: int
+    """Of the innermost array element above it: its `index` member, else its place; 0 without an array."""
+    holder: dict[str, Any] | None
+    """The object that has it as a member."""
+    role: str
+    """`role` of the innermost object that has one."""
+
+
+def leaves(value: Any, nodes_max: int = NODES_MAX) -> Iterator[Leaf]:
+    """Yield the leaves of a JSON value, members in their order, from at most `nodes_max` values."""
+    stack: list[tuple[Path, Any, tuple[Mark, ...], int, dict[str, Any] | None, str]]
+    stack = [((), value, (), 0, None, "")]
+    room = nodes_max
+    while stack and room:
+        room -= 1
+        path, value, marks, index, holder, role = stack.pop()
+        if type(value) is dict:
+            if len(path) >= DEPTH_MAX:
+                continue
+            members = []
+            for name, v in islice(value.items(), room):
+                meaning = names.meaning_of(name)
+                if not meaning.plain:
+                    continue
+                if (
+                    meaning.mark
+                    and type(v) is str
+                    and 0 < len(v) <= names.NAME_CHARS_MAX
+                    and _MARK.fullmatch(v)
+                ):
+                    marks = (*marks, ((*path, name), v))
+                elif meaning.reasoning_flag and v is True:
+                    marks = (*marks, ((*path, name), True))
+                elif name == "index" and type(v) is int and EACH in path and 0 <= v < _INDEX_MAX:
+                    index = v
+                elif name == "role" and type(v) is str:
+                    role = v[:_ROLE_CHARS_MAX].lower()
+                members.append((name, v))
+            stack += [((*path, name), v, marks, index, value, role) for name, v in reversed(members)]
+        elif type(value) is list:
+            if len(path) < DEPTH_MAX:
+                inside = (*path, EACH)
+                elements = list(enumerate(value[:ELEMENTS_MAX]))
+                stack += [(inside, v, marks, i, None, role) for i, v in reversed(elements)]
+        else:
+            yield Leaf(path, value, marks, index, holder, role)

@@ -1,0 +1,47 @@
+"""Service tier of a request and of its answer: a class of speed and price that the client may choose.
+
+Values come from a closed set (`TIERS`); any other is `other`, so that neither side can make names without
+end. Anthropic's `speed` counts as a tier if it is not the usual one, since it changes the time of a token.
+
+Source: platform.openai.com api reference (`service_tier`); docs.anthropic.com service-tiers and fast mode;
+console.groq.com service-tiers; cloud.google.com priority paygo.
+"""
+
+from typing import Any, Final
+
+from llmtap.protocol.dialects.openai_shapes import read_json
+
+TIERS: Final = frozenset({
+    "auto", "default", "flex", "priority", "scale", "batch", "standard", "standard_only", "fast",
+    "on_demand", "performance", "economy",
+})  # fmt: skip
+OTHER: Final = "other"
+_HOLDERS: Final = (
+    (), ("response",), ("usage",), ("message", "usage"), ("response", "usage"),
+)  # fmt: skip
+"""Objects of an answer that tell its tier: of chat, Responses, and Anthropic's messages and streams."""
+
+
+def tier_of(service_tier: Any, speed: Any = None) -> str | None:
+    """Return the tier that two members name; None if they name none."""
+    for value in (None if speed == "standard" else speed, service_tier):
+        if isinstance(value, str) and value:
+            return value if value in TIERS else OTHER
+    return None
+
+
+def granted_tier(data: bytes) -> str | None:
+    """Return the tier that an event, or a whole answer, tells; None if it tells none."""
+    if b'"service_tier"' not in data and b'"speed"' not in data:
+        return None
+    root = read_json(data)
+    tier = None
+    for path in _HOLDERS:
+        value = root
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, dict):
+            # Outside `usage` a member `speed` may be of a tool, or of a voice.
+            speed = value.get("speed") if path[-1:] == ("usage",) else None
+            tier = tier_of(value.get("service_tier"), speed) or tier
+    return tier

@@ -1,0 +1,169 @@
+"""Several servers of an iteration-level scheduler, with a router in front of them.
+
+Each server has a scheduler, a batch and a KV memory of its own. `RoutedEngine` has the interface of `Engine`
+(`engine.py`): a router assigns each request to a server when it arrives, and the request stays there. As in
+front of real servers, the router knows the server of each request and whether the request has ended, but
+neither the lengths of answers nor the memory of the servers.
+
+`ROUTERS` has the routers by name, for `llmtap sim run --router`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from llmtap.sim.engine import Engine, EngineRun, GivenUp, Iterating, IterationState, Step
+from llmtap.workload.requests import Requests
+
+IMBALANCE_MAX: Final = 32
+"""`prefix-aware` sends no request to a server that has this number of open requests more than the least
+loaded one, even if that server has received the prompt's prefix. Without a limit, a prefix that all prompts
+share would fill one server and leave the others idle."""
+
+
+class Router(Protocol):
+    def server(self, request: int, open_requests: Sequence[int]) -> int:
+        """Return the server for an arriving request; `open_requests`: number of open requests by server."""
+
+
+class RoundRobin:
+    """Sends the requests to the servers in turn."""
+
+    def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
+        self._next = -1
+        self._servers = servers
+
+    def server(self, request: int, open_requests: Sequence[int]) -> int:
+        self._next = (self._next + 1) % self._servers
+        return self._next
+
+
+class LeastLoaded:
+    """Sends each request to the server with the fewest open requests; if several, to the first."""
+
+    def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
+        pass
+
+    def server(self, request: int, open_requests: Sequence[int]) -> int:
+        return least_loaded(open_requests)
+
+
+class PrefixAware:
+    """Sends each request to the server that has received the longest prefix of its prompt.
+
+    If several have, if no server has received a whole block, or if the server is overloaded
+    (`IMBALANCE_MAX`), to the one with the fewest open requests. The router stores as many blocks by server as
+    the KV memory of a server holds, and forgets the least recently sent ones first."""
+
+    def __init__(self, requests: Requests, servers: int, kv_tokens: int) -> None:
+        self._requests = requests
+        self._blocks_max = kv_tokens // requests.block_tokens if requests.block_tokens else 0
+        self._sent: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(servers)]
+        """Blocks sent to each server; the least recently sent is first, and is forgotten next."""
+
+    def server(self, request: int, open_requests: Sequence[int]) -> int:
+        requests = self._requests
+        if not self._blocks_max:
+            return least_loaded(open_requests)
+        blocks = requests.blocks[request][: requests.input[request] // requests.block_tokens]
+        matches = [_leading(blocks, sent) for sent in self._sent]
+        longest = max(matches)
+        candidates = [server for server, match in enumerate(matches) if match == longest]
+        best = min(candidates, key=open_requests.__getitem__)
+        if open_requests[best] - min(open_requests) >= IMBALANCE_MAX:
+            best = least_loaded(open_requests)
+        sent = self._sent[best]
+        # Reversed, so that later blocks of a prompt are forgotten before earlier ones.
+        for block in reversed(blocks):
+            sent[block] = None
+            sent.move_to_end(block)
+        while len(sent) > self._blocks_max:
+            sent.popitem(last=False)
+        return best
+
+
+def least_loaded(open_requests: Sequence[int]) -> int:
+    return min(range(len(open_requests)), key=open_requests.__getitem__)
+
+
+def _leading(blocks: Sequence[int], sent: OrderedDict[int, None]) -> int:
+    """Return the number of leading blocks that were sent."""
+    count = 0
+    for block in blocks:
+        if block not in sent:
+            break
+        count += 1
+    return count
+
+
+ROUTERS: Final[dict[str, Callable[[Requests, int, int], Router]]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "prefix-aware": PrefixAware,
+}
+"""Each is built from the requests, the number of servers, and the KV memory of a server in tokens."""
+DEFAULT_ROUTER: Final = "round-robin"
+
+
+class RoutedEngine:
+    """Engines of one server each behind a router, with the interface of an `Engine`."""
+
+    def __init__(self, schedulers: Sequence[Iterating], router: Router) -> None:
+        self._engines = [Engine(scheduler, first=server) for server, scheduler in enumerate(schedulers)]
+        self._schedulers = schedulers
+        self._router = router
+        self._open = [0] * len(schedulers)
+        self._server: dict[int, int] = {}
+        """Server of each open request."""
+        self._waiting: set[int] = set()
+        """Servers that wait for the last of several arrivals at the present time (`arrive`)."""
+
+    @property
+    def state(self) -> IterationState:
+        """Return the sums of all servers' counts, and the largest share of KV memory in use."""
+        total = IterationState()
+        for scheduler in self._schedulers:
+            state = scheduler.state
+            for name in IterationState.__slots__:
+                values = getattr(total, name), getattr(state, name)
+                setattr(total, name, max(values) if name.startswith("kv_") else sum(values))
+        return total
+
+    def arrive(self, now_ns: int, request: int, *, more: bool = False) -> Step:
+        server = self._router.server(request, self._open)
+        self._server[request] = server
+        self._open[server] += 1
+        step = self._engines[server].arrive(now_ns, request, more=more)
+        if more:
+            self._waiting.add(server)
+            return step
+        others, self._waiting = self._waiting - {server}, set()
+        steps = [step, *(self._engines[other].dispatch(now_ns) for other in sorted(others))]
+        return self._joined(steps)
+
+    def done(self, now_ns: int, run: EngineRun) -> Step:
+        return self._joined([self._engines[run.server].done(now_ns, run)])
+
+    def leave(self, now_ns: int, request: int) -> Step:
+        server = self._server[request]
+        self._close_request(request)
+        return self._joined([self._engines[server].leave(now_ns, request)])
+
+    def close(self, now_ns: int) -> Step:
+        return self._joined([engine.close(now_ns) for engine in self._engines])
+
+    def _joined(self, steps: Sequence[Step]) -> Step:
+        """Combine steps into one, and remove ended requests from the open ones."""
+        step = steps[0]
+        if len(steps) > 1:
+            given_up: dict[int, GivenUp] = {}
+            for one in steps:
+                given_up.update(one.given_up)
+            step = replace(step, started=[run for one in steps for run in one.started], given_up=given_up)
+        for request in (*step.made.finished, *step.given_up):
+            self._close_request(request)
+        return step
+
+    def _close_request(self, request: int) -> None:
+        self._open[self._server.pop(request)] -= 1

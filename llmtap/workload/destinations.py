@@ -1,0 +1,54 @@
+"""Decide whether a row of a trace can be sent as an HTTP request, and why not.
+
+A row with a path is a recorded request: it is sent to its path with its body. A body without a path is a
+prompt of a data set: its members decide between the endpoints of `BODY_MEMBERS`. A row without a body becomes
+a prompt of the same length, if its endpoint generates text. Pure.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from llmtap.exchange.request import endpoint_of
+
+BODY_MEMBERS: Final[Mapping[str, str]] = {
+    "messages": "chat.completions", "prompt": "completions", "input": "responses",
+}  # fmt: skip
+"""Endpoint of a body without a path, by the first of these members that it has."""
+_NO_TEXT: Final = frozenset({"embeddings", "mcp", "a2a"})
+"""Endpoints whose answers are not generated text."""
+_PATH: Final = re.compile(r"/[!-~]*")
+"""RFC 9112 3.2: a target has no white space, and no other control characters."""
+_members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def endpoint_of_body(body: bytes) -> str | None:
+    """Return the endpoint for a body; None if its members do not determine it."""
+    try:
+        members = _members(body)
+    except (ValueError, RecursionError):
+        return None
+    return next((endpoint for name, endpoint in BODY_MEMBERS.items() if name in members), None)
+
+
+def unsendable(method: str | None, path: str | None, endpoint: str | None, body: str | None) -> str | None:
+    """Return the reason why a row cannot be sent, as the end of `rows ...`; None if it can."""
+    if body is None:
+        endpoint = endpoint or (None if path is None else endpoint_of(path))
+        if endpoint in _NO_TEXT or (endpoint is None and path is not None):
+            where = path if endpoint is None else endpoint
+            return f"ask {where}, which is not known to generate text, and their bodies are not recorded"
+        return None
+    if method not in (None, "POST"):
+        return f"are {method} requests: only POST is sent"
+    if path is not None and not _PATH.fullmatch(path):
+        return "have a path that HTTP does not allow"
+    try:
+        members = _members(body)
+    except (ValueError, RecursionError):
+        return "have a body that is no JSON object"
+    if path is None and not members.keys() & BODY_MEMBERS.keys():
+        return f"have a body without a path and without {', '.join(BODY_MEMBERS)}"
+    return None

@@ -1,0 +1,133 @@
+"""`llmtap inspect --draft` and `--fixture`, as one types them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.traces import Call
+from tests.protocol.structure.streams.forms import LAKE, Stream, stream
+from tests.protocol.structure.streams.invented import INVENTED
+from tests.protocol.structure.streams.silent import SILENT
+
+
+def save(folder: Path, found: Stream, *, lines: bool = False) -> Path:
+    """Write a stream as server-sent events, or as lines."""
+    path = folder / ("a.ndjson" if lines else "a.sse")
+    out = b""
+    for event in found.events:
+        name = b"" if event.event is None else b"event: " + event.event + b"\n"
+        out += (event.data or b"") + b"\n" if lines else name + b"data: " + (event.data or b"") + b"\n\n"
+    path.write_bytes(out)
+    return path
+
+
+@pytest.fixture
+def sse(tmp_path: Path) -> Path:
+    return save(tmp_path, stream("a", INVENTED["nested_usage_end"](LAKE)))
+
+
+@pytest.fixture
+def ndjson(tmp_path: Path) -> Path:
+    return save(tmp_path, stream("a", INVENTED["cumulative_lines"](LAKE)), lines=True)
+
+
+def inspected(call: Call, path: Path, *args: object) -> dict[str, Any]:
+    code, out, err = call("inspect", path, "--json", *args)
+    assert code == 0, err
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["sse", "ndjson"])
+def test_a_draft_reads_the_stream_that_it_was_made_of(
+    kind: str, tmp_path: Path, call: Call, request: Any
+) -> None:
+    path = request.getfixturevalue(kind)
+    table = tmp_path / "acme.toml"
+    code, out, _ = call("inspect", path, "--draft", "acme.chat", "--out", table)
+    assert (code, out) == (0, "")
+    code, out, _ = call("inspect", path, "--draft", "acme.chat")
+    assert out.strip() == table.read_text().strip()
+    inferred, drafted = inspected(call, path), inspected(call, path, "--dialect", table)
+    assert (inferred["dialect"], drafted["dialect"]) == (None, "acme.chat")
+    assert drafted["tokens"]["source"] == "usage"
+    for key in ("events", "tokens", "outcome"):
+        assert drafted[key] == inferred[key]
+
+
+def test_a_draft_shows_no_text_if_asked(sse: Path, call: Call) -> None:
+    _, out, _ = call("inspect", sse, "--draft", "acme")
+    assert '"The"' in out
+    _, out, _ = call("inspect", sse, "--draft", "acme", "--no-text")
+    assert '"The"' not in out
+
+
+def test_what_cannot_be_drafted_is_named(tmp_path: Path, sse: Path, call: Call) -> None:
+    silent = save(tmp_path / "..", next(s for s in SILENT if s.name == "k8s_watch"))
+    for args, problem in (
+        ((silent, "--draft", "acme"), "no generated text was found in 4 events"),
+        ((sse, "--draft", "Ac me"), "'Ac me' is no name"),
+        ((sse, "--draft", "acme", "--fixture", "acme"), "cannot be combined"),
+        ((sse, "--out", "x"), "needs --draft or --fixture"),
+        ((sse, "--fixture", "../x"), "is no file name"),
+        ((sse, "--fixture", "x", "--out", tmp_path / "none"), "does not exist"),
+    ):
+        code, out, err = call("inspect", *args)
+        assert (code, out) == (2, "") and problem in err
+
+
+def test_a_stream_of_a_known_dialect_needs_no_table(call: Call) -> None:
+    code, out, err = call("inspect", Path("tests/data/dialects/cohere_v2_chat.sse"), "--draft", "mine")
+    assert code == 0 and "[dialects.mine]" in out and "is read as cohere.v2" in err
+
+
+def test_a_fixture_is_written_and_read_again(tmp_path: Path, sse: Path, call: Call) -> None:
+    code, _, _ = call("inspect", sse, "--path", "/v1/acme", "--fixture", "acme_basic", "--out", tmp_path)
+    assert code == 0
+    written = tmp_path / "acme_basic.json"
+    doc = json.loads(written.read_text())
+    assert (tmp_path / "acme_basic.sse").read_bytes() == sse.read_bytes()
+    assert doc["request"]["path"] == "/v1/acme"
+    classes = [e["class"] for e in doc["expect"]["events"]]
+    assert classes == ["metadata", *["content"] * len(LAKE), "done"]
+    assert doc["expect"]["usage"]["normalized"] == {"prompt_tokens": 9, "completion_tokens": len(LAKE)}
+    before = written.read_bytes()
+    code, _, _ = call("inspect", written, "--fixture", "acme_basic", "--out", tmp_path)
+    assert (code, written.read_bytes()) == (0, before)
+    code, _, err = call("inspect", sse, "--fixture", "acme_basic", "--out", tmp_path)
+    assert code == 2 and "exists" in err
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "note"),
+    [
+        ("content =", 'content = "nowhere" #', ".content: no value at nowhere in "),
+        ("usage =", 'usage = "nowhere" #', ".usage: no value at nowhere in "),
+        ("output =", 'output = "nowhere" #', "dialects.acme.counts.output: no value at nowhere of the usage"),
+        ("event =", 'event = "nowhere" #', ": fits no event"),
+    ],
+    ids=["content", "usage", "count", "event"],
+)
+def test_a_path_that_leads_to_nothing_is_noted(
+    right: str, wrong: str, note: str, tmp_path: Path, sse: Path, call: Call
+) -> None:
+    table = tmp_path / "acme.toml"
+    call("inspect", sse, "--draft", "acme", "--out", table)
+    _, _, err = call("inspect", sse, "--dialect", table)
+    assert "note" not in err
+    assert f"\n{right}" in table.read_text()
+    table.write_text(table.read_text().replace(f"\n{right}", f"\n{wrong}", 1))
+    code, _, err = call("inspect", sse, "--dialect", table)
+    assert (code, note in err) == (0, True), err
+
+
+def test_a_draft_without_usage_lists_the_integers_at_the_end(tmp_path: Path, call: Call) -> None:
+    path = tmp_path / "a.sse"
+    texts = ["The", " lake", " is", " deep", " and", " cold", "."]
+    events: list[dict[str, Any]] = [{"op": "grow", "answer": text} for text in texts]
+    events.append({"op": "tally", "n": {"eaten": 17, "spun": 42, "whole": True}})
+    path.write_text("".join(f"data: {json.dumps(event)}\n\n" for event in events))
+    _, out, _ = call("inspect", path, "--draft", "acme")
+    assert "Integers at the end of the stream: 'n.eaten' 17, 'n.spun' 42\n" in out

@@ -1,0 +1,203 @@
+"""Invariant: a dialect is chosen by an event that it reads as output or end; every event keeps its time."""
+
+import json
+from typing import Any
+
+import pytest
+
+from llmtap.protocol.delta import Delta, EventClass, Reading, ReadingLimit
+from llmtap.protocol.dialects import chooser as module
+from llmtap.protocol.dialects.chooser import BYTES_KEPT_MAX, EVENTS_KEPT_MAX, DialectChooser
+from llmtap.protocol.sse import SseEvent
+from tests.protocol.dialects.events import event
+
+CHAT = "/v1/chat/completions"
+CHUNK = {"object": "chat.completion.chunk", "model": "m"}
+
+
+def chunk(text: str) -> dict[str, Any]:
+    return {**CHUNK, "choices": [{"index": 0, "delta": {"content": text}}]}
+
+
+ROLE = {**CHUNK, "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
+STOP = {**CHUNK, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+
+
+def read(chooser: DialectChooser, values: list[Any]) -> list[tuple[int, Delta]]:
+    """Read all of an answer whose event i came at i."""
+    out = []
+    for t_ns, value in enumerate(values):
+        one = value if isinstance(value, SseEvent) else event(value)
+        if chooser.open:
+            out += [(r.t_ns, r.delta) for r in chooser.offer(one, one.end, t_ns)]
+        else:
+            out.append((t_ns, chooser.read_event(one)))
+    return out + [(r.t_ns, r.delta) for r in chooser.conclude()]
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"type": "queue", "position": 2},
+        {"type": "session.metadata", "session_id": "s", "model": "router"},
+        {"type": "session.created", "session": {}},
+        {"type": "conversation.created"},
+        {"type": "response.created", "response": {"id": "r"}},
+        {"type": "message.queued"},
+        {"type": "message.delta", "content": "Searching"},
+        {"type": "chat.start"},
+        {"type": "message_start", "message": {"usage": {"input_tokens": 4}}},
+        {"type": "message-start"},
+        {"usageMetadata": {"quota": 1}},
+        {"usageMetadata": {"promptTokenCount": 4}},
+        {"candidates": []},
+        {"content": "Searching", "stop": False},
+        {"token": {"text": "Searching"}},
+        b"starting",
+        b"{broken",
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT, "/api/chat/stream"])
+def test_an_event_of_a_gateway_before_the_chunks_changes_nothing_of_them(first: Any, path: str) -> None:
+    chooser = DialectChooser(path)
+    told = read(chooser, [first, ROLE, chunk("Up"), chunk(" we"), chunk(" go"), chunk("."), STOP, b"[DONE]"])
+    assert [t_ns for t_ns, _ in told] == list(range(8))
+    assert (chooser.name, chooser.reading) == ("openai.chat", Reading.DIALECT)
+    if path == CHAT:
+        assert "".join(delta.text for _, delta in told[1:]) == "Up we go."
+        assert [delta.parsed for _, delta in told] == [False] + [True] * 7
+    else:
+        assert "".join(delta.text for _, delta in told[1:]).endswith(" go."), "it gave way"
+
+
+def test_nothing_is_chosen_without_evidence() -> None:
+    for path in (CHAT, "/v1/messages", "/api/chat", "/x"):
+        chooser = DialectChooser(path)
+        values = [{"type": "session.created"}, {"type": "status", "text": "Hi"}, {"type": "end"}]
+        assert [delta.parsed for _, delta in read(chooser, values)] == [False] * 3
+        assert (chooser.name, chooser.reading, chooser.end_certain) == (None, Reading.NONE, False)
+
+
+def test_an_answer_that_broke_off_before_its_output_is_of_the_dialect_that_it_names() -> None:
+    chooser = DialectChooser("/x")
+    assert [delta.event_class for _, delta in read(chooser, [ROLE])] == [EventClass.ROLE]
+    assert (chooser.name, chooser.reading) == ("openai.chat", Reading.DIALECT)
+
+
+def test_an_end_mark_alone_is_of_the_dialect_of_the_path() -> None:
+    for path, name in ((CHAT, "openai.chat"), ("/v1/completions", "openai.completions"), ("/x", None)):
+        chooser = DialectChooser(path)
+        assert [delta.done for _, delta in read(chooser, [b"[DONE]"])] == [True]
+        assert chooser.name == name
+    chooser = DialectChooser(CHAT)
+    read(chooser, [{"type": "token", "text": "Hi"}, b"[DONE]"])
+    assert chooser.name is None
+
+
+def test_events_and_bytes_kept_are_bounded() -> None:
+    chooser = DialectChooser("/x")
+    told = read(chooser, [{"type": "acme"}] * (EVENTS_KEPT_MAX - 1))
+    chooser = DialectChooser("/x")
+    for i in range(EVENTS_KEPT_MAX - 1):
+        assert chooser.offer(event({"type": "acme"}), 20, i) == []
+    assert len(chooser.offer(event({"type": "acme"}), 20, 0)) == EVENTS_KEPT_MAX == len(told) + 1
+    assert not chooser.open
+    assert chooser.kept_bytes == 0
+    chooser = DialectChooser("/x")
+    assert chooser.offer(event({"type": "acme"}), 20, 0) == []
+    alive, n = SseEvent(0, 2, None, None, True), 0
+    while chooser.open:
+        n += len(chooser.offer(alive, 2, 0))
+    assert n <= BYTES_KEPT_MAX // 256 + 1, "keep-alives behind it are kept, and bounded"
+    chooser = DialectChooser("/x")
+    assert len(chooser.offer(event({"type": "a" * BYTES_KEPT_MAX}), BYTES_KEPT_MAX + 20, 0)) == 1
+    assert chooser.limits == (ReadingLimit.KEPT_EVENTS,)
+
+
+def test_a_choice_within_the_bound_reaches_no_limit() -> None:
+    chooser = DialectChooser("/x")
+    read(chooser, [{"type": "acme"}] * (EVENTS_KEPT_MAX - 1) + [chunk("Up")])
+    assert (chooser.name, chooser.limits) == ("openai.chat", ())
+    unread = DialectChooser("/x")
+    unread.offer(event({"type": "acme"}), 20, 0)
+    unread.conclude()
+    assert unread.limits == (), "the end of the answer is no limit"
+
+
+def test_keepalives_before_the_first_event_are_known_at_once() -> None:
+    chooser = DialectChooser("/x")
+    for t_ns in range(1_000):
+        (released,) = chooser.offer(SseEvent(0, 2, None, None, True), 2, t_ns)
+        assert released.delta.event_class is EventClass.KEEPALIVE
+    assert chooser.open
+
+
+def test_a_dialect_is_found_behind_the_bound_too() -> None:
+    chooser = DialectChooser("/x")
+    told = read(chooser, [{"type": "acme"}] * 40 + [chunk("Up"), STOP])
+    assert "".join(delta.text for _, delta in told) == "Up"
+    assert chooser.name == "openai.chat"
+
+
+def test_a_dialect_with_output_gives_way_only_to_several_outputs_of_another() -> None:
+    chooser = DialectChooser("/x")
+    other = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "b"}}
+    told = read(chooser, [chunk("a"), other, other, other, other, b"{broken"])
+    assert [delta.text for _, delta in told] == ["a", "", "", "b", "b", ""]
+    assert chooser.name == "anthropic"
+
+
+def test_other_dialects_are_tried_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REVISIONS_MAX", 5)
+    chooser = DialectChooser("/x")
+    read(chooser, [{"type": "acme"}] * (EVENTS_KEPT_MAX + 5) + [chunk("Up")])
+    assert chooser.name is None
+    assert chooser.limits == (ReadingLimit.KEPT_EVENTS, ReadingLimit.REVISIONS)
+
+
+WORDS = ("The", " ferry", " left", " the", " harbour", " at", " noon", ".")
+
+
+def test_foreign_events_with_names_of_responses_are_read_by_their_structure() -> None:
+    chooser = DialectChooser("/v2/talk")
+    told = read(
+        chooser, [{"type": "response.begun"}, *({"type": "response.word", "piece": w} for w in WORDS)]
+    )
+    assert (chooser.name, chooser.reading) == (None, Reading.INFERRED)
+    assert "".join(delta.text for _, delta in told) == "".join(WORDS)
+
+
+def test_an_error_is_no_evidence_against_a_text_that_shows_itself() -> None:
+    """Several dialects name events `token` and `error`."""
+    chooser = DialectChooser("/api/talk")
+    for word in WORDS:
+        data = json.dumps({"bit": word}).encode()
+        assert chooser.offer(SseEvent(0, len(data), data, b"token"), len(data), 0) == []
+    chooser.offer(SseEvent(0, 30, b'{"message": "gpu lost"}', b"error"), 30, 0)
+    released = chooser.conclude()
+    assert (chooser.name, chooser.reading) == (None, Reading.INFERRED)
+    assert "".join(r.delta.text for r in released if r.delta.output) == "".join(WORDS)
+    assert released[-1].delta.event_class is EventClass.ERROR
+
+
+class _Inferred:
+    name = None
+
+    def read_event(self, event: SseEvent) -> Delta:
+        value = json.loads(event.data or b"{}")
+        return Delta(EventClass.CONTENT, output=True, content=True, text=value["say"], choices=(0,))
+
+    def read_body(self, body: bytes) -> Delta:
+        return self.read_event(SseEvent(0, len(body), body))
+
+
+def test_events_of_no_dialect_are_read_by_the_inferred_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.structure, "infer", lambda events, *, whole: _Inferred())
+    chooser = DialectChooser("/x")
+    told = read(chooser, [{"say": str(i)} for i in range(30)])
+    assert [t_ns for t_ns, _ in told] == list(range(30))
+    assert "".join(delta.text for _, delta in told) == "".join(map(str, range(30)))
+    assert (chooser.name, chooser.reading) == (None, Reading.INFERRED)
+    chooser = DialectChooser("/x")
+    assert chooser.read_body(b'{"say": "a"}').text == "a"
+    assert chooser.reading is Reading.INFERRED
