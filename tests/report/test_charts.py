@@ -50,9 +50,13 @@ def play(html: str, folder: Path, scene: Callable[[Page], Awaitable[None]]) -> N
 
 
 async def points(page: Page, plot: str) -> list[dict[str, Any]]:
-    """Places of the points of a plot in the window; it is scrolled into view."""
+    """Places of the points of a plot in the window; it is scrolled into view.
+
+    Two frames later the browser has sent the event of this scrolling, which hides what a pointer shows.
+    """
     found: list[dict[str, Any]] = await page.look(
-        f"""(() => {{ const node = document.getElementById("{plot}"); node.scrollIntoView();
+        f"""(async () => {{ const node = document.getElementById("{plot}"); node.scrollIntoView();
+          for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame);
           const {{ left, top }} = node.getBoundingClientRect();
           return node.chart.points.map(({{ x, y, one, i }}) =>
             ({{ x: left + x, y: top + y, said: one.texts?.[i] ?? "", name: one.name }})); }})()"""
