@@ -71,7 +71,8 @@ class Family:
 TTFT: Final = Family(
     "ttft",
     "llmtap_time_to_first_token_seconds",
-    "Submit to first token of a stream; kind=content: first content that is not blank, any: of any kind",
+    "Submit to first token of a stream; kind=content: first content that is not blank, any: of any kind."
+    " Select one kind: a stream counts once under each",
     "ttft",
     ("ttft", "ttft_any"),
     label="kind",
@@ -103,7 +104,7 @@ TOKEN_GAP: Final = Family(
     "llmtap_inter_token_seconds",
     "Inter-token latency; option=A: gaps between chunks, B: all tokens of a chunk arrive with it,"
     " B-even: a gap is spread over the tokens of its chunk (both where tokens per chunk are known),"
-    " C: by the server's own clock (where it tells)",
+    " C: by the server's own clock (where it reports times). Select one option: a gap counts under each",
     "gap",
     ("tbc_max", "tbc_p99"),
     label="option",

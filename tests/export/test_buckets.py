@@ -1,17 +1,22 @@
 """Invariant: a bucket counts exactly the values above the edge before it, up to and including its own."""
 
 from bisect import bisect_left
+from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtap.export.buckets import (
-    EXPONENTIAL_SCALE,
-    Buckets,
-    ExponentialBuckets,
-)
+from llmtap.export.buckets import CLOSE, EXPONENTIAL_SCALE, KINDS, Buckets, ExponentialBuckets
 
 EDGES = (10, 20, 50)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_edges_are_close_to_each_other_where_objectives_are(kind: str) -> None:
+    near = [edge for edge in KINDS[kind] if 50_000_000 <= edge <= 2_000_000_000]
+    assert (near[0], near[-1]) == (50_000_000, 2_000_000_000)
+    assert all(below < above <= below * CLOSE + 1 for below, above in pairwise(near))
 
 
 @given(st.lists(st.integers(-5, 60), max_size=1_500))

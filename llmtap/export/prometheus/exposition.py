@@ -111,15 +111,15 @@ _FrozenSeries = tuple[list[_Key], list[Any], dict[_Key, float], list[Exponential
 def families_for(
     bounds: Sequence[tuple[str, int]], edges: Mapping[str, Sequence[float]] | None = None
 ) -> dict[str, HistogramFamily]:
-    """Return HISTOGRAMS with an additional edge at each bound (objective, ns) that operators set.
+    """Return HISTOGRAMS with additional edges at and around each bound (objective, ns) that operators set.
 
-    The share of exchanges within a bound is then exact. `edges`: as in `buckets.edges_as`.
+    `edges`: as in `buckets.edges_as`.
     """
     found = {key: replace(one, edges=edges_as(one.edges, edges or {})) for key, one in HISTOGRAMS.items()}
     for name, bound_ns in bounds:
         for family in FAMILIES:
             if name in family.exact_for:
-                found[family.key] = found[family.key].with_edges((bound_ns,))
+                found[family.key] = found[family.key].with_bound(bound_ns)
     return found
 
 

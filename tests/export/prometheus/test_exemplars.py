@@ -35,7 +35,7 @@ def test_a_traced_request_is_the_exemplar_of_its_buckets() -> None:
     assert exemplars(chat(trace_parent=PARENT), chat()) == {
         ("llmtap_time_to_first_token_seconds_bucket", "content", "0.1"): Exemplar(traced, 0.1, ended),
         ("llmtap_time_to_first_token_seconds_bucket", "any", "0.1"): Exemplar(traced, 0.1, ended),
-        ("llmtap_request_duration_seconds_bucket", "", "0.3"): Exemplar(traced, 0.25, ended),
+        ("llmtap_request_duration_seconds_bucket", "", "0.25"): Exemplar(traced, 0.25, ended),
     }  # fmt: skip
 
 

@@ -145,6 +145,43 @@ def test_objectives_are_edges_of_the_histograms_that_show_them() -> None:
     assert of("llmtap_time_to_first_byte_seconds_bucket", **WHO, le="0.123") not in found
 
 
+def test_a_bound_far_from_the_edges_gets_edges_close_to_it() -> None:
+    family = HISTOGRAMS["ttft"]
+    near = {edge for edge in family.with_bound(25_000 * MS).edges if 20_000 * MS < edge < 30_000 * MS}
+    assert near == {round(25_000 * MS / 1.12), 25_000 * MS, 28_000 * MS}
+    assert family.with_bound(500 * MS) == family
+    assert set(family.with_bound(450 * MS).edges) - set(family.edges) == {450 * MS}
+
+
+def quantile(cumulative: list[tuple[float, float]], q: float) -> float:
+    """Interpolate as `histogram_quantile` of Prometheus does: (upper edge, count up to it), ascending."""
+    rank = q * cumulative[-1][1]
+    lower_edge = lower_count = 0.0
+    for edge, count in cumulative:
+        if count >= rank:
+            return lower_edge + (edge - lower_edge) * (rank - lower_count) / (count - lower_count)
+        lower_edge, lower_count = edge, count
+    raise AssertionError("no bucket reaches the rank")
+
+
+@pytest.mark.parametrize("p99_ms", [55, 95, 150, 158, 290, 400, 447, 900, 1_900])
+@pytest.mark.parametrize("spread_ms", [2, 40])
+def test_a_quantile_of_classic_buckets_is_within_12_percent(p99_ms: int, spread_ms: int) -> None:
+    """All values are close to `p99_ms`: they fill one or two buckets, the worst case of interpolation."""
+    exposition = Exposition("1")
+    values_ms = [p99_ms - spread_ms * i / 1_000 for i in range(1_000)]
+    for value_ms in values_ms:
+        add(exposition, stream([round(value_ms)]))
+    found = parsed(exposition.freeze().render()[0])
+    cumulative = sorted(
+        (float(dict(labels)["le"]), count)
+        for (name, labels), count in found.items()
+        if name == "llmtap_time_to_first_token_seconds_bucket" and ("kind", "content") in labels
+    )
+    truth_ms = sorted(map(round, values_ms))[989]
+    assert 1_000 * quantile(cumulative, 0.99) == pytest.approx(truth_ms, rel=0.12)
+
+
 CHAPTER_TTFT = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
