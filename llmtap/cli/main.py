@@ -22,7 +22,7 @@ from llmtap.version import __version__
 _MODULES: Final = ("tap", "watch", "sim", "replay", "files", "demo", "report", "bench", "bench_exo")
 _COMMANDS: Final = (
     "proxy", "watch", "replay", "selftest", "inspect", "demo", "convert", "report", "meter", "top", "sim",
-    "bench", "slo",
+    "bench", "slo", "key-hash",
 )  # fmt: skip
 """In the order of the help text."""
 _READING: Final = ("convert", "demo", "inspect", "report", "top", "watch")

@@ -1,4 +1,4 @@
-"""Commands `llmtap proxy` and `llmtap meter` (measure live traffic), `llmtap top`, `llmtap slo generate`.
+"""Commands `llmtap proxy`, `llmtap meter` (measure live traffic), `llmtap top`, `slo generate`, `key-hash`.
 
 They read the configuration (`config.py`) and start the processes (`supervisor/`), the terminal view (`top/`),
 or the generation of alert rules (`export/rules.py`). `llmtap watch` is in `watch.py` and uses `announce` from
@@ -230,6 +230,43 @@ def generate(
         sys.stdout.write(text)
     else:
         write_output("--out", out, text.removesuffix("\n"))
+
+
+_KEY_HASH_EPILOG = """Examples:
+
+  llmtap key-hash --config llmtap.toml <keys.txt
+
+  printf %s "$OPENAI_API_KEY" | llmtap key-hash --config llmtap.toml
+
+Keys are read from stdin, one per line; a terminal asks for one key and does not show it. The hash depends on
+tenants.salt, or on the machine id of the host: run the command where the proxy runs."""
+
+
+@command(app, short_help="Show the tenant's name of an API key.", epilog=_KEY_HASH_EPILOG)
+def key_hash(config: ConfigFile = None) -> None:
+    """Show the hash that names the tenant of an API key, for `names` in [tenants], and its name there."""
+    from getpass import getpass
+
+    from llmtap.config import load_settings
+    from llmtap.meter.tenants import Tenants, host_salt, without_bearer
+
+    options = load_settings(config, os.environ, {}).tenants
+    salt = options.salt or host_salt()
+    if salt is None:
+        raise ConfigError(
+            "tenants.salt", "is not set, and this host has no /etc/machine-id: hashes change with each start",
+            "set tenants.salt, for example with LLMTAP_TENANTS_SALT",
+        )  # fmt: skip
+    if not any(rule.api_key for rule in options.rules):
+        print_message("warning: no rule of [tenants] reads API keys; add { api_key = true } to tenants.rules")
+    tenants = Tenants(options, salt)
+    lines = [getpass("API key: ")] if sys.stdin.isatty() else sys.stdin.read().splitlines()
+    keys = list(filter(None, map(str.strip, lines)))
+    if not keys:
+        raise ConfigError("stdin", "contains no key", 'try: printf %s "$OPENAI_API_KEY" | llmtap key-hash')
+    for key in keys:
+        name = tenants.name_of_key(without_bearer(key.encode()))
+        print_line(f"{name}  {options.names[name]}" if name in options.names else name)
 
 
 _TOP_EPILOG = """\

@@ -117,11 +117,15 @@ class Tenants:
 
     def _without_key(self, name: str) -> str:
         """Return a name, or its hash if it contains a key: some clients send their key as the tenant."""
-        return f"key-{self.hash_of(name.encode())}" if holds_key(name) else name
+        return self.name_of_key(name.encode()) if holds_key(name) else name
 
     def hash_of(self, value: bytes) -> str:
         """Return the hash shown instead of a secret: 8 hex digits, the same for the same salt."""
         return blake2b(value, key=self._salt, digest_size=_TAIL_DIGITS // 2).hexdigest()
+
+    def name_of_key(self, key: bytes) -> str:
+        """Return the name of an API key: `key-0f1e2d3c`."""
+        return f"key-{self.hash_of(key)}"
 
     def _compile(self, rule: TenantRule) -> Find:
         find = self._find(rule)
@@ -152,12 +156,9 @@ class Tenants:
     def _key(self, head: RequestHead) -> str | None:
         for name in _KEY_HEADERS:
             value = (sole_value(head.headers, name) or b"").strip()
-            if name == b"authorization":
-                scheme, _, rest = value.partition(b" ")
-                # RFC 9110 11.1: schemes are case-insensitive. Credentials of other schemes are keys, too.
-                value = rest.strip() if scheme.lower() == b"bearer" else value
-            if value:
-                return f"key-{self.hash_of(value)}"
+            key = without_bearer(value) if name == b"authorization" else value
+            if key:
+                return self.name_of_key(key)
         return None
 
     def _of_path(self, match: "re.Match[str] | None") -> str | None:
@@ -185,6 +186,15 @@ class Tenants:
         if holds_key(value[: 4 * TENANT_CHARS_MAX + KEY_CHARS]):
             return f"key-{tail}"
         return f"{text[:_CUT_CHARS]}~{tail}"
+
+
+def without_bearer(value: bytes) -> bytes:
+    """Return the token of `Bearer TOKEN`. Credentials of other schemes are keys as they are.
+
+    RFC 9110 11.1: schemes are case-insensitive.
+    """
+    scheme, _, rest = value.partition(b" ")
+    return rest.strip() if scheme.lower() == b"bearer" else value
 
 
 def host_salt() -> str | None:

@@ -20,7 +20,10 @@ import llmtap.cli.tap  # noqa: F401 (adds the commands to `app`)
 from llmtap import native
 from llmtap.channel.frames import ACK
 from llmtap.cli.main import app
+from llmtap.config import load_settings
 from llmtap.errors import ConfigError
+from llmtap.meter.tenants import Tenants
+from llmtap.protocol.http1 import parse_request_head
 from llmtap.supervisor import supervisor
 from tests.cli.traces import Call
 from tests.support.servers.peer import play
@@ -202,3 +205,41 @@ def test_objectives_of_the_environment_are_read_as_the_proxy_does(
     assert code == 0
     assert 'llmtap_slo_events_total{job="x",slo="gold"}' in out
     assert "https://wiki/LlmtapDown.md" in out
+
+
+def key_hash(config: Path, keys: str) -> Any:
+    return CliRunner().invoke(
+        app, ["key-hash", "--config", str(config)], input=keys, env={"LLMTAP_CONFIG": None}
+    )
+
+
+def test_key_hash_shows_the_names_that_the_meter_gives_to_keys(tmp_path: Path) -> None:
+    config = tmp_path / "llmtap.toml"
+    rules = '[tenants]\nsalt = "s"\nrules = [{ api_key = true }]\n'
+    config.write_text(rules)
+    tenants = Tenants(load_settings(config, {}, {}).tenants, "s")
+    names = [
+        tenants.identify(
+            parse_request_head(b"POST / HTTP/1.1\r\nHost: a\r\n" + field + b"\r\n\r\n"), "/", dict
+        )
+        for field in (b"Authorization: Bearer sk-one", b"X-Api-Key: two")
+    ]
+    assert all(name.startswith("key-") for name in names)
+    done = key_hash(config, "sk-one\n\nBearer sk-one\ntwo\n")
+    assert (done.exit_code, done.stdout.split()) == (0, [names[0], *names])
+    assert "sk-one" not in done.output
+    config.write_text(f'{rules}names = {{ "{names[1]}" = "acme" }}\n')
+    assert key_hash(config, "two").stdout == f"{names[1]}  acme\n"
+
+
+def test_key_hash_warns_if_no_rule_reads_keys_and_refuses_without_a_salt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "llmtap.toml"
+    config.write_text('[tenants]\nsalt = "s"\n')
+    assert "no rule of [tenants] reads API keys" in key_hash(config, "k").stderr
+    monkeypatch.setattr("llmtap.meter.tenants.host_salt", lambda: None)
+    config.write_text("[tenants]\nrules = [{ api_key = true }]\n")
+    done = key_hash(config, "k")
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.place == "tenants.salt"
