@@ -22,6 +22,7 @@ from llmtap.exchange.outcome import Outcome, Reading
 from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.catalogue import Answers, Surface, Unit, shown_on, values_of
 from llmtap.metrics.experiment import (
+    FIRST_LOOK,
     ArmSample,
     Difference,
     Figure,
@@ -50,6 +51,13 @@ METRICS: Final[Mapping[str, float]] = {
 """Metrics by which arms are compared, and the number of their units in a second or a token. `itl` is option
 B-even, only for streams whose tokens per chunk are known; `tbc` (option A) is available for all."""
 SHARES: Final = ("refused", "failed", "cancelled")
+TITLES: Final[Mapping[str, str]] = {
+    **{metric.name: metric.title for metric in _COMPARED},
+    "tokens_per_chunk": "tokens per chunk",
+    "output_tokens": "output tokens",
+    **{share: f"{share}, share" for share in SHARES},
+}
+"""Names of the compared metrics and shares in tables, the most important ones first."""
 QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 RATIO_ALPHA: Final = 0.001
 """Significance level of the sample-ratio alarm. Low, since the alarm is checked all the time and invalidates
@@ -285,6 +293,8 @@ def _results(e: Experiment, arms: dict[str, _Arm], ratio_p: float, capped: bool)
     return {
         "arms": {arm.name: _arm(e, arm.name, arm.weight, arm.changes, arms[arm.name]) for arm in e.arms},
         "differences": differences,
+        "compared": [{"name": name, "title": title} for name, title in TITLES.items()],
+        "units_needed": FIRST_LOOK,
         # Number of tests, for Bonferroni's bound: of many p-values some are small by chance.
         "comparisons": comparisons,
         "findings": findings,

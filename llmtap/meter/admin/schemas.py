@@ -299,6 +299,8 @@ _OBJECTS: Final = {
         stop_worse* list:text
         findings* list:any
         arms* differences* map:any
+        compared* list:any: Names and titles of the metrics and shares, the most important ones first.
+        units_needed* count: Units of each arm from which means are compared.
         stopped* any?
         sample_ratio* disclosure* any
         cautions* list:Caution: Arms whose chunks arrive several at once: these metrics are misleading.""",

@@ -161,7 +161,7 @@ def test_an_experiment_that_a_worse_arm_ended_says_so_and_shows_unadjusted_diffe
         assert "means adjusted by request_bytes" in words
         assert "curl -X POST" not in words
         row = "[...document.querySelectorAll('main > div:not([hidden]) tbody tr')]"
-        row += ".find((row) => row.children[1].textContent === 'tbc')"
+        row += ".find((row) => row.children[1].textContent === 'TBC')"
         cells = await page.look(f"[...{row}.children].map((cell) => cell.textContent)")
         assert cells[4].startswith(f"{1e6 * unadjusted:.0f} µs (")
         assert page.problems == []
@@ -182,6 +182,27 @@ def test_a_split_that_is_not_as_configured_is_an_alarm() -> None:
         assert page.problems == []
 
     play(scene, tally)
+
+
+def test_an_experiment_begins_with_its_result_or_with_what_is_missing_for_one() -> None:
+    tally = with_arms(an_empty_tally(an_experiment()), {"control": 20, "marked": 10})
+
+    async def begun(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await reads(page, "marked: no result yet.")
+        words = await shown(page)
+        assert "needs 50 units in each arm: control has 20, marked has 10." in words
+        assert "Findings in 13 comparisons: none. Only shares are compared so far." in words
+        assert page.problems == []
+
+    async def compared(page: Page, url: str) -> None:
+        await page.open(url + "#experiment")
+        await reads(page, "marked shows no difference in the median time to first token")
+        assert "Findings in 13 comparisons: none." in await shown(page)
+        assert page.problems == []
+
+    play(begun, tally)
+    play(compared, with_arms(an_empty_tally(an_experiment()), {"control": 90, "marked": 90}))
 
 
 def test_a_stream_under_way_is_followed_chunk_by_chunk_until_it_ends() -> None:

@@ -211,7 +211,7 @@ def test_a_finding_stands_beside_the_figure_whose_p_decided() -> None:
 
     says = (
         "[...document.querySelectorAll('main > div:not([hidden]) tbody tr')]"
-        ".find((row) => row.children[1].textContent === 'ttft').lastChild"
+        ".find((row) => row.children[1].textContent === 'TTFT').lastChild"
     )
 
     async def scene(page: Page, url: str) -> None:

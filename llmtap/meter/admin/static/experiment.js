@@ -34,12 +34,14 @@ export class Experiment {
       caption: "Differences from the control", key: (row) => `${row.arm} ${row.metric}`, rows: 300,
     });
     this.forest = el("div", { class: "forest" });
+    this.headlines = el("div");
     this.tests = el("p", { class: "soft" });
-    this.disclosure = el("pre", { class: "disclosure" });
+    this.disclosure = el("dl", { class: "disclosure" });
     const choice = el("div", { class: "bar" },
       el("label", { for: "metric" }, "Metric ", this.metric),
       el("label", { for: "figure" }, "Figure ", this.figure));
     this.body = el("div", { hidden: true },
+      section("Result", this.headlines),
       section("Arms", choice, this.forest, this.arms.node),
       section("Differences from the control", this.tests, this.differences.node),
       section("Disclosure", this.disclosure));
@@ -69,18 +71,20 @@ export class Experiment {
     const stop = e.state === "off" && !e.stopped ? switchedOff() : stopped(e);
     refill(this.head, about(e), stop, ratio(e.sample_ratio), bursts(e));
     this.renderArms(e);
-    const findings = e.findings.map((one) => `${one.arm} ${one.metric}`);
-    setText(this.tests, `Findings in ${e.comparisons} comparisons: ${findings.join(", ") || "none"}.`);
+    refill(this.headlines, headlines(e));
+    setText(this.tests, findings(e));
     this.tests.title = `a finding has p ≤ α / ${e.comparisons}, with α = ${e.alpha}`;
-    this.differences.update(differences(e, this.figure.value, new Set(findings)));
-    setText(this.disclosure, JSON.stringify(e.disclosure, null, 2));
+    this.differences.update(differences(e, this.figure.value));
+    refill(this.disclosure, Object.entries(e.disclosure).flatMap(([name, value]) =>
+      [el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, inWords(value))]));
   }
 
   renderArms(e) {
     const names = Object.keys(Object.values(e.arms)[0]?.metrics ?? {});
     if (this.metric.options.length !== names.length) {
       refill(this.metric,
-        names.map((name) => el("option", { value: name, selected: name === "ttft" }, name)));
+        e.compared.filter(({ name }) => names.includes(name))
+          .map(({ name, title }) => el("option", { value: name, selected: name === "ttft" }, title)));
     }
     const metric = this.metric.value, figure = this.figure.value;
     const arms = Object.entries(e.arms).map(([name, arm]) => {
@@ -104,7 +108,7 @@ export class Experiment {
     return [
       {
         id: "name", head: "arm", kind: "text",
-        text: (row) => `${row.name}${row.control ? " (control)" : ""}`, value: (row) => row.name,
+        text: (row) => `${row.name}${row.control && row.name !== "control" ? " (control)" : ""}`, value: (row) => row.name,
       },
       {
         id: "assigned", head: "assigned",
@@ -213,14 +217,72 @@ function bursts(e) {
     + " Its TBC, ITL and TPOT look too good; compare TTFT and the longest pause."));
 }
 
-/** A row for each difference of an arm and metric. */
-function differences(e, figure, findings) {
-  return Object.entries(e.differences).flatMap(([arm, by]) =>
-    Object.entries(by).flatMap(([metric, statistics]) => {
+/** What each arm does to the median TTFT: a sentence, or what is missing for one. */
+function headlines(e) {
+  return Object.entries(e.differences).map(([arm, by]) => {
+    const d = by.ttft?.p50, few = [arm, e.control].some((name) => e.arms[name].units < e.units_needed);
+    if (few) return el("p", {}, el("b", {}, `${arm}: no result yet. `), missing(e));
+    if (!d?.interval) return el("p", {}, `${arm}: there are too few streams to compare the time to first token.`);
+    const [low, high] = d.interval, level = `${Number((100 * (1 - e.alpha)).toPrecision(4))} %`;
+    if (low <= 0 && high >= 0) {
+      return el("p", {}, el("b", {}, `${arm} shows no difference in the median time to first token`),
+        ` (${level} confidence: ${interval("ttft", d.interval)}).`);
+    }
+    const ends = [Math.abs(low), Math.abs(high)].sort((a, b) => a - b).map(seconds);
+    const change = low > 0 ? "adds" : "saves", preposition = low > 0 ? "to" : "of";
+    return el("p", {},
+      el("b", {}, `${arm} ${change} ${seconds(Math.abs(d.difference))} ${preposition} the median time to first token`),
+      ` (${level} confidence: ${ends[0]} to ${ends[1]}; valid for one look).`);
+  });
+}
+
+/** Which arms have too few units for a comparison. */
+function missing(e) {
+  const named = Object.entries(e.arms).map(([name, arm]) => `${name} has ${count(arm.units)}`);
+  return `A comparison of means needs ${e.units_needed} units in each arm: ${named.join(", ")}.`;
+}
+
+function findings(e) {
+  const titles = new Map(e.compared.map(({ name, title }) => [name, title]));
+  const found = e.findings.map((one) => `${titles.get(one.metric)} (${one.arm})`);
+  const early = Object.values(e.arms).some((arm) => arm.units < e.units_needed);
+  return `Findings in ${e.comparisons} comparisons: ${found.join(", ") || "none"}.`
+    + (early ? " Only shares are compared so far." : "");
+}
+
+/** A row for each difference of an arm and metric: findings first, misleading ones last. */
+function differences(e, figure) {
+  const found = new Set(e.findings.map((one) => `${one.arm} ${one.metric}`));
+  const misleading = new Set(e.cautions.flatMap(({ arm, metrics }) => metrics.map((metric) => `${arm} ${metric}`)));
+  const rows = Object.entries(e.differences).flatMap(([arm, by]) =>
+    e.compared.flatMap(({ name: metric, title }) => {
+      const statistics = by[metric] ?? {}, name = `${arm} ${metric}`;
       const key = metric in statistics ? metric : SHARES.has(metric) ? "share" : figure;
       const d = statistics[key];
-      return d ? [{ arm, metric, figure: key, d, isFinding: findings.has(`${arm} ${metric}`) }] : [];
+      if (!d) return [];
+      const few = Math.min(samples(e, arm, metric), samples(e, e.control, metric)) < e.units_needed;
+      const different = d.different ?? (d.p === undefined ? null : d.p <= e.alpha);
+      const row = { arm, metric, title, figure: key, d, few, different };
+      return [{ ...row, isMisleading: misleading.has(name), isFinding: found.has(name) }];
     }));
+  const rank = (row) => (row.isMisleading ? 3 : row.isFinding ? 0 : row.different ? 1 : 2);
+  return rows.sort((a, b) => rank(a) - rank(b));
+}
+
+/** Units of an arm that have a value of the metric; of a share, its units. */
+function samples(e, name, metric) {
+  const arm = e.arms[name];
+  return arm.metrics[metric]?.units ?? arm.units;
+}
+
+/** A value of the disclosure as words. */
+function inWords(value) {
+  if (value === true || value === false) return value ? "yes" : "no";
+  if (Array.isArray(value)) return value.map(inWords).join(", ");
+  if (value && typeof value === "object") {
+    return Object.entries(value).map(([name, one]) => `${name.replaceAll("_", " ")}: ${inWords(one)}`).join("; ");
+  }
+  return value === null || value === "" ? NONE : String(value);
 }
 
 function svg(tag, attributes) {
@@ -251,19 +313,24 @@ function pValue(p) {
 
 /** Only the figure with the small p is a finding, not the other figures of the metric. */
 function isFinding(row) {
-  return row.isFinding && row.d.p !== undefined;
+  return row.isFinding && !row.isMisleading && row.d.p !== undefined;
 }
 
 function verdict(row) {
+  if (row.isMisleading) return "misleading: chunks arrive together";
   if (isFinding(row)) return "finding";
   if (row.isFinding) return "finding for the mean";
-  if (row.d.different === null) return "too few samples";
-  return row.d.different ? "different, uncorrected" : "no difference shown";
+  if (row.different === null) return row.few ? "too few samples" : "not tested";
+  return row.different ? "different, uncorrected" : "no difference shown";
+}
+
+function state(row) {
+  return row.isMisleading ? "faded" : "";
 }
 
 const DIFFERENCES = [
-  { id: "arm", head: "arm", kind: "text", text: (row) => row.arm, value: (row) => row.arm },
-  { id: "metric", head: "metric", kind: "text", text: (row) => row.metric, value: (row) => row.metric },
+  { id: "arm", head: "arm", kind: "text", text: (row) => row.arm, value: (row) => row.arm, state },
+  { id: "metric", head: "metric", kind: "text", text: (row) => row.title, value: (row) => row.title, state },
   { id: "figure", head: "figure", kind: "text", text: (row) => row.figure },
   {
     id: "difference", head: "difference",
@@ -292,6 +359,6 @@ const DIFFERENCES = [
   },
   {
     id: "result", head: "result", kind: "text",
-    text: verdict, state: (row) => (isFinding(row) ? "finding" : ""),
+    text: verdict, state: (row) => (isFinding(row) ? "finding" : state(row)),
   },
 ];
