@@ -65,8 +65,8 @@ class LoadSender:
         name: str = "load",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`bodies`: their model, if it is in every body. They are then not parsed again, which takes 0.5 ms
-        per MB."""
+        """`bodies`: if they name a model, every body has it. The sender then does not parse the bodies again,
+        which would take 0.5 ms per MB."""
         self.loop = loop
         self.target = target
         self.options = options
@@ -91,10 +91,10 @@ class LoadSender:
         self.retries: Counter[str] = Counter()
         """Retries by reason: `refused`, `closed`, `429`, `503`."""
         self.retrying = True
-        self.told = b""
+        self.observer_body = b""
         """Replacement for the body that the observer reads; empty: it reads the body."""
         if bodies.model is not None:
-            self.told = msgspec.json.encode({"model": bodies.model, "stream": bodies.streams})
+            self.observer_body = msgspec.json.encode({"model": bodies.model, "stream": bodies.streams})
         self.count_tokens = None if bodies.tokenizer is None else token_counter(bodies.tokenizer)
         self._stamped = keep_stamps_on() if kernel else None
         self._connections_max = connections_max()
@@ -197,7 +197,7 @@ class _Opening:
         self.settled.set_result(None)
 
     def on_connect_failed(self, error: OSError) -> None:
-        self.settled.set_result(None)  # each request reports the failure itself
+        self.settled.set_result(None)  # Each request will report the failure.
 
     def on_data(self, data: bytes, t_ns: int) -> None: ...
 
@@ -215,19 +215,21 @@ _RETRY_WAIT_MAX_NS: Final = 30 * NS_PER_S
 """Longest wait before a retry; if the server asks for a longer one, the request is not retried."""
 
 
-def wait_ns(retries: int, asked: bytes | None = None) -> int | None:
-    """Return the wait before the next retry, or None for no retry. `asked`: the server's Retry-After, in
-    seconds; a date (RFC 9110 10.2.3) is ignored."""
-    if asked is not None and asked.strip().isdigit():
-        asked_ns = int(asked.strip()[:10]) * NS_PER_S
-        return asked_ns if asked_ns <= _RETRY_WAIT_MAX_NS else None
+def wait_ns(retries: int, retry_after: bytes | None = None) -> int | None:
+    """Return the wait before the next retry, or None for no retry.
+
+    `retry_after`: the server's Retry-After in seconds; a date (RFC 9110 10.2.3) is ignored.
+    """
+    if retry_after is not None and retry_after.strip().isdigit():
+        retry_after_ns = int(retry_after.strip()[:10]) * NS_PER_S
+        return retry_after_ns if retry_after_ns <= _RETRY_WAIT_MAX_NS else None
     return min(FIRST_NS << min(retries, 32), _RETRY_WAIT_MAX_NS)
 
 
 HEAD_BYTES_MAX: Final = 1 << 18
 """Limit of response heads including interim ones; servers and proxies send at most 8 to 64 KiB."""
 HEAD_FIELDS_MAX: Final = HEAD_BYTES_MAX // 4
-"""No limit of its own: the shortest field takes 4 bytes."""
+"""Never the tighter limit: the shortest field takes 4 bytes."""
 QUIET_NS: Final = 200_000_000
 """Time without a byte after which a stream is checked: the loop may have stopped watching it."""
 QUIET_NS_MAX: Final = 5_000_000_000
@@ -266,9 +268,9 @@ class Call:
         self._held = b""
         self._rest = b""
         self._lag_ns = 0
-        """Error of the timestamps whose read ends with their event."""
+        """Error in ns of timestamps of reads that end with their event."""
         self._stamped = False
-        """The answer has the timestamps of its packets, if they are the kernel's."""
+        """Whether the timestamps of the answer are the kernel's."""
         self._verdict: tuple[Outcome, str | None] | None = None
         self._again: tuple[str, int] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -328,7 +330,7 @@ class Call:
                 if stream.write(request):
                     self._submitted(before_ns)
             except OSError:
-                stream.close()  # nothing of the request was sent: no attempt yet
+                stream.close()  # Nothing was sent, so this does not count as an attempt.
                 continue
             self._stream = stream
             self._observe_soon(request)
@@ -343,7 +345,7 @@ class Call:
         self._observe_soon(request)
 
     def _observe_soon(self, request: bytes) -> None:
-        """Create the observer later: the next request may be due."""
+        """Schedule `_observe`: the next request may be due, so create the observer afterwards."""
         self._unobserved = request
         self._sender.later.add(self._observe, urgent=True)
 
@@ -359,7 +361,7 @@ class Call:
             on_request=(lambda x, head, body: True) if sender.options.texts else None,
             waited=sender.lateness.longest_wait, dialects=sender.dialects,
         )  # fmt: skip
-        observer.request_data(sender.told or request[end:], now_ns)
+        observer.request_data(sender.observer_body or request[end:], now_ns)
         observer.request_end(now_ns)
         if self._submit_ns:
             observer.submitted(self._submit_ns, self._submit_ns - now_ns)
@@ -374,7 +376,7 @@ class Call:
         if self._observer is not None:
             self._observer.submitted(before_ns, before_ns - self.began_ns)
 
-    # The waiter.
+    # The methods of `Waiter`, for the connection that is being opened.
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         self._attempt = None
@@ -391,8 +393,8 @@ class Call:
         except OSError as exc:
             stream.close()
             self._stream = None
-            said = f"the connection broke as we wrote ({type(exc).__name__})"
-            self._later(Outcome.UPSTREAM_RESET, said, "closed")
+            message = f"the connection broke as we wrote ({type(exc).__name__})"
+            self._later(Outcome.UPSTREAM_RESET, message, "closed")
 
     def on_connect_failed(self, error: OSError) -> None:
         self._attempt = None
@@ -404,10 +406,10 @@ class Call:
             self._later(Outcome.UPSTREAM_TIMEOUT, "no connection in time", None)
             return
         reason = "refused" if isinstance(error, ConnectionError) else None
-        said = f"cannot connect ({error.strerror or type(error).__name__})"
-        self._later(Outcome.UPSTREAM_ERROR, said, reason)
+        message = f"cannot connect ({error.strerror or type(error).__name__})"
+        self._later(Outcome.UPSTREAM_ERROR, message, reason)
 
-    # The handler.
+    # The methods of `Handler`, for the open connection.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
         sender = self._sender
@@ -434,7 +436,7 @@ class Call:
         self._sender.early_bytes -= sum(len(data) for data, _ in early)
         for number, (data, t_ns) in enumerate(early, 1):
             if self._stream is None:
-                break  # the answer is complete: the rest belongs to no request
+                break  # The answer is complete, so the rest belongs to no request.
             self._surplus = number < len(early)
             self._take(data, t_ns)
 
@@ -453,7 +455,7 @@ class Call:
             self._observer.response_data(data, t_ns, 0)  # type: ignore[union-attr]
             return
         if end < len(data):
-            self._keep = False  # the server sent more than announced
+            self._keep = False  # The server sent more than it announced: do not reuse the connection.
         self._complete(data[:end], t_ns)
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
@@ -480,7 +482,7 @@ class Call:
                 self._head_bytes_left -= end
                 data = data[end:]
                 if not data:
-                    self._answer_began = False  # an interim response
+                    self._answer_began = False  # So far there is only an interim response (RFC 9110 15.2).
                     return
             body_end, self._scanner = begin_response_body(head, data, end)
         except PeerProtocolError as exc:
@@ -492,7 +494,8 @@ class Call:
             again_ns = self._wait_ns(header_value(head.headers, b"retry-after"))
             self._again = None if again_ns is None else (str(head.status), again_ns)
         if body_end >= 0:
-            self._keep = self._keep and body_end == len(data)  # else the server sent more than announced
+            # More data than the head announced: do not reuse the connection.
+            self._keep = self._keep and body_end == len(data)
             self._complete(data[end:body_end], t_ns)
         elif len(data) > end:
             observer.response_data(data[end:], t_ns, 0)
@@ -556,8 +559,8 @@ class Call:
             outcome = Outcome.UPSTREAM_RESET if error is not None else Outcome.TRUNCATED
             self._fail(outcome, f"the server {how} the connection within its answer", None)
         else:
-            said = f"the server {how} the connection without an answer"
-            self._fail(Outcome.UPSTREAM_RESET, said, "closed")
+            message = f"the server {how} the connection without an answer"
+            self._fail(Outcome.UPSTREAM_RESET, message, "closed")
 
     def on_drained(self) -> None:
         self._submitted(mono_ns())
@@ -568,11 +571,11 @@ class Call:
     def waiting(self) -> bool:
         return self._timer is not None
 
-    def _wait_ns(self, asked: bytes | None = None) -> int | None:
+    def _wait_ns(self, retry_after: bytes | None = None) -> int | None:
         sender = self._sender
         if self.retries >= sender.options.retries or not sender.retrying:
             return None
-        return wait_ns(self.retries, asked)
+        return wait_ns(self.retries, retry_after)
 
     def _wait(self, reason: str, wait_ns: int, outcome: Outcome, error: str | None) -> None:
         self._let_go()
@@ -612,7 +615,7 @@ class Call:
         self._end(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
 
     def _later(self, outcome: Outcome, error: str, reason: str | None) -> None:
-        """As `_fail`, but not from within `send`."""
+        """Call `_fail` in the next turn of the loop: `send` must return before `done` is called."""
         self._sender.loop.call_soon(self._fail, outcome, error, reason)
 
     def _fail(self, outcome: Outcome, error: str, reason: str | None) -> None:
@@ -664,7 +667,7 @@ class Call:
             x.scheduled_ns = self.scheduled_ns
             x.dispatch_late_ns = self.first_ns - self.scheduled_ns
         elif self.retries:
-            x.scheduled_ns = self.first_ns  # in a closed loop its first attempt was when it was due
+            x.scheduled_ns = self.first_ns  # In a closed loop a request is due when it is first sent.
         self._observer = None
         self._request = self._held = b""
         self._done(self, x)

@@ -11,7 +11,7 @@ from llmtap.user_files import key_lines, read_toml
 DIALECTS: Final = "dialects"
 """The table whose keys are tables of dialects, checked by `decode_table`."""
 DIALECTS_MAX: Final = 64
-"""Dialects of a user: each may be asked whether it knows an answer."""
+"""Maximum number of a user's dialects: for an unknown answer, each of them is tried."""
 
 
 def read_dialects(file: Path) -> tuple[DialectTable, ...]:

@@ -37,7 +37,7 @@ WarmUpProgress = Callable[[int, int, str], None]
 """Function of the number done, the number wanted, and what is counted (`requests` or `probes`)."""
 IN_A_ROW: Final = 3
 ROUNDS_MAX: Final = 8
-"""Each round sends what was missing after the one before."""
+"""Maximum number of rounds; each sends the requests that were missing after the previous one."""
 
 
 class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,11 +213,11 @@ async def _exchanges(
     plan = Requests(array("q", [0] * len(rows)), tenants=tenants)
     begins, ends = (array("q", [column[row] for row in rows]) for column in places)
     own = [paths[row] for row in rows] if paths else ()
-    with WorkerPool(setup, plan, begins, ends, paths=own, keep=True) as crew:
-        out = await crew.run(listener)
+    with WorkerPool(setup, plan, begins, ends, paths=own, keep=True) as pool:
+        out = await pool.run(listener)
         if out.lost:
             raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")
-        exchanges = [x for _, x in crew.exchanges()]
+        exchanges = [x for _, x in pool.exchanges()]
     if out.stopped == NO_ENDPOINT:
         raise endpoint_error(next(x for x in exchanges if is_unanswerable(x)))
     return exchanges

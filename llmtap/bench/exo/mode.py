@@ -342,7 +342,7 @@ class ExoBench:
                 ),
             ),
             self._watcher,
-            keeping=batch.keep,
+            start_recording=batch.keep,
         )
         try:
             result = await self._replay.run()

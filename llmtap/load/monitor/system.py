@@ -25,7 +25,7 @@ import psutil
 
 from llmtap.clock import Clock
 from llmtap.load.monitor.timeseries import Columns, Ticks
-from llmtap.net.listener import failure_said
+from llmtap.net.listener import failure_text
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S, to_seconds
 
@@ -56,7 +56,7 @@ class Gpus:
         self.unread = max(0, n - GPUS_MAX)
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n - self.unread)]
         names = map(nvml.nvmlDeviceGetName, self._handles)
-        # Older versions of the package give bytes.
+        # Older versions of the package return bytes.
         self.names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
 
     def series(self) -> dict[str, MonitorSeries]:
@@ -211,7 +211,7 @@ class SystemSampler:
             try:
                 pids, why = listeners(*target)
             except (OSError, RuntimeError, psutil.Error) as exc:
-                pids, why = [], failure_said(exc)
+                pids, why = [], failure_text(exc)
             server = [pid for pid in pids if pid not in self._roots]
             if pids and not server:
                 why = "it is served by a process of the sender"
@@ -266,7 +266,7 @@ class SystemSampler:
         while True:
             try:
                 self._sample()
-            except Exception as exc:  # the sampler never ends a run; it reports what is missing
+            except Exception as exc:  # The sampler must not end a run; `about` reports what is missing.
                 if "sampling" not in self._why:
                     self._why["sampling"] = f"{type(exc).__name__}: {exc}"
                     log.warning("system_sample error=%s", type(exc).__name__)
@@ -284,7 +284,7 @@ class SystemSampler:
             host = read_host()
             values["host_memory"] = host.memory_used_bytes
         except (OSError, ValueError) as exc:
-            self._why.setdefault("host", failure_said(exc))
+            self._why.setdefault("host", failure_text(exc))
         groups = {side: group for side, group in groups_of(read_processes(), self._roots).items() if group}
         for side, group in groups.items():
             named = self._named[side]
