@@ -8,7 +8,7 @@ from typing import Final
 from llmtap.errors import PeerProtocolError
 from llmtap.protocol import http1
 
-# By name: each would be looked up in its class for every response.
+# Module-level names save a look-up in the class for every response.
 NONE, LENGTH = http1.Framing.NONE, http1.Framing.LENGTH
 
 

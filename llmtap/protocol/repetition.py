@@ -24,18 +24,18 @@ from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
 BLOCK_BYTES_MAX: Final = 4_096
-"""Of an event that is known again: far beyond a token, and some of them may be kept for a moment."""
+"""Maximum size of a recognised event, far above that of a token: some events are held for a moment."""
 _OF_MEMBER: Final = (b'":', b'": ')
 """What stands before the value of a member. The probe shows whether that value is the text."""
 LOOSE_MAX: Final = 3
-"""Loose values of an event: each is looked at in each event, and nobody is known to send more."""
+"""Maximum number of loose values of an event: each is checked in each event, and no known server has more."""
 _SIZE_LINES: Final = {
     len(line) + size + 2: line for size in range(1, BLOCK_BYTES_MAX + 1) for line in [b"%x\r\n" % size]
 }
-"""First line of a chunk, as nearly everyone writes it (RFC 9112 7.1), by the bytes of the whole of it."""
+"""First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
 _PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 _WORTH_EVENTS: Final = 16
-"""Looking for what repeats takes as long as it saves over about five events."""
+"""A search for a repetition takes as much time as it saves in about five events."""
 _PATIENCE: Final = 8
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
@@ -90,7 +90,7 @@ class Repetition(msgspec.Struct, gc=False):
         try:
             if self.names:
                 start, end = self._inside(data, start, end)
-            # With its quotes: what is more than one string, or less, is refused.
+            # Decode the text with its quotes, so that anything but exactly one string is refused.
             return _decode_text(data[start - 1 : end + 1])
         except ValueError:
             return ""
@@ -181,9 +181,10 @@ def _loosen(
     places = [_place(sample, name, value) for name, value in loose.items()]
     text = edge, edge, True
     if any(start <= edge <= end for start, end, _ in places):
-        return None  # not found, or no other than the text
+        return None  # The value was not found, or it is the text itself.
     values = sorted([*places, text])
-    # Each value gets another byte in front: were it not the one we mean, or read, it would show.
+    # Put another byte before each value. If a place were wrong, or a reader read the value, the result would
+    # show it.
     more = [b"x" if is_string else b"1" for _, _, is_string in values]
     more[values.index(text)] = b""
     changed = {
@@ -239,8 +240,10 @@ class RepetitionFinder:
     def __init__(self) -> None:
         self.repetition: Repetition | None = None
         """The event that may come again; None once another kind of event came."""
-        self._last: Repetition | None = None  # it may be outdated, and tells what is loose
-        self._at = 0  # where in the body it was looked for last
+        self._last: Repetition | None = None
+        """The previous repetition, possibly outdated; it shows which values are loose."""
+        self._at = 0
+        """Offset in the body of the last search."""
         self._patience = _PATIENCE
 
     def look(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:

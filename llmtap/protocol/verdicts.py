@@ -42,10 +42,10 @@ def of_refusal(signal: str, path: str | None = None) -> Verdict:
 _FILTERED: Final = frozenset(
     {
         "content_filter", "content-filter", "contentfilter", "sensitive", "moderation", "error_toxic",
-        # Gemini's own, where a gateway passes them on.
+        # Gemini's reasons, which some gateways pass on.
         "safety", "prohibited_content", "blocklist", "recitation", "spii", "image_safety",
         "image_prohibited_content", "image_recitation", "model_armor",
-        "refusal",  # of Anthropic's streaming classifier, through a gateway
+        "refusal",  # Anthropic's streaming classifier, through a gateway.
     }
 )  # fmt: skip
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
@@ -235,16 +235,16 @@ def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
     log = data.get("log") if isinstance(data, dict) else None
     rails = log.get("activated_rails") if isinstance(log, dict) else None
     for i, rail in enumerate(rails[:_ITEMS_MAX] if isinstance(rails, list) else ()):
-        told = rail if isinstance(rail, dict) else {"name": rail, "stop": status == "blocked"}
-        kind, name = told.get("type"), told.get("name")
-        if told.get("stop") is not True or not isinstance(name, str):
+        members = rail if isinstance(rail, dict) else {"name": rail, "stop": status == "blocked"}
+        kind, name = members.get("type"), members.get("name")
+        if members.get("stop") is not True or not isinstance(name, str):
             continue
         phase = kind if kind in ("input", "output") else _phase_of(name)
         path = f"{place}.log.activated_rails[{i}]"
         detail = {"rail": name} if _NAME.fullmatch(name) else None
-        found = _blocked("body_field", phase, path=path, detail=detail)
-        found.action, found.substituted = "replaced", True
-        return found
+        verdict = _blocked("body_field", phase, path=path, detail=detail)
+        verdict.action, verdict.substituted = "replaced", True
+        return verdict
     return None
 
 
@@ -273,8 +273,8 @@ _TYPES: Final[dict[str, str | None]] = {
     "content_policy_violation": "input",
     "data_inspection_failed": None,
 }
-_SAID_BY_NAME: Final = ("Violated guardrail policy", "GUARDRAIL_INTERVENED")
-"""LiteLLM's words, and Bedrock's that it passes on: they name the guardrail and need no other sign."""
+_DECISIVE_PHRASES: Final = ("Violated guardrail policy", "GUARDRAIL_INTERVENED")
+"""Texts of LiteLLM, and of Bedrock through LiteLLM, that name a guardrail and need no other sign."""
 _PHRASES: Final = (
     "Content violates usage guidelines",
     "violates usage guidelines",
@@ -316,7 +316,7 @@ def _error_in(value: dict[str, Any]) -> tuple[dict[str, Any], str]:
         if isinstance(error, list) and error and isinstance(error[0], dict):
             return error[0], f"{key}[0]."
         if isinstance(error, str) and error:
-            return {**value, "message": error}, ""  # xAI has the code beside the text
+            return {**value, "message": error}, ""  # xAI puts the code beside the text.
     groq = value.get("x_groq")
     if isinstance(groq, dict) and isinstance(groq.get("error"), str):
         return {"message": groq["error"]}, "x_groq."
@@ -345,7 +345,7 @@ def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str
         if code is None or code.lower() not in _CODES:
             continue
         if code.lower() == "content_blocked" and error.get("type") == "guardrails_violation":
-            return None  # NeMo: the type says more
+            return None  # NeMo: the error's type is more precise, and is read below.
         keys = ("content_filter_result", "content_filter_results")
         filters = (holder.get(key) for holder in (inner, error) for key in keys)
         category = next((c for f in filters if (c := _category(f, "filtered"))), None)
@@ -390,7 +390,7 @@ def _of_metadata(error: dict[str, Any], place: str) -> Verdict | None:
 
 
 def _of_message(text: str) -> Verdict | None:
-    for phrase in _SAID_BY_NAME:
+    for phrase in _DECISIVE_PHRASES:
         if phrase in text:
             return _blocked("error.message", None, value=phrase)
     low = text.lower()

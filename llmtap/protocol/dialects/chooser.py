@@ -26,11 +26,11 @@ _EVENT_BYTES_MIN: Final = 256
 CANDIDATES_MAX: Final = 4
 """Dialects that read the same events while the dialect is not known."""
 REVISIONS_MAX: Final = 256
-"""Events not understood for which other dialects are tried, after the choice."""
+"""Maximum number of events for which other dialects are tried after the choice."""
 _OUTPUTS_TO_REVISE: Final = 3
-"""Events that only another dialect reads as output, until it replaces one that has read output."""
+"""Events that only another dialect must read as output before it replaces one that has read output."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
-"""Events with output, or an end, that decide for a dialect if the path belongs to another one."""
+"""Number of events with output or an end that decide for a dialect if the path belongs to another one."""
 _NAMED: Final = 3
 """The claim of an object that names its dialect."""
 
@@ -48,7 +48,7 @@ class Released(NamedTuple):
 class _Kept(NamedTuple):
     event: SseEvent | None
     delta: Delta | None
-    """Known already if it is not the dialect's to read."""
+    """Meaning of an event that no dialect reads; else None."""
     size: int
     t_ns: int
 
@@ -94,7 +94,7 @@ class _Candidate:
             return
         self.understood += delta.parsed
         self.unread += not (delta.parsed or before)
-        # Many dialects name their end alike, so an end decides only if all events before it were understood.
+        # Many dialects have the same end mark, so an end counts only if all events before it were understood.
         self.events += 1
         ended = delta.done and self.understood == self.events
         strong = delta.output or ended or delta.finish_reason is not None
@@ -209,7 +209,7 @@ class DialectChooser:
         if not likely:
             likely = [c for c in self._candidates if c.claim >= _NAMED and not c.unread]
         if not any(c.strong or c.on_path or c.claim >= _NAMED for c in likely):
-            # Usage and errors look alike in many dialects: a text that shows itself is better evidence.
+            # Usage and errors are alike in many dialects. A text that the structure shows is better evidence.
             events = [kept.event for kept in self._kept if kept.event is not None]
             reader = structure.infer(events, whole=whole) if likely else None
             if reader is not None and reader.understood:
@@ -228,7 +228,7 @@ class DialectChooser:
         """Read an event after the choice."""
         chosen = self.chosen
         delta = _read_unclaimed(event) if chosen is None else chosen.read_event(event)
-        # Events that may come again have no such member: `is_alone`, `Anthropic._read`.
+        # Repeatable events have no guardrail's member (`is_alone`, `Anthropic._read`), so skip the search.
         if not delta.repeatable:
             if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
                 bedrock.add_guardrail(delta, event.data)
