@@ -84,7 +84,7 @@ class BlockHasher:
         """Return the blocks of a prompt; None, and count it, if the tokenizer fails."""
         try:
             content, marks = self._laid_out(prompt)
-        except Exception:  # of the tokenizer, which is not ours and may raise anything
+        except Exception:  # The tokenizer is third-party code and may raise any exception.
             self.skipped += 1
             return None
         tokens = None if self._tokenize is None else len(content) // ID_BYTES
@@ -106,7 +106,7 @@ class BlockHasher:
                 elif isinstance(part, bytes):
                     marks.append((len(content), part))
                 else:
-                    if self._tokenize is None:  # or ids that spell a text would be this text
+                    if self._tokenize is None:  # Without the mark, ids would equal a text of the same bytes.
                         marks.append((len(content), b"ids"))
                     content += part.tobytes()
         return content, marks
@@ -126,7 +126,7 @@ class BlockHasher:
         mark = next(waiting, None)
         for start in range(0, len(content), size):
             block = content[start : start + size]
-            # Each with its length before it: whatever a text holds, it cannot pass for a mark.
+            # Put the length before each piece, so that no text can be taken for a mark.
             pieces: list[bytes | bytearray] = [last, len(block).to_bytes(4), block]
             while mark is not None and mark[0] < start + size:
                 pieces += ((mark[0] - start).to_bytes(4), len(mark[1]).to_bytes(4), mark[1])
@@ -163,7 +163,7 @@ def _spelled(message: PromptMessage) -> bytes:
 
 
 _IDLE_NS: Final = 3_600_000_000_000
-"""An hour: after it the server's cache is gone, and a request begins a new session."""
+"""One hour: after it the server has dropped its cache, and a request begins a new session."""
 _EXCHANGES_MAX: Final = 100_000
 """An hour of 28 requests a second, in some 60 MB."""
 _SAME_MAX: Final = 256
@@ -297,7 +297,7 @@ class Sessions:
             if found and own is not None:
                 found = [seen for seen in found if own and seen.session == own[0].session]
             if found:
-                answer = links[k + 1]  # behind a parent's messages stands its answer
+                answer = links[k + 1]  # The answer of the parent follows the parent's messages.
                 parent = max(found, key=lambda seen: _preference(seen, answer, x))
                 parent.followed = parent.followed or answer
                 return parent
@@ -389,7 +389,7 @@ def _closing_ns(x: Exchange, ended_ns: int | None) -> int:
 def _think_ns(parent: _Seen, x: Exchange) -> int | None:
     if parent.ended_ns is None:
         return None
-    if parent.relay == x.relay:  # right even where the wall clock was set in between
+    if parent.relay == x.relay:  # The monotonic clock is correct even if the wall clock was set in between.
         passed_ns = x.timeline.arrival_ns - parent.ended_ns
     else:
         passed_ns = x.arrival_wall_ns - parent.ended_wall_ns

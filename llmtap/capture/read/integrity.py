@@ -132,7 +132,7 @@ def check(
     found: dict[tuple[str, str], list[pa.Array]] = {}
     unnumbered = 0
     for batch in batches:
-        # Elsewhere a trace may bring its own numbers; only with a relay's name are they without gaps.
+        # Only rows with a relay's name have numbers without gaps; a trace may have numbers of its own.
         later = pc.match_substring_regex(pc.fill_null(batch.column("id"), ""), _LATER)
         known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
         numbered = batch.select(COLUMNS).filter(pc.and_not(known, later))
@@ -176,7 +176,7 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
         for name, count in ledger.relays.items():
             if name not in relays or _progress(count) > _progress(relays[name]):
                 relays[name] = count
-            # Only the first meter of a capture knows which relays were there before.
+            # Only the ledger of a capture's first meter has the numbers from before the capture (`since`).
             if name not in began or count.since > began[name].since:
                 began[name] = count
         mine = meters.setdefault(ledger.meter, {})
@@ -193,7 +193,9 @@ def _closed(infos: Sequence[CaptureInfo]) -> bool:
     files: dict[str, list[tuple[int, bool]]] = {}
     for info in infos:
         files.setdefault(info.ledger.meter, []).append((info.began_ns, info.ledger.closed))
-    _, (_, closed) = max(((min(told)[0], max(told)) for told in files.values()), default=(0, (0, False)))
+    _, (_, closed) = max(
+        ((min(entries)[0], max(entries)) for entries in files.values()), default=(0, (0, False))
+    )
     return closed
 
 
@@ -210,8 +212,10 @@ def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return out
 
 
-def _relay(relay: str, numbers: pa.ChunkedArray, said: RelayCount | None, *, closed: bool) -> RelayIntegrity:
-    count = RelayCount(0) if said is None else said
+def _relay(
+    relay: str, numbers: pa.ChunkedArray, reported: RelayCount | None, *, closed: bool
+) -> RelayIntegrity:
+    count = RelayCount(0) if reported is None else reported
     distinct = pc.unique(numbers)
     ordered = distinct.take(pc.array_sort_indices(distinct))
     opened = max(count.opened, ordered[-1].as_py() if len(ordered) else 0)

@@ -8,7 +8,7 @@ iterate over.
   is hidden (begins with `.` or `_`, folders too) is not.
 - Of a local folder, the spool (`.spool`) is read, too. A spool becomes a Parquet file of the same name at any
   moment: one of the two is read.
-- Memory holds one batch, unless a table is asked for.
+- Memory holds one batch, except where a whole table is read.
 """
 
 import os
@@ -119,11 +119,11 @@ class Capture:
         size = format_bytes(sum(file.bytes for file in self.files))
         spools = sum(file.spool for file in self.files)
         files = f"{len(self.files):,} files" + (f" ({spools:,} in the spool)" if spools else "")
-        said = [f"{len(self):,} exchanges", files, size]
-        said += [f"level {info.level}"] if info.level else []
-        said += [f"from {info.source}"] if info.source else []
-        said += [f"{len(self.broken):,} broken"] if self.broken else []
-        return f"<Capture {', '.join(said)}>"
+        parts = [f"{len(self):,} exchanges", files, size]
+        parts += [f"level {info.level}"] if info.level else []
+        parts += [f"from {info.source}"] if info.source else []
+        parts += [f"{len(self.broken):,} broken"] if self.broken else []
+        return f"<Capture {', '.join(parts)}>"
 
     @property
     def info(self) -> schema.CaptureInfo:
@@ -154,7 +154,7 @@ class Capture:
     def integrity(self) -> integrity.Integrity:
         """Return what is missing, by the numbers of the rows and the relays' counts."""
         batches = self.batches(integrity.COLUMNS)
-        # The list is handed over last: reading may add to it.
+        # Pass `broken` itself, not a copy: reading the batches may add to it.
         return integrity.check([file.info for file in self.files], batches, self.broken)
 
     def _spooled(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -162,14 +162,15 @@ class Capture:
         assert file.contents is not None
         batches = file.contents.batches()
         try:
-            first = next(batches, None)  # opens it: from here on it may go
+            first = next(batches, None)  # This opens the file; afterwards it may be deleted.
         except SpoolError:
             if os.path.exists(file.path):
                 raise
             later = _finished(Path(file.path).stem, self._places)
             if later is None:
                 raise FileNotFoundError(file.path) from None
-            first, batches = None, _batches(_opened(later), schema.SCHEMA)  # all rows, in the same order
+            # The Parquet file has all rows of the spool, in the same order.
+            first, batches = None, _batches(_opened(later), schema.SCHEMA)
         left = file.rows
         for batch in chain([] if first is None else [first], batches):
             yield batch.select(wanted.names).cast(wanted).slice(0, left)
@@ -237,7 +238,7 @@ def _opened_or_later(file: _Found, places: Sequence[str]) -> CaptureFile | None:
 
 def _found(places: Sequence[str]) -> list[_Found]:
     """Return the files of all places, each once; of a spool and its Parquet file the latter."""
-    # First the spools of all: one that becomes a file meanwhile is then found twice, and not never.
+    # List all spools first: one that becomes a Parquet file in the meantime is then found twice, not never.
     spools = [_listed(place, spools=True) for place in places]
     files: dict[str, _Found] = {}
     for place, waiting in zip(places, spools, strict=True):
@@ -252,7 +253,7 @@ def _found(places: Sequence[str]) -> list[_Found]:
 def _finished(stem: str, places: Sequence[str]) -> _Found | None:
     """Return the Parquet file that a spool has become."""
     for place in places:
-        with suppress(CaptureError):  # a place may have been the spool alone
+        with suppress(CaptureError):  # The place may be the path of the spool itself, which is gone.
             for file in _listed(place, spools=False):
                 if file.stem == stem:
                     return file
@@ -271,7 +272,7 @@ def _listed(place: str, *, spools: bool) -> list[_Found]:
     """Return the spools, or the other files, at a place."""
     shown = redacted(place)  # URLs may carry keys
     if spools and _URL.match(place) and not place.startswith("file:"):
-        return []  # they are always local
+        return []  # Spools are always local.
     try:
         store, path, prefix = _store_of(place)
         there = store.get_file_info(path)
@@ -342,7 +343,7 @@ def _opened_spool(found: _Found) -> CaptureFile:
     path = Path(found.path)
     try:
         contents = read_spool(path)
-        # An end that is torn now is whole a moment later, where the spool is still written to.
+        # While a spool is being written, its end may look damaged for a moment: read it again.
         while contents.damaged and (again := read_spool(path)).damaged != contents.damaged:
             contents = again
     except SpoolError as exc:
@@ -351,7 +352,7 @@ def _opened_spool(found: _Found) -> CaptureFile:
         raise CaptureError(found.name, f"cannot be read as a spool: {exc}") from None
     except (pa.ArrowException, msgspec.MsgspecError) as exc:
         raise CaptureError(found.name, f"cannot be read as a spool: {_first_line(exc)}") from None
-    # As in the metadata of the file that will be made of it.
+    # The same metadata as in the Parquet file that will be made from this spool.
     info = msgspec.structs.replace(
         contents.info, schema_version=schema.VERSION, ledger=contents.ledger, damaged=contents.damaged
     )
@@ -399,7 +400,7 @@ def _merged(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
         for name in schema.CaptureInfo.__struct_fields__
         if all(getattr(info, name) == getattr(first, name) for info in infos)
     }
-    for name in ("arrivals", "blocks"):  # they have a default that says something
+    for name in ("arrivals", "blocks"):  # Their defaults have a meaning, so set them explicitly to unknown.
         same.setdefault(name, "")
     damaged: dict[str, int] = {}
     for info in infos:

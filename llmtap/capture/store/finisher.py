@@ -65,7 +65,7 @@ class Finisher:
     def __init__(self, place: CapturePlace, spool_folder: Path, kept: Callable[[str, int], None]) -> None:
         """`kept(name, bytes)` is called for each file that is in its place."""
         self.counts = Finished()
-        self.told = CaptureLedger()
+        self.ledger = CaptureLedger()
         """Ledger of the newest file of our own spools; a recovered spool may be of another capture."""
         self.problem: str | None = None
         """Why files do not reach their place now: one sentence, without secrets."""
@@ -139,7 +139,7 @@ class Finisher:
                 log.info("event=capture_files_resumed place=%s", self._place.name)
                 self.problem = None
             pause_s = BACK_OFF_S
-            # At once, or its bytes would count twice, or not at all, for the bound on the total.
+            # Update both counts at once, or the total would count the bytes twice or not at all.
             with self._wake:
                 self._queue.popleft()
                 if made is not None:
@@ -199,7 +199,7 @@ class Finisher:
             file = name, size
             log.info("event=capture_file file=%s rows=%d bytes=%d", name, contents.rows, size)
             if spool.rows is not None:
-                self.told = contents.ledger
+                self.ledger = contents.ledger
             if self._place.folder is None:
                 spool.made.unlink(missing_ok=True)
         if contents.damaged:

@@ -182,7 +182,7 @@ class RemotePlace:
         try:
             store = self.store()
             size = self._upload(store, made, path)
-            # A store that lost the end of a file without saying so is asked once: cheap beside an upload.
+            # A store may lose the end of a file without an error. Compare the size: cheap beside an upload.
             there = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
             raise PlaceError(f"{name} to {self.name}: {self._clean(exc)}") from None
@@ -195,10 +195,10 @@ class RemotePlace:
         try:
             out = store.open_output_stream(path)
         except FileNotFoundError:
-            # Where folders are real; an object store has none.
+            # The store has real folders (an object store has none), and this one is missing.
             store.create_dir(path.rpartition("/")[0], recursive=True)
             out = store.open_output_stream(path)
-        # Not in a `with`: after a failed write it would close, which is one more request to wait for.
+        # Do not use `with`: after a failed write it would close the stream, which waits for one more request.
         with made.open("rb") as file:
             while part := file.read(_PART_BYTES):
                 out.write(part)
@@ -215,7 +215,7 @@ class RemotePlace:
         try:
             store, prefix = FileSystem.from_uri(url)
         except (ValueError, OSError, pa.ArrowException, NotImplementedError) as exc:
-            # Some connect at once (hdfs): without them a capture had better not begin.
+            # Some file systems (hdfs) connect at once. If that fails, do not begin the capture.
             raise ConfigError("capture.to", f"{self.name}: {self._clean(exc)}") from None
         if not prefix.strip("/"):
             raise ConfigError("capture.to", f"{self.name}: names no bucket or folder")
@@ -252,7 +252,7 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
         "connect_timeout": CONNECT_TIMEOUT_S,
         # Contrary to its documentation, it has an effect on Linux (pyarrow 26); the SDK's default is 3 s.
         "request_timeout": REQUEST_TIMEOUT_S,
-        # One: we try again ourselves, with a longer breath.
+        # One attempt: the finisher retries with longer pauses.
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1),
         # A small file is then one request.
         "allow_delayed_open": True,
@@ -268,7 +268,7 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
         if region is None and not endpoint:
             region = fs.resolve_s3_region(bucket)
         if user is not None or "AWS_ACCESS_KEY_ID" in os.environ:
-            # Keys are at hand: no question to a metadata service that is not there outside of the cloud.
+            # Keys are known, so do not query the metadata service, which exists only in the cloud.
             os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
         return fs.S3FileSystem(region=region or "us-east-1", **options)
 
@@ -288,7 +288,7 @@ def _secrets_of(url: str) -> list[str]:
 
 
 GROUP_BYTES: Final = 32 << 20
-"""Of a row group, in memory: some 4,000 exchanges of 200 events."""
+"""Size of a row group in memory: some 4,000 exchanges of 200 events."""
 _LEVEL: Final = 3
 
 
@@ -331,9 +331,9 @@ def _leaf(field: pa.Field) -> str:
 
 
 ROWS: Final = 1_000
-"""Of a batch."""
+"""Number of rows of a batch."""
 FILE_BYTES: Final = 64 << 20
-"""In memory, of the rows that become one file: some 8,000 exchanges of 200 events."""
+"""Size in memory of the rows of one file: some 8,000 exchanges of 200 events."""
 
 
 def check_place(to: str | Path) -> CapturePlace:

@@ -77,7 +77,7 @@ def to_batch(
     """Return the exchanges as rows in SCHEMA, and the errors of those that could not be converted."""
     try:
         return _encode(exchanges, capture, level), []
-    except Exception:  # one of them must not cost the others
+    except Exception:  # Convert them one by one, so that only the faulty exchange is lost.
         good: list[exchange.Exchange] = []
         failed: list[Exception] = []
         for x in exchanges:
@@ -270,7 +270,7 @@ def _json(value: object, *, words: bool = False) -> str | None:
         if words and _SUSPECT.search(data):
             data = _to_json(_wordy(_from_json(data), _DEPTH_MAX))
         return data.decode() if len(data) <= _JSON_BYTES_MAX else None
-    except Exception:  # whatever a provider sent: too deep, too large, of no JSON type
+    except Exception:  # The value of the provider may be nested too deep, too large, or no JSON type.
         return None
 
 

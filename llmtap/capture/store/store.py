@@ -1,4 +1,4 @@
-"""Store of a capture: writes rows to the open spool, and hands closed spools to the finisher.
+"""Store of a capture: writes rows to the open spool, and passes closed spools to the finisher.
 
 The meter's recorder has one `Store`; `check` tests the folders before the start. Once `append` returns
 True, its rows survive a kill of the process (with `fsync = "batch"` also a power failure). A reason against
@@ -111,7 +111,7 @@ def check(options: CaptureOptions, supervisor: int | None = None) -> None:
 class Store:
     """One capture's spool and files.
 
-    `append`, `tick` and `rotate` are for one thread; `state`, `told` and `problem` for any.
+    `append`, `tick` and `rotate` are for one thread; `state`, `ledger` and `problem` for any.
     """
 
     def __init__(self, options: CaptureOptions, info: CaptureInfo, clock: Clock) -> None:
@@ -200,9 +200,9 @@ class Store:
         else:
             _discard(writer)
 
-    def told(self) -> CaptureLedger:
+    def ledger(self) -> CaptureLedger:
         """Return the ledger of the newest file made here. For any thread."""
-        return self._finisher.told
+        return self._finisher.ledger
 
     def close(self, timeout_s: float) -> None:
         """Make files of all spools if the time allows; the next start recovers the others."""
