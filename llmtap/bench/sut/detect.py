@@ -196,8 +196,8 @@ class _Detector:
             _, _, body = await self._ask(self._target.metrics or f"{self._root}/metrics")
         except (aiohttp.ClientError, TimeoutError, OSError):
             return
-        if told := _CACHE.search(body.decode(errors="replace")):
-            self.found.know("sut.prefix_cache", told[1] == "True", "cache_config_info in /metrics")
+        if match := _CACHE.search(body.decode(errors="replace")):
+            self.found.know("sut.prefix_cache", match[1] == "True", "cache_config_info in /metrics")
 
     async def choose_endpoint(self) -> None:
         """Choose completions for an engine (its workload is token ids), else chat completions."""
@@ -237,8 +237,8 @@ class _Detector:
         how = f"the probe: {output or 'unknown'} tokens in {events} chunks"
         single = bool(tokens) and tokens.count(1) / len(tokens) > SINGLE_SHARE
         if tokens or (output and 0 < events < output):
-            told = "one token per chunk" if single else "several tokens per chunk"
-            found.know("sut.chunking", told, how)
+            chunking = "one token per chunk" if single else "several tokens per chunk"
+            found.know("sut.chunking", chunking, how)
         else:
             found.hints["sut.chunking"] = how
         return True
@@ -388,8 +388,8 @@ def _meaning(kind: Any) -> str:
     choices = [
         c for one in (inner, *get_args(inner)) if "Literal" in str(get_origin(one)) for c in get_args(one)
     ]
-    said: str = info.extra_json_schema["description"]
-    return said + (f": {' | '.join(filter(None, choices))}" if choices else "")
+    description: str = info.extra_json_schema["description"]
+    return description + (f": {' | '.join(filter(None, choices))}" if choices else "")
 
 
 def _comment(text: str) -> list[str]:
