@@ -141,8 +141,8 @@ class BodyMaker:
         if stream and endpoint in _STREAMED:
             wanted["stream"] = True
             if endpoint in _INCLUDE_USAGE:
-                given = _decoded(fields["stream_options"]) if "stream_options" in fields else None
-                options = given if isinstance(given, dict) else {}
+                recorded_options = _decoded(fields["stream_options"]) if "stream_options" in fields else None
+                options = recorded_options if isinstance(recorded_options, dict) else {}
                 wanted["stream_options"] = options | {"include_usage": True}
         elif stream is False and "stream" in fields:
             wanted["stream"] = False
@@ -157,8 +157,8 @@ class BodyMaker:
         changed |= {name: raw for name, raw in theirs if bytes(fields.get(name, b"")) != bytes(raw)}
         if not changed and not any(name in fields for name in drop):
             return body
-        kept = {name: raw for name, raw in fields.items() if name not in drop}
-        return _encode(kept | changed)
+        sent_fields = {name: raw for name, raw in fields.items() if name not in drop}
+        return _encode(sent_fields | changed)
 
     def _sets_model(self, named: bool, recorded: bool) -> bool:
         """Whether a body of a trace gets the model of the run. `named`: it has one.

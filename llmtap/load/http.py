@@ -128,10 +128,10 @@ class LoadSender:
         return len(self.calls) + self.pool.idle > self._connections_max
 
     async def open(self, connections: int) -> int:
-        left = min(connections, self._connections_max) - self.pool.idle
-        while left > 0:
-            waiting = [_Opening(self) for _ in range(min(left, OPENED_AT_ONCE))]
-            left -= len(waiting)
+        remaining = min(connections, self._connections_max) - self.pool.idle
+        while remaining > 0:
+            waiting = [_Opening(self) for _ in range(min(remaining, OPENED_AT_ONCE))]
+            remaining -= len(waiting)
             for opening in waiting:
                 self.pool.connect(opening)
             for opening in waiting:
@@ -243,11 +243,44 @@ class Call:
     Exchange."""
 
     __slots__ = (
-        "_accepted", "_again", "_answer_began", "_attempt", "_done", "_early", "_head_bytes_left",
-        "_head_part", "_held", "_interims", "_keep", "_lag_ns", "_observer", "_on_answer", "_quiet_ns",
-        "_request", "_rest", "_scanner", "_sender", "_seq", "_stamped", "_stream", "_submit_ns",
-        "_submit_width_ns", "_surplus", "_timer", "_unobserved", "_verdict", "began_ns", "connect_ns",
-        "first_ns", "last_ns", "over", "request_bytes", "response_bytes", "retries", "row", "scheduled_ns",
+        "_accepted",
+        "_answer_began",
+        "_attempt",
+        "_done",
+        "_early",
+        "_head_bytes_left",
+        "_head_part",
+        "_interims",
+        "_keep",
+        "_lag_ns",
+        "_observer",
+        "_on_answer",
+        "_quiet_ns",
+        "_request",
+        "_rest",
+        "_retry_plan",
+        "_scanner",
+        "_sender",
+        "_seq",
+        "_stamped",
+        "_stream",
+        "_submit_ns",
+        "_submit_width_ns",
+        "_surplus",
+        "_timer",
+        "_unobserved",
+        "_unsent",
+        "_verdict",
+        "began_ns",
+        "connect_ns",
+        "first_ns",
+        "last_ns",
+        "over",
+        "request_bytes",
+        "response_bytes",
+        "retries",
+        "row",
+        "scheduled_ns",
     )  # fmt: skip
 
     def __init__(
@@ -265,14 +298,14 @@ class Call:
         self._done = done
         self._request = b""
         """The whole request, if it may be retried."""
-        self._held = b""
+        self._unsent = b""
         self._rest = b""
         self._lag_ns = 0
         """Error in ns of timestamps of reads that end with their event."""
         self._stamped = False
         """Whether the timestamps of the answer are the kernel's."""
         self._verdict: tuple[Outcome, str | None] | None = None
-        self._again: tuple[str, int] | None = None
+        self._retry_plan: tuple[str, int] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.row = row
         self.scheduled_ns = scheduled_ns
@@ -283,7 +316,7 @@ class Call:
         self._clear()
 
     def _clear(self) -> None:
-        self._again = self._verdict = None
+        self._retry_plan = self._verdict = None
         self._observer: Observer | None = None
         self._unobserved = b""
         self._early: list[tuple[bytes, int]] = []
@@ -335,12 +368,12 @@ class Call:
             self._stream = stream
             self._observe_soon(request)
             return
-        self._held = request
+        self._unsent = request
         if sender.full:
             sender.loop.call_soon(self.on_connect_failed, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         else:
             attempt = sender.pool.connect(self)
-            if self._held:
+            if self._unsent:
                 self._attempt = attempt
         self._observe_soon(request)
 
@@ -385,7 +418,7 @@ class Call:
             return
         self._stream = stream
         self.connect_ns = took_ns
-        request, self._held = self._held, b""
+        request, self._unsent = self._unsent, b""
         try:
             before_ns = mono_ns()
             if stream.write(request):
@@ -398,7 +431,7 @@ class Call:
 
     def on_connect_failed(self, error: OSError) -> None:
         self._attempt = None
-        self._held = b""
+        self._unsent = b""
         if (limit := host_limit(error)) is not None:
             self._later(Outcome.TAP_ERROR, limit, None)
             return
@@ -465,14 +498,14 @@ class Call:
         self._answer_began = True
         try:
             while True:
-                found = next_response_head(
+                next_head = next_response_head(
                     data, b"POST", bytes_max=self._head_bytes_left, fields_max=HEAD_FIELDS_MAX,
                     interims=self._interims, waited_ns=t_ns - self.began_ns,
                 )  # fmt: skip
-                if found is None:
+                if next_head is None:
                     self._head_part = data
                     return
-                head, start, end = found
+                head, start, end = next_head
                 if head.status == 101:
                     raise PeerProtocolError("the server switched protocols without a request", 502)
                 observer.response_head(data[start:end], t_ns, 0)
@@ -491,8 +524,8 @@ class Call:
         self._keep = head.keep_alive and not self._sender.options.fresh
         self._accepted = head.status < 400
         if head.status in STATUSES:
-            again_ns = self._wait_ns(header_value(head.headers, b"retry-after"))
-            self._again = None if again_ns is None else (str(head.status), again_ns)
+            retry_wait_ns = self._wait_ns(header_value(head.headers, b"retry-after"))
+            self._retry_plan = None if retry_wait_ns is None else (str(head.status), retry_wait_ns)
         if body_end >= 0:
             # More data than the head announced: do not reuse the connection.
             self._keep = self._keep and body_end == len(data)
@@ -514,10 +547,10 @@ class Call:
         if data:
             self._observer.response_data(data, t_ns, 0)
         self._observer.response_end(t_ns)
-        if self._again is None:
+        if self._retry_plan is None:
             self._end(Outcome.COMPLETE, None)
         else:
-            self._wait(*self._again, Outcome.COMPLETE, None)
+            self._wait(*self._retry_plan, Outcome.COMPLETE, None)
 
     def _answered(self, data: bytes, t_ns: int) -> None:
         """End an accepted answer; parse its last part when there is time."""
@@ -591,12 +624,12 @@ class Call:
 
     # Ends.
 
-    def cancel(self, why: str) -> None:
+    def cancel(self, reason: str) -> None:
         """Cancel the call; one that waits for a retry ends with the result of its last attempt."""
         if self._verdict is not None:
             self._end(*self._verdict)
         else:
-            self._end(Outcome.CLIENT_CANCELLED, why)
+            self._end(Outcome.CLIENT_CANCELLED, reason)
 
     def time_out(self) -> None:
         if self._stream is None:
@@ -669,5 +702,5 @@ class Call:
         elif self.retries:
             x.scheduled_ns = self.first_ns  # In a closed loop a request is due when it is first sent.
         self._observer = None
-        self._request = self._held = b""
+        self._request = self._unsent = b""
         self._done(self, x)

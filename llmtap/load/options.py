@@ -272,7 +272,7 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
     tokenizer: Tokenizer = None
     """Also counts the tokens of answers without usage; not over Ray, whose hosts may not have it."""
     fields: BodyFields = {}
-    """They override the others. Their values may be secret."""
+    """Fields of every body; they override those that llmtap sets. Their values may be secret."""
     stream: Annotated[
         bool | None,
         opt(
@@ -299,13 +299,13 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
 
     def with_settings(self, settings: Mapping[str, Any]) -> "BodyOptions":
         """Return these options with the `[request]` settings of a workload; `fields` still override them."""
-        given = {name: value for name, value in settings.items() if value is not None}
-        exact = self.exact_output and given.get("ignore_eos") is not False
-        if given.get("ignore_eos") is False:  # Do not send it: some servers refuse unknown fields.
-            del given["ignore_eos"]
-        temperature = given.pop("temperature", self.temperature)
+        values = {name: value for name, value in settings.items() if value is not None}
+        exact = self.exact_output and values.get("ignore_eos") is not False
+        if values.get("ignore_eos") is False:  # Do not send it: some servers refuse unknown fields.
+            del values["ignore_eos"]
+        temperature = values.pop("temperature", self.temperature)
         return msgspec.structs.replace(
-            self, temperature=temperature, exact_output=exact, settings=self.settings | given
+            self, temperature=temperature, exact_output=exact, settings=self.settings | values
         )
 
 

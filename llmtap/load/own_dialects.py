@@ -28,7 +28,7 @@ def read_dialects(file: Path) -> tuple[DialectTable, ...]:
 
 def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
     """Return the dialects in these tables by name; add what is wrong in others to the mistakes."""
-    found = {}
+    dialects = {}
     if isinstance(tables, dict) and len(tables) > DIALECTS_MAX:
         mistakes.add([ConfigError(DIALECTS, f"has more than {DIALECTS_MAX} dialects")])
         return {}
@@ -38,7 +38,7 @@ def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
             mistakes.add([ConfigError(f"{DIALECTS}.{name}".rstrip("."), "is outside a dialect", hint)])
             continue
         try:
-            found[name] = decode_table(table, name)
+            dialects[name] = decode_table(table, name)
         except ConfigError as exc:
             mistakes.add(exc.each())
-    return found
+    return dialects

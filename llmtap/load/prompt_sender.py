@@ -99,7 +99,7 @@ class PromptCall:
         self.row = row
         self._cancel = cancel
 
-    def cancel(self, why: str) -> None:
+    def cancel(self, reason: str) -> None:
         self._cancel()
 
 

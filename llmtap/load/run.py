@@ -206,13 +206,13 @@ class LoadRun:
                 if timer is not None:
                     timer.cancel()
 
-    def stop(self, why: str, *, drain_ns: int | None = None) -> None:
+    def stop(self, reason: str, *, drain_ns: int | None = None) -> None:
         """Send no more; requests in flight may end within `drain_ns`. A second call may shorten that."""
         if self.stopped is None and self._schedule.left:
-            self.stopped = why
+            self.stopped = reason
         self._last_ns = min(self._last_ns, mono_ns())
         self._sender.stop_retrying()
-        self._start_drain(self._drain_ns if drain_ns is None else drain_ns, why)
+        self._start_drain(self._drain_ns if drain_ns is None else drain_ns, reason)
         self._settle()
 
     def _due_ns(self) -> int:
@@ -287,7 +287,7 @@ class LoadRun:
             self.gave_up = self.stopped = NO_ENDPOINT
             self.stop(NO_ENDPOINT, drain_ns=0)
 
-    def _start_drain(self, drain_ns: int, why: str) -> None:
+    def _start_drain(self, drain_ns: int, reason: str) -> None:
         if drain_ns == NEVER:
             return
         end_ns = mono_ns() + drain_ns
@@ -296,11 +296,11 @@ class LoadRun:
         self._drain_end_ns = end_ns
         if self._drain is not None:
             self._drain.cancel()
-        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cut, why)
+        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cut, reason)
 
-    def _cut(self, why: str) -> None:
+    def _cut(self, reason: str) -> None:
         if self._sender.calls and self.stopped is None:
-            self.stopped = why
+            self.stopped = reason
         calls: list[Call | PromptCall] = [*self._sender.calls]
         for call in calls:
             call.cancel("the run was over")

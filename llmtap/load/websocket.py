@@ -261,18 +261,18 @@ class WebSocketSession:
         assert self._head is not None
         data = self._head + data
         try:
-            found = next_response_head(data, b"GET", bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX)
+            next_head = next_response_head(data, b"GET", bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX)
         except PeerProtocolError as exc:
             self._head = None
             self._fail_opening(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
             return b""
-        self._head = data if found is None else None
-        if found is None:
+        self._head = data if next_head is None else None
+        if next_head is None:
             return b""
-        head, _, end = found
+        head, _, end = next_head
         if head.status != 101:
-            what = f"the server answered {head.status} in place of a WebSocket"
-            self._fail_opening(Outcome.UPSTREAM_ERROR, what, head.status)
+            problem = f"the server answered {head.status} in place of a WebSocket"
+            self._fail_opening(Outcome.UPSTREAM_ERROR, problem, head.status)
             return b""
         # RFC 6455 4.1: a wrong key means that the server did not understand the upgrade.
         if header_value(head.headers, b"sec-websocket-accept") != accept_key(self._key):

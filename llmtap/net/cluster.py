@@ -124,12 +124,12 @@ def _shut_down(ray: Any, folder: str) -> None:
 
 def _processes(folder: str) -> list[psutil.Process]:
     """Return the processes of the Ray that was started with this folder."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             if any(folder in argument for argument in child.cmdline()):
-                found += [child, *child.children(recursive=True)]
-    return found
+                processes += [child, *child.children(recursive=True)]
+    return processes
 
 
 @contextmanager

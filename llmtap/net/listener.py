@@ -165,15 +165,15 @@ def failure_text(error: BaseException) -> str:
         case TimeoutError():
             return "timed out"
         case ssl.SSLCertVerificationError():
-            why = str(getattr(inner, "verify_message", "")).rstrip(".")
-            return "TLS: certificate not trusted" + (f" ({why})" if why else "")
+            reason = str(getattr(inner, "verify_message", "")).rstrip(".")
+            return "TLS: certificate not trusted" + (f" ({reason})" if reason else "")
         case ssl.SSLError():
             reason = getattr(inner, "reason", None) or "it failed"
             spoken = reason.replace("_", " ").lower()
             return "TLS: the server does not speak it" if reason in _NO_TLS else f"TLS: {spoken}"
         case socket.gaierror():
-            again = inner.errno == socket.EAI_AGAIN
-            return "name cannot be looked up at the moment" if again else "name not known"
+            is_temporary = inner.errno == socket.EAI_AGAIN
+            return "name cannot be looked up at the moment" if is_temporary else "name not known"
     number_text = _ERRNO.search(str(inner))
     number = getattr(inner, "errno", None) or (int(number_text[1]) if number_text is not None else None)
     if number:

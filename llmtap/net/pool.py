@@ -219,7 +219,7 @@ class Pool:
         """Resolve the host name once for all waiting attempts."""
         error: OSError | None = None
         try:
-            found = await self.loop.getaddrinfo(
+            infos = await self.loop.getaddrinfo(
                 self._host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
             )
         except OSError as exc:
@@ -227,7 +227,7 @@ class Pool:
         except ValueError as exc:  # UnicodeError: the host name cannot be encoded.
             error = OSError(str(exc))
         else:
-            self._addresses = [(family, address) for family, _, _, _, address in found]
+            self._addresses = [(family, address) for family, _, _, _, address in infos]
             self.resolved_ns = mono_ns()
         finally:
             self._looking_up = None

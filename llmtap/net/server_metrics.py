@@ -96,7 +96,7 @@ _OPEN: Final = re.compile(rb"\s*\{")
 _CLOSE: Final = re.compile(rb"\s*\}")
 _LABEL: Final = re.compile(rb'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*(,|(?=\}))')
 _VALUE: Final = re.compile(rb"\s*([^\s_]+)(?:\s+[+-]?[0-9.eE+]+)?\s*")
-"""A value, and a timestamp that nothing here needs. Source: prometheus.io, "Exposition formats"."""
+"""A value, and a timestamp, which is ignored. Source: prometheus.io, "Exposition formats"."""
 _COPIES: Final = (b"tp_rank", b"pp_rank", b"moe_ep_rank")
 """Labels of SGLang's ranks of one engine, which report the same value."""
 
@@ -119,7 +119,7 @@ async def parse_metrics(body: bytes) -> dict[str, float]:
 
 def read_metrics(body: bytes) -> dict[str, float]:
     """Read our series (names of `SERIES`) from an exposition. Raises ValueError if it cannot be parsed."""
-    found: dict[str, list[_Sample]] = {}
+    samples: dict[str, list[_Sample]] = {}
     for number, line in enumerate(io.BytesIO(body)):
         if number >= LINES_MAX:
             raise ValueError(f"more than {LINES_MAX:,} lines")
@@ -127,12 +127,12 @@ def read_metrics(body: bytes) -> dict[str, float]:
         if name is not None:
             if len(line) > LINE_BYTES_MAX:
                 raise ValueError(f"more than {LINE_BYTES_MAX >> 10} KiB in a line")
-            found.setdefault(name[0].decode(), []).append(_sample(line, name.end()))
+            samples.setdefault(name[0].decode(), []).append(_sample(line, name.end()))
     values = {}
     for ours, names in _NAMES.items():
-        name_found = next((name for name in names if name in found), None)
-        if name_found is not None:
-            value = _over_engines(found[name_found], mean=SERIES[ours].unit == "share")
+        source_name = next((name for name in names if name in samples), None)
+        if source_name is not None:
+            value = _over_engines(samples[source_name], mean=SERIES[ours].unit == "share")
             if 0 <= value < inf:  # NaN is neither
                 values[ours] = value
     return values

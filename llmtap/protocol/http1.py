@@ -151,14 +151,14 @@ def sole_value(headers: Headers, name: bytes) -> bytes | None:
     Lines that differ are ambiguous: some recipients use the first, some the last, some the joined value
     (RFC 9110 5.3).
     """
-    found: bytes | None = None
+    sole: bytes | None = None
     for key, value in headers:
         if key.lower() == name:
             value = value.strip(b" \t")
-            if found is not None and value != found:
+            if sole is not None and value != sole:
                 return None
-            found = value
-    return found
+            sole = value
+    return sole
 
 
 def spelling_key(name: bytes) -> bytes:
@@ -286,7 +286,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
 def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
     """Return the values of Content-Length, Transfer-Encoding, Connection (its options in lower case), Host,
     Upgrade and Expect. Raises PeerProtocolError with `status`."""
-    found: tuple[list[bytes], ...] = ([], [], [], [], [], [])
+    values: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     for name, value in headers:
         kind = _seen_kinds.get(name, -1)
         if kind < 0:
@@ -298,8 +298,8 @@ def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
             raise PeerProtocolError("a tab in Transfer-Encoding", status)
         # RFC 9110 5.5: white space after a value, which llhttp keeps, is not part of it.
         value = value.rstrip(b" \t")
-        found[kind].extend(_options(value) if kind == _CONNECTION else (value,))
-    return found
+        values[kind].extend(_options(value) if kind == _CONNECTION else (value,))
+    return values
 
 
 def _check_host(value: bytes) -> None:
@@ -398,7 +398,7 @@ def _content_length(values: list[bytes], status: int = 400) -> int:
 
 class BodyScanner(Protocol):
     def feed(self, data: bytes) -> int:
-        """-1 while the body goes on, else the offset in `data` of the first byte behind it."""
+        """Return -1 while the body continues, else the offset in `data` of the first byte after the body."""
         ...
 
 

@@ -132,23 +132,23 @@ def find_repetition(
         before, text, behind = block.partition(quoted)
         if text and quoted not in behind and before.endswith(_OF_MEMBER):
             behind = b'"' + behind
-            found = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
-            if not _is_read(found.opening + _PROBE.encode() + found.closing, found, read_event):
+            candidate = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
+            if not _is_read(candidate.opening + _PROBE.encode() + candidate.closing, candidate, read_event):
                 return None
             if names_read is None or last is None:
-                return found
-            return _loosen(found, last, names_read, read_event) or found
+                return candidate
+            return _loosen(candidate, last, names_read, read_event) or candidate
     return None
 
 
-def _is_read(probe: bytes, found: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
+def _is_read(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
     """Whether our text in this block is read as the text, and all else stays as it was."""
     events = SseParser().feed(probe)
     if len(events) != 1:
         return False
     delta = read_event(events[0])
-    delta.size = found.delta.size
-    return delta == _replace(found.delta, text=_PROBE)
+    delta.size = candidate.delta.size
+    return delta == _replace(candidate.delta, text=_PROBE)
 
 
 def _members(block: bytes) -> dict[str, bytes]:
@@ -163,11 +163,14 @@ def _members(block: bytes) -> dict[str, bytes]:
 
 
 def _loosen(
-    found: Repetition, last: Repetition, names_read: frozenset[str], read_event: Callable[[SseEvent], Delta]
+    candidate: Repetition,
+    last: Repetition,
+    names_read: frozenset[str],
+    read_event: Callable[[SseEvent], Delta],
 ) -> Repetition | None:
     """Return it with the values loose in which it differs from the last one; None if there are none, too
     many, or one cannot be replaced."""
-    sample, edge = found.opening + found.closing, len(found.opening)
+    sample, edge = candidate.opening + candidate.closing, len(candidate.opening)
     was, now = _members(last.sample or last.opening + last.closing), _members(sample)
     loose = {
         name: value
@@ -193,14 +196,14 @@ def _loosen(
     if _members(_insert(sample, values, more)) != now | changed:
         return None
     more[values.index(text)] = _PROBE.encode()
-    if not _is_read(_insert(sample, values, more), found, read_event):
+    if not _is_read(_insert(sample, values, more), candidate, read_event):
         return None
     ends, starts = [0, *(end for _, end, _ in values)], [*(start for start, _, _ in values), len(sample)]
     opening, *fixed, closing = (sample[a:b] for a, b in zip(ends, starts, strict=True))
     n = values.index(text)
     kinds = [is_string for _, _, is_string in values]
     return Repetition(
-        opening, closing, found.delta, closing + b"\r\n",
+        opening, closing, candidate.delta, closing + b"\r\n",
         ahead=tuple(zip(fixed[:n], kinds[:n], strict=True)),
         beyond=tuple(zip(fixed[n:], kinds[n + 1 :], strict=True))[::-1],
         names=frozenset(loose), sample=sample,
@@ -253,9 +256,9 @@ class RepetitionFinder:
         if offset - self._at < _WORTH_EVENTS * len(block):
             self._patience -= 1
         self._at = offset
-        found = find_repetition(block, delta, reader.read_event, reader.names_read, self._last)
-        self.repetition = found
-        self._last = found or self._last
+        repetition = find_repetition(block, delta, reader.read_event, reader.names_read, self._last)
+        self.repetition = repetition
+        self._last = repetition or self._last
 
 
 ROOM: Final = 64
@@ -325,8 +328,8 @@ class PythonTokenRun:
         self._texts_bytes = 0
         sizes = [_PAYLOADS[size] for size in read_sizes] if self._chunked else read_sizes
         blanks = bytes(map(str.isspace, texts))
-        kept = list(texts) if self.keeps_texts else []
-        return array("q", times), array("q", added_ns), array("l", sizes), blanks, kept
+        stored_texts = list(texts) if self.keeps_texts else []
+        return array("q", times), array("q", added_ns), array("l", sizes), blanks, stored_texts
 
 
 def make_token_run(repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> TokenRun:

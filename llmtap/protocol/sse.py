@@ -538,10 +538,10 @@ class ArrayParser:
             if self._text == 2:
                 self._text, at = 1, at + 1
                 continue
-            found = (_inside if self._text else _outside)(buffer, at)
-            if found is None:
+            match = (_inside if self._text else _outside)(buffer, at)
+            if match is None:
                 break
-            at, mark = found.end(), found[0]
+            at, mark = match.end(), match[0]
             if mark == b'"':
                 self._text ^= 1
             elif mark == b"\\":

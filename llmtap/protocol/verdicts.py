@@ -60,7 +60,7 @@ def reason_kind(reason: str) -> str:
 
 
 def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | None:
-    """A reason that says filter. Bedrock's come behind canned text; what was blocked they do not tell."""
+    """Read a reason that names a filter. Bedrock's follow canned text, and do not name what was blocked."""
     low = reason_kind(reason)
     if low in _FILTERED:
         return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
@@ -72,7 +72,7 @@ def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | No
 
 
 def of_filter_results(results: Any, place: str = "content_filter_results") -> Verdict | None:
-    """Azure's results of one choice: `filtered` acts, `detected` alone flags."""
+    """Read Azure's results for one choice: `filtered` acts, `detected` alone flags."""
     for key, kind, action in (("filtered", OUTPUT, "blocked"), ("detected", None, "flagged")):
         category = _category(results, key)
         if category is not None:
@@ -82,35 +82,35 @@ def of_filter_results(results: Any, place: str = "content_filter_results") -> Ve
 
 def of_prompt_filter_results(results: Any) -> Verdict | None:
     filters = (r.get("content_filter_results") or r.get("content_filter_result") for r in _dicts(results))
-    found = _strongest(of_filter_results(f, "prompt_filter_results") for f in filters)
-    return None if found is None else _of_input(found)
+    verdict = _strongest(of_filter_results(f, "prompt_filter_results") for f in filters)
+    return None if verdict is None else _of_input(verdict)
 
 
 def of_content_filters(filters: Any) -> Verdict | None:
-    """Azure's filters of a response in the Responses API: `blocked` or a `filtered` result acts, `detected`
-    alone flags. `source_type` names the phase."""
+    """Read Azure's filters of a response in the Responses API: `blocked` or a `filtered` result acts,
+    `detected` alone flags. `source_type` names the phase."""
     return _strongest(map(_of_content_filter, _dicts(filters)))
 
 
 def _of_content_filter(entry: dict[str, Any]) -> Verdict | None:
     results = entry.get("content_filter_results")
-    found = of_filter_results(results, "content_filters")
-    if entry.get("blocked") is True and (found is None or found.kind is None):
+    verdict = of_filter_results(results, "content_filters")
+    if entry.get("blocked") is True and (verdict is None or verdict.kind is None):
         category = _category(results, "detected") or None
-        found = Verdict("content_filters.blocked", OUTPUT, "blocked", "output", category=category)
-    return found if found is None or entry.get("source_type") != "prompt" else _of_input(found)
+        verdict = Verdict("content_filters.blocked", OUTPUT, "blocked", "output", category=category)
+    return verdict if verdict is None or entry.get("source_type") != "prompt" else _of_input(verdict)
 
 
-def _of_input(found: Verdict) -> Verdict:
-    found.phase = "input"
-    found.kind = None if found.kind is None else INPUT
-    return found
+def _of_input(verdict: Verdict) -> Verdict:
+    verdict.phase = "input"
+    verdict.kind = None if verdict.kind is None else INPUT
+    return verdict
 
 
 def _strongest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
     """Return the first that acts, else the first."""
-    found = [v for v in verdicts if v is not None]
-    return next((v for v in found if v.kind is not None), found[0] if found else None)
+    present = [v for v in verdicts if v is not None]
+    return next((v for v in present if v.kind is not None), present[0] if present else None)
 
 
 def _category(results: Any, key: str) -> str | None:
@@ -127,7 +127,7 @@ def _category(results: Any, key: str) -> str | None:
 
 
 def of_hook_results(results: Any) -> Verdict | None:
-    """Portkey's hooks: a `verdict` of false flags; that it denied, only the status and the error tell."""
+    """Read Portkey's hooks: a `verdict` of false flags. Only status and error show that a hook denied."""
     hooks = results if isinstance(results, dict) else {}
     for name, phase in (("before_request_hooks", "input"), ("after_request_hooks", "output")):
         for i, hook in _enumerated(hooks.get(name)):
@@ -153,7 +153,7 @@ _UNSUITABLE: Final = {"UNSUITABLE_INPUT": "input", "UNSUITABLE_OUTPUT": "output"
 
 
 def of_warnings(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
-    """The FMS orchestrator's warnings; where an answer is there all the same, they only flag."""
+    """Read the FMS orchestrator's warnings. If there is an answer (`answered`), they only flag."""
     for i, warning in _enumerated(warnings):
         kind = warning.get("type")
         phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None
@@ -208,12 +208,12 @@ def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
     guardrail = trace.get("guardrail", trace.get("guardrails", trace)) if isinstance(trace, dict) else None
     if not isinstance(guardrail, dict):
         return None, None
-    found: dict[str, int] = {}
+    strengths: dict[str, int] = {}
     for name, part in guardrail.items():
         if part and (phase := _ASSESSED.get(name)) is not None:
-            found[phase] = max(found.get(phase, 0), _acted(part))
-    strongest = max(found.values(), default=0)
-    phases = [phase for phase, acted in found.items() if acted == strongest]
+            strengths[phase] = max(strengths.get(phase, 0), _acted(part))
+    strongest = max(strengths.values(), default=0)
+    phases = [phase for phase, acted in strengths.items() if acted == strongest]
     return phases[0] if len(phases) == 1 else None, (None, "redacted", "replaced")[strongest]
 
 
@@ -340,8 +340,8 @@ def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
 def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str) -> Verdict | None:
     inner = error.get("innererror") or error.get("inner_error")
     inner = inner if isinstance(inner, dict) else {}
-    for found, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
-        code = word(found.get("code"))
+    for source, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
+        code = word(source.get("code"))
         if code is None or code.lower() not in _CODES:
             continue
         if code.lower() == "content_blocked" and error.get("type") == "guardrails_violation":
@@ -403,7 +403,7 @@ def _of_message(text: str) -> Verdict | None:
 
 
 def _phase_of(text: str) -> str | None:
-    """`input` or `output` where the text speaks of one of them only."""
+    """Return `input` or `output` if the text names only one of the two; else None."""
     of_input, of_output = _OF_INPUT.search(text), _OF_OUTPUT.search(text)
     if (of_input is None) == (of_output is None):
         return None

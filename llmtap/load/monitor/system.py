@@ -131,14 +131,16 @@ def read_host() -> Host:
 
 
 def read_processes() -> dict[int, ObservedProcess]:
-    found: dict[int, ObservedProcess] = {}
+    processes: dict[int, ObservedProcess] = {}
     for process in psutil.process_iter(["ppid", "name", "cpu_times", "memory_info"]):
         info = process.info
         cpu, memory = info["cpu_times"], info["memory_info"]
         if cpu is not None and memory is not None:
             used_ns = round((cpu.user + cpu.system + cpu.children_user + cpu.children_system) * NS_PER_S)
-            found[process.pid] = ObservedProcess(process.pid, info["ppid"], info["name"], used_ns, memory.rss)
-    return found
+            processes[process.pid] = ObservedProcess(
+                process.pid, info["ppid"], info["name"], used_ns, memory.rss
+            )
+    return processes
 
 
 def groups_of(
@@ -148,9 +150,9 @@ def groups_of(
     it."""
     members: dict[str, list[ObservedProcess]] = {name: [] for name in roots.values()}
     for process in processes.values():
-        pid, seen = process.pid, set[int]()
-        while pid in processes and pid not in roots and pid not in seen:
-            seen.add(pid)
+        pid, visited = process.pid, set[int]()
+        while pid in processes and pid not in roots and pid not in visited:
+            visited.add(pid)
             pid = processes[pid].parent
         if pid in roots:
             members[roots[pid]].append(process)
@@ -180,8 +182,8 @@ def listeners(host: str, port: int) -> tuple[list[int], str | None]:
                 reached.append(connection.pid)
     if not reached:
         return [], f"nobody listens on port {port}"
-    held = sorted({pid for pid in reached if pid is not None})
-    return held, None if held else f"who listens on port {port} is hidden from this user"
+    pids = sorted({pid for pid in reached if pid is not None})
+    return pids, None if pids else f"who listens on port {port} is hidden from this user"
 
 
 class SystemSampler:

@@ -91,7 +91,7 @@ class Columns:
             return [name for name, column in self._values.items() if any(map(isfinite, column))]
 
     def to_dict(self, start_ns: int) -> dict[str, Any]:
-        """Arrays of equal length, seconds since `start_ns`; a series without any value is left out."""
+        """Return arrays of equal length, in seconds since `start_ns`; a series without a value is omitted."""
         series = {}
         for name in self.known():
             spec = self.series[name]
@@ -190,16 +190,16 @@ def _growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str
 
 
 def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
-    found: dict[str, Any] = _figures(columns, window)
-    queries = (found.get("prefix_queries") or {}).get("total")
-    hits = (found.get("prefix_hits") or {}).get("total")
+    figures: dict[str, Any] = _figures(columns, window)
+    queries = (figures.get("prefix_queries") or {}).get("total")
+    hits = (figures.get("prefix_hits") or {}).get("total")
     if queries and hits is not None:
-        found["prefix_hit_share"] = {"unit": "share", "kind": "ratio", "total": hits / queries}
+        figures["prefix_hit_share"] = {"unit": "share", "kind": "ratio", "total": hits / queries}
     for name in ("ttft", "itl"):
-        seconds, n = ((found.get(f"{name}_{what}") or {}).get("total") for what in ("seconds", "values"))
+        seconds, n = ((figures.get(f"{name}_{what}") or {}).get("total") for what in ("seconds", "values"))
         if seconds is not None and n:
-            found[f"{name}_mean"] = {"unit": "seconds", "kind": "ratio", "total": seconds / n}
-    return found
+            figures[f"{name}_mean"] = {"unit": "seconds", "kind": "ratio", "total": seconds / n}
+    return figures
 
 
 def _energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> dict[str, Any] | None:

@@ -67,8 +67,8 @@ class RecordedAnswer:
 def recorded_of(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
     """Return the place of the first `count` requests of a trace; None without answer times, or for a pipe,
     which cannot be read twice."""
-    again = "://" in place or Path(place).is_file() or Path(place).is_dir()
-    if not trace.answered or not again:
+    readable_twice = "://" in place or Path(place).is_file() or Path(place).is_dir()
+    if not trace.answered or not readable_twice:
         return None
     return RecordedAnswer(place, trace.format, trace.places[:count])
 

@@ -137,11 +137,11 @@ def _figures(
             counts = [at(result, "metrics", metric, "n") or 0 for result in both]
             for figure, share in _QUANTILES.items():
                 sides = [at(result, "metrics", metric, figure) for result in both]
-                found = [quantile_interval(ordered, share, level) for ordered in values]
+                quantile_intervals = [quantile_interval(ordered, share, level) for ordered in values]
                 compared = not (misled and metric in FLATTERED) and "+" not in (option or "")
                 yield from _row(
-                    f"{metric}_{figure}", metric, figure, "s", level, counts, sides, found, option,
-                    compared=compared,
+                    f"{metric}_{figure}", metric, figure, "s", level, counts, sides, quantile_intervals,
+                    option, compared=compared,
                 )  # fmt: skip
     for key, (name, counts_of) in _SHARES.items():
         pairs = [counts_of(result) for result in (a, b)]

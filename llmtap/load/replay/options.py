@@ -31,12 +31,12 @@ USER_AGENT: Final = f"llmtap-replay/{__version__}"
 HEADER_FILE_BYTES_MAX: Final = 1 << 20
 
 
-def read_headers(given: Sequence[str], file: Path | None, key_env: str | None) -> list[tuple[str, str]]:
+def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -> list[tuple[str, str]]:
     """Return the fields of `--header`, `--header-file` and the key of the environment as Authorization.
 
     Raises ConfigError; its text never contains a value.
     """
-    lines = [("--header", line) for line in given]
+    lines = [("--header", line) for line in texts]
     if file is not None:
         try:
             text = read_file(file, "--header-file", HEADER_FILE_BYTES_MAX).decode()
@@ -95,11 +95,11 @@ def refuse_meaningless(load: LoadPlan) -> None:
     """Raise ConfigError naming a given option that has no meaning for the target."""
     spoken = protocol_of(load.target.url)
     scheme = urlsplit(load.target.url).scheme
-    given = flags_given(load.target, load.bodies, load.sending)
+    flags = flags_given(load.target, load.bodies, load.sending)
     if load.bodies.stream is False:
-        given.append("--no-stream")
+        flags.append("--no-stream")
     for option, why in _MEANINGLESS[spoken].items():
-        if option in given and (scheme, option) != ("grpcs", "--ca"):
+        if option in flags and (scheme, option) != ("grpcs", "--ca"):
             raise ConfigError(
                 option, f"has no meaning for {scheme}:// ({_NAMES[spoken]}): {why}", "leave it out"
             )

@@ -245,8 +245,8 @@ class Replay:
             return body
         url = http_url.rstrip("/")
         url += "/models" if url.endswith("/v1") else "/v1/models"
-        given = {name: value for name, value in target.headers if name.lower() != "user-agent"}
-        headers = {**given, "User-Agent": USER_AGENT}
+        own_headers = {name: value for name, value in target.headers if name.lower() != "user-agent"}
+        headers = {**own_headers, "User-Agent": USER_AGENT}
         tls = target.tls() or True
         try:
             async with (
@@ -387,13 +387,13 @@ class Replay:
             info = read_then(baseline, self.plan.requests, self.listener.comparing)
         except (LlmtapError, ValueError) as exc:
             # Leave out `exc.place`: a URL may hold keys.
-            why = exc.problem if isinstance(exc, ConfigError) else exc
-            self.notes.append(f"no comparison with what was captured: {why}")
+            reason = exc.problem if isinstance(exc, ConfigError) else exc
+            self.notes.append(f"no comparison with what was captured: {reason}")
             return None
         comparison = baseline.to_dict(info)
         if comparison is None:
-            why = "tells when its answer came" if baseline.matched else "was found again"
-            self.notes.append(f"no comparison with what was captured: no row that was sent {why}")
+            reason = "tells when its answer came" if baseline.matched else "was found again"
+            self.notes.append(f"no comparison with what was captured: no row that was sent {reason}")
         return comparison
 
     def _write(self, pool: WorkerPool, seen: RunObservations, place: str) -> int:

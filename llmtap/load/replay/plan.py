@@ -244,10 +244,10 @@ def _check_rate(process: str, schedule: ScheduleOptions) -> None:
         problem = f"cannot be combined with {name} arrivals, which name their own rates"
         raise ConfigError("--rate", problem, "leave it out")
     if name in FORMS and name not in OWN_RATES and schedule.rate is None:
-        why = f"{schedule.source} is a workload, which has no times of its own"
+        reason = f"{schedule.source} is a workload, which has no times of its own"
         if schedule.arrivals is not None:
-            why = f"{name} arrivals need a mean rate"
-        raise ConfigError("--rate", f"is missing: {why}", "such as --rate 4, or --closed 8 without a rate")
+            reason = f"{name} arrivals need a mean rate"
+        raise ConfigError("--rate", f"is missing: {reason}", "such as --rate 4, or --closed 8 without a rate")
 
 
 def _refuse_arrivals(schedule: ScheduleOptions) -> None:
@@ -277,11 +277,11 @@ def other_words(plan: ReplayPlan) -> ReplayPlan:
     words in another order: the same length, within a token or so, but another beginning. Recorded bodies
     stay as they are.
     """
-    given = plan.requests
-    count = min(len(given), ROWS_MAX)
+    planned = plan.requests
+    count = min(len(planned), ROWS_MAX)
     requests = Requests(
-        array("q", bytes(8 * count)), given.input[:count], given.output[:count],
-        tenants=given.tenants[:count], bodies=given.bodies[:count], paths=given.paths[:count],
+        array("q", bytes(8 * count)), planned.input[:count], planned.output[:count],
+        tenants=planned.tenants[:count], bodies=planned.bodies[:count], paths=planned.paths[:count],
     )  # fmt: skip
     prompts = None if plan.prompts is None else _Reversed(plan.prompts)
     return ReplayPlan(requests, prompts, {}, [], plan.decode)

@@ -265,12 +265,12 @@ class RunObservations:
             None if (t := self._first_sent_ns.get(row)) is None else t - began_ns for row in self._firsts()
         ]
         times = sorted(t for t in sent if t is not None)
-        kept = punctuality(planned, sent).to_dict()
+        timing = punctuality(planned, sent).to_dict()
         return {
             "planned": arrival_figures(planned).to_dict(),
             "sent": arrival_figures(times).to_dict(),
             "punctuality": {
-                "rate_ratio": kept["ratio"], "early": kept["early"], "lateness": kept["lateness"],
+                "rate_ratio": timing["ratio"], "early": timing["early"], "lateness": timing["lateness"],
             },
         }  # fmt: skip
 
@@ -383,9 +383,10 @@ def result_of(
     mode = "closed" if closed else "open"
     result = tally.summary.to_dict(window, seconds, mode, percentiles=percentiles)
     planned_ns = array("q") if closed else seen.planned_ns()
-    kept = tally.plan_dict()
+    plan_counts = tally.plan_dict()
     result["load"] = {
-        **_dict(result["load"]), **_load(outcome, seen, planned_ns), **{name: kept[name] for name in _KEPT},
+        **_dict(result["load"]), **_load(outcome, seen, planned_ns),
+        **{name: plan_counts[name] for name in _KEPT},
     }  # fmt: skip
     # A load generator is no proxy: it adds no latency to the requests of others.
     result["added"] = {}

@@ -112,7 +112,7 @@ class Finding:
         return {**asdict(self), **figures, "invalidates": self.invalidates(requested)}
 
 
-def verdict_of(found: Sequence[Finding], result: Mapping[str, Any]) -> dict[str, Any]:
+def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> dict[str, Any]:
     """Return public JSON: `valid`, `failed`, `partial`, a sentence, `figures` by name, and the findings.
 
     `valid`: the load did not fail, and every requested figure is valid or doubtful.
@@ -123,8 +123,8 @@ def verdict_of(found: Sequence[Finding], result: Mapping[str, Any]) -> dict[str,
     for name in FIGURES:
         if not _exists(name, result):
             continue
-        spoiled = [one for one in found if name in one.spoils]
-        doubted = [one for one in found if name in one.doubts]
+        spoiled = [one for one in problems if name in one.spoils]
+        doubted = [one for one in problems if name in one.doubts]
         state = FigureState.NOT_VALID if spoiled else FigureState.DOUBTFUL if doubted else FigureState.VALID
         errors = [one.error for one in (*spoiled, *doubted) if one.error is not None]
         shares = [one.share for one in (*spoiled, *doubted) if one.share is not None]
@@ -133,15 +133,15 @@ def verdict_of(found: Sequence[Finding], result: Mapping[str, Any]) -> dict[str,
             "share": max(shares, default=None), "findings": [one.what for one in (*spoiled, *doubted)],
         }  # fmt: skip
     not_valid = [name for name, one in figures.items() if one["state"] == FigureState.NOT_VALID]
-    failed = any(one.failed for one in found)
+    failed = any(one.failed for one in problems)
     # A metric that the result lacks has no state in `figures`, so the findings decide as well.
-    invalid = any(one.invalidates(requested) for one in found)
+    invalid = any(one.invalidates(requested) for one in problems)
     return {
-        "valid": not invalid, "failed": failed, "partial": any(one.partial for one in found),
+        "valid": not invalid, "failed": failed, "partial": any(one.partial for one in problems),
         "not_valid": [name for name in not_valid if name in requested],
-        "says": verdict_sentence(figures, failed=failed, partial=any(one.partial for one in found)),
+        "says": verdict_sentence(figures, failed=failed, partial=any(one.partial for one in problems)),
         "figures": figures,
-        "findings": [one.to_dict(requested) for one in found], "unchecked": unchecked(result),
+        "findings": [one.to_dict(requested) for one in problems], "unchecked": unchecked(result),
     }  # fmt: skip
 
 

@@ -183,10 +183,10 @@ class _Commands:
             elif not self.start.done():
                 self.start.set_result(int(rest))
 
-    def _obey(self, word: str, why: str) -> None:
-        self.ended = self.ended or why
+    def _obey(self, word: str, reason: str) -> None:
+        self.ended = self.ended or reason
         if self.run is not None:
-            self.run.stop(why, drain_ns=CUT_NS if word == "cut" else None)
+            self.run.stop(reason, drain_ns=CUT_NS if word == "cut" else None)
         elif not self.start.done():
             self.start.set_result(None)
 

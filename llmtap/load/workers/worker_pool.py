@@ -118,7 +118,7 @@ class WorkerPool:
         self._commands: list[str] = []
         self._stopping: str | None = None
         self._cutting = asyncio.Event()
-        self._why: str | None = None
+        self._stop_reason: str | None = None
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -137,14 +137,14 @@ class WorkerPool:
             sums[i] = part
             if part.gave_up is not None and self._stopping is None:
                 # If one process gives up, stop all.
-                self._why = part.gave_up
+                self._stop_reason = part.gave_up
                 self.stop(part.gave_up)
             total = _sum([p for p in sums if p is not None])
             # Wait until all processes have reported: before, the sums would jump.
             if growth is not None and self._stopping is None and None not in sums:
-                self._why = growth.add(self._clock.mono_ns(), total.sent, total.waiting)
-                if self._why is not None:
-                    self.stop(self._why)
+                self._stop_reason = growth.add(self._clock.mono_ns(), total.sent, total.waiting)
+                if self._stop_reason is not None:
+                    self.stop(self._stop_reason)
             if progress is not None:
                 progress(total)
 
@@ -266,7 +266,9 @@ class WorkerPool:
         measuring = setup.load.measuring
         objectives = Objectives.parse(measuring.slo) if measuring.slo else None
         tally = LoadTally(objectives, measuring.reader)
-        out = LoadResult(tally, began_ns, began_ns, stopped=self._why, stop_condition=self._why)
+        out = LoadResult(
+            tally, began_ns, began_ns, stopped=self._stop_reason, stop_condition=self._stop_reason
+        )
         for member, rows, report in zip(self._members, self._assigned_rows, reports, strict=True):
             match report:
                 case None:

@@ -328,9 +328,9 @@ def _is_thought(extra: Any) -> bool:
 
 def _reasoning(delta: _Delta) -> Any:
     """Return the thinking beside the content, in whichever field a server puts it."""
-    found = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
-    if found or not isinstance(delta.reasoning_details, list):
-        return found
+    thinking = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
+    if thinking or not isinstance(delta.reasoning_details, list):
+        return thinking
     parts = (d.get("text") or d.get("summary") for d in delta.reasoning_details if isinstance(d, dict))
     return "".join(map(text_of, parts))
 

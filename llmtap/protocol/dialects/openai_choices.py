@@ -63,11 +63,11 @@ def is_flat_error(value: dict[str, Any]) -> bool:
 
 def _replaced(value: dict[str, Any]) -> Verdict | None:
     """Return NeMo's verdict. Bedrock's is that of `bedrock.add_guardrail`."""
-    found = (
+    candidates = (
         verdicts.of_rails(value.get(name), name, value.get("status"))
         for name in ("guardrails_data", "guardrails")
     )
-    return next(filter(None, found), None)
+    return next(filter(None, candidates), None)
 
 
 def _counted(value: dict[str, Any]) -> tuple[Any, str]:

@@ -262,12 +262,18 @@ def _read_end(
             verdict.signal, verdict.path = f"response.{verdict.signal}", None
     elif reason == "content_filter":
         verdict = Verdict("incomplete_details.reason", OUTPUT, "blocked", "output", value=reason)
-    found = of_content_filters(response.get("content_filters")) or of_moderation(response.get("moderation"))
-    if found is not None and found.kind is not None:
+    filter_verdict = of_content_filters(response.get("content_filters")) or of_moderation(
+        response.get("moderation")
+    )
+    if filter_verdict is not None and filter_verdict.kind is not None:
         if verdict is None:
-            verdict = found
+            verdict = filter_verdict
         elif verdict.signal == "incomplete_details.reason":
-            verdict.kind, verdict.phase, verdict.category = found.kind, found.phase, found.category
+            verdict.kind, verdict.phase, verdict.category = (
+                filter_verdict.kind,
+                filter_verdict.phase,
+                filter_verdict.category,
+            )
     usage = response.get("usage")
     counts = openai_shapes.read_usage(usage)
     if counts is not None:
@@ -276,7 +282,7 @@ def _read_end(
         counts.cached = _detail(counts, usage, "input_token", "cached_tokens", counts.cached)
     delta = shapes.gather(pieces, beside, verdict=verdict, counts=counts, usage=usage)
     delta.done = done
-    delta.verdict = delta.verdict or found
+    delta.verdict = delta.verdict or filter_verdict
     if failed:
         delta.error_type, delta.error_message = openai_shapes.read_error(error)
     if status:

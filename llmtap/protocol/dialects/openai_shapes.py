@@ -348,8 +348,8 @@ class Findings:
         self.delta.finish_reason = reason
         verdict = of_finish_reason(reason, signal) if judged else None
         if verdict is not None:
-            found = of_filter_results(filters)
-            verdict.category = None if found is None else found.category
+            filter_verdict = of_filter_results(filters)
+            verdict.category = None if filter_verdict is None else filter_verdict.category
             if only_text:
                 verdict.substituted, verdict.action = True, "replaced"
             self.verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)

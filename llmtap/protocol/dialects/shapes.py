@@ -120,7 +120,7 @@ def gather(
     """
     findings = openai_shapes.Findings()
     for kind, text in pieces:
-        findings.piece(0, kind, text, audio=not text)  # audio has no text
+        findings.piece(0, kind, text, audio=not text)  # A piece without text is audio or the name of a call.
     findings.add(*beside)
     findings.verdict(verdict)
     if reason := text_of(reason):

@@ -21,13 +21,13 @@ from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, le
 from llmtap.protocol.verdicts import of_finish_reason
 
 PLACES_MAX: Final = 256
-"""Places, counts and kinds of events that are compared, of each; later ones are ignored."""
+"""Maximum number each of places, counts and kinds of events that are compared; later ones are ignored."""
 TEXTS_MAX: Final = 32
-"""Texts of one place that are compared."""
+"""Maximum number of texts of one place that are compared."""
 TEXT_CHARS_MAX: Final = 4_096
 """Maximum length of a text that is compared; the rest of a longer one is ignored."""
 VALUES_MAX: Final = 8_192
-"""Leaves of JSON values of one answer that are looked at, 50 ms at worst."""
+"""Maximum number of JSON leaves of one answer that are examined; they take at most 50 ms."""
 ENOUGH: Final = 4
 """Minimum number of points of a place that holds output."""
 _SURE_CHARS: Final = 8

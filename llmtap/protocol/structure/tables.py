@@ -207,8 +207,8 @@ def _usage_of(structure: Structure) -> _Usage | None:
     counts: dict[str, list[str]] = {}
     for counter in sorted(structure.counters.values(), key=lambda c: len(c.path)):
         if counter.path[: len(holder)] == holder and EACH not in counter.path[len(holder) :]:
-            found = counts.setdefault(counter.meaning, [])
-            _add_new(found, member_path(counter.path[len(holder) :]))
+            meaning_paths = counts.setdefault(counter.meaning, [])
+            _add_new(meaning_paths, member_path(counter.path[len(holder) :]))
     # Other events may hold the same object at another place: the start of an answer may count the input.
     known = {path for paths in counts.values() for path in paths}
     ends = {holder, *(c.path[:-1] for c in structure.counters.values() if c.path[-1] in known)}
