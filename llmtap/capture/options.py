@@ -189,8 +189,8 @@ def _check_rule(place: str, rule: str) -> None:
 
 def redacted(url: str) -> str:
     """Return the URL without user, password (up to the last @) and query fields that may be secret."""
-    scheme, found, rest = url.partition("://")
-    if not found:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
         return url
     rest, _, query = rest.partition("?")
     if "@" in rest:

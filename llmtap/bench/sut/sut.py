@@ -245,7 +245,7 @@ def without_keys(kind: BenchTarget | TargetArm) -> dict[str, Any]:
             name: HIDDEN if secret.search(name) else value for name, value in document[table].items()
         }
     for name in ("url", "metrics"):
-        if "://" in str(document.get(name)):  # not of metrics = "none"
+        if "://" in str(document.get(name)):  # `metrics` may be "none".
             document[name] = shown_url(document[name])
     return document
 

@@ -99,6 +99,7 @@ class BlockHasher:
             if message.thinking:
                 marks.append((len(content), b"thinking"))
                 content += self._row(message.thinking)
+                # The word is part of the hash: another one would change the ids of all such blocks.
                 marks.append((len(content), b"said"))
             for part in message.parts:
                 if isinstance(part, str):
@@ -188,7 +189,7 @@ class Keys:
 
 
 @dataclass(slots=True, eq=False)
-class _Seen:
+class _PastExchange:
     """An exchange that a later one may follow."""
 
     keys: tuple[bytes, ...]
@@ -231,8 +232,8 @@ class Sessions:
         self._fields = [path.split(".") for path in fields]
         self._exchanges_max = exchanges_max
         self._idle_ns = idle_ns
-        self._by_key: dict[bytes, list[_Seen]] = {}
-        self._order: deque[_Seen] = deque()
+        self._by_key: dict[bytes, list[_PastExchange]] = {}
+        self._order: deque[_PastExchange] = deque()
         """All that is remembered, in the order in which it ended."""
 
     def __len__(self) -> int:
@@ -275,12 +276,12 @@ class Sessions:
             parent = _latest_ended(self._by_key.get(tag + keys.starter, ()), x)
         chained = tag + keys.chain[-1] if keys.chain else None
         answered = tag + self._digest_id(x.answer_id) if x.answer_id else None
-        seen = _Seen(
+        past = _PastExchange(
             tuple(filter(None, (own, chained, answered))),
             session, number, x.id, x.relay, ended_ns, ended_wall_ns, _closing_ns(x, ended_ns),
             answered=x.status is not None and x.status < 400,
         )  # fmt: skip
-        self._remember(seen)
+        self._remember(past)
         return Turn(
             session=session,
             source="explicit" if own or keys.before else "prefix",
@@ -290,52 +291,54 @@ class Sessions:
             by=keys.by,
         )
 
-    def _parent(self, x: Exchange, links: list[bytes], tag: bytes, own: list[_Seen] | None) -> _Seen | None:
+    def _parent(
+        self, x: Exchange, links: list[bytes], tag: bytes, own: list[_PastExchange] | None
+    ) -> _PastExchange | None:
         """Return the exchange that this one follows; `own`: exchanges of the session that it names."""
         for k in range(len(links) - 2, -1, -1):
-            found = self._by_key.get(tag + links[k])
-            if found and own is not None:
-                found = [seen for seen in found if own and seen.session == own[0].session]
-            if found:
+            candidates = self._by_key.get(tag + links[k])
+            if candidates and own is not None:
+                candidates = [past for past in candidates if own and past.session == own[0].session]
+            if candidates:
                 answer = links[k + 1]  # The answer of the parent follows the parent's messages.
-                parent = max(found, key=lambda seen: _preference(seen, answer, x))
+                parent = max(candidates, key=lambda past: _preference(past, answer, x))
                 parent.followed = parent.followed or answer
                 return parent
         return _latest_ended(own or (), x)
 
-    def _remember(self, seen: _Seen) -> None:
-        for key in seen.keys:
+    def _remember(self, past: _PastExchange) -> None:
+        for key in past.keys:
             same = self._by_key.setdefault(key, [])
             if len(same) == _SAME_MAX:
                 del same[0]
-            same.append(seen)
-        self._order.append(seen)
+            same.append(past)
+        self._order.append(past)
 
     def _forget(self, until_wall_ns: int) -> None:
         """Forget exchanges that ended before this time, and one more if the limit is reached."""
         while self._order:
-            seen = self._order[0]
-            if len(self._order) < self._exchanges_max and seen.ended_wall_ns >= until_wall_ns:
+            past = self._order[0]
+            if len(self._order) < self._exchanges_max and past.ended_wall_ns >= until_wall_ns:
                 return
             self._order.popleft()
-            for key in seen.keys:
+            for key in past.keys:
                 same = self._by_key.get(key, [])
-                if seen in same:
-                    same.remove(seen)
+                if past in same:
+                    same.remove(past)
                 if not same:
                     self._by_key.pop(key, None)
 
     def _name_in(self, headers: Headers, prompt: PromptShape | None) -> bytes | None:
-        if (found_name := self._digest_of(headers, self._headers)) is not None:
-            return found_name
+        if (name := self._digest_of(headers, self._headers)) is not None:
+            return name
         for steps in self._fields if prompt is not None else ():
-            found: Any = prompt.value if prompt is not None else None
+            value: Any = prompt.value if prompt is not None else None
             for step in steps:
-                found = found.get(step) if isinstance(found, dict) else None
-            if isinstance(found, int) and not isinstance(found, bool):
-                found = str(found)
-            if isinstance(found, str) and found:
-                return self._digest(found.encode("utf-8", "surrogatepass"), CHAIN_BYTES)
+                value = value.get(step) if isinstance(value, dict) else None
+            if isinstance(value, int) and not isinstance(value, bool):
+                value = str(value)
+            if isinstance(value, str) and value:
+                return self._digest(value.encode("utf-8", "surrogatepass"), CHAIN_BYTES)
         return None
 
     def _digest_of(self, headers: Headers, names: list[bytes]) -> bytes | None:
@@ -351,21 +354,21 @@ class Sessions:
         return blake2b(data, digest_size=size, key=self._salt, person=b"llmtap session").digest()
 
 
-def _ended_wall_ns(seen: _Seen) -> int:
-    return seen.ended_wall_ns
+def _ended_wall_ns(past: _PastExchange) -> int:
+    return past.ended_wall_ns
 
 
-def _latest_ended(found: Sequence[_Seen], x: Exchange) -> _Seen | None:
-    ended = [seen for seen in found if _think_ns(seen, x) is not None]
+def _latest_ended(candidates: Sequence[_PastExchange], x: Exchange) -> _PastExchange | None:
+    ended = [past for past in candidates if _think_ns(past, x) is not None]
     return max(ended, key=_ended_wall_ns, default=None)
 
 
-def _preference(seen: _Seen, answer: bytes, x: Exchange) -> tuple[int, int]:
-    if seen.followed is None:
-        rank = 3 if seen.answered and _think_ns(seen, x) is not None else 1
+def _preference(past: _PastExchange, answer: bytes, x: Exchange) -> tuple[int, int]:
+    if past.followed is None:
+        rank = 3 if past.answered and _think_ns(past, x) is not None else 1
     else:
-        rank = 2 if seen.followed == answer else 0
-    return rank, seen.ended_wall_ns
+        rank = 2 if past.followed == answer else 0
+    return rank, past.ended_wall_ns
 
 
 def _end_ns(x: Exchange) -> int | None:
@@ -386,7 +389,7 @@ def _closing_ns(x: Exchange, ended_ns: int | None) -> int:
     return max(0, ended_ns - had_ns)
 
 
-def _think_ns(parent: _Seen, x: Exchange) -> int | None:
+def _think_ns(parent: _PastExchange, x: Exchange) -> int | None:
     if parent.ended_ns is None:
         return None
     if parent.relay == x.relay:  # The monotonic clock is correct even if the wall clock was set in between.

@@ -129,7 +129,7 @@ def check(
 ) -> Integrity:
     """Return the integrity of files by their metadata and rows (COLUMNS), with 8 bytes of memory per row."""
     infos = list(infos)
-    found: dict[tuple[str, str], list[pa.Array]] = {}
+    numbers_of: dict[tuple[str, str], list[pa.Array]] = {}
     unnumbered = 0
     for batch in batches:
         # Only rows with a relay's name have numbers without gaps; a trace may have numbers of its own.
@@ -141,21 +141,21 @@ def check(
         groups = pa.TableGroupBy(table, ["capture", "relay"], use_threads=False).aggregate([("seq", "list")])
         names = zip(groups.column("capture").to_pylist(), groups.column("relay").to_pylist(), strict=True)
         for (capture, relay), numbers in zip(names, groups.column("seq_list"), strict=True):
-            found.setdefault((capture or "", relay), []).append(numbers.values)
+            numbers_of.setdefault((capture or "", relay), []).append(numbers.values)
     captures = sorted(
-        {capture for capture, _ in found} | {info.capture for info in infos if info.ledger.relays}
+        {capture for capture, _ in numbers_of} | {info.capture for info in infos if info.ledger.relays}
     )
     checked = []
     for capture in captures:
         of_it = [info for info in infos if info.capture == capture]
         ledger = latest_ledger(of_it)
-        relays = sorted({*ledger.relays, *(relay for name, relay in found if name == capture)})
+        relays = sorted({*ledger.relays, *(relay for name, relay in numbers_of if name == capture)})
         checked.append(
             CaptureIntegrity(
                 capture,
                 [
                     _relay(
-                        relay, pa.chunked_array(found.get((capture, relay), []), pa.int64()),
+                        relay, pa.chunked_array(numbers_of.get((capture, relay), []), pa.int64()),
                         ledger.relays.get(relay), closed=ledger.closed,
                     )
                     for relay in relays

@@ -410,17 +410,17 @@ def _cut(column: pa.Array, code: str, work: Any = None) -> "list[array[int] | No
         flat = work(flat)
     width = flat.type.bit_width // 8
     data = memoryview(flat.buffers()[1] or b"")[flat.offset * width :]
-    found: list[array[int] | None] = []
+    arrays: list[array[int] | None] = []
     begin = 0
     for length in column.value_lengths().to_pylist():
         if length is None:
-            found.append(None)
+            arrays.append(None)
             continue
         values = array(code)
         values.frombytes(data[begin * width : (begin + length) * width])
-        found.append(values)
+        arrays.append(values)
         begin += length
-    return found
+    return arrays
 
 
 def _read_json(text: str | None) -> Any:
