@@ -83,6 +83,7 @@ class GrpcTarget:
     async def ask(
         self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
     ) -> Exchange:
+        """Send one request and return its Exchange, also if it fails. `scheduled_ns`: planned send time."""
         self._seq += 1
         self.reuses += self._seq > 1
         self.connects = 1

@@ -233,7 +233,7 @@ HEAD_FIELDS_MAX: Final = HEAD_BYTES_MAX // 4
 QUIET_NS: Final = 200_000_000
 """Time without a byte after which a stream is checked: the loop may have stopped watching it."""
 QUIET_NS_MAX: Final = 5_000_000_000
-"""Upper limit of that time, which doubles with each check."""
+"""Upper limit of QUIET_NS, which doubles with each check of a stream."""
 
 mono_ns = SystemClock.mono_ns
 
@@ -445,6 +445,7 @@ class Call:
     # The methods of `Handler`, for the open connection.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
+        """Take a part of the answer that arrived at `t_ns`; parse it now, or later if other answers wait."""
         sender = self._sender
         later = sender.later
         self.response_bytes += len(data)

@@ -213,6 +213,7 @@ def check_target(setup: WorkerSetup) -> bool:
 def make_prompt_sender(
     loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SSLContext | None
 ) -> PromptSender:
+    """Return the sender for the protocol of the target. Raises ConfigError naming `--target`."""
     options, url = setup.load.sending, setup.load.target.url
     common: dict[str, Any] = {
         "model": setup.load.bodies.model, "headers": setup.headers,

@@ -189,6 +189,7 @@ class LoadRun:
         self.stopped: str | None = None
 
     async def go(self) -> None:
+        """Send all rows on schedule; return when every request has ended, or when the run was stopped."""
         self._waker.sooner(self._due_ns())
         self._sender.later.pacer = self._pacer
         ending: asyncio.TimerHandle | None = None

@@ -228,6 +228,7 @@ class WebSocketSession:
     # The methods of `Handler`, for the open connection.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
+        """Parse the response head, then messages for the current answer; `t_ns`: arrival of the data."""
         self._last_ns = t_ns
         if self._head is not None:
             data = self._read_head(data)

@@ -140,8 +140,8 @@ class Delta(msgspec.Struct, gc=False):
     text: str = ""
     """Text of the primary class; of an error or a guardrail, the content beside it. It is not stored."""
     choices: tuple[int, ...] = ()
-    """Indexes of the choices that carry output. Without output: those that sent only a marker, `<think>` say,
-    which is no text and yet was generated."""
+    """Indexes of the choices that carry output. Without output: those that sent only a marker such as
+    `<think>`, which was generated but is no text."""
     also: tuple[EventClass, ...] = ()
     tokens: int = -1
     """Tokens that the event itself declares; -1 if it declares none."""

@@ -94,6 +94,7 @@ class SseParser:
             self._forget()
 
     def feed(self, data: bytes) -> list[SseEvent]:
+        """Return the events that these bytes complete."""
         size = len(data)
         # Fast path for most reads of a token stream: one whole event with one data line.
         if (
@@ -382,6 +383,7 @@ class MessageStreamParser:
             self._parts.drop()
 
     def feed(self, data: bytes) -> list[SseEvent]:
+        """Return the events of the messages that these bytes complete; an invalid message ends parsing."""
         out: list[SseEvent] = []
         buffer = self._buffer
         buffer += data
@@ -530,6 +532,7 @@ class ArrayParser:
         self._begun = -1
 
     def feed(self, data: bytes) -> list[SseEvent]:
+        """Return the elements of the array that these bytes complete."""
         out: list[SseEvent] = []
         buffer = self._buffer
         at = len(buffer)

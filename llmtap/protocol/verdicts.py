@@ -29,7 +29,7 @@ _MESSAGE_CHARS_MAX: Final = 4_096
 
 
 def word(value: Any) -> str | None:
-    """The value if it is a single short word, such as codes and categories are; else None."""
+    """Return the value as text if it is a single short word, as codes and categories are; else None."""
     if type(value) is int and -1_000_000 < value < 1_000_000:
         return str(value)
     return value if isinstance(value, str) and _WORD.fullmatch(value) else None

@@ -48,7 +48,7 @@ BODY_BYTES_MAX: Final = 16 << 20
 TRIPS: Final = 5
 """Number of connections; the fastest handshake is the round trip."""
 SINGLE_SHARE: Final = 0.9
-"""IETF B.2.1: single-token chunks dominate above this."""
+"""Share of single-token chunks above which they dominate (IETF B.2.1)."""
 PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
 _CACHE: Final = re.compile(
     r'^(?:vllm|sglang):cache_config_info\{.*enable_prefix_caching="(True|False)"', re.MULTILINE

@@ -39,12 +39,12 @@ from llmtap.exchange.strings import KEY_PATTERN
 from llmtap.protocol.json_memory import bounded_decoder
 
 BODY_BYTES_MAX: Final = 8 << 20
-"""As much of a request as the observer keeps."""
+"""Maximum size of a JSON body that is redacted: the observer keeps as much of a request."""
 _MEDIA_CHARS_MIN: Final = 4096
-"""Below it is an icon, or a short text in base64; above it a file."""
+"""Minimum length of base64 that is taken for a file; a shorter one is an icon or a short text."""
 
 _CHARS_MIN: Final = 6
-"""The shortest hit of a built-in rule is `a@b.cd`."""
+"""Length of the shortest hit of a built-in rule: `a@b.cd`."""
 
 _decode: Final = bounded_decoder()
 

@@ -149,7 +149,7 @@ def chain(prompt: PromptShape, salt: bytes) -> list[bytes]:
 
 
 def _spelled(message: PromptMessage) -> bytes:
-    """Return a message as bytes that no other message has."""
+    """Encode a message as bytes that differ from those of any other message."""
     role = message.role.encode()
     pieces = [len(role).to_bytes(4), role, len(message.parts).to_bytes(4)]
     for part in message.parts:

@@ -90,7 +90,7 @@ class CapturePlace(Protocol):
 
 
 def open_place(to: str) -> CapturePlace:
-    """Return the place of that name, untouched. Raises ConfigError for an invalid URL."""
+    """Return the place of that name without access to it. Raises ConfigError for an invalid URL."""
     if "://" not in to:
         if (slip := _SLIP.match(to)) is not None:
             raise ConfigError("capture.to", f"expected a URL, got {slip[0]!r}", f"{slip[0]}//bucket/prefix")
@@ -250,11 +250,11 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
     scheme, separator, host = endpoint.partition("://")
     options: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
-        # Contrary to its documentation, it has an effect on Linux (pyarrow 26); the SDK's default is 3 s.
+        # This has an effect on Linux, contrary to its documentation (pyarrow 26). The SDK's default is 3 s.
         "request_timeout": REQUEST_TIMEOUT_S,
         # One attempt: the finisher retries with longer pauses.
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1),
-        # A small file is then one request.
+        # Send a small file in one request.
         "allow_delayed_open": True,
         "scheme": fields.get("scheme") or (scheme if separator else "https"),
     }

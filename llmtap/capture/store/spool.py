@@ -47,9 +47,9 @@ _MAGIC: Final = b"LTSP"
 _HEADER: Final = struct.Struct("<4sBxHIIIII")
 _CRC_AT: Final = _HEADER.size - 4
 _PAYLOAD_BYTES_MAX: Final = 1 << 30
-"""Of a frame, packed or not. A batch has a few MB; a longer frame is damage."""
+"""Maximum payload of a frame, packed or unpacked. A batch has a few MB; a longer frame is damaged."""
 _SCAN_BYTES: Final = 1 << 20
-"""Read at once while looking for the next whole frame."""
+"""Bytes read at once in the search for the next whole frame."""
 _CODEC: Final = pa.Codec("zstd", compression_level=1)
 
 

@@ -183,6 +183,7 @@ class RunObservations:
         self.tasks = TaskTimes(self.requests.after) if self.requests.after else None
 
     def add(self, row: int, x: Exchange) -> None:
+        """Add the exchange of a row, once for each row that ended."""
         t = x.timeline
         self.opened[x.relay] += 1
         # The dispatch time of a retried request is that of its first attempt.

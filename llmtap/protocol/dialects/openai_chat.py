@@ -114,6 +114,7 @@ class OpenAIChat(ChoicesReader):
         return int(path.endswith("/chat/completions"))
 
     def read_event(self, event: SseEvent) -> Delta:
+        """Return the Delta of an event, by the short path (`_read_usual`) if its chunk allows that."""
         data = event.data
         if data is None or not (data.startswith(b"{") or is_object(data)):
             return read_frame(event)

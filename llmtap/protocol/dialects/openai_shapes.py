@@ -110,6 +110,7 @@ def count(value: Any) -> int | None:
 
 
 def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts:
+    """Return the counts of a usage; an invalid value becomes None and is counted in `refused`."""
     # Fast path: a usage may come with every token.
     given = (of_input, of_output, reasoning, cached)
     if _COUNTS.issuperset(map(type, given)):
@@ -409,6 +410,7 @@ class Findings:
             self._carrying[self._indexes[0]] = None  # The counted tokens are output, also without text.
 
     def ranked(self) -> Delta:
+        """Return the Delta of all findings: its class is the first in the order of EventClass."""
         delta = self.delta
         mask = self._mask
         # The role is the event's class only if the event has no output, no count and no finish reason.

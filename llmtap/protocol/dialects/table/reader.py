@@ -172,6 +172,7 @@ class TableReader(shapes.ObjectReader):
         return self._dialect.end_certain
 
     def read_event(self, event: SseEvent) -> Delta:
+        """Return the Delta of an event by the rule that fits it; its data may be object, list or text."""
         data = event.data
         if data is None:
             return openai_shapes.read_frame(event)

@@ -27,7 +27,7 @@ class Sample(msgspec.Struct, gc=False):
     values: tuple[Any, ...]
     """These members, with null as the text."""
     types: list[type] | None
-    """Their types, if one of them is a number: 1 and true are equal to Python."""
+    """Types of the values, if one of them is a number: 1 and true are equal in Python."""
     others: frozenset[str]
     """Members that are read and that the event does not have."""
     kind: EventClass
