@@ -247,14 +247,14 @@ def replay(
     plan = plan_of(load)
     exchanges: list[Exchange] = []
 
-    def keeping(outcome: "LoadResult") -> "Callable[[int, Exchange], None]":
+    def start_recording(outcome: "LoadResult") -> "Callable[[int, Exchange], None]":
         def keep(row: int, x: "Exchange") -> None:
             describe(x, row, plan.requests)
             exchanges.append(x)
 
         return keep
 
-    result = _run(Replay(plan, load, _Silent(), keeping=keeping).run)
+    result = _run(Replay(plan, load, _Silent(), start_recording=start_recording).run)
     batch, failed = to_batch(exchanges, capture="", level="shape")
     if failed:
         raise failed[0]

@@ -32,7 +32,7 @@ class Clock(Protocol):
 class SystemClock:
     """The clocks of this machine."""
 
-    # Bound once as attributes: one call per stamp on the hot path (about 50 ns) instead of two.
+    # Static methods save one of two calls for each timestamp (about 50 ns) on the hot path.
     mono_ns = staticmethod(time.monotonic_ns)
     wall_ns = staticmethod(time.time_ns)
     thread_cpu_ns = staticmethod(time.thread_time_ns)

@@ -13,7 +13,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 _RECORD_CHARS_MAX: Final = 16_384
-"""Of a record with its traceback: an exception may quote what a peer sent."""
+"""Maximum length of a record with its traceback: an exception may quote what a peer sent."""
 
 
 class LogSetup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ BYTES_MAX: Final = 1 << 63
 """Upper bound (exclusive) of a size that is read."""
 _SHOWN_CHARS_MAX: Final = 60
 SHARE_OF_MIN: Final = 1_000
-"""Below this, counts are clearer than a percentage."""
+"""Number of items from which on a share is shown; below it, counts are clearer than a percentage."""
 
 _DURATION = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s|m|h|d)?\s*")
 _NS_PER: Final = {
@@ -77,7 +77,7 @@ def shown(value: object) -> str:
         value = value[: 2 * _SHOWN_CHARS_MAX]
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except ValueError:  # Python refuses to format an integer of more than 4,300 digits.
         return "a number of thousands of digits"
     return text if len(text) <= _SHOWN_CHARS_MAX else f"{text[: _SHOWN_CHARS_MAX - 3]}..."
 
@@ -90,7 +90,7 @@ def parse_duration_ns(value: object) -> int:
     if isinstance(value, str) and (m := _DURATION.fullmatch(value)):
         ns = float(m[1]) * _NS_PER[m[2] or "s"]
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        # Compared first: a huge integer is no float, and NaN fails the comparison.
+        # Compare before the multiplication: a huge integer does not fit a float, and NaN fails the test.
         ns = value * NS_PER_S if 0 <= value <= DURATION_S_MAX else -1
     else:
         raise ValueError(f"expected a duration such as 30, 0.5 or '500ms', got {shown(value)}")

@@ -66,11 +66,11 @@ def read_toml(path: Path, place: str | None = None) -> dict[str, Any]:
     if len(raw) > TOML_BYTES_MAX:
         raise ConfigError(str(path), f"is longer than {TOML_BYTES_MAX >> 10} KiB", "is it the right file?")
     try:
-        # As tomllib.load does; TOML is UTF-8.
+        # The same as tomllib.load, which takes only files: TOML is UTF-8.
         text = raw.decode().replace("\r\n", "\n")
         _check_depth(text, path)
         return tomllib.loads(text)
-    except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or an integer of too many digits
+    except ValueError as exc:  # TOMLDecodeError, UnicodeDecodeError, or an integer with too many digits.
         what = str(exc).partition(";")[0]
         raise ConfigError(str(path), f"is not TOML: {what}") from None
 

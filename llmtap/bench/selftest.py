@@ -94,7 +94,7 @@ async def run_selftest(load: SelftestLoad) -> dict[str, Any]:
         exchanges: list[Exchange] = []
         listener: Any = _SilentListener()
         replay = Replay(ReplayPlan(requests, None, {}), plan, listener)
-        replay.keeping = lambda _: lambda row, x: exchanges.append(x)
+        replay.start_recording = lambda _: lambda row, x: exchanges.append(x)
         result = await replay.run()
         truths: list[Truth] = []
         while page := server.reception.truths.since(len(truths))["truths"]:

@@ -17,9 +17,9 @@ from llmtap.units import Bytes, Duration
 LEVELS: Final = ("none", "coarse", "shape", "full")
 """Privacy levels, by what a row has, from least to most."""
 OWN_RULE: Final = "re:"
-"""Before a regular expression of the operator's own in `redact`."""
+"""Prefix of a regular expression of the operator's own in `redact`."""
 FLUSH_NS_MAX: Final = 10_000_000_000
-"""A longer interval would lose more rows at a kill than users expect: the default promises a second."""
+"""Maximum of `flush`: a longer interval loses more rows at a kill than users expect (default: a second)."""
 _RULES: Final = ("email", "card", "phone", "key")
 HARMLESS: Final = frozenset(("region", "scheme", "endpoint_override", "project_id", "retry_limit_seconds"))
 """Query fields of a URL that are no secret."""
@@ -189,8 +189,8 @@ def _check_rule(place: str, rule: str) -> None:
 
 def redacted(url: str) -> str:
     """Return the URL without user, password (up to the last @) and query fields that may be secret."""
-    scheme, found, rest = url.partition("://")
-    if not found:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
         return url
     rest, _, query = rest.partition("?")
     if "@" in rest:

@@ -47,7 +47,7 @@ def open_tiktoken(name: str, place: str) -> Any:
     read_file = tiktoken.load.read_file
 
     def refuse(blobpath: str) -> bytes:
-        cached = hashlib.sha1(blobpath.encode()).hexdigest()  # as tiktoken names its files
+        cached = hashlib.sha1(blobpath.encode()).hexdigest()  # The file name in tiktoken's cache.
         raise ConfigError(
             place, f"the encoding {name} is not on this machine, and nothing is fetched",
             f"put {blobpath} as {cached} into the folder that TIKTOKEN_CACHE_DIR names ({folder or 'unset'})",
@@ -70,9 +70,9 @@ def open_tokenizer_file(path: Path, place: str) -> Any:
         raise ConfigError(place, "the package tokenizers is not installed", _INSTALL) from None
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as exc:  # the package raises a bare Exception
+    except Exception as exc:  # The package raises a bare Exception.
         raise ConfigError(place, f"{path} is no tokenizer.json: {exc}") from None
-    # Some files ask to cut or fill texts up to a length, for training.
+    # Some files request truncation or padding of texts, which is meant for training.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

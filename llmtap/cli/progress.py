@@ -237,7 +237,7 @@ class ReplaySignals:
             case ReplayStage.SENDING if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._stop)
                 return True
-            case ReplayStage.TELLING if not self._has_warned:
+            case ReplayStage.REPORTING if not self._has_warned:
                 self._has_warned = True
                 message = b"llmtap: the load has ended; signal again to stop before the report is written\n"
                 os.write(2, message)  # The signal may have interrupted a print().

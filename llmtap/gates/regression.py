@@ -80,7 +80,7 @@ def judge_replays(
     return [_judged(together[i], tolerances) for i in places]
 
 
-def judge_tests(tolerances: Tolerances, told: _Json) -> list[dict[str, Any]]:
+def judge_tests(tolerances: Tolerances, document: _Json) -> list[dict[str, Any]]:
     """Judge the comparisons of a document of benchmarks: the main figures of each test, or those named."""
     rows = [
         {
@@ -90,22 +90,25 @@ def judge_tests(tolerances: Tolerances, told: _Json) -> list[dict[str, Any]]:
             "reason": (test["invalid"] or test["unlike"] or [""])[0],
             **{name: row[name] for name in ("a", "b", "difference", "low", "high", "level")},
         }
-        for test in told["tests"]
+        for test in document["tests"]
         for row in test["comparisons"]
     ]  # fmt: skip
     return [_judged(row, tolerances) for row in _chosen(rows, tolerances)]
 
 
-def _replay_rows(told: _Json, results: Mapping[str, _Json]) -> list[dict[str, Any]]:
+def _replay_rows(document: _Json, results: Mapping[str, _Json]) -> list[dict[str, Any]]:
     rows = []
-    for one in told["comparisons"]:
-        for row in one["figures"]:
+    for comparison in document["comparisons"]:
+        for row in comparison["figures"]:
             figure = figure_named(row["key"], "--fail-if-worse")
-            validity = [(label, validity_of(figure, results[label])) for label in (one["a"], one["b"])]
+            validity = [
+                (label, validity_of(figure, results[label])) for label in (comparison["a"], comparison["b"])
+            ]
             reasons = [f"{label}: {of.reason}" for label, of in validity if of.state == "not_valid"]
             rows.append({
-                "of": one["b"], "figure": row["key"], "unit": figure.unit.value, "better": figure.better,
-                "main": row["key"] in DEFAULT_FIGURES, "reason": "; ".join(reasons), "level": row["level"],
+                "of": comparison["b"], "figure": row["key"], "unit": figure.unit.value,
+                "better": figure.better, "main": row["key"] in DEFAULT_FIGURES,
+                "reason": "; ".join(reasons), "level": row["level"],
                 **{name: row[name] for name in ("a", "b", "difference", "low", "high")},
             })  # fmt: skip
     return rows

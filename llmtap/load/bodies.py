@@ -40,9 +40,9 @@ Decode = Callable[[Sequence[int]], str | None]
 _KNOW_MIN: Final = dict.fromkeys(("vllm", "sglang"), ("chat.completions", "completions"))
 _KNOW_EOS: Final = {**_KNOW_MIN, "vllm": ("chat.completions", "completions", "responses")}
 _STREAMED: Final = frozenset({"chat.completions", "completions", "responses", "messages"})
-"""Endpoints where `stream` asks for a stream."""
+"""Endpoints whose answer is a stream if the body has `"stream": true`."""
 _INCLUDE_USAGE: Final = frozenset({"chat.completions", "completions"})
-"""Of these, those without usage unless `stream_options` asks for it."""
+"""Those of `_STREAMED` whose streams have usage only if `stream_options` requests it."""
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -79,10 +79,10 @@ class BodyMaker:
         return self._limit not in self._constant and self._sent("ignore_eos") is True
 
     def describe(self, *, made: bool = True, streamed: bool = True) -> dict[str, object]:
-        """Return as JSON what bodies have, without the values of the user's fields: they may be secret.
+        """Return the fields of the bodies as JSON, without values of the user's fields: they may be secret.
 
-        `made`: some body was made; `streamed`: or was a prompt of a data set, so that not all were
-        recorded. What no body has is None.
+        `made`: at least one body was made. `streamed`: at least one was made or is a prompt of a data set, so
+        that not all were recorded. A field that no body has is None.
         """
         options = self._sent("stream_options")
         limit = None if self._limit in self._constant or not made else self._limit
@@ -110,7 +110,7 @@ class BodyMaker:
         token ids."""
         output = max(1, output)
         value: dict[str, Any] = {} if self.options.model is None else {"model": self.options.model}
-        value |= self._asked(prompt)
+        value |= self._prompt_fields(prompt)
         value[self._limit] = output
         if self._min_tokens:
             value["min_tokens"] = output
@@ -141,12 +141,13 @@ class BodyMaker:
         if stream and endpoint in _STREAMED:
             wanted["stream"] = True
             if endpoint in _INCLUDE_USAGE:
-                given = _decoded(fields["stream_options"]) if "stream_options" in fields else None
-                options = given if isinstance(given, dict) else {}
+                recorded_options = _decoded(fields["stream_options"]) if "stream_options" in fields else None
+                options = recorded_options if isinstance(recorded_options, dict) else {}
                 wanted["stream_options"] = options | {"include_usage": True}
         elif stream is False and "stream" in fields:
             wanted["stream"] = False
-        drop = ("stream_options",) if stream is False else ()  # which servers refuse without a stream
+        # Servers refuse `stream_options` without a stream.
+        drop = ("stream_options",) if stream is False else ()
         changed = {
             name: msgspec.Raw(_encode(value))
             for name, value in wanted.items()
@@ -156,8 +157,8 @@ class BodyMaker:
         changed |= {name: raw for name, raw in theirs if bytes(fields.get(name, b"")) != bytes(raw)}
         if not changed and not any(name in fields for name in drop):
             return body
-        kept = {name: raw for name, raw in fields.items() if name not in drop}
-        return _encode(kept | changed)
+        sent_fields = {name: raw for name, raw in fields.items() if name not in drop}
+        return _encode(sent_fields | changed)
 
     def _sets_model(self, named: bool, recorded: bool) -> bool:
         """Whether a body of a trace gets the model of the run. `named`: it has one.
@@ -166,18 +167,18 @@ class BodyMaker:
         """
         return (named or not recorded) if self.options.replace_model else not (named or recorded)
 
-    def _asked(self, prompt: Prompt) -> dict[str, Any]:
+    def _prompt_fields(self, prompt: Prompt) -> dict[str, Any]:
         if self.endpoint == "completions":
             return {"prompt": list(prompt.ids) if prompt.ids else as_text(prompt)}
         text = self._text(prompt.ids) if prompt.ids else prompt.text
-        messages = [{"role": role, "content": said} for role, said in prompt.history]
+        messages = [{"role": role, "content": content} for role, content in prompt.history]
         messages.append({"role": "user", "content": text})
         if self.endpoint == "chat.completions":
             if prompt.system:
                 messages.insert(0, {"role": "system", "content": prompt.system})
             return {"messages": messages}
-        asked: dict[str, Any] = {"instructions": prompt.system} if prompt.system else {}
-        return asked | {"input": messages if prompt.history else text}
+        fields: dict[str, Any] = {"instructions": prompt.system} if prompt.system else {}
+        return fields | {"input": messages if prompt.history else text}
 
     def _text(self, ids: Sequence[int]) -> str:
         text = None if self._decode is None else self._decode(ids)
@@ -200,7 +201,7 @@ def parse_body_fields(texts: Sequence[str]) -> dict[str, msgspec.Raw]:
         if not equals or not name:
             raise ConfigError(place, f"{text!r} is not NAME=JSON", "for instance top_p=0.9")
         if name in SET_BY and name not in _LIMITS:
-            raise ConfigError(place, f"{name} is not set here, but by {SET_BY[name]}")
+            raise ConfigError(place, f"{name} cannot be set here: it is set by {SET_BY[name]}")
         if name in fields:
             raise ConfigError(place, f"{name} comes twice")
         try:
@@ -321,7 +322,7 @@ class Prepared:
         return os.pread(self.fd, self.ends[row] - begin, begin)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk, which was reported
+        with contextlib.suppress(OSError):  # A full disk; the failed write was reported.
             self._file.close()
 
     def __enter__(self) -> Self:
@@ -340,7 +341,7 @@ def prepare(
     """Prepare the bodies of all rows: from the trace, or made from the prompt. Raises ConfigError if there is
     no room (`TMPDIR`) or the endpoint does not accept a prompt."""
     try:
-        # Without a name from its first moment, so that nothing is left behind however we end.
+        # The file never has a name, so that nothing is left behind if this process is killed.
         file = tempfile.TemporaryFile()  # noqa: SIM115
     except OSError as exc:
         raise _no_room(exc) from None

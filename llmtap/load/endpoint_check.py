@@ -1,7 +1,7 @@
 """Recognise a target that has no such endpoint, or accepts no such key, from the first answers of a load.
 
 Such a load measures nothing: every request gets the same error. The first requests of a load or of its
-warm-up are the check, so that no request is sent that nobody asked for. If each of the first `FIRST` requests
+warm-up are the check, so that llmtap sends no request of its own. If each of the first `FIRST` requests
 sent, or of all if there are fewer, is answered with a status of `OPTIONS`, the load stops, and
 `endpoint_error` gives the message.
 """
@@ -15,9 +15,9 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 
 FIRST: Final = 8
-"""Requests that decide: a single 404 may be of one request's model."""
+"""Number of first requests that must all fail: a single 404 may concern the model of one request."""
 NO_ENDPOINT: Final = "the first answers show that the target cannot answer such requests"
-"""Why such a load stopped."""
+"""Value of `load.stopped` for such a load."""
 _KEY: Final = ("--api-key-env", "it names the variable of the key; or --header 'Authorization: Bearer KEY'")
 _PATH_HINT: Final = (
     "does the server have this endpoint, and is the path of --target right? Some servers answer so for an"

@@ -72,7 +72,8 @@ class GrpcTarget:
             self._channel = grpc.aio.secure_channel(address, trusted, options=options)
         else:
             self._channel = grpc.aio.insecure_channel(address, options=options)
-        # A call of several messages looks the same on the wire, and reports when one was accepted.
+        # The method takes one request message. A streaming call is the same on the wire, and it reports when
+        # gRPC has accepted the message.
         self._call = self._channel.stream_stream(METHOD)
         self._calls: dict[str, tuple[Any, _Answer]] = {}
         self.connects = 0
@@ -82,6 +83,7 @@ class GrpcTarget:
     async def ask(
         self, prompt: Prompt, output_tokens: int, scheduled_ns: int | None, request_id: str
     ) -> Exchange:
+        """Send one request and return its Exchange, also if it fails. `scheduled_ns`: planned send time."""
         self._seq += 1
         self.reuses += self._seq > 1
         self.connects = 1
@@ -105,12 +107,12 @@ class GrpcTarget:
         self._calls[request_id] = call, answer
         try:
             async with asyncio.timeout(self._timeout_ns / NS_PER_S):
-                await answer.hear(call, message)
+                await answer.run(call, message)
         except TimeoutError:
             answer.outcome, answer.error = Outcome.UPSTREAM_TIMEOUT, "no end of the answer in time"
         finally:
             del self._calls[request_id]
-            call.cancel()  # does nothing to one that is over
+            call.cancel()  # No effect if the call has ended.
         x = answer.finished(self.lateness.worst_since(began_ns))
         if scheduled_ns is not None:
             x.dispatch_late_ns = began_ns - scheduled_ns
@@ -171,12 +173,12 @@ class _Answer:
         self._interventions = Interventions()
 
     def call_off(self) -> None:
-        """Note that the call is cancelled; a write that waits for a connection would not notice."""
+        """Cancel the call, also while its write waits for a connection and would not notice."""
         if self._writing is not None:
             self._writing.cancel()
             self._called_off = True
 
-    async def hear(self, call: Any, request: bytes) -> None:
+    async def run(self, call: Any, request: bytes) -> None:
         """Run the whole call; network errors become its outcome."""
         t = self._x.timeline
         try:
@@ -205,7 +207,7 @@ class _Answer:
             if self._called_off and task is not None:
                 task.uncancel()
             if task is None or task.cancelling():
-                raise  # this task was cancelled, not the call
+                raise  # The task itself was cancelled, not only the call.
             code, details = grpc.StatusCode.CANCELLED, None
         self._judge(code, details or "")
 

@@ -29,7 +29,7 @@ HOST_LIMITS: Final[Mapping[str, str]] = {
     _OPEN_FILES: _RAISE_FILES, _ALL_FILES: "raise fs.file-max", _LOCAL_PORTS: _RAISE_PORTS,
     _MEMORY: "raise net.ipv4.tcp_mem, or use fewer connections",
 }  # fmt: skip
-"""Remedy by the error of a request that this host could not send."""
+"""Remedy for each error of a request that this host could not send."""
 _OF_ERRNO: Final[Mapping[int, str]] = {
     errno.EMFILE: _OPEN_FILES, errno.ENFILE: _ALL_FILES, errno.EADDRNOTAVAIL: _LOCAL_PORTS,
     errno.ENOBUFS: _MEMORY, errno.ENOMEM: _MEMORY,

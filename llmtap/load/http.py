@@ -65,8 +65,8 @@ class LoadSender:
         name: str = "load",
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`bodies`: their model, if it is in every body. They are then not parsed again, which takes 0.5 ms
-        per MB."""
+        """`bodies`: if they name a model, every body has it. The sender then does not parse the bodies again,
+        which would take 0.5 ms per MB."""
         self.loop = loop
         self.target = target
         self.options = options
@@ -91,10 +91,10 @@ class LoadSender:
         self.retries: Counter[str] = Counter()
         """Retries by reason: `refused`, `closed`, `429`, `503`."""
         self.retrying = True
-        self.told = b""
+        self.observer_body = b""
         """Replacement for the body that the observer reads; empty: it reads the body."""
         if bodies.model is not None:
-            self.told = msgspec.json.encode({"model": bodies.model, "stream": bodies.streams})
+            self.observer_body = msgspec.json.encode({"model": bodies.model, "stream": bodies.streams})
         self.count_tokens = None if bodies.tokenizer is None else token_counter(bodies.tokenizer)
         self._stamped = keep_stamps_on() if kernel else None
         self._connections_max = connections_max()
@@ -128,10 +128,10 @@ class LoadSender:
         return len(self.calls) + self.pool.idle > self._connections_max
 
     async def open(self, connections: int) -> int:
-        left = min(connections, self._connections_max) - self.pool.idle
-        while left > 0:
-            waiting = [_Opening(self) for _ in range(min(left, OPENED_AT_ONCE))]
-            left -= len(waiting)
+        remaining = min(connections, self._connections_max) - self.pool.idle
+        while remaining > 0:
+            waiting = [_Opening(self) for _ in range(min(remaining, OPENED_AT_ONCE))]
+            remaining -= len(waiting)
             for opening in waiting:
                 self.pool.connect(opening)
             for opening in waiting:
@@ -197,7 +197,7 @@ class _Opening:
         self.settled.set_result(None)
 
     def on_connect_failed(self, error: OSError) -> None:
-        self.settled.set_result(None)  # each request reports the failure itself
+        self.settled.set_result(None)  # Each request will report the failure.
 
     def on_data(self, data: bytes, t_ns: int) -> None: ...
 
@@ -215,23 +215,25 @@ _RETRY_WAIT_MAX_NS: Final = 30 * NS_PER_S
 """Longest wait before a retry; if the server asks for a longer one, the request is not retried."""
 
 
-def wait_ns(retries: int, asked: bytes | None = None) -> int | None:
-    """Return the wait before the next retry, or None for no retry. `asked`: the server's Retry-After, in
-    seconds; a date (RFC 9110 10.2.3) is ignored."""
-    if asked is not None and asked.strip().isdigit():
-        asked_ns = int(asked.strip()[:10]) * NS_PER_S
-        return asked_ns if asked_ns <= _RETRY_WAIT_MAX_NS else None
+def wait_ns(retries: int, retry_after: bytes | None = None) -> int | None:
+    """Return the wait before the next retry, or None for no retry.
+
+    `retry_after`: the server's Retry-After in seconds; a date (RFC 9110 10.2.3) is ignored.
+    """
+    if retry_after is not None and retry_after.strip().isdigit():
+        retry_after_ns = int(retry_after.strip()[:10]) * NS_PER_S
+        return retry_after_ns if retry_after_ns <= _RETRY_WAIT_MAX_NS else None
     return min(FIRST_NS << min(retries, 32), _RETRY_WAIT_MAX_NS)
 
 
 HEAD_BYTES_MAX: Final = 1 << 18
 """Limit of response heads including interim ones; servers and proxies send at most 8 to 64 KiB."""
 HEAD_FIELDS_MAX: Final = HEAD_BYTES_MAX // 4
-"""No limit of its own: the shortest field takes 4 bytes."""
+"""Never the tighter limit: the shortest field takes 4 bytes."""
 QUIET_NS: Final = 200_000_000
 """Time without a byte after which a stream is checked: the loop may have stopped watching it."""
 QUIET_NS_MAX: Final = 5_000_000_000
-"""Upper limit of that time, which doubles with each check."""
+"""Upper limit of QUIET_NS, which doubles with each check of a stream."""
 
 mono_ns = SystemClock.mono_ns
 
@@ -241,11 +243,44 @@ class Call:
     Exchange."""
 
     __slots__ = (
-        "_accepted", "_again", "_answer_began", "_attempt", "_done", "_early", "_head_bytes_left",
-        "_head_part", "_held", "_interims", "_keep", "_lag_ns", "_observer", "_on_answer", "_quiet_ns",
-        "_request", "_rest", "_scanner", "_sender", "_seq", "_stamped", "_stream", "_submit_ns",
-        "_submit_width_ns", "_surplus", "_timer", "_unobserved", "_verdict", "began_ns", "connect_ns",
-        "first_ns", "last_ns", "over", "request_bytes", "response_bytes", "retries", "row", "scheduled_ns",
+        "_accepted",
+        "_answer_began",
+        "_attempt",
+        "_done",
+        "_early",
+        "_head_bytes_left",
+        "_head_part",
+        "_interims",
+        "_keep",
+        "_lag_ns",
+        "_observer",
+        "_on_answer",
+        "_quiet_ns",
+        "_request",
+        "_rest",
+        "_retry_plan",
+        "_scanner",
+        "_sender",
+        "_seq",
+        "_stamped",
+        "_stream",
+        "_submit_ns",
+        "_submit_width_ns",
+        "_surplus",
+        "_timer",
+        "_unobserved",
+        "_unsent",
+        "_verdict",
+        "began_ns",
+        "connect_ns",
+        "first_ns",
+        "last_ns",
+        "over",
+        "request_bytes",
+        "response_bytes",
+        "retries",
+        "row",
+        "scheduled_ns",
     )  # fmt: skip
 
     def __init__(
@@ -263,14 +298,14 @@ class Call:
         self._done = done
         self._request = b""
         """The whole request, if it may be retried."""
-        self._held = b""
+        self._unsent = b""
         self._rest = b""
         self._lag_ns = 0
-        """Error of the timestamps whose read ends with their event."""
+        """Error in ns of timestamps of reads that end with their event."""
         self._stamped = False
-        """The answer has the timestamps of its packets, if they are the kernel's."""
+        """Whether the timestamps of the answer are the kernel's."""
         self._verdict: tuple[Outcome, str | None] | None = None
-        self._again: tuple[str, int] | None = None
+        self._retry_plan: tuple[str, int] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.row = row
         self.scheduled_ns = scheduled_ns
@@ -281,7 +316,7 @@ class Call:
         self._clear()
 
     def _clear(self) -> None:
-        self._again = self._verdict = None
+        self._retry_plan = self._verdict = None
         self._observer: Observer | None = None
         self._unobserved = b""
         self._early: list[tuple[bytes, int]] = []
@@ -328,22 +363,22 @@ class Call:
                 if stream.write(request):
                     self._submitted(before_ns)
             except OSError:
-                stream.close()  # nothing of the request was sent: no attempt yet
+                stream.close()  # Nothing was sent, so this does not count as an attempt.
                 continue
             self._stream = stream
             self._observe_soon(request)
             return
-        self._held = request
+        self._unsent = request
         if sender.full:
             sender.loop.call_soon(self.on_connect_failed, OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
         else:
             attempt = sender.pool.connect(self)
-            if self._held:
+            if self._unsent:
                 self._attempt = attempt
         self._observe_soon(request)
 
     def _observe_soon(self, request: bytes) -> None:
-        """Create the observer later: the next request may be due."""
+        """Schedule `_observe`: the next request may be due, so create the observer afterwards."""
         self._unobserved = request
         self._sender.later.add(self._observe, urgent=True)
 
@@ -359,7 +394,7 @@ class Call:
             on_request=(lambda x, head, body: True) if sender.options.texts else None,
             waited=sender.lateness.longest_wait, dialects=sender.dialects,
         )  # fmt: skip
-        observer.request_data(sender.told or request[end:], now_ns)
+        observer.request_data(sender.observer_body or request[end:], now_ns)
         observer.request_end(now_ns)
         if self._submit_ns:
             observer.submitted(self._submit_ns, self._submit_ns - now_ns)
@@ -374,7 +409,7 @@ class Call:
         if self._observer is not None:
             self._observer.submitted(before_ns, before_ns - self.began_ns)
 
-    # The waiter.
+    # The methods of `Waiter`, for the connection that is being opened.
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         self._attempt = None
@@ -383,7 +418,7 @@ class Call:
             return
         self._stream = stream
         self.connect_ns = took_ns
-        request, self._held = self._held, b""
+        request, self._unsent = self._unsent, b""
         try:
             before_ns = mono_ns()
             if stream.write(request):
@@ -391,12 +426,12 @@ class Call:
         except OSError as exc:
             stream.close()
             self._stream = None
-            said = f"the connection broke as we wrote ({type(exc).__name__})"
-            self._later(Outcome.UPSTREAM_RESET, said, "closed")
+            message = f"the connection broke as we wrote ({type(exc).__name__})"
+            self._later(Outcome.UPSTREAM_RESET, message, "closed")
 
     def on_connect_failed(self, error: OSError) -> None:
         self._attempt = None
-        self._held = b""
+        self._unsent = b""
         if (limit := host_limit(error)) is not None:
             self._later(Outcome.TAP_ERROR, limit, None)
             return
@@ -404,12 +439,13 @@ class Call:
             self._later(Outcome.UPSTREAM_TIMEOUT, "no connection in time", None)
             return
         reason = "refused" if isinstance(error, ConnectionError) else None
-        said = f"cannot connect ({error.strerror or type(error).__name__})"
-        self._later(Outcome.UPSTREAM_ERROR, said, reason)
+        message = f"cannot connect ({error.strerror or type(error).__name__})"
+        self._later(Outcome.UPSTREAM_ERROR, message, reason)
 
-    # The handler.
+    # The methods of `Handler`, for the open connection.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
+        """Take a part of the answer that arrived at `t_ns`; parse it now, or later if other answers wait."""
         sender = self._sender
         later = sender.later
         self.response_bytes += len(data)
@@ -434,7 +470,7 @@ class Call:
         self._sender.early_bytes -= sum(len(data) for data, _ in early)
         for number, (data, t_ns) in enumerate(early, 1):
             if self._stream is None:
-                break  # the answer is complete: the rest belongs to no request
+                break  # The answer is complete, so the rest belongs to no request.
             self._surplus = number < len(early)
             self._take(data, t_ns)
 
@@ -453,7 +489,7 @@ class Call:
             self._observer.response_data(data, t_ns, 0)  # type: ignore[union-attr]
             return
         if end < len(data):
-            self._keep = False  # the server sent more than announced
+            self._keep = False  # The server sent more than it announced: do not reuse the connection.
         self._complete(data[:end], t_ns)
 
     def _on_head_data(self, data: bytes, t_ns: int) -> None:
@@ -463,14 +499,14 @@ class Call:
         self._answer_began = True
         try:
             while True:
-                found = next_response_head(
+                next_head = next_response_head(
                     data, b"POST", bytes_max=self._head_bytes_left, fields_max=HEAD_FIELDS_MAX,
                     interims=self._interims, waited_ns=t_ns - self.began_ns,
                 )  # fmt: skip
-                if found is None:
+                if next_head is None:
                     self._head_part = data
                     return
-                head, start, end = found
+                head, start, end = next_head
                 if head.status == 101:
                     raise PeerProtocolError("the server switched protocols without a request", 502)
                 observer.response_head(data[start:end], t_ns, 0)
@@ -480,7 +516,7 @@ class Call:
                 self._head_bytes_left -= end
                 data = data[end:]
                 if not data:
-                    self._answer_began = False  # an interim response
+                    self._answer_began = False  # So far there is only an interim response (RFC 9110 15.2).
                     return
             body_end, self._scanner = begin_response_body(head, data, end)
         except PeerProtocolError as exc:
@@ -489,10 +525,11 @@ class Call:
         self._keep = head.keep_alive and not self._sender.options.fresh
         self._accepted = head.status < 400
         if head.status in STATUSES:
-            again_ns = self._wait_ns(header_value(head.headers, b"retry-after"))
-            self._again = None if again_ns is None else (str(head.status), again_ns)
+            retry_wait_ns = self._wait_ns(header_value(head.headers, b"retry-after"))
+            self._retry_plan = None if retry_wait_ns is None else (str(head.status), retry_wait_ns)
         if body_end >= 0:
-            self._keep = self._keep and body_end == len(data)  # else the server sent more than announced
+            # More data than the head announced: do not reuse the connection.
+            self._keep = self._keep and body_end == len(data)
             self._complete(data[end:body_end], t_ns)
         elif len(data) > end:
             observer.response_data(data[end:], t_ns, 0)
@@ -511,10 +548,10 @@ class Call:
         if data:
             self._observer.response_data(data, t_ns, 0)
         self._observer.response_end(t_ns)
-        if self._again is None:
+        if self._retry_plan is None:
             self._end(Outcome.COMPLETE, None)
         else:
-            self._wait(*self._again, Outcome.COMPLETE, None)
+            self._wait(*self._retry_plan, Outcome.COMPLETE, None)
 
     def _answered(self, data: bytes, t_ns: int) -> None:
         """End an accepted answer; parse its last part when there is time."""
@@ -556,8 +593,8 @@ class Call:
             outcome = Outcome.UPSTREAM_RESET if error is not None else Outcome.TRUNCATED
             self._fail(outcome, f"the server {how} the connection within its answer", None)
         else:
-            said = f"the server {how} the connection without an answer"
-            self._fail(Outcome.UPSTREAM_RESET, said, "closed")
+            message = f"the server {how} the connection without an answer"
+            self._fail(Outcome.UPSTREAM_RESET, message, "closed")
 
     def on_drained(self) -> None:
         self._submitted(mono_ns())
@@ -568,11 +605,11 @@ class Call:
     def waiting(self) -> bool:
         return self._timer is not None
 
-    def _wait_ns(self, asked: bytes | None = None) -> int | None:
+    def _wait_ns(self, retry_after: bytes | None = None) -> int | None:
         sender = self._sender
         if self.retries >= sender.options.retries or not sender.retrying:
             return None
-        return wait_ns(self.retries, asked)
+        return wait_ns(self.retries, retry_after)
 
     def _wait(self, reason: str, wait_ns: int, outcome: Outcome, error: str | None) -> None:
         self._let_go()
@@ -588,12 +625,12 @@ class Call:
 
     # Ends.
 
-    def cancel(self, why: str) -> None:
+    def cancel(self, reason: str) -> None:
         """Cancel the call; one that waits for a retry ends with the result of its last attempt."""
         if self._verdict is not None:
             self._end(*self._verdict)
         else:
-            self._end(Outcome.CLIENT_CANCELLED, why)
+            self._end(Outcome.CLIENT_CANCELLED, reason)
 
     def time_out(self) -> None:
         if self._stream is None:
@@ -612,7 +649,7 @@ class Call:
         self._end(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
 
     def _later(self, outcome: Outcome, error: str, reason: str | None) -> None:
-        """As `_fail`, but not from within `send`."""
+        """Call `_fail` in the next turn of the loop: `send` must return before `done` is called."""
         self._sender.loop.call_soon(self._fail, outcome, error, reason)
 
     def _fail(self, outcome: Outcome, error: str, reason: str | None) -> None:
@@ -664,7 +701,7 @@ class Call:
             x.scheduled_ns = self.scheduled_ns
             x.dispatch_late_ns = self.first_ns - self.scheduled_ns
         elif self.retries:
-            x.scheduled_ns = self.first_ns  # in a closed loop its first attempt was when it was due
+            x.scheduled_ns = self.first_ns  # In a closed loop a request is due when it is first sent.
         self._observer = None
-        self._request = self._held = b""
+        self._request = self._unsent = b""
         self._done(self, x)

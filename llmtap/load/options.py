@@ -37,7 +37,7 @@ ENDPOINTS: Final[Mapping[str, Endpoint]] = {
 }
 """Names of `--endpoint`."""
 CA_BYTES_MAX: Final = 16 << 20
-"""All CAs of a system take less than 1 MB."""
+"""Maximum size of the file of `--ca`; all CAs of a system take less than 1 MB."""
 
 
 class Window(NamedTuple):
@@ -268,11 +268,11 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
             "auto|openai|vllm|sglang",
         ),
     ] = "auto"
-    """An undetected `auto` counts as `openai`."""
+    """`auto` becomes `openai` if the server's type cannot be detected."""
     tokenizer: Tokenizer = None
     """Also counts the tokens of answers without usage; not over Ray, whose hosts may not have it."""
     fields: BodyFields = {}
-    """They override the others. Their values may be secret."""
+    """Fields of every body; they override those that llmtap sets. Their values may be secret."""
     stream: Annotated[
         bool | None,
         opt(
@@ -299,13 +299,13 @@ class BodyOptions(Struct, frozen=True, kw_only=True):
 
     def with_settings(self, settings: Mapping[str, Any]) -> "BodyOptions":
         """Return these options with the `[request]` settings of a workload; `fields` still override them."""
-        given = {name: value for name, value in settings.items() if value is not None}
-        exact = self.exact_output and given.get("ignore_eos") is not False
-        if given.get("ignore_eos") is False:  # not sent: some servers refuse a field that they do not know
-            del given["ignore_eos"]
-        temperature = given.pop("temperature", self.temperature)
+        values = {name: value for name, value in settings.items() if value is not None}
+        exact = self.exact_output and values.get("ignore_eos") is not False
+        if values.get("ignore_eos") is False:  # Do not send it: some servers refuse unknown fields.
+            del values["ignore_eos"]
+        temperature = values.pop("temperature", self.temperature)
         return msgspec.structs.replace(
-            self, temperature=temperature, exact_output=exact, settings=self.settings | given
+            self, temperature=temperature, exact_output=exact, settings=self.settings | values
         )
 
 
@@ -450,7 +450,7 @@ class LoadPlan(Struct, frozen=True, kw_only=True):
 
 
 def _check_ca(place: str) -> None:
-    """Also for http:// targets: a missing file is a mistake."""
+    """Raise ConfigError for an unusable `--ca`, also for an http:// target: a missing file is a mistake."""
     from llmtap.net.tls import client_context
 
     read_file(Path(place), "--ca", CA_BYTES_MAX)

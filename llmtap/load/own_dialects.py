@@ -11,7 +11,7 @@ from llmtap.user_files import key_lines, read_toml
 DIALECTS: Final = "dialects"
 """The table whose keys are tables of dialects, checked by `decode_table`."""
 DIALECTS_MAX: Final = 64
-"""Dialects of a user: each may be asked whether it knows an answer."""
+"""Maximum number of a user's dialects: for an unknown answer, each of them is tried."""
 
 
 def read_dialects(file: Path) -> tuple[DialectTable, ...]:
@@ -28,7 +28,7 @@ def read_dialects(file: Path) -> tuple[DialectTable, ...]:
 
 def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
     """Return the dialects in these tables by name; add what is wrong in others to the mistakes."""
-    found = {}
+    dialects = {}
     if isinstance(tables, dict) and len(tables) > DIALECTS_MAX:
         mistakes.add([ConfigError(DIALECTS, f"has more than {DIALECTS_MAX} dialects")])
         return {}
@@ -38,7 +38,7 @@ def read_tables(tables: Any, mistakes: Mistakes) -> dict[str, DialectTable]:
             mistakes.add([ConfigError(f"{DIALECTS}.{name}".rstrip("."), "is outside a dialect", hint)])
             continue
         try:
-            found[name] = decode_table(table, name)
+            dialects[name] = decode_table(table, name)
         except ConfigError as exc:
             mistakes.add(exc.each())
-    return found
+    return dialects

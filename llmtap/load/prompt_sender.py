@@ -1,7 +1,7 @@
 """Load sender for targets that take prompts instead of HTTP bodies: WebSocket (Responses, Realtime) and gRPC.
 
-`PromptMaker` encodes prompts before the run, as `load/bodies.py` does for HTTP. `Asking` is the sender (the
-counterpart of `load/http.py`): each request is a task, cancelled by its id, and ends with its Exchange. The
+`PromptMaker` encodes prompts before the run, as `load/bodies.py` does for HTTP. `PromptSender` is the
+counterpart of `load/http.py`: each request is a task, cancelled by its id, and ends with its Exchange. The
 target (`websocket.py`, `grpc_target.py`) builds the message from the prompt and sends it.
 """
 
@@ -72,13 +72,13 @@ class PromptMaker:
         """Encode a request for `output` tokens, at least one. Raises ConfigError for unsupported ids."""
         text, ids = prompt.text, tuple(prompt.ids)
         if ids and self._protocol in WEBSOCKET:
-            said = None if self._decode is None else self._decode(ids)
-            if said is None:
+            decoded_text = None if self._decode is None else self._decode(ids)
+            if decoded_text is None:
                 raise ConfigError(
                     "--target", "the prompts are token ids, which a WebSocket target does not take",
                     "give the --tokenizer whose ids they are",
                 )  # fmt: skip
-            text, ids = said, ()
+            text, ids = decoded_text, ()
         return _encode(_Prepared(text, ids, prompt.system, prompt.history, max(1, output)))
 
     def destination(self, body: bytes, path: str) -> str:
@@ -86,27 +86,27 @@ class PromptMaker:
 
     def captured(self, body: bytes, path: str = "") -> bytes:
         raise ConfigError(
-            "--target", "the trace has bodies of its own, and they are HTTP's", "send it to http://"
+            "--target", "the trace has HTTP request bodies", "use a target with http:// or https://"
         )
 
 
 class PromptCall:
     __slots__ = ("_cancel", "row")
     has_token = False
-    """Not known before the end."""
+    """Always False: the sender does not see tokens before the end of the answer."""
 
     def __init__(self, row: int, cancel: Callable[[], object]) -> None:
         self.row = row
         self._cancel = cancel
 
-    def cancel(self, why: str) -> None:
+    def cancel(self, reason: str) -> None:
         self._cancel()
 
 
 _Done = Callable[[PromptCall, Exchange], None]
 
 
-class Asking:
+class PromptSender:
     """Sends to one target from one loop; `aclose` when done."""
 
     def __init__(
@@ -152,7 +152,7 @@ class Asking:
         request_id = dict(headers).get(_ID, f"{self._name}-{self.sent}".encode()).decode()
         p = _decode(body)
         prompt = Prompt(p.text, p.ids, p.system, p.history)
-        # After the first step of the task, in which the target registers the id.
+        # Cancel after the first step of the task, in which the target registers the request's id.
         request = PromptCall(row, lambda: self.loop.call_soon(self._target.cancel, request_id))
         task = self.calls[request] = self.loop.create_task(
             self._ask(request, done, prompt, p.output, scheduled_ns, request_id)
@@ -166,7 +166,7 @@ class Asking:
         try:
             return await asyncio.wait_for(self._target.open(connections), self._connect_s)
         except TimeoutError:
-            return 0  # each request reports the failure itself
+            return 0  # Each request will report the failure.
 
     def stop_retrying(self) -> None: ...
 
@@ -178,16 +178,16 @@ class Asking:
         await self._target.close()
 
     async def _ask(
-        self, request: PromptCall, done: "Callable[[PromptCall, Exchange], None]", *asked: Any
+        self, request: PromptCall, done: "Callable[[PromptCall, Exchange], None]", *args: Any
     ) -> None:
-        x = await self._target.ask(*asked)
+        x = await self._target.ask(*args)
         del self.calls[request]
         done(request, x)
 
     def _check(self, task: "asyncio.Task[None]") -> None:
         """End the process on an internal error: the request would never be reported."""
         if not task.cancelled() and (exc := task.exception()) is not None:
-            self.loop.call_exception_handler({"message": "a request could not be asked", "exception": exc})
+            self.loop.call_exception_handler({"message": "a request could not be sent", "exception": exc})
             raise SystemExit(1)
 
 
@@ -210,23 +210,26 @@ def check_target(setup: WorkerSetup) -> bool:
             return parse_grpc(url)[1]
 
 
-def make_asking(loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SSLContext | None) -> Asking:
+def make_prompt_sender(
+    loop: asyncio.AbstractEventLoop, setup: WorkerSetup, tls: ssl.SSLContext | None
+) -> PromptSender:
+    """Return the sender for the protocol of the target. Raises ConfigError naming `--target`."""
     options, url = setup.load.sending, setup.load.target.url
     common: dict[str, Any] = {
         "model": setup.load.bodies.model, "headers": setup.headers,
         "exact_output": setup.exact_output, "timeout_ns": options.timeout, "name": setup.name,
     }  # fmt: skip
-    asking = partial(Asking, loop, name=setup.name, connect_timeout_ns=options.connect_timeout)
+    make_sender = partial(PromptSender, loop, name=setup.name, connect_timeout_ns=options.connect_timeout)
     if protocol_of(url) in WEBSOCKET:
         from llmtap.load.websocket import WebSocketTarget
 
         connect_ns = options.connect_timeout
         tokenizer = setup.load.bodies.tokenizer
         common["count_tokens"] = None if tokenizer is None else token_counter(tokenizer)
-        return asking(
+        return make_sender(
             WebSocketTarget(url, clock=options.clock, tls=tls, connect_timeout_ns=connect_ns, **common)
         )
-    # Imported only here: 33 ms and 14 MB.
+    # Imported here, because the import takes 33 ms and 14 MB.
     from llmtap.load.grpc_target import GrpcTarget
 
-    return asking(GrpcTarget(url, ca=setup.load.target.ca, **common))
+    return make_sender(GrpcTarget(url, ca=setup.load.target.ca, **common))

@@ -1,7 +1,7 @@
 """Send the rows of one sending process on schedule, in an open or closed loop, and wait for their ends.
 
 `LoadRun` takes row numbers with their times (`Schedule`), gives each body to a sender (`http.py`, or
-`prompt_sender.py`) when it is due, and hears of its end. It stops early after too many errors
+`prompt_sender.py`) when it is due, and is called back at its end. It stops early after too many errors
 (`--stop-when`). `workers/worker.py` runs it.
 
 Open loop: a row is sent at its arrival; later turns of a conversation wait for the answer before them and the
@@ -20,13 +20,13 @@ from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
 from llmtap.load.endpoint_check import FIRST, NO_ENDPOINT, is_unanswerable
 from llmtap.load.http import Call, LoadSender
-from llmtap.load.prompt_sender import Asking, PromptCall
+from llmtap.load.prompt_sender import PromptCall, PromptSender
 from llmtap.net.pacing import Pacer, Waker
 from llmtap.units import NEVER, NS_PER_S
 from llmtap.workload.requests import Requests
 
 TIME_UP: Final = "the time was up"
-"""Why a run stopped that has a maximum duration."""
+"""Value of `load.stopped` if the maximum duration has passed."""
 
 
 LATEST: Final = 100
@@ -49,12 +49,12 @@ class Schedule:
         self._think_ns = requests.think_ns
         self._firsts = deque(row for row in rows if not after or after[row] < 0)
         self._free = slots
-        """Free slots; less than none while more turns follow than there are slots."""
+        """Free slots; negative while more turns follow than there are slots."""
         self._followers: dict[int, list[int]] = {}
         self._joiners: dict[int, list[int]] = {}
-        """Rows that wait for a row which is not the one before them."""
+        """By row: the rows that wait for it without being the next turn of its conversation."""
         self._awaited: dict[int, tuple[int, int]] = {}
-        """Of rows that wait for several: number of ends to come, and the latest so far."""
+        """By row that waits for several others: number of ends to come, and time of the latest one so far."""
         self._heap: list[tuple[int, int]] = []
         self._left = len(rows)
         self.dropped = 0
@@ -150,7 +150,7 @@ class LoadRun:
 
     def __init__(
         self,
-        sender: LoadSender | Asking,
+        sender: LoadSender | PromptSender,
         schedule: Schedule,
         body: Callable[[int], bytes],
         keep: Callable[[int, Exchange], None],
@@ -175,10 +175,9 @@ class LoadRun:
         self._stop_errors = stop_errors
         self._failed: deque[bool] = deque(maxlen=LATEST)
         self._checks = min(FIRST, schedule.left) if check_endpoint else 0
-        """Number of requests, the first sent, that stop the run if none of them can be answered; 0 once one
-        was."""
+        """The run stops if none of this many first requests can be answered; 0 after one was answered."""
         self._checked: dict[int, bool] = {}
-        """Whether each of their rows has such an answer."""
+        """By row of these requests: whether its answer shows that it cannot be answered."""
         self._pacer = Pacer(SystemClock(), pause_ns=0)
         self._waker = Waker(self._pacer, self._send_due)
         self._over = sender.loop.create_future()
@@ -190,6 +189,7 @@ class LoadRun:
         self.stopped: str | None = None
 
     async def go(self) -> None:
+        """Send all rows on schedule; return when every request has ended, or when the run was stopped."""
         self._waker.sooner(self._due_ns())
         self._sender.later.pacer = self._pacer
         ending: asyncio.TimerHandle | None = None
@@ -207,13 +207,13 @@ class LoadRun:
                 if timer is not None:
                     timer.cancel()
 
-    def stop(self, why: str, *, drain_ns: int | None = None) -> None:
+    def stop(self, reason: str, *, drain_ns: int | None = None) -> None:
         """Send no more; requests in flight may end within `drain_ns`. A second call may shorten that."""
         if self.stopped is None and self._schedule.left:
-            self.stopped = why
+            self.stopped = reason
         self._last_ns = min(self._last_ns, mono_ns())
         self._sender.stop_retrying()
-        self._start_drain(self._drain_ns if drain_ns is None else drain_ns, why)
+        self._start_drain(self._drain_ns if drain_ns is None else drain_ns, reason)
         self._settle()
 
     def _due_ns(self) -> int:
@@ -284,11 +284,11 @@ class LoadRun:
             return
         self._checked[row] = True
         if sum(self._checked.values()) == self._checks:
-            # Also with nothing left to send: the load is to end with an error, not with a report.
+            # Set this even if nothing is left to send: the load must end with an error, not with a report.
             self.gave_up = self.stopped = NO_ENDPOINT
             self.stop(NO_ENDPOINT, drain_ns=0)
 
-    def _start_drain(self, drain_ns: int, why: str) -> None:
+    def _start_drain(self, drain_ns: int, reason: str) -> None:
         if drain_ns == NEVER:
             return
         end_ns = mono_ns() + drain_ns
@@ -297,11 +297,11 @@ class LoadRun:
         self._drain_end_ns = end_ns
         if self._drain is not None:
             self._drain.cancel()
-        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cut, why)
+        self._drain = self._sender.loop.call_later(drain_ns / NS_PER_S, self._cut, reason)
 
-    def _cut(self, why: str) -> None:
+    def _cut(self, reason: str) -> None:
         if self._sender.calls and self.stopped is None:
-            self.stopped = why
+            self.stopped = reason
         calls: list[Call | PromptCall] = [*self._sender.calls]
         for call in calls:
             call.cancel("the run was over")

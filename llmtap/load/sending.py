@@ -61,7 +61,7 @@ class Later:
         self._waiting: deque[Callable[[], None]] = deque()
         self._called = False
         self._behind = False
-        """The last read was late: there is more to read."""
+        """Whether the last read was late, so that more data is waiting."""
         self.pacer: Pacer | None = None
         """Pacer of the run; due requests wait for neither work nor sleep."""
 
@@ -126,19 +126,19 @@ class Later:
             if mono_ns() >= end_ns:
                 break
         if urgent or waiting:
-            self._call()  # the loop polls before it comes back to us
+            self._call()  # The loop reads its sockets before it runs the call.
 
     def _sleep(self) -> None:
         wait_ns = GATHER_NS
         if self.pacer is not None:
             wait_ns = min(wait_ns, self.pacer.next_ns - mono_ns() - WAKING_NS)
         if wait_ns > 0:
-            time.sleep(wait_ns / NS_PER_S)  # the loop has nothing to do that could not wait so long
+            time.sleep(wait_ns / NS_PER_S)  # Nothing is due within this time.
 
 
 PROBE_NS: Final = 2_000_000
 GRAIN_NS: Final = 1_100_000
-"""Grain of the loop's timers: only what exceeds it counts as lateness."""
+"""Resolution of the loop's timers: only the time beyond it counts as lateness."""
 PROBES_MAX: Final = 1_000
 """Times of the last probes that are kept: 2 s."""
 CALLS: Final = 5
@@ -167,7 +167,7 @@ class Lateness:
     def worst_since(self, t_ns: int) -> int:
         """Return the longest time that a byte may have waited unread since `t_ns`."""
         now_ns = mono_ns()
-        # The loop reads its sockets before it looks at its timers: after a stall the probe is still to come.
+        # The loop reads its sockets before its timers, so after a stall the next probe has not run yet.
         late_ns = now_ns - self._due_ns - GRAIN_NS
         if late_ns > 0:
             self.meter.note(now_ns, late_ns)
@@ -185,9 +185,9 @@ class Lateness:
         return min(self.worst_since(since_ns), t_ns - next(turns, since_ns))
 
     def error_since(self, t_ns: int) -> int:
-        """Return the largest error of a timestamp since `t_ns` whose read ends with its event.
+        """Return the largest error since `t_ns` of timestamps whose read ends with their event.
 
-        The kernel's does not depend on the time of the read.
+        A kernel timestamp has no such error, because it does not depend on the time of the read.
         """
         return self.timebase.error_since(t_ns) if self._kernel else self.worst_since(t_ns)
 

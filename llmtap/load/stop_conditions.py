@@ -48,7 +48,7 @@ def parse_stop_when(text: str) -> StopConditions:
     for condition in parse_conditions([rest], PLACE):
         if condition.figure.name != "error_rate" or condition.operator != ">" or rate is not None:
             hint = f"such as {EXAMPLE!r}"
-            raise ConfigError(PLACE, f"{condition.text!r} cannot end a load", hint)
+            raise ConfigError(PLACE, f"{condition.text!r} is not a condition that ends a load", hint)
         if condition.bound >= 1:
             raise ConfigError(PLACE, f"{condition.text!r} is never met", "a share below 100%")
         rate = condition.bound

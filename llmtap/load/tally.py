@@ -58,7 +58,7 @@ class LoadTally:
         self.ttft_uncertainties.record(x.ttft_uncertainty_ns)
         sent_ns = x.timeline.arrival_ns
         if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
-            # Of a request that was retried, both are of the first attempt.
+            # Both times of a retried request are those of its first attempt.
             sent_ns = x.scheduled_ns + x.dispatch_late_ns
             self.lateness.record(max(0, x.dispatch_late_ns))
             if x.timeline.submit_ns is not None:

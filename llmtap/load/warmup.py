@@ -37,7 +37,7 @@ WarmUpProgress = Callable[[int, int, str], None]
 """Function of the number done, the number wanted, and what is counted (`requests` or `probes`)."""
 IN_A_ROW: Final = 3
 ROUNDS_MAX: Final = 8
-"""Each round sends what was missing after the one before."""
+"""Maximum number of rounds; each sends the requests that were missing after the previous one."""
 
 
 class WarmUpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,68 +115,68 @@ async def warm_up(
     ) -> list[Exchange]:
         return await _exchanges(setup, requests, (body_begins, body_ends), paths, rows, slots, listener)
 
-    found = WarmUp()
+    result = WarmUp()
     if options.probe:
-        (found.before,) = await _probe(send, 1)
+        (result.before,) = await _probe(send, 1)
     sent = 0
     for _ in range(ROUNDS_MAX):
-        n = min(_missing(found, options), options.requests_max - sent)
+        n = min(_missing(result, options), options.requests_max - sent)
         if n <= 0:
             break
         began_ns = SystemClock.mono_ns()
         rows = [number % len(body_begins) for number in range(sent, sent + n)]
         for x in await send(rows, options.slots, partial(_round, progress, sent, sent + n)):
             if x.outcome in ENDED_WELL:
-                found.requests += 1
-                found.tokens += x.tokens.output or 0
+                result.requests += 1
+                result.tokens += x.tokens.output or 0
             else:
-                found.failed += 1
-        found.duration_ns += SystemClock.mono_ns() - began_ns
+                result.failed += 1
+        result.duration_ns += SystemClock.mono_ns() - began_ns
         sent += n
-        if not found.requests:
+        if not result.requests:
             break
-    found.enough = _missing(found, options) == 0
-    if not found.requests:
-        found.problem = f"none of {found.failed} requests was answered as it should be"
-        return found
-    if not found.enough:
-        found.problem = (
-            f"{found.requests} answers with {found.tokens} output tokens of {options.requests} and "
+    result.enough = _missing(result, options) == 0
+    if not result.requests:
+        result.problem = f"none of {result.failed} requests was answered as it should be"
+        return result
+    if not result.enough:
+        result.problem = (
+            f"{result.requests} answers with {result.tokens} output tokens of {options.requests} and "
             f"{options.tokens} after {sent} requests"
         )
     if options.probe:
-        await _settle(send, found, options, progress)
-        if not found.stable and found.problem is None:
-            found.problem = f"latency still varies after {len(found.probes)} probes"
-    return found
+        await _settle(send, result, options, progress)
+        if not result.stable and result.problem is None:
+            result.problem = f"latency still varies after {len(result.probes)} probes"
+    return result
 
 
-def _missing(found: WarmUp, options: WarmUpOptions) -> int:
+def _missing(result: WarmUp, options: WarmUpOptions) -> int:
     """Return the number of requests still to send, estimated from the answers so far."""
-    by_requests = options.requests - found.requests
-    left = options.tokens - found.tokens
-    if left <= 0 or not found.requests:
+    by_requests = options.requests - result.requests
+    tokens_missing = options.tokens - result.tokens
+    if tokens_missing <= 0 or not result.requests:
         return max(0, by_requests)
-    each = found.tokens / found.requests
-    return max(by_requests, 1, math.ceil(left / each) if each else options.requests)
+    each = result.tokens / result.requests
+    return max(by_requests, 1, math.ceil(tokens_missing / each) if each else options.requests)
 
 
 def _round(listener: WarmUpProgress, before: int, of: int, progress: Progress) -> None:
     listener(before + progress.ended, of, "requests")
 
 
-async def _settle(send: _Send, found: WarmUp, options: WarmUpOptions, progress: WarmUpProgress) -> None:
-    while len(found.probes) < options.probes_max:
-        progress(len(found.probes), options.probes_max, "probes")
-        for probe in await _probe(send, min(IN_A_ROW, options.probes_max - len(found.probes))):
-            found.probes.append(probe)
-            latest = found.probes[-IN_A_ROW:]
-            found.variation_ttft = _variation([probe.ttft_ns for probe in latest])
-            found.variation_e2e = _variation([probe.e2e_ns for probe in latest])
-            known = [v for v in (found.variation_ttft, found.variation_e2e) if v is not None]
+async def _settle(send: _Send, result: WarmUp, options: WarmUpOptions, progress: WarmUpProgress) -> None:
+    while len(result.probes) < options.probes_max:
+        progress(len(result.probes), options.probes_max, "probes")
+        for probe in await _probe(send, min(IN_A_ROW, options.probes_max - len(result.probes))):
+            result.probes.append(probe)
+            latest = result.probes[-IN_A_ROW:]
+            result.variation_ttft = _variation([probe.ttft_ns for probe in latest])
+            result.variation_e2e = _variation([probe.e2e_ns for probe in latest])
+            known = [v for v in (result.variation_ttft, result.variation_e2e) if v is not None]
             well = all(probe.outcome in ENDED_WELL for probe in latest)
             if len(latest) == IN_A_ROW and well and known and max(known) < options.variation:
-                found.stable = True
+                result.stable = True
                 return
 
 
@@ -213,11 +213,11 @@ async def _exchanges(
     plan = Requests(array("q", [0] * len(rows)), tenants=tenants)
     begins, ends = (array("q", [column[row] for row in rows]) for column in places)
     own = [paths[row] for row in rows] if paths else ()
-    with WorkerPool(setup, plan, begins, ends, paths=own, keep=True) as crew:
-        out = await crew.run(listener)
+    with WorkerPool(setup, plan, begins, ends, paths=own, keep=True) as pool:
+        out = await pool.run(listener)
         if out.lost:
             raise LlmtapError(f"the sending process of the warm-up ended with status {out.lost[0]}")
-        exchanges = [x for _, x in crew.exchanges()]
+        exchanges = [x for _, x in pool.exchanges()]
     if out.stopped == NO_ENDPOINT:
         raise endpoint_error(next(x for x in exchanges if is_unanswerable(x)))
     return exchanges

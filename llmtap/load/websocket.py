@@ -26,7 +26,7 @@ from llmtap.exchange.exchange import OUTPUT, Exchange
 from llmtap.exchange.observer import Observer
 from llmtap.exchange.outcome import Outcome, TokenSource
 from llmtap.load.sending import ANSWER_BYTES_MAX, TOO_LONG, Lateness, protocol_of
-from llmtap.net.listener import failure_said
+from llmtap.net.listener import failure_text
 from llmtap.net.pool import Attempt, Origin, Pool, parse_origin
 from llmtap.net.stream import Stream, keep_stamps_on
 from llmtap.protocol.http1 import header_value
@@ -61,7 +61,7 @@ class _Error(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """The fields of a server event that tell the end of an answer."""
+    """The fields of a server event that show the end of an answer."""
 
     type: str = ""
     error: _Error | None = None
@@ -78,7 +78,7 @@ class ResponseWait:
         self.outcome = Outcome.COMPLETE
         self.error: str | None = None
         self.refused: str | None = None
-        """Kind of an error sent in place of a response; the session goes on."""
+        """Type of an error that the server sent in place of a response; the session stays open."""
         self.status: int | None = 101
         self.submit_ns: int | None = None
         self.submit_width_ns = 0
@@ -114,8 +114,8 @@ class WebSocketSession:
         *,
         realtime: bool,
     ) -> None:
-        """`upgrade`: head of the opening request, with `key`. `realtime`: the server greets, and a response
-        goes on after an error."""
+        """`upgrade`: head of the opening request, with `key`. `realtime`: the server sends a greeting, and a
+        response continues after an error."""
         self._realtime = realtime
         self.upgrade = upgrade
         self._pool = pool
@@ -161,7 +161,7 @@ class WebSocketSession:
         await self._opened
 
     def send(self, data: bytes) -> None:
-        """Write a request before anything else; `listen` follows before anything is read."""
+        """Write a request at once. The caller must call `listen` before the loop reads the socket."""
         assert self._stream is not None
         self._answer = self._submit_ns = self._broken = None
         self._began_ns = self._last_ns = mono_ns()
@@ -169,7 +169,7 @@ class WebSocketSession:
             if self._stream.write(data):
                 self._submit_ns = mono_ns()
         except OSError as exc:
-            self._broken = f"the session broke as we wrote ({failure_said(exc)})"
+            self._broken = f"the session broke as we wrote ({failure_text(exc)})"
 
     def listen(self, answer: ResponseWait) -> None:
         """Assign all data from now on to `answer`."""
@@ -192,7 +192,7 @@ class WebSocketSession:
     def leave(self) -> None:
         if self._answer is not None:
             self._answer.fail(Outcome.CLIENT_CANCELLED, "the run was over")
-        self._say(Opcode.CLOSE, NORMAL)
+        self._send_frame(Opcode.CLOSE, NORMAL)
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
@@ -207,7 +207,7 @@ class WebSocketSession:
         if stream is not None and not stream.closed:
             stream.abort()
 
-    # The waiter for a connection.
+    # The methods of `Waiter`, for the connection that is being opened.
 
     def on_connected(self, stream: Stream, took_ns: int) -> None:
         self._attempt = None
@@ -219,15 +219,16 @@ class WebSocketSession:
 
     def on_connect_failed(self, error: OSError) -> None:
         self._attempt = None
-        self._fail_opening(Outcome.UPSTREAM_ERROR, f"cannot connect ({failure_said(error)})")
+        self._fail_opening(Outcome.UPSTREAM_ERROR, f"cannot connect ({failure_text(error)})")
 
     def _fail_opening(self, outcome: Outcome, problem: str, status: int | None = None) -> None:
         if not self._opened.done():
             self._opened.set_exception(OpeningFailed(outcome, problem, status))
 
-    # The handler of the stream.
+    # The methods of `Handler`, for the open connection.
 
     def on_data(self, data: bytes, t_ns: int) -> None:
+        """Parse the response head, then messages for the current answer; `t_ns`: arrival of the data."""
         self._last_ns = t_ns
         if self._head is not None:
             data = self._read_head(data)
@@ -242,7 +243,7 @@ class WebSocketSession:
         self._fed += len(data)
         for message in self._parser.feed(data):
             self._whole += message.size
-            self._hear(message, t_ns)
+            self._on_message(message, t_ns)
         if self._parser.broken is not None:
             self._end(Outcome.UPSTREAM_ERROR, f"the server broke WebSocket: {self._parser.broken}")
 
@@ -261,18 +262,18 @@ class WebSocketSession:
         assert self._head is not None
         data = self._head + data
         try:
-            found = next_response_head(data, b"GET", bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX)
+            next_head = next_response_head(data, b"GET", bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX)
         except PeerProtocolError as exc:
             self._head = None
             self._fail_opening(Outcome.UPSTREAM_ERROR, f"the server broke HTTP: {exc}")
             return b""
-        self._head = data if found is None else None
-        if found is None:
+        self._head = data if next_head is None else None
+        if next_head is None:
             return b""
-        head, _, end = found
+        head, _, end = next_head
         if head.status != 101:
-            what = f"the server answered {head.status} in place of a WebSocket"
-            self._fail_opening(Outcome.UPSTREAM_ERROR, what, head.status)
+            problem = f"the server answered {head.status} in place of a WebSocket"
+            self._fail_opening(Outcome.UPSTREAM_ERROR, problem, head.status)
             return b""
         # RFC 6455 4.1: a wrong key means that the server did not understand the upgrade.
         if header_value(head.headers, b"sec-websocket-accept") != accept_key(self._key):
@@ -282,35 +283,36 @@ class WebSocketSession:
             self._opened.set_result(None)
         return data[end:]
 
-    def _hear(self, message: WebSocketMessage, t_ns: int) -> None:
+    def _on_message(self, message: WebSocketMessage, t_ns: int) -> None:
         payload = message.payload or b""
         match message.opcode:
             case Opcode.PING:
                 # RFC 6455 5.5.3: not every ping needs an answer. A server that reads nothing gets none.
                 if self._stream is not None and not self._stream.pending:
-                    self._say(Opcode.PONG, payload)
+                    self._send_frame(Opcode.PONG, payload)
             case Opcode.CLOSE:
-                self._say(Opcode.CLOSE, payload[:2])  # RFC 6455 5.5.1: as an answer
+                # RFC 6455 5.5.1: answer a close frame with the same status code.
+                self._send_frame(Opcode.CLOSE, payload[:2])
                 self._gone(None)
             case Opcode.TEXT:
                 if not self._opened.done():
-                    self._opened.set_result(None)  # the greeting
+                    self._opened.set_result(None)  # The first message of a session is the greeting.
                 elif self._answer is not None and not self._answer.done.done():
                     self._answer.observer.message(message, t_ns, 0)
                     self._read_event(self._answer, payload, t_ns)
 
-    def _say(self, opcode: Opcode, payload: bytes) -> None:
+    def _send_frame(self, opcode: Opcode, payload: bytes) -> None:
         if self._stream is not None and not self._stream.closed:
             try:
                 self._stream.write(frame(payload, opcode, key=os.urandom(4)))
             except OSError:
-                pass  # the read fails, too
+                pass  # The read fails, too, and reports the error.
 
     def _read_event(self, answer: ResponseWait, payload: bytes, t_ns: int) -> None:
         try:
             event = _read(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return  # the observer counts it
+            return  # The observer counts the unparsed message.
         match event.type:
             case "response.created":
                 answer.created = True
@@ -403,7 +405,7 @@ class WebSocketTarget:
             if failed is None:
                 self._idle.append(one)
             else:
-                one.drop()  # each request reports the failure itself
+                one.drop()  # Each request will report the failure.
         return len(self._idle)
 
     async def ask(
@@ -517,20 +519,23 @@ class WebSocketTarget:
 
     def _message(self, prompt: Prompt, output_tokens: int, request_id: str) -> bytes:
         if prompt.ids:
-            raise ConfigError("--target", "a WebSocket target takes text, and the workload prescribes tokens")
-        said = [*prompt.history, *((("user", prompt.text),) if prompt.text else ())]
-        asked: dict[str, Any] = {"input": _items(said), "max_output_tokens": max(1, output_tokens)}
+            raise ConfigError(
+                "--target", "a WebSocket target takes text, and the prompts are token ids",
+                "use an http:// target with --endpoint completions",
+            )  # fmt: skip
+        messages = [*prompt.history, *((("user", prompt.text),) if prompt.text else ())]
+        response: dict[str, Any] = {"input": _items(messages), "max_output_tokens": max(1, output_tokens)}
         if prompt.system:
-            asked["instructions"] = prompt.system
+            response["instructions"] = prompt.system
         if self._exact:
-            asked["ignore_eos"] = True
+            response["ignore_eos"] = True
         if not self._realtime:
             model = {"model": self.model} if self.model else {}
-            return _encode({"type": "response.create", **model, **asked})
+            return _encode({"type": "response.create", **model, **response})
         if self._exact:
-            asked["min_tokens"] = max(1, output_tokens)
-        asked |= {"conversation": "none", "output_modalities": ["text"]}
-        return _encode({"type": "response.create", "event_id": request_id, "response": asked})
+            response["min_tokens"] = max(1, output_tokens)
+        response |= {"conversation": "none", "output_modalities": ["text"]}
+        return _encode({"type": "response.create", "event_id": request_id, "response": response})
 
 
 def parse_websocket(url: str) -> tuple[Origin, str, str | None]:
@@ -546,11 +551,11 @@ def parse_websocket(url: str) -> tuple[Origin, str, str | None]:
     return origin, parts.path.rstrip("/") or _PATH, next(iter(parse_qs(parts.query).get("model", ())), None)
 
 
-def _items(said: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def _items(messages: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     return [
         {
             "type": "message", "role": role,
             "content": [{"type": "output_text" if role == "assistant" else "input_text", "text": text}],
         }
-        for role, text in said
+        for role, text in messages
     ]  # fmt: skip

@@ -21,6 +21,6 @@ async def read_at_most(response: aiohttp.ClientResponse, bytes_max: int = ANSWER
     async for piece in response.content.iter_any():
         body += piece
         if len(body) > bytes_max:
-            response.close()  # else aiohttp reads on, to use the connection again
+            response.close()  # Otherwise aiohttp would read the rest, to reuse the connection.
             raise AnswerTooLong(f"the answer is longer than {bytes_max >> 20} MiB")
     return bytes(body)

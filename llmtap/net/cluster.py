@@ -25,9 +25,9 @@ _STARTS: Final = 2
 _KILLED_WITHIN_S: Final = 30.0
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 256 << 20
-"""Of a Ray of our own: a million requests are 24 MB, a load's bodies travel in pieces of some MB."""
+"""Object store of a local Ray. A million requests take 24 MB; bodies are sent in pieces of some MB."""
 _TOKEN_HINT: Final = "if the cluster requires a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
-"""Without the first, Ray 2.60 does not send the second to a cluster that it did not start."""
+"""Without RAY_AUTH_MODE, Ray 2.60 does not send the token to a cluster that it did not start."""
 
 
 @contextmanager
@@ -37,12 +37,12 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
     Its nodes need llmtap. `local` starts one with `workers` CPUs on this machine's loopback, and ends it
     afterwards. Raises ConfigError about `--ray`.
     """
-    # Ray and its processes read these at import. The first switches off its usage reports.
+    # Ray and its processes read the environment at import. This switches off Ray's usage reports.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     local = address == "local"
     if local:
-        # Without a cluster its node listens on 127.0.0.1 alone. Its ports run code, so they want a token,
-        # which Ray would otherwise leave in the home folder.
+        # With clusters disabled, the node listens on 127.0.0.1 only. Whoever reaches its ports can run code,
+        # so set a token. Ray would otherwise store one in the home folder.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
@@ -56,7 +56,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             with _signals_kept():
                 ray.init(address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as exc:
-            # Somebody listens there. Ray says only to its log that it was turned away.
+            # A server listens there. If it refused the token, Ray reports that in its log only.
             refused = isinstance(exc, ConnectionError) and address != "auto"
             raise ConfigError(
                 "--ray", f"no Ray at {address}: {str(exc).splitlines()[0]}", _TOKEN_HINT if refused else None
@@ -67,7 +67,7 @@ def ray_cluster(address: str, workers: int | None) -> Iterator[Any]:
             ray.shutdown()
         return
     with TemporaryDirectory(prefix="llmtap-ray-") as folder:
-        # Its processes import what this one does, also where llmtap is not installed but beside us.
+        # Ray's processes import llmtap from the same place as this one, also where it is not installed.
         settings = quiet | {
             "num_cpus": workers or os.cpu_count(), "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE_BYTES, "_temp_dir": folder,
@@ -99,21 +99,21 @@ def _on_loopback_only(ray: Any) -> Iterator[None]:
 
 def _start(ray: Any, settings: dict[str, Any]) -> None:
     """Start Ray; twice, since a busy machine may exceed its 30 s. Raises ConfigError."""
-    said = ""
+    message = ""
     for _ in range(_STARTS):
         try:
             with _signals_kept():
                 ray.init("local", **settings)
             return
-        except Exception as exc:  # which it raises bare, where it timed out
-            said = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+        except Exception as exc:  # After a time-out, Ray raises a bare Exception.
+            message = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
             _shut_down(ray, settings["_temp_dir"])
-    raise ConfigError("--ray", f"Ray did not start on this machine, {_STARTS} times: {said}")
+    raise ConfigError("--ray", f"Ray did not start on this machine, {_STARTS} times: {message}")
 
 
 def _shut_down(ray: Any, folder: str) -> None:
-    """End our Ray, and what it leaves behind: it kills its node after a second, and workers that are starting
-    then look for the node for minutes."""
+    """End our Ray and its remaining processes: Ray kills its node after a second, and workers that are just
+    starting would look for the node for minutes."""
     started = _processes(folder)
     ray.shutdown()
     for process in started:
@@ -124,12 +124,12 @@ def _shut_down(ray: Any, folder: str) -> None:
 
 def _processes(folder: str) -> list[psutil.Process]:
     """Return the processes of the Ray that was started with this folder."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             if any(folder in argument for argument in child.cmdline()):
-                found += [child, *child.children(recursive=True)]
-    return found
+                processes += [child, *child.children(recursive=True)]
+    return processes
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 The supervisor opens the sockets (`bind`) and relay processes inherit them, and accept (`Listener`). While a
 relay restarts, new connections wait in the kernel's queue. Simulated server and admin port open theirs here,
-too. `failure_said` describes a failed connection (refused, unknown name, TLS error) in a few words;
+too. `failure_text` describes a failed connection (refused, unknown name, TLS error) in a few words;
 `is_own_shortage` tells a lack of file descriptors or memory on this host from a fault of the other side.
 """
 
@@ -26,7 +26,7 @@ FULL_PAUSE_S: Final = 0.1
 _ERRNO: Final = re.compile(r"\[Errno (\d+)\]")
 """asyncio's error about several addresses has the number in its text only."""
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
-"""OpenSSL's reasons when the peer answers in plain text."""
+"""Reasons that OpenSSL gives if the peer answers in plain text."""
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 """socket(2), accept(2): no file descriptor or kernel memory left here."""
 
@@ -134,7 +134,7 @@ class Listener:
                 raise
             self._on_shortage(exc)
             self._loop.remove_reader(self._sock)
-            if self._timer is None:  # or the pause has begun, and the door is being closed
+            if self._timer is None:  # A timer is set already if `close` accepts the queue during a pause.
                 self._timer = self._loop.call_later(FULL_PAUSE_S, self._resume)
             return False
         sock.setblocking(False)
@@ -150,12 +150,12 @@ class Listener:
         self._loop.remove_reader(self._sock)
         while self._accept_one():
             pass
-        if self._timer is not None:  # not before: the last accept may have begun a pause
+        if self._timer is not None:  # Check after the loop: the last accept may have begun a pause.
             self._timer.cancel()
         self._sock.close()
 
 
-def failure_said(error: BaseException) -> str:
+def failure_text(error: BaseException) -> str:
     """Return a short text such as `connection refused` or `TLS: certificate not trusted`.
 
     Errors inside others (aiohttp's `os_error`, `certificate_error`) come first.
@@ -165,17 +165,17 @@ def failure_said(error: BaseException) -> str:
         case TimeoutError():
             return "timed out"
         case ssl.SSLCertVerificationError():
-            why = str(getattr(inner, "verify_message", "")).rstrip(".")
-            return "TLS: certificate not trusted" + (f" ({why})" if why else "")
+            reason = str(getattr(inner, "verify_message", "")).rstrip(".")
+            return "TLS: certificate not trusted" + (f" ({reason})" if reason else "")
         case ssl.SSLError():
             reason = getattr(inner, "reason", None) or "it failed"
             spoken = reason.replace("_", " ").lower()
             return "TLS: the server does not speak it" if reason in _NO_TLS else f"TLS: {spoken}"
         case socket.gaierror():
-            again = inner.errno == socket.EAI_AGAIN
-            return "name cannot be looked up at the moment" if again else "name not known"
-    told = _ERRNO.search(str(inner))
-    number = getattr(inner, "errno", None) or (int(told[1]) if told is not None else None)
+            is_temporary = inner.errno == socket.EAI_AGAIN
+            return "name cannot be looked up at the moment" if is_temporary else "name not known"
+    number_text = _ERRNO.search(str(inner))
+    number = getattr(inner, "errno", None) or (int(number_text[1]) if number_text is not None else None)
     if number:
         return _begun_small(os.strerror(number))
     # aiohttp's errors about an answer have a `message`; their whole text repeats the URL.
@@ -189,4 +189,4 @@ def is_own_shortage(error: OSError) -> bool:
 
 def _begun_small(text: str) -> str:
     line = text.strip().partition("\n")[0]
-    return line[:1].lower() + line[1:] if line[1:2].islower() else line  # not of an abbreviation
+    return line[:1].lower() + line[1:] if line[1:2].islower() else line  # Keep abbreviations in upper case.

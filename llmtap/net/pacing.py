@@ -2,7 +2,7 @@
 
 The load generator waits with it for the time of each request, the simulated server for that of each token.
 The event loop's own timers count whole milliseconds, so the kernel's `timerfd_create(2)` (Linux) is used.
-A `Pacer` calls a `Waker` at the earliest time asked for, never before it. Times once asked for are not
+A `Pacer` calls a `Waker` at the earliest requested time, never before it. Times once requested are not
 cancelled, so a callback may find nothing due; it returns the time of its next call.
 """
 
@@ -90,7 +90,7 @@ class Pacer:
         finally:
             self._turning = False
         if heap:
-            # What is due already waits for the sockets only, not for the pause.
+            # Callbacks that are due now wait until the loop has read its sockets, but not for the pause.
             self._arm(now_ns if heap[0][0] <= now_ns else max(heap[0][0], now_ns + self._pause_ns))
 
     def _call_due(self) -> int:
@@ -165,7 +165,7 @@ class _Alarm:
         try:
             os.read(self._fd, 8)
         except BlockingIOError:
-            return  # it was set again meanwhile
+            return  # The timer was set again in the meantime.
         self._ring()
 
 

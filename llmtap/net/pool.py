@@ -89,7 +89,8 @@ class _Idle:
     def may_be_used(self) -> bool:
         """Whether the upstream has neither closed the connection nor sent anything since it became idle."""
         stream = self.stream
-        # A server sends TLS session tickets when it likes, and usually before its first answer.
+        # A server may send TLS session tickets at any time, usually before its first answer. So bytes that
+        # arrive on a connection without an answer yet do not close it.
         is_same = not self.used or stream.received_bytes == self._received_bytes
         return is_same and stream.is_alive()
 
@@ -134,10 +135,12 @@ class Pool:
         self._connect_ns = connect_ns
         self._idle_max = idle_max
         self._idle_ns = idle_ns
-        self._idle: list[_Idle] = []  # youngest last: it is the least likely to be closed under us
+        self._idle: list[_Idle] = []
+        """Idle connections, the youngest last: the upstream is least likely to close that one."""
         self._addresses: list[Address] = []
         self.resolved_ns = -RESOLVED_FOR_NS
-        self.unresolved: dict[Attempt, None] = {}  # who waits for the name, first come first
+        self.unresolved: dict[Attempt, None] = {}
+        """Attempts that wait for the look-up of the name, in their order."""
         self._looking_up: asyncio.Task[None] | None = None
         self.connects = 0
         self.up: bool | None = None
@@ -147,7 +150,7 @@ class Pool:
         self.reuses = 0
         """Requests on a connection that had served one before."""
         self.unsolicited = 0
-        """Connections closed because the upstream sent bytes that no request had asked for."""
+        """Connections closed because the upstream sent bytes without a request."""
 
     @property
     def idle(self) -> int:
@@ -180,7 +183,7 @@ class Pool:
         try:
             self._idle.remove(idle)
         except ValueError:
-            pass  # it was taken in the same turn of the loop
+            pass  # The connection was taken from the pool in the same turn of the loop.
 
     def sweep(self, now_ns: int) -> None:
         """Close connections that were idle too long, and give up attempts that take too long."""
@@ -216,15 +219,15 @@ class Pool:
         """Resolve the host name once for all waiting attempts."""
         error: OSError | None = None
         try:
-            found = await self.loop.getaddrinfo(
+            infos = await self.loop.getaddrinfo(
                 self._host, self._port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
             )
         except OSError as exc:
             error = exc
-        except ValueError as exc:  # a name that cannot be encoded (UnicodeError)
+        except ValueError as exc:  # UnicodeError: the host name cannot be encoded.
             error = OSError(str(exc))
         else:
-            self._addresses = [(family, address) for family, _, _, _, address in found]
+            self._addresses = [(family, address) for family, _, _, _, address in infos]
             self.resolved_ns = mono_ns()
         finally:
             self._looking_up = None
@@ -260,7 +263,7 @@ class Attempt:
     def resolved(self, addresses: list[Address], error: OSError | None) -> None:
         """Connect to the first address that answers, unless the look-up failed."""
         if self not in self._pool.attempts:
-            return  # cancelled meanwhile
+            return  # The attempt was cancelled in the meantime.
         if error is None:
             self._addresses = list(addresses)
             self._next(OSError("the name has no address"))
@@ -274,7 +277,8 @@ class Attempt:
                 sock = socket.socket(family, socket.SOCK_STREAM)
             except OSError as exc:
                 if is_own_shortage(exc):
-                    self.fail(exc)  # no other address is better, and none of them has failed
+                    # The fault is on this host, so other addresses would fail, too.
+                    self.fail(exc)
                     return
                 error = exc
                 continue
@@ -290,7 +294,7 @@ class Attempt:
                 return
             error = OSError(status, os.strerror(status))
             sock.close()
-        self._pool.resolved_ns = -RESOLVED_FOR_NS  # look the name up again: no address answered
+        self._pool.resolved_ns = -RESOLVED_FOR_NS  # No address answered: look the name up again.
         self.fail(error)
 
     def _writable(self, sock: socket.socket) -> None:
@@ -312,7 +316,7 @@ class Attempt:
         self._succeed(open_stream(pool.loop, sock, self.waiter, pool.timebase, pool.clock))
 
     async def _secure(self, sock: socket.socket) -> None:
-        self._sock = None  # from here on it is the loop's to close
+        self._sock = None  # From here on the loop closes the socket.
         pool = self._pool
         try:
             _, stream = await pool.loop.create_connection(
@@ -322,9 +326,9 @@ class Attempt:
                 server_hostname=pool.server_name,
             )
         except OSError as exc:
-            pool.resolved_ns = -RESOLVED_FOR_NS  # the addresses may be somebody else's by now
+            pool.resolved_ns = -RESOLVED_FOR_NS  # The addresses may belong to another host by now.
             self.fail(exc)
-        except ValueError as exc:  # a name that cannot be encoded (UnicodeError)
+        except ValueError as exc:  # UnicodeError: the host name cannot be encoded.
             self.fail(OSError(str(exc)))
         else:
             self._succeed(stream)

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 
 from llmtap.net.bounded_body import AnswerTooLong, read_at_most
-from llmtap.net.listener import failure_said
+from llmtap.net.listener import failure_text
 
 ACCEPT: Final = {"Accept": "text/plain;version=0.0.4"}
 BODY_BYTES_MAX: Final = 16 << 20
@@ -43,11 +43,11 @@ _TABLE: Final = (
     ("running", "requests", "gauge",
      "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size"),
     ("waiting", "requests", "gauge", "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size"),
-    # vLLM renamed its own in 0.9 and removed the former.
+    # vLLM 0.9 renamed this metric and removed the former name.
     ("kv_use", "share", "gauge",
      ("vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage"
      " llm_d_epp_average_kv_cache_utilization")),
-    # SGLang looks for all tokens of a prompt.
+    # SGLang has no counter of queries: it looks up all tokens of a prompt.
     ("prefix_queries", "tokens", "counter",
      "vllm:prefix_cache_queries_total vllm:gpu_prefix_cache_queries_total sglang:prompt_tokens_total"),
     ("prefix_hits", "tokens", "counter",
@@ -58,7 +58,7 @@ _TABLE: Final = (
     ("recovered", "requests", "counter", "llmtap_sim:recovered_requests_total"),
     ("preempted_tokens", "tokens", "counter", "llmtap_sim:preempted_tokens_total"),
     ("swapped_tokens", "tokens", "counter", "llmtap_sim:swapped_tokens_total"),
-    # Of vLLM's first engine; SGLang has none.
+    # Only vLLM's first engine version (V0) swaps requests; SGLang never does.
     ("swapped", "requests", "gauge", "vllm:num_requests_swapped"),
     # TGI and llm-d's router count tokens only as the sums of their histograms.
     ("prompt_tokens", "tokens", "counter",
@@ -96,7 +96,7 @@ _OPEN: Final = re.compile(rb"\s*\{")
 _CLOSE: Final = re.compile(rb"\s*\}")
 _LABEL: Final = re.compile(rb'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"([^"\\]*(?:\\.[^"\\]*)*)"\s*(,|(?=\}))')
 _VALUE: Final = re.compile(rb"\s*([^\s_]+)(?:\s+[+-]?[0-9.eE+]+)?\s*")
-"""A value, and a timestamp that nothing here needs. Source: prometheus.io, "Exposition formats"."""
+"""A value, and a timestamp, which is ignored. Source: prometheus.io, "Exposition formats"."""
 _COPIES: Final = (b"tp_rank", b"pp_rank", b"moe_ep_rank")
 """Labels of SGLang's ranks of one engine, which report the same value."""
 
@@ -119,7 +119,7 @@ async def parse_metrics(body: bytes) -> dict[str, float]:
 
 def read_metrics(body: bytes) -> dict[str, float]:
     """Read our series (names of `SERIES`) from an exposition. Raises ValueError if it cannot be parsed."""
-    found: dict[str, list[_Sample]] = {}
+    samples: dict[str, list[_Sample]] = {}
     for number, line in enumerate(io.BytesIO(body)):
         if number >= LINES_MAX:
             raise ValueError(f"more than {LINES_MAX:,} lines")
@@ -127,12 +127,12 @@ def read_metrics(body: bytes) -> dict[str, float]:
         if name is not None:
             if len(line) > LINE_BYTES_MAX:
                 raise ValueError(f"more than {LINE_BYTES_MAX >> 10} KiB in a line")
-            found.setdefault(name[0].decode(), []).append(_sample(line, name.end()))
+            samples.setdefault(name[0].decode(), []).append(_sample(line, name.end()))
     values = {}
     for ours, names in _NAMES.items():
-        name_found = next((name for name in names if name in found), None)
-        if name_found is not None:
-            value = _over_engines(found[name_found], mean=SERIES[ours].unit == "share")
+        source_name = next((name for name in names if name in samples), None)
+        if source_name is not None:
+            value = _over_engines(samples[source_name], mean=SERIES[ours].unit == "share")
             if 0 <= value < inf:  # NaN is neither
                 values[ours] = value
     return values
@@ -169,7 +169,7 @@ async def read_body(response: aiohttp.ClientResponse) -> bytes:
 
 def _over_engines(samples: Sequence[_Sample], *, mean: bool) -> float:
     """Combine the values of several engines (label `engine` or `dp_rank`) and models."""
-    # With priorities, SGLang says the total under an empty one beside each priority's own.
+    # With priorities, SGLang reports a value for each priority, and the total under an empty priority.
     totals = [sample for sample in samples if sample.labels.get(b"priority") == b""]
     engines: dict[frozenset[tuple[bytes, bytes]], float] = {}
     for sample in totals or samples:
@@ -180,7 +180,7 @@ def _over_engines(samples: Sequence[_Sample], *, mean: bool) -> float:
 
 
 def failure_reason(exc: Exception) -> str:
-    """Return the reason in words that repeat with the failure."""
+    """Return the reason of a failed scrape, in the same words for each failure of the same kind."""
     if isinstance(exc, TimeoutError):
         return "no answer in time"
     if isinstance(exc, aiohttp.InvalidURL):
@@ -188,7 +188,7 @@ def failure_reason(exc: Exception) -> str:
     if isinstance(exc, AnswerTooLong):
         return str(exc)
     if isinstance(exc, aiohttp.ClientError):
-        return failure_said(exc)
+        return failure_text(exc)
     if isinstance(exc, UnicodeDecodeError):
         return "not text"
     text = str(exc)

@@ -20,7 +20,7 @@ READ_BYTES_MAX: Final = 65_536
 SO_TIMESTAMPNS: Final = 35
 """Linux asm-generic/socket.h."""
 LAG_ABSURD_NS: Final = 60_000_000_000
-"""No read waits a minute: the wall clock was set."""
+"""A lag above this bound means that the wall clock was set: no read waits a minute."""
 LAG_DOUBT_NS: Final = 10_000_000
 """From this lag on, check whether the wall clock was set."""
 MAPPING_NS: Final = 1_000_000
@@ -95,7 +95,7 @@ def out_of_order(sock: socket.socket) -> bool:
 
 
 def keep_stamps_on() -> socket.socket:
-    """Return a socket that wants receive stamps, to be held as long as other sockets need them.
+    """Return a socket with receive timestamps switched on. Keep it open while other sockets need timestamps.
 
     Linux begins to stamp a moment after the first socket asks, and ends with the last one. Without stamps a
     packet gets the time at which it is read.
@@ -175,11 +175,11 @@ class Timebase:
         self._clock = clock
         self.lag = lag
         self.anchor = WallAnchor.sample(clock)
-        """Dates the stamps; the same object until the wall clock was set, or has drifted."""
+        """Converts timestamps to dates; the same object until the wall clock was set or has drifted."""
         self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
         """Monotonic minus wall, as last sampled."""
         self.width_ns = self.anchor.width_ns
-        """Error of `offset_ns`: the duration of the readings, and the drift since those before."""
+        """Error of `offset_ns`: the duration of the readings, and the drift since the previous readings."""
         self.steps = 0
         """Number of times the wall clock was set since the start."""
         self.since_ns = 0
@@ -197,7 +197,7 @@ class Timebase:
         """Check whether the wall clock was set; about 1 us, so once a batch, not once a chunk."""
         now_ns = self._clock.mono_ns()
         if abs(now_ns - self._clock.wall_ns() - self.offset_ns) > STEP_NS:
-            self.resample()  # or this process was held between the two readings
+            self.resample()  # It tells a step of the clock from a pause of this process between the readings.
         else:
             self._checked_ns = now_ns
 
@@ -205,7 +205,7 @@ class Timebase:
         """Sample both clocks; twice a second is enough for drift."""
         fresh = WallAnchor.sample(self._clock)
         if fresh.width_ns > STEP_NS:
-            return  # the process was held between the readings: the sample is useless
+            return  # This process was paused between the readings, so the sample is useless.
         offset_ns = fresh.mono_ns - fresh.wall_ns
         tolerance_ns = STEP_NS + fresh.width_ns
         drift_ns = abs(offset_ns - self.offset_ns)
@@ -218,7 +218,7 @@ class Timebase:
         else:
             self.width_ns += drift_ns
             if abs(offset_ns - (self.anchor.mono_ns - self.anchor.wall_ns)) > tolerance_ns:
-                self.anchor = fresh  # drifted there in small moves
+                self.anchor = fresh  # The clock has drifted this far in small steps.
             self._errors.note(fresh.mono_ns, self.width_ns)
         self.offset_ns = offset_ns
         self._checked_ns = fresh.mono_ns
@@ -288,7 +288,7 @@ class PlainStream:
             self.ended()
 
     def ended(self) -> None:
-        # The end stays readable for ever: stop looking, or the loop spins.
+        # A socket at its end stays readable. Stop watching it, or the loop would spin.
         self.pause()
         self.handler.on_eof()
 
@@ -365,7 +365,7 @@ class PlainStream:
         try:
             self._sock.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # the peer is gone already; the reader will say so
+            pass  # The peer has closed already; the reader will report it.
 
     def peer_left(self) -> bool:
         """True when the peer has closed its side, even if bytes are unread: for a stream that is paused."""
@@ -454,7 +454,7 @@ class KernelStream(PlainStream):
             if 0 <= lag_ns < LAG_DOUBT_NS and t_ns >= self.resumed_ns:
                 timebase.lag.note(now_ns, lag_ns)
             elif -MAPPING_NS < lag_ns < 0:
-                # Before its own stamp by a hair: the clocks' mapping is that coarse.
+                # The read seems to be earlier than its timestamp, within the error of the clocks' mapping.
                 t_ns = now_ns
                 timebase.lag.note(now_ns, 0)
             else:
@@ -488,7 +488,7 @@ class CompiledStream(PlainStream):
 
     def resume(self) -> None:
         super().resume()
-        self.reader.doubt_ns = 0  # until `place` finds that the bytes of the pause are read
+        self.reader.doubt_ns = 0  # Until `place` finds that the bytes of the pause have been read.
 
     def place(self, now_ns: int, wall_ns: int) -> int:
         """Return the stamp for a read that looks late, or may have waited while reading was paused."""

@@ -26,14 +26,14 @@ class TlsStream(asyncio.Protocol):
         self.handler = handler
         self._sock = sock
         self.closed = False
-        self.resumed_ns = 0  # stamps are taken on reading
+        self.resumed_ns = 0  # Always 0, because timestamps are taken on reading.
         self._full = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no children of asyncio's, only alike.
+        # uvloop's transports are not subclasses of asyncio's, but have the same methods.
         self._transport = cast(asyncio.Transport, transport)
-        if self.closed:  # it was given up during the handshake
+        if self.closed:  # The owner closed the stream during the handshake.
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -43,7 +43,7 @@ class TlsStream(asyncio.Protocol):
     def eof_received(self) -> bool:
         if not self.closed:
             self.handler.on_eof()
-        return False  # TLS has no half-closed state worth keeping
+        return False  # Close both directions: TLS connections are not used half-closed.
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.closed:
@@ -71,12 +71,12 @@ class TlsStream(asyncio.Protocol):
 
     @property
     def received_bytes(self) -> int:
-        # A part of a record waits in the TLS layer, where nothing else shows it.
+        # Only this count shows a part of a record that waits in the TLS layer.
         return received_bytes_of(self._sock)
 
     @property
     def out_of_order(self) -> bool:
-        return False  # its timestamps are taken on reading
+        return False  # Timestamps are taken on reading, so the order of packets does not matter.
 
     def write(self, data: bytes) -> bool:
         if self.closed or self._transport is None or self._transport.is_closing():

@@ -1,8 +1,8 @@
 """Delta: the meaning of one event of an answer, in terms that all dialects share.
 
 Dialects (`dialects/`) return Deltas; `exchange/observer.py` adds them to an Exchange. The parts are here,
-too: event class, token counts and their source, verdict of a guardrail, duration told by the server. Nothing
-in a Delta is specific to a provider, except `usage`, which is kept as sent.
+too: event class, token counts and their source, verdict of a guardrail, duration that the server reports.
+Nothing in a Delta is specific to a provider, except `usage`, which is kept as sent.
 
 Source: docs/dialects.md.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 MODEL_CHARS_MAX: Final = 1_024
-"""Of a model's name, as far as a dialect remembers it. `exchange/bounds.py` cuts it further."""
+"""Maximum length of a model's name in a dialect. `exchange/bounds.py` cuts it further."""
 USAGE_TOKENS_MAX: Final = 10**8
 """Tokens that the usage of one exchange may count: ten times the longest context window."""
 
@@ -22,7 +22,7 @@ class EventClass(IntEnum):
     """Primary class of an event; the earliest that applies. The value is its code in timelines."""
 
     GUARDRAIL = 0
-    """First, because a guardrail that speaks through an error is a guardrail."""
+    """First, because a guardrail may report itself as an error."""
     ERROR = 1
     REFUSAL = 2
     CONTENT = 3
@@ -78,7 +78,7 @@ class TokenSource(Word):
     LOGPROBS = "logprobs"
     RUNNING_USAGE = "running_usage"
     TOKENIZER = "tokenizer"
-    """Counted here by a configured tokenizer, from the text in passing."""
+    """Counted by llmtap with a configured tokenizer, from the text of the events."""
     CHUNKS = "chunks"
     """One token per chunk that carries text: an estimate, and named as one."""
     NONE = "none"
@@ -96,14 +96,14 @@ class UsageCounts(msgspec.Struct, gc=False):
 class Verdict(msgspec.Struct, gc=False):
     signal: str
     kind: str | None = None
-    """`model_refusal`, `input_guardrail` or `output_guardrail`. None where it flags and does not act, or
-    acts and does not tell in which phase: what came before then decides (`exchange/verdict.py`)."""
+    """`model_refusal`, `input_guardrail` or `output_guardrail`. None if the guardrail only flags, or acts
+    without naming the phase: then the events before it decide (`exchange/verdict.py`)."""
     action: str | None = None
     """`flagged`, `blocked`, `replaced` or `redacted`; None for the model's own refusal."""
     phase: str | None = None
     confidence: str = "high"
     value: str | None = None
-    """The word that was decisive, from a closed set: a code or a reason, never text of a body."""
+    """The decisive code or reason, a word of a closed set; never text of a body."""
     category: str | None = None
     path: str | None = None
     substituted: bool = False
@@ -112,16 +112,16 @@ class Verdict(msgspec.Struct, gc=False):
 
 
 class ServerTime(msgspec.Struct, gc=False):
-    """One duration that the server tells of its own work (IETF draft, 4.6.3 option C)."""
+    """One duration that the server reports of its own work (IETF draft, 4.6.3 option C)."""
 
     name: str
     ms: float
-    """As told: it may be negative, not finite, or longer than the exchange (`exchange/verdict.py`)."""
+    """As reported: it may be negative, not finite, or longer than the exchange (`exchange/verdict.py`)."""
     where: str
     """The object, or `header:NAME`, `trailer:NAME`, that held it."""
     path: str | None = None
     unit: str = "ms"
-    """As on the wire: `s`, `ms`, `ns`, or `tokens/s` where a rate was told."""
+    """As on the wire: `s`, `ms`, `ns`, or `tokens/s` for a rate."""
 
 
 class Delta(msgspec.Struct, gc=False):
@@ -129,7 +129,7 @@ class Delta(msgspec.Struct, gc=False):
 
     event_class: EventClass
     size: int = 0
-    """Bytes of the event in the decoded body; set by whoever cut it out."""
+    """Bytes of the event in the decoded body; set by the caller of the dialect."""
     output: bool = False
     """It carries generated output of any kind: text (blank too), a call's name, audio, a bare token id."""
     content: bool = False
@@ -138,19 +138,19 @@ class Delta(msgspec.Struct, gc=False):
     reasoning: bool = False
     # The fast path of openai_chat.py builds the fields up to `also` by position.
     text: str = ""
-    """The text of the primary class, beside an error or a guardrail the content; nothing keeps it."""
+    """Text of the primary class; of an error or a guardrail, the content beside it. It is not stored."""
     choices: tuple[int, ...] = ()
-    """Indexes of the choices that carry output. Without output: those that sent only a marker, `<think>` say,
-    which is no text and yet was generated."""
+    """Indexes of the choices that carry output. Without output: those that sent only a marker such as
+    `<think>`, which was generated but is no text."""
     also: tuple[EventClass, ...] = ()
     tokens: int = -1
-    """Tokens the event itself declares; -1 where it does not say."""
+    """Tokens that the event itself declares; -1 if it declares none."""
     token_source: TokenSource = TokenSource.NONE
     model: str | None = None
-    """When first named, and whenever it changes."""
+    """Name of the model in the first event that has it, and in each event that changes it."""
     finish_reason: str | None = None
     usage: dict[str, Any] | None = None
-    """As sent; None too when it counts nothing (a usage object of zeros is not usage)."""
+    """The usage object as sent; None also if it counts nothing (all values are 0)."""
     counts: UsageCounts | None = None
     usage_running: bool = False
     """`usage` is a running count beside output, not the total."""
@@ -162,9 +162,9 @@ class Delta(msgspec.Struct, gc=False):
     verdict: Verdict | None = None
     server_times: tuple[ServerTime, ...] = ()
     server_clock_ns: int = -1
-    """The server's own clock at this event's last token, from any zero of its own; -1 where not told."""
+    """The server's own clock at this event's last token, from any zero of its own; -1 if not reported."""
     retry: bool = False
-    """A gateway began the answer again: another role, with a new id or model, behind output."""
+    """A gateway restarted the answer: after output came another role with a new id or model."""
     done: bool = False
     """It is, or carries, the end marker of its dialect."""
     parsed: bool = True

@@ -16,11 +16,12 @@ import zstandard
 from llmtap.errors import PeerProtocolError
 
 DECODED_BYTES_MAX: Final = 256 << 20
-"""Of one body. A million tokens, streamed at 250 bytes each, are this much."""
+"""Maximum decoded size of one body: a million tokens, streamed at 250 bytes each."""
 RATIO_MAX: Final = 250
-"""Decoded to coded bytes. Streams of near-identical chunks reach about 50; deflate ends at 1,032."""
+"""Maximum ratio of decoded to coded bytes. Streams of near-identical chunks reach about 50; deflate cannot
+exceed 1,032."""
 RATIO_FREE_BYTES: Final = 256 << 10
-"""Below this much output the ratio says nothing: the first flush of a stream may be a few bytes."""
+"""Decoded bytes up to which the ratio is not limited: the first flush of a stream may be a few bytes."""
 CODINGS_MAX: Final = 4
 PIECE_BYTES: Final = 16 << 10
 """Decoded bytes that come out at once: parsing them takes a few milliseconds."""
@@ -163,7 +164,7 @@ def inflated(inflater: "zlib._Decompress", data: bytes, budget: DecodingBudget) 
             budget.take(len(piece))
             yield piece
         data = inflater.unconsumed_tail
-        # A full piece may leave output behind although all input is used.
+        # After a full piece, more output may follow although all input is used.
         if inflater.eof or (not data and len(piece) < PIECE_BYTES):
             return
 
@@ -184,7 +185,7 @@ class _Gzip:
                 if len(data) < len(_GZIP_MAGIC):
                     self._head = data
                     return
-                # As gzip itself does: bytes behind a member that begin no other member are ignored.
+                # Ignore bytes after a member that do not begin another member, as the program gzip does.
                 if not data.startswith(_GZIP_MAGIC):
                     self._over = True
                     return

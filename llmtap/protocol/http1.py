@@ -21,9 +21,9 @@ from llmtap.native import compiled
 Headers = list[tuple[bytes, bytes]]
 
 LENGTH_DIGITS_MAX: Final = 18
-"""10^18 bytes is more than anyone sends and still fits a signed 64-bit integer."""
+"""Maximum number of digits of a Content-Length: 10^18 bytes still fit a signed 64-bit integer."""
 SIZE_DIGITS_MAX: Final = 15
-"""Digits of a chunk size behind its leading zeros."""
+"""Maximum number of digits of a chunk size after its leading zeros."""
 LINE_BYTES_MAX: Final = 8_192
 """One chunk-size line with its extensions, or one trailer line; the limit nginx has for a header line."""
 EXTENSION_BYTES_MAX: Final = 16_384
@@ -44,7 +44,7 @@ _EXTENSIONS: Final = rb'(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b"))?)*' % (_NA
 _SIZE_LINE: Final = re.compile(rb"(%b)%b\r\n" % (_SIZE_DIGITS, _EXTENSIONS))
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
-# What such a line may begin with, up to the place where a read ends.
+# Any beginning of such a line: a read may end within it.
 _SIZE_LINE_PART: Final = re.compile(
     rb"%b%b(?:\r|[ \t]*(?:;[ \t]*(?:%b[ \t]*(?:=[ \t]*(?:%b\\?)?)?)?)?)"
     % (_SIZE_DIGITS, _EXTENSIONS, _NAME, _QUOTED_PART)
@@ -65,14 +65,15 @@ NO_TRAILER_WORDS: Final = frozenset({
 """A field with one of these words in its name (`x-litellm-api-key`, `X-Forwarded-For`) is a credential, an
 identity or a route as well. The words of a name are separated by `-` or `_`."""
 FRAMING_TRAILERS: Final = frozenset({b"content-length", b"transfer-encoding"})
-"""Fields that no message may have as trailers: whoever merges them into the head reads another end."""
+"""Fields that no message may have as trailers: a recipient that merges them into the head would find another
+end of the message."""
 NEVER_NAMED: Final = frozenset({
     b"content-encoding", b"content-length", b"content-type", b"host", b"keep-alive", b"te",
     b"transfer-encoding", b"upgrade",
 })  # fmt: skip
 """Fields that Connection cannot remove: the next hop needs them, or the relay has a rule for them."""
 _USUAL_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
-# What a field is to framing and routing; looked up by the name as sent, which a memo makes one dict access.
+# Meaning of a field for framing and routing. A memo by the name as sent makes the look-up one dict access.
 _LENGTH, _CODING, _CONNECTION, _HOSTS, _UPGRADE, _EXPECT, _PLAIN = range(7)
 _KINDS: Final = {
     b"connection": _CONNECTION, b"content-length": _LENGTH, b"transfer-encoding": _CODING,
@@ -98,11 +99,11 @@ class Framing(Enum):
     CLOSE = 3
 
 
-# Members by name: on 3.11 looking one up in its Enum costs as much as a small call.
+# Module-level names of the members: in Python 3.11, access through the Enum costs as much as a small call.
 _NONE, _LENGTHY, _CHUNKED, _CLOSE = Framing
 
-# Parse heads that have one reading and need no rule below; None where Python parses all heads. They accept a
-# subset of what Python accepts, with the same result: tests/native/test_heads.py.
+# Compiled parsers of plain heads, to which no rule below applies; None without compiled code. They accept a
+# subset of what the Python parser accepts, with the same result: tests/native/test_heads.py.
 _plain_request = None if compiled is None else compiled.plain_request
 _plain_response = None if compiled is None else compiled.plain_response
 KEEP_ALIVE: Final = (b"keep-alive",)
@@ -150,14 +151,14 @@ def sole_value(headers: Headers, name: bytes) -> bytes | None:
     Lines that differ are ambiguous: some recipients use the first, some the last, some the joined value
     (RFC 9110 5.3).
     """
-    found: bytes | None = None
+    sole: bytes | None = None
     for key, value in headers:
         if key.lower() == name:
             value = value.strip(b" \t")
-            if found is not None and value != found:
+            if sole is not None and value != sole:
                 return None
-            found = value
-    return found
+            sole = value
+    return sole
 
 
 def spelling_key(name: bytes) -> bytes:
@@ -195,14 +196,14 @@ def _tokenise_request(raw: bytes, method: bytes) -> _Fields:
         try:
             httptools.HttpRequestParser(fields).feed_data(raw)
         except httptools.HttpParserError as exc:
-            # llhttp knows a fixed list of methods, some of them not for HTTP; HTTP has no such list
-            # (RFC 9110 9.1). Let it read the rest.
+            # llhttp accepts only a fixed list of methods, which HTTP does not have (RFC 9110 9.1). Let llhttp
+            # parse the rest with a usual method.
             if "nvalid method" not in _reason(exc):
                 raise
             fields = _Fields()
             httptools.HttpRequestParser(fields).feed_data(b"POST" + raw[len(method) :])
     except httptools.HttpParserUpgrade:
-        pass  # raised after the head of a request that asks for an upgrade; all fields are in by then
+        pass  # Raised after the head of a request for an upgrade, when all fields have been read.
     except httptools.HttpParserError as exc:
         raise PeerProtocolError(f"malformed request head: {_reason(exc)}") from None
     if not fields.complete:
@@ -234,13 +235,13 @@ def _parse_request_head(raw: bytes) -> RequestHead:
             raise PeerProtocolError("the method is not a token")
         if len(method) > METHOD_CHARS_MAX:
             raise PeerProtocolError("the method is too long", 501)
-    if raw.startswith(b"PRI * HTTP/2"):  # RFC 9113 3.4; llhttp takes it for malformed
+    if raw.startswith(b"PRI * HTTP/2"):  # RFC 9113 3.4; llhttp would report it as malformed.
         raise PeerProtocolError("HTTP/2 is not spoken here: use HTTP/1.1", 505)
     if method == b"CONNECT":
         raise PeerProtocolError("CONNECT is not offered: this is a reverse proxy", 405)
     fields = _tokenise_request(raw, method)
     target = fields.target
-    # Held against the very bytes: llhttp also takes ICE/ and RTSP/ as protocols, and other versions.
+    # Compare the bytes themselves: llhttp also accepts the protocols ICE/ and RTSP/, and other versions.
     protocol_at = len(method) + 1 + len(target)
     is_11 = raw.startswith(b" HTTP/1.1\r\n", protocol_at)
     if not is_11 and not raw.startswith(b" HTTP/1.0\r\n", protocol_at):
@@ -285,7 +286,7 @@ def _parse_request_head(raw: bytes) -> RequestHead:
 def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
     """Return the values of Content-Length, Transfer-Encoding, Connection (its options in lower case), Host,
     Upgrade and Expect. Raises PeerProtocolError with `status`."""
-    found: tuple[list[bytes], ...] = ([], [], [], [], [], [])
+    values: tuple[list[bytes], ...] = ([], [], [], [], [], [])
     for name, value in headers:
         kind = _seen_kinds.get(name, -1)
         if kind < 0:
@@ -293,11 +294,12 @@ def _routing(headers: Headers, status: int = 400) -> tuple[list[bytes], ...]:
         if kind == _PLAIN:
             continue
         if kind == _CODING and b"\t" in value:
-            # Allowed around a value (RFC 9110 5.5), but to llhttp `chunked` with a tab is another coding.
+            # RFC 9110 5.5 allows a tab around a value, but llhttp reads `chunked` with it as another coding.
             raise PeerProtocolError("a tab in Transfer-Encoding", status)
-        value = value.rstrip(b" \t")  # llhttp keeps it, but it is no part of a value (RFC 9110 5.5)
-        found[kind].extend(_options(value) if kind == _CONNECTION else (value,))
-    return found
+        # RFC 9110 5.5: white space after a value, which llhttp keeps, is not part of it.
+        value = value.rstrip(b" \t")
+        values[kind].extend(_options(value) if kind == _CONNECTION else (value,))
+    return values
 
 
 def _check_host(value: bytes) -> None:
@@ -335,14 +337,14 @@ def _parse_response_head(raw: bytes, method: bytes) -> ResponseHead:
     except httptools.HttpParserError as exc:
         what = _reason(exc)
         if raw[9:12] == b"101" and "Upgrade" in what:
-            # llhttp pauses behind each 101, but continues if both fields are there.
+            # llhttp stops after each 101 response, but continues if both fields are present.
             what = "status 101 without the fields Connection: Upgrade and Upgrade (RFC 9110 7.8)"
         raise PeerProtocolError(f"malformed response head: {what}", 502) from None
     is_11 = raw.startswith(b"HTTP/1.1 ")
     if not fields.complete or not (is_11 or raw.startswith(b"HTTP/1.0 ")):
         raise PeerProtocolError("malformed response head", 502)
     headers = fields.headers
-    status = int(raw[9:12])  # llhttp has seen to it that three digits stand here
+    status = int(raw[9:12])  # llhttp has checked that these are three digits.
     if status < 100:  # RFC 9110 15
         raise PeerProtocolError("the response status is below 100", 502)
     if _REASON.fullmatch(raw, 12, raw.find(b"\r\n")) is None:
@@ -382,12 +384,12 @@ def _options(value: bytes) -> list[bytes]:
 
 
 def _stays_open(is_11: bool, connection: tuple[bytes, ...]) -> bool:
-    # RFC 9112 9.3: close is looked at first; then 1.1 stays open, and 1.0 only where it says so.
+    # RFC 9112 9.3: `close` decides first. Otherwise HTTP/1.1 stays open, and HTTP/1.0 only with `keep-alive`.
     return b"close" not in connection and (is_11 or b"keep-alive" in connection)
 
 
 def _content_length(values: list[bytes], status: int = 400) -> int:
-    # RFC 9110 8.6 lets a recipient merge equal values; one that may differ tomorrow is refused today.
+    # RFC 9110 8.6 lets a recipient merge equal values. Refuse them: others may read them differently.
     value = values[0]
     if len(values) > 1 or not value.isdigit() or not value.isascii() or len(value) > LENGTH_DIGITS_MAX:
         raise PeerProtocolError("the Content-Length is malformed", status)
@@ -396,7 +398,7 @@ def _content_length(values: list[bytes], status: int = 400) -> int:
 
 class BodyScanner(Protocol):
     def feed(self, data: bytes) -> int:
-        """-1 while the body goes on, else the offset in `data` of the first byte behind it."""
+        """Return -1 while the body continues, else the offset in `data` of the first byte after the body."""
         ...
 
 
@@ -446,12 +448,16 @@ class ChunkedScanner:
     ) -> None:
         self._refused = refused
         self._refused_words = refused_words
-        self._extension_bytes = 0  # beyond the payload of their chunks
+        self._extension_bytes = 0
+        """Bytes of chunk extensions that exceed the payload of their chunks."""
         self._trailer_bytes = 0
         self.trailers = trailers
-        self.left = 0  # of the current chunk, its CR LF included
-        self.line_part = b""  # the part of a line that an earlier read ended with
-        self.trailer_lines = -1  # trailer lines so far; -1 before the last chunk
+        self.left = 0
+        """Remaining bytes of the current chunk, its CR LF included."""
+        self.line_part = b""
+        """Beginning of a line that the previous read ended within."""
+        self.trailer_lines = -1
+        """Number of trailer lines so far; -1 before the last chunk."""
 
     @property
     def between(self) -> bool:

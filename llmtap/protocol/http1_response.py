@@ -8,7 +8,7 @@ from typing import Final
 from llmtap.errors import PeerProtocolError
 from llmtap.protocol import http1
 
-# By name: each would be looked up in its class for every response.
+# Module-level names save a look-up in the class for every response.
 NONE, LENGTH = http1.Framing.NONE, http1.Framing.LENGTH
 
 
@@ -58,5 +58,5 @@ def begin_response_body(
     if head.framing is LENGTH and len(data) - start >= head.length:
         return start + head.length, None
     scanner = http1.scanner_for(head.framing, head.length, refused_trailers=http1.FRAMING_TRAILERS)
-    found = scanner.feed(data[start:]) if len(data) > start else -1
-    return (start + found if found >= 0 else -1), scanner
+    body_end = scanner.feed(data[start:]) if len(data) > start else -1
+    return (start + body_end if body_end >= 0 else -1), scanner

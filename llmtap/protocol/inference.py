@@ -32,7 +32,9 @@ class SkipRules:
     __slots__ = ("_below", "_exact", "_methods", "_methods_sent", "_rule_of_target")
 
     def __init__(self, rules: Collection[str], place: str = "skip") -> None:
-        if isinstance(rules, str):  # also a collection, of its letters
+        if isinstance(
+            rules, str
+        ):  # A string is a collection of letters, so no type check finds this mistake.
             raise ConfigError(place, "expected a list of rules, got text", f"skip=({rules!r},)")
         paths = [rule for rule in rules if not _METHOD.fullmatch(rule)]
         for path in paths:

@@ -14,7 +14,7 @@ VALUE_BYTES_MAX: Final = 64 << 20
 """Estimated memory of one decoded value. Embeddings take 3 bytes for each byte of JSON, log-probabilities 9,
 `{},{},` 35; an event or body has at most 16 MiB."""
 _FREE_BYTES: Final = 1 << 20
-"""No shorter text takes so much."""
+"""A shorter text cannot take VALUE_BYTES_MAX, so it is not checked."""
 _BRACKET_BYTES: Final = 72
 _COMMA_BYTES: Final = 32
 _STRING_BYTES: Final = 32

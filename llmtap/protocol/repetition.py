@@ -24,18 +24,18 @@ from llmtap.protocol.delta import Delta
 from llmtap.protocol.sse import SseEvent, SseParser
 
 BLOCK_BYTES_MAX: Final = 4_096
-"""Of an event that is known again: far beyond a token, and some of them may be kept for a moment."""
+"""Maximum size of a recognised event, far above that of a token: some events are held for a moment."""
 _OF_MEMBER: Final = (b'":', b'": ')
 """What stands before the value of a member. The probe shows whether that value is the text."""
 LOOSE_MAX: Final = 3
-"""Loose values of an event: each is looked at in each event, and nobody is known to send more."""
+"""Maximum number of loose values of an event: each is checked in each event, and no known server has more."""
 _SIZE_LINES: Final = {
     len(line) + size + 2: line for size in range(1, BLOCK_BYTES_MAX + 1) for line in [b"%x\r\n" % size]
 }
-"""First line of a chunk, as nearly everyone writes it (RFC 9112 7.1), by the bytes of the whole of it."""
+"""First line of a chunk in its usual form (RFC 9112 7.1), by the size of the whole chunk."""
 _PAYLOADS: Final = {size: size - len(line) - 2 for size, line in _SIZE_LINES.items()}
 _WORTH_EVENTS: Final = 16
-"""Looking for what repeats takes as long as it saves over about five events."""
+"""A search for a repetition takes as much time as it saves in about five events."""
 _PATIENCE: Final = 8
 _ENCODERS: Final[tuple[Callable[[str], bytes], ...]] = (
     msgspec.json.encode,
@@ -90,7 +90,7 @@ class Repetition(msgspec.Struct, gc=False):
         try:
             if self.names:
                 start, end = self._inside(data, start, end)
-            # With its quotes: what is more than one string, or less, is refused.
+            # Decode the text with its quotes, so that anything but exactly one string is refused.
             return _decode_text(data[start - 1 : end + 1])
         except ValueError:
             return ""
@@ -132,23 +132,23 @@ def find_repetition(
         before, text, behind = block.partition(quoted)
         if text and quoted not in behind and before.endswith(_OF_MEMBER):
             behind = b'"' + behind
-            found = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
-            if not _is_read(found.opening + _PROBE.encode() + found.closing, found, read_event):
+            candidate = Repetition(before + b'"', behind, _replace(delta, text=""), behind + b"\r\n")
+            if not _is_read(candidate.opening + _PROBE.encode() + candidate.closing, candidate, read_event):
                 return None
             if names_read is None or last is None:
-                return found
-            return _loosen(found, last, names_read, read_event) or found
+                return candidate
+            return _loosen(candidate, last, names_read, read_event) or candidate
     return None
 
 
-def _is_read(probe: bytes, found: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
+def _is_read(probe: bytes, candidate: Repetition, read_event: Callable[[SseEvent], Delta]) -> bool:
     """Whether our text in this block is read as the text, and all else stays as it was."""
     events = SseParser().feed(probe)
     if len(events) != 1:
         return False
     delta = read_event(events[0])
-    delta.size = found.delta.size
-    return delta == _replace(found.delta, text=_PROBE)
+    delta.size = candidate.delta.size
+    return delta == _replace(candidate.delta, text=_PROBE)
 
 
 def _members(block: bytes) -> dict[str, bytes]:
@@ -163,11 +163,14 @@ def _members(block: bytes) -> dict[str, bytes]:
 
 
 def _loosen(
-    found: Repetition, last: Repetition, names_read: frozenset[str], read_event: Callable[[SseEvent], Delta]
+    candidate: Repetition,
+    last: Repetition,
+    names_read: frozenset[str],
+    read_event: Callable[[SseEvent], Delta],
 ) -> Repetition | None:
     """Return it with the values loose in which it differs from the last one; None if there are none, too
     many, or one cannot be replaced."""
-    sample, edge = found.opening + found.closing, len(found.opening)
+    sample, edge = candidate.opening + candidate.closing, len(candidate.opening)
     was, now = _members(last.sample or last.opening + last.closing), _members(sample)
     loose = {
         name: value
@@ -181,9 +184,10 @@ def _loosen(
     places = [_place(sample, name, value) for name, value in loose.items()]
     text = edge, edge, True
     if any(start <= edge <= end for start, end, _ in places):
-        return None  # not found, or no other than the text
+        return None  # The value was not found, or it is the text itself.
     values = sorted([*places, text])
-    # Each value gets another byte in front: were it not the one we mean, or read, it would show.
+    # Put another byte before each value. If a place were wrong, or a reader read the value, the result would
+    # show it.
     more = [b"x" if is_string else b"1" for _, _, is_string in values]
     more[values.index(text)] = b""
     changed = {
@@ -192,14 +196,14 @@ def _loosen(
     if _members(_insert(sample, values, more)) != now | changed:
         return None
     more[values.index(text)] = _PROBE.encode()
-    if not _is_read(_insert(sample, values, more), found, read_event):
+    if not _is_read(_insert(sample, values, more), candidate, read_event):
         return None
     ends, starts = [0, *(end for _, end, _ in values)], [*(start for start, _, _ in values), len(sample)]
     opening, *fixed, closing = (sample[a:b] for a, b in zip(ends, starts, strict=True))
     n = values.index(text)
     kinds = [is_string for _, _, is_string in values]
     return Repetition(
-        opening, closing, found.delta, closing + b"\r\n",
+        opening, closing, candidate.delta, closing + b"\r\n",
         ahead=tuple(zip(fixed[:n], kinds[:n], strict=True)),
         beyond=tuple(zip(fixed[n:], kinds[n + 1 :], strict=True))[::-1],
         names=frozenset(loose), sample=sample,
@@ -239,8 +243,10 @@ class RepetitionFinder:
     def __init__(self) -> None:
         self.repetition: Repetition | None = None
         """The event that may come again; None once another kind of event came."""
-        self._last: Repetition | None = None  # it may be outdated, and tells what is loose
-        self._at = 0  # where in the body it was looked for last
+        self._last: Repetition | None = None
+        """The previous repetition, possibly outdated; it shows which values are loose."""
+        self._at = 0
+        """Offset in the body of the last search."""
         self._patience = _PATIENCE
 
     def look(self, block: bytes, delta: Delta, offset: int, reader: Reader) -> None:
@@ -250,9 +256,9 @@ class RepetitionFinder:
         if offset - self._at < _WORTH_EVENTS * len(block):
             self._patience -= 1
         self._at = offset
-        found = find_repetition(block, delta, reader.read_event, reader.names_read, self._last)
-        self.repetition = found
-        self._last = found or self._last
+        repetition = find_repetition(block, delta, reader.read_event, reader.names_read, self._last)
+        self.repetition = repetition
+        self._last = repetition or self._last
 
 
 ROOM: Final = 64
@@ -322,8 +328,8 @@ class PythonTokenRun:
         self._texts_bytes = 0
         sizes = [_PAYLOADS[size] for size in read_sizes] if self._chunked else read_sizes
         blanks = bytes(map(str.isspace, texts))
-        kept = list(texts) if self.keeps_texts else []
-        return array("q", times), array("q", added_ns), array("l", sizes), blanks, kept
+        stored_texts = list(texts) if self.keeps_texts else []
+        return array("q", times), array("q", added_ns), array("l", sizes), blanks, stored_texts
 
 
 def make_token_run(repetition: Repetition, *, chunked: bool, keeps_texts: bool) -> TokenRun:

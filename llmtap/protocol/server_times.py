@@ -24,7 +24,7 @@ in a header means: until the head."""
 _MS_PER: Final = {"ms": 1.0, "s": 1e3, "us": 1e-3, "ns": 1e-6}
 UNITS: Final = tuple(_MS_PER)
 _CLOCK_MS_MAX: Final = 1e10
-"""Four months: a clock that shows more is not read. Differences of readings fit 64 bits of nanoseconds."""
+"""Largest reading of a server's clock, four months: differences then fit 64 bits of nanoseconds."""
 _RATE_MAX: Final = 1e12
 _ENTRIES_MAX: Final = 32
 
@@ -82,7 +82,7 @@ _HEADERS: Final[dict[bytes, tuple[str, str]]] = {
     b"x-envoy-upstream-service-time": ("total", "ms"),
     b"fireworks-server-time-to-first-token": ("ttft", "s"),
     b"fireworks-server-processing-time": ("total", "s"),
-    # TGI; its x-compute-time says x-total-time again, x-validation-time is no work on tokens.
+    # TGI. Left out: x-compute-time, which repeats x-total-time, and x-validation-time: no work on tokens.
     b"x-queue-time": ("queue", "ms"),
     b"x-inference-time": ("inference", "ms"),
     b"x-time-per-token": ("mean_itl", "ms"),
@@ -119,7 +119,7 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
     out = []
     for name, tokens, without, rate in (
         ("prefill", "prompt_tokens", left_out, "prompt_tps"),
-        # The first token has no gap before it.
+        # Leave out the first token, because generation is timed from it.
         ("decode", "generation_tokens", 1, "generation_tps"),
     ):
         ms = None if without is None else _span_ms(stats.get(tokens), without, stats.get(rate))
@@ -129,12 +129,12 @@ def rate_times(stats: Any, cached: int | None) -> tuple[ServerTime, ...]:
 
 
 def clock_ns(timings: Any) -> int:
-    """llama.cpp's own clock at a token, from its `timings`: ns since decoding began; -1 where not told."""
+    """llama.cpp's own clock at a token, from its `timings`: ns since decoding began; -1 if not reported."""
     return duration_clock_ns(timings.get("predicted_ms") if isinstance(timings, dict) else None, "ms")
 
 
 def duration_clock_ns(value: Any, unit: str) -> int:
-    """Return the reading of a server's clock in ns; -1 for what is none."""
+    """Return the reading of a server's clock in ns; -1 if the value is no duration."""
     ms = duration_ms(value, unit)
     return -1 if ms is None or not 0 <= ms <= _CLOCK_MS_MAX else round(ms * 1e6)
 
@@ -161,7 +161,7 @@ def trailer_times(lines: Iterable[bytes]) -> list[ServerTime]:
 
 
 def _server_timing(value: str, where: str) -> list[ServerTime]:
-    """Entries of a Server-Timing field that tell a duration: `queue;dur=3.5, prefill;desc="x";dur=61.2`."""
+    """Return the entries with a duration of a Server-Timing field: `queue;dur=3.5, prefill;dur=61`."""
     out = []
     for entry in value.split(",")[:_ENTRIES_MAX]:
         name = entry.partition(";")[0].strip().lower()
@@ -173,7 +173,7 @@ def _server_timing(value: str, where: str) -> list[ServerTime]:
 
 
 def _span_ms(tokens: Any, without: int, rate: Any) -> float | None:
-    """How long so many tokens but `without` took at that rate, in milliseconds; None where that is none."""
+    """Return the time in ms for `tokens` - `without` tokens at a rate; None if a value is invalid."""
     if type(tokens) is not int or (type(rate) is not float and type(rate) is not int):
         return None
     if not 0 < rate <= _RATE_MAX or not without < tokens <= _RATE_MAX:
@@ -182,16 +182,16 @@ def _span_ms(tokens: Any, without: int, rate: Any) -> float | None:
 
 
 def duration_ms(value: Any, unit: str) -> float | None:
-    """Milliseconds of a number of any size and sign, or of the text of one; None for what is no number."""
+    """Return a number, or the text of one, in ms; None for anything else. It may have any size and sign."""
     if type(value) is str:
         try:
             value = float(value) if len(value) <= 32 else None
         except ValueError:
             return None
-    # By type: a bool is an int to Python.
+    # Compare the type itself: in Python a bool is an instance of int.
     if type(value) is not float and type(value) is not int:
         return None
     try:
         return round(value * _MS_PER[unit], 6)
-    except OverflowError:  # an integer of more digits than a float can hold
+    except OverflowError:  # The integer is too large for a float.
         return inf if value > 0 else -inf

@@ -25,7 +25,7 @@ import msgspec
 from llmtap.protocol.json_memory import bounded_decoder
 
 EVENT_BYTES_MAX: Final = 16 << 20
-"""A longer event is passed over. The longest known are audio and tool arguments of about 1 MB."""
+"""A longer event is skipped. The longest known ones are audio and tool arguments of about 1 MB."""
 _LINE_BYTES: Final = 48
 """Memory of a data line beside its bytes."""
 
@@ -59,21 +59,28 @@ class SseParser:
         self.skipped = 0
         self.idle = True
         self._event_bytes_max = event_bytes_max
-        self._bom = b""  # the first bytes of the body, as long as they may become a BOM
+        self._bom = b""
+        """First bytes of the body, as long as they may become a byte order mark."""
         # The line being read.
         self._tail = bytearray()
-        self._line_size = 0  # its bytes so far, kept or not
-        self._cr_waits = False  # it has its CR, and in this stream an LF follows
-        self._after_cr = False  # the line before ended in CR, and an LF would still be part of that
-        self._crlf = False  # the line before ended in CR LF
-        self._per_line = False  # one newline between events, see the module
+        self._line_size = 0
+        """Bytes of the line so far, including those that were dropped."""
+        self._cr_waits = False
+        """The line has its CR, and its LF must follow, because lines of this stream end in CR LF."""
+        self._after_cr = False
+        """The previous line ended in CR. If the next byte is LF, it belongs to that line end."""
+        self._crlf = False
+        """The previous line ended in CR LF."""
+        self._per_line = False
+        """A single newline separates events (see the module's docstring)."""
         # The block being read.
         self._start = -1
         self._data: list[bytes] = []
         self._data_bytes = 0
         self._event = b""
         self._comment = False
-        self._field = False  # it has a field other than data
+        self._field = False
+        """The block has a field other than `data`."""
         self._too_long = False
 
     @property
@@ -87,8 +94,9 @@ class SseParser:
             self._forget()
 
     def feed(self, data: bytes) -> list[SseEvent]:
+        """Return the events that these bytes complete."""
         size = len(data)
-        # Most reads of a token stream are this: one whole event with one line of data.
+        # Fast path for most reads of a token stream: one whole event with one data line.
         if (
             self.idle
             and data.find(b"\n") == size - 2
@@ -103,7 +111,7 @@ class SseParser:
         return self._scan(data) if size else []
 
     def close(self) -> list[SseEvent]:
-        """What the end of the body completes: an unfinished `data: [DONE]`, and nothing else."""
+        """Return the events that the end of the body completes: only an unfinished `data: [DONE]`."""
         out: list[SseEvent] = []
         end = self.offset
         if self._cr_waits:
@@ -134,7 +142,7 @@ class SseParser:
             else:
                 data = first
                 at = 0
-            self._bom = BOM  # decided
+            self._bom = BOM  # The check for a byte order mark is over.
         out: list[SseEvent] = []
         if self._cr_waits and data:
             self._cr_waits = False
@@ -151,12 +159,12 @@ class SseParser:
                 data = data[1:]
                 at += 1
 
-        # For bytes, unlike for text, splitlines knows CR, LF and CR LF only.
+        # splitlines() of bytes, unlike that of text, splits only at CR, LF and CR LF.
         for line in data.splitlines(keepends=True):
             start, at = at, at + len(line)
             if line.endswith(b"\r\n"):
-                # A block ends behind its LF where lines are known to end in CR LF, else behind the CR:
-                # this way the end does not depend on where the bytes were cut.
+                # A block ends after its LF if lines are known to end in CR LF, else after its CR. So its end
+                # does not depend on where the reads cut the bytes.
                 self._end_line(line[:-2], start, at if self._crlf else at - 1, out)
                 self._crlf = True
             elif line.endswith(b"\n"):
@@ -226,7 +234,7 @@ class SseParser:
                     self._dispatch(end, out)
         elif line.startswith(b":"):
             self._comment = True
-        elif line == b"data":  # a field name without a colon is a field with an empty value
+        elif line == b"data":  # WHATWG HTML: a line without a colon is a field with an empty value.
             self._data.append(b"")
             self._data_bytes += _LINE_BYTES
         else:
@@ -236,7 +244,7 @@ class SseParser:
             elif line == b"event":
                 self._event = b""
             elif line.startswith(b"error:"):
-                # No field of the standard: llama.cpp named it so before ggml-org/llama.cpp#16109.
+                # Not a field of the standard. llama.cpp sent errors so before ggml-org/llama.cpp#16109.
                 self._event = b"error"
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 
@@ -276,7 +284,8 @@ class LineParser:
         self.skipped = 0
         self._line_bytes_max = line_bytes_max
         self._tail = bytearray()
-        self._size = 0  # bytes of the unfinished line, kept or not
+        self._size = 0
+        """Bytes of the unfinished line, including those that were dropped."""
         self._dropped = False
 
     @property
@@ -352,7 +361,7 @@ class MessageStreamParser:
         self._opening: bytes | None = b""
         """Payloads until their stream is known; None afterwards."""
         self.broken = False
-        """A checksum or a length was wrong: nothing more is read."""
+        """A checksum or a length was wrong, so the rest is not parsed."""
         self._buffer = bytearray()
 
     @property
@@ -374,6 +383,7 @@ class MessageStreamParser:
             self._parts.drop()
 
     def feed(self, data: bytes) -> list[SseEvent]:
+        """Return the events of the messages that these bytes complete; an invalid message ends parsing."""
         out: list[SseEvent] = []
         buffer = self._buffer
         buffer += data
@@ -423,7 +433,7 @@ class MessageStreamParser:
         if names.get(b":event-type") != _PART:
             return [self._event(names, payload, start)]
         if self._opening is not None:
-            # Between two lines a part that is a JSON value is an event, also without the end of a line.
+            # At the start of a line, a part that is a whole JSON value is an event, even without a line end.
             payload, self._opening = (self._opening + payload).lstrip(), b""
             if payload.startswith(_FIELDS):
                 self._parts, self._opening = SseParser(), None
@@ -446,12 +456,12 @@ class MessageStreamParser:
         if kind != b"chunk":
             return SseEvent(start, self.offset, payload or b"{}", kind)
         try:
-            told = msgspec.convert(_decode(payload), dict[str, Any]).get("bytes")
-            part = base64.b64decode(msgspec.convert(told, str | None) or "", validate=True)
+            encoded = msgspec.convert(_decode(payload), dict[str, Any]).get("bytes")
+            part = base64.b64decode(msgspec.convert(encoded, str | None) or "", validate=True)
         except (ValueError, TypeError, RecursionError, binascii.Error):
             self._skipped += 1
             part = payload
-        return SseEvent(start, self.offset, part)  # an event of the model's own dialect
+        return SseEvent(start, self.offset, part)  # The part is an event of the model's own dialect.
 
 
 def _headers(data: bytes) -> dict[bytes, bytes] | None:
@@ -503,9 +513,11 @@ class ArrayParser:
         self.offset = 0
         self.skipped = 0
         self._buffer = bytearray()
-        self._begun = -1  # where in the buffer the element begins
+        self._begun = -1
+        """Place in the buffer where the element begins; -1: between elements."""
         self._depth = 0
-        self._text = 0  # 0 outside a string, 1 inside, 2 behind its backslash
+        self._text = 0
+        """0: outside a string; 1: inside; 2: after a backslash."""
 
     @property
     def kept_bytes(self) -> int:
@@ -520,6 +532,7 @@ class ArrayParser:
         self._begun = -1
 
     def feed(self, data: bytes) -> list[SseEvent]:
+        """Return the elements of the array that these bytes complete."""
         out: list[SseEvent] = []
         buffer = self._buffer
         at = len(buffer)
@@ -528,10 +541,10 @@ class ArrayParser:
             if self._text == 2:
                 self._text, at = 1, at + 1
                 continue
-            found = (_inside if self._text else _outside)(buffer, at)
-            if found is None:
+            match = (_inside if self._text else _outside)(buffer, at)
+            if match is None:
                 break
-            at, mark = found.end(), found[0]
+            at, mark = match.end(), match[0]
             if mark == b'"':
                 self._text ^= 1
             elif mark == b"\\":

@@ -42,7 +42,7 @@ def routed_path(path: str) -> str:
                 out.pop()
         elif name not in ("", "."):
             out.append(name)
-    # RFC 3986 5.2.4: behind a last dot segment stands a slash.
+    # RFC 3986 5.2.4: a path whose last segment is a dot segment ends in a slash.
     ends_open = unquote(segments[-1]) in ("", ".", "..") if segments else True
     return "/" + "/".join(out) + ("/" if ends_open and out else "")
 

@@ -41,7 +41,7 @@ def granted_tier(data: bytes) -> str | None:
         for name in path:
             value = value.get(name) if isinstance(value, dict) else None
         if isinstance(value, dict):
-            # Outside `usage` a member `speed` may be of a tool, or of a voice.
+            # Outside of `usage`, a member `speed` may belong to a tool or a voice.
             speed = value.get("speed") if path[-1:] == ("usage",) else None
             tier = tier_of(value.get("service_tier"), speed) or tier
     return tier

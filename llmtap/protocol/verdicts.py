@@ -29,7 +29,7 @@ _MESSAGE_CHARS_MAX: Final = 4_096
 
 
 def word(value: Any) -> str | None:
-    """The value if it is a single short word, such as codes and categories are; else None."""
+    """Return the value as text if it is a single short word, as codes and categories are; else None."""
     if type(value) is int and -1_000_000 < value < 1_000_000:
         return str(value)
     return value if isinstance(value, str) and _WORD.fullmatch(value) else None
@@ -42,10 +42,10 @@ def of_refusal(signal: str, path: str | None = None) -> Verdict:
 _FILTERED: Final = frozenset(
     {
         "content_filter", "content-filter", "contentfilter", "sensitive", "moderation", "error_toxic",
-        # Gemini's own, where a gateway passes them on.
+        # Gemini's reasons, which some gateways pass on.
         "safety", "prohibited_content", "blocklist", "recitation", "spii", "image_safety",
         "image_prohibited_content", "image_recitation", "model_armor",
-        "refusal",  # of Anthropic's streaming classifier, through a gateway
+        "refusal",  # Anthropic's streaming classifier, through a gateway.
     }
 )  # fmt: skip
 _INTERVENED: Final = frozenset({"guardrail_intervened", "content_filtered"})
@@ -60,7 +60,7 @@ def reason_kind(reason: str) -> str:
 
 
 def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | None:
-    """A reason that says filter. Bedrock's come behind canned text; what was blocked they do not tell."""
+    """Read a reason that names a filter. Bedrock's follow canned text, and do not name what was blocked."""
     low = reason_kind(reason)
     if low in _FILTERED:
         return Verdict(signal, OUTPUT, "blocked", "output", value=reason)
@@ -72,7 +72,7 @@ def of_finish_reason(reason: str, signal: str = "finish_reason") -> Verdict | No
 
 
 def of_filter_results(results: Any, place: str = "content_filter_results") -> Verdict | None:
-    """Azure's results of one choice: `filtered` acts, `detected` alone flags."""
+    """Read Azure's results for one choice: `filtered` acts, `detected` alone flags."""
     for key, kind, action in (("filtered", OUTPUT, "blocked"), ("detected", None, "flagged")):
         category = _category(results, key)
         if category is not None:
@@ -82,35 +82,35 @@ def of_filter_results(results: Any, place: str = "content_filter_results") -> Ve
 
 def of_prompt_filter_results(results: Any) -> Verdict | None:
     filters = (r.get("content_filter_results") or r.get("content_filter_result") for r in _dicts(results))
-    found = _strongest(of_filter_results(f, "prompt_filter_results") for f in filters)
-    return None if found is None else _of_input(found)
+    verdict = _strongest(of_filter_results(f, "prompt_filter_results") for f in filters)
+    return None if verdict is None else _of_input(verdict)
 
 
 def of_content_filters(filters: Any) -> Verdict | None:
-    """Azure's filters of a response in the Responses API: `blocked` or a `filtered` result acts, `detected`
-    alone flags. `source_type` names the phase."""
+    """Read Azure's filters of a response in the Responses API: `blocked` or a `filtered` result acts,
+    `detected` alone flags. `source_type` names the phase."""
     return _strongest(map(_of_content_filter, _dicts(filters)))
 
 
 def _of_content_filter(entry: dict[str, Any]) -> Verdict | None:
     results = entry.get("content_filter_results")
-    found = of_filter_results(results, "content_filters")
-    if entry.get("blocked") is True and (found is None or found.kind is None):
+    verdict = of_filter_results(results, "content_filters")
+    if entry.get("blocked") is True and (verdict is None or verdict.kind is None):
         category = _category(results, "detected") or None
-        found = Verdict("content_filters.blocked", OUTPUT, "blocked", "output", category=category)
-    return found if found is None or entry.get("source_type") != "prompt" else _of_input(found)
+        verdict = Verdict("content_filters.blocked", OUTPUT, "blocked", "output", category=category)
+    return verdict if verdict is None or entry.get("source_type") != "prompt" else _of_input(verdict)
 
 
-def _of_input(found: Verdict) -> Verdict:
-    found.phase = "input"
-    found.kind = None if found.kind is None else INPUT
-    return found
+def _of_input(verdict: Verdict) -> Verdict:
+    verdict.phase = "input"
+    verdict.kind = None if verdict.kind is None else INPUT
+    return verdict
 
 
 def _strongest(verdicts: Iterable[Verdict | None]) -> Verdict | None:
     """Return the first that acts, else the first."""
-    found = [v for v in verdicts if v is not None]
-    return next((v for v in found if v.kind is not None), found[0] if found else None)
+    present = [v for v in verdicts if v is not None]
+    return next((v for v in present if v.kind is not None), present[0] if present else None)
 
 
 def _category(results: Any, key: str) -> str | None:
@@ -127,7 +127,7 @@ def _category(results: Any, key: str) -> str | None:
 
 
 def of_hook_results(results: Any) -> Verdict | None:
-    """Portkey's hooks: a `verdict` of false flags; that it denied, only the status and the error tell."""
+    """Read Portkey's hooks: a `verdict` of false flags. Only status and error show that a hook denied."""
     hooks = results if isinstance(results, dict) else {}
     for name, phase in (("before_request_hooks", "input"), ("after_request_hooks", "output")):
         for i, hook in _enumerated(hooks.get(name)):
@@ -153,7 +153,7 @@ _UNSUITABLE: Final = {"UNSUITABLE_INPUT": "input", "UNSUITABLE_OUTPUT": "output"
 
 
 def of_warnings(warnings: Any, detections: Any, *, answered: bool) -> Verdict | None:
-    """The FMS orchestrator's warnings; where an answer is there all the same, they only flag."""
+    """Read the FMS orchestrator's warnings. If there is an answer (`answered`), they only flag."""
     for i, warning in _enumerated(warnings):
         kind = warning.get("type")
         phase = _UNSUITABLE.get(kind) if isinstance(kind, str) else None
@@ -208,12 +208,12 @@ def phase_of_trace(trace: Any) -> tuple[str | None, str | None]:
     guardrail = trace.get("guardrail", trace.get("guardrails", trace)) if isinstance(trace, dict) else None
     if not isinstance(guardrail, dict):
         return None, None
-    found: dict[str, int] = {}
+    strengths: dict[str, int] = {}
     for name, part in guardrail.items():
         if part and (phase := _ASSESSED.get(name)) is not None:
-            found[phase] = max(found.get(phase, 0), _acted(part))
-    strongest = max(found.values(), default=0)
-    phases = [phase for phase, acted in found.items() if acted == strongest]
+            strengths[phase] = max(strengths.get(phase, 0), _acted(part))
+    strongest = max(strengths.values(), default=0)
+    phases = [phase for phase, acted in strengths.items() if acted == strongest]
     return phases[0] if len(phases) == 1 else None, (None, "redacted", "replaced")[strongest]
 
 
@@ -235,16 +235,16 @@ def of_rails(data: Any, place: str, status: Any = None) -> Verdict | None:
     log = data.get("log") if isinstance(data, dict) else None
     rails = log.get("activated_rails") if isinstance(log, dict) else None
     for i, rail in enumerate(rails[:_ITEMS_MAX] if isinstance(rails, list) else ()):
-        told = rail if isinstance(rail, dict) else {"name": rail, "stop": status == "blocked"}
-        kind, name = told.get("type"), told.get("name")
-        if told.get("stop") is not True or not isinstance(name, str):
+        members = rail if isinstance(rail, dict) else {"name": rail, "stop": status == "blocked"}
+        kind, name = members.get("type"), members.get("name")
+        if members.get("stop") is not True or not isinstance(name, str):
             continue
         phase = kind if kind in ("input", "output") else _phase_of(name)
         path = f"{place}.log.activated_rails[{i}]"
         detail = {"rail": name} if _NAME.fullmatch(name) else None
-        found = _blocked("body_field", phase, path=path, detail=detail)
-        found.action, found.substituted = "replaced", True
-        return found
+        verdict = _blocked("body_field", phase, path=path, detail=detail)
+        verdict.action, verdict.substituted = "replaced", True
+        return verdict
     return None
 
 
@@ -273,8 +273,8 @@ _TYPES: Final[dict[str, str | None]] = {
     "content_policy_violation": "input",
     "data_inspection_failed": None,
 }
-_SAID_BY_NAME: Final = ("Violated guardrail policy", "GUARDRAIL_INTERVENED")
-"""LiteLLM's words, and Bedrock's that it passes on: they name the guardrail and need no other sign."""
+_DECISIVE_PHRASES: Final = ("Violated guardrail policy", "GUARDRAIL_INTERVENED")
+"""Texts of LiteLLM, and of Bedrock through LiteLLM, that name a guardrail and need no other sign."""
 _PHRASES: Final = (
     "Content violates usage guidelines",
     "violates usage guidelines",
@@ -316,7 +316,7 @@ def _error_in(value: dict[str, Any]) -> tuple[dict[str, Any], str]:
         if isinstance(error, list) and error and isinstance(error[0], dict):
             return error[0], f"{key}[0]."
         if isinstance(error, str) and error:
-            return {**value, "message": error}, ""  # xAI has the code beside the text
+            return {**value, "message": error}, ""  # xAI puts the code beside the text.
     groq = value.get("x_groq")
     if isinstance(groq, dict) and isinstance(groq.get("error"), str):
         return {"message": groq["error"]}, "x_groq."
@@ -340,12 +340,12 @@ def _of_policy_gateway(message: Any, place: str) -> Verdict | None:
 def _of_code(error: dict[str, Any], value: dict[str, Any], text: str, place: str) -> Verdict | None:
     inner = error.get("innererror") or error.get("inner_error")
     inner = inner if isinstance(inner, dict) else {}
-    for found, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
-        code = word(found.get("code"))
+    for source, path in ((error, f"{place}code"), (inner, f"{place}innererror.code")):
+        code = word(source.get("code"))
         if code is None or code.lower() not in _CODES:
             continue
         if code.lower() == "content_blocked" and error.get("type") == "guardrails_violation":
-            return None  # NeMo: the type says more
+            return None  # NeMo: the error's type is more precise, and is read below.
         keys = ("content_filter_result", "content_filter_results")
         filters = (holder.get(key) for holder in (inner, error) for key in keys)
         category = next((c for f in filters if (c := _category(f, "filtered"))), None)
@@ -390,7 +390,7 @@ def _of_metadata(error: dict[str, Any], place: str) -> Verdict | None:
 
 
 def _of_message(text: str) -> Verdict | None:
-    for phrase in _SAID_BY_NAME:
+    for phrase in _DECISIVE_PHRASES:
         if phrase in text:
             return _blocked("error.message", None, value=phrase)
     low = text.lower()
@@ -403,7 +403,7 @@ def _of_message(text: str) -> Verdict | None:
 
 
 def _phase_of(text: str) -> str | None:
-    """`input` or `output` where the text speaks of one of them only."""
+    """Return `input` or `output` if the text names only one of the two; else None."""
     of_input, of_output = _OF_INPUT.search(text), _OF_OUTPUT.search(text)
     if (of_input is None) == (of_output is None):
         return None

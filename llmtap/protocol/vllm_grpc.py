@@ -29,7 +29,8 @@ REQUEST_ID: Final = "x-request-id"
 
 def _messages() -> tuple[Any, Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the package is generated for an older protobuf, which is supported
+        # The package was generated for an older protobuf. It works, but warns.
+        warnings.simplefilter("ignore")
         try:
             from smg_grpc_proto.generated import sglang_scheduler_pb2, vllm_engine_pb2
         except ImportError:

@@ -79,15 +79,16 @@ class MessageParser:
         self._message_bytes_max = message_bytes_max
         # The frame being read.
         self._head = bytearray()
-        self._left = -1  # of its payload; -1 while its head is incomplete
-        self._taken = 0  # of its payload
+        self._left = -1  # Remaining bytes of its payload; -1 while its head is incomplete.
+        self._taken = 0  # Bytes of its payload read so far.
         self._fin = False
         self._opcode = Opcode.CONTINUATION
         self._key = b""
         # The message being read, which control frames may interrupt, and the control frame.
         self._begun: Opcode | None = None
         self._compressed = False
-        self._parts: dict[bool, bytearray] = {False: bytearray(), True: bytearray()}  # by: is it control
+        # Both by whether the message is the control frame.
+        self._parts: dict[bool, bytearray] = {False: bytearray(), True: bytearray()}
         self._size: dict[bool, int] = {False: 0, True: 0}
         self._too_long = False
         self._inflater = _Inflater() if deflates else None
@@ -221,7 +222,8 @@ class _Inflater:
     __slots__ = ("_budget", "_history", "_history_bytes", "_inflater")
 
     def __init__(self) -> None:
-        self._budget = DecodingBudget(decoded_bytes_max=1 << 62)  # a session may last for days
+        # A session may last for days, so only the ratio is limited, not the total size.
+        self._budget = DecodingBudget(decoded_bytes_max=1 << 62)
         self._history: list[bytes] = []
         self._history_bytes = 0
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
@@ -266,7 +268,7 @@ class _Inflater:
         return None
 
     def _remember(self, text: bytes) -> None:
-        """Keep the last bytes of the direction; they are joined only now and then."""
+        """Store the last bytes of the direction. They are joined only now and then, to save time."""
         text = text[-_WINDOW_BYTES:]
         self._history.append(text)
         self._history_bytes += len(text)
@@ -300,8 +302,8 @@ _GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 def frame(payload: bytes, opcode: Opcode = Opcode.TEXT, *, key: bytes = b"") -> bytes:
-    """A whole message in one frame. A client has to mask, with four bytes that nobody can foretell; a server
-    must not, and has no key."""
+    """Return a whole message in one frame. A client must mask it with an unpredictable `key` of four bytes
+    (RFC 6455 5.3). A server must not mask, and passes no key."""
     size, mask = len(payload), _MASKED if key else 0
     first = _FIN | opcode
     if size < 126:
@@ -314,5 +316,5 @@ def frame(payload: bytes, opcode: Opcode = Opcode.TEXT, *, key: bytes = b"") -> 
 
 
 def accept_key(key: bytes) -> bytes:
-    """What the server's Sec-WebSocket-Accept has to say to a Sec-WebSocket-Key."""
+    """Return the Sec-WebSocket-Accept that answers a Sec-WebSocket-Key (RFC 6455 4.2.2)."""
     return base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest())

@@ -28,7 +28,7 @@ import msgspec
 from llmtap.clock import Clock
 from llmtap.errors import ConfigError, LlmtapError
 from llmtap.net.bounded_body import read_at_most
-from llmtap.net.listener import failure_said
+from llmtap.net.listener import failure_text
 from llmtap.net.tls import client_context
 from llmtap.top.table import clock_time
 from llmtap.top.views import Document, Shown, View
@@ -96,9 +96,9 @@ class Admin:
                 if response.status != 200:
                     raise self._refused(response.status, body)
         except aiohttp.ClientConnectorCertificateError as exc:
-            raise Untrusted(failure_said(exc)) from None
+            raise Untrusted(failure_text(exc)) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
-            raise Trouble(failure_said(exc), _hint(exc, self._url)) from None
+            raise Trouble(failure_text(exc), _hint(exc, self._url)) from None
         try:
             document = msgspec.json.decode(body)
         except (ValueError, RecursionError):

@@ -79,7 +79,7 @@ def test_what_a_signal_does_is_decided_by_how_far_it_is(capfd: pytest.CaptureFix
         assert one.stops == 0, "in the loop's own time"
         await asyncio.sleep(0)
         assert one.stops == 2
-        one.stage = ReplayStage.TELLING
+        one.stage = ReplayStage.REPORTING
         seen += [answering(), answering(), answering()]
         await asyncio.sleep(0)
         return seen, one.stops

@@ -102,8 +102,8 @@ def test_the_users_fields_come_last_and_win() -> None:
     ("texts", "problem"),
     [
         (["top_p"], "is not NAME=JSON"), (["=1"], "is not NAME=JSON"), (["user=me"], "of user is not JSON"),
-        (["a=1", "a=2"], "a comes twice"), (["messages=[]"], "not set here, but by the workload"),
-        (["model=1"], "but by --model"), (["stream=true"], "but by --stream or --no-stream"),
+        (["a=1", "a=2"], "a comes twice"), (["messages=[]"], "is set by the workload"),
+        (["model=1"], "is set by --model"), (["stream=true"], "is set by --stream or --no-stream"),
         (["x=[1"], "is not JSON"),
     ],
 )  # fmt: skip

@@ -132,5 +132,5 @@ def test_ids_go_to_grpc_as_ids_and_to_realtime_as_text() -> None:
     for decode in (None, lambda ids: None):
         with pytest.raises(ConfigError, match="--target: the prompts are token ids"):
             PromptMaker("realtime", model=None, exact_output=False, decode=decode).body(ids, 4)
-    with pytest.raises(ConfigError, match="bodies of its own"):
+    with pytest.raises(ConfigError, match="HTTP request bodies"):
         grpc.captured(b"{}")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtap.load.run import Schedule
-from llmtap.load.workers.worker_pool import dealt
+from llmtap.load.workers.worker_pool import assign_rows
 from llmtap.units import NEVER
 from llmtap.workload.requests import Requests
 
@@ -103,17 +103,17 @@ def played(r: Requests, rows: Sequence[int], draw: st.DataObject, slots: int) ->
 
 
 @given(plans(), st.integers(1, 4), st.integers(0, 5), st.data())
-def test_any_plan(r: Requests, hands: int, slots: int, data: st.DataObject) -> None:
+def test_any_plan(r: Requests, processes: int, slots: int, data: st.DataObject) -> None:
     """Without slots an open loop, with slots a closed one."""
-    for rows in dealt(r, hands):
+    for rows in assign_rows(r, processes):
         played(r, rows, data, slots)
 
 
 @given(plans(), st.integers(1, 5))
-def test_rows_are_dealt_once_conversations_whole_in_their_order(r: Requests, hands: int) -> None:
+def test_rows_are_dealt_once_conversations_whole_in_their_order(r: Requests, processes: int) -> None:
     root = roots(r)
-    shares = dealt(r, hands)
-    assert len(shares) == hands
+    shares = assign_rows(r, processes)
+    assert len(shares) == processes
     assert sorted(row for share in shares for row in share) == list(range(len(r)))
     assert all(share == sorted(share) for share in shares)
     owners = [{i for i, share in enumerate(shares) for row in share if root[row] == c} for c in set(root)]

@@ -16,7 +16,7 @@ from llmtap.net.listener import (
     FULL_PAUSE_S,
     Listener,
     bind,
-    failure_said,
+    failure_text,
     is_free,
     is_own_shortage,
     name_of,
@@ -229,14 +229,14 @@ class Wrapping(Exception):
     ],
 )
 def test_words(error: BaseException, said: str) -> None:
-    assert failure_said(error) == said
+    assert failure_text(error) == said
 
 
 async def why_not(url: str, tls: ssl.SSLContext | bool = True) -> str:
     async with aiohttp.ClientSession() as session:
         with pytest.raises((aiohttp.ClientError, OSError)) as caught:
             await session.get(url, ssl=tls)
-    return failure_said(caught.value)
+    return failure_text(caught.value)
 
 
 @scene

@@ -39,7 +39,7 @@ _BY_GRAVITY: Final[tuple[Status, ...]] = ("not met", "cannot tell", "met", "not 
 DATA_SETS: Final = {"conversation": "ShareGPT (A.3.1)", "code-completion": "The Stack (A.4.1)"}
 """Data sets of the workloads of 4.3.2 that need one, by workload."""
 MODEL_LOAD: Final = "Cold start: model load (4.5.3)"
-"""Name of its line in the configuration of a report."""
+"""Name of the line about the model load in the configuration of a report."""
 NO_LOADS: Final = "the report has no loads"
 NO_OPEN: Final = "no load of this test is an open loop"
 NO_CLOSED: Final = "no load of this test is a closed loop"

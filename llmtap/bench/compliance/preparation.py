@@ -425,7 +425,7 @@ def _prefixes(report: Report) -> ComplianceVerdict:
     """Judge whether each warm load was primed with its prefixes, or the server reported cached tokens."""
     warm = [step for step in steps(report) if name_of(step).endswith("/warm")]
     if not warm:
-        return cannot_tell("no load is told to have found the cache filled")
+        return cannot_tell("the report has no load with a filled cache")
     primed = [at(step, "result.primed") or 0 for step in warm]
     hits = [at(step, "result.tokens.cached") or 0 for step in warm]
     evidence = (

@@ -342,7 +342,7 @@ class ExoBench:
                 ),
             ),
             self._watcher,
-            keeping=batch.keep,
+            start_recording=batch.keep,
         )
         try:
             result = await self._replay.run()
@@ -364,7 +364,7 @@ class ExoBench:
         if self.stopped:
             yield "it was stopped: the grid is not complete"
         if server.bans_eos is None:
-            yield "answers may end early: how this server is told to ban EOS is not known (--server)"
+            yield "answers may end early: the field that makes this server ban EOS is not known (--server)"
         if not server.switches_cache and not self._grid.use_prefix_cache:
             yield "the prefix cache is not switched off: each request has a prompt of its own instead"
         if self._options.tokenizer is None and server.owner != _LLMTAP_OWNER:

@@ -1,7 +1,8 @@
 """Results of an exo benchmark: rates, batches and energy as JSON with the keys of exo-bench's output; grids.
 
-`mode.py` keeps the exchanges of each batch in a `Sent`; `Telling` converts them to runs. `rows_of` summarises
-the repeats for the table of `llmtap bench exo`; `measured_grid` makes the batch times of `llmtap bench grid`.
+`mode.py` keeps the exchanges of each batch in a `SentBatch`; `RunBuilder` converts them to runs. `rows_of`
+summarises the repeats for the table of `llmtap bench exo`; `measured_grid` makes the batch times of
+`llmtap bench grid`.
 
 A run is one request. Prefill rate: uncached prompt tokens / prefill time; if the whole prompt was cached, the
 rate of its earlier run. Generation rate: gaps / time from the first to the last token. `timing` names the

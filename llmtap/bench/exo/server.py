@@ -32,7 +32,7 @@ from llmtap.load.replay.options import USER_AGENT
 from llmtap.load.sending import shown_url
 from llmtap.metrics.cost import Energy, average_power_w, energy_of
 from llmtap.net.bounded_body import read_at_most
-from llmtap.net.listener import failure_said
+from llmtap.net.listener import failure_text
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S, to_seconds
 
@@ -116,7 +116,7 @@ async def detect_server(
             model_name = model or _only_model(models)
             state = _decoded(await _get(session, f"{root}/state"), dict, {}) if kind == "exo" else {}
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
-        raise ConfigError("--target", f"{shown_url(root)} cannot be reached: {failure_said(exc)}") from None
+        raise ConfigError("--target", f"{shown_url(root)} cannot be reached: {failure_text(exc)}") from None
     server = ExoServer(
         kind=kind,
         url=url,

@@ -30,8 +30,8 @@ from llmtap.bench.report.validity import document_verdict, verdict_of_test
 from llmtap.bench.run.measurement import Measurement
 from llmtap.bench.run.session import REQUESTS_FILE, RESULT, BenchSession, Folder
 from llmtap.bench.run.test import TESTS, BenchTest, ChartSeries, ChartSpec, TestResult
-from llmtap.bench.sut.start import model_load_said
-from llmtap.bench.sut.sut import params_told, without_keys
+from llmtap.bench.sut.start import model_load_text
+from llmtap.bench.sut.sut import params_document, without_keys
 from llmtap.errors import ConfigError
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import DEFAULT_BENEFIT
@@ -151,7 +151,7 @@ def report_of(
         "title": test.title,
         "run": session.run,
         "quick": session.quick,
-        "params": params_told(params),
+        "params": params_document(params),
         "sut": msgspec.to_builtins(session.sut),
         "target": without_keys(session.target),
         "arms": {name: without_keys(arm) for name, arm in session.arms.items()},
@@ -192,7 +192,7 @@ def _configuration(
         value = f"{trip * 1e3:.3f} ms before the first load; no latency is adjusted for it"
         yield "Network round trip (4.7.3)", value
     if session.model_load is not None:
-        yield MODEL_LOAD, model_load_said(session.model_load)
+        yield MODEL_LOAD, model_load_text(session.model_load)
     if session.reader != DEFAULT_BENEFIT:
         yield "Reader", session.reader.text
     if selftest is not None:

@@ -34,8 +34,8 @@ from llmtap.bench.run.session import (
 )
 from llmtap.bench.run.test import BenchTest, TestResult, test_named
 from llmtap.bench.selftest import run_selftest, selftest_load
-from llmtap.bench.sut.start import ModelLoad, model_load_said, started
-from llmtap.bench.sut.sut import BenchFile, params_told, without_keys
+from llmtap.bench.sut.start import ModelLoad, model_load_text, started
+from llmtap.bench.sut.sut import BenchFile, params_document, without_keys
 from llmtap.clock import Clock, SystemClock
 from llmtap.errors import ConfigError
 from llmtap.load.replay.plan import AT_ONCE
@@ -157,7 +157,7 @@ class Bench:
         self.watcher.step("start", shlex.join(command))
         async with started(command, self.file.target, log, self.clock, check) as load:
             self._model_load = load
-            self.watcher.step("start", f"model load: {model_load_said(load)}")
+            self.watcher.step("start", f"model load: {model_load_text(load)}")
             return await self._run_all(tests, not_ready)
 
     async def _run_all(
@@ -368,7 +368,7 @@ class Bench:
             "target": without_keys(file.target),
             "sut": msgspec.to_builtins(file.sut),
             "arms": {name: without_keys(arm) for name, arm in file.arms.items()},
-            "params": {test.name: params_told(file.params_of(test, quick=self.quick)) for test in tests},
+            "params": {test.name: params_document(file.params_of(test, quick=self.quick)) for test in tests},
         }
 
 
@@ -382,7 +382,7 @@ def test_setup(test: BenchTest[Any], params: msgspec.Struct, session: BenchSessi
     hidden = msgspec.json.encode([session.target, arms], order="sorted")
     setup = {
         "quick": session.quick,
-        "params": params_told(params),
+        "params": params_document(params),
         "target": without_keys(session.target),
         "arms": {name: without_keys(arm) for name, arm in arms.items()},
         "seed": session.seed,

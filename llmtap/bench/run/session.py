@@ -372,10 +372,10 @@ class BenchSession:
             replay = self._replay_of(prime, overlay)
             await self._perform(replay, replay.run())
         replay = self._replay_of(load, overlay, slo=slo, capture=str(place / CAPTURE))
-        replay.asking = lambda prepared: requests_info.update(
+        replay.on_prepared = lambda prepared: requests_info.update(
             write_requests(prepared, load.plan.requests, place, planned=load.closed is None)
         )
-        replay.keeping = start_recording
+        replay.start_recording = start_recording
         result = await self._perform(replay, replay.run(), allow_partial=True)
         assert recorder is not None
         result["round_trip"] = self._round_trips_s[url]

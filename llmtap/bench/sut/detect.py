@@ -48,7 +48,7 @@ BODY_BYTES_MAX: Final = 16 << 20
 TRIPS: Final = 5
 """Number of connections; the fastest handshake is the round trip."""
 SINGLE_SHARE: Final = 0.9
-"""IETF B.2.1: single-token chunks dominate above this."""
+"""Share of single-token chunks above which they dominate (IETF B.2.1)."""
 PROBE: Final = Prompt(text="Say in one sentence what the sea looks like in the evening.")
 _CACHE: Final = re.compile(
     r'^(?:vllm|sglang):cache_config_info\{.*enable_prefix_caching="(True|False)"', re.MULTILINE
@@ -68,7 +68,7 @@ _SIMULATED: Final[Mapping[str, Any]] = {
 @dataclass(frozen=True, slots=True)
 class Fact:
     value: Any
-    how: str
+    source: str
 
 
 @dataclass(slots=True)
@@ -79,10 +79,10 @@ class Detected:
     """Incomplete knowledge by key."""
     notes: list[str] = field(default_factory=list)
 
-    def know(self, key: str, value: Any, how: str) -> None:
+    def know(self, key: str, value: Any, source: str) -> None:
         """Add a fact unless the key has one."""
         if value not in (None, "", []):
-            self.facts.setdefault(key, Fact(value, how))
+            self.facts.setdefault(key, Fact(value, source))
 
     def value(self, key: str) -> Any:
         return self.facts[key].value if key in self.facts else None
@@ -98,8 +98,8 @@ async def detect(target: BenchTarget) -> Detected:
         await one.identify()
         await one.read_metrics()
         await one.choose_endpoint()
-    await _place(one.found, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
-    return one.found
+    await _place(one.detected, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+    return one.detected
 
 
 async def round_trip_ns(url: str, clock: Clock) -> int | None:
@@ -128,22 +128,22 @@ class _Detector:
         self._root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._base = self._root + parts.path.rstrip("/").removesuffix("/v1")
         self._headers = dict([*read_headers([], None, target.key_env), *target.headers.items()])
-        self.found = Detected(target.url)
+        self.detected = Detected(target.url)
 
     async def identify(self) -> None:
-        know = self.found.know
+        know = self.detected.know
         try:
             status, _, body = await self._ask(f"{self._base}/v1/models")
         except (aiohttp.ClientError, TimeoutError, OSError):
             raise ConfigError("--target", f"{self._root} cannot be reached") from None
         if status in (401, 403):
-            self.found.notes.append("it wants a key: export it, and name its variable by target.key_env")
+            self.detected.notes.append("it wants a key: export it, and name its variable by target.key_env")
         listed = model_ids(body) if status == 200 else []
         server = server_of(body) if status == 200 else "auto"
         if len(listed) == 1:
             know("target.model", listed[0], "GET /v1/models")
         elif listed:
-            self.found.hints["target.model"] = f"one of {', '.join(listed[:12])}"
+            self.detected.hints["target.model"] = f"one of {', '.join(listed[:12])}"
         if await self._json("/sim/truth?since=0"):
             for key, value in _SIMULATED.items():
                 know(key, value, "it answers /sim/truth: the simulated engine")
@@ -165,19 +165,19 @@ class _Detector:
             know("sut.model", listed[0], "GET /v1/models; add version and quantization")
 
     async def _sglang(self) -> None:
-        know, how = self.found.know, "SGLang's server info"
+        know, source = self.detected.know, "SGLang's server info"
         info = await self._json("/server_info") or await self._json("/get_server_info")
         model = await self._json("/get_model_info")
-        know("sut.software", f"SGLang {info.get('version') or ''}".strip(), how)
+        know("sut.software", f"SGLang {info.get('version') or ''}".strip(), source)
         if "disable_radix_cache" in info:
-            know("sut.prefix_cache", not info["disable_radix_cache"], f"{how}: disable_radix_cache")
-        know("sut.max_batch", info.get("max_running_requests"), f"{how}: max_running_requests")
+            know("sut.prefix_cache", not info["disable_radix_cache"], f"{source}: disable_radix_cache")
+        know("sut.max_batch", info.get("max_running_requests"), f"{source}: max_running_requests")
         named = (model.get("model_path") or info.get("model_path"), info.get("quantization"))
-        know("sut.model", ", ".join(filter(None, named)), how)
-        know("sut.tokenizer.source", model.get("tokenizer_path") or info.get("tokenizer_path"), how)
+        know("sut.model", ", ".join(filter(None, named)), source)
+        know("sut.tokenizer.source", model.get("tokenizer_path") or info.get("tokenizer_path"), source)
 
     async def _guardrails(self) -> None:
-        how = "GET /guardrails/list"
+        source = "GET /guardrails/list"
         listed = (await self._json("/guardrails/list")).get("guardrails")
         if not isinstance(listed, list):
             return
@@ -186,9 +186,9 @@ class _Detector:
         for one in listed:
             mode = (one.get("litellm_params") or {}).get("mode")
             modes |= set(mode if isinstance(mode, list) else [mode])
-        self.found.know("sut.guardrails.names", [str(one.get("guardrail_name")) for one in listed], how)
-        self.found.know("sut.guardrails.input_filter", bool(modes & {"pre_call", "during_call"}), how)
-        self.found.know("sut.guardrails.output_filter", "post_call" in modes, how)
+        self.detected.know("sut.guardrails.names", [str(one.get("guardrail_name")) for one in listed], source)
+        self.detected.know("sut.guardrails.input_filter", bool(modes & {"pre_call", "during_call"}), source)
+        self.detected.know("sut.guardrails.output_filter", "post_call" in modes, source)
 
     async def read_metrics(self) -> None:
         """Read whether the prefix cache is on, which vLLM and SGLang report as a label of a gauge."""
@@ -196,28 +196,28 @@ class _Detector:
             _, _, body = await self._ask(self._target.metrics or f"{self._root}/metrics")
         except (aiohttp.ClientError, TimeoutError, OSError):
             return
-        if told := _CACHE.search(body.decode(errors="replace")):
-            self.found.know("sut.prefix_cache", told[1] == "True", "cache_config_info in /metrics")
+        if match := _CACHE.search(body.decode(errors="replace")):
+            self.detected.know("sut.prefix_cache", match[1] == "True", "cache_config_info in /metrics")
 
     async def choose_endpoint(self) -> None:
         """Choose completions for an engine (its workload is token ids), else chat completions."""
-        if self.found.value("sut.boundary") == "model engine" and await self._probe("completions"):
-            how = "an engine's workload (4.3.2.1) is token ids, which a chat takes only by a tokenizer"
-            self.found.know("target.endpoint", "completions", how)
+        if self.detected.value("sut.boundary") == "model engine" and await self._probe("completions"):
+            source = "an engine's workload (4.3.2.1) is token ids, which a chat takes only by a tokenizer"
+            self.detected.know("target.endpoint", "completions", source)
         elif await self._probe(CHAT):
-            self.found.know("target.endpoint", CHAT, "it answers there, and that is what users ask")
+            self.detected.know("target.endpoint", CHAT, "it answers there, and that is what users ask")
         elif await self._probe("completions"):
-            self.found.know("target.endpoint", "completions", "it has no chat completions")
+            self.detected.know("target.endpoint", "completions", "it has no chat completions")
         else:
-            self.found.notes.append("it has neither /v1/chat/completions nor /v1/completions")
+            self.detected.notes.append("it has neither /v1/chat/completions nor /v1/completions")
 
     async def _probe(self, endpoint: str) -> bool:
         """Send one short stream, for protocol and chunks. False if there is no such endpoint."""
-        found, target = self.found, self._target
+        detected, target = self.detected, self._target
         options = BodyOptions(
             endpoint=endpoint,  # type: ignore[arg-type]
-            server=found.value("target.server") or target.server,
-            model=target.model or found.value("target.model"), temperature=0.0, fields=target.body,
+            server=detected.value("target.server") or target.server,
+            model=target.model or detected.value("target.model"), temperature=0.0, fields=target.body,
         )  # fmt: skip
         body = BodyMaker(options).body(PROBE, PROBE_TOKENS)
         try:
@@ -228,19 +228,19 @@ class _Detector:
                 raise LlmtapError(f"status {status}")
             x = explain(read_saved(answer, path=PATHS[endpoint], request_body=body)).exchange
         except (aiohttp.ClientError, TimeoutError, OSError, LlmtapError) as exc:
-            found.notes.append(f"the probe failed, so chunks are not known: {exc or type(exc).__name__}")
+            detected.notes.append(f"the probe failed, so chunks are not known: {exc or type(exc).__name__}")
             return True
         if head.get("Content-Type", "").startswith("text/event-stream"):
-            found.know("sut.protocol", "SSE", "the probe's content type")
+            detected.know("sut.protocol", "SSE", "the probe's content type")
         measured = measure(x)
         tokens, output, events = measured.tokens_per_chunk or [], x.tokens.output, measured.output_events
-        how = f"the probe: {output or 'unknown'} tokens in {events} chunks"
+        source = f"the probe: {output or 'unknown'} tokens in {events} chunks"
         single = bool(tokens) and tokens.count(1) / len(tokens) > SINGLE_SHARE
         if tokens or (output and 0 < events < output):
-            told = "one token per chunk" if single else "several tokens per chunk"
-            found.know("sut.chunking", told, how)
+            chunking = "one token per chunk" if single else "several tokens per chunk"
+            detected.know("sut.chunking", chunking, source)
         else:
-            found.hints["sut.chunking"] = how
+            detected.hints["sut.chunking"] = source
         return True
 
     async def _json(self, path: str) -> dict[str, Any]:
@@ -267,26 +267,26 @@ class _Detector:
             return response.status, response.headers, bytes(read)
 
 
-async def _place(found: Detected, host: str, port: int) -> None:
+async def _place(detected: Detected, host: str, port: int) -> None:
     """Detect where the load generator runs (4.7), and the hardware of its machine."""
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         addresses = []
     if not any(_is_ours(str(one[4][0]), port) for one in addresses):
-        found.know("sut.clock.placement", "remote", f"{host} is no address of this machine")
-        rtt_ns = await round_trip_ns(found.url, SystemClock())
+        detected.know("sut.clock.placement", "remote", f"{host} is no address of this machine")
+        rtt_ns = await round_trip_ns(detected.url, SystemClock())
         if rtt_ns is not None:
-            found.notes.append(f"network round trip {format_ns(rtt_ns)} (4.7.3; quickest of {TRIPS})")
+            detected.notes.append(f"network round trip {format_ns(rtt_ns)} (4.7.3; quickest of {TRIPS})")
         return
-    found.know("sut.clock.placement", "same machine", f"{host} is an address of this one")
+    detected.know("sut.clock.placement", "same machine", f"{host} is an address of this one")
     gpus, _ = open_gpus()
     if gpus is not None:
         kinds = ", ".join(dict.fromkeys(gpus.names))
-        found.know("sut.hardware.accelerator", kinds, "this machine's, by NVML")
-        found.know("sut.hardware.count", len(gpus.names), "this machine's; fewer may be in use")
+        detected.know("sut.hardware.accelerator", kinds, "this machine's, by NVML")
+        detected.know("sut.hardware.count", len(gpus.names), "this machine's; fewer may be in use")
         gpus.close()
-    found.know("sut.hardware.cpu", _cpu(), "this machine's")
+    detected.know("sut.hardware.cpu", _cpu(), "this machine's")
 
 
 def _is_ours(address: str, port: int) -> bool:
@@ -296,7 +296,7 @@ def _is_ours(address: str, port: int) -> bool:
             return True
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((address, port))  # of UDP: nothing is sent
+            sock.connect((address, port))  # For UDP, connect() only chooses the local address.
             return bool(sock.getsockname()[0] == address)
     except (OSError, ValueError):
         return False
@@ -373,7 +373,7 @@ def _table(table: str, kind: type[msgspec.Struct], detected: Detected) -> Iterat
             continue
         if key in detected.facts:
             fact = detected.facts[key]
-            yield f"{one.name} = {_toml(fact.value)}  # {fact.how}"
+            yield f"{one.name} = {_toml(fact.value)}  # {fact.source}"
             continue
         yield from _comment(_meaning(one.type))
         if key in detected.hints:
@@ -388,8 +388,8 @@ def _meaning(kind: Any) -> str:
     choices = [
         c for one in (inner, *get_args(inner)) if "Literal" in str(get_origin(one)) for c in get_args(one)
     ]
-    said: str = info.extra_json_schema["description"]
-    return said + (f": {' | '.join(filter(None, choices))}" if choices else "")
+    description: str = info.extra_json_schema["description"]
+    return description + (f": {' | '.join(filter(None, choices))}" if choices else "")
 
 
 def _comment(text: str) -> list[str]:
@@ -399,7 +399,7 @@ def _comment(text: str) -> list[str]:
 def _toml(value: Any) -> str:
     """Format a value as TOML. JSON strings are TOML basic strings except for one character."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{name} = {_toml(held)}" for name, held in value.items()) + " }"
+        return "{ " + ", ".join(f"{name} = {_toml(item)}" for name, item in value.items()) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(_toml(held) for held in value) + "]"
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
     return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")

@@ -114,7 +114,7 @@ async def started(
         await _stop(process)
 
 
-def model_load_said(load: ModelLoad) -> str:
+def model_load_text(load: ModelLoad) -> str:
     """`12.0 s to the first token (port open 2.0 s, ready 11.5 s), TTFT of the first request 0.5 s`."""
     steps = f"port open {load.port_open:.3g} s, ready {load.ready:.3g} s"
     first = "" if load.ttft is None else f", TTFT of the first request {load.ttft:.3g} s"

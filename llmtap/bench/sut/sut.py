@@ -8,8 +8,8 @@
 The structs have the keys of these tables, except those of `[tests.NAME]`, which are in the tests' modules.
 `llmtap bench` calls `load_bench` with the file and its flags and gets a `BenchFile`. Priority: flags, the
 file, `--quick`, the test's defaults. An unknown key or a wrong value is a ConfigError. `without_keys` and
-`params_told` give the same contents as JSON for reports, without secrets. Source: IETF draft, 4.1, 4.4, 4.6
-to 4.8.
+`params_document` return the same contents as JSON for reports, without secrets. Source: IETF draft, 4.1,
+4.4, 4.6 to 4.8.
 """
 
 import re
@@ -239,18 +239,20 @@ def load_bench(
 
 def without_keys(kind: BenchTarget | TargetArm) -> dict[str, Any]:
     """Return a target or an arm as JSON without keys and without passwords of URLs."""
-    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kind))
+    document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(kind))
     for table, secret in (("headers", _SECRET_FIELD), ("body", _SECRET_MEMBER)):
-        told[table] = {name: HIDDEN if secret.search(name) else value for name, value in told[table].items()}
+        document[table] = {
+            name: HIDDEN if secret.search(name) else value for name, value in document[table].items()
+        }
     for name in ("url", "metrics"):
-        if "://" in str(told.get(name)):  # not of metrics = "none"
-            told[name] = shown_url(told[name])
-    return told
+        if "://" in str(document.get(name)):  # `metrics` may be "none".
+            document[name] = shown_url(document[name])
+    return document
 
 
-def params_told(params: msgspec.Struct) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.to_builtins(params, enc_hook=encode_seconds)
-    return told
+def params_document(params: msgspec.Struct) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(params, enc_hook=encode_seconds)
+    return document
 
 
 def _set_by(key: str, tests: Sequence[str]) -> list[str]:

@@ -298,7 +298,7 @@ def _remark(result: test.TestResult, levels: Sequence[dict[str, Any]]) -> None:
             mean, share = chunks["tokens_per_chunk_mean"], chunks["single_token_share"]
             size = "unknown sizes" if mean is None else f"{mean:.2f} tokens on average"
             single = "" if share is None else f", {share:.0%} of one token"
-            notes.append(f"{_name(one)}: chunks have {size}{single}, so what is told is time between chunks")
+            notes.append(f"{_name(one)}: chunks have {size}{single}, so the figures are times between chunks")
         if one["too_short"]:
             notes.append(
                 f"{_name(one)}: {several(one['too_short'], 'answer')} had fewer than {OUTPUT_MIN} tokens:"

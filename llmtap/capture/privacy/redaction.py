@@ -39,12 +39,12 @@ from llmtap.exchange.strings import KEY_PATTERN
 from llmtap.protocol.json_memory import bounded_decoder
 
 BODY_BYTES_MAX: Final = 8 << 20
-"""As much of a request as the observer keeps."""
+"""Maximum size of a JSON body that is redacted: the observer keeps as much of a request."""
 _MEDIA_CHARS_MIN: Final = 4096
-"""Below it is an icon, or a short text in base64; above it a file."""
+"""Minimum length of base64 that is taken for a file; a shorter one is an icon or a short text."""
 
 _CHARS_MIN: Final = 6
-"""The shortest hit of a built-in rule is `a@b.cd`."""
+"""Length of the shortest hit of a built-in rule: `a@b.cd`."""
 
 _decode: Final = bounded_decoder()
 
@@ -59,7 +59,8 @@ class Redactor:
 
     def __init__(self, rules: tuple[str, ...]) -> None:
         own = [_own(re.compile(rule.removeprefix(OWN_RULE))) for rule in rules if rule not in BUILT_IN]
-        # The operator's first: what they name they know best. Keys next, which may hold digits.
+        # The operator's own patterns come first, because they are the most specific. The rule `key` is next,
+        # because a key may contain digits that look like a phone number.
         self._rules = [*own, *(rule for name, rule in BUILT_IN.items() if name in rules)]
         self._chars_min = 0 if own else _CHARS_MIN
         self._keys = "key" in rules
@@ -102,7 +103,8 @@ class _Walk:
             return self._object(value)
         if isinstance(value, list):
             return [self.value(one) for one in value]
-        if isinstance(value, int) and value > 10**11:  # a card, or a phone, as a number
+        # May be a card or phone number written as a JSON number.
+        if isinstance(value, int) and value > 10**11:
             shown = self._str(str(value))
             return value if shown == str(value) else shown
         return value
@@ -110,12 +112,12 @@ class _Walk:
     def _object(self, value: dict[str, Any], *, schema: bool = False) -> dict[str, Any]:
         out: dict[str, Any] = {}
         # {"name": "Authorization", "value": "..."}, as in lists of header fields.
-        told = self._names and any(_is_secret(value.get(key)) for key in ("name", "key"))
+        value_is_secret = self._names and any(_is_secret(value.get(key)) for key in ("name", "key"))
         for name, inner in value.items():
             shown = self._str(name)
-            if shown in out:  # two addresses as names of members
+            if shown in out:  # Two names became equal by redaction, for example two e-mail addresses.
                 shown = f"{shown}#{len(out)}"
-            if self._names and (_is_secret(name) or (told and name == "value")):
+            if self._names and (_is_secret(name) or (value_is_secret and name == "value")):
                 out[shown] = self._secret(inner, schema=schema)
             elif name == "properties" and isinstance(inner, dict):
                 out[shown] = self._object(inner, schema=True)
@@ -127,7 +129,8 @@ class _Walk:
         """Return the mark of a value whose name marks it as secret."""
         if value is None or isinstance(value, bool) or value in ("", [], {}, "[key]"):
             return value
-        if schema and isinstance(value, dict):  # a tool has a parameter of this name: it is no value
+        # A tool has a parameter of this name. Its schema is not a secret value.
+        if schema and isinstance(value, dict):
             return {
                 self._str(name): self.value(inner)
                 if name in _SCHEMA_WORDS
@@ -174,7 +177,7 @@ _base64 = re.compile(r"(?=[a-z0-9+/_-]*[A-Z])(?=[A-Z0-9+/_-]*[a-z])[A-Za-z0-9+/_
 def _media(text: str) -> tuple[str, int]:
     if len(text) < _MEDIA_CHARS_MIN:
         return text, 0
-    # "aaaa..." is how load generators fill a prompt, and no file.
+    # A text of a single repeated character is the filler of a load generator, not a file.
     return ("[media]", 1) if _base64(text) else _data_url("[media]", text)
 
 
@@ -243,7 +246,7 @@ _KEYS: Final = (
     ("=", _group(_in_query)),
     ("", _group(rf"(?<![A-Za-z0-9])({KEY_PATTERN})")),
 )
-"""Each with what a text must have in it, in lower case, for the rule to be worth a try."""
+"""Each pattern with a substring, in lower case, that a text must contain; other texts are not searched."""
 _assigned = re.compile(
     r"(?i)(pass(?:word|wd|phrase|code)|pwd|secret|(?:api|access|secret|private|auth|account)[_-]?key"
     rf"|token|credentials?)((?:{_quote})?)(\s{{0,3}}(?:=>|:=|[:=]|\bis\b)\s{{0,3}})"
@@ -253,7 +256,7 @@ _ASSIGNED_NEEDLES: Final = ("pass", "pwd", "secret", "key", "token", "credential
 _of_a_model = re.compile(
     r"(?i)(?:max|min|num|eos|bos|pad|unk|sep|cls|mask|stop|next|new|special|image|first|last|per)[_ -]?$"
 ).search
-"""Before "token": these tokens are what models read."""
+"""Words before "token" after which the tokens are those that models read, and no secrets."""
 _no_value = re.compile(
     r"(?i)(?:none|null|true|false|undefined|\[(?:key|email|card|phone|redacted|media)\])\W*"
 )
@@ -275,7 +278,7 @@ def _key(text: str) -> tuple[str, int]:
 
 
 def _is_assignment(m: "re.Match[str]") -> bool:
-    """Whether a secret stands there, and not prose or a program's text."""
+    """Return whether the match is a secret, and not prose or source code."""
     name, _, sign, _, quoted, bare = m.groups()
     if _no_value.fullmatch(quoted or bare):
         return False
@@ -284,7 +287,7 @@ def _is_assignment(m: "re.Match[str]") -> bool:
     if quoted:
         return True
     if m.string[m.end() : m.end() + 1] == "(" or bare.endswith("[") or bare.startswith(("http", "$")):
-        return False  # a call, an item of a mapping, a link, a variable
+        return False  # A function call, a subscript, a link, or a variable.
     if sign in ("=", ":"):
         return True
     bare = bare.rstrip(".!?:*`")
@@ -293,7 +296,7 @@ def _is_assignment(m: "re.Match[str]") -> bool:
 
 # Addresses.
 
-# From the beginning of a name on, so that none is read twice.
+# A match can begin only at the start of a name, so that no name is read twice.
 _emails = _group(r"(?<![\w.%+-])([\w.%+-]+@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24})")
 
 
@@ -303,7 +306,7 @@ def _email(text: str) -> tuple[str, int]:
 
 # Cards.
 
-# With enough digits behind it.
+# The first group of digits of a possible card: enough digits must follow.
 _card_begin = re.compile(r"(?<!\d)(?![017])(?=\d(?:[ \u00a0-]{0,3}\d){12})(\d{3,19})(?!\d)").search
 _card_more = re.compile(r"[ \u00a0-]{1,3}(\d{1,19})(?!\d)").match
 _CARD_DIGITS: Final = range(13, 20)
@@ -354,7 +357,7 @@ def _cards(text: str) -> Iterator[_Span]:
 
 def _luhn_sums(group: str) -> tuple[int, int]:
     """Return the sum of digits with every second one doubled, from the first and from the second on."""
-    digits = b"%0*d" % (len(group), int(group))  # also those of other scripts
+    digits = b"%0*d" % (len(group), int(group))  # int() also reads digits of other scripts.
     first, second = digits[::2], digits[1::2]
     return (
         sum(first.translate(_DOUBLED)) + sum(second.translate(_VALUES)),
@@ -378,15 +381,15 @@ _PHONES: Final = (
     ("", _NORTH_AMERICA, 10),
     # An area code in brackets; four digits there are a year.
     ("(", r"\((?<![\w.-]\()(0\d{1,4}|[1-9]\d{1,2})\) ?\d{2,5}[ .-]?\d{2,5}(?:[ .-]\d{2,4})?(?!\w|[.-]\d)", 9),
-    # Behind a 0: 020 7946 0958, 030/1234567, 01 23 45 67 89, 090-1234-5678.
+    # National numbers that begin with 0: 020 7946 0958, 030/1234567, 01 23 45 67 89, 090-1234-5678.
     ("0", r"0(?<![\w./:-]0)[1-9](?:[ .-]\d{2}){4}(?![\w]|[.-]\d)", 10),
     ("0", r"0(?<![\w./:-]0)[1-9]\d{1,4}(?: ?/ ?| )\d{3,8}(?:[ -]\d{2,5}){0,3}(?![\w]|[./:-]\d)", 9),
     ("0", r"0(?<![\w./:-]0)[1-9]\d{0,3}-\d{2,4}-\d{4}(?![\w]|[./:-]\d)", 10),
-    # China.
+    # Chinese mobile numbers: 138-1234-5678.
     ("-", r"1(?<![\w./:-]1)[3-9]\d-\d{4}-\d{4}(?![\w]|[./:-]\d)", 11),
 )  # fmt: skip
-"""What a text must have in it; the pattern, which begins with a character, because `re` finds it faster than
-what precedes it; and how many digits a hit must have at least."""
+"""A substring that a text must contain; the pattern; and the minimum number of digits of a hit. A pattern
+begins with a character and looks back from it, because `re` searches for a character faster."""
 _PHONE_FINDS: Final = tuple((needle, re.compile(form).finditer, digits) for needle, form, digits in _PHONES)
 _called = re.compile(
     r"[PTMCFWSDptmcfwsd\u017f](?<!\w.)(?i:(?<=p)hone|(?<=t)el(?:ephone)?|(?<=m)obile|(?<=c)ell|(?<=f)ax"
@@ -398,7 +401,7 @@ _DIGITS_MAX: Final = 15
 
 
 def _phone(text: str) -> tuple[str, int]:
-    # In one piece it is a number of something, unless it is long and behind a word.
+    # Digits without separators are a quantity, unless they are long and follow a word such as "call".
     if text.isdigit() or not _seven_digits(text):
         return text, 0
     called = (m.span(1) for m in _called(text) if len(m[1]) >= 9 or not m[1].isdigit())
@@ -430,7 +433,7 @@ def _cut(text: str, mark: str, spans: Iterable[_Span]) -> tuple[str, int]:
 
 def _own(pattern: "re.Pattern[str]") -> _Rule:
     def rule(text: str) -> tuple[str, int]:
-        # A pattern that can be empty finds nothing everywhere.
+        # Ignore empty matches, which a pattern such as `x*` has everywhere.
         return _cut(text, "[redacted]", (m.span() for m in pattern.finditer(text) if m[0]))
 
     return rule

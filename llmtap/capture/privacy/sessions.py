@@ -84,7 +84,7 @@ class BlockHasher:
         """Return the blocks of a prompt; None, and count it, if the tokenizer fails."""
         try:
             content, marks = self._laid_out(prompt)
-        except Exception:  # of the tokenizer, which is not ours and may raise anything
+        except Exception:  # The tokenizer is third-party code and may raise any exception.
             self.skipped += 1
             return None
         tokens = None if self._tokenize is None else len(content) // ID_BYTES
@@ -99,6 +99,7 @@ class BlockHasher:
             if message.thinking:
                 marks.append((len(content), b"thinking"))
                 content += self._row(message.thinking)
+                # The word is part of the hash: another one would change the ids of all such blocks.
                 marks.append((len(content), b"said"))
             for part in message.parts:
                 if isinstance(part, str):
@@ -106,7 +107,7 @@ class BlockHasher:
                 elif isinstance(part, bytes):
                     marks.append((len(content), part))
                 else:
-                    if self._tokenize is None:  # or ids that spell a text would be this text
+                    if self._tokenize is None:  # Without the mark, ids would equal a text of the same bytes.
                         marks.append((len(content), b"ids"))
                     content += part.tobytes()
         return content, marks
@@ -126,7 +127,7 @@ class BlockHasher:
         mark = next(waiting, None)
         for start in range(0, len(content), size):
             block = content[start : start + size]
-            # Each with its length before it: whatever a text holds, it cannot pass for a mark.
+            # Put the length before each piece, so that no text can be taken for a mark.
             pieces: list[bytes | bytearray] = [last, len(block).to_bytes(4), block]
             while mark is not None and mark[0] < start + size:
                 pieces += ((mark[0] - start).to_bytes(4), len(mark[1]).to_bytes(4), mark[1])
@@ -148,7 +149,7 @@ def chain(prompt: PromptShape, salt: bytes) -> list[bytes]:
 
 
 def _spelled(message: PromptMessage) -> bytes:
-    """Return a message as bytes that no other message has."""
+    """Encode a message as bytes that differ from those of any other message."""
     role = message.role.encode()
     pieces = [len(role).to_bytes(4), role, len(message.parts).to_bytes(4)]
     for part in message.parts:
@@ -163,7 +164,7 @@ def _spelled(message: PromptMessage) -> bytes:
 
 
 _IDLE_NS: Final = 3_600_000_000_000
-"""An hour: after it the server's cache is gone, and a request begins a new session."""
+"""One hour: after it the server has dropped its cache, and a request begins a new session."""
 _EXCHANGES_MAX: Final = 100_000
 """An hour of 28 requests a second, in some 60 MB."""
 _SAME_MAX: Final = 256
@@ -188,7 +189,7 @@ class Keys:
 
 
 @dataclass(slots=True, eq=False)
-class _Seen:
+class _PastExchange:
     """An exchange that a later one may follow."""
 
     keys: tuple[bytes, ...]
@@ -231,8 +232,8 @@ class Sessions:
         self._fields = [path.split(".") for path in fields]
         self._exchanges_max = exchanges_max
         self._idle_ns = idle_ns
-        self._by_key: dict[bytes, list[_Seen]] = {}
-        self._order: deque[_Seen] = deque()
+        self._by_key: dict[bytes, list[_PastExchange]] = {}
+        self._order: deque[_PastExchange] = deque()
         """All that is remembered, in the order in which it ended."""
 
     def __len__(self) -> int:
@@ -275,12 +276,12 @@ class Sessions:
             parent = _latest_ended(self._by_key.get(tag + keys.starter, ()), x)
         chained = tag + keys.chain[-1] if keys.chain else None
         answered = tag + self._digest_id(x.answer_id) if x.answer_id else None
-        seen = _Seen(
+        past = _PastExchange(
             tuple(filter(None, (own, chained, answered))),
             session, number, x.id, x.relay, ended_ns, ended_wall_ns, _closing_ns(x, ended_ns),
             answered=x.status is not None and x.status < 400,
         )  # fmt: skip
-        self._remember(seen)
+        self._remember(past)
         return Turn(
             session=session,
             source="explicit" if own or keys.before else "prefix",
@@ -290,52 +291,54 @@ class Sessions:
             by=keys.by,
         )
 
-    def _parent(self, x: Exchange, links: list[bytes], tag: bytes, own: list[_Seen] | None) -> _Seen | None:
+    def _parent(
+        self, x: Exchange, links: list[bytes], tag: bytes, own: list[_PastExchange] | None
+    ) -> _PastExchange | None:
         """Return the exchange that this one follows; `own`: exchanges of the session that it names."""
         for k in range(len(links) - 2, -1, -1):
-            found = self._by_key.get(tag + links[k])
-            if found and own is not None:
-                found = [seen for seen in found if own and seen.session == own[0].session]
-            if found:
-                answer = links[k + 1]  # behind a parent's messages stands its answer
-                parent = max(found, key=lambda seen: _preference(seen, answer, x))
+            candidates = self._by_key.get(tag + links[k])
+            if candidates and own is not None:
+                candidates = [past for past in candidates if own and past.session == own[0].session]
+            if candidates:
+                answer = links[k + 1]  # The answer of the parent follows the parent's messages.
+                parent = max(candidates, key=lambda past: _preference(past, answer, x))
                 parent.followed = parent.followed or answer
                 return parent
         return _latest_ended(own or (), x)
 
-    def _remember(self, seen: _Seen) -> None:
-        for key in seen.keys:
+    def _remember(self, past: _PastExchange) -> None:
+        for key in past.keys:
             same = self._by_key.setdefault(key, [])
             if len(same) == _SAME_MAX:
                 del same[0]
-            same.append(seen)
-        self._order.append(seen)
+            same.append(past)
+        self._order.append(past)
 
     def _forget(self, until_wall_ns: int) -> None:
         """Forget exchanges that ended before this time, and one more if the limit is reached."""
         while self._order:
-            seen = self._order[0]
-            if len(self._order) < self._exchanges_max and seen.ended_wall_ns >= until_wall_ns:
+            past = self._order[0]
+            if len(self._order) < self._exchanges_max and past.ended_wall_ns >= until_wall_ns:
                 return
             self._order.popleft()
-            for key in seen.keys:
+            for key in past.keys:
                 same = self._by_key.get(key, [])
-                if seen in same:
-                    same.remove(seen)
+                if past in same:
+                    same.remove(past)
                 if not same:
                     self._by_key.pop(key, None)
 
     def _name_in(self, headers: Headers, prompt: PromptShape | None) -> bytes | None:
-        if (found_name := self._digest_of(headers, self._headers)) is not None:
-            return found_name
+        if (name := self._digest_of(headers, self._headers)) is not None:
+            return name
         for steps in self._fields if prompt is not None else ():
-            found: Any = prompt.value if prompt is not None else None
+            value: Any = prompt.value if prompt is not None else None
             for step in steps:
-                found = found.get(step) if isinstance(found, dict) else None
-            if isinstance(found, int) and not isinstance(found, bool):
-                found = str(found)
-            if isinstance(found, str) and found:
-                return self._digest(found.encode("utf-8", "surrogatepass"), CHAIN_BYTES)
+                value = value.get(step) if isinstance(value, dict) else None
+            if isinstance(value, int) and not isinstance(value, bool):
+                value = str(value)
+            if isinstance(value, str) and value:
+                return self._digest(value.encode("utf-8", "surrogatepass"), CHAIN_BYTES)
         return None
 
     def _digest_of(self, headers: Headers, names: list[bytes]) -> bytes | None:
@@ -351,21 +354,21 @@ class Sessions:
         return blake2b(data, digest_size=size, key=self._salt, person=b"llmtap session").digest()
 
 
-def _ended_wall_ns(seen: _Seen) -> int:
-    return seen.ended_wall_ns
+def _ended_wall_ns(past: _PastExchange) -> int:
+    return past.ended_wall_ns
 
 
-def _latest_ended(found: Sequence[_Seen], x: Exchange) -> _Seen | None:
-    ended = [seen for seen in found if _think_ns(seen, x) is not None]
+def _latest_ended(candidates: Sequence[_PastExchange], x: Exchange) -> _PastExchange | None:
+    ended = [past for past in candidates if _think_ns(past, x) is not None]
     return max(ended, key=_ended_wall_ns, default=None)
 
 
-def _preference(seen: _Seen, answer: bytes, x: Exchange) -> tuple[int, int]:
-    if seen.followed is None:
-        rank = 3 if seen.answered and _think_ns(seen, x) is not None else 1
+def _preference(past: _PastExchange, answer: bytes, x: Exchange) -> tuple[int, int]:
+    if past.followed is None:
+        rank = 3 if past.answered and _think_ns(past, x) is not None else 1
     else:
-        rank = 2 if seen.followed == answer else 0
-    return rank, seen.ended_wall_ns
+        rank = 2 if past.followed == answer else 0
+    return rank, past.ended_wall_ns
 
 
 def _end_ns(x: Exchange) -> int | None:
@@ -386,10 +389,10 @@ def _closing_ns(x: Exchange, ended_ns: int | None) -> int:
     return max(0, ended_ns - had_ns)
 
 
-def _think_ns(parent: _Seen, x: Exchange) -> int | None:
+def _think_ns(parent: _PastExchange, x: Exchange) -> int | None:
     if parent.ended_ns is None:
         return None
-    if parent.relay == x.relay:  # right even where the wall clock was set in between
+    if parent.relay == x.relay:  # The monotonic clock is correct even if the wall clock was set in between.
         passed_ns = x.timeline.arrival_ns - parent.ended_ns
     else:
         passed_ns = x.arrival_wall_ns - parent.ended_wall_ns

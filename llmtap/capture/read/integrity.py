@@ -129,10 +129,10 @@ def check(
 ) -> Integrity:
     """Return the integrity of files by their metadata and rows (COLUMNS), with 8 bytes of memory per row."""
     infos = list(infos)
-    found: dict[tuple[str, str], list[pa.Array]] = {}
+    numbers_of: dict[tuple[str, str], list[pa.Array]] = {}
     unnumbered = 0
     for batch in batches:
-        # Elsewhere a trace may bring its own numbers; only with a relay's name are they without gaps.
+        # Only rows with a relay's name have numbers without gaps; a trace may have numbers of its own.
         later = pc.match_substring_regex(pc.fill_null(batch.column("id"), ""), _LATER)
         known = pc.and_(pc.is_valid(batch.column("seq")), pc.is_valid(batch.column("relay")))
         numbered = batch.select(COLUMNS).filter(pc.and_not(known, later))
@@ -141,21 +141,21 @@ def check(
         groups = pa.TableGroupBy(table, ["capture", "relay"], use_threads=False).aggregate([("seq", "list")])
         names = zip(groups.column("capture").to_pylist(), groups.column("relay").to_pylist(), strict=True)
         for (capture, relay), numbers in zip(names, groups.column("seq_list"), strict=True):
-            found.setdefault((capture or "", relay), []).append(numbers.values)
+            numbers_of.setdefault((capture or "", relay), []).append(numbers.values)
     captures = sorted(
-        {capture for capture, _ in found} | {info.capture for info in infos if info.ledger.relays}
+        {capture for capture, _ in numbers_of} | {info.capture for info in infos if info.ledger.relays}
     )
     checked = []
     for capture in captures:
         of_it = [info for info in infos if info.capture == capture]
         ledger = latest_ledger(of_it)
-        relays = sorted({*ledger.relays, *(relay for name, relay in found if name == capture)})
+        relays = sorted({*ledger.relays, *(relay for name, relay in numbers_of if name == capture)})
         checked.append(
             CaptureIntegrity(
                 capture,
                 [
                     _relay(
-                        relay, pa.chunked_array(found.get((capture, relay), []), pa.int64()),
+                        relay, pa.chunked_array(numbers_of.get((capture, relay), []), pa.int64()),
                         ledger.relays.get(relay), closed=ledger.closed,
                     )
                     for relay in relays
@@ -176,7 +176,7 @@ def latest_ledger(infos: Sequence[CaptureInfo]) -> CaptureLedger:
         for name, count in ledger.relays.items():
             if name not in relays or _progress(count) > _progress(relays[name]):
                 relays[name] = count
-            # Only the first meter of a capture knows which relays were there before.
+            # Only the ledger of a capture's first meter has the numbers from before the capture (`since`).
             if name not in began or count.since > began[name].since:
                 began[name] = count
         mine = meters.setdefault(ledger.meter, {})
@@ -193,7 +193,9 @@ def _closed(infos: Sequence[CaptureInfo]) -> bool:
     files: dict[str, list[tuple[int, bool]]] = {}
     for info in infos:
         files.setdefault(info.ledger.meter, []).append((info.began_ns, info.ledger.closed))
-    _, (_, closed) = max(((min(told)[0], max(told)) for told in files.values()), default=(0, (0, False)))
+    _, (_, closed) = max(
+        ((min(entries)[0], max(entries)) for entries in files.values()), default=(0, (0, False))
+    )
     return closed
 
 
@@ -210,8 +212,10 @@ def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return out
 
 
-def _relay(relay: str, numbers: pa.ChunkedArray, said: RelayCount | None, *, closed: bool) -> RelayIntegrity:
-    count = RelayCount(0) if said is None else said
+def _relay(
+    relay: str, numbers: pa.ChunkedArray, reported: RelayCount | None, *, closed: bool
+) -> RelayIntegrity:
+    count = RelayCount(0) if reported is None else reported
     distinct = pc.unique(numbers)
     ordered = distinct.take(pc.array_sort_indices(distinct))
     opened = max(count.opened, ordered[-1].as_py() if len(ordered) else 0)

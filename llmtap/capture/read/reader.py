@@ -8,7 +8,7 @@ iterate over.
   is hidden (begins with `.` or `_`, folders too) is not.
 - Of a local folder, the spool (`.spool`) is read, too. A spool becomes a Parquet file of the same name at any
   moment: one of the two is read.
-- Memory holds one batch, unless a table is asked for.
+- Memory holds one batch, except where a whole table is read.
 """
 
 import os
@@ -73,7 +73,7 @@ class CaptureFile:
         return self.contents is not None
 
 
-class _Found(NamedTuple):
+class _FileEntry(NamedTuple):
     """A file that is not opened yet."""
 
     name: str
@@ -119,11 +119,11 @@ class Capture:
         size = format_bytes(sum(file.bytes for file in self.files))
         spools = sum(file.spool for file in self.files)
         files = f"{len(self.files):,} files" + (f" ({spools:,} in the spool)" if spools else "")
-        said = [f"{len(self):,} exchanges", files, size]
-        said += [f"level {info.level}"] if info.level else []
-        said += [f"from {info.source}"] if info.source else []
-        said += [f"{len(self.broken):,} broken"] if self.broken else []
-        return f"<Capture {', '.join(said)}>"
+        parts = [f"{len(self):,} exchanges", files, size]
+        parts += [f"level {info.level}"] if info.level else []
+        parts += [f"from {info.source}"] if info.source else []
+        parts += [f"{len(self.broken):,} broken"] if self.broken else []
+        return f"<Capture {', '.join(parts)}>"
 
     @property
     def info(self) -> schema.CaptureInfo:
@@ -154,7 +154,7 @@ class Capture:
     def integrity(self) -> integrity.Integrity:
         """Return what is missing, by the numbers of the rows and the relays' counts."""
         batches = self.batches(integrity.COLUMNS)
-        # The list is handed over last: reading may add to it.
+        # Pass `broken` itself, not a copy: reading the batches may add to it.
         return integrity.check([file.info for file in self.files], batches, self.broken)
 
     def _spooled(self, file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -162,14 +162,15 @@ class Capture:
         assert file.contents is not None
         batches = file.contents.batches()
         try:
-            first = next(batches, None)  # opens it: from here on it may go
+            first = next(batches, None)  # This opens the file; afterwards it may be deleted.
         except SpoolError:
             if os.path.exists(file.path):
                 raise
             later = _finished(Path(file.path).stem, self._places)
             if later is None:
                 raise FileNotFoundError(file.path) from None
-            first, batches = None, _batches(_opened(later), schema.SCHEMA)  # all rows, in the same order
+            # The Parquet file has all rows of the spool, in the same order.
+            first, batches = None, _batches(_opened(later), schema.SCHEMA)
         left = file.rows
         for batch in chain([] if first is None else [first], batches):
             yield batch.select(wanted.names).cast(wanted).slice(0, left)
@@ -204,9 +205,9 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
         raise CaptureError("capture", "nothing to read was named")
     if not all(place.strip() for place in places):
         raise CaptureError("capture", "the place to read is an empty name", "a variable that is not set?")
-    found: dict[str, CaptureFile] = {}
+    opened_files: dict[str, CaptureFile] = {}
     broken: list[tuple[str, str]] = []
-    for file in _found(places):
+    for file in _all_entries(places):
         try:
             opened = _opened_or_later(file, places)
         except CaptureError as exc:
@@ -215,13 +216,13 @@ def read(where: Where | Sequence[Where], *, skip_broken: bool = False) -> Captur
             broken.append((file.name, exc.problem))
         else:
             if opened is not None:
-                found[opened.name] = opened
-    if not found and not broken:
+                opened_files[opened.name] = opened
+    if not opened_files and not broken:
         raise CaptureError(redacted(places[0]), "the Parquet files were removed", "they went a moment ago")
-    return Capture(list(found.values()), broken, places, skip_broken=skip_broken)
+    return Capture(list(opened_files.values()), broken, places, skip_broken=skip_broken)
 
 
-def _opened_or_later(file: _Found, places: Sequence[str]) -> CaptureFile | None:
+def _opened_or_later(file: _FileEntry, places: Sequence[str]) -> CaptureFile | None:
     """Open the file, or the Parquet file that a spool has become; None if it was deleted."""
     with suppress(FileNotFoundError):
         return _opened(file)
@@ -235,13 +236,13 @@ def _opened_or_later(file: _Found, places: Sequence[str]) -> CaptureFile | None:
 # ---------------------------------------------------------------- finding files
 
 
-def _found(places: Sequence[str]) -> list[_Found]:
+def _all_entries(places: Sequence[str]) -> list[_FileEntry]:
     """Return the files of all places, each once; of a spool and its Parquet file the latter."""
-    # First the spools of all: one that becomes a file meanwhile is then found twice, and not never.
-    spools = [_listed(place, spools=True) for place in places]
-    files: dict[str, _Found] = {}
+    # List all spools first: one that becomes a Parquet file in the meantime is then found twice, not never.
+    spools = [_entries_at(place, spools=True) for place in places]
+    files: dict[str, _FileEntry] = {}
     for place, waiting in zip(places, spools, strict=True):
-        here = waiting + _listed(place, spools=False)
+        here = waiting + _entries_at(place, spools=False)
         if not here:
             raise CaptureError(redacted(place), *_nothing_at(place))
         files |= {file.name: file for file in sorted(here, key=lambda f: f.order) if file.name not in files}
@@ -249,11 +250,11 @@ def _found(places: Sequence[str]) -> list[_Found]:
     return [file for file in files.values() if not (file.spool and file.stem in finished)]
 
 
-def _finished(stem: str, places: Sequence[str]) -> _Found | None:
+def _finished(stem: str, places: Sequence[str]) -> _FileEntry | None:
     """Return the Parquet file that a spool has become."""
     for place in places:
-        with suppress(CaptureError):  # a place may have been the spool alone
-            for file in _listed(place, spools=False):
+        with suppress(CaptureError):  # The place may be the path of the spool itself, which is gone.
+            for file in _entries_at(place, spools=False):
                 if file.stem == stem:
                     return file
     return None
@@ -267,21 +268,21 @@ def _nothing_at(place: str) -> tuple[str, str]:
     return "no Parquet file is there", _CONVERT
 
 
-def _listed(place: str, *, spools: bool) -> list[_Found]:
+def _entries_at(place: str, *, spools: bool) -> list[_FileEntry]:
     """Return the spools, or the other files, at a place."""
     shown = redacted(place)  # URLs may carry keys
     if spools and _URL.match(place) and not place.startswith("file:"):
-        return []  # they are always local
+        return []  # Spools are always local.
     try:
         store, path, prefix = _store_of(place)
         there = store.get_file_info(path)
         if there.type == fs.FileType.NotFound:
             raise CaptureError(shown, "does not exist")
-        found = [there] if there.type == fs.FileType.File else _in_folder(store, path)
+        infos = [there] if there.type == fs.FileType.File else _in_folder(store, path)
     except _READ_ERRORS as exc:
         raise CaptureError(shown, f"cannot be read: {_first_line(exc)}") from None
-    listed = [_Found(prefix + f.path, f.path, store, f.size or 0) for f in found]
-    return [file for file in listed if file.spool == spools]
+    entries = [_FileEntry(prefix + f.path, f.path, store, f.size or 0) for f in infos]
+    return [file for file in entries if file.spool == spools]
 
 
 def _store_of(place: str) -> tuple[Any, str, str]:
@@ -315,11 +316,11 @@ def _in_folder(store: Any, folder: str) -> list[Any]:
 # ---------------------------------------------------------------- reading them
 
 
-def _opened(found: _Found) -> CaptureFile:
+def _opened(entry: _FileEntry) -> CaptureFile:
     """Raises FileNotFoundError if it is gone."""
-    name, path, store, size = found
-    if found.spool:
-        return _opened_spool(found)
+    name, path, store, size = entry
+    if entry.spool:
+        return _opened_spool(entry)
     try:
         with store.open_input_file(path) as source, pq.ParquetFile(source) as file:
             info = schema.info_of(file.schema_arrow)
@@ -337,25 +338,25 @@ def _opened(found: _Found) -> CaptureFile:
     return CaptureFile(name, rows, size, info, path, store)
 
 
-def _opened_spool(found: _Found) -> CaptureFile:
+def _opened_spool(entry: _FileEntry) -> CaptureFile:
     """Raises FileNotFoundError if it is gone."""
-    path = Path(found.path)
+    path = Path(entry.path)
     try:
         contents = read_spool(path)
-        # An end that is torn now is whole a moment later, where the spool is still written to.
-        while contents.damaged and (again := read_spool(path)).damaged != contents.damaged:
-            contents = again
+        # While a spool is being written, its end may look damaged for a moment: read it again.
+        while contents.damaged and (newer := read_spool(path)).damaged != contents.damaged:
+            contents = newer
     except SpoolError as exc:
         if not path.exists():
-            raise FileNotFoundError(found.path) from None
-        raise CaptureError(found.name, f"cannot be read as a spool: {exc}") from None
+            raise FileNotFoundError(entry.path) from None
+        raise CaptureError(entry.name, f"cannot be read as a spool: {exc}") from None
     except (pa.ArrowException, msgspec.MsgspecError) as exc:
-        raise CaptureError(found.name, f"cannot be read as a spool: {_first_line(exc)}") from None
-    # As in the metadata of the file that will be made of it.
+        raise CaptureError(entry.name, f"cannot be read as a spool: {_first_line(exc)}") from None
+    # The same metadata as in the Parquet file that will be made from this spool.
     info = msgspec.structs.replace(
         contents.info, schema_version=schema.VERSION, ledger=contents.ledger, damaged=contents.damaged
     )
-    return CaptureFile(found.name, contents.rows, found.size, info, found.path, found.store, contents)
+    return CaptureFile(entry.name, contents.rows, entry.size, info, entry.path, entry.store, contents)
 
 
 def _batches(file: CaptureFile, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -399,7 +400,7 @@ def _merged(infos: Sequence[schema.CaptureInfo]) -> schema.CaptureInfo:
         for name in schema.CaptureInfo.__struct_fields__
         if all(getattr(info, name) == getattr(first, name) for info in infos)
     }
-    for name in ("arrivals", "blocks"):  # they have a default that says something
+    for name in ("arrivals", "blocks"):  # Their defaults have a meaning, so set them explicitly to unknown.
         same.setdefault(name, "")
     damaged: dict[str, int] = {}
     for info in infos:

@@ -56,7 +56,7 @@ class _CountedInput(io.RawIOBase):
         buffer[: len(data)] = data
         self.bytes += len(data)
         if self._progress is not None:
-            # What goes back and forth, as a reader of Parquet does, reads some of it twice.
+            # A reader that seeks, such as that of Parquet, reads some bytes twice.
             done = self.bytes if self.total is None else min(self.bytes, self.total)
             self._progress(done, self.total)
         return len(data)
@@ -171,7 +171,7 @@ def new_file(target: str, *, replace: bool) -> Iterator[NewFile]:
             codec = _ENDINGS.get(path.suffix.lower())
             if codec is not None:
                 output.stream = pa.CompressedOutputStream(pa.PythonFile(output, "w"), codec)
-            # Closed before the file in any case: left to its end, a codec complains on stderr.
+            # Close the codec before the file: at its garbage collection it would complain on stderr.
             with closing(output.stream):
                 yield output
             file.flush()

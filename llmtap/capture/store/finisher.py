@@ -43,7 +43,7 @@ class ClosedSpool:
     bytes: int
     rows: int | None = None
     """None: left by an earlier process, not read yet."""
-    made: Path | None = None
+    parquet_path: Path | None = None
     """Its Parquet file, not in its place yet."""
 
 
@@ -62,16 +62,18 @@ class Finished:
 class Finisher:
     """The thread, its queue and its counts."""
 
-    def __init__(self, place: CapturePlace, spool_folder: Path, kept: Callable[[str, int], None]) -> None:
-        """`kept(name, bytes)` is called for each file that is in its place."""
+    def __init__(
+        self, place: CapturePlace, spool_folder: Path, on_delivered: Callable[[str, int], None]
+    ) -> None:
+        """`on_delivered(name, bytes)` is called for each file that is in its place."""
         self.counts = Finished()
-        self.told = CaptureLedger()
+        self.ledger = CaptureLedger()
         """Ledger of the newest file of our own spools; a recovered spool may be of another capture."""
         self.problem: str | None = None
         """Why files do not reach their place now: one sentence, without secrets."""
         self._place = place
         self._folder = place.folder or spool_folder
-        self._kept = kept
+        self._on_delivered = on_delivered
         self._queue: deque[ClosedSpool] = deque()
         self._left: list[ClosedSpool] = []
         """Faulty spools, which stay where they are."""
@@ -124,9 +126,9 @@ class Finisher:
     def _run(self) -> None:
         pause_s = BACK_OFF_S
         while (spool := self._next()) is not None:
-            made = None
+            delivered = None
             try:
-                made = self._finish(spool)
+                delivered = self._finish(spool)
             except (PlaceError, OSError) as exc:
                 self._failed(spool, exc)
                 if self._wait(pause_s):
@@ -139,12 +141,12 @@ class Finisher:
                 log.info("event=capture_files_resumed place=%s", self._place.name)
                 self.problem = None
             pause_s = BACK_OFF_S
-            # At once, or its bytes would count twice, or not at all, for the bound on the total.
+            # Update both counts at once, or the total would count the bytes twice or not at all.
             with self._wake:
                 self._queue.popleft()
-                if made is not None:
+                if delivered is not None:
                     self.counts.files += 1
-                    self._kept(*made)
+                    self._on_delivered(*delivered)
 
     def _next(self) -> ClosedSpool | None:
         """Wait for the oldest spool; None: stop."""
@@ -159,9 +161,9 @@ class Finisher:
                 self._wake.wait_for(lambda: self._stopping or self._kicked, pause_s)
                 self._kicked = False
                 return False
-            made = self._queue[0].made
-        if made is not None:
-            made.unlink(missing_ok=True)
+            parquet_path = self._queue[0].parquet_path
+        if parquet_path is not None:
+            parquet_path.unlink(missing_ok=True)
         return True
 
     def _failed(self, spool: ClosedSpool, exc: PlaceError | OSError) -> None:
@@ -192,16 +194,16 @@ class Finisher:
         contents = read_spool(spool.path)
         name = f"{spool.path.stem}.parquet"
         if contents.rows or _tells(contents):
-            if spool.made is None or not spool.made.exists():
-                spool.made = self._make(contents, name)
-            size = spool.made.stat().st_size
-            self._place.put(spool.made, name)
+            if spool.parquet_path is None or not spool.parquet_path.exists():
+                spool.parquet_path = self._make(contents, name)
+            size = spool.parquet_path.stat().st_size
+            self._place.put(spool.parquet_path, name)
             file = name, size
             log.info("event=capture_file file=%s rows=%d bytes=%d", name, contents.rows, size)
             if spool.rows is not None:
-                self.told = contents.ledger
+                self.ledger = contents.ledger
             if self._place.folder is None:
-                spool.made.unlink(missing_ok=True)
+                spool.parquet_path.unlink(missing_ok=True)
         if contents.damaged:
             self.counts.damaged_batches += contents.damaged["batches"]
             self.counts.damaged_bytes += contents.damaged["bytes"]
@@ -221,16 +223,16 @@ class Finisher:
         info = msgspec.structs.replace(
             contents.info, schema_version=VERSION, ledger=contents.ledger, damaged=contents.damaged
         )
-        made = self._folder / f".{name}.tmp"
+        parquet_path = self._folder / f".{name}.tmp"
         make_folder(self._folder)
-        fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        fd = os.open(parquet_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             with os.fdopen(fd, "wb") as file:
                 write_parquet(file, info, contents.batches())
         except BaseException:
-            made.unlink(missing_ok=True)
+            parquet_path.unlink(missing_ok=True)
             raise
-        return made
+        return parquet_path
 
 
 def _tells(contents: SpoolContents) -> bool:
@@ -269,7 +271,7 @@ class LocalFiles:
 
     def look(self) -> None:
         """List the folder: others may have moved files away."""
-        found = {}
+        sizes = {}
         with self._guard:
             self._new = {}
         if self._folder is not None:
@@ -277,9 +279,9 @@ class LocalFiles:
                 for entry in entries:
                     if _OURS.fullmatch(entry.name):
                         with suppress(OSError):
-                            found[entry.name] = entry.stat().st_size
+                            sizes[entry.name] = entry.stat().st_size
         with self._guard:
-            self._sizes = found | self._new
+            self._sizes = sizes | self._new
             self.bytes = sum(self._sizes.values())
 
     def add(self, name: str, size: int) -> None:

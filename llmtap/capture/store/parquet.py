@@ -81,16 +81,16 @@ class CapturePlace(Protocol):
         """The folder of a local place, in which files are made; else None."""
         ...
 
-    def put(self, made: Path, name: str) -> None:
+    def put(self, source: Path, name: str) -> None:
         """Store the file durably under its final name, replacing one of that name. Raises PlaceError.
 
-        A local place takes `made` away; of a remote one it stays the caller's.
+        A local place takes `source` away; of a remote one it stays the caller's.
         """
         ...
 
 
 def open_place(to: str) -> CapturePlace:
-    """Return the place of that name, untouched. Raises ConfigError for an invalid URL."""
+    """Return the place of that name without access to it. Raises ConfigError for an invalid URL."""
     if "://" not in to:
         if (slip := _SLIP.match(to)) is not None:
             raise ConfigError("capture.to", f"expected a URL, got {slip[0]!r}", f"{slip[0]}//bucket/prefix")
@@ -128,14 +128,14 @@ def make_folder(folder: Path) -> list[Path]:
         if each.exists():
             break
         missing.append(each)
-    made = []
+    new_folders = []
     for each in reversed(missing):
         with suppress(FileExistsError):
             each.mkdir(mode=0o700)
-            made.append(each)
+            new_folders.append(each)
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    return made
+    return new_folders
 
 
 class LocalPlace:
@@ -146,14 +146,14 @@ class LocalPlace:
         self.name = str(folder)
         self._folder = folder
 
-    def put(self, made: Path, name: str) -> None:
+    def put(self, source: Path, name: str) -> None:
         try:
-            fd = os.open(made, os.O_RDONLY)
+            fd = os.open(source, os.O_RDONLY)
             try:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-            os.replace(made, self._folder / name)
+            os.replace(source, self._folder / name)
             sync_folder(self._folder)
         except OSError as exc:
             raise PlaceError(f"{self._folder / name}: {exc.strerror}") from None
@@ -177,12 +177,12 @@ class RemotePlace:
             self._store = self._connect()
         return self._store
 
-    def put(self, made: Path, name: str) -> None:
+    def put(self, source: Path, name: str) -> None:
         path = f"{self._prefix}/{name}"
         try:
             store = self.store()
-            size = self._upload(store, made, path)
-            # A store that lost the end of a file without saying so is asked once: cheap beside an upload.
+            size = self._upload(store, source, path)
+            # A store may lose the end of a file without an error. Compare the size: cheap beside an upload.
             there = store.get_file_info(path).size
         except (OSError, pa.ArrowException) as exc:
             raise PlaceError(f"{name} to {self.name}: {self._clean(exc)}") from None
@@ -190,16 +190,16 @@ class RemotePlace:
             raise PlaceError(f"{name} to {self.name}: {there} bytes of {size} are there after the upload")
 
     @staticmethod
-    def _upload(store: "FileSystem", made: Path, path: str) -> int:
+    def _upload(store: "FileSystem", source: Path, path: str) -> int:
         size = 0
         try:
             out = store.open_output_stream(path)
         except FileNotFoundError:
-            # Where folders are real; an object store has none.
+            # The store has real folders (an object store has none), and this one is missing.
             store.create_dir(path.rpartition("/")[0], recursive=True)
             out = store.open_output_stream(path)
-        # Not in a `with`: after a failed write it would close, which is one more request to wait for.
-        with made.open("rb") as file:
+        # Do not use `with`: after a failed write it would close the stream, which waits for one more request.
+        with source.open("rb") as file:
             while part := file.read(_PART_BYTES):
                 out.write(part)
                 size += len(part)
@@ -215,7 +215,7 @@ class RemotePlace:
         try:
             store, prefix = FileSystem.from_uri(url)
         except (ValueError, OSError, pa.ArrowException, NotImplementedError) as exc:
-            # Some connect at once (hdfs): without them a capture had better not begin.
+            # Some file systems (hdfs) connect at once. If that fails, do not begin the capture.
             raise ConfigError("capture.to", f"{self.name}: {self._clean(exc)}") from None
         if not prefix.strip("/"):
             raise ConfigError("capture.to", f"{self.name}: names no bucket or folder")
@@ -247,19 +247,19 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
         if name not in _S3_KNOWN:
             raise ConfigError("capture.to", f"{shown}: unknown {name!r}", ", ".join(sorted(_S3_KNOWN)))
     endpoint = fields.get("endpoint_override", "")
-    scheme, found, host = endpoint.partition("://")
+    scheme, separator, host = endpoint.partition("://")
     options: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
-        # Contrary to its documentation, it has an effect on Linux (pyarrow 26); the SDK's default is 3 s.
+        # This has an effect on Linux, contrary to its documentation (pyarrow 26). The SDK's default is 3 s.
         "request_timeout": REQUEST_TIMEOUT_S,
-        # One: we try again ourselves, with a longer breath.
+        # One attempt: the finisher retries with longer pauses.
         "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=1),
-        # A small file is then one request.
+        # Send a small file in one request.
         "allow_delayed_open": True,
-        "scheme": fields.get("scheme") or (scheme if found else "https"),
+        "scheme": fields.get("scheme") or (scheme if separator else "https"),
     }
     if endpoint:
-        options["endpoint_override"] = (host if found else endpoint).rstrip("/")
+        options["endpoint_override"] = (host if separator else endpoint).rstrip("/")
     if user is not None:
         options |= {"access_key": unquote(user), "secret_key": unquote(secret or "")}
 
@@ -268,7 +268,7 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
         if region is None and not endpoint:
             region = fs.resolve_s3_region(bucket)
         if user is not None or "AWS_ACCESS_KEY_ID" in os.environ:
-            # Keys are at hand: no question to a metadata service that is not there outside of the cloud.
+            # Keys are known, so do not query the metadata service, which exists only in the cloud.
             os.environ.setdefault("AWS_EC2_METADATA_DISABLED", "true")
         return fs.S3FileSystem(region=region or "us-east-1", **options)
 
@@ -278,17 +278,17 @@ def _s3(url: str) -> tuple[Callable[[], "FileSystem"], str]:
 def _secrets_of(url: str) -> list[str]:
     """Return all that `redacted` hides, as written and decoded, longest first."""
     rest, _, query = url.partition("://")[2].partition("?")
-    found = {url}
+    texts = {url}
     if "@" in rest:
         keys = rest.rpartition("@")[0]
-        found |= {keys, *keys.split(":", 1)}
-    found |= {value for name, value in parse_qsl(query) if name not in HARMLESS}
-    found |= {unquote(text) for text in found}
-    return sorted((text for text in found if len(text) > 3), key=len, reverse=True)
+        texts |= {keys, *keys.split(":", 1)}
+    texts |= {value for name, value in parse_qsl(query) if name not in HARMLESS}
+    texts |= {unquote(text) for text in texts}
+    return sorted((text for text in texts if len(text) > 3), key=len, reverse=True)
 
 
 GROUP_BYTES: Final = 32 << 20
-"""Of a row group, in memory: some 4,000 exchanges of 200 events."""
+"""Size of a row group in memory: some 4,000 exchanges of 200 events."""
 _LEVEL: Final = 3
 
 
@@ -311,18 +311,18 @@ def write_parquet(where: Path | BinaryIO, info: CaptureInfo, batches: Iterable[p
 
 
 def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    held: list[pa.RecordBatch] = []
+    group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
         if batch.num_rows == 0:
             continue
-        held.append(batch)
+        group.append(batch)
         size += batch.nbytes
         if size >= GROUP_BYTES:
-            yield pa.Table.from_batches(held, SCHEMA)
-            held, size = [], 0
-    if held:
-        yield pa.Table.from_batches(held, SCHEMA)
+            yield pa.Table.from_batches(group, SCHEMA)
+            group, size = [], 0
+    if group:
+        yield pa.Table.from_batches(group, SCHEMA)
 
 
 def _leaf(field: pa.Field) -> str:
@@ -331,9 +331,9 @@ def _leaf(field: pa.Field) -> str:
 
 
 ROWS: Final = 1_000
-"""Of a batch."""
+"""Number of rows of a batch."""
 FILE_BYTES: Final = 64 << 20
-"""In memory, of the rows that become one file: some 8,000 exchanges of 200 events."""
+"""Size in memory of the rows of one file: some 8,000 exchanges of 200 events."""
 
 
 def check_place(to: str | Path) -> CapturePlace:

@@ -77,7 +77,7 @@ def to_batch(
     """Return the exchanges as rows in SCHEMA, and the errors of those that could not be converted."""
     try:
         return _encode(exchanges, capture, level), []
-    except Exception:  # one of them must not cost the others
+    except Exception:  # Convert them one by one, so that only the faulty exchange is lost.
         good: list[exchange.Exchange] = []
         failed: list[Exception] = []
         for x in exchanges:
@@ -270,7 +270,7 @@ def _json(value: object, *, words: bool = False) -> str | None:
         if words and _SUSPECT.search(data):
             data = _to_json(_wordy(_from_json(data), _DEPTH_MAX))
         return data.decode() if len(data) <= _JSON_BYTES_MAX else None
-    except Exception:  # whatever a provider sent: too deep, too large, of no JSON type
+    except Exception:  # The value of the provider may be nested too deep, too large, or no JSON type.
         return None
 
 
@@ -410,17 +410,17 @@ def _cut(column: pa.Array, code: str, work: Any = None) -> "list[array[int] | No
         flat = work(flat)
     width = flat.type.bit_width // 8
     data = memoryview(flat.buffers()[1] or b"")[flat.offset * width :]
-    found: list[array[int] | None] = []
+    arrays: list[array[int] | None] = []
     begin = 0
     for length in column.value_lengths().to_pylist():
         if length is None:
-            found.append(None)
+            arrays.append(None)
             continue
         values = array(code)
         values.frombytes(data[begin * width : (begin + length) * width])
-        found.append(values)
+        arrays.append(values)
         begin += length
-    return found
+    return arrays
 
 
 def _read_json(text: str | None) -> Any:

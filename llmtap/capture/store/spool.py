@@ -47,9 +47,9 @@ _MAGIC: Final = b"LTSP"
 _HEADER: Final = struct.Struct("<4sBxHIIIII")
 _CRC_AT: Final = _HEADER.size - 4
 _PAYLOAD_BYTES_MAX: Final = 1 << 30
-"""Of a frame, packed or not. A batch has a few MB; a longer frame is damage."""
+"""Maximum payload of a frame, packed or unpacked. A batch has a few MB; a longer frame is damaged."""
 _SCAN_BYTES: Final = 1 << 20
-"""Read at once while looking for the next whole frame."""
+"""Bytes read at once in the search for the next whole frame."""
 _CODEC: Final = pa.Codec("zstd", compression_level=1)
 
 
@@ -80,7 +80,7 @@ class SpoolWriter:
         self._version = info.schema_version
         self._ipc = io.BytesIO()
         self._stream = pa.ipc.new_stream(self._ipc, schema, options=pa.ipc.IpcWriteOptions(use_threads=False))
-        # The schema's message goes before the first batch's; ours lies in the head.
+        # Arrow writes the schema before the first batch. Write an empty batch now: our schema is in the head.
         self._stream.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
         self._fd = _create(path)
         head = msgspec.json.encode(info)
@@ -172,7 +172,7 @@ class SpoolWriter:
             try:
                 os.ftruncate(self._fd, self.bytes)
             except OSError:
-                pass  # The next write starts at the same place; a reader steps over what is left.
+                pass  # The next write starts at the same place, and a reader skips what is left of this one.
             raise
         self.bytes += len(data)
 
@@ -243,7 +243,7 @@ def read_spool(path: Path) -> SpoolContents:
     if head is not None:
         contents.info, contents._schema = head
     elif frames and version != VERSION:
-        # Without its head the columns of an older version are unknown.
+        # The head with the columns of the older version is lost, so its batches cannot be read.
         lost_batches += len(frames)
         frames, contents.rows = [], 0
     contents._frames = frames
@@ -315,12 +315,12 @@ def _next_frame_at(file: _File, start: int) -> int:
     at = start
     while at < file.size:
         part = file.at(at, _SCAN_BYTES)
-        found = part.find(_MAGIC)
-        while found >= 0:
-            if _frame_at(file, at + found, file.size) is not None:
-                return at + found
-            found = part.find(_MAGIC, found + 1)
-        # A magic may lie across the border of two parts.
+        place = part.find(_MAGIC)
+        while place >= 0:
+            if _frame_at(file, at + place, file.size) is not None:
+                return at + place
+            place = part.find(_MAGIC, place + 1)
+        # The magic bytes may lie across the border of two parts.
         at += max(1, len(part) - len(_MAGIC) + 1)
     return file.size
 
@@ -338,7 +338,7 @@ def _read_head(payload: bytes) -> tuple[CaptureInfo, pa.Schema]:
 
 
 def _create(path: Path) -> int:
-    # Also for reading: `restore` needs it. Nobody else may read what people's traffic looks like.
+    # `restore` also reads. Only the owner may read the file, because it describes the traffic of users.
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
 
@@ -365,7 +365,7 @@ def take_back(folder: Path) -> None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            continue  # its meter lives
+            continue  # The lock is held, so the meter of this folder still runs.
         else:
             for spool in aside.glob("llmtap-*.spool"):
                 os.replace(spool, folder / spool.name)

@@ -1,4 +1,4 @@
-"""Store of a capture: writes rows to the open spool, and hands closed spools to the finisher.
+"""Store of a capture: writes rows to the open spool, and passes closed spools to the finisher.
 
 The meter's recorder has one `Store`; `check` tests the folders before the start. Once `append` returns
 True, its rows survive a kill of the process (with `fsync = "batch"` also a power failure). A reason against
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 LOOK_AGAIN_NS: Final = 1_000_000_000
 MARGIN_BYTES: Final = 128 << 10
-"""Left free beside the size of a spool, for ledgers and the 15 KB that any Parquet file takes."""
+"""Free disk space required beside the size of a spool, for ledgers and the 15 KB of any Parquet file."""
 NOTES_BYTES: Final = 32 << 10
 """Share of the limit for ledgers without rows: a spool's head takes 6 KB, a file of it 3 KB."""
 NOTES_SPOOL_BYTES: Final = 16 << 10
@@ -60,11 +60,11 @@ class StoreState:
     files: int
     files_waiting: int
     files_deleted: int
-    """At the bound of the total, oldest first."""
+    """Files deleted at the limit of the total size, oldest first."""
     rows_deleted: int
     spool_bytes: int
     local_bytes: int
-    """Spools and our local files: bounded by `total_bytes`."""
+    """Size of spools and of our local files, which `total_bytes` limits."""
     failures: int
     recovered: int
     damaged: int
@@ -111,7 +111,7 @@ def check(options: CaptureOptions, supervisor: int | None = None) -> None:
 class Store:
     """One capture's spool and files.
 
-    `append`, `tick` and `rotate` are for one thread; `state`, `told` and `problem` for any.
+    `append`, `tick` and `rotate` are for one thread; `state`, `ledger` and `problem` for any.
     """
 
     def __init__(self, options: CaptureOptions, info: CaptureInfo, clock: Clock) -> None:
@@ -142,7 +142,7 @@ class Store:
         for key, folder in _folders(self._options, self._place, self._folder):
             _probe(key, folder)
         self._lock = _lock(self._options, self._folder)
-        with suppress(OSError):  # they wait for the next start then
+        with suppress(OSError):  # The spools then wait for the next start.
             take_back(self._folder)
         self._look(self._clock.mono_ns())
         for path in sorted(self._folder.glob("llmtap-*.spool")):
@@ -165,19 +165,19 @@ class Store:
         deleted = self._files.deleted_rows
         if batch.num_rows and not self._has_room(batch):
             self._pause("total_bytes", f"{self._options.total_bytes} bytes are the bound of the total")
-            kept = False
+            is_stored = False
         else:
-            kept = self._keep(batch, ledger)
-        if not kept and self._files.deleted_rows > deleted:
-            # What went for the batch is gone, whether the batch is taken or not.
+            is_stored = self._keep(batch, ledger)
+        if not is_stored and self._files.deleted_rows > deleted:
+            # Files were deleted to make room, although the batch was not stored: record their loss.
             self._keep(batch.slice(0, 0), ledger)
-        return kept
+        return is_stored
 
     def tick(self) -> None:
         """Rotate an old spool, and look for files that others have moved away."""
         now_ns = self._clock.mono_ns()
         writer = self._writer
-        # While there is no room for rows, a spool of ledgers alone would only become one more file.
+        # Without room for rows, do not rotate a spool that has only ledgers: it would become one more file.
         due = writer is not None and (writer.rows > 0 or self.problem is None)
         if due and now_ns - self._began_ns >= self._options.rotate_every:
             self.rotate()
@@ -200,9 +200,9 @@ class Store:
         else:
             _discard(writer)
 
-    def told(self) -> CaptureLedger:
+    def ledger(self) -> CaptureLedger:
         """Return the ledger of the newest file made here. For any thread."""
-        return self._finisher.told
+        return self._finisher.ledger
 
     def close(self, timeout_s: float) -> None:
         """Make files of all spools if the time allows; the next start recovers the others."""
@@ -213,7 +213,7 @@ class Store:
                 "event=capture_files_left spools=%d spool=%s reason=%r hint='the next start tries again'",
                 left, self._folder, self._finisher.problem or "no time",
             )  # fmt: skip
-        # A thread that hangs in an upload still reads its spool: the lock goes with the process then.
+        # If the thread hangs in an upload, it still reads its spool. Keep the lock until the process ends.
         if ended and self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -249,7 +249,7 @@ class Store:
                 self._pause("disk_full" if full else "folder", exc.strerror or str(exc))
             return False
         self._rows += batch.num_rows
-        # Room for a ledger does not mean room for rows.
+        # A ledger that fits does not show that rows fit, so only a batch with rows ends a pause for room.
         if self.problem is not None and (batch.num_rows or self.problem == "folder"):
             log.info("event=capture_resumed after=%s", self.problem)
             self.problem = None
@@ -273,7 +273,7 @@ class Store:
         grown = old is not None and not (old.rows or batch.num_rows) and old.bytes >= NOTES_SPOOL_BYTES
         writer = self._begin() if old is None or grown else old
         before = writer.bytes
-        # Each spool repeats it, so that each file shows what it lacks.
+        # Write the ledger to each spool, so that each file shows which exchanges are missing.
         news = ledger if ledger != self._noted or not writer.notes else None
         sync = self._options.fsync == "batch"
         try:
@@ -288,10 +288,10 @@ class Store:
         self._writer, self._noted = writer, ledger
         self._bytes += writer.bytes - before
         if batch.num_rows:
-            # Of late, the worst.
+            # The worst ratio of the latest batches: older ones lose weight.
             self._packing = min(1.0, max((writer.bytes - before) / batch.nbytes, 0.9 * self._packing))
         if old is not None and old is not writer:
-            _discard(old)  # only the last ledger counts, and it is in the new one
+            _discard(old)  # Only the last ledger counts, and the new spool has it.
 
     def _cost(self, batch: pa.RecordBatch) -> int:
         """Estimate the bytes of the batch in the spool."""
@@ -329,9 +329,9 @@ class Store:
         """Raise OSError if the batch would take the disk that spools need to become files."""
         disk = os.statvfs(self._folder)
         if not disk.f_blocks:
-            return  # It does not say.
+            return  # The file system does not report its size.
         largest = max(self._finisher.largest, 0 if self._writer is None else self._writer.bytes)
-        # The batch takes its bytes in the spool, and at most as many in the file.
+        # Twice the batch: once for the spool, and at most as much again for the Parquet file.
         needed = MARGIN_BYTES + largest + 2 * self._cost(batch)
         if disk.f_bavail * disk.f_frsize < needed:
             self._rotate_rows()
@@ -342,7 +342,7 @@ class Store:
         bound = self._options.total_bytes - NOTES_BYTES
         if self._writer is None:
             bound -= _HEAD_BYTES
-        # Also a batch that could never fit must not stand in the way of all that follow.
+        # Bound the cost, so that a batch that never fits does not block all later ones.
         bound -= min(self._cost(batch), self._options.total_bytes // 2 - NOTES_BYTES)
         if self._taken() <= bound:
             return True
@@ -354,7 +354,7 @@ class Store:
                 pass
         if self._taken() <= bound:
             return True
-        # As a file it is smaller, and may be deleted.
+        # As a Parquet file the spool is smaller, and may be deleted at the limit.
         self._rotate_rows()
         return False
 
@@ -436,6 +436,6 @@ def _lock(options: CaptureOptions, folder: Path, supervisor: int | None = None) 
         raise ConfigError(
             key, f"another llmtap captures in {folder}", "give each its own capture.to, or capture.spool"
         ) from None
-    with suppress(OSError):  # On a full disk the name of the holder is missing, and nothing else.
+    with suppress(OSError):  # On a full disk, only the pid of the holder is missing.
         path.write_bytes(b"%d %d\n" % (os.getpid(), os.getppid()))
     return fd

@@ -25,7 +25,7 @@ import psutil
 
 from llmtap.clock import Clock
 from llmtap.load.monitor.timeseries import Columns, Ticks
-from llmtap.net.listener import failure_said
+from llmtap.net.listener import failure_text
 from llmtap.net.server_metrics import MonitorSeries
 from llmtap.units import NS_PER_S, to_seconds
 
@@ -56,7 +56,7 @@ class Gpus:
         self.unread = max(0, n - GPUS_MAX)
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(n - self.unread)]
         names = map(nvml.nvmlDeviceGetName, self._handles)
-        # Older versions of the package give bytes.
+        # Older versions of the package return bytes.
         self.names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
 
     def series(self) -> dict[str, MonitorSeries]:
@@ -131,14 +131,16 @@ def read_host() -> Host:
 
 
 def read_processes() -> dict[int, ObservedProcess]:
-    found: dict[int, ObservedProcess] = {}
+    processes: dict[int, ObservedProcess] = {}
     for process in psutil.process_iter(["ppid", "name", "cpu_times", "memory_info"]):
         info = process.info
         cpu, memory = info["cpu_times"], info["memory_info"]
         if cpu is not None and memory is not None:
             used_ns = round((cpu.user + cpu.system + cpu.children_user + cpu.children_system) * NS_PER_S)
-            found[process.pid] = ObservedProcess(process.pid, info["ppid"], info["name"], used_ns, memory.rss)
-    return found
+            processes[process.pid] = ObservedProcess(
+                process.pid, info["ppid"], info["name"], used_ns, memory.rss
+            )
+    return processes
 
 
 def groups_of(
@@ -148,9 +150,9 @@ def groups_of(
     it."""
     members: dict[str, list[ObservedProcess]] = {name: [] for name in roots.values()}
     for process in processes.values():
-        pid, seen = process.pid, set[int]()
-        while pid in processes and pid not in roots and pid not in seen:
-            seen.add(pid)
+        pid, visited = process.pid, set[int]()
+        while pid in processes and pid not in roots and pid not in visited:
+            visited.add(pid)
             pid = processes[pid].parent
         if pid in roots:
             members[roots[pid]].append(process)
@@ -180,8 +182,8 @@ def listeners(host: str, port: int) -> tuple[list[int], str | None]:
                 reached.append(connection.pid)
     if not reached:
         return [], f"nobody listens on port {port}"
-    held = sorted({pid for pid in reached if pid is not None})
-    return held, None if held else f"who listens on port {port} is hidden from this user"
+    pids = sorted({pid for pid in reached if pid is not None})
+    return pids, None if pids else f"who listens on port {port} is hidden from this user"
 
 
 class SystemSampler:
@@ -211,7 +213,7 @@ class SystemSampler:
             try:
                 pids, why = listeners(*target)
             except (OSError, RuntimeError, psutil.Error) as exc:
-                pids, why = [], failure_said(exc)
+                pids, why = [], failure_text(exc)
             server = [pid for pid in pids if pid not in self._roots]
             if pids and not server:
                 why = "it is served by a process of the sender"
@@ -266,7 +268,7 @@ class SystemSampler:
         while True:
             try:
                 self._sample()
-            except Exception as exc:  # the sampler never ends a run; it reports what is missing
+            except Exception as exc:  # The sampler must not end a run; `about` reports what is missing.
                 if "sampling" not in self._why:
                     self._why["sampling"] = f"{type(exc).__name__}: {exc}"
                     log.warning("system_sample error=%s", type(exc).__name__)
@@ -284,7 +286,7 @@ class SystemSampler:
             host = read_host()
             values["host_memory"] = host.memory_used_bytes
         except (OSError, ValueError) as exc:
-            self._why.setdefault("host", failure_said(exc))
+            self._why.setdefault("host", failure_text(exc))
         groups = {side: group for side, group in groups_of(read_processes(), self._roots).items() if group}
         for side, group in groups.items():
             named = self._named[side]

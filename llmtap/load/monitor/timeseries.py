@@ -25,7 +25,7 @@ SAMPLES_MAX: Final = 100_000
 
 @dataclass(slots=True)
 class Ticks:
-    """Multiples of a period since a start. Those that are over when the next is asked for are skipped."""
+    """Multiples of a period since a start. Those that have passed when the next is requested are skipped."""
 
     start_ns: int
     period_ns: int
@@ -91,7 +91,7 @@ class Columns:
             return [name for name, column in self._values.items() if any(map(isfinite, column))]
 
     def to_dict(self, start_ns: int) -> dict[str, Any]:
-        """Arrays of equal length, seconds since `start_ns`; a series without any value is left out."""
+        """Return arrays of equal length, in seconds since `start_ns`; a series without a value is omitted."""
         series = {}
         for name in self.known():
             spec = self.series[name]
@@ -143,24 +143,24 @@ def _figures(columns: Columns, window: _Window) -> dict[str, dict[str, Any]]:
     first = 0 if window[0] is None else bisect_left(times_ns, window[0])
     last = len(times_ns) if window[1] is None else bisect_right(times_ns, window[1])
     within = slice(first, last)
-    found = {}
+    figures = {}
     for name in columns.known():
         series, values = columns.series[name], columns.column(name)[within]
-        said: dict[str, Any] = {"unit": series.unit, "kind": series.kind}
+        figure: dict[str, Any] = {"unit": series.unit, "kind": series.kind}
         if series.kind == "counter":
-            said |= _growth(times_ns[within], values)
+            figure |= _growth(times_ns[within], values)
         else:
             known = [value for value in values if value is not None]
             ordered = sorted(known)
-            said |= {
+            figure |= {
                 "n": len(known),
                 "mean": _interval_mean(times_ns, values, first) if series.kind == "interval" else mean(known),
                 "p50": percentile(ordered, 0.50),
                 "p95": percentile(ordered, 0.95),
                 "max": ordered[-1] if ordered else None,
             }
-        found[name] = said
-    return found
+        figures[name] = figure
+    return figures
 
 
 def _interval_mean(times_ns: Sequence[int], values: Sequence[float | None], first: int) -> float | None:
@@ -190,16 +190,16 @@ def _growth(times_ns: Sequence[int], values: Sequence[float | None]) -> dict[str
 
 
 def _server_figures(columns: Columns, window: _Window) -> dict[str, Any]:
-    found: dict[str, Any] = _figures(columns, window)
-    queries = (found.get("prefix_queries") or {}).get("total")
-    hits = (found.get("prefix_hits") or {}).get("total")
+    figures: dict[str, Any] = _figures(columns, window)
+    queries = (figures.get("prefix_queries") or {}).get("total")
+    hits = (figures.get("prefix_hits") or {}).get("total")
     if queries and hits is not None:
-        found["prefix_hit_share"] = {"unit": "share", "kind": "ratio", "total": hits / queries}
+        figures["prefix_hit_share"] = {"unit": "share", "kind": "ratio", "total": hits / queries}
     for name in ("ttft", "itl"):
-        seconds, n = ((found.get(f"{name}_{what}") or {}).get("total") for what in ("seconds", "values"))
+        seconds, n = ((figures.get(f"{name}_{what}") or {}).get("total") for what in ("seconds", "values"))
         if seconds is not None and n:
-            found[f"{name}_mean"] = {"unit": "seconds", "kind": "ratio", "total": seconds / n}
-    return found
+            figures[f"{name}_mean"] = {"unit": "seconds", "kind": "ratio", "total": seconds / n}
+    return figures
 
 
 def _energy(system: Columns, window: _Window, tokens: int | None, gap_ns_max: int) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 `Replay` (and `llmtap bench exo`) starts `Watch` before the load and gets `TimeSeries` at its end; the samples
 of the host are taken in `system.py`. A scrape is stamped with the middle of its request; a failed one is
-counted. Without an explicit URL (`optional`), a target that answers without known metrics is asked only once:
+counted. Without an explicit URL (`optional`), a target that answers without known metrics is scraped once:
 it may be a relay, whose capture would contain the further requests.
 """
 

@@ -45,7 +45,7 @@ SHARES: Final = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
 LENGTHS_APART: Final = 0.05
 """Relative difference beyond which output lengths are not similar."""
 PAIRS_APART: Final = 0.05
-"""Share of dissimilar pairs beyond which E2E is not comparable at p5 and p95."""
+"""Share of pairs of dissimilar lengths above which E2E is not comparable at p5 and p95."""
 MODELS_MAX: Final = 5
 """Names of models kept for each side."""
 _KEPT: Final = ("ttft", "tpot", "tbc_max", "e2e", "elapsed", "output", "uncertainty")
@@ -67,8 +67,8 @@ class RecordedAnswer:
 def recorded_of(trace: Trace, place: str, count: int) -> RecordedAnswer | None:
     """Return the place of the first `count` requests of a trace; None without answer times, or for a pipe,
     which cannot be read twice."""
-    again = "://" in place or Path(place).is_file() or Path(place).is_dir()
-    if not trace.answered or not again:
+    readable_twice = "://" in place or Path(place).is_file() or Path(place).is_dir()
+    if not trace.answered or not readable_twice:
         return None
     return RecordedAnswer(place, trace.format, trace.places[:count])
 
@@ -82,10 +82,10 @@ class Baseline:
         n = len(recorded.places)
         self._now = {name: array("q", [_NONE]) * n for name in _KEPT}
         self._state = bytearray(n)
-        self.found = 0
+        self.matched = 0
         """Number of sent rows that were found in the source."""
-        self._again = self._unknown = 0
-        self._told = False
+        self._repeated = self._unknown = 0
+        self._has_times = False
         self._ended = {"both": 0, "then": 0, "now": 0, "neither": 0}
         self._sides = {side: {name: Histogram() for name in FIGURES} for side in _SIDES}
         self._slower: Counter[str] = Counter()
@@ -95,7 +95,7 @@ class Baseline:
 
     def add_now(self, row: int, x: Exchange) -> None:
         if row >= len(self._state):
-            self._again += 1
+            self._repeated += 1
             return
         self._add_model("now", x)
         self._state[row] = _SENT | (_WELL if x.outcome in ENDED_WELL else 0)
@@ -108,14 +108,14 @@ class Baseline:
 
     def add_then(self, row: int, x: Exchange, *, outcome: bool = True, uncertainty: bool = True) -> None:
         """Add the recorded row. `outcome`, `uncertainty`: whether the source states them."""
-        self.found += 1
+        self.matched += 1
         self._add_model("then", x)
         self._unknown += not outcome
         then = _figures(x)
         now = {name: None if column[row] == _NONE else column[row] for name, column in self._now.items()}
         if x.timeline.submit_ns is not None:
             then["elapsed"] = None
-        self._told = self._told or any(then.get(name) is not None for name in FIGURES)
+        self._has_times = self._has_times or any(then.get(name) is not None for name in FIGURES)
         well_then, well_now = x.outcome in ENDED_WELL, bool(self._state[row] & _WELL)
         if not (well_then and well_now):
             self._ended["then" if well_then else "now" if well_now else "neither"] += 1
@@ -139,13 +139,13 @@ class Baseline:
 
     def to_dict(self, info: CaptureInfo = _NO_INFO) -> dict[str, object] | None:
         """Return public JSON in seconds; None if no row has answer times. `info`: of the source."""
-        if not self._told:
+        if not self._has_times:
             return None
-        missing = sum(map(bool, self._state)) - self.found
+        missing = sum(map(bool, self._state)) - self.matched
         n, near = self._lengths["n"], self._lengths["near"]
         comparable = n - near <= PAIRS_APART * n if n else None
         return {
-            "requests": {"compared": self.found, "not_found": missing, "repeated": self._again},
+            "requests": {"compared": self.matched, "not_found": missing, "repeated": self._repeated},
             "ended_well": dict(self._ended),
             "pairs": {name: self._pair_figures(name) for name in FIGURES},
             "output_tokens": {**self._lengths, "comparable": comparable},
@@ -165,8 +165,8 @@ class Baseline:
     def _notes(self, missing: int, info: CaptureInfo, *, comparable: bool | None) -> Iterator[str]:
         if missing:
             yield f"{missing:,} rows were not found again: the source has changed meanwhile"
-        if self._again:
-            yield f"{self._again:,} requests were rows that came again: they are compared once"
+        if self._repeated:
+            yield f"{self._repeated:,} requests were rows that came again: they are compared once"
         if self._unknown:
             yield f"of {self._unknown:,} rows the source does not say how they ended: taken for well"
         counts = {name: histogram.n for name, histogram in self._sides["difference"].items()}
@@ -233,7 +233,7 @@ def read_then(
 def _figures(x: Exchange) -> dict[str, int | None]:
     """Return the figures of one side by _KEPT, in ns except `output`."""
     t, tokens = x.timeline, x.tokens
-    # Chunks are as many as the server likes, and no length.
+    # A server chooses the number of its chunks, so it is not the length of an answer.
     output = None if tokens.source is TokenSource.CHUNKS else tokens.output
     elapsed_ns = None if t.response_end_ns is None else max(0, t.response_end_ns - t.arrival_ns)
     ttft = tpot = pause = None

@@ -41,9 +41,9 @@ from llmtap.units import NS_PER_S
 
 _QUANTILES: Final = {"p50": 0.5, "p99": 0.99}
 VALUES_MAX: Final = 20_000_000
-"""Requests of one result, whose values are listed for the tests."""
+"""Maximum number of requests of one result: each has a value in the list that the tests need."""
 _GAPS: Final = frozenset({"tbc", "itl"})
-"""Of these a request has several values. They depend on each other, so there is no interval."""
+"""Metrics with several values for each request. These depend on each other, so there is no interval."""
 _RATES: Final = {
     "offered_rps": ("requests sent", "req/s"),
     "achieved_rps": ("requests ended", "req/s"),
@@ -128,7 +128,7 @@ def _cautions(results: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, An
 def _figures(
     a: Mapping[str, Any], b: Mapping[str, Any], level: float, *, misled: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield the figures of both. `misled`: chunks come in bursts, and FLATTERED is not compared."""
+    """Yield the figures of both. `misled`: chunks come in bursts; metrics of FLATTERED are not compared."""
     for metric in (one.name for one in shown_on(Surface.COMPARISON)):
         options = [at(result, "metrics", metric, "option") for result in (a, b)]
         for option in dict.fromkeys(options):
@@ -137,11 +137,11 @@ def _figures(
             counts = [at(result, "metrics", metric, "n") or 0 for result in both]
             for figure, share in _QUANTILES.items():
                 sides = [at(result, "metrics", metric, figure) for result in both]
-                found = [quantile_interval(ordered, share, level) for ordered in values]
+                quantile_intervals = [quantile_interval(ordered, share, level) for ordered in values]
                 compared = not (misled and metric in FLATTERED) and "+" not in (option or "")
                 yield from _row(
-                    f"{metric}_{figure}", metric, figure, "s", level, counts, sides, found, option,
-                    compared=compared,
+                    f"{metric}_{figure}", metric, figure, "s", level, counts, sides, quantile_intervals,
+                    option, compared=compared,
                 )  # fmt: skip
     for key, (name, counts_of) in _SHARES.items():
         pairs = [counts_of(result) for result in (a, b)]
@@ -161,7 +161,7 @@ def _figures(
 
 
 def _values(result: Mapping[str, Any], metric: str) -> Sequence[float]:
-    """Return the values of a metric, ascending in seconds, to 0.1 %; none of gaps."""
+    """Return the values of a metric in seconds, ascending, to 0.1 %; an empty list for gaps."""
     if metric in _GAPS:
         return []
     histogram = result.get("hdr_histograms", {}).get(metric)
@@ -189,7 +189,7 @@ def _row(
     difference = None if a is None or b is None or not compared else b - a
     ends: tuple[float | None, float | None] = (None, None)
     if difference is not None and intervals[0] is not None and intervals[1] is not None:
-        # The histogram rounds by 0.1 %: the ends are moved to the exact figures.
+        # The histogram rounds by 0.1 %, so move the interval to the exact difference.
         moved = difference - (intervals[1].value - intervals[0].value)
         low, high = difference_interval(intervals[0], intervals[1])
         ends = (None if low is None else low + moved, None if high is None else high + moved)
@@ -241,50 +241,51 @@ _OTHER_OPTION: Final = "ITL is of different options, and not compared; TBC is th
 _IN_BURSTS: Final = "TBC, ITL and TPOT are not compared."
 
 
-def comparison_document(told: _Json) -> ReportDocument:
+def comparison_document(document: _Json) -> ReportDocument:
     """Return the report on the JSON of `compare_replays`."""
     sections = [
-        Section(f"against-{i}", f"{one['b']} against {one['a']}", list(_comparison(one)))
-        for i, one in enumerate(told["comparisons"])
+        Section(f"against-{i}", f"{comparison['b']} against {comparison['a']}", list(_comparison(comparison)))
+        for i, comparison in enumerate(document["comparisons"])
     ]
-    title = f"Replays compared: {', '.join(one['label'] for one in told['results'])}"
-    summary = [*_verdicts(told), *regression_blocks(told.get("regression"))]
+    title = f"Replays compared: {', '.join(comparison['label'] for comparison in document['results'])}"
+    summary = [*_verdicts(document), *regression_blocks(document.get("regression"))]
     return ReportDocument(title, summary, sections=sections)
 
 
-def render_replay_comparison(told: _Json) -> RenderableType:
-    document = comparison_document(told)
-    sections = ((Note(section.heading, "bold"), *section.blocks) for section in document.sections)
-    return terminal([*document.summary, *chain.from_iterable(sections)])
+def render_replay_comparison(document: _Json) -> RenderableType:
+    report = comparison_document(document)
+    sections = ((Note(section.heading, "bold"), *section.blocks) for section in report.sections)
+    return terminal([*report.summary, *chain.from_iterable(sections)])
 
 
-def _verdicts(told: _Json) -> Iterator[Note]:
-    for one in told["results"]:
-        valid = one["verdict"]["valid"]
-        says = [] if valid else [finding["says"] for finding in one["verdict"]["findings"]][:1]
-        state = "partial" if valid and one["verdict"].get("partial") else "valid" if valid else "NOT VALID"
-        text = f"{one['label']}: to {one['target'] or '?'}, {one['start'] or 'at an unknown time'}, {state}"
+def _verdicts(document: _Json) -> Iterator[Note]:
+    for result in document["results"]:
+        valid = result["verdict"]["valid"]
+        says = [] if valid else [finding["says"] for finding in result["verdict"]["findings"]][:1]
+        state = "partial" if valid and result["verdict"].get("partial") else "valid" if valid else "NOT VALID"
+        start = result["start"] or "at an unknown time"
+        text = f"{result['label']}: to {result['target'] or '?'}, {start}, {state}"
         yield Note(": ".join([text, *says]), "none" if valid else "red")
 
 
-def _comparison(one: _Json) -> Iterator[Note | Table]:
-    set_up = one["set_up"]
+def _comparison(comparison: _Json) -> Iterator[Note | Table]:
+    set_up = comparison["set_up"]
     if any(row["load"] for row in set_up):
         yield Note(_OTHER_LOAD, "bold red", lead="warning:")
     if any(row["name"] == "ITL option" for row in set_up):
         yield Note(_OTHER_OPTION, lead="warning:")
-    for caution in one.get("cautions") or ():
+    for caution in comparison.get("cautions") or ():
         says = " ".join(bursts_said(caution["events_per_read"], caution["label"]))
         yield Note(f"caution: {says} {_IN_BURSTS}", "yellow")
-    rows = [_cells(row) for row in one["figures"]]
-    heads = ["", "n", one["a"], "n", one["b"], "difference", "95 % interval", "relative"]
+    rows = [_cells(row) for row in comparison["figures"]]
+    heads = ["", "n", comparison["a"], "n", comparison["b"], "difference", "95 % interval", "relative"]
     yield Table(heads, rows, nowrap=True, label="Figures")
     yield Note(_ABOUT)
     if is_marked(rows):
         yield Note(FEW)
     if set_up:
         cells = [[row["name"], plain_text(row["a"]), plain_text(row["b"])] for row in set_up]
-        yield Table(["differs in the set-up", one["a"], one["b"]], cells, label="Set-up")
+        yield Table(["differs in the set-up", comparison["a"], comparison["b"]], cells, label="Set-up")
     else:
         yield Note("The set-ups do not differ.")
 

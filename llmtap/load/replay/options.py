@@ -1,7 +1,7 @@
 """What depends on whether the target of a load speaks HTTP, WebSocket or gRPC, and its header fields.
 
 By the protocol of the target: which options are refused, who makes the bodies (`maker_for`), notes for the
-report, where models and metrics are found (`http_beside`). `read_headers` reads the fields of `--header`.
+report, where models and metrics are found (`http_url_of`). `read_headers` reads the fields of `--header`.
 
 Requests besides the load (models, metrics) have USER_AGENT as `User-Agent`, so that a recording on the way
 can tell them from the load, which has none unless `--header` gives one.
@@ -19,7 +19,7 @@ from llmtap.load.bodies import BodyMaker, Decode
 from llmtap.load.options import BodyOptions, LoadPlan
 from llmtap.load.prompt_sender import PromptMaker
 from llmtap.load.sending import Spoken, check_fields, protocol_of
-from llmtap.net.listener import failure_said
+from llmtap.net.listener import failure_text
 from llmtap.options.fields import flags_given
 from llmtap.user_files import read_file
 from llmtap.version import __version__
@@ -31,12 +31,12 @@ USER_AGENT: Final = f"llmtap-replay/{__version__}"
 HEADER_FILE_BYTES_MAX: Final = 1 << 20
 
 
-def read_headers(given: Sequence[str], file: Path | None, key_env: str | None) -> list[tuple[str, str]]:
+def read_headers(texts: Sequence[str], file: Path | None, key_env: str | None) -> list[tuple[str, str]]:
     """Return the fields of `--header`, `--header-file` and the key of the environment as Authorization.
 
     Raises ConfigError; its text never contains a value.
     """
-    lines = [("--header", line) for line in given]
+    lines = [("--header", line) for line in texts]
     if file is not None:
         try:
             text = read_file(file, "--header-file", HEADER_FILE_BYTES_MAX).decode()
@@ -51,7 +51,8 @@ def read_headers(given: Sequence[str], file: Path | None, key_env: str | None) -
         fields.append((name.strip(), value.strip()))
         check_fields([(name.strip().encode(), value.strip().encode())], place)
     if not any(name.lower() == "authorization" for name, _ in fields):
-        key = os.environ.get(key_env or KEY_NAME, "").strip()  # `$(cat key)` is not how all set it
+        # The variable may end in a newline: a shell's `$(cat key)` removes it, other ways do not.
+        key = os.environ.get(key_env or KEY_NAME, "").strip()
         if key:
             fields.append(("Authorization", f"Bearer {key}"))
             check_fields([(b"Authorization", key.encode())], "--api-key-env")
@@ -94,11 +95,11 @@ def refuse_meaningless(load: LoadPlan) -> None:
     """Raise ConfigError naming a given option that has no meaning for the target."""
     spoken = protocol_of(load.target.url)
     scheme = urlsplit(load.target.url).scheme
-    given = flags_given(load.target, load.bodies, load.sending)
+    flags = flags_given(load.target, load.bodies, load.sending)
     if load.bodies.stream is False:
-        given.append("--no-stream")
+        flags.append("--no-stream")
     for option, why in _MEANINGLESS[spoken].items():
-        if option in given and (scheme, option) != ("grpcs", "--ca"):
+        if option in flags and (scheme, option) != ("grpcs", "--ca"):
             raise ConfigError(
                 option, f"has no meaning for {scheme}:// ({_NAMES[spoken]}): {why}", "leave it out"
             )
@@ -112,7 +113,7 @@ def maker_for(target: str, body: BodyOptions, decode: Decode | None) -> AnyMaker
         raise ConfigError(
             f"request.{unsent[0]}", f"cannot be sent over {_NAMES[spoken]}", "leave it out of the workload"
         )
-    # vLLM's gRPC service knows ignore_eos; over a WebSocket these servers would.
+    # Servers that know ignore_eos: vLLM's gRPC service, and over a WebSocket those named here.
     known = {"grpc": (body.server,), "responses": ("vllm",)}.get(spoken, ("vllm", "sglang"))
     exact = body.exact_output and body.server in known
     return PromptMaker(spoken, model=body.model, exact_output=exact, decode=decode)
@@ -122,7 +123,7 @@ def notes_of(target: str) -> list[str]:
     return [_BEHIND_GRPC] if protocol_of(target) == "grpc" else []
 
 
-def http_beside(target: str) -> str | None:
+def http_url_of(target: str) -> str | None:
     """Return the HTTP URL of the same port, for models and metrics; None for gRPC."""
     parts = urlsplit(target)
     match protocol_of(target):
@@ -136,7 +137,7 @@ def http_beside(target: str) -> str | None:
 
 
 async def reach(target: str) -> None:
-    """Raise ConfigError if nobody listens: gRPC would wait for a server."""
+    """Raise ConfigError if no server listens at the target: gRPC would wait for one."""
     parts = urlsplit(target)
     port = parts.port or (443 if parts.scheme in ("wss", "grpcs") else 80)
     try:
@@ -145,5 +146,5 @@ async def reach(target: str) -> None:
         writer.close()
     except (OSError, TimeoutError) as exc:
         raise ConfigError(
-            "--target", f"{parts.scheme}://{parts.hostname}:{port} cannot be reached: {failure_said(exc)}"
+            "--target", f"{parts.scheme}://{parts.hostname}:{port} cannot be reached: {failure_text(exc)}"
         ) from None

@@ -42,7 +42,7 @@ from llmtap.load.replay.baseline import Baseline, read_then
 from llmtap.load.replay.options import (
     USER_AGENT,
     AnyMaker,
-    http_beside,
+    http_url_of,
     maker_for,
     notes_of,
     reach,
@@ -57,13 +57,13 @@ from llmtap.load.workers.worker_pool import STOPPED, LoadResult, Member, WorkerP
 from llmtap.metrics.objectives import Objectives
 from llmtap.net.bounded_body import read_at_most
 from llmtap.net.cluster import ray_cluster
-from llmtap.net.listener import failure_said
+from llmtap.net.listener import failure_text
 from llmtap.workload.requests import Requests
 
 CONNECTIONS_MAX: Final = 1_000
 """Connections opened in advance at most; more are opened on demand."""
 PATHS_MAX: Final = 20
-"""Paths of a report."""
+"""Maximum number of request paths in a result."""
 HOLD_NS: Final = 2_000_000_000
 """Assumed duration of an answer, for estimating the number of connections."""
 
@@ -95,7 +95,7 @@ class ReplayStage(Enum):
     """Nothing was sent: it may be aborted."""
     SENDING = "sending"
     """`stop` ends it, also in the warm-up."""
-    TELLING = "telling"
+    REPORTING = "reporting"
     """The load is over; results are read and written."""
 
 
@@ -105,14 +105,14 @@ class Replay:
 
     plan: ReplayPlan
     load: LoadPlan
-    audience: ProgressListener
+    listener: ProgressListener
     notes: list[str] = field(default_factory=list)
-    asking: Callable[[Prepared], None] | None = None
+    on_prepared: Callable[[Prepared], None] | None = None
     """Called with all bodies, in the order of the rows, before anything is sent."""
-    keeping: Callable[[LoadResult], Callable[[int, Exchange], None]] | None = None
+    start_recording: Callable[[LoadResult], Callable[[int, Exchange], None]] | None = None
     """Called after the load; the function it returns is called with each row and exchange."""
     stage: ReplayStage = ReplayStage.PREPARING
-    _crew: WorkerPool | None = None
+    _pool: WorkerPool | None = None
     _warming: asyncio.Task[dict[str, object]] | None = None
     _stopped: bool = False
 
@@ -120,9 +120,9 @@ class Replay:
         """Send no more and let answers end; at the second call, cut them."""
         self._stopped = True
         if self._warming is not None:
-            self._warming.cancel()  # which does nothing once it is over
-        if self._crew is not None:
-            self._crew.stop()
+            self._warming.cancel()  # No effect if the warm-up has ended.
+        if self._pool is not None:
+            self._pool.stop()
 
     async def run(self) -> dict[str, Any]:
         """Run the replay and return public JSON. Raises ConfigError before anything is sent."""
@@ -143,60 +143,61 @@ class Replay:
         maker = maker_for(target.url, body, self.plan.decode)
         requests = self.plan.requests
         with (
-            self._hiring() as hire,
-            prepare(requests, self.plan.prompts, maker, self.audience.preparing) as prepared,
+            self._member_factory() as create_member,
+            prepare(requests, self.plan.prompts, maker, self.listener.preparing) as prepared,
         ):
-            if self.asking is not None:
-                self.asking(prepared)
+            if self.on_prepared is not None:
+                self.on_prepared(prepared)
             exact = maker.output_exact and not requests.bodies
             setup = self._setup(prepared.fd, body, exact_output=exact)
             warmed = await self._warmed(prepared, maker, body)
-            beside_http = http_beside(target.url)
-            scraped = measuring.scrape != "none" and (measuring.scrape or beside_http) is not None
+            http_url = http_url_of(target.url)
+            scraped = measuring.scrape != "none" and (measuring.scrape or http_url) is not None
             watch = Watch(
-                SystemClock(), beside_http or target.url, metrics=measuring.scrape, scrape=scraped,
+                SystemClock(), http_url or target.url, metrics=measuring.scrape, scrape=scraped,
                 headers={"User-Agent": USER_AGENT}, tls=target.tls(),
             )  # fmt: skip
             watch.start()
             anchor = WallAnchor.sample(SystemClock())
             with WorkerPool(
                 setup, requests, prepared.begins, prepared.ends,
-                processes=load.sending.processes, paths=prepared.paths, keep=True, hire=hire,
-            ) as crew:  # fmt: skip
-                self._crew = crew
+                processes=load.sending.processes, paths=prepared.paths, keep=True,
+                create_member=create_member,
+            ) as pool:  # fmt: skip
+                self._pool = pool
                 if self._stopped:
-                    crew.stop()
+                    pool.stop()
                 planned = planned_within(requests, load.schedule.duration, closed=closed)
-                outcome = await crew.run(lambda p: self.audience.sending(p, planned))
+                outcome = await pool.run(lambda p: self.listener.sending(p, planned))
                 if outcome.stopped == NO_ENDPOINT:
                     await watch.close(outcome.began_ns)
-                    raise endpoint_error(next(x for _, x in crew.exchanges() if is_unanswerable(x)))
+                    raise endpoint_error(next(x for _, x in pool.exchanges() if is_unanswerable(x)))
                 if self._stopped:
-                    # Also where nothing was left to send: whoever reads the result is to know of it.
+                    # Record the stop even if every request had been sent, for the readers of the result.
                     outcome.stopped = outcome.stopped or STOPPED
                 series = await watch.close(outcome.began_ns)
-                self.stage = ReplayStage.TELLING
-                beside: dict[str, object] = {"warmup": warmed}
+                self.stage = ReplayStage.REPORTING
+                details: dict[str, object] = {"warmup": warmed}
                 tokens = _tokens(outcome)
-                told = series.summary(tokens=tokens)
-                beside["system"] = {"summary": told, "series": series.to_dict()}
+                summary = series.summary(tokens=tokens)
+                details["system"] = {"summary": summary, "series": series.to_dict()}
                 seen = RunObservations(requests, prepared.tokens, ObservedLengths(output_wanted=exact))
                 baseline = None if self.plan.baseline is None else Baseline(self.plan.baseline)
-                keep = None if self.keeping is None else self.keeping(outcome)
+                keep = None if self.start_recording is None else self.start_recording(outcome)
                 read = 0
-                for row, x in crew.exchanges():
+                for row, x in pool.exchanges():
                     read += 1
                     seen.add(row, x)
                     if keep is not None:
                         keep(row, x)
                     if baseline is not None:
                         baseline.add_now(row, x)
-                beside["unread"] = outcome.tally.summary.n - read
+                details["unread"] = outcome.tally.summary.n - read
                 if writer_place is not None:
-                    beside["capture"] = {"to": writer_place, "rows": self._write(crew, seen, writer_place)}
+                    details["capture"] = {"to": writer_place, "rows": self._write(pool, seen, writer_place)}
                 if measuring.csv is not None:
-                    self._write_csv(crew, measuring.csv)
-        beside["baseline"] = None if baseline is None else self._compared(baseline)
+                    self._write_csv(pool, measuring.csv)
+        details["baseline"] = None if baseline is None else self._compared(baseline)
         plan = {
             **self.plan.describe(), "body": _bodies(maker, prepared), "prompts": prepared.lengths.describe(),
             "target": shown_url(target.url), "connections": "fresh" if load.sending.fresh else "kept",
@@ -206,7 +207,7 @@ class Replay:
         unstamped = urlsplit(target.url).scheme in ("https", "wss", "grpc", "grpcs")
         return result_of(
             outcome, seen, plan=plan, closed=closed,
-            clock="mono" if unstamped else load.sending.clock, anchor=anchor, beside=beside,
+            clock="mono" if unstamped else load.sending.clock, anchor=anchor, details=details,
             percentiles=measuring.percentiles,
         )  # fmt: skip
 
@@ -222,7 +223,7 @@ class Replay:
         return await self._warmed(None, maker_for(self.load.target.url, body, self.plan.decode), body)
 
     @contextmanager
-    def _hiring(self) -> Iterator[Callable[[], Member]]:
+    def _member_factory(self) -> Iterator[Callable[[], Member]]:
         """Yield the function that creates sending processes."""
         address = self.load.sending.ray
         if address is None:
@@ -239,13 +240,13 @@ class Replay:
         spoken = protocol_of(target.url)
         if spoken != "http":
             await reach(target.url)
-        beside = http_beside(target.url)
-        if beside is None:
+        http_url = http_url_of(target.url)
+        if http_url is None:
             return body
-        url = beside.rstrip("/")
+        url = http_url.rstrip("/")
         url += "/models" if url.endswith("/v1") else "/v1/models"
-        given = {name: value for name, value in target.headers if name.lower() != "user-agent"}
-        headers = {**given, "User-Agent": USER_AGENT}
+        own_headers = {name: value for name, value in target.headers if name.lower() != "user-agent"}
+        headers = {**own_headers, "User-Agent": USER_AGENT}
         tls = target.tls() or True
         try:
             async with (
@@ -256,25 +257,25 @@ class Replay:
                 raw = await read_at_most(response) if status == 200 else b""
         except (aiohttp.ClientError, TimeoutError, OSError) as exc:
             if spoken != "http":
-                return body  # nobody promised that HTTP is spoken there, too
-            said = failure_said(exc)
+                return body  # A gRPC or WebSocket server need not answer HTTP on the same port.
+            message = failure_text(exc)
             trust = "--ca FILE names whom to trust, --insecure trusts anybody"
-            hint = trust if said.startswith("TLS: certificate") else None
+            hint = trust if message.startswith("TLS: certificate") else None
             place = shown_url(target.url)
-            raise ConfigError("--target", f"{place} cannot be reached: {said}", hint) from None
-        found = server_of(raw)
+            raise ConfigError("--target", f"{place} cannot be reached: {message}", hint) from None
+        server_type = server_of(raw)
         models = model_ids(raw)
-        if body.server == "auto" and found != "auto":
-            body = msgspec.structs.replace(body, server=found)
+        if body.server == "auto" and server_type != "auto":
+            body = msgspec.structs.replace(body, server=server_type)
         if body.model is None and self.plan.needs_model:
             if len(models) != 1 and spoken != "http":
-                return body  # the URL may name it
+                return body  # The URL of the target may name the model.
             if len(models) != 1:
-                none = "lists none" if status == 200 else f"answered {status} when it was asked which it has"
-                offered = f"offers {', '.join(models[:8])}" if models else none
-                asked = f"{shown_url(url)} was asked: is the path of the URL right?"
+                problem = "lists none" if status == 200 else f"answered {status} to a request for its models"
+                offered = f"offers {', '.join(models[:8])}" if models else problem
+                hint = f"the request was sent to {shown_url(url)}: is the path of the URL right?"
                 raise ConfigError(
-                    "--model", f"is needed: the server {offered}", asked if status == 404 else None
+                    "--model", f"is needed: the server {offered}", hint if status == 404 else None
                 )
             body = msgspec.structs.replace(body, model=models[0], replace_model=False)
         return body
@@ -365,37 +366,37 @@ class Replay:
             chosen = WarmUpOptions()
         else:
             chosen = WarmUpOptions(requests=int(kind), requests_max=int(kind), tokens=0, probe=False)
-        self.audience.warming(kind)
+        self.listener.warming(kind)
         plan = self.plan if chosen.cold else other_words(self.plan)
         with ExitStack() as stack:
             if prepared is None or plan is not self.plan:
                 prepared = stack.enter_context(
-                    prepare(plan.requests, plan.prompts, maker, self.audience.preparing)
+                    prepare(plan.requests, plan.prompts, maker, self.listener.preparing)
                 )
             setup = self._setup(prepared.fd, body, exact_output=maker.output_exact)
-            # By one process of this host: what is warmed up is the server.
-            found = await warm_up(
+            # One process of this host is enough: only the server is warmed up.
+            warmup = await warm_up(
                 setup, plan.requests, prepared.begins, prepared.ends, chosen,
-                progress=partial(self.audience.warming, kind), paths=prepared.paths,
+                progress=partial(self.listener.warming, kind), paths=prepared.paths,
             )  # fmt: skip
-        return found.to_dict()
+        return warmup.to_dict()
 
     def _compared(self, baseline: Baseline) -> dict[str, object] | None:
-        """Compare with the capture; a source that cannot be read any more costs only the comparison."""
+        """Compare with the capture. If the source cannot be read any more, add a note and return None."""
         try:
-            info = read_then(baseline, self.plan.requests, self.audience.comparing)
+            info = read_then(baseline, self.plan.requests, self.listener.comparing)
         except (LlmtapError, ValueError) as exc:
-            # Without the place: a URL may hold keys.
-            why = exc.problem if isinstance(exc, ConfigError) else exc
-            self.notes.append(f"no comparison with what was captured: {why}")
+            # Leave out `exc.place`: a URL may hold keys.
+            reason = exc.problem if isinstance(exc, ConfigError) else exc
+            self.notes.append(f"no comparison with what was captured: {reason}")
             return None
-        told = baseline.to_dict(info)
-        if told is None:
-            why = "tells when its answer came" if baseline.found else "was found again"
-            self.notes.append(f"no comparison with what was captured: no row that was sent {why}")
-        return told
+        comparison = baseline.to_dict(info)
+        if comparison is None:
+            reason = "tells when its answer came" if baseline.matched else "was found again"
+            self.notes.append(f"no comparison with what was captured: no row that was sent {reason}")
+        return comparison
 
-    def _write(self, crew: WorkerPool, seen: RunObservations, place: str) -> int:
+    def _write(self, pool: WorkerPool, seen: RunObservations, place: str) -> int:
         requests = self.plan.requests
         info = CaptureInfo(
             level="shape", block_unit="tokens" if requests.blocks else "",
@@ -403,20 +404,20 @@ class Replay:
         )  # fmt: skip
         writer = RunWriter(place, seen.opened, info, meter="load")
         rows, of = 0, len(seen.sent_ns)
-        for row, x in crew.exchanges():
+        for row, x in pool.exchanges():
             describe(x, row, requests)
             writer.add(x)
             rows += 1
             if rows % 500 == 0:
-                self.audience.writing(rows, of)
+                self.listener.writing(rows, of)
         writer.close()
         return rows
 
-    def _write_csv(self, crew: WorkerPool, path: str) -> None:
+    def _write_csv(self, pool: WorkerPool, path: str) -> None:
         requests = self.plan.requests
 
         def described() -> Iterator[Exchange]:
-            for row, x in crew.exchanges():
+            for row, x in pool.exchanges():
                 describe(x, row, requests)
                 yield x
 
@@ -455,11 +456,11 @@ def planned_within(requests: Requests, duration_ns: int | None, *, closed: bool)
 def describe(x: Exchange, row: int, requests: Requests) -> None:
     """Add to an exchange what the plan knows: shape of the prompt, turn of the conversation."""
     blocks = requests.blocks[row] if requests.blocks else ()
-    asked = RequestShape(max_tokens=requests.output[row] or None, tokens=requests.input[row] or None)
+    shape = RequestShape(max_tokens=requests.output[row] or None, tokens=requests.input[row] or None)
     if blocks:
-        asked.blocks = array("q", blocks)
-        asked.block_size, asked.block_unit = requests.block_tokens, "tokens"
-    x.shape = asked
+        shape.blocks = array("q", blocks)
+        shape.block_size, shape.block_unit = requests.block_tokens, "tokens"
+    x.shape = shape
     if requests.after:
         first, number = row, 0
         while requests.after[first] >= 0:

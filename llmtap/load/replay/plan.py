@@ -66,7 +66,7 @@ class ReplayPlan:
 
 
 def make_plan(
-    asked: ScheduleOptions,
+    schedule: ScheduleOptions,
     progress: Callable[[int, int | None], None] | None = None,
     *,
     tokenizer: str | None = None,
@@ -76,12 +76,12 @@ def make_plan(
 
     Raises ConfigError naming the option or file at fault.
     """
-    if asked.speed is not None and asked.rate is not None:
+    if schedule.speed is not None and schedule.rate is not None:
         raise ConfigError("--speed", "cannot be combined with --rate")
     counter = load_counter(tokenizer or OWN, chat=chat, place="--tokenizer")
     name = None if tokenizer is None else counter.tokenizer.name
-    make = _of_workload if is_workload(asked.source) else partial(_of_trace, progress=progress)
-    plan = make(asked, counter)
+    make = _of_workload if is_workload(schedule.source) else partial(_of_trace, progress=progress)
+    plan = make(schedule, counter)
     plan.about["tokenizer"] = name
     return plan
 
@@ -92,33 +92,35 @@ def plan_of(load: LoadPlan, progress: Callable[[int, int | None], None] | None =
     return make_plan(load.schedule, progress, tokenizer=load.bodies.tokenizer, chat=chat)
 
 
-def _of_workload(asked: ScheduleOptions, counter: TokenCounter) -> ReplayPlan:
+def _of_workload(schedule: ScheduleOptions, counter: TokenCounter) -> ReplayPlan:
     for option, value in (
-        ("--speed", asked.speed), ("--from", asked.source_format),
-        ("--window", asked.window.is_part), ("--share", asked.share),
+        ("--speed", schedule.speed), ("--from", schedule.source_format),
+        ("--window", schedule.window.is_part), ("--share", schedule.share),
     ):  # fmt: skip
         if value:
-            raise ConfigError(option, f"the workload {asked.source} has no times")
-    workload = workload_named(asked.source, "TRACE")
-    count = REQUESTS if asked.requests is None else asked.requests
-    requests = workload.requests(count, asked.seed)
+            raise ConfigError(option, f"the workload {schedule.source} has no times")
+    workload = workload_named(schedule.source, "TRACE")
+    count = REQUESTS if schedule.requests is None else schedule.requests
+    requests = workload.requests(count, schedule.seed)
     if len(requests) == 0:
-        raise ConfigError("TRACE", f"{asked.source} has no requests")
-    told = report_of(workload, requests, asked.seed)
+        raise ConfigError("TRACE", f"{schedule.source} has no requests")
+    description = report_of(workload, requests, schedule.seed)
     arrivals: dict[str, Any] | None = None
-    if asked.closed is not None:
-        _refuse_arrivals(asked)
+    if schedule.closed is not None:
+        _refuse_arrivals(schedule)
     else:
-        process = asked.arrivals or str(told.get("arrivals") or "poisson")
-        arrivals = _arrange(requests, process, asked)
-    source = workload.prompts(requests, asked.seed)
+        process = schedule.arrivals or str(description.get("arrivals") or "poisson")
+        arrivals = _arrange(requests, process, schedule)
+    source = workload.prompts(requests, schedule.seed)
     prompts: PromptSource = source
     if hasattr(source, "sized"):
         prompts = ElasticPrompts(source, requests, counter)  # type: ignore[arg-type]
     about: dict[str, object] = {
-        "workload": told, "arrivals": arrivals, "seed": asked.seed, "requests": len(requests)
+        "workload": description, "arrivals": arrivals, "seed": schedule.seed, "requests": len(requests)
     }  # fmt: skip
-    return ReplayPlan(requests, prompts, about, [], counter.tokenizer.decode, settings=take_settings(told))
+    return ReplayPlan(
+        requests, prompts, about, [], counter.tokenizer.decode, settings=take_settings(description)
+    )
 
 
 def take_settings(workload: dict[str, Any]) -> dict[str, Any]:
@@ -128,21 +130,21 @@ def take_settings(workload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_trace(
-    asked: ScheduleOptions, counter: TokenCounter, progress: Callable[[int, int | None], None] | None
+    schedule: ScheduleOptions, counter: TokenCounter, progress: Callable[[int, int | None], None] | None
 ) -> ReplayPlan:
-    place = asked.source
-    if asked.source_format is not None:
+    place = schedule.source
+    if schedule.source_format is not None:
         try:
-            by_name(asked.source_format)
+            by_name(schedule.source_format)
         except FormatError as exc:
             raise ConfigError("--from", str(exc)) from None
-    own_times = asked.arrivals is None and asked.closed is None
-    if asked.closed is not None:
-        _refuse_arrivals(asked)
-    windowed = asked.window.is_part or asked.share is not None
+    own_times = schedule.arrivals is None and schedule.closed is None
+    if schedule.closed is not None:
+        _refuse_arrivals(schedule)
+    windowed = schedule.window.is_part or schedule.share is not None
     try:
         trace = load_trace(
-            place, count=None if windowed else asked.requests, source_format=asked.source_format,
+            place, count=None if windowed else schedule.requests, source_format=schedule.source_format,
             progress=progress, conversations=True, names=True, bodies=True,
             timed=own_times or windowed, places=True,
         )  # fmt: skip
@@ -154,53 +156,57 @@ def _of_trace(
             raise ConfigError(place, exc.problem, hint) from None
         raise
     try:
-        if asked.window.is_part:
-            trace = trace.window(*asked.window)
+        if schedule.window.is_part:
+            trace = trace.window(*schedule.window)
     except ValueError as exc:
         raise ConfigError("--window", str(exc)) from None
     try:
-        if asked.share is not None:
-            trace = trace.thinned(asked.share, asked.seed)
+        if schedule.share is not None:
+            trace = trace.thinned(schedule.share, schedule.seed)
     except ValueError as exc:
         raise ConfigError("--share", str(exc)) from None
-    count = len(trace) if asked.requests is None else asked.requests
-    scale = 1.0 if asked.speed is None else asked.speed
+    count = len(trace) if schedule.requests is None else schedule.requests
+    scale = 1.0 if schedule.speed is None else schedule.speed
     own_rate = trace.first(count).rate_rps
-    if own_times and asked.rate is not None:
+    if own_times and schedule.rate is not None:
         if own_rate is None:
             raise ConfigError("--rate", "all rows arrive at once, so no scale gives a rate")
-        scale = asked.rate / own_rate
+        scale = schedule.rate / own_rate
     try:
-        requests = trace.requests_at(count=count, scale=scale, think_scale=scale if asked.speed else 1.0)
+        requests = trace.requests_at(count=count, scale=scale, think_scale=scale if schedule.speed else 1.0)
     except ValueError as exc:
         raise ConfigError("--requests", str(exc)) from None
     arrivals: dict[str, Any] | None = None
     if own_times:
         arrivals = {
-            "arrivals": "recorded", "scale": scale, "speed": asked.speed, "recorded_rps": own_rate,
+            "arrivals": "recorded", "scale": scale, "speed": schedule.speed, "recorded_rps": own_rate,
             "rate_rps": own_rate and own_rate * scale,
         }  # fmt: skip
-    elif asked.arrivals is not None:
-        arrivals = _arrange(requests, asked.arrivals, asked)
-    # As workloads describe theirs (IETF draft, 4.3.1).
-    given, made = (recorded_lengths([*filter(None, column)]) for column in (requests.input, requests.output))
+    elif schedule.arrivals is not None:
+        arrivals = _arrange(requests, schedule.arrivals, schedule)
+    # The same description as that of a workload's lengths (IETF draft, 4.3.1).
+    input_lengths, output_lengths = (
+        recorded_lengths([*filter(None, column)]) for column in (requests.input, requests.output)
+    )
     recorded = bool(requests.paths) and all(requests.paths)
-    made = {**made, "control": "max_tokens"} if made and not recorded else made
+    output_lengths = (
+        {**output_lengths, "control": "max_tokens"} if output_lengths and not recorded else output_lengths
+    )
     about: dict[str, object] = {
         "trace": Path(place).name if "://" not in place else place.rpartition("/")[2], "format": trace.format,
         "rows": len(trace), "rows_left_out": trace.left_out, "rows_unsendable": trace.unsendable,
         "rows_estimated": trace.estimated,
-        "requests": len(requests), "arrivals": arrivals, "seed": asked.seed,
+        "requests": len(requests), "arrivals": arrivals, "seed": schedule.seed,
         "conversations": sum(row < 0 for row in requests.after) if requests.after else None,
-        "window_from": asked.window.from_ns / NS_PER_S,
-        "window_for": None if asked.window.for_ns is None else asked.window.for_ns / NS_PER_S,
-        "share": asked.share, "lengths": {"input": given, "output": made},
+        "window_from": schedule.window.from_ns / NS_PER_S,
+        "window_for": None if schedule.window.for_ns is None else schedule.window.for_ns / NS_PER_S,
+        "share": schedule.share, "lengths": {"input": input_lengths, "output": output_lengths},
     }  # fmt: skip
-    prompts = RowPrompts(requests, counter, seed=asked.seed)
+    prompts = RowPrompts(requests, counter, seed=schedule.seed)
     notes = list(trace.notes)
-    if silent := 0 if any(requests.bodies) else requests.output.count(0):
+    if unanswered := 0 if any(requests.bodies) else requests.output.count(0):
         notes.append(
-            f"{silent:,} of {len(requests):,} rows tell of no answer, as where a request failed: they are"
+            f"{unanswered:,} of {len(requests):,} rows tell of no answer, as where a request failed: they are"
             " sent and ask for one token"
         )
     baseline = recorded_of(trace, place, count)
@@ -209,16 +215,16 @@ def _of_trace(
     return ReplayPlan(requests, prompts, about, notes, counter.tokenizer.decode, baseline)
 
 
-def _arrange(requests: Requests, process: str, asked: ScheduleOptions) -> dict[str, Any]:
+def _arrange(requests: Requests, process: str, schedule: ScheduleOptions) -> dict[str, Any]:
     """Set the arrivals of conversations' first requests; later turns get that of their first."""
     after = requests.after
     if process == AT_ONCE:
-        if asked.rate is not None:
-            raise ConfigError("--rate", "all are to arrive at once")
+        if schedule.rate is not None:
+            raise ConfigError("--rate", f"cannot be combined with --arrivals {AT_ONCE}", "leave it out")
         requests.arrival_ns = array("q", bytes(8 * len(requests)))
-        return {"arrivals": AT_ONCE, "given": asked.arrivals, "rate_rps": None, "seed": asked.seed}
-    _check_rate(process, asked)
-    arrivals = parse_arrivals(process, rate_rps=asked.rate, seed=asked.seed)
+        return {"arrivals": AT_ONCE, "given": schedule.arrivals, "rate_rps": None, "seed": schedule.seed}
+    _check_rate(process, schedule)
+    arrivals = parse_arrivals(process, rate_rps=schedule.rate, seed=schedule.seed)
     firsts = sum(row < 0 for row in after) if after else len(requests)
     offsets = islice(arrivals, firsts)
     if not after:
@@ -228,30 +234,31 @@ def _arrange(requests: Requests, process: str, asked: ScheduleOptions) -> dict[s
         for row in after:
             column.append(next(offsets) if row < 0 else column[row])
         requests.arrival_ns = column
-    return {**arrivals.describe(), "given": asked.arrivals}
+    return {**arrivals.describe(), "given": schedule.arrivals}
 
 
-def _check_rate(process: str, asked: ScheduleOptions) -> None:
+def _check_rate(process: str, schedule: ScheduleOptions) -> None:
     """Raise ConfigError of `--rate` if the process needs one and has none, or the reverse."""
     name = process.partition(":")[0].strip()
-    if name in OWN_RATES and asked.rate is not None:
-        raise ConfigError("--rate", f"{name} arrivals name their rates themselves", "leave it out")
-    if name in FORMS and name not in OWN_RATES and asked.rate is None:
-        why = f"{asked.source} is a workload, which has no times of its own"
-        if asked.arrivals is not None:
-            why = f"{name} arrivals need a mean rate"
-        raise ConfigError("--rate", f"is missing: {why}", "such as --rate 4, or --closed 8 without a rate")
+    if name in OWN_RATES and schedule.rate is not None:
+        problem = f"cannot be combined with {name} arrivals, which name their own rates"
+        raise ConfigError("--rate", problem, "leave it out")
+    if name in FORMS and name not in OWN_RATES and schedule.rate is None:
+        reason = f"{schedule.source} is a workload, which has no times of its own"
+        if schedule.arrivals is not None:
+            reason = f"{name} arrivals need a mean rate"
+        raise ConfigError("--rate", f"is missing: {reason}", "such as --rate 4, or --closed 8 without a rate")
 
 
-def _refuse_arrivals(asked: ScheduleOptions) -> None:
+def _refuse_arrivals(schedule: ScheduleOptions) -> None:
     for option, value in (
-        ("--arrivals", asked.arrivals),
-        ("--rate", asked.rate),
-        ("--speed", asked.speed),
+        ("--arrivals", schedule.arrivals),
+        ("--rate", schedule.rate),
+        ("--speed", schedule.speed),
     ):
         if value is not None:
             raise ConfigError(
-                option, "in a closed loop nobody plans when requests are sent", "leave out --closed"
+                option, "cannot be used with --closed: a closed loop has no send times", "leave out --closed"
             )
 
 
@@ -260,7 +267,7 @@ ROWS_MAX: Final = 128
 LETTERS_MAX: Final = 20
 """Average letters of a word; longer ones mean text without spaces, which is reversed by letters."""
 _WORD: Final = re.compile(r"\s*\S+")
-"""With the space before it, which belongs to its token."""
+"""A word with the space before it: tokenizers join the two in one token."""
 
 
 def other_words(plan: ReplayPlan) -> ReplayPlan:
@@ -270,11 +277,11 @@ def other_words(plan: ReplayPlan) -> ReplayPlan:
     words in another order: the same length, within a token or so, but another beginning. Recorded bodies
     stay as they are.
     """
-    given = plan.requests
-    count = min(len(given), ROWS_MAX)
+    planned = plan.requests
+    count = min(len(planned), ROWS_MAX)
     requests = Requests(
-        array("q", bytes(8 * count)), given.input[:count], given.output[:count],
-        tenants=given.tenants[:count], bodies=given.bodies[:count], paths=given.paths[:count],
+        array("q", bytes(8 * count)), planned.input[:count], planned.output[:count],
+        tenants=planned.tenants[:count], bodies=planned.bodies[:count], paths=planned.paths[:count],
     )  # fmt: skip
     prompts = None if plan.prompts is None else _Reversed(plan.prompts)
     return ReplayPlan(requests, prompts, {}, [], plan.decode)
@@ -288,7 +295,7 @@ class _Reversed:
         prompt = self.source.prompt(row)
         return Prompt(
             text=_reversed(prompt.text), ids=prompt.ids[::-1], system=_reversed(prompt.system),
-            history=tuple((role, _reversed(said)) for role, said in prompt.history),
+            history=tuple((role, _reversed(content)) for role, content in prompt.history),
         )  # fmt: skip
 
 

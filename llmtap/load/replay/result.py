@@ -14,7 +14,7 @@ are of requests that wait for no answer.
 
 | name | what it is of |
 | --- | --- |
-| `plan.arrivals.rate_rps` | the process: the mean that was asked for, around which arrivals are drawn |
+| `plan.arrivals.rate_rps` | the process: the requested mean, around which arrivals are drawn |
 | `arrivals.planned.rate_rps` | the whole plan, as it was drawn: gaps / span (`statistics.rate_rps`) |
 | `arrivals.sent.rate_rps` | what was sent: gaps / span; `punctuality.rate_ratio` is sent / planned |
 | `load.planned_rps` | what of the plan was due before the run was stopped: gaps / span of the plan |
@@ -54,8 +54,8 @@ from llmtap.version import __version__
 from llmtap.workload.requests import Requests
 
 PHASES: Final = ("connect", "send", "wait", "receive")
-"""Phases of a request, as `timings` of HAR 1.2: to connect, where no open connection was used; from then to
-the last byte sent; to the first byte of the body; and to the end of the response."""
+"""Phases of a request, as `timings` of HAR 1.2: opening a connection, if no open one was used; then until the
+last byte was sent; until the first byte of the body; and until the end of the response."""
 TURNS_MAX: Final = 20
 """Rows of a table; the last one has all later turns."""
 
@@ -126,7 +126,7 @@ class ObservedLengths:
     input_off_max: int = 0
     """Largest difference in tokens."""
     input_as_counted: int = 0
-    """Equal to our own count: a row may ask for less than a chat template takes."""
+    """Prompts with the length of our own count: a row may want fewer tokens than a chat template adds."""
     input_counted: int = 0
     """Tokens of those prompts by our count, or by the trace if not counted."""
     input_usage: int = 0
@@ -136,21 +136,21 @@ class ObservedLengths:
     output_exact: int = 0
     output_wanted: bool = False
 
-    def add(self, x: Exchange, given: int, counted: int, made: int) -> None:
-        """Add an exchange of a row with these tokens; `counted`: -1 if not counted."""
-        told = x.tokens
-        if told.input is not None and given:
+    def add(self, x: Exchange, wanted_input: int, counted_input: int, wanted_output: int) -> None:
+        """Add an exchange of a row with these tokens; `counted_input`: -1 if not counted."""
+        tokens = x.tokens
+        if tokens.input is not None and wanted_input:
             self.input_told += 1
-            self.input_exact += told.input == given
-            self.input_as_counted += told.input == counted
-            self.input_off_max = max(self.input_off_max, abs(told.input - given))
-            expected = given if counted < 0 else counted
+            self.input_exact += tokens.input == wanted_input
+            self.input_as_counted += tokens.input == counted_input
+            self.input_off_max = max(self.input_off_max, abs(tokens.input - wanted_input))
+            expected = wanted_input if counted_input < 0 else counted_input
             self.input_counted += expected
-            self.input_usage += told.input
-            self.input_apart += abs(told.input - expected)
-        if told.output is not None and told.source is TokenSource.USAGE and made:
+            self.input_usage += tokens.input
+            self.input_apart += abs(tokens.input - expected)
+        if tokens.output is not None and tokens.source is TokenSource.USAGE and wanted_output:
             self.output_told += 1
-            self.output_exact += told.output == made
+            self.output_exact += tokens.output == wanted_output
 
     def describe(self) -> dict[str, object]:
         return asdict(self)
@@ -183,9 +183,10 @@ class RunObservations:
         self.tasks = TaskTimes(self.requests.after) if self.requests.after else None
 
     def add(self, row: int, x: Exchange) -> None:
+        """Add the exchange of a row, once for each row that ended."""
         t = x.timeline
         self.opened[x.relay] += 1
-        # A request that was sent again was dispatched when it was sent first.
+        # The dispatch time of a retried request is that of its first attempt.
         sent_ns = t.arrival_ns
         if x.scheduled_ns is not None and x.dispatch_late_ns is not None:
             sent_ns = x.scheduled_ns + x.dispatch_late_ns
@@ -265,12 +266,12 @@ class RunObservations:
             None if (t := self._first_sent_ns.get(row)) is None else t - began_ns for row in self._firsts()
         ]
         times = sorted(t for t in sent if t is not None)
-        kept = punctuality(planned, sent).to_dict()
+        timing = punctuality(planned, sent).to_dict()
         return {
             "planned": arrival_figures(planned).to_dict(),
             "sent": arrival_figures(times).to_dict(),
             "punctuality": {
-                "rate_ratio": kept["ratio"], "early": kept["early"], "lateness": kept["lateness"],
+                "rate_ratio": timing["ratio"], "early": timing["early"], "lateness": timing["lateness"],
             },
         }  # fmt: skip
 
@@ -324,25 +325,25 @@ def timeline_of(
         return np.bincount(period_of(times_ns), minlength=n).tolist()
 
     sent = np.sort(np.asarray(sent_ns, np.int64))
-    told: dict[str, Any] = {
+    timeline: dict[str, Any] = {
         "period": to_seconds(period_ns), "t": [to_seconds(i * period_ns) for i in range(n)], "asked": None,
         "sent": counted(sent), "ended": None, "in_flight": None,
     }  # fmt: skip
     if planned_ns:
-        # What was planned behind the end of a run that was stopped was asked of nobody.
+        # Leave out requests that were planned after the end of a stopped run.
         planned = np.asarray(planned_ns, np.int64)
-        told["asked"] = counted(
+        timeline["asked"] = counted(
             began_ns + (planned if span_ns >= planned[-1] else planned[planned < span_ns])
         )
     if ended_ns is not None:
         ended = np.sort(np.asarray(ended_ns, np.int64))
         # In flight at the start of each period, and after each dispatch; an end at a send time overlaps it.
         starts = began_ns + period_ns * np.arange(n)
-        most = np.searchsorted(sent, starts) - np.searchsorted(ended, starts)
+        in_flight = np.searchsorted(sent, starts) - np.searchsorted(ended, starts)
         levels = np.arange(1, len(sent) + 1) - np.searchsorted(ended, sent)
-        np.maximum.at(most, period_of(sent), levels)
-        told["ended"], told["in_flight"] = counted(ended), most.tolist()
-    return told
+        np.maximum.at(in_flight, period_of(sent), levels)
+        timeline["ended"], timeline["in_flight"] = counted(ended), in_flight.tolist()
+    return timeline
 
 
 QUANTILES: Final = (
@@ -363,7 +364,7 @@ def result_of(
     closed: bool,
     clock: str,
     anchor: WallAnchor,
-    beside: Mapping[str, object],
+    details: Mapping[str, object],
     percentiles: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the result as public JSON.
@@ -371,7 +372,7 @@ def result_of(
     Args:
         closed: closed loop: no request was scheduled.
         clock: source of timestamps: `kernel` or `mono`.
-        beside: further parts by name.
+        details: further parts by name.
         percentiles: further ones of each metric, by name.
     """
     tally = outcome.tally
@@ -383,11 +384,12 @@ def result_of(
     mode = "closed" if closed else "open"
     result = tally.summary.to_dict(window, seconds, mode, percentiles=percentiles)
     planned_ns = array("q") if closed else seen.planned_ns()
-    kept = tally.plan_dict()
+    plan_counts = tally.plan_dict()
     result["load"] = {
-        **_dict(result["load"]), **_load(outcome, seen, planned_ns), **{name: kept[name] for name in _KEPT},
+        **_dict(result["load"]), **_load(outcome, seen, planned_ns),
+        **{name: plan_counts[name] for name in _KEPT},
     }  # fmt: skip
-    # A sender has nobody whose request it could delay, or to whom it would pass an answer on.
+    # A load generator is no proxy: it adds no latency to the requests of others.
     result["added"] = {}
     result["lengths"] = seen.lengths.describe()
     result["phases"] = {name: summarise_ns(histogram) for name, histogram in seen.phases.items()}
@@ -408,12 +410,12 @@ def result_of(
     )  # fmt: skip
     result["plan"] = dict(plan)
     result["sender"] = _sender(outcome, clock, seconds)
-    result.update(beside)
-    found = findings(
+    result.update(details)
+    problems = findings(
         result, lateness=tally.lateness, uncertainties=tally.summary.histogram("uncertainties"),
         ttft_uncertainties=tally.ttft_uncertainties,
     )  # fmt: skip
-    result["verdict"] = verdict_of(found, result)
+    result["verdict"] = verdict_of(problems, result)
     return result
 
 
@@ -422,27 +424,27 @@ def _load(outcome: LoadResult, seen: RunObservations, planned_ns: Sequence[int])
 
     Rates and the share are of requests that wait for no answer: the times of the others depend on the server.
     """
-    told: dict[str, object] = dict.fromkeys(("stopped", "planned_rps", "sent_share", "due", "in_time"))
-    told["stopped"], told["stop_condition"] = outcome.stopped, outcome.stop_condition
+    load: dict[str, object] = dict.fromkeys(("stopped", "planned_rps", "sent_share", "due", "in_time"))
+    load["stopped"], load["stop_condition"] = outcome.stopped, outcome.stop_condition
     last_sent_ns = max(seen.sent_ns, default=outcome.began_ns)
     sending_ns = last_sent_ns - outcome.began_ns
     if sending_ns > 0:
-        told["sending"] = sending_ns / NS_PER_S
-        told["sending_rps"] = sum(t_ns <= last_sent_ns for t_ns in seen.ended_ns) / sending_ns * NS_PER_S
+        load["sending"] = sending_ns / NS_PER_S
+        load["sending_rps"] = sum(t_ns <= last_sent_ns for t_ns in seen.ended_ns) / sending_ns * NS_PER_S
     if outcome.stopped is not None:
-        # What was planned until somebody stopped it.
+        # Count only the requests that were planned before the stop.
         last_ns = seen.last_sent_ns(outcome.began_ns)
         planned_ns = planned_ns[: bisect_right(planned_ns, last_ns)]
     span_ns = planned_ns[-1] - planned_ns[0] if len(planned_ns) > 1 else 0
     if len(planned_ns) and not span_ns:
-        told["offered_rps"] = None  # requests at one time have no rate
+        load["offered_rps"] = None  # Requests that are all due at one time have no rate.
     if span_ns:
         in_time = seen.in_time(outcome.began_ns, planned_ns[-1] + GRACE_NS)
-        told["due"], told["in_time"] = len(planned_ns), min(in_time, len(planned_ns))
-        told["planned_rps"] = rate_rps(len(planned_ns), span_ns)
-        told["offered_rps"] = rate_rps(in_time, span_ns)
-        told["sent_share"] = min(1.0, in_time / len(planned_ns))
-    return told
+        load["due"], load["in_time"] = len(planned_ns), min(in_time, len(planned_ns))
+        load["planned_rps"] = rate_rps(len(planned_ns), span_ns)
+        load["offered_rps"] = rate_rps(in_time, span_ns)
+        load["sent_share"] = min(1.0, in_time / len(planned_ns))
+    return load
 
 
 ERRORS_MAX: Final = 20

@@ -52,7 +52,7 @@ CAUTION_SHARE: Final = 0.07
 CPU_SECONDS_MIN: Final = 5.0
 """A shorter run consists mostly of its sender's start."""
 _SERVERS_OWN: Final = frozenset({408, 425, 429})
-"""4xx statuses that do not blame the request: too slow, too early, too many."""
+"""4xx statuses whose cause is not the request: it came too slowly, too early, or with too many others."""
 _MERGED: Final = "several chunks may have got one timestamp"
 _UNLIMITED: Final = (
     "whether several chunks got one timestamp: the chunks of an answer come in one read, so that neither the"
@@ -79,7 +79,7 @@ LOAD: Final = ("load", *FROM_SCHEDULE)
 FIGURES: Final = (*LOAD, *LATENCIES, "tokens", "input_tokens")
 """Every figure whose validity is judged, by its name in `verdict.figures`."""
 REQUESTED: Final = frozenset({"load", "ttft", "ttft_any", "tpot", "e2e", "tokens", "goodput"})
-"""Figures that every replay is asked for; the bounds of its objectives are more."""
+"""Figures whose validity every replay states; the bounds of its objectives are added to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Finding:
         return {**asdict(self), **figures, "invalidates": self.invalidates(requested)}
 
 
-def verdict_of(found: Sequence[Finding], result: Mapping[str, Any]) -> dict[str, Any]:
+def verdict_of(problems: Sequence[Finding], result: Mapping[str, Any]) -> dict[str, Any]:
     """Return public JSON: `valid`, `failed`, `partial`, a sentence, `figures` by name, and the findings.
 
     `valid`: the load did not fail, and every requested figure is valid or doubtful.
@@ -123,8 +123,8 @@ def verdict_of(found: Sequence[Finding], result: Mapping[str, Any]) -> dict[str,
     for name in FIGURES:
         if not _exists(name, result):
             continue
-        spoiled = [one for one in found if name in one.spoils]
-        doubted = [one for one in found if name in one.doubts]
+        spoiled = [one for one in problems if name in one.spoils]
+        doubted = [one for one in problems if name in one.doubts]
         state = FigureState.NOT_VALID if spoiled else FigureState.DOUBTFUL if doubted else FigureState.VALID
         errors = [one.error for one in (*spoiled, *doubted) if one.error is not None]
         shares = [one.share for one in (*spoiled, *doubted) if one.share is not None]
@@ -133,15 +133,15 @@ def verdict_of(found: Sequence[Finding], result: Mapping[str, Any]) -> dict[str,
             "share": max(shares, default=None), "findings": [one.what for one in (*spoiled, *doubted)],
         }  # fmt: skip
     not_valid = [name for name, one in figures.items() if one["state"] == FigureState.NOT_VALID]
-    failed = any(one.failed for one in found)
-    # What the load lacks altogether is no figure, so that the findings decide as well.
-    invalid = any(one.invalidates(requested) for one in found)
+    failed = any(one.failed for one in problems)
+    # A metric that the result lacks has no state in `figures`, so the findings decide as well.
+    invalid = any(one.invalidates(requested) for one in problems)
     return {
-        "valid": not invalid, "failed": failed, "partial": any(one.partial for one in found),
+        "valid": not invalid, "failed": failed, "partial": any(one.partial for one in problems),
         "not_valid": [name for name in not_valid if name in requested],
-        "says": verdict_sentence(figures, failed=failed, partial=any(one.partial for one in found)),
+        "says": verdict_sentence(figures, failed=failed, partial=any(one.partial for one in problems)),
         "figures": figures,
-        "findings": [one.to_dict(requested) for one in found], "unchecked": unchecked(result),
+        "findings": [one.to_dict(requested) for one in problems], "unchecked": unchecked(result),
     }  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def verdict_sentence(
         state: [figure_title(name) for name, one in figures.items() if one["state"] == state]
         for state in (FigureState.NOT_VALID, FigureState.DOUBTFUL, FigureState.VALID)
     }
-    # Of states with as many figures the best, so that the sentence names what is wrong.
+    # If two states have equally many figures, take the better one, so that the sentence names the problems.
     most = max(reversed(by_state), key=lambda state: len(by_state[state]))
     parts = [
         f"{state.replace('_', ' ')}: {', '.join(names)}"
@@ -241,7 +241,7 @@ def _left_out(result: Mapping[str, Any]) -> Iterator[Finding]:
             partial=True,
         )  # fmt: skip
     load = result["load"]
-    # A generated plan is longer than the duration that was set: the rest was never meant to be sent.
+    # A generated plan is longer than the duration that was set; the rest was never meant to be sent.
     as_set = load.get("stopped") == TIME_UP and "trace" not in plan
     if load.get("stopped") and load.get("unsent") and not as_set:
         unsent = _part(load["unsent"], load["planned"], "planned requests")
@@ -296,7 +296,7 @@ def _silent(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _by_chunks(result: Mapping[str, Any]) -> Iterator[Finding]:
     """A chunk may hold several tokens, so that figures from counts of chunks are not of tokens."""
-    # Of answers that ended well: a failed one has no usage, and is counted by `_failed`.
+    # Count answers that ended well: a failed one has no usage, and `_failed` reports it.
     answers = result.get("answers") or {}
     n, counted = answers.get("by_chunks", 0), answers.get("output", 0)
     if not n:
@@ -494,21 +494,23 @@ def _apart(result: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _miscounted(result: Mapping[str, Any]) -> Iterator[Finding]:
     """Two tokenizers or templates differ. Without `--tokenizer` exact lengths were not requested."""
-    told = result.get("lengths") or {}
-    counted, usage = told.get("input_counted") or 0, told.get("input_usage") or 0
+    lengths = result.get("lengths") or {}
+    counted, usage = lengths.get("input_counted") or 0, lengths.get("input_usage") or 0
     if not counted:
         return
-    share = told["input_apart"] / counted
+    share = lengths["input_apart"] / counted
     if share > LIMITS["prompt_tokens"]:
         named = (result.get("plan") or {}).get("tokenizer") is not None
         grave = named and share > LIMITS["prompt_tokens_most"]
         limit = LIMITS["prompt_tokens_most" if grave else "prompt_tokens"]
         few = counted < SHARE_OF_MIN
-        apart = f"{told['input_apart']:,} tokens" if few else format_share(told["input_apart"], counted)
+        difference = (
+            f"{lengths['input_apart']:,} tokens" if few else format_share(lengths["input_apart"], counted)
+        )
         yield Finding(
             "prompt_tokens", share, limit,
-            f"the server counted {usage:,} prompt tokens, we {counted:,}: prompt by prompt {apart} apart;"
-            " --tokenizer takes the folder of the server's model",
+            f"the server counted {usage:,} prompt tokens, we {counted:,}: prompt by prompt {difference}"
+            " apart; --tokenizer takes the folder of the server's model",
             (*LATENCIES, "input_tokens") if grave else (), () if grave else ("input_tokens",),
         )  # fmt: skip
 

@@ -33,13 +33,13 @@ from llmtap.units import decode_special, encode_special
 LEAD_NS: Final = 1_000_000_000
 """Time from the command to the start: a call takes about 1 ms, 20 on a busy node."""
 STARTED_WITHIN_S: Final = 120
-"""The node needs a free CPU and may have to load llmtap."""
+"""Maximum wait for the actor: the node needs a free CPU and may have to load llmtap."""
 CLOSED_WITHIN_S: Final = 5
 TRIPS: Final = 30
 PIECE_BYTES: Final = 8 << 20
 _READ_BYTES: Final = 1 << 18
 _CALLS: Final = 4
-"""Concurrent calls of an actor: read, tell, kill."""
+"""Concurrent calls of an actor: read, send_commands, kill."""
 
 
 class RemoteProcess:
@@ -49,8 +49,8 @@ class RemoteProcess:
         self._bodies = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 (it ends with the actor)
         self._spill = tempfile.TemporaryFile()  # noqa: SIM115
         self._proc: subprocess.Popen[bytes] | None = None
-        self._telling = threading.Lock()
-        self._told = 0
+        self._command_lock = threading.Lock()
+        self._commands_sent = 0
 
     def about(self) -> tuple[str, ClockReading]:
         return llmtap.__version__, read_clocks()
@@ -64,12 +64,12 @@ class RemoteProcess:
         self._proc = spawned(own, script, self._bodies.fileno(), spill_fd)
         return self._proc.pid
 
-    def tell(self, said: list[str]) -> None:
+    def send_commands(self, commands: list[str]) -> None:
         """Send all commands so far, from the first: calls may overtake each other."""
-        with self._telling:
-            for words in said[self._told :]:
-                self._say(words.encode())
-            self._told = max(self._told, len(said))
+        with self._command_lock:
+            for command in commands[self._commands_sent :]:
+                self._write_line(command.encode())
+            self._commands_sent = max(self._commands_sent, len(commands))
 
     def read(self) -> bytes:
         assert self._proc is not None and self._proc.stdout is not None
@@ -87,9 +87,9 @@ class RemoteProcess:
             self._proc.kill()
             self._proc.wait()
 
-    def _say(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         assert self._proc is not None and self._proc.stdin is not None
-        # A broken pipe: the process has ended, which the reader reports.
+        # After a broken pipe the process has ended, which the reader reports.
         with contextlib.suppress(BrokenPipeError):
             self._proc.stdin.write(line + b"\n")
 
@@ -101,7 +101,7 @@ class RayMember:
         self._ray = ray
         self._clock = SystemClock() if clock is None else clock
         self._actor: Any = None
-        self._said: list[str] = []
+        self._commands: list[str] = []
         self._spill: BinaryIO | None = None
         self.clock = HostClock(socket.gethostname())
         self.pid: int | None = None
@@ -112,7 +112,7 @@ class RayMember:
         if setup.load.target.ca is not None:
             raise ConfigError("--ca", "cannot be combined with --ray", "the nodes trust their own CAs")
         self._spill = spill
-        # SPREAD: on as many nodes as possible, with one CPU each.
+        # SPREAD uses as many nodes as possible.
         self._actor = (
             self._ray.remote(RemoteProcess)
             .options(num_cpus=1, max_concurrency=_CALLS, max_restarts=0, scheduling_strategy="SPREAD")
@@ -124,7 +124,7 @@ class RayMember:
                 raise ConfigError(
                     "--ray", f"the node {theirs.host} has llmtap {version}, and this is {llmtap.__version__}"
                 )
-            # In a thread: waiting for the loop would lengthen the round trip.
+            # Measure in a thread: waiting for the loop would lengthen the round trip.
             self.clock = await asyncio.get_running_loop().run_in_executor(None, self._compare)
             at = 0
             while piece := os.pread(setup.bodies_fd, PIECE_BYTES, at):
@@ -136,14 +136,14 @@ class RayMember:
         except TimeoutError:
             raise ConfigError(
                 "--ray", f"no node had a CPU for a sending process within {STARTED_WITHIN_S} s",
-                "ask for fewer --processes",
+                "use fewer --processes",
             ) from None  # fmt: skip
         except self._ray.exceptions.RayError as exc:
             raise LlmtapError(f"a node of --ray cannot run a sending process: {_last_line(exc)}") from None
 
-    def tell(self, words: str) -> None:
-        self._said.append(words)
-        self._actor.tell.remote(list(self._said))
+    def send_command(self, command: str) -> None:
+        self._commands.append(command)
+        self._actor.send_commands.remote(list(self._commands))
 
     async def read(self) -> bytes:
         try:
@@ -176,9 +176,9 @@ class RayMember:
     def _compare(self) -> HostClock:
         trips: list[Trip] = []
         for _ in range(TRIPS):
-            asked_ns = self._clock.mono_ns()
+            request_ns = self._clock.mono_ns()
             reading = self._ray.get(self._actor.about.remote())[1]
-            trips.append((asked_ns, self._clock.mono_ns(), reading))
+            trips.append((request_ns, self._clock.mono_ns(), reading))
         return HostClock.compared(read_clocks(self._clock), trips)
 
     async def _fetch(self) -> None:

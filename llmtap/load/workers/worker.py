@@ -24,7 +24,7 @@ import uvloop
 from llmtap.clock import SystemClock
 from llmtap.exchange.exchange import Exchange
 from llmtap.load.http import LoadSender
-from llmtap.load.prompt_sender import Asking, check_target, make_asking
+from llmtap.load.prompt_sender import PromptSender, check_target, make_prompt_sender
 from llmtap.load.run import LoadRun, Schedule
 from llmtap.load.sending import Later, parse_target, path_at, protocol_of
 from llmtap.load.tally import LoadTally
@@ -37,7 +37,7 @@ from llmtap.net.tls import client_context
 from llmtap.units import NEVER, decode_special
 from llmtap.workload.requests import Requests
 
-TELL_S: Final = 0.25
+REPORT_S: Final = 0.25
 COLLECT_EACH: Final = 240
 """Progress messages between garbage collections: one minute."""
 SPILL_BYTES: Final = 1 << 20
@@ -49,7 +49,7 @@ mono_ns = SystemClock.mono_ns
 
 
 def main() -> int:
-    # A terminal's Ctrl-C, or its end, reaches the whole group; the parent decides what it means.
+    # Ctrl-C, or the end of the terminal, signals the whole process group. The parent decides what to do.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with open(int(sys.argv[1]), "rb") as file:
@@ -59,7 +59,7 @@ def main() -> int:
     raise_file_limit()
     gc.collect()
     gc.freeze()
-    gc.disable()  # see _keep_telling
+    gc.disable()  # _report_progress() collects.
     uvloop.run(work(setup, script, sys.stdin.fileno(), sys.stdout.fileno()))
     return 0
 
@@ -94,7 +94,7 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
         )  # fmt: skip
         commands.run = run
         telling = loop.create_task(
-            _keep_telling(reports_fd, lambda: keeper.progress(sender, schedule, run), later)
+            _report_progress(reports_fd, lambda: keeper.progress(sender, schedule, run), later)
         )
         try:
             await run.go()
@@ -114,45 +114,45 @@ async def work(setup: WorkerSetup, script: WorkerScript, commands_fd: int, repor
         sender.lateness.meter.take_max(), ended_ns if start_ns is None else start_ns, ended_ns,
         keeper.spill_error,
     )  # fmt: skip
-    if isinstance(sender, Asking):
+    if isinstance(sender, PromptSender):
         await sender.aclose()
     else:
         sender.close()
-    _tell(reports_fd, frame(keeper.progress(sender, schedule, run)), wait=True)
-    _tell(reports_fd, frame(done), wait=True)
+    _write_frame(reports_fd, frame(keeper.progress(sender, schedule, run)), wait=True)
+    _write_frame(reports_fd, frame(done), wait=True)
 
 
-def _sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender | Asking:
+def _sender(loop: asyncio.AbstractEventLoop, setup: WorkerSetup) -> LoadSender | PromptSender:
     load, url = setup.load, setup.load.target.url
     tls = client_context(load.target.ca, not load.target.insecure) if check_target(setup) else None
     if protocol_of(url) != "http":
-        return make_asking(loop, setup, tls)
+        return make_prompt_sender(loop, setup, tls)
     target = parse_target(url, setup.endpoint, setup.headers)
     return LoadSender(loop, target, load.sending, load.bodies, name=setup.name, tls=tls)
 
 
 async def _get_ready(
-    sender: LoadSender | Asking, connections: int, commands: "_Commands", reports_fd: int
+    sender: LoadSender | PromptSender, connections: int, commands: "_Commands", reports_fd: int
 ) -> int | None:
     """Open connections and report it; return the start time, or None if the run was cancelled."""
     opening = asyncio.ensure_future(sender.open(connections))
     await asyncio.wait((opening, commands.start), return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():
-        opening.cancel()  # the sender cancels the attempts
+        opening.cancel()  # The sender then cancels the attempts to connect.
         return None
-    _tell(reports_fd, frame(WorkerReady(opening.result())), wait=True)
+    _write_frame(reports_fd, frame(WorkerReady(opening.result())), wait=True)
     return await commands.start
 
 
-async def _keep_telling(reports_fd: int, progress: Callable[[], Progress], later: Later) -> None:
+async def _report_progress(reports_fd: int, progress: Callable[[], Progress], later: Later) -> None:
     """Report progress, and collect garbage when there is time. Python would collect when many answers end at
     once, which takes 20 ms with 500 in flight."""
-    told = 0
+    reports = 0
     while True:
-        await asyncio.sleep(TELL_S)
-        _tell(reports_fd, frame(progress()), wait=False)
-        told += 1
-        if told % COLLECT_EACH == 0:
+        await asyncio.sleep(REPORT_S)
+        _write_frame(reports_fd, frame(progress()), wait=False)
+        reports += 1
+        if reports % COLLECT_EACH == 0:
             later.add(_collect)
 
 
@@ -183,10 +183,10 @@ class _Commands:
             elif not self.start.done():
                 self.start.set_result(int(rest))
 
-    def _obey(self, word: str, why: str) -> None:
-        self.ended = self.ended or why
+    def _obey(self, word: str, reason: str) -> None:
+        self.ended = self.ended or reason
         if self.run is not None:
-            self.run.stop(why, drain_ns=CUT_NS if word == "cut" else None)
+            self.run.stop(reason, drain_ns=CUT_NS if word == "cut" else None)
         elif not self.start.done():
             self.start.set_result(None)
 
@@ -231,7 +231,9 @@ class _Keeper:
             self.spill_error = exc.strerror
             self._aside.clear()
 
-    def progress(self, sender: LoadSender | Asking, schedule: Schedule, run: LoadRun | None) -> Progress:
+    def progress(
+        self, sender: LoadSender | PromptSender, schedule: Schedule, run: LoadRun | None
+    ) -> Progress:
         tally = self._tally
         late, ttft, tbc = map(sorted, self._latest.values())
         return Progress(
@@ -248,8 +250,8 @@ def _bodies(fd: int, script: WorkerScript) -> Callable[[int], bytes]:
     return lambda row: os.pread(fd, ends[row] - begins[row], begins[row])
 
 
-def _row_paths(sender: LoadSender | Asking, paths: list[str]) -> list[bytes]:
-    if isinstance(sender, Asking):
+def _row_paths(sender: LoadSender | PromptSender, paths: list[str]) -> list[bytes]:
+    if isinstance(sender, PromptSender):
         return []
     origin = sender.target.origin
     known = {path: path_at(origin, path) if path else b"" for path in set(paths)}
@@ -279,7 +281,7 @@ def _column(packed: bytes) -> "array[int]":
     return column
 
 
-def _tell(fd: int, data: bytes, *, wait: bool) -> None:
+def _write_frame(fd: int, data: bytes, *, wait: bool) -> None:
     """Write a frame: all of it, or without `wait` nothing if the pipe is full."""
     os.set_blocking(fd, wait)
     try:
@@ -288,7 +290,7 @@ def _tell(fd: int, data: bytes, *, wait: bool) -> None:
     except BlockingIOError:
         return
     except BrokenPipeError:
-        return  # the parent is gone: stdin ends, too
+        return  # The parent has ended, so stdin ends, too, and stops the run.
 
 
 if __name__ == "__main__":

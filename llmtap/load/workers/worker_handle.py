@@ -34,7 +34,7 @@ class WorkerSetup(msgspec.Struct, kw_only=True):
     """Configuration of a sending process. Headers may hold keys: sent by pipe, and by Ray to its nodes."""
 
     load: LoadPlan
-    """Its `closed` is the number of requests in flight of this process."""
+    """Options of this process: `closed` is its own number of requests in flight."""
     name: str = "load"
     exact_output: bool = False
     """Realtime, gRPC: request exactly the given number of tokens. HTTP bodies state it themselves."""
@@ -179,8 +179,8 @@ class HostClock:
     def compared(cls, ours: ClockReading, trips: Sequence[Trip]) -> "HostClock":
         """Return the clock of a host by the quickest trip to it. Two hosts with the same boot id are
         different if their clocks differ by more than the round trip."""
-        asked_ns, heard_ns, theirs = min(trips, key=lambda trip: trip[1] - trip[0])
-        at_ns, rtt_ns = (asked_ns + heard_ns) // 2, heard_ns - asked_ns
+        request_ns, answer_ns, theirs = min(trips, key=lambda trip: trip[1] - trip[0])
+        at_ns, rtt_ns = (request_ns + answer_ns) // 2, answer_ns - request_ns
         mono_ahead_ns = theirs.mono_ns - at_ns
         if ours.boot and ours.boot == theirs.boot and abs(mono_ahead_ns) <= rtt_ns:
             return cls(theirs.host, rtt_ns=rtt_ns)
@@ -251,14 +251,14 @@ class LocalMember:
     """A sending process on this host. Only `start` raises LlmtapError."""
 
     lead_ns = LEAD_NS
-    """Time before the start at which it must be told."""
+    """Time in ns from the `go` command to the start time that the command contains."""
     spill_error: str | None = None
     """Why stored exchanges are incomplete."""
 
     def __init__(self) -> None:
         self.clock = HostClock(socket.gethostname())
         self._proc: subprocess.Popen[bytes] | None = None
-        self._said: asyncio.StreamReader | None = None
+        self._output: asyncio.StreamReader | None = None
         self._pipe: asyncio.ReadTransport | None = None
 
     @property
@@ -270,27 +270,27 @@ class LocalMember:
         spill_fd = None if spill is None else spill.fileno()
         packed = msgspec.msgpack.encode(script)
         try:
-            # A few ms, before anything is due.
+            # Blocks the loop for a few ms, before any request is due.
             self._proc = spawned(setup, packed, setup.bodies_fd, spill_fd)
         except OSError as exc:
             raise LlmtapError(f"no sending process can be started: {exc.strerror}") from None
         loop = asyncio.get_running_loop()
-        said = self._said = asyncio.StreamReader(limit=_READ_BYTES)
+        output = self._output = asyncio.StreamReader(limit=_READ_BYTES)
         self._pipe, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(said), self._proc.stdout
+            lambda: asyncio.StreamReaderProtocol(output), self._proc.stdout
         )
 
-    def tell(self, words: str) -> None:
+    def send_command(self, command: str) -> None:
         """Send a command line; no effect after its end."""
         stdin = None if self._proc is None else self._proc.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(BrokenPipeError):
-                stdin.write(words.encode() + b"\n")
+                stdin.write(command.encode() + b"\n")
 
     async def read(self) -> bytes:
         """Return its next output; b"" at the end."""
-        assert self._said is not None
-        return await self._said.read(_READ_BYTES)
+        assert self._output is not None
+        return await self._output.read(_READ_BYTES)
 
     async def ended(self) -> int | None:
         """Return its exit status, negative for a signal; None if its host was lost."""

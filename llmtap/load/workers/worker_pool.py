@@ -62,21 +62,21 @@ class LoadResult:
     """The condition of `--stop-when` that was met."""
 
 
-def dealt(requests: Requests, hands: int) -> list[list[int]]:
+def assign_rows(requests: Requests, processes: int) -> list[list[int]]:
     """Return the rows of each process: whole conversations in turn, by arrival."""
     after = requests.after
     if not after:
-        return [list(range(hand, len(requests), hands)) for hand in range(hands)]
-    out: list[list[int]] = [[] for _ in range(hands)]
-    hand_of: list[int] = []
-    begun = 0
-    for row, before in enumerate(after):
-        if before < 0:
-            hand_of.append(begun % hands)
-            begun += 1
+        return [list(range(process, len(requests), processes)) for process in range(processes)]
+    out: list[list[int]] = [[] for _ in range(processes)]
+    process_of: list[int] = []
+    conversations = 0
+    for row, previous in enumerate(after):
+        if previous < 0:
+            process_of.append(conversations % processes)
+            conversations += 1
         else:
-            hand_of.append(hand_of[before])
-        out[hand_of[row]].append(row)
+            process_of.append(process_of[previous])
+        out[process_of[row]].append(row)
     return out
 
 
@@ -93,32 +93,32 @@ class WorkerPool:
         processes: int = 1,
         paths: Sequence[str] = (),
         keep: bool = False,
-        hire: Callable[[], Member] = LocalMember,
+        create_member: Callable[[], Member] = LocalMember,
         clock: Clock | None = None,
     ) -> None:
         """`setup`: slots and connections are those of all processes together. `paths`: path of each row, ""
         for that of the endpoint; empty if all are. `keep`: store exchanges, not
-        only counts. `hire`: creates a process. `clock`: time base of the results."""
+        only counts. `create_member`: creates a process. `clock`: time base of the results."""
         self._setup = setup
         self._requests = requests
         self._paths = list(paths)
         self._bodies = (body_begins.tobytes(), body_ends.tobytes())
         # A process without a slot would never send.
-        hands = min(processes, setup.load.schedule.closed or processes)
-        self._hands = [rows for rows in dealt(requests, hands) if rows]
-        self._members = [hire() for _ in self._hands]
+        processes_used = min(processes, setup.load.schedule.closed or processes)
+        self._assigned_rows = [rows for rows in assign_rows(requests, processes_used) if rows]
+        self._members = [create_member() for _ in self._assigned_rows]
         self._clock = SystemClock() if clock is None else clock
         self._files = ExitStack()
         self._keep = keep
         self._spills: list[BinaryIO] = [
             self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`__exit__` closes it)
-            for _ in (self._hands if keep else ())
+            for _ in (self._assigned_rows if keep else ())
         ]
-        self._told: list[Member] = []
-        self._said: list[str] = []
+        self._started: list[Member] = []
+        self._commands: list[str] = []
         self._stopping: str | None = None
         self._cutting = asyncio.Event()
-        self._why: str | None = None
+        self._stop_reason: str | None = None
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -130,31 +130,32 @@ class WorkerPool:
         """Start all processes and wait for their end; `progress` is called with sums. Raises ConfigError for
         an invalid target, header or certificate, LlmtapError if a process cannot be started."""
         _check(self._setup)
-        sums: list[Progress | None] = [None] * len(self._hands)
+        sums: list[Progress | None] = [None] * len(self._assigned_rows)
         growth = QueueGrowth() if self._setup.load.sending.stop_when.saturated else None
 
-        def heard(i: int, part: Progress) -> None:
+        def on_progress(i: int, part: Progress) -> None:
             sums[i] = part
             if part.gave_up is not None and self._stopping is None:
-                self._why = part.gave_up  # where one gives up, all do
+                # If one process gives up, stop all.
+                self._stop_reason = part.gave_up
                 self.stop(part.gave_up)
             total = _sum([p for p in sums if p is not None])
-            # All processes must have reported, or the sums would jump.
+            # Wait until all processes have reported: before, the sums would jump.
             if growth is not None and self._stopping is None and None not in sums:
-                self._why = growth.add(self._clock.mono_ns(), total.sent, total.waiting)
-                if self._why is not None:
-                    self.stop(self._why)
+                self._stop_reason = growth.add(self._clock.mono_ns(), total.sent, total.waiting)
+                if self._stop_reason is not None:
+                    self.stop(self._stop_reason)
             if progress is not None:
                 progress(total)
 
         loop = asyncio.get_running_loop()
-        ready: list[asyncio.Future[None]] = [loop.create_future() for _ in self._hands]
-        serving = [loop.create_task(self._serve(i, r, partial(heard, i))) for i, r in enumerate(ready)]
+        ready: list[asyncio.Future[None]] = [loop.create_future() for _ in self._assigned_rows]
+        serving = [loop.create_task(self._serve(i, r, partial(on_progress, i))) for i, r in enumerate(ready)]
         try:
             await asyncio.gather(*ready)
             began_ns = self._clock.mono_ns() + max((m.lead_ns for m in self._members), default=0)
-            for member in self._told:
-                member.tell(f"go {member.clock.theirs(began_ns)}")
+            for member in self._started:
+                member.send_command(f"go {member.clock.theirs(began_ns)}")
             reports = await asyncio.gather(*serving)
         finally:
             for task in serving:
@@ -169,30 +170,30 @@ class WorkerPool:
     def pids(self) -> list[int]:
         return [member.pid for member in self._members if member.pid is not None]
 
-    def stop(self, why: str = STOPPED) -> None:
+    def stop(self, reason: str = STOPPED) -> None:
         """Send no more and let answers end; at the second call, cut them."""
-        words = f"{'stop' if self._stopping is None else 'cut'} {why}"
+        command = f"{'stop' if self._stopping is None else 'cut'} {reason}"
         if self._stopping is not None:
             self._cutting.set()
-        self._stopping = self._stopping or why
-        self._said.append(words)
-        for member in self._told:
-            member.tell(words)
+        self._stopping = self._stopping or reason
+        self._commands.append(command)
+        for member in self._started:
+            member.send_command(command)
 
     def exchanges(self) -> Iterator[tuple[int, Exchange]]:
-        """Yield row and exchange of all that ended, by process; after the run. Of a lost process: those
-        stored."""
+        """Yield row and exchange of each request that ended, process by process. Call it after the run. Of a
+        lost process, only stored exchanges are there."""
         for member, spill in zip(self._members, self._spills, strict=self._keep):
             spill.seek(0)
             while True:
                 try:
                     row, x = pickle.load(spill)
                 except (EOFError, pickle.UnpicklingError):
-                    break  # the end, or what was being written when the process was lost
+                    break  # The end of the file, or a record that was cut when the process was lost.
                 yield row, member.clock.place(x)
 
     def _setup_of(self, i: int) -> WorkerSetup:
-        setup, n = self._setup, len(self._hands)
+        setup, n = self._setup, len(self._assigned_rows)
         schedule = setup.load.schedule
         closed = None if schedule.closed is None else _share(schedule.closed, i, n)
         schedule = msgspec.structs.replace(schedule, closed=closed)
@@ -202,7 +203,7 @@ class WorkerPool:
         )
 
     async def _serve(
-        self, i: int, ready: "asyncio.Future[None]", heard: Callable[[Progress], None]
+        self, i: int, ready: "asyncio.Future[None]", on_progress: Callable[[Progress], None]
     ) -> "Done | Lost | None":
         member = self._members[i]
         try:
@@ -219,7 +220,7 @@ class WorkerPool:
                             opened = message.connections
                             ready.set_result(None)
                         case Progress():
-                            heard(message)
+                            on_progress(message)
                         case Done():
                             done = msgspec.structs.replace(message, opened_before=opened)
             status = await member.ended()
@@ -230,14 +231,14 @@ class WorkerPool:
             return None
         if not ready.done():
             if done is not None:
-                ready.set_result(None)  # it was called off before
+                ready.set_result(None)  # The run was cancelled before this process was ready.
             else:
                 how = "with its host" if status is None else f"with status {status}"
                 ready.set_exception(LlmtapError(f"a sending process ended at once, {how}"))
         return Lost(status) if done is None else done
 
     async def _start(self, i: int, member: Member) -> bool:
-        requests, rows = self._requests, self._hands[i]
+        requests, rows = self._requests, self._assigned_rows[i]
         script = WorkerScript(
             array("q", rows).tobytes(), requests.arrival_ns.tobytes(), requests.after.tobytes(),
             requests.think_ns.tobytes(), requests.tenants, *self._bodies, requests.joins,
@@ -255,9 +256,9 @@ class WorkerPool:
             for task in (starting, cutting):
                 task.cancel()
             await asyncio.gather(starting, cutting, return_exceptions=True)
-        for words in self._said:
-            member.tell(words)
-        self._told.append(member)
+        for command in self._commands:
+            member.send_command(command)
+        self._started.append(member)
         return True
 
     def _outcome(self, began_ns: int, reports: "Sequence[Done | Lost | None]") -> LoadResult:
@@ -265,8 +266,10 @@ class WorkerPool:
         measuring = setup.load.measuring
         objectives = Objectives.parse(measuring.slo) if measuring.slo else None
         tally = LoadTally(objectives, measuring.reader)
-        out = LoadResult(tally, began_ns, began_ns, stopped=self._why, stop_condition=self._why)
-        for member, rows, report in zip(self._members, self._hands, reports, strict=True):
+        out = LoadResult(
+            tally, began_ns, began_ns, stopped=self._stop_reason, stop_condition=self._stop_reason
+        )
+        for member, rows, report in zip(self._members, self._assigned_rows, reports, strict=True):
             match report:
                 case None:
                     tally.planned += len(rows)

@@ -226,7 +226,7 @@ class Recorder:
         if 0 < _number_of(relay) <= self._after:
             return  # it was there before the capture: forgotten, it would count as new if it reconnected
         self._left[relay] = None
-        reported = self._store.told().relays
+        reported = self._store.ledger().relays
         first = list(self._left)[: max(0, len(self._left) - LEFT_MAX)]
         gone = {name for name in first if reported.get(name) == self._relays[name]}
         if gone:

@@ -42,7 +42,7 @@ class Anthropic(shapes.ObjectReader):
         self._id = ""
         self._input = UsageCounts()
         self._so_far: Delta | None = None
-        """The end that counted the output last, before the reason to stop was told."""
+        """The last `message_delta` with counts; its counts are final if no later one has the stop reason."""
         self._spoken = False
         self._stopped = False
         self._total = False
@@ -54,14 +54,14 @@ class Anthropic(shapes.ObjectReader):
             return 3
         return int((kind in ("ping", "error") or "error" in value) and path.endswith("/messages"))
 
-    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
-        match shapes.kind_of(said, event):
+    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+        match shapes.kind_of(value, event):
             case "content_block_delta":
-                delta = self._read_delta(said.get("delta"))
-                delta.repeatable &= said.get(_GUARDRAIL) is None
+                delta = self._read_delta(value.get("delta"))
+                delta.repeatable &= value.get(_GUARDRAIL) is None
                 return delta
             case "content_block_start":
-                block = said.get("content_block")
+                block = value.get("content_block")
                 pieces = list(_blocks([block]))
                 self._spoken |= bool(pieces)
                 delta = shapes.gather(pieces)
@@ -70,14 +70,14 @@ class Anthropic(shapes.ObjectReader):
             case "content_block_stop":
                 return Delta(EventClass.METADATA)
             case "message_start":
-                return self._read_start(said.get("message"))
+                return self._read_start(value.get("message"))
             case "message_delta":
-                end = said["delta"] if isinstance(said.get("delta"), dict) else {}
-                details = end.get("stop_details") or said.get("stop_details")
-                return self._close(said.get("usage"), end.get("stop_reason"), details, [])
+                end = value["delta"] if isinstance(value.get("delta"), dict) else {}
+                details = end.get("stop_details") or value.get("stop_details")
+                return self._close(value.get("usage"), end.get("stop_reason"), details, [])
             case "message_stop":
-                return self._read_stop(said.get(_INVOCATION))
-        return shapes.failure_in(said, event.event)
+                return self._read_stop(value.get(_INVOCATION))
+        return shapes.failure_in(value, event.event)
 
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
@@ -99,7 +99,7 @@ class Anthropic(shapes.ObjectReader):
             return Delta(EventClass.METADATA)
         kind, text = _TEXTS[key], delta[key]
         if not text:
-            # The arguments of a call begin with an empty piece.
+            # An empty piece begins the arguments of a call. Other empty pieces mean nothing.
             return Delta(kind if kind is EventClass.TOOL_CALL else EventClass.METADATA)
         self._spoken = True
         piece = shapes.piece(kind, text)
@@ -112,13 +112,13 @@ class Anthropic(shapes.ObjectReader):
         counts = _counts(message.get("usage"))
         if counts is not None:
             self._input = counts
-            # One to four tokens of output are counted here before any came: no count of the answer.
+            # Drop the output: the start counts one to four tokens before there is any.
             counts = UsageCounts(counts.input, None, None, counts.cached, counts.refused)
         delta = shapes.gather((), (EventClass.ROLE,), counts=counts)
         delta.usage_running = counts is not None
         now, model = shapes.text_of(message.get("id"))[: shapes.ID_CHARS_MAX], self._model
         self._name(delta, message.get("model"))
-        # A gateway that starts again sends another start behind output (BerriAI/litellm#38153).
+        # A gateway that starts again sends another `message_start` after output (BerriAI/litellm#38153).
         delta.retry = self._spoken and (now != self._id or delta.model not in (None, model))
         self._id = now
         return delta
@@ -165,8 +165,8 @@ def _counts(usage: Any) -> UsageCounts | None:
     if not isinstance(usage, dict):
         return None
     details = usage.get("output_tokens_details")
-    told = details if isinstance(details, dict) else {}
+    members = details if isinstance(details, dict) else {}
     return shapes.counted(
         usage.get("input_tokens"), usage.get("output_tokens"),
-        told.get("thinking_tokens", told.get("reasoning_tokens")), usage.get("cache_read_input_tokens"),
+        members.get("thinking_tokens", members.get("reasoning_tokens")), usage.get("cache_read_input_tokens"),
     )  # fmt: skip

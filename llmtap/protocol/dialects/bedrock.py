@@ -53,24 +53,24 @@ class BedrockText(shapes.ObjectReader):
             return 4
         return 2 if "completionReason" in value or "generation_token_count" in value else 0
 
-    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
-        parts = said.get("outputs") or said.get("results")
+    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+        parts = value.get("outputs") or value.get("results")
         part = parts[0] if isinstance(parts, list) and parts and isinstance(parts[0], dict) else {}
-        if all(said.get(name) is None for name in _TEXTS):
-            return shapes.failure_in(said, event.event)
-        everything = part | {name: v for name, v in said.items() if v is not None}
+        if all(value.get(name) is None for name in _TEXTS):
+            return shapes.failure_in(value, event.event)
+        everything = part | {name: v for name, v in value.items() if v is not None}
         text = shapes.text_of(_first(everything, ("outputText", "generation", "text")))
         reason = _first(everything, ("completionReason", "stop_reason"))
         delta = shapes.gather(
             [(EventClass.CONTENT, text)] if text else [], reason=reason, signal="stop_reason"
         )
-        added = self._running.step(0, count(said.get("generation_token_count")) or 0)
+        added = self._running.step(0, count(value.get("generation_token_count")) or 0)
         if added:
             delta.output, delta.choices = True, shapes.FIRST
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
-        self._input |= _told(said, ("inputTextTokenCount", "prompt_token_count"))
-        output = _told(everything, ("totalOutputTextTokenCount", "generation_token_count", "tokenCount"))
-        invoked = said[_INVOCATION] if isinstance(said.get(_INVOCATION), dict) else {}
+        self._input |= _members(value, ("inputTextTokenCount", "prompt_token_count"))
+        output = _members(everything, ("totalOutputTextTokenCount", "generation_token_count", "tokenCount"))
+        invoked = value[_INVOCATION] if isinstance(value.get(_INVOCATION), dict) else {}
         counts = shapes.counted(
             invoked.get("inputTokenCount", next(iter(self._input.values()), None)),
             invoked.get("outputTokenCount", next(iter(output.values()), None)),
@@ -85,23 +85,25 @@ class BedrockText(shapes.ObjectReader):
         return self.read_event(SseEvent(0, len(body), body))
 
 
-def _told(said: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: said[name] for name in names if said.get(name)}
+def _members(value: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value[name] for name in names if value.get(name)}
 
 
-def _first(said: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return next(iter(_told(said, names).values()), None)
+def _first(value: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next(iter(_members(value, names).values()), None)
 
 
 GUARDRAIL_ACTION: Final = b"guardrail"
-"""In the bytes of every event for which `add_guardrail` has something to do."""
+"""Part of the bytes of every event that `add_guardrail` must read."""
 _GENERATED: Final = frozenset({EventClass.CONTENT, EventClass.TOOL_CALL, EventClass.REASONING})
 
 
 def add_guardrail(delta: Delta, data: bytes) -> None:
-    """Add the action of a guardrail to the Delta of the event, or body, that has it. It says more than a
-    finish reason does, unless nobody knows what was assessed. A text in the same event stands in place of the
-    answer and is no output."""
+    """Add the action of a guardrail to the Delta of the event, or body, that has it.
+
+    The action replaces the verdict of a finish reason, unless it is unknown what the guardrail assessed. A
+    text in the same event stands in place of the answer and is no output.
+    """
     root = read_json(data)
     if not isinstance(root, dict):
         return
@@ -124,5 +126,5 @@ def add_guardrail(delta: Delta, data: bytes) -> None:
         delta.output = delta.content = delta.blank = delta.reasoning = delta.tool_call = False
         delta.text, delta.choices, delta.tokens, delta.token_source = "", (), -1, TokenSource.NONE
     elif delta.event_class > EventClass.CONTENT:
-        delta.text = ""  # beside a guardrail the text is the content
+        delta.text = ""  # The text of a guardrail's Delta is that of its content, and there is none.
     delta.event_class, delta.also = EventClass.GUARDRAIL, tuple(c for c in kept if c < EventClass.METADATA)

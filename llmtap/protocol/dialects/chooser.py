@@ -26,11 +26,11 @@ _EVENT_BYTES_MIN: Final = 256
 CANDIDATES_MAX: Final = 4
 """Dialects that read the same events while the dialect is not known."""
 REVISIONS_MAX: Final = 256
-"""Events not understood for which other dialects are tried, after the choice."""
+"""Maximum number of events for which other dialects are tried after the choice."""
 _OUTPUTS_TO_REVISE: Final = 3
-"""Events that only another dialect reads as output, until it replaces one that has read output."""
+"""Events that only another dialect must read as output before it replaces one that has read output."""
 _OUTPUTS_ON_FOREIGN_PATH: Final = 2
-"""Events with output, or an end, that decide for a dialect if the path belongs to another one."""
+"""Number of events with output or an end that decide for a dialect if the path belongs to another one."""
 _NAMED: Final = 3
 """The claim of an object that names its dialect."""
 
@@ -45,10 +45,10 @@ class Released(NamedTuple):
     """Time of the read that completed the event."""
 
 
-class _Kept(NamedTuple):
+class _StoredEvent(NamedTuple):
     event: SseEvent | None
     delta: Delta | None
-    """Known already if it is not the dialect's to read."""
+    """Meaning of an event that no dialect reads; else None."""
     size: int
     t_ns: int
 
@@ -84,17 +84,17 @@ class _Candidate:
         self.understood = 0
         self.unread = 0
 
-    def read(self, kept: _Kept, *, before: bool = False) -> None:
+    def read(self, stored: _StoredEvent, *, before: bool = False) -> None:
         """Read a kept event; `before`: the dialect did not claim it, so it does not count as unread."""
-        if kept.delta is not None or kept.event is None:
+        if stored.delta is not None or stored.event is None:
             return
-        delta = _read(self.reader, kept.event)
+        delta = _read(self.reader, stored.event)
         self.deltas.append(delta)
-        if not _is_data(kept.event):
+        if not _is_data(stored.event):
             return
         self.understood += delta.parsed
         self.unread += not (delta.parsed or before)
-        # Many dialects name their end alike, so an end decides only if all events before it were understood.
+        # Many dialects have the same end mark, so an end counts only if all events before it were understood.
         self.events += 1
         ended = delta.done and self.understood == self.events
         strong = delta.output or ended or delta.finish_reason is not None
@@ -114,8 +114,19 @@ class DialectChooser:
     """
 
     __slots__ = (
-        "_candidates", "_data_events", "_dialects", "_full", "_kept", "_output_read", "_outputs_of_another",
-        "_path", "_reading", "_revisions_left", "chosen", "kept_bytes", "open",
+        "_candidates",
+        "_data_events",
+        "_dialects",
+        "_full",
+        "_output_read",
+        "_outputs_of_another",
+        "_path",
+        "_reading",
+        "_revisions_left",
+        "_stored",
+        "chosen",
+        "kept_bytes",
+        "open",
     )  # fmt: skip
 
     def __init__(self, path: str, dialects: Dialects = BUILT_IN) -> None:
@@ -125,7 +136,7 @@ class DialectChooser:
         self.chosen: Reader | None = None
         self._reading = Reading.NONE
         self.kept_bytes = 0
-        self._kept: list[_Kept] = []
+        self._stored: list[_StoredEvent] = []
         self._data_events = 0
         self._candidates: list[_Candidate] = []
         self._output_read = False
@@ -167,20 +178,20 @@ class DialectChooser:
     def limits(self) -> tuple[ReadingLimit, ...]:
         """Limits that the reading of this answer reached."""
         inferred: tuple[ReadingLimit, ...] = getattr(self.chosen, "limits", ())
-        kept = (ReadingLimit.KEPT_EVENTS,) if self._full else ()
-        return kept + (() if self._revisions_left else (ReadingLimit.REVISIONS,)) + inferred
+        limits = (ReadingLimit.KEPT_EVENTS,) if self._full else ()
+        return limits + (() if self._revisions_left else (ReadingLimit.REVISIONS,)) + inferred
 
     def offer(self, event: SseEvent, size: int, t_ns: int) -> list[Released]:
         """Take an event of `size` bytes, complete at `t_ns`; return the events whose meaning is now known."""
-        if not self._kept and not _is_data(event):
+        if not self._stored and not _is_data(event):
             delta = _read(None, event)
             delta.size = size
             return [Released(delta, event, t_ns)]
-        kept = _Kept(event, None, size, t_ns)
-        self._keep(kept)
+        stored = _StoredEvent(event, None, size, t_ns)
+        self._store(stored)
         best: _Candidate | None = None
         for candidate in self._candidates:
-            candidate.read(kept)
+            candidate.read(stored)
             if self._is_decisive(candidate) and (best is None or candidate.rank > best.rank):
                 best = candidate
         if _is_data(event):
@@ -194,9 +205,9 @@ class DialectChooser:
 
     def pass_by(self, delta: Delta, t_ns: int) -> list[Released]:
         """Take an event whose meaning is known and that no dialect reads; keep its place in the order."""
-        if not self._kept:
+        if not self._stored:
             return [Released(delta, None, t_ns)]
-        self._keep(_Kept(None, delta, delta.size, t_ns))
+        self._store(_StoredEvent(None, delta, delta.size, t_ns))
         return self.conclude(whole=False) if self.kept_bytes > BYTES_KEPT_MAX else []
 
     def conclude(self, *, whole: bool = True) -> list[Released]:
@@ -209,15 +220,15 @@ class DialectChooser:
         if not likely:
             likely = [c for c in self._candidates if c.claim >= _NAMED and not c.unread]
         if not any(c.strong or c.on_path or c.claim >= _NAMED for c in likely):
-            # Usage and errors look alike in many dialects: a text that shows itself is better evidence.
-            events = [kept.event for kept in self._kept if kept.event is not None]
+            # Usage and errors are alike in many dialects. A text that the structure shows is better evidence.
+            events = [stored.event for stored in self._stored if stored.event is not None]
             reader = structure.infer(events, whole=whole) if likely else None
             if reader is not None and reader.understood:
                 return self._settle(reader, Reading.INFERRED, None)
         if likely:
             best = max(likely, key=lambda c: (c.strong, c.evidence, c.rank))
             return self._settle(best.reader, Reading.DIALECT, best)
-        events = [kept.event for kept in self._kept if kept.event is not None]
+        events = [stored.event for stored in self._stored if stored.event is not None]
         owners = self._dialects.owners(self._path)
         if owners and self._data_events and all(map(_is_done, filter(_is_data, events))):
             return self._settle(self._dialects.all[owners[0]](), Reading.DIALECT, None)
@@ -228,7 +239,7 @@ class DialectChooser:
         """Read an event after the choice."""
         chosen = self.chosen
         delta = _read_unclaimed(event) if chosen is None else chosen.read_event(event)
-        # Events that may come again have no such member: `is_alone`, `Anthropic._read`.
+        # Repeatable events have no guardrail's member (`is_alone`, `Anthropic._read`), so skip the search.
         if not delta.repeatable:
             if event.data is not None and bedrock.GUARDRAIL_ACTION in event.data:
                 bedrock.add_guardrail(delta, event.data)
@@ -248,9 +259,9 @@ class DialectChooser:
             bedrock.add_guardrail(delta, body)
         return delta
 
-    def _keep(self, kept: _Kept) -> None:
-        self._kept.append(kept)
-        self.kept_bytes += max(kept.size, _EVENT_BYTES_MIN)
+    def _store(self, stored: _StoredEvent) -> None:
+        self._stored.append(stored)
+        self.kept_bytes += max(stored.size, _EVENT_BYTES_MIN)
 
     def _admit(self, event: SseEvent) -> _Candidate | None:
         """Add the dialects that claim this event, the last one kept, to the candidates. Return the first of
@@ -266,9 +277,9 @@ class DialectChooser:
                     return None
                 self._candidates.remove(weakest)
             candidate = _Candidate(self._dialects, order, claim, self._path)
-            for kept in self._kept[:-1]:
-                candidate.read(kept, before=True)
-            candidate.read(self._kept[-1])
+            for stored in self._stored[:-1]:
+                candidate.read(stored, before=True)
+            candidate.read(self._stored[-1])
             self._candidates.append(candidate)
             if self._is_decisive(candidate):
                 return candidate
@@ -288,14 +299,14 @@ class DialectChooser:
         self.chosen, self._reading = reader, reading
         deltas = iter(()) if by is None else iter(by.deltas)
         out = []
-        for event, delta, size, t_ns in self._kept:
+        for event, delta, size, t_ns in self._stored:
             if event is not None:
                 delta = _read(reader, event) if by is None else next(deltas)
                 delta.size = size
                 self._output_read |= delta.output
             assert delta is not None
             out.append(Released(delta, event, t_ns))
-        self._kept, self._candidates, self.kept_bytes = [], [], 0
+        self._stored, self._candidates, self.kept_bytes = [], [], 0
         return out
 
     def _revise(self, event: SseEvent, delta: Delta) -> Delta:

@@ -13,7 +13,7 @@ from llmtap.protocol.server_times import clock_ns, object_times
 from llmtap.protocol.sse import SseEvent
 
 _STOPPED: Final = {"stopped_eos": "eos", "stopped_word": "word", "stopped_limit": "limit"}
-"""Fields in which older servers tell why an answer ended."""
+"""Fields in which older servers report why an answer ended, with the reason."""
 
 
 class LlamaCpp(shapes.ObjectReader):
@@ -25,7 +25,7 @@ class LlamaCpp(shapes.ObjectReader):
     def __init__(self) -> None:
         super().__init__()
         self._ids = False
-        """Its events tell the tokens one by one: the count that runs along has one more at the end."""
+        """Whether events list their tokens. The running count is then unused: it has one more at the end."""
         self._predicted = RunningCount()
 
     @staticmethod
@@ -34,13 +34,13 @@ class LlamaCpp(shapes.ObjectReader):
             return 3 if "tokens_predicted" in value else 2
         return int("error" in value and path.endswith(("/completion", "/infill")))
 
-    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
+    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
         if event.event != b"error":
-            if isinstance(said.get("content"), str):
-                return self._read_answer(said)
-            if said.get("prompt_progress") is not None:
+            if isinstance(value.get("content"), str):
+                return self._read_answer(value)
+            if value.get("prompt_progress") is not None:
                 return Delta(EventClass.METADATA)
-        return shapes.failure_in(said, event.event)
+        return shapes.failure_in(value, event.event)
 
     def read_body(self, body: bytes) -> Delta:
         value = read_json(body)
@@ -52,46 +52,46 @@ class LlamaCpp(shapes.ObjectReader):
         deltas = list(map(self._read_answer, answers))
         return shapes.merged(deltas, tuple(dict.fromkeys(i for d in deltas for i in d.choices)))
 
-    def _read_answer(self, said: dict[str, Any]) -> Delta:
-        text, index = said["content"], said.get("index")
+    def _read_answer(self, value: dict[str, Any]) -> Delta:
+        text, index = value["content"], value.get("index")
         index = index if type(index) is int else 0
         choices = (index,) if index else shapes.FIRST
         delta = shapes.gather([(EventClass.CONTENT, text)] if text else (), choices=choices)
-        timings = said["timings"] if isinstance(said.get("timings"), dict) else {}
-        self._count(said, timings, delta, index)
+        timings = value["timings"] if isinstance(value.get("timings"), dict) else {}
+        self._count(value, timings, delta, index)
         if delta.tokens > 0 and not delta.output:
-            delta.output, delta.choices = True, (index,)  # tokens that end no character yet
-        if said.get("stop") is True:
-            self._close(said, timings, delta)
+            delta.output, delta.choices = True, (index,)  # Tokens that do not complete a character yet.
+        if value.get("stop") is True:
+            self._close(value, timings, delta)
         elif delta.output:
             delta.server_clock_ns = clock_ns(timings)
-        self._name(delta, said.get("model"))
+        self._name(delta, value.get("model"))
         return delta
 
-    def _count(self, said: dict[str, Any], timings: dict[str, Any], delta: Delta, index: int) -> None:
-        told = said.get("tokens_predicted")
-        total = count(timings.get("predicted_n") if told is None else told)
+    def _count(self, value: dict[str, Any], timings: dict[str, Any], delta: Delta, index: int) -> None:
+        predicted = value.get("tokens_predicted")
+        total = count(timings.get("predicted_n") if predicted is None else predicted)
         runs = self._predicted.runs(index) and not self._ids
         added = 0 if total is None else self._predicted.step(index, total)
         for name, source in (
             ("tokens", TokenSource.TOKEN_IDS), ("completion_probabilities", TokenSource.LOGPROBS),
         ):  # fmt: skip
-            found = said.get(name)
-            if isinstance(found, list) and found:
+            items = value.get(name)
+            if isinstance(items, list) and items:
                 self._ids = True
-                delta.tokens, delta.token_source = len(found), source
+                delta.tokens, delta.token_source = len(items), source
                 return
-        if added and (runs or (delta.output and said.get("stop") is not True)):
+        if added and (runs or (delta.output and value.get("stop") is not True)):
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
 
-    def _close(self, said: dict[str, Any], timings: dict[str, Any], delta: Delta) -> None:
-        older = (name for field, name in _STOPPED.items() if said.get(field) is True)
-        delta.finish_reason = shapes.text_of(said.get("stop_type")) or next(older, "stop")
+    def _close(self, value: dict[str, Any], timings: dict[str, Any], delta: Delta) -> None:
+        older = (name for field, name in _STOPPED.items() if value.get(field) is True)
+        delta.finish_reason = shapes.text_of(value.get("stop_type")) or next(older, "stop")
         counts = shapes.counted(
-            said.get("tokens_evaluated"), said.get("tokens_predicted"), cached=timings.get("cache_n")
+            value.get("tokens_evaluated"), value.get("tokens_predicted"), cached=timings.get("cache_n")
         )
         names = ("tokens_predicted", "tokens_evaluated")
-        shapes.add_counts(delta, counts, timings or {name: said.get(name) for name in names})
+        shapes.add_counts(delta, counts, timings or {name: value.get(name) for name in names})
         delta.usage_running = counts is not None and self._predicted.several
-        # The mean of this object is its sum over its count, which are told as well.
+        # The mean is left out: it is the sum divided by the count, and both are reported too.
         delta.server_times = tuple(t for t in object_times("timings", timings) if t.name != "mean_itl")

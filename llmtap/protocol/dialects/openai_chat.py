@@ -97,7 +97,7 @@ class OpenAIChat(ChoicesReader):
         super().__init__()
         self._id = ""
         self._plain: set[int] = set()
-        """Choices that have begun to speak and are past any thinking inside their content."""
+        """Choices with content in which no thinking can follow."""
         self._thinking: dict[int, InlineThinking] = {}
         self._repeated: re.Match[bytes] | None = None
 
@@ -114,6 +114,7 @@ class OpenAIChat(ChoicesReader):
         return int(path.endswith("/chat/completions"))
 
     def read_event(self, event: SseEvent) -> Delta:
+        """Return the Delta of an event, by the short path (`_read_usual`) if its chunk allows that."""
         data = event.data
         if data is None or not (data.startswith(b"{") or is_object(data)):
             return read_frame(event)
@@ -179,7 +180,7 @@ class OpenAIChat(ChoicesReader):
         return out
 
     def _count(self, delta: Delta, index: int, usage: dict[str, Any]) -> bool:
-        """Adds a usage that runs along with the output; False if this one may not."""
+        """Add a running usage; return False if this one may be something else."""
         counts = read_usage(usage) if self._running.running and not delta.also else None
         if counts is None or not counts.output:
             return False
@@ -192,17 +193,17 @@ class OpenAIChat(ChoicesReader):
 
     def _begin(self, chunk: _Chunk, data: bytes) -> None:
         self._repeated = None if chunk.usage is None else _repeats(data)
-        if self._running.running is None:  # the first choice of the answer
+        if self._running.running is None:  # No choice of the answer was read yet.
             self._id = _id_of(data)
             if chunk.model is not None and _GEMINI in chunk.model[:_MODEL_PREFIX_CHARS]:
-                self._running.running = False  # its totals run along, but not with the text
+                self._running.running = False  # Gemini's running totals are not in step with the text.
 
     def _end(self, delta: Delta, chunk: _Chunk, data: bytes) -> None:
         if self._repeated is not None:
             delta.usage_running = self._repeated[1] == b"reasoning"
             self._repeated = None
         if delta.event_class is EventClass.ROLE and self._plain:
-            # A role in the middle is that of another attempt: by another model, or with another id.
+            # A role in the middle begins another attempt if the model or the id has changed.
             was, self._id = self._id, _id_of(data) or self._id
             other = chunk.model and chunk.model[:MODEL_CHARS_MAX] != self._model
             delta.retry = bool(other or (was and was != self._id))
@@ -211,7 +212,7 @@ class OpenAIChat(ChoicesReader):
         self, choice: _Choice, position: int, findings: Findings, *, streamed: bool, replaced: bool
     ) -> None:
         index = choice.index
-        # Where a choice says the same piece twice, `delta` is the one to read (dialects.md section 3).
+        # A choice may hold the same piece in two members; read `delta` (dialects.md section 3).
         delta, field = choice.delta, "delta"
         if self._repeated is not None:
             delta = _NOTHING
@@ -243,7 +244,7 @@ class OpenAIChat(ChoicesReader):
     ) -> None:
         content, refusal, audio = delta.content, text_of(delta.refusal), delta.audio
         for step in delta.reasoning_steps if isinstance(delta.reasoning_steps, list) else ():
-            # Perplexity's; what a step searched and found is no output.
+            # Perplexity: only the thought of a step is output, not what it searched and found.
             if thought := text_of(step.get("thought") if isinstance(step, dict) else None):
                 findings.piece(index, EventClass.REASONING, thought)
                 if findings.cut:
@@ -270,7 +271,7 @@ class OpenAIChat(ChoicesReader):
                     break
 
     def _read_content(self, text: str, index: int, findings: Findings, *, thought: bool) -> None:
-        """A piece of content, which may be thinking that nobody took out."""
+        """Add a piece of content, which may be thinking that the server left in it."""
         if index in self._plain:
             thinking = None
             reasoning, content = "", text
@@ -328,9 +329,9 @@ def _is_thought(extra: Any) -> bool:
 
 def _reasoning(delta: _Delta) -> Any:
     """Return the thinking beside the content, in whichever field a server puts it."""
-    found = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
-    if found or not isinstance(delta.reasoning_details, list):
-        return found
+    thinking = delta.reasoning_content or delta.reasoning or delta.reasoning_text or delta.thinking
+    if thinking or not isinstance(delta.reasoning_details, list):
+        return thinking
     parts = (d.get("text") or d.get("summary") for d in delta.reasoning_details if isinstance(d, dict))
     return "".join(map(text_of, parts))
 
@@ -378,8 +379,10 @@ class InlineThinking:
     def __init__(self) -> None:
         self.settled = False
         """Treat the rest of this choice as content."""
-        self._closing = ""  # the marker that ends the thinking going on
-        self._held = ""  # what may become a marker
+        self._closing = ""
+        """Marker that ends the current thinking; empty outside of thinking."""
+        self._held = ""
+        """Text that may be the beginning of a marker."""
 
     def feed(self, text: str) -> tuple[str, str]:
         """`(reasoning, content)` in the next piece of content."""
@@ -415,7 +418,7 @@ class InlineThinking:
         if at >= 0:
             self.settled = True
             return text[:at], text[at + len(closing) :]
-        # The longest end of the text that the marker may begin with.
+        # Hold the longest end of the text that is a beginning of the marker.
         for size in range(min(len(closing) - 1, len(text)), 0, -1):
             if text.endswith(closing[:size]):
                 self._held = text[-size:]

@@ -24,7 +24,7 @@ BESIDE_NAMES: Final = (
     "error", "errors", "moderation", "hook_results", "warnings", "prompt_filter_results",
     "prompt_annotations", "promptFeedback", "code",
 )  # fmt: skip
-"""Members that an object without choices may have, and be part of an answer all the same."""
+"""Members by which an object without choices is part of an answer."""
 _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
 _INVOCATION: Final = "amazon-bedrock-invocationMetrics"
 _KNOWN: Final = (
@@ -32,15 +32,15 @@ _KNOWN: Final = (
     "nvext", "guardrails_data", "guardrails", "generation_stats", _GUARDRAIL, _INVOCATION,
 )  # fmt: skip
 _KEPT_WITH_USAGE: Final = (("generation_stats",), ("metrics", "speculative_decoding"))
-"""Paths of figures that no count tells: exo's rates, cache hit and memory, vLLM's accepted drafts."""
+"""Paths of figures to keep with the usage: exo's rates, cache hit and memory, vLLM's accepted drafts."""
 _USUAL: Final = frozenset(
     ("id", "object", "created", "model", "choices", "usage", "service_tier", "system_fingerprint")
 )
-"""Members of OpenAI's own chunks. One without others has nothing beside its choices but its usage."""
+"""Members of OpenAI's own chunks. A chunk without others has only choices and usage."""
 _ERROR_BYTES_MAX: Final = 1 << 20
-"""Of an event with an error that is searched for a guardrail's signs; the longest known has a few KiB."""
+"""Maximum size of an event with an error that is searched for a guardrail; known ones have a few KiB."""
 _FINE: Final = (0, 200, "0", "200", "", "ok", "OK", "success", "Success")
-"""Codes of what went well, where every answer has a code and a message."""
+"""Codes of success, of servers whose every answer has a code and a message."""
 
 
 def failure_of(value: dict[str, Any], name: bytes | None = None) -> Any:
@@ -57,17 +57,17 @@ def failure_of(value: dict[str, Any], name: bytes | None = None) -> Any:
 
 def is_flat_error(value: dict[str, Any]) -> bool:
     code = value.get("code")
-    told = value.get("type") == "error" or (code is not None and code not in _FINE)
-    return told and bool(value.get("message")) and "choices" not in value
+    is_marked = value.get("type") == "error" or (code is not None and code not in _FINE)
+    return is_marked and bool(value.get("message")) and "choices" not in value
 
 
 def _replaced(value: dict[str, Any]) -> Verdict | None:
     """Return NeMo's verdict. Bedrock's is that of `bedrock.add_guardrail`."""
-    found = (
+    candidates = (
         verdicts.of_rails(value.get(name), name, value.get("status"))
         for name in ("guardrails_data", "guardrails")
     )
-    return next(filter(None, found), None)
+    return next(filter(None, candidates), None)
 
 
 def _counted(value: dict[str, Any]) -> tuple[Any, str]:
@@ -92,15 +92,15 @@ def _times(value: dict[str, Any]) -> tuple[ServerTime, ...]:
     usage, place = _counted(value)
     nvext = value.get("nvext")
     out = object_times(place, usage)
-    for place, told in (
+    for place, times in (
         ("usage.latency_checkpoint", usage.get("latency_checkpoint") if isinstance(usage, dict) else None),
         ("metrics", value.get("metrics")), ("time_info", value.get("time_info")),
         ("perf_metrics", value.get("perf_metrics")),
         ("nvext.timing", nvext.get("timing") if isinstance(nvext, dict) else None),
         (_INVOCATION, value.get(_INVOCATION)),
     ):  # fmt: skip
-        if told is not None:
-            out += object_times(place, told)
+        if times is not None:
+            out += object_times(place, times)
     stats = value.get("generation_stats")
     if stats is not None:
         counts = openai_shapes.read_usage(usage)
@@ -130,7 +130,7 @@ def add_beside(
     if error is not None:
         verdict = verdicts.of_error(value) if size <= _ERROR_BYTES_MAX else None
         if verdict is None and finished and openai_shapes.read_error(error)[0] == "400":
-            # Nothing about a request can be bad once it was answered: a guardrail at the end of the
+            # A 400 inside an answered stream cannot be about the request: it is a guardrail at the end of the
             # stream, too late to withhold anything (BerriAI/litellm#39036).
             verdict = Verdict("error.code", verdicts.OUTPUT, "blocked", "output", "medium", "400")
         findings.error(error, verdict)
@@ -195,7 +195,7 @@ class ChoicesReader:
             verdict = None if value is None or _USUAL.issuperset(value) else _replaced(value)
             replaced = verdict is not None and verdict.substituted
             if verdict is not None and verdict.confidence == "high":
-                findings.verdict(verdict)  # it says more than the finish reason does
+                findings.verdict(verdict)  # Added first, because it is more precise than the finish reason.
             findings.railed = chunk.guardrails_data is not None
             findings.cut = len(choices) > openai_shapes.EVENT_CHOICES_MAX
             for position, choice in enumerate(choices[: openai_shapes.EVENT_CHOICES_MAX]):
@@ -211,7 +211,8 @@ class ChoicesReader:
             verdict = findings.delta.verdict
             substituted = verdict is not None and verdict.substituted
             if verdict is not None and substituted and findings.railed and openai_shapes.is_unused(usage):
-                verdict.kind, verdict.phase = verdicts.INPUT, "input"  # NeMo: no model was asked
+                # NeMo: no tokens were used, so the rail acted before the model was called.
+                verdict.kind, verdict.phase = verdicts.INPUT, "input"
         self._finished |= findings.delta.finish_reason is not None
         if usage is None and choices:
             usage = getattr(choices[0], "usage", None)

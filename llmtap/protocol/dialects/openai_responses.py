@@ -53,7 +53,7 @@ _SESSION_EVENTS: Final = frozenset(
     )
     for name in names
 )  # fmt: skip
-"""Events of a Realtime session that say nothing of a response."""
+"""Events of a Realtime session that do not belong to a response."""
 _RECOVERABLE: Final = "invalid_request_error"
 _PARTS: Final = {
     "output_text": ("text", EventClass.CONTENT),
@@ -86,21 +86,21 @@ class OpenAIResponses(shapes.ObjectReader):
         if value.get("object") == "response":
             return 3
         if shapes.text_of(kind).startswith("response."):
-            # Other APIs name events so, too; they have not the members that place an event in a response.
+            # Other APIs use such names, too, but lack the members that give an event its place in a response.
             return 3 if path.endswith("/responses") or not _PLACED.isdisjoint(value) else 2
         failed = kind == "error" or "error" in value or kind in _KEEPALIVES
         return int(failed and path.endswith("/responses"))
 
-    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
-        kind = shapes.kind_of(said, event)
-        delta = _read_response_event(kind, said)
+    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+        kind = shapes.kind_of(value, event)
+        delta = _read_response_event(kind, value)
         if delta is None:
             if kind in _KEEPALIVES:
                 return Delta(EventClass.KEEPALIVE)
-            return shapes.failure_in(said, event.event)
-        response = said["response"] if isinstance(said.get("response"), dict) else None
+            return shapes.failure_in(value, event.event)
+        response = value["response"] if isinstance(value.get("response"), dict) else None
         if not delta.done:
-            _add_filters(delta, said.get("content_filters", (response or {}).get("content_filters")))
+            _add_filters(delta, value.get("content_filters", (response or {}).get("content_filters")))
         if delta.output:
             self._spoken = True
             delta.repeatable = kind in _TEXTS and delta.tokens < 0 and delta.verdict is None
@@ -143,53 +143,54 @@ class OpenAIRealtime(shapes.ObjectReader):
         # Other APIs have events of the same names.
         return 2 if kind in _SESSION_EVENTS else 0
 
-    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
-        kind = shapes.kind_of(said, event)
-        delta = _read_response_event(kind, said)
+    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
+        kind = shapes.kind_of(value, event)
+        delta = _read_response_event(kind, value)
         if delta is not None:
             return delta
         if kind in _SESSION_EVENTS:
-            delta, session = Delta(EventClass.METADATA), said.get("session")
+            delta, session = Delta(EventClass.METADATA), value.get("session")
             self._name(delta, session.get("model") if isinstance(session, dict) else None)
             return delta
-        delta, error = shapes.failure_in(said), said.get("error")
+        delta, error = shapes.failure_in(value), value.get("error")
         if isinstance(error, dict) and error.get("type") == _RECOVERABLE:
             delta.error_type = None
         return delta
 
     def read_body(self, body: bytes) -> Delta:
-        return shapes.failure_in(openai_shapes.read_json(body))  # JSON in place of a session is a failure
+        # A whole JSON body instead of a session is a failure.
+        return shapes.failure_in(openai_shapes.read_json(body))
 
 
 def _id(response: dict[str, Any]) -> str | None:
     return shapes.text_of(response.get("id"))[: shapes.ID_CHARS_MAX] or None
 
 
-def _read_response_event(kind: str, said: dict[str, Any]) -> Delta | None:
-    """What an event whose type begins with `response.` says; None for all others."""
+def _read_response_event(kind: str, value: dict[str, Any]) -> Delta | None:
+    """Return the Delta of an event whose type begins with `response.`; None for all others."""
     if not kind.startswith("response."):
         return None
     if kind in _TEXTS:
-        return _read_text(kind, _TEXTS[kind], said)
+        return _read_text(kind, _TEXTS[kind], value)
     if kind in _SOUNDS:
-        if not said.get("delta"):
+        if not value.get("delta"):
             return Delta(EventClass.METADATA)
-        spoken = "" if kind.endswith("audio.delta") else shapes.text_of(said["delta"])
+        spoken = "" if kind.endswith("audio.delta") else shapes.text_of(value["delta"])
         return shapes.piece(EventClass.CONTENT, spoken, audio=True)
     if kind == "response.output_item.added":
-        return _read_item(said.get("item"))
+        return _read_item(value.get("item"))
     if kind in _ENDS:
-        response = said["response"] if isinstance(said.get("response"), dict) else {}
+        response = value["response"] if isinstance(value.get("response"), dict) else {}
         status = kind.removeprefix("response.")
         if status == "done":
             status = shapes.text_of(response.get("status")) or "completed"
         return _read_end(response, status, [], done=True)
     if kind == "response.shell_call_command.added":
-        command = shapes.text_of(said.get("command"))
+        command = shapes.text_of(value.get("command"))
         return shapes.piece(EventClass.TOOL_CALL, command) if command else Delta(EventClass.METADATA)
     if kind.endswith(".delta") and ("_arguments" in kind or ("_call" in kind and "output" not in kind)):
-        # What the model writes; the output of a tool is not.
-        return _read_text(kind, EventClass.TOOL_CALL, said)
+        # Only what the model writes is output; the result of a tool is not.
+        return _read_text(kind, EventClass.TOOL_CALL, value)
     return Delta(EventClass.METADATA)
 
 
@@ -203,8 +204,8 @@ def _add_filters(delta: Delta, filters: Any) -> None:
             delta.event_class = EventClass.GUARDRAIL
 
 
-def _read_text(kind: str, known: EventClass, said: dict[str, Any]) -> Delta:
-    text, logprobs = said.get("delta"), said.get("logprobs")
+def _read_text(kind: str, known: EventClass, value: dict[str, Any]) -> Delta:
+    text, logprobs = value.get("delta"), value.get("logprobs")
     text = shapes.text_of(text.get("text") if isinstance(text, dict) else text)
     if not text:
         return Delta(known if known is EventClass.TOOL_CALL else EventClass.METADATA)
@@ -225,7 +226,7 @@ def _read_item(item: Any) -> Delta:
     written = _written(item)
     if item.get("name") or written:
         return shapes.piece(EventClass.TOOL_CALL, written)
-    return Delta(EventClass.TOOL_CALL)  # a call of a built-in tool has no name
+    return Delta(EventClass.TOOL_CALL)  # The call of a built-in tool has no name.
 
 
 def _written(item: dict[str, Any]) -> str:
@@ -249,7 +250,7 @@ def _read_end(
     verdict: Verdict | None = None
     error, details = response.get("error"), response.get("incomplete_details")
     if not isinstance(details, dict):
-        details = response.get("status_details")  # the Realtime API's name for both
+        details = response.get("status_details")  # Realtime's member for error and incomplete details.
         details = details if isinstance(details, dict) else {}
         error = error or details.get("error")
     reason = shapes.text_of(details.get("reason"))
@@ -261,12 +262,18 @@ def _read_end(
             verdict.signal, verdict.path = f"response.{verdict.signal}", None
     elif reason == "content_filter":
         verdict = Verdict("incomplete_details.reason", OUTPUT, "blocked", "output", value=reason)
-    found = of_content_filters(response.get("content_filters")) or of_moderation(response.get("moderation"))
-    if found is not None and found.kind is not None:
+    filter_verdict = of_content_filters(response.get("content_filters")) or of_moderation(
+        response.get("moderation")
+    )
+    if filter_verdict is not None and filter_verdict.kind is not None:
         if verdict is None:
-            verdict = found
+            verdict = filter_verdict
         elif verdict.signal == "incomplete_details.reason":
-            verdict.kind, verdict.phase, verdict.category = found.kind, found.phase, found.category
+            verdict.kind, verdict.phase, verdict.category = (
+                filter_verdict.kind,
+                filter_verdict.phase,
+                filter_verdict.category,
+            )
     usage = response.get("usage")
     counts = openai_shapes.read_usage(usage)
     if counts is not None:
@@ -275,7 +282,7 @@ def _read_end(
         counts.cached = _detail(counts, usage, "input_token", "cached_tokens", counts.cached)
     delta = shapes.gather(pieces, beside, verdict=verdict, counts=counts, usage=usage)
     delta.done = done
-    delta.verdict = delta.verdict or found
+    delta.verdict = delta.verdict or filter_verdict
     if failed:
         delta.error_type, delta.error_message = openai_shapes.read_error(error)
     if status:
@@ -285,10 +292,10 @@ def _read_end(
 
 def _detail(counts: UsageCounts, usage: Any, part: str, name: str, known: int | None) -> int | None:
     details = usage.get(f"{part}s_details", usage.get(f"{part}_details"))
-    told = details.get(name) if isinstance(details, dict) else None
-    found = openai_shapes.count(told)
-    counts.refused += told is not None and found is None
-    return known if found is None else found
+    value = details.get(name) if isinstance(details, dict) else None
+    tokens = openai_shapes.count(value)
+    counts.refused += value is not None and tokens is None
+    return known if tokens is None else tokens
 
 
 def _output(items: Any) -> Iterator[shapes.Piece]:
@@ -300,7 +307,7 @@ def _output(items: Any) -> Iterator[shapes.Piece]:
         for key in ("content", "summary"):
             parts = item.get(key)
             for part in parts if isinstance(parts, list) else ():
-                told = part if isinstance(part, dict) else {}
-                key, kind = _PARTS.get(shapes.text_of(told.get("type")), ("", EventClass.CONTENT))
-                if text := shapes.text_of(told.get(key)):
+                members = part if isinstance(part, dict) else {}
+                key, kind = _PARTS.get(shapes.text_of(members.get("type")), ("", EventClass.CONTENT))
+                if text := shapes.text_of(members.get(key)):
                     yield kind, text

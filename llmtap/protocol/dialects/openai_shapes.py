@@ -19,9 +19,9 @@ from llmtap.protocol.sse import SseEvent
 from llmtap.protocol.verdicts import FAILED, PASSED_ON, of_filter_results, of_finish_reason, reason_kind
 
 BAD_JSON: Final = (ValueError, RecursionError)
-"""What decoders raise at bytes from outside: malformed, of another shape, not UTF-8, nested too deep."""
+"""Exceptions of decoders for JSON that is malformed, of another shape, not UTF-8, or nested too deeply."""
 CHOICES_MAX: Final = 128
-"""Choices of one answer that something is remembered about; OpenAI's own limit for `n` is 128."""
+"""Maximum number of choices of one answer with state in a reader; OpenAI's own limit for `n` is 128."""
 EVENT_CHOICES_MAX: Final = 4_096
 """Choices read of one event or whole answer: twice OpenAI's limit of prompts in one completions request. The
 rest is not read, and the event counts as not understood (`Delta.parsed`)."""
@@ -34,7 +34,7 @@ INDEX_MAX: Final = 1 << 31
 Index = Annotated[int, msgspec.Meta(ge=0, lt=INDEX_MAX)]
 _CODE_MAX: Final = 1 << 40
 _LENIENT_BYTES_MAX: Final = 1 << 20
-"""Of JSON that is read leniently, which takes up to 0.5 us for each byte."""
+"""Maximum size of JSON that is read leniently, which takes up to 0.5 us per byte."""
 _COUNTS: Final = frozenset((int, type(None)))
 _decode: Final = bounded_decoder()
 
@@ -52,14 +52,14 @@ def read_frame(event: SseEvent) -> Delta:
         return Delta(EventClass.KEEPALIVE)
     if data.startswith(b"[") and isinstance(value := read_json(data), list) and len(value) == 1:
         error = value[0].get("error") if isinstance(value[0], dict) else None
-        if error:  # Google's services wrap their errors
+        if error:  # Google's services send their errors in a list.
             kind, message = read_error(error)
             return Delta(EventClass.ERROR, error_type=kind, error_message=message)
     return unknown(event.event)
 
 
 def unknown(name: bytes | None = None) -> Delta:
-    """An event that nobody understood, except that its name may say that it is an error."""
+    """Return the Delta of an event that was not understood; an error if its name is `error`."""
     if name == b"error":
         return Delta(EventClass.ERROR, error_type="error")
     return Delta(EventClass.METADATA, parsed=False)
@@ -87,7 +87,7 @@ def read_json(data: bytes) -> Any:
 
 
 def _clean(value: Any) -> Any:
-    """The same value with lone surrogates replaced: nothing could write them out again."""
+    """Return the value with lone surrogates replaced, because UTF-8 cannot encode them."""
     match value:
         case str():
             return value.encode("utf-8", "replace").decode()
@@ -110,7 +110,8 @@ def count(value: Any) -> int | None:
 
 
 def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: Any = None) -> UsageCounts:
-    # A usage may come with every token.
+    """Return the counts of a usage; an invalid value becomes None and is counted in `refused`."""
+    # Fast path: a usage may come with every token.
     given = (of_input, of_output, reasoning, cached)
     if _COUNTS.issuperset(map(type, given)):
         numbers = list(filter(None, given))
@@ -133,8 +134,8 @@ def read_counts(of_input: Any, of_output: Any, reasoning: Any = None, cached: An
 
 def sum_counts(counts: Sequence[UsageCounts]) -> UsageCounts:
     def total(name: str) -> int | None:
-        told = [n for c in counts if (n := getattr(c, name)) is not None]
-        return sum(told) if told else None
+        values = [n for c in counts if (n := getattr(c, name)) is not None]
+        return sum(values) if values else None
 
     refused = sum(c.refused for c in counts)
     return UsageCounts(total("input"), total("output"), total("reasoning"), total("cached"), refused)
@@ -151,7 +152,7 @@ def read_usage(usage: Any) -> UsageCounts | None:
     counts = read_counts(
         get("prompt_tokens", get("input_tokens")),
         get("completion_tokens", get("output_tokens")),
-        # SGLang counts reasoning at the top level, DeepSeek what it had cached.
+        # At the top level, SGLang counts reasoning tokens, and DeepSeek cached tokens.
         get("reasoning_tokens") if reasoning is None else reasoning,
         get("prompt_cache_hit_tokens") if cached is None else cached,
     )
@@ -173,7 +174,7 @@ def read_error(error: Any) -> tuple[str, str | None]:
         return "error", error
     if not isinstance(error, dict):
         return "error", None
-    # SGLang's `type` is that of the finish reason.
+    # SGLang puts the type of the error in `err_type`; its `type` is that of the finish reason.
     code, kind, message = error.get("code"), error.get("err_type") or error.get("type"), error.get("message")
     name = next((v for v in (code, kind) if isinstance(v, str) and v), None)
     if name is None:
@@ -213,7 +214,7 @@ class RunningCount:
         return self.step(choices[0], counts.output)
 
     def step(self, choice: int, count: int) -> int:
-        """How far the count of a choice has gone since it was told last."""
+        """Return by how much the count of a choice has grown since the last event that reported it."""
         last = self._last.get(choice, 0)
         if choice in self._last or len(self._last) < CHOICES_MAX:
             self._last[choice] = count
@@ -241,7 +242,7 @@ def add_timings(delta: Delta, timings: Any, choices: Sequence[int], predicted: R
     if added and delta.tokens < 0:
         delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
         if not delta.output:
-            delta.output, delta.choices = True, tuple(choices)  # tokens without text, such as the last one
+            delta.output, delta.choices = True, tuple(choices)  # Tokens without text, such as the last one.
 
 
 def end_timings(delta: Delta, timings: Any, predicted: RunningCount) -> None:
@@ -272,7 +273,7 @@ def _ranked(mask: int) -> tuple[EventClass, ...]:
 
 
 class Findings:
-    """What the choices of one event say, and what stands beside them, put together and ranked."""
+    """Merges the content of all choices of one event, and of the members beside them, into one Delta."""
 
     __slots__ = (
         "_carrying", "_ids", "_indexes", "_logprobs", "_markers", "_mask", "_pieces", "_role", "_texts",
@@ -286,7 +287,7 @@ class Findings:
         self._pieces = 0
         self.cut = False
         self.railed = False
-        """NeMo Guardrails stands beside the choices: a filtered answer is its own text."""
+        """NeMo Guardrails reported beside the choices, so the text of a filtered answer is its own."""
         self._carrying: dict[int, None] = {}
         self._indexes: list[int] = []
         self._markers: list[int] = []
@@ -348,8 +349,8 @@ class Findings:
         self.delta.finish_reason = reason
         verdict = of_finish_reason(reason, signal) if judged else None
         if verdict is not None:
-            found = of_filter_results(filters)
-            verdict.category = None if found is None else found.category
+            filter_verdict = of_filter_results(filters)
+            verdict.category = None if filter_verdict is None else filter_verdict.category
             if only_text:
                 verdict.substituted, verdict.action = True, "replaced"
             self.verdict(verdict, EventClass.REFUSAL if reason == "refusal" else EventClass.GUARDRAIL)
@@ -376,7 +377,7 @@ class Findings:
             self.verdict(verdict, EventClass.GUARDRAIL if alone and verdict.kind is not None else None)
 
     def error(self, error: Any, verdict: Verdict | None = None) -> None:
-        """The event reports a failure; `verdict` is what a guardrail said by it."""
+        """Add a failure; `verdict` is that of the guardrail which caused it, if any."""
         self._mask |= 1 << EventClass.ERROR
         self.delta.error_type, self.delta.error_message = read_error(error)
         self.verdict(verdict)
@@ -406,12 +407,13 @@ class Findings:
             delta.tokens, delta.token_source = self._logprobs, TokenSource.LOGPROBS
         elif added:
             delta.tokens, delta.token_source = added, TokenSource.RUNNING_USAGE
-            self._carrying[self._indexes[0]] = None  # with text or without
+            self._carrying[self._indexes[0]] = None  # The counted tokens are output, also without text.
 
     def ranked(self) -> Delta:
+        """Return the Delta of all findings: its class is the first in the order of EventClass."""
         delta = self.delta
         mask = self._mask
-        # A role names the speaker where nothing is said, counted or ended; else it is a side note.
+        # The role is the event's class only if the event has no output, no count and no finish reason.
         counted = delta.counts is not None and bool(delta.counts.output) and not self._markers
         if self._role and (counted or delta.finish_reason is not None):
             classes = (*_ranked(mask or 1 << EventClass.METADATA), EventClass.ROLE)

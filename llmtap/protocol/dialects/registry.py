@@ -93,7 +93,8 @@ class Dialects:
         A dialect is tried only while it could be surer than those that claim the JSON already: most answers
         name their dialect, and its claim is the only one that is used.
         """
-        first = value[0] if isinstance(value, list) and value else value  # several prompts, several answers
+        # A request with several prompts gets a list of answers.
+        first = value[0] if isinstance(value, list) and value else value
         claims: list[tuple[bool, int, int]] = []
         """The least sure first: whether it is the user's, the claim, and minus the place."""
         for limit in self._limits(path):

@@ -35,10 +35,10 @@ class ObjectReader:
         data = event.data
         if data is None or not openai_shapes.is_object(data):
             return openai_shapes.read_frame(event)
-        said = openai_shapes.read_json(data)
-        return self._read(said, event) if isinstance(said, dict) else openai_shapes.unknown(event.event)
+        value = openai_shapes.read_json(data)
+        return self._read(value, event) if isinstance(value, dict) else openai_shapes.unknown(event.event)
 
-    def _read(self, said: dict[str, Any], event: SseEvent) -> Delta:
+    def _read(self, value: dict[str, Any], event: SseEvent) -> Delta:
         raise NotImplementedError
 
     def _name(self, delta: Delta, model: Any) -> None:
@@ -53,24 +53,24 @@ def answers(value: Any) -> list[dict[str, Any]]:
     return [v for v in values if isinstance(v, dict)]
 
 
-def kind_of(said: dict[str, Any], event: SseEvent) -> str:
+def kind_of(value: dict[str, Any], event: SseEvent) -> str:
     """Return the type of an event: its own, else that of its `event:` line, which gateways may drop."""
-    return text_of(said.get("type")) or (event.event or b"").decode("latin-1")
+    return text_of(value.get("type")) or (event.event or b"").decode("latin-1")
 
 
 def failure_in(value: Any, name: bytes | None = None) -> Delta:
     """Return what JSON outside the dialect says: a failure (in an `error` member, in a list, or flat in an
     event that its name, its type or a guardrail's code marks), a ping, or an event that is not understood."""
     if isinstance(value, list) and len(value) == 1:
-        value = value[0]  # Google's services wrap their errors
+        value = value[0]  # Google's services send their errors in a list.
     if not isinstance(value, dict):
         return Delta(EventClass.KEEPALIVE) if name == b"ping" else openai_shapes.unknown(name)
     if name == b"ping" or value.get("type") == "ping":
         return Delta(EventClass.KEEPALIVE)
     name = b"error" if value.get("type") == "error" else name
     error, verdict = failure_of(value, name), of_error(value)
-    told = name == b"error" or value.get("object") == "error" or verdict is not None
-    if error is None or (is_flat_error(value) and not told):
+    is_marked = name == b"error" or value.get("object") == "error" or verdict is not None
+    if error is None or (is_flat_error(value) and not is_marked):
         return openai_shapes.unknown(name)
     findings = openai_shapes.Findings()
     findings.error(error, verdict)
@@ -113,12 +113,14 @@ def gather(
     counts: UsageCounts | None = None,
     usage: Any = None,
 ) -> Delta:
-    """Return one Delta of everything that an event, or a whole answer, says. `beside` are classes other than
-    those of the pieces, `signal` names the field of `reason`, `verdict` adds the class GUARDRAIL, and
-    `counts`, read from `usage`, the class USAGE."""
+    """Return one Delta of all content of an event, or of a whole answer.
+
+    `beside`: classes other than those of the pieces. `signal`: name of the field of `reason`. `verdict` adds
+    the class GUARDRAIL, and `counts`, read from `usage`, the class USAGE.
+    """
     findings = openai_shapes.Findings()
     for kind, text in pieces:
-        findings.piece(0, kind, text, audio=not text)  # audio has no text
+        findings.piece(0, kind, text, audio=not text)  # A piece without text is audio or the name of a call.
     findings.add(*beside)
     findings.verdict(verdict)
     if reason := text_of(reason):

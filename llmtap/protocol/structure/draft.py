@@ -77,7 +77,7 @@ def _value(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
     if isinstance(value, str):
-        # A string of JSON is one of TOML, but for the character DEL.
+        # A JSON string is a TOML string, except for the character DEL.
         return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
     return msgspec.json.encode(value).decode()
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 NAME_CHARS_MAX: Final = 64
-"""Of a longer name only the beginning counts."""
+"""Maximum length of a name; the rest of a longer one is ignored."""
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 

@@ -94,7 +94,7 @@ class InferredReader(TableReader):
         return self._adjust(super().read_event(event)) if self._learn(event) else delta
 
     def _ranked(self, findings: Findings) -> Delta:
-        # The words of an unknown format have no certain meaning: a reason is reported and not judged.
+        # In an unknown format, the meaning of a finish reason is uncertain: report it without a verdict.
         reason, findings.reason = findings.reason, None
         delta = super()._ranked(findings)
         delta.finish_reason = reason
@@ -102,7 +102,7 @@ class InferredReader(TableReader):
 
     def _adjust(self, delta: Delta) -> Delta:
         if delta.counts is not None:
-            # A count ahead of all output is none of the whole answer; the last one may leave out the input.
+            # A count before all output is not that of the whole answer. The last count may lack the input.
             delta.usage_running |= not (self._spoken or delta.done)
             if delta.counts.input is None:
                 delta.counts.input = self._input

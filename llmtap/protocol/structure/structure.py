@@ -21,15 +21,15 @@ from llmtap.protocol.structure.walk import EACH, NODES_MAX, Leaf, Mark, Path, le
 from llmtap.protocol.verdicts import of_finish_reason
 
 PLACES_MAX: Final = 256
-"""Places, counts and kinds of events that are compared, of each; later ones are ignored."""
+"""Maximum number each of places, counts and kinds of events that are compared; later ones are ignored."""
 TEXTS_MAX: Final = 32
-"""Texts of one place that are compared."""
+"""Maximum number of texts of one place that are compared."""
 TEXT_CHARS_MAX: Final = 4_096
-"""Of a text that is compared; of a longer one the beginning counts."""
+"""Maximum length of a text that is compared; the rest of a longer one is ignored."""
 VALUES_MAX: Final = 8_192
-"""Leaves of JSON values of one answer that are looked at, 50 ms at worst."""
+"""Maximum number of JSON leaves of one answer that are examined; they take at most 50 ms."""
 ENOUGH: Final = 4
-"""Points of a place that holds output."""
+"""Minimum number of points of a place that holds output."""
 _SURE_CHARS: Final = 8
 """Characters of a text by which its repetition is known."""
 _MEMBERS_MAX: Final = 16
@@ -59,12 +59,12 @@ class Place:
 
     kind: Kind
     marks: tuple[Mark, ...]
-    """Of all objects on the way, those at the top included."""
+    """Marks of all objects on the path, including the object at the top."""
     path: Path
     texts: dict[int, list[str]] = field(default_factory=dict)
     """By the index of the choice."""
     numbers: list[int] = field(default_factory=list)
-    """Of the events that had a text there, TEXTS_MAX at most."""
+    """Numbers of the events that had a text there, at most TEXTS_MAX."""
     count: int = 0
     """Texts that were there."""
     beside: frozenset[str] = frozenset()
@@ -113,7 +113,7 @@ class Structure:
         self.flags: dict[tuple[Any, ...], Flag] = {}
         self.reasons: dict[tuple[Any, ...], Flag] = {}
         self.filtered: set[int] = set()
-        """Events by which a filter ended the answer: their text may stand in place of it."""
+        """Numbers of the events in which a filter ended the answer: their text may replace the answer."""
         self.models: set[Path] = set()
         self.events = 0
         self._forms = 0  # of the last event, that no earlier one had
@@ -359,16 +359,16 @@ def _judge(place: Place, *, counted: bool, beside_output: bool) -> None:
 
 
 def _is_result(name: tuple[str, ...]) -> bool:
-    """Whether a name is that of what a tool gave back."""
+    """Whether a name is that of the result of a tool."""
     calls = [word in names.CALL for word in name]
     return True in calls and not names.CALL_RESULT.isdisjoint(name[calls.index(True) :])
 
 
-def _class_of(said: list[tuple[str, ...]], *, flagged: bool) -> EventClass:
-    said_words = frozenset(word for name in said for word in name)
-    if flagged or said_words & names.REASONING:
+def _class_of(name_words: list[tuple[str, ...]], *, flagged: bool) -> EventClass:
+    words = frozenset(word for name in name_words for word in name)
+    if flagged or words & names.REASONING:
         return EventClass.REASONING
-    if said_words & names.CALL or ("partial", "json") in said:
+    if words & names.CALL or ("partial", "json") in name_words:
         return EventClass.TOOL_CALL
     return EventClass.CONTENT
 

@@ -103,7 +103,7 @@ def make_table(
             counts=Counts() if usage is None else Counts(**{k: tuple(v) for k, v in usage.counts.items()}),
         )
     except ConfigError:
-        return None  # more names or paths than a table may have
+        return None  # The table would have too many names or paths.
 
 
 def member_path(path: Path, marks: Iterable[Mark] = (), but: Iterable[Path] = ()) -> str:
@@ -207,9 +207,9 @@ def _usage_of(structure: Structure) -> _Usage | None:
     counts: dict[str, list[str]] = {}
     for counter in sorted(structure.counters.values(), key=lambda c: len(c.path)):
         if counter.path[: len(holder)] == holder and EACH not in counter.path[len(holder) :]:
-            found = counts.setdefault(counter.meaning, [])
-            _add_new(found, member_path(counter.path[len(holder) :]))
-    # The same object may stand elsewhere in other events: the start of an answer may count its input.
+            meaning_paths = counts.setdefault(counter.meaning, [])
+            _add_new(meaning_paths, member_path(counter.path[len(holder) :]))
+    # Other events may hold the same object at another place: the start of an answer may count the input.
     known = {path for paths in counts.values() for path in paths}
     ends = {holder, *(c.path[:-1] for c in structure.counters.values() if c.path[-1] in known)}
     holders = [

@@ -83,9 +83,9 @@ def _joins(a: str, b: str) -> int:
     if last.isspace() or first.isspace():
         return 1
     if ord(last) >= 0x2E80 or ord(first) >= 0x2E80:
-        return 1  # scripts without spaces
+        return 1  # A script without spaces: any two texts join.
     if last == ">" and first == "<":
-        return 0  # two elements of HTML
+        return 0  # Two elements of HTML may or may not belong to one text.
     if first in _OPENS_WITH or last in _CLOSES_WITH:
         return 1
     if not last.isalnum():

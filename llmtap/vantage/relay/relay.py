@@ -21,7 +21,7 @@ from llmtap import native
 from llmtap.channel.experiment import Experiment, read_switch
 from llmtap.clock import Clock, SystemClock
 from llmtap.net.lag import make_lag_meter
-from llmtap.net.listener import Listener, failure_said, name_of, raise_file_limit
+from llmtap.net.listener import Listener, failure_text, name_of, raise_file_limit
 from llmtap.net.pool import Origin, Pool, Route, parse_origin
 from llmtap.net.stream import KERNEL_FLOOR_NS, Stream, keep_stamps_on, open_stream
 from llmtap.net.tls import TlsStream, client_context, server_context
@@ -80,7 +80,7 @@ class _UpstreamCheck:
         if self.up is not False:
             log.warning(
                 "event=upstream_unreachable upstream=%s error=%r hint=%r",
-                self.url, failure_said(error), "is the gateway running, and relay.upstream right?",
+                self.url, failure_text(error), "is the gateway running, and relay.upstream right?",
             )  # fmt: skip
         self.up = False
 

@@ -15,7 +15,7 @@ from llmtap.channel.frames import FrameKind
 from llmtap.clock import SystemClock
 from llmtap.errors import PeerProtocolError
 from llmtap.exchange.outcome import Outcome
-from llmtap.net.listener import failure_said, is_own_shortage
+from llmtap.net.listener import failure_text, is_own_shortage
 from llmtap.net.pool import Attempt, Route, Waiter
 from llmtap.net.stream import Stream
 from llmtap.protocol.http1 import (
@@ -397,11 +397,11 @@ class Upload:
             # A limit of llmtap and not of the upstream, like too many requests at a time.
             context.refuse("tap_overloaded")
             context.warn("tap_overloaded", str(error))
-            what = f"no connection can be opened here: {failure_said(error)}"
+            what = f"no connection can be opened here: {failure_text(error)}"
             flow.fail(503, "tap_overloaded", what, Outcome.REJECTED, [(b"Retry-After", b"1")])
         else:
             context.warn("upstream_connect", str(error))
-            what = f"the upstream cannot be reached: {failure_said(error)}"
+            what = f"the upstream cannot be reached: {failure_text(error)}"
             flow.fail(502, "upstream_connect", what, Outcome.UPSTREAM_ERROR)
 
     def retry(self) -> bool:

@@ -97,7 +97,7 @@ def test_vllm_tells_its_version_its_cache_and_its_model(tmp_path: Path) -> None:
     assert told["sut.tokenizer.source"] == "Qwen/Qwen2-7B"
     assert told["sut.chunking"] == "one token per chunk"
     assert told["target.server"] == "vllm"
-    assert detected.facts["target.server"].how == "owned_by of GET /v1/models"
+    assert detected.facts["target.server"].source == "owned_by of GET /v1/models"
     assert loaded(detected, tmp_path).sut.prefix_cache is False
 
 

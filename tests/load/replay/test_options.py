@@ -12,7 +12,7 @@ import trustme
 import llmtap
 from llmtap.errors import ConfigError
 from llmtap.load.options import BodyOptions, LoadPlan, ScheduleOptions
-from llmtap.load.replay.options import http_beside, maker_for, read_headers, refuse_meaningless
+from llmtap.load.replay.options import http_url_of, maker_for, read_headers, refuse_meaningless
 from llmtap.load.replay.plan import make_plan
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import NS_PER_S, Duration
@@ -185,7 +185,7 @@ def test_what_means_nothing_there_is_refused(target: str) -> None:
     ],
 )  # fmt: skip
 def test_http_beside(target: str, beside: str | None) -> None:
-    assert http_beside(target) == beside
+    assert http_url_of(target) == beside
 
 
 @pytest.mark.parametrize(

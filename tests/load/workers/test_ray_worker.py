@@ -86,7 +86,7 @@ async def sent(
         bodies(url, len(r), **more) as (setup, begins, ends),
         WorkerPool(
             setup, r, begins, ends, processes=processes, keep=True, clock=clock,
-            hire=lambda: RayMember(ray, clock),
+            create_member=lambda: RayMember(ray, clock),
         ) as crew,
     ):  # fmt: skip
         running = asyncio.ensure_future(crew.run(told.append))
@@ -234,8 +234,8 @@ def test_words_that_overtake_each_other_are_said_in_order(
     remote: ray_member.RemoteProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[bytes] = []
-    monkeypatch.setattr(remote, "_say", said.append)
-    remote.tell(["go 1", "stop x"])
-    remote.tell(["go 1"])
-    remote.tell(["go 1", "stop x", "cut x"])
+    monkeypatch.setattr(remote, "_write_line", said.append)
+    remote.send_commands(["go 1", "stop x"])
+    remote.send_commands(["go 1"])
+    remote.send_commands(["go 1", "stop x", "cut x"])
     assert said == [b"go 1", b"stop x", b"cut x"]

@@ -98,7 +98,7 @@ def worker_for(url: str, arrivals_ns: list[int]) -> Iterator[tuple[WorkerSetup, 
 
 @scene
 async def test_a_parent_that_does_not_read_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "TELL_S", 0.002)
+    monkeypatch.setattr(worker, "REPORT_S", 0.002)
     n, go = 50, asyncio.Event()
 
     async def last_is_held(call: Call) -> str | None:

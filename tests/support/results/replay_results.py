@@ -59,7 +59,7 @@ def replay_result(n: int = 120, *, late_ms: int = 0, failed: int = 0, closed: bo
         closed=closed,
         clock="kernel",
         anchor=WallAnchor.sample(ManualClock()),
-        beside={
+        details={
             "warmup": {"skipped": "cold start", "requests": 0}, "baseline": None, "unread": 0,
             "system": {"summary": summary, "series": series.to_dict()},
         },

@@ -17,7 +17,7 @@ from llmtap.protocol.dialects.table.declaration import VerdictRule
 
 NO_VALUE: Final = (inf, None)
 _INCREMENTS: Final = (0, -1)
-"""In place of length and hash of the text so far, if a text did not begin with it. No hash is -1."""
+"""Mark, in place of length and hash, of a choice whose texts do not repeat the text so far. No hash is -1."""
 _PHASES: Final = {verdicts.INPUT: "input", verdicts.OUTPUT: "output"}
 
 Get = Callable[[Any], Any]
@@ -82,7 +82,7 @@ class Findings(msgspec.Struct, gc=False):
 
 
 def equal(value: Any, wanted: Any) -> bool:
-    """Return whether a value is that of a condition; `*` at the end of a text stands for any rest."""
+    """Return whether a value meets a condition; a text that ends in `*` matches any text that begins so."""
     if type(value) is not type(wanted):
         return False
     if type(wanted) is str and wanted.endswith("*"):
@@ -98,7 +98,7 @@ def add_text(kind: EventClass, cumulative: bool, value: Any, findings: Findings,
         if value:
             findings.pieces.append((kind, value))
             findings.choices[index] = None
-    elif kind is EventClass.TOOL_CALL:  # arguments as an object
+    elif kind is EventClass.TOOL_CALL:  # The arguments are an object instead of a text.
         add_payload(kind, value, findings, index)
 
 

@@ -26,7 +26,7 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
     dialect = TableDialect(table)
     numbers = {id(rule): number for number, rule in enumerate(table.rules)}
     fitting: Counter[int] = Counter()
-    found: set[tuple[int, str]] = set()
+    matches: set[tuple[int, str]] = set()
     usages: list[Any] = []
     for name, value in _values(events):
         compiled, inside = dialect.find_rule(value, name)
@@ -34,12 +34,12 @@ def notes_on(table: DialectTable, events: Iterable[SseEvent]) -> list[str]:
         if compiled is None or number is None:
             continue
         fitting[number] += 1
-        found |= {
+        matches |= {
             (number, key) for key in _KEYS if _first_of(getattr(compiled.source, key), inside) is not None
         }
         usage = _first_of(compiled.source.usage, inside)
         usages += [] if usage is None else [usage]
-    return [*_of_rules(table, fitting, found), *_of_counts(table, usages)]
+    return [*_of_rules(table, fitting, matches), *_of_counts(table, usages)]
 
 
 def _values(events: Iterable[SseEvent]) -> Iterator[tuple[bytes | None, Any]]:
@@ -54,7 +54,7 @@ def _first_of(paths: str | tuple[str, ...], value: Any) -> Any:
     return next((one for path in listed(paths) if (one := follow(parse_path(path))(value)) is not None), None)
 
 
-def _of_rules(table: DialectTable, fitting: Counter[int], found: set[tuple[int, str]]) -> Iterator[str]:
+def _of_rules(table: DialectTable, fitting: Counter[int], matches: set[tuple[int, str]]) -> Iterator[str]:
     for number, rule in enumerate(table.rules):
         place = f"dialects.{table.name}.rules[{number}]"
         if not fitting[number]:
@@ -62,7 +62,7 @@ def _of_rules(table: DialectTable, fitting: Counter[int], found: set[tuple[int, 
             continue
         for key in _KEYS:
             paths = listed(getattr(rule, key))
-            if paths and (number, key) not in found:
+            if paths and (number, key) not in matches:
                 places = " or ".join(paths)
                 yield f"{place}.{key}: no value at {places} in {fitting[number]:,} events of this rule"
 

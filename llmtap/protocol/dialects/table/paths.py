@@ -30,7 +30,7 @@ class Place:
         for step in steps:
             if isinstance(step, str):
                 place = place.members.setdefault(step, Place())
-            else:  # by its text, because the values 1 and true are equal to Python
+            else:  # The key is the `repr`, because the values 1 and true are equal in Python.
                 place = place.elements.setdefault(repr(step), (step, Place()))[1]
         return place
 
@@ -119,8 +119,8 @@ def first(paths: Texts | None) -> Get | None:
 
     def search(value: Any) -> Any:
         for get in gets:
-            if (found := get(value)) is not None:
-                return found
+            if (result := get(value)) is not None:
+                return result
         return None
 
     return search

@@ -34,7 +34,7 @@ _GUARDRAIL: Final = "amazon-bedrock-guardrailAction"
 _NO_EVENT: Final = SseEvent(0, 0, b"")
 _BESIDE_TEXT: Final = frozenset(("usage", "model", "role"))
 SAMPLES_MAX: Final = 16
-"""Events of one answer that are kept to compare later events with them, one at a time."""
+"""Number of events of one answer that become samples for later events, one after the other."""
 
 
 class TableDialect:
@@ -83,7 +83,7 @@ class TableDialect:
         if type(value) is not dict and type(value) is not list:
             return 2 + on_path if self.table.plain_text and (on_path or self.open(None, name)[0]) else 0
         own_name, inside = self.open(value, None, alone=True)
-        # An error has the same name in many dialects.
+        # The name of an error is no evidence, because many dialects share it.
         if any(
             own_name in rule.names and rule.fits(inside) and not rule.error
             for rule in self._by_name.get(own_name, ())
@@ -157,7 +157,7 @@ class TableReader(shapes.ObjectReader):
         """A rule without `repeats` has read output."""
         self._answered = False
         self._listed = False
-        """The events list their tokens: a count that runs along has one more at the end."""
+        """Whether events list their tokens. The running count is then unused: it has one more at the end."""
         self._running = openai_shapes.RunningCount()
         self._sample: Sample | None = None
         self._samples_left = SAMPLES_MAX
@@ -172,6 +172,7 @@ class TableReader(shapes.ObjectReader):
         return self._dialect.end_certain
 
     def read_event(self, event: SseEvent) -> Delta:
+        """Return the Delta of an event by the rule that fits it; its data may be object, list or text."""
         data = event.data
         if data is None:
             return openai_shapes.read_frame(event)
@@ -182,7 +183,7 @@ class TableReader(shapes.ObjectReader):
         kind = self._dialect.table.plain_text
         if isinstance(value, list) or kind is None:
             rule, _ = self._dialect.find_rule(value, event.event)
-            # The `event:` line alone may name an event: `event: end`, `data: null`.
+            # The data may be no object if the `event:` line names the event: `event: end`, `data: null`.
             if rule is not None and (isinstance(value, list) or rule.names):
                 return self._read_with(rule, value)[1]
         if kind is not None and data.strip() != b"[DONE]" and isinstance(value, str | None):
@@ -252,7 +253,7 @@ class TableReader(shapes.ObjectReader):
         if len(findings.pieces) > PIECES_MAX:
             findings.cut = True
             del findings.pieces[PIECES_MAX:]
-        # Output says more than metadata, and is the call itself.
+        # The class of output replaces METADATA and TOOL_CALL, which are then redundant.
         if rule.mark is not None and not (
             findings.pieces and rule.mark in (EventClass.METADATA, EventClass.TOOL_CALL)
         ):
@@ -286,7 +287,7 @@ class TableReader(shapes.ObjectReader):
         """Return the counts of a usage object, the object, and the total; None if it counts nothing."""
         if type(usage) is not dict:
             return None
-        # Most counts are members: no call of Python's for these.
+        # Most counts are direct members of the usage, which map() reads without a call of a Python function.
         numbers = list(map(usage.get, self._dialect.counts))
         for i, other in self._dialect.other_counts:
             if numbers[i] is None and (number := other(usage)) is not None:
@@ -304,7 +305,7 @@ class TableReader(shapes.ObjectReader):
         or those that a running count adds."""
         reason, tokens, logprobs, running = (values.get(key, NO_VALUE)[1] for key in OF_CHOICE)
         if reason := shapes.text_of(reason):
-            if findings.reason is not None:  # the reason of another choice
+            if findings.reason is not None:  # Another choice of this event has ended, too.
                 findings.judge(verdicts.of_finish_reason(findings.reason, findings.signal))
             findings.reason = reason
         added, source = _length(tokens), TokenSource.TOKEN_IDS
@@ -312,8 +313,8 @@ class TableReader(shapes.ObjectReader):
             added, source = _length(logprobs), TokenSource.LOGPROBS
         self._listed = self._listed or added > 0
         if (total := count(running)) is not None:
-            # The first value counts this event if it has a text, which is empty for a part of a character,
-            # and goes on.
+            # The first value of a running count belongs to this event if the event has a text (empty for a
+            # part of a character) and does not end the choice.
             runs = self._running.runs(index) and not self._listed
             runs = runs or (findings.texts > 0 and not reason)
             step = self._running.step(index, total)
@@ -348,7 +349,7 @@ class TableReader(shapes.ObjectReader):
             self._answered = self._answered or delta.content or delta.blank or delta.tool_call
         if counts is not None:
             delta.usage_running = self._running.several
-            # No room is left for output beside reasoning.
+            # The total has no tokens beside input and reasoning, so there was no output.
             nothing = counts.reasoning and (counts.input or 0) + counts.reasoning == count(findings.total)
             if findings.reason is not None and not self._answered and counts.output is None and nothing:
                 counts.output = 0

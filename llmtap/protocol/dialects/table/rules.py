@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 from llmtap.protocol.delta import EventClass
-from llmtap.protocol.dialects.table import findings as found
+from llmtap.protocol.dialects.table import findings
 from llmtap.protocol.dialects.table.declaration import (
     OUTPUTS,
     PAYLOADS,
@@ -23,7 +23,7 @@ from llmtap.protocol.dialects.table.findings import Visit
 from llmtap.protocol.dialects.table.paths import Place, first, follow
 
 OF_CHOICE: Final = ("finish_reason", "tokens", "logprobs", "running_tokens")
-"""Keys with a value for each choice; the others have one value, or all that stand in an event."""
+"""Keys with a value for each choice; other keys have one value of the event, or all of its values."""
 _CALLS: Final = frozenset(("call", "tool_call"))
 
 
@@ -41,7 +41,7 @@ class CompiledRule:
         outputs = {key for key in (*OUTPUTS, *PAYLOADS) if getattr(rule, key)}
         self.mark = None if rule.event_class is None else EventClass[rule.event_class.upper()]
         if self.mark is None and outputs and outputs <= _CALLS and not rule.role:
-            self.mark = EventClass.TOOL_CALL  # a call may begin with an empty piece
+            self.mark = EventClass.TOOL_CALL  # The first piece of a call may be empty.
         self.signal = next((path.rpartition(".")[2] for path in listed(rule.finish_reason)), "finish_reason")
         places = Place()
         for steps, use in _uses(rule, table):
@@ -59,12 +59,12 @@ class CompiledRule:
         self.repeatable = self.mark in (None, EventClass.METADATA, EventClass.TOOL_CALL) and not (
             rule.cumulative or rule.repeats
         )
-        """The meaning of an event with one text may depend on nothing but this text."""
+        """Whether an event with one text may be repeatable: nothing but this text may decide its meaning."""
 
     def fits(self, root: Any) -> bool:
         for get, wanted in self.tests:
             value = get(root)
-            if value is None if wanted is None else not found.equal(value, wanted):
+            if value is None if wanted is None else not findings.equal(value, wanted):
                 return False
         return True
 
@@ -72,18 +72,18 @@ class CompiledRule:
 def _uses(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Step], Visit]]:
     """Yield the paths of a rule with the functions that use their values."""
     uses: dict[str, Visit] = {
-        **{key: partial(found.add_text, kind, rule.cumulative) for key, kind in OUTPUTS.items()},
-        **{key: partial(found.add_payload, kind) for key, kind in PAYLOADS.items()},
+        **{key: partial(findings.add_text, kind, rule.cumulative) for key, kind in OUTPUTS.items()},
+        **{key: partial(findings.add_payload, kind) for key, kind in PAYLOADS.items()},
     }
     for key, use in uses.items():
         yield from ((parse_path(path), use) for path in listed(getattr(rule, key)))
     for path, wanted in rule.done.items():
-        yield parse_path(path), partial(found.count_end, wanted)
+        yield parse_path(path), partial(findings.count_end, wanted)
     for verdict in rule.verdicts:
-        yield parse_path(verdict.path), partial(found.add_verdict, verdict, first(verdict.category))
+        yield parse_path(verdict.path), partial(findings.add_verdict, verdict, first(verdict.category))
     for key in OF_CHOICE:
         for rank, path in enumerate(listed(getattr(rule, key))):
-            yield parse_path(path), partial(found.store_of_choice, key, rank)
+            yield parse_path(path), partial(findings.store_of_choice, key, rank)
     usage = listed(rule.usage)
     singles = {
         "model": listed(table.model),
@@ -95,7 +95,7 @@ def _uses(rule: Rule, table: DialectTable) -> Iterator[tuple[Sequence[Step], Vis
     }
     for key, paths in singles.items():
         for rank, path in enumerate(paths):
-            yield parse_path(path), partial(found.store, key, rank)
+            yield parse_path(path), partial(findings.store, key, rank)
 
 
 def _usage_member(rule: Rule, table: DialectTable) -> str | None:

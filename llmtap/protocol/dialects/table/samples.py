@@ -27,7 +27,7 @@ class Sample(msgspec.Struct, gc=False):
     values: tuple[Any, ...]
     """These members, with null as the text."""
     types: list[type] | None
-    """Their types, if one of them is a number: 1 and true are equal to Python."""
+    """Types of the values, if one of them is a number: 1 and true are equal in Python."""
     others: frozenset[str]
     """Members that are read and that the event does not have."""
     kind: EventClass
@@ -49,7 +49,7 @@ class Sample(msgspec.Struct, gc=False):
         holder[self.key] = None
         try:
             values = self.get(root)
-        except KeyError:  # a member is missing
+        except KeyError:  # A member of the sample is missing.
             values = ()
         if values == self.values and (self.types is None or list(map(type, values)) == self.types):
             return text
@@ -61,7 +61,7 @@ def take_sample(
     delta: Delta, root: dict[str, Any], event: SseEvent, names: frozenset[str], usage_member: str | None
 ) -> Sample | None:
     """Return the sample of an event that was read as `delta` and is not used any further, or None."""
-    # CPython has one object for each text of one character, so its place would not be certain.
+    # CPython shares one object among all equal texts of one character, so the place would be ambiguous.
     if not event.data or len(event.data) > SAMPLE_BYTES_MAX or len(delta.text) < 2:
         return None
     path = _path_to(delta.text, root)
@@ -73,7 +73,7 @@ def take_sample(
         place = place[step]
     place[key] = None
     members = sorted(names.intersection(root) - {usage_member})
-    get = itemgetter(*members, members[0])  # twice, so that it returns a tuple
+    get = itemgetter(*members, members[0])  # With one name only, itemgetter would not return a tuple.
     types = list(map(type, values := get(root)))
     return Sample(
         event_name=event.event,
