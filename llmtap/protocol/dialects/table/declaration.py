@@ -120,10 +120,10 @@ class Counts(_Table, frozen=True):
     total: Annotated[Texts, about("Paths of the total: it may leave no room for output.")] = ()
 
 
-class DialectTable(_Table, frozen=True):
+class DialectTable(_Table, frozen=True, kw_only=True):
     """One dialect. Raises ConfigError, which names the keys that are wrong."""
 
-    name: Annotated[str, about("Name in reports and metrics (default: NAME).")]
+    name: Annotated[str, about("Name in reports and metrics (default: NAME).")] = ""
     source: Annotated[str, about("Page or package that documents the format.")]
     end: Annotated[End, about("Mark at the end of every whole stream; `none`: nothing certain.")]
     paths: Annotated[Texts, about("Ends of the paths of requests; `*` stands for any text.")] = ()
