@@ -30,7 +30,7 @@ from llmtap.report.values import (
     MARK,
     METRIC_TITLES,
     at,
-    bursts_said,
+    burst_sentences,
     is_marked,
     leaves,
     milliseconds,
@@ -274,7 +274,7 @@ def _comparison(one: _Json) -> Iterator[Note | Table]:
     if any(row["name"] == "ITL option" for row in set_up):
         yield Note(_OTHER_OPTION, lead="warning:")
     for caution in one.get("cautions") or ():
-        says = " ".join(bursts_said(caution["events_per_read"], caution["label"]))
+        says = " ".join(burst_sentences(caution["events_per_read"], caution["label"]))
         yield Note(f"caution: {says} {_IN_BURSTS}", "yellow")
     rows = [_cells(row) for row in one["figures"]]
     heads = ["", "n", one["a"], "n", one["b"], "difference", "95 % interval", "relative"]
