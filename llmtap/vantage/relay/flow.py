@@ -421,7 +421,7 @@ class Flow(FlowState):
             self._finish()
 
     def client_gone(self) -> None:
-        """Close the upstream connection after the client has disconnected, so that generation stops."""
+        """Close the upstream connection after the client has disconnected, to stop the generation."""
         if self.over:
             return
         self.upload.cancel()

@@ -43,7 +43,7 @@ class _Direction:
             self.pass_end()  # otherwise `sink_drained` forwards the end
 
     def pass_end(self) -> None:
-        """Forward the end of the source behind all its bytes."""
+        """Forward the end of the source, after all its bytes."""
         self.sink.shutdown_write()
         self.passed = True
         self._tunnel.end_passed(self)
@@ -109,7 +109,7 @@ class Tunnel:
             self._broken(self.other(direction), error)
 
     def lost(self, direction: _Direction, error: OSError | None) -> None:
-        """Note that the connection of the source of `direction` broke or closed."""
+        """Note that the connection of the source of `direction` broke or was closed."""
         if not direction.ended or (error is not None and direction is self.up):
             self._broken(direction, error)
             return
@@ -120,7 +120,7 @@ class Tunnel:
             other.pass_end()
 
     def _broken(self, direction: _Direction, error: OSError | None) -> None:
-        """The source of `direction` closed too early: end the tunnel."""
+        """End the tunnel: the source of `direction` closed too early."""
         by_client = direction is self.up
         who = "client" if by_client else "upstream"
         if self._outcome is Outcome.COMPLETE:  # the first break determines the outcome
