@@ -336,7 +336,7 @@ def _check_metrics_url(url: str | None) -> None:
         except ValueError:
             known = False
         if not known:
-            # The URL may hold a key.
+            # Do not show the URL, which may contain a key.
             raise ConfigError(
                 "meter.upstream_metrics",
                 "expected http:// or https://",

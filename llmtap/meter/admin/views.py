@@ -32,7 +32,7 @@ _Samples = dict[str, dict[tuple[str, ...], float]]
 
 
 def metrics_of(p: ExchangePipeline) -> Frozen:
-    """Return a copy of all that `/metrics` shows, to be rendered in any thread."""
+    """Return a copy of all data of `/metrics`, which any thread can render."""
     relays = p.relays.states(p.clock.mono_ns())
     usage = resource.getrusage(resource.RUSAGE_SELF)
     rates = p.windows.rates()
