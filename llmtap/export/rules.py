@@ -22,7 +22,7 @@ EVENTS: Final = "llmtap_slo_events_total"
 GOOD: Final = "llmtap_slo_good_total"
 SHORT: Final = ("5m", "30m", "1h", "2h", "6h")
 LONG: Final = ("1d", "3d", "30d")
-"""The windows of Sloth's recordings: those of the alarms, and the period."""
+"""Windows of Sloth's recording rules: those of the alarms, and the period."""
 INTERVAL_S: Final = 30
 _MINUTE_NS: Final = 60_000_000_000
 _HOUR_NS: Final = 60 * _MINUTE_NS
@@ -49,28 +49,30 @@ def check_job(job: str) -> str:
 
 def missing_alarms(slo: SloClass) -> list[str]:
     """Return a sentence for each alarm that is omitted because it can never fire."""
-    most = burn_rate_max(slo.target)
-    told = []
+    highest = burn_rate_max(slo.target)
+    sentences = []
     for alarm in slo.unreachable:
         long, short = window_name(alarm.long_ns), window_name(alarm.short_ns)
-        instead = f'; burn = {{ "{long}" = N }} sets one below {most:.4g}' if alarm.severity == "page" else ""
-        told.append(
+        instead = (
+            f'; burn = {{ "{long}" = N }} sets one below {highest:.4g}' if alarm.severity == "page" else ""
+        )
+        sentences.append(
             f"slo.{slo.name}: no {alarm.severity} over {long} and {short}: a burn rate above {alarm.factor:g}"
-            f" can't be seen at the target {slo.target:g}, where it is {most:.4g} with every exchange"
+            f" can't be seen at the target {slo.target:g}, where it is {highest:.4g} with every exchange"
             f" bad{instead}"
         )
-    return told
+    return sentences
 
 
 def runbook_url(runbooks: str, alert: str) -> str:
-    """The page of an alert: `runbooks`/ALERT.md, or `runbooks` with its `{alert}` replaced."""
+    """Return the page of an alert: `runbooks`/ALERT.md, or `runbooks` with `{alert}` replaced."""
     if "{alert}" in runbooks:
         return runbooks.replace("{alert}", alert)
     return f"{runbooks.rstrip('/')}/{alert}.md"
 
 
 def window_name(ns: int) -> str:
-    """A window as Prometheus writes durations: `5m`, `6h`, `3d`."""
+    """Return a window in Prometheus's notation of durations: `5m`, `6h`, `3d`."""
     for unit, scale in (("d", _DAY_NS), ("h", _HOUR_NS)):
         if ns % scale == 0:
             return f"{ns // scale}{unit}"
@@ -103,7 +105,7 @@ def render(classes: Sequence[SloClass], job: str, runbooks: str) -> str:
 
 
 def _recordings(slo: SloClass, job: str) -> list[Rule]:
-    """The recordings of a class; each uses only those before it."""
+    """Return the recording rules of a class; each uses only earlier ones."""
     identity = _identity(slo, job)
     this = f'{{sloth_id="{identity["sloth_id"]}"}}'
     found = [
@@ -136,7 +138,7 @@ def _recordings(slo: SloClass, job: str) -> list[Rule]:
 
 
 def _burn_alert(slo: SloClass, alarm: Alarm, job: str) -> Rule:
-    """The alert of an alarm; its value is the burn rate over the long window."""
+    """Return the alert of an alarm. Its value is the burn rate over the long window."""
     identity = _identity(slo, job)
     this = f'{{sloth_id="{identity["sloth_id"]}"}}'
     long, short = window_name(alarm.long_ns), window_name(alarm.short_ns)
@@ -195,7 +197,7 @@ def _outdated(slo: SloClass, job: str) -> Rule:
 
 
 def _unwatched(classes: Sequence[SloClass], job: str) -> Rule:
-    """Alert about a class that was added after the rules were generated."""
+    """Return the alert about a class that was added after the rules were generated."""
     known = "|".join(slo.name for slo in classes)
     return _alert(
         OUTDATED,
@@ -276,7 +278,7 @@ def _to_yaml(document: Any) -> str:
 
 
 def _commented(lines: Iterable[str], indent: int = 0) -> str:
-    """Sentences as wrapped comments; `indent` is of the second and further lines of each."""
+    """Return sentences as wrapped comments. `indent`: of all lines of a sentence but the first."""
     return "".join(
         textwrap.fill(line, _YAML_WIDTH, initial_indent="# ", subsequent_indent="# " + " " * indent) + "\n"
         for line in lines

@@ -48,10 +48,11 @@ from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Fluidity, Objectives, fluidity_of
 
 EXEMPLARS_MAX: Final = 20_000
-"""Newest exemplars: 0.7 KB each; 2,000 series of a histogram have 60,000 buckets, most with old ones."""
+"""Maximum number of exemplars, of which the newest are kept: 0.7 KB each. 2,000 series of a histogram have
+60,000 buckets, most of them with old ones."""
 
 CALLS_MAX: Final = 1_000
-"""Combinations of tenant, method, tool and outcome of MCP; the methods of further ones are `other`."""
+"""Maximum number of combinations of tenant, method, tool and outcome of MCP; further methods are `other`."""
 
 Place = tuple[str, tuple[str, ...], int]
 
@@ -73,7 +74,7 @@ class Exemplars:
 
 
 def by_series(kept: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
-    """Sort exemplars by metric, labels and bucket, as `TextWriter` takes them."""
+    """Sort exemplars by metric, labels and bucket, the order that `TextWriter` needs."""
     found: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
     for (metric, labels, bucket), exemplar in kept.items():
         found.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar
@@ -97,9 +98,9 @@ def _place(metric: catalogue.Metric, reading: str) -> _Key:
 _STREAM_PLACES: Final = {
     reading.value: tuple(_place(metric, reading.value) for metric in _OF_STREAMS) for reading in Reading
 }
-"""By reading: where the values of `_OF_STREAMS` are counted."""
+"""Places where the values of `_OF_STREAMS` are counted, by reading."""
 GUARDRAILS_MAX: Final = 32
-"""Combinations of kind and source in a series; further ones are `other`."""
+"""Maximum number of combinations of kind and source in a series; further ones are `other`."""
 _FROM_THE_START: Final = (
     *((("exchanges", (outcome.value,))) for outcome in Outcome),
     *((("no_token", (reason,))) for reason in summary.NO_TOKEN_REASONS),
@@ -129,13 +130,13 @@ class Series:
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
         self._families, self._native = families, native
         self._cells: dict[_Key, Buckets] = {}
-        # A counter that appears with its first event hides that event from rate().
+        # Start counters at 0: rate() does not see the first event of a counter that appears with it.
         self.counts: dict[_Key, float] = dict.fromkeys(_FROM_THE_START, 0)
 
     def freeze(self) -> _FrozenSeries:
         """Return a copy: keys, counts by bucket, sums, counters, and native buckets of each histogram."""
         cells = self._cells.values()
-        # Few objects that the garbage collector has to look at: there are 30,000 cells.
+        # Copy the 30,000 cells into few objects, so that the garbage collector has little to visit.
         read = chain.from_iterable(cell.read() for cell in cells)
         native = [cell.native.copy() for cell in cells if isinstance(cell, DualBuckets)]
         return list(self._cells), list(read), self.counts.copy(), native if self._native else None
@@ -229,7 +230,7 @@ class Series:
 
 _Who = tuple[str, str, str]
 Cell = tuple[Any, ...]
-"""Labels, counts by bucket, and sum of a histogram's series; then its native buckets, if it has some."""
+"""Labels, counts by bucket, and sum of a series of a histogram; also its native buckets, if it has any."""
 
 
 class Exposition:
@@ -354,7 +355,7 @@ class Frozen:
     native: bool = False
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type, in the format that the Accept header asks for."""
+        """Return the exposition and its content type, in the format that the Accept header requests."""
         if self.native and is_preferred(accept):
             protobuf = ProtobufWriter()
             self._write(protobuf)
@@ -376,7 +377,7 @@ class Frozen:
             writer.counter(COUNTERS[name], rows)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the few series without tenant: a prometheus_client collector."""
+        """Yield the few series without a tenant, as a collector of prometheus_client."""
         yield from collect(self.values, self.helps)
         yield InfoMetricFamily(
             "llmtap_build",
@@ -395,7 +396,7 @@ class Frozen:
                 keys, read[::2], read[1::2], exact or repeat(None, len(keys)), strict=True
             ):
                 found.setdefault(name, []).append(((*who, *more), counts, total, buckets))
-        # Option A is the gap between chunks: counted once, shown under both names.
+        # ITL by option A is the gap between chunks: it is counted once, and exported under both names.
         gaps = [((*labels, "A"), *rest) for labels, *rest in found.get("chunk_gap", ())]
         if gaps:
             found["token_gap"] = gaps + found.get("token_gap", [])

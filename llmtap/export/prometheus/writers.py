@@ -26,7 +26,7 @@ CONTENT_TYPE: Final = (
 )
 _COUNTER, _GAUGE, _HISTOGRAM = 0, 1, 4
 _ZERO_THRESHOLD: Final = 2.0**-128
-"""Values up to it count as zero, as in client libraries."""
+"""Values up to this one count as zero, as in client libraries."""
 
 Labels = tuple[str, ...]
 Encoded = bytes
@@ -63,7 +63,10 @@ class ProtobufWriter:
         cells: Iterable[Any],
         exemplars: Mapping[Labels, Mapping[int, Exemplar]] | None = None,
     ) -> None:
-        """Cells are `(label values, counts by bucket with the one beyond, sum[, native buckets])`."""
+        """Write a histogram.
+
+        `cells`: `(label values, counts by bucket, sum[, native buckets])`; the last bucket has no upper edge.
+        """
         edges = [edge / family.unit for edge in family.edges] + [float("inf")]
         metrics = []
         for values, counts, total, *native in cells:
@@ -100,7 +103,7 @@ class ProtobufWriter:
 
 
 def _native(buckets: ExponentialBuckets) -> bytes:
-    """Fields of a native histogram: spans of consecutive buckets, and each count less the one before."""
+    """Return the fields of a native histogram: spans of consecutive buckets, differences of counts."""
     spans: list[tuple[int, int]] = []
     deltas: list[int] = []
     next_, before = 0, 0
