@@ -40,14 +40,15 @@ _WORD_CHARS_MAX: Final = BOUNDS["shape.roles"].chars
 _decode: Final = bounded_decoder()
 
 Part: TypeAlias = "str | bytes | array[int]"
-"""Text, a mark, or token ids (an array of type `I`)."""
+"""A part of a message: text, a mark, or token ids (an array of type `I`)."""
 
 
 @dataclass(slots=True)
 class PromptMessage:
     role: str
     parts: list[Part] = field(default_factory=list)
-    """Adjacent texts are joined, so that it does not matter how a client divided its text."""
+    """Parts of the message. Adjacent texts are joined, so that the client's division of its text has no
+    effect."""
     thinking: str = ""
     result: bool = False
 
@@ -116,7 +117,7 @@ class _Reader:
         self.cut = False
 
     def takes(self, n: int) -> bool:
-        """Count `n` more parts. Return False if that exceeds the limit."""
+        """Count `n` more parts. Return False if their number exceeds the limit."""
         if n > self._room:
             self.cut = True
             return False
@@ -357,7 +358,7 @@ _FIRST: Final = {
     "generate": _completion("prompt", "inputs", "text", "input_ids", "token_ids"),
     "responses": _INPUT, "lmstudio.chat": _INPUT, "embeddings": _completion("input", "inputs"),
 }  # fmt: skip
-"""Members that an endpoint's body has first; other endpoints begin with `messages`."""
+"""Members of a body that are read first, by endpoint; other endpoints begin with `messages`."""
 
 
 def _order(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
@@ -426,7 +427,7 @@ _is_word = re.compile(rf"[A-Za-z0-9_.-]{{1,{_WORD_CHARS_MAX}}}", re.ASCII).fullm
 
 
 def _only_results(content: Any) -> bool:
-    """Whether all parts are tool results: Anthropic sends these in a message with the role `user`."""
+    """Return whether all parts are tool results: Anthropic sends these in messages with the role `user`."""
     return isinstance(content, list) and bool(content) and all(
         isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"].endswith("tool_result")
         for part in content

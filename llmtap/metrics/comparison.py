@@ -57,9 +57,10 @@ def cache_hit_rate(cached_tokens: int, prefix_tokens: int) -> float | None:
 
 
 EXACT_MAX: Final = 50
-"""Pairs up to which the distribution of signed ranks is exact, as in SciPy; beyond it is normal."""
+"""Maximum number of pairs for which the distribution of signed ranks is exact, as in SciPy. For more it is
+normal."""
 HALVINGS: Final = 60
-"""Halvings of the range of all differences: finer than a float can distinguish."""
+"""Halvings of the range of all differences: the result is finer than a float can distinguish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +169,14 @@ def _signed_rank_outside(n: int, tail: float) -> int:
 
 
 BATCH_VALUES_MAX: Final = 1 << 20
-"""Values resampled at a time: 8 MB."""
+"""Maximum number of values that are resampled at a time: 8 MB."""
 EACH_MIN: Final = 10
-"""Values of each sample that an unpaired test needs for its approximation."""
+"""Number of values in each sample that an unpaired test needs for its approximation."""
 BEYOND_MIN: Final = 5
-"""Values of each sample on either side of a quantile that a bootstrap needs: 10 values for P50, 500 for
-P99."""
+"""Number of values on each side of a quantile, in each sample, that a bootstrap needs: 10 values for P50, 500
+for P99."""
 RUNS_MIN: Final = 3
-"""Independent runs of each, IETF 6.3."""
+"""Number of independent runs that each system needs (IETF draft, 6.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class Comparison:
 
     n: int
     m: int
-    """Number of values of a and of b; in `compare_runs`, of runs."""
+    """Number of values in a and in b; in `compare_runs`, number of runs."""
     a: float
     b: float
     """Figure of each sample: its median, its quantile, or the mean over its runs."""
@@ -193,7 +194,7 @@ class Comparison:
     low: float
     high: float
     p: float
-    """Probability of such a difference, or a greater one, if there is none."""
+    """Probability of this difference or a larger one if there is no real difference."""
     effect: float
     """Effect size without a unit, positive if b is greater."""
     effect_name: str

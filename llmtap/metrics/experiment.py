@@ -28,13 +28,13 @@ from llmtap.metrics import statistics
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
 
 FIRST_LOOK: Final = 50
-"""Units in each arm before a mean's variance is trusted. With log-normal times of shape 1 and 2,000 looks,
-the simulation in the tests raises fewer false alarms than alpha from here on."""
+"""Number of units in each arm from which the variance of a mean is used. With log-normal times of shape 1 and
+2,000 looks, the simulation in the tests has fewer false alarms than alpha from this number on."""
 UNITS_MAX: Final = 20_000
-"""Latest units of an arm that are remembered, about 1 KB each. One that returns later counts as a new
-unit."""
+"""Maximum number of units of an arm in memory, the latest ones, about 1 KB each. A unit that returns later
+counts as a new one."""
 SAMPLE_UNITS: Final = 512
-"""Units in the sample for design effects: enough for a variance within 6 %."""
+"""Number of units in the sample for design effects: sufficient for a variance within 6 %."""
 SAMPLE_VALUES: Final = 128
 """Maximum number of values of each sampled unit."""
 EVENTS_MIN: Final = 20
@@ -69,7 +69,7 @@ class Figure:
         self.units = 0
         """Units with at least one value."""
         self.units_with = 0
-        """Units whose values are not all 0; for a share, those in which the event happened."""
+        """Number of units that have a value other than 0; for a share, units in which the event happened."""
         # Over units, with N values and S their sum: sums of S S, S N and N N.
         self._ss = self._sn = self._nn = 0
         # With the covariate X: sums of X, X X, S X and N X.
@@ -234,9 +234,9 @@ class Difference:
     estimate: float
     interval: statistics.Interval | None
     anytime: statistics.Interval | None
-    """Interval at level 1 - alpha for all checks together."""
+    """Interval at level 1 - alpha that holds for all checks together."""
     p: float | None = None
-    """p-value of "there is no difference", valid at every look."""
+    """p-value of "there is no difference" that is valid at every check."""
     unadjusted: float | None = None
     """Estimate before the adjustment by the covariate; None without adjustment."""
     variance_left: float = 1.0

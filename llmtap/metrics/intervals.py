@@ -26,12 +26,13 @@ from llmtap.metrics.statistics import percentile, share_range, tail_ratio
 Values = NDArray[np.float64]
 
 RANKS_ABOUT: Final = 3
-"""Ranks to either side of those of equal tails among which the interval's ends are chosen."""
+"""Number of ranks, on each side of the ranks of equal tails, among which the ends of an interval are chosen.
+"""
 TAIL_MAX: Final = 0.8
-"""Largest part of 1 - level on one side: 4 % and 1 % for 95 %."""
+"""Maximum share of 1 - level on one side: 4 % and 1 % for a level of 95 %."""
 ROUNDING: Final = 1e-12
 CHECKPOINTS: Final = 128
-"""Places in the sorted pool at which each request's values are counted in advance."""
+"""Number of places in the sorted pool at which the values of each request are counted in advance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,21 +177,22 @@ class _Pool:
 
 GRID: Final = 2_048
 WIDE: Final = 10.0
-"""Ratio of greatest to least value from which modes are looked for on a logarithmic scale."""
+"""Ratio of the largest to the smallest value from which modes are searched on a logarithmic scale."""
 OUTERMOST: Final = 0.002
-"""Share of the values left out on either side."""
+"""Share of the values that is left out on each side."""
 MODE_SHARE_MIN: Final = 0.01
-"""Least share of the values that a mode has above the level of its valleys."""
+"""Minimum share of the values that a mode has above the level of its valleys."""
 MODE_VALUES_MIN: Final = 10
 MODE_ERRORS_MIN: Final = 4.0
-"""Standard errors of that number which it must exceed, or it may be random."""
+"""Number of standard errors by which the values in a mode must exceed the level of its valleys; a smaller
+excess may be random."""
 _ALMOST: Final = 1 - 1e-9
 TAIL_SHARE: Final = 0.1
-"""Share of the values, the greatest, that form the tail."""
+"""Share of the values, the largest ones, that form the tail."""
 TAIL_VALUES_MIN: Final = 50
-"""Minimum number of values: fewer fit any shape."""
+"""Minimum number of values in the tail: any shape fits fewer values."""
 TAIL_VALUES_MAX: Final = 2_000
-"""Maximum number of values in the tail: with more, it begins further out."""
+"""Maximum number of values in the tail; of more values, only the largest are used."""
 
 
 def modes(values: Sequence[float]) -> list[float]:
@@ -249,7 +251,7 @@ def _peaks(data: Values, enough: float) -> list[float]:
 @dataclass(frozen=True, slots=True)
 class Tail:
     ratio: float | None
-    """P99 / P50 (5.4.4.3); None without values, or where half of them are 0."""
+    """P99 / P50 (IETF draft, 5.4.4.3); None without values, or if P50 is 0."""
     kind: Literal["light", "exponential", "heavy"] | None
     """Lighter than an exponential, not distinguishable from it, or heavier: the interval of `shape` lies
     below 0, across it, or above; None with fewer than 50 values in the tail (500 in all)."""

@@ -323,19 +323,20 @@ class Punctuality:
 
     planned: int
     sent: int
-    asked_rps: float | None
-    """Gaps per second of the plan's span."""
+    planned_rps: float | None
+    """Planned gaps divided by the span of the planned times, in 1/s."""
     achieved_rps: float | None
-    """Gaps per second of the span of what was sent."""
+    """Gaps between sent requests divided by the span of their send times, in 1/s."""
     ratio: float | None
-    """Return achieved / requested rate, below 1 if requests were late or omitted; None if either is None."""
+    """Achieved / planned rate, below 1 if requests were late or omitted; None if either rate is None."""
     late_ns: Mapping[str, float]
-    """Sent - planned, of those sent: mean, min, max, p50, p90, p99; empty if none was. Early is < 0."""
+    """Send minus planned time of sent requests: mean, min, max, p50, p90, p99; empty if none was sent."""
     early: int
+    """Number of requests that were sent before their time."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "planned": self.planned, "sent": self.sent, "asked_rps": self.asked_rps,
+            "planned": self.planned, "sent": self.sent, "asked_rps": self.planned_rps,
             "achieved_rps": self.achieved_rps, "ratio": self.ratio, "early": self.early,
             "lateness": {name: value / 1e9 for name, value in self.late_ns.items()},
         }  # fmt: skip
@@ -412,7 +413,7 @@ def punctuality(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Pun
     Both count from one moment. Raises ValueError for different numbers of rows.
     """
     late = sorted(s - p for p, s in zip(planned_ns, sent_ns, strict=True) if s is not None)
-    asked_rps = _rate_of(planned_ns)
+    planned_rps = _rate_of(planned_ns)
     achieved_rps = _rate_of([t for t in sent_ns if t is not None])
     figures: dict[str, float] = {}
     if late:
@@ -422,8 +423,8 @@ def punctuality(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Pun
             assert value is not None
             figures[name] = value
     return Punctuality(
-        planned=len(planned_ns), sent=len(late), asked_rps=asked_rps, achieved_rps=achieved_rps,
-        ratio=achieved_rps / asked_rps if asked_rps and achieved_rps else None,
+        planned=len(planned_ns), sent=len(late), planned_rps=planned_rps, achieved_rps=achieved_rps,
+        ratio=achieved_rps / planned_rps if planned_rps and achieved_rps else None,
         late_ns=figures, early=sum(ns < 0 for ns in late),
     )  # fmt: skip
 
