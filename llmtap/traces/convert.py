@@ -27,7 +27,7 @@ class Aspect:
     name: str
     rows: int
     written: int
-    """Number of these rows that were written with the aspect."""
+    """Number of the rows with the aspect that were written with it."""
     fate: str
     """`kept`: in all rows; `partly`: in some; `lost`: in none; `changed`: with another value; `absent`: in no
     row of the source."""
@@ -149,7 +149,7 @@ _HINTS: Final = {
     "input tokens": _COUNTED, "output tokens": _COUNTED, "request body": _FULL, "response text": _FULL,
     "prefix blocks": 'a capture has them with capture.level "shape" or "full"',
 }  # fmt: skip
-"""Hints: settings with which a capture has the aspects that a target needs."""
+"""Settings of a capture by which it has the aspects that a target needs."""
 
 
 def _check_did(

@@ -36,7 +36,7 @@ from llmtap.traces.formats import (
 from llmtap.traces.text import first_problem
 
 SNIFF_BYTES: Final = 64 << 10
-"""Beginning of a file, decompressed, by which its format is recognised."""
+"""Number of decompressed bytes at the start of a file by which its format is recognised."""
 
 FORMATS: Final[tuple[TraceFormat, ...]] = (
     parquet_capture.FORMAT,
@@ -113,7 +113,7 @@ class OpenedTrace:
     source: TraceSource
     format: TraceFormat
     file: InputFile | None
-    """None for a capture of many files."""
+    """The open file; None for a capture of many files."""
     many_bytes: int = 0
 
     @property
@@ -148,7 +148,7 @@ def open_trace(
 
 
 def _is_many(place: str) -> bool:
-    """Whether it is a folder or a URL: a capture, as `capture/read/reader.py` finds it."""
+    """Return whether the source is a folder or a URL, and so a capture (`capture/read/reader.py`)."""
     return URL in place or Path(place).is_dir()
 
 
@@ -168,7 +168,7 @@ def _batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.Recor
 
 @contextmanager
 def _blamed(place: str) -> Iterator[None]:
-    """Turn errors of reading into ConfigErrors of the place."""
+    """Turn errors of reading into ConfigErrors that name the place."""
     try:
         yield
     except FormatError as exc:

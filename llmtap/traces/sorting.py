@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 RUN_BYTES: Final = 64 << 20
-"""A million rows without text."""
+"""Size of a run that is sorted in memory: a million rows without text."""
 _PIECE_BYTES: Final = 1 << 18
-"""Merging 64 GB holds a thousand of these."""
+"""Size of the piece of each run that is in memory during a merge. 64 GB are a thousand runs."""
 _PIECE_ROWS: Final = 8_192
 _LAST: Final = (1 << 63) - 1
 _KEY: Final = "sort key"

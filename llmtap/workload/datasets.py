@@ -55,7 +55,8 @@ class DataSet:
     count: int
     pair: Callable[[int], Pair]
     context: Callable[[int, int, int], str]
-    """`(number, tokens, seed)` -> shared context of exactly this number of tokens."""
+    """Function `(number, tokens, seed)` that returns the shared context, with exactly this number of tokens.
+    """
     content: Mapping[str, Any]
     about: Mapping[str, Any]
     """File, sha256, version, preprocessing with its effects (IETF draft, 4.3.3)."""
@@ -69,7 +70,7 @@ class RecordedDataset(PlannedWorkload):
     data: DataSet
     sharing: Sharing
     output: Lengths | None = None
-    """None: the answers' lengths."""
+    """Lengths of the outputs; None: those of the recorded answers."""
     about: Mapping[str, Any] = field(default_factory=dict)
     input: None = None
 
@@ -195,7 +196,7 @@ _PYTHON: Final = re.compile(
     r'(?:[ \t]+(?:"""(?:(?!""")[\s\S])*"""|\'\'\'(?:(?!\'\'\')[\s\S])*\'\'\')[ \t]*\n)?',
     re.MULTILINE,
 )
-"""Signature and docstring."""
+"""Pattern of a signature with its docstring."""
 _SCRIPT: Final = re.compile(
     r"^([ \t]*)(?:export[ \t]+)?(?:default[ \t]+)?(?:async[ \t]+)?"
     r"(?:function\b[^{;\n]*|"

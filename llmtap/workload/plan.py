@@ -33,7 +33,7 @@ BLOCK_TOKENS: Final = 16
 """Tokens of a block, as in vLLM; a prefix cache finds only whole blocks."""
 NO_CONTEXT: Final = -1
 _CONTEXTS_MAX: Final = 100_000
-"""Maximum number of contexts, which are in memory: with 1,000 tokens each, half a GB."""
+"""Maximum number of contexts, which are kept in memory: 0.5 GB with 1,000 tokens each."""
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -284,13 +284,13 @@ SET_BY: Final = {
     "stream": "--stream or --no-stream", "max_tokens": "the workload",
     "max_completion_tokens": "the workload", "max_output_tokens": "the workload",
 }  # fmt: skip
-"""Fields of a body that are set by another option, and that option."""
+"""Fields of a body that another option sets, with that option."""
 TOKENIZER: Final[Mapping[str, Any]] = {
     "name": "llmtap words", "source": "llmtap/workload/prompts/text.py", "vocabulary": len(VOCABULARY),
     "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
     "system_prompt": "counted in the input",
 }  # fmt: skip
-"""IETF draft, 4.4. Senders that count differently report it."""
+"""Description of llmtap's own tokenizer (IETF draft, 4.4). Senders that count differently report theirs."""
 GENERATION: Final = (
     "Python's random.Random, one generator for each column, seeded with the text SEED/COLUMN; a row takes one"
     " number of each, which the distribution's quantile function turns into a length. Texts are seeded with"

@@ -29,19 +29,19 @@ class Trace:
     format: str = ""
     notes: list[str] = field(default_factory=list)
     dated: bool = False
-    """Arrivals count from 1970 UTC, not from the trace's own zero."""
+    """Whether arrivals count from 1970 UTC, instead of from the trace's own zero."""
     sessions: "array[int]" = field(default_factory=int_column)
     """Conversation number of each row, if requested; unchanged when rows are omitted."""
     places: "array[int]" = field(default_factory=int_column)
     """Number of each row in the source, from 0, if requested."""
     answered: bool = False
-    """A row has the time of its answer; known only with `places`."""
+    """Whether a row has the time of its answer; known only with `places`."""
     left_out: int = 0
-    """Rows of the source without arrival or token count."""
+    """Number of rows of the source that have no arrival or token count."""
     unsendable: dict[str, int] = field(default_factory=dict)
     """Number of further omitted rows, by the reason why they cannot be sent."""
     estimated: int = 0
-    """Rows of the source whose token counts are estimated."""
+    """Number of rows of the source whose token counts are estimated."""
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -33,7 +33,7 @@ from llmtap.traces.text import (
 
 _MS: Final = 6
 _FIRST_ROWS: Final = 1_000
-"""If none of these has a body, the file is one of lengths alone."""
+"""Number of rows that are searched for a body. If none has one, the file has lengths only."""
 _CONTENTS: Final = ("input_length", "payload", "messages", "text_input")
 _WANTED: Final = (
     "arrival_ns", "think_us", "session", "input_tokens", "output_tokens", "request_body",

@@ -26,12 +26,12 @@ from llmtap.traces import format
 from llmtap.traces.text import Count, Id, Number, decimal_text, first_objects, json_rows, number_ns
 
 SIZE: Final = 512
-"""Tokens in a block, as readers of the files expect."""
+"""Number of tokens in a block, as readers of the files expect."""
 BLOCK_COLUMNS: Final = ("blocks", "block_size", "block_unit", "input_tokens")
 _FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids", "duration")
 _COLUMNS: Final = ("arrival_ns", "input_tokens", "output_tokens", "response_end_us")
 _MS: Final = 6
-"""Digits from the unit of times down to ns: of Mooncake, and of guidellm."""
+"""Number of decimal digits from the unit of times (ms) to ns, in traces of Mooncake and of guidellm."""
 _SECONDS: Final = 9
 
 
@@ -81,7 +81,7 @@ def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.Rec
 
 
 def _broken(ids: Sequence[int] | None, tokens: int | None) -> bool:
-    """Return whether the number of ids does not fit the number of prompt tokens."""
+    """Return whether the number of block ids does not fit the number of prompt tokens."""
     return ids is not None and tokens is not None and len(ids) != -(-tokens // SIZE)
 
 
@@ -123,10 +123,10 @@ class BlockIds:
         self.missing = 0
         self._broken = self._coarser = 0
         self._foreign: dict[tuple[int | None, str | None], None] = {}
-        """Block sizes (and units) that cannot be joined to SIZE."""
+        """Block sizes and units that cannot be joined to SIZE."""
 
     def of(self, batch: pa.RecordBatch) -> list[list[int] | None]:
-        """Return the ids of each row; None where the blocks are not known."""
+        """Return the block ids of each row; None if its blocks are not known."""
         lists = int_lists(batch.column("blocks"))
         self._resize(batch, lists)
         if self._writer.info.blocks == "salted":
@@ -177,12 +177,13 @@ def int_lists(column: pa.ListArray) -> list[list[int] | None]:
 
 
 _BUSY_MS: Final = 10.0
-"""Mean distance of whole times below which they are unlikely to be milliseconds: 100 requests per second."""
+"""Mean distance below which whole numbers are probably not milliseconds: 100 requests per second."""
 _BUSY_FRACTIONS_MS: Final = 1.0
-"""The same limit for times with fractions: 1,000 requests per second, more than any known trace."""
+"""The same limit for numbers with fractions: 1,000 requests per second, more than in any known trace."""
 
 _EPOCH_S: Final = 1e9
-"""Whole times from here on may be seconds since 1970; as milliseconds of a trace they are eleven days."""
+"""Whole numbers from this one on may be seconds since 1970; as milliseconds of a trace they are eleven days.
+"""
 
 
 def _sniff(places: int, head: bytes, name: str) -> bool:

@@ -23,7 +23,7 @@ _URLS: Final = {
     "embeddings": "/v1/embeddings",
     "messages": "/v1/messages",
 }
-"""URL by endpoint; a path precedes shorter paths that are its suffix."""
+"""URL by endpoint. A path comes before shorter paths that are its suffix."""
 _FALSE: Final = msgspec.Raw(b"false")
 _HOLDS: Final = ("request body", "message roles and sizes", "max_tokens", "model")
 _WANTED: Final = ("id", "method", "path", "endpoint", "request_body")
@@ -100,7 +100,7 @@ def _request_of(row: dict[str, Any]) -> tuple[str, Members] | str:
 
 
 def _sniff(head: bytes, name: str) -> bool:
-    """Whether the first line has the members of a request; a line longer than `head` is searched for them."""
+    """Return whether the first line has the members of a request; a line longer than `head` is searched."""
     text, members = start_of(head), ("custom_id", "url", "body")
     try:
         line = msgspec.json.decode(text.split(b"\n", 1)[0])
