@@ -158,10 +158,14 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
             raise ConfigError(
-                "experiment.name", f"{self.name!r} is no name", "letters, digits and _ . - only"
+                "experiment.name", f"{self.name!r} is not a valid name", "letters, digits and _ . - only"
             )
         if not 0 < self.alpha <= ALPHA_MAX:
-            raise ConfigError("experiment.alpha", f"{self.alpha:g} is no risk", "0.05 is usual")
+            raise ConfigError(
+                "experiment.alpha",
+                f"must be above 0 and at most {ALPHA_MAX:g}, got {self.alpha:g}",
+                "0.05 is usual",
+            )
         for name in self.stop_worse:
             if _WORSE.fullmatch(name) is None:
                 raise ConfigError(
@@ -173,7 +177,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for key in _HEADER_KEYS:
             for name in getattr(self, key):
                 if _FIELD.fullmatch(name) is None:
-                    raise ConfigError(f"experiment.{key}", f"{name!r} is no header name")
+                    raise ConfigError(f"experiment.{key}", f"{name!r} is not a valid header name")
         if self.until is not None:
             _ends_ns(self.until, 0)
         if self.arms:
@@ -181,7 +185,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def _check_arms(self) -> None:
         if not 2 <= len(self.arms) <= ARMS_MAX:
-            raise ConfigError("experiment.arms", f"{len(self.arms)} arms; there can be 2 to {ARMS_MAX}")
+            raise ConfigError("experiment.arms", f"expected 2 to {ARMS_MAX} arms, got {len(self.arms)}")
         names = [arm.name for arm in self.arms]
         for i, arm in enumerate(self.arms):
             _check_arm(arm, f"experiment.arms[{i}]")
@@ -203,9 +207,11 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def _check_arm(arm: Arm, place: str) -> None:
     if _NAME.fullmatch(arm.name) is None:
-        raise ConfigError(f"{place}.name", f"{arm.name!r} is no name", "letters, digits and _ . - only")
+        raise ConfigError(
+            f"{place}.name", f"{arm.name!r} is not a valid name", "letters, digits and _ . - only"
+        )
     if not 0 < arm.weight < float("inf"):
-        raise ConfigError(f"{place}.weight", f"{arm.weight:g} is not above 0", "leave the arm out instead")
+        raise ConfigError(f"{place}.weight", f"must be above 0, got {arm.weight:g}", "omit the arm instead")
     changes = [what for what in ("upstream", "headers", "body") if getattr(arm, what) not in (None, {})]
     if len(changes) > 1:
         raise ConfigError(place, f"changes {' and '.join(changes)}", "change one thing per arm")
@@ -213,11 +219,11 @@ def _check_arm(arm: Arm, place: str) -> None:
         if _FIELD.fullmatch(name) is None or name.lower() in _FRAMING:
             raise ConfigError(f"{place}.headers", f"{name!r} cannot be set")
         if _VALUE.fullmatch(value) is None or value != value.strip():
-            raise ConfigError(f"{place}.headers", f"the value of {name!r} cannot stand in a header")
+            raise ConfigError(f"{place}.headers", f"the value of {name!r} is not a valid header value")
     try:
         # Find values that the encoder would change to null (nan, inf) or cannot write.
         if msgspec.json.decode(msgspec.json.encode(arm.body)) != msgspec.to_builtins(arm.body):
-            raise ValueError("a number that JSON does not know")
+            raise ValueError("JSON cannot represent a number in it, such as nan or inf")
     except (ValueError, TypeError) as exc:
         raise ConfigError(f"{place}.body", f"cannot be written as JSON: {exc}") from None
 
