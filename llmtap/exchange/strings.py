@@ -106,8 +106,8 @@ def holds_key(name: str) -> bool:
     letters and digits. The caller cuts `name`: results are cached."""
     if _key_behind_a_word(name):
         return True
-    found = (key[0] for key in _keys_in.finditer(name))
-    return any(not _begins_as_names_do(key) or _is_random(key) for key in found)
+    keys = (key[0] for key in _keys_in.finditer(name))
+    return any(not _begins_as_names_do(key) or _is_random(key) for key in keys)
 
 
 def clean_path(path: str) -> str:

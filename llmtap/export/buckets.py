@@ -141,7 +141,7 @@ class ExponentialBuckets:
             self.counts[i] = self.counts.get(i, 0) + n
         self.zeros, self.n, self.total = self.zeros + other.zeros, self.n + other.n, self.total + other.total
 
-    def dense(self, most: int) -> tuple[int, int, list[int]]:
+    def dense(self, buckets_max: int) -> tuple[int, int, list[int]]:
         """Return scale, number of the first bucket as OpenTelemetry counts, and the counts of `most` at most.
 
         The scale is reduced, which merges neighbours, until they are few enough. `most` is at least 2.
@@ -149,12 +149,12 @@ class ExponentialBuckets:
         if not self.counts:
             return EXPONENTIAL_SCALE, 0, []
         low, high, shift = min(self.counts) - 1, max(self.counts) - 1, 0
-        while (high >> shift) - (low >> shift) >= most:
+        while (high >> shift) - (low >> shift) >= buckets_max:
             shift += 1
-        found = [0] * ((high >> shift) - (low >> shift) + 1)
+        counts = [0] * ((high >> shift) - (low >> shift) + 1)
         for i, n in self.counts.items():
-            found[((i - 1) >> shift) - (low >> shift)] += n
-        return EXPONENTIAL_SCALE - shift, low >> shift, found
+            counts[((i - 1) >> shift) - (low >> shift)] += n
+        return EXPONENTIAL_SCALE - shift, low >> shift, counts
 
 
 class DualBuckets(Buckets):

@@ -144,8 +144,8 @@ class _Steps:
                 low = middle
         # Return the exact sum that the search approached, so that a difference of 0 is exactly 0.
         places = np.searchsorted(self._y, high - self._x, "right") - 1
-        found = places >= 0
-        return float((self._x[found] + self._y[places[found]]).max())
+        in_range = places >= 0
+        return float((self._x[in_range] + self._y[places[in_range]]).max())
 
     def _count(self, most: float) -> int:
         rest = most - self._x
@@ -243,11 +243,11 @@ def _sign_flips_p(signed: Values, seed: int) -> float:
         summed: Values = values.sum(axis=axis)
         return summed
 
-    found = stats.permutation_test(
+    result = stats.permutation_test(
         (signed,), total, permutation_type="samples", vectorized=True, n_resamples=9_999,
         rng=np.random.default_rng(seed),
     )  # fmt: skip
-    return float(found.pvalue)
+    return float(result.pvalue)
 
 
 def compare_unpaired(a: Sequence[float], b: Sequence[float], *, level: float = 0.95) -> Comparison | None:
@@ -362,12 +362,12 @@ def adjusted(ps: Sequence[float], method: Literal["holm", "bh"] = "holm") -> lis
         return []
     if method == "bh":
         return [float(p) for p in stats.false_discovery_control(ps, method="bh")]
-    found = [0.0] * len(ps)
-    least = 0.0
+    corrected = [0.0] * len(ps)
+    lower_bound = 0.0
     for place, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        least = max(least, min(1.0, (len(ps) - place) * ps[i]))
-        found[i] = least
-    return found
+        lower_bound = max(lower_bound, min(1.0, (len(ps) - place) * ps[i]))
+        corrected[i] = lower_bound
+    return corrected
 
 
 def _sample(values: Sequence[float]) -> Values:

@@ -172,29 +172,29 @@ class Figure:
         return twin
 
     def _sample(self, unit: int, values: Sequence[int], *, new: bool) -> None:
-        kept = self._sampled
-        if new and unit not in kept:
-            if len(kept) < SAMPLE_UNITS:
+        units = self._sampled
+        if new and unit not in units:
+            if len(units) < SAMPLE_UNITS:
                 heappush(self._order, -unit)
             elif unit < -self._order[0]:
-                del kept[-heapreplace(self._order, -unit)]
+                del units[-heapreplace(self._order, -unit)]
             else:
                 return
-            kept[unit] = ([0], array("q"))
-        elif unit not in kept:
+            units[unit] = ([0], array("q"))
+        elif unit not in units:
             return
-        count, some = kept[unit]
-        n = count[0]
-        room = SAMPLE_VALUES - len(some)
+        n_cell, sample = units[unit]
+        n = n_cell[0]
+        room = SAMPLE_VALUES - len(sample)
         if room > 0:
-            some.extend(values[:room])
+            sample.extend(values[:room])
             n += min(room, len(values))
         for value in values[max(0, room) :]:  # Vitter 1985, algorithm R
             n += 1
             place = int(self._random.random() * n)
             if place < SAMPLE_VALUES:
-                some[place] = value
-        count[0] = n
+                sample[place] = value
+        n_cell[0] = n
 
 
 class ArmSample:

@@ -250,13 +250,13 @@ class Histogram:
 
 def _count(values: list[int], counts: Counter[int]) -> tuple[int, int, int]:
     """Count values by bucket. Return their sum, the smallest and the largest."""
-    found: tuple[int, int, int] | None = None
+    figures: tuple[int, int, int] | None = None
     if native.compiled is not None:
-        found = native.compiled.count_by_float(values, counts)
-    if found is None:
+        figures = native.compiled.count_by_float(values, counts)
+    if figures is None:
         counts.update(_buckets(values))
-        found = sum(values), min(values), max(values)
-    return found
+        figures = sum(values), min(values), max(values)
+    return figures
 
 
 def _buckets(values: list[int]) -> Sequence[int]:

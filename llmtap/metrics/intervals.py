@@ -71,9 +71,9 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
     missing = [side for side, gone in (("below", low == 0), ("above", high > n)) if gone]
     method = "order statistics" + (f", open {' and '.join(missing)}" if missing else "")
     # With two or three values, the interpolated quantile may lie outside the interval.
-    least, most = min(ordered[max(low, 1) - 1], value), max(ordered[min(high, n) - 1], value)
+    lower, upper = min(ordered[max(low, 1) - 1], value), max(ordered[min(high, n) - 1], value)
     return Interval(
-        float(value), float(least), float(most), n, level, method, "below" in missing, "above" in missing
+        float(value), float(lower), float(upper), n, level, method, "below" in missing, "above" in missing
     )
 
 
@@ -140,8 +140,8 @@ def clustered_quantile_interval(
         return None
     pool = _Pool(parts)
     drawn = np.random.default_rng(seed).multinomial(k, np.full(k, 1 / k), size=resamples)
-    found = [pool.quantile(times, p) for times in drawn]
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    quantiles = [pool.quantile(times, p) for times in drawn]
+    low, high = np.quantile(quantiles, [(1 - level) / 2, (1 + level) / 2])
     value = pool.quantile(np.ones(k, dtype=int), p)
     return Interval(value, float(low), float(high), len(pool.values), level, "bootstrap of whole requests")
 
@@ -234,18 +234,18 @@ def _peaks(data: Values, enough: float) -> list[float]:
     cells = int((high - low) / cell) + 1
     counts, edges = np.histogram(data, bins=cells, range=(low, low + cells * cell))
     density = ndimage.gaussian_filter1d(counts.astype(float), width / cell, mode="constant", truncate=4)
-    found, about = signal.find_peaks(density, prominence=0)
-    kept = []
-    for place, depth in zip(found, about["prominences"], strict=True):
-        level = density[place] - depth * _ALMOST  # not just below its valley by rounding
+    places, about = signal.find_peaks(density, prominence=0)
+    centres = []
+    for place, depth in zip(places, about["prominences"], strict=True):
+        level = density[place] - depth * _ALMOST  # rounding must not put it below the valley
         down = np.flatnonzero(density <= level)
         after = int(np.searchsorted(down, place))
         left = down[after - 1] + 1 if after else 0
         right = down[after] if after < len(down) else len(density)
         mass = float(density[left:right].sum())
         if mass - level * (right - left) >= max(enough, MODE_ERRORS_MIN * sqrt(mass)):
-            kept.append(float((edges[place] + edges[place + 1]) / 2))
-    return kept or [float(np.median(data))]
+            centres.append(float((edges[place] + edges[place + 1]) / 2))
+    return centres or [float(np.median(data))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +256,8 @@ class Tail:
     """Lighter than an exponential, not distinguishable from it, or heavier: the interval of `shape` lies
     below 0, across it, or above; None with fewer than 50 values in the tail (500 in all)."""
     shape: float | None
-    """Of the generalised Pareto distribution fitted to the values above `threshold`: 0 is an exponential
-    tail, above it a power of 1 / shape, below it one that ends."""
+    """Shape parameter of the generalised Pareto distribution fitted to the values above `threshold`. 0: an
+    exponential tail; above 0: a power law with exponent 1 / shape; below 0: a tail with an end."""
     low: float | None
     high: float | None
     threshold: float | None

@@ -57,10 +57,10 @@ def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) 
     count = events = hold_max_ns = 0
     for i, gap_ns in enumerate(gaps_ns, 1):
         if gap_ns >= least_ns:
-            together = bisect_right(times_ns, times_ns[i] + SPREAD_NS, i) - i
-            if together >= EVENTS_MIN:
+            size = bisect_right(times_ns, times_ns[i] + SPREAD_NS, i) - i
+            if size >= EVENTS_MIN:
                 count += 1
-                events += together
+                events += size
                 hold_max_ns = max(hold_max_ns, gap_ns)
     return Bursts(count, events, hold_max_ns) if count else NO_BURSTS
 
@@ -343,12 +343,12 @@ def _gap_figures(times_ns: list[int], step_ns: int) -> tuple[list[int], int | No
     Args:
         step_ns: time that the reader takes for a chunk.
     """
-    found = None if native.compiled is None else native.compiled.gap_figures(times_ns, step_ns)
-    if found is None:
+    figures = None if native.compiled is None else native.compiled.gap_figures(times_ns, step_ns)
+    if figures is None:
         gaps = tbc_ns(times_ns)
         longest_ns = user_idle_ns(times_ns, 0, 1, step_ns, clamped=False)
         return gaps, tbc_max_ns(gaps), jitter_ns(gaps), longest_ns
-    gaps, pause, deviation, longest_ns = found
+    gaps, pause, deviation, longest_ns = figures
     return gaps, pause, sqrt(deviation) / len(gaps) if len(gaps) > 1 else None, longest_ns
 
 

@@ -122,15 +122,15 @@ def marks(n: int, shares: Mapping[str, float] = SHARES) -> list[str]:
 
 def parse_percentiles(text: str, place: str) -> dict[str, float]:
     """Return the shares of `25,75,99.5` by name: `p25`, `p75`, `p995`. Raises ConfigError."""
-    found = {}
+    shares = {}
     for word in text.replace(",", " ").split():
         number = float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else 0.0
         if not 0 < number < 100:
             raise ConfigError(place, f"expected a percentile, got {word!r}", f"such as {place} 25,75,99.5")
         # Two digits before the point, so that 9.95 and 99.5 differ.
         whole, point, rest = f"{number:g}".partition(".")
-        found[f"p{whole.zfill(2) if point else whole}{rest}"] = number / 100
-    return found
+        shares[f"p{whole.zfill(2) if point else whole}{rest}"] = number / 100
+    return shares
 
 
 def summarise_ns(histogram: Histogram, more: Mapping[str, float] | None = None) -> dict[str, object]:
@@ -302,7 +302,7 @@ class ArrivalFigures:
     autocorrelation: Autocorrelation | None
 
     def to_dict(self) -> dict[str, Any]:
-        found = self.autocorrelation
+        correlation = self.autocorrelation
         return {
             "n": self.n, "span": self.span_ns / 1e9, "rate_rps": self.rate_rps,
             "gap_mean": _seconds(self.gap_mean_ns), "gap_min": _seconds(self.gap_min_ns),
@@ -311,8 +311,8 @@ class ArrivalFigures:
                 "distance": self.ks, "limit_95": self.ks_limit, "rate_rps": self.ks_rate_rps,
                 "rate_from": "the gaps' mean" if self.ks_own_mean else "what was asked",
             },
-            "autocorrelation": None if found is None else {
-                "value": found.value, "lag": found.lag, "limit_95": found.limit,
+            "autocorrelation": None if correlation is None else {
+                "value": correlation.value, "lag": correlation.lag, "limit_95": correlation.limit,
             },
         }  # fmt: skip
 

@@ -178,22 +178,22 @@ def _reasons(written: format.TraceWriter) -> str:
 def _aspect(name: str, rows: int, wanted: format.TraceFormat, written: format.TraceWriter) -> Aspect:
     if not rows:
         return Aspect(name, 0, 0, "absent")
-    why = wanted.why.get(name)
+    reason = wanted.why.get(name)
     if name not in wanted.holds:
-        why = why or f"{wanted.name} has no place for it"
-        return Aspect(name, rows, 0, "lost", why, _formats_with(name, wanted))
+        reason = reason or f"{wanted.name} has no place for it"
+        return Aspect(name, rows, 0, "lost", reason, _formats_with(name, wanted))
     # A writer may add values, such as 0 tokens of a failed request.
-    there = min(rows, written.counts.get(name, 0))
-    fate = "kept" if there == rows else "partly" if there else "lost"
-    if there and name in written.changed:
-        fate, why = "changed", written.changed[name]
+    written_rows = min(rows, written.counts.get(name, 0))
+    fate = "kept" if written_rows == rows else "partly" if written_rows else "lost"
+    if written_rows and name in written.changed:
+        fate, reason = "changed", written.changed[name]
     keep = None
-    if there < rows and written.dropped:
-        why = "; ".join(filter(None, (f"left out: {_reasons(written)}", why)))
+    if written_rows < rows and written.dropped:
+        reason = "; ".join(filter(None, (f"left out: {_reasons(written)}", reason)))
         keep = _formats_with("outcome and status", wanted)
-    elif not there:
+    elif not written_rows:
         keep = _formats_with(name, wanted)
-    return Aspect(name, rows, there, fate, why, keep)
+    return Aspect(name, rows, written_rows, fate, reason, keep)
 
 
 def _formats_with(aspect: str, wanted: format.TraceFormat) -> str | None:

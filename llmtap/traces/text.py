@@ -329,16 +329,16 @@ def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
 def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
     """Return the error of the first line that does not fit; `number`: of the block's first line."""
     rows: list[tuple[int, list[str]]] = []
-    found = FormatError(f"line {number}: cannot be read as CSV")
+    error = FormatError(f"line {number}: cannot be read as CSV")
     for at, line in enumerate(block.split(b"\n"), number):
         if line.strip(b"\r"):
             try:
                 fields = _fields(line, at)
             except FormatError as exc:
-                found = exc
+                error = exc
                 break
             if len(fields) != len(header):
-                found = FormatError(f"line {at}: expected {len(header)} columns, got {len(fields)}")
+                error = FormatError(f"line {at}: expected {len(header)} columns, got {len(fields)}")
                 break
             rows.append((at, fields))
     for c in known:
@@ -348,9 +348,9 @@ def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvCol
         if first < len(values):
             wanted = c.kind.wanted + (", or nothing" if c.empty else "")
             got = clipped(values[first])
-            found = FormatError(f"line {rows[first][0]}: {c.name}: expected {wanted}, got {got}")
+            error = FormatError(f"line {rows[first][0]}: {c.name}: expected {wanted}, got {got}")
             del rows[first:]
-    return found
+    return error
 
 
 def _fits(c: CsvColumn, values: list[str]) -> bool:

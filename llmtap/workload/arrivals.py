@@ -206,12 +206,12 @@ class _Words:
         return self._named.get(name)
 
     def number(
-        self, name: str, least: float = 0.0, most: float = _RATE_MAX, default: str | None = None
+        self, name: str, minimum: float = 0.0, maximum: float = _RATE_MAX, default: str | None = None
     ) -> float:
         text = self.get(name)
         value = _number(name, _given(name, default if text is None else text))
-        if not least <= value <= most:
-            raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {value:g}")
+        if not minimum <= value <= maximum:
+            raise ValueError(f"{name}: expected a number from {minimum:g} to {maximum:g}, got {value:g}")
         return value
 
     def length_ns(self, name: str) -> int:
@@ -330,7 +330,9 @@ def _steps(words: _Words, rate_rps: float) -> Offsets:
 
 def _diurnal(words: _Words, rate_rps: float) -> Offsets:
     """A sinusoid around the rate, rising at first; the amplitude is a share of the mean."""
-    return _poisson_of((), (Wave(words.length_ns("period"), rate_rps, words.number("amplitude", most=1.0)),))
+    return _poisson_of(
+        (), (Wave(words.length_ns("period"), rate_rps, words.number("amplitude", maximum=1.0)),)
+    )
 
 
 def _poisson_of(lead: tuple[Piece, ...], cycle: tuple[Piece, ...]) -> Offsets:

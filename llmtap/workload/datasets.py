@@ -82,15 +82,15 @@ class RecordedDataset(PlannedWorkload):
             for texts in zip(*pairs, strict=True)
         )
         sample = "of all pairs" if step == 1 else f"of one in {step:,} pairs"
-        given = {**message, "of": f"the message, without context and history, {sample}"}
-        made = {**answer, "of": f"the answer, {sample}"} if self.output is None else described(self.output)
+        inputs = {**message, "of": f"the message, without context and history, {sample}"}
+        outputs = {**answer, "of": f"the answer, {sample}"} if self.output is None else described(self.output)
         members: dict[str, Any] = {
             "data": {**self.data.about, "subset": SUBSET},
             "generation": "the data's texts, untouched; contexts and lengths that are not the data's:"
             " random.Random, one generator for each column, seeded with SEED/COLUMN",
             "sharing": self.sharing.describe(),
         }
-        return description(self.name, given, made, self.data.content, **members, **self.about)
+        return description(self.name, inputs, outputs, self.data.content, **members, **self.about)
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
         return assemble(self._turns(seed), count, seed, sharing=self.sharing)

@@ -49,9 +49,9 @@ _CHAT_INPUT: Final = LogNormal(median=156, p95=892, max=8_192)
 _CHAT_OUTPUT: Final = LogNormal(median=234, p95=789, max=4_096)
 
 
-def _simulated(name: str, given: LogNormal, made: LogNormal, about: str, **arrivals: Any) -> Composed:
+def _simulated(name: str, inputs: LogNormal, outputs: LogNormal, about: str, **arrivals: Any) -> Composed:
     meta = {"about": about, "source": "llmtap sim run", "arrivals": "poisson", "rate_rps": 1.0, **arrivals}
-    return Composed(name, given, made, about=meta)
+    return Composed(name, inputs, outputs, about=meta)
 
 
 SIMULATED: Final[Mapping[str, Composed]] = {

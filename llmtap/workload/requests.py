@@ -54,7 +54,9 @@ class Requests:
         begins a conversation."""
         rows = list(rows)
         numbers = (self.arrival_ns, self.input, self.output, self.predicted)
-        arrivals, given, made, guess = (array("q", [c[row] for row in rows] if c else []) for c in numbers)
+        arrivals, inputs, outputs, predicted = (
+            array("q", [c[row] for row in rows] if c else []) for c in numbers
+        )
         after, think_ns, joins = int_column(), int_column(), dict[int, tuple[int, ...]]()
         if self.after:
             places = {row: place for place, row in enumerate(rows)}
@@ -66,7 +68,7 @@ class Requests:
                 if joined := tuple(places[other] for other in self.joins.get(row, ()) if other in places):
                     joins[place] = joined
         return Requests(
-            arrivals, given, made, guess, [self.blocks[row] for row in rows] if self.blocks else [],
+            arrivals, inputs, outputs, predicted, [self.blocks[row] for row in rows] if self.blocks else [],
             self.block_tokens, self.epoch_ns, after, think_ns, joins,
             [self.tenants[row] for row in rows] if self.tenants else [],
             [self.bodies[row] for row in rows] if self.bodies else [],

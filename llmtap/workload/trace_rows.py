@@ -308,7 +308,7 @@ class TraceRows:
         notes = [f"{n:,} rows {reasons[name]}: left out" for name, n in self._without.items() if n]
         if self._no_model:
             notes.append(f"{self._no_model:,} rows are no requests to a model: not read")
-        notes += [f"{n:,} rows {why}: not sent" for why, n in self.unsendable.most_common()]
+        notes += [f"{n:,} rows {reason}: not sent" for reason, n in self.unsendable.most_common()]
         if self.estimated:
             notes.append(
                 f"{self.estimated:,} rows lack a token count: estimated from the events that"

@@ -75,11 +75,11 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
     t = x.timeline
     times = chunk_times_ns(t.events) if x.stream else []
     end_ns = _end_ns(x)
-    well = x.outcome in ENDED_WELL and (x.status is None or x.status < 400)
+    completed = x.outcome in ENDED_WELL and (x.status is None or x.status < 400)
     output = x.tokens.output if x.tokens.source in _COUNTED else None
     # Server metrics count from the request's last byte, and only for complete answers.
-    server = m.e2e_ns
-    first_token = m.ttft_any_ns if x.stream and well else None
+    server_ns = m.e2e_ns
+    first_token_ns = m.ttft_any_ns if x.stream and completed else None
     operation = semconv.operation_of(x.endpoint)
     return Terms(
         operation=operation,
@@ -93,9 +93,9 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
         chunk_times_ns=times,
         output_tokens=output,
         cache_write_tokens=_cache_write_tokens(x.usage or {}),
-        server_duration_ns=server,
-        server_first_token_ns=first_token,
-        server_per_token_ns=_per_token_ns(x, server, first_token, output),
+        server_duration_ns=server_ns,
+        server_first_token_ns=first_token_ns,
+        server_per_token_ns=_per_token_ns(x, server_ns, first_token_ns, output),
     )
 
 
@@ -410,7 +410,7 @@ class Totals:
 def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Metric]:
     """Return the points in the form of the SDK's exporters. Points of one instrument must be adjacent."""
     temporality = sdk.AggregationTemporality.DELTA if delta else sdk.AggregationTemporality.CUMULATIVE
-    found = []
+    metrics = []
     for instrument, group in groupby(points, key=lambda point: point.measure.instrument):
         ready = [_ready(point, now_ns) for point in group]
         data: Any
@@ -420,8 +420,8 @@ def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Me
             data = sdk.Histogram(ready, temporality)
         else:
             data = sdk.ExponentialHistogram(ready, temporality)
-        found.append(sdk.Metric(instrument.name, instrument.description, instrument.unit, data))
-    return found
+        metrics.append(sdk.Metric(instrument.name, instrument.description, instrument.unit, data))
+    return metrics
 
 
 def _ready(point: Point, now_ns: int) -> Any:

@@ -73,12 +73,12 @@ class Exemplars:
         return dict(self._last)
 
 
-def by_series(kept: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
+def by_series(exemplars: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
     """Sort exemplars by metric, labels and bucket, the order that `TextWriter` needs."""
-    found: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
-    for (metric, labels, bucket), exemplar in kept.items():
-        found.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar
-    return found
+    by_metric: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
+    for (metric, labels, bucket), exemplar in exemplars.items():
+        by_metric.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar
+    return by_metric
 
 
 _Key = tuple[str, tuple[str, ...]]
@@ -116,12 +116,14 @@ def families_for(
 
     The share of exchanges within a bound is then exact. `edges`: as in `buckets.edges_as`.
     """
-    found = {key: replace(one, edges=edges_as(one.edges, edges or {})) for key, one in HISTOGRAMS.items()}
+    families = {
+        key: replace(family, edges=edges_as(family.edges, edges or {})) for key, family in HISTOGRAMS.items()
+    }
     for name, bound_ns in bounds:
         for family in FAMILIES:
             if name in family.exact_for:
-                found[family.key] = found[family.key].with_edges((bound_ns,))
-    return found
+                families[family.key] = families[family.key].with_edges((bound_ns,))
+    return families
 
 
 class Series:
@@ -205,9 +207,9 @@ class Series:
                 labels = ("other", "other")
         self._count("guardrail", 1, *labels)
 
-    def deadlines(self, found: Fluidity) -> None:
-        self._count("deadlines", found.in_time, "met")
-        self._count("deadlines", found.missed, "missed")
+    def deadlines(self, fluidity: Fluidity) -> None:
+        self._count("deadlines", fluidity.in_time, "met")
+        self._count("deadlines", fluidity.missed, "missed")
 
     def uncertain(self) -> None:
         self._count("uncertain", 1)
@@ -228,7 +230,7 @@ class Series:
         return cell
 
 
-_Who = tuple[str, str, str]
+_SeriesLabels = tuple[str, str, str]
 Cell = tuple[Any, ...]
 """Labels, counts by bucket, and sum of a series of a histogram; also its native buckets, if it has any."""
 
@@ -252,7 +254,7 @@ class Exposition:
         self._objectives = objectives or {}
         bounds = [bound for one in self._objectives.values() for bound in one.bounds]
         self._families = families_for(bounds, edges)
-        self._series: dict[_Who, Series] = {}
+        self._series: dict[_SeriesLabels, Series] = {}
         self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
         self._calls: dict[tuple[str, str, str, str], Buckets] = {}
         self._unparsed = 0
@@ -260,14 +262,14 @@ class Exposition:
         self._exemplars = Exemplars()
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        who = key[:3]
-        series = self._series.get(who)
+        labels = key[:3]
+        series = self._series.get(labels)
         if series is None:
-            series = self._series[who] = Series(self._families, native=self._native)
+            series = self._series[labels] = Series(self._families, native=self._native)
         series.add(x, m)
         objectives = self._objectives.get(key.slo) if x.stream and m.tokens_known else None
-        if objectives is not None and (found := fluidity_of(x, m, objectives)) is not None:
-            series.deadlines(found)
+        if objectives is not None and (fluidity := fluidity_of(x, m, objectives)) is not None:
+            series.deadlines(fluidity)
         if x.uncertain:
             series.uncertain()
         self._unparsed += x.unparsed_events
@@ -279,7 +281,7 @@ class Exposition:
             self._added["first_chunk"].record(added.first_chunk_ns)
         self._added["chunk"].record_many(added.chunks_ns)
         if x.trace_parent is not None:
-            self._note_trace(x, m, who)
+            self._note_trace(x, m, labels)
 
     def called(self, x: Exchange, m: Measured, *, trusted: bool = True) -> None:
         """Count a call to an MCP server; only a trusted one may take a place (`Labels`)."""
@@ -292,16 +294,16 @@ class Exposition:
             cell = self._calls[key] = Buckets(DURATION_EDGES_NS)
         cell.record(m.e2e_ns or 0)
 
-    def _note_trace(self, x: Exchange, m: Measured, who: _Who) -> None:
+    def _note_trace(self, x: Exchange, m: Measured, series_labels: _SeriesLabels) -> None:
         parent = parse_trace_parent(x.trace_parent)
         if parent is None or not parent.sampled or m.e2e_ns is None or x.timeline.response_end_ns is None:
             return
         wall_ns = x.arrival_wall_ns + x.timeline.response_end_ns - x.timeline.arrival_ns
         ttft, duration = self._families["ttft"], self._families["duration"]
         for family, labels, value in (
-            (ttft, (*who, x.reading.value, "content"), m.ttft_ns if x.stream else None),
-            (ttft, (*who, x.reading.value, "any"), m.ttft_any_ns if x.stream else None),
-            (duration, who, m.e2e_ns if x.outcome in summary.ENDED_WELL else None),
+            (ttft, (*series_labels, x.reading.value, "content"), m.ttft_ns if x.stream else None),
+            (ttft, (*series_labels, x.reading.value, "any"), m.ttft_any_ns if x.stream else None),
+            (duration, series_labels, m.e2e_ns if x.outcome in summary.ENDED_WELL else None),
         ):
             if value is not None:
                 place = family.name, labels, bisect_left(family.edges, value)
@@ -321,7 +323,7 @@ class Exposition:
         """
         # Sorting and formatting run in another thread: only copying must happen here.
         return Frozen(
-            self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
+            self._version, self._families, [(labels, s.freeze()) for labels, s in self._series.items()],
             {point: buckets.read() for point, buckets in self._added.items()},
             [(labels, *buckets.read()) for labels, buckets in self._calls.items()],
             {
@@ -345,7 +347,7 @@ def format_name(accept: str, *, native: bool) -> str:
 class Frozen:
     version: str
     families: Mapping[str, HistogramFamily]
-    series: Sequence[tuple[_Who, _FrozenSeries]]
+    series: Sequence[tuple[_SeriesLabels, _FrozenSeries]]
     added: Mapping[str, tuple[Sequence[int], int]]
     calls: Sequence[Cell]
     values: Mapping[str, Value]
@@ -390,17 +392,17 @@ class Frozen:
         )
 
     def _histograms(self) -> Iterator[tuple[HistogramFamily, Sequence[Cell]]]:
-        found: dict[str, list[Cell]] = {}
-        for who, (keys, read, _, exact) in self.series:
+        rows_by_family: dict[str, list[Cell]] = {}
+        for series_labels, (keys, read, _, exact) in self.series:
             for (name, more), counts, total, buckets in zip(
                 keys, read[::2], read[1::2], exact or repeat(None, len(keys)), strict=True
             ):
-                found.setdefault(name, []).append(((*who, *more), counts, total, buckets))
+                rows_by_family.setdefault(name, []).append(((*series_labels, *more), counts, total, buckets))
         # ITL by option A is the gap between chunks: it is counted once, and exported under both names.
-        gaps = [((*labels, "A"), *rest) for labels, *rest in found.get("chunk_gap", ())]
+        gaps = [((*labels, "A"), *rest) for labels, *rest in rows_by_family.get("chunk_gap", ())]
         if gaps:
-            found["token_gap"] = gaps + found.get("token_gap", [])
-        for name, rows in found.items():
+            rows_by_family["token_gap"] = gaps + rows_by_family.get("token_gap", [])
+        for name, rows in rows_by_family.items():
             yield self.families[name], rows
         yield ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
         if self.calls:
@@ -408,8 +410,8 @@ class Frozen:
         yield LAG, self.lags
 
     def _counters(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
-        found: dict[str, list[tuple[tuple[str, ...], float]]] = {}
-        for who, (_, _, counts, _) in self.series:
+        rows_by_metric: dict[str, list[tuple[tuple[str, ...], float]]] = {}
+        for series_labels, (_, _, counts, _) in self.series:
             for (name, more), n in counts.items():
-                found.setdefault(name, []).append(((*who, *more), n))
-        return found
+                rows_by_metric.setdefault(name, []).append(((*series_labels, *more), n))
+        return rows_by_metric

@@ -206,8 +206,8 @@ class Reception:
             for i in range(request.n)
         ]
         block_after = faults.block_after if faults.refusal is None else None
-        apart = self._engine is not None and not self._engine.iterates
-        texts = [DeliveredText(len(choice.pieces), block_after, apart) for choice in choices]
+        ends_separately = self._engine is not None and not self._engine.iterates
+        texts = [DeliveredText(len(choice.pieces), block_after, ends_separately) for choice in choices]
         made_ns: list[list[int]] = [[] for _ in choices]
         delivery = Delivery(texts, options, faults.fault, accepted_ns)
         lengths = prompt_lengths(request)

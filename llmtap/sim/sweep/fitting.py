@@ -491,8 +491,10 @@ class _Load:
         firsts = sorted((row.first_ns or 0, row.context, row.prompt or 0) for row in running)
         lasts = sorted((row.last_ns or 0, row.context, row.output) for row in running)
         self._firsts, self._lasts = [t for t, _, _ in firsts], [t for t, _, _ in lasts]
-        apart = (t - before > _ROUNDED_NS for before, t in pairwise([-3 * _ROUNDED_NS, *self._firsts]))
-        self._taken_in = [0, *accumulate(apart)]
+        is_later = (
+            t - previous_ns > _ROUNDED_NS for previous_ns, t in pairwise([-3 * _ROUNDED_NS, *self._firsts])
+        )
+        self._taken_in = [0, *accumulate(is_later)]
         self._prompts_begun = [0, *accumulate(n for _, n, _ in firsts)]
         self._prompts_taken = [0, *accumulate(n for _, _, n in firsts)]
         self._prompts_over = [0, *accumulate(n for _, n, _ in lasts)]

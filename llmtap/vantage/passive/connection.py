@@ -298,12 +298,12 @@ class ConnectionTable:
         if segment is None:
             return
         flow, seq, ack, flags, window, start, stop = segment
-        found = self._ways.get(flow)
-        if found is None:
-            found = self._begin(flow, flags, buf[start:stop])
-            if found is None:
+        member = self._ways.get(flow)
+        if member is None:
+            member = self._begin(flow, flags, buf[start:stop])
+            if member is None:
                 return
-        connection, way = found
+        connection, way = member
         if t_ns >= self.now_ns:
             self.now_ns = t_ns
         elif self.now_ns - t_ns > CLOCK_STEP_NS:
@@ -333,10 +333,10 @@ class ConnectionTable:
             # A new connection with the same ports: the end of the previous one was not captured.
             connection.give_up(t_ns, "packets_lost")
             self._forget(flow)
-            found = self._begin(flow, flags, b"")
-            if found is None:
+            member = self._begin(flow, flags, b"")
+            if member is None:
                 return
-            connection, way = found
+            connection, way = member
         connection.last_ns = t_ns
         connection.segment(way, seq, ack, flags, window, buf[start:stop], t_ns)
         if connection.over:

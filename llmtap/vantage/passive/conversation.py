@@ -234,14 +234,14 @@ class Conversation:
         ):
             return b""  # avoid copying the head for each packet: packets may have one byte each
         whole = bytes(buffer)
-        found = next_response_head(
+        match = next_response_head(
             whole, x.method, bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX, interims=x.interims,
             waited_ns=t_ns - x.began_ns,
         )  # fmt: skip
-        if found is None:
+        if match is None:
             return b""
         buffer.clear()
-        head, start, end = found
+        head, start, end = match
         x.response_bytes += start
         whole, end = whole[start:], end - start
         if head.status < 200 and head.status != 101:

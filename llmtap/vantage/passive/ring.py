@@ -250,7 +250,7 @@ def port_filter(ports: Sequence[int], *, skip_loopback_out: bool = False) -> lis
 
 def _attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
-    kept = ctypes.create_string_buffer(code, len(code))
+    buffer = ctypes.create_string_buffer(code, len(code))
     sock.setsockopt(
-        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(kept))
+        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(buffer))
     )

@@ -122,10 +122,10 @@ class Tunnel:
     def _broken(self, direction: _Direction, error: OSError | None) -> None:
         """End the tunnel: the source of `direction` closed too early."""
         by_client = direction is self.up
-        who = "client" if by_client else "upstream"
+        side = "client" if by_client else "upstream"
         if self._outcome is Outcome.COMPLETE:  # the first break determines the outcome
             self._outcome = Outcome.CLIENT_CANCELLED if by_client else Outcome.UPSTREAM_RESET
-            self._error = f"the {who} broke the tunnel ({type(error).__name__ if error else 'closed'})"
+            self._error = f"the {side} broke the tunnel ({type(error).__name__ if error else 'closed'})"
         if not by_client and self._client.pending:
             # Let the client receive the bytes from before the break.
             self._upstream.close()
