@@ -199,7 +199,7 @@ class Tap:
         if seq in self.ledger.live:
             self.ledger.drop(seq, reason)
             self.rows.epoch += 1
-            # Also beyond the bound: this small last frame makes the meter free the exchange.
+            # Add this small frame even above the bound: it makes the meter release the exchange.
             self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def status(self, status: RelayStatus) -> None:

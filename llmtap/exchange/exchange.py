@@ -291,8 +291,8 @@ class Exchange:
         counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), usage.get("total_tokens"))
         if not all(isinstance(n, int) for n in counts):
             return "thoughtsTokenCount" in usage
-        given, output, total = counts
-        return bool(given + output + reasoning == total)  # type: ignore[operator]
+        input_tokens, output_tokens, total = counts
+        return bool(input_tokens + output_tokens + reasoning == total)  # type: ignore[operator]
 
     def since_arrival(self, t_ns: int | None) -> float | None:
         return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9

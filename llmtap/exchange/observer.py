@@ -363,7 +363,7 @@ class Observer:
         self._events_max = min(self._events_max, len(self._t.events.classes))
         self._text_chars_max = min(self._text_chars_max, self._text_chars)
         window_bytes = 0 if self._decoder is None else self._decoder.kept_bytes
-        # What remains is at most the events of one slice, unless a window grows.
+        # The memory now grows by the events of one slice at most, unless a decoder's window grows.
         if self._share.change(kept_bytes - self._taken_bytes):
             self._taken_bytes = kept_bytes
         elif window_bytes > SLICE_BYTES:

@@ -148,19 +148,20 @@ class _Reader:
 
     def completion(self, value: dict[str, Any], keys: tuple[str, ...]) -> list[PromptMessage]:
         """Read texts or token ids, one or several, from the first of these members."""
-        given = next((value[key] for key in keys if value.get(key)), None)
-        if given is None:
+        content = next((value[key] for key in keys if value.get(key)), None)
+        if content is None:
             return []
-        several = isinstance(given, list) and (
-            all(isinstance(one, str) for one in given) or all(isinstance(one, list | dict) for one in given)
+        several = isinstance(content, list) and (
+            all(isinstance(one, str) for one in content)
+            or all(isinstance(one, list | dict) for one in content)
         )
-        if several and len(given) > MESSAGES_MAX:
+        if several and len(content) > MESSAGES_MAX:
             return []
         messages = [self._make("system", value["system"])] if value.get("system") else []
         if value.get("context"):  # Ollama: token ids of the conversation so far
             messages.append(PromptMessage("context", self._ids_or_text(value["context"])))
         messages += [
-            PromptMessage("prompt", self._ids_or_text(one)) for one in (given if several else [given])
+            PromptMessage("prompt", self._ids_or_text(one)) for one in (content if several else [content])
         ]
         messages[-1].parts += self._all_media(_list(value.get("images")) or _list(value.get("image_data")))
         if isinstance(value.get("suffix"), str) and value["suffix"]:
@@ -292,8 +293,10 @@ class _MessageBuilder:
         for key in ("arguments", "input", "action", "args"):
             if key in function:
                 self.parts.append(b"arguments")
-                given = function[key]
-                self.text(given if isinstance(given, str) else _json(given).decode("utf-8", "replace"))
+                arguments = function[key]
+                self.text(
+                    arguments if isinstance(arguments, str) else _json(arguments).decode("utf-8", "replace")
+                )
 
     def content(self, value: Any, depth: int = 0) -> None:
         if isinstance(value, str):

@@ -25,10 +25,10 @@ def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
         raise ConfigError(place, f"expected 1 to {EDGES_MAX} ascending numbers of seconds above 0")
 
 
-def edges_as(edges: tuple[int, ...], given: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
+def edges_as(edges: tuple[int, ...], configured: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
     """Return the edges in ns; if `given` has edges of their kind (in seconds), return these instead."""
     kind = next((name for name, own in KINDS.items() if own is edges), "")
-    return edges_ns(*given[kind]) if kind in given else edges
+    return edges_ns(*configured[kind]) if kind in configured else edges
 
 
 def edges_ns(*seconds: float) -> tuple[int, ...]:

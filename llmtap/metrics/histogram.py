@@ -270,8 +270,8 @@ def _buckets(values: list[int]) -> Sequence[int]:
 
 def _narrow(values: list[int]) -> tuple[bytes, bytes]:
     """Pack whole numbers, 0 or more, in as few bytes each as the largest needs. Return bytes and type."""
-    most = max(values)
-    code = next(code for code in "BHIQ" if most < 1 << 8 * array(code).itemsize)
+    largest = max(values)
+    code = next(code for code in "BHIQ" if largest < 1 << 8 * array(code).itemsize)
     return array(code, values).tobytes(), code.encode()
 
 

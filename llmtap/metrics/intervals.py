@@ -91,9 +91,9 @@ def _ranks(n: int, p: float, level: float) -> tuple[int, int]:
     lows = np.array([0]) if low == 0 else np.clip(low + about, 1, n)
     highs = np.array([n + 1]) if high > n else np.clip(high + about, 1, n)
     below, above = stats.binom.cdf(lows - 1, n, p), stats.binom.sf(highs - 1, n, p)
-    most = TAIL_MAX * spare if low and high <= n else spare
+    tail_max = TAIL_MAX * spare if low and high <= n else spare
     left = below[:, None] + above[None, :]
-    left[below > most, :] = left[:, above > most] = np.inf
+    left[below > tail_max, :] = left[:, above > tail_max] = np.inf
     left[left > spare + ROUNDING] = -1
     i, j = divmod(int(np.round(left, 12)[::-1, ::-1].argmax()), len(highs))
     return int(lows[::-1][i]), int(highs[::-1][j])

@@ -174,9 +174,9 @@ class Objectives:
 
     def replaced(self, **bounds_ns: int | None) -> "Objectives":
         """Return a copy with some bounds set (ns); None leaves a bound unchanged."""
-        given = {name: ns for name, ns in bounds_ns.items() if ns is not None}
-        assert given.keys() <= _FIGURES.keys()
-        return Objectives(_ordered(dict(self.bounds) | given)) if given else self
+        replacements = {name: ns for name, ns in bounds_ns.items() if ns is not None}
+        assert replacements.keys() <= _FIGURES.keys()
+        return Objectives(_ordered(dict(self.bounds) | replacements)) if replacements else self
 
     def from_schedule(self) -> "Objectives":
         """Return a copy whose bounds count from the scheduled time where they can."""
@@ -422,7 +422,7 @@ def fluidity(times_ns: Sequence[int], origin_ns: int, ttft_ns: int, tbt_ns: int)
     late = missed = 0
     if slack_ns < 0:
         late, missed, slack_ns = 1, 1 + -slack_ns // tbt_ns, 0
-    # Once for each token of each answer: few steps.
+    # Runs once for each token of each answer, so it has few steps.
     for t_ns in times_ns[1:]:
         gap_ns = t_ns - before_ns
         before_ns = t_ns
@@ -452,7 +452,7 @@ def qoe_area_step(
     expected_ns = n * e_ns + reader_ns_per_token * (n * (n - 1) // 2)
     digested_ns = 0
     read_ns = c_ns = times_ns[0]
-    for t_ns in times_ns:  # once for each token of each answer: few steps
+    for t_ns in times_ns:  # runs once for each token of each answer, so it has few steps
         if t_ns > read_ns:
             read_ns = t_ns
         c_ns = read_ns if read_ns > e_ns else e_ns

@@ -383,7 +383,7 @@ class Supervisor:
                     handover.let_signals_in()
                     return
                 for child in self._children:
-                    if not child.is_ready:  # its `ready` would be lost
+                    if not child.is_ready:  # its report of being ready would be lost
                         child.signal(signal.SIGKILL)
                 try:
                     handover.become(self._to_leave(), argv)

@@ -79,16 +79,16 @@ def convert(
     began_ns = SystemClock.mono_ns()
     wanted = _target_format(target, target_format)
     with open_trace(source, source_format=source_format, progress=progress) as trace:
-        rows, given = trace.source, trace.format
-        _check_could(given, wanted)
-        report = Report(shown_name(source), given.name, shown_name(target, output=True), wanted.name)
+        rows, read_format = trace.source, trace.format
+        _check_could(read_format, wanted)
+        report = Report(shown_name(source), read_format.name, shown_name(target, output=True), wanted.name)
         counts = dict.fromkeys(format.ASPECTS, 0)
         redacted = _Redacted(_counted(rows.batches, report, counts), redact)
         try:
             with new_file(target, replace=force) as out:
                 written = wanted.write(out.stream, rows.info, redacted)
-                own = wanted.name in (given.name, rows.info.source)
-                _check_did(counts, written, given, wanted, report, own=own)
+                own = wanted.name in (read_format.name, rows.info.source)
+                _check_did(counts, written, read_format, wanted, report, own=own)
             report.bytes_out = out.bytes
         except OSError as exc:
             if isinstance(exc, BrokenPipeError) and target == STANDARD:
@@ -133,12 +133,14 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
         raise ConfigError(target if name is None else "--to", str(exc)) from None
 
 
-def _check_could(given: format.TraceFormat, wanted: format.TraceFormat) -> None:
+def _check_could(read_format: format.TraceFormat, wanted: format.TraceFormat) -> None:
     """Raise ConfigError, before a row is read, if the source's format lacks an aspect that the target
     needs."""
     for aspect in format.ASPECTS:
-        if aspect in wanted.needs and aspect not in given.holds:
-            raise ConfigError("--to", f"{wanted.name} requires {aspect}, which {given.name} does not contain")
+        if aspect in wanted.needs and aspect not in read_format.holds:
+            raise ConfigError(
+                "--to", f"{wanted.name} requires {aspect}, which {read_format.name} does not contain"
+            )
 
 
 _FULL: Final = 'a capture has text only of the tenants for whom capture.level is "full"'
@@ -153,7 +155,7 @@ _HINTS: Final = {
 
 
 def _check_did(
-    counts: dict[str, int], written: format.TraceWriter, given: format.TraceFormat,
+    counts: dict[str, int], written: format.TraceWriter, read_format: format.TraceFormat,
     wanted: format.TraceFormat, report: Report, *, own: bool,
 ) -> None:  # fmt: skip
     """Raise ConfigError, before the target appears, if no row could be written. `own`: the rows came from the
@@ -162,7 +164,7 @@ def _check_did(
         return
     for aspect in format.ASPECTS:
         if aspect in wanted.needs and not counts[aspect] and not written.counts.get(aspect):
-            hint = _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
+            hint = _HINTS.get(aspect) if read_format is parquet_capture.FORMAT else None
             raise ConfigError(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint
             )

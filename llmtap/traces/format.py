@@ -100,16 +100,16 @@ def without_late_token(row: dict[str, Any]) -> bool:
 
 def text_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
     """Collect rows with text into batches. Raises FormatError for a value that does not fit its column."""
-    held: list[Mapping[str, Any]] = []
+    pending: list[Mapping[str, Any]] = []
     size = 0
     for row in rows:
-        held.append(row)
+        pending.append(row)
         size += len(row.get("request_body") or "") + len(row.get("response_text") or "")
-        if size >= TEXT_BYTES_PER_BATCH or len(held) >= ROWS_PER_BATCH:
-            yield _text_batch(held)
-            held, size = [], 0
-    if held:
-        yield _text_batch(held)
+        if size >= TEXT_BYTES_PER_BATCH or len(pending) >= ROWS_PER_BATCH:
+            yield _text_batch(pending)
+            pending, size = [], 0
+    if pending:
+        yield _text_batch(pending)
 
 
 def _text_batch(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:

@@ -130,19 +130,19 @@ def open_trace(
     with ExitStack() as stack:
         with _blamed(place):
             if _is_many(place):
-                given = parquet_capture.FORMAT
-                if source_format not in (None, given.name):
-                    raise ConfigError(option, f"only {given.name} can be many files")
+                trace_format = parquet_capture.FORMAT
+                if source_format not in (None, trace_format.name):
+                    raise ConfigError(option, f"only {trace_format.name} can be many files")
                 source, size = parquet_capture.read_many(place, progress)
-                trace = OpenedTrace(source, given, None, size)
+                trace = OpenedTrace(source, trace_format, None, size)
             else:
                 file = stack.enter_context(opened(place, SNIFF_BYTES, progress))
-                given = _format_of(place, source_format, file.head, option)
-                if given is parquet_capture.FORMAT and file.seekable:
+                trace_format = _format_of(place, source_format, file.head, option)
+                if trace_format is parquet_capture.FORMAT and file.seekable:
                     source, _ = parquet_capture.read_many(place, progress)
                 else:
-                    source = given.read(file.stream)
-                trace = OpenedTrace(source, given, file)
+                    source = trace_format.read(file.stream)
+                trace = OpenedTrace(source, trace_format, file)
         trace.source.batches = _batches(trace.source.batches, place)
         yield trace
 

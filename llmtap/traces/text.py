@@ -117,7 +117,7 @@ def json_rows(
         if len(rows) == len(block):
             yield from zip(rows, (number for number, _ in block), strict=True)
             continue
-        # One by one where a line is wrong, has unknown fields, or is several objects.
+        # Read line by line: a line is wrong, has unknown fields, or has several objects.
         for number, line in block:
             try:
                 one = lenient(line)

@@ -47,11 +47,11 @@ class Slope:
     def at_ns(self, mass: float) -> float:
         """Solve a x + (b - a) x^2 / 2 = mass, also for a = b; x is in lengths, rates are shares of the
         higher."""
-        most = max(self.from_rps, self.to_rps)
-        mass = mass / most * NS_PER_S / self.length_ns if mass else 0.0
+        rate_max = max(self.from_rps, self.to_rps)
+        mass = mass / rate_max * NS_PER_S / self.length_ns if mass else 0.0
         if not mass:
             return 0.0
-        a, b = self.from_rps / most, self.to_rps / most
+        a, b = self.from_rps / rate_max, self.to_rps / rate_max
         # max(): negative only by rounding, at the end of a ramp that falls to 0.
         return 2 * mass / (a + sqrt(max(0.0, a * a + 2 * mass * (b - a)))) * self.length_ns
 

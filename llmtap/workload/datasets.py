@@ -99,12 +99,12 @@ class RecordedDataset(PlannedWorkload):
         return Speaker(plan, _AsRecorded(self.data, plan, seed))
 
     def _turns(self, seed: int) -> Iterator[PlannedTurn]:
-        made = Random(f"{seed}/output")
+        random = Random(f"{seed}/output")
         order = Random(f"{seed}/subset").sample(range(self.data.count), self.data.count)
         while True:
             for number in order:
                 message, answer = map(count_tokens, self.data.pair(number))
-                output = answer if self.output is None else drawn(self.output, made)
+                output = answer if self.output is None else drawn(self.output, random)
                 yield PlannedTurn(message, max(1, output), place=number)
 
 
@@ -222,16 +222,16 @@ def read_stack(path: Path, place: str) -> DataSet:
     with reading(path, place) as lines:
         for number, line in read_lines(lines):
             try:
-                given = _decode(line)
+                record = _decode(line)
             except (ValueError, RecursionError) as exc:
                 raise FormatError(f"line {number}: {exc}") from None
             total += 1
-            language = (given.language or given.lang or "").lower()
+            language = (record.language or record.lang or "").lower()
             language = _SHORT.get(language, language)
             if language and language not in LANGUAGES:
                 other += 1
                 continue
-            text = given.content.replace("\r\n", "\n")
+            text = record.content.replace("\r\n", "\n")
             bodies = list(functions(text, language))
             if not bodies:
                 bare += 1

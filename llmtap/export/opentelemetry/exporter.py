@@ -329,7 +329,7 @@ class OtlpExporter:
 def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Receiver]]:
     """Return the SDK's exporters of spans and metrics, which may have different protocols."""
     receivers = _Receiver(), _Receiver()
-    made: list[Any] = []
+    exporters: list[Any] = []
     for signal, receiver, by_grpc, by_http, response in (
         ("TRACES", receivers[0], _GrpcSpans, http_traces.OTLPSpanExporter, ExportTraceServiceResponse),
         (
@@ -341,10 +341,10 @@ def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Rece
         ),
     ):
         if os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", protocol) == "grpc":
-            made.append(by_grpc(receiver))
+            exporters.append(by_grpc(receiver))
         else:
-            made.append(by_http(session=_Session(receiver, response)))
-    return made[0], made[1], receivers
+            exporters.append(by_http(session=_Session(receiver, response)))
+    return exporters[0], exporters[1], receivers
 
 
 def _resource(version: str, reader: Benefit) -> Resource:

@@ -393,8 +393,8 @@ def _guard(token: str | None, pipeline: ExchangePipeline) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if expected is not None and request.path not in _OPEN_TO_ALL:
-            given = request.headers.get(hdrs.AUTHORIZATION, "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, expected):
+            received = request.headers.get(hdrs.AUTHORIZATION, "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(received, expected):
                 return _problem(
                     401, "this admin port asks for `Authorization: Bearer TOKEN`", authenticate=True
                 )

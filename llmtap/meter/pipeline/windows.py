@@ -63,9 +63,9 @@ class Slices(Generic[T]):
         *,
         past: bool,
     ) -> None:
-        for short, long in zip(levels, (*levels[1:], levels[-1]), strict=True):
-            assert short.window_ns % short.step_ns == 0
-            assert long.step_ns % short.step_ns == 0
+        for shorter, longer in zip(levels, (*levels[1:], levels[-1]), strict=True):
+            assert shorter.window_ns % shorter.step_ns == 0
+            assert longer.step_ns % shorter.step_ns == 0
         self._levels = tuple(levels)
         self._begin_ns = now_ns
         self._make = make

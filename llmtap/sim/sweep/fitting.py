@@ -413,8 +413,8 @@ def _unseen(
         [row for row in rows if row.arrival_ns < middle_ns],
         [row for row in rows if row.arrival_ns >= middle_ns],
     )
-    most = [max((load.running(row.first_ns or 0) for row in half), default=0) for half in halves]
-    fitted, other = halves if most[0] >= most[1] else halves[::-1]
+    running_max = [max((load.running(row.first_ns or 0) for row in half), default=0) for half in halves]
+    fitted, other = halves if running_max[0] >= running_max[1] else halves[::-1]
     try:
         constants = _fitted(fitted, load, chunk)[-1]
     except FitError:
@@ -557,9 +557,9 @@ class _Load:
         """Return the number of requests that decode at a time and, if all tokens have times, their
         context."""
         begun, over = bisect_left(self._firsts, t_ns), bisect_left(self._lasts, t_ns)
-        made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
+        tokens_made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
         # The newest token of each request is not in memory yet: the iteration adds it.
-        context = self._prompts_begun[begun] - self._prompts_over[over] + made - (begun - over)
+        context = self._prompts_begun[begun] - self._prompts_over[over] + tokens_made - (begun - over)
         return begun - over, context
 
     def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:

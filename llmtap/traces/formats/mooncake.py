@@ -54,8 +54,8 @@ def block_columns(ids: Sequence[Sequence[int] | None]) -> dict[str, list[Any]]:
 
 def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     bare = broken = finer = 0
-    given = json_rows(stream, _Row, notes)
-    while rows := list(islice(given, format.ROWS_PER_BATCH)):
+    typed_rows = json_rows(stream, _Row, notes)
+    while rows := list(islice(typed_rows, format.ROWS_PER_BATCH)):
         ids = [row.hash_ids for row, _ in rows]
         columns = {
             "arrival_ns": [number_ns(row.timestamp, places, line, "timestamp") for row, line in rows],
@@ -94,10 +94,10 @@ def _write(places: int, writer: format.TraceWriter) -> None:
     for batch in writer.outgoing((*_COLUMNS, *BLOCK_COLUMNS)):
         columns = [batch.column(name).to_pylist() for name in _COLUMNS]
         lines = []
-        for arrival, read, made, end, blocks in zip(*columns, ids.of(batch), strict=True):
+        for arrival, input_tokens, output_tokens, end, blocks in zip(*columns, ids.of(batch), strict=True):
             cut += arrival % whole_ns > 0
             time = decimal_text(arrival // whole_ns * whole_ns, places, point=seconds)
-            line = f'{{"timestamp": {time}, "input_length": {read}, "output_length": {made}'
+            line = f'{{"timestamp": {time}, "input_length": {input_tokens}, "output_length": {output_tokens}'
             if blocks is not None:
                 line += f', "hash_ids": {blocks}'
             if seconds and end is not None:

@@ -64,9 +64,9 @@ def _write(writer: TraceWriter) -> None:
     renamed = unstreamed = 0
 
     def reasons(batch: pa.RecordBatch) -> list[str | None]:
-        made = [_request_of(row) for row in batch.select(_WANTED).to_pylist()]
-        requests[:] = [one for one in made if not isinstance(one, str)]
-        return [one if isinstance(one, str) else None for one in made]
+        results = [_request_of(row) for row in batch.select(_WANTED).to_pylist()]
+        requests[:] = [result for result in results if not isinstance(result, str)]
+        return [result if isinstance(result, str) else None for result in results]
 
     columns = (*_WANTED, *(name for aspect in _HOLDS for name in ASPECTS[aspect]))
     for batch in writer.outgoing(columns, ("request_body",), times="none", failed=True, reasons=reasons):

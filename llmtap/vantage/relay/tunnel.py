@@ -115,7 +115,7 @@ class Tunnel:
             return
         other = self.other(direction)
         if not other.ended:
-            direction.sink.resume()  # it may be paused for this side
+            direction.sink.resume()  # it may be paused because this side did not take its bytes
         elif not other.passed:
             other.pass_end()
 
