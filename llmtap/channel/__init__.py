@@ -28,7 +28,8 @@ from llmtap.channel.frames import ACK, CONTROL, Closing, Frame, FrameKind, Hello
 from llmtap.channel.status import RelayStatus
 
 FLUSH_S: Final = 0.01
-"""Time that frames wait for a batch: longer batches hold the loop longer, shorter ones cost more CPU."""
+"""Time that frames wait for a batch. With more time, batches block the loop for longer; with less, they cost
+more CPU."""
 FLUSH_BYTES: Final = 128 << 10
 RECONNECT_S: Final = 0.1
 SOCKET_PATH_BYTES_MAX: Final = 107
@@ -82,7 +83,7 @@ class Ledger:
             self.measured += self._closed.pop(number)
 
     def lose_meter(self) -> None:
-        """Drop all exchanges that the meter has not acknowledged, and all that are running."""
+        """Drop all running exchanges, and all exchanges that the meter has not acknowledged."""
         lost = self.unsettled
         self.live.clear()
         self._closed.clear()
@@ -91,7 +92,7 @@ class Ledger:
 
 
 def replaceable(path: str) -> bool:
-    """Return whether other users may write to the directory of a socket, and so put another in its place.
+    """Return whether other users may write to a socket's directory, and so replace the socket.
 
     In a directory with the sticky bit, such as /tmp, they may not.
     """
@@ -120,7 +121,7 @@ class Tap:
     ) -> None:
         """`on_word` is called with control words from the meter.
 
-        `news` is asked before every batch for a frame to be sent in front of all others.
+        `news` is called before each batch; if it returns a frame, that frame is sent first.
         """
         self._loop = loop
         self._path = path
@@ -153,13 +154,16 @@ class Tap:
     def open(
         self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN, arm: bytes | None = None
     ) -> tuple[int, bool]:
-        """Number a new exchange; True when it will be measured. `kind` is OPEN or SENT; `arm`: Assigned."""
+        """Number a new exchange. Return the number, and whether the exchange will be measured.
+
+        `kind`: OPEN or SENT; `arm`: Assigned.
+        """
         ledger = self.ledger
         seq = ledger.open()
         if self._sock is None:
             ledger.drop(seq, "no_meter")
             return seq, False
-        # Half the bound is kept for running exchanges, so that fewer of them are lost in part.
+        # New exchanges may use half of the bound; the rest is for running ones, so that fewer are cut off.
         if self.rows.size + self._outstanding > self._bytes_max // 2:
             ledger.drop(seq, "overflow")
             return seq, False
@@ -195,7 +199,7 @@ class Tap:
         if seq in self.ledger.live:
             self.ledger.drop(seq, reason)
             self.rows.epoch += 1
-            # Also beyond the bound: this small last frame makes the meter free the exchange.
+            # Add this small frame even above the bound: it makes the meter release the exchange.
             self._append(FrameKind.DROP, seq, t_ns, 0, b"")
 
     def status(self, status: RelayStatus) -> None:
@@ -203,7 +207,7 @@ class Tap:
             self._append(FrameKind.STATUS, 0, status.t_ns, 0, _json.encode(status))
 
     def close(self) -> None:
-        """Send what can be sent at once, then hang up."""
+        """Send as many frames as possible without waiting, then disconnect."""
         self._flush()
         self._closed = True
         if self._timer:
@@ -211,7 +215,7 @@ class Tap:
         self._disconnect()
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until the meter has acknowledged everything, or the time is up."""
+        """Wait until the meter has acknowledged everything, or until the time is over."""
         self._flush()
         if self._outstanding:
             self._settled.clear()
@@ -324,7 +328,7 @@ class Tap:
         self.ledger.lose_meter()
 
     def connect(self) -> None:
-        """Connect to the meter now, and try again until it is there."""
+        """Connect to the meter now; retry until the meter listens."""
         if self._closed or self._sock is not None:
             return
         sock = None
@@ -332,7 +336,7 @@ class Tap:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             sock.setblocking(False)
             sock.connect(self._path)
-        except OSError:  # nobody is there, or no file descriptor is left
+        except OSError:  # no meter listens, or there is no file descriptor left
             if sock is not None:
                 sock.close()
             self._loop.call_later(RECONNECT_S, self.connect)

@@ -25,10 +25,11 @@ from llmtap.errors import ConfigError
 from llmtap.units import Bytes, encode_special, parse_duration_ns
 
 ARMS_MAX: Final = 8
-"""Each arm has histograms of its own in the meter, and every comparison reduces certainty."""
+"""Maximum number of arms: each has its own histograms in the meter, and each comparison reduces the certainty
+of the others."""
 ALPHA_MAX: Final = 0.5
 NO_ROOM: Final = "no_room"
-"""Reason of an exclusion: `held_bytes` was used up, and the request was sent as in the control arm."""
+"""Reason for an exclusion: `held_bytes` was used up, so the request was sent as in the control arm."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _WORSE: Final = re.compile(
@@ -77,7 +78,7 @@ class Arm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_de
 
 
 class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[experiment]` table. Raises ConfigError, naming the key, for what cannot be."""
+    """The `[experiment]` table. Raises ConfigError that names the key of an invalid value."""
 
     enabled: Annotated[
         bool, Meta(description="Whether arms are assigned from the start; the admin API can change it.")
@@ -157,10 +158,14 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def __post_init__(self) -> None:
         if _NAME.fullmatch(self.name) is None:
             raise ConfigError(
-                "experiment.name", f"{self.name!r} is no name", "letters, digits and _ . - only"
+                "experiment.name", f"{self.name!r} is not a valid name", "letters, digits and _ . - only"
             )
         if not 0 < self.alpha <= ALPHA_MAX:
-            raise ConfigError("experiment.alpha", f"{self.alpha:g} is no risk", "0.05 is usual")
+            raise ConfigError(
+                "experiment.alpha",
+                f"must be above 0 and at most {ALPHA_MAX:g}, got {self.alpha:g}",
+                "0.05 is usual",
+            )
         for name in self.stop_worse:
             if _WORSE.fullmatch(name) is None:
                 raise ConfigError(
@@ -172,7 +177,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for key in _HEADER_KEYS:
             for name in getattr(self, key):
                 if _FIELD.fullmatch(name) is None:
-                    raise ConfigError(f"experiment.{key}", f"{name!r} is no header name")
+                    raise ConfigError(f"experiment.{key}", f"{name!r} is not a valid header name")
         if self.until is not None:
             _ends_ns(self.until, 0)
         if self.arms:
@@ -180,7 +185,7 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def _check_arms(self) -> None:
         if not 2 <= len(self.arms) <= ARMS_MAX:
-            raise ConfigError("experiment.arms", f"{len(self.arms)} arms; there can be 2 to {ARMS_MAX}")
+            raise ConfigError("experiment.arms", f"expected 2 to {ARMS_MAX} arms, got {len(self.arms)}")
         names = [arm.name for arm in self.arms]
         for i, arm in enumerate(self.arms):
             _check_arm(arm, f"experiment.arms[{i}]")
@@ -202,27 +207,29 @@ class ExperimentOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 def _check_arm(arm: Arm, place: str) -> None:
     if _NAME.fullmatch(arm.name) is None:
-        raise ConfigError(f"{place}.name", f"{arm.name!r} is no name", "letters, digits and _ . - only")
+        raise ConfigError(
+            f"{place}.name", f"{arm.name!r} is not a valid name", "letters, digits and _ . - only"
+        )
     if not 0 < arm.weight < float("inf"):
-        raise ConfigError(f"{place}.weight", f"{arm.weight:g} is not above 0", "leave the arm out instead")
-    said = [what for what in ("upstream", "headers", "body") if getattr(arm, what) not in (None, {})]
-    if len(said) > 1:
-        raise ConfigError(place, f"changes {' and '.join(said)}", "change one thing per arm")
+        raise ConfigError(f"{place}.weight", f"must be above 0, got {arm.weight:g}", "omit the arm instead")
+    changes = [what for what in ("upstream", "headers", "body") if getattr(arm, what) not in (None, {})]
+    if len(changes) > 1:
+        raise ConfigError(place, f"changes {' and '.join(changes)}", "change one thing per arm")
     for name, value in arm.headers.items():
         if _FIELD.fullmatch(name) is None or name.lower() in _FRAMING:
             raise ConfigError(f"{place}.headers", f"{name!r} cannot be set")
         if _VALUE.fullmatch(value) is None or value != value.strip():
-            raise ConfigError(f"{place}.headers", f"the value of {name!r} cannot stand in a header")
+            raise ConfigError(f"{place}.headers", f"the value of {name!r} is not a valid header value")
     try:
-        # What the encoder would turn into null (nan, inf) or cannot write is found here.
+        # Find values that the encoder would change to null (nan, inf) or cannot write.
         if msgspec.json.decode(msgspec.json.encode(arm.body)) != msgspec.to_builtins(arm.body):
-            raise ValueError("a number that JSON does not know")
+            raise ValueError("JSON cannot represent a number in it, such as nan or inf")
     except (ValueError, TypeError) as exc:
         raise ConfigError(f"{place}.body", f"cannot be written as JSON: {exc}") from None
 
 
 class Experiment(ExperimentOptions, frozen=True, kw_only=True):
-    """Experiment as every process gets it. `key` is None in processes that do not assign."""
+    """The experiment as all processes get it. `key` is None in processes that do not assign."""
 
     id: int
     """32 bits that identify one configuration of an experiment."""
@@ -245,9 +252,9 @@ class Experiment(ExperimentOptions, frozen=True, kw_only=True):
 
 
 def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> Experiment | None:
-    """The experiment that the options describe, or None where they name no arms.
+    """Return the experiment that the options describe, or None if they name no arms.
 
-    `spare_key` is used where no key is set; a duration in `until` counts from `start_wall_ns`.
+    `spare_key`: key if the options set none. A duration in `until` counts from `start_wall_ns`.
     """
     if not options.arms:
         return None
@@ -256,20 +263,20 @@ def resolve(options: ExperimentOptions, spare_key: str, start_wall_ns: int) -> E
     if control is None:
         control = next(arm.name for arm in options.arms if options.aa or not arm.changes)
     until_ns = None if options.until is None else _ends_ns(options.until, start_wall_ns)
-    told = msgspec.json.encode([options, key, until_ns], enc_hook=encode_special, order="sorted")
+    configuration = msgspec.json.encode([options, key, until_ns], enc_hook=encode_special, order="sorted")
     resolved = {name: getattr(options, name) for name in options.__struct_fields__} | {
         name: tuple(header.lower() for header in getattr(options, name)) for name in _HEADER_KEYS
     }
     return Experiment(
         **resolved | {"key": key, "control": control},
-        id=int.from_bytes(blake2b(told, digest_size=4).digest()),
+        id=int.from_bytes(blake2b(configuration, digest_size=4).digest()),
         until_wall_ns=until_ns,
         key_fingerprint=blake2b(key.encode(), digest_size=6, person=b"fingerprint").hexdigest(),
     )
 
 
 def _ends_ns(until: str, start_wall_ns: int) -> int:
-    """Wall time of the end, in ns since the epoch. Raises ConfigError."""
+    """Return the end of the experiment as wall time in ns since 1970. Raises ConfigError."""
     try:
         return start_wall_ns + parse_duration_ns(until)
     except ValueError:
@@ -299,7 +306,7 @@ _DIGEST_BYTES: Final = 16
 
 
 class Assigner:
-    """Assigns units to arms, given as indices, by positive weights."""
+    """Assigns units to arms by positive weights; arms are given by index."""
 
     __slots__ = ("_bounds", "_seed")
 
@@ -313,7 +320,7 @@ class Assigner:
         self._bounds = [round(w / total * 2**64) for w in accumulate(weights)][:-1]
 
     def assign(self, unit: bytes) -> tuple[int, str]:
-        """The arm's place, and the unit's public id (16 hex digits)."""
+        """Return the index of the unit's arm, and the unit's public id (16 hex digits)."""
         digest = self._seed.copy()
         digest.update(unit)
         raw = digest.digest()
@@ -321,5 +328,5 @@ class Assigner:
 
 
 def request_unit(relay: str, seq: int) -> bytes:
-    """The unit of a single request: its relay's name and its number there, as in the exchange's `id`."""
+    """Return the unit of a single request: name of its relay and number there, as in the exchange's `id`."""
     return f"{relay}-{seq}".encode()

@@ -35,15 +35,15 @@ class FrameKind:
     HELLO: Final = 1
     """First frame of a connection. data: Hello as JSON."""
     OPEN: Final = 2
-    """An exchange begins. t: first byte of its request read; data: the request head as received. Where the
-    request was complete at once, extra is the stamp of its last byte and data holds its body, too."""
+    """An exchange begins. t: read of the request's first byte; data: the request head as received. If the
+    request was complete at once, extra is the stamp of its last byte, and data also has its body."""
     REQUEST_DATA: Final = 3
     """t: read; data: body bytes with their HTTP framing."""
     REQUEST_END: Final = 4
     """t: the read that held the request's last byte."""
     SUBMIT: Final = 5
-    """t: start of the send with which the upstream's socket took the last byte; extra: added since the
-    read of that byte."""
+    """t: start of the send in which the upstream's socket took the last byte; extra: time since the read of
+    that byte."""
     INTERIM: Final = 6
     """t: read; data: a 1xx head."""
     RESPONSE_HEAD: Final = 7
@@ -53,7 +53,7 @@ class FrameKind:
     RESPONSE_END: Final = 9
     """t: the read that held the response's last byte."""
     UPGRADED: Final = 10
-    """t: the connection now is a tunnel (WebSocket)."""
+    """t: from now on, the connection is a tunnel (WebSocket)."""
     TUNNEL_UP: Final = 11
     """t: read from the client; extra: added; data: the bytes."""
     TUNNEL_DOWN: Final = 12
@@ -63,7 +63,7 @@ class FrameKind:
     DROP: Final = 14
     """Forget this exchange: not all of its frames could be sent. The relay has counted it."""
     STATUS: Final = 15
-    """The relay about itself, twice a second. data: RelayStatus as JSON."""
+    """Status of the relay itself, sent twice a second. data: RelayStatus as JSON."""
     SENT: Final = 17
     """An exchange begins whose request was sent at once: OPEN, REQUEST_DATA, REQUEST_END and SUBMIT in one,
     for a request that came in one read and that a waiting connection took at once. t: the read; extra: start
@@ -74,7 +74,7 @@ class FrameKind:
     """The exchange takes part in an experiment. data: Assigned as JSON. Sent as soon as the arm is known, so
     that a slow arm's exchanges are counted as early as a fast one's."""
     ANCHOR: Final = 19
-    """The wall clock was set, or has drifted: later stamps are dated by another pair of readings. t: the
+    """The wall clock was set, or has drifted: later timestamps are dated by a new pair of readings. t: the
     monotonic clock, extra: the wall clock, both read together; data: Anchored as JSON."""
 
 
@@ -92,27 +92,30 @@ class Hello(msgspec.Struct, kw_only=True):
     anchor_mono_ns: int
     anchor_wall_ns: int
     anchor_steps: int = 0
-    """How often the wall clock was set since the relay started."""
+    """Number of times that the wall clock was set since the relay started."""
     switch: int = 0
-    """Last control word it received: a meter that has just started learns the switch from its relays."""
+    """Last control word that the sender received. A meter that has just started learns the state of the
+    switch from it."""
     skipped: int = 0
-    """Requests that it had skipped before this connection."""
+    """Number of requests that the sender had skipped before this connection."""
     guest: bool = False
-    """An app with the middleware, not a process of this proxy: nobody waits for it at the end."""
+    """The sender is an app with the middleware, not a process of this proxy: the meter does not wait for it
+    at the end."""
     elsewhere: bool = False
-    """Another meter measures it, from which this one took over: here only its status is counted."""
+    """Another meter, from which this one took over, measures the sender's exchanges: only its status is
+    counted here."""
     implementation: str = ""
     """Implementation of the parts that can be compiled: `native` or `python`; empty: not reported."""
     implementation_reason: str = ""
 
 
 class Anchored(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """When a new anchor came into force."""
+    """Time from which a new anchor is valid."""
 
     steps: int = 0
-    """How often the wall clock was set since the relay started; drift does not count."""
+    """Number of times that the wall clock was set since the relay started, without drift."""
     since_ns: int = 0
-    """Arrivals up to this moment (monotonic) were before the wall clock was set."""
+    """Requests that arrived up to this monotonic time came before the wall clock was set."""
 
 
 class Assigned(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -129,7 +132,7 @@ class Closing(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     outcome: str
     status: int | None = None
-    """Status that the client got, from the upstream or from the relay itself; None: none."""
+    """Status that the client received, from the upstream or from the relay itself; None: no status."""
     error: str | None = None
     paused_ns: int = 0
     lag_ns: int = 0
@@ -150,15 +153,15 @@ MAGIC: Final = 0x4C4C5402
 _HEAD: Final = struct.Struct("=IIIQ")
 ACK: Final = struct.Struct("=Q")
 CONTROL: Final = 1 << 63
-"""Batches are numbered from 1 and never get there."""
+"""Batch number of control words. Batches are numbered from 1, and never reach it."""
 BATCH_BYTES_MAX: Final = 64 << 20
-"""A longer batch is not one of ours."""
+"""Maximum size of a batch. A longer one was not sent by llmtap."""
 FRAME_BYTES: Final = 128
-"""Assumed memory of a frame beside its data."""
+"""Assumed memory of a frame in addition to its data."""
 
 
 def pack_batch(batch_no: int, rows: list[Any]) -> bytes:
-    """One batch from a flat list `[kind, seq, t_ns, extra_ns, data, kind, seq, ...]`."""
+    """Return one batch of a flat list `[kind, seq, t_ns, extra_ns, data, kind, seq, ...]`."""
     datas = rows[4::5]
     blob = b"".join(datas)
     head = _HEAD.pack(MAGIC, len(datas), len(blob), batch_no)
@@ -185,7 +188,7 @@ class PythonFrameRows:
         return len(self._rows) // 5
 
     def add(self, kind: int, seq: int, t_ns: int, extra_ns: int, data: bytes) -> bool:
-        """Add a frame if it is not the first and stays within `bound`. Return whether."""
+        """Add a frame if it is not the first and stays within `bound`. Return whether it was added."""
         if self.size + len(data) + FRAME_BYTES > self.bound or not self._rows:
             return False
         self.put(kind, seq, t_ns, extra_ns, data)
@@ -196,7 +199,7 @@ class PythonFrameRows:
         self.size += len(data) + FRAME_BYTES
 
     def pack(self, batch_no: int, news: Frame | None = None) -> bytes:
-        """Return the batch, with `news` in front of all frames but HELLO, and forget the frames."""
+        """Return the batch, with `news` before all frames except HELLO, and remove the frames."""
         rows = self._rows
         if news is not None:
             at = 5 if rows and rows[0] == FrameKind.HELLO else 0

@@ -27,14 +27,14 @@ LAG_EDGES_NS: Final = (
     1_000_000_000,
     5_000_000_000,
 )
-"""Upper bounds of the lag buckets; one more bucket follows for what is beyond."""
+"""Upper bounds of the lag buckets; one more bucket has all larger values."""
 _RELAY: Final = (RELAY,)
 _PASSIVE: Final = (PASSIVE,)
 _BYTES: Final = "Bytes passed on: up to the gateway, down to the clients"
 
 
 class RelayStatus(msgspec.Struct, kw_only=True):
-    """Status of a vantage. Fields of another kind of vantage keep their default."""
+    """Status of a vantage. Fields of other kinds of vantages keep their default."""
 
     opened: Annotated[int, Count("Exchanges started", "relay_exchanges")] = 0
     measured: Annotated[
@@ -124,10 +124,10 @@ class RelayStatus(msgspec.Struct, kw_only=True):
 
     t_ns: int = 0
     lag_buckets: list[int] = []
-    """Samples of lag since start, by bucket of LAG_EDGES_NS and one beyond."""
+    """Number of lag samples since the start, by bucket of LAG_EDGES_NS; the last bucket has larger values."""
     lag_sum_ns: int = 0
     upstream_up: bool | None = None
     """Whether the upstream accepted the connection of the latest check; None: not checked."""
     upstreams_tried_ns: dict[str, int] = {}
-    """By URL, the end of the latest attempt to connect."""
+    """End of the latest attempt to connect, by URL."""
     draining: bool = False

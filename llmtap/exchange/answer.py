@@ -34,11 +34,12 @@ BODY_BYTES_MAX: Final = EVENT_BYTES_MAX
 """Maximum length of a JSON body, which is one event; a longer one is counted and not parsed."""
 _TYPE_BYTES_MAX: Final = 256
 _PREFIX_BYTES: Final = 6
-"""Bytes needed to recognise an SSE field name at the start of a body without a known content type."""
+"""Number of bytes that show whether a body without a known content type begins with an SSE field."""
 _HELD_BYTES_MAX: Final = 4_096
-"""White space at the start of a body; a body with more of it in one line is not parsed."""
+"""Maximum white space at the start of a body. A body with more of it in one line is not parsed."""
 _FIRST_LINE_BYTES_MAX: Final = 65_536
-"""Bytes of a JSON body in which the end of a first line is searched, after which more lines may follow."""
+"""Number of bytes of a JSON body in which the end of its first line is searched. After that line, more lines
+may follow."""
 _PADDING: Final = b'"obfuscation":'
 _MESSAGES: Final = b"application/vnd.amazon.eventstream"
 _ARRAY_PATH: Final = ":streamGenerateContent"
@@ -56,7 +57,7 @@ class BodyKind(Enum):
     JSON = 2
     OPAQUE = 3
     NDJSON = 4
-    """Lines of JSON, elements of an array, or binary messages: each is an event without SSE fields."""
+    """Events without SSE fields: lines of JSON, elements of an array, or binary messages."""
     MESSAGES = 5
 
 
@@ -130,7 +131,8 @@ class AnswerReader:
         self._first_line = 0  # length of the body's first line, if it is a JSON object
         self._first_line_ns = 0
         self.padded: bool | None = None
-        """The first event with text has random padding (OpenAI's `obfuscation`); None before that event."""
+        """Whether the first event with text has random padding (OpenAI's `obfuscation`); None before that
+        event."""
         self.tier: str | None = None
         """Service tier that the answer names."""
         self._had_output = False  # an event with output has been searched for the tier
@@ -150,7 +152,7 @@ class AnswerReader:
 
     @property
     def kept_bytes(self) -> int:
-        """Memory of an unfinished event, without a JSON body, which the share counts."""
+        """Memory of an unfinished event. A JSON body is not included, since the share counts it."""
         if self.kind is BodyKind.SSE:
             parser = self._parser
             return 0 if parser.idle else parser.kept_bytes
@@ -404,8 +406,11 @@ class AnswerReader:
         return [delta]
 
     def _look_for_tier(self, data: bytes | None, delta: Delta) -> None:
-        """Note the service tier in an event. A later one replaces it: `auto` becomes the granted tier. Events
-        with output after the first such event are not searched, since they only repeat it."""
+        """Note the service tier in an event.
+
+        A later tier replaces an earlier one: `auto` becomes the granted tier. Of events with output, only the
+        first is searched, since later ones repeat it.
+        """
         if data is None or (delta.output and self._had_output):
             return
         self._had_output = self._had_output or delta.output

@@ -39,9 +39,10 @@ def _bounds_of(kind: type, prefix: str = "") -> Iterator[tuple[str, Bound]]:
 
 
 BOUNDS: Final = dict(_bounds_of(Exchange))
-"""By field of an Exchange, with a dot for one of its parts."""
+"""Limits by field of an Exchange; a name with a dot is a part of a field."""
 _unchanged: Final[dict[str, set[str]]] = {name: set() for name in BOUNDS}
-"""Short strings by field that need no change: most are repeated, and the search for keys takes 1 us."""
+"""Short strings that need no change, by field. Most strings are repeated, and the search for keys takes 1 us.
+"""
 _WHOLE: Final = [(name, limits, _unchanged[name]) for name, limits in BOUNDS.items() if "." not in name]
 _read_whole: Final = attrgetter(*(name for name, _, _ in _WHOLE))
 _readers: dict[type, tuple[int, Callable[[object], Any]]] = {}
@@ -140,8 +141,10 @@ def _parts_of(kind: type, prefix: str) -> tuple[int, list[str]]:
 
 
 class Budget:
-    """Memory limit of all exchanges together; `left` of `bytes_max` bytes can still be taken. `short` is
-    called for each body for which there is no memory."""
+    """Memory limit of all exchanges together: `left` of `bytes_max` bytes can still be taken.
+
+    `short` is called for each body for which there is no memory.
+    """
 
     __slots__ = ("_short", "left")
 
@@ -181,16 +184,16 @@ class Share:
         self._taken -= n
 
     def resize(self, n: int) -> bool:
-        """Take or give so that `n` bytes are taken; False, and no change, if there is no room."""
+        """Take or return bytes so that `n` are taken. Return False, without a change, if that is too much."""
         return self.change(n - self._taken)
 
     def change(self, more: int) -> bool:
-        """Take `more` bytes, or give back a negative number; False, and no change, if there is no room."""
+        """Take `more` bytes (negative: return). Return False, without a change, if that is too much."""
         if more > 0:
             return self.take(more)
         self.give(-more)
         return True
 
     def close(self) -> None:
-        """Give all bytes back at the end of the exchange. A second call does nothing."""
+        """Return all bytes at the end of the exchange. A second call does nothing."""
         self.give(self._taken)

@@ -27,16 +27,16 @@ class RequestShape:
     n: int | None = None
     tools: int | None = None
     images: int | None = None
-    """Number of pictures, sounds and files in the prompt."""
+    """Number of images, sounds and files in the prompt."""
     response_format: Annotated[str | None, Bound(32, "client", clean_name)] = None
     """`text`, `json_object`, `json_schema`, or another single word."""
     roles: Annotated[list[str], Bound(32, "client", clean_name, 10_016)] = field(default_factory=list)
     """Role of each message; `prompt` for a completion."""
     sizes: "array[int]" = field(default_factory=lambda: array("q"))
-    """Size of each message in bytes: of its UTF-8, or four for each token id."""
+    """Size of each message in bytes: UTF-8 text, or four bytes for each token id."""
     blocks: "array[int]" = field(default_factory=lambda: array("q"))
-    """Chained hashes of the prompt's blocks: two prompts have the same beginning as far as these are
-    equal."""
+    """Chained hashes of the prompt's blocks. Two prompts begin with the same blocks as far as their hashes
+    are equal."""
     block_size: int | None = None
     block_unit: Annotated[str | None, Bound(16, "llmtap")] = None
     """`tokens` or `bytes`."""
@@ -45,12 +45,12 @@ class RequestShape:
 
 @dataclass(slots=True)
 class Turn:
-    """The place of an exchange in its conversation."""
+    """Place of an exchange in its conversation."""
 
     session: Annotated[str, Bound(64, "llmtap")]
     source: Annotated[str, Bound(16, "llmtap")]
-    """`explicit`: the request named its conversation, or the answer before. `prefix`: its messages begin with
-    those of an earlier request."""
+    """`explicit`: the request named its conversation or the previous answer. `prefix`: its messages begin
+    with those of an earlier request."""
     number: int
     parent: Annotated[str | None, Bound(128, "llmtap")] = None
     """Id of the previous exchange of the conversation."""
@@ -123,11 +123,11 @@ class Timeline:
     arrival_ns: int
     request_end_ns: int | None = None
     submit_ns: int | None = None
-    """The upstream's socket took the last byte of the request (IETF draft, B.1.1: T_submit)."""
+    """Time when the upstream's socket took the last byte of the request (IETF draft, B.1.1: T_submit)."""
     head_ns: int | None = None
     first_byte_ns: int | None = None
     first_any_ns: int | None = None
-    """First event of any class, also a keep-alive."""
+    """First event of any class, including keep-alives."""
     first_token_ns: int | None = None
     """First event with generated output: content (also white space), reasoning, tool call, refusal."""
     first_reasoning_ns: int | None = None
@@ -138,7 +138,7 @@ class Timeline:
     last_token_ns: int | None = None
     response_end_ns: int | None = None
     delivered_ns: int | None = None
-    """The client's socket took the last byte."""
+    """Time when the client's socket took the last byte."""
     paused_ns: int = 0
     events: EventLog = field(default_factory=EventLog)
 
@@ -198,7 +198,7 @@ class Exchange:
     """Arm of the running experiment; None: not part of an experiment."""
     unit: Annotated[str | None, Bound(64, "llmtap")] = None
     excluded: Annotated[str | None, Bound(64, "llmtap")] = None
-    """Reason why the arm's change was not made to this request."""
+    """Reason why the change of the arm was not applied to this request."""
     trace_parent: Annotated[str | None, Bound(256, "client", clean_name)] = None
     """The request's `traceparent`, as sent (W3C Trace Context)."""
     slo_ttft_ns: int | None = None
@@ -213,7 +213,7 @@ class Exchange:
     stream: bool = False
     """The answer was a stream; if the upstream failed before any output: the request wanted a stream."""
     padded: bool = False
-    """Events carry random padding, which their sizes include."""
+    """Whether events carry random padding, which is included in their sizes."""
     finish_reason: Annotated[str | None, Bound(WORD_CHARS_MAX, "upstream", clean_name)] = None
     refusal: Annotated[dict[str, object] | None, Bound(128, "upstream", clean_name, 32)] = None
     """Refusal: `kind`, `source`, `detail` and `confidence`; see `exchange/verdict.py`."""
@@ -250,7 +250,7 @@ class Exchange:
     anchor: int = 0
     """Number of times that the host's wall clock was set between the start of the relay and the arrival."""
     shape: RequestShape | None = None
-    """Set only while a capture runs, as `turn` and `text`."""
+    """Set only during a capture, like `turn` and `text`."""
     turn: Turn | None = None
     text: CapturedText | None = None
     capture_data: object | None = None
@@ -281,16 +281,18 @@ class Exchange:
 
     @property
     def reasoning_apart(self) -> bool:
-        """Whether the usage counts reasoning separately from the output: by its name (Gemini), or because the
-        counts add up to its total only then (xAI)."""
+        """Whether the usage counts reasoning in addition to the output.
+
+        By its name (Gemini), or because only then the counts add up to its total (xAI).
+        """
         usage, reasoning = self.usage or {}, self.tokens.reasoning
         if not reasoning:
             return False
         counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), usage.get("total_tokens"))
         if not all(isinstance(n, int) for n in counts):
             return "thoughtsTokenCount" in usage
-        given, output, total = counts
-        return bool(given + output + reasoning == total)  # type: ignore[operator]
+        input_tokens, output_tokens, total = counts
+        return bool(input_tokens + output_tokens + reasoning == total)  # type: ignore[operator]
 
     def since_arrival(self, t_ns: int | None) -> float | None:
         return None if t_ns is None else (t_ns - self.timeline.arrival_ns) / 1e9

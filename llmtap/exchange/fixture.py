@@ -47,7 +47,7 @@ _TEXTS: Final = {
 
 
 def is_fixture(value: object) -> bool:
-    """Whether a JSON value is the description of a fixture."""
+    """Return whether a JSON value is the description of a fixture."""
     return isinstance(value, dict) and value.get("format") == FORMAT
 
 

@@ -51,13 +51,14 @@ READ_BYTES_MAX: Final = 1 << 16
 """A read of this length may have left bytes in the socket."""
 _TEXT_CHARS_MAX: Final = BOUNDS["text.response_text"].chars
 _USAGE_BYTES_MAX: Final = 1 << 10
-"""Maximum size of an event whose usage object is kept until the end; of longer ones only the figures are."""
+"""Maximum size of an event whose usage object is kept until the end; of larger events, only the counts are
+kept."""
 _LOGGED_BYTES: Final = 34
 """Memory of an event in the log, with its delay."""
 _LOGGED_FREE: Final = 1 << 10
 """The log's memory counts in steps of this many events."""
 _TEXT_BYTES: Final = 8
-"""Memory of a kept text's place in the list."""
+"""Memory of the list element of a kept text."""
 SLICE_BYTES: Final = 16 << 10
 """Bytes of a read that are parsed in one step: up to 5 ms."""
 _NO_ROOM: Final = "open exchanges take too much memory"
@@ -78,12 +79,12 @@ class UnderWay(NamedTuple):
     """Present state of a running exchange."""
 
     exchange: Exchange
-    """Changes until the end, so read it at once."""
+    """The exchange itself, which changes until its end: read it at once."""
     dialect: str | None
     stream: bool
     events: int
     tokens: int
-    """Token count by the best source so far; without one, each chunk counts as a token."""
+    """Number of tokens by the best source so far. Without a source, each chunk counts as a token."""
 
 
 class Observer:
@@ -131,11 +132,11 @@ class Observer:
         )
         self._bodies = bodies
         self._share = Share(bodies)
-        """Of the request, of a JSON body, `_taken_bytes` and `_run_bytes`."""
+        """Memory of the request, of a JSON body, of `_taken_bytes` and of `_run_bytes`."""
         self._kept_bytes = 0
         """Memory of an unfinished event, windows of decoders, the event log, and texts."""
         self._taken_bytes = 0
-        """The same, as far as there was room."""
+        """The part of `_kept_bytes` that was taken from `_share`."""
         self._run_bytes = 0
         self._dialects = dialects
         self._request = RequestReader(self._x, head, identify, on_request, self._share)
@@ -144,7 +145,7 @@ class Observer:
         self.token_run: TokenRun | None = None
         """`_run` while the next read may be a repeated event: `FrameBatch` adds events to it, too."""
         self.deflates = False
-        """The tunnel may carry compressed messages: both sides named permessage-deflate."""
+        """Whether the tunnel may carry compressed messages: both sides named permessage-deflate."""
         # Parsers of the response's body, in the order in which bytes pass them.
         self._dechunk: ChunkedDecoder | None = None
         self._decoder: Decoder | None = None
@@ -155,7 +156,7 @@ class Observer:
         self._waited = waited
         self._shared_ns = 0
         self._first_shared_ns = 0
-        """`_shared_ns` of the read with the first token."""
+        """Value of `_shared_ns` at the read with the first token."""
         """Longest time that an output event may have waited for the last byte of its read, which has the
         kernel's stamp."""
         self._emptied_ns: int | None = None
@@ -172,7 +173,7 @@ class Observer:
         self._end_certain = False
         self._texts: list[str] | None = None
         self._texts_taken = 0
-        """Number of texts for which room was taken."""
+        """Number of texts whose memory was taken."""
         self._text_chars = self._usage_bytes = 0
         self._noted_bytes = 0
         """Memory of the texts and of the usage object."""
@@ -188,7 +189,7 @@ class Observer:
         self._end_request()
 
     def submitted(self, t_ns: int, added_ns: int) -> None:
-        """The upstream's socket took the request's last byte at `t_ns`, `added_ns` after its read."""
+        """Note that the upstream's socket took the request's last byte: `t_ns`, `added_ns` after its read."""
         self._t.submit_ns = t_ns
         self._x.added.request_ns = added_ns
 
@@ -354,7 +355,7 @@ class Observer:
             self._keep_less(answer, kept_bytes)
 
     def _keep_less(self, answer: AnswerReader, kept_bytes: int) -> None:
-        """Skip the unfinished event, and keep no later events and texts: `kept_bytes` are too many."""
+        """Skip the unfinished event, and keep no later events and texts: `kept_bytes` is above the limit."""
         kept_bytes -= answer.kept_bytes + self._noted_bytes
         answer.drop_part()
         self._drop_texts()
@@ -362,7 +363,7 @@ class Observer:
         self._events_max = min(self._events_max, len(self._t.events.classes))
         self._text_chars_max = min(self._text_chars_max, self._text_chars)
         window_bytes = 0 if self._decoder is None else self._decoder.kept_bytes
-        # What remains is at most the events of one slice, unless a window grows.
+        # The memory now grows by the events of one slice at most, unless a decoder's window grows.
         if self._share.change(kept_bytes - self._taken_bytes):
             self._taken_bytes = kept_bytes
         elif window_bytes > SLICE_BYTES:
@@ -371,7 +372,7 @@ class Observer:
         self._kept_bytes = kept_bytes
 
     def _drop_texts(self) -> None:
-        """Release the texts for which no room was taken."""
+        """Release the texts whose memory was not taken."""
         if self._texts is not None:
             for text in self._texts[self._texts_taken :]:
                 self._text_chars -= len(text)

@@ -40,12 +40,12 @@ class Outcome(Word):
 UPSTREAM_FAILED: Final = frozenset({
     Outcome.UPSTREAM_ERROR, Outcome.UPSTREAM_RESET, Outcome.UPSTREAM_TIMEOUT, Outcome.TRUNCATED,
 })  # fmt: skip
-"""Outcomes that are a failure of the upstream."""
+"""Outcomes that mean a failure of the upstream."""
 FAILED: Final = UPSTREAM_FAILED | {Outcome.REJECTED, Outcome.TAP_ERROR}
 """Outcomes that are a failure of the upstream or of llmtap. A refusal, a disconnect of the client and an
 error of the client are not failures."""
 _NOT_SERVED: Final = frozenset({408, 425, 429})
-"""Statuses from 400 to 499 that a correct request can get."""
+"""Statuses from 400 to 499 that a correct request may get."""
 
 
 def is_client_error(status: int | None) -> bool:

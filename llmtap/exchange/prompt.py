@@ -40,14 +40,15 @@ _WORD_CHARS_MAX: Final = BOUNDS["shape.roles"].chars
 _decode: Final = bounded_decoder()
 
 Part: TypeAlias = "str | bytes | array[int]"
-"""Text, a mark, or token ids (an array of type `I`)."""
+"""A part of a message: text, a mark, or token ids (an array of type `I`)."""
 
 
 @dataclass(slots=True)
 class PromptMessage:
     role: str
     parts: list[Part] = field(default_factory=list)
-    """Adjacent texts are joined, so that it does not matter how a client divided its text."""
+    """Parts of the message. Adjacent texts are joined, so that the client's division of its text has no
+    effect."""
     thinking: str = ""
     result: bool = False
 
@@ -116,7 +117,7 @@ class _Reader:
         self.cut = False
 
     def takes(self, n: int) -> bool:
-        """Count `n` more parts. Return False if that exceeds the limit."""
+        """Count `n` more parts. Return False if their number exceeds the limit."""
         if n > self._room:
             self.cut = True
             return False
@@ -147,19 +148,20 @@ class _Reader:
 
     def completion(self, value: dict[str, Any], keys: tuple[str, ...]) -> list[PromptMessage]:
         """Read texts or token ids, one or several, from the first of these members."""
-        given = next((value[key] for key in keys if value.get(key)), None)
-        if given is None:
+        content = next((value[key] for key in keys if value.get(key)), None)
+        if content is None:
             return []
-        several = isinstance(given, list) and (
-            all(isinstance(one, str) for one in given) or all(isinstance(one, list | dict) for one in given)
+        several = isinstance(content, list) and (
+            all(isinstance(one, str) for one in content)
+            or all(isinstance(one, list | dict) for one in content)
         )
-        if several and len(given) > MESSAGES_MAX:
+        if several and len(content) > MESSAGES_MAX:
             return []
         messages = [self._make("system", value["system"])] if value.get("system") else []
         if value.get("context"):  # Ollama: token ids of the conversation so far
             messages.append(PromptMessage("context", self._ids_or_text(value["context"])))
         messages += [
-            PromptMessage("prompt", self._ids_or_text(one)) for one in (given if several else [given])
+            PromptMessage("prompt", self._ids_or_text(one)) for one in (content if several else [content])
         ]
         messages[-1].parts += self._all_media(_list(value.get("images")) or _list(value.get("image_data")))
         if isinstance(value.get("suffix"), str) and value["suffix"]:
@@ -291,8 +293,10 @@ class _MessageBuilder:
         for key in ("arguments", "input", "action", "args"):
             if key in function:
                 self.parts.append(b"arguments")
-                given = function[key]
-                self.text(given if isinstance(given, str) else _json(given).decode("utf-8", "replace"))
+                arguments = function[key]
+                self.text(
+                    arguments if isinstance(arguments, str) else _json(arguments).decode("utf-8", "replace")
+                )
 
     def content(self, value: Any, depth: int = 0) -> None:
         if isinstance(value, str):
@@ -357,7 +361,7 @@ _FIRST: Final = {
     "generate": _completion("prompt", "inputs", "text", "input_ids", "token_ids"),
     "responses": _INPUT, "lmstudio.chat": _INPUT, "embeddings": _completion("input", "inputs"),
 }  # fmt: skip
-"""Members that an endpoint's body has first; other endpoints begin with `messages`."""
+"""Members of a body that are read first, by endpoint; other endpoints begin with `messages`."""
 
 
 def _order(endpoint: str | None) -> Iterable[tuple[_Read, bool]]:
@@ -426,7 +430,7 @@ _is_word = re.compile(rf"[A-Za-z0-9_.-]{{1,{_WORD_CHARS_MAX}}}", re.ASCII).fullm
 
 
 def _only_results(content: Any) -> bool:
-    """Whether all parts are tool results: Anthropic sends these in a message with the role `user`."""
+    """Return whether all parts are tool results: Anthropic sends these in messages with the role `user`."""
     return isinstance(content, list) and bool(content) and all(
         isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"].endswith("tool_result")
         for part in content

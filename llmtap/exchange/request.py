@@ -51,18 +51,18 @@ _ENDPOINTS: Final = (
     ("/invoke-with-response-stream", "bedrock.invoke"),
     ("/invoke", "bedrock.invoke"),
 )
-"""Names of endpoints by the end of the path; the first match applies."""
+"""Names of endpoints by the end of the path; the first match is used."""
 
 _STREAMED_PATHS: Final = (
     "/generate_stream", ":streamGenerateContent", "/converse-stream", "/invoke-with-response-stream",
 )  # fmt: skip
-"""A path with one of these ends is answered with a stream; the body does not decide it."""
+"""Ends of paths whose answers are streams, whatever the body says."""
 _STREAMED_UNLESS: Final = frozenset({"ollama.chat", "ollama.generate"})
 """Endpoints that answer with a stream unless the body has `"stream": false`."""
 
 _MCP: Final = (b"mcp-method", b"mcp-name", b"mcp-session-id", b"mcp-protocol-version")
 _NAMED: Final = ("tools/call", "prompts/get")
-"""Methods whose `mcp-name` is the name of a tool or prompt. For others it may be the address of a
+"""MCP methods whose `mcp-name` is the name of a tool or prompt. For other methods, it may be the address of a
 document."""
 _method: Final = re.compile(r"[a-z][a-zA-Z]{0,31}(?:/[a-zA-Z_]{1,31}){0,3}").fullmatch
 _name: Final = re.compile(r"[A-Za-z0-9_./-]{1,96}").fullmatch
@@ -134,7 +134,8 @@ class RequestReader:
         self._head: RequestHead | None = None
         self._path = ""  # not cleaned of keys: only for tenant rules, never stored
         self.path = ""
-        """Path that recognises the dialect (`routed_path`), bounded as the exchange's own."""
+        """Path by which the dialect is recognised (`routed_path`), with the same limits as the exchange's
+        own."""
         self._mcp_fields: dict[bytes, str] = {}
         self._coding: bytes | None = None
         self.method = b""
@@ -188,7 +189,7 @@ class RequestReader:
         self._body.append(data)
 
     def end(self) -> None:
-        """Note that the request is complete, or that the rest will not come. A second call does nothing."""
+        """Note that the request is complete, or that no more of it comes. A second call does nothing."""
         head, self._head = self._head, None
         if head is None:
             return

@@ -47,16 +47,16 @@ class SavedError(LlmtapError):
 @dataclass(slots=True)
 class Saved:
     what: str
-    """`HTTP response`, `HAR entry 3`, `event stream`, `NDJSON`, `JSON`."""
+    """Kind of the file: `HTTP response`, `HAR entry 3`, `event stream`, `NDJSON`, `JSON`."""
     head: bytes
     """Head of the answer; for a bare body, a generated one with its content type."""
     wire: bytes
     body: bytes
-    """`wire` without framing and content-encoding."""
+    """Bytes of `wire` without framing and content-encoding."""
     request_head: bytes
     request_body: bytes = b""
     whole: bool = True
-    """The answer is complete by its framing."""
+    """Whether the answer is complete by its framing."""
     status_known: bool = True
     arrival_wall_ns: int | None = None
     totals: dict[str, float] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class _Noting(Observer):
 
 
 CPU_MAX_NS: Final = 10_000_000_000
-"""CPU time to parse one saved answer; the rest of the answer is then not parsed."""
+"""Limit of CPU time for parsing a saved answer. The rest of the answer is not parsed."""
 _TOO_COSTLY: Final = "its parsing took too much CPU time"
 
 
@@ -126,7 +126,7 @@ def explain(saved: Saved, dialects: Dialects = BUILT_IN, cpu_ns: Callable[[], in
 
 
 class _EventRecorder(DialectChooser):
-    """Records the events of an answer, in the place of a dialect."""
+    """Replacement for a dialect that records the events of an answer."""
 
     __slots__ = ("events",)
 
@@ -144,7 +144,7 @@ class _EventRecorder(DialectChooser):
 
 
 class SavedEvents(NamedTuple):
-    """Events of a saved answer as its dialect would get them; a JSON body is one event."""
+    """Events of a saved answer, as the dialect would get them. A JSON body is one event."""
 
     framing: str
     """`sse`, `ndjson`, `json-array`, `eventstream`, `json`, or `opaque`."""
@@ -271,7 +271,7 @@ def _without(head: bytes, names: Set[bytes]) -> bytes:
 
 
 def _unframe(head: ResponseHead, wire: bytes) -> tuple[bytes | None, bool]:
-    """Return the payload, and whether it is complete; None if it is not framed as the head says."""
+    """Return the payload and whether it is complete; None if its framing differs from the head's."""
     if head.framing is Framing.CHUNKED:
         dechunk = ChunkedDecoder()
         try:
@@ -366,7 +366,7 @@ def har_status(response: dict[str, Any]) -> int | None:
 
 
 def har_error(entry: dict[str, Any]) -> str | None:
-    """Return the browser's error of an entry, such as `net::ERR_ABORTED`; None: no error."""
+    """Return the browser's error in an entry, such as `net::ERR_ABORTED`; None: no error."""
     errors = (place.get("_error") for place in (_member(entry, "response"), entry))
     return next((error for error in errors if isinstance(error, str) and error), None)
 

@@ -27,9 +27,9 @@ from llmtap.protocol.websocket import MessageParser, Opcode, WebSocketMessage
 
 SESSION_ENDPOINTS: Final = frozenset({"responses", "realtime"})
 RESPONSES_MAX: Final = 64
-"""Maximum number of running responses of a session, including requested ones. Later ones are not measured."""
+"""Maximum number of running and requested responses of a session. Further responses are not measured."""
 _CAUSE_BYTES_MAX: Final = 1 << 16
-"""Maximum size of a message that is stored until it causes a response; the content of a longer one is
+"""Maximum size of a message that is stored because it may cause a response; the content of a larger one is
 lost."""
 _ENDS: Final = frozenset({"completed", "incomplete", "failed", "cancelled", "done"})
 _CAUSES: Final = ("input_audio_buffer.commit", "response.steer")
@@ -76,7 +76,7 @@ class Session:
         """`share`: memory for unfinished messages is taken from it; `deflates`: messages may be
         compressed."""
         self.began = False
-        """The session had a response, so the tunnel is not an exchange of its own."""
+        """Whether the session had a response. If so, the tunnel is not an exchange of its own."""
         self._realtime = endpoint == "realtime"
         self._observe = observe
         self._ended = ended
@@ -90,7 +90,7 @@ class Session:
         content."""
         self._model: str | None = None
         self.lost = False
-        """No more messages are parsed."""
+        """Whether messages are no longer parsed."""
 
     @property
     def observers(self) -> list[Observer]:
@@ -178,7 +178,7 @@ class Session:
         return response
 
     def _of(self, event: _Event, stream: str) -> _Response | None:
-        """Return the response that a message names, else the one that runs on its stream, else the next."""
+        """Return the response that a message names, else the running one of its stream, else the next one."""
         name = _text(_object(event, "response"), "id") or _text(event, "response_id")
         response = next((r for r in self._open if name and r.id == name), None)
         if response is not None:

@@ -17,12 +17,13 @@ from urllib.parse import unquote
 
 PATH_CHARS_MAX: Final = 256
 _SEGMENT_CHARS_MAX: Final = 80
-"""Names of models on the hubs have up to 96 characters, those in use half of that."""
+"""Maximum length of a path segment: model names on hubs have up to 96 characters, and names in use half of
+that."""
 NAME_CHARS_MAX: Final = 256
 KEY_CHARS: Final = 320
-"""A key is recognised by its first 308 characters at most (a JWT), and most keys by their first 20."""
+"""Number of characters that are sufficient to recognise a key: a JWT needs 308, most keys about 20."""
 WORD_CHARS_MAX: Final = 64
-"""Of a reason, a code or a category, as programs write them."""
+"""Maximum length of a reason, a code or a category that programs write."""
 _DECODINGS_MAX: Final = 4
 
 KEY_PATTERN: Final = (
@@ -42,7 +43,7 @@ same, but `re` of Python 3.11.0 to 3.11.4 matches them wrongly."""
 
 _keys_in = re.compile(rf"(?<![A-Za-z0-9]){KEY_PATTERN}")
 _key_in = _keys_in.search
-# Behind a letter or digit `sk-` may end a word (`task-`), so more is asked of what follows.
+# After a letter or digit, `sk-` may be the end of a word (`task-`), so the pattern of the rest is stricter.
 _key_behind_a_word = re.compile(
     r"(?a:(?:[spr]k-(?:proj-|live_|test_|or-v1-|ant-[a-z0-9]{1,16}-)?(?=[A-Za-z_]{0,64}[0-9])\w{20,})"
     r"|gh[pousr]_\w{30,}|github_pat_\w{20,}|AIza[\w-]{30,})"
@@ -50,7 +51,8 @@ _key_behind_a_word = re.compile(
 _begins_as_names_do = re.compile(
     r"(?:sk|pk|rk|ak|csk|gsk|ssk|hf|npm|r8|tgp|fw|nvapi|xai|pplx|pypi|gl(?!pat-)[a-z]{2,5})[-_]"
 ).match
-"""`hf-mistral-7b-instruct-v0.2`, `global-llama-3-70b-instruct`, `gemma-2-sk-9b-it-v2` (for Slovak)."""
+"""Pattern of names that look like keys: `hf-mistral-7b-instruct-v0.2`, `global-llama-3-70b-instruct`,
+`gemma-2-sk-9b-it-v2` (for Slovak)."""
 _is_random = re.compile(r"[A-Za-z0-9]{16}|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{10}").search
 _uuid_in = re.compile(r"[0-9A-Fa-f]{8}-?(?:[0-9A-Fa-f]{4}-?){3}[0-9A-Fa-f]{12}").search
 _plain = re.compile(r"[\w.~:@+,()-]*", re.ASCII).fullmatch
@@ -69,7 +71,7 @@ _WORDS_AFTER: Final = frozenset(
 
 
 def looks_secret(word: str) -> bool:
-    """Whether a name without spaces looks like a key or an id rather than like words and versions."""
+    """Return whether a name without spaces looks like a key or an id, not like words and versions."""
     if _key_in(word) or _uuid_in(word):
         return True
     edges = 0
@@ -84,13 +86,16 @@ def looks_secret(word: str) -> bool:
             return True
         if size > 32:
             return True
-    # Keys in groups: a1b2-c3d4-e5f6-a7b8. `Qwen2.5-Coder-32B-Instruct-AWQ-w4a16` has 5.
+    # Keys in groups, such as a1b2-c3d4-e5f6-a7b8, change between letters and digits at least 8 times.
+    # `Qwen2.5-Coder-32B-Instruct-AWQ-w4a16` has 5 such changes.
     return edges >= 8
 
 
 def clean_name(name: str, chars_max: int = NAME_CHARS_MAX) -> str:
-    """Return the first `chars_max` characters of a name, or `*` where a key begins in them or within
-    KEY_CHARS behind."""
+    """Return the first `chars_max` characters of a name, or "*" if it seems to contain a key.
+
+    Keys that begin up to KEY_CHARS after the cut count, too.
+    """
     name = name[: chars_max + KEY_CHARS]
     return "*" if holds_key(name) else name[:chars_max]
 
@@ -101,8 +106,8 @@ def holds_key(name: str) -> bool:
     letters and digits. The caller cuts `name`: results are cached."""
     if _key_behind_a_word(name):
         return True
-    found = (key[0] for key in _keys_in.finditer(name))
-    return any(not _begins_as_names_do(key) or _is_random(key) for key in found)
+    keys = (key[0] for key in _keys_in.finditer(name))
+    return any(not _begins_as_names_do(key) or _is_random(key) for key in keys)
 
 
 def clean_path(path: str) -> str:
@@ -110,23 +115,23 @@ def clean_path(path: str) -> str:
 
 
 def _clean(path: str) -> str:
-    kept: list[str] = []
+    segments: list[str] = []
     size = 0
     announced = False
     for segment in path.split("/"):
         text = _decoded(segment)
-        told = announced and segment and segment.lower() not in _WORDS_AFTER
-        shown = "*" if told or not _may_stay(segment, text) else segment
+        is_value = announced and segment and segment.lower() not in _WORDS_AFTER
+        shown = "*" if is_value or not _may_stay(segment, text) else segment
         announced = text is not None and bool(_announces(text))
         size += len(shown) + 1
         if size > PATH_CHARS_MAX - 2:
-            kept.append("*")
+            segments.append("*")
             break
-        kept.append(shown)
-    return "/".join(kept)
+        segments.append(shown)
+    return "/".join(segments)
 
 
-# Clients ask for the same few paths over and over, and a path takes 60 us.
+# Clients request the same few paths again and again, and cleaning a path takes 60 us.
 _clean_known = lru_cache(maxsize=512)(_clean)
 
 
@@ -142,7 +147,7 @@ def _may_stay(segment: str, text: str | None) -> bool:
 def _is_name(name: str) -> bool:
     if not _plain(name):
         return False
-    # Numbers are ids, but for those of a version, a year or a port.
+    # Numbers are ids, except short ones: versions, years and ports.
     if name.isdigit() and len(name) > 4:
         return False
     at = name.find("@", 1)  # Cloudflare's models begin with @
@@ -152,7 +157,7 @@ def _is_name(name: str) -> bool:
 
 
 def _decoded(segment: str) -> str | None:
-    """Without percent-encoding, however often it was applied; None where that does not end."""
+    """Return text without percent-encoding, applied any number of times; None if decoding does not end."""
     for _ in range(_DECODINGS_MAX):
         if "%" not in segment:
             return segment
@@ -169,14 +174,14 @@ def _cut_path(path: str, chars_max: int) -> str:
 
 
 class Bound(NamedTuple):
-    """Limits of one field; of each string in it where the field is a list or an object."""
+    """Limits of a field, or of each string in a list or an object."""
 
     chars: int
     chosen_by: str
     """`client`, `upstream`, `operator` or `llmtap`."""
     fit: Callable[[str, int], str] = _cut
     members: int = 1
-    """Maximum number of members, those of nested lists and objects included."""
+    """Maximum number of members, including those of nested lists and objects."""
 
 
 PATH: Final = Bound(PATH_CHARS_MAX, "client", _cut_path)

@@ -118,7 +118,7 @@ KINDS: Final = (NEGATIVE, NOT_FINITE, TOO_LONG, TOKEN_COUNT)
 ROUNDING_NS: Final = 1_000_000
 """Tolerance for each duration: many servers round to whole milliseconds."""
 TOKENS_MAX: Final = 1 << 20
-"""Maximum number of tokens that the events of an exchange may declare. No answer is as long, and figures
+"""Maximum number of tokens that the events of an exchange may declare. No answer has more, and the figures
 computed from them take memory."""
 _TOKENIZED_CHARS_MAX: Final = 1 << 16
 """Maximum length of an event's text for the tokenizer. A longer text would delay all other exchanges."""
@@ -174,7 +174,7 @@ def _reason(ms: Any, limit_ns: int | None) -> str | None:
 
 
 def _lasted_ns(t: Timeline) -> int | None:
-    """Return the time from submit to the last known point of the response; None: unknown."""
+    """Return the time from submission to the last known point of the response; None: unknown."""
     end_ns = t.response_end_ns
     if end_ns is None:
         last = t.events.t_ns[-1] if t.events.t_ns else None
@@ -198,7 +198,8 @@ _BURST_TOKENS_MAX: Final = 1_024
 """Maximum number of tokens between two timestamps of a server. Speculative decoding gives a few; with more,
 the timestamps are not those of tokens."""
 _GAPS_MAX: Final = 1 << 18
-"""Maximum number of gaps of an exchange, as many as logged events; 8 bytes each. Later ones are omitted."""
+"""Maximum number of gaps of an exchange, equal to that of logged events; 8 bytes each. Further gaps are
+omitted."""
 
 
 class TokenLadder:
@@ -277,8 +278,10 @@ class TokenLadder:
 
 
 class ServerTiming:
-    """Collector of durations that the server reports. One with the same name and place replaces the
-    earlier."""
+    """Collector of durations that the server reports.
+
+    A duration with the same name and place replaces an earlier one.
+    """
 
     __slots__ = ("_by_event", "_by_head", "_by_trailer", "_clock_ns", "_gaps_ns")
 
@@ -386,7 +389,8 @@ class Interventions:
             self._flagged = self._flagged or _Signal(verdict, event, tokens_before)
             acted = self._acted
             if verdict.action == "redacted" and acted is not None and acted.verdict.confidence == "medium":
-                self._acted = None  # Bedrock's trace shows that the guardrail of the stop reason only masked
+                # Bedrock's trace shows that the guardrail named in the stop reason only masked text.
+                self._acted = None
         else:
             acted = self._acted
             # A later trace has details that a stop reason lacks.

@@ -25,10 +25,10 @@ def check_edges(kind: str, seconds: Sequence[float], place: str) -> None:
         raise ConfigError(place, f"expected 1 to {EDGES_MAX} ascending numbers of seconds above 0")
 
 
-def edges_as(edges: tuple[int, ...], given: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
-    """Return these edges, those of each kind in `given` (seconds) replaced."""
+def edges_as(edges: tuple[int, ...], configured: Mapping[str, Sequence[float]]) -> tuple[int, ...]:
+    """Return the edges in ns; if `given` has edges of their kind (in seconds), return these instead."""
     kind = next((name for name, own in KINDS.items() if own is edges), "")
-    return edges_ns(*given[kind]) if kind in given else edges
+    return edges_ns(*configured[kind]) if kind in configured else edges
 
 
 def edges_ns(*seconds: float) -> tuple[int, ...]:
@@ -54,7 +54,8 @@ GAP_EDGES_NS: Final = edges_ns(
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, *_OBJECTIVES_S, 2.5, 5,
     10, 20, 40, 80,
 )  # fmt: skip
-"""From half a millisecond: common sets start at 10 ms and cannot show a model of 100 tokens/s."""
+"""Edges of gaps between tokens, from 0.5 ms on: common sets start at 10 ms, and cannot show a model of 100
+tokens/s."""
 DURATION_EDGES_NS: Final = edges_ns(
     0.01, 0.02, *_OBJECTIVES_S, 2.5, 3, 4, 5, 7.5, 10, 15, 20, 30, 40, 60, 120, 240, 480, 960, 1920, 2560,
     7680,
@@ -70,7 +71,7 @@ TOKEN_EDGES: Final = (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256)
 
 
 class Buckets:
-    """Counts of integers by fixed upper edges, and their sum; without edges: one total."""
+    """Counts of integers by fixed upper edges, and their sum. Without edges, all values are in one bucket."""
 
     __slots__ = ("_counts", "_edges", "_total")
 
@@ -99,15 +100,15 @@ class Buckets:
         self._counts = array("Q", map(add, self._counts, other._counts))
 
     def read(self) -> tuple["array[int]", int]:
-        """Counts per bucket (not cumulative, the last without upper edge) and the sum; a copy."""
+        """Return a copy: counts per bucket (not cumulative; the last has no upper edge), and the sum."""
         return self._counts[:], self._total
 
 
 EXPONENTIAL_SCALE: Final = 6
-"""64 buckets for every power of two: each 1.1 % wide."""
+"""Scale of exponential buckets: 64 buckets for each power of two, each 1.1 % wide."""
 _PER_OCTAVE: Final = 1 << EXPONENTIAL_SCALE
 _UPPER: Final = [2.0 ** (i / _PER_OCTAVE - 1) for i in range(_PER_OCTAVE)]
-"""Upper edges of buckets within [0.5, 1)."""
+"""Upper edges of the buckets within [0.5, 1)."""
 
 
 class ExponentialBuckets:
@@ -149,7 +150,7 @@ class ExponentialBuckets:
             self.counts[i] = self.counts.get(i, 0) + n
         self.zeros, self.n, self.total = self.zeros + other.zeros, self.n + other.n, self.total + other.total
 
-    def dense(self, most: int) -> tuple[int, int, list[int]]:
+    def dense(self, buckets_max: int) -> tuple[int, int, list[int]]:
         """Return scale, number of the first bucket as OpenTelemetry counts, and the counts of `most` at most.
 
         The scale is reduced, which merges neighbours, until they are few enough. `most` is at least 2.
@@ -157,12 +158,12 @@ class ExponentialBuckets:
         if not self.counts:
             return EXPONENTIAL_SCALE, 0, []
         low, high, shift = min(self.counts) - 1, max(self.counts) - 1, 0
-        while (high >> shift) - (low >> shift) >= most:
+        while (high >> shift) - (low >> shift) >= buckets_max:
             shift += 1
-        found = [0] * ((high >> shift) - (low >> shift) + 1)
+        counts = [0] * ((high >> shift) - (low >> shift) + 1)
         for i, n in self.counts.items():
-            found[((i - 1) >> shift) - (low >> shift)] += n
-        return EXPONENTIAL_SCALE - shift, low >> shift, found
+            counts[((i - 1) >> shift) - (low >> shift)] += n
+        return EXPONENTIAL_SCALE - shift, low >> shift, counts
 
 
 class DualBuckets(Buckets):

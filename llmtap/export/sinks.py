@@ -18,7 +18,7 @@ from llmtap.metrics.latency import Measured
 
 
 class SeriesKey(NamedTuple):
-    """Labels under which an exchange is counted; the number of their values is bounded (`Labels`)."""
+    """Labels under which an exchange is counted. The number of their values is bounded (`Labels`)."""
 
     tenant: str
     model: str
@@ -33,7 +33,7 @@ class ExchangeSink(Protocol):
     """Receives each exchange once, on the meter's loop, after `measure` computed its terms."""
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        """Take in a finished exchange. `met`: whether it met its objectives, None if it is not counted."""
+        """Process a finished exchange. `met`: whether it met its objectives; None: it is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class ExporterState:
 
 @dataclass(frozen=True, slots=True)
 class CaptureState:
-    """The capture at the time of a scrape. Counts are since the meter started."""
+    """State of the capture at the time of a scrape. Counts are since the start of the meter."""
 
     to: str = ""
     level: str = ""
@@ -68,11 +68,11 @@ class CaptureState:
     unshaped: Annotated[
         int, Count("Exchanges kept without the shape of their request", "capture_unshaped_exchanges")
     ] = 0
-    """Their request was too long, or found the queue full."""
+    """Number of exchanges without a shape: the request was too long, or the queue was full."""
     problem: str | None = None
-    """Reason why nothing can be written now, as one word."""
+    """Reason why no rows can be written now, as one word."""
     files_problem: str | None = None
-    """Reason why finished files cannot be delivered now: a sentence without secrets."""
+    """Reason why complete files cannot be delivered now, as a sentence without secrets."""
     bytes_written: Annotated[int, Count("Bytes written to the spool", "capture_written_bytes")] = 0
     files: Annotated[int, Count("Files finished and delivered", "capture_files")] = 0
     files_waiting: Annotated[
@@ -117,7 +117,7 @@ class TraceParent:
 
 
 def parse_trace_parent(text: str | None) -> TraceParent | None:
-    """The fields of a `traceparent`, or None where there is none or it is not valid."""
+    """Return the fields of a `traceparent`; None if there is none, or it is invalid."""
     if text is None:
         return None
     m = _FIELDS.fullmatch(text.strip(" \t"))

@@ -48,8 +48,9 @@ METRICS: Final[Mapping[str, float]] = {
     "tokens_per_chunk": 1,
     "output_tokens": 1,
 }
-"""Metrics by which arms are compared, and the number of their units in a second or a token. `itl` is option
-B-even, only for streams whose tokens per chunk are known; `tbc` (option A) is available for all."""
+"""Metrics by which arms are compared, with the number of recorded units in a second or a token. `itl` is
+option B-even, only for streams whose tokens per chunk are known; `tbc` (option A) is available for all
+streams."""
 SHARES: Final = ("refused", "failed", "cancelled")
 TITLES: Final[Mapping[str, str]] = {
     **{metric.name: metric.title for metric in _COMPARED},
@@ -65,7 +66,8 @@ the data."""
 RATIO_EVERY: Final = 64
 WORSE_EVERY: Final = 64
 UNITS_MAX: Final = 100_000
-"""Units (conversations or tenants) counted one by one for the ratio: 10 MB. Later ones are not counted."""
+"""Maximum number of units (conversations or tenants) that are counted for the sample ratio: 10 MB. Later
+units are not counted."""
 
 _FAILED: Final = frozenset(
     {
@@ -126,7 +128,7 @@ class Experiments:
 
     @property
     def state(self) -> str:
-        """`none`, `off`, `running` or `ended`."""
+        """State of the experiment: `none`, `off`, `running` or `ended`."""
         if self.experiment is None:
             return "none"
         if self.experiment.over(self._clock.wall_ns()):
@@ -135,7 +137,7 @@ class Experiments:
 
     @property
     def word(self) -> int:
-        """Return the state of the switch for the next meter; 0 if it is as configured."""
+        """Return the state of the switch for the next meter; 0: as configured."""
         if self.experiment is None or self._by == "config":
             return 0
         return switch_word(self.experiment.id, self._on)

@@ -309,19 +309,19 @@ class CostOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def _rule_mistakes(rule: TenantRule, place: str) -> Iterator[ConfigError]:
-    given = [key for key in ("header", "api_key", "body", "path") if getattr(rule, key)]
-    if len(given) != 1:
+    keys = [key for key in ("header", "api_key", "body", "path") if getattr(rule, key)]
+    if len(keys) != 1:
         yield ConfigError(
-            place, f"has {' and '.join(given) or 'nothing to look at'}", "one of header, api_key, body, path"
+            place, f"has {' and '.join(keys) or 'nothing to look at'}", "one of header, api_key, body, path"
         )
     if rule.header is not None and not _HEADER.fullmatch(rule.header):
         yield ConfigError(f"{place}.header", f"{rule.header!r} is not a header name")
     if rule.body is not None and not all(rule.body.split(".")):
         yield ConfigError(f"{place}.body", f"{rule.body!r} is not a path of names", "such as metadata.team")
     if rule.path is not None:
-        bad = list(failures(_check_pattern, rule.path, f"{place}.path"))
-        yield from bad
-        if not bad and not re.compile(rule.path).groups and rule.name is None:
+        mistakes = list(failures(_check_pattern, rule.path, f"{place}.path"))
+        yield from mistakes
+        if not mistakes and not re.compile(rule.path).groups and rule.name is None:
             yield ConfigError(
                 f"{place}.path", "has no group to take the tenant from",
                 "such as /teams/([^/]+)/, or give the rule a name",
@@ -336,7 +336,7 @@ def _check_metrics_url(url: str | None) -> None:
         except ValueError:
             known = False
         if not known:
-            # The URL may hold a key.
+            # Do not show the URL, which may contain a key.
             raise ConfigError(
                 "meter.upstream_metrics",
                 "expected http:// or https://",

@@ -49,11 +49,12 @@ if TYPE_CHECKING:
     from llmtap.meter.pipeline.recorder import Recorder
 
 NICE = 5
-"""Nice value of the meter. It gets a third of a relay's share if both want the same CPU
+"""Nice value of the meter, which then gets a third of a relay's share if both want the same CPU
 (benchmarks/relay/README.md)."""
 ADMIN_LOOK_S = 0.05
 ADMIN_LOOKS_MAX = 100
-"""Checks before the admin port opens without a ready relay, after 5 s: relays report twice a second."""
+"""Maximum number of checks for a ready relay before the admin port opens (5 s): relays report twice a second.
+"""
 RECORDER_S = 4.0
 """Time limit for the last files, below the supervisor's limit; the next start recovers the rest."""
 
@@ -230,7 +231,7 @@ async def _run(
         # Release the port for a new start of the proxy; open connections stay.
         await site.stop()
     await ending.relays_left(receiver)
-    if successor is None:  # else the supervisor has renamed the file, and removes it
+    if successor is None:  # otherwise, the supervisor has renamed the file and removes it
         socket_file.remove()
     await receiver.close()
     if successor is not None:
@@ -265,7 +266,7 @@ def _is_own_fault(record: logging.LogRecord) -> bool:
 
 
 async def _open_admin(site: web.BaseSite, pipeline: ExchangePipeline, *, at_once: bool) -> None:
-    """Open the port at once, or when a relay is ready: until then another meter answers."""
+    """Open the admin port at once, or when a relay is ready. Until then, the other meter answers."""
     looks = 0 if at_once else ADMIN_LOOKS_MAX
     while looks and not pipeline.relays.ready(pipeline.clock.mono_ns()):
         looks -= 1

@@ -23,11 +23,12 @@ from llmtap.net.server_metrics import ACCEPT, SCRAPE_ERRORS, failure_reason, par
 from llmtap.units import NS_PER_S
 
 STATUS_FRESH_NS: Final = 5 * NS_PER_S
-"""Relays report twice a second; one that is silent for longer is not ready."""
+"""Age from which a status is old. Relays report twice a second; one without a newer status is not ready."""
 GONE_NS: Final = 5 * NS_PER_S
-"""A relay that reconnects within this time has counted its losses itself."""
+"""Maximum time in which a relay reconnects and has counted its losses itself."""
 RELAYS_MAX: Final = 64
-"""Relays remembered, with those that left: a crash loop must not grow the exposition for ever."""
+"""Maximum number of relays, including those that left, so that a crash loop cannot enlarge the exposition for
+ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class RelayBook:
         return [name for name, relay in self._relays.items() if relay.connected]
 
     def listen(self) -> str | None:
-        """Return where clients connect: the URL of the newest relay that listens."""
+        """Return the address for clients: the URL of the newest relay that listens."""
         urls = (relay.hello.listen for relay in reversed(self._relays.values()) if relay.connected)
         return next(filter(None, urls), None)
 
@@ -162,7 +163,7 @@ class RelayBook:
         return relay is not None and relay.hello.elsewhere
 
     def accounts(self, names: Iterable[str]) -> Iterator[tuple[Hello, RelayStatus, bool]]:
-        """Return for each relay its hello, its counts, and whether more is to come."""
+        """Return for each relay its hello, its counts, and whether more exchanges can come."""
         for name in names:
             relay = self._relays.get(name)
             if relay is None or relay.status is None:

@@ -24,12 +24,12 @@ from llmtap.metrics.slo import SloOptions
 from llmtap.protocol.dialects.table.declaration import DialectTable
 
 FROM_NOW_ON: Final = b"from now on "
-"""With a Changeable as JSON, a line on the stdin of a running meter."""
+"""Beginning of a line on the stdin of a running meter, followed by a Changeable as JSON."""
 HAND_OVER: Final = b"another meter takes over at "
-"""With the path of the other meter's socket, a line on stdin. Not a signal, which may reach the whole
-group."""
+"""Beginning of a line on stdin, followed by the path of the other meter's socket. A line and not a signal,
+which may reach the whole process group."""
 RENEW: Final = signal.SIGUSR1
-"""End now: another meter takes over, and the relays stay."""
+"""Signal to end at once: another meter takes over, and the relays stay."""
 PROBE_S: Final = 1.0
 """Time for a meter to accept a connection; the kernel does it in microseconds."""
 
@@ -64,7 +64,7 @@ class MeterSetup(msgspec.Struct, frozen=True, kw_only=True):
     capture_after: int = 0
     """Number of the last relay before this capture; 0 for all but its first meter."""
     takes_over: bool = False
-    """Another meter has the admin port until a relay of ours is ready."""
+    """Another meter has the admin port until a relay of this one is ready."""
 
     def serves(self, wanted: "MeterSetup") -> bool:
         """Return whether a meter started with this setup can serve `wanted` after `Changeable` settings

@@ -35,9 +35,10 @@ from llmtap.meter.setup import FROM_NOW_ON, HAND_OVER, RENEW, Changeable
 
 LINE_BYTES: Final = 4_096
 GRACE_S: Final = 5.0
-"""Added to the relays' own limit, for their last batches."""
+"""Time in addition to the relays' own limit, for their last batches."""
 ORPHAN_S: Final = 24.0
-"""Relays without a supervisor end within 22 s; the last files take 4 s more. An init system allows 30 s."""
+"""Time limit after the supervisor's death: relays end within 22 s, and the last files take 4 s more. An init
+system allows 30 s."""
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,8 @@ class Ending:
 
 TELL_S: Final = 0.5
 ANSWER_S: Final = 2.0
-"""A meter that has just started answers in milliseconds, or in a second if all streams begin at once."""
+"""Time limit of an answer. A meter that has just started answers in milliseconds, or in a second if all
+streams begin at once."""
 
 _json = msgspec.json.Encoder()
 

@@ -49,7 +49,7 @@ class SloCount(NamedTuple):
     counted: int = 0
     good: int = 0
     not_judged: int = 0
-    """Neither counted nor good: their answers were not understood."""
+    """Exchanges that are neither counted nor good, because their answers were not understood."""
 
     def plus(self, other: "SloCount") -> "SloCount":
         return SloCount(*map(add, self, other))

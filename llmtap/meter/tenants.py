@@ -92,7 +92,8 @@ _CUT_CHARS: Final = TENANT_CHARS_MAX - 1 - _TAIL_DIGITS
 _own_form: Final = re.compile(
     rf"(?:key-|id-|.{{{_CUT_CHARS}}}~)[0-9a-f]{{{_TAIL_DIGITS}}}", re.DOTALL
 ).fullmatch
-"""Names that this module makes. A client that sends one would be counted as the owner of a key."""
+"""Pattern of the names that this module makes. A client that sends one would be counted as the owner of a
+key."""
 _KEY_HEADERS: Final = (b"authorization", b"x-api-key", b"api-key")
 _MACHINE_ID: Final = Path("/etc/machine-id")
 

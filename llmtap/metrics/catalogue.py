@@ -28,7 +28,7 @@ class Answers(Enum):
 
 
 class Surface(Flag):
-    """Places that show some of the metrics; the JSON of a summary has all of them."""
+    """Places that show a part of the metrics. The JSON of a summary has all metrics."""
 
     TABLE = auto()
     """The table of latencies on a terminal."""
@@ -43,7 +43,7 @@ class Surface(Flag):
     COMPARISON = auto()
     """The comparison of two replays."""
     BENCH = auto()
-    """A column of each request of `bench`."""
+    """A column for each request of `bench`."""
 
 
 _NOWHERE: Final = Surface(0)
@@ -159,7 +159,8 @@ class Metric:
     answers: Answers = Answers.STREAMS
     unit: Unit = Unit.SECONDS
     pooled: bool = False
-    """Not in the JSON of an exchange, which has many values, or a value only with objectives."""
+    """The metric is not in the JSON of an exchange: an exchange has many values of it, or has it only with
+    objectives."""
     surfaces: Surface = _NOWHERE
     family: Family | None = None
     label: str | None = None
@@ -262,7 +263,7 @@ METRICS: Final = (
 """All metrics, in the order of tables."""
 METRIC_OF: Final = {metric.name: metric for metric in METRICS}
 OF_AN_EXCHANGE: Final = tuple(metric for metric in METRICS if not metric.pooled)
-"""Metrics with one value for each exchange."""
+"""Metrics that have one value in each exchange."""
 FAMILIES: Final = tuple(dict.fromkeys(metric.family for metric in METRICS if metric.family is not None))
 
 

@@ -57,9 +57,10 @@ def cache_hit_rate(cached_tokens: int, prefix_tokens: int) -> float | None:
 
 
 EXACT_MAX: Final = 50
-"""Pairs up to which the distribution of signed ranks is exact, as in SciPy; beyond it is normal."""
+"""Maximum number of pairs for which the distribution of signed ranks is exact, as in SciPy. For more it is
+normal."""
 HALVINGS: Final = 60
-"""Halvings of the range of all differences: finer than a float can distinguish."""
+"""Halvings of the range of all differences: the result is finer than a float can distinguish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +144,8 @@ class _Steps:
                 low = middle
         # Return the exact sum that the search approached, so that a difference of 0 is exactly 0.
         places = np.searchsorted(self._y, high - self._x, "right") - 1
-        found = places >= 0
-        return float((self._x[found] + self._y[places[found]]).max())
+        in_range = places >= 0
+        return float((self._x[in_range] + self._y[places[in_range]]).max())
 
     def _count(self, most: float) -> int:
         rest = most - self._x
@@ -168,14 +169,14 @@ def _signed_rank_outside(n: int, tail: float) -> int:
 
 
 BATCH_VALUES_MAX: Final = 1 << 20
-"""Values resampled at a time: 8 MB."""
+"""Maximum number of values that are resampled at a time: 8 MB."""
 EACH_MIN: Final = 10
-"""Values of each sample that an unpaired test needs for its approximation."""
+"""Number of values in each sample that an unpaired test needs for its approximation."""
 BEYOND_MIN: Final = 5
-"""Values of each sample on either side of a quantile that a bootstrap needs: 10 values for P50, 500 for
-P99."""
+"""Number of values on each side of a quantile, in each sample, that a bootstrap needs: 10 values for P50, 500
+for P99."""
 RUNS_MIN: Final = 3
-"""Independent runs of each, IETF 6.3."""
+"""Number of independent runs that each system needs (IETF draft, 6.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class Comparison:
 
     n: int
     m: int
-    """Number of values of a and of b; in `compare_runs`, of runs."""
+    """Number of values in a and in b; in `compare_runs`, number of runs."""
     a: float
     b: float
     """Figure of each sample: its median, its quantile, or the mean over its runs."""
@@ -193,7 +194,7 @@ class Comparison:
     low: float
     high: float
     p: float
-    """Probability of such a difference, or a greater one, if there is none."""
+    """Probability of this difference or a larger one if there is no real difference."""
     effect: float
     """Effect size without a unit, positive if b is greater."""
     effect_name: str
@@ -242,11 +243,11 @@ def _sign_flips_p(signed: Values, seed: int) -> float:
         summed: Values = values.sum(axis=axis)
         return summed
 
-    found = stats.permutation_test(
+    result = stats.permutation_test(
         (signed,), total, permutation_type="samples", vectorized=True, n_resamples=9_999,
         rng=np.random.default_rng(seed),
     )  # fmt: skip
-    return float(found.pvalue)
+    return float(result.pvalue)
 
 
 def compare_unpaired(a: Sequence[float], b: Sequence[float], *, level: float = 0.95) -> Comparison | None:
@@ -361,12 +362,12 @@ def adjusted(ps: Sequence[float], method: Literal["holm", "bh"] = "holm") -> lis
         return []
     if method == "bh":
         return [float(p) for p in stats.false_discovery_control(ps, method="bh")]
-    found = [0.0] * len(ps)
-    least = 0.0
+    corrected = [0.0] * len(ps)
+    lower_bound = 0.0
     for place, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
-        least = max(least, min(1.0, (len(ps) - place) * ps[i]))
-        found[i] = least
-    return found
+        lower_bound = max(lower_bound, min(1.0, (len(ps) - place) * ps[i]))
+        corrected[i] = lower_bound
+    return corrected
 
 
 def _sample(values: Sequence[float]) -> Values:

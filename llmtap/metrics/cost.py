@@ -16,7 +16,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Price for GPUs by the hour, for tokens by the million, or both; amounts of one currency."""
+    """Price of GPUs per hour, of tokens per million, or both; all amounts have one currency."""
 
     gpus: int = 0
     per_gpu_hour: float = 0.0
@@ -27,19 +27,19 @@ class Price:
     def __post_init__(self) -> None:
         amounts = (self.gpus, self.per_gpu_hour, self.per_million_input, self.per_million_output)
         if min(amounts) < 0:
-            raise ValueError("prices and numbers of GPUs are at least 0")
+            raise ValueError("prices and the number of GPUs must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of a window's answers; None if the divisor is 0 or unknown."""
+    """Cost of the answers of a window. A field is None if its divisor is 0 or unknown."""
 
     currency: str
     spent: float
     gpu_seconds: float
     per_output_token: float | None
     per_good_token: float | None
-    """All costs over the tokens of answers that met their objectives."""
+    """All costs divided by the tokens of answers that met their objectives."""
     per_gpu_second: float | None
     output_tokens_per_gpu_second: float | None
     output_tokens_per_unit: float | None
@@ -79,7 +79,7 @@ def _ratio(amount: float, by: float) -> float | None:
 
 
 GAP_NS_MAX: Final = 3_000_000_000
-"""Three samples at 1 Hz: one may fail and one be late, and power is still known."""
+"""Maximum gap in which power is known. Three samples at 1 Hz: one may fail, and one may be late."""
 
 
 @dataclass(frozen=True, slots=True)

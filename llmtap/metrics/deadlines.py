@@ -68,7 +68,7 @@ class Benefit:
 
     def __post_init__(self) -> None:
         if self.reader_ns_per_token <= 0:
-            raise ValueError("a reader's time per token is above 0")
+            raise ValueError("the reader's time per token must be above 0")
         if self.f not in IDLE_COSTS:
             raise ValueError(f"f is {' or '.join(IDLE_COSTS)}, got {self.f!r}")
 
@@ -81,7 +81,7 @@ class Benefit:
         Raises ValueError unless above 0.
         """
         if not tokens_per_s > 0:
-            raise ValueError(f"a reader's speed is above 0 tokens per second, got {tokens_per_s!r}")
+            raise ValueError(f"the reader's speed must be above 0 tokens per second, got {tokens_per_s!r}")
         return cls(alpha, round(1e9 / tokens_per_s), f, grace_tokens)
 
     def tokens(self, output_tokens: int | None, idle_ns: float | None) -> float | None:

@@ -28,13 +28,13 @@ from llmtap.metrics import statistics
 from llmtap.metrics.histogram import RELATIVE_ERROR, Histogram
 
 FIRST_LOOK: Final = 50
-"""Units in each arm before a mean's variance is trusted. With log-normal times of shape 1 and 2,000 looks,
-the simulation in the tests raises fewer false alarms than alpha from here on."""
+"""Number of units in each arm from which the variance of a mean is used. With log-normal times of shape 1 and
+2,000 looks, the simulation in the tests has fewer false alarms than alpha from this number on."""
 UNITS_MAX: Final = 20_000
-"""Latest units of an arm that are remembered, about 1 KB each. One that returns later counts as a new
-unit."""
+"""Maximum number of units of an arm in memory, the latest ones, about 1 KB each. A unit that returns later
+counts as a new one."""
 SAMPLE_UNITS: Final = 512
-"""Units in the sample for design effects: enough for a variance within 6 %."""
+"""Number of units in the sample for design effects: sufficient for a variance within 6 %."""
 SAMPLE_VALUES: Final = 128
 """Maximum number of values of each sampled unit."""
 EVENTS_MIN: Final = 20
@@ -69,7 +69,7 @@ class Figure:
         self.units = 0
         """Units with at least one value."""
         self.units_with = 0
-        """Units whose values are not all 0; for a share, those in which the event happened."""
+        """Number of units that have a value other than 0; for a share, units in which the event happened."""
         # Over units, with N values and S their sum: sums of S S, S N and N N.
         self._ss = self._sn = self._nn = 0
         # With the covariate X: sums of X, X X, S X and N X.
@@ -172,29 +172,29 @@ class Figure:
         return twin
 
     def _sample(self, unit: int, values: Sequence[int], *, new: bool) -> None:
-        kept = self._sampled
-        if new and unit not in kept:
-            if len(kept) < SAMPLE_UNITS:
+        units = self._sampled
+        if new and unit not in units:
+            if len(units) < SAMPLE_UNITS:
                 heappush(self._order, -unit)
             elif unit < -self._order[0]:
-                del kept[-heapreplace(self._order, -unit)]
+                del units[-heapreplace(self._order, -unit)]
             else:
                 return
-            kept[unit] = ([0], array("q"))
-        elif unit not in kept:
+            units[unit] = ([0], array("q"))
+        elif unit not in units:
             return
-        count, some = kept[unit]
-        n = count[0]
-        room = SAMPLE_VALUES - len(some)
+        n_cell, sample = units[unit]
+        n = n_cell[0]
+        room = SAMPLE_VALUES - len(sample)
         if room > 0:
-            some.extend(values[:room])
+            sample.extend(values[:room])
             n += min(room, len(values))
         for value in values[max(0, room) :]:  # Vitter 1985, algorithm R
             n += 1
             place = int(self._random.random() * n)
             if place < SAMPLE_VALUES:
-                some[place] = value
-        count[0] = n
+                sample[place] = value
+        n_cell[0] = n
 
 
 class ArmSample:
@@ -234,9 +234,9 @@ class Difference:
     estimate: float
     interval: statistics.Interval | None
     anytime: statistics.Interval | None
-    """Interval at level 1 - alpha for all checks together."""
+    """Interval at level 1 - alpha that holds for all checks together."""
     p: float | None = None
-    """p-value of "there is no difference", valid at every look."""
+    """p-value of "there is no difference" that is valid at every check."""
     unadjusted: float | None = None
     """Estimate before the adjustment by the covariate; None without adjustment."""
     variance_left: float = 1.0

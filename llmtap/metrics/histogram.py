@@ -27,10 +27,10 @@ from zlib import error as zlib_error
 from llmtap import native
 
 RELATIVE_ERROR: Final = 1 / 1_024 + 2**-23
-"""Half a bucket, and the rounding of an integer to a 32-bit float."""
+"""Half the width of a bucket, plus the rounding of an integer to a 32-bit float."""
 
 _DROPPED: Final = 14
-"""Bits of the mantissa that are dropped: 23 less the 9 of a bucket."""
+"""Number of mantissa bits that are dropped: 23, less the 9 bits of a bucket."""
 _SIGN: Final = 1 << (31 - _DROPPED)
 _BITS: Final = Struct("=I")
 _MASK: Final = _BITS.pack((1 << 32 - _DROPPED) - 1)
@@ -41,7 +41,7 @@ _HDR_HIGHEST: Final = 86_400 * 10**9
 _HDR_COOKIE: Final = 0x1C849313
 _HDR_COOKIE_COMPRESSED: Final = 0x1C849314
 _HDR_BYTES_MAX: Final = 4 << 20
-"""Limit of decoded counts: nine bytes for each of 38,000 buckets are less."""
+"""Limit of decoded counts: more than nine bytes for each of 38,000 buckets."""
 _HDR_HEAD: Final = Struct(">iiiiqqd")
 """Cookie, length of the payload, normalizing offset, significant digits, lowest and highest value, ratio."""
 _HDR_COMPRESSED: Final = Struct(">ii")
@@ -51,11 +51,11 @@ _VALUES: Final = ord("v")
 _VALUES_MAX: Final = 16
 """A histogram of up to this many values is packed as a list."""
 _PENDING_MAX: Final = 512
-"""Values that wait to be sorted into buckets as a batch: 16 KB at most."""
+"""Number of values that wait to be sorted into buckets together: 16 KB at most."""
 
 
 class Histogram:
-    """Counts of integers, by convention nanoseconds, by size."""
+    """Counts of integers by size; the integers are usually nanoseconds."""
 
     __slots__ = ("_counts", "_max", "_min", "_n", "_pending", "_total")
 
@@ -75,21 +75,21 @@ class Histogram:
             self.fold()
 
     def record_times(self, value: int, n: int) -> None:
-        """Count one value `n` times, at the cost of one."""
+        """Count one value `n` times, in the same time as once."""
         if n <= _VALUES_MAX:
             self.record_many(repeat(value, n))
         else:
             self._add(_buckets([value]), (n,), n, n * value, value, value)
 
     def record_many(self, values: Iterable[int]) -> None:
-        """Count each of the values; much cheaper than one by one."""
+        """Count each of the values, much faster than one by one."""
         pending = self._pending
         pending += values
         if len(pending) >= _PENDING_MAX:
             self.fold()
 
     def fold(self) -> None:
-        """Sort waiting values into buckets, as every read does."""
+        """Sort waiting values into buckets; every read does this first."""
         values = self._pending
         if not values:
             return
@@ -127,7 +127,7 @@ class Histogram:
         self._add_sums(n, total, low, high)
 
     def to_bytes(self) -> bytes:
-        """Return the counts packed: few values as they are, many in 3 to 4 bytes a bucket."""
+        """Return the packed counts: few values as they are, many values in 3 to 4 bytes for each bucket."""
         if self._min is None and len(self._pending) <= _VALUES_MAX:
             return b"v" + array("q", self._pending).tobytes()
         self.fold()
@@ -249,14 +249,14 @@ class Histogram:
 
 
 def _count(values: list[int], counts: Counter[int]) -> tuple[int, int, int]:
-    """Count values by bucket. Return their sum, the least and the greatest."""
-    found: tuple[int, int, int] | None = None
+    """Count values by bucket. Return their sum, the smallest and the largest."""
+    figures: tuple[int, int, int] | None = None
     if native.compiled is not None:
-        found = native.compiled.count_by_float(values, counts)
-    if found is None:
+        figures = native.compiled.count_by_float(values, counts)
+    if figures is None:
         counts.update(_buckets(values))
-        found = sum(values), min(values), max(values)
-    return found
+        figures = sum(values), min(values), max(values)
+    return figures
 
 
 def _buckets(values: list[int]) -> Sequence[int]:
@@ -269,9 +269,9 @@ def _buckets(values: list[int]) -> Sequence[int]:
 
 
 def _narrow(values: list[int]) -> tuple[bytes, bytes]:
-    """Pack whole numbers from 0 on in as few bytes each as the largest needs; return them and the type."""
-    most = max(values)
-    code = next(code for code in "BHIQ" if most < 1 << 8 * array(code).itemsize)
+    """Pack whole numbers, 0 or more, in as few bytes each as the largest needs. Return bytes and type."""
+    largest = max(values)
+    code = next(code for code in "BHIQ" if largest < 1 << 8 * array(code).itemsize)
     return array(code, values).tobytes(), code.encode()
 
 
@@ -343,12 +343,12 @@ def _hdr_payload(text: str) -> bytes:
 
 
 def _by_value(index: int) -> int:
-    """Sort key of a bucket: negative floats have the sign bit set and grow downwards."""
+    """Return the sort key of a bucket: negative floats have the sign bit set, and grow downwards."""
     return index if index < _SIGN else _SIGN - 1 - index
 
 
 def _middle(index: int) -> float:
-    """Return the middle of the whole numbers that fall into the bucket."""
+    """Return the middle of the whole numbers that belong to the bucket."""
     if index >= _SIGN:
         return -_middle(index - _SIGN)
     lower = _edge(index)

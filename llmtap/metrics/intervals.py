@@ -26,12 +26,13 @@ from llmtap.metrics.statistics import percentile, share_range, tail_ratio
 Values = NDArray[np.float64]
 
 RANKS_ABOUT: Final = 3
-"""Ranks to either side of those of equal tails among which the interval's ends are chosen."""
+"""Number of ranks, on each side of the ranks of equal tails, among which the ends of an interval are chosen.
+"""
 TAIL_MAX: Final = 0.8
-"""Largest part of 1 - level on one side: 4 % and 1 % for 95 %."""
+"""Maximum share of 1 - level on one side: 4 % and 1 % for a level of 95 %."""
 ROUNDING: Final = 1e-12
 CHECKPOINTS: Final = 128
-"""Places in the sorted pool at which each request's values are counted in advance."""
+"""Number of places in the sorted pool at which the values of each request are counted in advance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,9 @@ def quantile_interval(ordered: Sequence[float], p: float, level: float = 0.95) -
     missing = [side for side, gone in (("below", low == 0), ("above", high > n)) if gone]
     method = "order statistics" + (f", open {' and '.join(missing)}" if missing else "")
     # With two or three values, the interpolated quantile may lie outside the interval.
-    least, most = min(ordered[max(low, 1) - 1], value), max(ordered[min(high, n) - 1], value)
+    lower, upper = min(ordered[max(low, 1) - 1], value), max(ordered[min(high, n) - 1], value)
     return Interval(
-        float(value), float(least), float(most), n, level, method, "below" in missing, "above" in missing
+        float(value), float(lower), float(upper), n, level, method, "below" in missing, "above" in missing
     )
 
 
@@ -90,9 +91,9 @@ def _ranks(n: int, p: float, level: float) -> tuple[int, int]:
     lows = np.array([0]) if low == 0 else np.clip(low + about, 1, n)
     highs = np.array([n + 1]) if high > n else np.clip(high + about, 1, n)
     below, above = stats.binom.cdf(lows - 1, n, p), stats.binom.sf(highs - 1, n, p)
-    most = TAIL_MAX * spare if low and high <= n else spare
+    tail_max = TAIL_MAX * spare if low and high <= n else spare
     left = below[:, None] + above[None, :]
-    left[below > most, :] = left[:, above > most] = np.inf
+    left[below > tail_max, :] = left[:, above > tail_max] = np.inf
     left[left > spare + ROUNDING] = -1
     i, j = divmod(int(np.round(left, 12)[::-1, ::-1].argmax()), len(highs))
     return int(lows[::-1][i]), int(highs[::-1][j])
@@ -139,8 +140,8 @@ def clustered_quantile_interval(
         return None
     pool = _Pool(parts)
     drawn = np.random.default_rng(seed).multinomial(k, np.full(k, 1 / k), size=resamples)
-    found = [pool.quantile(times, p) for times in drawn]
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    quantiles = [pool.quantile(times, p) for times in drawn]
+    low, high = np.quantile(quantiles, [(1 - level) / 2, (1 + level) / 2])
     value = pool.quantile(np.ones(k, dtype=int), p)
     return Interval(value, float(low), float(high), len(pool.values), level, "bootstrap of whole requests")
 
@@ -176,21 +177,22 @@ class _Pool:
 
 GRID: Final = 2_048
 WIDE: Final = 10.0
-"""Ratio of greatest to least value from which modes are looked for on a logarithmic scale."""
+"""Ratio of the largest to the smallest value from which modes are searched on a logarithmic scale."""
 OUTERMOST: Final = 0.002
-"""Share of the values left out on either side."""
+"""Share of the values that is left out on each side."""
 MODE_SHARE_MIN: Final = 0.01
-"""Least share of the values that a mode has above the level of its valleys."""
+"""Minimum share of the values that a mode has above the level of its valleys."""
 MODE_VALUES_MIN: Final = 10
 MODE_ERRORS_MIN: Final = 4.0
-"""Standard errors of that number which it must exceed, or it may be random."""
+"""Number of standard errors by which the values in a mode must exceed the level of its valleys; a smaller
+excess may be random."""
 _ALMOST: Final = 1 - 1e-9
 TAIL_SHARE: Final = 0.1
-"""Share of the values, the greatest, that form the tail."""
+"""Share of the values, the largest ones, that form the tail."""
 TAIL_VALUES_MIN: Final = 50
-"""Minimum number of values: fewer fit any shape."""
+"""Minimum number of values in the tail: any shape fits fewer values."""
 TAIL_VALUES_MAX: Final = 2_000
-"""Maximum number of values in the tail: with more, it begins further out."""
+"""Maximum number of values in the tail; of more values, only the largest are used."""
 
 
 def modes(values: Sequence[float]) -> list[float]:
@@ -232,30 +234,30 @@ def _peaks(data: Values, enough: float) -> list[float]:
     cells = int((high - low) / cell) + 1
     counts, edges = np.histogram(data, bins=cells, range=(low, low + cells * cell))
     density = ndimage.gaussian_filter1d(counts.astype(float), width / cell, mode="constant", truncate=4)
-    found, about = signal.find_peaks(density, prominence=0)
-    kept = []
-    for place, depth in zip(found, about["prominences"], strict=True):
-        level = density[place] - depth * _ALMOST  # not just below its valley by rounding
+    places, about = signal.find_peaks(density, prominence=0)
+    centres = []
+    for place, depth in zip(places, about["prominences"], strict=True):
+        level = density[place] - depth * _ALMOST  # rounding must not put it below the valley
         down = np.flatnonzero(density <= level)
         after = int(np.searchsorted(down, place))
         left = down[after - 1] + 1 if after else 0
         right = down[after] if after < len(down) else len(density)
         mass = float(density[left:right].sum())
         if mass - level * (right - left) >= max(enough, MODE_ERRORS_MIN * sqrt(mass)):
-            kept.append(float((edges[place] + edges[place + 1]) / 2))
-    return kept or [float(np.median(data))]
+            centres.append(float((edges[place] + edges[place + 1]) / 2))
+    return centres or [float(np.median(data))]
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
     ratio: float | None
-    """P99 / P50 (5.4.4.3); None without values, or where half of them are 0."""
+    """P99 / P50 (IETF draft, 5.4.4.3); None without values, or if P50 is 0."""
     kind: Literal["light", "exponential", "heavy"] | None
     """Lighter than an exponential, not distinguishable from it, or heavier: the interval of `shape` lies
     below 0, across it, or above; None with fewer than 50 values in the tail (500 in all)."""
     shape: float | None
-    """Of the generalised Pareto distribution fitted to the values above `threshold`: 0 is an exponential
-    tail, above it a power of 1 / shape, below it one that ends."""
+    """Shape parameter of the generalised Pareto distribution fitted to the values above `threshold`. 0: an
+    exponential tail; above 0: a power law with exponent 1 / shape; below 0: a tail with an end."""
     low: float | None
     high: float | None
     threshold: float | None

@@ -22,17 +22,17 @@ from llmtap.metrics.catalogue import OF_AN_EXCHANGE, Unit, values_of
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 
 EVENTS_MIN: Final = 3
-"""Minimum number of events of a burst: fewer may be in one TCP segment by chance."""
+"""Minimum number of events in a burst: fewer may be in one TCP segment by chance."""
 SPREAD_NS: Final = 1_000_000
-"""Maximum time between events of a burst: no engine makes tokens this fast, but writing many takes less."""
+"""Maximum time between the events of a burst: no engine makes tokens faster, and writing many takes less."""
 HOLD_NS: Final = 50_000_000
 """Minimum wait before a burst: a shorter one may be a token of a slow engine, or of a reader of 20
 tokens/s."""
 HOLD_MEDIANS: Final = 5
 BURSTY: Final = 2.0
-"""Multiple of the reference's chunks at a time from which chunks come in bursts."""
+"""Ratio of chunks at a time to those of the reference from which chunks come in bursts."""
 FLATTERED: Final = ("tpot", "tbc", "itl")
-"""Metrics of gaps between chunks: of chunks that arrive together most gaps are 0."""
+"""Metrics of gaps between chunks. If chunks arrive together, most of these gaps are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) 
     count = events = hold_max_ns = 0
     for i, gap_ns in enumerate(gaps_ns, 1):
         if gap_ns >= least_ns:
-            together = bisect_right(times_ns, times_ns[i] + SPREAD_NS, i) - i
-            if together >= EVENTS_MIN:
+            size = bisect_right(times_ns, times_ns[i] + SPREAD_NS, i) - i
+            if size >= EVENTS_MIN:
                 count += 1
-                events += together
+                events += size
                 hold_max_ns = max(hold_max_ns, gap_ns)
     return Bursts(count, events, hold_max_ns) if count else NO_BURSTS
 
@@ -88,7 +88,7 @@ _CARRIES_OUTPUT: Final = bytes(bool(flags & OUTPUT) for flags in range(256))
 
 
 def ttfb_ns(t: Timeline) -> int | None:
-    """Time to first byte: first byte of the response's body - submit."""
+    """Return the time to first byte: first byte of the response's body - submit."""
     return _since_submit(t, t.first_byte_ns)
 
 
@@ -103,22 +103,22 @@ def ttft_ns(t: Timeline) -> int | None:
 
 
 def ttft_any_ns(t: Timeline) -> int | None:
-    """Time to the first generated token of any kind (reasoning, tool call, refusal, blanks) - submit."""
+    """Return the time to the first token of any kind (reasoning, tool call, refusal, blanks) - submit."""
     return _since_submit(t, t.first_token_ns)
 
 
 def ttft_reasoning_ns(t: Timeline) -> int | None:
-    """Time to the first reasoning text - submit."""
+    """Return the time to the first reasoning text - submit."""
     return _since_submit(t, t.first_reasoning_ns)
 
 
 def ttft_tool_call_ns(t: Timeline) -> int | None:
-    """Time to the first piece of a tool call - submit."""
+    """Return the time to the first piece of a tool call - submit."""
     return _since_submit(t, t.first_tool_call_ns)
 
 
 def first_event_ns(t: Timeline) -> int | None:
-    """Time to the first event of any class - submit: a role, a comment and a ping too."""
+    """Return the time to the first event of any class, such as a role, a comment or a ping - submit."""
     return _since_submit(t, t.first_any_ns)
 
 
@@ -245,25 +245,26 @@ class Measured:
     e2e_scheduled_ns: int | None
     user_idle_ns: int | None
     user_idle_from_first_token_ns: int | None
-    """Smooth benefit without the wait for the first token: the reader starts at the first token."""
+    """User idle latency of a reader who starts at the first token, so without the wait for it."""
     smooth_benefit: float | None
     benefit: Benefit
-    """Parameters of the two values above."""
+    """Reader and parameters of `smooth_benefit` and of the user idle latencies."""
     tbc_ns: list[int]
     tbc_max_ns: int | None
     jitter_ns: float | None
     tokens_per_chunk: list[int] | None
     output_events: int
     itl_b_ns: list[int] | None
-    """None if the tokens of each chunk are unknown."""
+    """Option B; None if the tokens of each chunk are unknown."""
     itl_even_ns: list[int] | None
     itl_c_ns: list[int] | None
-    """None if the server does not report its own stamps."""
+    """Option C; None if the server does not report its own times."""
     itl_policy: str
     """How to read this exchange's ITL, and the source of its token counts."""
     bursts: Bursts
     tokens_known: bool
-    """Whether objectives judge it by its tokens: a dialect read its answer, or inferred readings count."""
+    """Whether objectives judge the exchange by its tokens: a dialect read the answer, or inferred readings
+    count."""
 
     def metrics(self) -> dict[str, float | None]:
         """Return the metrics of an exchange by public name, in their units."""
@@ -342,12 +343,12 @@ def _gap_figures(times_ns: list[int], step_ns: int) -> tuple[list[int], int | No
     Args:
         step_ns: time that the reader takes for a chunk.
     """
-    found = None if native.compiled is None else native.compiled.gap_figures(times_ns, step_ns)
-    if found is None:
+    figures = None if native.compiled is None else native.compiled.gap_figures(times_ns, step_ns)
+    if figures is None:
         gaps = tbc_ns(times_ns)
         longest_ns = user_idle_ns(times_ns, 0, 1, step_ns, clamped=False)
         return gaps, tbc_max_ns(gaps), jitter_ns(gaps), longest_ns
-    gaps, pause, deviation, longest_ns = found
+    gaps, pause, deviation, longest_ns = figures
     return gaps, pause, sqrt(deviation) / len(gaps) if len(gaps) > 1 else None, longest_ns
 
 
@@ -415,7 +416,7 @@ def _since_submit(t: Timeline, t_ns: int | None) -> int | None:
 
 
 def _since_schedule(x: Exchange, since_submit_ns: int | None) -> int | None:
-    """Return a time since the submission as one since the scheduled time, if there is one."""
+    """Return a time since submission as one since the scheduled time; unchanged without a schedule."""
     submit_ns = x.timeline.submit_ns
     if since_submit_ns is None or submit_ns is None or x.scheduled_ns is None:
         return since_submit_ns

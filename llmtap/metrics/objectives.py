@@ -75,14 +75,15 @@ _FIGURES: Final[Mapping[str, Callable[[Measured], float | None]]] = {
     "jitter": lambda m: m.jitter_ns,
 }
 BOUNDS: Final = tuple(_FIGURES)
-"""All names of bounds, in the order of the canonical text."""
+"""Names of all bounds, in the order of the canonical text."""
 SCHEDULED_BOUNDS: Final[Mapping[str, str]] = {"ttft": "ttft_scheduled", "e2e": "e2e_scheduled"}
-"""Bounds from the scheduled time, by the bound from the submission. Only load has a schedule."""
+"""Bounds that count from the scheduled time, by the bound that counts from submission. Only the load
+generator has a schedule."""
 STREAMED_BOUNDS: Final = frozenset(BOUNDS) - {"ttfb", "e2e", "e2e_scheduled"}
-"""Bounds of streams only."""
+"""Bounds that apply to streams only."""
 
 _WAITS: Final = frozenset({"ttft", "ttft_any", "ttfb", "e2e", "user_idle"})
-"""Bounds that time alone breaks: without the point at bound + 1 ns an exchange can never meet them."""
+"""Bounds that are broken by time alone: an exchange without the point at bound + 1 ns can never meet them."""
 _FINAL: Final = frozenset({"ttft", "ttft_any", "ttfb", "user_idle", "tbc_max"})
 """Figures that only grow during a stream, so that a broken bound stays broken."""
 _NOT_COUNTED: Final = frozenset({Outcome.CLIENT_ERROR, Outcome.REJECTED, Outcome.TAP_ERROR})
@@ -96,9 +97,9 @@ class Judgement(Enum):
     GOOD = "good"
     BAD = "bad"
     NOT_JUDGED = "not judged"
-    """A figure that a bound needs is unknown, since the answer was not understood."""
+    """A figure that a bound needs is unknown, because the answer was not understood."""
     NOT_COUNTED = "not counted"
-    """The objectives do not apply to it (see the module)."""
+    """The objectives do not apply to the exchange (see the module)."""
 
     @property
     def met(self) -> bool | None:
@@ -168,14 +169,14 @@ class Objectives:
 
     @property
     def streams_only(self) -> bool:
-        """Whether no bound applies to an answer in one piece."""
+        """Whether no bound applies to an answer that is not streamed."""
         return all(name in STREAMED_BOUNDS for name, _ in self.bounds)
 
     def replaced(self, **bounds_ns: int | None) -> "Objectives":
         """Return a copy with some bounds set (ns); None leaves a bound unchanged."""
-        given = {name: ns for name, ns in bounds_ns.items() if ns is not None}
-        assert given.keys() <= _FIGURES.keys()
-        return Objectives(_ordered(dict(self.bounds) | given)) if given else self
+        replacements = {name: ns for name, ns in bounds_ns.items() if ns is not None}
+        assert replacements.keys() <= _FIGURES.keys()
+        return Objectives(_ordered(dict(self.bounds) | replacements)) if replacements else self
 
     def from_schedule(self) -> "Objectives":
         """Return a copy whose bounds count from the scheduled time where they can."""
@@ -232,9 +233,9 @@ class Objectives:
                 yield name, bound_ns
 
     def _lost_by_waiting(self, m: Measured, x: Exchange) -> bool:
-        """Return whether a known bound was already lost when the client left.
+        """Return whether a known bound was already broken when the client disconnected.
 
-        Means (`tpot`) and shares (`tbc_p99`, `jitter`) can recover, so they decide nothing.
+        Means (`tpot`) and shares (`tbc_p99`, `jitter`) can recover, so they are not considered.
         """
         t = x.timeline
         left_ns, submit_ns = t.delivered_ns, t.submit_ns
@@ -257,7 +258,7 @@ def _is_token_stream(x: Exchange) -> bool:
 
 
 def _counts_output(x: Exchange) -> bool:
-    """Return whether the usage counts output besides reasoning: of an answer without tokens, a picture."""
+    """Return whether the usage counts output other than reasoning, for example an image without tokens."""
     return (x.tokens.output or 0) > (x.tokens.reasoning or 0)
 
 
@@ -277,7 +278,7 @@ def _duration(ns: int) -> str:
 
 
 REQUESTED = "as requested"
-"""Name of objectives that come from requests' headers only."""
+"""Name of objectives that come only from headers of requests."""
 _NO_BOUNDS = Objectives(())
 
 
@@ -304,9 +305,9 @@ class GoodputCount:
     tokens: int = 0
     good_tokens: int = 0
     broken: Counter[str] = field(default_factory=Counter)
-    """Exchanges that broke each bound; `ended`: bad by outcome."""
+    """Number of exchanges that broke each bound; `ended`: number of exchanges with a bad outcome."""
     not_judged: int = 0
-    """Exchanges whose answers were not understood, neither met nor counted."""
+    """Number of exchanges whose answers were not understood: they are neither met nor counted."""
 
     def merge(self, other: "GoodputCount") -> None:
         self.counted += other.counted
@@ -387,7 +388,7 @@ class Fluidity:
     tokens: int
     in_time: int
     missed: int
-    """As in Etalon's code: every deadline that passed during a late gap."""
+    """Missed deadlines as in Etalon's code: each deadline that passed during a late gap."""
 
     @property
     def doc(self) -> float:
@@ -421,7 +422,7 @@ def fluidity(times_ns: Sequence[int], origin_ns: int, ttft_ns: int, tbt_ns: int)
     late = missed = 0
     if slack_ns < 0:
         late, missed, slack_ns = 1, 1 + -slack_ns // tbt_ns, 0
-    # Once for each token of each answer: few steps.
+    # Runs once for each token of each answer, so it has few steps.
     for t_ns in times_ns[1:]:
         gap_ns = t_ns - before_ns
         before_ns = t_ns
@@ -451,7 +452,7 @@ def qoe_area_step(
     expected_ns = n * e_ns + reader_ns_per_token * (n * (n - 1) // 2)
     digested_ns = 0
     read_ns = c_ns = times_ns[0]
-    for t_ns in times_ns:  # once for each token of each answer: few steps
+    for t_ns in times_ns:  # runs once for each token of each answer, so it has few steps
         if t_ns > read_ns:
             read_ns = t_ns
         c_ns = read_ns if read_ns > e_ns else e_ns

@@ -99,7 +99,7 @@ class PowerFit:
     r2: float
     k_error: float | None
     k_interval: tuple[float, float] | None
-    """95 % of Student's t with n - 2 degrees of freedom."""
+    """95 % interval, by Student's t with n - 2 degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class LinearFit:
     r2: float
     origin_slope: float
     origin_r2: float
-    """Against the mean, as `r2`; `origin_r2_uncentred` is against 0, which is too favourable."""
+    """R^2 about the mean, as `r2`. `origin_r2_uncentred` is about 0, which is too favourable."""
     origin_r2_uncentred: float
 
 
@@ -184,9 +184,9 @@ def r_squared(ys: Sequence[float] | Values, fitted: Sequence[float] | Values) ->
 
 
 UNFAIR_BELOW: Final = 0.9
-"""An index below it means significant unfairness (5.6.4)."""
+"""Index below which there is significant unfairness (IETF draft, 5.6.4)."""
 STARVED_MEDIANS: Final = 5.0
-"""A request that waited more than this many medians of its class was starved (5.6.4)."""
+"""Multiple of its class's median wait from which a request was starved (IETF draft, 5.6.4)."""
 
 
 def jain(values: Sequence[float]) -> float | None:

@@ -94,7 +94,7 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
     """Refuse a burn-rate factor that the objective can never exceed. Raises ConfigError naming `place`."""
     check_objective(objective, place)
     if factor <= 0:
-        raise ConfigError(place, f"a burn-rate factor is above 0, got {factor:g}")
+        raise ConfigError(place, f"expected a burn-rate factor above 0, got {factor:g}")
     if not reachable(objective, factor):
         most = burn_rate_max(objective)
         raise ConfigError(
@@ -232,13 +232,13 @@ class TenantClasses:
             return self._of[tenant]
         except KeyError:
             pass
-        found = self.named.get(tenant)
-        if found is None:
-            found = next((slo for match, slo in self._patterns if match(tenant)), self._default)
+        chosen = self.named.get(tenant)
+        if chosen is None:
+            chosen = next((slo for match, slo in self._patterns if match(tenant)), self._default)
         if len(self._of) >= TENANTS_CACHED:
             self._of.clear()
-        self._of[tenant] = found
-        return found
+        self._of[tenant] = chosen
+        return chosen
 
 
 def check_slos(classes: dict[str, SloOptions]) -> None:
@@ -265,7 +265,9 @@ def _problems(classes: dict[str, SloOptions]) -> Iterator[ConfigError]:
     for name, slo in classes.items():
         place = f"slo.{name}"
         if not _CLASS.fullmatch(name):
-            yield ConfigError(place, f"{name!r} is no name for a class", "letters, digits and _ . - only")
+            yield ConfigError(
+                place, f"{name!r} is not a valid name of a class", "letters, digits and _ . - only"
+            )
         yield from failures(_check_objectives, slo.objectives, f"{place}.objectives")
         wrong_target = list(failures(check_objective, slo.target, f"{place}.target"))
         yield from wrong_target

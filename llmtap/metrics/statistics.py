@@ -122,15 +122,15 @@ def marks(n: int, shares: Mapping[str, float] = SHARES) -> list[str]:
 
 def parse_percentiles(text: str, place: str) -> dict[str, float]:
     """Return the shares of `25,75,99.5` by name: `p25`, `p75`, `p995`. Raises ConfigError."""
-    found = {}
+    shares = {}
     for word in text.replace(",", " ").split():
         number = float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else 0.0
         if not 0 < number < 100:
             raise ConfigError(place, f"expected a percentile, got {word!r}", f"such as {place} 25,75,99.5")
         # Two digits before the point, so that 9.95 and 99.5 differ.
         whole, point, rest = f"{number:g}".partition(".")
-        found[f"p{whole.zfill(2) if point else whole}{rest}"] = number / 100
-    return found
+        shares[f"p{whole.zfill(2) if point else whole}{rest}"] = number / 100
+    return shares
 
 
 def summarise_ns(histogram: Histogram, more: Mapping[str, float] | None = None) -> dict[str, object]:
@@ -302,7 +302,7 @@ class ArrivalFigures:
     autocorrelation: Autocorrelation | None
 
     def to_dict(self) -> dict[str, Any]:
-        found = self.autocorrelation
+        correlation = self.autocorrelation
         return {
             "n": self.n, "span": self.span_ns / 1e9, "rate_rps": self.rate_rps,
             "gap_mean": _seconds(self.gap_mean_ns), "gap_min": _seconds(self.gap_min_ns),
@@ -311,8 +311,8 @@ class ArrivalFigures:
                 "distance": self.ks, "limit_95": self.ks_limit, "rate_rps": self.ks_rate_rps,
                 "rate_from": "the gaps' mean" if self.ks_own_mean else "what was asked",
             },
-            "autocorrelation": None if found is None else {
-                "value": found.value, "lag": found.lag, "limit_95": found.limit,
+            "autocorrelation": None if correlation is None else {
+                "value": correlation.value, "lag": correlation.lag, "limit_95": correlation.limit,
             },
         }  # fmt: skip
 
@@ -323,19 +323,20 @@ class Punctuality:
 
     planned: int
     sent: int
-    asked_rps: float | None
-    """Gaps per second of the plan's span."""
+    planned_rps: float | None
+    """Planned gaps divided by the span of the planned times, in 1/s."""
     achieved_rps: float | None
-    """Gaps per second of the span of what was sent."""
+    """Gaps between sent requests divided by the span of their send times, in 1/s."""
     ratio: float | None
-    """Return achieved / requested rate, below 1 if requests were late or omitted; None if either is None."""
+    """Achieved / planned rate, below 1 if requests were late or omitted; None if either rate is None."""
     late_ns: Mapping[str, float]
-    """Sent - planned, of those sent: mean, min, max, p50, p90, p99; empty if none was. Early is < 0."""
+    """Send minus planned time of sent requests: mean, min, max, p50, p90, p99; empty if none was sent."""
     early: int
+    """Number of requests that were sent before their time."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "planned": self.planned, "sent": self.sent, "asked_rps": self.asked_rps,
+            "planned": self.planned, "sent": self.sent, "asked_rps": self.planned_rps,
             "achieved_rps": self.achieved_rps, "ratio": self.ratio, "early": self.early,
             "lateness": {name: value / 1e9 for name, value in self.late_ns.items()},
         }  # fmt: skip
@@ -412,7 +413,7 @@ def punctuality(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Pun
     Both count from one moment. Raises ValueError for different numbers of rows.
     """
     late = sorted(s - p for p, s in zip(planned_ns, sent_ns, strict=True) if s is not None)
-    asked_rps = _rate_of(planned_ns)
+    planned_rps = _rate_of(planned_ns)
     achieved_rps = _rate_of([t for t in sent_ns if t is not None])
     figures: dict[str, float] = {}
     if late:
@@ -422,8 +423,8 @@ def punctuality(planned_ns: Sequence[int], sent_ns: Sequence[int | None]) -> Pun
             assert value is not None
             figures[name] = value
     return Punctuality(
-        planned=len(planned_ns), sent=len(late), asked_rps=asked_rps, achieved_rps=achieved_rps,
-        ratio=achieved_rps / asked_rps if asked_rps and achieved_rps else None,
+        planned=len(planned_ns), sent=len(late), planned_rps=planned_rps, achieved_rps=achieved_rps,
+        ratio=achieved_rps / planned_rps if planned_rps and achieved_rps else None,
         late_ns=figures, early=sum(ns < 0 for ns in late),
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ from llmtap.report.values import (
     FEW,
     METRIC_TITLES,
     at,
-    bursts_said,
+    burst_sentences,
     counted,
     figure_text,
     is_marked,
@@ -45,55 +45,61 @@ from llmtap.report.values import (
 )
 
 UNMET_SHOWN: Final = 6
-"""Of the requirements that a test does not meet; pages and Markdown have all."""
+"""Number of unmet requirements that a terminal shows for each test; pages and Markdown have all."""
 LOADS_SHOWN: Final = 3
-"""Of the loads in which a figure is not valid; the JSON has all."""
+"""Number of loads that are named for a figure that is not valid; the JSON has all."""
 _TITLES_MAX: Final = 3
+"""Number of tests that the title of a page names."""
 _ASSETS: Final = ("replay_page.css", "bench_page.css")
 _Json = Mapping[str, Any]
 
 
-def findings_said(findings: Sequence[_Json]) -> list[str]:
-    """What speaks against figures: each kind of a test once, with its first load and how many more."""
-    alike: dict[tuple[str, str], list[_Json]] = {}
+def finding_texts(findings: Sequence[_Json]) -> list[str]:
+    """Return a line for each kind of finding of each test: its first load and the number of other loads."""
+    by_kind: dict[tuple[str, str], list[_Json]] = {}
     for finding in findings:
-        alike.setdefault((finding["test"], finding["what"]), []).append(finding)
-    said = []
-    for (test, _), (first, *others) in alike.items():
+        by_kind.setdefault((finding["test"], finding["what"]), []).append(finding)
+    texts = []
+    for (test, _), (first, *others) in by_kind.items():
         more = f" and {counted(len(others), 'other load')}" if others else ""
-        said.append(f"{test}, {first['step']}{more}: {first['says']}")
-    return said
+        texts.append(f"{test}, {first['step']}{more}: {first['says']}")
+    return texts
 
 
-def compliance_said(report: _Json) -> str:
-    """`conditionally compliant (61 of 61 MUST, 14 of 16 SHOULD); lacking: 4.6.3-2, 4.7.3-1`."""
-    told = report.get("compliance") or {}
-    if not told:
+def compliance_text(report: _Json) -> str:
+    """Return the compliance of a test with the methodology.
+
+    Example: `conditionally compliant (61 of 61 MUST, 14 of 16 SHOULD); lacking: 4.6.3-2, 4.7.3-1`.
+    """
+    compliance = report.get("compliance") or {}
+    if not compliance:
         return "not judged"
-    why = list(told["why"])
-    more = f" and {len(why) - UNMET_SHOWN:,} more" if len(why) > UNMET_SHOWN else ""
-    lacking = f"; lacking: {', '.join(why[:UNMET_SHOWN])}{more}" if why else ""
-    return f"{told['level']} ({_counts(told)}){lacking}"
+    unmet = list(compliance["why"])
+    more = f" and {len(unmet) - UNMET_SHOWN:,} more" if len(unmet) > UNMET_SHOWN else ""
+    lacking = f"; lacking: {', '.join(unmet[:UNMET_SHOWN])}{more}" if unmet else ""
+    return f"{compliance['level']} ({_counts(compliance)}){lacking}"
 
 
-def deviations_said(document: _Json) -> list[str]:
-    """Return every deviation from the methodology in words: noted ones and unmet requirements, each once."""
-    found: dict[str, list[str]] = {}
+def deviation_texts(document: _Json) -> list[str]:
+    """Return each deviation from the methodology once, with its tests: noted ones and unmet requirements."""
+    tests_by_text: dict[str, list[str]] = {}
     for report in document.get("tests") or ():
         unmet = [
             f"{row['id']} {row['status']} ({row['level']}): {row['says']} Found: {row['evidence']}"
             for row in at(report, "compliance", "rows") or ()
             if row["status"] in ("not met", "cannot tell") and row["level"] not in ("MAY", "OPTIONAL")
         ]
-        for said in (*(report.get("deviations") or ()), *unmet):
-            found.setdefault(said, []).append(report["test"])
+        for text in (*(report.get("deviations") or ()), *unmet):
+            tests_by_text.setdefault(text, []).append(report["test"])
     quick = ["Deviation (all tests): shortened by --quick; the figures are indicative"]
-    said = [f"Deviation ({', '.join(dict.fromkeys(tests))}): {said}" for said, tests in found.items()]
-    return quick * bool(document.get("quick")) + said
+    texts = [
+        f"Deviation ({', '.join(dict.fromkeys(tests))}): {text}" for text, tests in tests_by_text.items()
+    ]
+    return quick * bool(document.get("quick")) + texts
 
 
-def _counts(told: _Json) -> str:
-    must, should = told["must"], told["should"]
+def _counts(compliance: _Json) -> str:
+    must, should = compliance["must"], compliance["should"]
     return f"{must['satisfied']} of {must['n']} MUST, {should['satisfied']} of {should['n']} SHOULD"
 
 
@@ -102,16 +108,16 @@ def _tables(holder: _Json, *, breaks: bool = False) -> list[Table]:
 
 
 def validity_table(report: _Json) -> Table | None:
-    """Return the figures of a test that are not valid or doubtful in some of its loads, or None."""
+    """Return a table of the figures that are not valid or doubtful in some loads; None without such."""
     rows = []
-    for one in (at(report, "verdict", "figures") or {}).values():
-        for state, loads in one["loads"].items():
+    for figure in (at(report, "verdict", "figures") or {}).values():
+        for state, loads in figure["loads"].items():
             if loads:
-                error = "-" if one["error"] is None else f"{milliseconds(one['error'])} ms"
+                error = "-" if figure["error"] is None else f"{milliseconds(figure['error'])} ms"
                 shown = ", ".join(loads[:LOADS_SHOWN])
                 more = f" and {len(loads) - LOADS_SHOWN:,} more" if len(loads) > LOADS_SHOWN else ""
-                where = f"{len(loads):,} of {counted(one['n'], 'load')}: {shown}{more}"
-                rows.append([one["title"], state.replace("_", " "), error, where])
+                where = f"{len(loads):,} of {counted(figure['n'], 'load')}: {shown}{more}"
+                rows.append([figure["title"], state.replace("_", " "), error, where])
     heads = ["Figure", "Validity", "Largest error", "Loads"]
     return Table(heads, rows, "Figures that are not valid or doubtful") if rows else None
 
@@ -124,46 +130,48 @@ def render_bench(document: _Json) -> RenderableType:
     """Render the report for a terminal; the verdict comes first."""
     verdict = document.get("verdict") or {}
     blocks: list[Note | Table] = []
-    if says := verdict.get("says"):
+    if sentence := verdict.get("says"):
         style = "red" if not verdict.get("valid") or verdict.get("failed") else "none"
-        blocks.append(Note(f"verdict: {says}", style))
-    blocks += [Note(f"objective missed: {said}", "red") for said in verdict.get("missed") or ()]
-    blocks += [Note(f"NOT VALID: {said}", "red") for said in findings_said(verdict.get("findings") or ())]
-    blocks += [Note(f"caution: {said}", "yellow") for said in findings_said(verdict.get("cautions") or ())]
-    unchecked = findings_said(verdict.get("unchecked") or ())
-    blocks += [Note(f"not checked: {said}", "yellow") for said in unchecked]
+        blocks.append(Note(f"verdict: {sentence}", style))
+    blocks += [Note(f"objective missed: {text}", "red") for text in verdict.get("missed") or ()]
+    blocks += [Note(f"NOT VALID: {text}", "red") for text in finding_texts(verdict.get("findings") or ())]
+    blocks += [Note(f"caution: {text}", "yellow") for text in finding_texts(verdict.get("cautions") or ())]
+    unchecked = finding_texts(verdict.get("unchecked") or ())
+    blocks += [Note(f"not checked: {text}", "yellow") for text in unchecked]
     blocks += [Note("")] * bool(blocks)
     for report in document.get("tests") or ():
         blocks += [Note(f"{report['section']} {report['title']}", "bold"), *_test_blocks(report), Note("")]
-    for one in document.get("not_run") or ():
-        blocks.append(Note(f"not run    {one['test']}: {one['why']}", "yellow"))
-        if one.get("hint"):
-            blocks.append(Note(f"           {one['hint']}", "yellow"))
+    for test in document.get("not_run") or ():
+        blocks.append(Note(f"not run    {test['test']}: {test['why']}", "yellow"))
+        if test.get("hint"):
+            blocks.append(Note(f"           {test['hint']}", "yellow"))
     blocks += requirements_blocks(document.get("requirements"))
     return terminal(blocks)
 
 
 def _test_blocks(report: _Json) -> Iterator[Note | Table]:
-    if told := report.get("configuration"):
-        yield Note(" · ".join(f"{name}: {value}" for name, value in told.items()))
+    if settings := report.get("configuration"):
+        yield Note(" · ".join(f"{name}: {value}" for name, value in settings.items()))
     yield from _tables(report)
     if validity := validity_table(report):
         yield validity
     yield from (Note(f"note: {note}") for note in report.get("notes") or ())
-    yield from (Note(f"deviation: {said}", "yellow") for said in report.get("deviations") or ())
+    yield from (Note(f"deviation: {text}", "yellow") for text in report.get("deviations") or ())
     if report.get("forfeits"):
         yield Note(f"--quick gives up: {', '.join(report['forfeits'])}", "yellow")
-    told = report.get("compliance")
-    if not told:
+    compliance = report.get("compliance")
+    if not compliance:
         return
-    yield Note(compliance_said({"compliance": told | {"why": ()}}), "bold")
-    rows = [row for row in told["rows"] if row["id"] in told["why"]]
+    # Without the identifiers of unmet requirements: each has a line of its own below.
+    yield Note(compliance_text({"compliance": compliance | {"why": ()}}), "bold")
+    rows = [row for row in compliance["rows"] if row["id"] in compliance["why"]]
     yield from (_unmet(row, f"{row['level']}, {row['status']}") for row in rows[:UNMET_SHOWN])
     if len(rows) > UNMET_SHOWN:
         yield Note(f"  and {len(rows) - UNMET_SHOWN:,} more: they are in report.md and on the page", "yellow")
 
 
 def bench_html(document: _Json) -> str:
+    """Return the HTML page of a benchmark."""
     reports: Sequence[_Json] = document.get("tests") or ()
     sections = [
         Section(report["test"], f"{report['section']} {report['title']}", list(_test_page(report)))
@@ -172,7 +180,7 @@ def bench_html(document: _Json) -> str:
     if reports:
         sections.append(Section("loads", "Every load", list(load_tables(reports))))
         sections.append(Section("compliance", "Compliance", _compliance(reports)))
-        sections.append(Section("again", "To do it again", list(_again(document))))
+        sections.append(Section("again", "To do it again", list(_reproduction(document))))
     setup = [[name, str(document.get(name))] for name in ("seed", "warmup", "quick", "made")]
     blocks = [*identification(document), TermTable(setup)]
     sections.append(Section("settings", "What was run", [DetailsBlock("Set-up", blocks)]))
@@ -192,22 +200,22 @@ def _summary(document: _Json) -> Iterator[Block]:
 
 def _verdict(document: _Json) -> Iterator[Block]:
     verdict = document.get("verdict") or {}
-    said = [
+    texts = [
         *(f"objective missed: {one}" for one in verdict.get("missed") or ()),
-        *findings_said(verdict.get("findings") or ()), *findings_said(verdict.get("cautions") or ()),
+        *finding_texts(verdict.get("findings") or ()), *finding_texts(verdict.get("cautions") or ()),
     ]  # fmt: skip
-    says = verdict.get("says") or ""
+    sentence = verdict.get("says") or ""
     if not verdict.get("valid"):
-        yield VerdictBox(False, "Not valid.", says, said)
-    elif said:
-        yield VerdictBox(True, "Caution.", says or "The figures stand, but for:", said, caution=True)
+        yield VerdictBox(False, "Not valid.", sentence, texts)
+    elif texts:
+        yield VerdictBox(True, "Caution.", sentence or "The figures stand, but for:", texts, caution=True)
     else:
         yield VerdictBox(
             True, "Valid.",
             "Loads were sent as asked and on time, the sender had room: nothing that is checked speaks"
             " against the figures.",
         )  # fmt: skip
-    yield from (Note(f"Not checked: {said}") for said in findings_said(verdict.get("unchecked") or ()))
+    yield from (Note(f"Not checked: {text}") for text in finding_texts(verdict.get("unchecked") or ()))
     results = [tile for report in document.get("tests") or () for tile in _headlines(report)]
     if results:
         yield Tiles(results)
@@ -216,9 +224,9 @@ def _verdict(document: _Json) -> Iterator[Block]:
     for one in document.get("not_run") or ():
         yield Note(f"Not run: {one['test']}, because {one['why']}.")
     tiles = [
-        Tile(report["title"], told["level"], _counts(told), report["test"])
+        Tile(report["title"], compliance["level"], _counts(compliance), report["test"])
         for report in document.get("tests") or ()
-        if (told := report.get("compliance"))
+        if (compliance := report.get("compliance"))
     ]
     if tiles:
         yield Tiles(tiles)
@@ -235,24 +243,25 @@ _HEADLINES: Final[Mapping[str, Sequence[tuple[int, str, str]]]] = {
     "long-context": [(12, "", "TTFT Mean"), (12, "", "ms/1K tokens")],
     "guardrail-overhead": [(13, "Baseline", "TTFT P50"), (13, "Full Filter", "TTFT P50")],
 }
-"""Figures of each test's cards: number of the draft's table, end of the row's label, column; empty: last."""
+"""Figures on the tiles of each test: number of the draft's table, end of the row's label, and head of the
+column ("": the last column)."""
 
 
 def _headlines(report: _Json) -> Iterator[Tile]:
-    """Return the main figures of a test as its tables have them, without their intervals."""
+    """Yield tiles with the main figures of a test: cells of its tables, without their intervals."""
     slots = at(report, "measurements", "max_concurrency")
     if slots is not None:
         yield Tile(report["title"], f"{slots} at a time", "Max concurrent requests", report["test"])
     for number_, label, head in _HEADLINES.get(report["test"], ()):
-        found = [
+        values = [
             (row[0], row[table["heads"].index(head) if head else -1])
             for table in report.get("tables") or ()
             if re.match(rf"Table {number_}\b", table["caption"]) and (not head or head in table["heads"])
             for row in table["rows"]
             if row[0].endswith(label)
         ]
-        if found:
-            name, value = found[-1]  # of several loads the highest
+        if values:
+            name, value = values[-1]  # rows are ordered by load: show the highest
             about = f"{head}, {name}" if head not in ("", "Value") else name
             yield Tile(report["title"], value.partition(" (")[0], about, report["test"])
 
@@ -260,58 +269,59 @@ def _headlines(report: _Json) -> Iterator[Tile]:
 BOUNDARIES: Final = {
     "model engine": "Model Engine", "application gateway": "Gateway", "compound system": "Compound",
 }  # fmt: skip
-NOT_SAID: Final = "not declared"
+NOT_DECLARED: Final = "not declared"
 
 
 def identification(document: _Json) -> list[Block]:
-    """Return the declarations of the SUT (C.2, 1)."""
+    """Return the declarations of the system under test (IETF draft, C.2, 1)."""
     sut, target = document.get("sut") or {}, document.get("target") or {}
     tokenizer, clock = sut.get("tokenizer") or {}, sut.get("clock") or {}
-    told = {
+    declarations = {
         "Model": sut.get("model") or target.get("model"),
-        "Hardware": hardware_said(sut),
+        "Hardware": hardware_text(sut),
         "Software": sut.get("software"),
         "SUT boundary": BOUNDARIES.get(sut.get("boundary") or ""),
         "Address": target.get("url"),
-        "Tokenizer": _said(tokenizer, ("name", "vocabulary", "source")),
-        "Token counting": _said(tokenizer, ("counting", "special", "system_prompt", "tools")),
-        "Streaming": _said(sut, ("protocol", "chunking")),
+        "Tokenizer": _declared(tokenizer, ("name", "vocabulary", "source")),
+        "Token counting": _declared(tokenizer, ("counting", "special", "system_prompt", "tools")),
+        "Streaming": _declared(sut, ("protocol", "chunking")),
         "Prefix caching": {True: "on", False: "off"}.get(sut.get("prefix_cache")),  # type: ignore[arg-type]
         "Largest batch": sut.get("max_batch"),
-        "Guardrails": guardrails_said(sut),
-        "Clocks": _said(clock, ("placement", "synchronization", "accuracy")),
+        "Guardrails": guardrails_text(sut),
+        "Clocks": _declared(clock, ("placement", "synchronization", "accuracy")),
     }
-    rows = TermTable([[name, str(value or NOT_SAID)] for name, value in told.items()])
+    rows = TermTable([[name, str(value or NOT_DECLARED)] for name, value in declarations.items()])
     return [rows, *([ItemList(notes)] if (notes := sut.get("notes")) else [])]
 
 
-def _said(told: _Json, names: Sequence[str]) -> str:
+def _declared(section: _Json, names: Sequence[str]) -> str:
+    """Return those of the named fields that are declared, as `name: value, ...`."""
     return ", ".join(
-        f"{name.replace('_', ' ')}: {told[name]}" for name in names if told.get(name) is not None
+        f"{name.replace('_', ' ')}: {section[name]}" for name in names if section.get(name) is not None
     )
 
 
-def hardware_said(sut: _Json) -> str:
-    """`H100 SXM x 8`, or `no accelerator`; memory and host where they are declared."""
+def hardware_text(sut: _Json) -> str:
+    """Return the accelerators, such as `H100 SXM x 8`, and memory and CPU of the host if declared."""
     hardware = sut.get("hardware") or {}
     accelerator, count = hardware.get("accelerator"), hardware.get("count")
     if not accelerator:
-        return f"{NOT_SAID} (host: {hardware['cpu']})" if hardware.get("cpu") else NOT_SAID
-    said = f"{accelerator} x {'?' if count is None else count}"
+        return f"{NOT_DECLARED} (host: {hardware['cpu']})" if hardware.get("cpu") else NOT_DECLARED
+    text = f"{accelerator} x {'?' if count is None else count}"
     if accelerator == "none":
-        said = "no accelerator"
+        text = "no accelerator"
     more = [hardware[name] for name in ("memory", "cpu") if hardware.get(name)]
-    return f"{said} ({', '.join(more)})" if more else said
+    return f"{text} ({', '.join(more)})" if more else text
 
 
-def guardrails_said(sut: _Json) -> str:
-    """Return the state and names of prompt and response filters (4.8.1)."""
+def guardrails_text(sut: _Json) -> str:
+    """Return the state and names of prompt and response filters (IETF draft, 4.8.1)."""
     guardrails = sut.get("guardrails") or {}
-    words = {True: "on", False: "off", None: NOT_SAID}
-    said = [
-        f"{side} filter {words[guardrails.get(f'{side}_filter')]}" for side in ("input", "output")
+    states = {True: "on", False: "off", None: NOT_DECLARED}
+    filters = [
+        f"{side} filter {states[guardrails.get(f'{side}_filter')]}" for side in ("input", "output")
     ]  # fmt: skip
-    return ", ".join([*said, *(guardrails.get("names") or ())])
+    return ", ".join([*filters, *(guardrails.get("names") or ())])
 
 
 def _test_page(report: _Json) -> Iterator[Block]:
@@ -329,7 +339,7 @@ def _test_page(report: _Json) -> Iterator[Block]:
 
 
 def configuration(report: _Json) -> list[Block]:
-    """Return the configuration of a test, its parameters and its arms (C.2, 2)."""
+    """Return the configuration of a test, its parameters and its arms (IETF draft, C.2, 2)."""
     rows = [(name, str(value)) for name, value in (report.get("configuration") or {}).items()]
     rows += [(name, plain_text(value)) for name, value in (report.get("params") or {}).items()]
     arms = [[name, arm.get("about") or "-"] for name, arm in (report.get("arms") or {}).items()]
@@ -338,15 +348,15 @@ def configuration(report: _Json) -> list[Block]:
 
 def mark_of(step: _Json, figure: str) -> str:
     """Return ` (not valid)` or ` (doubtful, 3.2 ms)` for a figure of a load, or nothing if it is valid."""
-    one = at(step, "result", "verdict", "figures", figure)
-    if one is None or one["state"] == "valid":
+    validity = at(step, "result", "verdict", "figures", figure)
+    if validity is None or validity["state"] == "valid":
         return ""
-    error = "" if one["error"] is None else f", {milliseconds(one['error'])} ms"
-    return f" ({one['state'].replace('_', ' ')}{error})"
+    error = "" if validity["error"] is None else f", {milliseconds(validity['error'])} ms"
+    return f" ({validity['state'].replace('_', ' ')}{error})"
 
 
 def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
-    """Yield what the loads are, and a table of them for each test."""
+    """Yield a note on the basis of the figures, then a table of the loads of each test."""
     yield Note(
         "Each load is a folder of the results. Figures here are of all its requests over its whole time, the"
         " first 10 % and the drain included; latencies are in ms, by histograms (error at most 0.1 %). Tables"
@@ -361,7 +371,7 @@ def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
         for step in report.get("steps") or ():
             result = step["result"]
             outcomes = result.get("outcomes") or {}
-            n, well = sum(outcomes.values()), sum(outcomes.get(name, 0) for name in ENDED_WELL)
+            n, completed = sum(outcomes.values()), sum(outcomes.get(name, 0) for name in ENDED_WELL)
             rows.append([
                 f"{step['name']} ({step['arm']})" if step.get("arm") else step["name"],
                 f"{result.get('n', 0):,}", number(at(result, "load", "offered_rps")) + mark_of(step, "load"),
@@ -370,7 +380,7 @@ def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
                     figure_text(at(result, "metrics", metric) or {}, share) + mark_of(step, metric)
                     for metric, share in figures
                 ),
-                f"{well / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
+                f"{completed / n:.1%}" if n else "-", milliseconds(at(result, "dispatch_lateness", "p99")),
             ])  # fmt: skip
         yield Table(
             [*heads, "ended well", "late p99"], rows, f"{report['section']} {report['title']}",
@@ -379,16 +389,17 @@ def load_tables(reports: Sequence[_Json]) -> Iterator[Note | Table]:
 
 
 def _compliance(reports: Sequence[_Json]) -> list[Block]:
-    found = [(report["test"], row) for report in reports for row in at(report, "compliance", "rows") or ()]
+    rows = [(report["test"], row) for report in reports for row in at(report, "compliance", "rows") or ()]
     about = (
         "Every demand of the methodology that binds these tests, and what shows whether it was met. A test"
         " that meets all MUST is conditionally compliant, one that meets all SHOULD as well unconditionally."
         " What a report cannot show counts as not met; procedures without a key word count for nothing."
     )
-    return [Note(about), Compliance([row for _, row in found], tests=[test for test, _ in found])]
+    return [Note(about), Compliance([row for _, row in rows], tests=[test for test, _ in rows])]
 
 
-def _again(document: _Json) -> Iterator[Block]:
+def _reproduction(document: _Json) -> Iterator[Block]:
+    """Yield the command, versions and exact requests with which the benchmark can be repeated."""
     if document.get("command"):
         yield Preformatted(document["command"])
     rows = [(name, str(value)) for name, value in (document.get("versions") or {}).items()]
@@ -401,18 +412,19 @@ def _again(document: _Json) -> Iterator[Block]:
     yield TermTable(rows)
 
 
-def render_compare(told: _Json) -> RenderableType:
+def render_compare(comparison: _Json) -> RenderableType:
+    """Render a comparison of systems for a terminal."""
     blocks: list[Note | Table] = []
-    for test in told["tests"]:
+    for test in comparison["tests"]:
         blocks += [Note(_heading(test), "bold"), *_comparison(test), Note("")]
-    blocks += [Note(said, "yellow") for said in _left_out(told)]
-    return terminal([*blocks, *regression_blocks(told.get("regression"))])
+    blocks += [Note(text, "yellow") for text in _left_out(comparison)]
+    return terminal([*blocks, *regression_blocks(comparison.get("regression"))])
 
 
 def _comparison(test: _Json) -> Iterator[Note | Table]:
     unmet = _unmet_rows(test)
-    yield from (Note(said, "bold red") for said in _objections(test))
-    yield from (Note(f"caution: {said}", "yellow") for said in _bursts(test))
+    yield from (Note(text, "bold red") for text in _objections(test))
+    yield from (Note(f"caution: {text}", "yellow") for text in _bursts(test))
     yield Note(f"fair comparison: {_fairness(test)}", "yellow" if unmet else "none")
     yield from (_unmet(row, row["status"]) for row in unmet)
     if not test["tables"]:
@@ -421,51 +433,53 @@ def _comparison(test: _Json) -> Iterator[Note | Table]:
     yield from (Note(f"note: {note}") for note in test["notes"])
 
 
-def compare_markdown(told: _Json) -> str:
-    return markdown(_compare_document(told), special="|")
+def compare_markdown(comparison: _Json) -> str:
+    return markdown(_compare_document(comparison), special="|")
 
 
-def compare_html(told: _Json) -> str:
-    return page_html(_compare_document(told), *_ASSETS)
+def compare_html(comparison: _Json) -> str:
+    return page_html(_compare_document(comparison), *_ASSETS)
 
 
-def _compare_document(told: _Json) -> ReportDocument:
-    base, *others = (one["label"] for one in told["systems"])
-    fair = not any(test.get("invalid") or _unmet_rows(test) for test in told["tests"])
-    items = [f"{test['title']}: {'; '.join((*_objections(test), _fairness(test)))}" for test in told["tests"]]
+def _compare_document(comparison: _Json) -> ReportDocument:
+    base, *others = (one["label"] for one in comparison["systems"])
+    fair = not any(test.get("invalid") or _unmet_rows(test) for test in comparison["tests"])
+    items = [
+        f"{test['title']}: {'; '.join((*_objections(test), _fairness(test)))}" for test in comparison["tests"]
+    ]
     tiles = []
-    for test in told["tests"]:
+    for test in comparison["tests"]:
         for other in test["systems"][1:]:
-            found = [
+            findings = [
                 row["finding"] for row in test["comparisons"]
                 if row["key"] and row["b_system"] == other["label"]
             ]  # fmt: skip
             counts = [
-                f"{found.count(finding)} {finding}"
+                f"{findings.count(finding)} {finding}"
                 for finding in ("worse", "better", "no difference shown", "not tested")
-                if finding in found
+                if finding in findings
             ]
-            about = f"of the {len(found)} figures that the test is about"
+            about = f"of the {len(findings)} figures that the test is about"
             title = f"{other['label']}: {test['title']}"
             tiles.append(Tile(title, ", ".join(counts) or "nothing in common", about, test["test"]))
     lead = "Fair." if fair else "Not to be published as it is."
-    cautions = dict.fromkeys(said for test in told["tests"] for said in _bursts(test))
+    cautions = dict.fromkeys(text for test in comparison["tests"] for text in _bursts(test))
     return ReportDocument(
         f"{', '.join(others)} against {base}",
         [
             VerdictBox(fair, lead, "The checklist of section 6:", items),
-            *(Note(said, lead="Caution:") for said in cautions), Tiles(tiles),
-            *(Note(f"{said}.") for said in _left_out(told)),
+            *(Note(text, lead="Caution:") for text in cautions), Tiles(tiles),
+            *(Note(f"{text}.") for text in _left_out(comparison)),
         ],
-        _compare_settings(told),
-        [Section(test["test"], _heading(test), list(_comparison_page(test))) for test in told["tests"]],
+        _compare_settings(comparison),
+        [Section(test["test"], _heading(test), list(_comparison_page(test))) for test in comparison["tests"]],
     )  # fmt: skip
 
 
-def _compare_settings(told: _Json) -> list[Block]:
-    first = {one["label"]: one for test in told["tests"] for one in test["systems"]}
+def _compare_settings(comparison: _Json) -> list[Block]:
+    first = {one["label"]: one for test in comparison["tests"] for one in test["systems"]}
     rows = []
-    for one in told["systems"]:
+    for one in comparison["systems"]:
         sut, target = first[one["label"]]["sut"], first[one["label"]]["target"]
         cells = [
             sut.get("model") or target.get("model"), sut.get("software"),
@@ -491,53 +505,53 @@ def _comparison_page(test: _Json) -> Iterator[Block]:
 
 
 def _normalised(test: _Json) -> list[Table]:
-    told = test["normalised"]
-    if all(one["tokens_per_gpu_second"] is None and one["tokens_per_currency"] is None for one in told):
+    rates = test["normalised"]
+    if all(one["tokens_per_gpu_second"] is None and one["tokens_per_currency"] is None for one in rates):
         return []
     rows = [
         [
             one["label"], number(one["output_tps_max"]), number(one["tokens_per_gpu_second"]),
             number(one["tokens_per_currency"]) + (f" per {one['currency']}" if one["currency"] else ""),
         ]
-        for one in told
+        for one in rates
     ]  # fmt: skip
     heads = ["System", "Output tok/s, highest load, median of runs", "tok per GPU-second", "tok by price"]
     return [Table(heads, rows, "Output rates, normalised (6.2)")]
 
 
 def _fairness(test: _Json) -> str:
-    """`4 of 4 MUST, 9 of 13 procedures; lacking: 6.3-p2, 6.4-p6`."""
-    told, unmet = test["checklist"], _unmet_rows(test)
-    must, steps = told["must"], sum(row["level"] == "procedure" for row in told["rows"])
+    """Return the state of the checklist: `4 of 4 MUST, 9 of 13 procedures; lacking: 6.3-p2, 6.4-p6`."""
+    checklist, unmet = test["checklist"], _unmet_rows(test)
+    must, steps = checklist["must"], sum(row["level"] == "procedure" for row in checklist["rows"])
     done = steps - sum(row["level"] == "procedure" for row in unmet)
-    said = f"{must['satisfied']} of {must['n']} MUST, {done} of {steps} procedures"
-    return f"{said}; lacking: {', '.join(row['id'] for row in unmet)}" if unmet else said
+    text = f"{must['satisfied']} of {must['n']} MUST, {done} of {steps} procedures"
+    return f"{text}; lacking: {', '.join(row['id'] for row in unmet)}" if unmet else text
 
 
 def _objections(test: _Json) -> list[str]:
-    """Return which runs are not valid, and how loads differ."""
-    said = list(test.get("invalid") or ())
+    """Return sentences on runs that are not valid and on differences of the loads."""
+    objections = list(test.get("invalid") or ())
     if test["unlike"]:
-        said.append("loads differ, and figures of them are not tested")
-        said += test["unlike"]
-    return said
+        objections.append("loads differ, and figures of them are not tested")
+        objections += test["unlike"]
+    return objections
 
 
 def _bursts(test: _Json) -> list[str]:
     """Return a caution for each system whose chunks come in bursts."""
     cautions = test.get("cautions") or ()
-    said = [bursts_said(one["events_per_read"], one["system"])[0] for one in cautions]
-    return [f"{sentence} Compare TTFT and E2E; TBC and TPOT are not tested." for sentence in said]
+    sentences = [burst_sentences(one["events_per_read"], one["system"])[0] for one in cautions]
+    return [f"{sentence} Compare TTFT and E2E; TBC and TPOT are not tested." for sentence in sentences]
 
 
 def _unmet_rows(test: _Json) -> list[_Json]:
     return [row for row in test["checklist"]["rows"] if row["status"] in ("not met", "cannot tell")]
 
 
-def _left_out(told: _Json) -> list[str]:
+def _left_out(comparison: _Json) -> list[str]:
     return [
         f"left out: {one['test']}, of which only {', '.join(one['only'])} has results"
-        for one in told["left_out"]
+        for one in comparison["left_out"]
     ]
 
 

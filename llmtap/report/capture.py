@@ -25,38 +25,39 @@ _GROUP_COLUMNS: Final = (
 )  # fmt: skip
 _NAME_CHARS: Final = 40
 _MISSING_SHARE_MAX: Final = 0.01
-"""Above this, what is missing may be of one kind (the long ones, the busiest minute) and move the figures."""
-_BROKEN_SHOWN: Final = 20
+"""Share of missing exchanges above which figures may be biased: the missing ones may be of one kind, such as
+long exchanges or those of the busiest minute."""
+_UNREADABLE_SHOWN: Final = 20
 _OPEN_SHOWN: Final = 3
 _Json = Mapping[str, Any]
 
 
-def render_capture(told: _Json) -> RenderableType:
-    blocks: list[Note | Table] = [Note(line, "bold") for line in _heading(told)]
-    blocks += [*summary_blocks(told), *map(Note, _workload(told.get("workload") or {}))]
-    if told.get("integrity"):
-        blocks.append(Note(f"integrity  {_integrity_said(told['integrity'])}"))
-    blocks += map(Note, _broken(at(told, "capture", "broken") or ()))
-    for label, groups in (told.get("by") or {}).items():
+def render_capture(summary: _Json) -> RenderableType:
+    blocks: list[Note | Table] = [Note(line, "bold") for line in _heading(summary)]
+    blocks += [*summary_blocks(summary), *map(Note, _workload(summary.get("workload") or {}))]
+    if summary.get("integrity"):
+        blocks.append(Note(f"integrity  {_integrity_text(summary['integrity'])}"))
+    blocks += map(Note, _unreadable_lines(at(summary, "capture", "broken") or ()))
+    for label, groups in (summary.get("by") or {}).items():
         blocks += [Note(""), _group_table(label, groups)]
         if len(groups) > _GROUPS_SHOWN:
             blocks.append(Note(f"and {len(groups) - _GROUPS_SHOWN:,} more (--json has up to 1,000)"))
-    blocks += requirements_blocks(told.get("requirements"))
+    blocks += requirements_blocks(summary.get("requirements"))
     return terminal(blocks)
 
 
-def _heading(told: _Json) -> Iterator[str]:
-    capture, window = told.get("capture") or {}, told.get("window") or {}
-    said = [f"{capture.get('rows', 0):,} exchanges"]
+def _heading(summary: _Json) -> Iterator[str]:
+    capture, window = summary.get("capture") or {}, summary.get("window") or {}
+    parts = [f"{capture.get('rows', 0):,} exchanges"]
     if "files" in capture:
         spools = f" ({capture['spools']:,} still in the spool)" if capture.get("spools") else ""
-        said.append(f"{counted(capture['files'], 'file')}{spools}, {format_bytes(capture['bytes'])}")
+        parts.append(f"{counted(capture['files'], 'file')}{spools}, {format_bytes(capture['bytes'])}")
     if len(capture.get("captures") or ()) > 1:
-        said.append(f"{len(capture['captures']):,} captures, summed up as one")
+        parts.append(f"{len(capture['captures']):,} captures, summed up as one")
     for name, title in (("source", "from"), ("level", "level"), ("tap_version", "llmtap")):
         if capture.get(name):
-            said.append(f"{title} {', '.join(capture[name])}")
-    yield " · ".join(said)
+            parts.append(f"{title} {', '.join(capture[name])}")
+    yield " · ".join(parts)
     if window.get("start"):
         yield f"{window['start']} to {window['end']}"
 
@@ -64,12 +65,12 @@ def _heading(told: _Json) -> Iterator[str]:
 def _workload(workload: _Json) -> Iterator[str]:
     arrivals = workload.get("arrivals") or {}
     if arrivals.get("rate_rps") is not None:
-        # Not the rate of the summary, which counts what ended, over the time until the last end.
+        # The summary has another rate: it counts ended exchanges, and its time lasts until the last end.
         span = f"{_duration(arrivals['seconds'])}, first to last"
-        said = [f"{arrivals['rate_rps']:.3g} req/s arrived in {span}"]
+        parts = [f"{arrivals['rate_rps']:.3g} req/s arrived in {span}"]
         if arrivals["gap_cv"] is not None:
-            said.append(f"CV of gaps {arrivals['gap_cv']:.3g}")
-        yield "arrivals   " + " · ".join(said)
+            parts.append(f"CV of gaps {arrivals['gap_cv']:.3g}")
+        yield "arrivals   " + " · ".join(parts)
     for name in ("input", "output"):
         figures = workload.get(f"{name}_tokens") or {}
         if figures.get("n"):
@@ -77,28 +78,28 @@ def _workload(workload: _Json) -> Iterator[str]:
             source = joined(figures["source"]) or "-"
             yield f"{name:10} {figures['mean']:,.0f} tokens mean · {shown} · by {source}"
     for prefix in workload.get("prefix") or ():
-        of = f"{prefix['hits']:,} of {prefix['blocks']:,} blocks"
+        ratio = f"{prefix['hits']:,} of {prefix['blocks']:,} blocks"
         size = f"{prefix['block_size'] or '?'} {prefix['unit'] or ''}".strip()
-        yield f"prefixes   {prefix['share']:.1%} shared, in a cache without end: {of} of {size}"
+        yield f"prefixes   {prefix['share']:.1%} shared, in a cache without end: {ratio} of {size}"
     if sessions := workload.get("sessions"):
         yield from _sessions(sessions)
 
 
 def _sessions(sessions: _Json) -> Iterator[str]:
     turns = sessions["turns"]
-    said = [
+    parts = [
         f"{sessions['n']:,} conversations",
         f"turns mean {turns['mean']:.3g}, p90 {turns['p90']:.3g}, max {turns['max']:,.0f}",
         f"{sessions['single_turn_share']:.1%} of one turn",
     ]
     if sessions["tool_turn_share"] is not None:
-        said.append(f"{sessions['tool_turn_share']:.1%} of turns by tools")
-    yield "sessions   " + " · ".join(said)
-    for who, title in (("human", "people"), ("tool", "tools")):
-        think = sessions["think"].get(who) or {}
-        if think.get("n"):
-            spread = ", ".join(f"{name} {_duration(think[name])}" for name in ("p50", "p90", "p99"))
-            yield f"think time {title}: {spread} (n {think['n']:,})"
+        parts.append(f"{sessions['tool_turn_share']:.1%} of turns by tools")
+    yield "sessions   " + " · ".join(parts)
+    for author, title in (("human", "people"), ("tool", "tools")):
+        times = sessions["think"].get(author) or {}
+        if times.get("n"):
+            spread = ", ".join(f"{name} {_duration(times[name])}" for name in ("p50", "p90", "p99"))
+            yield f"think time {title}: {spread} (n {times['n']:,})"
 
 
 def _group_table(label: str, groups: _Json) -> Table:
@@ -120,7 +121,7 @@ def _figure(figures: _Json, name: str) -> str:
 
 
 def _duration(seconds: float | None) -> str:
-    """For people: `12.3 ms`, `4.5 s`, `3 h 20 min`."""
+    """Return a duration in the unit that suits its length: `12.3 ms`, `4.5 s`, `3 h 20 min`."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -135,54 +136,54 @@ def _duration(seconds: float | None) -> str:
 
 
 def render_integrity(integrity: _Json) -> RenderableType:
-    lines = [*_broken(integrity["broken"])]
+    lines = [*_unreadable_lines(integrity["broken"])]
     for capture in integrity["captures"]:
         lines += _capture_lines(capture)
     style = "bold green" if integrity["ok"] else "bold red"
-    return terminal([Note(_integrity_said(integrity), style), *map(Note, lines)])
+    return terminal([Note(_integrity_text(integrity), style), *map(Note, lines)])
 
 
-def _integrity_said(integrity: _Json) -> str:
+def _integrity_text(integrity: _Json) -> str:
     captures = integrity["captures"]
     if not captures:
         return f"{integrity['unnumbered']:,} exchanges without numbers: nothing can be said of missing ones"
-    present, running, missing, unexplained, twice = (
+    present, running, missing, unexplained, duplicates = (
         sum(capture[name] for capture in captures)
         for name in ("present", "running", "missing", "unexplained", "duplicates")
     )
-    said = [f"{present:,} present", *([f"{running:,} running"] if running else [])]
+    parts = [f"{present:,} present", *([f"{running:,} running"] if running else [])]
     if not missing:
-        said.append("none missing")
+        parts.append("none missing")
     else:
         share = missing / (present + missing)
-        lacking = f"{missing:,} missing ({_percent(share)})"
+        missing_text = f"{missing:,} missing ({_percent(share)})"
         if unexplained:
             at_least = "" if all(capture["exact"] for capture in captures) else "at least "
-            said.append(f"{lacking}, {at_least}{unexplained:,} of them unexplained")
+            parts.append(f"{missing_text}, {at_least}{unexplained:,} of them unexplained")
         else:
-            said.append(f"{lacking}, why is known of all")
+            parts.append(f"{missing_text}, why is known of all")
         if share > _MISSING_SHARE_MAX:
-            said.append("figures may be biased: these are not in them")
-    if twice:
-        said.append(f"{twice:,} there twice")
+            parts.append("figures may be biased: these are not in them")
+    if duplicates:
+        parts.append(f"{duplicates:,} there twice")
     if integrity["broken"]:
-        said.append(f"{counted(len(integrity['broken']), 'file')} could not be read")
+        parts.append(f"{counted(len(integrity['broken']), 'file')} could not be read")
     if open_ := [capture["capture"] or "(no id)" for capture in captures if not capture["closed"]]:
         more = f" and {len(open_) - _OPEN_SHOWN:,} more" if len(open_) > _OPEN_SHOWN else ""
-        said.append(
+        parts.append(
             f"not closed: {', '.join(open_[:_OPEN_SHOWN])}{more}: still running, the meter or"
             " a relay was killed, or the meter ended before its application (all that it had measured is"
             " kept); exchanges that began later are not counted"
         )
-    return " · ".join(said)
+    return " · ".join(parts)
 
 
-def _broken(broken: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Files that could not be read, by name."""
-    for one in broken[:_BROKEN_SHOWN]:
-        yield f"broken     {one['file']}: {one['problem']}"
-    if len(broken) > _BROKEN_SHOWN:
-        yield f"broken     and {len(broken) - _BROKEN_SHOWN:,} more (--json names all)"
+def _unreadable_lines(files: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yield a line for each file that could not be read."""
+    for file in files[:_UNREADABLE_SHOWN]:
+        yield f"broken     {file['file']}: {file['problem']}"
+    if len(files) > _UNREADABLE_SHOWN:
+        yield f"broken     and {len(files) - _UNREADABLE_SHOWN:,} more (--json names all)"
 
 
 def _capture_lines(capture: _Json) -> Iterator[str]:
@@ -213,7 +214,7 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
             known += [f"under way at its last word {relay['unsettled']:,}"] if relay["unsettled"] else []
             known += [f"begun after it {relay['since']:,}"] if relay["since"] else []
             if relay["unexplained"] and (deleted or not_kept):
-                # The meter does not count by relay.
+                # The meter counts these exchanges for all relays together, not for each relay.
                 by_meter = [joined(not_kept)] if not_kept else []
                 by_meter += [f"in deleted files {deleted:,}"] if deleted else []
                 known.append(f"by the meter, of all relays: {', '.join(by_meter)}")
@@ -223,5 +224,5 @@ def _capture_lines(capture: _Json) -> Iterator[str]:
 
 
 def _percent(share: float) -> str:
-    """Never 0 % of something, nor 100 % of less than all."""
+    """Return a share in percent; a share above 0 is not rounded to 0 %, and one below 1 not to 100 %."""
     return "under 0.1%" if share < 0.001 else f"{min(share, 0.999):.1%}" if share < 1 else "all"

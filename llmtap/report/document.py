@@ -6,9 +6,9 @@ plain, and renderers escape them. A `Plot` is what `plot.js` draws on a page.
 
 `chart_figure` and `chart_table` make a plot and a table of a chart declared in public JSON, for
 benchmarks and comparisons; charts of replays and sweeps are made in `replay_charts.py` and `sweep_page.py`. A
-declaration has `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` where
-there are intervals), `marks` (places on the x axis that have a name), `log_x`, `log_y`. Series differ by
-colour and by dash or pattern, for readers who cannot tell colours apart.
+declaration has `title`, `kind`, `x_title`, `y_title`, `series` (`name`, `x`, `y`, and `low` and `high` if
+it has intervals), `marks` (named places on the x axis), `log_x`, `log_y`. Series differ by colour and by dash
+or pattern, for readers who cannot distinguish the colours.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,18 +21,18 @@ import msgspec
 from llmtap.report.values import is_words, number, plain_text
 
 _SENTENCE_CHARS_MIN: Final = 40
-"""A longer cell with a space is a sentence and no figure."""
+"""A cell of this length or more that has a space is a sentence, which may be broken into lines."""
 COLOURS: Final = 7
 """Number of colours in the style sheet, --c0 and on."""
 DASHES: Final = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS: Final = ("circle", "square", "diamond", "triangle", "cross", "x")
 ROWS_MAX: Final = 25
-"""Of the table of a series; more are taken in even steps."""
+"""Rows of a series in a table; of more points, evenly spaced ones are shown."""
 _WIDE: Final = 20
-"""From this ratio of largest to smallest an axis is logarithmic."""
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
 _HATCHES: Final = ("", "/", ".", "x", "-", "|", "+")
 SHARES_RANGE: Final = (0, 1.02)
-"""Of an axis from none to all, with room for the line at its top."""
+"""Range of an axis of shares, with space above 1 for the line there."""
 _BARS: Final = frozenset({"bars", "histogram"})
 _Chart = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ class Note:
     kind: ClassVar = "note"
     text: str
     style: str = ""
-    """Of the terminal, as rich names styles."""
+    """Style of the line in a terminal, by rich's name."""
     lead: str = ""
     """Emphasized words before the text."""
     css: str = ""
@@ -69,19 +69,19 @@ class Table:
     """Sentences in cells may be broken into lines on a page."""
     footnote: str = ""
     nowrap: bool = False
-    """In a terminal lines are cut rather than wrapped."""
+    """A terminal cuts long lines and does not wrap them."""
     label: str = ""
-    """Of the region on a page that scrolls; default: the caption."""
+    """Accessible name of the region of a page that scrolls; default: the caption."""
     keys: int = 0
-    """Number of leading columns that a terminal repeats if it has to divide the table."""
+    """Number of leading columns that every part repeats if a terminal divides the table."""
     styles: Mapping[str, str] = field(default_factory=dict)
-    """Style of a terminal by the text of a cell, as rich names styles."""
+    """Style of cells in a terminal (rich's name), by the text of the cell."""
 
     @property
     def classes(self) -> list[str]:
-        """Attributes of each column on a page."""
+        """The `class` attribute of each column on a page, with a leading blank; empty for figures."""
         columns = list(zip_longest(*self.rows, fillvalue=""))
-        found = [
+        attributes = [
             " class=said"
             if self.breaks and any(len(cell) >= _SENTENCE_CHARS_MIN and " " in cell for cell in column)
             else " class=words"
@@ -89,12 +89,12 @@ class Table:
             else ""
             for column in columns
         ]
-        return found + [""] * (len(self.heads) - len(found))
+        return attributes + [""] * (len(self.heads) - len(attributes))
 
 
 @dataclass(frozen=True, slots=True)
 class TableGroup:
-    """Tables that scroll together, or stand below each other with `label` empty."""
+    """Tables in one region that scrolls; if `label` is empty, each table is a region of its own."""
 
     kind: ClassVar = "tables"
     tables: Sequence[Table]
@@ -107,7 +107,7 @@ class TermTable:
     rows: Sequence[Sequence[str]]
     heads: Sequence[str] = ()
     marked: frozenset[int] = frozenset()
-    """Rows that stand out."""
+    """Indices of rows that are set in bold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class VerdictBox:
 
 @dataclass(frozen=True, slots=True)
 class DetailsBlock:
-    """Blocks that a page shows when asked."""
+    """Blocks that a page shows after a click on their summary."""
 
     kind: ClassVar = "details"
     summary: str
@@ -162,22 +162,22 @@ class Compliance:
     def choices(self) -> dict[str, tuple[str, list[str]]]:
         """Title and values of each filter."""
         statuses = ("not met", "cannot tell", "met", "not applicable")
-        found = {row["status"] for row in self.rows}
+        present = {row["status"] for row in self.rows}
         return {
             "test": ("Test", list(dict.fromkeys(self.tests))),
             "level": ("Level", list(dict.fromkeys(row["level"] for row in self.rows))),
-            "status": ("Status", [status for status in statuses if status in found]),
+            "status": ("Status", [status for status in statuses if status in present]),
         }
 
     def css(self, row: Mapping[str, Any]) -> str:
-        """Class of a status; an optional requirement that is not met is no failure."""
+        """Return the CSS class of a row's status. In reports on tests, an unmet optional row is not "bad"."""
         optional = self.tests and row["level"] in ("MAY", "OPTIONAL", "procedure")
         bad = "unsure" if optional else "bad"
         return {"met": "good", "not met": bad}.get(row["status"], "unsure")
 
 
 def ink(i: int) -> str:
-    """Name of the i-th colour in the page's style sheet."""
+    """Return the name of the i-th colour in the page's style sheet."""
     return f"c{i % COLOURS}"
 
 
@@ -201,9 +201,9 @@ class Axis(msgspec.Struct, frozen=True, omit_defaults=True):
     title: str = ""
     kind: Literal["linear", "log", "category"] = "linear"
     zero: bool = False
-    """The axis begins at 0."""
+    """Begin the axis at 0."""
     range: tuple[float, float] | None = None
-    """Default: as far as the values go."""
+    """Ends of the axis; None: the smallest and the largest value."""
     share: bool = False
     """Values are shown in percent."""
 
@@ -214,23 +214,23 @@ class Series(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     y: Sequence[float | None]
     ink: str
     line: int | None = None
-    """Number of the line of a sweep, which the reader can hide."""
+    """Index of the sweep's line that the series belongs to; a reader can hide it."""
     dash: str = "solid"
     step: Literal["", "hv", "vh"] = ""
-    """`hv`: a value is of the x that follow; `vh`: of those before."""
+    """Draw steps. `hv`: a value holds from its x to the next x; `vh`: from the previous x to its x."""
     symbols: Sequence[str] | None = None
-    """Of each point, or one of all."""
+    """Symbol of each point, or one symbol for all points."""
     scattered: bool = False
-    """Points without a line."""
+    """Draw points without a line."""
     bars: bool = False
     hatch: str = ""
     low: Sequence[float | None] | None = None
     high: Sequence[float | None] | None = None
-    """Ends of intervals; None: unknown."""
+    """`low` and `high`: ends of the interval of each point; None: unknown."""
     texts: Sequence[str] | None = None
-    """What a pointer shows of each point; default: the name, and `hover` of the plot."""
+    """Text of each point beside the pointer; default: the name, and `hover` of the plot."""
     silent: bool = False
-    """A pointer shows nothing."""
+    """Show no text beside the pointer."""
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -245,24 +245,25 @@ class Plot(msgspec.Struct, frozen=True, omit_defaults=True):
     x: Axis
     y: Axis
     hover: str = ""
-    """What a pointer shows of a point, with `{x}` and `{y}`."""
+    """Template of the text of a point beside the pointer, with `{x}` and `{y}`."""
     marks: list[Mark] = []
     overlay: bool = False
-    """Bars are drawn over each other; default: beside each other."""
+    """Draw the bars of several series over each other; default: beside each other."""
     timed: bool = False
-    """The x axis is the run's time: a stretch that is chosen in one plot is shown in all."""
+    """The x axis is the time of the run: zooming into one such plot zooms all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A plot, and the same in words."""
+    """A plot with its title, and the same figures in words for screen readers and captions."""
 
     title: str
     words: str
     plot: Plot
     legend: Sequence[LegendKey] = ()
     of: Mapping[str, str] | None = None
-    """Dimensions of a sweep that the whole panel is of, for the page's choices."""
+    """Dimensions of a sweep with the value that all lines of the panel have. The page hides the panel if the
+    reader chooses another value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,12 +274,12 @@ class FigureBlock:
     panels: Sequence[Panel]
     tables: Sequence[Table]
     rests: Sequence[str] = ()
-    """What the figures rest on: samples, load, window."""
+    """Basis of the figures, in parts: samples, load, window."""
     legend: Sequence[LegendKey] = ()
     captioned: bool = True
-    """One caption for all panels; else each has its words below it."""
+    """Write one caption for all panels; False: write the words of each panel below it."""
     lines_legend: bool = False
-    """The legend has the lines of the sweep, too."""
+    """Add the lines of the sweep to the legend."""
 
     @property
     def words(self) -> str:
@@ -297,7 +298,7 @@ class Section:
     heading: str
     blocks: list[Block]
     level: int = 2
-    """Of its heading in Markdown."""
+    """Level of the heading in Markdown; 2 is `##`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +319,7 @@ class ReportDocument:
     settings_linked: bool = True
     lines: Sequence[LineChoice] = ()
     choices: Sequence[tuple[str, str, Sequence[tuple[str, bool]]]] = field(default=())
-    """Title, dimension, and its values with whether each is chosen at first."""
+    """Menus of a sweep's page: title, dimension, and its values with whether each is selected at first."""
 
     def figures(self) -> Iterator[FigureBlock]:
         for section in self.sections:
@@ -326,7 +327,7 @@ class ReportDocument:
 
 
 def terms(rows: Sequence[Sequence[str]]) -> list[Block]:
-    """A table of terms; nothing where there are none."""
+    """Return a table of terms, or no block if there are no rows."""
     return [TermTable(rows)] if rows else []
 
 
@@ -334,12 +335,12 @@ def terms(rows: Sequence[Sequence[str]]) -> list[Block]:
 
 
 def is_wide(values: Sequence[Any]) -> bool:
-    """Whether values are better told apart by their ratios than by their differences."""
+    """Return whether the values need a logarithmic axis: all positive, with a ratio of at least 20."""
     return bool(values) and all(v > 0 for v in values) and max(values) >= _WIDE * min(values)
 
 
 def chart_figure(key: str, charts: Sequence[_Chart]) -> FigureBlock:
-    """Charts beside each other, and all their figures as tables."""
+    """Return a figure with the charts beside each other, and all their values as tables."""
     return FigureBlock(
         key, "", list(map(chart_panel, charts)), list(map(chart_table, charts)), captioned=False
     )
@@ -370,14 +371,14 @@ def chart_table(chart: _Chart, rows_max: int = ROWS_MAX) -> Table:
         for i in chosen:
             cells = [one["name"], plain_text(one["x"][i]), plain_text(one["y"][i])]
             if intervals:
-                cells.append((interval_said(low[i], high[i]) if i < len(low) else "") or "-")
+                cells.append((interval_text(low[i], high[i]) if i < len(low) else "") or "-")
             rows.append(cells)
     heads = ["", chart["x_title"], chart["y_title"], *(["interval"] if intervals else [])]
     return Table(heads, rows, chart["title"])
 
 
-def interval_said(low: float | None, high: float | None) -> str:
-    """`48 to 52`; `48 or more` where an end is open, and nothing where both are."""
+def interval_text(low: float | None, high: float | None) -> str:
+    """Return `48 to 52`, `48 or more` if one end is unknown (None), or "" if both are."""
     if low is not None and high is not None:
         return f"{number(low)} to {number(high)}"
     if low is not None:
@@ -412,7 +413,7 @@ def _x_axis(chart: _Chart) -> Axis:
         return Axis(title, "category")
     if chart.get("log_x") and all(x > 0 for x in xs):
         return Axis(f"{title} (log)", "log")
-    # Values far from 0 and close together would be a wall at the right.
+    # From 0 on, values far from 0 and close to each other would all be drawn at the right edge.
     zero = bool(xs) and chart["kind"] != "histogram" and min(xs) >= 0 and min(xs) < 0.5 * max(xs)
     return Axis(title, zero=zero)
 
@@ -427,11 +428,11 @@ def _y_axis(chart: _Chart) -> Axis:
 
 
 def _words(chart: _Chart) -> str:
-    said = []
-    for one in chart["series"]:
-        points = [(y, plain_text(x)) for x, y in zip(one["x"], one["y"], strict=True) if y is not None]
+    sentences = []
+    for series in chart["series"]:
+        points = [(y, plain_text(x)) for x, y in zip(series["x"], series["y"], strict=True) if y is not None]
         if not points:
-            said.append(f"{one['name']}: nothing was measured.")
+            sentences.append(f"{series['name']}: nothing was measured.")
             continue
         (low, low_x), (high, high_x) = (pick(points, key=lambda point: point[0]) for pick in (min, max))
         if chart["kind"] == "cdf":
@@ -442,6 +443,6 @@ def _words(chart: _Chart) -> str:
             what = f"most often about {high_x} ({high:.1%})"
         else:
             what = f"{number(low)} (at {low_x}) to {number(high)} (at {high_x})"
-        said.append(f"{one['name']}: {what}.")
-    said += [f"{mark['says']} at {number(mark['x'])}." for mark in chart.get("marks") or ()]
-    return " ".join(said)
+        sentences.append(f"{series['name']}: {what}.")
+    sentences += [f"{mark['says']} at {number(mark['x'])}." for mark in chart.get("marks") or ()]
+    return " ".join(sentences)

@@ -17,7 +17,7 @@ from llmtap.report.values import (
     FEW,
     METRIC_TITLES,
     at,
-    bursts_said,
+    burst_sentences,
     figure_text,
     is_marked,
     joined,
@@ -31,58 +31,59 @@ _TITLES: Final = {
     **METRIC_TITLES, "ttft_any": "TTFT of any token", "user_idle": "user idle latency", **_COUNTS, **_SHARES,
 }  # fmt: skip
 _P_MIN: Final = 1e-16
+"""A smaller p-value is shown as below this."""
 _Json = Mapping[str, Any]
 
 
-def experiment_lines(told: _Json) -> list[str]:
-    """The first line says what runs. Cautions come before the figures that they apply to."""
-    if told.get("state") in (None, "none"):
+def experiment_lines(experiment: _Json) -> list[str]:
+    """Return the experiment as lines: its state first, then cautions, then the figures that they apply to."""
+    if experiment.get("state") in (None, "none"):
         return ["no experiment is configured"]
-    arms = told.get("arms") or {}
+    arms = experiment.get("arms") or {}
     ended = ", ".join(f"{name} {arm['ended']:,} of {arm['assigned']:,} ended" for name, arm in arms.items())
-    aa = " (A/A: nothing is changed)" if told.get("aa") else ""
-    dealt = f"dealt by {told.get('unit')}, control {told.get('control')}"
-    lines = [f"experiment {told.get('name')}: {told['state']}{aa}, {dealt}; {ended}"]
-    ratio = told.get("sample_ratio") or {}
+    aa = " (A/A: nothing is changed)" if experiment.get("aa") else ""
+    assignment = f"dealt by {experiment.get('unit')}, control {experiment.get('control')}"
+    lines = [f"experiment {experiment.get('name')}: {experiment['state']}{aa}, {assignment}; {ended}"]
+    ratio = experiment.get("sample_ratio") or {}
     units, p = joined(ratio.get("units") or {}), ratio.get("p")
     if ratio.get("alarm"):
         lines.append(f"ALARM: units {units} are not the configured shares; all figures below are invalid")
-    for one in told.get("cautions") or ():
-        n, usual = number(one["events_per_read"], 3), number(one["control_events_per_read"], 3)
+    for caution in experiment.get("cautions") or ():
+        chunks, usual = number(caution["events_per_read"], 3), number(caution["control_events_per_read"], 3)
         lines.append(
-            f"caution: {one['arm']}: chunks come {n} at a time ({told['control']}: {usual}), so most gaps"
-            " are 0: its TBC, ITL and TPOT flatter it, its TTFT and longest pause do not"
+            f"caution: {caution['arm']}: chunks come {chunks} at a time ({experiment['control']}: {usual}),"
+            " so most gaps are 0: its TBC, ITL and TPOT flatter it, its TTFT and longest pause do not"
         )
-    if stopped := told.get("stopped"):
+    if stopped := experiment.get("stopped"):
         more = _signed(stopped["figure"].partition(".")[0], stopped.get("difference"))
         lines.append(
             f"stopped: {stopped['arm']} was worse in {stopped['figure']} ({more}) at {stopped['at']}"
         )
     if not ratio.get("alarm"):
         lines.append(f"split: {units} units, as it was dealt" + ("" if p is None else f" (p {p:.2g})"))
-    found = told.get("findings") or []
-    lines += [_finding(told, one) for one in found]
-    few = [f"{name} has {arm['units']:,}" for name, arm in arms.items() if arm["units"] < FIRST_LOOK]
-    if few:
-        lines.append(f"means are compared from {FIRST_LOOK} units an arm on: {', '.join(few)}")
-    elif not found:
-        lines.append(f"no difference stands in {told.get('comparisons')} comparisons so far")
+    findings = experiment.get("findings") or []
+    lines += [_finding(experiment, finding) for finding in findings]
+    pending = [f"{name} has {arm['units']:,}" for name, arm in arms.items() if arm["units"] < FIRST_LOOK]
+    if pending:
+        lines.append(f"means are compared from {FIRST_LOOK} units an arm on: {', '.join(pending)}")
+    elif not findings:
+        lines.append(f"no difference stands in {experiment.get('comparisons')} comparisons so far")
     return lines
 
 
-def _finding(told: _Json, one: _Json) -> str:
-    arm, metric = one["arm"], one["metric"]
+def _finding(experiment: _Json, finding: _Json) -> str:
+    arm, metric = finding["arm"], finding["metric"]
     name = "share" if metric in _SHARES else "mean"
-    by = told["differences"][arm][metric].get(name) or {}
-    said = f"{arm}: {_TITLES.get(metric, metric)} {_signed(metric, by.get('difference'))}"
+    difference = experiment["differences"][arm][metric].get(name) or {}
+    text = f"{arm}: {_TITLES.get(metric, metric)} {_signed(metric, difference.get('difference'))}"
     if name == "mean":
-        said += " in the mean"
-    if by.get("anytime_interval") is not None:
-        low, high = (_signed(metric, end) for end in by["anytime_interval"])
-        said += f" ({100 * (1 - told.get('alpha', 0.05)):g} %: {low} to {high})"
-    # A p that is 0 as a float is below the smallest difference from 1.
-    p = f"{one['p']:.1g}" if one["p"] >= _P_MIN else f"< {_P_MIN:g}"
-    return f"{said}, p {p} at every look"
+        text += " in the mean"
+    if difference.get("anytime_interval") is not None:
+        low, high = (_signed(metric, end) for end in difference["anytime_interval"])
+        text += f" ({100 * (1 - experiment.get('alpha', 0.05)):g} %: {low} to {high})"
+    # Floats near 1 differ by about 1e-16, so that a smaller p-value may have been rounded to 0.
+    p = f"{finding['p']:.1g}" if finding["p"] >= _P_MIN else f"< {_P_MIN:g}"
+    return f"{text}, p {p} at every look"
 
 
 def _signed(metric: str, value: float | None) -> str:
@@ -101,70 +102,73 @@ _DEMO_ROWS: Final = (
     ("tpot", "p50", "time per output token", "mean; low if tokens arrive together"),
     ("e2e", "p50", "end to end", "request sent until the last byte"),
 )  # fmt: skip
-"""Metric, statistic, title and meaning."""
+"""Rows of the table: metric, statistic, title and meaning."""
 
 
 def demo_blocks(summary: _Json, experiment: _Json, exchanges: Sequence[_Json]) -> Iterator[Note | Table]:
-    """`exchanges` are those of the summary, with their uncertainties."""
+    """Yield the result of the demo: the verdict, the table of both arms, and notes.
+
+    `exchanges`: the exchanges of the summary as JSON, for their uncertainties (in seconds).
+    """
     arms, control = experiment["arms"], experiment["control"]
     other = next(name for name in arms if name != control)
-    both = (arms[control], arms[other])
-    refused = [sum(arm["refusals"].values()) for arm in both]
+    pair = (arms[control], arms[other])
+    refused = [sum(arm["refusals"].values()) for arm in pair]
     yield Note(_demo_verdict(experiment, other), "bold")
     yield Note(f"The guardrail refused {refused[1]:,} of {arms[other]['ended']:,} requests.", "bold")
     if at(experiment, "sample_ratio", "alarm"):
         yield Note("warning: the arms did not get their shares of the requests; do not compare them", "red")
-    a_read = [number(at(arm, "chunking", "events_per_read"), 2) for arm in both]
-    ended = [f"{arm['ended']:,}" for arm in both]
+    per_read = [number(at(arm, "chunking", "events_per_read"), 2) for arm in pair]
+    ended = [f"{arm['ended']:,}" for arm in pair]
     rows = [
         ["requests", *ended, "-", f"{control} or {other}, chosen at random"],
         ["refused", *(f"{n:,}" for n in refused), "-", "by the guardrail, before the model"],
         *_demo_times(experiment, control, other),
-        ["chunks arriving together", *a_read, "-", "the output filter delays text"],
+        ["chunks arriving together", *per_read, "-", "the output filter delays text"],
     ]
     yield Table(["median, ms", control, other, "difference (95 %)", "meaning"], rows)
-    for one in experiment.get("cautions") or ():
-        if one["arm"] == other and "tpot" in one["metrics"]:
-            says, advice = bursts_said(one["events_per_read"], other)
-            yield Note(f"caution: {says}", "yellow")
+    for caution in experiment.get("cautions") or ():
+        if caution["arm"] == other and "tpot" in caution["metrics"]:
+            sentence, advice = burst_sentences(caution["events_per_read"], other)
+            yield Note(f"caution: {sentence}", "yellow")
             yield Note(f"         {advice}", "yellow")
-    yield from map(Note, _about_the_tap(summary, exchanges))
+    yield from map(Note, _proxy_lines(summary, exchanges))
     if is_marked(rows):
         yield Note(FEW, "yellow")
 
 
 def _demo_verdict(experiment: _Json, arm: str) -> str:
-    """Return a sentence about the median time to first token, with the figures of its row of the table."""
+    """Return a sentence on the difference of the median time to first token, with its interval."""
     if any(one["units"] < FIRST_LOOK for one in experiment["arms"].values()):
         return f"A comparison needs {FIRST_LOOK} requests of each arm."
     ttft = at(experiment, "differences", arm, "ttft", "p50") or {}
     low, high = ttft.get("interval") or (0, 0)
     if low <= 0 <= high:
         return "The guardrail does not change the median time to first token significantly."
-    ends = sorted((abs(low), abs(high)))
-    difference, least, most = (f"{seconds * 1e3:,.0f}" for seconds in (abs(ttft["difference"]), *ends))
-    does = f"adds {difference} ms to" if low > 0 else f"saves {difference} ms of"
+    bounds = sorted((abs(low), abs(high)))
+    difference, low_ms, high_ms = (f"{seconds * 1e3:,.0f}" for seconds in (abs(ttft["difference"]), *bounds))
+    effect = f"adds {difference} ms to" if low > 0 else f"saves {difference} ms of"
     level = f"{100 * (1 - experiment.get('alpha', 0.05)):g} %"
-    interval = f"{level} confidence: {least} to {most} ms"
-    return f"The guardrail {does} the median time to first token ({interval})."
+    interval = f"{level} confidence: {low_ms} to {high_ms} ms"
+    return f"The guardrail {effect} the median time to first token ({interval})."
 
 
 def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[str]]:
     for metric, statistic, title, meaning in _DEMO_ROWS:
         figures = [experiment["arms"][name]["metrics"].get(metric) or {} for name in (control, other)]
-        by = at(experiment, "differences", other, metric, statistic) or {}
-        difference = "-" if by.get("difference") is None else _signed_ms(by["difference"])
-        if by.get("interval"):
-            low, high = (_signed_ms(end).removeprefix("+") for end in by["interval"])
+        comparison = at(experiment, "differences", other, metric, statistic) or {}
+        difference = "-" if comparison.get("difference") is None else _signed_ms(comparison["difference"])
+        if comparison.get("interval"):
+            low, high = (_signed_ms(end).removeprefix("+") for end in comparison["interval"])
             difference += f" ({low} to {high})"
         yield [title, *(figure_text(one, statistic) for one in figures), difference, meaning]
 
 
-def _about_the_tap(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
+def _proxy_lines(summary: _Json, exchanges: Sequence[_Json]) -> Iterator[str]:
     if (goodput := summary.get("goodput") or {}).get("counted"):
         met, counted = goodput["met"], goodput["counted"]
-        beside = f"; {unknown}" if (unknown := not_judged_text(goodput)) else ""
-        yield f"objectives   {met:,} of {counted:,} requests met {goodput['objectives']}{beside}"
+        suffix = f"; {unknown}" if (unknown := not_judged_text(goodput)) else ""
+        yield f"objectives   {met:,} of {counted:,} requests met {goodput['objectives']}{suffix}"
     added = at(summary, "added", "first_chunk") or {}
     if added.get("n"):
         yield f"added        llmtap itself added {figure_text(added, 'p50')} ms (median) to the first chunk"

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 _TERM_WIDTH: Final = 14
 _GAP: Final = 2
-"""Blanks between two columns."""
+"""Number of blanks between two columns of a terminal."""
 
 
 def terminal(blocks: Iterable[Block]) -> RenderableType:
-    """Return what a rich Console prints; charts, tiles, and tables without rows and caption are left out."""
+    """Return the blocks for a rich Console without charts, tiles, and tables without rows and caption."""
     parts: list[RenderableType] = []
 
     def line(text: str, style: str = "") -> None:
@@ -83,7 +83,7 @@ def terminal_text(blocks: Iterable[Block], width: int = 80) -> str:
 
 
 def rich_table(table: Table) -> RichTable:
-    """Words are aligned left, figures right."""
+    """Return a table for a rich Console: words are aligned left, figures right."""
     shown = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     for i, head in enumerate(table.heads):
         left = i == 0 or is_words(row[i] for row in table.rows)
@@ -98,18 +98,21 @@ def rich_table(table: Table) -> RichTable:
 
 
 def tables_that_fit(table: Table, width: int) -> list[Table]:
-    """Divide the columns so that no figure is cut; each part begins with the key columns."""
+    """Divide the columns of a table into tables of at most `width` characters, so that no figure is cut.
+
+    Each part begins with the key columns.
+    """
     widths = [max(len(line) for cell in cells for line in cell.split("\n")) + _GAP
               for cells in zip(table.heads, *table.rows, strict=True)]  # fmt: skip
     keys = list(range(table.keys))
     parts: list[list[int]] = []
-    left = 0
+    remaining = 0
     for i in range(table.keys, len(widths)):
-        if not parts or widths[i] > left:
+        if not parts or widths[i] > remaining:
             parts.append(keys.copy())
-            left = width + _GAP - sum(widths[k] for k in keys)
+            remaining = width + _GAP - sum(widths[k] for k in keys)
         parts[-1].append(i)
-        left -= widths[i]
+        remaining -= widths[i]
     return [
         replace(
             table, heads=[table.heads[i] for i in part], rows=[[row[i] for i in part] for row in table.rows]
@@ -119,10 +122,10 @@ def tables_that_fit(table: Table, width: int) -> list[Table]:
 
 
 def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
-    """Return the text without an end of line at its end; `special` are the characters that are escaped."""
+    """Return Markdown without a final line end. `special`: characters to escape with a backslash."""
 
-    def text(of: str) -> str:
-        shown = printable(of.replace("\n", " "))
+    def text(source: str) -> str:
+        shown = printable(source.replace("\n", " "))
         for character in special:
             shown = shown.replace(character, f"\\{character}")
         return shown.replace("<", "&lt;")
@@ -170,14 +173,14 @@ def markdown(document: ReportDocument, *, special: str = "\\|*_`") -> str:
                 case _:
                     pass
 
-    found = [f"# {text(document.title)}", *parts(document.summary)]
+    paragraphs = [f"# {text(document.title)}", *parts(document.summary)]
     for section in document.sections:
-        found += [f"{'#' * section.level} {text(section.heading)}", *parts(section.blocks)]
-    return "\n\n".join(found)
+        paragraphs += [f"{'#' * section.level} {text(section.heading)}", *parts(section.blocks)]
+    return "\n\n".join(paragraphs)
 
 
 def page_html(document: ReportDocument, *assets: str) -> str:
-    """Return the page; `assets` are style sheets and scripts of this folder beside those of every page."""
+    """Return the page. `assets`: style sheets and scripts of this folder that only some pages have."""
     plots = {
         f"{figure.key}-{i}": panel.plot
         for figure in document.figures()
@@ -204,7 +207,7 @@ def _template() -> "Template":
 
 
 def _escaped(value: object) -> Markup:
-    """Spell quotes as Python's standard library does."""
+    """Escape text for HTML with `html.escape`, whose entities for quotes differ from those of MarkupSafe."""
     return value if isinstance(value, Markup) else Markup(escape(str(value)))
 
 
@@ -215,5 +218,5 @@ def _parts(*names: str) -> Markup:
 
 
 def _json(value: object) -> Markup:
-    """For inside a script element: without a `<` that could end it."""
+    """Return JSON that is safe in a script element: a `<` could begin the tag that ends the element."""
     return Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))

@@ -30,7 +30,7 @@ from llmtap.report.gates import requirements_blocks
 from llmtap.report.render import markdown, page_html, terminal
 from llmtap.report.replay_charts import distribution_sections, time_sections
 from llmtap.report.replay_terms import RATES, plan_rows, rests_on
-from llmtap.report.summary import bursts_caution, goodput_said, system_blocks, system_warnings
+from llmtap.report.summary import bursts_caution, goodput_text, system_blocks, system_warnings
 from llmtap.report.values import (
     FEW,
     MARK,
@@ -71,7 +71,7 @@ _FIGURES: Final = {
 }  # fmt: skip
 _TERMINAL_FIGURES: Final = {name: name for name in ("mean", "p50", "p90", "p99", "max")}
 _FROM_SCHEDULE: Final = ("ttft", "e2e", "user_idle")
-"""Metrics that are also counted from the scheduled time."""
+"""Metrics that are also measured from the scheduled time."""
 _TURN_HEADS: Final = ("turn", "n", "TTFT p50", "TTFT p99", "E2E p50", "E2E p99")
 _SHARES: Final = tuple(metric.name for metric in shown_on(Surface.REPORT) if metric.unit is not Unit.SECONDS)
 _PHASES: Final = {"connect": "connect", "send": "send", "wait": "wait", "receive": "receive"}
@@ -87,7 +87,7 @@ _PAIRS_ABOUT: Final = (
 _RESTS: Final[Mapping[str, Sequence[str]]] = {
     "figures-table": ("ITL", "tokens", "smooth goodput", "sender"), "baseline": ("warm-up",), "outcomes": (),
 }  # fmt: skip
-"""Terms in the caption of each section of a page, beside those of every caption."""
+"""Terms that the caption of a section of the page has, in addition to those of every caption."""
 _Json = Mapping[str, Any]
 
 
@@ -117,7 +117,9 @@ def render_replay(result: _Json) -> RenderableType:
 
 def render_verdicts(verdicts: Mapping[str, _Json]) -> RenderableType:
     return terminal(
-        block for name, told in verdicts.items() for block in (Note(f"replay {name}", "bold"), _verdict(told))
+        block
+        for name, verdict in verdicts.items()
+        for block in (Note(f"replay {name}", "bold"), _verdict(verdict))
     )
 
 
@@ -133,15 +135,17 @@ def render_selftest(result: _Json) -> RenderableType:
     )
     if result["unmatched"]:
         lead = Note(f"NOT VALID: {result['unmatched']:,} of {n:,} answers could not be compared", "red")
-    said = (
+    details = (
         f"{counted(load['streams'], 'stream')}, {number(load['tokens_per_second'])} tokens/s,"
         f" {number(load['duration'], 2)} s; {n - result['unmatched']:,} of {n:,} answers compared"
     )
-    return terminal([lead, Note(said), Table(["error, ms", "n", "p50", "p99", "worst"], rows, nowrap=True)])
+    return terminal(
+        [lead, Note(details), Table(["error, ms", "n", "p50", "p99", "worst"], rows, nowrap=True)]
+    )
 
 
 def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
-    """Return the report without charts; `known`: names and titles of the statistics to show."""
+    """Return the report without charts. `known`: names and titles of the statistics to show."""
     plan, system = result["plan"], at(result, "system", "summary") or {}
     caution, notes = bursts_caution(result), [*plan["notes"], *system_warnings(system)]
     summary: list[Block] = [
@@ -163,7 +167,7 @@ def _document(result: _Json, known: Mapping[str, str]) -> ReportDocument:
 
 def _verdict(verdict: _Json) -> VerdictBox:
     items = [_finding(finding) for finding in verdict["findings"]]
-    items += [f"Not checked: {said}" for said in verdict["unchecked"]]
+    items += [f"Not checked: {text}" for text in verdict["unchecked"]]
     says = verdict.get("says") or ""
     text = f"{says[:1].upper()}{says[1:]}." if says else ""  # results of older versions have no sentence
     if verdict.get("failed"):
@@ -180,13 +184,13 @@ def _verdict(verdict: _Json) -> VerdictBox:
 
 
 def _finding(finding: _Json) -> str:
-    """Return what it says, with the limit that it is beyond."""
-    limit, what = finding["limit"], finding["what"]
-    if what in _FINDINGS_IN_MS:
-        said = f"{milliseconds(limit)} ms"
+    """Return the sentence of a finding, with the limit that was exceeded."""
+    limit, kind = finding["limit"], finding["what"]
+    if kind in _FINDINGS_IN_MS:
+        limit_text = f"{milliseconds(limit)} ms"
     else:
-        said = f"{number(limit * 100)} %" if what in _FINDINGS_IN_SHARES else number(limit)
-    return f"{finding['says']} (limit {said})"
+        limit_text = f"{number(limit * 100)} %" if kind in _FINDINGS_IN_SHARES else number(limit)
+    return f"{finding['says']} (limit {limit_text})"
 
 
 def _tiles(result: _Json) -> Iterator[Tile]:
@@ -211,11 +215,11 @@ def _tiles(result: _Json) -> Iterator[Tile]:
             yield Tile(title, f"{p50} / {p99} {unit}", f"p50 / p99 of {figures['n']:,}{option}")
     states = {name: _state(one) for name, one in (at(result, "verdict", "figures") or {}).items()}
     if tokens["output_per_second"] is not None:
-        said = f"tokens, by {', '.join(tokens['source'])}"
-        said += f" ({states['tokens']})" if states.get("tokens") else ""
-        yield Tile("Output", f"{number(tokens['output_per_second'])}/s", said)
+        basis = f"tokens, by {', '.join(tokens['source'])}"
+        basis += f" ({states['tokens']})" if states.get("tokens") else ""
+        yield Tile("Output", f"{number(tokens['output_per_second'])}/s", basis)
     if goodput.get("attainment") is not None:
-        met = goodput_said(result).partition(", ")[2]
+        met = goodput_text(result).partition(", ")[2]
         met += f" ({states['goodput']})" if states.get("goodput") else ""
         yield Tile("Goodput", f"{number(goodput['requests_per_second'])}/s", met)
     smooth = result["smooth_goodput"]
@@ -226,15 +230,15 @@ def _tiles(result: _Json) -> Iterator[Tile]:
 
 def _figures(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
     metrics, shown = result["metrics"], percentile_titles(result["metrics"], known)
-    found: list[tuple[str, str, _Json]] = []
+    candidates: list[tuple[str, str, _Json]] = []
     for metric in shown_on(Surface.REPORT):
         name, title = metric.name, metric.title
         if metric.unit is Unit.SECONDS:
-            found.append((name, title, metrics[name]))
+            candidates.append((name, title, metrics[name]))
         if name in _FROM_SCHEDULE and result["corrected"] is not None:
-            found.append((f"{name}_scheduled", f"{title}, from schedule", result["corrected"][name]))
-    found.append(("", "dispatch lateness", result["dispatch_lateness"]))
-    found.append(("", "task, whole conversation", at(result, "tasks", "duration") or {"n": 0}))
+            candidates.append((f"{name}_scheduled", f"{title}, from schedule", result["corrected"][name]))
+    candidates.append(("", "dispatch lateness", result["dispatch_lateness"]))
+    candidates.append(("", "task, whole conversation", at(result, "tasks", "duration") or {"n": 0}))
     states = {name: _state(one) for name, one in (at(result, "verdict", "figures") or {}).items()}
     stated = any(states.values())
     rows = [
@@ -242,7 +246,7 @@ def _figures(result: _Json, known: Mapping[str, str]) -> Iterator[Block]:
             f"{title} ({figures['option']})" if figures.get("option") else title,
             *figures_text(figures, shown), *([states.get(name, "")] if stated else []),
         ]
-        for name, title, figures in found
+        for name, title, figures in candidates
         if figures["n"]
     ]  # fmt: skip
     shares = [_share_row(name, metrics[name], shown) for name in _SHARES if metrics[name]["n"]]
@@ -291,12 +295,12 @@ def _state(figure: _Json) -> str:
     """Return the state of a figure and its error; empty if it is valid."""
     if figure["state"] == "valid":
         return ""
-    why = ""
+    detail = ""
     if figure["error"] is not None:
-        why = f", error up to {milliseconds(figure['error'])} ms"
+        detail = f", error up to {milliseconds(figure['error'])} ms"
     elif figure["share"] is not None:
-        why = f", {number(figure['share'] * 100, 3)} % of the requests"
-    return f"{figure['state'].replace('_', ' ')}{why}"
+        detail = f", {number(figure['share'] * 100, 3)} % of the requests"
+    return f"{figure['state'].replace('_', ' ')}{detail}"
 
 
 def _share_row(name: str, figures: _Json, shown: Mapping[str, str]) -> list[str]:
@@ -309,7 +313,7 @@ def _share_row(name: str, figures: _Json, shown: Mapping[str, str]) -> list[str]
 
 
 def _turn_row(turn: _Json) -> list[str]:
-    """Return cells of _TURN_HEADS, in ms."""
+    """Return the cells of a turn in the columns _TURN_HEADS, in ms."""
     cells = [figure_text(turn[metric], name) for metric in ("ttft", "e2e") for name in ("p50", "p99")]
     title = f"{turn['turn'] + 1}{' and later' if turn['and_later'] else ''}"
     return [title, f"{turn['e2e']['n']:,}", *cells]
@@ -321,7 +325,7 @@ def _baseline(result: _Json) -> Iterator[Block]:
     rows = []
     for name in _PAIRS:
         pair = pairs[name]
-        # Without figures of no pair, and those that would be told twice.
+        # Omit rows without pairs, and the row for equal lengths if all pairs have equal lengths.
         if not pair["n"] or (name == "e2e_same_length" and pair["n"] == pairs["e2e"]["n"]):
             continue
         sides = [pair[side][figure] for figure in ("p50", "p95") for side in ("then", "now")]
@@ -333,13 +337,15 @@ def _baseline(result: _Json) -> Iterator[Block]:
     yield Table(_PAIR_HEADS, rows, "Then and now, ms", label="Then and now")
     yield from (Note(f"Note: {note}") for note in baseline["notes"])
     ended, lengths, uncertainty = (baseline[part] for part in ("ended_well", "output_tokens", "uncertainty"))
-    said = [f"{ended['both']:,} of {baseline['requests']['compared']:,} rows ended well then and now"]
-    said += [f"{ended[side]:,} only {side}" for side in ("then", "now") if ended[side]]
+    parts = [f"{ended['both']:,} of {baseline['requests']['compared']:,} rows ended well then and now"]
+    parts += [f"{ended[side]:,} only {side}" for side in ("then", "now") if ended[side]]
     if lengths["n"]:
-        said.append(f"{lengths['equal']:,} of {lengths['n']:,} answers as long as they were")
-    p50, most = ("-", "-") if uncertainty is None else map(milliseconds, map(uncertainty.get, ("p50", "max")))
-    said.append(f"uncertainty of a difference p50 {p50} ms, max {most} ms")
-    yield Note(" · ".join(said))
+        parts.append(f"{lengths['equal']:,} of {lengths['n']:,} answers as long as they were")
+    p50, largest = (
+        ("-", "-") if uncertainty is None else map(milliseconds, map(uncertainty.get, ("p50", "max")))
+    )
+    parts.append(f"uncertainty of a difference p50 {p50} ms, max {largest} ms")
+    yield Note(" · ".join(parts))
 
 
 def _outcomes(result: _Json) -> Iterator[Block]:

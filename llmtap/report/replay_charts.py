@@ -2,7 +2,7 @@
 
 `replay.py` puts the sections into its page; each has a figure of `Panel`s with a table, and a caption.
 Distributions are made of `quantiles` of the public JSON; percentiles of too few samples (IETF draft, 5.1.4.3)
-are marked in their tables. Of very many samples over time only some are drawn.
+are marked in their tables. Of a line over time with very many points, only extreme values are drawn.
 """
 
 from bisect import bisect_left, bisect_right
@@ -34,10 +34,10 @@ from llmtap.report.values import FEW, MARK, at, is_marked, milliseconds, number
 
 _TABLE_SHARES: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0)
 _IN_SECONDS: Final = 10.0
-"""From here on an axis is in seconds and not in ms."""
+"""Largest value in seconds from which an axis is in seconds instead of ms."""
 _WIDE: Final = 20
-"""From this ratio of the largest value to the median an axis is logarithmic: common values would be a wall at
-its left."""
+"""Ratio of the largest value to the median from which an axis is logarithmic. On a linear axis, all common
+values would be at its left end."""
 _DISTRIBUTIONS: Final[tuple[tuple[str, str, str, tuple[tuple[str, str, str], ...], tuple[str, ...]], ...]] = (
     ("first-token", "Time to first token",
      ("To the first content. From submit it is the server's time; from schedule it is what a user waits, whom"
@@ -64,25 +64,25 @@ def distribution_sections(result: _Json) -> Iterator[Section]:
     quantiles = result["quantiles"]
     shares = quantiles["shares"]
     figures = {"submit": result["metrics"], "schedule": result["corrected"], "": result}
-    for key, heading, about, drawn, says in _DISTRIBUTIONS:
+    for key, heading, text, declared, terms in _DISTRIBUTIONS:
         curves = {
             title: (figures[group][metric]["n"], seconds)
-            for title, group, metric in drawn
+            for title, group, metric in declared
             if (seconds := (quantiles[group] if group else quantiles)[metric])
         }
         if curves:
             legend = [LegendKey(title, Look(ink(i), DASHES[i])) for i, title in enumerate(curves)]
             samples = "; ".join(f"{title}: n {n:,}" for title, (n, _) in curves.items())
-            rests = rests_on(result, *says, samples=samples)
+            rests = rests_on(result, *terms, samples=samples)
             tables = [_quantile_table(heading, shares, curves)]
             panel = _quantile_panel(shares, curves)
             yield Section(
-                key, heading, [Note(about), FigureBlock(key, heading, [panel], tables, rests, legend)]
+                key, heading, [Note(text), FigureBlock(key, heading, [panel], tables, rests, legend)]
             )
 
 
 _Curves = Mapping[str, tuple[int, Sequence[float]]]
-"""Number of samples and quantiles in seconds by title."""
+"""By title: number of samples, and quantiles in seconds."""
 
 
 def _quantile_table(heading: str, shares: Sequence[float], curves: _Curves) -> Table:
@@ -99,7 +99,7 @@ def _quantile_table(heading: str, shares: Sequence[float], curves: _Curves) -> T
 
 
 def _quantile_panel(shares: Sequence[float], curves: _Curves) -> Panel:
-    """Return the share of all by latency."""
+    """Return the chart of the share of requests by latency."""
     median = shares.index(0.5)
     largest = max(seconds[-1] for _, seconds in curves.values())
     factor, unit = (1e3, "ms") if largest < _IN_SECONDS else (1.0, "s")
@@ -122,7 +122,7 @@ def _quantile_panel(shares: Sequence[float], curves: _Curves) -> Panel:
 
 
 _POINTS_MAX: Final = 4_000
-"""More than there are pixels."""
+"""Points of a line; a chart has fewer pixels than this."""
 _ROWS_MAX: Final = 60
 _HEADINGS: Final = {
     "host": ("This host over time", "Of the sender's processes, the server's where it runs here, and all."),
@@ -136,11 +136,12 @@ _FORMS: Final[dict[tuple[str, bool], tuple[str, str, float]]] = {
     ("requests", True): ("Requests per second", "per second", 1),
     ("tokens", True): ("Tokens per second", "per second", 1),
 }  # fmt: skip
-"""Title, unit and factor, by the unit of the series and whether it is a counter."""
+"""Title and unit of a panel and the factor of its values, by the unit of the series and whether it is a
+counter."""
 
 
 def time_sections(result: _Json) -> Iterator[Section]:
-    """Yield the requests over time, then what was sampled; empty series are left out."""
+    """Yield the section of requests over time, then those of sampled series; empty series are left out."""
     timeline, end = result["timeline"], result["window"]["seconds"]
     series = at(result, "system", "series") or {}
     period = timeline["period"]
@@ -152,18 +153,18 @@ def time_sections(result: _Json) -> Iterator[Section]:
         _timeline_table(timeline), f"counts of each {'second' if period == 1 else f'{number(period)} s'}",
     )  # fmt: skip
     groups = _groups(series, end)
-    for who, (heading, about) in _HEADINGS.items():
+    for owner, (heading, about) in _HEADINGS.items():
         panels = [
             _panel(lines[0].name if len(lines) == 1 else title, unit, lines, end)
-            for (of, title, unit), lines in groups.items()
-            if of == who
+            for (panel_owner, title, unit), lines in groups.items()
+            if panel_owner == owner
         ]
         if panels:
-            part = series["server" if who == "server" else "system"]
+            part = series["server" if owner == "server" else "system"]
             sampled = f"{len(part['t']):,} samples, one in {number(series['period'])} s"
             sampled += f", {part['dropped']:,} not kept" if part.get("dropped") else ""
-            table = system_table(at(result, "system", "summary") or {}, who, heading)
-            yield _time_section(result, f"over-time-{who}", heading, about, panels, table, sampled)
+            table = system_table(at(result, "system", "summary") or {}, owner, heading)
+            yield _time_section(result, f"over-time-{owner}", heading, about, panels, table, sampled)
 
 
 def _time_section(
@@ -175,7 +176,7 @@ def _time_section(
 
 
 def _timeline_table(timeline: _Json) -> Table:
-    """Return counts, added up over several periods where those are many."""
+    """Return the table of counts over time; if there are many periods, each row is the sum of several."""
     names = [name for name in ("asked", "sent", "ended", "in_flight") if timeline[name] is not None]
     t, period = timeline["t"], timeline["period"]
     step = -(-len(t) // _ROWS_MAX)
@@ -194,46 +195,52 @@ def _load_lines(result: _Json, series: _Json) -> Iterator[tuple[str, str, list[S
     period, t = timeline["period"], timeline["t"]
     ends = [*t, t[-1] + period]
     rates = []
-    # The finer line of what was asked is drawn on top of what was sent.
+    # Planned requests ("asked") come last: their thin line is drawn on top of the line of sent requests.
     for name, colour, dash in (("sent", "c0", "solid"), ("ended", "c1", "dash"), ("asked", "soft", "dot")):
         if counts := timeline[name]:
             y = [count / period for count in counts]
             title = name
             if name == "asked" and load["stopped"] is None and sum(counts) < load["planned"]:
-                title = "asked, of first turns"  # answers decide when the others are due
+                title = "asked, of first turns"  # later turns have no planned time: they follow an answer
             rates.append(Series(name=title, x=ends, y=[*y, y[-1]], ink=colour, dash=dash, step="hv"))
     yield "Requests per second", "per second", rates
-    flying = []
-    if most := timeline["in_flight"]:
-        flying.append(Series(name="in flight", x=ends, y=[*most, most[-1]], ink=ink(0), step="hv"))
+    lines = []
+    if counts_in_flight := timeline["in_flight"]:
+        lines.append(
+            Series(
+                name="in flight", x=ends, y=[*counts_in_flight, counts_in_flight[-1]], ink=ink(0), step="hv"
+            )
+        )
     server = series.get("server") or {}
     for i, name in enumerate(("running", "waiting"), 1):
         if values := at(server, "series", name, "values"):
             times, values = _within(server["t"], values, end)
             if any(v is not None for v in values):
                 title = f"{name}, says the server"
-                flying.append(Series(name=title, x=times, y=values, ink=ink(i), dash=DASHES[i]))
-    if flying:
-        yield "In flight", "requests", flying
+                lines.append(Series(name=title, x=times, y=values, ink=ink(i), dash=DASHES[i]))
+    if lines:
+        yield "In flight", "requests", lines
 
 
 def _groups(series: _Json, end: float) -> dict[tuple[str, str, str], list[Series]]:
-    """Return lines by whose they are, title and unit."""
+    """Return the lines of each panel, by owner (host, server or gpu), title and unit."""
     groups: dict[tuple[str, str, str], list[Series]] = {}
     for part in ("system", "server"):
-        told = series.get(part) or {"series": {}}
-        for name, one in told["series"].items():
-            counts, times, values = one["kind"] == "counter", told["t"], one["values"]
-            title, unit, factor = _FORMS.get((one["unit"], counts), (one["unit"], one["unit"], 1))
+        samples = series.get(part) or {"series": {}}
+        for name, metric in samples["series"].items():
+            is_counter, times, values = metric["kind"] == "counter", samples["t"], metric["values"]
+            title, unit, factor = _FORMS.get(
+                (metric["unit"], is_counter), (metric["unit"], metric["unit"], 1)
+            )
             if name == "host_memory":
-                title = "Memory of this host, GiB"  # others would be flat beside it
-            if counts:
+                title = "Memory of this host, GiB"  # much larger than other lines of memory
+            if is_counter:
                 times, values = _rates(times, values)
-            averaged = one["kind"] != "gauge"
+            averaged = metric["kind"] != "gauge"
             times, values = _within(times, values, end, averaged=averaged)
             if any(v is not None for v in values):
-                who = "server" if part == "server" else "gpu" if name.startswith("gpu") else "host"
-                lines = groups.setdefault((who, title, unit), [])
+                owner = "server" if part == "server" else "gpu" if name.startswith("gpu") else "host"
+                lines = groups.setdefault((owner, title, unit), [])
                 y, i = [None if v is None else v * factor for v in values], len(lines)
                 lines.append(
                     Series(
@@ -251,7 +258,7 @@ def _groups(series: _Json, end: float) -> dict[tuple[str, str, str], list[Series
 def _within(
     t: Sequence[float], y: Sequence[float | None], end: float, *, averaged: bool = False
 ) -> tuple[Sequence[float], Sequence[float | None]]:
-    """Return the samples of the run; of averages also the one that it ended in."""
+    """Return the samples within the run; of averages also the one whose period has the end of the run."""
     first, last = bisect_left(t, 0), bisect_right(t, end) + averaged
     return t[first:last], y[first:last]
 
@@ -259,32 +266,32 @@ def _within(
 def _rates(t: Sequence[float], values: Sequence[float | None]) -> tuple[list[float], list[float | None]]:
     """Return the growth of a counter per second, and the end of each period.
 
-    A counter that fell was started anew. A last sample soon after the one before it is left out: growth in so
-    short a time says little.
+    A counter that became smaller was reset to 0. A sample less than half of the usual period after the
+    previous one, such as the last sample, is left out: its rate would be inaccurate.
     """
     usual = sorted(b - a for a, b in pairwise(t))[(len(t) - 1) // 2] if len(t) > 1 else 0
     times, rates = list(t[:1]), list[float | None]([None] * len(t[:1]))
     for i in range(1, len(t)):
-        before, after, seconds = values[i - 1], values[i], t[i] - t[i - 1]
+        previous, current, seconds = values[i - 1], values[i], t[i] - t[i - 1]
         if seconds > 0 and seconds >= usual / 2:
             times.append(t[i])
-            grown = None
-            if before is not None and after is not None:
-                grown = (after - before if after >= before else after) / seconds
-            rates.append(grown)
+            rate = None
+            if previous is not None and current is not None:
+                rate = (current - previous if current >= previous else current) / seconds
+            rates.append(rate)
     return times, rates
 
 
 def _panel(title: str, unit: str, lines: Sequence[Series], end: float) -> Panel:
-    words, most = [], 0.0
+    words, largest = [], 0.0
     for line in lines:
-        known = [v for v in line.y if v is not None]
-        most = max(most, *known)
+        values = [v for v in line.y if v is not None]
+        largest = max(largest, *values)
         factor, shown = (100.0, "%") if unit == "share" else (1.0, unit)
-        low, high = number(min(known) * factor, 3), number(max(known) * factor, 3)
+        low, high = number(min(values) * factor, 3), number(max(values) * factor, 3)
         words.append(f"{line.name}: {low if low == high else f'{low} to {high}'} {shown}.")
     share = unit == "share"
-    y_axis = Axis(zero=True, share=share, range=SHARES_RANGE if share and most > 0.5 else None)
+    y_axis = Axis(zero=True, share=share, range=SHARES_RANGE if share and largest > 0.5 else None)
     hover = "{y} at {x} s" if share else f"{{y}} {unit} at {{x}} s"
     plot = Plot(list(map(_thinned, lines)), Axis("s", range=(0, end)), y_axis, hover, timed=True)
     legend = [LegendKey(line.name, Look(line.ink, line.dash)) for line in lines] if len(lines) > 1 else []
@@ -292,13 +299,13 @@ def _panel(title: str, unit: str, lines: Sequence[Series], end: float) -> Panel:
 
 
 def _thinned(line: Series) -> Series:
-    """Return it as it is, or of each stretch its lowest and its highest, in their order."""
+    """Return a line with at most _POINTS_MAX points: the lowest and the highest value of each stretch."""
     n, y = len(line.x), line.y
     if n <= _POINTS_MAX:
         return line
     step = -(-2 * n // _POINTS_MAX)
-    kept: list[int] = []
+    indices: list[int] = []
     for begin in range(0, n, step):
         known = [(v, i) for i in range(begin, min(begin + step, n)) if (v := y[i]) is not None]
-        kept += sorted({min(known)[1], max(known)[1]}) if known else [begin]
-    return replace(line, x=[line.x[i] for i in kept], y=[y[i] for i in kept])
+        indices += sorted({min(known)[1], max(known)[1]}) if known else [begin]
+    return replace(line, x=[line.x[i] for i in indices], y=[y[i] for i in indices])

@@ -1,13 +1,13 @@
 """Turn the JSON of a replay into sentences on the basis of its figures: plan, load, window, sender.
 
 For `replay.py` and `replay_charts.py`: `plan_rows` gives the rows of the settings, `rests_on` the caption of
-a chart. The report of a benchmark uses the sentence on the self-test, `selftest_said`.
+a chart. The report of a benchmark uses the sentence on the self-test, `selftest_text`.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llmtap.report.summary import goodput_said, scraped_said
+from llmtap.report.summary import goodput_text, scrape_text
 from llmtap.report.values import at, counted, joined, milliseconds, number
 from llmtap.units import format_bytes
 
@@ -16,13 +16,14 @@ RATES: Final = (
     " that were drawn, which differs from it if they are few; sent counts requests that left on time, and is"
     " the load of the latencies; ended counts answers over the whole window, its drain included."
 )
-"""Difference between `arrivals` and `load`; llmtap/load/replay/result.py has their names in JSON."""
+"""Meaning of the rates in the terms `arrivals` and `load`; JSON names: llmtap/load/replay/result.py."""
 _ALWAYS: Final = ("load", "window", "arrivals", "sent to", "uncertainty")
+"""Terms in every caption."""
 _Json = Mapping[str, Any]
 
 
 def plan_rows(result: _Json) -> list[tuple[str, str]]:
-    """Return terms and texts; terms without a text are left out."""
+    """Return the settings and the basis of the figures as terms with texts; omit terms without a text."""
     plan, load, sender = result["plan"], result["load"], result["sender"]
     body, uncertainty = plan["body"], result["uncertainty"]
     rows = [
@@ -43,39 +44,39 @@ def plan_rows(result: _Json) -> list[tuple[str, str]]:
         ("ITL", _itl(result["metrics"]["itl"])),
         ("chunks", _chunks(result["chunking"])),
         ("tokens", _tokens(result["tokens"])),
-        ("goodput", goodput_said(result) or str(at(result, "goodput", "objectives") or "")),
+        ("goodput", goodput_text(result) or str(at(result, "goodput", "objectives") or "")),
         ("smooth goodput", _smooth(result["smooth_goodput"])),
         ("sender", _sender(sender)),
         ("clocks", _clocks(sender)),
-        ("server metrics", scraped_said(at(result, "system", "summary") or {})),
+        ("server metrics", scrape_text(at(result, "system", "summary") or {})),
         ("uncertainty", uncertainty and f"{milliseconds(uncertainty)} ms, stamps by {sender['clock']}"),
-        ("our own error", selftest_said(result.get("selftest"))),
+        ("our own error", selftest_text(result.get("selftest"))),
         ("capture", at(result, "capture", "to") and "{rows:,} exchanges in {to}".format(**result["capture"])),
     ]  # fmt: skip
     return [(term, text) for term, text in rows if text]
 
 
-def rests_on(result: _Json, *says: str, samples: str = "") -> list[str]:
-    """Return the caption of a figure, in parts. `says`: terms beside those of every caption."""
+def rests_on(result: _Json, *terms: str, samples: str = "") -> list[str]:
+    """Return the caption of a figure, in parts. `terms`: added before the terms of every caption."""
     rows = dict(plan_rows(result))
-    told = [
+    parts = [
         rows[term] if term in ("load", "ITL") else f"{term} {rows[term]}"
-        for term in (*says, *_ALWAYS)
+        for term in (*terms, *_ALWAYS)
         if term in rows
     ]
-    return [samples, *told] if samples else told
+    return [samples, *parts] if samples else parts
 
 
-def selftest_said(told: _Json | None) -> str:
-    """Return the error of our own TTFT and ITL by a self-test, with its load, counts and duration."""
-    if not told:
+def selftest_text(selftest: _Json | None) -> str:
+    """Return llmtap's own error of TTFT and ITL by the self-test, with its load, counts and duration."""
+    if not selftest:
         return ""
-    load, said = told["load"], []
-    for name, what in (("ttft", "TTFT"), ("itl", "ITL")):
-        p50, p99, most = (milliseconds(told[name][figure]) for figure in ("p50", "p99", "max"))
-        said.append(f"{what} p50 {p50}, p99 {p99}, worst {most} ms (n {told[name]['n']:,})")
+    load, parts = selftest["load"], []
+    for name, title in (("ttft", "TTFT"), ("itl", "ITL")):
+        p50, p99, largest = (milliseconds(selftest[name][figure]) for figure in ("p50", "p99", "max"))
+        parts.append(f"{title} p50 {p50}, p99 {p99}, worst {largest} ms (n {selftest[name]['n']:,})")
     return (
-        f"{'; '.join(said)}; self-test of {counted(load['streams'], 'stream')},"
+        f"{'; '.join(parts)}; self-test of {counted(load['streams'], 'stream')},"
         f" {number(load['tokens_per_second'], 3)} tokens/s, {number(load['duration'], 2)} s"
     )
 
@@ -101,23 +102,24 @@ def _retries(retries: _Json) -> str:
 
 
 def _arrivals(plan: _Json) -> str:
-    """Return the process as the user wrote it, with its own parameters where they differ, and its rate."""
+    """Return the arrival process as the user wrote it, its name if that differs, its rate and parameters."""
     if "arrivals" not in plan:
         return ""
     if not (arrivals := plan["arrivals"]):
         return "whenever an answer has ended"
-    told = dict(arrivals)
-    process, given, rate, scale, speed, recorded = (
-        told.pop(name, None) for name in ("arrivals", "given", "rate_rps", "scale", "speed", "recorded_rps")
+    parameters = dict(arrivals)
+    process, user_text, rate, scale, speed, recorded = (
+        parameters.pop(name, None)
+        for name in ("arrivals", "given", "rate_rps", "scale", "speed", "recorded_rps")
     )
     faster = ""
     if scale is not None and (scale != 1 or speed is not None):
         faster = f"--speed {number(speed)}" if speed is not None else f"times divided by {number(scale)}"
         faster += f" of {number(recorded)} req/s recorded" if recorded else ""
     return _list(
-        process if given in (None, process) else f"{given} ({process})",
+        process if user_text in (None, process) else f"{user_text} ({process})",
         rate is not None and f"{number(rate)} req/s asked", faster,
-        *(f"{name} {value}" for name, value in told.items() if value is not None),
+        *(f"{name} {value}" for name, value in parameters.items() if value is not None),
     )  # fmt: skip
 
 
@@ -163,15 +165,15 @@ def _answers(body: _Json) -> str:
 
 def _lengths(lengths: _Json) -> str:
     """Return how many prompts and answers had the planned length."""
-    said = []
+    parts = []
     if lengths["input_told"]:
         off = lengths["input_off_max"]
-        said.append(f"{lengths['input_exact']:,} of {lengths['input_told']:,} prompts as long as planned")
-        said[-1] += f" (at most {off:,} tokens off)" if off else ""
+        parts.append(f"{lengths['input_exact']:,} of {lengths['input_told']:,} prompts as long as planned")
+        parts[-1] += f" (at most {off:,} tokens off)" if off else ""
     if lengths["output_told"]:
-        said.append(f"{lengths['output_exact']:,} of {lengths['output_told']:,} answers")
-        said[-1] += "" if lengths["output_wanted"] else " (which the server was not told to keep to)"
-    return _list(*said, said and "by the server's own count")
+        parts.append(f"{lengths['output_exact']:,} of {lengths['output_told']:,} answers")
+        parts[-1] += "" if lengths["output_wanted"] else " (which the server was not told to keep to)"
+    return _list(*parts, parts and "by the server's own count")
 
 
 def _warm_up(warmup: _Json) -> str:
@@ -198,8 +200,8 @@ def _itl(itl: _Json) -> str:
 def _chunks(chunking: _Json) -> str:
     if chunking["events_per_read"] is None:
         return ""
-    said = f"{chunking['content_events']:,} of {chunking['events']:,} events carry output"
-    return f"{said}, {number(chunking['events_per_read'], 3)} events a read"
+    text = f"{chunking['content_events']:,} of {chunking['events']:,} events carry output"
+    return f"{text}, {number(chunking['events_per_read'], 3)} events a read"
 
 
 def _tokens(tokens: _Json) -> str:
@@ -219,29 +221,29 @@ def _smooth(smooth: _Json) -> str:
 
 
 def _sender(sender: _Json) -> str:
-    processes, a_thousand = sender["processes"], sender["cpu_seconds_per_1000_tokens"]
+    processes, cpu_s_per_1000_tokens = sender["processes"], sender["cpu_seconds_per_1000_tokens"]
     if not processes:
         return ""
-    before = sum(p["connections_opened_before"] for p in processes)
+    opened_before = sum(p["connections_opened_before"] for p in processes)
     return _list(
         counted(len(processes), "process", "processes"),
         f"at most {number(max(p['cpu_share'] for p in processes) * 100, 3)} % of a CPU each",
         f"{format_bytes(sum(p['rss_bytes'] for p in processes))} in all",
-        a_thousand is not None and f"{number(a_thousand, 3)} s of CPU per 1,000 tokens",
+        cpu_s_per_1000_tokens is not None and f"{number(cpu_s_per_1000_tokens, 3)} s of CPU per 1,000 tokens",
         counted(sum(p["connections_opened"] for p in processes), "connection")
-        + (f" ({before:,} opened before the load)" if before else ""),
+        + (f" ({opened_before:,} opened before the load)" if opened_before else ""),
     )
 
 
 def _clocks(sender: _Json) -> str:
-    """Return how well the clocks of sending hosts agree with that of this one; empty if all share it."""
+    """Return the error and the offset of the clocks of other sending hosts; empty if all share this clock."""
     hosts: dict[str, _Json] = {}
     for clock in sorted(sender["clocks"], key=lambda clock: float(clock["rtt"])):
         if not clock["shared"]:
             hosts[clock["host"]] = clock
-    said = [
+    parts = [
         f"{host} within {milliseconds(clock['rtt'] / 2)} ms, {milliseconds(abs(clock['offset']))} ms"
         f" {'ahead' if clock['offset'] >= 0 else 'behind'}"
         for host, clock in hosts.items()
     ]
-    return f"{'; '.join(said)} (allowed for)" if said else ""
+    return f"{'; '.join(parts)} (allowed for)" if parts else ""

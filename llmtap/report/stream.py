@@ -23,53 +23,59 @@ _DIALECTS: Final = {
     Reading.NONE: "dialect unknown",
 }
 TEXT_SHOWN: Final = 60
+"""Number of characters of a text that a row of the table shows."""
 _TIMELESS: Final = frozenset(
     ("events", "content_events", "bytes_per_event_mean", "tokens_per_chunk_mean", "single_token_share")
 )
-"""What `chunking` says without the times and the cuts of reads."""
+"""Keys of `chunking` that depend neither on times nor on the boundaries of socket reads."""
 
 
 def explained_to_dict(saved: Saved, explained: Explained, *, text: bool = True) -> dict[str, object]:
-    """The exchange as `/api/v1/exchanges?events=1` tells it, and of each event also where it lies in the
-    decoded body and its text. Without times, what would need them is null, but for what a HAR's totals tell.
+    """Return the exchange as `/api/v1/exchanges?events=1` has it, with more fields for each event.
+
+    Further fields: place in the decoded body in bytes (`start`, `end`), text (null unless `text`), finish
+    reason, further classes (`also`), and whether it was parsed. If the response was saved without times, all
+    durations are null, except those in the totals of a HAR file.
     """
     x = explained.exchange
-    told: dict[str, Any] = x.to_dict(metrics_of(x), chunking_of(x), events=True)
+    document: dict[str, Any] = x.to_dict(metrics_of(x), chunking_of(x), events=True)
     if not explained.timed:
-        _remove_times(told, saved)
-    for event, e in zip(told["events"], explained.events, strict=False):
+        _remove_times(document, saved)
+    for event, e in zip(document["events"], explained.events, strict=False):
         d = e.delta
         event |= {
             "start": e.start, "end": e.end, "also": [_name(also) for also in d.also],
             "text": (d.text or None) if text else None, "finish_reason": d.finish_reason, "parsed": d.parsed,
         }  # fmt: skip
-    told["saved"] = {
+    document["saved"] = {
         "what": saved.what, "whole": saved.whole, "totals": saved.totals or None, "notes": saved.notes,
     }  # fmt: skip
-    return told
+    return document
 
 
-def _remove_times(told: dict[str, Any], saved: Saved) -> None:
+def _remove_times(document: dict[str, Any], saved: Saved) -> None:
     for name in ("id", "relay", "seq", "clock", "uncertainty", "paused"):
-        told[name] = None
+        document[name] = None
     for name in ("added", "timeline", "metrics"):
-        told[name] = dict.fromkeys(told[name])
-    told["chunking"] = {name: v if name in _TIMELESS else None for name, v in told["chunking"].items()}
+        document[name] = dict.fromkeys(document[name])
+    document["chunking"] = {
+        name: v if name in _TIMELESS else None for name, v in document["chunking"].items()
+    }
     if saved.arrival_wall_ns is None:
-        told["arrival"] = None
+        document["arrival"] = None
     wait, receive = saved.totals.get("wait"), saved.totals.get("receive")
     if wait is not None:
-        told["metrics"] |= {"ttfb": wait, "e2e": None if receive is None else wait + receive}
-    for event in told["events"]:
+        document["metrics"] |= {"ttfb": wait, "e2e": None if receive is None else wait + receive}
+    for event in document["events"]:
         event["t"] = None
 
 
 def headline(saved: Saved, explained: Explained) -> str:
     x = explained.exchange
-    said = [saved.what, f"{len(saved.body):,} bytes", _DIALECTS[x.reading] or f"dialect {x.dialect}"]
+    parts = [saved.what, f"{len(saved.body):,} bytes", _DIALECTS[x.reading] or f"dialect {x.dialect}"]
     if x.status is not None:
-        said.append(f"status {x.status}")
-    return " · ".join([*said, f"{len(explained.events):,} events"])
+        parts.append(f"status {x.status}")
+    return " · ".join([*parts, f"{len(explained.events):,} events"])
 
 
 def event_columns(explained: Explained) -> tuple[str, ...]:
@@ -77,7 +83,7 @@ def event_columns(explained: Explained) -> tuple[str, ...]:
 
 
 def event_cells(explained: Explained, *, text: bool = True) -> Iterator[tuple[str, ...]]:
-    """One row for each event, under `event_columns`; `ms` is the time since the request was sent."""
+    """Yield the row of each event, with the columns `event_columns`; `ms` is since the request was sent."""
     line = explained.exchange.timeline
     times_ns = list(line.events.t_ns) if explained.timed else []
     for i, e in enumerate(explained.events):
@@ -98,16 +104,26 @@ def _adds(d: Delta, *, text: bool) -> Iterator[str]:
     if d.finish_reason is not None:
         yield f"finish={d.finish_reason}"
     if d.counts is not None:
-        c = d.counts
-        counts = (("in", c.input), ("out", c.output), ("reasoning", c.reasoning), ("cached", c.cached))
+        usage = d.counts
+        counts = (
+            ("in", usage.input),
+            ("out", usage.output),
+            ("reasoning", usage.reasoning),
+            ("cached", usage.cached),
+        )
         running = "running " if d.usage_running else ""
         yield running + "usage " + " ".join(f"{name}={n}" for name, n in counts if n is not None)
     if d.error_type is not None or d.error_message is not None:
         message = f" {_quoted(d.error_message)}" if d.error_message and text else ""
         yield f"error {d.error_type or ''}{message}".strip()
     if d.verdict is not None:
-        v = d.verdict
-        yield " ".join(filter(None, (v.kind or v.action, v.phase, v.category, f"by {v.signal}")))
+        verdict = d.verdict
+        yield " ".join(
+            filter(
+                None,
+                (verdict.kind or verdict.action, verdict.phase, verdict.category, f"by {verdict.signal}"),
+            )
+        )
     for time in d.server_times:
         yield f"{time.name}={time.ms:g}ms"
     if d.model is not None:
@@ -117,15 +133,15 @@ def _adds(d: Delta, *, text: bool) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """As JSON, cut to a length that fits a line."""
+    """Return a text as a JSON string, cut to TEXT_SHOWN characters."""
     more = f"... ({len(text):,} characters)" if len(text) > TEXT_SHOWN else ""
     return msgspec.json.encode(text[:TEXT_SHOWN].encode("utf-8", "replace").decode()).decode() + more
 
 
 def story(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
-    """What the events come to: subject and what is known of it."""
-    for subject, said in _facts(saved, explained):
-        yield subject, printable(said)
+    """Yield facts on the whole response: each subject with its text."""
+    for subject, fact in _facts(saved, explained):
+        yield subject, printable(fact)
 
 
 def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
@@ -160,13 +176,13 @@ def _facts(saved: Saved, explained: Explained) -> Iterator[tuple[str, str]]:
 
 def _chunking(explained: Explained) -> str:
     chunking = chunking_of(explained.exchange)
-    said = [f"{chunking['events']:,} events, {chunking['content_events']:,} with output"]
+    parts = [f"{chunking['events']:,} events, {chunking['content_events']:,} with output"]
     mean, share = chunking["tokens_per_chunk_mean"], chunking["single_token_share"]
     if isinstance(mean, float):
-        said.append(f"{mean:.3g} tokens a chunk")
+        parts.append(f"{mean:.3g} tokens a chunk")
     if isinstance(share, float):
-        said.append(f"{share:.0%} of one token")
-    return ", ".join(said)
+        parts.append(f"{share:.0%} of one token")
+    return ", ".join(parts)
 
 
 def _times(saved: Saved, explained: Explained) -> str:
@@ -175,8 +191,8 @@ def _times(saved: Saved, explained: Explained) -> str:
         return "  ".join(f"{name} {milliseconds(m[name])} ms" for name in ("ttft", "e2e"))
     if not saved.totals:
         return "none: a saved answer does not tell when its bytes came"
-    said = "  ".join(f"{name} {seconds * 1e3:.6g} ms" for name, seconds in saved.totals.items())
-    return f"{said}  (the HAR's totals; it has no times of events)"
+    text = "  ".join(f"{name} {seconds * 1e3:.6g} ms" for name, seconds in saved.totals.items())
+    return f"{text}  (the HAR's totals; it has no times of events)"
 
 
 def _name(event_class: EventClass) -> str:

@@ -19,7 +19,7 @@ from llmtap.report.render import terminal
 from llmtap.report.values import (
     FEW,
     at,
-    bursts_said,
+    burst_sentences,
     counted,
     figure_text,
     figures_text,
@@ -47,13 +47,14 @@ _SERIES_TITLES: Final = {
     "prefix_hits": "prefix cache, tokens found", "ttft_seconds": "TTFT, sum",
     "ttft_values": "TTFT, count", "itl_seconds": "ITL, sum", "itl_values": "ITL, count",
 }  # fmt: skip
-"""Of those whose name does not say it."""
-_UNTOLD: Final = frozenset(
+"""Titles of series whose names are not clear or not complete."""
+_RATIO_PARTS: Final = frozenset(
     {"prefix_queries", "prefix_hits", "ttft_seconds", "ttft_values", "itl_seconds", "itl_values"}
 )
-"""Their ratio is reported."""
+"""Sums and counts that are not shown: the table has the ratio of each pair."""
 _STOLEN_SHARE_MAX: Final = 0.01
-"""Above this, others on the same hardware took a part of the CPU that shows in latencies."""
+"""Share of stolen CPU time above which a warning is given: other virtual machines on the same hardware then
+change latencies noticeably."""
 _Json = Mapping[str, Any]
 
 
@@ -62,7 +63,7 @@ def render_summary(summary: _Json) -> RenderableType:
 
 
 def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
-    """Parts that are missing are left out."""
+    """Yield the headline, the latencies, and further lines; omit parts that the summary does not have."""
     yield Note(_headline(summary), "bold")
     rows = []
     shown = percentile_titles(summary.get("metrics") or {}, {name: name for name in _FIGURES})
@@ -83,93 +84,98 @@ def summary_blocks(summary: _Json) -> Iterator[Note | Table]:
 
 def _headline(summary: _Json) -> str:
     window, load = summary.get("window") or {}, summary.get("load") or {}
-    said = [f"window {window.get('name', '?')} ({window.get('seconds', 0.0):.1f} s)", f"n {summary['n']:,}"]
+    parts = [f"window {window.get('name', '?')} ({window.get('seconds', 0.0):.1f} s)", f"n {summary['n']:,}"]
     if load.get("achieved_rps") is not None:
-        said.append(f"{number(load['achieved_rps'], 3)} req/s ended ({load.get('mode', '?')})")
-    said.append(f"ITL option {at(summary, 'metrics', 'itl', 'option') or '-'}")
-    said.append(f"tokens by {', '.join(at(summary, 'tokens', 'source') or ()) or '-'}")
+        parts.append(f"{number(load['achieved_rps'], 3)} req/s ended ({load.get('mode', '?')})")
+    parts.append(f"ITL option {at(summary, 'metrics', 'itl', 'option') or '-'}")
+    parts.append(f"tokens by {', '.join(at(summary, 'tokens', 'source') or ()) or '-'}")
     if stamps := at(summary, "uncertainties", "n") and summary["uncertainties"]:
         p50, p99 = (figure_text(stamps, name) for name in ("p50", "p99"))
-        said.append(f"uncertainty p50 {p50}, p99 {p99} ms")
-    return " · ".join(said)
+        parts.append(f"uncertainty p50 {p50}, p99 {p99} ms")
+    return " · ".join(parts)
 
 
 def _lines(summary: _Json) -> Iterator[str]:
     if summary.get("outcomes"):
         yield "outcomes   " + joined(summary["outcomes"], " · ")
     tokens = summary.get("tokens") or {}
-    said = [
+    parts = [
         f"{name} {tokens[name]:,}" for name in ("input", "output", "reasoning", "cached") if tokens.get(name)
     ]
-    if said:
+    if parts:
         rates = {name: tokens.get(f"{name}_per_second") for name in ("input", "output")}
-        said += [f"{number(rate, 3)} {name}/s" for name, rate in rates.items() if rate is not None]
-        yield "tokens     " + " · ".join(said)
+        parts += [f"{number(rate, 3)} {name}/s" for name, rate in rates.items() if rate is not None]
+        yield "tokens     " + " · ".join(parts)
     smooth = summary.get("smooth_goodput") or {}
     if smooth.get("tokens_per_second") is not None:
-        of = "several readers"
+        basis = "several readers"
         if smooth["alpha"] is not None:
-            of = f"alpha {smooth['alpha']:g}, reader {smooth['speed_tokens_per_second']:g} tokens/s"
-        yield f"smooth     {number(smooth['tokens_per_second'], 3)} tokens/s goodput ({of})"
-    if goodput := goodput_said(summary):
+            basis = f"alpha {smooth['alpha']:g}, reader {smooth['speed_tokens_per_second']:g} tokens/s"
+        yield f"smooth     {number(smooth['tokens_per_second'], 3)} tokens/s goodput ({basis})"
+    if goodput := goodput_text(summary):
         yield f"goodput    {goodput}"
     if text := without_dialect_text(summary):
         yield f"format     {text}"
     chunking = summary.get("chunking") or {}
     if chunking.get("events"):
-        said = [f"{chunking['content_events']:,} of {chunking['events']:,} events carry output"]
+        parts = [f"{chunking['content_events']:,} of {chunking['events']:,} events carry output"]
         known = chunking.get("chunks_with_known_tokens") or 0
         if chunking.get("tokens_per_chunk_mean") is not None and known >= chunking["content_events"] / 2:
-            of = "" if known == chunking["content_events"] else f" (of {known:,} with a known count)"
-            said.append(f"{chunking['tokens_per_chunk_mean']:.3g} tokens a chunk{of}")
-            said.append(f"{chunking['single_token_share']:.1%} single")
+            basis = "" if known == chunking["content_events"] else f" (of {known:,} with a known count)"
+            parts.append(f"{chunking['tokens_per_chunk_mean']:.3g} tokens a chunk{basis}")
+            parts.append(f"{chunking['single_token_share']:.1%} single")
         if chunking.get("events_per_read") is not None:
-            said.append(f"{chunking['events_per_read']:.3g} events a read")
-        yield "chunking   " + " · ".join(said)
+            parts.append(f"{chunking['events_per_read']:.3g} events a read")
+        yield "chunking   " + " · ".join(parts)
     if at(summary, "refusals", "n"):
         yield f"refusals   {summary['refusals']['n']:,}: {joined(summary['refusals']['kinds'], ' · ')}"
     if upstream := summary.get("upstream"):
-        said = [
+        parts = [
             f"{series_title(name)} {series_value(upstream['values'][name], unit)}"
             for name, unit in (("running", "requests"), ("waiting", "requests"), ("kv_use", "share"))
             if name in upstream["values"]
         ]
-        yield "upstream   " + (" · ".join(said) or f"not known: {upstream['problem']}")
+        yield "upstream   " + (" · ".join(parts) or f"not known: {upstream['problem']}")
     for name, relay in (summary.get("relays") or {}).items():
         yield f"relay      {name}: {_relay(relay)}"
 
 
 def bursts_caution(summary: _Json) -> str:
-    """A caution if the chunks of a summary come in bursts; empty otherwise."""
+    """Return a caution if the chunks of a summary come in bursts; empty otherwise."""
     n, gap = chunks_at_a_time(summary.get("chunking") or {}), at(summary, "metrics", "tbc", "p50")
     if n is None or gap is None or gap * NS_PER_S > SPREAD_NS or not come_in_bursts(n, 1):
         return ""
-    return " ".join(bursts_said(n))
+    return " ".join(burst_sentences(n))
 
 
 def not_judged_text(goodput: _Json) -> str:
-    """The number of exchanges that stand beside the share as not judged; empty without any."""
+    """Return the number of exchanges that the objectives could not judge; empty if it is 0."""
     n = goodput.get("not_judged") or 0
     return f"{n:,} not judged, since their answers were not understood" if n else ""
 
 
 def without_dialect_text(summary: _Json) -> str:
-    """The share of answers of no known dialect, where most of them come from, and the next step."""
+    """Return the share of responses of no known dialect, their most frequent source, and the next step."""
     places = summary.get("without_dialect") or []
     if not places:
         return ""
-    said = [
+    parts = [
         f"{number(n / summary['n'] * 100, 2)} % {what}"
         for reading, what in (("none", "not understood"), ("inferred", "inferred"))
         if (n := sum(place["n"] for place in places if place["reading"] == reading))
     ]
-    most = places[0]
-    where = f"{most['path']} {most['content_type'] or 'without a content type'}"
-    return f"{', '.join(said)}; most: {where} ({most['n']:,}); next: llmtap inspect FILE --draft NAME"
+    largest = places[0]
+    place_text = f"{largest['path']} {largest['content_type'] or 'without a content type'}"
+    return (
+        f"{', '.join(parts)}; most: {place_text} ({largest['n']:,}); next: llmtap inspect FILE --draft NAME"
+    )
 
 
-def goodput_said(summary: _Json) -> str:
-    """Goodput, and the share of requests that met the objectives, with its interval; empty without any."""
+def goodput_text(summary: _Json) -> str:
+    """Return the goodput, and the share of requests that met the objectives with its 95 % interval.
+
+    Empty if there are no objectives.
+    """
     goodput = summary.get("goodput") or {}
     if goodput.get("attainment") is None:
         return not_judged_text(goodput)
@@ -189,46 +195,53 @@ def _relay(relay: _Json) -> str:
     if "opened" not in relay:
         return "no status yet"
     dropped = sum(relay["dropped"].values())
-    said = [f"opened {relay['opened']:,}", f"measured {relay['measured']:,}", f"not measured {dropped:,}"]
+    parts = [f"opened {relay['opened']:,}", f"measured {relay['measured']:,}", f"not measured {dropped:,}"]
     if skipped := sum(relay.get("skipped", {}).values()):
-        said.append(f"not inference {skipped:,}")
+        parts.append(f"not inference {skipped:,}")
     if relay.get("vantage") == "passive":
         packets = relay["packets"]
-        said.append(f"packets {packets.get('captured', 0):,}, lost {packets.get('lost', 0):,}")
-        said.append(f"missing bytes {relay['missing_bytes']:,}")
-        said.append(f"connections: {joined(relay['watched'], ', ') or 'none'}")
+        parts.append(f"packets {packets.get('captured', 0):,}, lost {packets.get('lost', 0):,}")
+        parts.append(f"missing bytes {relay['missing_bytes']:,}")
+        parts.append(f"connections: {joined(relay['watched'], ', ') or 'none'}")
         if relay.get("side"):
-            said.append(f"seen at the {relay['side']}")
+            parts.append(f"seen at the {relay['side']}")
     else:
-        said.append(f"lag max {milliseconds(relay.get('lag_max'))} ms")
+        parts.append(f"lag max {milliseconds(relay.get('lag_max'))} ms")
     if dropped:
-        said.append(f"dropped: {joined(relay['dropped'], ', ')}")
-    return " · ".join(said + ([] if relay.get("connected") else ["gone"]))
+        parts.append(f"dropped: {joined(relay['dropped'], ', ')}")
+    return " · ".join(parts + ([] if relay.get("connected") else ["gone"]))
 
 
-def system_blocks(told: _Json) -> Iterator[Note | Table]:
-    """Yield CPU, memory and GPUs, and the server's own figures; what was not sampled, with its reason."""
-    yield system_table(told)
-    if energy := told.get("energy"):
+def system_blocks(resources: _Json) -> Iterator[Note | Table]:
+    """Yield CPU, memory, GPUs and server metrics; then the sources that were not sampled, with reasons."""
+    yield system_table(resources)
+    if energy := resources.get("energy"):
         yield Note("energy     " + " · ".join(_energy(energy)))
-    for side, processes in (told.get("processes") or {}).items():
+    for side, processes in (resources.get("processes") or {}).items():
         if processes:
             names = ", ".join(dict.fromkeys(process["name"] for process in processes))
             yield Note(f"{side:<11}{counted(len(processes), 'process', 'processes')}: {names}")
-    if devices := at(told, "gpu", "devices"):
+    if devices := at(resources, "gpu", "devices"):
         yield Note("GPUs       " + ", ".join(devices))
-    for what, why in (told.get("why_not") or {}).items():
-        yield Note(f"{what:<11}not sampled: {why}")
+    for source, reason in (resources.get("why_not") or {}).items():
+        yield Note(f"{source:<11}not sampled: {reason}")
 
 
-def system_table(told: _Json, of: str = "", caption: str = "") -> Table:
-    """Return what was sampled in the window of the run; of counters how much they grew. `of`: only series of
-    the `host`, the `server` or the `gpu`."""
+def system_table(resources: _Json, owner: str = "", caption: str = "") -> Table:
+    """Return the table of the series that were sampled in the window of the run.
+
+    The last column has the growth of counters. `owner`: only series of the `host`, the `server` or the `gpu`;
+    empty: all.
+    """
     rows = []
     for part in ("system", "server"):
-        for name, figures in (told.get(part) or {}).items():
-            who = "server" if part == "server" else "gpu" if name.startswith("gpu") else "host"
-            if name in _UNTOLD or of not in ("", who) or not (figures.get("n") or figures.get("total")):
+        for name, figures in (resources.get(part) or {}).items():
+            series_owner = "server" if part == "server" else "gpu" if name.startswith("gpu") else "host"
+            if (
+                name in _RATIO_PARTS
+                or owner not in ("", series_owner)
+                or not (figures.get("n") or figures.get("total"))
+            ):
                 continue
             unit, rate = figures["unit"], figures.get("per_second")
             cells = [series_value(figures.get(f), unit) for f in _SERIES_FIGURES]
@@ -246,23 +259,23 @@ def _energy(energy: _Json) -> Iterator[str]:
         yield f"{number(energy['joules_per_token'], 3)} J per token of {energy['tokens']:,}"
 
 
-def system_warnings(told: _Json) -> Iterator[str]:
-    """What makes figures of the run doubtful."""
-    missing = at(told, "energy", "seconds_missing") or 0
+def system_warnings(resources: _Json) -> Iterator[str]:
+    """Yield conditions of the hosts and of sampling that make figures of the run doubtful."""
+    missing = at(resources, "energy", "seconds_missing") or 0
     if missing:
         yield f"power is not known of {format_ns(missing * 1e9)}: more energy was used than is said"
-    stolen = at(told, "system", "host_stolen", "mean") or 0
+    stolen = at(resources, "system", "host_stolen", "mean") or 0
     if stolen > _STOLEN_SHARE_MAX:
         yield f"the hypervisor gave {stolen:.1%} of this host's CPU time to others, which shows in latencies"
-    scrape = told.get("scrape") or {}
+    scrape = resources.get("scrape") or {}
     if scrape.get("failed") and not scrape.get("gave_up"):
         reasons = joined(scrape["failures"])
         yield f"{scrape['failed']:,} of {scrape['scrapes']:,} scrapes of the server failed: {reasons}"
 
 
-def scraped_said(told: _Json) -> str:
-    """Source of the server's own metrics; empty where none was asked."""
-    scrape = told.get("scrape") or {}
+def scrape_text(resources: _Json) -> str:
+    """Return the source of the server metrics and the number of scrapes; empty if none was scraped."""
+    scrape = resources.get("scrape") or {}
     if not scrape.get("url") or not scrape.get("scrapes"):
         return ""
     if scrape.get("gave_up"):
@@ -272,7 +285,7 @@ def scraped_said(told: _Json) -> str:
 
 
 def series_title(name: str) -> str:
-    """A series in words; its name, where it is not one of ours."""
+    """Return the title of a series; its name, if llmtap has no title for it."""
     device, _, what = name.partition("_")
     if device.startswith("gpu") and device[3:].isdecimal():
         return f"GPU {device[3:]}, {what}"

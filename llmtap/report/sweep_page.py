@@ -40,7 +40,7 @@ from llmtap.report.sweep import (
     Line,
     Result,
     Sweep,
-    best_said,
+    best_runs_text,
     cautions,
     followed_figures,
     followed_requests,
@@ -48,26 +48,28 @@ from llmtap.report.sweep import (
     read_sweep,
     reader_text,
     sweep_table,
-    unreliable_said,
+    unreliable_texts,
 )  # fmt: skip
 from llmtap.report.values import at, counted, number, option_text, values_text
 
 NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was measured."
 _SLA: Final = frozenset({"request_sla_violation", "token_sla_violation"})
 _LINES_SHOWN: Final = 16
-"""As many lines as a reader can tell apart; of more, the page begins with a choice."""
+"""Number of lines that a reader can distinguish; of more, a page selects some at first."""
 _OFFERED: Final = LegendKey("offered load", Look("soft", "dot"))
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A figure of a run, by where it stands in the JSON."""
+    """A figure of a run, by its path in the JSON."""
 
     name: str
     unit: str
     path: tuple[str, ...]
     samples: tuple[str, ...] = ("n",)
+    """Path of its number of samples."""
     offered: bool = False
+    """Draw the offered load beside it."""
 
     def of(self, result: Result) -> float | None:
         value = at(result, *self.path)
@@ -86,7 +88,7 @@ class Quantity:
         return f"{self.name}, {self.unit}" if self.unit else self.name
 
     def text(self, value: float | None) -> str:
-        """With its unit: seconds below a tenth as ms, shares in percent."""
+        """Return a value with its unit: seconds below 0.1 s in ms, shares in percent."""
         if value is None:
             return "-"
         if self.unit == "share":
@@ -147,28 +149,28 @@ _CHARTS: Final = (
 
 
 def sweep_html(results: Sequence[Result], title: str = "Simulated sweep", *, sla: bool = False) -> str:
-    """Return the page. `results` are runs as public JSON.
+    """Return the page. `results`: runs as public JSON.
 
-    `sla`: with requests outside the SLA. Raises ValueError where there are no results.
+    `sla`: add the shares of requests outside their SLA. Raises ValueError if there are no results.
     """
     sweep = read_sweep(results)
     lines = _line_choices(sweep)
     sections = []
     for chart in _CHARTS:
-        held = [
+        quantities = [
             q for q in chart.quantities
             if any(q.of(result) is not None for result in results) and (sla or q.path[-1] not in _SLA)
         ]  # fmt: skip
-        if not held:
+        if not quantities:
             continue
-        panels = [_curves(sweep, lines, quantity) for quantity in held]
+        panels = [_curves(sweep, lines, quantity) for quantity in quantities]
         offered = any(one.line is None for panel in panels for one in panel.plot.series)
         figure = FigureBlock(
             chart.key,
             chart.heading,
             panels,
             [],
-            [_samples(held, results)],
+            [_samples(quantities, results)],
             [_OFFERED] if offered else [],
             lines_legend=True,
         )
@@ -184,7 +186,7 @@ def sweep_html(results: Sequence[Result], title: str = "Simulated sweep", *, sla
 
 
 def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> Section:
-    """Return when the tokens of one request came, and the gaps between them, a curve for each run."""
+    """Return charts of the times of the followed request's tokens, and of the gaps between them, by run."""
     lines = {id(result): i for i, line in enumerate(sweep.lines) for _, result in line.points}
     counts, gaps = [], []
     for label, result in followed:
@@ -194,8 +196,8 @@ def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> S
         gaps.append(Series(x=list(range(2, len(times) + 1)), y=[b - a for a, b in pairwise(times)], **look))
     figures = {label: followed_figures(result["followed"]) for label, result in followed}
     words = [
-        f"{said}: {', '.join(f'{label} {one[name]} ms' for label, one in figures.items())}."
-        for said, name in (("Last token", "E2E"), ("Longest gap", "longest gap"))
+        f"{title}: {', '.join(f'{label} {one[name]} ms' for label, one in figures.items())}."
+        for title, name in (("Last token", "E2E"), ("Longest gap", "longest gap"))
     ]
     seconds, tokens = (Axis(text, zero=True) for text in ("s after arrival", "token"))
     axis = Axis(zero=True)
@@ -204,33 +206,33 @@ def _followed_section(sweep: Sweep, followed: Sequence[tuple[str, Result]]) -> S
         Panel("Gap before a token, s", words[1], Plot(gaps, tokens, axis, "{y} s before token {x}")),
     ]
     one = followed[0][1]["followed"]
-    said = f"row {one['row']}, {one['input']:,} input and {one['output']:,} output tokens; times in ms"
-    rows = [[label, *found.values()] for label, found in figures.items()]
+    basis = f"row {one['row']}, {one['input']:,} input and {one['output']:,} output tokens; times in ms"
+    rows = [[label, *row.values()] for label, row in figures.items()]
     table = Table(["run", *next(iter(figures.values()))], rows, "One request")
     return Section(
         "followed",
         "One request",
-        [FigureBlock("followed", "One request", panels, [table], [said], lines_legend=True)],
+        [FigureBlock("followed", "One request", panels, [table], [basis], lines_legend=True)],
     )
 
 
 def _summary(sweep: Sweep, results: Sequence[Result], *, sla: bool) -> list[Block]:
-    said = [counted(len(results), "run")]
+    parts = [counted(len(results), "run")]
     if sweep.axis is not None:
-        said.append(f"along {sweep.axis.title} ({len(sweep.axis.texts):,} values)")
+        parts.append(f"along {sweep.axis.title} ({len(sweep.axis.texts):,} values)")
     if len(sweep.lines) > 1:
-        said.append(f"{len(sweep.lines):,} lines by {', '.join(d.name for d in sweep.by)}")
-    blocks: list[Block] = [Note(f"{'; '.join(said)}.", lead=NOT_MEASURED)]
+        parts.append(f"{len(sweep.lines):,} lines by {', '.join(d.name for d in sweep.by)}")
+    blocks: list[Block] = [Note(f"{'; '.join(parts)}.", lead=NOT_MEASURED)]
     blocks += [Note(text, "yellow") for text in cautions(results)]
-    if best := best_said(results, sla=sla):
+    if best := best_runs_text(results, sla=sla):
         blocks.append(Note(best, css="lead"))
-    blocks += [Note(said.capitalize()) for said in dict.fromkeys(unreliable_said(results))]
+    blocks += [Note(text.capitalize()) for text in dict.fromkeys(unreliable_texts(results))]
     table = replace(sweep_table(results, sla=sla), label="All runs")
     return [*blocks, table, Note("Times in ms.")]
 
 
 def _settings(results: Sequence[Result], *, sla: bool) -> list[Block]:
-    """Return what the results share, and the options that any of their schedulers reads."""
+    """Return the settings of the runs, and the options that any of their schedulers reads."""
     sources = [source for r in results for source in at(r, "tokens", "source") or ()]
     rows = {
         "scheduler": values_text((r.get("scheduler") for r in results), limit=99),
@@ -286,21 +288,24 @@ def _samples(quantities: Sequence[Quantity], results: Sequence[Result]) -> str:
 
 
 def _choices(sweep: Sweep) -> list[tuple[str, str, list[tuple[str, bool]]]]:
-    """A choice for each of several dimensions; of too many lines some are chosen at first."""
+    """Return a menu for each of several dimensions: title, name, and values with whether each is selected.
+
+    Values are selected only if there are more lines than _LINES_SHOWN.
+    """
     if len(sweep.by) < 2:
         return []
-    left, chosen = len(sweep.lines), {}
+    remaining, chosen = len(sweep.lines), {}
     for d in reversed(sweep.by[1:]):
-        if left > _LINES_SHOWN:
+        if remaining > _LINES_SHOWN:
             chosen[d.name] = list(d.texts.values())[-1]
-            left = -(-left // len(d.texts))
+            remaining = -(-remaining // len(d.texts))
     return [
         (d.title, d.name, [(text, chosen.get(d.name) == text) for text in d.texts.values()]) for d in sweep.by
     ]
 
 
 def _line_choices(sweep: Sweep) -> list[LineChoice]:
-    """Return the lines with their looks, which differ without colour, too."""
+    """Return the lines with their looks, which differ not only by colour but by dash and symbol."""
     looks = []
     for i, line in enumerate(sweep.lines):
         symbol = SYMBOLS[(i + i // len(DASHES)) % len(SYMBOLS)]
@@ -310,12 +315,12 @@ def _line_choices(sweep: Sweep) -> list[LineChoice]:
 
 def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Panel:
     series = []
-    found: list[tuple[float, Line, Any]] = []
+    points: list[tuple[float, Line, Any]] = []
     for i, (line, choice) in enumerate(zip(sweep.lines, looks, strict=True)):
         values, look = [quantity.of(result) for _, result in line.points], choice.look
         if all(value is None for value in values):
             continue
-        found += [(v, line, x) for v, (x, _) in zip(values, line.points, strict=True) if v is not None]
+        points += [(v, line, x) for v, (x, _) in zip(values, line.points, strict=True) if v is not None]
         shape: dict[str, Any] = {"bars": True, "x": [line.label] * len(values)}
         if sweep.axis is not None:
             symbols = [
@@ -325,8 +330,8 @@ def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Pa
             shape = {"dash": look.dash, "symbols": symbols, "x": [x for x, _ in line.points]}
         texts = [_hover(sweep, quantity, line, x, result) for x, result in line.points]
         series.append(Series(name=line.label, line=i, ink=look.ink, y=values, texts=texts, **shape))
-    places = sorted({x for _, _, x in found})
-    low, high = min(found, key=lambda one: one[0]), max(found, key=lambda one: one[0])
+    places = sorted({x for _, _, x in points})
+    low, high = min(points, key=lambda one: one[0]), max(points, key=lambda one: one[0])
     title = quantity.title
     share = quantity.unit == "share"
     y_axis = Axis(zero=True, share=share)
@@ -335,14 +340,15 @@ def _curves(sweep: Sweep, looks: Sequence[LineChoice], quantity: Quantity) -> Pa
         series.append(
             Series(name=_OFFERED.name, ink=look.ink, dash=look.dash, x=places, y=places, silent=True)
         )
-        # Far more may be offered than was done; the curves must stay visible.
+        # The offered rate may be far higher than the completed rate: scale the axis to the completed rate, so
+        # that its curves do not become flat.
         y_axis = Axis(range=(0, high[0] * 1.1 or 1))
-    elif quantity.unit == "s" and sweep.axis is not None and is_wide([v for v, _, _ in found]):
+    elif quantity.unit == "s" and sweep.axis is not None and is_wide([v for v, _, _ in points]):
         y_axis = Axis(kind="log")
         title += " (log)"
     words = f"{quantity.name}: {_where(sweep, quantity, low)} to {_where(sweep, quantity, high)}."
     if low[0] == high[0]:
-        words = f"{quantity.name}: {quantity.text(low[0])}{' throughout' if len(found) > 1 else ''}."
+        words = f"{quantity.name}: {quantity.text(low[0])}{' throughout' if len(points) > 1 else ''}."
     return Panel(title, words, Plot(series, _x_axis(sweep, places), y_axis), of={})
 
 
@@ -352,8 +358,8 @@ def _place_text(axis: Dimension, place: Any) -> str:
     return axis.texts.get(place, number(place))
 
 
-def _where(sweep: Sweep, quantity: Quantity, found: tuple[float, Line, Any]) -> str:
-    value, line, x = found
+def _where(sweep: Sweep, quantity: Quantity, point: tuple[float, Line, Any]) -> str:
+    value, line, x = point
     place = [] if sweep.axis is None else [_place_text(sweep.axis, x)]
     label = [line.label] if len(sweep.lines) > 1 else []
     return f"{quantity.text(value)} ({', '.join([*label, *place]) or line.label})"

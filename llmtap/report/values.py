@@ -1,8 +1,7 @@
 """Turn numbers, times and texts from outside into cells of reports; titles of the metrics.
 
-For whoever shows or reads results as JSON (`report`, `top`, `bench`, `load`, `sim`, `cli`): rounding, units,
-the mark for too few samples, escape of control characters, texts of simulator options, and access to JSON by
-path (`at`, `leaves`).
+For packages that show or read results as JSON (`report`, `top`, `bench`, `load`, `sim`, `cli`): rounding,
+units, the mark for too few samples, texts of simulator options, and access to JSON by path (`at`, `leaves`).
 """
 
 import re
@@ -15,22 +14,23 @@ from llmtap.metrics.statistics import SHARES, samples_needed
 
 _PERCENTILE: Final = re.compile(r"p\d+")
 MARK: Final = "*"
-"""Beside a percentile of too few samples."""
+"""Mark after a percentile of too few samples."""
 FEW: Final = f"{MARK} too few samples (IETF 5.1.4.3); needed: " + ", ".join(
     f"p{p * 100:g} {samples_needed(p):,}" for p in SHARES.values()
 )
-"""The meaning of a marked cell."""
+"""Footnote of a table with marked cells."""
 METRIC_TITLES: Final = {
     **{metric.name: metric.title for metric in METRICS},
     "e2e_same_length": "E2E, same length",
     "elapsed": "elapsed",
 }
-"""By their names in JSON, in the order of tables; the last two exist in comparisons only."""
+"""Titles of metrics by their names in JSON, in the order of tables; the last two are in comparisons only."""
 _UNIT_WORDS_MAX: Final = 2
+"""Number of words in the longest unit of a figure."""
 
 
 def at(document: object, *path: str) -> Any:
-    """Return the value at a path of a JSON document; None where there is none."""
+    """Return the value at a path of a JSON document; None if the path does not exist."""
     for name in path:
         if not isinstance(document, Mapping):
             return None
@@ -38,13 +38,13 @@ def at(document: object, *path: str) -> Any:
     return document
 
 
-def leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of a JSON document that are no objects, by their path; `before` begins each path."""
-    for name, held in tree.items():
-        if isinstance(held, Mapping):
-            yield from leaves(held, f"{before}{name}.")
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of a JSON document that are no objects, each with its path after `prefix`."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
         else:
-            yield f"{before}{name}", held
+            yield f"{prefix}{name}", value
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -59,7 +59,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Milliseconds to three significant digits, without an exponent."""
+    """Return seconds as milliseconds, to three significant digits and without an exponent; `-` for None."""
     if seconds is None:
         return "-"
     ms = seconds * 1e3
@@ -76,27 +76,27 @@ def percentile_titles(metrics: Mapping[str, Any], known: Mapping[str, str]) -> d
     names = {name for figures in metrics.values() for name in figures or () if _PERCENTILE.fullmatch(name)}
     more = {name: f"p{float(f'{name[1:3]}.{name[3:] or 0}'):g}" for name in names - {*SHARES, *known}}
     order = {**SHARES, **{name: float(title[1:]) / 100 for name, title in more.items()}, "mean": 0, "max": 1}
-    return dict(sorted({**known, **more}.items(), key=lambda one: order[one[0]]))
+    return dict(sorted({**known, **more}.items(), key=lambda item: order[item[0]]))
 
 
 def figure_text(figures: Mapping[str, Any], name: str) -> str:
-    """One statistic of a metric in ms, marked where it rests on too few samples."""
+    """Return one statistic of a metric in ms, marked if it has too few samples."""
     text = milliseconds(figures.get(name))
     return text + (MARK if name in (figures.get("marks") or ()) and text != "-" else "")
 
 
 def figures_text(figures: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """The sample count and several statistics."""
+    """Return the number of samples, then the named statistics in ms."""
     return [f"{figures['n']:,}", *(figure_text(figures, name) for name in names)]
 
 
 def is_marked(rows: Iterable[Iterable[str]]) -> bool:
-    """Whether a table has a marked cell, so that FEW has to stand below it."""
+    """Return whether a table has a marked cell, and therefore needs the footnote FEW."""
     return any(cell.endswith(MARK) for row in rows for cell in row)
 
 
 def plain_text(value: object) -> str:
-    """Any JSON value; `-` for null, numbers by `number`."""
+    """Return any JSON value as text; `-` for null, numbers by `number`."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -106,27 +106,30 @@ def plain_text(value: object) -> str:
     return number(value) if isinstance(value, int | float) else str(value)
 
 
-def bursts_said(n: float, label: str = "") -> tuple[str, str]:
-    """Two sentences on a system whose chunks come in bursts; `label`: its name."""
-    of, whose = (f"{label}: ", "its") if label else ("", "the")
+def burst_sentences(n: float, label: str = "") -> tuple[str, str]:
+    """Return a caution and an advice on a system whose chunks come in bursts, `n` at a time.
+
+    `label`: name of the system.
+    """
+    prefix, possessive = (f"{label}: ", "its") if label else ("", "the")
     return (
-        f"{of}{number(n, 2)} chunks come at a time, so {whose} time per token looks too short.",
+        f"{prefix}{number(n, 2)} chunks come at a time, so {possessive} time per token looks too short.",
         "Compare the time to first token and the longest pause.",
     )
 
 
-def counted(n: int, one: str, more: str = "") -> str:
-    """`1 file`, `2,000 files`."""
-    return f"{n:,} {one if n == 1 else more or one + 's'}"
+def counted(n: int, noun: str, plural: str = "") -> str:
+    """Return a count with its noun: `1 file`, `2,000 files`. Default of `plural`: the noun with an s."""
+    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
 
 
-def joined(counts: Mapping[str, int], apart: str = ", ") -> str:
-    """`refused 3, complete 1,000`."""
-    return apart.join(f"{name} {n:,}" for name, n in counts.items())
+def joined(counts: Mapping[str, int], separator: str = ", ") -> str:
+    """Return names with their counts: `refused 3, complete 1,000`."""
+    return separator.join(f"{name} {n:,}" for name, n in counts.items())
 
 
 def is_words(column: Iterable[str]) -> bool:
-    """Whether a column of a table holds words, which are aligned left, and not figures with units."""
+    """Return whether a column of a table has words, which are aligned left, instead of figures with units."""
     return any(
         cell[:1].isalpha()
         or sum(word[:1].isalpha() for word in cell.partition("(")[0].split()) > _UNIT_WORDS_MAX
@@ -137,19 +140,19 @@ def is_words(column: Iterable[str]) -> bool:
 TIMES: Final = frozenset((
     "eps", "token_sla", "request_sla", "swap_token", "attention", "output_delay", "ttft", "tbt",
 ))  # fmt: skip
-"""Options that are seconds."""
+"""Options whose values are in seconds."""
 _UNITS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 
 
 def option_text(name: str, value: Any) -> str:
-    """An option's value as public JSON has it; seconds with the unit that suits, `-` for None."""
+    """Return the text of an option's value in public JSON: seconds in s, ms, us or ns; `-` for None."""
     if value is None:
         return "-"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     if name not in TIMES:
         return setting_value(value)
-    unit, scale = next((one for one in _UNITS if value >= one[1]), _UNITS[0])
+    unit, scale = next((candidate for candidate in _UNITS if value >= candidate[1]), _UNITS[0])
     return f"{number(value / scale, 6)} {unit}"
 
 
@@ -158,7 +161,7 @@ def setting_text(name: str, value: Any) -> str:
 
 
 def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
-    """Each value once, numbers ascending, or the range of many; empty where there are none."""
+    """Return each value once, numbers ascending, or the range if there are more than `limit` numbers."""
     distinct = ordered(dict.fromkeys(value for value in values if value is not None))
     if len(distinct) > limit and all(map(is_number, distinct)):
         return f"{setting_value(distinct[0])} to {setting_value(distinct[-1])}"
@@ -166,9 +169,9 @@ def values_text(values: Iterable[Hashable], limit: int = 4) -> str:
 
 
 def ordered(values: Iterable[Hashable]) -> list[Any]:
-    """Numbers ascending, others in their order."""
-    found: list[Any] = list(values)
-    return sorted(found) if all(map(is_number, found)) else found
+    """Return numbers ascending, and other values in their order."""
+    items: list[Any] = list(values)
+    return sorted(items) if all(map(is_number, items)) else items
 
 
 def setting_value(value: Hashable) -> str:

@@ -50,7 +50,7 @@ class HandedChild(msgspec.Struct, kw_only=True):
     """Writing end of its stdin; the child ends when it is closed."""
     ready: bool
     until_s: float | None
-    """Monotonic time at which the child is killed; None: it was not told to end."""
+    """Monotonic time in seconds at which the child is killed; None: it was not signalled to end."""
 
 
 class _Process(Protocol):
@@ -61,7 +61,7 @@ class _Process(Protocol):
 
 
 class Child:
-    """A running child. It ends when its stdin closes, which stays open while we live."""
+    """A running child process. It ends when its stdin closes, which stays open while this process lives."""
 
     def __init__(self, kind: Kind, name: str, index: int, process: _Process, stdin: int) -> None:
         self.kind = kind
@@ -71,11 +71,11 @@ class Child:
         self.is_ready = False
         self.until_s: float | None = None
         self.drain_s = 0.0
-        """Drain limit that a relay was started with."""
+        """Drain limit with which a relay was started."""
         self.settings: MeterSetup | None = None
         """Setup of a meter; None if an earlier supervisor started it."""
         self.makes_way = False
-        """A meter ends because another one replaces it, so its end is not a crash."""
+        """The meter ends because another one replaces it, so its end is not a crash."""
         self._process = process
         self._stdin = stdin
         self._stdout: asyncio.StreamReader | None = None
@@ -144,23 +144,23 @@ class Child:
         return await self._process.wait()
 
     async def wait_and_close(self) -> None:
-        """Wait for its end, and close its stdin."""
+        """Wait for the end of the child, and close its stdin."""
         await self._process.wait()
         stdin, self._stdin = self._stdin, -1
         os.close(stdin)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal if the child still runs."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
     def write_line(self, word: bytes) -> None:
-        """Write a line to its stdin, if it still runs. The few bytes never block."""
+        """Write a line to the child's stdin if the child still runs. The few bytes never block."""
         with contextlib.suppress(OSError):
             os.write(self._stdin, word + b"\n")
 
     async def end_within(self, seconds: float) -> None:
-        """Wait for its end, which has been requested; SIGKILL when the time is up."""
+        """Wait for the end of the child, which has been requested; send SIGKILL when the time is over."""
         self.until_s = time.monotonic() + seconds
         try:
             await asyncio.wait_for(self._process.wait(), seconds)
@@ -176,7 +176,7 @@ class Child:
 
 
 class _Adopted:
-    """Process that was started before a hot restart, so asyncio does not know it."""
+    """Process that was started before a hot restart, and is therefore not known to asyncio."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -200,7 +200,7 @@ class _Adopted:
             os.kill(self._pid, signal)
 
     def _look(self) -> None:
-        """Store the exit status, if the process has ended."""
+        """Store the exit status if the process has ended."""
         if self._status is not None:
             return
         try:

@@ -27,7 +27,7 @@ FORMAT: Final = 1
 _VARIABLE: Final = "LLMTAP_HANDOVER"
 _HELD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 TRY_S: Final = 60.0
-"""Time limit of the new program's check: it takes a second, or many on a busy machine."""
+"""Time limit of the new program's check, which takes a second, and several on a busy machine."""
 MESSAGE_CHARS_MAX: Final = 500
 """Maximum length of the check's message in the log."""
 
@@ -41,11 +41,11 @@ class Handover(msgspec.Struct, kw_only=True):
 
     format: int = FORMAT
     pid: int
-    """Process for which the state is meant: other processes may inherit the variable."""
+    """Process that the state is for: other processes may inherit the environment variable."""
     run: ProxyRun
     tap_path: str
     drain_s: float
-    """Drain limit of the relays at work."""
+    """Drain limit of the present relays."""
     ports: HandedPorts
     children: list[HandedChild]
 

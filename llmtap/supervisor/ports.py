@@ -25,7 +25,7 @@ _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 
 
 class Handed(NamedTuple):
-    """Listening sockets received from systemd, if any."""
+    """Listening sockets received from systemd, if there are any."""
 
     clients: list[socket.socket]
     admin: socket.socket | None
@@ -150,7 +150,7 @@ class Ports:
         return Ports(list(self.clients), self.admin, self.listen_at, self.admin_at)
 
     def close_but(self, others: "Ports") -> None:
-        """Close the sockets that `others` does not have."""
+        """Close the sockets that are not in `others`."""
         sockets = {others.admin, *others.clients}
         for sock in (self.admin, *self.clients):
             if sock not in sockets:

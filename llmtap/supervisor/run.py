@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def _new_capture_id(wall_ns: int) -> str:
-    """Return the name of a capture that begins now."""
+    """Return the id of a capture that begins now."""
     began = datetime.fromtimestamp(wall_ns / 1e9, UTC)
     return f"{began:%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
@@ -46,13 +46,13 @@ class ProxyRun(msgspec.Struct, kw_only=True):
     """Number of relays started so far, for unique names."""
     experiment: Experiment | None = None
     experiment_of: str = ""
-    """Digest of its options."""
+    """Digest of the options of `experiment`."""
     capture_id: str = ""
     capture_salt: str = ""
     """Stored only here, so that hashes of different captures cannot be compared."""
     capture_of: str = ""
     capture_met: bool = False
-    """A meter has been started for the capture; later ones continue it."""
+    """A meter has been started for the capture; later meters continue it."""
 
     @classmethod
     def begin(cls, settings: Settings) -> "ProxyRun":
@@ -86,7 +86,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
             self.capture_met = False
 
     def catch_up(self, other: "ProxyRun") -> None:
-        """Copy the counts of `other`, of which this is an older copy."""
+        """Copy the counts of `other`, a newer copy of this state."""
         self.relays = other.relays
         if self.capture_id == other.capture_id:
             self.capture_met = other.capture_met
@@ -125,7 +125,7 @@ class ProxyRun(msgspec.Struct, kw_only=True):
 
 
 def _meter_setup(settings: Settings, tenant_salt: str, **own: Any) -> MeterSetup:
-    """Return the setup of a meter; `own`: other fields; `tenant_salt`: used if the settings have none."""
+    """Return the setup of a meter. `own`: further fields; `tenant_salt`: used if the settings have none."""
     return MeterSetup(
         options=settings.meter,
         changeable=Changeable(

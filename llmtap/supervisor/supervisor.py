@@ -70,7 +70,7 @@ class Supervisor:
         self._meter: Child | None = None
         self._meter_came = asyncio.Event()
         self._generation = 0
-        """Number of the present set of relays; relays of older sets drain, and are not restarted."""
+        """Number of the present set of relays. Relays of older sets drain, and are not restarted."""
         self._starting = asyncio.Lock()
         """Held while a child starts, so that no hot restart replaces the program meanwhile."""
         self._stopping = asyncio.Event()
@@ -116,7 +116,7 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _inherit(self, left: handover.Handover) -> None:
-        """Take over sockets and children of the previous program, which work until new children are ready."""
+        """Take over the previous program's sockets and children, which work until new children are ready."""
         self._ports = Ports.take(left.ports)
         self._run = left.run
         self._run.follow(self._settings)
@@ -294,7 +294,7 @@ class Supervisor:
     # ---------------------------------------------------------------- reload
 
     async def _obey_for_ever(self) -> None:
-        """Carry out reloads and hot restarts, one after the other."""
+        """Perform reloads and hot restarts, one after the other."""
         while True:
             await self._change_wanted.wait()
             self._change_wanted.clear()
@@ -336,7 +336,7 @@ class Supervisor:
 
     @contextmanager
     def _moving(self) -> Iterator[Ports]:
-        """Yield a copy of the sockets to change; new sockets that are not in force at the end are closed."""
+        """Yield a copy of the sockets to change; at the end, close new sockets that are not in use."""
         ports = self._ports.copy()
         try:
             yield ports
@@ -383,7 +383,7 @@ class Supervisor:
                     handover.let_signals_in()
                     return
                 for child in self._children:
-                    if not child.is_ready:  # its `ready` would be lost
+                    if not child.is_ready:  # its report of being ready would be lost
                         child.signal(signal.SIGKILL)
                 try:
                     handover.become(self._to_leave(), argv)

@@ -34,7 +34,7 @@ from llmtap.vantage.passive.ring import ANY, PORTS_MAX, RING_BYTES_MIN, open_ada
 from llmtap.vantage.passive.watcher import WatchSetup
 
 STOP_S: Final = 8.0
-"""Time limit for the end of each child, which takes less."""
+"""Time limit for the end of each child, which usually takes less."""
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _CAPABILITY_VERSION_3: Final = 0x20080522
 

@@ -71,7 +71,7 @@ class HelpScreen(Screen[None]):
 
 
 ROWS_MAX: Final = 200
-"""Maximum number of rows drawn; further ones are counted, and the filter finds them."""
+"""Maximum number of drawn rows; further rows are counted, and the filter searches them."""
 
 
 class TextTable(DataTable[Text]):
@@ -372,7 +372,7 @@ class TopApp(App[None]):
         self._notes.update(Text("\n".join(flowed(notes, self.size.width - 2))))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Disable keys of the tabs below another screen, and letters while text is typed."""
+        """Disable the keys of tabs below another screen, and letter keys while text is typed."""
         if isinstance(self.focused, Input) and action in _LETTERS:
             return False
         return len(self.screen_stack) == 1 or action not in _OF_TABS

@@ -45,7 +45,7 @@ START_HINT: Final = (
 
 
 class Trouble(LlmtapError):
-    """No usable answer. The text has the reason; `hint`: what to try, if known."""
+    """No usable answer. The text has the reason; `hint`: advice, if there is one."""
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -162,7 +162,7 @@ TOKEN_ENV: Final = "LLMTAP_ADMIN_TOKEN"
 WINDOWS: Final = ("10s", "1m", "5m", "1h", "all")
 """Rolling windows of the meter; `all`: since its start."""
 INTERVAL_NS_MIN: Final = 200_000_000
-"""A summary is merged for each answer: a shorter interval would cost the meter more than a reader can see."""
+"""Minimum interval: the meter merges a summary for each answer, and a reader cannot see faster changes."""
 INTERVAL_NS_MAX: Final = 3_600 * NS_PER_S
 TOKEN_BYTES_MAX: Final = 4_096
 
@@ -269,7 +269,7 @@ def _is_url(text: str) -> bool:
 RETRY_NS: Final = (1 * NS_PER_S, 2 * NS_PER_S, 3 * NS_PER_S)
 """Pauses before the next attempts; the last one repeats."""
 STALE_NS: Final = 3 * NS_PER_S
-"""Age from which figures are marked, if it is also more than three intervals."""
+"""Age from which figures are marked as old, if it is also more than three intervals."""
 PAGES_MAX: Final = 16
 """Maximum number of answers read for one exchange."""
 

@@ -29,7 +29,7 @@ class Column:
     key: str
     title: str
     cell: Callable[[Any], Cell]
-    """Makes the cell of a row from its part of the document."""
+    """Function that returns the cell of a row from its part of the document."""
     number: bool = True
 
 
@@ -171,7 +171,7 @@ def _latency(title: str, figures: Any) -> str:
 
 
 def flowed(facts_: Iterable[str], width: int) -> list[str]:
-    """Join facts to lines of that width without breaking them."""
+    """Join facts to lines of this width; a fact is never broken."""
     lines: list[str] = []
     for fact in facts_:
         joined = f"{lines[-1]}{_APART}{fact}" if lines else fact
@@ -184,7 +184,7 @@ def flowed(facts_: Iterable[str], width: int) -> list[str]:
 
 _WINDOW_S: Final = {"5m": 300, "30m": 1800, "1h": 3600, "6h": 21_600}
 _COMPLETE: Final = 0.9
-"""Share of its length from which a window counts as complete, since it moves in steps."""
+"""Fraction of its length from which a window counts as complete, since windows move in steps."""
 
 
 def alarms(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str, str]]:

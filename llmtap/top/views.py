@@ -301,8 +301,8 @@ def _relay(relay: Mapping[str, Any]) -> Iterator[tuple[str, Cell, str]]:
         yield "missing", Cell(format_bytes(missing), missing), about
     for name, none in (("dropped", "no exchange dropped"), ("skipped", "no request that is not inference")):
         if (counts := relay.get(name)) is not None:
-            why = ", ".join(f"{reason} {n:,}" for reason, n in counts.items() if n)
-            yield name, count_cell(sum(counts.values())), why or none
+            reasons = ", ".join(f"{reason} {n:,}" for reason, n in counts.items() if n)
+            yield name, count_cell(sum(counts.values())), reasons or none
     for url, up in (relay.get("upstreams") or {}).items():
         age = at(relay, "upstream_ages", url)
         when = "" if age is None else f", {age:.0f} s ago"

@@ -19,9 +19,9 @@ _MEDIA: Final = frozenset({
     "image", "image_url", "input_image", "input_audio", "audio_url", "video_url", "file", "input_file",
     "document",
 })  # fmt: skip
-"""Types of a message's parts that are not text."""
+"""Types of message parts that are not text."""
 _DEPTH_MAX: Final = 500
-"""Maximum depth of JSON: ijson has no limit, and Python's decoders fail at about a thousand."""
+"""Maximum depth of JSON. ijson has no limit, and Python's decoders fail at about a thousand."""
 _DEPTH_STEP: Final = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 _READ_BYTES: Final = 1 << 16
 

@@ -27,7 +27,7 @@ class Aspect:
     name: str
     rows: int
     written: int
-    """Number of these rows that were written with the aspect."""
+    """Number of the rows with the aspect that were written with it."""
     fate: str
     """`kept`: in all rows; `partly`: in some; `lost`: in none; `changed`: with another value; `absent`: in no
     row of the source."""
@@ -79,16 +79,16 @@ def convert(
     began_ns = SystemClock.mono_ns()
     wanted = _target_format(target, target_format)
     with open_trace(source, source_format=source_format, progress=progress) as trace:
-        rows, given = trace.source, trace.format
-        _check_could(given, wanted)
-        report = Report(shown_name(source), given.name, shown_name(target, output=True), wanted.name)
+        rows, read_format = trace.source, trace.format
+        _check_could(read_format, wanted)
+        report = Report(shown_name(source), read_format.name, shown_name(target, output=True), wanted.name)
         counts = dict.fromkeys(format.ASPECTS, 0)
         redacted = _Redacted(_counted(rows.batches, report, counts), redact)
         try:
             with new_file(target, replace=force) as out:
                 written = wanted.write(out.stream, rows.info, redacted)
-                own = wanted.name in (given.name, rows.info.source)
-                _check_did(counts, written, given, wanted, report, own=own)
+                own = wanted.name in (read_format.name, rows.info.source)
+                _check_did(counts, written, read_format, wanted, report, own=own)
             report.bytes_out = out.bytes
         except OSError as exc:
             if isinstance(exc, BrokenPipeError) and target == STANDARD:
@@ -133,12 +133,14 @@ def _target_format(target: str, name: str | None) -> format.TraceFormat:
         raise ConfigError(target if name is None else "--to", str(exc)) from None
 
 
-def _check_could(given: format.TraceFormat, wanted: format.TraceFormat) -> None:
+def _check_could(read_format: format.TraceFormat, wanted: format.TraceFormat) -> None:
     """Raise ConfigError, before a row is read, if the source's format lacks an aspect that the target
     needs."""
     for aspect in format.ASPECTS:
-        if aspect in wanted.needs and aspect not in given.holds:
-            raise ConfigError("--to", f"{wanted.name} requires {aspect}, which {given.name} does not contain")
+        if aspect in wanted.needs and aspect not in read_format.holds:
+            raise ConfigError(
+                "--to", f"{wanted.name} requires {aspect}, which {read_format.name} does not contain"
+            )
 
 
 _FULL: Final = 'a capture has text only of the tenants for whom capture.level is "full"'
@@ -149,11 +151,11 @@ _HINTS: Final = {
     "input tokens": _COUNTED, "output tokens": _COUNTED, "request body": _FULL, "response text": _FULL,
     "prefix blocks": 'a capture has them with capture.level "shape" or "full"',
 }  # fmt: skip
-"""Hints: settings with which a capture has the aspects that a target needs."""
+"""Settings of a capture by which it has the aspects that a target needs."""
 
 
 def _check_did(
-    counts: dict[str, int], written: format.TraceWriter, given: format.TraceFormat,
+    counts: dict[str, int], written: format.TraceWriter, read_format: format.TraceFormat,
     wanted: format.TraceFormat, report: Report, *, own: bool,
 ) -> None:  # fmt: skip
     """Raise ConfigError, before the target appears, if no row could be written. `own`: the rows came from the
@@ -162,7 +164,7 @@ def _check_did(
         return
     for aspect in format.ASPECTS:
         if aspect in wanted.needs and not counts[aspect] and not written.counts.get(aspect):
-            hint = _HINTS.get(aspect) if given is parquet_capture.FORMAT else None
+            hint = _HINTS.get(aspect) if read_format is parquet_capture.FORMAT else None
             raise ConfigError(
                 "--to", f"{written.name} needs {aspect}, and no row of {report.source} has it", hint
             )
@@ -178,22 +180,22 @@ def _reasons(written: format.TraceWriter) -> str:
 def _aspect(name: str, rows: int, wanted: format.TraceFormat, written: format.TraceWriter) -> Aspect:
     if not rows:
         return Aspect(name, 0, 0, "absent")
-    why = wanted.why.get(name)
+    reason = wanted.why.get(name)
     if name not in wanted.holds:
-        why = why or f"{wanted.name} has no place for it"
-        return Aspect(name, rows, 0, "lost", why, _formats_with(name, wanted))
+        reason = reason or f"{wanted.name} has no place for it"
+        return Aspect(name, rows, 0, "lost", reason, _formats_with(name, wanted))
     # A writer may add values, such as 0 tokens of a failed request.
-    there = min(rows, written.counts.get(name, 0))
-    fate = "kept" if there == rows else "partly" if there else "lost"
-    if there and name in written.changed:
-        fate, why = "changed", written.changed[name]
+    written_rows = min(rows, written.counts.get(name, 0))
+    fate = "kept" if written_rows == rows else "partly" if written_rows else "lost"
+    if written_rows and name in written.changed:
+        fate, reason = "changed", written.changed[name]
     keep = None
-    if there < rows and written.dropped:
-        why = "; ".join(filter(None, (f"left out: {_reasons(written)}", why)))
+    if written_rows < rows and written.dropped:
+        reason = "; ".join(filter(None, (f"left out: {_reasons(written)}", reason)))
         keep = _formats_with("outcome and status", wanted)
-    elif not there:
+    elif not written_rows:
         keep = _formats_with(name, wanted)
-    return Aspect(name, rows, there, fate, why, keep)
+    return Aspect(name, rows, written_rows, fate, reason, keep)
 
 
 def _formats_with(aspect: str, wanted: format.TraceFormat) -> str | None:

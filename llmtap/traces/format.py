@@ -20,7 +20,7 @@ from llmtap.errors import LlmtapError
 from llmtap.traces.sorting import sorted_by
 
 ROWS_PER_BATCH: Final = 10_000
-"""Rows of a batch without text: some MB. Readers of bodies use smaller batches."""
+"""Number of rows in a batch without text: some MB. Readers of bodies use smaller batches."""
 TEXT_BYTES_PER_BATCH: Final = 8 << 20
 
 ASPECTS: Final[dict[str, tuple[str, ...]]] = {
@@ -55,7 +55,8 @@ FAILED: Final = (
 )  # fmt: skip
 """Outcomes of requests without a complete answer, except those that the client cancelled."""
 BYTES_PER_TOKEN: Final = 4.0
-"""Assumed for prompts if no row of the trace has a token count: English text with common tokenizers."""
+"""Assumed bytes for each token of prompts, if no row of the trace has a token count: English text with common
+tokenizers."""
 _REASONS: Final = {
     "arrival_ns": "no arrival time",
     "input_tokens": "no count of input tokens",
@@ -63,12 +64,14 @@ _REASONS: Final = {
     "request_body": "no request body",
     "response_text": "no response text",
 }
-"""Reason why a row is dropped if the column is null."""
+"""Reason why a row is dropped if a column is null, by column."""
 
 
 class FormatError(LlmtapError):
-    """A file does not fit its format. The text has the place: `line 17: output_length: expected an
-    integer`."""
+    """A file does not fit its format.
+
+    The text has the place: `line 17: output_length: expected an integer`.
+    """
 
 
 # ---------------------------------------------------------------- reading
@@ -97,16 +100,16 @@ def without_late_token(row: dict[str, Any]) -> bool:
 
 def text_batches(rows: Iterable[Mapping[str, Any]]) -> Iterator[pa.RecordBatch]:
     """Collect rows with text into batches. Raises FormatError for a value that does not fit its column."""
-    held: list[Mapping[str, Any]] = []
+    pending: list[Mapping[str, Any]] = []
     size = 0
     for row in rows:
-        held.append(row)
+        pending.append(row)
         size += len(row.get("request_body") or "") + len(row.get("response_text") or "")
-        if size >= TEXT_BYTES_PER_BATCH or len(held) >= ROWS_PER_BATCH:
-            yield _text_batch(held)
-            held, size = [], 0
-    if held:
-        yield _text_batch(held)
+        if size >= TEXT_BYTES_PER_BATCH or len(pending) >= ROWS_PER_BATCH:
+            yield _text_batch(pending)
+            pending, size = [], 0
+    if pending:
+        yield _text_batch(pending)
 
 
 def _text_batch(rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
@@ -144,7 +147,7 @@ class TraceWriter:
 
     @property
     def own(self) -> bool:
-        """Whether the trace came from this format."""
+        """Whether the trace came from the format that is written."""
         return self.info.source == self.name
 
     def count(self, batch: pa.RecordBatch, *, sign: int = 1) -> None:
@@ -263,19 +266,19 @@ class TraceFormat:
     needs: frozenset[str] = frozenset()
     """Keys of ASPECTS without which a row cannot be written: it is dropped, and counted."""
     why: Mapping[str, str] = field(default_factory=dict)
-    """Reason why the format cannot hold an aspect, or a remark on how it holds it."""
+    """Reasons why the format cannot hold an aspect, or remarks on how it holds it, by aspect."""
     sniff: Callable[[bytes, str], bool] = lambda head, name: False
-    """`(first 64 KiB, file name) -> whether the file has this format`; strict, so that at most one
+    """`(first 64 KiB, file name) -> whether the file has this format`, so strict that at most one format
     matches."""
     info: Mapping[str, Any] = field(default_factory=dict)
     rows: Callable[[BinaryIO, list[str]], Iterator[Mapping[str, Any]]] | None = None
-    """Yields rows with text, by column; adds to the notes of the source."""
+    """Function that yields rows with text, by column, and adds to the notes of the source."""
     batches: Callable[[BinaryIO, list[str]], Iterator[pa.RecordBatch]] | None = None
-    """Yields batches instead, for a format without text."""
+    """Function that yields batches instead, for a format without text."""
     opens: Callable[[BinaryIO], TraceSource] | None = None
-    """Opens the file instead, if `info` depends on the file."""
+    """Function that opens the file instead, if `info` depends on the file."""
     writes: Callable[[TraceWriter], None] | None = None
-    """Writes a trace; None: the format can only be read."""
+    """Function that writes a trace; None: the format can only be read."""
 
     def read(self, stream: BinaryIO) -> TraceSource:
         """Open a trace. Raises FormatError, also while its batches are read."""

@@ -36,7 +36,7 @@ from llmtap.traces.formats import (
 from llmtap.traces.text import first_problem
 
 SNIFF_BYTES: Final = 64 << 10
-"""Beginning of a file, decompressed, by which its format is recognised."""
+"""Number of decompressed bytes at the start of a file by which its format is recognised."""
 
 FORMATS: Final[tuple[TraceFormat, ...]] = (
     parquet_capture.FORMAT,
@@ -113,7 +113,7 @@ class OpenedTrace:
     source: TraceSource
     format: TraceFormat
     file: InputFile | None
-    """None for a capture of many files."""
+    """The open file; None for a capture of many files."""
     many_bytes: int = 0
 
     @property
@@ -130,25 +130,25 @@ def open_trace(
     with ExitStack() as stack:
         with _blamed(place):
             if _is_many(place):
-                given = parquet_capture.FORMAT
-                if source_format not in (None, given.name):
-                    raise ConfigError(option, f"only {given.name} can be many files")
+                trace_format = parquet_capture.FORMAT
+                if source_format not in (None, trace_format.name):
+                    raise ConfigError(option, f"only {trace_format.name} can be many files")
                 source, size = parquet_capture.read_many(place, progress)
-                trace = OpenedTrace(source, given, None, size)
+                trace = OpenedTrace(source, trace_format, None, size)
             else:
                 file = stack.enter_context(opened(place, SNIFF_BYTES, progress))
-                given = _format_of(place, source_format, file.head, option)
-                if given is parquet_capture.FORMAT and file.seekable:
+                trace_format = _format_of(place, source_format, file.head, option)
+                if trace_format is parquet_capture.FORMAT and file.seekable:
                     source, _ = parquet_capture.read_many(place, progress)
                 else:
-                    source = given.read(file.stream)
-                trace = OpenedTrace(source, given, file)
+                    source = trace_format.read(file.stream)
+                trace = OpenedTrace(source, trace_format, file)
         trace.source.batches = _batches(trace.source.batches, place)
         yield trace
 
 
 def _is_many(place: str) -> bool:
-    """Whether it is a folder or a URL: a capture, as `capture/read/reader.py` finds it."""
+    """Return whether the source is a folder or a URL, and so a capture (`capture/read/reader.py`)."""
     return URL in place or Path(place).is_dir()
 
 
@@ -168,7 +168,7 @@ def _batches(batches: Iterator[pa.RecordBatch], place: str) -> Iterator[pa.Recor
 
 @contextmanager
 def _blamed(place: str) -> Iterator[None]:
-    """Turn errors of reading into ConfigErrors of the place."""
+    """Turn errors of reading into ConfigErrors that name the place."""
     try:
         yield
     except FormatError as exc:

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 RUN_BYTES: Final = 64 << 20
-"""A million rows without text."""
+"""Size of a run that is sorted in memory: a million rows without text."""
 _PIECE_BYTES: Final = 1 << 18
-"""Merging 64 GB holds a thousand of these."""
+"""Size of the piece of each run that is in memory during a merge. 64 GB are a thousand runs."""
 _PIECE_ROWS: Final = 8_192
 _LAST: Final = (1 << 63) - 1
 _KEY: Final = "sort key"
@@ -28,19 +28,19 @@ def sorted_by(
     column: str, batches: Iterable[pa.RecordBatch], *, run_bytes: int = RUN_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows in the order of an integer column, nulls last, equal ones in the order of the source."""
-    held: list[pa.RecordBatch] = []
+    run: list[pa.RecordBatch] = []
     size = 0
     runs: list[Iterator[pa.RecordBatch]] = []
     with ExitStack() as files:
         for batch in batches:
-            held.append(batch.append_column(_KEY, pc.fill_null(batch.column(column), _LAST)))
-            size += held[-1].nbytes
+            run.append(batch.append_column(_KEY, pc.fill_null(batch.column(column), _LAST)))
+            size += run[-1].nbytes
             if size > run_bytes:
                 # The file has no name, so nothing is left behind however we end.
-                runs.append(_spilled(files.enter_context(tempfile.TemporaryFile()), _sorted(held)))
-                held, size = [], 0
-        if held:
-            table = _sorted(held)
+                runs.append(_spilled(files.enter_context(tempfile.TemporaryFile()), _sorted(run)))
+                run, size = [], 0
+        if run:
+            table = _sorted(run)
             runs.append(iter(table.to_batches(max_chunksize=_piece_rows(table))))
         for batch in _merged(runs):
             yield batch.drop_columns([_KEY])

@@ -24,11 +24,11 @@ from pyarrow import csv as arrow_csv
 from llmtap.traces.format import FormatError
 
 LINE_BYTES_MAX: Final = 4 << 20
-"""A line without text: a prompt of ten million tokens has 20,000 block ids, some 200 KB."""
+"""Maximum size of a line without text. A prompt of ten million tokens has 20,000 block ids, about 200 KB."""
 BODY_BYTES_MAX: Final = 256 << 20
-"""A line with a request body: a long agent's context with pictures has 50 MB."""
+"""Maximum size of a line with a request body. A long context of an agent with images has 50 MB."""
 _BLOCK_BYTES: Final = 1 << 19
-"""Text parsed at once: some 10,000 rows of a CSV."""
+"""Size of the text that is parsed at once: about 10,000 rows of a CSV file."""
 _BOM: Final = b"\xef\xbb\xbf"
 _SHOWN_CHARS: Final = 40
 
@@ -46,7 +46,7 @@ def read_lines(file: BinaryIO, bytes_max: int = BODY_BYTES_MAX) -> Iterator[tupl
 
 
 def clipped(value: str) -> str:
-    """Return a value for an error: quoted, and not longer than a line."""
+    """Return a value for an error message: quoted, and not longer than a line."""
     if len(value) <= _SHOWN_CHARS:
         return f'"{value}"'
     return f'"{value[:_SHOWN_CHARS]}..." ({len(value)} characters)'
@@ -83,7 +83,7 @@ def decimal_text(units: int, places: int, *, point: bool = False) -> str:
 # ---------------------------------------------------------------- JSON Lines
 
 COUNT_MAX: Final = 10**18 - 1
-"""Fits 64 bits, with room for sums."""
+"""Maximum count: fits in 64 bits, also in sums."""
 
 
 class Count(int):
@@ -96,7 +96,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 _WHERE: Final = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _FIRST_OBJECTS: Final = 50
 _UNKNOWN_NAMES_MAX: Final = 20
-"""A file with more unknown names is of another format."""
+"""Maximum number of unknown names; a file with more has another format."""
 
 
 def json_rows(
@@ -117,7 +117,7 @@ def json_rows(
         if len(rows) == len(block):
             yield from zip(rows, (number for number, _ in block), strict=True)
             continue
-        # One by one where a line is wrong, has unknown fields, or is several objects.
+        # Read line by line: a line is wrong, has unknown fields, or has several objects.
         for number, line in block:
             try:
                 one = lenient(line)
@@ -157,7 +157,7 @@ def _blocks(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, byte
 
 
 def error_of(exc: ValueError | RecursionError, number: int) -> FormatError:
-    """Return a decoder's error with line and field, never with a value: it may be somebody's text."""
+    """Return a decoder's error with line and field, but without a value: it may be a user's text."""
     if isinstance(exc, UnicodeDecodeError):
         return FormatError(f"line {number}: not UTF-8")
     if isinstance(exc, RecursionError):
@@ -232,7 +232,7 @@ def _object(line: bytes) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class CsvKind:
-    """A kind of field: what is allowed in it, and how it becomes a value and a text again."""
+    """Kind of a field: its allowed text, and the conversion to a value and back."""
 
     pattern: str
     """Regular expression of an allowed field (RE2)."""
@@ -273,7 +273,7 @@ SECONDS: Final = CsvKind(
     r"\d{1,10}(\.\d{1,9})?", "seconds, with at most nine digits after the point", _seconds_ns,
     lambda ns: decimal_text(ns, 9, point=True),
 )  # fmt: skip
-"""In ns. Ten digits before the point are 300 years."""
+"""Seconds, converted to ns. Ten digits before the point are 300 years."""
 SECONDS_US: Final = CsvKind(
     SECONDS.pattern, SECONDS.wanted, lambda texts: pc.divide(_seconds_ns(texts), 1_000),
     lambda us: decimal_text(us, 6),
@@ -319,7 +319,7 @@ def read_csv(
 
 
 def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
-    """Return the values of a column. Raises pa.ArrowInvalid for a text that is none."""
+    """Return the values of a column. Raises pa.ArrowInvalid for a text that is not of its kind."""
     pattern = f"^({c.kind.pattern}{'|' if c.empty else ''})$"
     if not pc.all(pc.match_substring_regex(texts, pattern)).as_py():
         raise pa.ArrowInvalid(c.name)
@@ -329,16 +329,16 @@ def _parsed(c: CsvColumn, texts: pa.StringArray) -> pa.Array:
 def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvColumn]) -> FormatError:
     """Return the error of the first line that does not fit; `number`: of the block's first line."""
     rows: list[tuple[int, list[str]]] = []
-    found = FormatError(f"line {number}: cannot be read as CSV")
+    error = FormatError(f"line {number}: cannot be read as CSV")
     for at, line in enumerate(block.split(b"\n"), number):
         if line.strip(b"\r"):
             try:
                 fields = _fields(line, at)
             except FormatError as exc:
-                found = exc
+                error = exc
                 break
             if len(fields) != len(header):
-                found = FormatError(f"line {at}: expected {len(header)} columns, got {len(fields)}")
+                error = FormatError(f"line {at}: expected {len(header)} columns, got {len(fields)}")
                 break
             rows.append((at, fields))
     for c in known:
@@ -348,9 +348,9 @@ def _misfit(block: bytes, number: int, header: list[str], known: Sequence[CsvCol
         if first < len(values):
             wanted = c.kind.wanted + (", or nothing" if c.empty else "")
             got = clipped(values[first])
-            found = FormatError(f"line {rows[first][0]}: {c.name}: expected {wanted}, got {got}")
+            error = FormatError(f"line {rows[first][0]}: {c.name}: expected {wanted}, got {got}")
             del rows[first:]
-    return found
+    return error
 
 
 def _fits(c: CsvColumn, values: list[str]) -> bool:

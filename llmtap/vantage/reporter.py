@@ -29,11 +29,11 @@ from llmtap.units import decode_special
 STATUS_S: Final = 0.5
 PROBE_NS: Final = 10_000_000
 """Time between two probes of the loop's lag while exchanges run. With 2 ms, a relay used 2 us more CPU time
-a chunk (paced load, 7 rounds)."""
+for each chunk (paced load, 7 rounds)."""
 SAMPLE_NS: Final = 50_000_000
 """Time between two samples of the clocks while exchanges run."""
 PROBE_GRAIN_NS: Final = 1_000_000
-"""Resolution of uvloop's timers, which may also fire early by as much: only more than this is lag."""
+"""Resolution of uvloop's timers, which may also fire early by this time. Only a longer delay is lag."""
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Reporter:
         self.counts.bytes_down += response_bytes
 
     def report(self) -> None:
-        """Send the status; to be called every STATUS_S."""
+        """Send the status; the caller calls it every STATUS_S."""
         self.timebase.resample()
         self.lag.forget_before(min(self.arrivals.values(), default=self.now_ns()))
         self.tap.status(self.status())
@@ -207,7 +207,7 @@ class Reporter:
         )  # fmt: skip
 
     def _anchor_news(self) -> Frame | None:
-        """Return the frame of a new anchor, which goes before every frame that it may concern."""
+        """Return the frame of a new anchor, which must precede every frame that it may apply to."""
         timebase = self.timebase
         timebase.check()
         anchor, reported = timebase.anchor, self._reported_anchor

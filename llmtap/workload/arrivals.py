@@ -47,11 +47,11 @@ class Slope:
     def at_ns(self, mass: float) -> float:
         """Solve a x + (b - a) x^2 / 2 = mass, also for a = b; x is in lengths, rates are shares of the
         higher."""
-        most = max(self.from_rps, self.to_rps)
-        mass = mass / most * NS_PER_S / self.length_ns if mass else 0.0
+        rate_max = max(self.from_rps, self.to_rps)
+        mass = mass / rate_max * NS_PER_S / self.length_ns if mass else 0.0
         if not mass:
             return 0.0
-        a, b = self.from_rps / most, self.to_rps / most
+        a, b = self.from_rps / rate_max, self.to_rps / rate_max
         # max(): negative only by rounding, at the end of a ramp that falls to 0.
         return 2 * mass / (a + sqrt(max(0.0, a * a + 2 * mass * (b - a)))) * self.length_ns
 
@@ -206,12 +206,12 @@ class _Words:
         return self._named.get(name)
 
     def number(
-        self, name: str, least: float = 0.0, most: float = _RATE_MAX, default: str | None = None
+        self, name: str, minimum: float = 0.0, maximum: float = _RATE_MAX, default: str | None = None
     ) -> float:
         text = self.get(name)
         value = _number(name, _given(name, default if text is None else text))
-        if not least <= value <= most:
-            raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {value:g}")
+        if not minimum <= value <= maximum:
+            raise ValueError(f"{name}: expected a number from {minimum:g} to {maximum:g}, got {value:g}")
         return value
 
     def length_ns(self, name: str) -> int:
@@ -330,7 +330,9 @@ def _steps(words: _Words, rate_rps: float) -> Offsets:
 
 def _diurnal(words: _Words, rate_rps: float) -> Offsets:
     """A sinusoid around the rate, rising at first; the amplitude is a share of the mean."""
-    return _poisson_of((), (Wave(words.length_ns("period"), rate_rps, words.number("amplitude", most=1.0)),))
+    return _poisson_of(
+        (), (Wave(words.length_ns("period"), rate_rps, words.number("amplitude", maximum=1.0)),)
+    )
 
 
 def _poisson_of(lead: tuple[Piece, ...], cycle: tuple[Piece, ...]) -> Offsets:

@@ -55,7 +55,8 @@ class DataSet:
     count: int
     pair: Callable[[int], Pair]
     context: Callable[[int, int, int], str]
-    """`(number, tokens, seed)` -> shared context of exactly this number of tokens."""
+    """Function `(number, tokens, seed)` that returns the shared context, with exactly this number of tokens.
+    """
     content: Mapping[str, Any]
     about: Mapping[str, Any]
     """File, sha256, version, preprocessing with its effects (IETF draft, 4.3.3)."""
@@ -69,7 +70,7 @@ class RecordedDataset(PlannedWorkload):
     data: DataSet
     sharing: Sharing
     output: Lengths | None = None
-    """None: the answers' lengths."""
+    """Lengths of the outputs; None: those of the recorded answers."""
     about: Mapping[str, Any] = field(default_factory=dict)
     input: None = None
 
@@ -81,15 +82,15 @@ class RecordedDataset(PlannedWorkload):
             for texts in zip(*pairs, strict=True)
         )
         sample = "of all pairs" if step == 1 else f"of one in {step:,} pairs"
-        given = {**message, "of": f"the message, without context and history, {sample}"}
-        made = {**answer, "of": f"the answer, {sample}"} if self.output is None else described(self.output)
+        inputs = {**message, "of": f"the message, without context and history, {sample}"}
+        outputs = {**answer, "of": f"the answer, {sample}"} if self.output is None else described(self.output)
         members: dict[str, Any] = {
             "data": {**self.data.about, "subset": SUBSET},
             "generation": "the data's texts, untouched; contexts and lengths that are not the data's:"
             " random.Random, one generator for each column, seeded with SEED/COLUMN",
             "sharing": self.sharing.describe(),
         }
-        return description(self.name, given, made, self.data.content, **members, **self.about)
+        return description(self.name, inputs, outputs, self.data.content, **members, **self.about)
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
         return assemble(self._turns(seed), count, seed, sharing=self.sharing)
@@ -98,12 +99,12 @@ class RecordedDataset(PlannedWorkload):
         return Speaker(plan, _AsRecorded(self.data, plan, seed))
 
     def _turns(self, seed: int) -> Iterator[PlannedTurn]:
-        made = Random(f"{seed}/output")
+        random = Random(f"{seed}/output")
         order = Random(f"{seed}/subset").sample(range(self.data.count), self.data.count)
         while True:
             for number in order:
                 message, answer = map(count_tokens, self.data.pair(number))
-                output = answer if self.output is None else drawn(self.output, made)
+                output = answer if self.output is None else drawn(self.output, random)
                 yield PlannedTurn(message, max(1, output), place=number)
 
 
@@ -195,7 +196,7 @@ _PYTHON: Final = re.compile(
     r'(?:[ \t]+(?:"""(?:(?!""")[\s\S])*"""|\'\'\'(?:(?!\'\'\')[\s\S])*\'\'\')[ \t]*\n)?',
     re.MULTILINE,
 )
-"""Signature and docstring."""
+"""Pattern of a signature with its docstring."""
 _SCRIPT: Final = re.compile(
     r"^([ \t]*)(?:export[ \t]+)?(?:default[ \t]+)?(?:async[ \t]+)?"
     r"(?:function\b[^{;\n]*|"
@@ -221,16 +222,16 @@ def read_stack(path: Path, place: str) -> DataSet:
     with reading(path, place) as lines:
         for number, line in read_lines(lines):
             try:
-                given = _decode(line)
+                record = _decode(line)
             except (ValueError, RecursionError) as exc:
                 raise FormatError(f"line {number}: {exc}") from None
             total += 1
-            language = (given.language or given.lang or "").lower()
+            language = (record.language or record.lang or "").lower()
             language = _SHORT.get(language, language)
             if language and language not in LANGUAGES:
                 other += 1
                 continue
-            text = given.content.replace("\r\n", "\n")
+            text = record.content.replace("\r\n", "\n")
             bodies = list(functions(text, language))
             if not bodies:
                 bare += 1

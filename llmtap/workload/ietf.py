@@ -41,8 +41,8 @@ _INPUT: Final = Percentiles(
 _OUTPUT: Final = LogNormal(mu=4.0, sigma=1.5, max=2_048)
 
 
-def _deviation(section: str, says: str, here: str) -> dict[str, str]:
-    return {"section": section, "says": says, "here": here}
+def _deviation(section: str, requirement: str, used: str) -> dict[str, str]:
+    return {"section": section, "says": requirement, "here": used}
 
 
 _DEVIATIONS: Final = (
@@ -143,9 +143,9 @@ _QUESTION: Final = _deviation(
 )  # fmt: skip
 
 
-def _long_context(name: str, given: Empirical | UniformLengths, about: dict[str, Any]) -> Composed:
+def _long_context(name: str, lengths: Empirical | UniformLengths, about: dict[str, Any]) -> Composed:
     about = {"source": "IETF draft, 4.3.2.5 and A.5"} | about
-    return Composed(name, given, Fixed(tokens=256), Document(), about=about)
+    return Composed(name, lengths, Fixed(tokens=256), Document(), about=about)
 
 
 LONG_CONTEXT: Final = _long_context(
@@ -199,17 +199,19 @@ class SyntheticWorkload:
             " ids by randint(0, 100255)",
             **self.about,
         }  # fmt: skip
-        given = {**described(self.input), "of": "the prompt"}
-        return description(self.name, given, described(self.output), RandomIds().describe(), **members)
+        input_description = {**described(self.input), "of": "the prompt"}
+        return description(
+            self.name, input_description, described(self.output), RandomIds().describe(), **members
+        )
 
     def requests(self, count: int, seed: int) -> Requests:
         requests, random = Requests(), Random(seed)
         for _ in range(count):
-            given, made = self.lengths(random)
+            input_tokens, output_tokens = self.lengths(random)
             requests.arrival_ns.append(0)
-            requests.input.append(given)
-            requests.output.append(made)
-            count_ids(random, given)
+            requests.input.append(input_tokens)
+            requests.output.append(output_tokens)
+            count_ids(random, input_tokens)
         return requests
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
@@ -237,9 +239,9 @@ class _Sequence:
         while self._next < row:
             count_ids(self._random, self._lengths(self._random)[0])
             self._next += 1
-        given, _ = self._lengths(self._random)
+        input_tokens, _ = self._lengths(self._random)
         self._next += 1
-        return Prompt(ids=random_ids(self._random, given))
+        return Prompt(ids=random_ids(self._random, input_tokens))
 
     def sized(self, row: int, tokens: int) -> Prompt:
         return self.prompt(row)
@@ -259,8 +261,8 @@ def _uniform(random: Random) -> tuple[int, int]:
 
 
 def _skewed(random: Random) -> tuple[int, int]:
-    given, made = random.lognormvariate(5.5, 1.0), random.lognormvariate(4.5, 1.2)
-    return max(32, min(4_096, round(given))), max(16, min(2_048, round(made)))
+    input_tokens, output_tokens = random.lognormvariate(5.5, 1.0), random.lognormvariate(4.5, 1.2)
+    return max(32, min(4_096, round(input_tokens))), max(16, min(2_048, round(output_tokens)))
 
 
 UNIFORM: Final = SyntheticWorkload(

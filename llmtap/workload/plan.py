@@ -33,7 +33,7 @@ BLOCK_TOKENS: Final = 16
 """Tokens of a block, as in vLLM; a prefix cache finds only whole blocks."""
 NO_CONTEXT: Final = -1
 _CONTEXTS_MAX: Final = 100_000
-"""Maximum number of contexts, which are in memory: with 1,000 tokens each, half a GB."""
+"""Maximum number of contexts, which are kept in memory: 0.5 GB with 1,000 tokens each."""
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -284,13 +284,13 @@ SET_BY: Final = {
     "stream": "--stream or --no-stream", "max_tokens": "the workload",
     "max_completion_tokens": "the workload", "max_output_tokens": "the workload",
 }  # fmt: skip
-"""Fields of a body that are set by another option, and that option."""
+"""Fields of a body that another option sets, with that option."""
 TOKENIZER: Final[Mapping[str, Any]] = {
     "name": "llmtap words", "source": "llmtap/workload/prompts/text.py", "vocabulary": len(VOCABULARY),
     "special_tokens": "not counted: lengths are of the texts alone, without BOS, roles and templates",
     "system_prompt": "counted in the input",
 }  # fmt: skip
-"""IETF draft, 4.4. Senders that count differently report it."""
+"""Description of llmtap's own tokenizer (IETF draft, 4.4). Senders that count differently report theirs."""
 GENERATION: Final = (
     "Python's random.Random, one generator for each column, seeded with the text SEED/COLUMN; a row takes one"
     " number of each, which the distribution's quantile function turns into a length. Texts are seeded with"
@@ -299,11 +299,15 @@ GENERATION: Final = (
 
 
 def description(
-    name: str, given: Mapping[str, Any], made: Mapping[str, Any], content: Mapping[str, Any], **members: Any
+    name: str,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    content: Mapping[str, Any],
+    **members: Any,
 ) -> dict[str, Any]:
     """Return the description of a workload by its lengths and content; `members`: those that differ."""
     return {
-        "name": name, "input": given, "output": {**made, "control": "max_tokens"}, "content": content,
+        "name": name, "input": inputs, "output": {**outputs, "control": "max_tokens"}, "content": content,
         "sharing": None, "conversations": None, "data": None, "tokenizer": TOKENIZER,
         "generation": GENERATION, "request": REQUEST, "deviations": [], **members,
     }  # fmt: skip
@@ -358,8 +362,10 @@ class Composed(PlannedWorkload):
             "conversations": self.conversations.describe() if self.conversations else None,
             **self.about,
         }
-        given = {**described(self.input), "of": f"the message{more}"}
-        return description(self.name, given, described(self.output), self.content.describe(), **members)
+        input_description = {**described(self.input), "of": f"the message{more}"}
+        return description(
+            self.name, input_description, described(self.output), self.content.describe(), **members
+        )
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
         talk = self.conversations
@@ -374,17 +380,19 @@ class Composed(PlannedWorkload):
         return Speaker(plan, Written(self.content, plan, seed))
 
     def _turns(self, seed: int) -> Iterator[PlannedTurn]:
-        given, made, turns, think = (
+        input_random, output_random, turns_random, think_random = (
             Random(f"{seed}/{what}") for what in ("input", "output", "turns", "think")
         )
         talk = self.conversations
         while True:
-            left = talk.turns_drawn(turns) if talk else 1
-            yield PlannedTurn(drawn(self.input, given), drawn(self.output, made))
-            for _ in range(left - 1):
+            remaining = talk.turns_drawn(turns_random) if talk else 1
+            yield PlannedTurn(drawn(self.input, input_random), drawn(self.output, output_random))
+            for _ in range(remaining - 1):
                 assert talk is not None
-                think_ns = talk.think_drawn_ns(think)
-                yield PlannedTurn(drawn(self.input, given), drawn(self.output, made), False, think_ns)
+                think_ns = talk.think_drawn_ns(think_random)
+                yield PlannedTurn(
+                    drawn(self.input, input_random), drawn(self.output, output_random), False, think_ns
+                )
 
 
 def check_rows(planned: Requests, requests: Requests) -> None:

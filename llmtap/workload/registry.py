@@ -30,7 +30,7 @@ from llmtap.workload.prompts.prose import Code, Document, ProseWords, ProseWrite
 from llmtap.workload.requests import Requests
 
 DEFAULT_SEED: Final = 42
-"""IETF draft, A.1.4."""
+"""Seed of the IETF draft, A.1.4."""
 REFERENCE: Final[Mapping[str, Composed | ietf.SyntheticWorkload]] = {
     workload.name: workload
     for workload in (
@@ -49,9 +49,9 @@ _CHAT_INPUT: Final = LogNormal(median=156, p95=892, max=8_192)
 _CHAT_OUTPUT: Final = LogNormal(median=234, p95=789, max=4_096)
 
 
-def _simulated(name: str, given: LogNormal, made: LogNormal, about: str, **arrivals: Any) -> Composed:
+def _simulated(name: str, inputs: LogNormal, outputs: LogNormal, about: str, **arrivals: Any) -> Composed:
     meta = {"about": about, "source": "llmtap sim run", "arrivals": "poisson", "rate_rps": 1.0, **arrivals}
-    return Composed(name, given, made, about=meta)
+    return Composed(name, inputs, outputs, about=meta)
 
 
 SIMULATED: Final[Mapping[str, Composed]] = {
@@ -145,7 +145,7 @@ _HINT: Final = "config/workload.toml shows every key and distribution"
 class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: Literal["words", "code", "document", "ids"] = "words"
     vocabulary: Annotated[int, msgspec.Meta(ge=2, le=1 << 31)] = CL100K_IDS
-    """For `ids`: upper bound."""
+    """Upper bound of the token ids in prompts of `ids`."""
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,14 +164,14 @@ class WorkloadFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     input: _Lengths
     output: _Lengths
     name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = ""
-    """Default: the file's name."""
+    """Name of the workload; default: the file's name."""
     about: str = ""
     content: _Content = _Content()
     sharing: Sharing | None = None
     conversations: Conversations | None = None
     request: _Request = _Request()
     arrivals: str = ""
-    """Arrivals unless the run states others; the rate is the run's."""
+    """Arrival process, unless the run sets another one. The rate is the run's."""
 
 
 def load_workload(path: Path) -> Composed:

@@ -19,16 +19,16 @@ class Requests:
 
     arrival_ns: "array[int]" = field(default_factory=int_column)
     input: "array[int]" = field(default_factory=int_column)
-    """Prompt tokens."""
+    """Number of prompt tokens."""
     output: "array[int]" = field(default_factory=int_column)
-    """Tokens to generate: known to the engine, but not to a scheduler."""
+    """Number of tokens to generate; the engine knows it, schedulers do not."""
     predicted: "array[int]" = field(default_factory=int_column)
-    """Tokens predicted for a scheduler."""
+    """Predicted number of output tokens, for schedulers."""
     blocks: list[tuple[int, ...]] = field(default_factory=list)
     """Block numbers of each prompt, the last block possibly partial; equal beginnings have equal numbers (as
     a trace's `hash_ids`)."""
     block_tokens: int = 0
-    """Tokens of a block; 0 without blocks."""
+    """Number of tokens in a block; 0: no blocks."""
     epoch_ns: int = 0
     """Wall clock at time 0 of `arrival_ns`: ns since 1970 UTC; 0 without dates."""
     after: "array[int]" = field(default_factory=int_column)
@@ -44,7 +44,7 @@ class Requests:
     paths: list[str] = field(default_factory=list)
     """Path of the recorded request; "" for a prompt of a data set, or without a body."""
     models: list[str] = field(default_factory=list)
-    """Requested model; "" if unknown."""
+    """Requested model; "" if it is unknown."""
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -54,7 +54,9 @@ class Requests:
         begins a conversation."""
         rows = list(rows)
         numbers = (self.arrival_ns, self.input, self.output, self.predicted)
-        arrivals, given, made, guess = (array("q", [c[row] for row in rows] if c else []) for c in numbers)
+        arrivals, inputs, outputs, predicted = (
+            array("q", [c[row] for row in rows] if c else []) for c in numbers
+        )
         after, think_ns, joins = int_column(), int_column(), dict[int, tuple[int, ...]]()
         if self.after:
             places = {row: place for place, row in enumerate(rows)}
@@ -66,7 +68,7 @@ class Requests:
                 if joined := tuple(places[other] for other in self.joins.get(row, ()) if other in places):
                     joins[place] = joined
         return Requests(
-            arrivals, given, made, guess, [self.blocks[row] for row in rows] if self.blocks else [],
+            arrivals, inputs, outputs, predicted, [self.blocks[row] for row in rows] if self.blocks else [],
             self.block_tokens, self.epoch_ns, after, think_ns, joins,
             [self.tenants[row] for row in rows] if self.tenants else [],
             [self.bodies[row] for row in rows] if self.bodies else [],

@@ -29,19 +29,19 @@ class Trace:
     format: str = ""
     notes: list[str] = field(default_factory=list)
     dated: bool = False
-    """Arrivals count from 1970 UTC, not from the trace's own zero."""
+    """Whether arrivals count from 1970 UTC, instead of from the trace's own zero."""
     sessions: "array[int]" = field(default_factory=int_column)
     """Conversation number of each row, if requested; unchanged when rows are omitted."""
     places: "array[int]" = field(default_factory=int_column)
     """Number of each row in the source, from 0, if requested."""
     answered: bool = False
-    """A row has the time of its answer; known only with `places`."""
+    """Whether a row has the time of its answer; known only with `places`."""
     left_out: int = 0
-    """Rows of the source without arrival or token count."""
+    """Number of rows of the source that have no arrival or token count."""
     unsendable: dict[str, int] = field(default_factory=dict)
     """Number of further omitted rows, by the reason why they cannot be sent."""
     estimated: int = 0
-    """Rows of the source whose token counts are estimated."""
+    """Number of rows of the source whose token counts are estimated."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -97,11 +97,11 @@ class Trace:
     def requests_at(self, *, count: int, scale: float = 1.0, think_scale: float = 1.0) -> Requests:
         """Return requests from time 0, `scale` times as dense; request k is row k mod n. Raises ValueError if
         the trace cannot repeat."""
-        given = self.requests
-        n, span_ns = len(given), self.span_ns
+        source = self.requests
+        n, span_ns = len(source), self.span_ns
         if count > n and span_ns == 0:
             raise ValueError("the rows cannot be repeated, since all arrive at once")
-        offsets = [t - given.arrival_ns[0] for t in given.arrival_ns[: min(n, count)]]
+        offsets = [t - source.arrival_ns[0] for t in source.arrival_ns[: min(n, count)]]
         if count > n:
             # The period is span + span / (n - 1) = n span / (n - 1); round its multiples, not the period.
             rounds = range(-(-count // n))
@@ -109,23 +109,23 @@ class Trace:
         if scale != 1:
             offsets = [round(t / scale) for t in offsets]
         more = -(-count // n)
-        before = given.after
-        think_ns = given.think_ns
+        before = source.after
+        think_ns = source.think_ns
         if think_scale != 1:
             think_ns = array("q", (round(t / think_scale) for t in think_ns))
         return Requests(
-            array("q", offsets), (given.input * more)[:count], (given.output * more)[:count], array("q"),
-            (given.blocks * more)[:count], given.block_tokens, given.arrival_ns[0] if self.dated else 0,
+            array("q", offsets), (source.input * more)[:count], (source.output * more)[:count], array("q"),
+            (source.blocks * more)[:count], source.block_tokens, source.arrival_ns[0] if self.dated else 0,
             array("q", [row if row < 0 else row + k * n for k in range(more) for row in before][:count]),
             (think_ns * more)[:count],
             {
                 row + k * n: tuple(other + k * n for other in others)
                 for k in range(more)
-                for row, others in given.joins.items()
+                for row, others in source.joins.items()
                 if row + k * n < count
             },
-            (given.tenants * more)[:count], (given.bodies * more)[:count], (given.paths * more)[:count],
-            (given.models * more)[:count],
+            (source.tenants * more)[:count], (source.bodies * more)[:count], (source.paths * more)[:count],
+            (source.models * more)[:count],
         )  # fmt: skip
 
     def _taken(self, rows: Sequence[int]) -> "Trace":

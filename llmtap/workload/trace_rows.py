@@ -41,7 +41,7 @@ COLUMNS: Final = (
     "last_token_us",
 )  # fmt: skip
 _Name = tuple[str | None, str]
-"""Capture and session, or capture and id: unique only within a capture."""
+"""Capture with session or id, which are unique only within a capture."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class TraceTurns:
         self._think_us: list[int | None] = []
         self._end_us: list[int | None] = []
         self._last: dict[_Name, tuple[int, int]] = {}
-        """Arrival and answer end of each session's last row, in ns."""
+        """Arrival and end of the answer of each session's last row, in ns."""
         self._undated = 0
         self._orphans = self._overlapping = self._unended = 0
 
@@ -308,7 +308,7 @@ class TraceRows:
         notes = [f"{n:,} rows {reasons[name]}: left out" for name, n in self._without.items() if n]
         if self._no_model:
             notes.append(f"{self._no_model:,} rows are no requests to a model: not read")
-        notes += [f"{n:,} rows {why}: not sent" for why, n in self.unsendable.most_common()]
+        notes += [f"{n:,} rows {reason}: not sent" for reason, n in self.unsendable.most_common()]
         if self.estimated:
             notes.append(
                 f"{self.estimated:,} rows lack a token count: estimated from the events that"
@@ -457,7 +457,7 @@ class _TokenEstimate:
         self._assumed = bytes_per_token
         self._tokens = self._bytes = 0
         self._rows: dict[int, int] = {}
-        """Bytes by row."""
+        """Number of bytes by row."""
 
     def take(self, begin: int, tokens: pa.Array, sizes: pa.Array) -> pa.Array:
         """Return whether each row is to be estimated. `begin`: number of the first row."""

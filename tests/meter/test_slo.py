@@ -166,7 +166,7 @@ def test_a_standard_alarm_that_can_never_ring_is_left_out_and_told(caplog: pytes
         ({"a": slo(), "b": slo()}, "slo.b.tenants", "slo.a"),
         ({"a": slo(tenants=("x",)), "b": slo(tenants=("x",))}, "slo.b.tenants", "slo.a already"),
         ({"a": slo(tenants=("*",)), "b": slo(tenants=("chat-*",))}, "slo.b.tenants", "never applies"),
-        ({"so so": slo()}, "slo.so so", "no name"),
+        ({"so so": slo()}, "slo.so so", "not a valid name"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_reason(

@@ -134,7 +134,7 @@ def test_both_limits_are_exceeded_once_in_twenty_times() -> None:
 def test_a_plan_that_is_kept_has_a_ratio_of_one() -> None:
     planned = [0, S, 3 * S, 4 * S]
     found = punctuality(planned, [t + 2_000_000 for t in planned])
-    assert (found.planned, found.sent, found.asked_rps, found.achieved_rps) == (4, 4, 0.75, 0.75)
+    assert (found.planned, found.sent, found.planned_rps, found.achieved_rps) == (4, 4, 0.75, 0.75)
     assert (found.ratio, found.early) == (1, 0)
     assert set(found.late_ns.values()) == {2_000_000}
 
@@ -142,7 +142,7 @@ def test_a_plan_that_is_kept_has_a_ratio_of_one() -> None:
 def test_who_falls_behind_or_leaves_out_achieves_less() -> None:
     found = punctuality([0, S, 2 * S, 3 * S], [-5, 2 * S, None, 6 * S])
     assert (found.planned, found.sent, found.early) == (4, 3, 1)
-    assert (found.asked_rps, found.achieved_rps) == (1, pytest.approx(2 / 6))
+    assert (found.planned_rps, found.achieved_rps) == (1, pytest.approx(2 / 6))
     assert found.ratio == pytest.approx(1 / 3)
     assert (found.late_ns["min"], found.late_ns["p50"], found.late_ns["max"]) == (-5, S, 3 * S)
     assert found.late_ns["mean"] == pytest.approx((4 * S - 5) / 3)

@@ -49,7 +49,7 @@ def test_nothing_served_has_no_cost_per_token() -> None:
 
 
 def test_a_price_is_not_below_zero() -> None:
-    with pytest.raises(ValueError, match="at least 0"):
+    with pytest.raises(ValueError, match="must not be negative"):
         Price(gpus=1, per_gpu_hour=-1)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from llmtap.report.sweep import (
     BEST,
-    best_said,
+    best_runs_text,
     queue_grows,
     read_sweep,
     sweep_lines,
@@ -136,13 +136,13 @@ def test_a_run_is_the_best_if_repeats_show_it(a: list[float | None], b: list[flo
         for seed, value in enumerate(values)
     ]
     assert starred(runs) == ({("a", "req/s")} if won else set())
-    assert ("a was best by throughput" in best_said(runs)) is won
+    assert ("a was best by throughput" in best_runs_text(runs)) is won
 
 
 def test_of_one_seed_no_run_is_the_best_and_the_way_to_find_out_is_said() -> None:
     runs = [run(name, 1, throughput_rps=value) for name, value in (("a", 1), ("b", 2))]
-    assert (starred(runs), "--seed 1,2,3" in best_said(runs)) == (set(), True)
-    assert best_said(runs[:1]) == ""
+    assert (starred(runs), "--seed 1,2,3" in best_runs_text(runs)) == (set(), True)
+    assert best_runs_text(runs[:1]) == ""
 
 
 def test_a_p99_of_few_requests_is_marked_in_the_table() -> None:

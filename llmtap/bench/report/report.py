@@ -35,7 +35,7 @@ from llmtap.bench.sut.sut import params_document, without_keys
 from llmtap.errors import ConfigError
 from llmtap.metrics.deadlines import Benefit, user_idle_ns
 from llmtap.metrics.latency import DEFAULT_BENEFIT
-from llmtap.report.replay_terms import selftest_said
+from llmtap.report.replay_terms import selftest_text
 from llmtap.units import NS_PER_S, to_seconds
 from llmtap.version import __version__
 
@@ -196,7 +196,7 @@ def _configuration(
     if session.reader != DEFAULT_BENEFIT:
         yield "Reader", session.reader.text
     if selftest is not None:
-        yield "error of our own times", selftest_said(selftest)
+        yield "error of our own times", selftest_text(selftest)
 
 
 def document_of(

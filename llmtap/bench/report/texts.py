@@ -13,13 +13,13 @@ from llmtap.bench.run.levels import is_sustained
 from llmtap.metrics.statistics import samples_needed
 from llmtap.report.bench import (
     BOUNDARIES,
-    NOT_SAID,
-    compliance_said,
+    NOT_DECLARED,
+    compliance_text,
     configuration,
-    deviations_said,
-    findings_said,
-    guardrails_said,
-    hardware_said,
+    deviation_texts,
+    finding_texts,
+    guardrails_text,
+    hardware_text,
     identification,
     load_tables,
     mark_of,
@@ -74,14 +74,14 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield "=== LLM Benchmark Report (Minimum) ==="
     yield ""
     yield "System Identification:"
-    yield f"- Model: {sut.get('model') or (document.get('target') or {}).get('model') or NOT_SAID}"
-    yield f"- Hardware: {hardware_said(sut)}"
-    yield f"- Software: {sut.get('software') or NOT_SAID}"
-    yield f"- SUT Boundary: {BOUNDARIES.get(sut.get('boundary') or '', NOT_SAID)}"
+    yield f"- Model: {sut.get('model') or (document.get('target') or {}).get('model') or NOT_DECLARED}"
+    yield f"- Hardware: {hardware_text(sut)}"
+    yield f"- Software: {sut.get('software') or NOT_DECLARED}"
+    yield f"- SUT Boundary: {BOUNDARIES.get(sut.get('boundary') or '', NOT_DECLARED)}"
     yield ""
     yield "Test Configuration:"
     yield f"- Workload: {workload_text(result)}"
-    yield f"- Load Model: {NOT_SAID if main is None else load_text(main[1])}"
+    yield f"- Load Model: {NOT_DECLARED if main is None else load_text(main[1])}"
     yield f"- Request Count: {result.get('n', NOT_MEASURED)}"
     seconds = (result.get("window") or {}).get("seconds")
     yield f"- Test Duration: {NOT_MEASURED if seconds is None else f'{number(seconds)} seconds'}"
@@ -104,7 +104,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 def workload_text(result: Mapping[str, Any]) -> str:
     plan = result.get("plan") or {}
-    return str((plan.get("workload") or {}).get("name") or plan.get("trace") or NOT_SAID)
+    return str((plan.get("workload") or {}).get("name") or plan.get("trace") or NOT_DECLARED)
 
 
 def load_text(step: Mapping[str, Any]) -> str:
@@ -176,7 +176,7 @@ def _notes(document: Mapping[str, Any], main: _MainLoad | None) -> Iterator[str]
         yield f"Verdict: {sentence}"
     leads = {"findings": "Not to be relied on", "cautions": "Caution", "unchecked": "Not checked"}
     for kind, lead in leads.items():
-        yield from (f"{lead}: {text}" for text in findings_said(verdict.get(kind) or ()))
+        yield from (f"{lead}: {text}" for text in finding_texts(verdict.get(kind) or ()))
     if main is not None:
         report, step = main
         arm = f" ({step['arm']})" if step["arm"] else ""
@@ -188,11 +188,11 @@ def _notes(document: Mapping[str, Any], main: _MainLoad | None) -> Iterator[str]
         yield f"Configuration, TTFT and TPOT are of {name}" + (f": {n:,} {description}" if n else "")
         if n and n < needed:
             yield f"P99 rests on {n:,} samples; {needed:,} are needed for 10 % accuracy (5.1.4.3)"
-    deviations = deviations_said(document)
+    deviations = deviation_texts(document)
     yield from deviations
     if reports and not deviations and all(report.get("compliance") for report in reports):
         yield "No deviation from the methodology is known to the tests that were run"
-    yield f"Guardrails: {guardrails_said(document.get('sut') or {})}"
+    yield f"Guardrails: {guardrails_text(document.get('sut') or {})}"
     loads = [text for one in reports if (text := (one.get("configuration") or {}).get(MODEL_LOAD))]
     yield from (f"{MODEL_LOAD}: {text}" for text in loads[:1])
     refused = sum(report.get("refused") or 0 for report in reports)
@@ -254,7 +254,7 @@ def _summary(document: Mapping[str, Any]) -> Iterator[Block]:
         "cautions": "Caution:",
         "unchecked": "Not checked:",
     }
-    findings = {lead: findings_said(verdict.get(kind) or ()) for kind, lead in leads.items()}
+    findings = {lead: finding_texts(verdict.get(kind) or ()) for kind, lead in leads.items()}
     for lead, items in findings.items():
         if items:
             yield from (Note("", lead=lead), ItemList(items))
@@ -287,9 +287,9 @@ def _compliance(document: Mapping[str, Any]) -> Iterator[Block]:
         for one in (r.get("verdict") or {}).get("failures") or ()
     ]
     listed = {
-        "Tests performed:": [f"{r['section']} {r['title']}: {compliance_said(r)}" for r in reports],
+        "Tests performed:": [f"{r['section']} {r['title']}: {compliance_text(r)}" for r in reports],
         "Tests that could not run:": [f"{r['test']}: {r['why']}" for r in document.get("not_run") or ()],
-        "Deviations:": deviations_said(document) or ["none that the tests know of"],
+        "Deviations:": deviation_texts(document) or ["none that the tests know of"],
         "Limitations:": limits or ["none that are known beside the notes of each test"],
     }
     for head, items in listed.items():

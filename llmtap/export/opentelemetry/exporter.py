@@ -58,9 +58,9 @@ from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured
 log = logging.getLogger(__name__)
 
 BATCH_MAX: Final = 512
-"""Spans in one request, the SDK's default: 0.7 MB at most; receivers take 4 MiB."""
+"""Spans in one request (the SDK's default), at most 0.7 MB; receivers accept 4 MiB."""
 POINTS_MAX: Final = 2_000
-"""Points in one request: 0.6 KB each."""
+"""Metric points in one request, 0.6 KB each."""
 QUEUE_MAX: Final = 2_048
 RETRY_S: Final = 1.0
 """Pause between attempts to send a batch, each of which the SDK repeats until its timeout."""
@@ -71,7 +71,7 @@ Answer = Literal["ok", "again", "refused"]
 
 
 class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpcio has no types
-    """What a receiver answered to the last request, by gRPC or HTTP.
+    """Answers of a receiver to requests by gRPC or HTTP.
 
     Source: OTLP specification 1.x, "OTLP/gRPC" and "OTLP/HTTP": failures, partial success.
     """
@@ -108,7 +108,7 @@ class _Receiver(grpc.UnaryUnaryClientInterceptor):  # type: ignore[misc]  # grpc
         self.log("otlp_failed", problem)
 
     def log(self, event: str, problem: str) -> None:
-        """Log the first problem of a kind; the counts show how often."""
+        """Log the first problem of a kind; later ones are only counted."""
         if event not in self._logged:
             self._logged.add(event)
             log.warning("event=%s error=%r further=counted", event, problem)
@@ -138,7 +138,7 @@ class _Session(requests.Session):
 
 
 class _Intercepted:
-    """Mixin of the SDK's gRPC exporters: lets a `_Receiver` see the answers."""
+    """Mixin of the SDK's gRPC exporters: passes their answers to a `_Receiver`."""
 
     def __init__(self, receiver: _Receiver) -> None:
         self._receiver = receiver
@@ -158,7 +158,7 @@ class _GrpcMetrics(_Intercepted, grpc_metrics.OTLPMetricExporter):
 
 
 class _SpanDelivery(SpanExporter):
-    """Delivers batches, tries again while the receiver is away, and counts."""
+    """Delivers batches of spans, retries while the receiver is not available, and counts."""
 
     def __init__(self, inner: SpanExporter, receiver: _Receiver, closing: Event) -> None:
         self.inner = inner
@@ -185,7 +185,7 @@ class _SpanDelivery(SpanExporter):
         self._receiver.expect()
         try:
             self.inner.export(spans)
-        except Exception as exc:  # ours: telemetry must not end because one batch is odd
+        except Exception as exc:  # an error of llmtap with one batch must not stop the export
             self._receiver.log("otlp_bug", repr(exc))
         return self._receiver.answer
 
@@ -194,7 +194,7 @@ class _SpanDelivery(SpanExporter):
             self.dropped[reason] = self.dropped.get(reason, 0) + n
 
     def shutdown(self) -> None:
-        """The owner ends the inner exporter."""
+        """Do nothing: the owner ends the inner exporter."""
 
 
 class _MetricDelivery:
@@ -217,7 +217,7 @@ class _MetricDelivery:
             last = self._closing.wait(self._interval_s)
             try:
                 self._export()
-            except Exception as exc:  # ours: the next totals may be fine
+            except Exception as exc:  # an error of llmtap; the next export may succeed
                 self.failures += 1
                 self._receiver.log("otlp_bug", repr(exc))
 
@@ -254,9 +254,7 @@ class OtlpExporter:
         self._names = VERSIONS[options.semconv]
         self._closing = Event()
         self._handed = self._full = 0
-        logging.getLogger("opentelemetry.exporter").setLevel(
-            logging.CRITICAL
-        )  # the receiver's answers are ours to log
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # `_Receiver` logs the answers
         with _environment(options.endpoint):
             resource = _resource(version, reader)
             self._traces, self._metrics = _is_wanted("TRACES"), _is_wanted("METRICS")
@@ -311,7 +309,7 @@ class OtlpExporter:
         return ExporterState("otlp", self._spans.sent, max(0, self._waiting()), failures, dropped)
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Send what is left, for at most `limit_s`; the rest is counted as dropped. Blocks."""
+        """Send the remaining data for at most `limit_s`; count the rest as dropped. Blocks."""
         self._closing.set()
         until = time.monotonic() + limit_s
         flushes = [Thread(target=self._provider.shutdown, daemon=True)]
@@ -329,9 +327,9 @@ class OtlpExporter:
 
 
 def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Receiver]]:
-    """Return the SDK's exporters of both signals; a signal may have its own protocol."""
+    """Return the SDK's exporters of spans and metrics, which may have different protocols."""
     receivers = _Receiver(), _Receiver()
-    made: list[Any] = []
+    exporters: list[Any] = []
     for signal, receiver, by_grpc, by_http, response in (
         ("TRACES", receivers[0], _GrpcSpans, http_traces.OTLPSpanExporter, ExportTraceServiceResponse),
         (
@@ -343,14 +341,14 @@ def _exporters(protocol: str) -> tuple[SpanExporter, Any, tuple[_Receiver, _Rece
         ),
     ):
         if os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", protocol) == "grpc":
-            made.append(by_grpc(receiver))
+            exporters.append(by_grpc(receiver))
         else:
-            made.append(by_http(session=_Session(receiver, response)))
-    return made[0], made[1], receivers
+            exporters.append(by_http(session=_Session(receiver, response)))
+    return exporters[0], exporters[1], receivers
 
 
 def _resource(version: str, reader: Benefit) -> Resource:
-    """Return our resource attributes; those of the operator take precedence."""
+    """Return llmtap's resource attributes; those of the operator take precedence."""
     named = Resource.create()
     if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
         named = named.merge(Resource({SERVICE_NAME: "llmtap"}))
@@ -381,7 +379,7 @@ def _number(variable: str, default: float) -> float:
 
 @contextmanager
 def _environment(endpoint: str | None) -> Iterator[None]:
-    """Let the SDK read this endpoint from the environment; None: what is set there already."""
+    """Let the SDK read this endpoint from the environment; None: keep the present variable."""
     name = "OTEL_EXPORTER_OTLP_ENDPOINT"
     before = os.environ.get(name)
     os.environ.update({} if endpoint is None else {name: endpoint})

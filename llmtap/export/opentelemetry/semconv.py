@@ -28,7 +28,7 @@ ERROR_TYPE: Final = "error.type"
 HTTP_METHOD: Final = "http.request.method"
 HTTP_STATUS: Final = "http.response.status_code"
 OVERFLOW: Final = "otel.metric.overflow"
-"""True on the point that counts what has no series of its own."""
+"""Attribute that is true on the point that counts everything without a series of its own."""
 SERVER_ADDRESS: Final = "server.address"
 SERVER_PORT: Final = "server.port"
 SERVICE_NAME: Final = "service.name"
@@ -36,7 +36,7 @@ SERVICE_VERSION: Final = "service.version"
 URL_PATH: Final = "url.path"
 
 
-# Ours, the same in every version.
+# Attributes of llmtap itself, equal in all versions.
 TENANT: Final = "llmtap.tenant"
 ARM: Final = "llmtap.arm"
 OUTCOME: Final = "llmtap.outcome"
@@ -47,7 +47,7 @@ READING: Final = "llmtap.reading"
 REFUSAL_KIND: Final = "llmtap.refusal.kind"
 TOKEN_SOURCE: Final = "llmtap.token.source"
 UNCERTAINTY: Final = "llmtap.uncertainty"
-"""Seconds: uncertainty of every timestamp of the exchange."""
+"""Attribute with the uncertainty of each timestamp of the exchange, in seconds."""
 
 
 _SECONDS: Final = edges_ns(
@@ -66,7 +66,7 @@ class Instrument:
     description: str
     unit: str
     edges: tuple[int, ...] = ()
-    """Upper edges: ns where the unit is `s`, else in the unit."""
+    """Upper edges: in ns if the unit is `s`, else in the unit."""
 
     @property
     def scale(self) -> float:
@@ -84,7 +84,7 @@ class Measure:
 class Semconv:
     version: str
     schema_url: str = ""
-    """Empty where the version has no published schema."""
+    """URL of the schema; empty if the version has no published schema."""
     # Attributes.
     operation: str = "gen_ai.operation.name"
     provider: str = "gen_ai.provider.name"
@@ -100,7 +100,7 @@ class Semconv:
     reasoning_tokens: str = "gen_ai.usage.reasoning.output_tokens"
     # Metrics.
     measures: Mapping[str, tuple[Measure, ...]]
-    """By quantity."""
+    """Measures by quantity."""
 
 
 def _seconds(name: str, text: str, edges: tuple[int, ...] = _SECONDS) -> tuple[Measure, ...]:
@@ -129,7 +129,8 @@ _SERVER: Final = {
         "Time per output token generated after the first token for successful responses.", _PER_TOKEN,
     ),
 }  # fmt: skip
-"""The model server's, which no version has renamed. We see it from its door: the way to it is included."""
+"""Measures of the model server, equal in all versions. They are measured outside of the server, so they
+include the network."""
 
 
 def _v1_41() -> Semconv:
@@ -234,17 +235,17 @@ _HOSTS: Final = (
     ("api.perplexity.ai", "perplexity"),
     ("api.x.ai", "x_ai"),
 )
-"""Well-known values of the conventions, by the end of the upstream's name."""
+"""Well-known provider names of the conventions, by the end of the upstream's host name."""
 _FLAVOURS: Final = (("anthropic", "anthropic"), ("cohere", "cohere"), ("bedrock", "aws.bedrock"))
 
 
 def operation_of(endpoint: str | None) -> str | None:
-    """The operation's well-known name for an endpoint; None for what is no operation of a model."""
+    """Return the well-known operation name of an endpoint; None if it does not call a model."""
     return None if endpoint is None else _OPERATIONS.get(endpoint)
 
 
 def provider_of(host: str | None, dialect: str | None) -> str:
-    """Return the provider (required): by the upstream's name, else by the flavour of its answers."""
+    """Return the provider (required) by the upstream's host name, else by the dialect of its answers."""
     if host is not None:
         for end, provider in _HOSTS:
             if host.endswith(end):

@@ -34,17 +34,17 @@ from llmtap.metrics.summary import ENDED_WELL
 _OWN: Final = tuple(metric for metric in METRICS if metric.otlp is not None)
 _own_values: Final = values_of(_OWN)
 TEXT_MAX: Final = 256
-"""Characters of a name from traffic: enough for any model name, few enough to be harmless."""
+"""Maximum length of a name from traffic in characters: enough for any model name."""
 
 _NO_ERROR: Final = ENDED_WELL | {Outcome.CLIENT_CANCELLED}
 _COUNTED: Final = frozenset(
     {TokenSource.USAGE, TokenSource.TOKEN_IDS, TokenSource.LOGPROBS, TokenSource.RUNNING_USAGE}
 )
-"""Token sources that the conventions accept as usage: the provider reported the count, or each token."""
+"""Token sources that the conventions accept as usage: the provider reported the total, or each token."""
 _IS_CHUNK: Final = bytes(
     code not in (EventClass.KEEPALIVE.value, EventClass.DONE.value) for code in range(256)
 )
-"""By EventClass code: 1 where a client library returns a chunk to its caller."""
+"""1 for each EventClass code whose events a client library returns to its caller as chunks."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Terms:
     first_chunk_ns: int | None
     chunk_times_ns: list[int]
     output_tokens: int | None
-    """None where their number is an estimate."""
+    """Output tokens; None if their number is an estimate."""
     cache_write_tokens: int | None
     server_duration_ns: int | None
     server_first_token_ns: int | None
@@ -75,11 +75,11 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
     t = x.timeline
     times = chunk_times_ns(t.events) if x.stream else []
     end_ns = _end_ns(x)
-    well = x.outcome in ENDED_WELL and (x.status is None or x.status < 400)
+    completed = x.outcome in ENDED_WELL and (x.status is None or x.status < 400)
     output = x.tokens.output if x.tokens.source in _COUNTED else None
-    # The server's terms are those of an answer that came: from the request's last byte on, and whole.
-    server = m.e2e_ns
-    first_token = m.ttft_any_ns if x.stream and well else None
+    # Server metrics count from the request's last byte, and only for complete answers.
+    server_ns = m.e2e_ns
+    first_token_ns = m.ttft_any_ns if x.stream and completed else None
     operation = semconv.operation_of(x.endpoint)
     return Terms(
         operation=operation,
@@ -93,16 +93,16 @@ def terms_of(x: Exchange, m: Measured, host: str | None, provider: str | None) -
         chunk_times_ns=times,
         output_tokens=output,
         cache_write_tokens=_cache_write_tokens(x.usage or {}),
-        server_duration_ns=server,
-        server_first_token_ns=first_token,
-        server_per_token_ns=_per_token_ns(x, server, first_token, output),
+        server_duration_ns=server_ns,
+        server_first_token_ns=first_token_ns,
+        server_per_token_ns=_per_token_ns(x, server_ns, first_token_ns, output),
     )
 
 
 def error_type(x: Exchange) -> str | None:
     """Return `error.type`: the status from 400 on, else the outcome if it is a failure; None for success.
 
-    A client that left is no error, nor is a refusal. Source: semantic conventions, HTTP client spans.
+    Disconnected clients and refusals are not errors. Source: semantic conventions, HTTP client spans.
     """
     if x.status is not None and x.status >= 400:
         return str(x.status)
@@ -110,7 +110,7 @@ def error_type(x: Exchange) -> str | None:
 
 
 def chunk_times_ns(log: EventLog) -> list[int]:
-    """Return the timestamps of all events but keep-alives and end marker."""
+    """Return the timestamps of all events except keep-alives and the end marker."""
     return list(compress(log.t_ns, log.classes.translate(_IS_CHUNK)))
 
 
@@ -125,7 +125,7 @@ def _per_token_ns(x: Exchange, server_ns: int | None, first_ns: int | None, outp
     if server_ns is None or first_ns is None or output is None or output < 2:
         return None
     if x.tokens.reasoning and x.timeline.first_reasoning_ns is None:
-        return None  # reasoned before the first token that we could see: not "after the first token"
+        return None  # the reasoning came before the first visible token, so its time is not in the gaps
     return (server_ns - first_ns) // (output - 1)
 
 
@@ -150,13 +150,16 @@ Value = str | bool | int | float | list[str]
 
 
 class ExchangeIds(IdGenerator):
-    """Ids of the span being made: the same for an exchange each time, so that its span can be found again."""
+    """Generator of the ids of the next span.
+
+    An exchange always gets the same ids, so that its span can be found.
+    """
 
     def __init__(self) -> None:
         self.trace_id = self.span_id = 0
 
     def set(self, x: Exchange) -> None:
-        """Use the ids of this exchange: a hash, so that nothing need be stored."""
+        """Use the ids of this exchange, computed as a hash so that they need not be stored."""
         text = f"{x.id} {x.arrival_wall_ns} {x.timeline.arrival_ns}".encode()
         digest = blake2b(text, digest_size=24).digest()
         self.trace_id, self.span_id = int.from_bytes(digest[:16]), int.from_bytes(digest[16:])
@@ -208,7 +211,7 @@ def start_span(
 
 
 def _text(text: str) -> str:
-    # Text from traffic may hold what UTF-8 cannot encode: half a surrogate pair from a JSON escape.
+    # Text from traffic may contain half a surrogate pair (from a JSON escape), which UTF-8 cannot encode.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -261,7 +264,8 @@ EXPONENTIAL_MAX: Final = 160
 NO_EXTREMES: Final[Mapping[str, Any]] = {"min": None, "max": None}
 
 Key = tuple[str | None, ...]
-"""Values of the attributes, in the order of `Recorder.names`; empty: the series of what had no room."""
+"""Values of the attributes, in the order of `Recorder.names`; empty: series of all data for which there was
+no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +278,7 @@ class Point:
 
 
 class MetricRecorder:
-    """Counter of exchanges, on the thread where they end."""
+    """Counts of exchanges; used on the thread where exchanges end."""
 
     def __init__(self, names: semconv.Semconv, series_max: int, *, exponential: bool = False) -> None:
         self.names: Final = (
@@ -312,7 +316,7 @@ class MetricRecorder:
         add("exchanges", (*base, terms.error_type, x.outcome.value), (1,))
         if terms.operation is None:
             return
-        # Only durations have the error's type: the other terms belong to answers.
+        # Only durations have the error type as an attribute; the other figures describe answers.
         of_error = key if terms.error_type is None else (*base, terms.error_type, None)
         tokens = x.tokens
         add("server_duration", of_error, (terms.server_duration_ns,))
@@ -327,7 +331,7 @@ class MetricRecorder:
             ):  # fmt: skip
                 add(f"{name}_tokens", key, (n,))
         if not x.stream or x.reading is Reading.INFERRED:
-            return  # inferred times are not mixed with those that a dialect read
+            return  # times of inferred readings must not be mixed with those of known dialects
         for quantity, ns in (
             ("first_chunk", terms.first_chunk_ns), ("server_first_token", terms.server_first_token_ns),
             ("server_per_token", terms.server_per_token_ns),
@@ -339,7 +343,7 @@ class MetricRecorder:
         add("chunk_gap", key, list(map(sub, times[1:], times)))
 
     def _add(self, quantity: str, key: Key, values: Sequence[int | None]) -> None:
-        """Count values of a quantity; (None,) is a value that does not apply."""
+        """Record values of a quantity; `(None,)` means that it does not apply, and nothing is recorded."""
         if values and values[0] is not None:
             for i in self._of.get(quantity, ()):
                 self._cell(i, key).record_many(values)  # type: ignore[arg-type]  # no other is None
@@ -386,7 +390,7 @@ class Totals:
             yield Point(measure, self._attributes(measure, place[1]), cell, start_ns, place)
 
     def forget(self, points: Sequence[Point]) -> None:
-        """Count these series from zero again, because they were delivered as deltas."""
+        """Count these series from 0 again, because they were delivered as deltas."""
         for point in points:
             del self._cells[point.place]
 
@@ -404,9 +408,9 @@ class Totals:
 
 
 def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Metric]:
-    """Return these points as the SDK's exporters take them; those of one instrument follow each other."""
+    """Return the points in the form of the SDK's exporters. Points of one instrument must be adjacent."""
     temporality = sdk.AggregationTemporality.DELTA if delta else sdk.AggregationTemporality.CUMULATIVE
-    found = []
+    metrics = []
     for instrument, group in groupby(points, key=lambda point: point.measure.instrument):
         ready = [_ready(point, now_ns) for point in group]
         data: Any
@@ -416,8 +420,8 @@ def metrics_of(points: Iterable[Point], now_ns: int, delta: bool) -> list[sdk.Me
             data = sdk.Histogram(ready, temporality)
         else:
             data = sdk.ExponentialHistogram(ready, temporality)
-        found.append(sdk.Metric(instrument.name, instrument.description, instrument.unit, data))
-    return found
+        metrics.append(sdk.Metric(instrument.name, instrument.description, instrument.unit, data))
+    return metrics
 
 
 def _ready(point: Point, now_ns: int) -> Any:

@@ -29,13 +29,13 @@ from llmtap.metrics.catalogue import FAMILIES, Family
 
 WHO: Final = ("tenant", "model", "arm")
 READ: Final = (*WHO, "reading")
-"""Labels of metrics of tokens. `reading` is `dialect`, or `inferred` for answers of no known dialect, whose
-times are inferred from their structure."""
+"""Labels of metrics of tokens. `reading` is `dialect`, or `inferred` for answers of unknown dialects, whose
+times follow from their structure."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramFamily:
-    """A histogram metric; `unit` is the number of recorded units in one unit of the metric."""
+    """A histogram metric. `unit`: number of recorded units in one unit of the metric."""
 
     name: str
     help: str
@@ -73,7 +73,7 @@ class SelfMetric:
 
 
 Value = float | Mapping[Any, float]
-"""Value of a metric, or values by label (text), or by labels (a tuple)."""
+"""Value of a metric; or values by one label (a text) or by several labels (a tuple)."""
 _C, _G = CounterMetricFamily, GaugeMetricFamily
 _RELAY, _WINDOW = ("relay",), ("window",)
 
@@ -83,7 +83,7 @@ def _labels(family: Family) -> tuple[str, ...]:
 
 
 def _counts_of(status: type, *labels: str) -> dict[str, SelfMetric]:
-    """Return the metrics that the fields of a status declare."""
+    """Return the metrics declared by the fields of a status."""
     return {
         count.metric: SelfMetric(
             _G if count.gauge else _C, count.help, labels if count.label is None else (*labels, count.label)

@@ -48,10 +48,11 @@ from llmtap.metrics.latency import Measured
 from llmtap.metrics.objectives import Fluidity, Objectives, fluidity_of
 
 EXEMPLARS_MAX: Final = 20_000
-"""Newest exemplars: 0.7 KB each; 2,000 series of a histogram have 60,000 buckets, most with old ones."""
+"""Maximum number of exemplars, of which the newest are kept: 0.7 KB each. 2,000 series of a histogram have
+60,000 buckets, most of them with old ones."""
 
 CALLS_MAX: Final = 1_000
-"""Combinations of tenant, method, tool and outcome of MCP; the methods of further ones are `other`."""
+"""Maximum number of combinations of tenant, method, tool and outcome of MCP; further methods are `other`."""
 
 Place = tuple[str, tuple[str, ...], int]
 
@@ -72,12 +73,12 @@ class Exemplars:
         return dict(self._last)
 
 
-def by_series(kept: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
-    """Sort exemplars by metric, labels and bucket, as `TextWriter` takes them."""
-    found: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
-    for (metric, labels, bucket), exemplar in kept.items():
-        found.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar
-    return found
+def by_series(exemplars: Mapping[Place, Exemplar]) -> dict[str, dict[tuple[str, ...], dict[int, Exemplar]]]:
+    """Sort exemplars by metric, labels and bucket, the order that `TextWriter` needs."""
+    by_metric: dict[str, dict[tuple[str, ...], dict[int, Exemplar]]] = {}
+    for (metric, labels, bucket), exemplar in exemplars.items():
+        by_metric.setdefault(metric, {}).setdefault(labels, {})[bucket] = exemplar
+    return by_metric
 
 
 _Key = tuple[str, tuple[str, ...]]
@@ -97,9 +98,9 @@ def _place(metric: catalogue.Metric, reading: str) -> _Key:
 _STREAM_PLACES: Final = {
     reading.value: tuple(_place(metric, reading.value) for metric in _OF_STREAMS) for reading in Reading
 }
-"""By reading: where the values of `_OF_STREAMS` are counted."""
+"""Places where the values of `_OF_STREAMS` are counted, by reading."""
 GUARDRAILS_MAX: Final = 32
-"""Combinations of kind and source in a series; further ones are `other`."""
+"""Maximum number of combinations of kind and source in a series; further ones are `other`."""
 _FROM_THE_START: Final = (
     *((("exchanges", (outcome.value,))) for outcome in Outcome),
     *((("no_token", (reason,))) for reason in summary.NO_TOKEN_REASONS),
@@ -115,12 +116,14 @@ def families_for(
 
     `edges`: as in `buckets.edges_as`.
     """
-    found = {key: replace(one, edges=edges_as(one.edges, edges or {})) for key, one in HISTOGRAMS.items()}
+    families = {
+        key: replace(family, edges=edges_as(family.edges, edges or {})) for key, family in HISTOGRAMS.items()
+    }
     for name, bound_ns in bounds:
         for family in FAMILIES:
             if name in family.exact_for:
-                found[family.key] = found[family.key].with_bound(bound_ns)
-    return found
+                families[family.key] = families[family.key].with_bound(bound_ns)
+    return families
 
 
 class Series:
@@ -129,13 +132,13 @@ class Series:
     def __init__(self, families: Mapping[str, HistogramFamily], *, native: bool = False) -> None:
         self._families, self._native = families, native
         self._cells: dict[_Key, Buckets] = {}
-        # A counter that appears with its first event hides that event from rate().
+        # Start counters at 0: rate() does not see the first event of a counter that appears with it.
         self.counts: dict[_Key, float] = dict.fromkeys(_FROM_THE_START, 0)
 
     def freeze(self) -> _FrozenSeries:
         """Return a copy: keys, counts by bucket, sums, counters, and native buckets of each histogram."""
         cells = self._cells.values()
-        # Few objects that the garbage collector has to look at: there are 30,000 cells.
+        # Copy the 30,000 cells into few objects, so that the garbage collector has little to visit.
         read = chain.from_iterable(cell.read() for cell in cells)
         native = [cell.native.copy() for cell in cells if isinstance(cell, DualBuckets)]
         return list(self._cells), list(read), self.counts.copy(), native if self._native else None
@@ -204,9 +207,9 @@ class Series:
                 labels = ("other", "other")
         self._count("guardrail", 1, *labels)
 
-    def deadlines(self, found: Fluidity) -> None:
-        self._count("deadlines", found.in_time, "met")
-        self._count("deadlines", found.missed, "missed")
+    def deadlines(self, fluidity: Fluidity) -> None:
+        self._count("deadlines", fluidity.in_time, "met")
+        self._count("deadlines", fluidity.missed, "missed")
 
     def uncertain(self) -> None:
         self._count("uncertain", 1)
@@ -227,9 +230,9 @@ class Series:
         return cell
 
 
-_Who = tuple[str, str, str]
+_SeriesLabels = tuple[str, str, str]
 Cell = tuple[Any, ...]
-"""Labels, counts by bucket, and sum of a histogram's series; then its native buckets, if it has some."""
+"""Labels, counts by bucket, and sum of a series of a histogram; also its native buckets, if it has any."""
 
 
 class Exposition:
@@ -251,7 +254,7 @@ class Exposition:
         self._objectives = objectives or {}
         bounds = [bound for one in self._objectives.values() for bound in one.bounds]
         self._families = families_for(bounds, edges)
-        self._series: dict[_Who, Series] = {}
+        self._series: dict[_SeriesLabels, Series] = {}
         self._added = {point: Buckets(ADDED_EDGES_NS) for point in ("request", "first_chunk", "chunk")}
         self._calls: dict[tuple[str, str, str, str], Buckets] = {}
         self._unparsed = 0
@@ -259,14 +262,14 @@ class Exposition:
         self._exemplars = Exemplars()
 
     def ended(self, x: Exchange, m: Measured, key: SeriesKey, met: bool | None) -> None:
-        who = key[:3]
-        series = self._series.get(who)
+        labels = key[:3]
+        series = self._series.get(labels)
         if series is None:
-            series = self._series[who] = Series(self._families, native=self._native)
+            series = self._series[labels] = Series(self._families, native=self._native)
         series.add(x, m)
         objectives = self._objectives.get(key.slo) if x.stream and m.tokens_known else None
-        if objectives is not None and (found := fluidity_of(x, m, objectives)) is not None:
-            series.deadlines(found)
+        if objectives is not None and (fluidity := fluidity_of(x, m, objectives)) is not None:
+            series.deadlines(fluidity)
         if x.uncertain:
             series.uncertain()
         self._unparsed += x.unparsed_events
@@ -278,7 +281,7 @@ class Exposition:
             self._added["first_chunk"].record(added.first_chunk_ns)
         self._added["chunk"].record_many(added.chunks_ns)
         if x.trace_parent is not None:
-            self._note_trace(x, m, who)
+            self._note_trace(x, m, labels)
 
     def called(self, x: Exchange, m: Measured, *, trusted: bool = True) -> None:
         """Count a call to an MCP server; only a trusted one may take a place (`Labels`)."""
@@ -291,16 +294,16 @@ class Exposition:
             cell = self._calls[key] = Buckets(DURATION_EDGES_NS)
         cell.record(m.e2e_ns or 0)
 
-    def _note_trace(self, x: Exchange, m: Measured, who: _Who) -> None:
+    def _note_trace(self, x: Exchange, m: Measured, series_labels: _SeriesLabels) -> None:
         parent = parse_trace_parent(x.trace_parent)
         if parent is None or not parent.sampled or m.e2e_ns is None or x.timeline.response_end_ns is None:
             return
         wall_ns = x.arrival_wall_ns + x.timeline.response_end_ns - x.timeline.arrival_ns
         ttft, duration = self._families["ttft"], self._families["duration"]
         for family, labels, value in (
-            (ttft, (*who, x.reading.value, "content"), m.ttft_ns if x.stream else None),
-            (ttft, (*who, x.reading.value, "any"), m.ttft_any_ns if x.stream else None),
-            (duration, who, m.e2e_ns if x.outcome in summary.ENDED_WELL else None),
+            (ttft, (*series_labels, x.reading.value, "content"), m.ttft_ns if x.stream else None),
+            (ttft, (*series_labels, x.reading.value, "any"), m.ttft_any_ns if x.stream else None),
+            (duration, series_labels, m.e2e_ns if x.outcome in summary.ENDED_WELL else None),
         ):
             if value is not None:
                 place = family.name, labels, bisect_left(family.edges, value)
@@ -320,7 +323,7 @@ class Exposition:
         """
         # Sorting and formatting run in another thread: only copying must happen here.
         return Frozen(
-            self._version, self._families, [(who, s.freeze()) for who, s in self._series.items()],
+            self._version, self._families, [(labels, s.freeze()) for labels, s in self._series.items()],
             {point: buckets.read() for point, buckets in self._added.items()},
             [(labels, *buckets.read()) for labels, buckets in self._calls.items()],
             {
@@ -344,7 +347,7 @@ def format_name(accept: str, *, native: bool) -> str:
 class Frozen:
     version: str
     families: Mapping[str, HistogramFamily]
-    series: Sequence[tuple[_Who, _FrozenSeries]]
+    series: Sequence[tuple[_SeriesLabels, _FrozenSeries]]
     added: Mapping[str, tuple[Sequence[int], int]]
     calls: Sequence[Cell]
     values: Mapping[str, Value]
@@ -354,7 +357,7 @@ class Frozen:
     native: bool = False
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type, in the format that the Accept header asks for."""
+        """Return the exposition and its content type, in the format that the Accept header requests."""
         if self.native and is_preferred(accept):
             protobuf = ProtobufWriter()
             self._write(protobuf)
@@ -376,7 +379,7 @@ class Frozen:
             writer.counter(COUNTERS[name], rows)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the few series without tenant: a prometheus_client collector."""
+        """Yield the few series without a tenant, as a collector of prometheus_client."""
         yield from collect(self.values, self.helps)
         yield InfoMetricFamily(
             "llmtap_build",
@@ -389,17 +392,17 @@ class Frozen:
         )
 
     def _histograms(self) -> Iterator[tuple[HistogramFamily, Sequence[Cell]]]:
-        found: dict[str, list[Cell]] = {}
-        for who, (keys, read, _, exact) in self.series:
+        rows_by_family: dict[str, list[Cell]] = {}
+        for series_labels, (keys, read, _, exact) in self.series:
             for (name, more), counts, total, buckets in zip(
                 keys, read[::2], read[1::2], exact or repeat(None, len(keys)), strict=True
             ):
-                found.setdefault(name, []).append(((*who, *more), counts, total, buckets))
-        # Option A is the gap between chunks: counted once, shown under both names.
-        gaps = [((*labels, "A"), *rest) for labels, *rest in found.get("chunk_gap", ())]
+                rows_by_family.setdefault(name, []).append(((*series_labels, *more), counts, total, buckets))
+        # ITL by option A is the gap between chunks: it is counted once, and exported under both names.
+        gaps = [((*labels, "A"), *rest) for labels, *rest in rows_by_family.get("chunk_gap", ())]
         if gaps:
-            found["token_gap"] = gaps + found.get("token_gap", [])
-        for name, rows in found.items():
+            rows_by_family["token_gap"] = gaps + rows_by_family.get("token_gap", [])
+        for name, rows in rows_by_family.items():
             yield self.families[name], rows
         yield ADDED, [((point,), counts, total) for point, (counts, total) in self.added.items()]
         if self.calls:
@@ -407,8 +410,8 @@ class Frozen:
         yield LAG, self.lags
 
     def _counters(self) -> dict[str, list[tuple[tuple[str, ...], float]]]:
-        found: dict[str, list[tuple[tuple[str, ...], float]]] = {}
-        for who, (_, _, counts, _) in self.series:
+        rows_by_metric: dict[str, list[tuple[tuple[str, ...], float]]] = {}
+        for series_labels, (_, _, counts, _) in self.series:
             for (name, more), n in counts.items():
-                found.setdefault(name, []).append(((*who, *more), n))
-        return found
+                rows_by_metric.setdefault(name, []).append(((*series_labels, *more), n))
+        return rows_by_metric

@@ -26,7 +26,7 @@ CONTENT_TYPE: Final = (
 )
 _COUNTER, _GAUGE, _HISTOGRAM = 0, 1, 4
 _ZERO_THRESHOLD: Final = 2.0**-128
-"""Values up to it count as zero, as in client libraries."""
+"""Values up to this one count as zero, as in client libraries."""
 
 Labels = tuple[str, ...]
 Encoded = bytes
@@ -34,7 +34,7 @@ Encoded = bytes
 
 def is_preferred(accept: str) -> bool:
     """Return whether an Accept header asks for protobuf before all other types."""
-    best, found = 0.0, 0.0
+    best, protobuf = 0.0, 0.0
     for part in accept.split(","):
         kind, *parameters = (text.strip() for text in part.split(";"))
         quality = 1.0
@@ -45,9 +45,9 @@ def is_preferred(accept: str) -> bool:
                 except ValueError:
                     quality = 0.0
         if kind == "application/vnd.google.protobuf" and "encoding=delimited" in parameters:
-            found = max(found, quality)
+            protobuf = max(protobuf, quality)
         best = max(best, quality)
-    return 0 < found == best
+    return 0 < protobuf == best
 
 
 class ProtobufWriter:
@@ -63,15 +63,18 @@ class ProtobufWriter:
         cells: Iterable[Any],
         exemplars: Mapping[Labels, Mapping[int, Exemplar]] | None = None,
     ) -> None:
-        """Cells are `(label values, counts by bucket with the one beyond, sum[, native buckets])`."""
+        """Write a histogram.
+
+        `cells`: `(label values, counts by bucket, sum[, native buckets])`; the last bucket has no upper edge.
+        """
         edges = [edge / family.unit for edge in family.edges] + [float("inf")]
         metrics = []
         for values, counts, total, *native in cells:
-            found = exemplars.get(values, {}) if exemplars else {}
+            series_exemplars = exemplars.get(values, {}) if exemplars else {}
             upto = list(accumulate(counts))
             parts = [_uint(1, upto[-1]), _double(2, total / family.unit)]
             for i, (edge, count) in enumerate(zip(edges, upto, strict=True)):
-                traced = _exemplar(found[i]) if i in found else b""
+                traced = _exemplar(series_exemplars[i]) if i in series_exemplars else b""
                 parts.append(_message(3, _uint(1, count) + _double(2, edge) + traced))
             if native and native[0] is not None:
                 parts.append(_native(native[0]))
@@ -100,7 +103,7 @@ class ProtobufWriter:
 
 
 def _native(buckets: ExponentialBuckets) -> bytes:
-    """Fields of a native histogram: spans of consecutive buckets, and each count less the one before."""
+    """Return the fields of a native histogram: spans of consecutive buckets, differences of counts."""
     spans: list[tuple[int, int]] = []
     deltas: list[int] = []
     next_, before = 0, 0
@@ -192,8 +195,8 @@ class TextWriter:
             filled = template % (
                 *chain.from_iterable(zip(repeat(prefix), upto)), braced, upto[-1], braced, total / family.unit
             )  # fmt: skip
-            found = exemplars.get(values) if exemplars and self._openmetrics else None
-            self._out.append(_with_exemplars(filled, found) if found else filled)
+            series_exemplars = exemplars.get(values) if exemplars and self._openmetrics else None
+            self._out.append(_with_exemplars(filled, series_exemplars) if series_exemplars else filled)
 
     def counter(self, family: CounterFamily, rows: Iterable[tuple[Labels, float]]) -> None:
         order = _order(family.labels)

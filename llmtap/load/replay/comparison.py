@@ -30,7 +30,7 @@ from llmtap.report.values import (
     MARK,
     METRIC_TITLES,
     at,
-    bursts_said,
+    burst_sentences,
     is_marked,
     leaves,
     milliseconds,
@@ -275,7 +275,7 @@ def _comparison(comparison: _Json) -> Iterator[Note | Table]:
     if any(row["name"] == "ITL option" for row in set_up):
         yield Note(_OTHER_OPTION, lead="warning:")
     for caution in comparison.get("cautions") or ():
-        says = " ".join(bursts_said(caution["events_per_read"], caution["label"]))
+        says = " ".join(burst_sentences(caution["events_per_read"], caution["label"]))
         yield Note(f"caution: {says} {_IN_BURSTS}", "yellow")
     rows = [_cells(row) for row in comparison["figures"]]
     heads = ["", "n", comparison["a"], "n", comparison["b"], "difference", "95 % interval", "relative"]

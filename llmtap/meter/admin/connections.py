@@ -22,16 +22,17 @@ from aiohttp.typedefs import Handler
 from llmtap.net.listener import Listener, bind, name_of
 
 CONNECTIONS_MAX: Final = 256
-"""Open connections: a dashboard has six, a scraper one. Half of the limit of open files, if that is less."""
+"""Maximum number of open connections, but at most half of the limit of open files. A dashboard has six, a
+scraper one."""
 HEAD_S: Final = 20.0
 """Time for a TLS handshake, and from the first byte of a request to the end of its head, as
 `relay.head_timeout`."""
 IDLE_S: Final = 75.0
-"""Time without a request, as `relay.keepalive_timeout`."""
+"""Time without a request after which a connection is closed, as `relay.keepalive_timeout`."""
 SEND_S: Final = 60.0
-"""Limit of sending one answer. Scrapers give up after 10 s, browsers wait longer."""
+"""Time limit of sending one answer. Scrapers give up after 10 s, browsers wait longer."""
 CLOSE_S: Final = 5.0
-"""Limit of answers that are being sent when the meter ends."""
+"""Time limit of answers that are being sent when the meter ends."""
 SLICE_BYTES: Final = 64 << 10
 ANSWERS_BYTES_MAX: Final = 128 << 20
 """Bytes of all answers that are being sent. Above it, the answer that began first is aborted."""
@@ -40,19 +41,19 @@ T = TypeVar("T")
 
 
 class AdminConnection(asyncio.Protocol):
-    """Passes all events to aiohttp's protocol, and records what the connection waits for, and since when."""
+    """Passes all events to aiohttp's protocol; records what the connection waits for, and since when."""
 
     def __init__(self, inner: Any, owner: "AdminConnections") -> None:
         self.inner = inner
         self._owner = owner
         self._opening: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
-        """None before the end of the TLS handshake, and after the end of the connection."""
+        """Transport; None before the end of the TLS handshake, and after the end of the connection."""
         self.since_s = owner.now()
         """Start of the wait: for the end of the handshake, for a request, or for the rest of its head."""
         self.head_begun = False
         self.requests = 0
-        """Requests that are being answered."""
+        """Number of requests that are being answered."""
 
     def open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         """Begin the TLS handshake, if there is one, on an accepted socket."""
@@ -137,12 +138,12 @@ class AdminConnections:
     """All connections of an admin port, and the answers that are being sent."""
 
     def __init__(self, limits: Counter[str]) -> None:
-        """`limits`: counts how often each was reached."""
+        """`limits`: counter of reached limits, by limit."""
         self.limits = limits
         self._open: dict[object, AdminConnection] = {}
         """Connections by the object of aiohttp that handles them."""
         self._sending: dict[_Sending, None] = {}
-        """The oldest first."""
+        """Answers that are being sent, the oldest first."""
         self._timer: asyncio.TimerHandle | None = None
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.connections_max = max(1, min(CONNECTIONS_MAX, files // 2))
@@ -167,7 +168,7 @@ class AdminConnections:
         self._open.pop(connection.inner, None)
 
     def abort_handshakes(self) -> None:
-        """Close the connections that aiohttp does not know yet."""
+        """Close the connections whose TLS handshake has not ended; aiohttp does not know these."""
         for connection in list(self._open.values()):
             if connection.transport is None:
                 connection.abort()
@@ -214,7 +215,7 @@ class AdminConnections:
         *,
         status: int = 200,
     ) -> web.StreamResponse:
-        """Send an answer of `size` bytes within SEND_S; `body` is what its slices keep in memory."""
+        """Send an answer of `size` bytes within SEND_S. `body`: memory that the slices of the answer use."""
         response = web.StreamResponse(status=status, headers=headers)
         response.content_length = size
         one = _Sending(body, len(body), request.transport)
@@ -288,7 +289,7 @@ class AdminSite(web.BaseSite):
     """
 
     def __init__(self, runner: AdminRunner, sock: socket.socket | tuple[str, int]) -> None:
-        """`sock`: an inherited one, or the address to bind."""
+        """`sock`: an inherited socket, or the address to bind."""
         super().__init__(runner)
         self._admin = runner
         self._sock = sock
@@ -321,7 +322,8 @@ class SharedWork:
         self._waiting: dict[Hashable, asyncio.Task[Any]] = {}
 
     async def get(self, key: Hashable, begin: Callable[[], Callable[[], T]]) -> T:
-        """Return the result of `begin()()`: `begin` runs on the loop, what it returns in a thread."""
+        """Return the result of `begin()()`: `begin` runs on the loop, the function that it returns in a
+        thread."""
         task = self._waiting.get(key)
         if task is None:
             task = self._waiting[key] = asyncio.ensure_future(self._run(key, begin))

@@ -23,9 +23,9 @@ from llmtap.metrics.catalogue import Surface, shown_on
 from llmtap.metrics.latency import Measured, chunking_of
 
 SUBSCRIBERS_MAX: Final = 32
-"""Each costs a connection and a queue; a proxy in front can fan out further."""
+"""Maximum number of subscribers: each costs a connection and a queue. A proxy can serve more readers."""
 QUEUE_MAX: Final = 1_000
-"""Exchanges that wait for one subscriber: some seconds of a busy gateway."""
+"""Maximum number of exchanges that wait for a subscriber: some seconds of a busy gateway."""
 QUEUE_BYTES_MAX: Final = 10 << 20
 BATCH_MAX: Final = 200
 BATCH_BYTES_MAX: Final = 2 << 20
@@ -43,7 +43,7 @@ time. Browsers subscribe again, so no client can occupy all places permanently."
 STALLED_S: Final = 30.0
 """A subscriber that reads nothing for this time is disconnected."""
 LOOK_S: Final = 1.0
-"""Interval of the check whether a client has left: a handler that writes nothing does not notice."""
+"""Interval of the check whether a client has left, which a handler that writes nothing does not notice."""
 CLOSING_S: Final = 1.0
 RETRY: Final = b"retry: 2000\n\n"
 

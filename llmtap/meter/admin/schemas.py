@@ -358,8 +358,8 @@ def _object(text: str) -> Schema:
         for name in names:
             properties[name.rstrip("*")] = schema
             required += [] if name.endswith("*") else [name]
-    found: Schema = {"type": "object", "properties": properties, "required": required}
-    return found | ({"description": about} if about else {})
+    object_schema: Schema = {"type": "object", "properties": properties, "required": required}
+    return object_schema | ({"description": about} if about else {})
 
 
 SCHEMAS: Final[dict[str, Schema]] = {name: _object(text) for name, text in _OBJECTS.items()}

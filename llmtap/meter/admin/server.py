@@ -88,7 +88,7 @@ def _is_cross_origin(request: web.Request) -> bool:
     origin, host = request.headers.get(hdrs.ORIGIN), request.headers.get(hdrs.HOST)
     if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
         return True
-    # `same-site` is another port or subdomain: another origin. `none`: typed, or a bookmark.
+    # `same-site` is another origin: another port or subdomain. `none`: a typed address, or a bookmark.
     return request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
 
 
@@ -114,7 +114,7 @@ BODY_S: Final = 20.0
 """Time limit of reading the body of a request."""
 
 FLUSH_S: Final = 30.0
-"""Time limit of a flush: a store that is away must not hold a request for ever."""
+"""Time limit of a flush, so that an unavailable store cannot block a request permanently."""
 FLUSH_STEP_S: Final = 0.02
 _FORMS: Final = frozenset({"text/plain", "application/x-www-form-urlencoded", "multipart/form-data"})
 """Content types that a page of another origin can send without a preflight request."""
@@ -168,7 +168,8 @@ _FILES: Final = {part.name: part for part in (files("llmtap.meter.admin") / "sta
     name: files("llmtap.report") / name for name in ("plot.css", "plot.js")
 }
 METRICS_MODULE: Final = "metrics.js"
-"""Made of the catalogue of metrics: those that the dashboard shows of an exchange."""
+"""Name of the module with the metrics of an exchange for the dashboard, made from the catalogue of metrics.
+"""
 ASSETS: Final = frozenset({METRICS_MODULE, *_FILES} - {INDEX})
 _PAGE_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -182,7 +183,7 @@ _PAGE_HEADERS: Final = {
 
 
 def takes_gzip(request: web.Request) -> bool:
-    """Whether the client accepts gzip; a weight of 0 means no (RFC 9110 12.5.3)."""
+    """Return whether the client accepts gzip; a weight of 0 means no (RFC 9110 12.5.3)."""
     for item in request.headers.get(hdrs.ACCEPT_ENCODING, "").lower().split(","):
         coding, _, weight = item.partition(";")
         if coding.strip() in ("gzip", "x-gzip"):
@@ -219,7 +220,7 @@ async def _page_part(request: web.Request) -> web.Response:
 def _read_part(name: str) -> tuple[str, bytes]:
     """Return the ETag and the compressed content of a file of the page."""
     content = metrics_module() if name == METRICS_MODULE else _FILES[name].read_bytes()
-    # mtime: the same file is the same bytes.
+    # With mtime=0, equal files give equal bytes.
     return sha256(content).hexdigest()[:32], gzip.compress(content, 6, mtime=0)
 
 
@@ -238,8 +239,8 @@ def metrics_module() -> bytes:
 
 
 _OPEN_TO_ALL: Final = frozenset({"/healthz", "/readyz", "/", *(f"/assets/{name}" for name in ASSETS)})
-"""Paths without a token: probes answer only yes or no, the dashboard's files hold no data. Whole paths, so
-that no other spelling of a path matches."""
+"""Paths that need no token: probes answer only yes or no, and the dashboard's files have no data. They are
+compared as a whole, so that other spellings of a path do not match."""
 
 _HEADERS: Final = {
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -300,7 +301,7 @@ class _Admin:
         return web.Response(status=503, text=reason)
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
-        """Answer all metrics. Compressed in memory while they are sent: 2,000 series have 66 MB."""
+        """Answer all metrics. They are compressed in memory while they are sent: 2,000 series have 66 MB."""
         accept = request.headers.get(hdrs.ACCEPT, "")
 
         def begin() -> Callable[[], tuple[bytes, int, str]]:
@@ -332,7 +333,7 @@ class _Admin:
         return _json(await self.answers.get(("summary", window, labels, certain), begin))
 
     async def histograms(self, request: web.Request) -> web.Response:
-        """The latencies of each series in `?window=` as HdrHistograms; `?certain=1` as for the summary."""
+        """Answer the latencies of the series in `?window=` as HdrHistograms; `?certain=1` as in `summary`."""
         window, certain, _ = self._read_window(request)
 
         def begin() -> Callable[[], bytes]:
@@ -392,8 +393,8 @@ def _guard(token: str | None, pipeline: ExchangePipeline) -> Middleware:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if expected is not None and request.path not in _OPEN_TO_ALL:
-            given = request.headers.get(hdrs.AUTHORIZATION, "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, expected):
+            received = request.headers.get(hdrs.AUTHORIZATION, "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(received, expected):
                 return _problem(
                     401, "this admin port asks for `Authorization: Bearer TOKEN`", authenticate=True
                 )

@@ -32,7 +32,7 @@ _Samples = dict[str, dict[tuple[str, ...], float]]
 
 
 def metrics_of(p: ExchangePipeline) -> Frozen:
-    """Return a copy of all that `/metrics` shows, to be rendered in any thread."""
+    """Return a copy of all data of `/metrics`, which any thread can render."""
     relays = p.relays.states(p.clock.mono_ns())
     usage = resource.getrusage(resource.RUSAGE_SELF)
     rates = p.windows.rates()
@@ -136,7 +136,7 @@ def capture_values(state: CaptureState | None) -> Values:
     if state is not None:
         problems = (state.problem, "files" if state.files_problem else None)
         values["capture_paused"] = {(): int(state.problem is not None)}
-        values["capture_problem"] = {(why,): 1 for why in problems if why is not None}
+        values["capture_problem"] = {(problem,): 1 for problem in problems if problem is not None}
         _add(values, state)
     return values
 
@@ -146,8 +146,8 @@ def histograms_of(p: ExchangePipeline, window: str, *, certain: bool) -> Callabl
 
     def work() -> dict[str, object]:
         series = [
-            {**names_of(who), "n": summary.n, "histograms": summary.hdr_histograms()}
-            for who, summary in frozen.series(certain=certain)
+            {**names_of(key), "n": summary.n, "histograms": summary.hdr_histograms()}
+            for key, summary in frozen.series(certain=certain)
         ]
         return {
             "window": {

@@ -40,8 +40,8 @@ _END: Final = object()
 ANCHORS_MAX: Final = 4
 """Clock anchors kept, for requests whose head took so long that the wall clock was set meanwhile."""
 LAG_FLOOR_NS: Final = 11_000_000
-"""Uncertainty, at least, of an exchange whose relay died without a last status: relays check their lag every
-10 ms with a timer whose resolution is 1 ms."""
+"""Minimum uncertainty of an exchange whose relay died without a last status: relays check their lag every 10
+ms with a timer whose resolution is 1 ms."""
 CPU_FREE_NS: Final = 5_000_000
 """CPU time not charged to an exchange at each reading of the clock, since it includes other frames."""
 CPU_PER_BYTE_NS: Final = 1_000
@@ -50,7 +50,8 @@ CPU_MAX_NS: Final = 1_000_000_000
 """If an exchange takes more than this and more than CPU_SHARE of its duration, its response is not parsed
 further."""
 CPU_SHARE: Final = 1 / 50
-"""Part of the duration of an exchange: it may last for hours, and is charged with garbage collections."""
+"""Maximum share of CPU time in the duration of an exchange: exchanges may last for hours, and are also
+charged with garbage collections."""
 _TUNNEL_SLICE_BYTES: Final = 1 << 10
 """Bytes of a tunnel that are processed at once: decompressed, they may be 250 times as many."""
 _TOO_COSTLY: Final = "its parsing took too much CPU time"
@@ -431,7 +432,8 @@ AWAY_NS: Final = 2_000_000
 """A yield that takes longer means that the CPU is shared with a process that never sleeps."""
 INSIST_NS: Final = 100_000_000
 BEHIND_NS: Final = 50_000_000
-"""Frames come every 10 ms (`llmtap/channel/`); a batch as old as five of those waited for the CPU."""
+"""Age of a batch from which the meter is behind. Frames come every 10 ms (`llmtap/channel/`), so this batch
+waited for the CPU."""
 LOOP_TURN_NS: Final = 10_000_000
 """Time of work on a batch before the event loop runs. An answer of the admin port takes about five rounds."""
 CPU_EVERY_NS: Final = 1_000_000
@@ -476,7 +478,7 @@ class CooperativeYield:
         self._loop_at_ns = self._since_ns + LOOP_TURN_NS
 
     def restart(self) -> None:
-        """Begin a new measurement: the CPU time until now is charged to no frame."""
+        """Begin a new measurement; CPU time until now is not charged to any frame."""
         self._since_ns = self._read_ns = self._mono_ns()
         self._cpu_since_ns = self.cpu_ns()
 

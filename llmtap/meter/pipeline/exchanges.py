@@ -80,7 +80,7 @@ def read_number(field: str, value: str, most: int) -> int:
 
 
 def read_flag(field: str, value: str) -> bool:
-    """`1` or `0` of a query parameter. Raises BadQuery."""
+    """Return a query parameter that is `1` or `0`. Raises BadQuery."""
     known = {"1": True, "true": True, "0": False, "false": False}
     if value not in known:
         raise BadQuery(field, f"expected 1 or 0, got {shown(value)}")
@@ -88,7 +88,10 @@ def read_flag(field: str, value: str) -> bool:
 
 
 def _read_cursor(field: str, value: str) -> tuple[int, int]:
-    """`before` and `events_start` of a cursor: `N`, or `N.EVENT` for the rest of the events of exchange N."""
+    """Return `before` and `events_start` of a cursor.
+
+    The cursor is `N`, or `N.EVENT` for the rest of the events of exchange N.
+    """
     parts = _cursor(value)
     if parts is None:
         raise BadQuery(field, f"expected the `next` of an earlier answer, got {shown(value)}")
@@ -146,7 +149,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     events: bool = False
     before: int | None = None
     events_start: int = 0
-    """First event to return of exchange `before` - 1, in which the earlier answer ended; 0: none."""
+    """First event to return of exchange `before` - 1, whose earlier events were in the previous answer; 0:
+    there is no such exchange."""
     wanted: dict[str, object] = {}
 
     @classmethod
@@ -183,7 +187,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 class RecentExchanges:
     def __init__(self, exchanges_max: int, bytes_max: int = BYTES_MAX) -> None:
         self._ring: deque[tuple[int, int, Exchange, Benefit]] = deque()
-        """Number, bytes when it was added, exchange, and reader for whom its benefit was computed."""
+        """Entries of number, size in bytes when added, exchange, and the reader of its benefit."""
         self._exchanges_max = exchanges_max
         self._bytes_max = bytes_max
         self.weight_bytes = 0

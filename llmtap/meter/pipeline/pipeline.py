@@ -104,9 +104,9 @@ class ExchangePipeline:
         self.errors: dict[str, int] = {}
         self.subscribers = 0
         self.admin_limits: Counter[str] = Counter()
-        """How often a limit of the admin port was reached, by limit."""
+        """Number of times that a limit of the admin port was reached, by limit."""
         self.reading_limits = Counter({limit.value: 0 for limit in ReadingLimit})
-        """Answers whose reading reached a limit, by limit."""
+        """Number of answers whose reading reached a limit, by limit."""
         self.live_missed = 0
         self._count_tokens = count_tokens
         self._dialects = dialects

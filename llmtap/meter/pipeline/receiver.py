@@ -246,7 +246,7 @@ def listen_on(path: str) -> socket.socket:
     except FileNotFoundError:
         pass
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mask, and not chmod() after bind(): between the two, other users could connect.
+    # Set the mask instead of calling chmod() after bind(): in between, other users could connect.
     mask = os.umask(0o177)
     try:
         sock.bind(path)

@@ -38,16 +38,16 @@ from llmtap.metrics.latency import Measured
 from llmtap.protocol.http1 import Headers, RequestHead
 
 ROWS_MAX: Final = 1_000
-"""A queue of this length is written at once."""
+"""Number of queued rows at which the queue is written at once."""
 TURN_S: Final = 0.1
-"""Interval of the thread: a wake-up for each exchange would cost more than the exchange."""
+"""Interval at which the thread works: a wake-up for each exchange would cost more than the exchange."""
 LEFT_MAX: Final = 64
 """Relays that left and are reported in each later file, so that a lost file is noticed. Their number is
 bounded because apps with the middleware may come and go for ever."""
 _OF_STORE: Final = {one.name for one in fields(StoreState)} & {one.name for one in fields(CaptureState)}
 RETRY_OPEN_NS: Final = 1_000_000_000
 STEP_ASIDE_S: Final = 4.0
-"""Time limit for finishing the files before the folder is released; exchanges wait in memory meanwhile."""
+"""Time limit for finishing the files before the folder is released. Exchanges wait in memory meanwhile."""
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +133,8 @@ class Recorder:
         names = (*options.session_headers, *options.parent_headers)
         self._session_fields = frozenset(name.lower().encode() for name in names)
         self._redactor = Redactor(options.redact) if options.level == "full" else None
-        # The loop appends, the thread removes: (exchange, session header fields, body) when a request is
-        # complete, (exchange, None, b"") at the end; and the bytes that were counted for the entry.
+        # The event loop appends entries, the thread removes them. (exchange, session header fields, body,
+        # counted bytes): a request is complete; (exchange, None, b"", counted bytes): the exchange has ended.
         self._inbox: deque[tuple[Exchange, Headers | None, bytes, int]] = deque()
         self._taken_bytes = 0  # total of bytes appended, counted by the loop
         self._freed_bytes = 0  # total of bytes removed, counted by the thread
@@ -178,7 +178,7 @@ class Recorder:
             self._unshaped += 1
             return False
         self._taken_bytes += len(body)
-        # Only these fields: the queue must not hold keys and cookies.
+        # Store only these header fields, so that the queue contains no keys and cookies.
         headers = [field for field in head.headers if field[0].lower() in self._session_fields]
         self._inbox.append((x, headers, body, len(body)))
         return wants_text
@@ -193,14 +193,14 @@ class Recorder:
         self._inbox.append((x, None, b"", n_bytes))
 
     def leave_out(self, reason: str) -> None:
-        """Count an exchange that is no model traffic, so that readers do not miss its row."""
+        """Count an exchange that is not model traffic, so that readers do not miss its row."""
         self._left_out[reason] = self._left_out.get(reason, 0) + 1
 
     def note_relay(
         self, relay: str, opened: int, dropped: dict[str, int], unsettled: int,
         packets: dict[str, int] | None = None, watched: dict[str, int] | None = None,
     ) -> None:  # fmt: skip
-        """Note a relay's counts, with which a reader can find missing rows."""
+        """Note the counts of a relay, by which a reader can find missing rows."""
         known = self._relays.get(relay)
         if known is not None:
             since, before = known.since, known.before
@@ -224,7 +224,7 @@ class Recorder:
         """
         self.note_relay(relay, opened, dropped, 0)
         if 0 < _number_of(relay) <= self._after:
-            return  # it was there before the capture: forgotten, it would count as new if it reconnected
+            return  # a relay from before the capture: if it were forgotten, it would count as new later
         self._left[relay] = None
         reported = self._store.ledger().relays
         first = list(self._left)[: max(0, len(self._left) - LEFT_MAX)]
@@ -249,7 +249,7 @@ class Recorder:
         )
 
     def go_by(self, config: str) -> None:
-        """Use this configuration in the metadata of files begun from now on."""
+        """Use this configuration in the metadata of files that begin from now on."""
         self._info = msgspec.structs.replace(self._info, config=config)
         self._store.info = self._info
 
@@ -265,9 +265,9 @@ class Recorder:
         self._gives_way = True
 
     def close(self, timeout_s: float, *, whole: bool = False) -> None:
-        """Write what waits, and finish the files if the time allows; the next start recovers the rest.
+        """Write waiting rows, and finish the files if there is time; else the next start recovers them.
 
-        `whole`: the relays reported their final counts, and no exchange is to come in this capture.
+        `whole`: the relays reported their final counts, and the capture will get no more exchanges.
         """
         self._whole = whole
         end_ns = self._clock.mono_ns() + round(timeout_s * 1e9)
@@ -322,7 +322,7 @@ class Recorder:
             self._failed(error)
 
     def _step_aside(self) -> None:
-        """Make files of the spools and release the folder; the end of the process finishes the rest."""
+        """Make files of the spools, and release the folder. The end of the process finishes the rest."""
         self._gives_way = False
         if self._opened:
             self._store.append(self._nothing, self._ledger())
@@ -374,7 +374,7 @@ class Recorder:
         x.capture_data = data = _RequestData(self._held, body if full else None)
         data.weigh(x)
         if self._pending_bytes > self._options.memory_bytes:
-            self._cut += 1  # no room: a shape may take ten times the memory of its body
+            self._cut += 1  # no memory left: a shape may take ten times the memory of its body
             return
         prompt = read_prompt(body, x.endpoint)
         if prompt is not None:
@@ -434,7 +434,7 @@ class Recorder:
         while self._batches:
             batch = self._batches[0]
             if not self._store.append(batch, ledger):
-                return  # try the same batch again in the next turn; `memory_bytes` limits what waits
+                return  # retry the same batch in the next turn; `memory_bytes` limits the waiting rows
             self._batches.popleft()
             self._batch_bytes -= batch.nbytes
             self._batch_rows -= batch.num_rows

@@ -29,7 +29,7 @@ SLICES_MAX: Final = 512
 
 T = TypeVar("T")
 Merging = Generator[None, None, T]
-"""Yields after each small piece of work, and returns the merged slice."""
+"""Iterator that merges slices: yields after each small piece of work, and returns the merged slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class Slices(Generic[T]):
         *,
         past: bool,
     ) -> None:
-        for short, long in zip(levels, (*levels[1:], levels[-1]), strict=True):
-            assert short.window_ns % short.step_ns == 0
-            assert long.step_ns % short.step_ns == 0
+        for shorter, longer in zip(levels, (*levels[1:], levels[-1]), strict=True):
+            assert shorter.window_ns % shorter.step_ns == 0
+            assert longer.step_ns % shorter.step_ns == 0
         self._levels = tuple(levels)
         self._begin_ns = now_ns
         self._make = make
@@ -162,7 +162,7 @@ class Slices(Generic[T]):
             if level == past and self._past is not None:
                 data.insert(0, self._past)
             elif start_ns == self._open.start_ns or (len(slices) == 1 and slices[0][1].level == level):
-                continue  # the slice still grows, or is merged already
+                continue  # the slice is still open, or already merged
             return begin, end, start_ns, level, self._merge(data, level)
         return None
 
@@ -184,21 +184,22 @@ TIDY_EACH: Final = 4
 """Steps of merging after each exchange. Always enough: an exchange makes at most one Summary, which is merged
 at most once on each level."""
 TIDY_EACH_STATUS: Final = 16
-"""Steps of merging at each status of a relay, twice a second: for the rest when exchanges stop."""
+"""Steps of merging at each status of a relay, twice a second, which finish the merging when exchanges stop.
+"""
 EVERYTHING: Final = "all"
 
 
 _FEW: Final = {
     "model": "model", "arm": "arm", "class": "slo", "reading": "reading", "service_tier": "service_tier",
 }  # fmt: skip
-"""Labels with few values (all but the tenant), and their fields of SeriesKey."""
+"""Labels with few values (all except the tenant), with their fields of SeriesKey."""
 BY: Final = ("tenant", *_FEW)
 
 
 @dataclass(slots=True)
 class _Tile:
     lag_ns: int = 0
-    """Largest lag of any relay. It and the sums below are not divided by series."""
+    """Largest lag of any relay. This field and the sums below are not divided by series."""
     sums: Counter[str] = field(default_factory=Counter)
     """Exchanges `opened`, ended (`n`), `uncertain`, `counted` for objectives and `met`; requests `skipped`;
     streams with a benefit (`benefit_n`)."""
@@ -218,13 +219,13 @@ class Rates:
     uncertain: int
     lag_ns: int
     goodput_rps: float | None
-    """None if no exchange was judged."""
+    """Goodput in requests/s; None if no exchange was judged."""
     smooth_goodput_tps: float | None
-    """None if no stream ended."""
+    """Smooth goodput in tokens/s; None if no stream ended."""
 
 
 class Windows:
-    """All windows. One thread writes; what a reader gets never changes again."""
+    """All windows. One thread writes; data that readers get never changes again."""
 
     def __init__(self, clock: Clock, objectives: Mapping[str, Objectives] | None = None) -> None:
         self._clock = clock

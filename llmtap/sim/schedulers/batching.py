@@ -37,16 +37,18 @@ class BatchFormer:
 
     def take(self, queue: "deque[int]", count: int, number: int = 0) -> Batch:
         members = [queue.popleft() for _ in range(min(count, len(queue)))]
-        given, made = self._requests.input, self._requests.output
+        inputs, outputs = self._requests.input, self._requests.output
         if self._checked:
-            tokens = sum(given[r] + made[r] for r in members)
+            tokens = sum(inputs[r] + outputs[r] for r in members)
             # Keep one request even if it is too large: otherwise it would never be served.
             while tokens > self._kv_tokens and len(members) > 1:
                 last = members.pop()
-                tokens -= given[last] + made[last]
+                tokens -= inputs[last] + outputs[last]
                 queue.appendleft(last)
         size = len(members)
-        length = max([given[r] + made[r] for r in members] if self._whole else [made[r] for r in members])
+        length = max(
+            [inputs[r] + outputs[r] for r in members] if self._whole else [outputs[r] for r in members]
+        )
         step_ns = self._steps_ns[size] if size < len(self._steps_ns) else self._model.step_ns(size)
         first_ns = round(self._model.alpha_ns)
         return Batch(members, round(self._model.alpha_ns + length * step_ns), first_ns, step_ns, number)
@@ -245,9 +247,10 @@ class DynamicNoBins(_WholeBatches):
 
     def done(self, now_ns: int, work: Batch) -> EngineOutput:
         members, size = work.members, len(work.members)
-        given, made = self._requests.input, self._requests.output
-        inputs, outputs = sum([given[r] for r in members]) / size, sum([made[r] for r in members]) / size
-        self._sizes[work.queue].learn(work.step_ns, size, inputs, outputs)
+        inputs, outputs = self._requests.input, self._requests.output
+        input_mean = sum([inputs[r] for r in members]) / size
+        output_mean = sum([outputs[r] for r in members]) / size
+        self._sizes[work.queue].learn(work.step_ns, size, input_mean, output_mean)
         return EngineOutput(finished=members)
 
     def _next_queue(self) -> int | None:

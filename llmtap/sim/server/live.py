@@ -197,9 +197,9 @@ class LiveEngine:
         now_ns, _, ticket = heappop(self._arrivals)
         self._served.add(ticket)
         number = ticket.number
-        arrival_ns, given, made = (array("q", [n]) for n in (now_ns, ticket.input, ticket.output))
-        one = Requests(arrival_ns, given, made)
-        ticket.predicted = self._predict(one, Random(f"{self._seed}/{number}"))[0]
+        arrival_ns, inputs, outputs = (array("q", [n]) for n in (now_ns, ticket.input, ticket.output))
+        requests = Requests(arrival_ns, inputs, outputs)
+        ticket.predicted = self._predict(requests, Random(f"{self._seed}/{number}"))[0]
         self._served.predicted[number] = ticket.predicted
         self._open[number] = ticket
         self._note(now_ns, self._engine.arrive(now_ns, number))

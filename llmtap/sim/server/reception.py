@@ -206,8 +206,8 @@ class Reception:
             for i in range(request.n)
         ]
         block_after = faults.block_after if faults.refusal is None else None
-        apart = self._engine is not None and not self._engine.iterates
-        texts = [DeliveredText(len(choice.pieces), block_after, apart) for choice in choices]
+        ends_separately = self._engine is not None and not self._engine.iterates
+        texts = [DeliveredText(len(choice.pieces), block_after, ends_separately) for choice in choices]
         made_ns: list[list[int]] = [[] for _ in choices]
         delivery = Delivery(texts, options, faults.fault, accepted_ns)
         lengths = prompt_lengths(request)
@@ -250,16 +250,16 @@ class Reception:
         if size and request.prompt_tokens is None:
             shared = [prefix_blocks(prompt, size) for prompt in request.prompts]
         tickets = []
-        for i, one in enumerate(texts):
+        for i, text in enumerate(texts):
             prompt = i // request.n
-            given, made = lengths[prompt], one.tokens
-            if limit is not None and given + made > limit:
+            input_tokens, output_tokens = lengths[prompt], text.tokens
+            if limit is not None and input_tokens + output_tokens > limit:
                 raise BadRequest(
-                    f"the prompt has {given} tokens and the answer would have {made}; the limit of both"
-                    f" together is {limit}"
+                    f"the prompt has {input_tokens} tokens and the answer would have {output_tokens};"
+                    f" the limit of both together is {limit}"
                 )
-            if made:  # else the request is refused before the engine
-                tickets.append(Ticket(listener, i, given, made, shared[prompt], prompt))
+            if output_tokens:  # else the request is refused before the engine
+                tickets.append(Ticket(listener, i, input_tokens, output_tokens, shared[prompt], prompt))
         return tickets
 
     def submit(self, job: ServerJob) -> None:

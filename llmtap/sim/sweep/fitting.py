@@ -413,8 +413,8 @@ def _unseen(
         [row for row in rows if row.arrival_ns < middle_ns],
         [row for row in rows if row.arrival_ns >= middle_ns],
     )
-    most = [max((load.running(row.first_ns or 0) for row in half), default=0) for half in halves]
-    fitted, other = halves if most[0] >= most[1] else halves[::-1]
+    running_max = [max((load.running(row.first_ns or 0) for row in half), default=0) for half in halves]
+    fitted, other = halves if running_max[0] >= running_max[1] else halves[::-1]
     try:
         constants = _fitted(fitted, load, chunk)[-1]
     except FitError:
@@ -491,8 +491,10 @@ class _Load:
         firsts = sorted((row.first_ns or 0, row.context, row.prompt or 0) for row in running)
         lasts = sorted((row.last_ns or 0, row.context, row.output) for row in running)
         self._firsts, self._lasts = [t for t, _, _ in firsts], [t for t, _, _ in lasts]
-        apart = (t - before > _ROUNDED_NS for before, t in pairwise([-3 * _ROUNDED_NS, *self._firsts]))
-        self._taken_in = [0, *accumulate(apart)]
+        is_later = (
+            t - previous_ns > _ROUNDED_NS for previous_ns, t in pairwise([-3 * _ROUNDED_NS, *self._firsts])
+        )
+        self._taken_in = [0, *accumulate(is_later)]
         self._prompts_begun = [0, *accumulate(n for _, n, _ in firsts)]
         self._prompts_taken = [0, *accumulate(n for _, _, n in firsts)]
         self._prompts_over = [0, *accumulate(n for _, n, _ in lasts)]
@@ -555,9 +557,9 @@ class _Load:
         """Return the number of requests that decode at a time and, if all tokens have times, their
         context."""
         begun, over = bisect_left(self._firsts, t_ns), bisect_left(self._lasts, t_ns)
-        made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
+        tokens_made = bisect_left(self._tokens, t_ns) - self._tokens_over[over]
         # The newest token of each request is not in memory yet: the iteration adds it.
-        context = self._prompts_begun[begun] - self._prompts_over[over] + made - (begun - over)
+        context = self._prompts_begun[begun] - self._prompts_over[over] + tokens_made - (begun - over)
         return begun - over, context
 
     def taken_in(self, start_ns: int, end_ns: int) -> tuple[int, int]:

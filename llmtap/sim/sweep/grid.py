@@ -248,22 +248,22 @@ class SweepGrid:
         if "share" in axes:
             assert preset is not None, "only a preset has shares"
             capacities = self._capacities(grid, preset.share_of, run)
-        made = [self.job(point, rps) for point, rps in zip(grid, capacities, strict=True)]
-        return list({job.id: job for job in made}.values())
+        jobs = [self.job(point, rps) for point, rps in zip(grid, capacities, strict=True)]
+        return list({job.id: job for job in jobs}.values())
 
     def _with_best(self, grid: list[Point], searched: Preset, run: Run) -> list[Point]:
         """Replace BEST in the points by the result of another preset's runs, all else being equal."""
         open_points = [p for p in grid if BEST in p.values()]
         axes = {name: searched.axes[name] for p in open_points for name, v in p.items() if v == BEST}
-        tried = {
+        points_tried = {
             i: list(points({name: (value,) for name, value in point.items()} | axes))
             for i, point in enumerate(open_points)
         }
-        jobs = {i: [self.job(p) for p in many] for i, many in tried.items()}
-        attempts = run([job for many in jobs.values() for job in many])
+        jobs = {i: [self.job(p) for p in group] for i, group in points_tried.items()}
+        attempts = run([job for group in jobs.values() for job in group])
         for i, point in enumerate(open_points):
             summaries = [_summary(attempts[job.id]) for job in jobs[i]]
-            point |= best_of(tried[i], summaries)
+            point |= best_of(points_tried[i], summaries)
         return grid
 
     def _capacities(self, grid: list[Point], share_of: Mapping[str, Any], run: Run) -> list[float | None]:
@@ -291,13 +291,13 @@ def _options(settings: Mapping[str, str]) -> tuple[ModelOptions, Serving]:
         raise ConfigError("--reading", str(exc)) from None
 
 
-def best_of(tried: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
+def best_of(points: Sequence[Point], summaries: Sequence[Mapping[str, Any]]) -> Point:
     """Return the point with the fewest servers, then the fewest bins, whose share of requests outside the
     request SLA is at most a percentage point above the smallest. The multi-bin paper (7.1) does not define
     "best".
     """
     late = [summary["request_sla_violation"] for summary in summaries]
-    enough = [p for p, share in zip(tried, late, strict=True) if share <= min(late) + _BEST_WITHIN]
+    enough = [p for p, share in zip(points, late, strict=True) if share <= min(late) + _BEST_WITHIN]
     return min(enough, key=lambda p: (p["servers"], int(p["bins"])))
 
 

@@ -128,11 +128,13 @@ class SimulationResult:
         window_ns = offered_ns
         if readings.window == "completion":
             window_ns = max((played.end_ns[r] for r in completed), default=arrivals[0]) - arrivals[0]
-        given, made = (sum([column[r] for r in completed]) for column in (requests.input, requests.output))
-        counted = made if readings.tokens == "output" else given + made
+        input_tokens, output_completed = (
+            sum([column[r] for r in completed]) for column in (requests.input, requests.output)
+        )
+        counted = output_completed if readings.tokens == "output" else input_tokens + output_completed
         # Include the tokens of requests that were given up midway.
         cut = [r for r, tokens in given_up.items() if tokens]
-        output = made + sum(given_up.values())
+        output_tokens = output_completed + sum(given_up.values())
         latencies_ns = self.latencies_ns()
         latency = _figures(latencies_ns, readings.percentile)
         waited_ns = [at_ns - arrivals[r] for r, at_ns in enumerate(played.start_ns) if at_ns >= 0]
@@ -158,8 +160,8 @@ class SimulationResult:
             "metrics": {"e2e": latency},
             "outcomes": {outcome: k for outcome, k in outcomes.items() if k},
             "unserved": dict(sorted(unserved.items())),
-            "tokens": {"input": given + sum(requests.input[r] for r in cut), "output": output,
-                       "output_per_second": _rate(output, window_ns)},
+            "tokens": {"input": input_tokens + sum(requests.input[r] for r in cut), "output": output_tokens,
+                       "output_per_second": _rate(output_tokens, window_ns)},
             "throughput_rps": _rate(played.finished, window_ns),
             "throughput_tps": _rate(counted, window_ns),
             "latency": latency,
@@ -170,7 +172,7 @@ class SimulationResult:
             "batches": batches,
             "batch_sizes": {str(b): k for b, k in sorted(played.sizes.items())},
             "queueing": _figures(sorted(waited_ns), readings.percentile),
-            "seconds_per_output_token": to_seconds(busy_ns) / output if output else None,
+            "seconds_per_output_token": to_seconds(busy_ns) / output_tokens if output_tokens else None,
             # For iterations, this is their mean length.
             "decode_step_mean": to_seconds(step_ns / batches) if batches else None,
             "bins": self.bins,
@@ -289,17 +291,17 @@ class ExchangeMaker:
             t.head_ns = t.first_byte_ns = end_ns
             return x
         x.status, x.stream, x.dialect, x.response_model = 200, True, "openai.chat", _MODEL
-        given, column = requests.input[request], self._record.cached
-        x.usage = {"prompt_tokens": given, "completion_tokens": n, "total_tokens": given + n}
+        input_tokens, column = requests.input[request], self._record.cached
+        x.usage = {"prompt_tokens": input_tokens, "completion_tokens": n, "total_tokens": input_tokens + n}
         cached = column[request] if column and column[request] >= 0 else None
         if cached is not None:
             x.usage["prompt_tokens_details"] = {"cached_tokens": cached}
         if served:
-            x.tokens = Tokens(given, n, cached=cached, source=TokenSource.USAGE)
+            x.tokens = Tokens(input_tokens, n, cached=cached, source=TokenSource.USAGE)
             x.finish_reason = "stop"
         else:
             # Without final usage: the counts are those of the last event.
-            x.tokens = Tokens(given, n, cached=cached, source=TokenSource.RUNNING_USAGE)
+            x.tokens = Tokens(input_tokens, n, cached=cached, source=TokenSource.RUNNING_USAGE)
             x.outcome, x.error = Outcome.TRUNCATED, _MIDWAY[reason]
         if n:
             first_ns = stamps[0]

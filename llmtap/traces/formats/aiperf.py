@@ -33,7 +33,7 @@ from llmtap.traces.text import (
 
 _MS: Final = 6
 _FIRST_ROWS: Final = 1_000
-"""If none of these has a body, the file is one of lengths alone."""
+"""Number of rows that are searched for a body. If none has one, the file has lengths only."""
 _CONTENTS: Final = ("input_length", "payload", "messages", "text_input")
 _WANTED: Final = (
     "arrival_ns", "think_us", "session", "input_tokens", "output_tokens", "request_body",
@@ -143,8 +143,8 @@ def _write(writer: format.TraceWriter) -> None:
 
 
 def _line(
-    arrival_ns: int | None, think_us: int | None, session: str | None, read: int | None, made: int | None,
-    body: str | None, blocks: list[int] | None,
+    arrival_ns: int | None, think_us: int | None, session: str | None, read: int | None,
+    output_tokens: int | None, body: str | None, blocks: list[int] | None,
 ) -> bytes:  # fmt: skip
     # On one line: outside of strings, a line break in JSON is white space.
     payload = None if body is None else body.replace("\r", " ").replace("\n", " ")
@@ -154,7 +154,7 @@ def _line(
         "delay": None if think_us is None else decimal_text(think_us, 3),
         "input_length": read if body is None else None,
         "payload": payload,
-        "output_length": made,
+        "output_length": output_tokens,
         "hash_ids": None if body is not None or blocks is None else f"[{','.join(map(str, blocks))}]",
     }
     parts = (f'"{name}":{value}' for name, value in fields.items() if value is not None)

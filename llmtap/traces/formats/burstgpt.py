@@ -35,15 +35,17 @@ _WANTED: Final = tuple(c.column for c in _COLUMNS if c.column != "total")
 def _batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     failed = others = 0
     for rows, columns in read_csv(stream, _COLUMNS, notes):
-        made = columns["output_tokens"] = columns["output_tokens"].fill_null(0)
-        whole = pc.greater(made, 0)
-        columns["outcome"] = pc.if_else(whole, "complete", "upstream_error")
-        failed += rows - whole.true_count
+        output_tokens = columns["output_tokens"] = columns["output_tokens"].fill_null(0)
+        is_complete = pc.greater(output_tokens, 0)
+        columns["outcome"] = pc.if_else(is_complete, "complete", "upstream_error")
+        failed += rows - is_complete.true_count
         if "session" in columns:
             explicit = pa.scalar("explicit"), pa.scalar(None, pa.string())
             columns["session_source"] = pc.if_else(pc.is_valid(columns["session"]), *explicit)
         if "total" in columns:
-            others += rows - pc.equal(columns["total"], pc.add(columns["input_tokens"], made)).true_count
+            others += (
+                rows - pc.equal(columns["total"], pc.add(columns["input_tokens"], output_tokens)).true_count
+            )
         yield batch_of(rows, columns)
     if failed:
         notes.append(f"{failed:,} rows have no response tokens: failed requests")

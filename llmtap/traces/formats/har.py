@@ -26,7 +26,8 @@ from llmtap.traces.format import ASPECTS, FormatError, TraceFormat
 from llmtap.traces.text import start_of
 
 _SILENT: Final = " "
-"""Content of an entry without one, as browsers save event streams: lets the rest of the entry be read."""
+"""Content for an entry without content, as browsers save event streams, so that the other fields of the entry
+can be read."""
 _US_PER_S: Final = 1_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -109,12 +110,12 @@ _TIMED_OUT: Final = re.compile(r"TIMED_OUT|TIMEOUT", re.IGNORECASE)
 _FROM_CACHE: Final = ("_fromCache", "_fetchedViaServiceWorker", "_servedFromCache")
 _ERROR_CHARS_MAX: Final = 200
 _OF_CONTENT: Final = ("error", "no_token_reason", "dialect", "unparsed_events")
-"""Columns that depend on the content of an answer."""
+"""Columns that depend on the content of a response."""
 _OF_ANSWERS: Final = (*_OF_CONTENT[1:], "stream", "head_us", "first_byte_us")
 
 
 def _unsent(entry: dict[str, Any], response: dict[str, Any]) -> str | None:
-    """Return a note if the entry has no answer of a server with times, such as one from a cache."""
+    """Return a note if the entry is not a response of a server with times, for example one from a cache."""
     if any(place.get(name) for name in _FROM_CACHE for place in (entry, response)):
         return "were answered by the browser's cache or a service worker: left out"
     if response.get("status") in (304, "304"):
@@ -177,7 +178,7 @@ def _us(seconds: float) -> int:
 
 
 def answer_columns(explained: Explained) -> dict[str, Any]:
-    """Return end, kind and counts of a saved answer, which has no times, in the columns of a capture."""
+    """Return outcome, kind and counts of a saved response, which has no times, as columns of a capture."""
     (row,) = to_batch([explained.exchange], capture="", level="shape")[0].select(_ANSWER).to_pylist()
     return dict(row)
 

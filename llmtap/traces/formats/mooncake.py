@@ -26,12 +26,12 @@ from llmtap.traces import format
 from llmtap.traces.text import Count, Id, Number, decimal_text, first_objects, json_rows, number_ns
 
 SIZE: Final = 512
-"""Tokens in a block, as readers of the files expect."""
+"""Number of tokens in a block, as readers of the files expect."""
 BLOCK_COLUMNS: Final = ("blocks", "block_size", "block_unit", "input_tokens")
 _FIELDS: Final = ("timestamp", "input_length", "output_length", "hash_ids", "duration")
 _COLUMNS: Final = ("arrival_ns", "input_tokens", "output_tokens", "response_end_us")
 _MS: Final = 6
-"""Digits from the unit of times down to ns: of Mooncake, and of guidellm."""
+"""Number of decimal digits from the unit of times (ms) to ns, in traces of Mooncake and of guidellm."""
 _SECONDS: Final = 9
 
 
@@ -54,8 +54,8 @@ def block_columns(ids: Sequence[Sequence[int] | None]) -> dict[str, list[Any]]:
 
 def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     bare = broken = finer = 0
-    given = json_rows(stream, _Row, notes)
-    while rows := list(islice(given, format.ROWS_PER_BATCH)):
+    typed_rows = json_rows(stream, _Row, notes)
+    while rows := list(islice(typed_rows, format.ROWS_PER_BATCH)):
         ids = [row.hash_ids for row, _ in rows]
         columns = {
             "arrival_ns": [number_ns(row.timestamp, places, line, "timestamp") for row, line in rows],
@@ -81,7 +81,7 @@ def _batches(places: int, stream: BinaryIO, notes: list[str]) -> Iterator[pa.Rec
 
 
 def _broken(ids: Sequence[int] | None, tokens: int | None) -> bool:
-    """Return whether the number of ids does not fit the number of prompt tokens."""
+    """Return whether the number of block ids does not fit the number of prompt tokens."""
     return ids is not None and tokens is not None and len(ids) != -(-tokens // SIZE)
 
 
@@ -94,10 +94,10 @@ def _write(places: int, writer: format.TraceWriter) -> None:
     for batch in writer.outgoing((*_COLUMNS, *BLOCK_COLUMNS)):
         columns = [batch.column(name).to_pylist() for name in _COLUMNS]
         lines = []
-        for arrival, read, made, end, blocks in zip(*columns, ids.of(batch), strict=True):
+        for arrival, input_tokens, output_tokens, end, blocks in zip(*columns, ids.of(batch), strict=True):
             cut += arrival % whole_ns > 0
             time = decimal_text(arrival // whole_ns * whole_ns, places, point=seconds)
-            line = f'{{"timestamp": {time}, "input_length": {read}, "output_length": {made}'
+            line = f'{{"timestamp": {time}, "input_length": {input_tokens}, "output_length": {output_tokens}'
             if blocks is not None:
                 line += f', "hash_ids": {blocks}'
             if seconds and end is not None:
@@ -123,10 +123,10 @@ class BlockIds:
         self.missing = 0
         self._broken = self._coarser = 0
         self._foreign: dict[tuple[int | None, str | None], None] = {}
-        """Block sizes (and units) that cannot be joined to SIZE."""
+        """Block sizes and units that cannot be joined to SIZE."""
 
     def of(self, batch: pa.RecordBatch) -> list[list[int] | None]:
-        """Return the ids of each row; None where the blocks are not known."""
+        """Return the block ids of each row; None if its blocks are not known."""
         lists = int_lists(batch.column("blocks"))
         self._resize(batch, lists)
         if self._writer.info.blocks == "salted":
@@ -177,12 +177,13 @@ def int_lists(column: pa.ListArray) -> list[list[int] | None]:
 
 
 _BUSY_MS: Final = 10.0
-"""Mean distance of whole times below which they are unlikely to be milliseconds: 100 requests per second."""
+"""Mean distance below which whole numbers are probably not milliseconds: 100 requests per second."""
 _BUSY_FRACTIONS_MS: Final = 1.0
-"""The same limit for times with fractions: 1,000 requests per second, more than any known trace."""
+"""The same limit for numbers with fractions: 1,000 requests per second, more than in any known trace."""
 
 _EPOCH_S: Final = 1e9
-"""Whole times from here on may be seconds since 1970; as milliseconds of a trace they are eleven days."""
+"""Whole numbers from this one on may be seconds since 1970; as milliseconds of a trace they are eleven days.
+"""
 
 
 def _sniff(places: int, head: bytes, name: str) -> bool:

@@ -23,7 +23,7 @@ _URLS: Final = {
     "embeddings": "/v1/embeddings",
     "messages": "/v1/messages",
 }
-"""URL by endpoint; a path precedes shorter paths that are its suffix."""
+"""URL by endpoint. A path comes before shorter paths that are its suffix."""
 _FALSE: Final = msgspec.Raw(b"false")
 _HOLDS: Final = ("request body", "message roles and sizes", "max_tokens", "model")
 _WANTED: Final = ("id", "method", "path", "endpoint", "request_body")
@@ -64,9 +64,9 @@ def _write(writer: TraceWriter) -> None:
     renamed = unstreamed = 0
 
     def reasons(batch: pa.RecordBatch) -> list[str | None]:
-        made = [_request_of(row) for row in batch.select(_WANTED).to_pylist()]
-        requests[:] = [one for one in made if not isinstance(one, str)]
-        return [one if isinstance(one, str) else None for one in made]
+        results = [_request_of(row) for row in batch.select(_WANTED).to_pylist()]
+        requests[:] = [result for result in results if not isinstance(result, str)]
+        return [result if isinstance(result, str) else None for result in results]
 
     columns = (*_WANTED, *(name for aspect in _HOLDS for name in ASPECTS[aspect]))
     for batch in writer.outgoing(columns, ("request_body",), times="none", failed=True, reasons=reasons):
@@ -100,7 +100,7 @@ def _request_of(row: dict[str, Any]) -> tuple[str, Members] | str:
 
 
 def _sniff(head: bytes, name: str) -> bool:
-    """Whether the first line has the members of a request; a line longer than `head` is searched for them."""
+    """Return whether the first line has the members of a request; a line longer than `head` is searched."""
     text, members = start_of(head), ("custom_id", "url", "body")
     try:
         line = msgspec.json.decode(text.split(b"\n", 1)[0])

@@ -43,10 +43,10 @@ _COUNTS: Final = {
 _TOKENS: Final = _COUNTS["input_tokens"] + _COUNTS["output_tokens"]
 _COUNT_NAMES: Final = tuple(name for names in _COUNTS.values() for name in names)
 _FIRST: Final = ("gen_ai.response.time_to_first_chunk", "gen_ai.latency.time_to_first_token")
-"""Attributes with the TTFT in seconds."""
+"""Attributes that have the TTFT in seconds."""
 _ERROR: Final = 2
 _Key = tuple[str, str]
-"""Trace and span: ids of spans are unique only within a trace."""
+"""Id of the trace and of the span: span ids are unique only within a trace."""
 
 
 class _Attribute(Struct):
@@ -173,7 +173,7 @@ def _without_containers(spans: Sequence[_Inference], parents: Mapping[_Key, _Key
 
 
 def _ancestors(key: _Key, parents: Mapping[_Key, _Key]) -> Iterator[_Key]:
-    """Yield the spans around a span, the innermost first; stop at a circle of spans."""
+    """Yield the spans around a span, the innermost first; stop if the spans form a circle."""
     visited = {key}
     while (above := parents.get(key)) is not None and above[1] and above not in visited:
         visited.add(above)

@@ -55,7 +55,7 @@ _UNKNOWN_NAMES_MAX: Final = 20
 
 
 def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
-    unanswered = unasked = strange = silent = toolless = 0
+    without_answer = without_question = strange = silent = toolless = 0
     unknown: Counter[str] = Counter()
     for number, element in enumerate(read_elements(file)):
         try:
@@ -85,15 +85,15 @@ def _read(file: BinaryIO, notes: list[str]) -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
                 count, pending = count + 1, 0
             elif role == "assistant":
-                unasked += 1
+                without_question += 1
             elif role != "system":
                 pending += 1
             messages.append({"role": role, "content": turn.value})
-        unanswered += pending
+        without_answer += pending
         silent += not count
     counts = (
-        (unanswered, "turns have no answer after them, and are in no row"),
-        (unasked, "answers follow no question: they are no rows, but part of later prompts"),
+        (without_answer, "turns have no answer after them, and are in no row"),
+        (without_question, "answers follow no question: they are no rows, but part of later prompts"),
         (strange, "turns are by a speaker that is none of the usual, whose name became their role"),
         (silent, "conversations have no answer to anything, and became no row"),
         (toolless, "conversations have tools that are not a list of objects: not kept"),

@@ -148,7 +148,7 @@ def _is_rounds(head: bytes, name: str) -> bool:
 _MS: Final = CsvKind(
     SECONDS_US.pattern, "milliseconds, with at most nine digits after the point", SECONDS_US.parse, str
 )
-"""In ns."""
+"""One millisecond in ns."""
 _COLUMNS: Final = (
     CsvColumn("session_id", TEXT, "session", required=False),
     CsvColumn("id", TEXT, "other_session", required=False),
@@ -163,7 +163,7 @@ _COLUMNS: Final = (
 
 def _replay_batches(stream: BinaryIO, notes: list[str]) -> Iterator[pa.RecordBatch]:
     waits_ns: dict[str, int] = {}
-    """Of each session: the wait after its latest round."""
+    """For each session, the wait after its latest round."""
     for rows, columns in read_csv(stream, _COLUMNS, notes):
         values = {name: column.to_pylist() for name, column in columns.items()}
         sessions = values.get("session") or values.get("other_session")

@@ -34,7 +34,7 @@ _WATCHED: Final = ("write_headers", "write", "write_eof", "enable_compression")
 def setup(
     app: web.Application, *, socket: str, skip: Collection[str] = NOT_INFERENCE, tap_bytes: int = TAP_BYTES
 ) -> None:
-    """Measure an application, outside of all its other middlewares, until it ends.
+    """Measure an application, outside of all its other middlewares, until the application ends.
 
     The options are those of `LlmtapMiddleware`. Raises ConfigError.
     """
@@ -156,7 +156,7 @@ class _Call:
         self._let_go_when_over()
 
     async def _passing(self, passing: Awaitable[None], t_ns: int) -> int:
-        """Await the writer's work, which began at `t_ns`; return the time of its end."""
+        """Await the writer's work, which began at `t_ns`. Return the time of its end."""
         turns = self._exchange.turns
         try:
             await passing

@@ -40,7 +40,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _LAST_WORDS: Final = ("lifespan.shutdown.complete", "lifespan.shutdown.failed")
 _FOR_NO_ANSWER: Final = 500
-"""Status that servers send if the app raises or returns without a response."""
+"""Status that a server sends if the app raises, or returns without a response."""
 _SELDOM_A_BODY: Final = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
 
 
@@ -110,7 +110,7 @@ def _rule(skips: SkipRules, scope: Scope) -> str | None:
 
 
 def _watch(emitter: Emitter, scope: Scope, receive: Receive, send: Send, arrival_ns: int) -> "_Call | None":
-    """Return the app's `receive` and `send` for one request; None if our own code fails. Never raises."""
+    """Return the app's `receive` and `send` for one request; None if llmtap's code fails. Never raises."""
     try:
         method = scope["method"]
         target = scope.get("raw_path") or quote(scope["path"], safe="/:@!$&'()*+,;=~%").encode()
@@ -202,7 +202,7 @@ class _Call:
             exchange.add_own_time(passed_ns)
 
     def raised(self, error: BaseException) -> None:
-        """Note that the app ended by an exception."""
+        """Note that the app ended with an exception."""
         if isinstance(error, asyncio.CancelledError):
             self.exchange.cut("was cancelled", _FOR_NO_ANSWER)
         else:

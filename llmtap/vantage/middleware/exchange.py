@@ -35,7 +35,8 @@ from llmtap.vantage.reporter import PROBE_GRAIN_NS, STATUS_S, Reporter
 TAP_BYTES: Final = 32 << 20
 """Maximum bytes of frames waiting for the meter, as for a relay (`relay.tap_bytes`)."""
 TAP_BYTES_MIN: Final = 64 << 10
-"""Half of it is for exchanges that run already, and a request head alone may have 64 KiB in most servers."""
+"""Minimum of `tap_bytes`. Half of it is for running exchanges, and most servers allow request heads of 64
+KiB."""
 DRAIN_S: Final = 2.0
 """Maximum time that the end of an app waits for the meter's last acknowledgement, as in a relay."""
 NO_METER_S: Final = 2.0
@@ -50,7 +51,7 @@ mono_ns = SystemClock.mono_ns
 
 
 class Emitter(Reporter):
-    """The reporter of one event loop of an app. `start` and `close` it on that loop."""
+    """Reporter of one event loop of an app. Call `start` and `close` on that loop."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, path: str, tap_bytes: int, clock: Clock | None = None
@@ -90,7 +91,7 @@ class Emitter(Reporter):
             log_failure(error)
 
     async def close(self) -> None:
-        """Send the last status, wait DRAIN_S at most for the meter to have everything, and disconnect."""
+        """Send the last status, wait up to DRAIN_S for the meter's acknowledgement, and disconnect."""
         self.closed = self.draining = True
         for timer in (self._timer, self._missing):
             if timer is not None:
@@ -120,7 +121,7 @@ class Emitter(Reporter):
 
 
 def _denied(path: str) -> bool:
-    """Return whether permissions keep this user from a socket."""
+    """Return whether permissions keep this user from using a socket."""
     try:
         os.stat(path)
     except OSError as exc:
@@ -129,7 +130,7 @@ def _denied(path: str) -> bool:
 
 
 class Emitters:
-    """An emitter for each event loop that the app runs on, made by the first request of the loop."""
+    """The emitters of an app, one for each event loop; the first request of a loop creates it."""
 
     def __init__(self, socket: str, tap_bytes: int) -> None:
         """Raises ConfigError: invalid settings are reported here, and never later."""
@@ -145,7 +146,7 @@ class Emitters:
         self._failed = False
 
     def here(self) -> Emitter | None:
-        """Return the running loop's emitter, or None if there can be none, logged once. Never raises."""
+        """Return the running loop's emitter, or None if there can be none (logged once). Never raises."""
         try:
             loop = asyncio.get_running_loop()
             emitter = self._by_loop.get(loop)
@@ -174,7 +175,7 @@ class Emitters:
 
 
 def log_failure(error: BaseException) -> None:
-    """Log the kind and the place of an error, and nothing of its text."""
+    """Log the kind and the place of an error, but not its text."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else "?"
     warn("event=middleware_error kind=%s where=%s further=counted", type(error).__name__, where)
@@ -303,7 +304,7 @@ class AppExchange:
 
     @property
     def turns(self) -> int:
-        """Rounds of the event loop so far, for `paused`."""
+        """Number of rounds of the event loop so far, for `paused`."""
         return self._emitter.turns
 
     def paused(self, turns: int, wait_ns: int) -> None:

@@ -36,37 +36,40 @@ from llmtap.vantage.passive.segments import (
 )
 
 HOLE_NS: Final = 3_000_000_000
-"""Time after which a hole is final: longer than several retransmissions inside a cluster."""
+"""Age at which a hole is final: longer than several retransmissions inside a cluster take."""
 _REQUEST_LINE: Final = re.compile(rb"[A-Z]{3,16} [\x21-\x7e]+ HTTP/1\.[01]\r\n")
 """Request line; no JSON body contains such a line, since CR and LF are escaped there."""
 _TLS_RECORD: Final = re.compile(rb"[\x14-\x18]\x03[\x00-\x04]")
 CONNECTIONS_MAX: Final = 65_536
 """Maximum number of connections: about 100 MB if all of them have had requests."""
 SILENT_NS: Final = 600_000_000_000
-"""A connection without a packet for this time is forgotten; it is joined again at its next request."""
+"""Time without a packet after which a connection is forgotten; its next request makes it known again."""
 LOST_SILENT_NS: Final = 30_000_000_000
-"""The same for an idle connection whose end may be among lost packets."""
+"""The same limit for an idle connection whose end may be among lost packets."""
 DISORDER_NS_MAX: Final = 10_000_000
-"""Longer than packets of one connection wait in the queues of an adapter or of the kernel."""
+"""Maximum time by which the stamps of a connection's packets may contradict their order: queues of an adapter
+and of the kernel hold packets for less."""
 CLOCK_STEP_NS: Final = 1_000_000_000
-"""Longer than a program that captures several interfaces holds packets back."""
+"""A larger step back in time is a step of the clock: a program that captures several interfaces delays
+packets for less."""
 _SPECIAL: Final = FIN | SYN | RST | CUT_OFF
 
 
 def begins_request(payload: bytes) -> bool:
-    """Return whether a segment begins with a whole request line."""
+    """Return whether a segment begins with a complete request line."""
     return _REQUEST_LINE.match(payload) is not None
 
 
 class WatchCounts:
-    """Counts of connections by how they were followed, and of bytes that no packet brought."""
+    """Counts of connections by how they were followed, and of bytes that were in no captured packet."""
 
     __slots__ = ("connections", "missing_bytes")
 
     def __init__(self) -> None:
         self.connections: dict[str, int] = {}
-        """With a request: `followed` from their beginning, or `joined` later. Without one: `encrypted`,
-        `http2`, `not_http`. `overflow`: packets of connections for which the table had no room."""
+        """Connections with a request: `followed` from their beginning, or `joined` later. Connections without
+        one: `encrypted`, `http2`, `not_http`. `overflow`: packets of connections for which the table had no
+        room."""
         self.missing_bytes = 0
 
     def add(self, kind: str) -> None:
@@ -88,26 +91,27 @@ class Connection:
         self.over = False
         """Both sides have closed the connection."""
         self.ignored = False
-        """It does not carry HTTP/1.1."""
+        """The connection does not carry HTTP/1.1."""
         self.ring_lost = False
-        """The ring has overflowed lately: missing bytes will not come."""
+        """The ring overflowed recently, so missing bytes will not come any more."""
         self.last_ns = 0
         self.clock_steps = 0
-        """Steps of the clock before its last packet."""
+        """Number of steps of the clock before the last packet of the connection."""
         self._counts = counts
         self._conversation = Conversation(sink)
         self._fresh = True
-        self._uncounted = kind  # until its first request
+        self._uncounted = kind  # key in WatchCounts, counted at the first request
 
     @property
     def has_request(self) -> bool:
-        """Whether a request has begun on it."""
+        """Whether a request has begun on the connection."""
         return self._conversation.began
 
     def may_have_ended(self, loss_ns: int) -> bool:
-        """Return whether packets were lost since its last one (the latest loss: `loss_ns`), or its place was.
+        """Return whether the end of the connection may be among lost packets.
 
-        Its end may be among the lost packets. False while an exchange is under way.
+        That is so if packets were lost after its last packet (`loss_ns`: time of the latest loss), or if its
+        position in the stream is unknown. False while an exchange is under way.
         """
         if self.ignored or self._conversation.is_busy:
             return False
@@ -170,7 +174,7 @@ class Connection:
                     return
 
     def time_of(self, t_ns: int, clock_steps: int) -> int:
-        """Return the time of a packet that is stamped before its predecessor or after a step of the clock."""
+        """Return the time for a packet that is stamped before its predecessor, or after a clock step."""
         back_ns = self.last_ns - t_ns
         if clock_steps == self.clock_steps and back_ns <= DISORDER_NS_MAX:
             self._conversation.time_went_back(back_ns)
@@ -216,7 +220,7 @@ class Connection:
         self.server.forget()
 
     def release(self) -> None:
-        """Drop the references between the parts, so that no garbage collector is needed."""
+        """Drop the references between the parts, so that no garbage collection is needed."""
         for way in (self.client, self.server):
             way.forget()
             del way.peer
@@ -224,7 +228,7 @@ class Connection:
     def _reset(self, way: TcpDirection, seq: int, t_ns: int) -> None:
         ahead = 0 if way.next is None else way.distance(seq)
         if ahead < -1:
-            return  # RFC 5961 3.2: the receiver ignores it. A FIN may be one behind.
+            return  # RFC 5961 3.2: the receiver ignores this RST. After a FIN, it may be one byte behind.
         if ahead > 0:
             self.lose(t_ns, "packets_lost", ahead)
         self._conversation.reset(t_ns, by_client=way.is_up)
@@ -277,7 +281,7 @@ class ConnectionTable:
         self._early = EarlyBytes()
         self._ways: dict[bytes, tuple[Connection, TcpDirection]] = {}
         self._silent_ones: OrderedDict[bytes, Connection] = OrderedDict()
-        """Connections without a request at their last check, by flow of the client, oldest first."""
+        """Connections without a request at their last check, by the flow from the client, oldest first."""
         self._connections_max = connections_max
         self._ring_lost = False
         self._ring_lost_ns = 0
@@ -294,12 +298,12 @@ class ConnectionTable:
         if segment is None:
             return
         flow, seq, ack, flags, window, start, stop = segment
-        found = self._ways.get(flow)
-        if found is None:
-            found = self._begin(flow, flags, buf[start:stop])
-            if found is None:
+        member = self._ways.get(flow)
+        if member is None:
+            member = self._begin(flow, flags, buf[start:stop])
+            if member is None:
                 return
-        connection, way = found
+        connection, way = member
         if t_ns >= self.now_ns:
             self.now_ns = t_ns
         elif self.now_ns - t_ns > CLOCK_STEP_NS:
@@ -314,7 +318,7 @@ class ConnectionTable:
             and not way.hole_ns
             and not flags & _SPECIAL
         ):
-            # Nearly every segment: the next of its direction, while nothing is missing.
+            # Fast path for nearly every segment: it is the next of its direction, and no bytes are missing.
             payload = buf[start:stop]
             way.next = (seq + stop - start) & 0xFFFFFFFF
             way.last = payload
@@ -326,20 +330,20 @@ class ConnectionTable:
             and way.is_up
             and (connection.ignored or way.next not in (None, (seq + 1) & 0xFFFFFFFF))
         ):
-            # The same ports again: the end of the connection before was missed.
+            # A new connection with the same ports: the end of the previous one was not captured.
             connection.give_up(t_ns, "packets_lost")
             self._forget(flow)
-            found = self._begin(flow, flags, b"")
-            if found is None:
+            member = self._begin(flow, flags, b"")
+            if member is None:
                 return
-            connection, way = found
+            connection, way = member
         connection.last_ns = t_ns
         connection.segment(way, seq, ack, flags, window, buf[start:stop], t_ns)
         if connection.over:
             self._forget(flow if way.is_up else reverse_flow(flow))
 
     def ring_lost(self, t_ns: int, *, now: bool) -> None:
-        """The ring lost packets (`now`), or has not for a while. Until then a hole is final at once."""
+        """Note whether the ring lost packets recently (`now`). If so, holes are final at once."""
         if now:
             self._ring_lost_ns = t_ns
         if now or self._ring_lost:
@@ -361,7 +365,7 @@ class ConnectionTable:
                 self._forget(flow)
 
     def close(self, t_ns: int) -> None:
-        """No more packets: drop the exchanges under way."""
+        """Drop the exchanges under way: no more packets come."""
         for flow, connection in self._connections().items():
             connection.give_up(max(t_ns, connection.last_ns), "watch_ended")
             self._forget(flow)
@@ -373,14 +377,14 @@ class ConnectionTable:
         return (not self._ports or port in self._ports) and (not self._hosts or address in self._hosts)
 
     def _begin(self, flow: bytes, flags: int, payload: bytes) -> tuple[Connection, TcpDirection] | None:
-        """Follow a connection that was not known; return None where it is none of ours."""
+        """Follow a new connection. Return None if it is not to a watched server, or cannot be followed."""
         n = (len(flow) - 4) // 2
         source, target = flow[:n], flow[n : 2 * n]
         up = self._serves(target, flow[-2:])
         if up == self._serves(source, flow[-4:-2]):
             if not up:
                 return None
-            # Either end could be the server's: only a beginning tells.
+            # Either end could be the server. Only a SYN or the first bytes of a request show the direction.
             if not flags & SYN and not begins_request(payload):
                 return None
             up = not (flags & SYN and flags & ACK)
@@ -416,7 +420,7 @@ class ConnectionTable:
         return False
 
     def _forget(self, flow: bytes) -> None:
-        """Forget a connection by the flow of its client."""
+        """Forget a connection, given by the flow from its client."""
         connection, _ = self._ways.pop(flow)
         del self._ways[reverse_flow(flow)]
         self._silent_ones.pop(flow, None)

@@ -20,12 +20,12 @@ PIPELINED_MAX: Final = 64
 _METHOD: Final = re.compile(rb"[A-Z]{1,16}\Z|[A-Z]{3,16} (?:\Z|[/*h])")
 _METHOD_BYTES: Final = 18
 _CHECKED_BYTES: Final = 16
-"""Bytes of an answer that show whether it is HTTP."""
+"""Number of bytes of an answer that are checked for the beginning of an HTTP status line."""
 LENGTH: Final = http1.Framing.LENGTH
 
 
 class UnfollowableError(LlmtapError):
-    """The connection is not HTTP/1.1: `kind` is `encrypted`, `http2` or `not_http`."""
+    """The connection does not carry HTTP/1.1; `kind` is `encrypted`, `http2` or `not_http`."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -33,10 +33,10 @@ class UnfollowableError(LlmtapError):
 
 
 class FrameSink(Protocol):
-    """Receiver of frames, in the terms of the channel (`llmtap/channel/`)."""
+    """Receiver of the frames of exchanges, with the methods of a tap (`llmtap/channel/`)."""
 
     def skips(self, head: http1.RequestHead) -> bool:
-        """Whether the request is counted only."""
+        """Return whether the request is only counted, and not measured."""
 
     def open(
         self, t_ns: int, data: bytes, extra_ns: int = 0, kind: int = FrameKind.OPEN
@@ -57,13 +57,13 @@ class _Exchange:
         self.began_ns = began_ns
         self.seq = 0
         self.tapped = False
-        """The channel accepts its frames."""
+        """Whether the channel still accepts frames of the exchange."""
         self.status: int | None = None
         self.interims = 0
         self.request_bytes = self.response_bytes = 0
         self.paused_ns = 0
         self.error_ns = 0
-        """Largest difference of two packets' times that contradicts their order."""
+        """Largest difference of two packets' times that contradicts the order of the packets."""
 
 
 class Conversation:
@@ -92,16 +92,16 @@ class Conversation:
         self._sink = sink
         self.began = False
         self.over = False
-        """The server has closed its side; in a tunnel both sides have."""
+        """The server has closed its side of the connection; of a tunnel, both sides have."""
         self._pending: list[_Exchange] = []
-        self._head = bytearray()  # of a request, as far as it came
-        self._head_ns = 0  # its first byte
-        self._error_ns = 0  # of the times of the request that begins
+        self._head = bytearray()  # bytes of an incomplete request head
+        self._head_ns = 0  # time of its first byte
+        self._error_ns = 0  # error of the times of the request that begins next
         self._uploading: _Exchange | None = None
-        self._upload: http1.BodyScanner | None = None  # of its body
+        self._upload: http1.BodyScanner | None = None  # scanner of the body of `_uploading`
         self._response_head = bytearray()
         self._answering: _Exchange | None = None
-        self._scanner: http1.BodyScanner | None = None  # of its answer's body
+        self._scanner: http1.BodyScanner | None = None  # scanner of the response body of `_answering`
         self._tunnel: _Exchange | None = None
         self._client_left_ns = 0
         self._server_ended = False
@@ -138,7 +138,7 @@ class Conversation:
             data = rest
 
     def _begin(self, data: bytes, t_ns: int) -> bytes:
-        """Take bytes of a request's head; return what follows it, or what follows a request that is whole."""
+        """Take bytes of a request head. Return those after it, or after a body that is complete, too."""
         buffer = self._head
         if not buffer:
             # RFC 9112 2.2: an empty line before a request is ignored.
@@ -217,7 +217,7 @@ class Conversation:
             data = rest
 
     def _begin_answer(self, data: bytes, t_ns: int) -> bytes:
-        """Take bytes of an answer's head, or of a tunnel; return what follows."""
+        """Take bytes of an answer's head, or of a tunnel. Return the bytes after the head."""
         if self._tunnel is not None:
             self._tunnel.response_bytes += len(data)
             self._offer(self._tunnel, FrameKind.TUNNEL_DOWN, t_ns, data)
@@ -232,16 +232,16 @@ class Conversation:
             and buffer.find(b"\r\n\r\n", searched) < 0
             and len(buffer) <= HEAD_BYTES_MAX
         ):
-            return b""  # one byte a packet must not copy the head for each byte
+            return b""  # avoid copying the head for each packet: packets may have one byte each
         whole = bytes(buffer)
-        found = next_response_head(
+        match = next_response_head(
             whole, x.method, bytes_max=HEAD_BYTES_MAX, fields_max=HEAD_BYTES_MAX, interims=x.interims,
             waited_ns=t_ns - x.began_ns,
         )  # fmt: skip
-        if found is None:
+        if match is None:
             return b""
         buffer.clear()
-        head, start, end = found
+        head, start, end = match
         x.response_bytes += start
         whole, end = whole[start:], end - start
         if head.status < 200 and head.status != 101:
@@ -270,7 +270,7 @@ class Conversation:
         return b""
 
     def window_closed(self, t_ns: int) -> None:
-        """The client's receive window is 0: a pause begins."""
+        """Begin a pause: the client's receive window is 0."""
         if self._answering is not None and not self._window_closed_ns:
             self._window_closed_ns = t_ns
 
@@ -280,16 +280,16 @@ class Conversation:
         self._window_closed_ns = 0
 
     def time_went_back(self, by_ns: int) -> None:
-        """A packet's time was `by_ns` before that of its predecessor: the times have at least that error."""
+        """Note that a packet's time was `by_ns` before its predecessor's: times have at least this error."""
         if self._head or not self._pending:
-            self._error_ns = max(self._error_ns, by_ns)  # of the request that begins next
+            self._error_ns = max(self._error_ns, by_ns)
         for x in self._pending:
             x.error_ns = max(x.error_ns, by_ns)
 
     # ---------------------------------------------------------------- ends
 
     def ended(self, t_ns: int, *, by_client: bool) -> None:
-        """A FIN. A client that has sent everything may still wait for the answer."""
+        """Handle a FIN. A client that has sent everything may still wait for the answer."""
         if by_client:
             self._client_left_ns = t_ns
         else:
@@ -308,7 +308,7 @@ class Conversation:
         self._cut(t_ns, "closed")
 
     def reset(self, t_ns: int, *, by_client: bool) -> None:
-        """A RST."""
+        """Handle an RST."""
         self.over = True
         if by_client and not self._client_left_ns:
             self._client_left_ns = t_ns
@@ -335,8 +335,8 @@ class Conversation:
                 )
 
     def lose(self, t_ns: int, reason: str) -> None:
-        """Drop all exchanges under way, and expect a request next."""
-        if self._head:  # it began, and is counted
+        """Drop all exchanges under way; the next bytes of the client must begin a request."""
+        if self._head:  # the request has begun, so it counts as an exchange
             seq, _ = self._sink.open(self._head_ns, bytes(self._head))
             self._sink.drop(seq, t_ns, reason)
         for x in self._pending:

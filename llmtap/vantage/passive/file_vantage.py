@@ -26,12 +26,12 @@ from llmtap.vantage.passive.segments import network_offset
 
 SNIFF_BYTES: Final = 4
 BLOCK_BYTES_MAX: Final = 16 << 20
-"""Longest packet or block; larger lengths are taken as damage."""
+"""Maximum length of a packet or block; a larger length means that the file is damaged."""
 WALL_NS_MAX: Final = 1 << 62
-"""Year 2116; larger stamps would not fit the frames."""
+"""Latest timestamp, in the year 2116: later ones do not fit into frames."""
 INTERFACES_MAX: Final = 4_096
 _UNITS_NS: Final = {0xA1B2C3D4: 1_000, 0xA1B23C4D: 1}
-"""Nanoseconds of a fraction's unit, by magic number of a pcap file."""
+"""Unit of fractions of seconds in ns, by the magic number of a pcap file."""
 _NG_MAGIC: Final = b"\n\r\r\n"
 _SECTION, _INTERFACE, _SIMPLE, _ENHANCED = 0x0A0D0D0A, 1, 3, 6
 _TS_RESOLUTION, _TS_OFFSET = 9, 14
@@ -44,11 +44,11 @@ NAME: Final = "file"
 
 
 class PcapError(LlmtapError):
-    """The file is no packet capture, or it is damaged."""
+    """The file is not a packet capture, or it is damaged."""
 
 
 def is_packet_file(head: bytes) -> bool:
-    """Whether a file that begins with `head` (SNIFF_BYTES) is a packet capture."""
+    """Return whether a file that begins with `head` (SNIFF_BYTES) is a packet capture."""
     return head[:SNIFF_BYTES] in _MAGICS
 
 
@@ -79,7 +79,7 @@ class PacketFile:
     def _read(self, n: int) -> bytes:
         """Return `n` bytes, or fewer at the end of the file."""
         data = self._file.read(n)
-        while len(data) < n and (more := self._file.read(n - len(data))):  # a pipe gives what it has
+        while len(data) < n and (more := self._file.read(n - len(data))):  # a pipe may return fewer bytes
             data += more
         self.read_bytes += len(data)
         if 0 < len(data) < n:
@@ -173,9 +173,10 @@ class FileVantage:
             relay=NAME, pid=0, clock="packet", vantage="passive", anchor_mono_ns=0, anchor_wall_ns=0
         )
         self.cut_at: int | None = None
-        """Byte at which the file ends within a packet."""
+        """Position in bytes at which the file ends within a packet; None: the file is complete."""
         self.damage = ""
-        """What is wrong with the file, and where, if `read` ended at damage behind the first packet."""
+        """Description and place of the damage at which `read` ended after the first packet; empty: no damage.
+        """
         self.stopped = False
         self.packets = 0
         self.began_ns = 0
@@ -221,12 +222,12 @@ class FileVantage:
                 break
 
     def stop(self) -> bool:
-        """End `read` at the next packet: what was read is measured."""
+        """End `read` at the next packet; packets before it are measured."""
         self.stopped = True
         return True
 
     def status(self) -> RelayStatus:
-        """Return the counts as of a relay."""
+        """Return the counts as the status of a relay."""
         ledger, counts = self._ledger, self._table.counts
         return RelayStatus(
             t_ns=self.now_ns, **ledger.counts(), skipped=self._skipped, connections=len(self._table),

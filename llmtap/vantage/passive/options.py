@@ -9,7 +9,7 @@ from llmtap.units import Bytes
 
 
 class WatchOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which packets are read."""
+    """Options that select the packets to read."""
 
     interfaces: Annotated[
         tuple[str, ...], Meta(description="Network interfaces to read packets from, or `any`.")

@@ -19,13 +19,13 @@ from typing import Final
 from llmtap.errors import ConfigError
 
 BLOCK_BYTES: Final = 128 << 10
-"""Larger than the largest segment (64 KiB) with its headers."""
+"""Size of a block: more than the largest segment (64 KiB) with its headers."""
 RING_BYTES_MIN: Final = 4 * BLOCK_BYTES
 RETIRE_MS: Final = 50
-"""The kernel passes a block that is not full after this time."""
+"""Time in ms after which the kernel passes on a block that is not full."""
 BLOCKS_PER_TURN: Final = 8
 PORTS_MAX: Final = 64
-"""Jumps in the filter are at most 255 instructions long."""
+"""Maximum number of ports: jumps in the filter can skip at most 255 instructions."""
 ANY: Final = "any"
 LOOPBACK: Final = "lo"
 
@@ -41,7 +41,7 @@ _STATUS: Final = struct.Struct("=I")
 _PACKET: Final = struct.Struct("=IIIIIIHH")
 """tpacket3_hdr: next, s, ns, captured, length, status, tp_mac, tp_net."""
 _FROM_ADAPTER: Final = 31
-"""Bit of the status: the stamp is the adapter's."""
+"""Bit of the status: the packet was stamped by the adapter."""
 _STATISTICS_V3: Final = struct.Struct("=III")
 
 
@@ -52,7 +52,7 @@ def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.s
     """
     if not hasattr(socket, "AF_PACKET"):
         raise ConfigError("watch.interfaces", "needs Linux (AF_PACKET)", "read a file: --read FILE.pcap")
-    # Protocol 0: it sees nothing before it is bound. `any` cannot be bound.
+    # With protocol 0, the socket gets no packets before it is bound. For `any`, there is nothing to bind to.
     protocol = socket.htons(_ETH_P_ALL) if interface == ANY else 0
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, protocol)
@@ -70,7 +70,7 @@ def open_ring(interface: str, ports: Sequence[int], ring_bytes: int) -> socket.s
         request = struct.pack("=7I", BLOCK_BYTES, blocks, _FRAME_BYTES, frames, RETIRE_MS, 0, 0)
         sock.setsockopt(_SOL_PACKET, _RX_RING, request)
         if interface == LOOPBACK:
-            # Else each packet is seen going out and coming in.
+            # On loopback, each packet would be captured twice: going out and coming in.
             sock.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
         if interface != ANY:
             sock.bind((interface, _ETH_P_ALL))
@@ -90,7 +90,7 @@ class PacketRing:
         self.buffer = mmap.mmap(self.fd, BLOCK_BYTES * self._blocks)
         self.packets = 0
         self.lost = 0
-        """Packets that the filter passed and the full ring did not take."""
+        """Number of packets that matched the filter and found the ring full."""
         self._next = self._first_block()
 
     def _first_block(self) -> int:
@@ -121,7 +121,7 @@ class PacketRing:
             self._next = (self._next + 1) % self._blocks
 
     def newly_lost(self) -> int:
-        """Return the packets lost since the last call."""
+        """Return the number of packets lost since the last call."""
         statistics = self._sock.getsockopt(_SOL_PACKET, _STATISTICS, _STATISTICS_V3.size)
         lost: int = _STATISTICS_V3.unpack(statistics)[1]
         self.lost += lost
@@ -136,12 +136,12 @@ class PacketRing:
 
 _SIOCETHTOOL, _SIOCSHWTSTAMP, _SIOCGHWTSTAMP, _GET_TS_INFO = 0x8946, 0x89B0, 0x89B1, 0x41
 _TS_INFO: Final = struct.Struct("=IIiI12xI12x")
-"""ethtool_ts_info: command, capabilities, number of the clock, kinds of sending, filters of receiving."""
+"""ethtool_ts_info: command, capabilities, number of the clock, modes of sending, filters of receiving."""
 _CONFIG: Final = struct.Struct("=iii")
-"""hwtstamp_config: flags, kind of sending, filter of receiving."""
+"""hwtstamp_config: flags, mode of sending, filter of receiving."""
 _RAW_HARDWARE: Final = 1 << 6
 _OFFERED: Final = _RAW_HARDWARE | 1 << 2
-"""The adapter's clock, for received packets."""
+"""Capabilities needed to stamp received packets by the adapter's clock."""
 _ALL_PACKETS: Final = 1
 
 
@@ -162,7 +162,8 @@ def open_adapter_clock(sock: socket.socket, interface: str) -> int:
             )  # fmt: skip
         _ask(sock, interface, _SIOCGHWTSTAMP, config)
         flags, sending, receiving = _CONFIG.unpack(config.raw)
-        if receiving != _ALL_PACKETS:  # and leave what else uses the clock as it is: sending is of PTP
+        if receiving != _ALL_PACKETS:
+            # Do not change the mode of sending, which PTP may use.
             config.raw = _CONFIG.pack(flags, sending, _ALL_PACKETS)
             _ask(sock, interface, _SIOCSHWTSTAMP, config)
         sock.setsockopt(_SOL_PACKET, _TIMESTAMP, _RAW_HARDWARE)
@@ -210,7 +211,7 @@ def port_filter(ports: Sequence[int], *, skip_loopback_out: bool = False) -> lis
     add(_LD_B, 6)
     add(_JEQ, 6, "", "drop")
     add(_LDX_IMM, 40)
-    add(_JEQ, 6, "ports", "drop")  # always true: a jump
+    add(_JEQ, 6, "ports", "drop")  # always true, and so an unconditional jump
     add(_LD_B, 9, label="v4")
     add(_JEQ, 6, "", "drop")
     add(_LD_H, 6)
@@ -249,7 +250,7 @@ def port_filter(ports: Sequence[int], *, skip_loopback_out: bool = False) -> lis
 
 def _attach(sock: socket.socket, program: Sequence[Instruction]) -> None:
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
-    kept = ctypes.create_string_buffer(code, len(code))
+    buffer = ctypes.create_string_buffer(code, len(code))
     sock.setsockopt(
-        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(kept))
+        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(buffer))
     )

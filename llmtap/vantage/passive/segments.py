@@ -21,7 +21,8 @@ SYN: Final = 0x02
 RST: Final = 0x04
 ACK: Final = 0x10
 CUT_OFF: Final = 0x100
-"""Added to the flags of a segment whose payload was cut off by a short snapshot length."""
+"""Flag of a segment whose payload is incomplete, because the snapshot length is too short; added to TCP's
+flags."""
 
 Segment = tuple[bytes, int, int, int, int, int, int]
 """`(flow, seq, ack, flags, window, start, stop)`.
@@ -44,7 +45,7 @@ _VLAN: Final = frozenset({0x8100, 0x88A8, 0x9100})
 _IP: Final = frozenset({0x0800, 0x86DD})
 _RAW_LINKS: Final = frozenset({12, 14, 101, 228, 229})
 _ETHERTYPE_OFFSET: Final = {1: 12, 113: 14}
-"""Ethernet, Linux cooked."""
+"""Offset of the EtherType by link type: Ethernet, and Linux cooked capture."""
 
 
 def parse_segment(buf: bytes | mmap, at: int, end: int) -> Segment | None:
@@ -69,13 +70,13 @@ def parse_segment(buf: bytes | mmap, at: int, end: int) -> Segment | None:
         return None
     if protocol != _TCP_PROTOCOL or end - tcp < 20:
         return None
-    if tcp != direct:  # behind options or extensions
+    if tcp != direct:  # the TCP header comes after IP options or extension headers
         ports, seq, ack, offset, flags, window = _TCP.unpack_from(buf, tcp)
         flow = flow[:addresses] + ports
     if offset < 0x50:
         return None
     start = tcp + (offset >> 4) * 4
-    # A total of 0 is a packet of more than 64 KiB (BIG TCP). What follows the packet is padding of the link.
+    # A total of 0 means more than 64 KiB (BIG TCP). Bytes after the packet are padding of the link layer.
     stop = at + total if total else end
     if stop > end:
         flags |= CUT_OFF
@@ -108,13 +109,14 @@ def reverse_flow(flow: bytes) -> bytes:
 
 EARLY_SEGMENTS_MAX: Final = 1_024
 EARLY_BYTES_MAX: Final = 1 << 20
-"""Bounds of one direction: several times what is under way on a fast connection inside a cluster."""
+"""Limits of early segments in one direction: several times the bytes in flight on a fast connection inside a
+cluster."""
 HALF: Final = 1 << 31
 MASK: Final = 0xFFFFFFFF
 
 
 class LostSyncError(LlmtapError):
-    """The bytes cannot be put in order; `reason` is the reason for dropping the exchanges under way."""
+    """The bytes cannot be put in order; `reason`: reason for dropping the exchanges under way."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -123,7 +125,7 @@ class LostSyncError(LlmtapError):
 
 @dataclass(slots=True)
 class EarlyBytes:
-    """Bytes of early segments of all connections, with their bound."""
+    """Number of bytes in early segments of all connections, with its limit."""
 
     limit: int = 64 << 20
     used: int = 0
@@ -148,16 +150,16 @@ class TcpDirection:
         self.next: int | None = None
         """Sequence number of the next byte; None while it is unknown."""
         self.last = b""
-        """The piece that ends at `next`."""
+        """The bytes that end at `next`, to compare with retransmissions."""
         self.hole_ns = 0
-        """When the first early segment came; 0: none is kept."""
+        """Time when the first early segment came; 0: there are no early segments."""
         self._early = early
         self._early_bytes = 0
         self._early_segments: list[tuple[int, int, bytes, int]] = []  # heap: (position, t_ns, payload, flags)
         self._position = 0  # of `next`, counted without wrapping
 
     def begin(self, seq: int) -> None:
-        """Expect the byte with this sequence number; forget all that was kept."""
+        """Expect the byte with this sequence number next; forget all earlier data."""
         self.forget()
         self.next = seq & MASK
 
@@ -198,7 +200,7 @@ class TcpDirection:
     def _take(
         self, pieces: list[tuple[bytes, int, int]], behind: int, payload: bytes, t_ns: int, flags: int
     ) -> None:
-        """Append a piece that begins at `next`, or `-behind` bytes before it."""
+        """Append bytes that begin at `next`, or `-behind` bytes before it."""
         if behind < 0:
             # One byte just before `next` is a keep-alive probe, whose content means nothing.
             if len(payload) > 1 or behind != -1:
@@ -206,7 +208,7 @@ class TcpDirection:
             n = len(payload)
             payload = payload[-behind:]
             if not payload and n < -behind:
-                return  # all of it, and its FIN, came before
+                return  # a retransmission of bytes (and a FIN) that came before
         assert self.next is not None
         self.next = (self.next + len(payload)) & MASK
         self._position += len(payload)
@@ -218,7 +220,7 @@ class TcpDirection:
         """Raise LostSyncError if bytes before `next` differ from those that were returned last."""
         last = self.last
         n = min(behind, len(last))
-        mine = payload[behind - n : behind]  # where it overlaps `last`
+        mine = payload[behind - n : behind]  # the bytes that overlap `last`
         start = len(last) - n
         if mine != last[start : start + len(mine)]:
             raise LostSyncError("contradicting")

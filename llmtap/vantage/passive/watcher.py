@@ -30,11 +30,11 @@ from llmtap.vantage.passive.ring import PacketRing
 from llmtap.vantage.reporter import STATUS_S, ChildSetup, Reporter, begin_child, on_orphaned
 
 CALM_NS: Final = 2_000_000_000
-"""The ring has not overflowed for so long: holes may be reordered packets again."""
+"""Time without an overflow of the ring after which a hole may be due to reordered packets again."""
 DOUBT_NS: Final = 1_000_000_000
-"""Packets that the ring may still hold when the wall clock was set are younger than this."""
+"""Maximum age of packets that may still be in the ring when the wall clock is set."""
 LAST_PACKETS_S: Final = 0.06
-"""A little more than the kernel waits until it passes a block that is not full."""
+"""Time to wait for the last packets: a little longer than the kernel keeps a block that is not full."""
 DRAIN_S: Final = 2.0
 SWEEP_NS: Final = 1_000_000_000
 UNFOLLOWED: Final = {
@@ -54,7 +54,7 @@ class WatchSetup(ChildSetup, kw_only=True):
     packet_fds: list[int]
     """One packet socket for each interface, in their order."""
     adapter_fds: list[int] = []
-    """The clock of each one's adapter, with `--timestamps adapter`."""
+    """Descriptors of the adapters' clocks, one for each interface, with `--timestamps adapter`."""
 
 
 class _ChannelSink:
@@ -133,7 +133,7 @@ class Watcher:
         self._steps = 0
         self._doubt_until_ns = 0
         self._lost_ns = 0
-        """When a ring overflowed last; 0: long ago."""
+        """Time of the latest overflow of a ring; 0: none recently."""
         self._reported_lost = 0
         self._swept_ns = 0
         self._logged_kinds: set[str] = set()
@@ -185,7 +185,7 @@ class Watcher:
             packet(buffer, start, stop, stamp_ns + offsets_ns[which])
 
     def _look(self) -> None:
-        """Sweep, report and sample the clocks; twice a second."""
+        """Sweep, report and sample the clocks; called twice a second."""
         self._timer = self._loop.call_later(STATUS_S, self._look)
         try:
             now_ns = self._clock.mono_ns()
@@ -210,7 +210,7 @@ class Watcher:
             log.exception("event=watch_failed error=%r", str(exc))
 
     def _log_losses(self) -> None:
-        """Log lost packets, and each kind of connection that cannot be measured once."""
+        """Log lost packets, and each kind of connection that cannot be measured, once."""
         lost = sum(ring.lost for ring, _ in self._tables)
         if lost > self._reported_lost:
             log.warning(

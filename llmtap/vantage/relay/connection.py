@@ -24,11 +24,11 @@ FRESH_NS: Final = 500_000_000
 """Minimum time for the first request of a new connection while the relay drains."""
 LINGER_BYTES: Final = 16 << 20
 REJECTED_HEAD_BYTES: Final = 4_096
-"""Maximum bytes of a refused head that are reported."""
+"""Maximum number of bytes of a refused head that are reported."""
 _REFUSALS: Final = {431: "head_too_large", 505: "http_version"}
-"""Counted reasons of refused heads by status; all others are malformed."""
+"""Reasons of refused heads that are counted, by status; all others are malformed."""
 _CLIENT_ERRORS: Final = frozenset({"malformed_request", "http_version"})
-"""Reasons that are an error of the client, not a limit of llmtap."""
+"""Reasons that are errors of the client, and not limits of llmtap."""
 
 
 HEAD, BODY, AHEAD, LINGER, TUNNEL, GONE = range(6)
@@ -54,13 +54,13 @@ class ClientConnection:
         self._state = HEAD
         self._flow: Flow | None = None
         self._buffer = b""
-        self._arrival_ns = 0  # of the first byte of the head being read
-        self._since_ns = 0  # when the present wait began
+        self._arrival_ns = 0  # time of the first byte of the head that is being read
+        self._since_ns = 0  # start of the present wait
         self._lingered = 0
         self._ahead_paused = False
-        self._ahead_ns = 0  # of the last read of what stands in the buffer
+        self._ahead_ns = 0  # time of the last read of the bytes in `_buffer`
         self._served = False
-        self._skipped = False  # the empty line before the head that is being read
+        self._skipped = False  # the empty line before the head was read
         self.is_11 = True
 
     def attach(self, stream: Stream, now_ns: int) -> None:
@@ -300,7 +300,7 @@ class ClientConnection:
             self._close()
 
     def kill(self) -> None:
-        """Close now, because the drain limit is over."""
+        """Close the connection at once, because the drain limit is over."""
         if self._flow is not None:
             self._flow.cut_short()
         self._close()

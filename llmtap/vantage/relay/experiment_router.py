@@ -35,7 +35,7 @@ _LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
 _DIGESTS: Final = frozenset(
     {b"content-digest", b"content-md5", b"digest", b"repr-digest", b"x-amz-content-sha256"}
 )
-"""Fields with a digest of the body (RFC 9530 and its predecessors)."""
+"""Header fields with a digest of the body (RFC 9530 and its predecessors)."""
 _ABSENT: Final = msgspec.Raw()
 _NOTHING: Final = frozenset({b"", b'""', b"[]", b"null"})
 
@@ -49,7 +49,7 @@ class _Plan:
 
     name: str
     what: str | None
-    """For the Exchange's `route`; None: nothing is changed."""
+    """Description of the change, for the Exchange's `route`; None: nothing is changed."""
     route: Route
     headers: Headers = field(default_factory=list)
     body: dict[str, msgspec.Raw] = field(default_factory=dict)
@@ -166,7 +166,7 @@ class Assignment:
             self.on_room_lost()
 
     def sign(self, closing: Closing) -> None:
-        """Add the assignment, if there is one, to the exchange's last frame."""
+        """Add the assignment, if there is one, to the last frame of the exchange."""
         if self._plan is not None:
             closing.arm = self._plan.name
             closing.unit = self._unit
@@ -195,7 +195,7 @@ class ExperimentRouter:
         self.on = False
         self.room = Budget(experiment.held_bytes, short)
         self._short = short
-        self._holders: dict[Assignment, None] = {}  # those that take room, the oldest first
+        self._holders: dict[Assignment, None] = {}  # assignments that take room, the oldest first
         self._over = False
         self._relay = relay
         self._assigner = Assigner(experiment.key, experiment.name, [arm.weight for arm in experiment.arms])
@@ -253,7 +253,7 @@ class ExperimentRouter:
 
 
 def _hindrance(head: RequestHead, bytes_max: int) -> str | None:
-    """Return why this request's body can be neither read nor changed, as far as its head shows."""
+    """Return the reason why this request's body cannot be read or changed, as far as its head shows."""
     if head.framing is Framing.NONE:
         return "no_body"
     if head.framing is Framing.LENGTH and head.length > bytes_max:
@@ -270,7 +270,7 @@ def _hindrance(head: RequestHead, bytes_max: int) -> str | None:
 
 
 def _whole_body(head: RequestHead, held: bytes) -> tuple[bytes, str | None]:
-    """Return the body without its framing, or why there is none."""
+    """Return the body without its framing, or the reason why there is none."""
     if head.framing is not Framing.CHUNKED:
         return held, None
     if not held.endswith(_LAST_CHUNK):

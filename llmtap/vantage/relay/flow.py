@@ -177,20 +177,20 @@ class Flow(FlowState):
         options = self._context.options
         while data and not self.over:
             try:
-                found = next_response_head(
+                match = next_response_head(
                     data, self._method, bytes_max=options.head_bytes, fields_max=options.head_fields,
                     interims=self._interims, waited_ns=t_ns - self.arrival_ns,
                 )  # fmt: skip
-                if found is not None and found[0].status == 101 and not self.upload.upgrade:
+                if match is not None and match[0].status == 101 and not self.upload.upgrade:
                     raise PeerProtocolError("the upstream switched protocols without a request", 502)
             except PeerProtocolError as exc:
                 if is_interim_flood(self._interims, t_ns - self.arrival_ns):
                     self._context.refuse("interim_heads")
                 self._upstream_broke(exc)
                 return
-            if found is None:
+            if match is None:
                 break
-            head, start, end = found
+            head, start, end = match
             if head.status == 101:
                 self._switch(head, data[start:end], data[end:], t_ns)
                 return
@@ -421,7 +421,7 @@ class Flow(FlowState):
             self._finish()
 
     def client_gone(self) -> None:
-        """Close the upstream connection after the client has disconnected, so that generation stops."""
+        """Close the upstream connection after the client has disconnected, to stop the generation."""
         if self.over:
             return
         self.upload.cancel()

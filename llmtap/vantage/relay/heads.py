@@ -19,7 +19,7 @@ _KINDS: Final = {
     b"upgrade": _UPGRADE, b"te": _TE, b"host": _HOST,
 }  # fmt: skip
 _write_head = None if compiled is None else compiled.write_head
-"""Writes heads without special cases; None where Python writes all heads."""
+"""Compiled function that writes heads without special cases; None: Python writes all heads."""
 _CLOSE_END: Final = b"Connection: close\r\n\r\n"
 _PLAIN_CONNECTIONS: Final = ((), KEEP_ALIVE)
 """Values of Connection that name no field."""
@@ -109,7 +109,7 @@ def _request_lines(
         elif kind == _TE and not had_te and b"trailers" in value.lower():
             had_te = True
             out.append(b"Connection: TE\r\nTE: trailers\r\n")
-    if not had_host:  # optional in HTTP/1.0, but required in the HTTP/1.1 request to the upstream
+    if not had_host:  # HTTP/1.1 requires Host; HTTP/1.0 does not
         out.insert(4, b"Host: " + (authority or b"") + b"\r\n")
     if upgrade and head.upgrade is not None:
         out += (b"Connection: Upgrade\r\nUpgrade: ", head.upgrade, b"\r\n")
@@ -165,9 +165,9 @@ def _response_lines(head: ResponseHead, *, keep_alive: bool, client_11: bool, de
 
 
 def own_answer(status: int, code: str, message: str, fields: Headers, *, close: bool, body: bool) -> bytes:
-    """Return an answer of the relay itself, in the form of OpenAI's errors and marked as the tap's.
+    """Return an answer of the relay itself, in OpenAI's error format and marked as an error of the tap.
 
-    `message` must have nothing that a peer sent.
+    `message` must not contain anything that a peer sent.
     """
     kind = "invalid_request_error" if status < 500 else "api_error"
     text = (

@@ -15,8 +15,11 @@ def _help(text: str, ge: int | None = None, le: int | None = None) -> msgspec.Me
 
 
 class RelayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One relay's settings. Durations are ns inside, seconds or text outside; 0 switches a limit off
-    only where the help says so."""
+    """Settings of one relay.
+
+    Durations are in ns here, and in seconds or as texts in configurations. 0 means "no limit" only if the
+    help of the option says so.
+    """
 
     upstream: Annotated[
         str, _help("URL of the gateway: http://host:port or https://host; a path is used as a prefix")

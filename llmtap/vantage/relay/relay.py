@@ -200,7 +200,7 @@ class Relay:
         return task
 
     def _vital_over(self, task: asyncio.Task[None]) -> None:
-        """End the process if a periodic task fails: without it there are no time limits or reports."""
+        """End the process if a periodic task fails: without the task there are no time limits or reports."""
         if not task.cancelled():
             log.critical(
                 "event=relay_broken relay=%s task=%s", self.reporter.name, task.get_name(),
@@ -312,11 +312,11 @@ class Relay:
     # ---------------------------------------------------------------- the end
 
     def hurry(self) -> None:
-        """End the drain, running or future, at once: exchanges still running are cut."""
+        """End the drain, present or future, at once: running exchanges are cut."""
         self._drained.set()
 
     def let_idle_clients_wait(self, wait: bool) -> None:
-        """Set whether idle clients may send one more request in the drain, running or future."""
+        """Set whether idle clients may send one more request during the drain, present or future."""
         self.context.last_request_ns = LAST_REQUEST_NS if wait else 0
         if self.reporter.draining:
             self._drain_connections()

@@ -43,7 +43,7 @@ class _Direction:
             self.pass_end()  # otherwise `sink_drained` forwards the end
 
     def pass_end(self) -> None:
-        """Forward the end of the source behind all its bytes."""
+        """Forward the end of the source, after all its bytes."""
         self.sink.shutdown_write()
         self.passed = True
         self._tunnel.end_passed(self)
@@ -109,23 +109,23 @@ class Tunnel:
             self._broken(self.other(direction), error)
 
     def lost(self, direction: _Direction, error: OSError | None) -> None:
-        """Note that the connection of the source of `direction` broke or closed."""
+        """Note that the connection of the source of `direction` broke or was closed."""
         if not direction.ended or (error is not None and direction is self.up):
             self._broken(direction, error)
             return
         other = self.other(direction)
         if not other.ended:
-            direction.sink.resume()  # it may be paused for this side
+            direction.sink.resume()  # it may be paused because this side did not take its bytes
         elif not other.passed:
             other.pass_end()
 
     def _broken(self, direction: _Direction, error: OSError | None) -> None:
-        """The source of `direction` closed too early: end the tunnel."""
+        """End the tunnel: the source of `direction` closed too early."""
         by_client = direction is self.up
-        who = "client" if by_client else "upstream"
+        side = "client" if by_client else "upstream"
         if self._outcome is Outcome.COMPLETE:  # the first break determines the outcome
             self._outcome = Outcome.CLIENT_CANCELLED if by_client else Outcome.UPSTREAM_RESET
-            self._error = f"the {who} broke the tunnel ({type(error).__name__ if error else 'closed'})"
+            self._error = f"the {side} broke the tunnel ({type(error).__name__ if error else 'closed'})"
         if not by_client and self._client.pending:
             # Let the client receive the bytes from before the break.
             self._upstream.close()

@@ -55,13 +55,13 @@ class RelayContext:
         self.tap = reporter.tap
         self.now_ns = reporter.now_ns
         self.running = reporter.arrivals
-        """The exchanges now."""
+        """The running exchanges."""
         self.route = route
         self.adds_fields = options.request_id == "make" or options.forwarded_for or options.via
         self.router: ExperimentRouter | None = None
         self.skips = SkipRules(options.skip, "relay.skip")
         self.last_request_ns = 0
-        """While the relay drains: time that an idle client connection has for one more request."""
+        """While the relay drains: time in ns that an idle client connection has for one more request."""
         self._warned_ns: dict[str, int] = {}
 
     def refuse(self, limit: str) -> None:
@@ -136,7 +136,7 @@ class Upload:
         self._context = context
         self._flow = flow
         self._client = client
-        self._stream = stream  # the client's
+        self._stream = stream  # stream of the client
         self._route = context.route
         self.assignment: Assignment | None = None
         self._scanner: BodyScanner | None = None
@@ -288,7 +288,7 @@ class Upload:
         return data, rest
 
     def _settle(self) -> None:
-        """Forward the held request, if its arm is known or no more of it can be held."""
+        """Forward the held request, if its arm is known or no more of its body can be held."""
         flow, assignment = self._flow, self.assignment
         assert assignment is not None
         reported = assignment.note
@@ -320,7 +320,7 @@ class Upload:
         )
 
     def _forward(self, head: RequestHead, body: bytes) -> None:
-        """Send the head, with what is here of the body, on a kept-alive connection or a fresh one."""
+        """Send the head and the body bytes read so far, on a kept-alive connection or a new one."""
         request = self._lines(head) + body
         self.upstream = self._route.pool.take(self._flow)
         if self.upstream is None:
@@ -353,14 +353,14 @@ class Upload:
             self._stream.pause()
 
     def _taken(self, t_ns: int) -> None:
-        """The upstream's socket has taken all that was written, by a send that began at `t_ns`."""
+        """Note that the upstream's socket took all bytes, in a send that began at `t_ns`."""
         if self.assignment is not None:
             self.assignment.give_room()
         if self.end_ns:
             self._context.tap.offer(FrameKind.SUBMIT, self._flow.seq, t_ns, t_ns - self.end_ns)
 
     def drained(self) -> None:
-        """The upstream's socket has taken what it had not taken at once."""
+        """Note that the upstream's socket took the bytes that it did not take at once."""
         self._taken(mono_ns())
         if not self.end_ns:
             self._stream.resume()
@@ -385,7 +385,7 @@ class Upload:
         self._send(request)
 
     def not_connected(self, error: OSError) -> None:
-        """No connection could be opened: end the exchange with an error."""
+        """End the exchange with an error: no connection could be opened."""
         self._attempt = None
         flow, context = self._flow, self._context
         # Read the request to its end, if it is measured: the record needs the model named in the body.
@@ -405,7 +405,7 @@ class Upload:
             flow.fail(502, "upstream_connect", what, Outcome.UPSTREAM_ERROR)
 
     def retry(self) -> bool:
-        """Send the request again on a fresh connection; False if that is not allowed."""
+        """Send the request again on a new connection. Return False if that is not allowed."""
         if not self.again or not self.reused:
             return False
         self._retry(self.again)
@@ -439,7 +439,7 @@ class Upload:
             self.assignment.on_room_lost = None
 
     def note_unsolicited(self) -> None:
-        """Count an answer that is followed by unexpected bytes."""
+        """Count an answer after which unexpected bytes came."""
         self._route.pool.unsolicited += 1
 
     def drop_upstream(self) -> None:

@@ -21,7 +21,8 @@ from llmtap.workload.prompts.tokenizer import OWN, TokenCounter, Tokenizer, cut_
 from llmtap.workload.requests import Requests
 
 ROUNDS: Final = 4
-"""Maximum number of guesses by tokens per word; the second is exact if only the overhead was unknown."""
+"""Maximum number of guesses by tokens per word. The second guess is exact if only the overhead was unknown.
+"""
 ONE_A_WORD: Final = 1.5
 """Tokens per word below which words are probably one token each, and the guessed overhead was too low."""
 ATOM: Final = " a"
@@ -51,7 +52,7 @@ class Fitted:
 class Draft:
     tokens: int
     make: Callable[[int], Prompt]
-    """Makes a prompt of a number of words. More words must not give fewer tokens."""
+    """Function that makes a prompt of a number of words. More words must not give fewer tokens."""
     overhead: int = 0
     """Expected number of tokens besides the words. A wrong value costs one more count."""
 
@@ -73,7 +74,7 @@ class _Search:
         self._words = self._atoms = 0
         self.prompt = Prompt()
         self._tried: dict[tuple[int, int], int] = {}
-        """Tokens by words and atoms."""
+        """Number of tokens by number of words and atoms."""
         self._best: tuple[Prompt, int] | None = None
         self._below: tuple[int, int, int] | None = None
         """Words, atoms and tokens of the longest prompt that is too short."""

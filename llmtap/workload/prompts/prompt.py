@@ -69,7 +69,7 @@ class Workload(Protocol):
 
 
 CL100K_IDS: Final = 100_256
-"""Ids of cl100k_base without special ones: the IETF draft, A.1.4 draws from 0 to 100255."""
+"""Number of ids of cl100k_base without special ones: the IETF draft, A.1.4, draws from 0 to 100255."""
 _WORD_BITS: Final = 32
 
 

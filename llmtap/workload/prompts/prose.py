@@ -20,7 +20,7 @@ WORDS: Final = tuple(
 )
 """Common words of one token each, with a leading space or without."""
 _OPENING: Final = 8
-"""Tokens of the opening sentence: seven words and a full stop."""
+"""Number of tokens in the opening sentence: seven words and a full stop."""
 _FILLER: Final = "."
 
 QUESTION: Final = (

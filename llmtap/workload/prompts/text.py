@@ -176,7 +176,7 @@ def _spelt(text: str) -> str:
 
 
 _PAIRS: Final = [(a, b) for a in (*_LETTERS, _BYTES[0x20]) for b in _LETTERS]
-"""Merges in order."""
+"""Merges of the tokenizer, in their order."""
 
 
 def _vocabulary() -> dict[str, int]:

@@ -16,7 +16,7 @@ from llmtap.bench.run.test import TESTS
 from llmtap.bench.run.test import test_named as one_test
 from llmtap.bench.sut.sut import load_bench
 from llmtap.errors import ConfigError
-from llmtap.report.bench import deviations_said
+from llmtap.report.bench import deviation_texts
 from tests.bench.support import SERVE, Silent, sim
 from tests.support.servers.peer import play
 
@@ -210,8 +210,8 @@ def test_an_interruption_keeps_what_was_whole(tmp_path: Path, url: str) -> None:
     assert partial["steps"][0]["name"] == "levels/050.0"
     assert partial["tables"][0]["rows"][0][0] == "levels/050.0"
     assert partial["compliance"] is None
-    assert sum("stopped" in note for note in deviations_said(stopped)) == 1
-    assert not any(" not met " in note for note in deviations_said(stopped))
+    assert sum("stopped" in note for note in deviation_texts(stopped)) == 1
+    assert not any(" not met " in note for note in deviation_texts(stopped))
     assert "not judged" in full_markdown(stopped)
     assert not (tmp_path / "tradeoff/result.json").exists()
     other = bench(tmp_path, url, *levels[1:], "tradeoff.max_rate=30", tests=("tradeoff",), quick=True)

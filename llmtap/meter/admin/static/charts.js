@@ -45,7 +45,7 @@ export class History {
     this.every *= 2;
   }
 
-  /** As it is drawn: where nothing was heard for a while the lines have a gap. */
+  /** The series to draw: lines have a gap where no values came for a while. */
   drawn() {
     const { t, series } = this;
     const after = t.map((at, i) => i > 0 && at - t[i - 1] > GAP_MS * this.every);
