@@ -254,6 +254,9 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
     if any(at(told, "metrics", "ttft") for told in results):
         yield _ms("TTFT p50", "metrics", "ttft", "p50")
         yield _ms("TTFT p99", "metrics", "ttft", "p99")
+    if any(told.get("decode_tbt") for told in results):
+        yield _ms("TBT p99", "decode_tbt", "p99")
+    if any(at(told, "metrics", "itl") for told in results):
         option = values_text(at(told, "metrics", "itl", "option") for told in results)
         yield _ms(f"ITL ({option}) p99" if option else "ITL p99", "metrics", "itl", "p99")
         yield _ms("idle p99", "metrics", "user_idle", "p99")

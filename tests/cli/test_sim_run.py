@@ -102,7 +102,7 @@ def test_why_requests_were_not_served_is_told(trace: Path, tmp_path: Path, call:
 @pytest.mark.parametrize(
     ("options", "columns"),
     [
-        ((), set()),
+        ((), {"ttft_p50_ms"}),
         (("--capacity", "0.05"), {"capacity_threshold_lambda"}),
         (("--capacity", "0.05", "--capacity-by", "token"), {"capacity_qps_under_sla"}),
         (("--capacity", "0.05", "--capacity-by", "slo", "--slo", "e2e:30s"), {"capacity_qps_under_slo"}),

@@ -22,6 +22,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -97,6 +98,19 @@ class SimulationResult:
         pairs = enumerate(zip(ends, arrivals, strict=True))
         return sorted([end - arrival for i, (end, arrival) in pairs if i not in given_up])
 
+    def ttfts_ns(self) -> list[int]:
+        """Return the times from arrival to the first token of requests with tokens, of whole batches,
+        ascending: the wait for the batch, and alpha (multi-bin paper, 4.3)."""
+        first_ns = round(self.model.alpha_ns)
+        rows = zip(self.record.start_ns, self.requests.arrival_ns, self.requests.output, strict=True)
+        return sorted([start + first_ns - arrival for start, arrival, made in rows if made])
+
+    def decode_tbts_ns(self) -> list[int]:
+        """Return the time between tokens of each request, of whole batches, ascending: beta h(b) of its batch
+        (multi-bin paper, 6.2 and 8.4)."""
+        steps = ([round(self.model.step_ns(b))] * (b * k) for b, k in self.record.sizes.items())
+        return sorted(chain.from_iterable(steps))
+
     def late_share(self, latencies_ns: Sequence[int]) -> float:
         """Return the share of requests outside the request SLA: too late, or given up."""
         limit_ns = self.readings.request_sla
@@ -119,8 +133,8 @@ class SimulationResult:
         return 1 - met / len(self.requests)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds: the fields of a Summary and of a simulated engine. `metrics.e2e` is
-        exact, and replaces that of the histogram."""
+        """Return public JSON in seconds: the fields of a Summary and of a simulated engine. `metrics.e2e`
+        and, of whole batches, `metrics.ttft` are exact, and replace those of the histograms."""
         requests, played, readings = self.requests, self.record, self.readings
         n, arrivals, given_up = len(requests), requests.arrival_ns, played.given_up
         span_ns, offered_ns = max(played.end_ns) - arrivals[0], arrivals[-1] - arrivals[0]
@@ -170,6 +184,7 @@ class SimulationResult:
             "batches": batches,
             "batch_sizes": {str(b): k for b, k in sorted(played.sizes.items())},
             "queueing": _figures(sorted(waited_ns), readings.percentile),
+            "decode_tbt": None,
             "seconds_per_output_token": to_seconds(busy_ns) / output if output else None,
             # For iterations, this is their mean length.
             "decode_step_mean": to_seconds(step_ns / batches) if batches else None,
@@ -185,6 +200,9 @@ class SimulationResult:
         if self.iterates:
             out["serving"] = self._options(self.serving)
             out["engine"] = None if self.state is None else _engine(self.state, n)
+        else:
+            out["metrics"]["ttft"] = _figures(self.ttfts_ns(), readings.percentile)
+            out["decode_tbt"] = _figures(self.decode_tbts_ns(), readings.percentile)
         if self.followed is not None:
             x, t = self.followed, self.followed.timeline
             times = [to_seconds(at_ns - t.arrival_ns) for at_ns in output_times_ns(t.events)]

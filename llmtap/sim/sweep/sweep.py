@@ -226,6 +226,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "avg_queueing_delay": "queueing.mean",
     "seconds_per_generated_token": "seconds_per_output_token",
     "decode_step_time_ms": "decode_step_mean",
+    **{f"decode_tbt_{figure}_ms": f"decode_tbt.{figure}" for figure in ("p50", "p99")},
     **{column: f"capacity.by.{bound}" for bound, column in CAPACITY_BY.items()},
     **{
         f"{metric}_{figure}_ms": f"metrics.{metric}.{figure}"
