@@ -47,6 +47,50 @@ def test_the_interval_moves_by_the_time_between_tokens(
 @pytest.mark.parametrize(
     ("tau_ms", "b_avg", "low", "high", "then"),
     [
+        # alpha 8, delta 3 and B_MIN 5: high = max(b_avg, low + 8), low = max(low - 3, 5).
+        (15.1, 10, 20, 60, (17, 28, 22)),
+        (15.1, 30, 7, 60, (5, 30, 17)),
+        # low = min(b_avg, high - 8), high = high + 3.
+        (4.9, 59, 20, 60, (52, 63, 57)),
+        # b_avg - 4 and b_avg + 4, but at least 5.
+        (10.0, 30, 20, 60, (26, 34, 30)),
+        (10.0, 6, 20, 60, (5, 10, 7)),
+    ],
+)
+def test_the_steps_of_algorithm_2_are_options(
+    tau_ms: float, b_avg: float, low: float, high: float, then: tuple[float, float, int]
+) -> None:
+    one = size(lengths_start="limit", alpha_step="8", delta_step="3", b_min="5")
+    one.tau_ns, one.b_avg, one.low, one.high = tau_ms * MS, b_avg, low, high
+    found = one.next()
+    assert (one.low, one.high, found) == then
+
+
+def test_the_constants_of_the_algorithms_are_those_of_the_seed() -> None:
+    """004, 5.3: alpha 4, delta 2, EMA 0.2, rho 10 %; 7.1: B_MIN 1."""
+    read = ModelOptions()
+    assert (read.alpha_step, read.delta_step, read.alpha_ema, read.rho, read.b_min) == (4, 2, 0.2, 0.1, 1)
+
+
+def test_the_weight_of_the_moving_averages_is_an_option() -> None:
+    one = size(alpha_ema="0.5", b_start="one")
+    one.learn(6.0 * MS, 9, 100, 50)
+    assert (one.tau_ns, one.b_avg) == (3.0 * MS, 5)
+    # (300 + 100) / 2 + (200 + 50) / 2 = 325 tokens; 8 GB less 10 % are 38,400.
+    assert one.by_memory() == 38_400 // 325
+
+
+def test_the_minimum_holds_where_the_limit_of_a_bin_allows_it() -> None:
+    for limit, least in ((50, 5), (3, 3)):
+        one = size(limit=limit, b_min="5")
+        for _ in range(100):
+            one.learn(60.0 * MS, 1, 10**6, 0)
+        assert (one.by_memory(), one.next()) == (least, least)
+
+
+@pytest.mark.parametrize(
+    ("tau_ms", "b_avg", "low", "high", "then"),
+    [
         # high only shrinks, low only rises, and averages are cut to whole numbers.
         (15.1, 70.9, 20, 60, (18, 60)),
         (4.9, 10.9, 20, 60, (20, 62)),

@@ -26,6 +26,7 @@ OTHER = {
     "failed": "dropped", "same_instant": "all-first", "tie": "gpu-first", "sla_step": "update",
     "partial": "wait",
     "bin_edges": "0,9", "edges": "first-1000", "below_first": "first", "percentile": "higher",
+    "alpha_step": "8", "delta_step": "4", "alpha_ema": "0.5", "rho": "0.5", "b_min": "4",
     "static_batch": "3", "b_max": "2", "memory_gb": "9.5", "model_gb": "5", "margin_gb": "2",
     "kv_gb_per_token": "3e-3", "seqs_max": "2", "tokens_max": "40", "chunk": "16", "kv_tokens": "150",
     "block": "4", "preemption": "swap", "swap_token": "1ms", "prefix_cache": "true", "prepone": "5",

@@ -159,6 +159,16 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
      [2, 1, 2], [2, 2, 1]),
     ("percentile", "higher", lambda s: simulated("static_fifo", ROWS, **s).to_dict()["latency"]["p90"],
      5.45, 6.25),
+    # Too slow: high = max(5, 1 + 4) = 5, so (1 + 5) / 2 = 3; with a step of 8, high = 9.
+    ("alpha_step", "8", _sizes(DYNAMIC, MANY[:5], **SLOW, b_max="9"), [3, 3, 3, 2, 2], [5] * 5),
+    # Half the band: 1 + 2 / 2 = 2, then 1 + 4 / 2 = 3.
+    ("delta_step", "4", _sizes(DYNAMIC, MANY[:3], **STEADY, b_start="one", band="delta"), [1] * 3, [2, 2, 1]),
+    # The first batch takes 143 ms a token. An average of 29 ms is below the SLA, one of 143 ms is above it.
+    ("alpha_ema", "1", _sizes(DYNAMIC, MANY[:14], **TOGETHER, token_sla="100ms", eps="0s", b_max="9"),
+     [7] * 14, [7] * 7 + [6] * 6 + [1]),
+    # 8 GB are 42,666 tokens; 90 % of them are 76 requests of 500 tokens, half of them are 42.
+    ("rho", "0.5", _sizes(DYNAMIC, MANY[:76], **TOGETHER), [76] * 76, [42] * 42 + [34] * 34),
+    ("b_min", "4", _sizes(DYNAMIC, MANY[:5], **SLOW, b_max="9"), [3, 3, 3, 2, 2], [5] * 5),
     ("static_batch", "2", _sizes("static_fifo", MANY[:3], **TOGETHER), [3, 3, 3], [2, 2, 1]),
     # (1 + 2) // 2 = 1 is the average to begin with, and low = 2 - 4.
     ("b_max", "2", _sizes(DYNAMIC, MANY[:3], **TOGETHER), [3, 3, 3], [1, 1, 1]),
