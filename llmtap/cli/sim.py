@@ -18,9 +18,10 @@ from msgspec import Meta, Struct
 
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.options import Json, ReaderOptions, Require
+from llmtap.cli.options import Goodput, Json, ReaderOptions, Require
 from llmtap.cli.shared import (
     Outputs,
+    SeveralValues,
     Stopped,
     exit_codes,
     json_text,
@@ -487,6 +488,7 @@ class _CapacityOptions(Struct, frozen=True, kw_only=True):
             "BOUNDS",
         ),
     ] = None
+    goodput: Goodput = None
     require: Require = None
 
 
@@ -517,6 +519,7 @@ class _RunOptions(Struct, frozen=True, kw_only=True):
 
 @command(
     sim,
+    cls=SeveralValues,
     short_help="Simulate a trace with several schedulers in virtual time.",
     epilog=_RUN_EPILOG + exit_codes(),
 )
@@ -587,10 +590,13 @@ def run(
         memory=memory,
     )
     common = fitted | {
-        "objectives": objectives_text(goals.slo, named), "capacity": goals.capacity, "capacity_by": bounds,
-        "capture": runs.capture, "follow": None if named is None else named.follow,
+        "objectives": objectives_text(goals.slo, named, goals.goodput),
+        "capacity": goals.capacity,
+        "capacity_by": bounds,
+        "capture": runs.capture,
+        "follow": None if named is None else named.follow,
         "reader": reader.benefit(),
-    }  # fmt: skip
+    }
     if flags_given(reader):
         # Runs of whole batches have no token times unless they are measured.
         common["measure"] = True

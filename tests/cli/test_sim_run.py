@@ -426,3 +426,23 @@ def test_grpc_is_served_beside_http_and_imported_only_then() -> None:
     code = f"import sys, llmtap.sim.server.server; print({check})"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_goodput_is_also_given_in_vllms_form_in_ms(trace: Path, tmp_path: Path, call: Call) -> None:
+    found = []
+    given = (
+        ("--goodput", "ttft:200", "tpot:50"),
+        ("--goodput", "ttft:200 tpot:50"),
+        ("--slo", "ttft:200ms tpot:50ms"),
+    )
+    for options in given:
+        place = tmp_path / "out.json"
+        code = call("sim", "run", trace, "--scheduler", "chunked_prefill", *options, "--json", place)[0]
+        [run] = json.loads(place.read_text())
+        found.append((code, run["goodput"]))
+    assert found[0] == found[1] == found[2]
+    code, goodput = found[0]
+    assert (code, goodput["objectives"]) == (0, "ttft:200ms tpot:50ms")
+    assert 0 < goodput["met"] < goodput["counted"] == 60
+    code, _, err = call("sim", "run", trace, "--slo", "ttft:200 tpot:50")
+    assert (code, "--slo" in err) == (2, True)
