@@ -312,6 +312,8 @@ Examples:
 
   llmtap sim run trace.csv --scale 1,10,100 --servers 1,2,4 --vary bins=1,2,4,8 --results runs.jsonl
 
+  llmtap sim run bursty --preset defaults
+
   llmtap sim run trace.csv --preset grid --requests 10000 --html grid.html
 
   llmtap sim run chat --scheduler continuous_batching,chunked_prefill --rate 1,2,4 --slo "ttft:1s"
@@ -415,8 +417,9 @@ class _AxisOptions(Struct, frozen=True, kw_only=True):
     preset: Annotated[
         str | None,
         opt(
-            "Predefined sweep; --presets lists them. An option on the command line replaces the preset's "
-            "values of that option.",
+            "Predefined sweep, for example defaults: the multi-bin batching paper's own run, with 4 GPUs, 4 "
+            "bins and 10 times the rate among others. --presets lists them. An option on the command line "
+            "replaces the preset's values of that option.",
             "NAME",
         ),
     ] = None

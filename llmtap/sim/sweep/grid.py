@@ -71,7 +71,7 @@ PRESETS: Final[dict[str, Preset]] = {
         best_of="grid",
     ),
     "defaults": Preset(
-        "the study's own defaults: 4 GPUs, 4 and 8 bins, at 1, 10 and 100 times the rate",
+        "the paper's own defaults: 4 GPUs, 4 bins (and 8), at 10 times the rate (and 1 and 100 times)",
         "multi-bin batching paper, 7.2 and 8.1",
         {
             "requests": (1_000,),

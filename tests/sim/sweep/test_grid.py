@@ -248,6 +248,17 @@ def test_the_grid_is_the_one_of_the_seed() -> None:
     assert len(of_one_size) == 48
 
 
+def test_the_defaults_include_the_run_of_the_seed() -> None:
+    """8.1: NUM_GPUS 4, K_BINS 4, RPS_SCALING 10."""
+    preset = PRESETS["defaults"]
+    jobs = SweepGrid(Small("x"), {}).jobs(preset.axes, preset, instantly)
+    [own] = [j for j in jobs if (j.scheduler, j.readings.bins, j.scale) == ("multi_bin_dynamic", 4, 10.0)]
+    assert (own.servers, own.count) == (4, 1_000)
+    assert (own.readings.b_min, own.readings.b_max, own.readings.eps) == (1, 128, 5_000_000)
+    assert (own.readings.token_sla, own.readings.request_sla) == (10_000_000, 20_000_000_000)
+    assert (own.readings.memory_gb, own.readings.model_gb, own.readings.kv_gb_per_token) == (12, 4, 1.875e-4)
+
+
 def test_the_methods_are_those_of_the_seed() -> None:
     """7.1, step 2: 4 methods x 4 sizes. Here a GPU and a bin are as good as any, so that is the best."""
     preset = PRESETS["methods"]
