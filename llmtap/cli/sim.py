@@ -38,6 +38,7 @@ from llmtap.load.options import SourceFormat
 from llmtap.options.fields import flags_given, opt
 
 if TYPE_CHECKING:
+    from llmtap.report.sweep_figures import SweepFigure
     from llmtap.sim.sweep.runner import SweepRunner
 
 sim = typer.Typer(
@@ -540,8 +541,6 @@ def run(
     if work.readings or work.presets:
         (show_readings if work.readings else show_presets)()
         return
-    if not work.trace:
-        raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
     from llmtap.cli.sim_sweep import (
         AxesRead,
         models_fitted,
@@ -553,8 +552,13 @@ def run(
     )
     from llmtap.gates.requirements import Requirements, exit_code
     from llmtap.report.sweep import run_labels
+    from llmtap.report.sweep_figures import figure_of
     from llmtap.sim.sweep.sweep import CAPACITY_BY, SUFFIXES, write_runs
 
+    named = preset_named(axes.preset)
+    trace = work.trace or (named.trace if named is not None else "")
+    if not trace:
+        raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
     given = AxesRead()
     given.schedulers(axes.scheduler)
     given.routers(axes.router)
@@ -582,7 +586,6 @@ def run(
             given.settings([f"{name}={text}"], flag_name)
     given.settings(axes.serving or [], "--serving")
     given.settings(axes.vary or [], "--vary")
-    named = preset_named(axes.preset)
     whole = given.whole(named, axes.preset or "")
     memory = None if fit.fit_kv_blocks is None else given.kv_memory(whole, fit.fit_kv_blocks)
     fitted = models_fitted(
@@ -592,7 +595,7 @@ def run(
         chunk=fit.fit_chunk,
         memory=memory,
     )
-    common = fitted | {
+    common = (fitted or named.model() if named is not None else fitted) | {
         "objectives": objectives_text(goals.slo, named, goals.goodput),
         "capacity": goals.capacity,
         "capacity_by": bounds,
@@ -629,7 +632,7 @@ def run(
     try:
         with stoppable():
             results, notes, failed = run_sweep(
-                work.trace,
+                trace,
                 work.source_format,
                 whole,
                 named,
@@ -651,8 +654,12 @@ def run(
                 outputs.stdout = None if outputs.stdout == "--html" else outputs.stdout
             if runs.table is not None:
                 write_runs(runs.table, results)
-            texts = {"--json": lambda: json_text(results), "--html": lambda: _page(results, sla=sla)}
-            outputs.tell(texts, lambda: _show(results, notes, sla=sla))
+            figure = figure_of(axes.preset, results)
+            texts = {
+                "--json": lambda: json_text(results),
+                "--html": lambda: _page(results, sla=sla, figure=figure),
+            }
+            outputs.tell(texts, lambda: _show(results, notes, sla=sla, figure=figure))
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
         kept = f"are in {runs.results}: the same command continues from there"
@@ -668,17 +675,20 @@ def run(
         raise typer.Exit(code)
 
 
-def _page(runs: list[dict[str, Any]], *, sla: bool) -> str:
+def _page(runs: list[dict[str, Any]], *, sla: bool, figure: "SweepFigure | None") -> str:
     from llmtap.report.sweep_page import sweep_html
 
-    return sweep_html(runs, sla=sla)
+    return sweep_html(runs, sla=sla, figure=figure)
 
 
-def _show(runs: list[dict[str, Any]], notes: list[str], *, sla: bool) -> None:
+def _show(runs: list[dict[str, Any]], notes: list[str], *, sla: bool, figure: "SweepFigure | None") -> None:
     from llmtap.report.gates import requirements_blocks
     from llmtap.report.render import terminal
     from llmtap.report.sweep import sweep_lines, sweep_table
 
+    if figure is not None:
+        print_table(figure.table(runs))
+        print_line("")
     if runs:
         print_table(sweep_table(runs, sla=sla))
         for line in sweep_lines(runs, sla=sla):

@@ -356,7 +356,8 @@ def show_presets() -> None:
     rows = []
     for name, preset in PRESETS.items():
         axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())
-        rows.append([name, preset.about, preset.source, axes])
+        about = f"{preset.about} (TRACE: {preset.trace})" if preset.trace else preset.about
+        rows.append([name, about, preset.source, axes])
     print_table(Table(["preset", "about", "source", "axes"], rows))
     print()
     print_table(Table(["workload", "about"], [list(one) for one in workloads().items()]))

@@ -477,7 +477,7 @@ def model_text(result: Result) -> str | None:
         return None
     constants = ", ".join(f"{name} {number(value, 6)}" for name, value in result["model"].items())
     fit = result.get("fit")
-    source = "the GPU of the multi-bin batching paper"
+    source = result.get("model_source") or "the GPU of the multi-bin batching paper"
     if fit:
         source = f"fitted to {fit.get('grid') or fit['capture']}, R^2 {number(fit['r2'], 5)}"
         if (unseen := _unseen_r2(fit.get("unseen"))) is not None:

@@ -23,7 +23,7 @@ from llmtap.user_files import read_toml
 from llmtap.workload import ietf
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.datasets import RecordedDataset
-from llmtap.workload.lengths import Lengths, LogNormal, as_lengths
+from llmtap.workload.lengths import ExponentialLengths, Fixed, Lengths, LogNormal, as_lengths
 from llmtap.workload.plan import REQUEST, SET_BY, Composed, Conversations, RandomIds, Sharing
 from llmtap.workload.prompts.prompt import CL100K_IDS, Workload
 from llmtap.workload.prompts.prose import Code, Document, ProseWords, ProseWriter
@@ -49,7 +49,7 @@ _CHAT_INPUT: Final = LogNormal(median=156, p95=892, max=8_192)
 _CHAT_OUTPUT: Final = LogNormal(median=234, p95=789, max=4_096)
 
 
-def _simulated(name: str, given: LogNormal, made: LogNormal, about: str, **arrivals: Any) -> Composed:
+def _simulated(name: str, given: Lengths, made: Lengths, about: str, **arrivals: Any) -> Composed:
     meta = {"about": about, "source": "llmtap sim run", "arrivals": "poisson", "rate_rps": 1.0, **arrivals}
     return Composed(name, given, made, about=meta)
 
@@ -65,6 +65,15 @@ SIMULATED: Final[Mapping[str, Composed]] = {
         _simulated(
             "long-chat", _of_mean(1_400, 1_600, 8_192), _CHAT_OUTPUT,
             "chats with prompts of 1,600 tokens on average, outputs as in chat; Poisson arrivals",
+        ),
+        _simulated(
+            "mm1", Fixed(tokens=1), ExponentialLengths(mean=1_000, max=1 << 20),
+            "prompts of 1 token, answers of exponential length with mean 1,000; Poisson arrivals: served one"
+            " by one, nearly an M/M/1 queue",
+        ),
+        _simulated(
+            "equal-lengths", Fixed(tokens=1), Fixed(tokens=256),
+            "prompts of 1 token, answers of 256 tokens; Poisson arrivals",
         ),
         _simulated(
             "bursty", _of_mean(251, 611, 16_000), _of_mean(34, 123, 4_096),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from llmtap.workload.lengths import (
     Empirical,
+    ExponentialLengths,
     Fixed,
     Lengths,
     LogNormal,
@@ -29,6 +30,7 @@ KINDS = {
     "uniform": UniformLengths(min=128, max=512),
     "uniform of few": UniformLengths(min=1, max=3),
     "normal": Normal(mean=300, std=80, min=16),
+    "exponential": ExponentialLengths(mean=300, max=4_096),
     "lognormal": LogNormal(mu=5.5, sigma=1.0, min=32, max=4_096),
     "lognormal by percentiles": LogNormal(median=156, p95=892),
     "percentiles": Percentiles(points=((50, 156), (95, 892), (99, 2_134)), max=8_192),
@@ -56,6 +58,7 @@ def test_a_sample_has_its_quantiles_and_its_mean(name: str) -> None:
         (LogNormal(mu=5.5, sigma=1.0), {0.5: math.exp(5.5), 0.95: math.exp(5.5 + 1.6448536)}),
         (LogNormal(median=156, p95=892), {0.5: 156, 0.95: 892}),
         (KINDS["percentiles"], {0.5: 156, 0.95: 892, 0.99: 2_134, 1 - 1e-12: 8_192, 1e-12: 1}),
+        (ExponentialLengths(mean=1_000), {0.5: 1_000 * math.log(2), 0.99: 1_000 * math.log(100)}),
         (Normal(mean=300, std=80), {0.5: 300, 0.8413447: 380}),
         (UniformLengths(min=128, max=512), {1e-12: 128, 0.5: 320, 1 - 1e-12: 512}),
         (Empirical(values=(9, 1, 5)), {0.1: 1, 0.5: 5, 0.9: 9}),

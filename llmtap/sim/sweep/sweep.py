@@ -78,6 +78,8 @@ class SweepJob:
     serving: Serving = _SERVING
     model: LatencyModel = SEED_MODEL
     iterations: IterationModel = SEED_ITERATIONS
+    model_source: str = ""
+    """Origin of a model that is neither the default nor fitted."""
     fit: dict[str, Any] | None = None
     objectives: str = ""
     reader: Benefit = DEFAULT_BENEFIT
@@ -144,7 +146,7 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         progress=progress, capture=part,
     )  # fmt: skip
     summary = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.asked}
-    summary |= {"fit": job.fit, "job": job.id}
+    summary |= {"fit": job.fit, "model_source": job.model_source or None, "job": job.id}
     if place is not None and part is not None:
         summary["capture"] = place
         if part != place:

@@ -25,7 +25,7 @@ from llmtap.sim.sweep.grid import (
     points,
 )
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, digest_of, run_job
-from llmtap.workload.registry import drawn_requests
+from llmtap.workload.registry import drawn_requests, is_workload
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 
@@ -222,7 +222,8 @@ def instantly(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
 def test_every_name_and_value_of_a_preset_is_known(name: str) -> None:
     preset = PRESETS[name]
     assert preset.about
-    assert " paper, " in preset.source
+    assert " paper, " in preset.source or " chapter, " in preset.source
+    assert not preset.trace or is_workload(preset.trace)
     assert sum(load in preset.axes for load in LOADS) == 1
     assert not preset.best_of or preset.best_of in PRESETS
     assert bool(preset.share_of) is ("share" in preset.axes)
