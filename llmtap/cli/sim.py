@@ -68,7 +68,8 @@ Request headers override most keys, for example x-sim-itl-ms: 5, x-sim-output-ho
 --keys shows the header of each key. Any model name is accepted; tools and tool_choice are ignored.
 
 Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket) /v1/realtime (a WebSocket)
-/v1/models /v1/messages /api/chat /api/generate /metrics /health /sim/truth?since=N"""
+/v1/models /v1/messages /api/chat /api/generate /bench/chat/completions (as exo) /metrics /health
+/sim/truth?since=N"""
 
 
 class _ListenOptions(Struct, frozen=True, kw_only=True):
