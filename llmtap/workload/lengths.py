@@ -173,6 +173,13 @@ def drawn(lengths: Lengths, random: Random) -> int:
     return lengths.quantile(uniform_draw(random))
 
 
+def correlated(p: float, q: float, correlation: float) -> float:
+    """Return a uniform number whose normal score has this correlation with that of `p`; `q`: another uniform
+    number. All are between 0 and 1, both excluded."""
+    score = correlation * _STANDARD.inv_cdf(p) + math.sqrt(1 - correlation**2) * _STANDARD.inv_cdf(q)
+    return min(max(_STANDARD.cdf(score), 2**-54), 1 - 2**-53)
+
+
 @functools.lru_cache(256)
 def mean_of(lengths: Lengths, steps: int = 100_000) -> float:
     """Return the mean after rounding and clipping: the integral of the quantile function."""

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from llmtap.units import Duration, to_seconds
-from llmtap.workload.lengths import Lengths, as_lengths, described, drawn, uniform_draw
+from llmtap.workload.lengths import Lengths, as_lengths, correlated, described, drawn, uniform_draw
 from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids
 from llmtap.workload.prompts.prose import ProseWords, ProseWriter
 from llmtap.workload.prompts.text import VOCABULARY
@@ -350,12 +350,18 @@ class Composed(PlannedWorkload):
     conversations: Conversations | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     """Additional or different members of `describe`."""
+    correlation: float = 0.0
+    """Of the normal scores of input and output length."""
+    models: Mapping[str, float] = field(default_factory=dict)
+    """Share of the requests to each model."""
 
     def describe(self) -> Mapping[str, object]:
         more = "" if self.sharing is None and self.conversations is None else ", without context and history"
         members = {
             "sharing": self.sharing.describe() if self.sharing else None,
             "conversations": self.conversations.describe() if self.conversations else None,
+            **({"correlation": self.correlation} if self.correlation else {}),
+            **({"models": dict(self.models)} if self.models else {}),
             **self.about,
         }
         given = {**described(self.input), "of": f"the message{more}"}
@@ -363,10 +369,14 @@ class Composed(PlannedWorkload):
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
         talk = self.conversations
-        return assemble(
+        plan = assemble(
             self._turns(seed), count, seed, sharing=self.sharing, converses=talk is not None,
             tokens_max=talk.tokens_max if talk else None,
         )  # fmt: skip
+        if self.models:
+            names, shares = list(self.models), list(self.models.values())
+            plan.requests.models = Random(f"{seed}/models").choices(names, shares, k=len(plan.requests))
+        return plan
 
     def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
         if isinstance(self.content, RandomIds):
@@ -380,11 +390,17 @@ class Composed(PlannedWorkload):
         talk = self.conversations
         while True:
             left = talk.turns_drawn(turns) if talk else 1
-            yield PlannedTurn(drawn(self.input, given), drawn(self.output, made))
+            yield self._turn(given, made)
             for _ in range(left - 1):
                 assert talk is not None
                 think_ns = talk.think_drawn_ns(think)
-                yield PlannedTurn(drawn(self.input, given), drawn(self.output, made), False, think_ns)
+                yield replace(self._turn(given, made), opens=False, think_ns=think_ns)
+
+    def _turn(self, given: Random, made: Random) -> PlannedTurn:
+        p, q = uniform_draw(given), uniform_draw(made)
+        if self.correlation:
+            q = correlated(p, q, self.correlation)
+        return PlannedTurn(self.input.quantile(p), self.output.quantile(q))
 
 
 def check_rows(planned: Requests, requests: Requests) -> None:

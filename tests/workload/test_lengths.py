@@ -18,6 +18,7 @@ from llmtap.workload.lengths import (
     Normal,
     Percentiles,
     UniformLengths,
+    correlated,
     described,
     drawn,
     mean_of,
@@ -130,3 +131,17 @@ def test_lengths_that_were_recorded_are_told_by_their_parameters() -> None:
         "p50": 4.5, "p95": pytest.approx(8.3), "p99": pytest.approx(8.86),
     }  # fmt: skip
     assert recorded_lengths([]) == {}
+
+
+def test_correlated_numbers_are_uniform_and_have_their_correlation() -> None:
+    random, normal = Random(7), NormalDist()
+    pairs = [(p, correlated(p, random.random(), 0.5)) for p in (random.random() for _ in range(N))]
+    for share in (0.1, 0.5, 0.9):
+        assert sum(q < share for _, q in pairs) == pytest.approx(
+            N * share, abs=4 * math.sqrt(N * share * (1 - share))
+        )
+    products = [normal.inv_cdf(p) * normal.inv_cdf(q) for p, q in pairs]
+    # The variance of a product is 1 + 0.5^2.
+    assert sum(products) / N == pytest.approx(0.5, abs=4 * math.sqrt(1.25 / N))
+    assert correlated(0.3, 0.7, 0.0) == pytest.approx(0.7)
+    assert 0 < correlated(2**-54, 2**-54, 0.5) < correlated(1 - 2**-53, 1 - 2**-53, 0.5) < 1

@@ -293,7 +293,7 @@ class ExchangeMaker:
         t.response_end_ns = t.delivered_ns = end_ns
         x = Exchange(self._relay, request + 1, requests.epoch_ns + arrival_ns, t)
         x.method, x.path, x.endpoint = "POST", "/v1/chat/completions", "chat.completions"
-        x.model = _MODEL
+        x.model = model = (requests.models[request] if requests.models else "") or _MODEL
         x.arm, x.clock = self._arm, "virtual"
         x.scheduled_ns, x.dispatch_late_ns = arrival_ns, 0
         if requests.blocks:
@@ -306,7 +306,7 @@ class ExchangeMaker:
             x.status, x.outcome, x.error = 503, Outcome.UPSTREAM_ERROR, _BEFORE[reason]
             t.head_ns = t.first_byte_ns = end_ns
             return x
-        x.status, x.stream, x.dialect, x.response_model = 200, True, "openai.chat", _MODEL
+        x.status, x.stream, x.dialect, x.response_model = 200, True, "openai.chat", model
         given, column = requests.input[request], self._record.cached
         x.usage = {"prompt_tokens": given, "completion_tokens": n, "total_tokens": given + n}
         cached = column[request] if column and column[request] >= 0 else None
