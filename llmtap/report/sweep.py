@@ -380,6 +380,7 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         request_sla = values_text(told["readings"]["request_sla"] for told in results)
         token_sla = values_text(told["readings"]["token_sla"] * 1e3 for told in results)
         yield f"late: outside the request SLA of {request_sla} s; slow: the token SLA of {token_sla} ms"
+    yield from _longest_lines(results)
     for reason, (column, meaning, options) in _UNSERVED.items():
         if found := [told for told in results if at(told, "unserved", reason)]:
             counted = values_text(at(told, "unserved", reason) for told in found)
@@ -411,6 +412,34 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         size = f"request {one['row']} ({one['input']:,} + {one['output']:,} tokens)"
         yield f"{size}, {label}: {', '.join(f'{k} {v} ms' for k, v in followed_figures(one).items())}"
     yield from (f"model: {text}" for text in _each(map(model_text, results)))
+
+
+_LONGEST_MAX: Final = 8
+"""Maximum number of runs whose longest answers are listed by bin; `--json` has all."""
+
+
+def _longest_lines(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the mean longest answer of the batches of each bin (E[max] of the multi-bin paper)."""
+    binned = [
+        (label, told["longest_output"])
+        for label, told in zip(run_labels(results), results, strict=True)
+        if at(told, "longest_output", "by_bin")
+    ]
+    if len(binned) > _LONGEST_MAX:
+        return
+    for label, longest in binned:
+        mean_all, mean_bins, drawn_all, drawn_bins = (
+            text
+            for name in ("mean", "expected")
+            for text in (
+                number(longest[name], 3),
+                ", ".join(number(one[name], 3) for one in longest["by_bin"]),
+            )
+        )
+        yield (
+            f"{label}: longest answer of a batch, mean {mean_all} tokens, by bin {mean_bins}; of as many"
+            f" requests drawn from all {drawn_all}, by bin {drawn_bins}"
+        )
 
 
 def cautions(results: Sequence[Result]) -> list[str]:

@@ -113,6 +113,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     controller_limit: Annotated[
         Literal["global", "bin"], opt("4, 10: B_max of a bin's controller: of the GPU, or of the bin")
     ] = "global"
+    controllers: Annotated[
+        Literal["bin", "global"],
+        opt("controller of batch sizes (algorithms 1 and 2): one of each bin, or one of all bins (H2)"),
+    ] = "bin"
     length: Annotated[
         Literal["prompt+output", "output"],
         opt("5: length of a batch: the maximum of these over its requests"),

@@ -227,17 +227,21 @@ class DynamicNoBins(_WholeBatches):
     def __init__(
         self, requests: Requests, model: LatencyModel, readings: ModelOptions, limits: Sequence[int] = ()
     ) -> None:
-        """`limits`: largest batch of each queue, which has a controller of its own."""
-        limits = limits or (readings.b_max,)
-        super().__init__(requests, model, readings, len(limits))
+        """`limits`: largest batch of each queue. Each queue has a controller of its own, unless
+        `readings.controllers` is global."""
+        self.limits = list(limits) or [readings.b_max]
+        super().__init__(requests, model, readings, len(self.limits))
         self._candidates = readings.candidates
-        self._sizes = [BatchSize(model, readings, limit) for limit in limits]
+        if readings.controllers == "global":
+            self._sizes = [BatchSize(model, readings, max(self.limits))] * len(self.limits)
+        else:
+            self._sizes = [BatchSize(model, readings, limit) for limit in self.limits]
 
     def form(self, now_ns: int) -> Batch | None:
         number = self._next_queue()
         if number is None:
             return None
-        count = min(self._candidates, self._sizes[number].next())
+        count = min(self._candidates, self._sizes[number].next(), self.limits[number])
         return self._former.take(self._queues[number], count, number)
 
     def done(self, now_ns: int, work: Batch) -> EngineOutput:
@@ -261,8 +265,7 @@ class MultiBinDynamic(DynamicNoBins):
             if readings.bin_edges
             else equal_mass(requests.predicted, readings.bins, readings)
         )
-        self.limits = batch_limits(self.bins, readings)
-        super().__init__(requests, model, readings, self.limits)
+        super().__init__(requests, model, readings, batch_limits(self.bins, readings))
         self._choice = readings.bin_choice
         self._turn = 0
 

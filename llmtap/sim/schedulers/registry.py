@@ -55,7 +55,7 @@ SCHEDULERS: Final[dict[str, SchedulerKind]] = {
     "dynamic_no_bins": _batches(DynamicNoBins, _DYNAMIC),
     "multi_bin_dynamic": _batches(MultiBinDynamic, _DYNAMIC | {
         "bins", "bin_edges", "edges", "below_first", "bin_choice", "bin_limit", "controller_limit",
-        "predictor",
+        "controllers", "predictor",
     }),
     "continuous_batching": _iterations(iterating.ContinuousBatching, "tokens_max"),
     "chunked_prefill": _iterations(iterating.ChunkedPrefill, "chunk"),

@@ -107,6 +107,20 @@ PRESETS: Final[dict[str, Preset]] = {
             "scheduler": ("static_fifo", "dynamic_no_bins", _BINS),
         },
     ),
+    "controllers": Preset(
+        "a controller of the batch size for each of 4 bins against one for all, with five seeds",
+        "multi-bin batching paper, 1.3, H2",
+        {
+            "requests": (10_000,),
+            "scale": (1.0, 10.0),
+            "seed": (1, 2, 3, 4, 5),
+            "servers": (4,),
+            "bins": ("4",),
+            "controllers": ("bin", "global"),
+            "scheduler": (_BINS,),
+        },
+        trace="bursty",
+    ),
     "goodput": Preset(
         "goodput and smooth goodput against the rate, up to twice what the engine can do; of chat, for one",
         "smooth goodput paper, 5.2, figure 5",

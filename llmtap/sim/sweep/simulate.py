@@ -20,13 +20,14 @@ without a token has status 503 (`upstream_error`); later it is `truncated`. Both
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
+import numpy as np
 
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, RequestShape, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
@@ -185,6 +186,7 @@ class SimulationResult:
             "batch_sizes": {str(b): k for b, k in sorted(played.sizes.items())},
             "queueing": _figures(sorted(waited_ns), readings.percentile),
             "decode_tbt": None,
+            "longest_output": None,
             "seconds_per_output_token": to_seconds(busy_ns) / output if output else None,
             # For iterations, this is their mean length.
             "decode_step_mean": to_seconds(step_ns / batches) if batches else None,
@@ -203,6 +205,7 @@ class SimulationResult:
         else:
             out["metrics"]["ttft"] = _figures(self.ttfts_ns(), readings.percentile)
             out["decode_tbt"] = _figures(self.decode_tbts_ns(), readings.percentile)
+            out["longest_output"] = self._longest_outputs()
         if self.followed is not None:
             x, t = self.followed, self.followed.timeline
             times = [to_seconds(at_ns - t.arrival_ns) for at_ns in output_times_ns(t.events)]
@@ -224,6 +227,27 @@ class SimulationResult:
             "requests": [requests[server] for server in range(self.servers)],
             "utilization": [busy_ns / span_ns if span_ns else None for busy_ns in self.record.busy_ns],
         }
+
+    def _longest_outputs(self) -> dict[str, Any]:
+        """Return the mean tokens of the longest answer of a batch, in all and by bin (E[max] of the multi-bin
+        paper, 5.5 and H1). `expected`: of batches of the same sizes, with requests drawn from all."""
+        record = self.record
+        sizes = {size for _, size in record.batches}
+        expected = expected_longest(self.requests.output, sizes)
+
+        def means(queue: int | None) -> dict[str, Any]:
+            batches = {
+                key: n for key, n in record.batches.items() if queue is None or key[0] == queue
+            }  # fmt: skip
+            n = sum(batches.values())
+            return {
+                "batches": n,
+                "mean": sum(record.longest[key] for key in batches) / n if n else None,
+                "expected": sum(expected[size] * k for (_, size), k in batches.items()) / n if n else None,
+            }
+
+        by_bin = None if self.bins is None else [means(queue) for queue in range(len(self.bins))]
+        return {**means(None), "by_bin": by_bin}
 
     def _options(self, options: msgspec.Struct) -> dict[str, Any]:
         out = msgspec.to_builtins(options, enc_hook=encode_seconds)
@@ -462,6 +486,13 @@ def simulate(
         bin_limits=None if binned is None else binned.limits, followed=next(iter(followed), None),
         router=router,
     )  # fmt: skip
+
+
+def expected_longest(lengths: Sequence[int], sizes: Iterable[int]) -> dict[int, float]:
+    """Return the expected maximum of as many lengths as each size, drawn from `lengths` with replacement."""
+    values, counts = np.unique(np.asarray(lengths), return_counts=True)
+    below = np.concatenate(([0.0], np.cumsum(counts) / len(lengths)))
+    return {size: float(np.sum(values * np.diff(below**size))) for size in sizes}
 
 
 def capacity_rps(

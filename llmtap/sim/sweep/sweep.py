@@ -226,6 +226,8 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "gpu_utilization": "utilization",
     "avg_batch_size": "batch_mean",
     "avg_queueing_delay": "queueing.mean",
+    "avg_longest_output": "longest_output.mean",
+    "expected_longest_output": "longest_output.expected",
     "seconds_per_generated_token": "seconds_per_output_token",
     "decode_step_time_ms": "decode_step_mean",
     **{f"decode_tbt_{figure}_ms": f"decode_tbt.{figure}" for figure in ("p50", "p99")},

@@ -275,3 +275,30 @@ def test_a_batch_is_of_one_bin_and_bins_take_turns() -> None:
 def test_which_bin_is_next(choice: str, starts: list[float]) -> None:
     result = simulated("multi_bin_dynamic", QUEUED, bin_edges="0,10,20", bin_choice=choice)
     assert [start for start, _, _ in served(result)] == starts
+
+
+@pytest.mark.parametrize(
+    ("controllers", "sizes"), [("bin", [1, 5, 5, 5, 5, 5]), ("global", [1, 2, 2, 2, 2, 1])]
+)
+def test_one_controller_learns_from_all_bins(controllers: str, sizes: list[int]) -> None:
+    """A batch of one short request makes the average of its controller 1; another one starts at 5."""
+    rows: list[Row] = [(0, 0, 5), *[(0, 0, 30)] * 5]
+    steady = {"token_sla": "160ms", "eps": "100ms", "tau_start": "beta", "alpha_ema": "1", "b_max": "9"}
+    result = simulated(
+        "multi_bin_dynamic",
+        rows,
+        bin_edges="0,10",
+        same_instant="all-first",
+        controllers=controllers,
+        **steady,
+    )
+    assert [size for _, _, size in served(result)] == sizes
+
+
+def test_a_bin_keeps_its_limit_under_one_controller() -> None:
+    # The bin from 281 holds 8 requests of at most 4,096 output tokens (8.2); 65 are half of 1 to 128.
+    rows: list[Row] = [(0, 0, 300)] * 20
+    result = simulated(
+        "multi_bin_dynamic", rows, bin_edges="1,281", same_instant="all-first", controllers="global"
+    )
+    assert max(size for _, _, size in served(result)) == 8

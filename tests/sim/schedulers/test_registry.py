@@ -20,7 +20,8 @@ from llmtap.workload.requests import Requests
 
 OTHER = {
     "eps": "100ms", "token_sla": "1ms", "request_sla": "1s", "predictor": "prompt", "bin_limit": "none",
-    "controller_limit": "bin", "length": "output", "window": "arrivals", "tokens": "output", "bins": "2",
+    "controller_limit": "bin", "controllers": "global", "length": "output",
+    "window": "arrivals", "tokens": "output", "bins": "2",
     "bin_choice": "longest-queue", "b_start": "one", "band": "delta", "tau_start": "beta",
     "guards": "authors", "memory_check": "hard", "lengths_start": "limit", "candidates": "2",
     "failed": "dropped", "same_instant": "all-first", "tie": "gpu-first", "sla_step": "update",

@@ -16,7 +16,7 @@ from llmtap.metrics.summary import Summary
 from llmtap.sim.engine import IterationState
 from llmtap.sim.model_options import IterationModel, ModelOptions, Serving, read_model_options
 from llmtap.sim.schedulers.registry import SCHEDULERS, SchedulerKind
-from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, simulate
+from llmtap.sim.sweep.simulate import SimulationResult, capacity_rps, expected_longest, simulate
 from tests.sim.sweep.scripted_scheduler import Scripted
 from tests.sim.sweep.seed004 import simulate as oracle
 from tests.support.data import ORACLE
@@ -89,6 +89,28 @@ def test_each_request_of_a_batch_has_its_ttft_and_decode_tbt(measure: bool) -> N
     assert (tbt["n"], tbt["mean"], tbt["p50"], tbt["max"]) == (5, 0.11, 0.1, 0.125)
 
 
+def test_the_longest_of_a_bin_is_shorter_than_of_as_many_from_all() -> None:
+    """004, 5.5: bins [1, 2, 3, 5] and [100, 150, 200]: E[max | bin] against E[max | all]."""
+    lengths = (1, 2, 3, 5, 100, 150, 200)
+    rows: list[Row] = [(0, 0, n) for n in lengths]
+    result = simulated("multi_bin_dynamic", rows, bin_edges="0,64", same_instant="all-first")
+    longest = result.to_dict()["longest_output"]
+    expected = expected_longest(lengths, (3, 4))
+    assert longest["by_bin"] == [
+        {"batches": 1, "mean": 5, "expected": expected[4]},
+        {"batches": 1, "mean": 200, "expected": expected[3]},
+    ]  # fmt: skip
+    assert (longest["batches"], longest["mean"]) == (2, 102.5)
+    assert longest["expected"] == pytest.approx((expected[3] + expected[4]) / 2)
+    whole = simulated("static_fifo", rows, same_instant="all-first").to_dict()["longest_output"]
+    assert (whole["batches"], whole["mean"], whole["by_bin"]) == (1, 200, None)
+
+
+def test_the_expected_maximum_by_hand() -> None:
+    # Two of 1, 1, 4, 10: 1 in 1/4, 4 in 9/16 - 1/4, 10 in 7/16 of the cases.
+    assert expected_longest([10, 1, 4, 1], (1, 2)) == {1: 4.0, 2: 0.25 + 4 * 0.3125 + 10 * 0.4375}
+
+
 def _result(
     scheduler: str = "static_fifo", rows: list[Row] | None = None, key: str = ""
 ) -> Callable[..., Any]:
@@ -127,6 +149,9 @@ CHANGES: list[tuple[str, str, Callable[..., Any], Any, Any]] = [
      [(90, 90)] * 7 + [(90, None)], [(7, 7)] * 7 + [(7, None)]),
     ("bin_limit", "none", _result(BINS, LONG, "bin_limits"), [66] * 7 + [8], [128] * 8),
     ("controller_limit", "bin", _sizes(BINS, LONG[:1] * 9, **STEADY, bins="1"), [8] * 8 + [1], [4] * 8 + [1]),
+    # One short request brings the average of its controller to 1: alone it is 5, and (3 + 7) / 2 = 5.
+    ("controllers", "global", _sizes(BINS, [(0, 0, 5), *[(0, 0, 30)] * 5], **STEADY, b_max="9",
+                                     alpha_ema="1", bin_edges="0,10"), [1] + [5] * 5, [1, 2, 2, 2, 2, 1]),
     ("length", "output", _result(),
      [(1, 4, 1), (4, 6.25, 2), (4, 6.25, 2), (6.25, 11.25, 1), (11.25, 12.75, 1)],
      [(1, 3, 1), (3, 5.25, 2), (3, 5.25, 2), (5.25, 7.25, 1), (11, 12.5, 1)]),
