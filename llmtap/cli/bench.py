@@ -22,6 +22,7 @@ from llmtap.cli.options import ApiKeyEnv, NoSelftest, OutputOptions, ReaderOptio
 from llmtap.cli.shared import (
     Outputs,
     ReceivedSignals,
+    SeveralValues,
     exit_codes,
     json_text,
     loop_signals,
@@ -29,6 +30,7 @@ from llmtap.cli.shared import (
     print_line,
     print_message,
     print_rich,
+    read_objectives,
     write_output,
 )
 from llmtap.errors import ConfigError, ExitCode
@@ -126,6 +128,30 @@ class _SystemOptions(Struct, frozen=True, kw_only=True):
         ),
     ] = None
 
+    goodput: Annotated[
+        str | None,
+        opt(
+            "Limits of each request in vLLM's form, in ms, for example ttft:200 tpot:50 e2el:30000. The "
+            "throughput test searches the highest load that meets them, as with --set slo=...",
+            "NAME:MS...",
+        ),
+    ] = None
+
+    def sets(self, tests: Sequence[str]) -> list[str]:
+        """Return the parameters that `--set` and `--goodput` set. Raises ConfigError."""
+        from llmtap.bench.run.test import test_named
+
+        given = list(self.assign or ())
+        if (objectives := read_objectives(None, self.goodput)) is not None:
+            if not any("slo" in test_named(name).params.__struct_fields__ for name in tests):
+                raise ConfigError(
+                    "--goodput", f"has no effect on {', '.join(tests)}", "llmtap bench throughput"
+                )
+            if any(item.partition("=")[0].strip() in ("slo", "throughput.slo") for item in given):
+                raise ConfigError("--goodput", "cannot be combined with --set slo")
+            given.append(f"slo={objectives}")
+        return given
+
 
 class _RunOptions(Struct, frozen=True, kw_only=True):
     """How the tests are run."""
@@ -187,7 +213,8 @@ def _run(
 
     name = context.info_name or ""
     names = list(TESTS) if name == _ALL else [name]
-    file = load_bench(system.config, target=system.target, sets=system.assign or (), tests=names)
+    sets = system.sets(names)
+    file = load_bench(system.config, target=system.target, sets=sets, tests=names)
     place = system.results if system.results is not None else _new_folder(name)
     resume_command = _command(place)
     signals = ReceivedSignals()
@@ -202,7 +229,7 @@ def _run(
     if system.against is not None:
         systems = {
             "a": file,
-            "b": load_bench(system.against, target=None, sets=system.assign or (), tests=names),
+            "b": load_bench(system.against, target=None, sets=sets, tests=names),
         }
         with watching_progress() as watcher:
             _alternate(
@@ -305,6 +332,7 @@ for _name, (_section, _title) in TESTS.items():
     command(
         bench,
         _name,
+        cls=SeveralValues,
         help=f"{_title} (IETF draft, {_section}).\n\n{_ABOUT[_name]}",
         short_help=f"{_section} {_title}",
         epilog=TEST_EPILOG,
@@ -312,6 +340,7 @@ for _name, (_section, _title) in TESTS.items():
 command(
     bench,
     _ALL,
+    cls=SeveralValues,
     help="Run all ten tests in order of their dependencies, and list the tests that could not run.",
     short_help="Run all ten tests, in order of their dependencies.",
     epilog=TEST_EPILOG,

@@ -86,6 +86,12 @@ class HeaderOptions(Struct, frozen=True, kw_only=True):
         return read_headers(self.header or [], self.header_file, self.api_key_env)
 
 
+Goodput = Annotated[
+    str | None,
+    opt("The limits of --slo in vLLM's form, in ms, for example ttft:200 tpot:50 e2el:30000.", "NAME:MS..."),
+]
+
+
 class GoalOptions(Struct, frozen=True, kw_only=True):
     """Goals that the figures must meet, and further percentiles."""
 
@@ -98,10 +104,7 @@ class GoalOptions(Struct, frozen=True, kw_only=True):
             "BOUNDS",
         ),
     ] = None
-    goodput: Annotated[
-        str | None,
-        opt("The same limits in vLLM's form, in ms, for example ttft:200 tpot:50 e2el:30000.", "NAME:MS..."),
-    ] = None
+    goodput: Goodput = None
     require: Require = None
     percentiles: Annotated[
         str | None, opt("Additional percentiles of each metric, for example 25,75,99.5.", "N,...")

@@ -18,9 +18,10 @@ from msgspec import Meta, Struct
 
 from llmtap.cli.flags import command
 from llmtap.cli.main import app
-from llmtap.cli.options import Json, ReaderOptions, Require
+from llmtap.cli.options import Goodput, Json, ReaderOptions, Require
 from llmtap.cli.shared import (
     Outputs,
+    SeveralValues,
     Stopped,
     exit_codes,
     json_text,
@@ -37,6 +38,7 @@ from llmtap.load.options import SourceFormat
 from llmtap.options.fields import flags_given, opt
 
 if TYPE_CHECKING:
+    from llmtap.report.sweep_figures import SweepFigure
     from llmtap.sim.sweep.runner import SweepRunner
 
 sim = typer.Typer(
@@ -66,7 +68,8 @@ Request headers override most keys, for example x-sim-itl-ms: 5, x-sim-output-ho
 --keys shows the header of each key. Any model name is accepted; tools and tool_choice are ignored.
 
 Endpoints: /v1/chat/completions /v1/completions /v1/responses (also a WebSocket) /v1/realtime (a WebSocket)
-/v1/models /v1/messages /api/chat /api/generate /metrics /health /sim/truth?since=N"""
+/v1/models /v1/messages /api/chat /api/generate /bench/chat/completions (as exo) /metrics /health
+/sim/truth?since=N"""
 
 
 class _ListenOptions(Struct, frozen=True, kw_only=True):
@@ -311,6 +314,8 @@ Examples:
 
   llmtap sim run trace.csv --scale 1,10,100 --servers 1,2,4 --vary bins=1,2,4,8 --results runs.jsonl
 
+  llmtap sim run bursty --preset defaults
+
   llmtap sim run trace.csv --preset grid --requests 10000 --html grid.html
 
   llmtap sim run chat --scheduler continuous_batching,chunked_prefill --rate 1,2,4 --slo "ttft:1s"
@@ -414,8 +419,9 @@ class _AxisOptions(Struct, frozen=True, kw_only=True):
     preset: Annotated[
         str | None,
         opt(
-            "Predefined sweep; --presets lists them. An option on the command line replaces the preset's "
-            "values of that option.",
+            "Predefined sweep, for example defaults: the multi-bin batching paper's own run, with 4 GPUs, 4 "
+            "bins and 10 times the rate among others. --presets lists them. An option on the command line "
+            "replaces the preset's values of that option.",
             "NAME",
         ),
     ] = None
@@ -487,6 +493,7 @@ class _CapacityOptions(Struct, frozen=True, kw_only=True):
             "BOUNDS",
         ),
     ] = None
+    goodput: Goodput = None
     require: Require = None
 
 
@@ -517,6 +524,7 @@ class _RunOptions(Struct, frozen=True, kw_only=True):
 
 @command(
     sim,
+    cls=SeveralValues,
     short_help="Simulate a trace with several schedulers in virtual time.",
     epilog=_RUN_EPILOG + exit_codes(),
 )
@@ -534,8 +542,6 @@ def run(
     if work.readings or work.presets:
         (show_readings if work.readings else show_presets)()
         return
-    if not work.trace:
-        raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
     from llmtap.cli.sim_sweep import (
         AxesRead,
         models_fitted,
@@ -547,8 +553,13 @@ def run(
     )
     from llmtap.gates.requirements import Requirements, exit_code
     from llmtap.report.sweep import run_labels
+    from llmtap.report.sweep_figures import figure_of
     from llmtap.sim.sweep.sweep import CAPACITY_BY, SUFFIXES, write_runs
 
+    named = preset_named(axes.preset)
+    trace = work.trace or (named.trace if named is not None else "")
+    if not trace:
+        raise ConfigError("TRACE", "is missing", "llmtap sim run --help")
     given = AxesRead()
     given.schedulers(axes.scheduler)
     given.routers(axes.router)
@@ -576,7 +587,6 @@ def run(
             given.settings([f"{name}={text}"], flag_name)
     given.settings(axes.serving or [], "--serving")
     given.settings(axes.vary or [], "--vary")
-    named = preset_named(axes.preset)
     whole = given.whole(named, axes.preset or "")
     memory = None if fit.fit_kv_blocks is None else given.kv_memory(whole, fit.fit_kv_blocks)
     fitted = models_fitted(
@@ -586,11 +596,14 @@ def run(
         chunk=fit.fit_chunk,
         memory=memory,
     )
-    common = fitted | {
-        "objectives": objectives_text(goals.slo, named), "capacity": goals.capacity, "capacity_by": bounds,
-        "capture": runs.capture, "follow": None if named is None else named.follow,
+    common = (fitted or named.model() if named is not None else fitted) | {
+        "objectives": objectives_text(goals.slo, named, goals.goodput),
+        "capacity": goals.capacity,
+        "capacity_by": bounds,
+        "capture": runs.capture,
+        "follow": None if named is None else named.follow,
         "reader": reader.benefit(),
-    }  # fmt: skip
+    }
     if flags_given(reader):
         # Runs of whole batches have no token times unless they are measured.
         common["measure"] = True
@@ -620,7 +633,7 @@ def run(
     try:
         with stoppable():
             results, notes, failed = run_sweep(
-                work.trace,
+                trace,
                 work.source_format,
                 whole,
                 named,
@@ -642,8 +655,12 @@ def run(
                 outputs.stdout = None if outputs.stdout == "--html" else outputs.stdout
             if runs.table is not None:
                 write_runs(runs.table, results)
-            texts = {"--json": lambda: json_text(results), "--html": lambda: _page(results, sla=sla)}
-            outputs.tell(texts, lambda: _show(results, notes, sla=sla))
+            figure = figure_of(axes.preset, results)
+            texts = {
+                "--json": lambda: json_text(results),
+                "--html": lambda: _page(results, sla=sla, figure=figure),
+            }
+            outputs.tell(texts, lambda: _show(results, notes, sla=sla, figure=figure))
     except Stopped as exc:
         done = sum(len(sweeper.attempts) for sweeper in sweepers)
         kept = f"are in {runs.results}: the same command continues from there"
@@ -659,17 +676,20 @@ def run(
         raise typer.Exit(code)
 
 
-def _page(runs: list[dict[str, Any]], *, sla: bool) -> str:
+def _page(runs: list[dict[str, Any]], *, sla: bool, figure: "SweepFigure | None") -> str:
     from llmtap.report.sweep_page import sweep_html
 
-    return sweep_html(runs, sla=sla)
+    return sweep_html(runs, sla=sla, figure=figure)
 
 
-def _show(runs: list[dict[str, Any]], notes: list[str], *, sla: bool) -> None:
+def _show(runs: list[dict[str, Any]], notes: list[str], *, sla: bool, figure: "SweepFigure | None") -> None:
     from llmtap.report.gates import requirements_blocks
     from llmtap.report.render import terminal
     from llmtap.report.sweep import sweep_lines, sweep_table
 
+    if figure is not None:
+        print_table(figure.table(runs))
+        print_line("")
     if runs:
         print_table(sweep_table(runs, sla=sla))
         for line in sweep_lines(runs, sla=sla):

@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from llmtap.cli.shared import check_known, print_message, print_table
+from llmtap.cli.shared import check_known, print_message, print_table, read_objectives
 from llmtap.errors import ConfigError
-from llmtap.metrics.objectives import Objectives
 from llmtap.options.fields import options_of
 from llmtap.report.document import Table
 from llmtap.sim.model_options import (
@@ -207,12 +206,13 @@ def scheduler_names(axes: Mapping[str, Sequence[Any]], preset: Any) -> list[str]
     return list(dict.fromkeys([*axes.get("scheduler", ()), *named]))
 
 
-def objectives_text(slo: str | None, preset: Any) -> str:
-    """Return the objectives in canonical form; empty if there are none."""
+def objectives_text(slo: str | None, preset: Any, goodput: str | None = None) -> str:
+    """Return the objectives of `--slo`, `--goodput` or the preset in our own form; empty: there are none."""
     if slo is not None and not slo.strip():
         raise ConfigError("--slo", "expected an objective", "such as --slo 'ttft:1s tbc_max:200ms'")
-    text = slo if slo is not None else preset.objectives if preset is not None else ""
-    return Objectives.parse(text, "--slo").text if text else ""
+    if slo is None and goodput is None and preset is not None:
+        slo = preset.objectives or None
+    return read_objectives(slo, goodput) or ""
 
 
 def models_fitted(
@@ -356,7 +356,8 @@ def show_presets() -> None:
     rows = []
     for name, preset in PRESETS.items():
         axes = "; ".join(f"{axis} {','.join(map(str, values))}" for axis, values in preset.axes.items())
-        rows.append([name, preset.about, preset.source, axes])
+        about = f"{preset.about} (TRACE: {preset.trace})" if preset.trace else preset.about
+        rows.append([name, about, preset.source, axes])
     print_table(Table(["preset", "about", "source", "axes"], rows))
     print()
     print_table(Table(["workload", "about"], [list(one) for one in workloads().items()]))

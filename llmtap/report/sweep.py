@@ -262,6 +262,9 @@ def _figure_columns(results: Sequence[Result], *, sla: bool) -> Iterator[_Column
     if any(at(result, "metrics", "ttft") for result in results):
         yield _ms("TTFT p50", "metrics", "ttft", "p50")
         yield _ms("TTFT p99", "metrics", "ttft", "p99")
+    if any(result.get("decode_tbt") for result in results):
+        yield _ms("TBT p99", "decode_tbt", "p99")
+    if any(at(result, "metrics", "itl") for result in results):
         option = values_text(at(result, "metrics", "itl", "option") for result in results)
         yield _ms(f"ITL ({option}) p99" if option else "ITL p99", "metrics", "itl", "p99")
         yield _ms("idle p99", "metrics", "user_idle", "p99")
@@ -391,6 +394,7 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         request_sla = values_text(result["readings"]["request_sla"] for result in results)
         token_sla = values_text(result["readings"]["token_sla"] * 1e3 for result in results)
         yield f"late: outside the request SLA of {request_sla} s; slow: the token SLA of {token_sla} ms"
+    yield from _longest_lines(results)
     for reason, (column, meaning, options) in _UNSERVED.items():
         if affected := [result for result in results if at(result, "unserved", reason)]:
             counted = values_text(at(result, "unserved", reason) for result in affected)
@@ -422,6 +426,34 @@ def sweep_lines(results: Sequence[Result], *, sla: bool = False) -> Iterator[str
         size = f"request {followed['row']} ({followed['input']:,} + {followed['output']:,} tokens)"
         yield f"{size}, {label}: {', '.join(f'{k} {v} ms' for k, v in followed_figures(followed).items())}"
     yield from (f"model: {text}" for text in _each(map(model_text, results)))
+
+
+_LONGEST_MAX: Final = 8
+"""Maximum number of runs whose longest answers are listed by bin; `--json` has all."""
+
+
+def _longest_lines(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the mean longest answer of the batches of each bin (E[max] of the multi-bin paper)."""
+    binned = [
+        (label, result["longest_output"])
+        for label, result in zip(run_labels(results), results, strict=True)
+        if at(result, "longest_output", "by_bin")
+    ]
+    if len(binned) > _LONGEST_MAX:
+        return
+    for label, longest in binned:
+        mean_all, mean_bins, drawn_all, drawn_bins = (
+            text
+            for name in ("mean", "expected")
+            for text in (
+                number(longest[name], 3),
+                ", ".join(number(one[name], 3) for one in longest["by_bin"]),
+            )
+        )
+        yield (
+            f"{label}: longest answer of a batch, mean {mean_all} tokens, by bin {mean_bins}; of as many"
+            f" requests drawn from all {drawn_all}, by bin {drawn_bins}"
+        )
 
 
 def cautions(results: Sequence[Result]) -> list[str]:
@@ -492,7 +524,7 @@ def model_text(result: Result) -> str | None:
         return None
     constants = ", ".join(f"{name} {number(value, 6)}" for name, value in result["model"].items())
     fit = result.get("fit")
-    source = "the GPU of the multi-bin batching paper"
+    source = result.get("model_source") or "the GPU of the multi-bin batching paper"
     if fit:
         source = f"fitted to {fit.get('grid') or fit['capture']}, R^2 {number(fit['r2'], 5)}"
         if (unseen := _unseen_r2(fit.get("unseen"))) is not None:

@@ -50,6 +50,7 @@ from llmtap.report.sweep import (
     sweep_table,
     unreliable_texts,
 )  # fmt: skip
+from llmtap.report.sweep_figures import SweepFigure
 from llmtap.report.values import at, counted, number, option_text, values_text
 
 NOT_MEASURED: Final = "Simulated in virtual time by a latency model; no GPU was measured."
@@ -148,14 +149,21 @@ _CHARTS: Final = (
 )  # fmt: skip
 
 
-def sweep_html(results: Sequence[Result], title: str = "Simulated sweep", *, sla: bool = False) -> str:
+def sweep_html(
+    results: Sequence[Result],
+    title: str = "Simulated sweep",
+    *,
+    sla: bool = False,
+    figure: SweepFigure | None = None,
+) -> str:
     """Return the page. `results`: runs as public JSON.
 
-    `sla`: add the shares of requests outside their SLA. Raises ValueError if there are no results.
+    `sla`: add the shares of requests outside their SLA. `figure`: shown before the charts. Raises ValueError
+    if there are no results.
     """
     sweep = read_sweep(results)
     lines = _line_choices(sweep)
-    sections = []
+    sections = [] if figure is None else [figure.section(results)]
     for chart in _CHARTS:
         quantities = [
             q for q in chart.quantities
@@ -165,7 +173,7 @@ def sweep_html(results: Sequence[Result], title: str = "Simulated sweep", *, sla
             continue
         panels = [_curves(sweep, lines, quantity) for quantity in quantities]
         offered = any(one.line is None for panel in panels for one in panel.plot.series)
-        figure = FigureBlock(
+        block = FigureBlock(
             chart.key,
             chart.heading,
             panels,
@@ -175,7 +183,7 @@ def sweep_html(results: Sequence[Result], title: str = "Simulated sweep", *, sla
             lines_legend=True,
         )
         about: list[Block] = [Note(chart.about)] if chart.about else []
-        sections.append(Section(chart.key, chart.heading, [*about, figure]))
+        sections.append(Section(chart.key, chart.heading, [*about, block]))
     if followed := followed_requests(results):
         sections.append(_followed_section(sweep, followed))
     page = ReportDocument(

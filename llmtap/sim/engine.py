@@ -224,6 +224,10 @@ class RunRecord:
     size: "array[int]"
     busy_ns: list[int]
     sizes: Counter[int] = field(default_factory=Counter)
+    batches: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Number of whole batches by queue and size."""
+    longest: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Tokens of the longest answers of these batches, in all."""
     finished: int = 0
     given_up: dict[int, int] = field(default_factory=dict)
     """Requests that were not served to the end, and the number of tokens that had left."""
@@ -266,6 +270,9 @@ class _Recorder:
         record, now_ns, work = self._record, run.start_ns, run.work
         if isinstance(work, Batch):
             taken_up, size = work.members, len(work.members)
+            outputs, key = self._outputs, (work.queue, size)
+            record.batches[key] += 1
+            record.longest[key] += max([outputs[request] for request in taken_up])
         else:
             assert isinstance(work, Iteration)
             taken_up = [request for request, _ in work.prefill]

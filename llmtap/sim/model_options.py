@@ -113,6 +113,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     controller_limit: Annotated[
         Literal["global", "bin"], opt("4, 10: B_max of a bin's controller: of the GPU, or of the bin")
     ] = "global"
+    controllers: Annotated[
+        Literal["bin", "global"],
+        opt("controller of batch sizes (algorithms 1 and 2): one of each bin, or one of all bins (H2)"),
+    ] = "bin"
     length: Annotated[
         Literal["prompt+output", "output"],
         opt("5: length of a batch: the maximum of these over its requests"),
@@ -131,10 +135,10 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "round-robin"
     b_start: Annotated[
         Literal["middle", "one", "first-batch"],
-        opt("10: initial average batch size: half of B_max, 1, or the size of the first batch"),
+        opt("10: initial average batch size: (b_min + b_max) / 2, 1, or the size of the first batch"),
     ] = "middle"
     band: Annotated[
-        Literal["alpha", "delta"], opt("11: half width of case 3: alpha / 2 = 2, or delta / 2 = 1")
+        Literal["alpha", "delta"], opt("11: half width of case 3: alpha_step / 2 = 2, or delta_step / 2 = 1")
     ] = "alpha"
     tau_start: Annotated[Literal["zero", "beta"], opt("12: initial average time between tokens")] = "zero"
     guards: Annotated[
@@ -180,7 +184,16 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         ],
         opt("23: rule for percentiles"),
     ] = "linear"
+    alpha_step: Annotated[
+        int, opt("alpha of algorithm 2: step by which the interval of batch sizes moves", ge=1)
+    ] = 4
+    delta_step: Annotated[int, opt("delta of algorithm 2: step of a correction", ge=1)] = 2
+    alpha_ema: Annotated[
+        float, opt("weight of the newest batch in the moving averages of 5.3", gt=0, le=1)
+    ] = 0.2
+    rho: Annotated[float, opt("share of the token capacity that algorithm 1 keeps free", ge=0, lt=1)] = 0.1
     static_batch: Annotated[int, opt("batch size of static FIFO", ge=1)] = 8
+    b_min: Annotated[int, opt("minimum batch size, unless b_max or the limit of a bin is less", ge=1)] = 1
     b_max: Annotated[int, opt("maximum batch size", ge=1)] = 128
     memory_gb: Annotated[float, opt("memory of the GPU in GB", gt=0)] = 12.0
     model_gb: Annotated[float, opt("memory of the model in GB", ge=0)] = 4.0

@@ -74,6 +74,15 @@ class Normal(_Bounded, frozen=True, kw_only=True, tag="normal"):
         return self._whole(self.mean + self.std * _STANDARD.inv_cdf(p))
 
 
+class ExponentialLengths(_Bounded, frozen=True, kw_only=True, tag="exponential"):
+    """Rounded exponential: -mean ln(1 - p)."""
+
+    mean: Positive
+
+    def quantile(self, p: float) -> int:
+        return self._whole(-self.mean * math.log1p(-p))
+
+
 class LogNormal(_Bounded, frozen=True, kw_only=True, tag="lognormal"):
     """Rounded exp of a normal, given by `mu` and `sigma` of the logarithm, or by `median` and `p95`."""
 
@@ -144,7 +153,7 @@ class Empirical(_Bounded, frozen=True, kw_only=True, tag="empirical"):
         return self._whole(ordered[min(len(ordered) - 1, int(p * len(ordered)))])
 
 
-Lengths = Fixed | UniformLengths | Normal | LogNormal | Percentiles | Empirical
+Lengths = Fixed | UniformLengths | Normal | ExponentialLengths | LogNormal | Percentiles | Empirical
 """`quantile(p)` returns whole tokens, for 0 < p < 1."""
 
 _VALUES_MAX: Final = 32
@@ -162,6 +171,13 @@ def uniform_draw(random: Random) -> float:
 def drawn(lengths: Lengths, random: Random) -> int:
     """Draw a length; takes one number of `random`."""
     return lengths.quantile(uniform_draw(random))
+
+
+def correlated(p: float, q: float, correlation: float) -> float:
+    """Return a uniform number whose normal score has this correlation with that of `p`; `q`: another uniform
+    number. All are between 0 and 1, both excluded."""
+    score = correlation * _STANDARD.inv_cdf(p) + math.sqrt(1 - correlation**2) * _STANDARD.inv_cdf(q)
+    return min(max(_STANDARD.cdf(score), 2**-54), 1 - 2**-53)
 
 
 @functools.lru_cache(256)

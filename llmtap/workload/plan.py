@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from llmtap.units import Duration, to_seconds
-from llmtap.workload.lengths import Lengths, as_lengths, described, drawn, uniform_draw
+from llmtap.workload.lengths import Lengths, as_lengths, correlated, described, drawn, uniform_draw
 from llmtap.workload.prompts.prompt import CL100K_IDS, ElasticSource, Fit, Prompt, random_ids
 from llmtap.workload.prompts.prose import ProseWords, ProseWriter
 from llmtap.workload.prompts.text import VOCABULARY
@@ -354,12 +354,18 @@ class Composed(PlannedWorkload):
     conversations: Conversations | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     """Additional or different members of `describe`."""
+    correlation: float = 0.0
+    """Of the normal scores of input and output length."""
+    models: Mapping[str, float] = field(default_factory=dict)
+    """Share of the requests to each model."""
 
     def describe(self) -> Mapping[str, object]:
         more = "" if self.sharing is None and self.conversations is None else ", without context and history"
         members = {
             "sharing": self.sharing.describe() if self.sharing else None,
             "conversations": self.conversations.describe() if self.conversations else None,
+            **({"correlation": self.correlation} if self.correlation else {}),
+            **({"models": dict(self.models)} if self.models else {}),
             **self.about,
         }
         input_description = {**described(self.input), "of": f"the message{more}"}
@@ -369,10 +375,14 @@ class Composed(PlannedWorkload):
 
     def plan(self, count: int, seed: int) -> WorkloadPlan:
         talk = self.conversations
-        return assemble(
+        plan = assemble(
             self._turns(seed), count, seed, sharing=self.sharing, converses=talk is not None,
             tokens_max=talk.tokens_max if talk else None,
         )  # fmt: skip
+        if self.models:
+            names, shares = list(self.models), list(self.models.values())
+            plan.requests.models = Random(f"{seed}/models").choices(names, shares, k=len(plan.requests))
+        return plan
 
     def source(self, plan: WorkloadPlan, seed: int) -> ElasticSource:
         if isinstance(self.content, RandomIds):
@@ -386,13 +396,17 @@ class Composed(PlannedWorkload):
         talk = self.conversations
         while True:
             remaining = talk.turns_drawn(turns_random) if talk else 1
-            yield PlannedTurn(drawn(self.input, input_random), drawn(self.output, output_random))
+            yield self._turn(input_random, output_random)
             for _ in range(remaining - 1):
                 assert talk is not None
                 think_ns = talk.think_drawn_ns(think_random)
-                yield PlannedTurn(
-                    drawn(self.input, input_random), drawn(self.output, output_random), False, think_ns
-                )
+                yield replace(self._turn(input_random, output_random), opens=False, think_ns=think_ns)
+
+    def _turn(self, input_random: Random, output_random: Random) -> PlannedTurn:
+        input_share, output_share = uniform_draw(input_random), uniform_draw(output_random)
+        if self.correlation:
+            output_share = correlated(input_share, output_share, self.correlation)
+        return PlannedTurn(self.input.quantile(input_share), self.output.quantile(output_share))
 
 
 def check_rows(planned: Requests, requests: Requests) -> None:

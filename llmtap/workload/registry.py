@@ -11,6 +11,7 @@ import math
 import re
 from array import array
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -23,7 +24,7 @@ from llmtap.user_files import read_toml
 from llmtap.workload import ietf
 from llmtap.workload.arrivals import OWN_RATES, parse_arrivals
 from llmtap.workload.datasets import RecordedDataset
-from llmtap.workload.lengths import Lengths, LogNormal, as_lengths
+from llmtap.workload.lengths import ExponentialLengths, Fixed, Lengths, LogNormal, Percentiles, as_lengths
 from llmtap.workload.plan import REQUEST, SET_BY, Composed, Conversations, RandomIds, Sharing
 from llmtap.workload.prompts.prompt import CL100K_IDS, Workload
 from llmtap.workload.prompts.prose import Code, Document, ProseWords, ProseWriter
@@ -49,7 +50,17 @@ _CHAT_INPUT: Final = LogNormal(median=156, p95=892, max=8_192)
 _CHAT_OUTPUT: Final = LogNormal(median=234, p95=789, max=4_096)
 
 
-def _simulated(name: str, inputs: LogNormal, outputs: LogNormal, about: str, **arrivals: Any) -> Composed:
+_BURSTGPT_INPUT: Final = Percentiles(
+    points=((25, 77), (50, 251), (75, 730), (95, 2_461), (99, 4_748)), max=16_000
+)
+_BURSTGPT_OUTPUT: Final = Percentiles(
+    points=((25, 11), (50, 34), (75, 113), (95, 460), (99, 1_500)), max=4_096
+)
+"""Multi-bin batching paper, 3.1: medians and p95. The other points, and the correlation of 0.5, are fitted to
+the means and to the statistics of the total."""
+
+
+def _simulated(name: str, inputs: Lengths, outputs: Lengths, about: str, **arrivals: Any) -> Composed:
     meta = {"about": about, "source": "llmtap sim run", "arrivals": "poisson", "rate_rps": 1.0, **arrivals}
     return Composed(name, inputs, outputs, about=meta)
 
@@ -67,10 +78,22 @@ SIMULATED: Final[Mapping[str, Composed]] = {
             "chats with prompts of 1,600 tokens on average, outputs as in chat; Poisson arrivals",
         ),
         _simulated(
-            "bursty", _of_mean(251, 611, 16_000), _of_mean(34, 123, 4_096),
-            "as in BurstGPT: input of median 251 and mean 611, output of 34 and 123, gaps with a CV of"
-            " 13.28",
-            arrivals="gamma:cv=13.28", rate_rps=0.27,
+            "mm1", Fixed(tokens=1), ExponentialLengths(mean=1_000, max=1 << 20),
+            "prompts of 1 token, answers of exponential length with mean 1,000; Poisson arrivals: served one"
+            " by one, nearly an M/M/1 queue",
+        ),
+        _simulated(
+            "equal-lengths", Fixed(tokens=1), Fixed(tokens=256),
+            "prompts of 1 token, answers of 256 tokens; Poisson arrivals",
+        ),
+        replace(
+            _simulated(
+                "bursty", _BURSTGPT_INPUT, _BURSTGPT_OUTPUT,
+                "as in BurstGPT: input of median 251, mean 611 and p95 2,461, output of 34, 123 and 460, both"
+                " together 327, 734 and 2,801; 80 % ChatGPT, 20 % GPT-4; gaps with a CV of 13.28",
+                arrivals="gamma:cv=13.28", rate_rps=0.27,
+            ),
+            correlation=0.5, models={"ChatGPT": 0.8, "GPT-4": 0.2},
         ),
     )
 }  # fmt: skip

@@ -15,12 +15,14 @@ from rich.progress import Progress as RichProgress
 from rich.progress import TextColumn
 from typer.testing import CliRunner
 
+from llmtap.bench.sut.sut import load_bench
+from llmtap.bench.tests.throughput import ThroughputParams
 from llmtap.cli import bench as bench_command
 from llmtap.cli import bench_exo
 from llmtap.cli import progress as bench_progress
 from llmtap.cli.main import app
 from llmtap.cli.progress import Bars, ProgressLines
-from llmtap.errors import ExitCode
+from llmtap.errors import ConfigError, ExitCode
 from llmtap.load.workers.worker_handle import Progress
 from llmtap.sim.server.options import SimOptions
 from llmtap.units import Duration
@@ -295,3 +297,37 @@ def test_the_time_until_the_last_request_ends_with_it(monkeypatch: pytest.Monkey
     assert lines._remaining(progress(4), None) == ""
     assert lines._remaining(progress(4), 9) == ", all sent"
     assert lines._remaining(progress(0), 9) == ""
+
+
+def test_goodput_in_vllms_form_is_the_slo_of_the_throughput_test(
+    monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    sets: list[str] = []
+
+    def load(*_: object, **options: list[str]) -> None:
+        sets.extend(options["sets"])
+        raise ConfigError("here", "it ends")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llmtap.bench.sut.sut.load_bench", load)
+        call("bench", "throughput", "--goodput", "ttft:200", "tpot:50", "--set", "attainment=0.9")
+    assert sets == ["attainment=0.9", "slo=ttft:200ms tpot:50ms"]
+    file = load_bench(None, target=NOBODY, sets=sets, tests=["throughput"])
+    params = file.tests["throughput"]
+    assert isinstance(params, ThroughputParams)
+    assert params.bounds.slo == "ttft:200ms tpot:50ms"
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (("ttft", "--goodput", "ttft:200"), "--goodput: has no effect on ttft"),
+        (("throughput", "--goodput", "ttft:200ms"), "--goodput: expected an objective, got 'ttft:200ms'"),
+        (("throughput", "--goodput", "ttft:200", "--set", "slo=e2e:1s"), "cannot be combined with --set slo"),
+    ],
+)
+def test_a_goodput_that_cannot_be_searched_is_refused(
+    args: tuple[str, ...], problem: str, call: Call
+) -> None:
+    code, _, err = call("bench", *args, "--target", NOBODY)
+    assert (code, problem in err) == (2, True), err

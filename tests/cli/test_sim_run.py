@@ -19,6 +19,7 @@ import pytest
 
 from llmtap.capture.read.reader import read
 from llmtap.cli.shared import Stopped, stoppable
+from llmtap.report.sweep_figures import batch_sizes, waits
 from tests.cli.traces import HEADER, Call, small_trace
 from tests.support.waiting import block_until
 from tests.support.workloads.sweeps import children
@@ -102,7 +103,7 @@ def test_why_requests_were_not_served_is_told(trace: Path, tmp_path: Path, call:
 @pytest.mark.parametrize(
     ("options", "columns"),
     [
-        ((), set()),
+        ((), {"ttft_p50_ms"}),
         (("--capacity", "0.05"), {"capacity_threshold_lambda"}),
         (("--capacity", "0.05", "--capacity-by", "token"), {"capacity_qps_under_sla"}),
         (("--capacity", "0.05", "--capacity-by", "slo", "--slo", "e2e:30s"), {"capacity_qps_under_slo"}),
@@ -426,3 +427,52 @@ def test_grpc_is_served_beside_http_and_imported_only_then() -> None:
     code = f"import sys, llmtap.sim.server.server; print({check})"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=200)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_goodput_is_also_given_in_vllms_form_in_ms(trace: Path, tmp_path: Path, call: Call) -> None:
+    found = []
+    given = (
+        ("--goodput", "ttft:200", "tpot:50"),
+        ("--goodput", "ttft:200 tpot:50"),
+        ("--slo", "ttft:200ms tpot:50ms"),
+    )
+    for options in given:
+        place = tmp_path / "out.json"
+        code = call("sim", "run", trace, "--scheduler", "chunked_prefill", *options, "--json", place)[0]
+        [run] = json.loads(place.read_text())
+        found.append((code, run["goodput"]))
+    assert found[0] == found[1] == found[2]
+    code, goodput = found[0]
+    assert (code, goodput["objectives"]) == (0, "ttft:200ms tpot:50ms")
+    assert 0 < goodput["met"] < goodput["counted"] == 60
+    code, _, err = call("sim", "run", trace, "--slo", "ttft:200 tpot:50")
+    assert (code, "--slo" in err) == (2, True)
+
+
+def test_the_knee_of_a_queue_is_that_of_mm1(tmp_path: Path, call: Call) -> None:
+    place = tmp_path / "out.json"
+    code, out, _ = call("sim", "run", "--preset", "knee", "--requests", "20000", "--json", place)
+    found = {round(rho, 2): (wait, expected) for rho, wait, expected in waits(json.loads(place.read_text()))}
+    assert (code, len(found)) == (0, 11)
+    # A service takes 59.653 ms + 1,000 x 5.742 ms on average: rho / (1 - rho) of these.
+    for rho, times in ((0.2, 0.25), (0.5, 1.0), (0.7, 0.7 / 0.3)):
+        wait, expected = found[rho]
+        assert expected == pytest.approx(5.802 * times, rel=0.03)
+        assert wait == pytest.approx(expected, rel=0.1)
+    assert found[0.95][0] > 2 * found[0.9][0] > 3 * found[0.8][0]
+    assert re.split("  +", out.splitlines()[0]) == ["utilisation", "mean wait", "M/M/1", "difference"]
+
+
+def test_a_larger_batch_gives_throughput_and_takes_itl(tmp_path: Path, call: Call) -> None:
+    place, page = tmp_path / "out.json", tmp_path / "out.html"
+    code, _, _ = call("sim", "run", "--preset", "batch-size", "--json", place, "--html", page)
+    rows = batch_sizes(json.loads(place.read_text()))
+    assert (code, [size for size, _, _ in rows]) == (0, [1, 2, 4, 8, 16, 32, 64, 128, 256])
+    for size, rate, itl in rows:
+        # 5.742 ms, and 0.8 us for each of the mean 128 tokens of each request.
+        step = 0.005742 + size * 128 * 0.8e-6
+        assert itl == pytest.approx(step, rel=1e-3)
+        # 256 requests in turns of `size`: a prompt, then 255 tokens.
+        assert rate == pytest.approx(size * 256 / (0.005742 + 255 * step), rel=1e-3)
+    assert 'id="figure-1"' in page.read_text()
+    assert call("sim", "run", "--preset", "grid")[0] == 2, "it has no workload of its own"

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from llmtap.workload.lengths import (
     Empirical,
+    ExponentialLengths,
     Fixed,
     Lengths,
     LogNormal,
     Normal,
     Percentiles,
     UniformLengths,
+    correlated,
     described,
     drawn,
     mean_of,
@@ -29,6 +31,7 @@ KINDS = {
     "uniform": UniformLengths(min=128, max=512),
     "uniform of few": UniformLengths(min=1, max=3),
     "normal": Normal(mean=300, std=80, min=16),
+    "exponential": ExponentialLengths(mean=300, max=4_096),
     "lognormal": LogNormal(mu=5.5, sigma=1.0, min=32, max=4_096),
     "lognormal by percentiles": LogNormal(median=156, p95=892),
     "percentiles": Percentiles(points=((50, 156), (95, 892), (99, 2_134)), max=8_192),
@@ -56,6 +59,7 @@ def test_a_sample_has_its_quantiles_and_its_mean(name: str) -> None:
         (LogNormal(mu=5.5, sigma=1.0), {0.5: math.exp(5.5), 0.95: math.exp(5.5 + 1.6448536)}),
         (LogNormal(median=156, p95=892), {0.5: 156, 0.95: 892}),
         (KINDS["percentiles"], {0.5: 156, 0.95: 892, 0.99: 2_134, 1 - 1e-12: 8_192, 1e-12: 1}),
+        (ExponentialLengths(mean=1_000), {0.5: 1_000 * math.log(2), 0.99: 1_000 * math.log(100)}),
         (Normal(mean=300, std=80), {0.5: 300, 0.8413447: 380}),
         (UniformLengths(min=128, max=512), {1e-12: 128, 0.5: 320, 1 - 1e-12: 512}),
         (Empirical(values=(9, 1, 5)), {0.1: 1, 0.5: 5, 0.9: 9}),
@@ -127,3 +131,17 @@ def test_lengths_that_were_recorded_are_told_by_their_parameters() -> None:
         "p50": 4.5, "p95": pytest.approx(8.3), "p99": pytest.approx(8.86),
     }  # fmt: skip
     assert recorded_lengths([]) == {}
+
+
+def test_correlated_numbers_are_uniform_and_have_their_correlation() -> None:
+    random, normal = Random(7), NormalDist()
+    pairs = [(p, correlated(p, random.random(), 0.5)) for p in (random.random() for _ in range(N))]
+    for share in (0.1, 0.5, 0.9):
+        assert sum(q < share for _, q in pairs) == pytest.approx(
+            N * share, abs=4 * math.sqrt(N * share * (1 - share))
+        )
+    products = [normal.inv_cdf(p) * normal.inv_cdf(q) for p, q in pairs]
+    # The variance of a product is 1 + 0.5^2.
+    assert sum(products) / N == pytest.approx(0.5, abs=4 * math.sqrt(1.25 / N))
+    assert correlated(0.3, 0.7, 0.0) == pytest.approx(0.7)
+    assert 0 < correlated(2**-54, 2**-54, 0.5) < correlated(1 - 2**-53, 1 - 2**-53, 0.5) < 1

@@ -73,8 +73,23 @@ def test_tails_and_means_are_those_of_the_source() -> None:
     assert quantiles(chat.output, n=20)[-1] == pytest.approx(789, rel=0.05)
     long = drawn_requests("long-chat", N, 1, "")
     assert fmean(long.input) == pytest.approx(1_600, rel=0.02)
-    # Cut at 16,000 tokens: the mean of what is left is a little below 611.
-    assert 560 < fmean(drawn_requests("bursty", N, 1, "").input) < 630
+
+
+@pytest.mark.parametrize("seed", [1, 42])
+def test_bursty_has_the_statistics_of_burstgpt_within_3_percent(seed: int) -> None:
+    """004, 3.1: mean, median and p95 of prompts, outputs and totals; 80 % ChatGPT and 20 % GPT-4."""
+    n = 100_000
+    requests = workload_named("bursty", "").requests(n, seed)
+    totals = [given + made for given, made in zip(requests.input, requests.output, strict=True)]
+    for column, stated in (
+        (requests.input, (611, 251, 2_461)),
+        (requests.output, (123, 34, 460)),
+        (totals, (734, 327, 2_801)),
+    ):
+        found = (fmean(column), median(column), quantiles(column, n=20)[-1])
+        assert found == pytest.approx(stated, rel=0.03)
+    assert requests.models.count("ChatGPT") / n == pytest.approx(0.8, rel=0.03)
+    assert requests.models.count("GPT-4") / n == pytest.approx(0.2, rel=0.03)
 
 
 def test_arrivals_have_their_rate_and_their_burstiness() -> None:

@@ -16,13 +16,6 @@ from llmtap.sim.engine import NOBODY, Batch, EngineOutput, GivenUp
 from llmtap.sim.model_options import LatencyModel, ModelOptions
 from llmtap.workload.requests import Requests
 
-_STEP: Final = 4
-"""Step by which the interval is moved: alpha of Algorithm 2."""
-_CORRECTION: Final = 2
-_WEIGHT: Final = 0.2
-"""Weight of the newest value in a moving average (5.3)."""
-_BUFFER: Final = 0.1
-"""Share of the token capacity that is kept free (Algorithm 1)."""
 _WARM_UP: Final = 3
 
 
@@ -62,41 +55,45 @@ class BatchSize:
         self._limit = limit
         b_max = limit if readings.controller_limit == "bin" else readings.b_max
         self._b_max = b_max
-        self.low: float = 1
+        self._b_min = b_min = min(readings.b_min, limit)
+        self._alpha, self._delta = readings.alpha_step, readings.delta_step
+        self._weight = readings.alpha_ema
+        self.low: float = b_min
         self.high: float = b_max
-        self.b_avg: float | None = {"middle": (1 + b_max) // 2, "one": 1, "first-batch": None}[
+        self.b_avg: float | None = {"middle": (b_min + b_max) // 2, "one": 1, "first-batch": None}[
             readings.b_start
         ]
         self.tau_ns = model.beta_ns if readings.tau_start == "beta" else 0.0
         self._inputs, self._outputs = 300.0, 200.0
         self._updates = 0
         tokens = readings.free_gb / readings.kv_gb_per_token
-        self._tokens = tokens - _BUFFER * tokens
+        self._tokens = tokens - readings.rho * tokens
         self._per_batch = readings.sla_step == "batch"
         self._too_slow_ns = readings.token_sla + readings.eps
         self._too_quick_ns = readings.token_sla - readings.eps
-        self._half_band = (_STEP if readings.band == "alpha" else _CORRECTION) / 2
+        self._half_band = (self._alpha if readings.band == "alpha" else self._delta) / 2
         self._guarded = readings.guards == "authors"
 
     def next(self) -> int:
         if self._per_batch:
             self._move()
         b_sla = floor((self.low + self.high) / 2)
-        return max(1, min(self.by_memory(), b_sla, self._limit))
+        return max(self._b_min, min(self.by_memory(), b_sla, self._limit))
 
     def by_memory(self) -> int:
         if not self._updates and self._readings.lengths_start == "limit":
             return self._limit
         expected = self._inputs + self._outputs
         fits = self._tokens / expected if expected else self._limit
-        return max(1, min(self._limit, int(fits)))
+        return max(self._b_min, min(self._limit, int(fits)))
 
     def learn(self, step_ns: float, size: int, inputs: float, outputs: float) -> None:
         """Update the averages by a finished batch and the mean numbers of tokens of its requests."""
-        self.tau_ns = _WEIGHT * step_ns + (1 - _WEIGHT) * self.tau_ns
-        self.b_avg = size if self.b_avg is None else _WEIGHT * size + (1 - _WEIGHT) * self.b_avg
-        self._inputs = _WEIGHT * inputs + (1 - _WEIGHT) * self._inputs
-        self._outputs = _WEIGHT * outputs + (1 - _WEIGHT) * self._outputs
+        new, old = self._weight, 1 - self._weight
+        self.tau_ns = new * step_ns + old * self.tau_ns
+        self.b_avg = size if self.b_avg is None else new * size + old * self.b_avg
+        self._inputs = new * inputs + old * self._inputs
+        self._outputs = new * outputs + old * self._outputs
         self._updates += 1
         if not self._per_batch:
             self._move()
@@ -107,20 +104,20 @@ class BatchSize:
         b_avg = int(self.b_avg) if self._guarded else self.b_avg
         low, high = self.low, self.high
         if self.tau_ns > self._too_slow_ns:
-            self.high = max(b_avg, low + _STEP)
-            self.low = max(low - _CORRECTION, 1)
+            self.high = max(b_avg, low + self._alpha)
+            self.low = max(low - self._delta, self._b_min)
             if self._guarded:
                 self.high = min(high, self.high)
         elif self.tau_ns < self._too_quick_ns:
-            self.low = min(b_avg, high - _STEP)
-            self.high = min(high + _CORRECTION, self._b_max)
+            self.low = min(b_avg, high - self._alpha)
+            self.high = min(high + self._delta, self._b_max)
             if self._guarded:
                 self.low = max(low, self.low)
         else:
             self.high = min(b_avg + self._half_band, self._b_max)
-            self.low = max(b_avg - self._half_band, 1)
+            self.low = max(b_avg - self._half_band, self._b_min)
         if self._guarded:
-            self.low = min(max(1, self.low), self.high)
+            self.low = min(max(self._b_min, self.low), self.high)
 
 
 _ENDLESS: Final = 4_096
@@ -232,17 +229,21 @@ class DynamicNoBins(_WholeBatches):
     def __init__(
         self, requests: Requests, model: LatencyModel, readings: ModelOptions, limits: Sequence[int] = ()
     ) -> None:
-        """`limits`: largest batch of each queue, which has a controller of its own."""
-        limits = limits or (readings.b_max,)
-        super().__init__(requests, model, readings, len(limits))
+        """`limits`: largest batch of each queue. Each queue has a controller of its own, unless
+        `readings.controllers` is global."""
+        self.limits = list(limits) or [readings.b_max]
+        super().__init__(requests, model, readings, len(self.limits))
         self._candidates = readings.candidates
-        self._sizes = [BatchSize(model, readings, limit) for limit in limits]
+        if readings.controllers == "global":
+            self._sizes = [BatchSize(model, readings, max(self.limits))] * len(self.limits)
+        else:
+            self._sizes = [BatchSize(model, readings, limit) for limit in self.limits]
 
     def form(self, now_ns: int) -> Batch | None:
         number = self._next_queue()
         if number is None:
             return None
-        count = min(self._candidates, self._sizes[number].next())
+        count = min(self._candidates, self._sizes[number].next(), self.limits[number])
         return self._former.take(self._queues[number], count, number)
 
     def done(self, now_ns: int, work: Batch) -> EngineOutput:
@@ -267,8 +268,7 @@ class MultiBinDynamic(DynamicNoBins):
             if readings.bin_edges
             else equal_mass(requests.predicted, readings.bins, readings)
         )
-        self.limits = batch_limits(self.bins, readings)
-        super().__init__(requests, model, readings, self.limits)
+        super().__init__(requests, model, readings, batch_limits(self.bins, readings))
         self._choice = readings.bin_choice
         self._turn = 0
 

@@ -23,7 +23,8 @@ _BATCHES: Final = _ALWAYS | {
     "length", "memory_check", "memory_gb", "model_gb", "margin_gb", "kv_gb_per_token",
 }  # fmt: skip
 _DYNAMIC: Final = _BATCHES | {
-    "eps", "b_start", "band", "tau_start", "guards", "lengths_start", "candidates", "sla_step", "b_max",
+    "eps", "b_start", "band", "tau_start", "guards", "lengths_start", "candidates", "sla_step", "b_min",
+    "b_max", "alpha_step", "delta_step", "alpha_ema", "rho",
 }  # fmt: skip
 _ITERATIONS: Final = _ALWAYS | set(Serving.__struct_fields__) - {
     "tokens_max", "chunk", "prepone", "output_delay",
@@ -54,7 +55,7 @@ SCHEDULERS: Final[dict[str, SchedulerKind]] = {
     "dynamic_no_bins": _batches(DynamicNoBins, _DYNAMIC),
     "multi_bin_dynamic": _batches(MultiBinDynamic, _DYNAMIC | {
         "bins", "bin_edges", "edges", "below_first", "bin_choice", "bin_limit", "controller_limit",
-        "predictor",
+        "controllers", "predictor",
     }),
     "continuous_batching": _iterations(iterating.ContinuousBatching, "tokens_max"),
     "chunked_prefill": _iterations(iterating.ChunkedPrefill, "chunk"),

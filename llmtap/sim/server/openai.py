@@ -8,8 +8,8 @@ reason on the last tokens. Usage on every chunk, with the counts so far, is vLLM
 The stream of Responses has named events with sequence numbers, repeats the whole answer at the end, and has
 no end marker.
 
-Source: openai/openai-openapi; openai/openai-python types/responses; vllm entrypoints/openai;
-docs/dialects.md.
+Source: openai/openai-openapi; openai/openai-python types/responses; vllm entrypoints/openai; exo-bench's
+methodology; docs/dialects.md.
 """
 
 from typing import Any, Final
@@ -66,6 +66,20 @@ def read_chat(body: bytes) -> shape.SimulatedRequest:
     r: _Chat = shape.decode(body, _Chat)
     limit = r.max_tokens if r.max_completion_tokens is None else r.max_completion_tokens
     return r.completion("\n".join(shape.text_of(m.content) for m in r.messages), max_tokens=limit)
+
+
+class _BenchChat(_Chat, kw_only=True):
+    use_prefix_cache: bool | None = False
+
+
+def read_bench_chat(body: bytes) -> shape.SimulatedRequest:
+    """Read a request to exo's benchmark endpoint: an answer of exactly `max_tokens` in one piece, by default
+    without the prefix cache. Raises BadRequest."""
+    r: _BenchChat = shape.decode(body, _BenchChat)
+    request = read_chat(body)
+    request.stream, request.ignore_eos, request.stop = False, True, ()
+    request.use_prefix_cache = bool(r.use_prefix_cache)
+    return request
 
 
 def read_completions(body: bytes) -> shape.SimulatedRequest:
@@ -177,6 +191,27 @@ class OpenAIChatShape(shape.Shape):
         ]
         usage = self._usage(self._answer.output_tokens)
         return {**self._head, "object": self._object, "choices": choices, "usage": usage}
+
+
+class ExoBenchShape(OpenAIChatShape):
+    """Writes a chat completion with exo's rates: prompt tokens that were not cached by the time to the first
+    token, and the gaps between tokens by the time from the first to the last (exo-bench methodology)."""
+
+    def whole(self) -> dict[str, Any]:
+        answer = self._answer
+        given, made, cached = answer.prompt_tokens, answer.output_tokens, answer.cached_tokens or 0
+        stats = {
+            "prompt_tps": _rate(given - cached, answer.prompt_ns),
+            "generation_tps": _rate(made - 1, answer.output_ns),
+            "prompt_tokens": given, "generation_tokens": made,
+            "prefix_cache_hit": "none" if not cached else "partial" if cached < given else "exact",
+        }  # fmt: skip
+        return {**super().whole(), "generation_stats": stats}
+
+
+def _rate(tokens: int, ns: int) -> float:
+    """Return tokens per second; 0 without a duration."""
+    return max(tokens, 0) * 1e9 / ns if ns > 0 else 0.0
 
 
 class OpenAICompletionsShape(OpenAIChatShape):

@@ -247,7 +247,7 @@ class Reception:
         assert self._engine is not None
         limit, size = self._engine.tokens_max, self._engine.block_tokens
         shared: list[tuple[int, ...]] = [()] * len(lengths)
-        if size and request.prompt_tokens is None:
+        if size and request.prompt_tokens is None and request.use_prefix_cache:
             shared = [prefix_blocks(prompt, size) for prompt in request.prompts]
         tickets = []
         for i, text in enumerate(texts):

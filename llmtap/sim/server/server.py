@@ -49,6 +49,7 @@ class Endpoint:
 
 ENDPOINTS: Final = (
     Endpoint("/v1/chat/completions", openai.read_chat, openai.OpenAIChatShape, openai_error, CHOICES_MAX),
+    Endpoint("/bench/chat/completions", openai.read_bench_chat, openai.ExoBenchShape, openai_error),
     Endpoint(
         "/v1/completions", openai.read_completions, openai.OpenAICompletionsShape, openai_error, CHOICES_MAX
     ),

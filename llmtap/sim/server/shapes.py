@@ -44,6 +44,8 @@ class SimulatedRequest:
     include_usage: bool = False
     continuous_usage: bool = False
     token_ids: bool = False
+    use_prefix_cache: bool = True
+    """Whether the engine may take blocks of the prompt from its prefix cache, if it has one."""
 
 
 class CommonRequest(msgspec.Struct, kw_only=True):

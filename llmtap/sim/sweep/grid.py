@@ -18,7 +18,15 @@ from typing import Any, Final
 import msgspec
 
 from llmtap.errors import ConfigError, LlmtapError
-from llmtap.sim.model_options import SEEDED, ModelOptions, Serving, read_model_options, read_serving
+from llmtap.sim.model_options import (
+    SEED_MODEL,
+    SEEDED,
+    IterationModel,
+    ModelOptions,
+    Serving,
+    read_model_options,
+    read_serving,
+)
 from llmtap.sim.routing import DEFAULT_ROUTER
 from llmtap.sim.schedulers.registry import SCHEDULERS
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, digest_of
@@ -41,8 +49,26 @@ class Preset:
     """If loads are a `share`: settings whose throughput, with all requests at once, is share 1."""
     objectives: str = ""
     follow: int | None = None
+    trace: str = ""
+    """The workload, unless another trace is given."""
+    iterations: IterationModel | None = None
+    """Latency model, unless another is fitted; None: the default."""
+    model_source: str = ""
+
+    def model(self) -> dict[str, Any]:
+        """Return the fields of a job that its model sets."""
+        if self.iterations is None:
+            return {}
+        return {"iterations": self.iterations, "model_source": self.model_source}
 
 
+ALL_AT_ONCE_RPS: Final = 1e15
+"""Rate at which all requests arrive in the same nanosecond."""
+LINEAR_ITERATIONS: Final = IterationModel(
+    beta_ns=SEED_MODEL.beta_ns, gamma=0.0, prefill_ns=0.0, context_ns=800.0
+)
+"""Time to read the weights once, and a time for each token in KV memory, so that an iteration grows linearly
+with the batch."""
 _SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
 _BINS: Final = "multi_bin_dynamic"
 
@@ -71,7 +97,7 @@ PRESETS: Final[dict[str, Preset]] = {
         best_of="grid",
     ),
     "defaults": Preset(
-        "the study's own defaults: 4 GPUs, 4 and 8 bins, at 1, 10 and 100 times the rate",
+        "the paper's own defaults: 4 GPUs, 4 bins (and 8), at 10 times the rate (and 1 and 100 times)",
         "multi-bin batching paper, 7.2 and 8.1",
         {
             "requests": (1_000,),
@@ -80,6 +106,20 @@ PRESETS: Final[dict[str, Preset]] = {
             "bins": ("4", "8"),
             "scheduler": ("static_fifo", "dynamic_no_bins", _BINS),
         },
+    ),
+    "controllers": Preset(
+        "a controller of the batch size for each of 4 bins against one for all, with five seeds",
+        "multi-bin batching paper, 1.3, H2",
+        {
+            "requests": (10_000,),
+            "scale": (1.0, 10.0),
+            "seed": (1, 2, 3, 4, 5),
+            "servers": (4,),
+            "bins": ("4",),
+            "controllers": ("bin", "global"),
+            "scheduler": (_BINS,),
+        },
+        trace="bursty",
     ),
     "goodput": Preset(
         "goodput and smooth goodput against the rate, up to twice what the engine can do; of chat, for one",
@@ -98,6 +138,33 @@ PRESETS: Final[dict[str, Preset]] = {
         {"requests": (200,), "share": (0.8,), "scheduler": ("continuous_batching", "chunked_prefill")},
         share_of={"scheduler": "continuous_batching"},
         follow=0,
+    ),
+    "knee": Preset(
+        "mean wait against the utilisation of one server, beside that of an M/M/1 queue",
+        "SLO metrics chapter, figure of the M/M/1 knee",
+        {
+            "requests": (100_000,),
+            "share": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95),
+            "static_batch": ("1",),
+            "length": ("output",),
+            "scheduler": ("static_fifo",),
+        },
+        share_of={"scheduler": "static_fifo", "static_batch": "1", "length": "output"},
+        trace="mm1",
+    ),
+    "batch-size": Preset(
+        "throughput and ITL against the batch size, of a model whose iterations grow linearly with the batch",
+        "SLO metrics chapter, figure of the batch size",
+        {
+            "requests": (256,),
+            "rate": (ALL_AT_ONCE_RPS,),
+            "seqs_max": ("1", "2", "4", "8", "16", "32", "64", "128", "256"),
+            "kv_tokens": ("100000",),
+            "scheduler": ("continuous_batching",),
+        },
+        trace="equal-lengths",
+        iterations=LINEAR_ITERATIONS,
+        model_source="an illustration: weights are read once, the rest grows with the tokens of the batch",
     ),
 }  # fmt: skip
 for _name, _scale_of in product(("grid", "methods"), (1, 10, 100)):

@@ -20,12 +20,14 @@ without a token has status 503 (`upstream_error`); later it is `truncated`. Both
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
+import numpy as np
 
 from llmtap.exchange.exchange import OUTPUT, EventLog, Exchange, RequestShape, Timeline, Tokens
 from llmtap.exchange.outcome import EventClass, Outcome, TokenSource
@@ -97,6 +99,19 @@ class SimulationResult:
         pairs = enumerate(zip(ends, arrivals, strict=True))
         return sorted([end - arrival for i, (end, arrival) in pairs if i not in given_up])
 
+    def ttfts_ns(self) -> list[int]:
+        """Return the times from arrival to the first token of requests with tokens, of whole batches,
+        ascending: the wait for the batch, and alpha (multi-bin paper, 4.3)."""
+        first_ns = round(self.model.alpha_ns)
+        rows = zip(self.record.start_ns, self.requests.arrival_ns, self.requests.output, strict=True)
+        return sorted([start + first_ns - arrival for start, arrival, made in rows if made])
+
+    def decode_tbts_ns(self) -> list[int]:
+        """Return the time between tokens of each request, of whole batches, ascending: beta h(b) of its batch
+        (multi-bin paper, 6.2 and 8.4)."""
+        steps = ([round(self.model.step_ns(b))] * (b * k) for b, k in self.record.sizes.items())
+        return sorted(chain.from_iterable(steps))
+
     def late_share(self, latencies_ns: Sequence[int]) -> float:
         """Return the share of requests outside the request SLA: too late, or given up."""
         limit_ns = self.readings.request_sla
@@ -119,8 +134,8 @@ class SimulationResult:
         return 1 - met / len(self.requests)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return public JSON in seconds: the fields of a Summary and of a simulated engine. `metrics.e2e` is
-        exact, and replaces that of the histogram."""
+        """Return public JSON in seconds: the fields of a Summary and of a simulated engine. `metrics.e2e`
+        and, of whole batches, `metrics.ttft` are exact, and replace those of the histograms."""
         requests, played, readings = self.requests, self.record, self.readings
         n, arrivals, given_up = len(requests), requests.arrival_ns, played.given_up
         span_ns, offered_ns = max(played.end_ns) - arrivals[0], arrivals[-1] - arrivals[0]
@@ -172,6 +187,8 @@ class SimulationResult:
             "batches": batches,
             "batch_sizes": {str(b): k for b, k in sorted(played.sizes.items())},
             "queueing": _figures(sorted(waited_ns), readings.percentile),
+            "decode_tbt": None,
+            "longest_output": None,
             "seconds_per_output_token": to_seconds(busy_ns) / output_tokens if output_tokens else None,
             # For iterations, this is their mean length.
             "decode_step_mean": to_seconds(step_ns / batches) if batches else None,
@@ -187,6 +204,10 @@ class SimulationResult:
         if self.iterates:
             out["serving"] = self._options(self.serving)
             out["engine"] = None if self.state is None else _engine(self.state, n)
+        else:
+            out["metrics"]["ttft"] = _figures(self.ttfts_ns(), readings.percentile)
+            out["decode_tbt"] = _figures(self.decode_tbts_ns(), readings.percentile)
+            out["longest_output"] = self._longest_outputs()
         if self.followed is not None:
             x, t = self.followed, self.followed.timeline
             times = [to_seconds(at_ns - t.arrival_ns) for at_ns in output_times_ns(t.events)]
@@ -208,6 +229,27 @@ class SimulationResult:
             "requests": [requests[server] for server in range(self.servers)],
             "utilization": [busy_ns / span_ns if span_ns else None for busy_ns in self.record.busy_ns],
         }
+
+    def _longest_outputs(self) -> dict[str, Any]:
+        """Return the mean tokens of the longest answer of a batch, in all and by bin (E[max] of the multi-bin
+        paper, 5.5 and H1). `expected`: of batches of the same sizes, with requests drawn from all."""
+        record = self.record
+        sizes = {size for _, size in record.batches}
+        expected = expected_longest(self.requests.output, sizes)
+
+        def means(queue: int | None) -> dict[str, Any]:
+            batches = {
+                key: n for key, n in record.batches.items() if queue is None or key[0] == queue
+            }  # fmt: skip
+            n = sum(batches.values())
+            return {
+                "batches": n,
+                "mean": sum(record.longest[key] for key in batches) / n if n else None,
+                "expected": sum(expected[size] * k for (_, size), k in batches.items()) / n if n else None,
+            }
+
+        by_bin = None if self.bins is None else [means(queue) for queue in range(len(self.bins))]
+        return {**means(None), "by_bin": by_bin}
 
     def _options(self, options: msgspec.Struct) -> dict[str, Any]:
         out = msgspec.to_builtins(options, enc_hook=encode_seconds)
@@ -277,7 +319,7 @@ class ExchangeMaker:
         t.response_end_ns = t.delivered_ns = end_ns
         x = Exchange(self._relay, request + 1, requests.epoch_ns + arrival_ns, t)
         x.method, x.path, x.endpoint = "POST", "/v1/chat/completions", "chat.completions"
-        x.model = _MODEL
+        x.model = model = (requests.models[request] if requests.models else "") or _MODEL
         x.arm, x.clock = self._arm, "virtual"
         x.scheduled_ns, x.dispatch_late_ns = arrival_ns, 0
         if requests.blocks:
@@ -290,7 +332,7 @@ class ExchangeMaker:
             x.status, x.outcome, x.error = 503, Outcome.UPSTREAM_ERROR, _BEFORE[reason]
             t.head_ns = t.first_byte_ns = end_ns
             return x
-        x.status, x.stream, x.dialect, x.response_model = 200, True, "openai.chat", _MODEL
+        x.status, x.stream, x.dialect, x.response_model = 200, True, "openai.chat", model
         input_tokens, column = requests.input[request], self._record.cached
         x.usage = {"prompt_tokens": input_tokens, "completion_tokens": n, "total_tokens": input_tokens + n}
         cached = column[request] if column and column[request] >= 0 else None
@@ -446,6 +488,13 @@ def simulate(
         bin_limits=None if binned is None else binned.limits, followed=next(iter(followed), None),
         router=router,
     )  # fmt: skip
+
+
+def expected_longest(lengths: Sequence[int], sizes: Iterable[int]) -> dict[int, float]:
+    """Return the expected maximum of as many lengths as each size, drawn from `lengths` with replacement."""
+    values, counts = np.unique(np.asarray(lengths), return_counts=True)
+    below = np.concatenate(([0.0], np.cumsum(counts) / len(lengths)))
+    return {size: float(np.sum(values * np.diff(below**size))) for size in sizes}
 
 
 def capacity_rps(

@@ -78,6 +78,8 @@ class SweepJob:
     serving: Serving = _SERVING
     model: LatencyModel = SEED_MODEL
     iterations: IterationModel = SEED_ITERATIONS
+    model_source: str = ""
+    """Origin of a model that is neither the default nor fitted."""
     fit: dict[str, Any] | None = None
     objectives: str = ""
     reader: Benefit = DEFAULT_BENEFIT
@@ -144,7 +146,7 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         progress=progress, capture=part,
     )  # fmt: skip
     summary = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.asked}
-    summary |= {"fit": job.fit, "job": job.id}
+    summary |= {"fit": job.fit, "model_source": job.model_source or None, "job": job.id}
     if place is not None and part is not None:
         summary["capture"] = place
         if part != place:
@@ -224,8 +226,11 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "gpu_utilization": "utilization",
     "avg_batch_size": "batch_mean",
     "avg_queueing_delay": "queueing.mean",
+    "avg_longest_output": "longest_output.mean",
+    "expected_longest_output": "longest_output.expected",
     "seconds_per_generated_token": "seconds_per_output_token",
     "decode_step_time_ms": "decode_step_mean",
+    **{f"decode_tbt_{figure}_ms": f"decode_tbt.{figure}" for figure in ("p50", "p99")},
     **{column: f"capacity.by.{bound}" for bound, column in CAPACITY_BY.items()},
     **{
         f"{metric}_{figure}_ms": f"metrics.{metric}.{figure}"

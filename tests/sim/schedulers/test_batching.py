@@ -47,6 +47,50 @@ def test_the_interval_moves_by_the_time_between_tokens(
 @pytest.mark.parametrize(
     ("tau_ms", "b_avg", "low", "high", "then"),
     [
+        # alpha 8, delta 3 and B_MIN 5: high = max(b_avg, low + 8), low = max(low - 3, 5).
+        (15.1, 10, 20, 60, (17, 28, 22)),
+        (15.1, 30, 7, 60, (5, 30, 17)),
+        # low = min(b_avg, high - 8), high = high + 3.
+        (4.9, 59, 20, 60, (52, 63, 57)),
+        # b_avg - 4 and b_avg + 4, but at least 5.
+        (10.0, 30, 20, 60, (26, 34, 30)),
+        (10.0, 6, 20, 60, (5, 10, 7)),
+    ],
+)
+def test_the_steps_of_algorithm_2_are_options(
+    tau_ms: float, b_avg: float, low: float, high: float, then: tuple[float, float, int]
+) -> None:
+    one = size(lengths_start="limit", alpha_step="8", delta_step="3", b_min="5")
+    one.tau_ns, one.b_avg, one.low, one.high = tau_ms * MS, b_avg, low, high
+    found = one.next()
+    assert (one.low, one.high, found) == then
+
+
+def test_the_constants_of_the_algorithms_are_those_of_the_seed() -> None:
+    """004, 5.3: alpha 4, delta 2, EMA 0.2, rho 10 %; 7.1: B_MIN 1."""
+    read = ModelOptions()
+    assert (read.alpha_step, read.delta_step, read.alpha_ema, read.rho, read.b_min) == (4, 2, 0.2, 0.1, 1)
+
+
+def test_the_weight_of_the_moving_averages_is_an_option() -> None:
+    one = size(alpha_ema="0.5", b_start="one")
+    one.learn(6.0 * MS, 9, 100, 50)
+    assert (one.tau_ns, one.b_avg) == (3.0 * MS, 5)
+    # (300 + 100) / 2 + (200 + 50) / 2 = 325 tokens; 8 GB less 10 % are 38,400.
+    assert one.by_memory() == 38_400 // 325
+
+
+def test_the_minimum_holds_where_the_limit_of_a_bin_allows_it() -> None:
+    for limit, least in ((50, 5), (3, 3)):
+        one = size(limit=limit, b_min="5")
+        for _ in range(100):
+            one.learn(60.0 * MS, 1, 10**6, 0)
+        assert (one.by_memory(), one.next()) == (least, least)
+
+
+@pytest.mark.parametrize(
+    ("tau_ms", "b_avg", "low", "high", "then"),
+    [
         # high only shrinks, low only rises, and averages are cut to whole numbers.
         (15.1, 70.9, 20, 60, (18, 60)),
         (4.9, 10.9, 20, 60, (20, 62)),
@@ -231,3 +275,30 @@ def test_a_batch_is_of_one_bin_and_bins_take_turns() -> None:
 def test_which_bin_is_next(choice: str, starts: list[float]) -> None:
     result = simulated("multi_bin_dynamic", QUEUED, bin_edges="0,10,20", bin_choice=choice)
     assert [start for start, _, _ in served(result)] == starts
+
+
+@pytest.mark.parametrize(
+    ("controllers", "sizes"), [("bin", [1, 5, 5, 5, 5, 5]), ("global", [1, 2, 2, 2, 2, 1])]
+)
+def test_one_controller_learns_from_all_bins(controllers: str, sizes: list[int]) -> None:
+    """A batch of one short request makes the average of its controller 1; another one starts at 5."""
+    rows: list[Row] = [(0, 0, 5), *[(0, 0, 30)] * 5]
+    steady = {"token_sla": "160ms", "eps": "100ms", "tau_start": "beta", "alpha_ema": "1", "b_max": "9"}
+    result = simulated(
+        "multi_bin_dynamic",
+        rows,
+        bin_edges="0,10",
+        same_instant="all-first",
+        controllers=controllers,
+        **steady,
+    )
+    assert [size for _, _, size in served(result)] == sizes
+
+
+def test_a_bin_keeps_its_limit_under_one_controller() -> None:
+    # The bin from 281 holds 8 requests of at most 4,096 output tokens (8.2); 65 are half of 1 to 128.
+    rows: list[Row] = [(0, 0, 300)] * 20
+    result = simulated(
+        "multi_bin_dynamic", rows, bin_edges="1,281", same_instant="all-first", controllers="global"
+    )
+    assert max(size for _, _, size in served(result)) == 8

@@ -20,12 +20,14 @@ from llmtap.workload.requests import Requests
 
 OTHER = {
     "eps": "100ms", "token_sla": "1ms", "request_sla": "1s", "predictor": "prompt", "bin_limit": "none",
-    "controller_limit": "bin", "length": "output", "window": "arrivals", "tokens": "output", "bins": "2",
+    "controller_limit": "bin", "controllers": "global", "length": "output",
+    "window": "arrivals", "tokens": "output", "bins": "2",
     "bin_choice": "longest-queue", "b_start": "one", "band": "delta", "tau_start": "beta",
     "guards": "authors", "memory_check": "hard", "lengths_start": "limit", "candidates": "2",
     "failed": "dropped", "same_instant": "all-first", "tie": "gpu-first", "sla_step": "update",
     "partial": "wait",
     "bin_edges": "0,9", "edges": "first-1000", "below_first": "first", "percentile": "higher",
+    "alpha_step": "8", "delta_step": "4", "alpha_ema": "0.5", "rho": "0.5", "b_min": "4",
     "static_batch": "3", "b_max": "2", "memory_gb": "9.5", "model_gb": "5", "margin_gb": "2",
     "kv_gb_per_token": "3e-3", "seqs_max": "2", "tokens_max": "40", "chunk": "16", "kv_tokens": "150",
     "block": "4", "preemption": "swap", "swap_token": "1ms", "prefix_cache": "true", "prepone": "5",

@@ -25,7 +25,7 @@ from llmtap.sim.sweep.grid import (
     points,
 )
 from llmtap.sim.sweep.sweep import SweepAttempt, SweepJob, digest_of, run_job
-from llmtap.workload.registry import drawn_requests
+from llmtap.workload.registry import drawn_requests, is_workload
 from llmtap.workload.requests import Requests
 from llmtap.workload.trace import Trace
 
@@ -222,7 +222,8 @@ def instantly(jobs: Sequence[SweepJob]) -> Mapping[str, SweepAttempt]:
 def test_every_name_and_value_of_a_preset_is_known(name: str) -> None:
     preset = PRESETS[name]
     assert preset.about
-    assert " paper, " in preset.source
+    assert " paper, " in preset.source or " chapter, " in preset.source
+    assert not preset.trace or is_workload(preset.trace)
     assert sum(load in preset.axes for load in LOADS) == 1
     assert not preset.best_of or preset.best_of in PRESETS
     assert bool(preset.share_of) is ("share" in preset.axes)
@@ -246,6 +247,17 @@ def test_the_grid_is_the_one_of_the_seed() -> None:
     assert {(j.scheduler, j.scale, j.seed) for j in jobs} == {("multi_bin_dynamic", 100.0, None)}
     of_one_size = SweepGrid(Small("x"), {}).jobs(preset.axes | {"requests": (10_000,)}, preset, instantly)
     assert len(of_one_size) == 48
+
+
+def test_the_defaults_include_the_run_of_the_seed() -> None:
+    """8.1: NUM_GPUS 4, K_BINS 4, RPS_SCALING 10."""
+    preset = PRESETS["defaults"]
+    jobs = SweepGrid(Small("x"), {}).jobs(preset.axes, preset, instantly)
+    [own] = [j for j in jobs if (j.scheduler, j.readings.bins, j.scale) == ("multi_bin_dynamic", 4, 10.0)]
+    assert (own.servers, own.count) == (4, 1_000)
+    assert (own.readings.b_min, own.readings.b_max, own.readings.eps) == (1, 128, 5_000_000)
+    assert (own.readings.token_sla, own.readings.request_sla) == (10_000_000, 20_000_000_000)
+    assert (own.readings.memory_gb, own.readings.model_gb, own.readings.kv_gb_per_token) == (12, 4, 1.875e-4)
 
 
 def test_the_methods_are_those_of_the_seed() -> None:

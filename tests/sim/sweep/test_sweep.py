@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "model": LatencyModel(1.0, 2.0, 0.5),
     "iterations": IterationModel(1.0, 0.5, 1.0),
     "fit": {"grid": "g.csv"},
+    "model_source": "a sketch",
     "objectives": "ttft:1s",
     "reader": Benefit(alpha=4.0),
     "measure": True,
@@ -93,7 +94,7 @@ def test_a_job_tells_the_figures_of_its_run_and_its_own_parameters() -> None:
     assert {name: answer[name] for name in result} == result
     assert (answer["trace"], answer["scale"], answer["fit"]) == ("a.csv", 5.0, None)
     assert len(answer["bins"]) == 3
-    assert set(answer) - set(result) == {"trace", "scale", "asked_load", "fit", "job"}
+    assert set(answer) - set(result) == {"trace", "scale", "asked_load", "fit", "model_source", "job"}
 
 
 def test_an_error_is_what_came_of_a_job() -> None:
