@@ -146,7 +146,7 @@ def render_integrity(integrity: _Json) -> RenderableType:
 def _integrity_text(integrity: _Json) -> str:
     captures = integrity["captures"]
     if not captures:
-        return f"{integrity['unnumbered']:,} exchanges without numbers: nothing can be said of missing ones"
+        return f"{integrity['unnumbered']:,} exchanges without numbers: missing ones cannot be counted"
     present, running, missing, unexplained, duplicates = (
         sum(capture[name] for capture in captures)
         for name in ("present", "running", "missing", "unexplained", "duplicates")

@@ -82,7 +82,7 @@ class Table:
         """The `class` attribute of each column on a page, with a leading blank; empty for figures."""
         columns = list(zip_longest(*self.rows, fillvalue=""))
         attributes = [
-            " class=said"
+            " class=text"
             if self.breaks and any(len(cell) >= _SENTENCE_CHARS_MIN and " " in cell for cell in column)
             else " class=words"
             if is_words(column)

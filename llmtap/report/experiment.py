@@ -42,7 +42,7 @@ def experiment_lines(experiment: _Json) -> list[str]:
     arms = experiment.get("arms") or {}
     ended = ", ".join(f"{name} {arm['ended']:,} of {arm['assigned']:,} ended" for name, arm in arms.items())
     aa = " (A/A: nothing is changed)" if experiment.get("aa") else ""
-    assignment = f"dealt by {experiment.get('unit')}, control {experiment.get('control')}"
+    assignment = f"assigned by {experiment.get('unit')}, control {experiment.get('control')}"
     lines = [f"experiment {experiment.get('name')}: {experiment['state']}{aa}, {assignment}; {ended}"]
     ratio = experiment.get("sample_ratio") or {}
     units, p = joined(ratio.get("units") or {}), ratio.get("p")
@@ -60,7 +60,7 @@ def experiment_lines(experiment: _Json) -> list[str]:
             f"stopped: {stopped['arm']} was worse in {stopped['figure']} ({more}) at {stopped['at']}"
         )
     if not ratio.get("alarm"):
-        lines.append(f"split: {units} units, as it was dealt" + ("" if p is None else f" (p {p:.2g})"))
+        lines.append(f"split: {units} units, as configured" + ("" if p is None else f" (p {p:.2g})"))
     findings = experiment.get("findings") or []
     lines += [_finding(experiment, finding) for finding in findings]
     pending = [f"{name} has {arm['units']:,}" for name, arm in arms.items() if arm["units"] < FIRST_LOOK]

@@ -172,7 +172,7 @@ def _lengths(lengths: _Json) -> str:
         parts[-1] += f" (at most {off:,} tokens off)" if off else ""
     if lengths["output_told"]:
         parts.append(f"{lengths['output_exact']:,} of {lengths['output_told']:,} answers")
-        parts[-1] += "" if lengths["output_wanted"] else " (which the server was not told to keep to)"
+        parts[-1] += "" if lengths["output_wanted"] else " (which the server was not required to keep)"
     return _list(*parts, parts and "by the server's own count")
 
 

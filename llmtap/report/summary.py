@@ -263,7 +263,7 @@ def system_warnings(resources: _Json) -> Iterator[str]:
     """Yield conditions of the hosts and of sampling that make figures of the run doubtful."""
     missing = at(resources, "energy", "seconds_missing") or 0
     if missing:
-        yield f"power is not known of {format_ns(missing * 1e9)}: more energy was used than is said"
+        yield f"power is not known of {format_ns(missing * 1e9)}: more energy was used than this figure"
     stolen = at(resources, "system", "host_stolen", "mean") or 0
     if stolen > _STOLEN_SHARE_MAX:
         yield f"the hypervisor gave {stolen:.1%} of this host's CPU time to others, which shows in latencies"
@@ -279,7 +279,7 @@ def scrape_text(resources: _Json) -> str:
     if not scrape.get("url") or not scrape.get("scrapes"):
         return ""
     if scrape.get("gave_up"):
-        return f"nothing: {scrape['url']} was asked once ({', '.join(scrape['failures'])})"
+        return f"nothing: {scrape['url']} was read once ({', '.join(scrape['failures'])})"
     missing = ", ".join(map(series_title, scrape.get("missing") or ()))
     return f"{scrape['url']}, {scrape['scrapes']:,} times" + (f"; not there: {missing}" if missing else "")
 

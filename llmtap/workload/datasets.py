@@ -44,7 +44,7 @@ Pair = tuple[str, str]
 """Question and answer."""
 SUBSET: Final = (
     "the items shuffled by random.Random('SEED/subset'), the first of them; from the first again where"
-    " more are asked for than there are"
+    " more are requested than there are"
 )
 _SAMPLED: Final = 500
 """Maximum number of pairs whose lengths are described: counting source files takes a second."""

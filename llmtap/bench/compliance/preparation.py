@@ -86,7 +86,7 @@ _clock_source: Final = states(
 @each_load()
 def _streaming(report: Report, step: Step) -> ComplianceVerdict:
     if at(step, "result.plan.body.stream") is False:
-        return not_met("answers were asked for in one piece")
+        return not_met("answers were requested in one piece")
     events = at(step, "result.chunking.events")
     if not events:
         return cannot_tell("no event of a stream is in the report")
@@ -430,7 +430,7 @@ def _prefixes(report: Report) -> ComplianceVerdict:
     hits = [at(step, "result.tokens.cached") or 0 for step in warm]
     evidence = (
         f"{len(warm)} warm loads: {count(sum(primed))} prefixes sent before them, {count(sum(hits))} input"
-        " tokens told to come from the cache"
+        " tokens reported as cached"
     )
     return met(evidence) if all(primed) or all(hits) else cannot_tell(evidence)
 
@@ -601,7 +601,7 @@ def _ptp(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
     if "ptp" in method.lower():
         return met(method)
     if accuracy_s is None or accuracy_s >= _PTP_BELOW_S:
-        return not_applicable("no accuracy below a millisecond is asked for")
+        return not_applicable("no accuracy below a millisecond is required")
     return not_met(f"accurate to {seconds(accuracy_s)} by {method or 'nothing that is declared'}, not by PTP")
 
 
@@ -622,7 +622,7 @@ def _rtt(report: Report, method: str, accuracy: str) -> ComplianceVerdict:
 
 def _rtt_subtraction(report: Report) -> ComplianceVerdict:
     line = _line_with(report, "subtracted")
-    return met(line) if line else not_applicable("no latency is said to be adjusted")
+    return met(line) if line else not_applicable("no latency is reported as adjusted")
 
 
 def _line_with(report: Report, *words: str) -> str | None:

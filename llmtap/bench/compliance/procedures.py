@@ -296,7 +296,7 @@ def _response_lengths(report: Report) -> ComplianceVerdict:
         output = workload(step).get("output") or {}
         requested = at(report, "params.output_tokens") or output.get("tokens") or output.get("min")
         if requested is not None and requested < _ITL_OUTPUT_MIN:
-            return not_met(f"answers of {requested} tokens were asked for, {_ITL_OUTPUT_MIN} needed")
+            return not_met(f"answers of {requested} tokens were requested, {_ITL_OUTPUT_MIN} needed")
         if not levels:
             return cannot_tell("the lengths of answers are not reported")
         return met(f"no answer had fewer than {_ITL_OUTPUT_MIN} tokens")

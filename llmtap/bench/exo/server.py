@@ -47,11 +47,11 @@ _SNAPSHOT: Final = ("nodeIdentities", "topology", "nodeMemory", "nodeSystem", "i
 _REQUEST_TIMEOUT_S: Final = 10.0
 _NODES_SAMPLED_MAX: Final = 64
 _NODE_SERIES: Final[Mapping[str, tuple[str, MonitorSeries]]] = {
-    "gpuUsage": ("gpu_usage", MonitorSeries("as told")),
+    "gpuUsage": ("gpu_usage", MonitorSeries("as reported")),
     "temp": ("temperature", MonitorSeries("celsius")),
     "sysPower": ("power", MonitorSeries("watts")),
-    "pcpuUsage": ("performance_cores", MonitorSeries("as told")),
-    "ecpuUsage": ("efficiency_cores", MonitorSeries("as told")),
+    "pcpuUsage": ("performance_cores", MonitorSeries("as reported")),
+    "ecpuUsage": ("efficiency_cores", MonitorSeries("as reported")),
 }
 """Members of a node in `nodeSystem`, with their name and unit in the result."""
 

@@ -157,7 +157,7 @@ def _result(params: CapacityParams, search: RateSearch, attempts: Sequence[Level
         configuration={
             "Workload": f"{params.workload}, answers of {params.output_tokens} tokens",
             "Load model": "closed loop",
-            "Concurrency": f"from {params.initial} to at most {params.maximum}, told to {params.resolution}",
+            "Concurrency": f"from {params.initial} to at most {params.maximum}, within {params.resolution}",
             "Test duration": f"per level {to_seconds(params.duration):g} s or {params.per_slot} completions"
             " per slot, whichever is longer",
             "Success criteria": f"{share(params.completion)} complete, TTFT P99 <= {bound}, no out-of-memory"

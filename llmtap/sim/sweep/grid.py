@@ -299,7 +299,7 @@ class SweepGrid:
         return SweepJob(
             trace=self.source.name, rows=digest, count=count, scheduler=name,
             scale=_scale(point, trace, count, capacity_rps),
-            asked=next((float(point[load]) for load in LOADS if load in point), None),
+            wanted_load=next((float(point[load]) for load in LOADS if load in point), None),
             servers=servers, router=router, seed=seed if drawn else None, readings=readings,
             serving=serving, **self.common,
         )  # fmt: skip

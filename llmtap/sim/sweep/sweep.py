@@ -68,7 +68,7 @@ class SweepJob:
     count: int
     scale: float
     scheduler: str
-    asked: float | None = None
+    wanted_load: float | None = None
     """Load as set by the user: a scale, a rate, or a share of a capacity."""
     servers: int = 1
     router: str | None = None
@@ -145,7 +145,7 @@ def run_job(job: SweepJob, trace: "Trace", progress: Callable[[int], None] | Non
         job.scale, objectives=objectives, reader=job.reader, measure=job.measure, follow=job.follow,
         progress=progress, capture=part,
     )  # fmt: skip
-    summary = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.asked}
+    summary = result.to_dict() | {"trace": job.trace, "scale": job.scale, "asked_load": job.wanted_load}
     summary |= {"fit": job.fit, "model_source": job.model_source or None, "job": job.id}
     if place is not None and part is not None:
         summary["capture"] = place

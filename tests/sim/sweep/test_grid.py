@@ -193,8 +193,8 @@ def test_shares_are_of_what_is_done_when_all_come_at_once(source: GridSource) ->
         [share * capacity_rps / own_rps for share in (0.5, 0.5, 1.0, 1.0)]
     )
     assert [j.objectives for j in jobs] == ["ttft:1s"] * 4
-    plain = [replace(j, scheduler="", scale=0.0, asked=None) for j in jobs]
-    assert (plain[:2], [j.asked for j in jobs]) == (plain[2:], [0.5, 0.5, 1.0, 1.0])
+    plain = [replace(j, scheduler="", scale=0.0, wanted_load=None) for j in jobs]
+    assert (plain[:2], [j.wanted_load for j in jobs]) == (plain[2:], [0.5, 0.5, 1.0, 1.0])
     few = SweepGrid(source, {}).jobs({"share": (0.5,), "requests": (50,)}, preset, ran)
     assert ([j.count for j in few], ran.jobs[-1].count) == ([50, 50], 2_000)  # enough for the capacity
 
