@@ -115,6 +115,7 @@ COLUMNS: Final = (
     Column("service_tier", STRING, "service_tier", by=True),
     Column("service_tier_requested", STRING, "service_tier_requested"),
     Column("request_id", STRING, "request_id", distinct=True),
+    Column("upstream_request_id", STRING, "upstream_request_id", distinct=True),
     Column("trace_parent", STRING, "trace_parent", distinct=True),
     Column("level", STRING, statistics=True),
     # The request.

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 
 from llmtap.exchange.outcome import EventClass, Outcome, Reading, ReadingLimit, TokenSource
 from llmtap.exchange.strings import NAME_CHARS_MAX, PATH, WORD_CHARS_MAX, Bound, clean_name
+from llmtap.exchange.trace_context import parse_trace_parent
 from llmtap.protocol.http1 import METHOD_CHARS_MAX
 
 
@@ -207,6 +208,8 @@ class Exchange:
     """Objective set by the request's header `x-llm-d-slo-tpot-ms`."""
     request_id: Annotated[str | None, Bound(256, "client", clean_name)] = None
     """`X-Request-Id` of the request, else of the response."""
+    upstream_request_id: Annotated[str | None, Bound(256, "upstream", clean_name)] = None
+    """The response's own id, in one of `observer.RESPONSE_IDS`: the one that the provider's support needs."""
     answer_id: bytes | None = None
     """Digest of the id by which a later request may name this answer (`previous_response_id`)."""
     status: int | None = None
@@ -275,6 +278,11 @@ class Exchange:
         return f"{self.relay}-{self.seq}" if not self.part else f"{self.relay}-{self.seq}.{self.part}"
 
     @property
+    def trace_id(self) -> str | None:
+        parent = parse_trace_parent(self.trace_parent)
+        return None if parent is None else parent.trace_id
+
+    @property
     def not_understood(self) -> bool:
         """Whether the answer could not be parsed although it has events."""
         return self.reading is Reading.NONE and self.unparsed_events > 0
@@ -310,7 +318,8 @@ class Exchange:
             "unit": self.unit, "excluded": self.excluded,
             "endpoint": self.endpoint, "dialect": self.dialect, "reading": self.reading.value,
             "content_type": self.content_type, "method": self.method, "path": self.path,
-            "request_id": self.request_id, "status": self.status, "stream": self.stream,
+            "request_id": self.request_id, "upstream_request_id": self.upstream_request_id,
+            "trace_id": self.trace_id, "status": self.status, "stream": self.stream,
             "padded": self.padded, "outcome": self.outcome.value,
             "timeline": {name: s(getattr(t, f"{name}_ns")) for name in _POINTS},
             "metrics": metrics,

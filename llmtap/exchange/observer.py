@@ -69,6 +69,8 @@ without a limit, 1 MB of gzip with 250 MB of line feeds would take minutes. Stre
 LINES_FREE: Final = 1 << 16
 _UNDECLARED: Final = array("l", (-1,))
 _HEADER_BYTES_MAX: Final = 1_024
+RESPONSE_IDS: Final = frozenset((b"x-request-id", b"request-id", b"apim-request-id", b"x-amzn-requestid"))
+"""Fields with the id of a response: of OpenAI and most gateways, Anthropic, Azure, Bedrock."""
 _CONTENT: Final = EventClass.CONTENT
 _CONTENT_CLASSES: Final = (EventClass.CONTENT, EventClass.GUARDRAIL, EventClass.ERROR)
 """Classes of an event whose text is content."""
@@ -209,9 +211,11 @@ class Observer:
         x.status = head.status
         if head.status == 101 and self._request.offers_deflate:
             self.deflates = negotiates_deflate(_values(head.headers, b"sec-websocket-extensions"))
-        if x.request_id is None:
-            request_id = header_value(head.headers, b"x-request-id")
-            x.request_id = None if request_id is None else bounded("request_id", request_id.decode("latin-1"))
+        response_id = next((value for name, value in head.headers if name.lower() in RESPONSE_IDS), None)
+        if response_id is not None:
+            x.upstream_request_id = bounded("upstream_request_id", response_id.decode("latin-1"))
+            if x.request_id is None:
+                x.request_id = bounded("request_id", response_id.decode("latin-1"))
         applied = header_value(head.headers, APPLIED_GUARDRAILS)
         self._interventions.applied = None if applied is None else applied[:_HEADER_BYTES_MAX]
         self._server.read_head(head.headers)

@@ -6,10 +6,9 @@ counts of the OTLP exporter and of the capture, for `/metrics` and the summary. 
 header `traceparent` for spans and exemplars. Source: https://www.w3.org/TR/trace-context/, 3.2 and 3.2.2.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Final, NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 from llmtap.counts import Count
 from llmtap.exchange.exchange import Exchange
@@ -97,33 +96,3 @@ class CaptureState:
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
-
-
-# Version 00 ends after the flags; a later one may go on after a dash, and only its first four fields count.
-_FIELDS: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
-_NO_TRACE: Final = "0" * 32
-_NO_SPAN: Final = "0" * 16
-
-
-@dataclass(frozen=True, slots=True)
-class TraceParent:
-    trace_id: str
-    span_id: str
-    flags: int
-
-    @property
-    def sampled(self) -> bool:
-        return bool(self.flags & 1)
-
-
-def parse_trace_parent(text: str | None) -> TraceParent | None:
-    """Return the fields of a `traceparent`; None if there is none, or it is invalid."""
-    if text is None:
-        return None
-    m = _FIELDS.fullmatch(text.strip(" \t"))
-    if m is None:
-        return None
-    version, trace_id, span_id, flags, more = m.groups()
-    if version == "ff" or (version == "00" and more) or trace_id == _NO_TRACE or span_id == _NO_SPAN:
-        return None
-    return TraceParent(trace_id, span_id, int(flags, 16))

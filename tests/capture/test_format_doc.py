@@ -74,7 +74,16 @@ def test_every_recipe_is_tried(capture: list[Exchange]) -> None:
 
 def full_exchange() -> Exchange:
     """Of which everything is known that a row can tell."""
-    x = streamed(2, arm="a", route="r", unit="u", excluded="e", request_id="q", trace_parent="t")
+    x = streamed(
+        2,
+        arm="a",
+        route="r",
+        unit="u",
+        excluded="e",
+        request_id="q",
+        upstream_request_id="up-q",
+        trace_parent="t",
+    )
     t = x.timeline
     for name in ("first_reasoning_ns", "first_tool_call_ns", "first_refusal_ns"):
         setattr(t, name, t.submit_ns)
@@ -205,7 +214,11 @@ def test_chunks_have_the_tokens_that_the_report_says(tmp_path: Path, monkeypatch
 
 def test_beside_traces_and_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    xs = [streamed(1, trace_parent=parent), streamed(2), streamed(3, request_id="req-3", at_ms=5)]
+    xs = [
+        streamed(1, trace_parent=parent),
+        streamed(2),
+        streamed(3, request_id="req-3", at_ms=5),
+    ]
     write_capture(tmp_path / "capture" / "llmtap-1.parquet", xs)
     monkeypatch.chdir(tmp_path)
     rows = query("Join with traces and logs (DuckDB)")

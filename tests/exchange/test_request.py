@@ -104,6 +104,20 @@ def test_the_request_id_is_the_requests_or_else_the_answers() -> None:
     assert long == "x" * 256
 
 
+@pytest.mark.parametrize("name", ["x-request-id", "Request-Id", "apim-request-id", "x-amzn-RequestId"])
+def test_the_id_of_the_response_stands_beside_that_of_the_request(name: str) -> None:
+    answered = observe(head=OK % f"{name}: up-9\r\n".encode())
+    assert (answered.request_id, answered.upstream_request_id) == ("req-1", "up-9")
+    assert observe(head=OK % b"Other-Id: up-9\r\n").upstream_request_id is None
+
+
+def test_the_trace_id_is_that_of_a_valid_traceparent() -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    valid = post(f"traceparent: 00-{trace}-00f067aa0ba902b7-01".encode())
+    assert observe(request=valid).trace_id == trace
+    assert observe(request=post(b"traceparent: 00-x")).trace_id is None
+
+
 def test_a_request_whose_body_never_ended_is_read_as_far_as_it_came() -> None:
     o = Observer("r", 1, 0, 0, post(b"Content-Length: 50"))
     o.request_data(BODY, 1)

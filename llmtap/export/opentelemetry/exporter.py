@@ -41,6 +41,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from llmtap.clock import Clock
 from llmtap.exchange.exchange import Exchange
+from llmtap.exchange.trace_context import parse_trace_parent
 from llmtap.export.opentelemetry.semconv import SERVICE_VERSION, VERSIONS
 from llmtap.export.opentelemetry.signals import (
     ExchangeIds,
@@ -51,7 +52,7 @@ from llmtap.export.opentelemetry.signals import (
     terms_of,
 )
 from llmtap.export.options import OtlpOptions
-from llmtap.export.sinks import ExporterState, SeriesKey, parse_trace_parent
+from llmtap.export.sinks import ExporterState, SeriesKey
 from llmtap.metrics.deadlines import Benefit
 from llmtap.metrics.latency import DEFAULT_BENEFIT, Measured
 

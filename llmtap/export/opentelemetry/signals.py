@@ -24,9 +24,9 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from llmtap.exchange.exchange import EventLog, Exchange
 from llmtap.exchange.outcome import EventClass, Outcome, Reading, TokenSource
+from llmtap.exchange.trace_context import TraceParent
 from llmtap.export.buckets import Buckets, ExponentialBuckets
 from llmtap.export.opentelemetry import semconv
-from llmtap.export.sinks import TraceParent
 from llmtap.metrics.catalogue import METRICS, values_of
 from llmtap.metrics.latency import Measured
 from llmtap.metrics.summary import ENDED_WELL

@@ -22,6 +22,7 @@ from prometheus_client.samples import Exemplar
 from llmtap import native
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome, Reading
+from llmtap.exchange.trace_context import TraceParent, parse_trace_parent
 from llmtap.export.buckets import (
     ADDED_EDGES_NS,
     DURATION_EDGES_NS,
@@ -41,7 +42,7 @@ from llmtap.export.prometheus.catalogue import (
     collect,
 )
 from llmtap.export.prometheus.writers import CONTENT_TYPE, ProtobufWriter, TextWriter, is_preferred
-from llmtap.export.sinks import SeriesKey, TraceParent, parse_trace_parent
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics import catalogue, summary
 from llmtap.metrics.catalogue import FAMILIES, OF_AN_EXCHANGE, Answers, values_of
 from llmtap.metrics.latency import Measured

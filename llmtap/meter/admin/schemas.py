@@ -56,6 +56,8 @@ _OBJECTS: Final = {
         unit text?: Unit of randomisation: a keyed hash.
         excluded text?: Reason why the arm's change was not made.
         route endpoint dialect request_id finish_reason text?
+        upstream_request_id text?: Id of the response, such as `request-id` of Anthropic.
+        trace_id text?: Of the request's `traceparent`.
         reading reading: How the answer was understood; `none`: its tokens are unknown.
         content_type text?: Media type of the answer.
         service_tier text?: Tier that served the request by its answer, else the requested one.

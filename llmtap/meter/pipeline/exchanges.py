@@ -130,6 +130,8 @@ FILTERS: Final[Mapping[str, Callable[[str, str], object]]] = {
             "method",
             "path",
             "request_id",
+            "upstream_request_id",
+            "trace_id",
         ),
         read_text,
     ),

@@ -5,8 +5,9 @@ from prometheus_client.samples import Exemplar
 
 from llmtap.exchange.exchange import Exchange
 from llmtap.exchange.outcome import Outcome
+from llmtap.exchange.trace_context import TraceParent
 from llmtap.export.prometheus.exposition import Exemplars, Exposition, by_series
-from llmtap.export.sinks import SeriesKey, TraceParent
+from llmtap.export.sinks import SeriesKey
 from llmtap.metrics.latency import measure
 from tests.export.telemetry import PARENT, SPAN, TRACE, chat
 

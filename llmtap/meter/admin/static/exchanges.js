@@ -157,7 +157,7 @@ export class Exchanges {
 
   render() {
     if (!this.list) return;
-    const words = (x) => [x.tenant, x.model, x.arm, x.id, x.request_id, x.path];
+    const words = (x) => [x.tenant, x.model, x.arm, x.id, x.request_id, x.upstream_request_id, x.trace_id, x.path];
     const rows = matching(this.list.exchanges, this.app.filter, words);
     this.table.update(rows);
     setText(this.words, rows.length ? this.about(rows.length) : "");

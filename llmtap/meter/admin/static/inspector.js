@@ -171,7 +171,8 @@ export class Inspector {
         ["arrived", `${clock(x.arrival)} ${zone()}`], ["request", `${x.method} ${x.path}`],
         ["status", x.status ?? NONE],
         ["outcome", x.outcome], ["finish", x.finish_reason ?? NONE], ["dialect", x.dialect ?? NONE],
-        ["request id", x.request_id ?? NONE], ["clock", x.clock],
+        ["request id", x.request_id ?? NONE],
+        ["response id", x.upstream_request_id ?? NONE], ["trace id", x.trace_id ?? NONE], ["clock", x.clock],
       ]),
       list("Chunking", [
         ["tokens", `${count(t.output)} by ${t.source}`],

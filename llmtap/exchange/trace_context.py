@@ -1,0 +1,34 @@
+"""Read the `traceparent` of a request. Source: W3C Trace Context, section 3.2."""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+# Version 00 ends after the flags; a later one may go on after a dash, and only its first four fields count.
+_FIELDS: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
+_NO_TRACE: Final = "0" * 32
+_NO_SPAN: Final = "0" * 16
+
+
+@dataclass(frozen=True, slots=True)
+class TraceParent:
+    trace_id: str
+    span_id: str
+    flags: int
+
+    @property
+    def sampled(self) -> bool:
+        return bool(self.flags & 1)
+
+
+def parse_trace_parent(text: str | None) -> TraceParent | None:
+    """Return the fields of a `traceparent`; None if there is none, or it is invalid."""
+    if text is None:
+        return None
+    m = _FIELDS.fullmatch(text.strip(" \t"))
+    if m is None:
+        return None
+    version, trace_id, span_id, flags, more = m.groups()
+    if version == "ff" or (version == "00" and more) or trace_id == _NO_TRACE or span_id == _NO_SPAN:
+        return None
+    return TraceParent(trace_id, span_id, int(flags, 16))
