@@ -97,7 +97,7 @@ def test_where_nothing_has_passed_each_view_says_what_to_do() -> None:
         # What is unknown is a dash; only what was counted is 0.
         assert (figures["Requests/s"], figures["In flight"]) == ("0", "0")
         assert (figures["TTFT"], figures["ITL"], figures["User idle"]) == (DASH, DASH, DASH)
-        assert figures["Goodput"] == DASH
+        assert figures["Met their objectives"] == DASH
         assert page.problems == []
         assert await page.look("window.llmtap.errors") == []
 

@@ -26,6 +26,7 @@ const ITL_OPTIONS = "A: time between chunks. B-even: the gap before a chunk, div
   + " C: timestamps of the server.";
 const NOT_COUNTED = "Not counted: errors of clients (4xx), requests that llmtap rejected, refusals without output,"
   + " and clients that left before a limit was missed. Errors of the upstream are bad.";
+const MET = "Met their objectives";
 const USER_IDLE = "total time that a reader waits with nothing to read, from submit";
 
 export class Overview {
@@ -44,7 +45,7 @@ export class Overview {
     this.cards = el("dl", { class: "cards" });
     this.outcomes = el("p", { class: "outcomes" });
     this.empty = el("div");
-    this.rings = el("div");
+    this.troubles = el("div");
     this.notes = el("div");
     this.scope = el("p", { class: "soft" });
     const key = ({ name, alarm }) => `${name} ${alarm.severity} ${alarm.long}`;
@@ -59,13 +60,15 @@ export class Overview {
       (id) => [id, el("div", { class: "plot", role: "img" })]));
     const pairs = "Each point covers the last 10 s; the dashed line is the value of the selected window.";
     this.node = el("div", {},
-      section("Now", this.rings, this.notes, this.empty, this.scope, this.cards, this.outcomes),
-      section("Split by", this.choice, this.table.node, this.tableEmpty),
+      section("Now", this.troubles, this.notes, this.empty, this.scope, this.cards, this.outcomes),
       section("Since this page is open",
-        el("p", { class: "soft" }, pairs),
         el("div", { class: "panels" },
           this.figure("Time to first token", "ttft", PERCENTILES),
-          this.figure("Inter-token latency", "itl", PERCENTILES),
+          this.figure("Inter-token latency", "itl", PERCENTILES)),
+        el("p", { class: "soft" }, pairs)),
+      section("Split by", this.choice, this.table.node, this.tableEmpty),
+      section("Goodput since this page is open",
+        el("div", { class: "panels" },
           this.figure("Goodput, requests/s", "goodput", RATES),
           this.figure("Smooth goodput, tokens/s", "smooth", SMOOTH))),
       this.alarmed);
@@ -125,8 +128,8 @@ export class Overview {
   render() {
     const s = this.summary;
     if (!s) return;
-    this.renderAlarms(alarmsOf(s.slo), upstreamsDown(s.relays));
-    refill(this.notes, failing(s), begun(s.window), unmeasured(s.relays), withoutDialect(s), unreliable(s));
+    this.renderTroubles(s);
+    refill(this.notes, begun(s.window), unmeasured(s.relays), withoutDialect(s));
     refill(this.empty, this.nothing(s));
     setText(this.scope, this.app.filter ? ALL_TRAFFIC : "");
     this.renderCards(s);
@@ -142,12 +145,18 @@ export class Overview {
     refill(this.tableEmpty, fits.length ? null : el("p", { class: "soft" }, why));
   }
 
-  renderAlarms(alarms, troubles) {
-    const words = [...troubles, ...alarms.filter(({ alarm }) => alarm.ringing).map(ringing)];
+  /** One banner with all causes, the worst first; and the table of alarms. */
+  renderTroubles(s) {
+    const alarms = alarmsOf(s.slo);
+    const lines = [
+      ...upstreamsDown(s.relays), failing(s), ...alarms.filter(({ alarm }) => alarm.ringing).map(ringing),
+      unreliable(s),
+    ].filter(Boolean).map((line) => el("p", {}, line));
     // Replace the banner only if it differs, since screen readers read a new one aloud.
-    if (words.join() !== this.rung) {
-      this.rung = words.join();
-      refill(this.rings, words.map((one) => el("p", { class: "banner bad", role: "alert" }, one)));
+    const words = lines.map((line) => line.textContent).join();
+    if (words !== this.announced) {
+      this.announced = words;
+      refill(this.troubles, lines.length ? el("div", { class: "banner bad", role: "alert" }, lines) : null);
     }
     this.alarmed.hidden = !alarms.length;
     this.alarms.update(alarms);
@@ -197,13 +206,13 @@ export class Overview {
     const sources = counted ? `counted by ${counted}` : "nothing counted yet";
     this.flight = card("In flight", count(this.live?.open), "running exchanges", "now");
     const cards = [
+      large(pair("TTFT", m.ttft, wide, s.window)),
+      large(objectives(s.goodput, s.window, Object.keys(s.slo ?? {}))),
       card("Requests/s", number(s.load.achieved_rps), `started ${number(s.load.offered_rps)}/s`,
         basis(s.n, s.window)),
       this.flight,
-      pair("TTFT", m.ttft, wide, s.window),
       pair("ITL", m.itl, wide, s.window, option, ITL_OPTIONS),
       pair("User idle", m.user_idle, wide, s.window, `reader of ${speed}`, USER_IDLE),
-      goodput(s.goodput, s.window, Object.keys(s.slo ?? {})),
       card("Smooth goodput", rate(smooth.tokens_per_second, "tokens/s"),
         several ? "several readers" : `reader of ${speed}`, basis(smooth.n, s.window), formula),
       card("Output", rate(s.tokens.output_per_second, "tokens/s"), sources,
@@ -322,13 +331,14 @@ function begun(window) {
   return el("p", { class: "soft" }, words);
 }
 
-/** A banner if a tenth of the window's exchanges failed, and at least FAILED_MIN. */
+/** A line of the banner if a tenth of the window's exchanges failed, and at least FAILED_MIN. */
 function failing(s) {
   const n = failed(s.outcomes);
   if (n < FAILED_MIN || n < s.n / 10) return null;
-  return el("p", { class: "banner bad" },
+  return [
     `${count(n)} of ${count(s.n)} exchanges failed (${share(n / s.n)}). Each one's error: `,
-    el("a", { href: "#exchanges" }, "exchanges"));
+    el("a", { href: "#exchanges" }, "exchanges"),
+  ];
 }
 
 /** A note on exchanges that the figures do not include. */
@@ -352,22 +362,27 @@ function withoutDialect(s) {
     el("code", {}, "llmtap inspect FILE --draft NAME"));
 }
 
-/** A banner if too many exchanges are uncertain, as in the Tap view. */
+/** A line of the banner if too many exchanges are uncertain, as in the Tap view. */
 function unreliable(s) {
   const words = uncertain(s);
-  return words && el("p", { class: "banner bad" }, `${words}: their times are unreliable. See `,
-    el("a", { href: "#tap" }, "Tap"));
+  return words && [`${words}: their times are unreliable. See `, el("a", { href: "#tap" }, "Tap")];
 }
 
-function goodput(good, window, classes) {
+function large(node) {
+  node.classList.add("large");
+  return node;
+}
+
+/** The share of exchanges that met their objectives, and goodput. */
+function objectives(good, window, classes) {
   const none = classes.length
     ? `no exchange counts yet: classes ${classes.join(", ")}`
     : "no objectives; config/slo.toml is an example";
   const unknown = good?.not_judged ? `, ${count(good.not_judged)} not judged` : "";
-  if (!good || good.attainment === null) return card("Goodput", NONE, `${none}${unknown}`, basis(0, window));
+  if (!good || good.attainment === null) return card(MET, NONE, `${none}${unknown}`, basis(0, window));
   const several = good.objectives.startsWith("several");
   const met = several ? "the objectives of their class" : good.objectives;
-  return card("Goodput", `${number(good.requests_per_second)}/s`, `${share(good.attainment)} met ${met}${unknown}`,
+  return card(MET, share(good.attainment), `${met}; goodput ${number(good.requests_per_second)}/s${unknown}`,
     basis(good.counted, window), NOT_COUNTED);
 }
 
