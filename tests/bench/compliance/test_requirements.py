@@ -135,7 +135,7 @@ SETUP: list[Case] = [
     ("4.5.1-1b", "prefix-cache", {"warmups.1.arm": "cache_off"}, "not met", "cache_on"),
     ("4.5.1-1c", "ttft", {"warmups.0.probes": []}, "met", "all its 100 answers had come"),
     ("4.5.1-1c", "ttft", {"warmups.0.probes": [], "warmups.0.failed": 1}, "cannot tell", "its answers"),
-    ("4.5.1-1d", "prefix-cache", {}, "met", "12,000 input tokens told to come from the cache"),
+    ("4.5.1-1d", "prefix-cache", {}, "met", "12,000 input tokens reported as cached"),
     ("4.5.1-1d", "prefix-cache", {f"{S}.tokens.cached": None}, "cannot tell", "0 prefixes sent"),
     ("4.5.2-1a", "ttft", {}, "met", "300.0 ms before and 100.0 ms after"),
     ("4.5.2-1a", "ttft", {"warmups.0.before": None}, "not met", "no probe"),

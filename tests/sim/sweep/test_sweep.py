@@ -27,7 +27,7 @@ OTHER: dict[str, Any] = {
     "rows": digest_of(trace(39)),
     "count": 41,
     "scale": 2.0,
-    "asked": 3.0,
+    "wanted_load": 3.0,
     "scheduler": "dynamic_no_bins",
     "servers": 2,
     "router": "least-loaded",
