@@ -160,7 +160,8 @@ def report(
     places: Annotated[
         list[str],
         opt(
-            "One or more captures; or one trace, one results folder, or one replay result.",
+            "One or more captures; or one trace, one results folder, one replay result, or one experiment "
+            "(JSON of the admin port's /api/v1/experiment).",
             "CAPTURE...",
             argument=True,
         ),
@@ -202,12 +203,19 @@ def report(
         return
     _refuse_bench(places)
     result = load_result(places[0]) if len(places) == 1 and source.source_format is None else None
+    experiment = load_experiment(places[0]) if len(places) == 1 and source.source_format is None else None
     if len(places) > 1 and (stored := [place for place in places if load_result(place) is not None]):
         raise ConfigError(
             stored[0],
             "is a stored result, and a report shows one result only",
             f"llmtap report {stored[0]}; a file for --json is --json=FILE",
         )
+    if experiment is not None:
+        for option in (*flags_given(source, goals, reader), *(["--csv"] if outputs.csv is not None else [])):
+            raise ConfigError(option, "applies to captures only, not to the result of an experiment")
+        with _stored_result(places[0]):
+            show_experiment(outputs.opened(), experiment)
+        return
     if result is not None:
         for option in flags_given(source, goals, reader):
             if option not in ("--from", "--require"):
@@ -221,7 +229,9 @@ def report(
         return
     for option, given in (("--html", outputs.html), ("--markdown", outputs.markdown)):
         if given is not None:
-            raise ConfigError(option, "applies to results of llmtap bench and llmtap replay only")
+            raise ConfigError(
+                option, "applies to results of llmtap bench, llmtap replay and experiments only"
+            )
     from llmtap.capture.read.describe import describe
     from llmtap.capture.read.reader import read
     from llmtap.metrics.objectives import Objectives
@@ -391,8 +401,27 @@ def _stored_result(place: str) -> Iterator[None]:
         ) from exc
 
 
+class _ExperimentFields(msgspec.Struct):
+    """Fields by which the stored answer of `/api/v1/experiment` is recognised."""
+
+    state: str
+    arms: dict[str, msgspec.Raw]
+    differences: dict[str, msgspec.Raw]
+    sample_ratio: dict[str, msgspec.Raw]
+
+
 def load_result(place: str | Path) -> dict[str, Any] | None:
     """Return the result that `llmtap replay --json` wrote to a file; None for any other file."""
+    return _load(place, _ReplayFields)
+
+
+def load_experiment(place: str | Path) -> dict[str, Any] | None:
+    """Return the result of an experiment that was stored in a file; None for any other file."""
+    return _load(place, _ExperimentFields)
+
+
+def _load(place: str | Path, fields: type[msgspec.Struct]) -> dict[str, Any] | None:
+    """Return the JSON object of a file that has these fields; None for any other file."""
     path = Path(place)
     try:
         if not path.is_file() or path.stat().st_size > RESULT_BYTES_MAX:
@@ -402,11 +431,23 @@ def load_result(place: str | Path) -> dict[str, Any] | None:
             if not begin.lstrip().startswith(b"{"):
                 return None
             raw = begin + file.read()
-        msgspec.json.decode(raw, type=_ReplayFields)
+        msgspec.json.decode(raw, type=fields)
         result: dict[str, Any] = msgspec.json.decode(raw)
     except (OSError, ValueError, RecursionError):
         return None
     return result
+
+
+def show_experiment(outputs: Outputs, experiment: Mapping[str, Any]) -> None:
+    """Write the requested outputs of an experiment, or print its report."""
+    from llmtap.report.experiment_page import experiment_html, experiment_markdown, render_experiment
+
+    texts = {
+        "--json": lambda: json_text(experiment),
+        "--html": lambda: experiment_html(experiment),
+        "--markdown": lambda: experiment_markdown(experiment),
+    }
+    outputs.tell(texts, lambda: print_rich(render_experiment(experiment)))
 
 
 def show_replay(outputs: Outputs, result: Mapping[str, Any]) -> None:

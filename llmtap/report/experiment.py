@@ -87,9 +87,12 @@ def _finding(experiment: _Json, finding: _Json) -> str:
 
 
 def _signed(metric: str, value: float | None) -> str:
-    if value is None:
-        return "?"
-    sign = "-" if value < 0 else "+"
+    return "?" if value is None else metric_text(metric, value, signed=True)
+
+
+def metric_text(metric: str, value: float, *, signed: bool = False) -> str:
+    """Return the value of a compared metric (seconds, tokens or a share) with its unit."""
+    sign = "-" if value < 0 else "+" if signed and value else ""
     if metric in _SHARES:
         return f"{sign}{abs(value):.1%}"
     return f"{sign}{number(abs(value), 3) if metric in _COUNTS else f'{milliseconds(abs(value))} ms'}"
@@ -114,7 +117,7 @@ def demo_blocks(summary: _Json, experiment: _Json, exchanges: Sequence[_Json]) -
     other = next(name for name in arms if name != control)
     pair = (arms[control], arms[other])
     refused = [sum(arm["refusals"].values()) for arm in pair]
-    yield Note(_demo_verdict(experiment, other), "bold")
+    yield Note(ttft_sentence(experiment, other, "The guardrail"), "bold")
     yield Note(f"The guardrail refused {refused[1]:,} of {arms[other]['ended']:,} requests.", "bold")
     if at(experiment, "sample_ratio", "alarm"):
         yield Note("warning: the arms did not get their shares of the requests; do not compare them", "red")
@@ -137,20 +140,22 @@ def demo_blocks(summary: _Json, experiment: _Json, exchanges: Sequence[_Json]) -
         yield Note(FEW, "yellow")
 
 
-def _demo_verdict(experiment: _Json, arm: str) -> str:
+def ttft_sentence(experiment: _Json, arm: str, subject: str) -> str:
     """Return a sentence on the difference of the median time to first token, with its interval."""
-    if any(one["units"] < FIRST_LOOK for one in experiment["arms"].values()):
-        return f"A comparison needs {FIRST_LOOK} requests of each arm."
+    units = {name: experiment["arms"][name]["units"] for name in (experiment["control"], arm)}
+    if min(units.values()) < FIRST_LOOK:
+        unit = experiment.get("unit", "unit")
+        return f"A comparison needs {FIRST_LOOK} {unit}s of each arm; there are {joined(units)}."
     ttft = at(experiment, "differences", arm, "ttft", "p50") or {}
     low, high = ttft.get("interval") or (0, 0)
     if low <= 0 <= high:
-        return "The guardrail does not change the median time to first token significantly."
+        return f"{subject} does not change the median time to first token significantly."
     bounds = sorted((abs(low), abs(high)))
     difference, low_ms, high_ms = (f"{seconds * 1e3:,.0f}" for seconds in (abs(ttft["difference"]), *bounds))
     effect = f"adds {difference} ms to" if low > 0 else f"saves {difference} ms of"
     level = f"{100 * (1 - experiment.get('alpha', 0.05)):g} %"
     interval = f"{level} confidence: {low_ms} to {high_ms} ms"
-    return f"The guardrail {effect} the median time to first token ({interval})."
+    return f"{subject} {effect} the median time to first token ({interval})."
 
 
 def _demo_times(experiment: _Json, control: str, other: str) -> Iterator[list[str]]:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -11,6 +12,7 @@ from llmtap.capture.store.rows import to_batch
 from llmtap.cli.main import app
 from llmtap.errors import ConfigError, ExitCode
 from tests.cli.traces import Call
+from tests.report.test_experiment_page import measured
 from tests.support.data import TRACES
 from tests.support.results.bench_results import results_folder
 from tests.support.results.replay_results import replay_result
@@ -150,3 +152,20 @@ def test_results_of_replays_are_compared_and_other_loads_are_not_valid(tmp_path:
     doubtful["verdict"]["valid"] = False
     b.write_text(json.dumps(doubtful))
     assert call("report", a, "--compare", b)[0] == ExitCode.NOT_VALID
+
+
+def test_a_stored_experiment_is_reported_and_an_edited_one_is_refused(tmp_path: Path, call: Call) -> None:
+    result = measured(units=60, added_ms=200)
+    file, page = tmp_path / "experiment.json", tmp_path / "page.html"
+    file.write_bytes(msgspec.json.encode(result))
+    code, out, _ = call("report", file)
+    assert (code, "marked adds 200 ms" in out) == (0, True)
+    call("report", file, "--html", page)
+    assert "marked adds 200 ms" in page.read_text()
+    for option in (("--by", "arm"), ("--csv", str(tmp_path / "x.csv"))):
+        code, _, err = call("report", file, *option)
+        assert code == ExitCode.USAGE
+        assert f"{option[0]}: applies to captures only, not to the result of an experiment" in err
+    del result["compared"]
+    file.write_bytes(msgspec.json.encode(result))
+    assert "the field 'compared' is missing" in call("report", file)[2]

@@ -1,0 +1,157 @@
+"""Turn the JSON of an A/B experiment into a report for a terminal, as HTML, and as Markdown.
+
+`llmtap report EXPERIMENT.json` takes a stored answer of `/api/v1/experiment`. Nothing is tested here:
+`meter/experiments.py` has compared the arms. `experiment.py` has the lines for `llmtap top`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from llmtap.report.document import Block, Note, ReportDocument, Section, Table, VerdictBox, terms
+from llmtap.report.experiment import metric_text, ttft_sentence
+from llmtap.report.render import markdown, page_html, terminal
+from llmtap.report.values import at, burst_sentences, joined, number
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_Json = Mapping[str, Any]
+_ABOUT: Final = (
+    "Intervals of medians are valid for one look at the experiment; those of means, and p, however often one"
+    " looked. Intervals of shares are valid for one look. A finding has p at most alpha / comparisons."
+)
+
+
+def render_experiment(experiment: _Json) -> "RenderableType":
+    document = _document(experiment)
+    blocks = [block for section in document.sections for block in section.blocks]
+    return terminal([Note(document.title, "bold"), *blocks, *document.summary])
+
+
+def experiment_html(experiment: _Json) -> str:
+    return page_html(_document(experiment))
+
+
+def experiment_markdown(experiment: _Json) -> str:
+    return markdown(_document(experiment))
+
+
+def _document(experiment: _Json) -> ReportDocument:
+    arms, control = experiment["arms"], experiment["control"]
+    others = [name for name in arms if name != control]
+    return ReportDocument(
+        f"Experiment {experiment['name']}",
+        [_verdict(experiment, arm) for arm in others],
+        sections=[
+            *(
+                Section(f"differences-{i}", f"{arm} compared with {control}", _differences(experiment, arm))
+                for i, arm in enumerate(others)
+            ),
+            Section("arms", "Arms", [_arms(experiment)]),
+            Section("experiment", "What was run", terms(list(_settings(experiment)))),
+        ],
+    )
+
+
+def _verdict(experiment: _Json, arm: str) -> VerdictBox:
+    """Return what the arm does to the median TTFT, with what speaks against the comparison."""
+    items = []
+    ratio = experiment["sample_ratio"]
+    if ratio["alarm"]:
+        items.append(f"The units ({joined(ratio['units'])}) are not split as configured: compare nothing.")
+    if stopped := experiment.get("stopped"):
+        items.append(f"Stopped at {stopped['at']}: {stopped['arm']} was worse in {stopped['figure']}.")
+    items += [
+        " ".join(burst_sentences(caution["events_per_read"], arm))
+        for caution in experiment["cautions"]
+        if caution["arm"] == arm
+    ]
+    return VerdictBox(not items, ttft_sentence(experiment, arm, arm), items=items, caution=not ratio["alarm"])
+
+
+def _differences(experiment: _Json, arm: str) -> list[Block]:
+    control = experiment["control"]
+    findings = {one["metric"] for one in experiment["findings"] if one["arm"] == arm}
+    misleading = {metric for one in experiment["cautions"] if one["arm"] == arm for metric in one["metrics"]}
+    rows = []
+    for metric, title in ((one["name"], one["title"]) for one in experiment["compared"]):
+        by = experiment["differences"][arm].get(metric) or {}
+        tested = by.get("mean") or by.get("share") or {}
+        median = by.get("p50") or {}
+        p50 = [
+            _value(metric, at(experiment["arms"][name], "metrics", metric, "p50")) for name in (control, arm)
+        ]
+        p = tested.get("p")
+        interval = tested.get("anytime_interval") or (tested.get("interval") if "share" in by else None)
+        rows.append(
+            [
+                title, *p50, _difference(metric, median.get("difference"), median.get("interval")),
+                _difference(metric, tested.get("difference"), interval),
+                "-" if p is None else f"{p:.2g}",
+                "misleading" if metric in misleading else "finding" if metric in findings else "",
+            ]
+        )  # fmt: skip
+    heads = [
+        "metric", f"{control}, median", f"{arm}, median", "difference of medians",
+        "difference of means or shares", "p", "result",
+    ]  # fmt: skip
+    return [Table(heads, rows, label=f"Differences of {arm}"), Note(_ABOUT)]
+
+
+def _value(metric: str, value: float | None) -> str:
+    return "-" if value is None else metric_text(metric, value)
+
+
+def _difference(metric: str, value: float | None, interval: tuple[float, float] | None) -> str:
+    if value is None:
+        return "-"
+    text = metric_text(metric, value, signed=True)
+    if interval is None:
+        return text
+    low, high = (metric_text(metric, end, signed=True) for end in interval)
+    return f"{text} ({low} to {high})"
+
+
+def _arms(experiment: _Json) -> Table:
+    rows = []
+    for name, arm in experiment["arms"].items():
+        shares = [_share(arm["shares"][share]) for share in ("refused", "failed", "cancelled")]
+        refusals = joined(arm["refusals"]) if arm["refusals"] else "none"
+        counts = [f"{arm[key]:,}" for key in ("assigned", "units", "ended")]
+        rows.append([name, *counts, *shares, refusals])
+    heads = ["arm", "assigned", "units", "ended", "refused", "failed", "cancelled", "refusals by kind"]
+    return Table(heads, rows, label="Arms")
+
+
+def _share(share: _Json) -> str:
+    if share["share"] is None:
+        return "-"
+    low, high = share["interval"] or (None, None)
+    interval = "" if low is None else f" ({low:.1%} to {high:.1%})"
+    return f"{share['share']:.1%}{interval}"
+
+
+def _settings(experiment: _Json) -> Iterator[list[str]]:
+    yield ["state", f"{experiment['state']}, switched by {experiment['switched_by']}"]
+    yield ["time", f"{experiment.get('since') or '?'} to {experiment.get('until') or 'now'}"]
+    yield ["unit of randomisation", experiment["unit"]]
+    if experiment["aa"]:
+        yield ["A/A", "both arms are treated in the same way"]
+    yield ["alpha", f"{number(experiment['alpha'])}, for {experiment['comparisons']} comparisons"]
+    yield ["means are compared from", f"{experiment['units_needed']} units in each arm"]
+    p = experiment["sample_ratio"]["p"]
+    yield ["sample ratio", f"{joined(experiment['sample_ratio']['units'])} (p {p:.2g})"]
+    if experiment["covariate"] != "none":
+        yield ["covariate", experiment["covariate"]]
+    for name, value in experiment["disclosure"].items():
+        yield [name.replace("_", " "), _disclosed(value)]
+
+
+def _disclosed(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name.replace('_', ' ')}: {_disclosed(one)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_disclosed, value))
+    return "-" if value in (None, "") else str(value)

@@ -1,0 +1,64 @@
+"""The report of a stored experiment: its sentence, its rows, and what speaks against it."""
+
+from typing import Any
+
+import pytest
+
+from llmtap.report.experiment_page import experiment_html, experiment_markdown
+from tests.meter.web.dashboard import an_empty_tally
+from tests.support.traffic.experiments import an_experiment
+from tests.support.traffic.streams import streamed
+
+
+def measured(*, units: int, added_ms: int) -> dict[str, Any]:
+    """So many requests in each arm; `marked` has a later first token."""
+    tally = an_empty_tally(an_experiment(disclosure={"guardrails": ["LG 3"], "hardware": None}))
+    for seq in range(1, 2 * units + 1):
+        arm = ("marked", "control")[seq % 2]
+        first = 100 + seq % 7 + (added_ms if arm == "marked" else 0)
+        x = streamed(first, first + 50, seq=seq)
+        x.arm, x.unit = arm, f"{seq:016x}"
+        tally.opened()
+        tally.experiments.assigned(arm, x.unit, False)
+        tally.ended(x)
+    result: Any = tally.experiments.results()()
+    return result
+
+
+def test_the_report_begins_with_what_the_arm_adds_and_marks_findings() -> None:
+    text = experiment_markdown(measured(units=90, added_ms=200))
+    verdict, table = text.split("## marked compared with control")
+    assert "marked adds 200 ms to the median time to first token (95 % confidence: 198 to 202 ms)" in verdict
+    row = next(line for line in table.splitlines() if line.startswith("| TTFT |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert (cells[1], cells[2], cells[-1]) == ("103 ms", "303 ms", "finding")
+    assert cells[3].startswith("+200 ms (")
+    assert "| guardrails | LG 3 |" in table
+    assert "| hardware | - |" in table
+
+
+@pytest.mark.parametrize(
+    ("units", "sentence"),
+    [
+        (90, "marked does not change the median time to first token significantly."),
+        (20, "A comparison needs 50 requests of each arm; there are control 20, marked 20."),
+    ],
+)
+def test_no_difference_and_too_few_units_are_stated(units: int, sentence: str) -> None:
+    assert sentence in experiment_markdown(measured(units=units, added_ms=0))
+
+
+def test_a_wrong_split_and_chunks_that_come_together_speak_against_the_comparison() -> None:
+    result = measured(units=90, added_ms=200)
+    result["sample_ratio"] |= {"alarm": True, "units": {"control": 90, "marked": 30}}
+    result["cautions"] = [{"arm": "marked", "metrics": ["tpot"], "events_per_read": 5.8}]
+    text = experiment_markdown(result)
+    assert "The units (control 90, marked 30) are not split as configured: compare nothing." in text
+    assert "5.8 chunks come at a time" in text
+    row = next(line for line in text.splitlines() if line.startswith("| TPOT |"))
+    assert row.endswith("| misleading |")
+
+
+def test_names_of_clients_are_escaped_on_the_page() -> None:
+    result = measured(units=60, added_ms=0) | {"name": "<script>alert(1)</script>"}
+    assert "<script>alert" not in experiment_html(result)
