@@ -44,7 +44,7 @@ _EXTENSIONS: Final = rb'(?:[ \t]*;[ \t]*%b(?:[ \t]*=[ \t]*(?:%b|%b"))?)*' % (_NA
 _SIZE_LINE: Final = re.compile(rb"(%b)%b\r\n" % (_SIZE_DIGITS, _EXTENSIONS))
 _TRAILER_LINE: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _REASON: Final = re.compile(rb"(?: [\t\x20-\x7e\x80-\xff]*)?")
-# Any beginning of such a line: a read may end within it.
+# Match any beginning of a chunk-size line or trailer line, because a read may end within a line.
 _SIZE_LINE_PART: Final = re.compile(
     rb"%b%b(?:\r|[ \t]*(?:;[ \t]*(?:%b[ \t]*(?:=[ \t]*(?:%b\\?)?)?)?)?)"
     % (_SIZE_DIGITS, _EXTENSIONS, _NAME, _QUOTED_PART)
@@ -73,7 +73,7 @@ NEVER_NAMED: Final = frozenset({
 })  # fmt: skip
 """Fields that Connection cannot remove: the next hop needs them, or the relay has a rule for them."""
 _USUAL_METHODS: Final = frozenset({b"GET", b"POST", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"PATCH"})
-# Meaning of a field for framing and routing. A memo by the name as sent makes the look-up one dict access.
+# Meaning of a field for framing and routing. `_seen_kinds` caches it by the name as sent: one dict access.
 _LENGTH, _CODING, _CONNECTION, _HOSTS, _UPGRADE, _EXPECT, _PLAIN = range(7)
 _KINDS: Final = {
     b"connection": _CONNECTION, b"content-length": _LENGTH, b"transfer-encoding": _CODING,
@@ -82,7 +82,8 @@ _KINDS: Final = {
 _seen_kinds: dict[bytes, int] = {}
 _seen_hosts: set[bytes] = set()
 SEEN_MAX: Final = 1_024
-"""Spellings remembered; a peer that invents more costs time, not memory."""
+"""Maximum number of entries of each of the two caches: a peer that sends more spellings costs time, not
+memory."""
 
 
 def _kind_of(name: bytes) -> int:
@@ -430,9 +431,10 @@ _SIZES_MAX: Final = 4_096
 
 
 class ChunkedScanner:
-    """A chunked body, trailers included (RFC 9112 7.1), CR LF everywhere. A line that a read ends within is
-    checked as far as it goes: no byte of a malformed one is forwarded. `refused`: names refused as trailers,
-    by their `spelling_key`; `refused_words`: so are names with one of these words."""
+    """Scanner of a chunked body with its trailers (RFC 9112 7.1). Each line must end in CR LF. If a read ends
+    within a line, the part so far is checked: no byte of a malformed line is forwarded. `refused`: names of
+    trailers that are refused, as `spelling_key` returns them; `refused_words`: names with one of these words
+    are refused, too."""
 
     __slots__ = (
         "_extension_bytes", "_refused", "_refused_words", "_trailer_bytes", "left", "line_part",
@@ -464,8 +466,8 @@ class ChunkedScanner:
         return not (self.left or self.line_part) and self.trailer_lines < 0
 
     def whole(self, data: bytes) -> bytes:
-        """Return the payload of `data` if that is one whole chunk of a known size; else b"", and `data` is
-        for `feed`."""
+        """Return the payload of `data` if that is one whole chunk of a known size; else b"", and the caller
+        must pass `data` to `feed`."""
         if not self.between:
             return b""
         start = data.find(b"\n") + 1
@@ -475,8 +477,8 @@ class ChunkedScanner:
         return b""
 
     def feed(self, data: bytes, pieces: list[bytes] | None = None) -> int:
-        """As BodyScanner; appends the payload to `pieces`. Raises PeerProtocolError at the first byte that is
-        malformed."""
+        """Scan as BodyScanner.feed does, and append the payload to `pieces`. Raises PeerProtocolError at the
+        first byte that is malformed."""
         at, end, left = 0, len(data), self.left
         while True:
             if left:

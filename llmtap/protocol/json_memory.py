@@ -44,8 +44,8 @@ def value_bytes(data: bytes) -> int:
 
 
 def exact_value_bytes(data: bytes) -> int:
-    """Return the memory of what stands outside of strings, and of the strings themselves."""
-    # Without escaped quotes, each quote begins or ends a string.
+    """Return the estimated memory, in which brackets and commas inside strings do not count."""
+    # Remove escaped quotes first: then each quote begins or ends a string.
     structure = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _ALL_BUT_STRUCTURE)
     brackets = commas = quotes = 0
     inside = False

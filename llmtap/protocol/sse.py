@@ -244,7 +244,8 @@ class SseParser:
             elif line == b"event":
                 self._event = b""
             elif line.startswith(b"error:"):
-                # Not a field of the standard. llama.cpp sent errors so before ggml-org/llama.cpp#16109.
+                # Not a field of the standard. llama.cpp sent errors in this field before
+                # ggml-org/llama.cpp#16109.
                 self._event = b"error"
                 self._data.append(line[7:] if line.startswith(b" ", 6) else line[6:])
 
@@ -359,7 +360,7 @@ class MessageStreamParser:
         self._parts: SseParser | LineParser | None = None
         """Parser of the stream in the payloads of PayloadPart; None: not known, or no such stream."""
         self._opening: bytes | None = b""
-        """Payloads until their stream is known; None afterwards."""
+        """Payloads so far, until the format of their stream is known; None afterwards."""
         self.broken = False
         """A checksum or a length was wrong, so the rest is not parsed."""
         self._buffer = bytearray()
@@ -375,7 +376,8 @@ class MessageStreamParser:
         return len(self._buffer) + len(self._opening or b"") + parts
 
     def drop(self) -> None:
-        """Release the memory of the unfinished message. Nothing marks the beginning of the next one."""
+        """Release the memory of the unfinished message and stop parsing: nothing marks where the next message
+        begins."""
         self.broken = True
         self._buffer.clear()
         self._opening = None
@@ -418,7 +420,7 @@ class MessageStreamParser:
         return self._placed(events)
 
     def _placed(self, events: list[SseEvent]) -> list[SseEvent]:
-        """Let events of the parts end where the message ends that completed them, with their own size."""
+        """Let each event of the parts end where the message that completed it ends, and keep its own size."""
         for event in events:
             event.start, event.end = self.offset - (event.end - event.start), self.offset
         return events
@@ -504,8 +506,8 @@ _inside: Final = re.compile(rb'["\\]').search
 
 
 class ArrayParser:
-    """Splits a JSON array into its elements (objects), each reported when its last byte came. Any cut of
-    the bytes gives the same ones."""
+    """Splits a JSON array into its elements (objects); each is returned when its last byte has come. Any cut
+    of the bytes gives the same elements."""
 
     __slots__ = ("_begun", "_buffer", "_depth", "_text", "offset", "skipped")
 
@@ -524,8 +526,8 @@ class ArrayParser:
         return len(self._buffer)
 
     def drop(self) -> None:
-        """Release the memory of the unfinished element, which is then skipped and counted; its depth
-        continues to be counted."""
+        """Release the memory of the unfinished element, which is then skipped and counted. The depth of
+        brackets is still counted, to find the next element."""
         self.skipped += self._begun >= 0
         self.offset += len(self._buffer)
         self._buffer.clear()

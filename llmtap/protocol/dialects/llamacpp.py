@@ -25,7 +25,8 @@ class LlamaCpp(shapes.ObjectReader):
     def __init__(self) -> None:
         super().__init__()
         self._ids = False
-        """Whether events list their tokens. The running count is then unused: it has one more at the end."""
+        """Whether events list their tokens. The running count is then not used: at the end it counts one
+        token more."""
         self._predicted = RunningCount()
 
     @staticmethod

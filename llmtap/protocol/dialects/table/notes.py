@@ -1,4 +1,4 @@
-"""What a table names and a stream does not have: notes for the author of a table (`inspect --dialect`)."""
+"""Notes for the author of a table: what the table names and a stream does not have (`inspect --dialect`)."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

@@ -80,7 +80,7 @@ def _visit_elements(elements: Iterable[tuple[Each, Place]]) -> Visit:
 
 
 def index_of(value: Any, default: int) -> int:
-    """Return the index of a choice, or the default for what is none."""
+    """Return the index of a choice, or the default if the value is no index."""
     return value if type(value) is int and 0 <= value < INDEX_MAX else default
 
 
