@@ -182,7 +182,7 @@ class Exchange:
     dialect: Annotated[str | None, Bound(32, "llmtap")] = None
     reading: Reading = Reading.DIALECT
     """How the answer was parsed; decides which objectives apply (`metrics/objectives.py`). The observer sets
-    it; an exchange filled by other code has all its events."""
+    it. Other code that fills an exchange knows all events, so the default is correct."""
     content_type: Annotated[str | None, Bound(64, "upstream", clean_name)] = None
     """Media type of the answer, without parameters."""
     call: Annotated[str | None, Bound(160, "client", clean_name)] = None
@@ -291,7 +291,7 @@ class Exchange:
     def reasoning_apart(self) -> bool:
         """Whether the usage counts reasoning in addition to the output.
 
-        By its name (Gemini), or because only then the counts add up to its total (xAI).
+        True if the name of the count shows it (Gemini), or if only then the counts add up to the total (xAI).
         """
         usage, reasoning = self.usage or {}, self.tokens.reasoning
         if not reasoning:
