@@ -261,7 +261,8 @@ class Recorder:
         return self._flushes_done < self._flushes_requested or self._store.state().files_waiting > 0
 
     def give_way(self) -> None:
-        """Release the folder to another recorder of the capture; write later exchanges beside it."""
+        """Release the folder to another recorder of the capture; write later exchanges to a folder beside
+        it."""
         self._gives_way = True
 
     def close(self, timeout_s: float, *, whole: bool = False) -> None:
