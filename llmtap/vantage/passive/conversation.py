@@ -2,8 +2,9 @@
 
 `connection.py` feeds a `Conversation` with the ordered bytes of both directions; the frames go to a
 `FrameSink`, the channel to the meter (`watcher.py`) or `file_vantage.py`. Differences from a relay: every
-time is that of a packet, `added` is always 0, SUBMIT has the time of the packet with the request's last byte,
-and CLOSE that of the packet that ended the exchange. `lag_ns` of CLOSE is the error of these times.
+time is that of a packet; the added latency is always 0; SUBMIT has the time of the packet with the request's
+last byte, and CLOSE that of the packet that ended the exchange. `lag_ns` of CLOSE is the error of these
+times.
 """
 
 import re

@@ -290,7 +290,8 @@ class ClientConnection:
                 self._close()
 
     def drain(self, now_ns: int) -> None:
-        """Close an idle connection, now or after `last_request_ns`; a new one may send its first request."""
+        """Close an idle connection, now or after `last_request_ns`; a new connection may still send its first
+        request."""
         if self._flow is not None or self._state != HEAD or self._buffer:
             return
         if self._context.last_request_ns:

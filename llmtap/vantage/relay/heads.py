@@ -77,7 +77,7 @@ def request_lines(
         and not extra
         and not upgrade
         and head.connection in _PLAIN_CONNECTIONS
-        and head.version == (1, 1)  # these have a Host
+        and head.version == (1, 1)  # requests of HTTP/1.1 have a Host
         and head.target.startswith(b"/")
     ):
         start = b"%b %b%b HTTP/1.1\r\n" % (head.method, prefix, head.target)

@@ -35,7 +35,7 @@ from llmtap.vantage.reporter import Reporter
 
 WARN_EVERY_NS: Final = 1_000_000_000
 
-# By name: each would be looked up in its class for every request.
+# Module constants: otherwise, each would be looked up in its class for every request.
 OPEN, SENT, REQUEST_DATA = FrameKind.OPEN, FrameKind.SENT, FrameKind.REQUEST_DATA
 NONE, LENGTH = Framing.NONE, Framing.LENGTH
 IDEMPOTENT: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE", b"TRACE"})
@@ -114,9 +114,9 @@ class Upload:
 
     Attributes:
         upstream: the connection that has the request, while there is one.
-        reused: it served another request before.
+        reused: the connection served another request before.
         again: the whole request, while it may still be sent again.
-        assignment: its place in an experiment; None without one.
+        assignment: arm of an experiment; None without an experiment.
         broken: the upstream's socket takes no more of the request.
         end_ns: time of the read with the request's last byte; 0 before.
         bytes: number of bytes read from the client for this request.
@@ -265,7 +265,7 @@ class Upload:
         return rest
 
     def _scan(self, data: bytes, t_ns: int) -> tuple[bytes, bytes]:
-        """Split `data` at the request's end, if it is in there, and report it."""
+        """Split `data` at the end of the request, if it contains the end, and report the first part."""
         assert self._scanner is not None
         flow, tap = self._flow, self._context.tap
         try:
