@@ -13,7 +13,8 @@ from llmtap import native
 from llmtap.channel.status import LAG_EDGES_NS
 
 PEAKS_MAX: Final = 4_096
-"""Maximum number of peaks remembered; beyond it the two oldest become one, which only widens."""
+"""Maximum number of peaks remembered; beyond it the two oldest become one, which can only make a reported lag
+longer."""
 
 
 class PythonLagMeter:

@@ -29,7 +29,8 @@ KERNEL_FLOOR_NS: Final = 50_000
 SAMPLE_NS_MAX: Final = 1_000_000_000
 """Longest regular time between two samples of the clocks."""
 STEP_NS: Final = 1_000_000
-"""A clock that moves by more against the monotonic one was set, not slewed; also the bound of an anchor."""
+"""If the wall clock moves by more against the monotonic one, it was set, not slewed. An anchor that is wrong
+by more is replaced."""
 _ANCILLARY_BYTES: Final = 64
 _TIMESPEC: Final = struct.Struct("@ll")
 _TCP_LEFT: Final = frozenset({7, 8, 9})
@@ -175,7 +176,7 @@ class Timebase:
         self._clock = clock
         self.lag = lag
         self.anchor = WallAnchor.sample(clock)
-        """Converts timestamps to dates; the same object until the wall clock was set or has drifted."""
+        """Converts timestamps to dates; the same object until the wall clock is set or has drifted."""
         self.offset_ns = self.anchor.mono_ns - self.anchor.wall_ns
         """Monotonic minus wall, as last sampled."""
         self.width_ns = self.anchor.width_ns
@@ -183,7 +184,7 @@ class Timebase:
         self.steps = 0
         """Number of times the wall clock was set since the start."""
         self.since_ns = 0
-        """The last setting of the wall clock was later than this."""
+        """The wall clock was last set after this monotonic time; 0: it was not set since the start."""
         self._checked_ns = self.anchor.mono_ns
         self._noticed_ns = 0
         self._offset_before_ns = self.offset_ns
@@ -194,10 +195,13 @@ class Timebase:
         return self._errors.worst_since(t_ns - SAMPLE_NS_MAX)
 
     def check(self) -> None:
-        """Check whether the wall clock was set; about 1 us, so once a batch, not once a chunk."""
+        """Check whether the wall clock was set; takes about 1 us, so call it once for each batch, not for
+        each chunk."""
         now_ns = self._clock.mono_ns()
         if abs(now_ns - self._clock.wall_ns() - self.offset_ns) > STEP_NS:
-            self.resample()  # It tells a step of the clock from a pause of this process between the readings.
+            # The clock was set, or this process was paused between the two readings: resample() finds out
+            # which.
+            self.resample()
         else:
             self._checked_ns = now_ns
 
@@ -226,8 +230,9 @@ class Timebase:
     def place(self, now_ns: int, wall_ns: int, resumed_ns: int = 0) -> int:
         """Return the monotonic stamp for a kernel stamp that looks very late, or early, at `now_ns`.
 
-        It is mapped as now, or, if the wall clock was set between stamp and read, as before. A stamp that
-        fits neither is replaced by `now_ns`. The lag begins at `resumed_ns`, if that is later than the stamp.
+        The stamp is converted with the present offset between the clocks or, if the wall clock was set
+        between stamp and read, with the previous one. If neither gives a possible time, return `now_ns`. The
+        lag begins at `resumed_ns`, if that is later than the stamp.
         """
         self.check()
         t_ns = wall_ns + self.offset_ns
@@ -488,7 +493,8 @@ class CompiledStream(PlainStream):
 
     def resume(self) -> None:
         super().resume()
-        self.reader.doubt_ns = 0  # Until `place` finds that the bytes of the pause have been read.
+        # Treat each read as doubtful, until `place` finds that the bytes of the pause have been read.
+        self.reader.doubt_ns = 0
 
     def place(self, now_ns: int, wall_ns: int) -> int:
         """Return the stamp for a read that looks late, or may have waited while reading was paused."""

@@ -105,7 +105,7 @@ class TlsStream(asyncio.Protocol):
         return False
 
     def look_again(self) -> None:
-        """Do nothing: asyncio's transport does it."""
+        """Do nothing: asyncio's transport notices a reset by itself."""
 
     def is_alive(self) -> bool:
         """False when the peer has closed, or sent anything that is unread."""
@@ -113,8 +113,8 @@ class TlsStream(asyncio.Protocol):
         return is_open and is_quiet(self._sock)
 
     def has_unread(self) -> bool:
-        """True when the peer has sent bytes that are unread, and has not closed: then they are no notice of
-        the close."""
+        """True when the peer has sent bytes that are unread, and has not closed: after a close, unread bytes
+        may be only TLS's notice of the close."""
         return not self.closed and not is_quiet(self._sock) and not has_left(self._sock)
 
     def close(self) -> None:

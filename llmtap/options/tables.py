@@ -243,7 +243,8 @@ class OptionTables:
             wrong_names = [n for n in good if any(_names(error.place, f"{table}.{n}") for error in errors)]
             if not wrong_names:
                 break
-            for name in wrong_names:  # the next check is of the other keys
+            for name in wrong_names:
+                # The next attempt checks the other keys.
                 del good[name]
         return None if required else kind()
 

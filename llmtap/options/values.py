@@ -94,7 +94,7 @@ def from_text(kind: Any, text: str) -> Any:
 
 
 def convert(kind: Any, value: Any, *, strict: bool = False) -> Any:
-    """Return a value without mistakes as its type."""
+    """Convert a value without mistakes to its type."""
     return msgspec.convert(_with_raw(kind, value), kind, strict=strict, dec_hook=read_special)
 
 

@@ -98,7 +98,7 @@ class Child:
         with contextlib.suppress(ConnectionError):
             process.stdin.write(encode_setup(setup) + b"\n")
             await process.stdin.drain()
-        # A copy, since asyncio closes its descriptor when the child ends.
+        # Keep a copy of the descriptor, since asyncio closes its own when the child ends.
         child = cls(kind, name, index, process, os.dup(process.stdin.get_extra_info("pipe").fileno()))
         child._stdout = process.stdout
         return child
