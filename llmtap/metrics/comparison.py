@@ -89,7 +89,8 @@ def paired_shift(differences: Values, level: float) -> Shift | None:
 def unpaired_shift(a: Values, b: Values, level: float) -> Shift:
     """Return the shift of two independent samples of at least two values each; equal spread is not assumed.
 
-    The interval lies between the steps at the ends of the interval of P(b > a), by Student's t.
+    The interval of P(b > a), by Student's t, gives the ranks of two differences b_i - a_j among all of them:
+    these are the ends of the interval of the shift.
     """
     x, y = np.sort(a), np.sort(b)
     steps = _Steps(y, -x[::-1], once=False)
@@ -224,7 +225,8 @@ def compare_paired(
         return None
     p, effect = 1.0, 0.0
     if differences.any():
-        signed = np.sign(differences) * stats.rankdata(np.abs(differences))  # zeros have their ranks (Pratt)
+        # Pairs without a difference have ranks, too (Pratt), but no sign.
+        signed = np.sign(differences) * stats.rankdata(np.abs(differences))
         effect = float(signed.sum() / np.abs(signed).sum())
         if len(x) <= EXACT_MAX and len(np.unique(np.abs(differences))) < len(x):
             p = _sign_flips_p(signed, seed)

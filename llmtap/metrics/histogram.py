@@ -343,7 +343,8 @@ def _hdr_payload(text: str) -> bytes:
 
 
 def _by_value(index: int) -> int:
-    """Return the sort key of a bucket: negative floats have the sign bit set, and grow downwards."""
+    """Return the key that sorts buckets by value. A negative float has the sign bit set, and a larger index
+    then means a smaller value."""
     return index if index < _SIGN else _SIGN - 1 - index
 
 

@@ -66,7 +66,7 @@ def bursts_of(times_ns: Sequence[int], gaps_ns: Sequence[int], gap_max_ns: int) 
 
 
 def chunks_at_a_time(chunking: Mapping[str, Any]) -> float | None:
-    """Return how many chunks arrive together, of the `chunking` of a summary as public JSON.
+    """Return the number of chunks that arrive together, by the `chunking` in the public JSON of a summary.
 
     This is the number of events per read. If most chunks are in bursts whose events came in several reads, it
     is the mean number of events of a burst. None without reads.
@@ -93,9 +93,9 @@ def ttfb_ns(t: Timeline) -> int | None:
 
 
 def ttft_ns(t: Timeline) -> int | None:
-    """Time to first token: first content that is not only white space - submit.
+    """Return the time to first token: first content that is not only white space - submit.
 
-    Of an answer that was not streamed it is the time to the whole answer; summaries leave those out.
+    For an answer that was not streamed, it is the time to the whole answer; summaries leave such answers out.
 
     Source: IETF draft, 5.1.3.1 and B.1.1.
     """
@@ -291,7 +291,8 @@ def measure(x: Exchange, benefit: Benefit = DEFAULT_BENEFIT, *, judge_inferred: 
         if times and streamed is not None:
             pace = max(1.0, streamed / len(times))
     v_ns = benefit.reader_ns_per_token
-    # Another origin changes the reader's wait by the difference, so one pass computes both.
+    # The reader's waits from submit and from the first token differ only by their origin, so compute one
+    # wait, from time 0.
     gaps, pause, jitter, longest_ns = _gap_figures(times, round(v_ns * pace))
     b = even = None
     if tokens is not None and single:

@@ -108,7 +108,7 @@ def check_reachable(objective: float, factor: float, place: str) -> None:
 
 
 def events_min(objective: float, factor: float) -> int:
-    """Return the exchanges that a window needs so that a single bad one cannot ring:
+    """Return the number of exchanges that a window needs so that a single bad one cannot make the alarm ring:
 
     1 / (factor (1 - objective)).
     """

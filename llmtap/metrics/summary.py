@@ -5,11 +5,11 @@ window that the caller states; `to_bytes` returns a packed form that `merge_byte
 The meter, the load generator, reports of captures and simulations each keep their own. The metrics of one
 exchange are in `latency.py`.
 
-TTFT and the like, TPOT, TBC, ITL, pauses, jitter, user idle and smooth goodput are of streamed answers,
-whatever their outcome; `ttfb` of every answer; `e2e` of answers that ended well. Those of answers that were
-read by their structure (`Exchange.reading`) are apart, under `inferred`. `itl` is `B-even` where the
-tokens of each chunk are known, elsewhere `A`; `itl_server` is option C (IETF draft, 4.6.3).
-Histograms exist once they have a value: a meter keeps thousands of small summaries.
+Streamed answers, whatever their outcome, have the times to a first token or event, TPOT, TBC, ITL, pauses,
+jitter, user idle latency and smooth goodput; every answer has `ttfb`; answers that ended well have `e2e`.
+Metrics of answers that were read by their structure (`Exchange.reading`) are separate, under `inferred`.
+`itl` is `B-even` where the tokens of each chunk are known, elsewhere `A`; `itl_server` is option C (IETF
+draft, 4.6.3). Histograms exist once they have a value: a meter keeps thousands of small summaries.
 """
 
 from bisect import bisect_right
@@ -73,7 +73,7 @@ _OTHER: Final = "other"
 
 
 class UnknownEndpoint(NamedTuple):
-    """Where answers that no dialect reads come from."""
+    """Place from which answers come that no dialect reads."""
 
     reading: str
     path: str
@@ -81,7 +81,7 @@ class UnknownEndpoint(NamedTuple):
 
 
 class AnswersWithoutDialect:
-    """Number of answers that no dialect reads, though one ought to, by place."""
+    """Number of answers that no dialect reads, although one should, by place."""
 
     __slots__ = ("counts",)
 
@@ -186,7 +186,8 @@ _decode: Final = msgpack.Decoder(_Packed).decode
 class Summary:
     """Sums and histograms over exchanges.
 
-    `objectives` are those that its exchanges are judged by; `reader` is of exchanges that come without terms.
+    `objectives`: those by which its exchanges are judged. `reader`: parameters for exchanges that are added
+    without computed terms.
     """
 
     __slots__ = (
