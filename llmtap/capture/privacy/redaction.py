@@ -87,7 +87,7 @@ class Redactor:
 
 
 class _Walk:
-    """Walk through a JSON value."""
+    """Redacts all parts of a JSON value, and counts the hits."""
 
     __slots__ = ("_names", "_text", "hits")
 
@@ -103,7 +103,7 @@ class _Walk:
             return self._object(value)
         if isinstance(value, list):
             return [self.value(one) for one in value]
-        # May be a card or phone number written as a JSON number.
+        # The number may be that of a card or a phone, written as a JSON number.
         if isinstance(value, int) and value > 10**11:
             shown = self._str(str(value))
             return value if shown == str(value) else shown
@@ -414,8 +414,8 @@ def _phones(text: str, find: Callable[[str], Iterator["re.Match[str]"]], least: 
 
 
 def _cut(text: str, mark: str, spans: Iterable[_Span]) -> tuple[str, int]:
-    """Return the text with a mark in place of each span, and their number. They come in the order of their
-    beginnings; overlapping ones are one."""
+    """Return the text with a mark in place of each span, and the number of marks. The spans come in the order
+    of their beginnings; overlapping spans get one mark."""
     out, at, hits = None, 0, 0
     for begin, end in spans:
         if begin >= at:
